@@ -1,0 +1,149 @@
+//! # Disk: the only door to the operating system
+//!
+//! A dozen calls on names ([`Disk`]) and a handful on bytes ([`File`]). [`real::RealDisk`] is Linux;
+//! [`sim::SimDisk`] keeps page cache and platter apart, so that power cuts, killed processes,
+//! failed syncs and full disks can be had at will. No other module may use `std::fs`.
+//!
+//! ## Invariants
+//!
+//! 1. `read_at` and `write_at` do all or fail: short transfers and EINTR are the implementation's.
+//! 2. `sync` makes the file's data and length durable, `sync_dir` a directory's names; nothing
+//!    else does. A failed sync is final: the caller poisons itself and never syncs that file again.
+//! 3. A file with a mapping never shrinks below it, and its blocks are written before they are
+//!    stored to through the mapping, so that a store cannot fault for want of space.
+//! 4. Offsets and lengths are in bytes.
+//!
+//! ## Threads
+//!
+//! Everything is `Send + Sync`. Overlapping writes are the caller's to exclude.
+
+pub mod real;
+pub mod sim;
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Smallest unit a device writes whole: a torn write leaves each sector old or new.
+pub const SECTOR: u64 = 512;
+
+/// How to open a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// Existing, for reading.
+    Read,
+    /// Existing, for reading and writing.
+    Write,
+    /// New (an existing one is an error), for reading and writing.
+    Create,
+}
+
+/// A name in a directory.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Entry {
+    /// The last part of the path.
+    pub name: String,
+    /// Whether it is a directory.
+    pub is_dir: bool,
+}
+
+/// Whether others may hold the lock too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// Readers together.
+    Shared,
+    /// One writer alone.
+    Exclusive,
+}
+
+/// The answer to a request for the lock.
+pub enum Locked {
+    /// Held until the guard is dropped.
+    Held(Box<dyn fmt::Debug + Send + Sync>),
+    /// Somebody else has it; the process id of an exclusive owner where known.
+    Busy(Option<u32>),
+}
+
+/// Names: files, directories, the lock.
+pub trait Disk: fmt::Debug + Send + Sync {
+    /// Opens the file at `path`. The name of a created file is durable after `sync_dir` of its
+    /// directory.
+    fn open(&self, path: &Path, how: How) -> io::Result<Arc<dyn File>>;
+    /// The entries of a directory, sorted by name. Non-UTF-8 names are an error.
+    fn list(&self, dir: &Path) -> io::Result<Vec<Entry>>;
+    /// Makes one directory; its parent must exist, it must not (`AlreadyExists`).
+    fn create_dir(&self, dir: &Path) -> io::Result<()>;
+    /// Removes a file's name. Open files stay readable.
+    fn remove(&self, path: &Path) -> io::Result<()>;
+    /// Removes an empty directory.
+    fn remove_dir(&self, dir: &Path) -> io::Result<()>;
+    /// Renames atomically; an existing target is replaced.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Makes the names in `dir` durable.
+    fn sync_dir(&self, dir: &Path) -> io::Result<()>;
+    /// Takes the lock of the file at `path`, creating the file if need be (a shared lock on a
+    /// missing file is `NotFound`). An exclusive owner's process id is left in the file. Never
+    /// waits.
+    fn lock(&self, path: &Path, share: Share) -> io::Result<Locked>;
+    /// Bytes a writer may still use on the file system of `path`.
+    fn free_space(&self, path: &Path) -> io::Result<u64>;
+}
+
+/// Bytes: an open file.
+pub trait File: fmt::Debug + Send + Sync {
+    /// Fills `buf` from `offset`; `UnexpectedEof` if the file is shorter.
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
+    /// Writes all of `bytes` at `offset`, growing the file if need be. In the kernel on return.
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
+    /// Length in bytes.
+    fn len(&self) -> io::Result<u64>;
+    /// True if the length is zero.
+    fn is_empty(&self) -> io::Result<bool> {
+        Ok(self.len()? == 0)
+    }
+    /// Cuts or extends (with zeros, without blocks).
+    fn set_len(&self, len: u64) -> io::Result<()>;
+    /// Gives `[0, len)` blocks and at least that length; new bytes read as zeros. Later writes in
+    /// that range cannot run out of space.
+    fn allocate(&self, len: u64) -> io::Result<()>;
+    /// Makes data and length durable. See invariant 2.
+    fn sync(&self) -> io::Result<()>;
+
+    /// Maps `[0, len)` where the implementation can; a plain default that does nothing. The file
+    /// must be at least `len` long and must not shrink below it afterwards.
+    fn map(&self, len: u64) {
+        let _ = len;
+    }
+    /// The mapped bytes `[offset, offset + len)`, or `None` if they are not mapped: use `read_at`.
+    /// A sector the device cannot read shows as zeros, never as a signal.
+    ///
+    /// # Safety
+    ///
+    /// * The whole range was written before, and is not written while the slice lives (identical
+    ///   bytes excepted).
+    unsafe fn mapped(&self, offset: u64, len: usize) -> Option<&[u8]> {
+        let _ = (offset, len);
+        None
+    }
+    /// Asks for the mapped bytes' cache line to be loaded soon. A hint without effect elsewhere.
+    fn prefetch(&self, offset: u64) {
+        let _ = offset;
+    }
+    /// As [`File::write_at`] for the tail of a log: may store through the mapping where
+    /// [`File::make_resident`] has prepared it. The same bytes by the same call on every disk.
+    fn append_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.write_at(offset, bytes)
+    }
+    /// Prepares `[from, to)` for [`File::append_at`] through the mapping: writes zeros there (so
+    /// nothing may be stored in it yet, and `from` must be the current end of what was written)
+    /// and makes the pages resident. A hint; failures only mean the plain path. Ended by `sync`.
+    fn make_resident(&self, from: u64, to: u64) {
+        let _ = (from, to);
+    }
+    /// True if an `append_at` of `[offset, offset + len)` would go through the mapping.
+    fn is_resident(&self, offset: u64, len: usize) -> bool {
+        let _ = (offset, len);
+        false
+    }
+}

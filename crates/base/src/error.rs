@@ -1,0 +1,236 @@
+//! # Errors
+//!
+//! One public enum for the whole database. Each variant says when it occurs, what is still true
+//! of the data, and what the user can do.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// `Result` with the database's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything that can go wrong.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The operating system refused a call. Nothing was changed by the operation that reports it;
+    /// retry it once the cause is gone.
+    #[error("cannot {op} {}: {source}", path.display())]
+    Io {
+        /// What was attempted, as a verb.
+        op: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// Stored bytes are not what was written. Nothing is returned from them. Other keyspaces, and
+    /// other keys where the damage is local, stay usable; restore the file from a backup.
+    #[error("{} is damaged at offset {offset}: {what}", path.display())]
+    Corrupt {
+        /// The damaged file.
+        path: PathBuf,
+        /// Where in it, in bytes.
+        offset: u64,
+        /// What was found there.
+        what: Damage,
+    },
+    /// The disk is full (or a quota is used up). Nothing was written; reads and removes go on,
+    /// and writes go on by themselves once there is room.
+    #[error("no space left for {}", path.display())]
+    NoSpace {
+        /// What needed room.
+        path: PathBuf,
+    },
+    /// Another handle has the database open. Nothing was touched.
+    #[error("{} is in use{}", path.display(), pid.map(|p| format!(" by process {p}")).unwrap_or_default())]
+    Locked {
+        /// The database.
+        path: PathBuf,
+        /// Its owner, where known.
+        pid: Option<u32>,
+    },
+    /// A write or a sync failed in a way that leaves the kernel's cache in doubt. What was
+    /// acknowledged as durable is safe; reopen the database to go on. A sync is never retried.
+    #[error("the database refuses writes since a failed {op}; reopen it")]
+    Poisoned {
+        /// The operation that failed.
+        op: &'static str,
+    },
+    /// Beyond a limit of the format. Nothing was written.
+    #[error("{what} of {got} bytes is too large: at most {max}")]
+    TooLarge {
+        /// What is too large: key, value, batch, name.
+        what: &'static str,
+        /// Its size in bytes.
+        got: u64,
+        /// The limit in bytes.
+        max: u64,
+    },
+    /// The file belongs to a format version this build does not know. Nothing was touched: use a
+    /// build that knows it, and `dump` and `load`.
+    #[error("{} has format version {found}, this build reads {supported}", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+        /// Ours.
+        supported: u32,
+    },
+    /// The directory holds something that is not a database. Nothing was touched.
+    #[error("{} is not a Sheaf database: {why}", path.display())]
+    NotADatabase {
+        /// The directory.
+        path: PathBuf,
+        /// What gave it away.
+        why: String,
+    },
+    /// No database there, and the call may not create one.
+    #[error("there is no database at {}", path.display())]
+    NotFound {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// No such keyspace (any more): never created, or dropped.
+    #[error("there is no keyspace {name:?}")]
+    NoKeyspace {
+        /// Its name.
+        name: String,
+    },
+    /// The keyspace exists with another engine than the one asked for. Nothing was touched.
+    #[error("keyspace {name:?} is kept by engine {found:?}, not {asked:?}")]
+    EngineMismatch {
+        /// The keyspace.
+        name: String,
+        /// The engine it was created with.
+        found: String,
+        /// The engine asked for.
+        asked: String,
+    },
+    /// The engine cannot do this by its nature; `capabilities()` says so beforehand.
+    #[error("engine {engine} does not support {feature}")]
+    Unsupported {
+        /// The engine.
+        engine: &'static str,
+        /// What was asked of it.
+        feature: &'static str,
+    },
+    /// An expectation of the batch did not hold. Nothing was written.
+    #[error("an expectation of the batch does not hold")]
+    Conflict,
+    /// The memory budget has no room for another key. Reads, overwrites and removes go on; raise
+    /// the budget or remove keys.
+    #[error("the memory budget of {budget} bytes has no room for more keys")]
+    OverBudget {
+        /// The budget in bytes.
+        budget: u64,
+    },
+    /// The database was opened for reading only.
+    #[error("the database is open for reading only")]
+    ReadOnly,
+    /// The handle was closed, or belongs to the parent of a forked process.
+    #[error("the database is closed")]
+    Closed,
+    /// An argument that cannot mean anything. Nothing was touched.
+    #[error("invalid {what}: {why}")]
+    Invalid {
+        /// Which argument.
+        what: &'static str,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+/// What is wrong with damaged bytes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Damage {
+    /// The checksum does not match.
+    #[error("checksum {got:08x}, expected {expected:08x}")]
+    BadChecksum {
+        /// What the bytes say.
+        expected: u32,
+        /// What they sum to.
+        got: u32,
+    },
+    /// A length points outside of what holds it.
+    #[error("length {got} where at most {max} fit")]
+    BadLength {
+        /// The stored length.
+        got: u64,
+        /// What is possible there.
+        max: u64,
+    },
+    /// The magic number of the file is another.
+    #[error("not a file of this kind")]
+    BadMagic,
+    /// A field has a value that is never written.
+    #[error("field {field} has the impossible value {value}")]
+    BadField {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: u64,
+    },
+    /// The file belongs to another database, segment or generation.
+    #[error("file belongs elsewhere: {field} is {got:x}, expected {expected:x}")]
+    Foreign {
+        /// The field that tells.
+        field: &'static str,
+        /// What it should say.
+        expected: u128,
+        /// What it says.
+        got: u128,
+    },
+    /// Commits that are known to be durable are not there.
+    #[error("commit {first_missing} is missing though everything up to {durable} was durable")]
+    MissingCommits {
+        /// The first one missing.
+        first_missing: u64,
+        /// Known durable up to here.
+        durable: u64,
+    },
+    /// The file ends before what it should hold.
+    #[error("file is missing or cut short: {got} bytes, expected {expected}")]
+    Short {
+        /// Bytes there.
+        got: u64,
+        /// Bytes that should be there.
+        expected: u64,
+    },
+}
+
+impl Error {
+    /// An I/O error of `op` on `path`; a full disk becomes [`Error::NoSpace`].
+    pub fn io(op: &'static str, path: &Path, source: io::Error) -> Error {
+        match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Error::NoSpace { path: path.to_path_buf() },
+            _ => Error::Io { op, path: path.to_path_buf(), source },
+        }
+    }
+
+    /// Damage in `path` at `offset`.
+    pub fn corrupt(path: &Path, offset: u64, what: Damage) -> Error {
+        Error::Corrupt { path: path.to_path_buf(), offset, what }
+    }
+
+    /// True if stored bytes are damaged, as opposed to a refusal that leaves them in doubt.
+    #[must_use]
+    pub fn is_corrupt(&self) -> bool {
+        matches!(self, Error::Corrupt { .. })
+    }
+}
+
+/// Adds the operation and the path to an [`io::Result`].
+pub trait IoContext<T> {
+    /// `self`, or [`Error::io`] of it.
+    fn during(self, op: &'static str, path: &Path) -> Result<T>;
+}
+
+impl<T> IoContext<T> for io::Result<T> {
+    fn during(self, op: &'static str, path: &Path) -> Result<T> {
+        self.map_err(|source| Error::io(op, path, source))
+    }
+}

@@ -1,0 +1,22 @@
+//! # sheaf-base: the ground every engine stands on
+//!
+//! Disk, order, log, space and contract, each living once for all five engines. An engine
+//! sees this crate and nothing beside it; it never sees a path, a thread, a clock or a sync.
+//!
+//! ## Picture
+//!
+//! ```text
+//!   facade (crate sheaf)          engines (flat, ...)
+//!        |  ops                        ^  prepare / still_valid / apply / replay / relocate
+//!        v                             |
+//!   commit   one lock: seq + place + bytes + apply        (commit/)
+//!        |
+//!   log      frames in segments, salted checksums         (frame, segment/)
+//!        |
+//!   root     two slots: floor, segments, keyspaces        (root)
+//!        |
+//!   disk     the only door to the operating system        (disk/)
+//! ```
+pub mod disk;
+pub mod error;
+pub mod types;
