@@ -17,6 +17,20 @@
 //!        |
 //!   disk     the only door to the operating system        (disk/)
 //! ```
+
+pub mod blob;
+pub mod clock;
+pub mod codec;
 pub mod disk;
+pub mod engine;
 pub mod error;
+pub mod frame;
+pub mod ground;
+pub mod memory;
+pub mod record;
+pub mod root;
+pub mod segment;
+pub mod store;
+pub mod sync;
 pub mod types;
+pub mod views;

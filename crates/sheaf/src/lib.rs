@@ -1,1 +1,50 @@
-//! placeholder
+//! # Sheaf: an embedded key-value database
+//!
+//! Five storage engines behind one contract: each keyspace is kept by the engine that suits its data;
+//! one atomic commit and one snapshot span them all. Linux only until further notice.
+//!
+//! ```
+//! # fn main() -> sheaf::Result<()> {
+//! # let dir = std::env::temp_dir().join(format!("sheaf-doc-{}", std::process::id()));
+//! use sheaf::{Database, KeyspaceOptions};
+//!
+//! let db = Database::open(&dir)?;
+//! let users = db.keyspace("users", KeyspaceOptions::default())?;
+//! users.insert("ada", "lovelace")?;
+//! assert_eq!(users.get("ada")?.as_deref(), Some(&b"lovelace"[..]));
+//!
+//! // Many operations over several keyspaces, there whole or not at all.
+//! let visits = db.keyspace("visits", KeyspaceOptions::default())?;
+//! let mut batch = db.batch();
+//! batch.insert(&users, "alan", "turing").insert(&visits, "alan", "1");
+//! batch.commit()?;
+//!
+//! // A past state, consistent over all keyspaces, in nobody's way.
+//! let snapshot = db.snapshot()?;
+//! users.remove("ada")?;
+//! assert!(snapshot.keyspace("users")?.contains_key("ada")?);
+//! db.close()?;
+//! # std::fs::remove_dir_all(&dir).ok();
+//! # Ok(())
+//! # }
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod batch;
+mod database;
+mod iter;
+mod keyspace;
+mod snapshot;
+mod value;
+
+pub use batch::{Batch, Commit};
+pub use database::{Builder, DEFAULT_ENGINE, Database};
+pub use iter::{Iter, Keys};
+pub use keyspace::{Keyspace, KeyspaceOptions};
+pub use sheaf_base::engine::{Capabilities, EngineStats};
+pub use sheaf_base::error::{Damage, Error, Result};
+pub use sheaf_base::store::{KeyspaceInfo, LogStats, MemoryStats, Stats, VerifyReport};
+pub use sheaf_base::types::{Durability, MAX_KEY, MAX_VALUE};
+pub use snapshot::{KeyspaceSnapshot, Snapshot};
+pub use value::Value;

@@ -1,0 +1,105 @@
+//! # Codec: little-endian fields, written and read back with bounds
+//!
+//! For ROOT, checkpoints and file headers. Reading is of hostile bytes: every read is bounded, and a
+//! count is believed only as far as the bytes behind it go.
+
+use crate::error::Damage;
+use crate::frame::{u32_at, u64_at};
+
+/// Appends fields to a buffer.
+#[derive(Debug, Default)]
+pub struct Writer(pub Vec<u8>);
+
+impl Writer {
+    /// One byte.
+    pub fn u8(&mut self, value: u8) {
+        self.0.push(value);
+    }
+    /// Four bytes.
+    pub fn u32(&mut self, value: u32) {
+        self.0.extend_from_slice(&value.to_le_bytes());
+    }
+    /// Eight bytes.
+    pub fn u64(&mut self, value: u64) {
+        self.0.extend_from_slice(&value.to_le_bytes());
+    }
+    /// Sixteen bytes.
+    pub fn u128(&mut self, value: u128) {
+        self.0.extend_from_slice(&value.to_le_bytes());
+    }
+    /// A length (4 bytes) and that many bytes.
+    pub fn bytes(&mut self, value: &[u8]) {
+        self.u32(u32::try_from(value.len()).unwrap_or(u32::MAX));
+        self.0.extend_from_slice(value);
+    }
+    /// A count (4 bytes) and each item.
+    pub fn list<T>(&mut self, items: &[T], mut each: impl FnMut(&mut Writer, &T)) {
+        self.u32(u32::try_from(items.len()).unwrap_or(u32::MAX));
+        for item in items {
+            each(self, item);
+        }
+    }
+}
+
+/// Takes fields from bytes.
+#[derive(Debug)]
+pub struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    /// Reads `bytes` from the start.
+    #[must_use]
+    pub fn new(bytes: &'a [u8]) -> Reader<'a> {
+        Reader { bytes, at: 0 }
+    }
+    /// The next `len` bytes.
+    pub fn take(&mut self, len: usize) -> Result<&'a [u8], Damage> {
+        let left = self.bytes.len() - self.at;
+        if len > left {
+            return Err(Damage::BadLength { got: len as u64, max: left as u64 });
+        }
+        self.at += len;
+        Ok(&self.bytes[self.at - len..self.at])
+    }
+    /// One byte.
+    pub fn u8(&mut self) -> Result<u8, Damage> {
+        Ok(self.take(1)?[0])
+    }
+    /// Four bytes.
+    pub fn u32(&mut self) -> Result<u32, Damage> {
+        Ok(u32_at(self.take(4)?, 0))
+    }
+    /// Eight bytes.
+    pub fn u64(&mut self) -> Result<u64, Damage> {
+        Ok(u64_at(self.take(8)?, 0))
+    }
+    /// Sixteen bytes.
+    pub fn u128(&mut self) -> Result<u128, Damage> {
+        let mut word = [0; 16];
+        word.copy_from_slice(self.take(16)?);
+        Ok(u128::from_le_bytes(word))
+    }
+    /// Bytes after their length.
+    pub fn bytes(&mut self) -> Result<&'a [u8], Damage> {
+        let len = self.u32()? as usize;
+        self.take(len)
+    }
+    /// Items after their count; an item takes at least one byte.
+    pub fn list<T>(&mut self, mut each: impl FnMut(&mut Reader<'a>) -> Result<T, Damage>) -> Result<Vec<T>, Damage> {
+        let count = self.u32()? as usize;
+        let left = self.bytes.len() - self.at;
+        if count > left {
+            return Err(Damage::BadLength { got: count as u64, max: left as u64 });
+        }
+        (0..count).map(|_| each(self)).collect()
+    }
+    /// An error unless everything was read.
+    pub fn finish(&self) -> Result<(), Damage> {
+        match self.bytes.len() - self.at {
+            0 => Ok(()),
+            left => Err(Damage::BadLength { got: self.bytes.len() as u64, max: (self.bytes.len() - left) as u64 }),
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! # The contract of an engine
+//!
+//! An engine keeps keyspaces. It sees operations, records and images; never a path, a thread, a
+//! clock, a sync or a batch over keyspaces. Everything that can fail happens in [`Engine::prepare`],
+//! before a commit has a number; what runs under the commit lock cannot fail, block or touch the disk.
+//!
+//! ## Life of a write
+//!
+//! ```text
+//!   prepare (any thread, may fail)  ->  [commit lock: is_current? -> seq, bytes to the log -> apply]  ->  acknowledged
+//!        ^                                   | no
+//!        +-----------------------------------+
+//! ```
+//!
+//! `apply` runs under the lock, after the bytes are in the kernel: what is visible is always logged, and
+//! the order of applies is the order of commits (commit.md R7, R16; decisions/0003).
+//!
+//! ## Life of an opening
+//!
+//! `restore` from the last published image, `replay` of records (each at most once in ascending seq
+//! per key is *not* promised: an engine compares seqs; replaying a record twice changes nothing),
+//! `replayed`, then live.
+
+use std::any::Any;
+use std::ops::Bound;
+use std::sync::Arc;
+
+use crate::blob::BlobRef;
+use crate::error::{Error, Result};
+use crate::record::Content;
+use crate::segment::Address;
+use crate::types::{KeyspaceId, LogId, Seq};
+use crate::views::Views;
+
+/// What an engine can do by its nature.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Ranges, prefixes, first and last, iteration both ways in key order. Without it, `iter`
+    /// yields every pair once in no particular order and the rest is `Unsupported`.
+    pub ordered: bool,
+}
+
+/// What an operation does to its key.
+#[derive(Clone, Copy, Debug)]
+pub enum Action<'a> {
+    /// Sets the value.
+    Put(&'a [u8]),
+    /// Sets a value that was staged beside the log.
+    Staged(BlobRef),
+    /// Removes the key.
+    Remove,
+    /// Writes nothing; the commit fails as stale if the key changes before it.
+    Expect,
+}
+
+/// One operation on its way into the log.
+#[derive(Clone, Copy, Debug)]
+pub struct Op<'a> {
+    /// The key.
+    pub key: &'a [u8],
+    /// What to do to it.
+    pub action: Action<'a>,
+    /// The engine's private words from `prepare` to `apply`.
+    pub note: [u64; 6],
+    /// Where the record came to stand; set before `apply`.
+    pub address: Address,
+    /// Bytes of its frame; set before `apply`.
+    pub span: u32,
+}
+
+impl<'a> Op<'a> {
+    /// An operation that nobody has looked at yet.
+    #[must_use]
+    pub fn new(key: &'a [u8], action: Action<'a>) -> Op<'a> {
+        Op { key, action, note: [0; 6], address: Address::NONE, span: 0 }
+    }
+}
+
+/// Whether an operation needs a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// It does.
+    Record,
+    /// It changes nothing: a removal of a key that is not there.
+    Nothing,
+}
+
+/// One record read back from a log at opening.
+#[derive(Clone, Copy, Debug)]
+pub struct Replay<'a> {
+    /// Its commit.
+    pub seq: Seq,
+    /// The key.
+    pub key: &'a [u8],
+    /// What became of it.
+    pub content: Content<'a>,
+    /// Where it stands.
+    pub address: Address,
+    /// Bytes of its frame.
+    pub span: u32,
+}
+
+/// What an engine knows about an entry that the cleaner asks about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hold {
+    /// It is the key's newest version.
+    Head,
+    /// It is an older version that a view needs.
+    Pinned,
+    /// Nothing points to it.
+    Dead,
+}
+
+/// Which part of a pair a cursor should fetch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// The key only.
+    Keys,
+    /// Key and value.
+    Pairs,
+}
+
+/// Limits of a range, as unsigned bytes.
+#[derive(Clone, Debug)]
+pub struct Bounds {
+    /// Lower end.
+    pub low: Bound<Vec<u8>>,
+    /// Upper end.
+    pub high: Bound<Vec<u8>>,
+}
+
+impl Bounds {
+    /// Everything.
+    #[must_use]
+    pub fn all() -> Bounds {
+        Bounds { low: Bound::Unbounded, high: Bound::Unbounded }
+    }
+
+    /// True without limits.
+    #[must_use]
+    pub fn is_all(&self) -> bool {
+        matches!((&self.low, &self.high), (Bound::Unbounded, Bound::Unbounded))
+    }
+
+    /// True if no key can lie within.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        match (&self.low, &self.high) {
+            (Bound::Included(l), Bound::Included(h)) => l > h,
+            (Bound::Included(l) | Bound::Excluded(l), Bound::Included(h) | Bound::Excluded(h)) => l >= h,
+            _ => false,
+        }
+    }
+
+    /// True if `key` lies within.
+    #[must_use]
+    pub fn contains(&self, key: &[u8]) -> bool {
+        let above = match &self.low {
+            Bound::Included(low) => key >= low.as_slice(),
+            Bound::Excluded(low) => key > low.as_slice(),
+            Bound::Unbounded => true,
+        };
+        above
+            && match &self.high {
+                Bound::Included(high) => key <= high.as_slice(),
+                Bound::Excluded(high) => key < high.as_slice(),
+                Bound::Unbounded => true,
+            }
+    }
+}
+
+/// Walks the pairs of one keyspace at one view, in one direction per cursor: `next` from the low
+/// end or `prev` from the high end. An error latches: every later call repeats that there is nothing.
+pub trait Cursor: Send {
+    /// Moves to the next pair; the first call to the first one. False at the end.
+    fn next(&mut self) -> Result<bool>;
+    /// Moves to the previous pair; the first call to the last one. False at the end.
+    fn prev(&mut self) -> Result<bool>;
+    /// The key of the present pair.
+    fn key(&self) -> &[u8];
+    /// The value of the present pair.
+    fn value(&self) -> &[u8];
+}
+
+/// Takes an engine's image, checksums and writes it.
+pub trait ImageSink {
+    /// Appends bytes to the image.
+    fn put(&mut self, bytes: &[u8]) -> Result<()>;
+}
+
+/// Gives an engine's image back, already checked.
+pub trait ImageSource {
+    /// Fills `bytes`; damage if the image ends before.
+    fn fill(&mut self, bytes: &mut [u8]) -> Result<()>;
+    /// An error that says that the image makes no sense although its checksum holds.
+    fn nonsense(&self, field: &'static str, value: u64) -> Error;
+    /// Where the segment with this number is in memory now, or `None` if it is gone.
+    fn slot_of(&self, segment: u64) -> Option<u32>;
+}
+
+/// Figures of one keyspace.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct EngineStats {
+    /// Keys there are.
+    pub keys: u64,
+    /// Bytes of the volatile index.
+    pub index_bytes: u64,
+    /// Old versions that views pin.
+    pub pinned_versions: u64,
+}
+
+/// One keyspace of an engine.
+pub trait Engine: Send + Sync {
+    /// The engine's name, as in the catalogue.
+    fn name(&self) -> &'static str;
+    /// What it can do.
+    fn capabilities(&self) -> Capabilities;
+    /// The log its commits go to.
+    fn log(&self) -> LogId;
+    /// For tools that know the engine.
+    fn as_any(&self) -> &dyn Any;
+
+    /// Everything that can fail for `op`: limits, memory, reading what it replaces.
+    fn prepare(&self, op: &mut Op<'_>) -> Result<Need>;
+    /// Under the commit lock: whether what `prepare` saw still holds. Must not fail, block or allocate.
+    fn is_current(&self, op: &Op<'_>) -> bool;
+    /// Under the commit lock, in commit order, after the record is in the kernel.
+    fn apply(&self, seq: Seq, op: &Op<'_>, views: &Views);
+
+    /// Calls `found` with the value of `key` at `at`, whose view is registered (or is
+    /// [`Seq::LATEST`]). False if there is none. `found` may run at most once.
+    fn get(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(&[u8])) -> Result<bool>;
+    /// True if `key` has a value at `at`.
+    fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {
+        self.get(at, key, &mut |_| {})
+    }
+    /// A hint that these keys are about to be read.
+    fn prefetch(&self, keys: &[&[u8]]) {
+        let _ = keys;
+    }
+    /// A cursor over `bounds` at `at`, whose view the caller keeps registered while it lives.
+    fn cursor(self: Arc<Self>, at: Seq, bounds: Bounds, want: Want) -> Result<Box<dyn Cursor>>;
+    /// Live keys at the newest state.
+    fn len(&self) -> Result<u64>;
+    /// True if there is no live key.
+    fn is_empty(&self) -> Result<bool> {
+        Ok(self.len()? == 0)
+    }
+
+    /// Under the commit lock: views went; versions nobody needs may go.
+    fn trim(&self, views: &Views);
+    /// Writes an image of at least everything up to the last commit before the call, fuzzily: later
+    /// commits may be in it or not.
+    fn save(&self, out: &mut dyn ImageSink) -> Result<()>;
+    /// Takes up an image. Entries in segments that are gone are dropped: replay brings them.
+    fn restore(&self, image: &mut dyn ImageSource) -> Result<()>;
+    /// One record, at opening, from one thread.
+    fn replay(&self, record: &Replay<'_>) -> Result<()>;
+    /// All records were replayed.
+    fn replayed(&self) {}
+    /// Blobs that live entries name, added to `out`.
+    fn blobs(&self, out: &mut Vec<u64>);
+
+    /// Whether the entry at `address` is still needed. Store logs only.
+    fn hold(&self, key: &[u8], address: Address) -> Hold {
+        let _ = (key, address);
+        Hold::Dead
+    }
+    /// Under the commit lock: the entry at `from` was copied to `to`. False if it is no longer needed.
+    fn moved(&self, key: &[u8], from: Address, to: Address) -> bool {
+        let _ = (key, from, to);
+        false
+    }
+
+    /// Figures.
+    fn stats(&self) -> EngineStats;
+    /// Reads everything it holds; each finding goes to `report`.
+    fn verify(&self, report: &mut dyn FnMut(Error)) -> Result<()>;
+    /// The keyspace was dropped and nobody reads it any more: give back memory and account its
+    /// entries as dead.
+    fn retire(&self);
+}
+
+/// Makes the keyspaces of one kind.
+pub trait EngineFactory: Send + Sync {
+    /// The engine's name.
+    fn name(&self) -> &'static str;
+    /// A new or about to be restored keyspace.
+    fn create(&self, id: KeyspaceId, ground: &Arc<crate::ground::Ground>) -> Arc<dyn Engine>;
+}

@@ -1,0 +1,76 @@
+//! # Ground: what an engine may use
+//!
+//! Services of the base that engines read from. No paths, no syncs, no threads.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::blob::Blobs;
+use crate::memory::Memory;
+use crate::segment::Segments;
+use crate::sync::Mutex;
+use crate::types::Seq;
+
+/// The services.
+#[derive(Debug)]
+pub struct Ground {
+    /// From addresses to frames.
+    pub segments: Segments,
+    /// Values beside the logs.
+    pub blobs: Arc<Blobs>,
+    /// The budget.
+    pub memory: Memory,
+    /// Secret of the keyed hashes.
+    pub hash_key: [u64; 2],
+    /// Directory and bucket sizes small enough that everything happens within 200 operations.
+    pub tiny: bool,
+    dead_blobs: Mutex<Vec<(Seq, u64)>>,
+    live_bytes: AtomicU64,
+}
+
+impl Ground {
+    /// The services of one open database.
+    #[must_use]
+    pub fn new(blobs: Arc<Blobs>, budget: u64, hash_key: u128, tiny: bool) -> Ground {
+        let key = hash_key.to_le_bytes();
+        Ground {
+            segments: Segments::default(),
+            blobs,
+            memory: Memory::new(budget),
+            hash_key: [crate::frame::u64_at(&key, 0), crate::frame::u64_at(&key, 8)],
+            tiny,
+            dead_blobs: Mutex::default(),
+            live_bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// Blob `id` was superseded by commit `seq` and no view needs it: it goes when that is durable.
+    pub fn blob_died(&self, seq: Seq, id: u64) {
+        self.dead_blobs.lock().push((seq, id));
+    }
+
+    /// Blobs superseded at or before `durable`.
+    pub fn take_dead_blobs(&self, durable: Seq) -> Vec<u64> {
+        let mut dead = self.dead_blobs.lock();
+        let mut gone = Vec::new();
+        dead.retain(|(seq, id)| {
+            let stays = *seq > durable;
+            if !stays {
+                gone.push(*id);
+            }
+            stays
+        });
+        gone
+    }
+
+    /// Counts bytes of live entries in store logs (negative: they died).
+    pub fn account(&self, span: i64) {
+        self.live_bytes.fetch_add(span.cast_unsigned(), Ordering::Relaxed);
+    }
+
+    /// Bytes of live entries in store logs.
+    #[must_use]
+    pub fn live_bytes(&self) -> u64 {
+        u64::try_from(self.live_bytes.load(Ordering::Relaxed).cast_signed()).unwrap_or(0)
+    }
+}

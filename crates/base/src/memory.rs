@@ -1,0 +1,74 @@
+//! # Memory: one budget, accounted part by part
+//!
+//! Parts take what they need before they grow and give it back when they shrink. Taking is a promise
+//! kept by the taker: the arbiter counts, it does not allocate.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What the memory is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Part {
+    /// Volatile indexes.
+    Index,
+    /// Old versions that views pin.
+    Versions,
+    /// Memtables and write buffers.
+    Buffers,
+    /// Caches, which give way to the others.
+    Cache,
+}
+
+/// All parts, in order.
+pub const PARTS: [Part; 4] = [Part::Index, Part::Versions, Part::Buffers, Part::Cache];
+
+/// The budget and what was taken from it.
+#[derive(Debug)]
+pub struct Memory {
+    budget: u64,
+    used: [AtomicU64; PARTS.len()],
+}
+
+impl Memory {
+    /// A budget of `budget` bytes.
+    #[must_use]
+    pub fn new(budget: u64) -> Memory {
+        Memory { budget, used: Default::default() }
+    }
+
+    /// The budget in bytes.
+    #[must_use]
+    pub fn budget(&self) -> u64 {
+        self.budget
+    }
+
+    /// Bytes taken by `part`.
+    #[must_use]
+    pub fn used(&self, part: Part) -> u64 {
+        self.used[part as usize].load(Ordering::Relaxed)
+    }
+
+    /// Bytes taken by all parts.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.used.iter().map(|u| u.load(Ordering::Relaxed)).sum()
+    }
+
+    /// True if `bytes` more fit at this moment.
+    #[must_use]
+    pub fn has_room(&self, bytes: u64) -> bool {
+        self.total().saturating_add(bytes) <= self.budget
+    }
+
+    /// Takes `bytes` for `part`, whether they fit or not: whoever must be able to refuse asks
+    /// [`Memory::has_room`] first.
+    pub fn take(&self, part: Part, bytes: u64) {
+        self.used[part as usize].fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Gives back what was taken.
+    pub fn give(&self, part: Part, bytes: u64) {
+        let before = self.used[part as usize].fetch_sub(bytes, Ordering::Relaxed);
+        debug_assert!(before >= bytes, "{part:?} gave back {bytes} of {before}");
+    }
+}

@@ -1,0 +1,146 @@
+//! # Record: one operation as the body of a frame
+//!
+//! ```text
+//!  op:1 | keyspace:varint | key length:varint | [value length:varint] | key | value
+//!  op 1 = put, 2 = remove, 3 = put of a staged value: value is blob id (8) and checksum (4)
+//! ```
+//!
+//! Varints are LEB128 of at most 5 bytes. All engines share the format; a log is readable without
+//! the engine that wrote it.
+
+use crate::blob::BlobRef;
+use crate::error::Damage;
+use crate::frame::{u32_at, u64_at};
+use crate::types::{KeyspaceId, MAX_KEY};
+
+const PUT: u8 = 1;
+const REMOVE: u8 = 2;
+const PUT_STAGED: u8 = 3;
+/// Bytes of a staged value's reference after the key.
+const STAGED: usize = 12;
+
+/// What a record does to its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content<'a> {
+    /// The key has this value.
+    Put(&'a [u8]),
+    /// The key has the value kept in this blob.
+    Staged(BlobRef),
+    /// The key is gone.
+    Remove,
+}
+
+/// One decoded record; borrows the frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record<'a> {
+    /// Whose key.
+    pub keyspace: KeyspaceId,
+    /// The key.
+    pub key: &'a [u8],
+    /// What became of it.
+    pub content: Content<'a>,
+}
+
+impl<'a> Record<'a> {
+    /// Appends the record to `out`. Lengths were checked against the limits before.
+    #[allow(clippy::cast_possible_truncation)] // limits are checked by the facade: MAX_KEY, MAX_VALUE
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let (op, value_len) = match self.content {
+            Content::Put(value) => (PUT, Some(value.len() as u32)),
+            Content::Staged(blob) => (PUT_STAGED, Some(blob.len)),
+            Content::Remove => (REMOVE, None),
+        };
+        out.push(op);
+        put_varint(out, self.keyspace.0);
+        put_varint(out, self.key.len() as u32);
+        if let Some(len) = value_len {
+            put_varint(out, len);
+        }
+        out.extend_from_slice(self.key);
+        match self.content {
+            Content::Put(value) => out.extend_from_slice(value),
+            Content::Staged(blob) => {
+                out.extend_from_slice(&blob.id.to_le_bytes());
+                out.extend_from_slice(&blob.sum.to_le_bytes());
+            }
+            Content::Remove => {}
+        }
+    }
+
+    /// Decodes the body of a frame, all of it.
+    pub fn decode(body: &'a [u8]) -> Result<Record<'a>, Damage> {
+        let mut at = 1;
+        let op = *body.first().ok_or(Damage::BadLength { got: 0, max: 1 })?;
+        let keyspace = KeyspaceId(take_varint(body, &mut at)?);
+        let key_len = take_varint(body, &mut at)? as usize;
+        let value_len = match op {
+            PUT | PUT_STAGED => take_varint(body, &mut at)?,
+            REMOVE => 0,
+            other => return Err(Damage::BadField { field: "op", value: u64::from(other) }),
+        };
+        let tail = if op == PUT_STAGED { STAGED } else { value_len as usize };
+        let rest = body.len() - at;
+        if key_len > MAX_KEY || key_len.checked_add(tail) != Some(rest) {
+            return Err(Damage::BadLength { got: (key_len as u64).saturating_add(tail as u64), max: rest as u64 });
+        }
+        let (key, value) = body[at..].split_at(key_len);
+        let content = match op {
+            PUT => Content::Put(value),
+            PUT_STAGED => Content::Staged(BlobRef { id: u64_at(value, 0), len: value_len, sum: u32_at(value, 8) }),
+            _ => Content::Remove,
+        };
+        Ok(Record { keyspace, key, content })
+    }
+}
+
+fn put_varint(out: &mut Vec<u8>, mut number: u32) {
+    while number >= 0x80 {
+        out.push((number & 0x7f) as u8 | 0x80);
+        number >>= 7;
+    }
+    out.push(number as u8);
+}
+
+fn take_varint(bytes: &[u8], at: &mut usize) -> Result<u32, Damage> {
+    let mut number = 0u64;
+    for shift in [0, 7, 14, 21, 28] {
+        let byte = *bytes.get(*at).ok_or(Damage::BadLength { got: *at as u64 + 1, max: bytes.len() as u64 })?;
+        *at += 1;
+        number |= u64::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            return u32::try_from(number).map_err(|_| Damage::BadField { field: "varint", value: number });
+        }
+    }
+    Err(Damage::BadField { field: "varint", value: number })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn round_trip(record: Record<'_>) {
+        let mut bytes = Vec::new();
+        record.encode(&mut bytes);
+        assert_eq!(Record::decode(&bytes), Ok(record));
+        for cut in 0..bytes.len() {
+            assert!(Record::decode(&bytes[..cut]).is_err(), "cut to {cut} of {}", bytes.len());
+        }
+    }
+
+    #[test]
+    fn records_round_trip_and_no_prefix_of_one_is_one() {
+        let key = vec![0xff; 200];
+        round_trip(Record { keyspace: KeyspaceId(1), key: b"", content: Content::Put(b"") });
+        round_trip(Record { keyspace: KeyspaceId(u32::MAX), key: &key, content: Content::Put(&key) });
+        round_trip(Record { keyspace: KeyspaceId(128), key: b"k", content: Content::Remove });
+        let blob = BlobRef { id: u64::MAX, len: u32::MAX, sum: 5 };
+        round_trip(Record { keyspace: KeyspaceId(1), key: b"k", content: Content::Staged(blob) });
+    }
+
+    #[test]
+    fn hostile_bytes_are_errors() {
+        for body in [&b"\x09\x01\x00"[..], b"\x01\x01\xff\xff\xff\xff\xff\x7f", b"\x01\xff\xff\xff\xff\x7f\x00\x00", b""] {
+            assert!(Record::decode(body).is_err(), "{body:?}");
+        }
+    }
+}

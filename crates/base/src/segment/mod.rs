@@ -1,0 +1,410 @@
+//! # Segments: the files a log is made of
+//!
+//! A log is a row of segments. Stream 0 is the order: commits, appended under the commit lock. Further
+//! streams (store logs only) hold survivors of cleaning, grouped by age. A segment is written from
+//! front to back once, sealed, read, emptied by the cleaner and freed; its number is never used again.
+//!
+//! ## Picture
+//!
+//! ```text
+//!  header (one sector)                                             | frames ...            | free
+//!  magic "SHEAFSEG" 8 | format 4 | log 1 | stream 1 | 0 2 | store 16 | segment 8 | incarnation 8 | capacity 8 | crc32c 4
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. Bytes below `end` are never written again while the process lives (recovery rewrites identical
+//!    bytes before anybody reads), so they may be borrowed from a mapping.
+//! 2. `end` is published after the bytes are in the kernel, and before any address into them.
+//! 3. An [`Address`] is valid while the epoch guard lives under which it was loaded from an index:
+//!    a slot is cleared, and its segment unmapped, only after all older guards are gone.
+
+mod address;
+mod scan;
+mod slots;
+
+pub use address::{Address, SLOT_COUNT};
+pub use scan::{Scan, Scanned, Stop, find_water};
+pub use slots::Segments;
+
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
+
+use crate::codec::{Reader, Writer};
+use crate::disk::{Disk, File, How, SECTOR};
+use crate::error::{Damage, Error, IoContext, Result};
+use crate::frame::{HEADER, Header, Seed, WATER, u32_at};
+use crate::root::{FORMAT, SegmentEntry};
+use crate::types::{Incarnation, LogId, SegmentId, Seq, StoreId};
+
+const MAGIC: &[u8; 8] = b"SHEAFSEG";
+/// Frames start here.
+pub const DATA_START: u64 = SECTOR;
+/// Largest segment an [`Address`] can reach into.
+pub const MAX_CAPACITY: u64 = 1 << 27;
+/// What a first read of an unmapped frame fetches, in the hope that it is all.
+const GUESS: usize = 512;
+
+/// Who a segment is: the part of its header that salts the checksums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The database.
+    pub store: StoreId,
+    /// The log.
+    pub log: LogId,
+    /// The number.
+    pub id: SegmentId,
+    /// The stream.
+    pub stream: u8,
+    /// The opening that writes it.
+    pub incarnation: Incarnation,
+    /// Bytes it may hold, header included.
+    pub capacity: u64,
+}
+
+impl Identity {
+    fn encode(&self) -> [u8; SECTOR as usize] {
+        let mut w = Writer::default();
+        w.0.extend_from_slice(MAGIC);
+        w.u32(FORMAT);
+        w.u8(self.log as u8);
+        w.u8(self.stream);
+        w.u8(0);
+        w.u8(0);
+        w.u128(self.store.0);
+        w.u64(self.id.0);
+        w.u64(self.incarnation.0);
+        w.u64(self.capacity);
+        let sum = crc32c::crc32c(&w.0);
+        w.u32(sum);
+        let mut sector = [0; SECTOR as usize];
+        sector[..w.0.len()].copy_from_slice(&w.0);
+        sector
+    }
+
+    fn decode(path: &Path, sector: &[u8; SECTOR as usize]) -> Result<Identity> {
+        const SUMMED: usize = 56;
+        let damaged = |what| Error::corrupt(path, 0, what);
+        if &sector[..8] != MAGIC {
+            return Err(damaged(Damage::BadMagic));
+        }
+        let (expected, got) = (u32_at(sector, SUMMED), crc32c::crc32c(&sector[..SUMMED]));
+        if expected != got {
+            return Err(damaged(Damage::BadChecksum { expected, got }));
+        }
+        if let Some(at) = sector[SUMMED + 4..].iter().position(|b| *b != 0) {
+            let field = Damage::BadField { field: "padding", value: u64::from(sector[SUMMED + 4 + at]) };
+            return Err(Error::corrupt(path, (SUMMED + 4 + at) as u64, field));
+        }
+        let found = u32_at(sector, 8);
+        if found != FORMAT {
+            return Err(Error::Format { path: path.to_path_buf(), found, supported: FORMAT });
+        }
+        let mut r = Reader::new(&sector[12..SUMMED]);
+        let mut fields = || -> Result<Identity, Damage> {
+            let number = r.u8()?;
+            let log = LogId::from_u8(number).ok_or(Damage::BadField { field: "log", value: u64::from(number) })?;
+            let stream = r.u8()?;
+            r.take(2)?;
+            let store = StoreId(r.u128()?);
+            let id = SegmentId(r.u64()?);
+            let incarnation = Incarnation(r.u64()?);
+            let capacity = r.u64()?;
+            if capacity > MAX_CAPACITY || capacity < DATA_START {
+                return Err(Damage::BadField { field: "capacity", value: capacity });
+            }
+            Ok(Identity { store, log, id, stream, incarnation, capacity })
+        };
+        fields().map_err(damaged)
+    }
+}
+
+/// One segment.
+#[derive(Debug)]
+pub struct Segment {
+    identity: Identity,
+    path: PathBuf,
+    file: Arc<dyn File>,
+    seed: Seed,
+    slot: AtomicU32,
+    end: AtomicU64,
+    sealed: AtomicBool,
+    damaged: AtomicBool,
+    live: AtomicI64,
+    tombs: AtomicU64,
+    frames: AtomicU32,
+    last_seq: AtomicU64,
+    /// The log's clock (bytes ever appended) when the segment was sealed: its age.
+    sealed_at: AtomicU64,
+}
+
+/// The name of a segment's file.
+#[must_use]
+pub fn file_name(id: SegmentId) -> String {
+    format!("{:016x}.seg", id.0)
+}
+
+/// The number in a segment's file name.
+#[must_use]
+pub fn number_of(name: &str) -> Option<SegmentId> {
+    let digits = name.strip_suffix(".seg").filter(|n| n.len() == 16)?;
+    u64::from_str_radix(digits, 16).ok().map(SegmentId)
+}
+
+impl Segment {
+    fn new(identity: Identity, path: PathBuf, file: Arc<dyn File>) -> Segment {
+        let seed = Seed::new(identity.store, identity.log, identity.id, identity.incarnation);
+        Segment {
+            identity,
+            path,
+            file,
+            seed,
+            slot: AtomicU32::new(u32::MAX),
+            end: AtomicU64::new(DATA_START),
+            sealed: AtomicBool::new(false),
+            damaged: AtomicBool::new(false),
+            live: AtomicI64::new(0),
+            tombs: AtomicU64::new(0),
+            frames: AtomicU32::new(0),
+            last_seq: AtomicU64::new(0),
+            sealed_at: AtomicU64::new(0),
+        }
+    }
+
+    /// Makes the file of a new segment with all its blocks. Name and header are not durable yet.
+    pub fn create(disk: &dyn Disk, dir: &Path, identity: Identity) -> Result<Segment> {
+        debug_assert!(identity.capacity <= MAX_CAPACITY);
+        let path = dir.join(file_name(identity.id));
+        let file = disk.open(&path, How::Create).during("create", &path)?;
+        let made = file.allocate(identity.capacity).and_then(|()| file.write_at(0, &identity.encode()));
+        if let Err(e) = made {
+            let _ = disk.remove(&path); // what is left over is swept at the next open
+            return Err(Error::io("allocate", &path, e));
+        }
+        file.map(identity.capacity);
+        Ok(Segment::new(identity, path, file))
+    }
+
+    /// Opens an existing segment; everything in it counts as not yet accepted.
+    pub fn open(disk: &dyn Disk, dir: &Path, id: SegmentId, store: StoreId, log: LogId, how: How) -> Result<Segment> {
+        let path = dir.join(file_name(id));
+        let file = match disk.open(&path, how) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                return Err(Error::corrupt(&path, 0, Damage::Short { got: 0, expected: DATA_START }));
+            }
+            other => other.during("open", &path)?,
+        };
+        let len = file.len().during("measure", &path)?;
+        if len < DATA_START {
+            return Err(Error::corrupt(&path, 0, Damage::Short { got: len, expected: DATA_START }));
+        }
+        let mut sector = [0; SECTOR as usize];
+        file.read_at(0, &mut sector).during("read", &path)?;
+        let identity = Identity::decode(&path, &sector)?;
+        for (field, expected, got) in [
+            ("store", store.0, identity.store.0),
+            ("segment", u128::from(id.0), u128::from(identity.id.0)),
+            ("log", u128::from(log as u8), u128::from(identity.log as u8)),
+        ] {
+            if expected != got {
+                return Err(Error::corrupt(&path, 0, Damage::Foreign { field, expected, got }));
+            }
+        }
+        file.map(len);
+        Ok(Segment::new(identity, path, file))
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn id(&self) -> SegmentId {
+        self.identity.id
+    }
+    /// Who it is.
+    #[must_use]
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+    /// Its file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+    /// Its file's bytes.
+    #[must_use]
+    pub fn file(&self) -> &Arc<dyn File> {
+        &self.file
+    }
+    /// Its checksum seed.
+    #[must_use]
+    pub fn seed(&self) -> Seed {
+        self.seed
+    }
+    /// Its slot, once it has one.
+    #[must_use]
+    pub fn slot(&self) -> u32 {
+        self.slot.load(Ordering::Relaxed)
+    }
+    /// Bytes published (header included).
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.end.load(Ordering::Acquire)
+    }
+    /// Publishes the bytes below `end` (I2).
+    pub fn publish(&self, end: u64) {
+        self.end.store(end, Ordering::Release);
+    }
+    /// Nothing more will be appended.
+    #[must_use]
+    pub fn is_sealed(&self) -> bool {
+        self.sealed.load(Ordering::Acquire)
+    }
+    /// Ends the segment at the log's clock `now`.
+    pub fn seal(&self, now: u64) {
+        self.sealed_at.store(now, Ordering::Relaxed);
+        self.sealed.store(true, Ordering::Release);
+    }
+    /// The log's clock when it was sealed.
+    #[must_use]
+    pub fn sealed_at(&self) -> u64 {
+        self.sealed_at.load(Ordering::Relaxed)
+    }
+    /// A frame of it is damaged: it is kept as it is.
+    #[must_use]
+    pub fn is_damaged(&self) -> bool {
+        self.damaged.load(Ordering::Relaxed)
+    }
+    /// Marks it as damaged.
+    pub fn mark_damaged(&self) {
+        self.damaged.store(true, Ordering::Relaxed);
+    }
+    /// Counts `span` bytes as live (or, negative, as dead).
+    pub fn account(&self, span: i64) {
+        self.live.fetch_add(span, Ordering::Relaxed);
+    }
+    /// Bytes of entries that something points to.
+    #[must_use]
+    pub fn live(&self) -> u64 {
+        u64::try_from(self.live.load(Ordering::Relaxed)).unwrap_or(0)
+    }
+    /// Counts the bytes of a tombstone.
+    pub fn account_tomb(&self, span: u64) {
+        self.tombs.fetch_add(span, Ordering::Relaxed);
+    }
+    /// Bytes of tombstones.
+    #[must_use]
+    pub fn tombs(&self) -> u64 {
+        self.tombs.load(Ordering::Relaxed)
+    }
+    /// Notes `count` frames up to `seq`.
+    pub fn note_frames(&self, count: u32, seq: Seq) {
+        self.frames.fetch_add(count, Ordering::Relaxed);
+        self.last_seq.fetch_max(seq.0, Ordering::Relaxed);
+    }
+    /// Frames in it.
+    #[must_use]
+    pub fn frames(&self) -> u32 {
+        self.frames.load(Ordering::Relaxed)
+    }
+    /// Highest number in it.
+    #[must_use]
+    pub fn last_seq(&self) -> Seq {
+        Seq(self.last_seq.load(Ordering::Relaxed))
+    }
+
+    /// What ROOT says of it, with `end` as the accepted bytes.
+    #[must_use]
+    pub fn entry(&self, end: u64) -> SegmentEntry {
+        SegmentEntry {
+            id: self.identity.id,
+            stream: self.identity.stream,
+            incarnation: self.identity.incarnation,
+            capacity: self.identity.capacity,
+            end,
+            sealed: self.is_sealed(),
+            last_seq: self.last_seq(),
+            frames: self.frames(),
+        }
+    }
+
+    /// The frame at `offset`, checked. `limit` is the end of the bytes that may be looked at.
+    pub fn frame(&self, offset: u64, limit: u64) -> Result<Frame<'_>> {
+        let damaged = |what| Error::corrupt(&self.path, offset, what);
+        let room = limit.saturating_sub(offset);
+        if room < HEADER as u64 {
+            return Err(damaged(Damage::BadLength { got: HEADER as u64, max: room }));
+        }
+        let mut bytes = self.bytes(offset, HEADER, room)?;
+        let mut head = [0; HEADER];
+        head.copy_from_slice(&bytes[..HEADER]);
+        let Some(header) = Header::decode(&head) else {
+            return Err(damaged(Damage::BadField { field: "frame kind", value: u64::from(head[7] & 0xf) }));
+        };
+        let whole = HEADER + header.len;
+        if whole as u64 > room {
+            return Err(damaged(Damage::BadLength { got: whole as u64, max: room }));
+        }
+        if bytes.len() < whole {
+            bytes = self.bytes(offset, whole, whole as u64)?;
+        }
+        self.seed.verify(offset, &header, &bytes[..whole]).map_err(damaged)?;
+        if header.flags & WATER != 0 && header.len < 8 {
+            return Err(damaged(Damage::BadLength { got: header.len as u64, max: 8 }));
+        }
+        Ok(Frame { header, bytes })
+    }
+
+    /// At least `len` bytes at `offset`: borrowed where mapped, else read (a little ahead, within `room`).
+    fn bytes(&self, offset: u64, len: usize, room: u64) -> Result<Cow<'_, [u8]>> {
+        // SAFETY: callers pass ranges below `limit`, which is a published end or, at recovery and
+        // verification, accepted bytes nobody writes (I1).
+        if let Some(bytes) = unsafe { self.file.mapped(offset, len) } {
+            return Ok(Cow::Borrowed(bytes));
+        }
+        let size = self.file.len().during("measure", &self.path)?;
+        let have = size.saturating_sub(offset).min(room);
+        let want = len.max(GUESS.min(usize::try_from(have).unwrap_or(usize::MAX)));
+        if have < len as u64 {
+            let what = Damage::Short { got: size, expected: offset + len as u64 };
+            return Err(Error::corrupt(&self.path, offset, what));
+        }
+        let mut buffer = vec![0; want];
+        self.file.read_at(offset, &mut buffer).during("read", &self.path)?;
+        Ok(Cow::Owned(buffer))
+    }
+
+    /// Asks for the start of the frame at `offset` to be loaded soon.
+    pub fn prefetch(&self, offset: u64) {
+        self.file.prefetch(offset);
+    }
+}
+
+/// A checked frame.
+#[derive(Debug)]
+pub struct Frame<'a> {
+    /// Its header.
+    pub header: Header,
+    bytes: Cow<'a, [u8]>,
+}
+
+impl Frame<'_> {
+    /// Its payload: the body without the water mark.
+    #[must_use]
+    pub fn payload(&self) -> &[u8] {
+        let skip = if self.header.flags & WATER != 0 { 8 } else { 0 };
+        &self.bytes[HEADER + skip..HEADER + self.header.len]
+    }
+
+    /// The durable watermark it carries.
+    #[must_use]
+    pub fn water(&self) -> Option<Seq> {
+        (self.header.flags & WATER != 0).then(|| Seq(crate::frame::u64_at(&self.bytes, HEADER)))
+    }
+
+    /// Bytes it takes in the log.
+    #[must_use]
+    pub fn span(&self) -> u64 {
+        self.header.span()
+    }
+}

@@ -1,0 +1,134 @@
+//! # Scan: walking the frames of a segment
+//!
+//! Yields valid frames in order and stops at the first place that is none. After a frame that ends a
+//! commit, the next one may stand at the next sector instead (frame I2). What stands behind a stop is
+//! never replayed; [`find_water`] looks there for one thing only: proof that more had been durable.
+
+use super::{DATA_START, Frame, Segment};
+use crate::disk::SECTOR;
+use crate::error::{Error, Result};
+use crate::frame::{ALIGN, HEADER, Header, Kind};
+use crate::types::Seq;
+
+/// A frame and its place.
+#[derive(Debug)]
+pub struct Scanned<'a> {
+    /// Where it starts.
+    pub offset: u64,
+    /// The frame.
+    pub frame: Frame<'a>,
+}
+
+/// Why a scan ended.
+#[derive(Debug)]
+pub enum Stop {
+    /// At a seal, or at the limit.
+    Sealed(u64),
+    /// At a place that holds no valid frame: the tail, or damage.
+    Torn(u64, Error),
+}
+
+/// Iterator over the frames of a segment.
+#[derive(Debug)]
+pub struct Scan<'a> {
+    segment: &'a Segment,
+    at: u64,
+    limit: u64,
+    may_skip: bool,
+    stop: Option<Stop>,
+}
+
+impl<'a> Scan<'a> {
+    /// Frames from `from` (a frame's start, or 0 for all) up to `limit`.
+    #[must_use]
+    pub fn new(segment: &'a Segment, from: u64, limit: u64) -> Scan<'a> {
+        Scan { segment, at: from.max(DATA_START), limit, may_skip: true, stop: None }
+    }
+
+    /// Why it ended, after it did.
+    #[must_use]
+    pub fn stop(self) -> Stop {
+        self.stop.unwrap_or(Stop::Sealed(self.at))
+    }
+
+    fn step(&mut self) -> Result<Option<Scanned<'a>>, (u64, Error)> {
+        if self.at + HEADER as u64 > self.limit {
+            return Ok(None);
+        }
+        match self.segment.frame(self.at, self.limit) {
+            Ok(frame) => Ok(Some(Scanned { offset: self.at, frame })),
+            Err(first) => {
+                let sector = self.at.next_multiple_of(SECTOR);
+                if !self.may_skip || sector == self.at || !first.is_corrupt() {
+                    return Err((self.at, first));
+                }
+                if sector + HEADER as u64 > self.limit {
+                    // Only a gap can lie here if the limit is a known end.
+                    return if sector >= self.limit { Ok(None) } else { Err((self.at, first)) };
+                }
+                match self.segment.frame(sector, self.limit) {
+                    Ok(frame) if frame.header.is_first() => Ok(Some(Scanned { offset: sector, frame })),
+                    _ => Err((self.at, first)),
+                }
+            }
+        }
+    }
+}
+
+impl<'a> Iterator for Scan<'a> {
+    type Item = Scanned<'a>;
+
+    fn next(&mut self) -> Option<Scanned<'a>> {
+        if self.stop.is_some() {
+            return None;
+        }
+        match self.step() {
+            Ok(Some(scanned)) => {
+                let header = scanned.frame.header;
+                self.at = scanned.offset + header.span();
+                self.may_skip = header.is_last();
+                if header.kind == Kind::Seal {
+                    self.stop = Some(Stop::Sealed(self.at));
+                }
+                Some(scanned)
+            }
+            Ok(None) => {
+                self.stop = Some(Stop::Sealed(self.at));
+                None
+            }
+            Err((offset, error)) => {
+                self.stop = Some(Stop::Torn(offset, error));
+                None
+            }
+        }
+    }
+}
+
+/// The highest watermark in any valid frame of `segment` at or after `from`. Only numbers in
+/// `plausible` are looked at closely, which keeps this linear on garbage.
+pub fn find_water(segment: &Segment, from: u64, limit: u64, plausible: std::ops::RangeInclusive<Seq>) -> Result<Option<Seq>> {
+    const CHUNK: u64 = 64 << 10;
+    let mut best = None;
+    let mut at = from.next_multiple_of(ALIGN);
+    let mut chunk = Vec::new();
+    while at + HEADER as u64 <= limit {
+        let len = (limit - at).min(CHUNK + HEADER as u64);
+        chunk.resize(usize::try_from(len).unwrap_or(0), 0);
+        if segment.file().read_at(at, &mut chunk).is_err() {
+            break; // what cannot be read cannot testify
+        }
+        for start in (0..chunk.len() - (HEADER - 1)).step_by(ALIGN as usize) {
+            let mut head = [0; HEADER];
+            head.copy_from_slice(&chunk[start..start + HEADER]);
+            let Some(header) = Header::decode(&head) else { continue };
+            if !plausible.contains(&header.seq) || header.flags & crate::frame::WATER == 0 {
+                continue;
+            }
+            if let Ok(frame) = segment.frame(at + start as u64, limit) {
+                best = best.max(frame.water());
+            }
+        }
+        at += CHUNK;
+    }
+    Ok(best)
+}

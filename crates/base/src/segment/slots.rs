@@ -1,0 +1,119 @@
+//! # The segment table: from a slot to a segment, without a lock
+//!
+//! Readers load a pointer under an epoch guard. A slot is cleared when its segment is freed; the
+//! segment itself (and its mapping) goes, and the slot may be given out again, only after every guard
+//! that could have seen it is gone.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use crossbeam_epoch::Guard;
+
+use super::{Address, Frame, SLOT_COUNT, Segment};
+use crate::error::{Error, Result};
+use crate::sync::Mutex;
+
+/// The table.
+#[derive(Debug)]
+pub struct Segments {
+    slots: Box<[AtomicPtr<Segment>]>,
+    free: Arc<Mutex<Free>>,
+}
+
+#[derive(Debug, Default)]
+struct Free {
+    returned: Vec<u32>,
+    next: u32,
+}
+
+impl Default for Segments {
+    fn default() -> Segments {
+        let slots = (0..SLOT_COUNT).map(|_| AtomicPtr::default()).collect();
+        Segments { slots, free: Arc::default() }
+    }
+}
+
+impl Segments {
+    /// Gives `segment` a slot. `None` if all are taken.
+    pub fn admit(&self, segment: &Arc<Segment>) -> Option<u32> {
+        let mut free = self.free.lock();
+        let slot = match free.returned.pop() {
+            Some(slot) => slot,
+            None if (free.next as usize) < SLOT_COUNT => {
+                free.next += 1;
+                free.next - 1
+            }
+            None => return None,
+        };
+        drop(free);
+        segment.slot.store(slot, Ordering::Relaxed);
+        let pointer = Arc::into_raw(Arc::clone(segment)).cast_mut();
+        let before = self.slots[slot as usize].swap(pointer, Ordering::AcqRel);
+        assert!(before.is_null(), "slot {slot} was given out twice");
+        Some(slot)
+    }
+
+    /// The segment in `slot`, for as long as the guard lives.
+    #[inline]
+    pub fn at<'g>(&self, slot: u32, _guard: &'g Guard) -> Option<&'g Segment> {
+        let pointer = self.slots.get(slot as usize)?.load(Ordering::Acquire);
+        // SAFETY:
+        // * The pointer came from `Arc::into_raw` in `admit`; the table holds that count.
+        // * `dismiss` gives the count back only after all guards pinned before it are gone, and ours
+        //   was pinned before this load.
+        unsafe { pointer.as_ref() }
+    }
+
+    /// Takes `segment` out of its slot. It lives on until every present guard is gone.
+    pub fn dismiss(&self, segment: &Segment) {
+        let slot = segment.slot();
+        let pointer = self.slots[slot as usize].swap(std::ptr::null_mut(), Ordering::AcqRel);
+        if pointer.is_null() {
+            return;
+        }
+        assert_eq!(pointer.cast_const(), std::ptr::from_ref(segment), "a segment leaves its own slot");
+        let free = Arc::clone(&self.free);
+        let address = pointer as usize;
+        let guard = crossbeam_epoch::pin();
+        // SAFETY:
+        // * `address` is the pointer of `admit`'s `Arc::into_raw`, taken out of the table by the swap
+        //   above, so this closure is the only one to give the count back.
+        // * The closure owns what it captures.
+        unsafe {
+            guard.defer_unchecked(move || {
+                drop(Arc::from_raw(address as *const Segment));
+                free.lock().returned.push(slot);
+            });
+        }
+        guard.flush();
+    }
+
+    /// The frame at `address`, checked.
+    #[inline]
+    pub fn frame<'g>(&self, address: Address, guard: &'g Guard) -> Result<Frame<'g>> {
+        match self.at(address.slot(), guard) {
+            Some(segment) => segment.frame(address.offset(), segment.end()),
+            None => Err(Error::Invalid { what: "address", why: format!("slot {} is empty", address.slot()) }),
+        }
+    }
+
+    /// Asks for the entry at `address` to be loaded soon.
+    #[inline]
+    pub fn prefetch(&self, address: Address, guard: &Guard) {
+        if let Some(segment) = self.at(address.slot(), guard) {
+            segment.prefetch(address.offset());
+        }
+    }
+}
+
+impl Drop for Segments {
+    fn drop(&mut self) {
+        for slot in &self.slots {
+            let pointer = slot.load(Ordering::Acquire);
+            if !pointer.is_null() {
+                // SAFETY: `&mut self`: nobody else uses the table, and the count is the table's own.
+                drop(unsafe { Arc::from_raw(pointer) });
+            }
+        }
+    }
+}

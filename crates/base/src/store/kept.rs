@@ -1,0 +1,142 @@
+//! # Kept: a keyspace as the store keeps it
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::engine::Engine;
+use crate::error::{Damage, Error, Result};
+use crate::types::{KeyspaceId, LogId, Seq};
+
+/// Damage that keeps a keyspace from being used.
+#[derive(Clone, Debug)]
+pub(crate) struct Broken {
+    /// The damaged file.
+    pub(crate) path: PathBuf,
+    /// Where in it.
+    pub(crate) offset: u64,
+    /// What is wrong there.
+    pub(crate) what: Damage,
+}
+
+impl Broken {
+    /// The error every call gets.
+    pub(crate) fn error(&self) -> Error {
+        Error::corrupt(&self.path, self.offset, self.what.clone())
+    }
+
+    /// Takes damage out of an error; any other error is passed on.
+    pub(crate) fn from_error(error: Error) -> Result<Broken> {
+        match error {
+            Error::Corrupt { path, offset, what } => Ok(Broken { path, offset, what }),
+            other => Err(other),
+        }
+    }
+}
+
+/// A keyspace: name, number, engine, life.
+pub struct Kept {
+    id: KeyspaceId,
+    name: String,
+    engine_name: &'static str,
+    engine: std::result::Result<Arc<dyn Engine>, Broken>,
+    log: LogId,
+    /// The commit that created it.
+    born: AtomicU64,
+    /// The commit that dropped it; `u64::MAX` while it lives.
+    died: AtomicU64,
+}
+
+impl Kept {
+    pub(crate) fn new(id: KeyspaceId, name: &str, engine: Arc<dyn Engine>, born: Seq) -> Kept {
+        Kept {
+            id,
+            name: name.to_owned(),
+            engine_name: engine.name(),
+            log: engine.log(),
+            engine: Ok(engine),
+            born: AtomicU64::new(born.0),
+            died: AtomicU64::new(u64::MAX),
+        }
+    }
+
+    /// The same keyspace, unusable.
+    pub(crate) fn broken(&self, broken: Broken) -> Kept {
+        Kept {
+            id: self.id,
+            name: self.name.clone(),
+            engine_name: self.engine_name,
+            engine: Err(broken),
+            log: self.log,
+            born: AtomicU64::new(self.born.load(Ordering::Relaxed)),
+            died: AtomicU64::new(u64::MAX),
+        }
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn id(&self) -> KeyspaceId {
+        self.id
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The name of its engine.
+    #[must_use]
+    pub fn engine_name(&self) -> &'static str {
+        self.engine_name
+    }
+
+    /// The log its commits go to.
+    #[must_use]
+    pub fn log(&self) -> LogId {
+        self.log
+    }
+
+    /// Its engine, or the damage that keeps it from working.
+    pub fn engine(&self) -> Result<&Arc<dyn Engine>> {
+        self.engine.as_ref().map_err(Broken::error)
+    }
+
+    /// The commit that created it.
+    #[must_use]
+    pub fn born(&self) -> Seq {
+        Seq(self.born.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn set_born(&self, seq: Seq) {
+        self.born.store(seq.0, Ordering::Release);
+    }
+
+    /// The commit that dropped it.
+    #[must_use]
+    pub fn died(&self) -> Seq {
+        Seq(self.died.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn set_died(&self, seq: Seq) {
+        self.died.store(seq.0, Ordering::Release);
+    }
+
+    /// True once it was dropped or cleared.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.died() != Seq(u64::MAX)
+    }
+
+    /// True if a view at `seq` shows it.
+    #[must_use]
+    pub fn is_seen_by(&self, seq: Seq) -> bool {
+        self.born() <= seq && seq < self.died()
+    }
+}
+
+impl std::fmt::Debug for Kept {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ({}, {})", self.name, self.id, self.engine_name)
+    }
+}

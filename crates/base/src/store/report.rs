@@ -1,0 +1,156 @@
+//! # What a store says of itself
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::types::{Durability, KeyspaceId};
+
+/// How to open a store.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Create it if there is none.
+    pub create: bool,
+    /// Change nothing on disk.
+    pub read_only: bool,
+    /// Memory budget in bytes.
+    pub memory: u64,
+    /// What a write has survived when it is acknowledged, unless it says otherwise.
+    pub durability: Durability,
+    /// Buffered writes are synced this long after they were made, as a target.
+    pub sync_interval: Duration,
+    /// How many times the live entries the store logs may take on disk.
+    pub space_limit: f64,
+    /// Sizes for tests.
+    pub tiny: bool,
+    /// No background threads.
+    pub inline: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            create: true,
+            read_only: false,
+            memory: 1 << 30,
+            durability: Durability::Buffer,
+            sync_interval: Duration::from_millis(100),
+            space_limit: 1.6,
+            tiny: false,
+            inline: false,
+        }
+    }
+}
+
+/// One keyspace in a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyspaceInfo {
+    /// Its name.
+    pub name: String,
+    /// Its number: never reused, names its files.
+    pub id: KeyspaceId,
+    /// Its engine.
+    pub engine: &'static str,
+    /// What is wrong with it, if it cannot be used.
+    pub damage: Option<String>,
+}
+
+/// Memory by purpose, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryStats {
+    /// The budget.
+    pub budget: u64,
+    /// Volatile indexes.
+    pub index: u64,
+    /// Old versions that snapshots pin.
+    pub versions: u64,
+    /// Memtables and write buffers.
+    pub buffers: u64,
+    /// Caches.
+    pub cache: u64,
+}
+
+/// Figures of one log.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LogStats {
+    /// Its name: `journal`, `flat`.
+    pub name: &'static str,
+    /// Live segments.
+    pub segments: u64,
+    /// Bytes of their files.
+    pub disk_bytes: u64,
+    /// Bytes of entries that something points to.
+    pub live_bytes: u64,
+    /// Bytes appended by commits since opening.
+    pub appended: u64,
+    /// Bytes appended by the cleaner since opening.
+    pub moved: u64,
+    /// Segments freed since opening.
+    pub freed: u64,
+    /// Segments kept as they are because a frame in them is damaged.
+    pub damaged: u64,
+}
+
+/// Figures of the whole database.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Stats {
+    /// Number of the newest commit.
+    pub visible: u64,
+    /// Everything up to here survives a power cut.
+    pub durable: u64,
+    /// How long the oldest unsynced commit has been waiting.
+    pub unsynced_age: Duration,
+    /// Sync rounds since opening.
+    pub sync_rounds: u64,
+    /// Commits that waited for a sync round since opening.
+    pub sync_waits: u64,
+    /// Live snapshots and iterators.
+    pub views: u64,
+    /// The oldest state one of them shows.
+    pub oldest_view: Option<u64>,
+    /// Times a writer was slowed down because background work was behind.
+    pub brakes: u64,
+    /// Checkpoints published since opening.
+    pub checkpoints: u64,
+    /// Bytes of checkpoints written since opening.
+    pub checkpoint_bytes: u64,
+    /// Bytes of values that stand in files of their own, staged since opening.
+    pub staged_bytes: u64,
+    /// Why the database refuses writes, if it does.
+    pub poisoned: Option<&'static str>,
+    /// Memory.
+    pub memory: MemoryStats,
+    /// The logs.
+    pub logs: Vec<LogStats>,
+    /// How the opening went.
+    pub opening: OpeningStats,
+}
+
+/// How an opening went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpeningStats {
+    /// The database had been closed in order.
+    pub clean: bool,
+    /// Time it took.
+    pub took: Duration,
+    /// Frames read to find the end.
+    pub frames_scanned: u64,
+    /// Records replayed into engines.
+    pub records_replayed: u64,
+    /// Bytes of commits above the cut that a crash left incomplete.
+    pub bytes_cut: u64,
+}
+
+/// What a verification read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VerifyReport {
+    /// Pairs read.
+    pub pairs: u64,
+    /// Frames checked.
+    pub frames: u64,
+    /// Bytes checked.
+    pub bytes: u64,
+    /// Damages reported.
+    pub findings: u64,
+    /// Files checked.
+    pub files: Vec<PathBuf>,
+}

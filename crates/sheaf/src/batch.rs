@@ -1,0 +1,199 @@
+//! # Batch: many operations, over any keyspaces, as one commit
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use sheaf_base::engine::{Action, Op};
+use sheaf_base::store::{Kept, Outcome, Store, Write};
+use sheaf_base::types::{KeyspaceId, Seq};
+
+use crate::{Durability, Error, Keyspace, Result, Value};
+
+enum Change {
+    Put(Value),
+    Remove,
+}
+
+struct Entry {
+    keyspace: Keyspace,
+    key: Value,
+    change: Change,
+}
+
+struct Expectation {
+    keyspace: Keyspace,
+    key: Value,
+    value: Option<Value>,
+}
+
+/// Operations that become one commit: there whole or not at all, after any crash. The last operation
+/// on a key wins. Dropping it writes nothing.
+pub struct Batch {
+    store: Arc<Store>,
+    entries: Vec<Entry>,
+    expectations: Vec<Expectation>,
+    durability: Option<Durability>,
+}
+
+impl Batch {
+    pub(crate) fn new(store: Arc<Store>) -> Batch {
+        Batch { store, entries: Vec::new(), expectations: Vec::new(), durability: None }
+    }
+
+    /// Sets `key` to `value` in `keyspace`. Limits are checked at the commit.
+    pub fn insert(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> &mut Batch {
+        self.push(keyspace, key.as_ref(), Change::Put(Value::new(value.as_ref())))
+    }
+
+    /// Removes `key` from `keyspace`.
+    pub fn remove(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> &mut Batch {
+        self.push(keyspace, key.as_ref(), Change::Remove)
+    }
+
+    fn push(&mut self, keyspace: &Keyspace, key: &[u8], change: Change) -> &mut Batch {
+        self.entries.push(Entry { keyspace: keyspace.clone(), key: Value::new(key), change });
+        self
+    }
+
+    /// The commit happens only if `key` has this value (`None`: is not there) at that moment; else it
+    /// answers [`Error::Conflict`] and writes nothing.
+    pub fn expect(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: Option<&[u8]>) -> &mut Batch {
+        self.expectations.push(Expectation {
+            keyspace: keyspace.clone(),
+            key: Value::new(key.as_ref()),
+            value: value.map(Value::new),
+        });
+        self
+    }
+
+    /// How durable the commit is when it is acknowledged, in place of the database's default.
+    pub fn durability(&mut self, durability: Durability) -> &mut Batch {
+        self.durability = Some(durability);
+        self
+    }
+
+    /// How many operations it holds.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether it holds none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Commits and waits for the durability asked.
+    pub fn commit(self) -> Result<()> {
+        self.submit()?.wait()
+    }
+
+    /// Commits and returns a ticket without waiting for the device: the batch is visible and survives
+    /// a killed process on return. Tickets become durable in commit order.
+    pub fn submit(self) -> Result<Commit> {
+        let durability = self.durability.unwrap_or(self.store.durability());
+        let seq = loop {
+            if let Some(seq) = self.attempt()? {
+                break seq;
+            }
+        };
+        Ok(Commit { store: self.store, seq, durability })
+    }
+
+    /// One attempt. `None` if an expected key changed between the look and the commit.
+    fn attempt(&self) -> Result<Option<Seq>> {
+        if !self.expectations.is_empty() {
+            self.store.check_open()?;
+        }
+        let expected = self.expectations.iter().map(|e| Ok(Arc::clone(&*e.keyspace.kept()?))).collect::<Result<Vec<_>>>()?;
+        let mut expect_ops = Vec::with_capacity(expected.len());
+        for (expectation, kept) in self.expectations.iter().zip(&expected) {
+            let engine = kept.engine()?;
+            let mut op = Op::new(&expectation.key, Action::Expect);
+            engine.prepare(&mut op)?; // before the read: a later change makes the commit stale
+            let mut value = None;
+            engine.get(Seq::LATEST, &expectation.key, &mut |v| value = Some(Value::new(v)))?;
+            if value != expectation.value {
+                return Err(Error::Conflict);
+            }
+            expect_ops.push(op);
+        }
+        let (kepts, order) = self.last_wins()?;
+        let mut writes: Vec<Write<'_>> = expect_ops
+            .into_iter()
+            .zip(&expected)
+            .map(|(op, kept)| Write { kept, op })
+            .chain(order.iter().map(|&(entry, kept)| {
+                let entry = &self.entries[entry];
+                let action = match &entry.change {
+                    Change::Put(value) => Action::Put(value),
+                    Change::Remove => Action::Remove,
+                };
+                Write { kept: &kepts[kept], op: Op::new(&entry.key, action) }
+            }))
+            .collect();
+        Ok(match self.store.commit(&mut writes)? {
+            Outcome::Done(seq) => Some(seq),
+            Outcome::Stale => None,
+        })
+    }
+
+    /// The keyspaces, and which entry of which keyspace is the last on its key (R2).
+    #[allow(clippy::type_complexity)]
+    fn last_wins(&self) -> Result<(Vec<Arc<Kept>>, Vec<(usize, usize)>)> {
+        let mut kepts: Vec<Arc<Kept>> = Vec::new();
+        let mut seen: HashMap<(KeyspaceId, &[u8]), usize> = HashMap::with_capacity(self.entries.len());
+        let mut order: Vec<(usize, usize)> = Vec::with_capacity(self.entries.len());
+        for (index, entry) in self.entries.iter().enumerate() {
+            let kept = entry.keyspace.kept()?;
+            let position = match kepts.iter().position(|k| Arc::ptr_eq(k, &kept)) {
+                Some(position) => position,
+                None => {
+                    kepts.push(Arc::clone(&kept));
+                    kepts.len() - 1
+                }
+            };
+            match seen.entry((kept.id(), &entry.key)) {
+                std::collections::hash_map::Entry::Occupied(at) => order[*at.get()].0 = index,
+                std::collections::hash_map::Entry::Vacant(free) => {
+                    free.insert(order.len());
+                    order.push((index, position));
+                }
+            }
+        }
+        Ok((kepts, order))
+    }
+}
+
+/// A ticket for a submitted batch.
+pub struct Commit {
+    store: Arc<Store>,
+    seq: Seq,
+    durability: Durability,
+}
+
+impl Commit {
+    /// The commit's sequence number: greater than that of every commit acknowledged before. A batch
+    /// that changed nothing has that of the newest commit.
+    #[must_use]
+    pub fn seq(&self) -> u64 {
+        self.seq.0
+    }
+
+    /// Whether a power cut can no longer take it.
+    #[must_use]
+    pub fn is_durable(&self) -> bool {
+        self.store.durable() >= self.seq
+    }
+
+    /// Waits for the durability the batch asked for.
+    pub fn wait(&self) -> Result<()> {
+        self.store.acknowledge(self.seq, self.durability)
+    }
+
+    /// Waits until the commit, and all before it, are on the device.
+    pub fn wait_durable(&self) -> Result<()> {
+        self.store.acknowledge(self.seq, Durability::Sync)
+    }
+}

@@ -1,0 +1,219 @@
+//! # Database: opening, keyspaces, snapshots, the end
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use sheaf_base::clock::{Clock, SystemClock};
+use sheaf_base::disk::Disk;
+use sheaf_base::disk::real::RealDisk;
+use sheaf_base::engine::EngineFactory;
+use sheaf_base::store::{KeyspaceInfo, Options, Stats, Store, VerifyReport};
+
+use crate::{Batch, Durability, Error, Keyspace, KeyspaceOptions, Result, Snapshot};
+
+/// The engine of a keyspace that does not ask for one.
+pub const DEFAULT_ENGINE: &str = "flat";
+
+/// How to open a database.
+pub struct Builder {
+    options: Options,
+    disk: Arc<dyn Disk>,
+    clock: Arc<dyn Clock>,
+    engines: Vec<Arc<dyn EngineFactory>>,
+}
+
+impl Default for Builder {
+    fn default() -> Builder {
+        Builder {
+            options: Options::default(),
+            disk: Arc::new(RealDisk::new()),
+            clock: Arc::new(SystemClock::new()),
+            engines: vec![Arc::new(sheaf_flat::Flat)],
+        }
+    }
+}
+
+impl Builder {
+    /// Whether a missing database is created (default) or is an error.
+    #[must_use]
+    pub fn create(mut self, create: bool) -> Builder {
+        self.options.create = create;
+        self
+    }
+
+    /// Opens for reading only: nothing on disk changes, writes answer [`Error::ReadOnly`]. Several
+    /// readers may share a database; a writer excludes them and they it.
+    #[must_use]
+    pub fn read_only(mut self, read_only: bool) -> Builder {
+        self.options.read_only = read_only;
+        self
+    }
+
+    /// The memory budget in bytes for indexes, caches and pinned versions. Default 1 GiB.
+    #[must_use]
+    pub fn memory(mut self, bytes: u64) -> Builder {
+        self.options.memory = bytes;
+        self
+    }
+
+    /// How durable a write is when it is acknowledged, unless its batch says otherwise.
+    #[must_use]
+    pub fn durability(mut self, durability: Durability) -> Builder {
+        self.options.durability = durability;
+        self
+    }
+
+    /// How long a buffered write may stay unsynced: a target. Default 100 ms.
+    #[must_use]
+    pub fn sync_interval(mut self, interval: Duration) -> Builder {
+        self.options.sync_interval = interval;
+        self
+    }
+
+    /// How many times the live entries the store logs may take on disk before cleaning works them
+    /// down; from 1.1 to 10. Less costs device writes: see the engine's README. Default 1.6.
+    #[must_use]
+    pub fn space_limit(mut self, times: f64) -> Builder {
+        self.options.space_limit = times;
+        self
+    }
+
+    /// Sizes so small that everything happens within 200 operations. For tests.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn tiny(mut self, tiny: bool) -> Builder {
+        self.options.tiny = tiny;
+        self
+    }
+
+    /// No background threads: work runs in [`Database::pump`] and in writers that need it. For tests.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn inline(mut self, inline: bool) -> Builder {
+        self.options.inline = inline;
+        self
+    }
+
+    /// Another disk than the machine's. For tests.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn disk(mut self, disk: Arc<dyn Disk>) -> Builder {
+        self.disk = disk;
+        self
+    }
+
+    /// Another clock than the machine's. For tests.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Builder {
+        self.clock = clock;
+        self
+    }
+
+    /// One more engine. For tests.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn engine(mut self, engine: Arc<dyn EngineFactory>) -> Builder {
+        self.engines.push(engine);
+        self
+    }
+
+    /// Opens (or creates) the database in directory `path`.
+    ///
+    /// Errors: [`Error::NotFound`] without `create`; [`Error::NotADatabase`] for a directory that holds
+    /// anything else; [`Error::Locked`] if somebody has it open; [`Error::Format`] for a newer format;
+    /// [`Error::Corrupt`] if ROOT is damaged. Damage in one keyspace shows when that one is used.
+    pub fn open(self, path: impl AsRef<Path>) -> Result<Database> {
+        let store = Store::open(path.as_ref(), self.options, self.disk, self.clock, self.engines)?;
+        Ok(Database { store })
+    }
+}
+
+/// A database: keyspaces in a directory, under one order of commits. A cheap clone; `Send + Sync`.
+/// It closes when [`Database::close`] is called or the last handle goes.
+#[derive(Clone)]
+pub struct Database {
+    store: Arc<Store>,
+}
+
+impl Database {
+    /// Opens or creates the database in directory `path` with default options.
+    pub fn open(path: impl AsRef<Path>) -> Result<Database> {
+        Database::builder().open(path)
+    }
+
+    /// Options for opening.
+    #[must_use]
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// Its directory.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        self.store.path().to_path_buf()
+    }
+
+    /// The keyspace `name`, created durably if there is none. Names have 1 to 255 bytes.
+    pub fn keyspace(&self, name: &str, options: KeyspaceOptions) -> Result<Keyspace> {
+        let kept = self.store.keyspace(name, options.engine.as_deref(), DEFAULT_ENGINE)?;
+        Ok(Keyspace::new(Arc::clone(&self.store), kept))
+    }
+
+    /// The keyspace `name` if there is one.
+    pub fn existing_keyspace(&self, name: &str) -> Result<Option<Keyspace>> {
+        let kept = self.store.existing(name)?;
+        Ok(kept.map(|kept| Keyspace::new(Arc::clone(&self.store), kept)))
+    }
+
+    /// The keyspaces, sorted by name.
+    #[must_use]
+    pub fn keyspaces(&self) -> Vec<KeyspaceInfo> {
+        self.store.keyspaces()
+    }
+
+    /// Drops the keyspace `name`, durably. False if there is none. Snapshots that show it still do.
+    pub fn drop_keyspace(&self, name: &str) -> Result<bool> {
+        self.store.drop_keyspace(name)
+    }
+
+    /// A batch of operations over any of its keyspaces.
+    #[must_use]
+    pub fn batch(&self) -> Batch {
+        Batch::new(Arc::clone(&self.store))
+    }
+
+    /// The database as of now.
+    pub fn snapshot(&self) -> Result<Snapshot> {
+        Snapshot::new(&self.store)
+    }
+
+    /// Waits until everything acknowledged before the call is on the device.
+    pub fn persist(&self) -> Result<()> {
+        self.store.persist()
+    }
+
+    /// Figures of the whole database.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.store.stats()
+    }
+
+    /// Reads everything and reports each damage to `report`.
+    pub fn verify(&self, mut report: impl FnMut(Error)) -> Result<VerifyReport> {
+        self.store.verify(&mut report)
+    }
+
+    /// Runs background work that is due, in the caller's thread; true if there was any. For tests.
+    #[doc(hidden)]
+    pub fn pump(&self) -> Result<bool> {
+        self.store.pump()
+    }
+
+    /// Makes everything durable, writes what makes the next opening fast, and closes. Other handles
+    /// answer [`Error::Closed`] from then on.
+    pub fn close(self) -> Result<()> {
+        self.store.close()
+    }
+}

@@ -1,0 +1,145 @@
+//! # Iterators: pairs and keys of a keyspace at one view, from both ends
+
+use std::ops::{Bound, RangeBounds};
+use std::sync::Arc;
+
+use sheaf_base::engine::{Bounds, Cursor, Want};
+use sheaf_base::store::{Kept, View};
+
+use crate::{Error, Result, Value};
+
+/// Owned limits of any range of keys.
+pub(crate) fn bounds_of<K: AsRef<[u8]>>(range: &impl RangeBounds<K>) -> Bounds {
+    let own = |bound: Bound<&K>| bound.map(|key| key.as_ref().to_vec());
+    Bounds { low: own(range.start_bound()), high: own(range.end_bound()) }
+}
+
+/// The limits of all keys that start with `prefix`.
+pub(crate) fn prefix_bounds(prefix: &[u8]) -> Bounds {
+    if prefix.is_empty() {
+        return Bounds::all();
+    }
+    let mut after = prefix.to_vec();
+    while let Some(last) = after.pop() {
+        if let Some(next) = last.checked_add(1) {
+            after.push(next);
+            break;
+        }
+    }
+    let high = if after.is_empty() { Bound::Unbounded } else { Bound::Excluded(after) };
+    Bounds { low: Bound::Included(prefix.to_vec()), high }
+}
+
+/// Pairs at one view. Yields `Result`s; after an error it yields nothing more. Double-ended where the
+/// engine is ordered (elsewhere taking from the back yields [`Error::Unsupported`]). Outlives the
+/// handles it came from, not the database's closing.
+pub struct Iter {
+    view: Arc<View>,
+    kept: Arc<Kept>,
+    bounds: Bounds,
+    want: Want,
+    front: End,
+    back: End,
+    done: bool,
+}
+
+/// One end of the walk: its cursor once it was used.
+#[derive(Default)]
+struct End {
+    cursor: Option<Box<dyn Cursor>>,
+    moved: bool,
+}
+
+impl Iter {
+    pub(crate) fn new(view: Arc<View>, kept: Arc<Kept>, bounds: Bounds, want: Want) -> Result<Iter> {
+        let engine = kept.engine()?;
+        if !bounds.is_all() && !engine.capabilities().ordered {
+            return Err(Error::Unsupported { engine: kept.engine_name(), feature: "ranges" });
+        }
+        let done = bounds.is_empty();
+        Ok(Iter { view, kept, bounds, want, front: End::default(), back: End::default(), done })
+    }
+
+    fn open(&self) -> Result<Box<dyn Cursor>> {
+        Arc::clone(self.kept.engine()?).cursor(self.view.seq(), self.bounds.clone(), self.want)
+    }
+
+    fn step(&mut self, forward: bool) -> Result<Option<(Value, Value)>> {
+        self.view.check_open()?;
+        if !forward && !self.kept.engine()?.capabilities().ordered {
+            return Err(Error::Unsupported { engine: self.kept.engine_name(), feature: "reverse iteration" });
+        }
+        let end = if forward { &self.front } else { &self.back };
+        if end.cursor.is_none() {
+            let cursor = Some(self.open()?);
+            *(if forward { &mut self.front } else { &mut self.back }) = End { cursor, moved: false };
+        }
+        let (mine, other) =
+            if forward { (&mut self.front, &self.back) } else { (&mut self.back, &self.front) };
+        let Some(cursor) = mine.cursor.as_mut() else { return Ok(None) };
+        if !(if forward { cursor.next() } else { cursor.prev() })? {
+            return Ok(None);
+        }
+        mine.moved = true;
+        if let Some(met) = other.cursor.as_ref().filter(|_| other.moved) {
+            let crossed = if forward { cursor.key() >= met.key() } else { cursor.key() <= met.key() };
+            if crossed {
+                return Ok(None);
+            }
+        }
+        let value = if self.want == Want::Pairs { Value::new(cursor.value()) } else { Value::new(&[]) };
+        Ok(Some((Value::new(cursor.key()), value)))
+    }
+
+    fn advance(&mut self, forward: bool) -> Option<Result<(Value, Value)>> {
+        if self.done {
+            return None;
+        }
+        let step = self.step(forward).transpose();
+        self.done = !matches!(step, Some(Ok(_)));
+        step
+    }
+}
+
+impl Iterator for Iter {
+    type Item = Result<(Value, Value)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.advance(true)
+    }
+}
+
+impl DoubleEndedIterator for Iter {
+    fn next_back(&mut self) -> Option<Self::Item> {
+        self.advance(false)
+    }
+}
+
+/// The keys of an [`Iter`].
+pub struct Keys(pub(crate) Iter);
+
+impl Iterator for Keys {
+    type Item = Result<Value>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.0.next().map(|pair| pair.map(|(key, _)| key))
+    }
+}
+
+impl DoubleEndedIterator for Keys {
+    fn next_back(&mut self) -> Option<Self::Item> {
+        self.0.next_back().map(|pair| pair.map(|(key, _)| key))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_of_high_bytes_has_no_upper_end() {
+        assert_eq!(prefix_bounds(b"a\xff").high, Bound::Excluded(b"b".to_vec()));
+        assert_eq!(prefix_bounds(b"\xff\xff").high, Bound::Unbounded);
+        assert!(prefix_bounds(b"").is_all());
+    }
+}

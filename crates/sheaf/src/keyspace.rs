@@ -1,0 +1,322 @@
+//! # Keyspace: the handle to one map from bytes to bytes
+
+use std::ops::RangeBounds;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use sheaf_base::engine::{Action, Bounds, Op, Want};
+use sheaf_base::store::{Kept, Outcome, Store, Write};
+use sheaf_base::types::Seq;
+
+use crate::iter::{Iter, Keys, bounds_of, prefix_bounds};
+use crate::{Capabilities, EngineStats, Error, Result, Value};
+
+/// How many keys [`Keyspace::remove_range`] removes in one commit.
+const REMOVE_CHUNK: usize = 1024;
+
+/// Options of a keyspace at its creation.
+#[derive(Clone, Debug, Default)]
+pub struct KeyspaceOptions {
+    pub(crate) engine: Option<String>,
+}
+
+impl KeyspaceOptions {
+    /// The engine that keeps it, by name (`"flat"`). Remembered; opening it as another is refused.
+    /// Without it, an existing keyspace opens as what it is and a new one gets the default engine.
+    #[must_use]
+    pub fn engine(mut self, name: &str) -> KeyspaceOptions {
+        self.engine = Some(name.to_owned());
+        self
+    }
+}
+
+/// A map from bytes to bytes. A cheap clone; `Send + Sync`; usable from any thread.
+///
+/// Keys have 0 to 65,535 bytes, values 0 to 4 GiB − 1; any content. After the keyspace is dropped
+/// every call answers [`Error::NoKeyspace`].
+#[derive(Clone)]
+pub struct Keyspace {
+    pub(crate) shared: Arc<Shared>,
+}
+
+pub(crate) struct Shared {
+    pub(crate) store: Arc<Store>,
+    pub(crate) kept: ArcSwap<Kept>,
+}
+
+impl Keyspace {
+    pub(crate) fn new(store: Arc<Store>, kept: Arc<Kept>) -> Keyspace {
+        Keyspace { shared: Arc::new(Shared { store, kept: ArcSwap::new(kept) }) }
+    }
+
+    fn store(&self) -> &Arc<Store> {
+        &self.shared.store
+    }
+
+    /// What keeps the keyspace now; after a `clear` through another handle that is a successor.
+    pub(crate) fn kept(&self) -> Result<arc_swap::Guard<Arc<Kept>>> {
+        let kept = self.shared.kept.load();
+        if kept.is_gone() {
+            let successor = self.store().successor(&kept)?;
+            self.shared.kept.store(successor);
+            return Ok(self.shared.kept.load());
+        }
+        Ok(kept)
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.shared.kept.load().name().to_owned()
+    }
+
+    /// The name of its engine.
+    #[must_use]
+    pub fn engine(&self) -> &'static str {
+        self.shared.kept.load().engine_name()
+    }
+
+    /// What its engine can do.
+    pub fn capabilities(&self) -> Result<Capabilities> {
+        Ok(self.kept()?.engine()?.capabilities())
+    }
+
+    /// Figures of the engine.
+    pub fn stats(&self) -> Result<EngineStats> {
+        Ok(self.kept()?.engine()?.stats())
+    }
+
+    /// Sets `key` to `value` with the database's default durability. Costs one record in the log and
+    /// the look-up of what it replaces.
+    pub fn insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
+        self.write(key.as_ref(), Action::Put(value.as_ref()))
+    }
+
+    /// Removes `key`; a key that is not there is fine.
+    pub fn remove(&self, key: impl AsRef<[u8]>) -> Result<()> {
+        self.write(key.as_ref(), Action::Remove)
+    }
+
+    fn write(&self, key: &[u8], action: Action<'_>) -> Result<()> {
+        let kept = self.kept()?;
+        let mut writes = [Write { kept: &kept, op: Op::new(key, action) }];
+        let seq = match self.store().commit(&mut writes)? {
+            Outcome::Done(seq) => seq,
+            Outcome::Stale => return Err(Error::Conflict),
+        };
+        self.store().acknowledge(seq, self.store().durability())
+    }
+
+    /// The value of `key`.
+    pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
+        self.get_with(key, Value::new)
+    }
+
+    /// Calls `read` with the value of `key`, without a copy where the engine has it in memory. Long
+    /// work in `read` delays the return of space; do not write to the database from it.
+    pub fn get_with<R>(&self, key: impl AsRef<[u8]>, read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
+        let kept = self.kept()?;
+        get_at(self.store(), &kept, Seq::LATEST, key.as_ref(), read)
+    }
+
+    /// Whether `key` has a value.
+    pub fn contains_key(&self, key: impl AsRef<[u8]>) -> Result<bool> {
+        let kept = self.kept()?;
+        self.store().check_open()?;
+        kept.engine()?.contains(Seq::LATEST, key.as_ref())
+    }
+
+    /// The values of many keys, in their order, each as of its own moment (take a snapshot for one
+    /// moment for all). Cheaper than as many `get`s: the memory accesses overlap.
+    pub fn multi_get<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> Result<Vec<Option<Value>>> {
+        let keys: Vec<K> = keys.into_iter().collect();
+        let kept = self.kept()?;
+        let engine = kept.engine()?;
+        let mut values = Vec::with_capacity(keys.len());
+        for group in keys.chunks(32) {
+            let group: Vec<&[u8]> = group.iter().map(AsRef::as_ref).collect();
+            engine.prefetch(&group);
+            for key in group {
+                values.push(get_at(self.store(), &kept, Seq::LATEST, key, Value::new)?);
+            }
+        }
+        Ok(values)
+    }
+
+    /// Replaces the value of `key` by what `change` makes of it (`None`: not there, or remove it), and
+    /// returns the new value. Atomic: `change` runs again if the key changed meanwhile, so it should
+    /// have no effects beside its result. No lock is held while it runs.
+    pub fn update(
+        &self,
+        key: impl AsRef<[u8]>,
+        mut change: impl FnMut(Option<&[u8]>) -> Option<Vec<u8>>,
+    ) -> Result<Option<Value>> {
+        let key = key.as_ref();
+        loop {
+            let mut new = None;
+            if self.swap_once(key, |old| {
+                new = change(old);
+                Some(new.clone())
+            })? {
+                return Ok(new.map(Value::from));
+            }
+        }
+    }
+
+    /// Sets `key` to `new` if its value is `expected` (`None`: not there). False, and nothing changed,
+    /// if it is another.
+    pub fn compare_and_swap(
+        &self,
+        key: impl AsRef<[u8]>,
+        expected: Option<&[u8]>,
+        new: Option<&[u8]>,
+    ) -> Result<bool> {
+        let key = key.as_ref();
+        loop {
+            let mut as_expected = false;
+            let done = self.swap_once(key, |old| {
+                as_expected = old == expected;
+                as_expected.then(|| new.map(<[u8]>::to_vec))
+            })?;
+            if !as_expected || done {
+                return Ok(as_expected);
+            }
+        }
+    }
+
+    /// One attempt at read, decide, write. `decide` returns `None` to write nothing. False if the key
+    /// changed in between, or nothing was to be written.
+    fn swap_once(&self, key: &[u8], decide: impl FnOnce(Option<&[u8]>) -> Option<Option<Vec<u8>>>) -> Result<bool> {
+        let kept = self.kept()?;
+        let engine = kept.engine()?;
+        self.store().check_open()?;
+        let mut expect = Op::new(key, Action::Expect);
+        engine.prepare(&mut expect)?; // from here on a change of the key makes the commit stale
+        let mut old = None;
+        engine.get(Seq::LATEST, key, &mut |value| old = Some(Value::new(value)))?;
+        let Some(new) = decide(old.as_deref()) else { return Ok(false) };
+        let action = match &new {
+            Some(value) => Action::Put(value),
+            None => Action::Remove,
+        };
+        let mut writes =
+            [Write { kept: &kept, op: expect }, Write { kept: &kept, op: Op::new(key, action) }];
+        match self.store().commit(&mut writes)? {
+            Outcome::Stale => Ok(false),
+            Outcome::Done(seq) => {
+                self.store().acknowledge(seq, self.store().durability())?;
+                Ok(true)
+            }
+        }
+    }
+
+    /// The pairs within `range`, in key order, from either end, as of now: an iterator is a snapshot.
+    /// Needs an ordered engine unless the range is everything.
+    pub fn range<K: AsRef<[u8]>>(&self, range: impl RangeBounds<K>) -> Result<Iter> {
+        self.iterate(bounds_of(&range), Want::Pairs)
+    }
+
+    /// The pairs whose keys start with `prefix`. Needs an ordered engine unless the prefix is empty.
+    pub fn prefix(&self, prefix: impl AsRef<[u8]>) -> Result<Iter> {
+        self.iterate(prefix_bounds(prefix.as_ref()), Want::Pairs)
+    }
+
+    /// All pairs: in key order where the engine is ordered, else each once in no particular order.
+    pub fn iter(&self) -> Result<Iter> {
+        self.iterate(Bounds::all(), Want::Pairs)
+    }
+
+    /// All keys, ordered as in [`Keyspace::iter`].
+    pub fn keys(&self) -> Result<Keys> {
+        Ok(Keys(self.iterate(Bounds::all(), Want::Keys)?))
+    }
+
+    fn iterate(&self, bounds: Bounds, want: Want) -> Result<Iter> {
+        loop {
+            let view = self.store().view()?;
+            let kept = self.kept()?;
+            // A clear between the two lines would leave a keyspace that is younger than the view.
+            if kept.is_seen_by(view.seq()) {
+                return Iter::new(Arc::new(view), Arc::clone(&kept), bounds, want);
+            }
+        }
+    }
+
+    /// The pair with the lowest key. Needs an ordered engine.
+    pub fn first(&self) -> Result<Option<(Value, Value)>> {
+        self.need_order("first")?;
+        self.iter()?.next().transpose()
+    }
+
+    /// The pair with the highest key. Needs an ordered engine.
+    pub fn last(&self) -> Result<Option<(Value, Value)>> {
+        self.need_order("last")?;
+        self.iter()?.next_back().transpose()
+    }
+
+    fn need_order(&self, feature: &'static str) -> Result<()> {
+        let kept = self.kept()?;
+        if kept.engine()?.capabilities().ordered {
+            return Ok(());
+        }
+        Err(Error::Unsupported { engine: kept.engine_name(), feature })
+    }
+
+    /// How many keys there are now.
+    pub fn len(&self) -> Result<u64> {
+        let kept = self.kept()?;
+        self.store().check_open()?;
+        kept.engine()?.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> Result<bool> {
+        Ok(self.len()? == 0)
+    }
+
+    /// Removes everything, atomically and durably, whatever the number of keys.
+    pub fn clear(&self) -> Result<()> {
+        let kept = self.kept()?;
+        let successor = self.store().clear_keyspace(&kept)?;
+        self.shared.kept.store(successor);
+        Ok(())
+    }
+
+    /// Removes the pairs within `range`, in commits of a thousand keys (atomic each, not together), and
+    /// returns how many there were. Needs an ordered engine unless the range is everything.
+    pub fn remove_range<K: AsRef<[u8]>>(&self, range: impl RangeBounds<K>) -> Result<u64> {
+        let mut keys = Keys(self.iterate(bounds_of(&range), Want::Keys)?);
+        let mut count = 0;
+        loop {
+            let chunk = keys.by_ref().take(REMOVE_CHUNK).collect::<Result<Vec<Value>>>()?;
+            if chunk.is_empty() {
+                return Ok(count);
+            }
+            count += chunk.len() as u64;
+            let mut batch = crate::Batch::new(Arc::clone(self.store()));
+            for key in &chunk {
+                batch.remove(self, key);
+            }
+            batch.commit()?;
+        }
+    }
+}
+
+/// A point read at `at`.
+pub(crate) fn get_at<R>(
+    store: &Store,
+    kept: &Kept,
+    at: Seq,
+    key: &[u8],
+    read: impl FnOnce(&[u8]) -> R,
+) -> Result<Option<R>> {
+    store.check_open()?;
+    let mut read = Some(read);
+    let mut result = None;
+    kept.engine()?.get(at, key, &mut |value| {
+        if let Some(read) = read.take() {
+            result = Some(read(value));
+        }
+    })?;
+    Ok(result)
+}

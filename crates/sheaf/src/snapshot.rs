@@ -1,0 +1,102 @@
+//! # Snapshot: the whole database as of one moment
+
+use std::ops::RangeBounds;
+use std::sync::Arc;
+
+use sheaf_base::engine::{Bounds, Want};
+use sheaf_base::store::{Kept, Store, View};
+
+use crate::iter::{Iter, Keys, bounds_of, prefix_bounds};
+use crate::keyspace::get_at;
+use crate::{Error, Result, Value};
+
+/// A consistent view over all keyspaces. Holds up nobody; what it pins is in
+/// [`crate::Stats`]. Keyspaces created later are absent in it, dropped ones stay readable.
+#[derive(Clone)]
+pub struct Snapshot {
+    view: Arc<View>,
+}
+
+impl Snapshot {
+    pub(crate) fn new(store: &Arc<Store>) -> Result<Snapshot> {
+        Ok(Snapshot { view: Arc::new(store.view()?) })
+    }
+
+    /// The sequence number of the last commit it shows.
+    #[must_use]
+    pub fn seq(&self) -> u64 {
+        self.view.seq().0
+    }
+
+    /// The names of the keyspaces in it, sorted.
+    #[must_use]
+    pub fn keyspaces(&self) -> Vec<String> {
+        self.view.keyspaces().map(|kept| kept.name().to_owned()).collect()
+    }
+
+    /// The keyspace of this name in it.
+    pub fn keyspace(&self, name: &str) -> Result<KeyspaceSnapshot> {
+        let kept = self.view.keyspaces().find(|kept| kept.name() == name);
+        let kept = kept.ok_or_else(|| Error::NoKeyspace { name: name.to_owned() })?;
+        Ok(KeyspaceSnapshot { view: Arc::clone(&self.view), kept: Arc::clone(kept) })
+    }
+}
+
+/// One keyspace of a [`Snapshot`]. The verbs are those of [`crate::Keyspace`].
+#[derive(Clone)]
+pub struct KeyspaceSnapshot {
+    view: Arc<View>,
+    kept: Arc<Kept>,
+}
+
+impl KeyspaceSnapshot {
+    /// The value of `key`.
+    pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
+        self.get_with(key, Value::new)
+    }
+
+    /// Calls `read` with the value of `key`.
+    pub fn get_with<R>(&self, key: impl AsRef<[u8]>, read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
+        get_at(self.view.store(), &self.kept, self.view.seq(), key.as_ref(), read)
+    }
+
+    /// Whether `key` has a value.
+    pub fn contains_key(&self, key: impl AsRef<[u8]>) -> Result<bool> {
+        Ok(self.get_with(key, |_| ())?.is_some())
+    }
+
+    /// The pairs within `range`.
+    pub fn range<K: AsRef<[u8]>>(&self, range: impl RangeBounds<K>) -> Result<Iter> {
+        self.iterate(bounds_of(&range), Want::Pairs)
+    }
+
+    /// The pairs whose keys start with `prefix`.
+    pub fn prefix(&self, prefix: impl AsRef<[u8]>) -> Result<Iter> {
+        self.iterate(prefix_bounds(prefix.as_ref()), Want::Pairs)
+    }
+
+    /// All pairs.
+    pub fn iter(&self) -> Result<Iter> {
+        self.iterate(Bounds::all(), Want::Pairs)
+    }
+
+    /// All keys.
+    pub fn keys(&self) -> Result<Keys> {
+        Ok(Keys(self.iterate(Bounds::all(), Want::Keys)?))
+    }
+
+    fn iterate(&self, bounds: Bounds, want: Want) -> Result<Iter> {
+        self.view.check_open()?;
+        Iter::new(Arc::clone(&self.view), Arc::clone(&self.kept), bounds, want)
+    }
+
+    /// How many keys there are. Walks them all.
+    pub fn len(&self) -> Result<u64> {
+        self.keys()?.try_fold(0, |count, key| key.map(|_| count + 1))
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> Result<bool> {
+        Ok(self.keys()?.next().transpose()?.is_none())
+    }
+}
