@@ -17,6 +17,8 @@
 //!        |
 //!   disk     the only door to the operating system        (disk/)
 //! ```
+pub mod clock;
 pub mod disk;
 pub mod error;
+pub mod fork;
 pub mod types;

@@ -17,7 +17,9 @@
 //!
 //! Everything is `Send + Sync`. Overlapping writes are the caller's to exclude.
 
+mod mapping;
 pub mod real;
+mod sigbus;
 pub mod sim;
 
 use std::fmt;
