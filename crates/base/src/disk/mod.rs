@@ -17,8 +17,11 @@
 //!
 //! Everything is `Send + Sync`. Overlapping writes are the caller's to exclude.
 
+mod flock;
 mod mapping;
 pub mod real;
+#[cfg(test)]
+mod scratch;
 mod sigbus;
 pub mod sim;
 

@@ -1,17 +1,13 @@
 //! # The real disk: Linux
 //!
 //! [`RealDisk`] and its files over system calls, one call per operation wherever possible. The
-//! pointers live in `mapping.rs`, the signal in `sigbus.rs`; this file has none.
+//! pointers live in `mapping.rs`, the signal in `sigbus.rs`, the lock in `flock.rs`.
 //!
 //! ## Invariants
 //!
 //! 1. Transfers are whole: interrupted calls go on, short ones too, and a transfer that makes no
 //!    progress is an error, never a loop. A sync is called once: not even EINTR repeats it.
-//! 2. The lock belongs to the open file description, so it ends when the last descriptor closes
-//!    (a killed process included). It is never released explicitly: a forked child that drops its
-//!    copy would release the parent's. The lock file is never removed: whoever waits for
-//!    a removed file's lock holds nothing. Whoever got the lock of a removed file tries again.
-//! 3. Bytes are stored through a mapping only where they were written by `write_at` before
+//! 2. Bytes are stored through a mapping only where they were written by `write_at` before
 //!    (blocks exist) and populated (no fault); else they are written.
 //!
 //! ## Costs
@@ -25,17 +21,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use rustix::fs::{AtFlags, Dir, FallocateFlags, FileType, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, Dir, FallocateFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::mapping::{Mapping, Stored};
-use super::sigbus;
-use super::{Disk, Entry, File, How, Locked, Share};
+use super::{Disk, Entry, File, How, Locked, Share, flock, sigbus};
 
 /// Zeros to write with one call.
 static ZEROS: [u8; 256 * 1024] = [0; 256 * 1024];
-/// How often to chase a lock file that is removed under our hands.
-const LOCK_ATTEMPTS: usize = 16;
 
 /// The machine's file systems. Paths are those of the process.
 #[derive(Clone, Copy, Debug, Default)]
@@ -113,14 +106,7 @@ impl Disk for RealDisk {
     }
 
     fn lock(&self, path: &Path, share: Share) -> io::Result<Locked> {
-        for _ in 0..LOCK_ATTEMPTS {
-            if let Some(answer) = try_lock(path, share)? {
-                return Ok(answer);
-            }
-        }
-        Err(io::Error::other(
-            "the lock file is being replaced again and again",
-        ))
+        flock::lock(path, share)
     }
 
     fn free_space(&self, path: &Path) -> io::Result<u64> {
@@ -129,7 +115,7 @@ impl Disk for RealDisk {
     }
 }
 
-fn open_fd(path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
+pub(super) fn open_fd(path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
     let mode = Mode::from_raw_mode(0o666);
     Ok(repeat(|| {
         rustix::fs::open(path, flags | OFlags::CLOEXEC, mode)
@@ -137,7 +123,7 @@ fn open_fd(path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
 }
 
 /// Calls until it is not interrupted.
-fn repeat<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+pub(super) fn repeat<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
     loop {
         match call() {
             Err(Errno::INTR) => {}
@@ -156,69 +142,6 @@ fn is_dir(dir: &OwnedFd, name: &str, kind: FileType) -> io::Result<bool> {
         Err(Errno::NOENT) => Ok(false), // A link to nowhere, or gone meanwhile.
         Err(refusal) => Err(refusal.into()),
     }
-}
-
-/// The lock, held for as long as the descriptor is open anywhere (invariant 2).
-#[derive(Debug)]
-struct LockGuard {
-    _fd: OwnedFd,
-}
-
-/// One attempt; `None` if the file was removed or replaced while we took its lock.
-fn try_lock(path: &Path, share: Share) -> io::Result<Option<Locked>> {
-    let (flags, operation) = match share {
-        Share::Shared => (OFlags::RDONLY, FlockOperation::NonBlockingLockShared),
-        Share::Exclusive => (
-            OFlags::RDWR | OFlags::CREATE,
-            FlockOperation::NonBlockingLockExclusive,
-        ),
-    };
-    let fd = open_fd(path, flags | OFlags::NONBLOCK)?;
-    match repeat(|| rustix::fs::flock(&fd, operation)) {
-        Ok(()) if !is_at(&fd, path)? => Ok(None),
-        Ok(()) => {
-            if share == Share::Exclusive {
-                leave_pid(&fd);
-            }
-            Ok(Some(Locked::Held(Box::new(LockGuard { _fd: fd }))))
-        }
-        Err(Errno::WOULDBLOCK) => Ok(Some(Locked::Busy(owner(&fd, share)))),
-        Err(refusal) => Err(refusal.into()),
-    }
-}
-
-/// True if the open file is the one that has the name `path` now.
-fn is_at(fd: &OwnedFd, path: &Path) -> io::Result<bool> {
-    let ours = rustix::fs::fstat(fd)?;
-    match rustix::fs::stat(path) {
-        Ok(named) => Ok((named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)),
-        Err(Errno::NOENT) => Ok(false),
-        Err(refusal) => Err(refusal.into()),
-    }
-}
-
-/// Writes our process id for people and error messages. On a full disk there is none: the lock
-/// holds all the same.
-fn leave_pid(fd: &OwnedFd) {
-    let text = format!("{}\n", std::process::id());
-    let put = |bytes: &[u8], at| rustix::io::pwrite(fd, bytes, at);
-    if write_whole(0, text.as_bytes(), put).is_ok() {
-        let _ = rustix::fs::ftruncate(fd, text.len() as u64);
-    }
-}
-
-/// The process id in the lock file, if an exclusive owner keeps us out. Readers leave none, and
-/// what an earlier writer left is not theirs.
-fn owner(fd: &OwnedFd, asked: Share) -> Option<u32> {
-    let held_by_readers = asked == Share::Exclusive
-        && rustix::fs::flock(fd, FlockOperation::NonBlockingLockShared).is_ok();
-    if held_by_readers {
-        return None; // The lock we just got ends with `fd`.
-    }
-    let mut text = [0; 16];
-    let count = rustix::io::pread(fd, &mut text, 0).ok()?;
-    let line = std::str::from_utf8(&text[..count]).ok()?;
-    line.strip_suffix('\n')?.parse().ok()
 }
 
 /// An open file.
@@ -361,7 +284,7 @@ fn read_whole(
 }
 
 /// Writes `bytes` at `offset` by as many calls of `write` as it takes.
-fn write_whole(
+pub(super) fn write_whole(
     mut offset: u64,
     mut bytes: &[u8],
     mut write: impl FnMut(&[u8], u64) -> rustix::io::Result<usize>,
@@ -384,52 +307,14 @@ mod tests {
         reason = "tests of the door stand outside of it"
     )]
 
-    use std::sync::atomic::{AtomicU32, Ordering};
-
     use super::*;
+    use crate::disk::scratch::Scratch;
     use crate::fork::FORKING;
 
     const PAGE: u64 = 4096;
 
-    /// A directory of its own, removed at the end.
-    struct Scratch(PathBuf);
-
-    impl Scratch {
-        fn new() -> Scratch {
-            static COUNT: AtomicU32 = AtomicU32::new(0);
-            let number = COUNT.fetch_add(1, Ordering::Relaxed);
-            let name = format!("sheaf-disk-{}-{number}", std::process::id());
-            let dir = std::env::temp_dir().join(name);
-            std::fs::create_dir(&dir).unwrap();
-            Scratch(dir)
-        }
-
-        fn path(&self, name: &str) -> PathBuf {
-            self.0.join(name)
-        }
-
-        fn file(&self, name: &str, len: usize) -> Arc<dyn File> {
-            let file = RealDisk.open(&self.path(name), How::Create).unwrap();
-            file.write_at(0, &vec![7; len]).unwrap();
-            file
-        }
-    }
-
-    impl Drop for Scratch {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
-    }
-
     fn kind<T>(answer: io::Result<T>) -> io::ErrorKind {
         answer.map(|_| ()).unwrap_err().kind()
-    }
-
-    fn pid_if_busy(answer: Locked) -> Option<Option<u32>> {
-        match answer {
-            Locked::Held(_) => None,
-            Locked::Busy(pid) => Some(pid),
-        }
     }
 
     #[test]
@@ -519,56 +404,6 @@ mod tests {
     }
 
     #[test]
-    fn exclusive_lock_keeps_all_out_and_names_its_owner() {
-        let _alone = FORKING.lock();
-        let scratch = Scratch::new();
-        let path = scratch.path("LOCK");
-        assert_eq!(
-            kind(RealDisk.lock(&path, Share::Shared)),
-            io::ErrorKind::NotFound
-        );
-        let held = RealDisk.lock(&path, Share::Exclusive).unwrap();
-        assert!(matches!(held, Locked::Held(_)));
-        let us = Some(Some(std::process::id()));
-        assert_eq!(
-            pid_if_busy(RealDisk.lock(&path, Share::Exclusive).unwrap()),
-            us
-        );
-        assert_eq!(
-            pid_if_busy(RealDisk.lock(&path, Share::Shared).unwrap()),
-            us
-        );
-        drop(held);
-        assert!(path.exists());
-        let again = RealDisk.lock(&path, Share::Exclusive).unwrap();
-        assert!(matches!(again, Locked::Held(_)));
-    }
-
-    #[test]
-    fn readers_share_and_keep_writers_out() {
-        let _alone = FORKING.lock();
-        let scratch = Scratch::new();
-        let path = scratch.path("LOCK");
-        drop(RealDisk.lock(&path, Share::Exclusive).unwrap());
-        let one = RealDisk.lock(&path, Share::Shared).unwrap();
-        let two = RealDisk.lock(&path, Share::Shared).unwrap();
-        assert_eq!(
-            pid_if_busy(RealDisk.lock(&path, Share::Exclusive).unwrap()),
-            Some(None)
-        );
-        drop(one);
-        assert_eq!(
-            pid_if_busy(RealDisk.lock(&path, Share::Exclusive).unwrap()),
-            Some(None)
-        );
-        drop(two);
-        assert_eq!(
-            pid_if_busy(RealDisk.lock(&path, Share::Exclusive).unwrap()),
-            None
-        );
-    }
-
-    #[test]
     fn forked_child_that_drops_everything_leaves_the_parents_lock_and_mapping() {
         let _alone = FORKING.lock();
         let scratch = Scratch::new();
@@ -595,7 +430,8 @@ mod tests {
         // * `status` is a valid place for an int.
         unsafe { libc::waitpid(child, &raw mut status, 0) };
         assert_eq!(status, 0);
-        assert!(pid_if_busy(RealDisk.lock(&path, Share::Exclusive).unwrap()).is_some());
+        let again = RealDisk.lock(&path, Share::Exclusive).unwrap();
+        assert!(matches!(again, Locked::Busy(_)));
         // SAFETY:
         // * Nobody writes the file.
         assert_eq!(unsafe { file.mapped(0, 4) }, Some(&[7; 4][..]));
@@ -677,10 +513,8 @@ mod tests {
         assert!(RealDisk::mapped_read_faults() > before);
         // SAFETY:
         // * As above.
-        assert!(
-            unsafe { file.mapped(0, 1) }.is_none(),
-            "plain reads from now on"
-        );
+        let again = unsafe { file.mapped(0, 1) };
+        assert!(again.is_none(), "plain reads from now on");
         let mut buf = [0; 1];
         file.read_at(0, &mut buf).unwrap();
         assert_eq!(buf, [7]);
@@ -758,5 +592,28 @@ mod tests {
         })
         .unwrap();
         assert_eq!(buf, [1; 4]);
+    }
+
+    /// Prints what an append of 100 bytes costs through a mapping and without.
+    #[test]
+    #[ignore = "a measurement"]
+    fn measure_appends() {
+        use crate::clock::{Clock, SystemClock};
+        let scratch = Scratch::new();
+        let file = scratch.file("a", 0);
+        let len = 16 << 20;
+        file.allocate(len).unwrap();
+        file.map(len);
+        for resident in [false, true] {
+            if resident {
+                file.make_resident(0, len);
+            }
+            let (start, count) = (SystemClock.now(), 100_000_u32);
+            for n in 0..count {
+                file.append_at(u64::from(n) * 100, &[1; 100]).unwrap();
+            }
+            let each = (SystemClock.now() - start) / count;
+            println!("resident {resident}: {each:?} per append");
+        }
     }
 }

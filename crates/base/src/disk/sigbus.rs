@@ -69,6 +69,7 @@ static FAULTS: AtomicU64 = AtomicU64::new(0);
 /// What was there before us; set before the handler is installed.
 static PREVIOUS: OnceLock<Previous> = OnceLock::new();
 
+#[derive(Debug)]
 struct Slot {
     start: AtomicUsize,
     end: AtomicUsize,
@@ -88,6 +89,7 @@ pub(super) fn faults() -> u64 {
 /// A mapping's place in the registry, freed on drop: drop it *before* unmapping.
 #[derive(Debug)]
 pub(super) struct Registration {
+    slot: &'static Slot,
     index: usize,
 }
 
@@ -105,26 +107,27 @@ impl Registration {
             .find(|&index| SLOTS[index].reserve())?;
         FREE_HINT.store(index + 1, Ordering::Relaxed);
         SLOTS_USED.fetch_max(index + 1, Ordering::SeqCst);
-        SLOTS[index].publish(start, start + span);
-        Some(Registration { index })
+        let slot = &SLOTS[index];
+        slot.publish(start, start + span);
+        Some(Registration { slot, index })
     }
 
     /// True while no page of the mapping was replaced and the mapping belongs to this process.
     #[inline]
     pub(super) fn is_sound(&self) -> bool {
-        SLOTS[self.index].state.load(Ordering::Relaxed) == 0
+        self.slot.state.load(Ordering::Relaxed) == 0
     }
 
     /// As [`Registration::is_sound`], ordered after every store before it.
     pub(super) fn is_sound_after_stores(&self) -> bool {
         fence(Ordering::SeqCst);
-        SLOTS[self.index].state.load(Ordering::SeqCst) == 0
+        self.slot.state.load(Ordering::SeqCst) == 0
     }
 }
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        SLOTS[self.index].start.store(FREE, Ordering::SeqCst);
+        self.slot.start.store(FREE, Ordering::SeqCst);
         FREE_HINT.store(self.index, Ordering::Relaxed);
     }
 }
@@ -139,11 +142,14 @@ impl Slot {
     }
 
     fn reserve(&self) -> bool {
-        let claim = |order| {
-            self.start
-                .compare_exchange(FREE, RESERVED, order, Ordering::Relaxed)
-        };
-        self.start.load(Ordering::Relaxed) == FREE && claim(Ordering::SeqCst).is_ok()
+        // The load keeps a scan over taken slots from writing to each of their cache lines.
+        let is_free = self.start.load(Ordering::Relaxed) == FREE;
+        let (success, failure) = (Ordering::SeqCst, Ordering::Relaxed);
+        is_free
+            && self
+                .start
+                .compare_exchange(FREE, RESERVED, success, failure)
+                .is_ok()
     }
 
     fn publish(&self, start: usize, end: usize) {
@@ -333,7 +339,7 @@ mod tests {
     #[test]
     fn slots_are_reused_and_lookup_respects_bounds() {
         let first = Registration::new(0x7000_0000_0000, 4096).expect("a free slot");
-        let slot = &SLOTS[first.index];
+        let slot = first.slot;
         assert!(first.is_sound());
         assert!(slot.range_around(0x7000_0000_0000).is_some());
         assert!(slot.range_around(0x7000_0000_0fff).is_some());
