@@ -54,7 +54,7 @@ impl Subject {
         Subject {
             engine: ledger::NAME,
             ordered: true,
-            other: "flat",
+            other: ledger::NAME, // TEMPORARY
             factories: vec![Arc::new(LedgerFactory::default())],
         }
     }
@@ -196,14 +196,17 @@ impl Stage {
 
     /// How databases are opened here, on another disk.
     pub fn builder_on(&self, disk: Arc<dyn Disk>) -> Builder {
+        let factories = self.subject.factories.iter().cloned();
+        factories.fold(self.bare_builder_on(disk), Builder::engine)
+    }
+
+    /// As [`Stage::builder_on`], by a program that knows the facade's own engines only.
+    pub fn bare_builder_on(&self, disk: Arc<dyn Disk>) -> Builder {
         let clock: Arc<dyn Clock> = match &self.manual {
             Some(clock) => Arc::clone(clock) as Arc<dyn Clock>,
             None => Arc::new(SystemClock),
         };
-        let builder =
-            Database::builder().disk(disk).clock(clock).tiny(self.setting.tiny).inline(self.setting.inline);
-        let factories = self.subject.factories.iter().cloned();
-        factories.fold(builder, Builder::engine)
+        Database::builder().disk(disk).clock(clock).tiny(self.setting.tiny).inline(self.setting.inline)
     }
 
     /// Opens or creates the database.

@@ -234,8 +234,10 @@ impl Engine for Ledger {
         Ok(if self.has(Flaw::CountsTombstones) { table.entries() } else { table.live() })
     }
 
-    fn trim(&self, views: &Views) {
-        let change = self.table.write().trim(|born, died| views.needs(born, died));
+    fn trim(&self, views: &Views, visible: Seq) {
+        // A view younger than the copy may need what was superseded after it.
+        let needs = |born, died| died > visible || views.needs(born, died);
+        let change = self.table.write().trim(needs);
         self.settle(&change);
         for (seq, blob) in change.dead_blobs {
             self.ground.blob_died(seq, blob);
@@ -293,10 +295,8 @@ impl Engine for Ledger {
     }
 
     fn retire(&self) {
+        // Its blobs are the store's business: it asked for them just before.
         let change = self.table.write().clear();
         self.settle(&change);
-        for (seq, blob) in change.dead_blobs {
-            self.ground.blob_died(seq, blob);
-        }
     }
 }

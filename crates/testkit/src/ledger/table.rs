@@ -62,7 +62,6 @@ pub(super) struct Table {
     pinned: u64,
     index_bytes: u64,
     version_bytes: u64,
-    newest: Seq,
 }
 
 impl Table {
@@ -139,7 +138,6 @@ impl Table {
 
     /// Adds the newest version of `key`; older ones stay as far as they are needed.
     pub(super) fn push(&mut self, key: &[u8], version: Version, needs: impl Fn(Seq, Seq) -> bool) -> Change {
-        self.newest = self.newest.max(version.seq);
         self.change(key, |versions, dead| {
             assert!(versions.last().is_none_or(|v| v.seq < version.seq), "applied out of order");
             versions.push(version);
@@ -149,7 +147,6 @@ impl Table {
 
     /// Takes a version up at opening unless a newer one is known. Keeps tombstones (I3).
     pub(super) fn replay(&mut self, key: &[u8], version: Version) -> Change {
-        self.newest = self.newest.max(version.seq);
         self.change(key, |versions, _| {
             if versions.last().is_none_or(|v| v.seq < version.seq) {
                 *versions = vec![version];
@@ -176,15 +173,8 @@ impl Table {
 
     /// Drops everything.
     pub(super) fn clear(&mut self) -> Change {
-        let newest = self.newest;
         let keys = self.map.keys().cloned().collect();
-        self.change_all(keys, |versions, dead| {
-            for version in versions.drain(..) {
-                if let Stored::Blob(blob) = version.stored {
-                    dead.push((newest, blob.id));
-                }
-            }
-        })
+        self.change_all(keys, |versions, _| versions.clear())
     }
 
     fn change_all(
