@@ -54,7 +54,7 @@ impl Subject {
         Subject {
             engine: ledger::NAME,
             ordered: true,
-            other: ledger::NAME, // TEMPORARY
+            other: "flat",
             factories: vec![Arc::new(LedgerFactory::default())],
         }
     }
@@ -148,6 +148,7 @@ impl Stage {
                 let disk = Arc::new(SimDisk::new());
                 let root = PathBuf::from("/stage");
                 disk.create_dir(&root).expect("an empty disk has room");
+                disk.sync_dir(Path::new("/")).expect("an empty disk syncs");
                 (root, Arc::clone(&disk) as Arc<dyn Disk>, Some(disk))
             }
         };
@@ -234,7 +235,7 @@ impl Stage {
         }
     }
 
-    /// Kills and opens again.
+    /// Kills and opens again. `db` is the last handle.
     #[must_use]
     pub fn crash(&self, db: Database) -> Database {
         self.kill();

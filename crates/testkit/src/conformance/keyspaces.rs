@@ -65,9 +65,9 @@ pub fn keyspaces_are_listed_by_name_and_survive_reopening(stage: &Stage) {
     let mut db = stage.open();
     assert!(db.keyspaces().is_empty());
     for name in ["m", "z", "a"] {
-        let _ks = stage.keyspace(&db, name);
+        drop(stage.keyspace(&db, name));
     }
-    let _other = stage.other(&db, "b");
+    drop(stage.other(&db, "b"));
     let expected = ["a", "b", "m", "z"];
     for life in 0..4 {
         let list = db.keyspaces();
@@ -125,6 +125,7 @@ pub fn a_dropped_keyspace_is_gone_and_its_handles_say_so(stage: &Stage) {
     refused!(ks.stats(), Error::NoKeyspace { .. });
     assert!(db.keyspaces().is_empty());
     assert!(db.existing_keyspace("a").unwrap().is_none());
+    drop(ks);
     let db = stage.crash(db);
     assert!(db.keyspaces().is_empty(), "a drop is durable");
 }
