@@ -12,6 +12,8 @@
 //!
 //! Damage that happens while the database is open; two damages at once; a checksum that matches by chance.
 
+pub mod damages;
+
 use std::fmt;
 use std::path::{Path, PathBuf};
 
