@@ -16,7 +16,7 @@ use sheaf::Error;
 use sheaf_base::clock::{Clock, SystemClock};
 use sheaf_base::disk::sim::{AfterFailedSync, Class, Failure, Fault, Keep};
 
-use crate::crash::check::{Claim, check, quietly};
+use crate::crash::check::{Claim, End, check, quietly};
 use crate::crash::history::{History, State};
 use crate::crash::run::Run;
 use crate::crash::workload::{Step, show};
@@ -140,15 +140,15 @@ pub fn run_case(steps: &[Step], case: Case) -> Result<Outcome, String> {
 /// The promises after it all, without faults.
 fn afterwards(world: &World, history: &History, watch: Watch) -> Result<(), String> {
     let marks = history.marks;
-    let claim = |from| Claim { history, from, to: marks.issued, seq: marks.seq };
+    let claim = |from| Claim { history, from, durable: marks.durable, to: marks.issued, seq: marks.seq };
     // Only a failed sync may have taken what was acknowledged out of the kernel's cache.
     let is_cache_whole = !(watch.poisoned && matches!(watch.case.class, Class::Sync | Class::SyncDir | Class::Any));
     let from = if is_cache_whole { marks.acked } else { marks.durable };
     let reopened = World::on(world.sim.kill());
-    check(&reopened, claim(from), true, None).map_err(|what| format!("reopened: {what}"))?;
+    check(&reopened, claim(from), End::Cut, None).map_err(|what| format!("reopened: {what}"))?;
     for keep in [Keep::None, Keep::All, Keep::Seeded { seed: watch.case.nth, percent: 50 }] {
         let cut = world.cut(&keep);
-        check(&cut, claim(marks.durable), false, None).map_err(|what| format!("power cut, kept {keep:?}: {what}"))?;
+        check(&cut, claim(marks.durable), End::of(watch.case.nth), None).map_err(|what| format!("power cut, kept {keep:?}: {what}"))?;
     }
     Ok(())
 }

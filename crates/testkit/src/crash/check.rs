@@ -2,7 +2,7 @@
 //!
 //! 1. The database opens without help, and its state is one of the prefixes that were promised.
 //! 2. It takes a commit, whose number is above every number seen before the crash.
-//! 3. Closed (or, every second time, cut off) and opened again, it holds exactly that: nothing that was
+//! 3. Closed (or cut off from its power) and opened again, it holds exactly that: nothing that was
 //!    dropped comes back, nothing that was served goes.
 //!
 //! With a *probe*, the disk is forked before every call of all this, for a second crash.
@@ -16,7 +16,7 @@ use sheaf_base::disk::sim::{Keep, SimDisk};
 use sheaf_base::sync::Mutex;
 
 use super::history::{Change, History, Marks, NAMES, State};
-use super::world::World;
+use super::world::{ENGINES, World};
 
 /// No recovery in tiny geometry takes this many disk calls.
 const FUSE: u64 = 200_000;
@@ -28,6 +28,8 @@ pub struct Claim<'a> {
     pub history: &'a History,
     /// At least so many of them.
     pub from: usize,
+    /// At least so many of them if the power fails before it is served.
+    pub durable: usize,
     /// At most so many.
     pub to: usize,
     /// Numbers up to here were seen.
@@ -60,8 +62,27 @@ pub struct Probe {
     pub aftermath: Option<History>,
 }
 
-/// Opens the database on `world` and checks everything. `cut_off` ends it by a power cut, else it is closed.
-pub fn check(world: &World, claim: Claim<'_>, cut_off: bool, probe: Option<&mut Probe>) -> Result<Found, String> {
+/// How the first life after the crash goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It is closed in order.
+    Close,
+    /// The power fails.
+    Cut,
+    /// Before the commit it is closed and opened once more, with nothing done; then the power fails.
+    Idle,
+}
+
+impl End {
+    /// One that a number chooses.
+    #[must_use]
+    pub fn of(number: u64) -> End {
+        [End::Close, End::Cut, End::Cut, End::Idle][(number >> 1 & 3) as usize]
+    }
+}
+
+/// Opens the database on `world` and checks everything.
+pub fn check(world: &World, claim: Claim<'_>, end: End, probe: Option<&mut Probe>) -> Result<Found, String> {
     let shared: Arc<Mutex<Probe>> = Arc::default();
     if probe.is_some() {
         let (sim, shared) = (world.sim.clone(), Arc::clone(&shared));
@@ -73,9 +94,9 @@ pub fn check(world: &World, claim: Claim<'_>, cut_off: bool, probe: Option<&mut 
     }
     world.tap.set_fuse(FUSE);
     let found = quietly(|| {
-        let (found, state) = first_life(world, claim, &shared, cut_off)?;
+        let (found, state) = first_life(world, claim, &shared, end)?;
         world.tap.unwatch();
-        let next = if cut_off { world.cut(&Keep::None) } else { world.clone() };
+        let next = if end == End::Close { world.clone() } else { world.cut(&Keep::None) };
         second_life(&next, &state, found.seq)?;
         Ok(found)
     });
@@ -90,18 +111,22 @@ fn first_life(
     world: &World,
     claim: Claim<'_>,
     shared: &Mutex<Probe>,
-    cut_off: bool,
+    end: End,
 ) -> Result<(Found, State), String> {
-    let db = world.open().map_err(|e| format!("it does not open: {e}"))?;
+    let mut db = world.open().map_err(|e| format!("it does not open: {e}"))?;
     let mut state = State::read(&db).map_err(|e| format!("it cannot be read: {e}"))?;
     let print = state.print();
     if claim.history.find(print, claim.from, claim.to).is_none() {
         return Err(claim.history.explain(&state, claim.from, claim.to));
     }
     shared.lock().aftermath = Some(History::after(state.clone()));
+    if end == End::Idle {
+        db.close().map_err(|e| format!("it does not close: {e}"))?;
+        db = world.open().map_err(|e| format!("closed again, it does not open: {e}"))?;
+    }
     if state.spaces[0].is_none() {
         note(shared, vec![Change::Create(0)], &mut state);
-        db.keyspace(NAMES[0], KeyspaceOptions::default()).map_err(|e| format!("no keyspace can be made: {e}"))?;
+        db.keyspace(NAMES[0], KeyspaceOptions::default().engine(ENGINES[0])).map_err(|e| format!("no keyspace can be made: {e}"))?;
         settle(shared);
     }
     let changes = probe_commit(&state);
@@ -111,7 +136,7 @@ fn first_life(
     if seq <= claim.seq {
         return Err(format!("commit number {seq} is used again: {} was seen before the crash", claim.seq));
     }
-    if !cut_off {
+    if end == End::Close {
         db.close().map_err(|e| format!("it does not close: {e}"))?;
     }
     Ok((Found { print, seq }, state))

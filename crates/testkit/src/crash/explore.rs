@@ -18,12 +18,12 @@ use sheaf_base::clock::{Clock, SystemClock};
 use sheaf_base::disk::sim::{Keep, SimDisk};
 use sheaf_base::sync::Mutex;
 
-use super::check::{Claim, Found, Moment, Probe, check, quietly};
+use super::check::{Claim, End, Found, Moment, Probe, check, quietly};
 use super::history::{History, Marks, NAMES};
 use super::run::Run;
 use super::replay::show_keep;
 use super::workload::{Random, Step, show};
-use super::world::World;
+use super::world::{ENGINES, World};
 use crate::tap::Lie;
 
 /// How thoroughly to look.
@@ -56,7 +56,7 @@ impl Default for Plan {
             second_keeps: 8,
             lie: Lie::None,
             paranoid: false,
-            engines: ["flat"; NAMES.len()],
+            engines: ENGINES,
             seconds: f64::INFINITY,
         }
     }
@@ -178,7 +178,7 @@ pub fn explore(steps: &[Step], plan: &Plan) -> Report {
         let cuts = point.image.pending().keeps(plan.exhaustive, plan.random, explorer.random.next());
         for keep in std::iter::once(None).chain(cuts.into_iter().map(Some)) {
             report.states += 1;
-            if let Err((second, what)) = explorer.state(point, keep.as_ref(), &mut report) {
+            if let Err((second, what)) = explorer.state(number, point, keep.as_ref(), &mut report) {
                 report.failure = failure(number, keep, second, what);
                 break 'points;
             }
@@ -202,23 +202,22 @@ struct Explorer<'a> {
 
 impl Explorer<'_> {
     /// One choice at one moment. `None` is a killed process.
-    fn state(&mut self, point: &Point, keep: Option<&Keep>, report: &mut Report) -> Result<(), Trouble> {
+    fn state(&mut self, number: usize, point: &Point, keep: Option<&Keep>, report: &mut Report) -> Result<(), Trouble> {
         let image = match keep {
             Some(keep) => point.image.power_cut(keep),
             None => point.image.kill(),
         };
         let from = if keep.is_some() { point.marks.durable } else { point.marks.acked };
-        let claim = Claim { history: self.history, from, to: point.marks.issued, seq: point.marks.seq };
-        // A killed machine and one after a power cut may show the same bytes and differ in what is pending.
-        let print = print_of(&image, keep.is_none());
+        let claim = Claim { history: self.history, from, durable: point.marks.durable, to: point.marks.issued, seq: point.marks.seq };
+        let print = print_of(&image, number, keep.is_none());
         if let Some(found) = self.seen.get(&print) {
             return self.known(*found, claim).map_err(|what| (None, what));
         }
         report.images += 1;
-        let cut_off = print & 2 == 0;
+        let end = End::of(print);
         let is_probed = self.plan.second > 0 && self.random.once_in(self.plan.second);
         let mut probe = is_probed.then(Probe::default);
-        let found = check(&World::on(image), claim, cut_off, probe.as_mut()).map_err(|what| (None, what))?;
+        let found = check(&World::on(image), claim, end, probe.as_mut()).map_err(|what| (None, what))?;
         self.seen.insert(print, found);
         match probe {
             Some(probe) => self.second_crashes(&probe, claim, report),
@@ -269,20 +268,20 @@ fn second_crash(probe: &Probe, moment: &Moment, keep: &Keep, claim: Claim<'_>) -
     let world = World::on(moment.image.power_cut(keep));
     let claim = second_claim(probe, moment, claim);
     let phase = if moment.marks.is_some() { "after" } else { "in" };
-    check(&world, claim, true, None).map_err(|what| format!("second crash, {phase} recovery: {what}")).map(drop)
+    check(&world, claim, End::Cut, None).map_err(|what| format!("second crash, {phase} recovery: {what}")).map(drop)
 }
 
-/// A fingerprint of a disk after a crash; after a kill, of what the next process sees.
+/// A fingerprint of a disk after a crash. What is pending after a kill is not in the bytes: it stands for itself.
 #[must_use]
-pub fn print_of(image: &SimDisk, is_killed: bool) -> u64 {
-    if is_killed { image.power_cut(&Keep::All).hash() ^ 1 } else { image.hash() }
+pub fn print_of(image: &SimDisk, point: usize, is_killed: bool) -> u64 {
+    if is_killed { Random::new(point as u64).next() } else { image.hash() }
 }
 
 /// What may be left by a crash at `moment` of a recovery that began under `claim`.
 #[must_use]
 pub fn second_claim<'a>(probe: &'a Probe, moment: &Moment, claim: Claim<'a>) -> Claim<'a> {
     match (&probe.aftermath, moment.marks) {
-        (Some(history), Some(marks)) => Claim { history, from: marks.durable, to: marks.issued, seq: claim.seq },
-        _ => claim,
+        (Some(history), Some(marks)) => Claim { history, from: marks.durable, durable: marks.durable, to: marks.issued, seq: claim.seq },
+        _ => Claim { from: claim.durable, ..claim },
     }
 }

@@ -8,7 +8,7 @@
 use sheaf_base::clock::{Clock, SystemClock};
 use sheaf_base::disk::sim::Keep;
 
-use super::check::{Claim, Probe, check};
+use super::check::{Claim, End, Probe, check};
 use super::explore::{Failure, Plan, explore, print_of, record, second_claim};
 use super::workload::{Step, parse, show};
 use super::world::World;
@@ -67,10 +67,10 @@ pub fn replay(line: &str, plan: &Plan) -> Result<(), String> {
     let from = if keep.is_some() { point.marks.durable } else { point.marks.acked };
     println!("{} of {} moments; promised: {:?}", number, points.len(), point.marks);
     println!("{}", point.image.pending().describe(keep.as_ref().unwrap_or(&Keep::All)));
-    let claim = Claim { history: &history, from, to: point.marks.issued, seq: point.marks.seq };
+    let claim = Claim { history: &history, from, durable: point.marks.durable, to: point.marks.issued, seq: point.marks.seq };
     let mut probe = Probe::default();
-    let cut_off = print_of(&image, keep.is_none()) & 2 == 0;
-    let result = check(&World::on(image), claim, cut_off, Some(&mut probe));
+    let end = End::of(print_of(&image, number, keep.is_none()));
+    let result = check(&World::on(image), claim, end, Some(&mut probe));
     let Some(second) = parts.next() else { return result.map(drop) };
     let (number, keep) = place(second)?;
     let keep = keep.ok_or("a second crash is a power cut")?;
@@ -78,7 +78,7 @@ pub fn replay(line: &str, plan: &Plan) -> Result<(), String> {
     println!("second: {} of {} moments; {:?}", number, probe.moments.len(), moment.marks);
     println!("{}", moment.image.pending().describe(&keep));
     let claim = second_claim(&probe, moment, claim);
-    check(&World::on(moment.image.power_cut(&keep)), claim, true, None).map(drop)
+    check(&World::on(moment.image.power_cut(&keep)), claim, End::Cut, None).map(drop)
 }
 
 fn place(text: &str) -> Result<(usize, Option<Keep>), String> {

@@ -10,7 +10,7 @@ use sheaf_base::sync::Mutex;
 
 use super::history::{Change, History, NAMES};
 use super::workload::{Put, Step, key_bytes, value_bytes};
-use super::world::World;
+use super::world::{ENGINES, World};
 
 /// A workload on its way.
 pub struct Run {
@@ -31,7 +31,7 @@ impl Run {
         Run {
             world,
             history: Arc::default(),
-            engines: ["flat"; NAMES.len()],
+            engines: ENGINES,
             db: None,
             spaces: Default::default(),
         }
