@@ -124,7 +124,23 @@ pub fn run_case(steps: &[Step], case: Case) -> Result<Outcome, String> {
     let mut run = Run::new(world.clone());
     let mut watch = Watch { case, poisoned: false, noticed: false };
     for (number, step) in steps.iter().enumerate() {
+        // What a process finds that opens the database after a failed sync is for `afterwards` to say.
+        if watch.poisoned && matches!(step, Step::Reopen | Step::Abandon) {
+            let db = run.db().map_err(|e| e.to_string())?;
+            run.abandon();
+            match db.close() {
+                Err(Error::Poisoned { .. }) => break,
+                other => return Err(format!("closing a poisoned database answers {other:?}")),
+            }
+        }
         watch.step(&mut run, number, step).map_err(|what| format!("step {number} ({step}): {what}"))?;
+        if std::env::var_os("SHEAF_FAULT").is_some() {
+            let stats = run.opened().map(|db| db.stats());
+            println!("{number} {step}: injected {}, {:?}, {:?}", world.sim.injected(), run.history.lock().marks, stats.map(|s| (s.visible, s.durable, s.poisoned)));
+        }
+        if watch.poisoned && run.opened().is_none() {
+            break;
+        }
     }
     run.abandon();
     let history = run.history.lock().clone();
@@ -163,7 +179,7 @@ struct Watch {
 
 impl Watch {
     fn step(&mut self, run: &mut Run, number: usize, step: &Step) -> Result<(), String> {
-        let was_poisoned = self.poisoned && !matches!(step, Step::Reopen | Step::Abandon);
+        let was_poisoned = self.poisoned;
         let before = run.history.lock().marks;
         let result = run.step(number, step);
         let marks = run.history.lock().marks;
@@ -180,9 +196,6 @@ impl Watch {
                 Err(Error::Poisoned { .. }) => Ok(()),
                 Err(e) => Err(format!("a poisoned database answers {e:?}")),
             };
-        }
-        if matches!(step, Step::Reopen | Step::Abandon) {
-            self.poisoned = false;
         }
         let Err(error) = result else { return Ok(()) };
         self.noticed = true;

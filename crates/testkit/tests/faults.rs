@@ -2,9 +2,9 @@
 //!
 //! CI takes every so-manieth call; the ignored `every_single_call` takes all.
 
-use sheaf_base::disk::sim::{Class, Failure};
+use sheaf_base::disk::sim::{AfterFailedSync, Class, Failure};
 use sheaf_testkit::crash::workload::{Shape, Step, generate};
-use sheaf_testkit::faults::{Report, every_call};
+use sheaf_testkit::faults::{Case, Report, every_call, run_case};
 
 fn workload() -> Vec<Step> {
     generate(5, &Shape { steps: 150, busy: true, drops: true, keys: 8, large: 700, len: 100 })
@@ -90,4 +90,24 @@ fn every_single_call() {
     for class in classes {
         run(class, &[Failure::Io, Failure::NoSpace, Failure::TooManyOpen, Failure::Torn { sectors: 1 }], 1);
     }
+}
+
+/// `SHEAF_FAULT='Write 93 forever'`: one fault again, with the story.
+#[test]
+#[ignore = "replays SHEAF_FAULT"]
+fn replay_a_fault() {
+    let line = std::env::var("SHEAF_FAULT").expect("SHEAF_FAULT holds class, number, once or forever");
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let classes = [Class::Write, Class::Sync, Class::SyncDir, Class::Read, Class::Open, Class::Create, Class::Remove, Class::Allocate, Class::List, Class::Lock];
+    let class = classes.into_iter().find(|class| format!("{class:?}") == words[0]).expect("a class");
+    let nth: u64 = words[1].parse().expect("a number");
+    let failure = match words.get(3) {
+        Some(&"NoSpace") => Failure::NoSpace,
+        Some(&"Torn") => Failure::Torn { sectors: 1 },
+        Some(&"TooManyOpen") => Failure::TooManyOpen,
+        _ => Failure::Io,
+    };
+    let after = if nth % 2 == 0 { AfterFailedSync::ShowsOld } else { AfterFailedSync::ShowsNew };
+    let case = Case { class, nth, forever: words[2] == "forever", failure, after };
+    println!("{:?}", run_case(&workload(), case));
 }

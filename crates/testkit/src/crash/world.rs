@@ -11,14 +11,13 @@ use sheaf_base::clock::ManualClock;
 use sheaf_base::disk::sim::{Keep, SimDisk};
 
 use super::history::NAMES;
-use crate::ledger::LedgerFactory;
 use crate::tap::Tap;
 
 /// Where the database is on every simulated disk.
 pub const PLACE: &str = "/db";
 
 /// The engines of a workload's keyspaces, unless it says otherwise: two store logs and a journal.
-pub const ENGINES: [&str; NAMES.len()] = ["ledger", "ledger", "ledger"];
+pub const ENGINES: [&str; NAMES.len()] = ["flat", "flat", "flat"];
 
 /// A disk, its tap, a clock.
 #[derive(Clone, Debug)]
@@ -57,7 +56,7 @@ impl World {
     #[must_use]
     pub fn builder(&self) -> Builder {
         let clock: Arc<ManualClock> = Arc::clone(&self.clock);
-        Database::builder().engine(Arc::new(LedgerFactory::default())).disk(Arc::new(self.tap.clone())).clock(clock).tiny(true).inline(true).memory(16 << 20)
+        Database::builder().disk(Arc::new(self.tap.clone())).clock(clock).tiny(true).inline(true).memory(16 << 20)
     }
 
     /// Opens its database, or makes it.
