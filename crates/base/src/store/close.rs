@@ -146,8 +146,10 @@ impl Store {
     pub fn close(&self) -> Result<()> {
         self.check_open()?;
         self.stop();
-        let ended = if self.options.read_only || self.poisoned.load(Ordering::Acquire) {
+        let ended = if self.options.read_only {
             Ok(())
+        } else if self.poisoned.load(Ordering::Acquire) {
+            Err(self.poison_error()) // not everything is durable, and nobody may believe it
         } else {
             self.end_in_order()
         };
