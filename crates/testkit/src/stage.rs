@@ -272,8 +272,9 @@ impl Stage {
                 self.walk(&path, tree);
                 tree.insert(path, None);
             } else {
-                let bytes = self.read_file(&path);
-                tree.insert(path, Some(bytes));
+                if let Ok(bytes) = self.try_read(&path) {
+                    tree.insert(path, Some(bytes)); // else the background has just removed it
+                }
             }
         }
     }
@@ -288,11 +289,14 @@ impl Stage {
     /// A file's bytes.
     #[must_use]
     pub fn read_file(&self, path: &Path) -> Vec<u8> {
-        let file = self.disk.open(path, How::Read).expect("the file opens");
-        let len = file.len().expect("the file has a length");
-        let mut bytes = vec![0; usize::try_from(len).expect("a file of a test fits in memory")];
-        file.read_at(0, &mut bytes).expect("the file is readable");
-        bytes
+        self.try_read(path).expect("the file is readable")
+    }
+
+    fn try_read(&self, path: &Path) -> std::io::Result<Vec<u8>> {
+        let file = self.disk.open(path, How::Read)?;
+        let mut bytes = vec![0; usize::try_from(file.len()?).expect("a file of a test fits in memory")];
+        file.read_at(0, &mut bytes)?;
+        Ok(bytes)
     }
 
     /// Puts `bytes` into the file at `path`, which is created if need be.

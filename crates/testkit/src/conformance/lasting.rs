@@ -11,20 +11,23 @@ use sheaf_base::disk::sim::Keep;
 
 /// Runs what is due until nothing is, or `enough` says so.
 pub(super) fn settle(stage: &Stage, db: &Database, mut enough: impl FnMut() -> bool) {
+    let mut idle = 0;
     for _ in 0..2000 {
         if enough() {
             return;
         }
         stage.advance(Duration::from_millis(100));
         db.persist().unwrap();
-        let worked = match db.pump() {
-            Ok(worked) => worked,
-            Err(Error::NoSpace { .. }) => false, // what finds no room is tried again
+        match db.pump() {
+            Ok(true) => idle = 0,
+            Ok(false) => idle += 1,
+            Err(Error::NoSpace { .. }) => idle += 1, // what finds no room is tried again
             Err(other) => panic!("{other}"),
-        };
-        if !worked && !stage.setting.inline {
-            std::thread::yield_now();
         }
+        if idle > if stage.setting.inline { 3 } else { 200 } {
+            return;
+        }
+        std::thread::yield_now();
     }
 }
 

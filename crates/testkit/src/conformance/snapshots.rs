@@ -1,5 +1,6 @@
 //! # Snapshots: past states, exact and in nobody's way
 
+use super::lasting::settle;
 use super::{Pair, bytes, get, key, pairs, refused, sorted};
 use crate::stage::Stage;
 use sheaf::{Error, KeyspaceSnapshot, Snapshot};
@@ -227,8 +228,8 @@ pub fn what_snapshots_pin_is_reported_and_released(stage: &Stage) {
     drop((first, second));
     assert_eq!(db.stats().oldest_view, Some(seq + 2));
     drop(iter);
-    while stage.setting.inline && db.pump().unwrap() {}
     assert_eq!((db.stats().views, db.stats().oldest_view), (0, None));
-    ks.insert("k", "4").unwrap();
+    settle(stage, &db, || ks.stats().unwrap().pinned_versions == 0);
     assert_eq!(ks.stats().unwrap().pinned_versions, 0);
+    assert_eq!(db.stats().memory.versions, 0);
 }
