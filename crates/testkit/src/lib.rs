@@ -8,6 +8,7 @@ pub mod crash;
 pub mod faults;
 pub mod kill;
 pub mod ledger;
+pub mod model;
 pub mod mortal;
 pub mod stage;
 pub mod tap;

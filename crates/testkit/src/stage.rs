@@ -93,6 +93,17 @@ impl Setting {
         Setting { place, tiny, inline }
     }
 
+    /// The setting that shows as `name`.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Setting> {
+        let places = [Place::Real, Place::Simulated].into_iter();
+        let mut all = places.flat_map(|place| {
+            [(true, true), (true, false), (false, true), (false, false)]
+                .map(|(tiny, inline)| Setting::new(place, tiny, inline))
+        });
+        all.find(|setting| format!("{setting:?}") == name)
+    }
+
     /// Values above this are staged beside the log (`Geometry::stage_above` of the store).
     #[must_use]
     pub fn stage_above(&self) -> usize {

@@ -108,7 +108,8 @@ pub fn a_forked_child_gets_closed_and_the_parent_goes_on(stage: &Stage) {
     if child == 0 {
         // SAFETY: no pointers.
         unsafe { libc::alarm(20) };
-        let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| in_child(&db, &ks, &snapshot, iter)));
+        let code =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| in_child(&db, &ks, &snapshot, iter)));
         // SAFETY: does not return.
         unsafe { libc::_exit(code.unwrap_or(99)) };
     }

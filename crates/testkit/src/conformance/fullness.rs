@@ -252,7 +252,11 @@ pub fn stats_are_plausible(stage: &Stage) {
     if stage.setting.inline {
         stage.advance(std::time::Duration::from_millis(30));
         assert!(filled.durable < filled.visible);
-        assert!(db.stats().unsynced_age >= std::time::Duration::from_millis(30), "{:?}", db.stats().unsynced_age);
+        assert!(
+            db.stats().unsynced_age >= std::time::Duration::from_millis(30),
+            "{:?}",
+            db.stats().unsynced_age
+        );
     }
     let ticket = {
         let mut batch = db.batch();

@@ -42,12 +42,16 @@ pub fn names_are_any_text_of_1_to_255_bytes(stage: &Stage) {
     let db = stage.open();
     refused!(db.keyspace("", KeyspaceOptions::default()), Error::Invalid { .. });
     let long = "n".repeat(256);
-    refused!(db.keyspace(&long, KeyspaceOptions::default()), Error::Invalid { .. } | Error::TooLarge { what: "name", got: 256, max: 255 });
+    refused!(
+        db.keyspace(&long, KeyspaceOptions::default()),
+        Error::Invalid { .. } | Error::TooLarge { what: "name", got: 256, max: 255 }
+    );
     let wide = "é".repeat(128);
     refused!(db.keyspace(&wide, KeyspaceOptions::default()), Error::Invalid { .. } | Error::TooLarge { .. });
     assert!(db.keyspaces().is_empty());
     let longest = "n".repeat(255);
-    let names = ["a", "A", " ", "../../up", "a/b", "\0", "\n\t", "schlüssel", "🌾", "ROOT.0", "LOCK", &longest];
+    let names =
+        ["a", "A", " ", "../../up", "a/b", "\0", "\n\t", "schlüssel", "🌾", "ROOT.0", "LOCK", &longest];
     for name in names {
         stage.keyspace(&db, name).insert("name", name).unwrap();
     }
@@ -193,7 +197,8 @@ pub fn many_keyspaces_live_side_by_side(stage: &Stage) {
     let count = 150;
     let mut db = stage.open();
     for index in 0..count {
-        let ks = if index % 3 == 0 { stage.other(&db, &key(index)) } else { stage.keyspace(&db, &key(index)) };
+        let ks =
+            if index % 3 == 0 { stage.other(&db, &key(index)) } else { stage.keyspace(&db, &key(index)) };
         ks.insert("index", index.to_string()).unwrap();
     }
     for index in (0..count).step_by(5) {

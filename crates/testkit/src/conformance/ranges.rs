@@ -65,9 +65,10 @@ pub fn ranges_honour_their_ends(stage: &Stage) {
     }
     let (db, ks, all) = filled(stage, 40);
     let snapshot = db.snapshot().unwrap().keyspace("ranges").unwrap();
-    let ends: Vec<Vec<u8>> = [&b""[..], b"\0", b"key-00007", b"key-00007\0", b"key-00020", b"key-0003", b"\xff", b"\xff\xff\xff"]
-        .map(<[u8]>::to_vec)
-        .to_vec();
+    let ends: Vec<Vec<u8>> =
+        [&b""[..], b"\0", b"key-00007", b"key-00007\0", b"key-00020", b"key-0003", b"\xff", b"\xff\xff\xff"]
+            .map(<[u8]>::to_vec)
+            .to_vec();
     let bounds = || {
         let each = ends.iter().flat_map(|end| [Bound::Included(end), Bound::Excluded(end)]);
         each.chain([Bound::Unbounded]).map(|bound| bound.cloned())
@@ -103,8 +104,11 @@ pub fn prefixes_yield_their_families(stage: &Stage) {
     }
     let (db, ks, all) = filled(stage, 130);
     let snapshot = db.snapshot().unwrap().keyspace("ranges").unwrap();
-    for prefix in [&b""[..], b"k", b"key", b"key-0001", b"key-00012", b"key-00012x", b"\xff", b"\xff\xff", b"\0", b"z"] {
-        let mut expected: Vec<Pair> = all.iter().filter(|(key, _)| key.starts_with(prefix)).cloned().collect();
+    for prefix in
+        [&b""[..], b"k", b"key", b"key-0001", b"key-00012", b"key-00012x", b"\xff", b"\xff\xff", b"\0", b"z"]
+    {
+        let mut expected: Vec<Pair> =
+            all.iter().filter(|(key, _)| key.starts_with(prefix)).cloned().collect();
         assert_eq!(pairs(ks.prefix(prefix).unwrap()), expected, "{prefix:?}");
         assert_eq!(pairs(snapshot.prefix(prefix).unwrap()), expected, "{prefix:?}");
         expected.reverse();
@@ -119,7 +123,8 @@ pub fn first_and_last_are_the_ends(stage: &Stage) {
     let db = stage.open();
     let ks = stage.keyspace(&db, "ranges");
     assert!(ks.first().unwrap().is_none() && ks.last().unwrap().is_none());
-    let own = |pair: Option<(sheaf::Value, sheaf::Value)>| pair.map(|(key, value)| (key.to_vec(), value.to_vec()));
+    let own =
+        |pair: Option<(sheaf::Value, sheaf::Value)>| pair.map(|(key, value)| (key.to_vec(), value.to_vec()));
     for key in ["m", "t", "c"] {
         ks.insert(key, key.to_uppercase()).unwrap();
     }
@@ -142,7 +147,9 @@ pub fn both_ends_of_an_iterator_meet(stage: &Stage) {
         let (mut front, mut back) = (Vec::new(), Vec::new());
         for turn in bytes(1000, seed) {
             let forward = turn & 1 == 0;
-            let Some(pair) = (if forward { iter.next() } else { iter.next_back() }) else { break };
+            let Some(pair) = (if forward { iter.next() } else { iter.next_back() }) else {
+                break;
+            };
             let (key, value) = pair.unwrap();
             let list = if forward { &mut front } else { &mut back };
             list.push((key.to_vec(), value.to_vec()));

@@ -68,7 +68,8 @@ pub fn transfers_keep_their_sum_in_every_snapshot(stage: &Stage) {
     }
     let sum = |snapshot: &Snapshot| -> (u64, u64) {
         let banks = ["a", "b"].map(|name| snapshot.keyspace(name).unwrap());
-        let by_iter = banks.iter().flat_map(|bank| pairs(bank.iter().unwrap())).map(|(_, v)| number(&v)).sum();
+        let by_iter =
+            banks.iter().flat_map(|bank| pairs(bank.iter().unwrap())).map(|(_, v)| number(&v)).sum();
         let by_get = (0..ACCOUNTS).map(|a| banks[a % 2].get_with(key(a), number).unwrap().unwrap()).sum();
         (by_iter, by_get)
     };
@@ -85,7 +86,8 @@ pub fn transfers_keep_their_sum_in_every_snapshot(stage: &Stage) {
                             continue;
                         }
                         loop {
-                            let [a, b] = [from, to].map(|account| get(&banks[account % 2], key(account)).unwrap());
+                            let [a, b] =
+                                [from, to].map(|account| get(&banks[account % 2], key(account)).unwrap());
                             let amount = number(&a).min(7);
                             let mut batch = db.batch();
                             batch.expect(&banks[from % 2], key(from), Some(&a));
@@ -136,7 +138,9 @@ pub fn a_reader_never_goes_back_in_time(stage: &Stage) {
                 while !done.load(Ordering::Relaxed) {
                     let seen = match reader {
                         0 => number(&get(ks, "k").unwrap()),
-                        _ => number(&db.snapshot().unwrap().keyspace("a").unwrap().get("k").unwrap().unwrap()),
+                        _ => {
+                            number(&db.snapshot().unwrap().keyspace("a").unwrap().get("k").unwrap().unwrap())
+                        }
                     };
                     assert!(seen >= last, "{seen} after {last}");
                     last = seen;
@@ -217,7 +221,8 @@ pub fn iterators_stand_still_while_writers_do_not(stage: &Stage) {
         for _ in 0..2 {
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
-                    let mut all: Vec<u64> = pairs(ks.iter().unwrap()).iter().map(|(_, v)| number(v)).collect();
+                    let mut all: Vec<u64> =
+                        pairs(ks.iter().unwrap()).iter().map(|(_, v)| number(v)).collect();
                     assert_eq!(all.len(), 200);
                     all.dedup();
                     assert_eq!(all.len(), 1, "numbers of several commits in one view: {all:?}");
@@ -280,11 +285,13 @@ pub fn readers_and_writers_survive_a_drop(stage: &Stage) {
                     }
                 }
             });
-            let writer = scope.spawn(move || loop {
-                match ks.insert(key(7), "w") {
-                    Ok(()) => {}
-                    Err(Error::NoKeyspace { .. }) => break,
-                    Err(other) => panic!("{other}"),
+            let writer = scope.spawn(move || {
+                loop {
+                    match ks.insert(key(7), "w") {
+                        Ok(()) => {}
+                        Err(Error::NoKeyspace { .. }) => break,
+                        Err(other) => panic!("{other}"),
+                    }
                 }
             });
             thread::yield_now();
