@@ -299,10 +299,11 @@ impl Slots {
         self.write(&Root { generation: root.generation + 1, ..root.clone() })
     }
 
-    /// Makes the slot that `root` was read from durable, the same bytes to the same place: a crash may
-    /// have left it in the page cache only, and the other slot is about to be overwritten.
+    /// Makes the slot that `root` was read from durable, name and all, the same bytes to the same place: a
+    /// crash may have left it in the page cache only, and the other slot is about to be overwritten.
     pub fn settle(&self, root: &Root) -> Result<()> {
-        self.write(root)
+        self.write(root)?;
+        self.disk.sync_dir(&self.dir).during("sync directory", &self.dir)
     }
 
     /// Writes `root` into the slot of its generation, durably.
