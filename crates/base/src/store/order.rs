@@ -246,8 +246,9 @@ impl Store {
                 continue;
             }
             if let Some(run) = order.cramped(encoded, removes_only) {
+                let seen = order.tails[run.log.index()].ready.len();
                 drop(order);
-                self.make_room(run.log, encoded.largest(run))?;
+                self.make_room(run.log, encoded.largest(run), seen)?;
                 continue;
             }
             let seq = order.next_seq;
@@ -424,8 +425,9 @@ impl Store {
                 continue;
             }
             if let Some(run) = order.cramped(&encoded, false) {
+                let seen = order.tails[run.log.index()].ready.len();
                 drop(order);
-                self.make_room(run.log, encoded.largest(run))?;
+                self.make_room(run.log, encoded.largest(run), seen)?;
                 continue;
             }
             let seq = order.next_seq;

@@ -21,19 +21,14 @@ const AHEAD: usize = 2;
 
 impl Store {
     /// Makes one more segment of `log` ready, large enough for a frame of `largest` bytes, unless
-    /// somebody else just did.
-    pub(super) fn make_room(&self, log: LogId, largest: u64) -> Result<()> {
+    /// somebody else just did: there are more than the `seen` ones the caller could not do with.
+    pub(super) fn make_room(&self, log: LogId, largest: u64, seen: usize) -> Result<()> {
         if self.log(log).is_frozen() {
             return Err(self.log(log).frozen_error());
         }
         let mut next = self.making.lock();
-        let fits = |s: &Arc<Segment>| s.identity().capacity > DATA_START + 2 * span(8) + largest;
-        if largest > 0 {
-            let order = self.order.lock();
-            let ready = &order.tails[log.index()].ready;
-            if ready.len() > Tail::RESERVE && ready.iter().all(fits) {
-                return Ok(());
-            }
+        if self.order.lock().tails[log.index()].ready.len() > seen {
+            return Ok(());
         }
         let segment = self.make_segment(&mut next, log, 0, largest)?;
         self.order.lock().tails[log.index()].ready.push_back(segment);
@@ -54,7 +49,7 @@ impl Store {
                 if !want || self.log(log).is_frozen() {
                     break;
                 }
-                self.make_room(log, 0)?;
+                self.make_room(log, 0, usize::MAX)?;
                 any = true;
             }
         }
