@@ -34,7 +34,7 @@ and never create anything. `sheaf help VERB` shows an example of each verb.";
 /// A Sheaf database at the shell.
 #[derive(Debug, Parser)]
 #[command(name = "sheaf", version, styles = STYLES, after_help = EXIT_CODES, max_term_width = 100)]
-#[command(disable_help_subcommand = false, propagate_version = true)]
+#[command(subcommand_value_name = "VERB", subcommand_help_heading = "Verbs")]
 pub(crate) struct Cli {
     /// What to do.
     #[command(subcommand)]

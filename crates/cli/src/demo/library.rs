@@ -129,7 +129,7 @@ impl Library {
 
     /// Appends a line to the longest file while a snapshot looks at it.
     pub(crate) fn batch_beside_snapshot(&self, page: &mut Page, texts: &[Text]) -> Result {
-        page.step("batch and snapshot")?;
+        page.step("batch")?;
         let text = longest(texts);
         let (old, new) = (text.lines.len().to_string(), (text.lines.len() + 1).to_string());
         let added = place(text, text.lines.len() + 1);
@@ -150,7 +150,8 @@ impl Library {
         page.verdict(both, "atomic batches", "the database shows both")?;
         let is_then = then_files.get(&text.name)?.as_deref() == Some(old.as_bytes());
         let neither = is_then && !then_lines.contains_key(&added)?;
-        page.verdict(neither, "snapshots", "the snapshot taken before shows neither")
+        page.step("snapshot")?;
+        page.verdict(neither, "snapshots", "a snapshot taken before still shows neither")
     }
 
     pub(crate) fn close(self) -> Result {
@@ -191,7 +192,7 @@ fn index(texts: &[Text]) -> BTreeMap<String, Vec<String>> {
 fn shown(line: &[u8]) -> String {
     let mut text = String::new();
     escape(line, &mut text);
-    match text.char_indices().nth(40) {
+    match text.char_indices().nth(32) {
         Some((at, _)) => format!("{}…", &text[..at]),
         None => text,
     }

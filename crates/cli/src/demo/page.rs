@@ -10,19 +10,23 @@ use anstyle::Style;
 use crate::failure::{Failure, Result};
 use crate::output::{CAUTION, GOOD, HEADING, HINT, NAME, Watch, time};
 
-/// Column of the times.
-const WIDTH: usize = 84;
+/// Column where the names of steps end and their lines begin.
+const MARGIN: usize = 10;
+/// Column where the times end.
+const WIDTH: usize = 96;
 
 /// Prints steps, times and verdicts.
 pub(crate) struct Page {
     out: AutoStream<std::io::Stdout>,
     watch: Watch,
+    /// The step that has no line yet.
+    step: &'static str,
     broken: Vec<&'static str>,
 }
 
 impl Page {
     pub(crate) fn new() -> Page {
-        Page { out: anstream::stdout(), watch: Watch::start(), broken: Vec::new() }
+        Page { out: anstream::stdout(), watch: Watch::start(), step: "", broken: Vec::new() }
     }
 
     pub(crate) fn title(&mut self, database: &Path, source: &str) -> Result {
@@ -32,9 +36,10 @@ impl Page {
         Ok(())
     }
 
-    /// A new step.
-    pub(crate) fn step(&mut self, name: &str) -> Result {
-        Ok(writeln!(self.out, "\n{NAME}{name}{NAME:#}")?)
+    /// A new step; its name stands in the margin of its first line.
+    pub(crate) fn step(&mut self, name: &'static str) -> Result {
+        self.step = name;
+        Ok(writeln!(self.out)?)
     }
 
     /// A line of a step, and how long what it says took.
@@ -52,9 +57,10 @@ impl Page {
     }
 
     fn mark(&mut self, style: Style, mark: &str, text: &str, took: Option<Duration>) -> Result {
-        write!(self.out, "  {style}{mark}{style:#} {text}")?;
+        let step = std::mem::take(&mut self.step);
+        write!(self.out, "{NAME}{step:<MARGIN$}{NAME:#}{style}{mark}{style:#} {text}")?;
         if let Some(took) = took {
-            let gap = WIDTH.saturating_sub(4 + text.chars().count()).max(2);
+            let gap = WIDTH.saturating_sub(MARGIN + 2 + text.chars().count()).max(2);
             write!(self.out, "{HINT}{:>gap$}{HINT:#}", time(took))?;
         }
         Ok(writeln!(self.out)?)
