@@ -17,7 +17,12 @@
 //!
 //! Everything is `Send + Sync`. Overlapping writes are the caller's to exclude.
 
+mod flock;
+mod mapping;
 pub mod real;
+#[cfg(test)]
+mod scratch;
+mod sigbus;
 pub mod sim;
 
 use std::fmt;

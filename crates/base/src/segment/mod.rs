@@ -216,6 +216,14 @@ impl Segment {
         Ok(Segment::new(identity, path, file))
     }
 
+    /// The same empty file with the header of another incarnation: whatever frames stand in it are void.
+    pub fn restamp(&self, disk: &dyn Disk, dir: &Path, incarnation: Incarnation) -> Result<Segment> {
+        let identity = Identity { incarnation, stream: 0, ..self.identity };
+        self.file.write_at(0, &identity.encode()).during("write", &self.path)?;
+        self.file.allocate(identity.capacity).during("allocate", &self.path)?;
+        Segment::open(disk, dir, identity.id, identity.store, identity.log, How::Write)
+    }
+
     /// Its number.
     #[must_use]
     pub fn id(&self) -> SegmentId {
@@ -269,6 +277,10 @@ impl Segment {
     #[must_use]
     pub fn sealed_at(&self) -> u64 {
         self.sealed_at.load(Ordering::Relaxed)
+    }
+    /// A survivor segment is as old as the youngest of what it holds.
+    pub fn inherit_age(&self, sealed_at: u64) {
+        self.sealed_at.fetch_max(sealed_at, Ordering::Relaxed);
     }
     /// A frame of it is damaged: it is kept as it is.
     #[must_use]
