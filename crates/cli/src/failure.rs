@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::notation::many;
+
 /// The result of a verb.
 pub(crate) type Result<T = (), E = Failure> = std::result::Result<T, E>;
 
@@ -51,8 +53,7 @@ impl Failure {
         Some(match self {
             Failure::Unread => return None,
             Failure::Missing(what) | Failure::Usage(what) | Failure::Refused(what) => what.clone(),
-            Failure::Damage(1) => "1 damage found".into(),
-            Failure::Damage(count) => format!("{count} damages found"),
+            Failure::Damage(count) => format!("{} found", many(*count, "damage")),
             Failure::Database(error) => error.to_string(),
             Failure::Stream { op, path, source } => format!("cannot {op} {}: {source}", path.display()),
             Failure::Line { path, line, why, loaded } => {

@@ -149,6 +149,11 @@ pub(crate) fn count(number: u64) -> String {
     out
 }
 
+/// A number of things: `1 key`, `2,000 keys`.
+pub(crate) fn many(number: u64, thing: &str) -> String {
+    format!("{} {thing}{}", count(number), if number == 1 { "" } else { "s" })
+}
+
 /// Bytes of `64MiB`, `1GiB`, `4096`.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic()).trim_end();
@@ -238,6 +243,7 @@ mod tests {
     #[test]
     fn numbers_for_people() {
         assert_eq!([count(7), count(1234), count(1_234_567)], ["7", "1,234", "1,234,567"]);
+        assert_eq!([many(1, "key"), many(2000, "key")], ["1 key", "2,000 keys"]);
         assert_eq!([size(17), size(4300), size(20 << 30)], ["17 B", "4.2 KiB", "20 GiB"]);
         assert_eq!(parse_size("64MiB"), Ok(64 << 20));
         assert_eq!(parse_size("4096"), Ok(4096));

@@ -6,7 +6,7 @@ use sheaf::Error;
 
 use crate::args::Drop;
 use crate::failure::{Failure, Result};
-use crate::notation::count;
+use crate::notation::many;
 
 pub(crate) fn run(args: &Drop) -> Result {
     if !args.yes && !io::stdin().is_terminal() {
@@ -31,7 +31,7 @@ pub(crate) fn run(args: &Drop) -> Result {
 }
 
 fn confirmed(name: &str, keys: Option<u64>) -> Result<bool> {
-    let size = keys.map_or_else(|| "damaged".to_owned(), |keys| format!("{} keys", count(keys)));
+    let size = keys.map_or_else(|| "damaged".to_owned(), |keys| many(keys, "key"));
     anstream::eprint!("Drop keyspace {name:?} ({size})? [y/N] ");
     let mut answer = String::new();
     io::stdin().read_line(&mut answer).map_err(Failure::stream("read", "stdin"))?;

@@ -16,7 +16,7 @@ use sheaf::{Batch, Database, Durability, Keyspace};
 
 use crate::args::Load;
 use crate::failure::{Failure, Result};
-use crate::notation::{count, unescape};
+use crate::notation::{many, unescape};
 use crate::output::{Watch, byte_bar, spinner, time};
 
 /// Pairs of one commit.
@@ -39,7 +39,7 @@ pub(crate) fn run(args: &Load) -> Result {
     result?;
     closed?;
     if io::stderr().is_terminal() {
-        anstream::eprintln!("{} pairs in {}", count(loaded), time(watch.elapsed()));
+        anstream::eprintln!("{} in {}", many(loaded, "pair"), time(watch.elapsed()));
     }
     Ok(())
 }

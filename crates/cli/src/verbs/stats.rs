@@ -7,7 +7,7 @@ use sheaf::{Database, LogStats, Stats};
 
 use crate::args::Report;
 use crate::failure::Result;
-use crate::notation::{count, size};
+use crate::notation::{count, many, size};
 use crate::output::{HEADING, NAME, on_stdout, stdout, time};
 use crate::verbs::keyspaces::describe;
 
@@ -54,16 +54,17 @@ fn print(out: &mut impl Write, db: &Database, stats: &Stats, keyspaces: &[Json])
         let number = |field: &str| keyspace[field].as_u64().unwrap_or_default();
         let (label, engine) = (text("name").escape_debug().to_string(), text("engine"));
         if keyspace["damage"].is_null() {
-            let (keys, index) = (count(number("keys")), size(number("index_bytes")));
-            writeln!(out, "  {name}{label:<20}{name:#} {engine:<8} {keys:>14} keys   index {index}")?;
+            let (keys, index) = (many(number("keys"), "key"), size(number("index_bytes")));
+            writeln!(out, "  {name}{label:<20}{name:#} {engine:<8} {keys:>16}   index {index}")?;
         } else {
             writeln!(out, "  {name}{label:<20}{name:#} {engine:<8} damaged: {}", text("damage"))?;
         }
     }
     writeln!(out, "{heading}logs{heading:#}")?;
     for log in &stats.logs {
-        let (segments, disk, live) = (log.segments, size(log.disk_bytes), size(log.live_bytes));
-        write!(out, "  {name}{:<20}{name:#} {segments:>4} segments  {disk:>8} on disk", log.name)?;
+        let (segments, disk, live) =
+            (many(log.segments, "segment"), size(log.disk_bytes), size(log.live_bytes));
+        write!(out, "  {name}{:<20}{name:#} {segments:>16}  {disk:>8} on disk", log.name)?;
         writeln!(out, "  {live:>8} live{}", if log.damaged > 0 { "  damaged" } else { "" })?;
     }
     Ok(())

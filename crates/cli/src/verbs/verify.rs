@@ -4,7 +4,7 @@
 //! it hits, `verify` then reads each of them as any user would and notes who runs into it. That costs
 //! a second reading, and happens only if there is damage.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ use sheaf::{Database, Error, Keyspace, VerifyReport};
 
 use crate::args::Report;
 use crate::failure::{Failure, Result};
-use crate::notation::{count, escape, size};
+use crate::notation::{escape, many, size};
 use crate::output::{CAUTION, GOOD, NAME, Watch, on_stdout, spinner, stdout, time};
 
 /// A damage, and the keyspaces that run into it.
@@ -62,8 +62,15 @@ pub(crate) fn run(args: &Report) -> Result {
 }
 
 fn examine(db: &Database) -> Result<(VerifyReport, Vec<Finding>)> {
-    let mut findings = Vec::new();
-    let report = db.verify(|error| findings.push(Finding::of(error)))?;
+    let mut findings: Vec<Finding> = Vec::new();
+    let mut places = BTreeSet::new();
+    let report = db.verify(|error| {
+        let finding = Finding::of(error);
+        // The same place may be met twice: by the walk over files and by that over pairs.
+        if finding.path.is_none() || places.insert((finding.path.clone(), finding.offset)) {
+            findings.push(finding);
+        }
+    })?;
     if !findings.is_empty() {
         let hit = keyspaces_hit(db)?;
         for finding in &mut findings {
@@ -129,11 +136,11 @@ fn print(out: &mut impl Write, report: &VerifyReport, findings: &[Finding], watc
     }
     writeln!(
         out,
-        "{} pairs, {} frames, {} in {} files read in {}",
-        count(report.pairs),
-        count(report.frames),
+        "{}, {}, {} in {} read in {}",
+        many(report.pairs, "pair"),
+        many(report.frames, "frame"),
         size(report.bytes),
-        report.files.len(),
+        many(report.files.len() as u64, "file"),
         time(watch.elapsed())
     )?;
     Ok(())

@@ -150,7 +150,7 @@ fn a_malformed_line_is_named_and_what_came_before_its_batch_stays() {
         .feed(&["load", "db", "-"], text.as_bytes())
         .exits(4)
         .complains("line 1501")
-        .complains("1000 pairs");
+        .complains("1,000 pairs");
     sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflat\t1000\n");
     sandbox.run(&["get", "db", "after"]).exits(1);
     for (line, why) in [("a\tb\tc", "second TAB"), ("a\\q\tb", "\\q"), ("a\t\\x4", "\\x4"), ("", "no TAB")] {
