@@ -288,6 +288,12 @@ impl Slots {
         self.disk.sync_dir(&self.dir).during("sync directory", &self.dir)
     }
 
+    /// Makes the slot that `root` was read from durable, the same bytes to the same place: a crash may
+    /// have left it in the page cache only, and the other slot is about to be overwritten.
+    pub fn settle(&self, root: &Root) -> Result<()> {
+        self.write(root)
+    }
+
     /// Writes `root` into the slot of its generation, durably.
     pub fn write(&self, root: &Root) -> Result<()> {
         let path = self.path(root.generation % 2);

@@ -17,6 +17,8 @@
 //!
 //! Everything is `Send + Sync`. Overlapping writes are the caller's to exclude.
 
+#[cfg(test)]
+mod agree;
 mod flock;
 mod mapping;
 pub mod real;

@@ -403,6 +403,19 @@ mod tests {
         assert_eq!(kind(RealDisk.list(&scratch.0)), io::ErrorKind::InvalidData);
     }
 
+    /// Maps a fresh page at `address`, where nothing is mapped; null if something is.
+    fn take_page_at(address: usize) -> *const u8 {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+        // SAFETY:
+        // * NOREPLACE: no existing mapping is touched.
+        let page = unsafe { libc::mmap(address as *mut _, 4096, protection, flags, -1, 0) };
+        match page {
+            libc::MAP_FAILED => std::ptr::null(),
+            page => page.cast_const().cast(),
+        }
+    }
+
     #[test]
     fn forked_child_that_drops_everything_leaves_the_parents_lock_and_mapping() {
         let _alone = FORKING.lock();
@@ -412,6 +425,9 @@ mod tests {
         let file = scratch.file("a", 4096);
         file.map(PAGE);
         // SAFETY:
+        // * Nobody writes the file.
+        let address = unsafe { file.mapped(0, 1) }.unwrap().as_ptr().addr();
+        // SAFETY:
         // * The child only frees memory of small objects, which glibc allows after fork, and
         //   makes system calls.
         let child = unsafe { libc::fork() };
@@ -419,11 +435,16 @@ mod tests {
             // SAFETY:
             // * Nobody writes the file.
             let hidden = unsafe { file.mapped(0, 1) }.is_none();
+            let page = take_page_at(address);
             drop(held);
             drop(file);
             // SAFETY:
+            // * A page of the child's own, if it is still there; if not, that is what the parent
+            //   wants to know.
+            let byte = unsafe { page.read_volatile() };
+            // SAFETY:
             // * `_exit` has no conditions.
-            unsafe { libc::_exit(i32::from(!hidden)) }
+            unsafe { libc::_exit(i32::from(!hidden) + i32::from(byte)) }
         }
         let mut status = -1;
         // SAFETY:
@@ -486,6 +507,31 @@ mod tests {
         let mut buf = [0; 18];
         file.read_at(5000, &mut buf).unwrap();
         assert_eq!(&buf, b"stored and written");
+    }
+
+    #[test]
+    fn appends_of_two_threads_beside_syncs_all_arrive() {
+        let scratch = Scratch::new();
+        let file = scratch.file("a", 0);
+        file.allocate(64 * PAGE).unwrap();
+        file.map(64 * PAGE);
+        let append = |first: u64, fill: u8| {
+            file.make_resident(first * PAGE, (first + 32) * PAGE);
+            for offset in (first * PAGE..(first + 32) * PAGE).step_by(64) {
+                file.append_at(offset, &[fill; 64]).unwrap();
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| append(0, 1));
+            scope.spawn(|| append(32, 2));
+            for _ in 0..20 {
+                file.sync().unwrap();
+            }
+        });
+        let mut bytes = vec![0; 64 * 4096];
+        file.read_at(0, &mut bytes).unwrap();
+        let (left, right) = bytes.split_at(32 * 4096);
+        assert!(left.iter().all(|&byte| byte == 1) && right.iter().all(|&byte| byte == 2));
     }
 
     #[test]

@@ -61,7 +61,8 @@ impl Store {
                 return Err(error);
             }
         };
-        self.wait_durable(self.visible())?; // the images hold nothing beyond
+        self.wait_durable(self.visible())?; // the images hold nothing beyond ...
+        self.sync_survivors(m)?; // ... and point at no copy that could still go
         let old = std::mem::replace(&mut m.checkpoints[log.id.index()], reference);
         for id in old.keyspaces {
             m.dies(Dying::File(self.image_path(id, old.number)));

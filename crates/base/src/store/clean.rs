@@ -244,7 +244,7 @@ impl Store {
         }
         let segment = self.survivor_segment(log, stream, span)?;
         m.survivors[log.id.index()][usize::from(stream)] =
-            Some(Survivors { segment, offset: DATA_START, synced: DATA_START });
+            Some(Survivors { segment, offset: DATA_START });
         Ok(())
     }
 
@@ -311,21 +311,17 @@ impl Store {
 
     /// Makes all survivors durable.
     pub(super) fn sync_survivors(&self, m: &mut Maintenance) -> Result<()> {
-        let mut files = std::mem::take(&mut m.unsynced);
-        for tail in m.survivors.iter().flatten().flatten() {
-            if tail.synced < tail.offset {
-                files.push(Arc::clone(&tail.segment));
-            }
-        }
-        for segment in &files {
-            if segment.file().sync().is_err() {
+        let mut segments = std::mem::take(&mut m.unsynced);
+        segments.extend(m.survivors.iter().flatten().flatten().map(|tail| Arc::clone(&tail.segment)));
+        segments.retain(|segment| segment.synced() < segment.end());
+        for segment in &segments {
+            if segment.sync(segment.end()).is_err() {
                 return Err(self.poison("sync"));
             }
         }
         for tail in m.survivors.iter_mut().flatten().flatten() {
             // No later copy shares a sector with what is synced now.
             tail.offset = tail.offset.next_multiple_of(crate::disk::SECTOR).min(tail.segment.identity().capacity);
-            tail.synced = tail.offset;
         }
         Ok(())
     }

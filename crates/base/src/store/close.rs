@@ -67,7 +67,11 @@ impl Store {
         let (leftovers, stats) = (recovered.leftovers.clone(), (recovered.frames, recovered.records, recovered.bytes_cut));
         store.settle(&root, recovered);
         if !store.options.read_only {
+            // Both slots, before anything is served: the one that was read may speak of an orderly close
+            // or of frames that were cut off.
+            store.slots.settle(&root)?;
             let mut m = store.maintenance.lock();
+            store.write_root(&mut m, false)?;
             store.write_root(&mut m, false)?;
             drop(m);
             store.sweep(&root, &leftovers)?;

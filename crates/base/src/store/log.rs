@@ -62,11 +62,6 @@ impl Log {
         Error::corrupt(&self.dir, 0, Damage::BadField { field: "log", value: self.id as u64 })
     }
 
-    /// The segment with this number.
-    pub(crate) fn segment(&self, id: SegmentId) -> Option<Arc<Segment>> {
-        self.segments.lock().get(&id).cloned()
-    }
-
     /// All segments, by number.
     pub(crate) fn list(&self) -> Vec<Arc<Segment>> {
         self.segments.lock().values().cloned().collect()

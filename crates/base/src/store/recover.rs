@@ -282,8 +282,9 @@ impl<'a> Recovery<'a> {
                 continue;
             }
             let limit = found.segment.identity().capacity.min(found.segment.file().len().unwrap_or(0));
+            let durable_end = found.end;
             let mut scan = Scan::new(&found.segment, 0, limit);
-            found.frames = 0;
+            (found.frames, found.end) = (0, DATA_START);
             for scanned in scan.by_ref() {
                 let header = scanned.frame.header;
                 survey.frames += 1;
@@ -323,6 +324,11 @@ impl<'a> Recovery<'a> {
                 Stop::Torn(_, error) if !error.is_corrupt() => return Err(error),
                 Stop::Torn(at, error) => {
                     open_run = None;
+                    if found.end < durable_end {
+                        // A frame that ROOT knows to be durable: damage, whatever its number.
+                        self.broken[log.index()] = Some(Broken::from_error(error)?);
+                        return Ok(());
+                    }
                     water_behind = water_behind.max(find_water(&found.segment, at, limit, plausible.clone()));
                     torn.get_or_insert(error);
                 }
@@ -398,6 +404,7 @@ impl<'a> Recovery<'a> {
             }
             for found in founds.iter_mut().filter(|f| !f.is_sealed()) {
                 if found.end > DATA_START {
+                    // All of it: what ROOT calls durable may share its last sector's page with what is not.
                     rewrite_file(found.segment.file(), found.end).during("rewrite", found.segment.path())?;
                 } else {
                     let path = found.segment.path().to_path_buf();
@@ -552,7 +559,7 @@ impl<'a> Recovery<'a> {
                 let listed: HashSet<SegmentId> = before.segments.iter().map(|s| s.id).collect();
                 let mut entry = LogEntry { broken: true, ..before.clone() };
                 let newer = segments.iter().filter(|s| !listed.contains(&s.id()));
-                entry.segments.extend(newer.map(|s| SegmentEntry { sealed: false, ..s.entry(DATA_START) }));
+                entry.segments.extend(newer.map(|s| s.entry(DATA_START, false)));
                 entry
             });
             (segments, frozen)

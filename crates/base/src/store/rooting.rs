@@ -13,7 +13,7 @@ use super::Store;
 use super::log::Log;
 use crate::error::{Error, Result};
 use crate::root::{CheckpointRef, LogEntry, Root};
-use crate::segment::{DATA_START, Segment};
+use crate::segment::Segment;
 use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
 
 /// Something that goes when both slots are past it.
@@ -32,8 +32,6 @@ pub(crate) enum Dying {
 pub(crate) struct Survivors {
     pub(crate) segment: Arc<Segment>,
     pub(crate) offset: u64,
-    /// Bytes the device has.
-    pub(crate) synced: u64,
 }
 
 /// What the maintenance lock guards: everything that changes what ROOT says.
@@ -117,7 +115,7 @@ impl Store {
             unsynced.extend(tail.segment.iter().map(|s| s.id()));
         }
         drop(order);
-        unsynced.extend(m.unsynced.iter().map(|s| s.id()));
+        unsynced.extend(m.unsynced.iter().map(|s| s.id())); // full survivor segments
         let mut root = Root {
             generation: m.generation + 1,
             clean,
@@ -140,20 +138,13 @@ impl Store {
         if let Some(frozen) = log.frozen.lock().clone() {
             return frozen;
         }
-        let tails = &m.survivors[log.id.index()];
         let listed = log.list();
         let segments = listed.iter().map(|segment| {
-            let tail = tails.iter().flatten().find(|t| t.segment.id() == segment.id());
             if clean {
-                return segment.entry(segment.end());
+                return segment.entry(segment.end(), segment.is_sealed());
             }
-            match tail {
-                Some(tail) => segment.entry(tail.synced),
-                None if unsynced.contains(&segment.id()) || !segment.is_sealed() => {
-                    crate::root::SegmentEntry { sealed: false, ..segment.entry(DATA_START) }
-                }
-                None => segment.entry(segment.end()),
-            }
+            let open = unsynced.contains(&segment.id()) || !segment.is_sealed();
+            segment.entry(if open { segment.synced() } else { segment.end() }, !open)
         });
         LogEntry { segments: segments.collect(), checkpoint: m.checkpoints[log.id.index()].clone(), broken: false }
     }

@@ -17,6 +17,7 @@
 //! 2. Frames after a round share no sector with frames before it (frame I2).
 //! 3. A failed sync is never repeated: the store is poisoned.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -171,25 +172,25 @@ impl Store {
 
     /// One round. The caller holds the leader lock.
     fn sync_as_leader(&self) -> Result<()> {
-        let (seq, blobs, files) = {
+        let (seq, blobs, segments) = {
             let mut order = self.order.lock();
-            let mut files = Vec::new();
+            let mut segments = Vec::new();
             for tail in &mut order.tails {
-                files.append(&mut tail.unsynced);
+                segments.extend(tail.unsynced.drain(..).map(|s| (s.end(), s)));
                 if std::mem::take(&mut tail.dirty) {
-                    files.extend(tail.segment.clone());
+                    segments.extend(tail.segment.iter().map(|s| (s.end(), Arc::clone(s))));
                 }
                 tail.close_sector();
             }
             self.unsynced_since.store(0, Ordering::Relaxed);
-            (self.visible(), std::mem::take(&mut order.staged), files)
+            (self.visible(), std::mem::take(&mut order.staged), segments)
         };
         let blob_dir = self.ground.blobs.dir();
         let synced = blobs
             .iter()
             .try_for_each(|file| file.sync().during("sync", blob_dir))
             .and_then(|()| if blobs.is_empty() { Ok(()) } else { self.disk.sync_dir(blob_dir).during("sync", blob_dir) })
-            .and_then(|()| files.iter().try_for_each(|s| s.file().sync().during("sync", s.path())));
+            .and_then(|()| segments.iter().try_for_each(|(end, segment)| segment.sync(*end)));
         if synced.is_err() {
             return Err(self.poison("sync"));
         }

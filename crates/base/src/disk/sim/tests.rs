@@ -257,6 +257,19 @@ fn rewriting_identical_bytes_saves_what_a_failed_sync_dropped() {
 }
 
 #[test]
+fn sync_after_a_failed_one_saves_only_what_was_written_again() {
+    for seed in 0..32 {
+        let (disk, file) = after_failed_sync(seed, AfterFailedSync::ShowsNew);
+        let before = read(&disk.power_cut(&Keep::None), "/a").unwrap();
+        file.write_at(1536, &sectors(b"x")).unwrap();
+        file.sync().unwrap();
+        let after = read(&disk.power_cut(&Keep::None), "/a").unwrap();
+        assert_eq!(before[..1536], after[..1536]);
+        assert_eq!(after[1536..], sectors(b"x"));
+    }
+}
+
+#[test]
 fn failed_sync_may_drop_the_length() {
     let mut lens = BTreeSet::new();
     for seed in 0..16 {

@@ -162,8 +162,15 @@ impl Volume {
     }
 
     pub(super) fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {
-        let ino = self.ino(from)?;
         let (old, new) = (self.place(from)?, self.place(to)?);
+        let ino = self.ino(from)?;
+        let (old_parts, new_parts) = (parts(from)?, parts(to)?);
+        if new_parts.len() > old_parts.len() && new_parts.starts_with(&old_parts) {
+            return Err(io::ErrorKind::InvalidInput.into()); // Into itself.
+        }
+        if old_parts.len() > new_parts.len() && old_parts.starts_with(&new_parts) {
+            return Err(io::ErrorKind::DirectoryNotEmpty.into()); // Onto its parent.
+        }
         if old == new {
             return Ok(());
         }
