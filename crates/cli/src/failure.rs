@@ -57,10 +57,8 @@ impl Failure {
             Failure::Database(error) => error.to_string(),
             Failure::Stream { op, path, source } => format!("cannot {op} {}: {source}", path.display()),
             Failure::Line { path, line, why, loaded } => {
-                format!(
-                    "{} line {line}: {why}; the {loaded} pairs before this batch are loaded",
-                    path.display()
-                )
+                let before = many(*loaded, "pair");
+                format!("{} line {line}: {why}; loaded before its batch: {before}", path.display())
             }
         })
     }
