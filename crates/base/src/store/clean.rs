@@ -89,10 +89,11 @@ impl Store {
         Ok(true)
     }
 
-    /// Bytes on disk, and the bytes there should be at most.
+    /// Bytes of full segments, and the bytes there should be at most. What is ready or being filled is a
+    /// constant beside it.
     fn space(&self, log: &Log) -> (u64, u64) {
         let segments = log.list();
-        let disk: u64 = segments.iter().map(|s| s.identity().capacity).sum();
+        let disk: u64 = segments.iter().filter(|s| s.is_sealed()).map(|s| s.identity().capacity).sum();
         let live: u64 = segments.iter().map(|s| s.live()).sum();
         let largest = segments.iter().map(|s| s.identity().capacity).max().unwrap_or(0);
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]

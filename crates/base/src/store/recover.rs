@@ -617,7 +617,7 @@ impl Store {
 
     /// Takes over what recovery found.
     pub(super) fn settle(&mut self, root: &Root, recovered: Recovered) {
-        let next = if root.clean { recovered.cut.next() } else { root.seq_bound.max(recovered.cut.next()) };
+        let next = root.seq_bound.max(recovered.cut.next());
         self.visible.store(recovered.cut.0, Ordering::Relaxed);
         self.durable.store(recovered.cut.0, Ordering::Relaxed);
         self.catalogue = recovered.catalogue;
