@@ -72,25 +72,41 @@ fn examine(db: &Database) -> Result<(VerifyReport, Vec<Finding>)> {
         }
     })?;
     if !findings.is_empty() {
-        let hit = keyspaces_hit(db)?;
+        let mut hit = keyspaces_hit(db)?;
         for finding in &mut findings {
             if let (Some(path), Some(offset)) = (&finding.path, finding.offset) {
-                finding.keyspaces = hit.get(&(path.clone(), offset)).cloned().unwrap_or_default();
+                finding.keyspaces = hit.remove(&(path.clone(), offset)).unwrap_or_default().keyspaces;
             }
         }
+        findings.extend(hit.into_iter().map(|((path, offset), hit)| hit.beyond(path, offset)));
     }
     Ok((report, findings))
 }
 
+/// A damage that a reader ran into.
+#[derive(Default)]
+struct Hit {
+    what: String,
+    keyspaces: Vec<String>,
+}
+
+impl Hit {
+    /// One that the verification did not come to: it leaves a keyspace at the first damage of a pair.
+    fn beyond(self, path: PathBuf, offset: u64) -> Finding {
+        Finding { path: Some(path), offset: Some(offset), what: self.what, keyspaces: self.keyspaces }
+    }
+}
+
 /// Who runs into which damage.
-fn keyspaces_hit(db: &Database) -> Result<BTreeMap<(PathBuf, u64), Vec<String>>> {
-    let mut hit: BTreeMap<(PathBuf, u64), Vec<String>> = BTreeMap::new();
+fn keyspaces_hit(db: &Database) -> Result<BTreeMap<(PathBuf, u64), Hit>> {
+    let mut hit: BTreeMap<(PathBuf, u64), Hit> = BTreeMap::new();
     for info in db.keyspaces() {
         let mut note = |error: Error| match error {
-            Error::Corrupt { path, offset, .. } => {
-                let names = hit.entry((path, offset)).or_default();
-                if !names.contains(&info.name) {
-                    names.push(info.name.clone());
+            Error::Corrupt { path, offset, what } => {
+                let hit = hit.entry((path, offset)).or_default();
+                hit.what = what.to_string();
+                if !hit.keyspaces.contains(&info.name) {
+                    hit.keyspaces.push(info.name.clone());
                 }
                 Ok(())
             }

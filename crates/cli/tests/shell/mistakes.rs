@@ -193,6 +193,41 @@ fn damage_is_3_and_named_by_file_offset_and_keyspace() {
     assert_eq!(finding["keyspaces"][0], "users");
 }
 
+#[test]
+fn every_damaged_large_value_is_found() {
+    let sandbox = Sandbox::new();
+    for key in ["one", "two", "three"] {
+        sandbox.feed(&["put", "db", key, "-"], &vec![b'x'; 3 << 20]).succeeds();
+    }
+    let mut damaged = 0;
+    for (path, mut bytes) in sandbox.image("db").into_iter().filter(|(_, bytes)| bytes.len() > 3 << 20) {
+        bytes[2 << 20] ^= 1;
+        sandbox.write(path.to_str().expect("UTF-8"), &bytes);
+        damaged += 1;
+    }
+    sandbox.run(&["get", "db", "two"]).exits(3).prints("").complains("is damaged");
+    let report = sandbox.run(&["verify", "db", "--json"]).exits(3).json();
+    assert_eq!(report["findings"].as_array().map(Vec::len), Some(damaged), "{report}");
+}
+
+#[test]
+fn a_database_that_cannot_be_opened_for_damage_is_3() {
+    let sandbox = Sandbox::with(&[("a", "1")]);
+    for (path, mut bytes) in sandbox.image("db") {
+        if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("ROOT")) {
+            bytes.fill(0x55);
+            sandbox.write(path.to_str().expect("UTF-8"), &bytes);
+        }
+    }
+    let before = sandbox.image("db");
+    let report = sandbox.run(&["verify", "db", "--json"]).exits(3).json();
+    assert!(report["findings"][0]["file"].as_str().is_some_and(|file| file.contains("ROOT")), "{report}");
+    for args in [&["get", "db", "a"][..], &["put", "db", "a", "2"], &["stats", "db"]] {
+        sandbox.run(args).exits(3).prints("").complains("ROOT");
+    }
+    assert!(sandbox.image("db") == before, "a damaged database was changed");
+}
+
 /// Bytes of a file up to the last that is not zero: the rest may be room that nothing was written to.
 fn written(bytes: &[u8]) -> usize {
     bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1)
