@@ -98,27 +98,32 @@ impl Store {
         Ok(self.keep()? | ticked)
     }
 
-    /// One step of maintenance.
+    /// One step of maintenance. A step that fails does not hold up the others: on a full disk nothing can
+    /// be made ready, and it is cleaning that helps.
     fn keep(&self) -> Result<bool> {
-        let mut any = self.trim();
-        any |= self.top_up()?;
-        if self.bounds_are_near() {
-            self.extend_bounds()?;
-            any = true;
-        }
-        any |= self.clean()?;
-        any |= self.checkpoint_if_due()?;
-        let mut m = self.maintenance.lock();
-        any |= self.bury(&mut m);
-        let sealed = self.sealed.load(Ordering::Relaxed);
-        if !m.dying.is_empty() || sealed >= SEALED_PER_ROOT {
-            self.sealed.fetch_sub(sealed, Ordering::Relaxed);
-            self.write_root(&mut m, false)?;
-            any = true;
-        }
-        drop(m);
+        let steps = [
+            Ok(self.trim()),
+            self.top_up(),
+            if self.bounds_are_near() { self.extend_bounds().map(|()| true) } else { Ok(false) },
+            self.clean(),
+            self.checkpoint_if_due(),
+            self.renew_root(),
+        ];
         self.set_brake();
-        Ok(any)
+        steps.into_iter().try_fold(false, |any, step| Ok(any | step?))
+    }
+
+    /// Writes ROOT if something waits for it.
+    fn renew_root(&self) -> Result<bool> {
+        let mut m = self.maintenance.lock();
+        let buried = self.bury(&mut m);
+        let sealed = self.sealed.load(Ordering::Relaxed);
+        if m.dying.is_empty() && sealed < SEALED_PER_ROOT {
+            return Ok(buried);
+        }
+        self.sealed.fetch_sub(sealed, Ordering::Relaxed);
+        self.write_root(&mut m, false)?;
+        Ok(true)
     }
 
     fn set_brake(&self) {
