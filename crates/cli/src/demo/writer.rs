@@ -12,7 +12,7 @@ use sheaf::{Database, Keyspace, KeyspaceOptions};
 use crate::failure::Result;
 
 /// Rows of a batch in each of the two keyspaces.
-pub(crate) const ROWS: u64 = 16;
+pub(crate) const ROWS: u64 = 32;
 /// The writer stops by itself after so many batches, should nobody kill it.
 const MOST: u64 = 2_000_000;
 
