@@ -136,7 +136,7 @@ impl Keyspace {
         let mut values = Vec::with_capacity(keys.len());
         for group in keys.chunks(32) {
             let group: Vec<&[u8]> = group.iter().map(AsRef::as_ref).collect();
-            engine.prefetch(&group);
+            engine.prefetch(&group, true);
             for key in group {
                 values.push(get_at(self.store(), &kept, Seq::LATEST, key, Value::new)?);
             }

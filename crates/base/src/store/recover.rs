@@ -203,8 +203,11 @@ impl<'a> Recovery<'a> {
                     let (frames, last_seq) = entry.map_or((0, Seq::ZERO), |e| (e.frames, e.last_seq));
                     found.push(Found { segment, entry, runs: Vec::new(), end, frames, last_seq });
                 }
-                // Newer than ROOT, and its header never reached the device: nothing in it did.
-                Err(e) if e.is_corrupt() && entry.is_none() => self.leftovers.push(dir.join(segment::file_name(id))),
+                // Its name or header never reached the device, so nothing in it did. (If more had, commits up
+                // to the durable mark are missing, and the survey says so.)
+                Err(e) if e.is_corrupt() && entry.is_none_or(|e| !e.sealed && e.end <= DATA_START) => {
+                    self.leftovers.push(dir.join(segment::file_name(id)));
+                }
                 Err(e) => damage = Some(Broken::from_error(e)?),
             }
         }
@@ -584,7 +587,10 @@ impl Store {
     /// Removes what no ROOT names: files of a crash, orphans among the staged values.
     pub(super) fn sweep(&self, root: &Root, leftovers: &[std::path::PathBuf]) -> Result<()> {
         for path in leftovers {
-            self.disk.remove(path).during("remove", path)?;
+            match self.disk.remove(path) {
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+                other => other.during("remove", path)?,
+            }
         }
         let named: HashSet<String> = root
             .logs
