@@ -308,10 +308,11 @@ impl Slots {
         self.write(&Root { generation: root.generation + 1, ..root.clone() })
     }
 
-    /// Makes the slot that `root` was read from durable, the same bytes to the same place: a crash may
-    /// have left it in the page cache only, and the other slot is about to be overwritten.
+    /// Makes the slot that `root` was read from durable, name and all, the same bytes to the same place: a
+    /// crash may have left it in the page cache only, and the other slot is about to be overwritten.
     pub fn settle(&self, root: &Root) -> Result<()> {
-        self.write(root)
+        self.write(root)?;
+        self.disk.sync_dir(&self.dir).during("sync directory", &self.dir)
     }
 
     /// Writes `root` into the slot of its generation, durably.
@@ -356,6 +357,17 @@ impl Slots {
         match (best, trouble) {
             (None, Some(e)) => Err(e),
             (best, _) => Ok(best),
+        }
+    }
+
+    /// Reports each slot that cannot be read.
+    pub fn check(&self, report: &mut impl FnMut(Error)) {
+        for slot in [0, 1] {
+            match self.read_slot(slot) {
+                Ok(Some(_)) => {}
+                Ok(None) => report(Error::corrupt(&self.path(slot), 0, Damage::Short { got: 0, expected: HEAD as u64 })),
+                Err(error) => report(error),
+            }
         }
     }
 

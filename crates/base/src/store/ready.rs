@@ -7,30 +7,33 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Store;
-use super::order::Tail;
+use super::order::{Order, Tail};
 use crate::blob::Staged;
 use crate::error::{Error, IoContext, Result};
 use crate::frame::{HEADER, span};
 use crate::segment::{DATA_START, Identity, MAX_CAPACITY, Segment};
 use crate::types::{LogId, SegmentId};
 
-/// Segments are sized so that a log has about this many.
+/// Segments are sized so that a log has about this many ...
 const SEGMENTS_AIM: u64 = 256;
+/// ... once they have this size; until then about this many.
+const SMALL_SEGMENT: u64 = 1 << 20;
+const SMALL_AIM: u64 = 64;
 /// Ready segments the background keeps beyond the reserve.
 const AHEAD: usize = 2;
 
 impl Store {
-    /// Makes one more segment of `log` ready, large enough for a frame of `largest` bytes, unless
-    /// somebody else just did: there are more than the `seen` ones the caller could not do with.
-    pub(super) fn make_room(&self, log: LogId, largest: u64, seen: usize) -> Result<()> {
+    /// Makes one more segment of `log` ready, with room for `wanted` bytes in it, while `is_cramped` says
+    /// so: somebody else may just have made one.
+    pub(super) fn make_room(&self, log: LogId, wanted: u64, is_cramped: impl Fn(&Order) -> bool) -> Result<()> {
         if self.log(log).is_frozen() {
             return Err(self.log(log).frozen_error());
         }
         let mut next = self.making.lock();
-        if self.order.lock().tails[log.index()].ready.len() > seen {
+        if !is_cramped(&self.order.lock()) {
             return Ok(());
         }
-        let segment = self.make_segment(&mut next, log, 0, largest)?;
+        let segment = self.make_segment(&mut next, log, 0, wanted)?;
         self.order.lock().tails[log.index()].ready.push_back(segment);
         Ok(())
     }
@@ -49,7 +52,7 @@ impl Store {
                 if !want || self.log(log).is_frozen() {
                     break;
                 }
-                self.make_room(log, 0, usize::MAX)?;
+                self.make_room(log, 0, |_| true)?;
                 any = true;
             }
         }
@@ -110,6 +113,7 @@ impl Store {
     fn capacity_for(&self, log: &super::log::Log, largest: u64) -> u64 {
         let total: u64 = log.segments.lock().values().map(|s| s.identity().capacity).sum();
         let usual = (total / SEGMENTS_AIM)
+            .max((total / SMALL_AIM).min(SMALL_SEGMENT))
             .next_power_of_two()
             .clamp(self.geometry.min_segment, self.geometry.max_segment);
         let needed = (DATA_START + span(8) + largest + HEADER as u64).next_multiple_of(4096);
