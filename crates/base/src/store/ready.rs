@@ -1,16 +1,16 @@
 //! # Ready segments: made ahead, so that committers neither create files nor wait for blocks
 //!
-//! A ready segment has all its blocks and a slot. Its name and header become durable with its first frames. [`Tail::RESERVE`] of them are kept for
+//! A ready segment has all its blocks and a slot. Its name and header become durable with its first frames. [`RESERVE`] of them are kept for
 //! removals and for the cleaner, which is how a full disk gets room again (commit.md, scenario 20).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Store;
-use super::order::{Order, Tail};
+use super::order::Order;
+use super::tail::{MARK, RESERVE};
 use crate::blob::Staged;
 use crate::error::{Error, IoContext, Result};
-use crate::frame::{HEADER, span};
 use crate::segment::{DATA_START, Identity, MAX_CAPACITY, Segment};
 use crate::types::{LogId, SegmentId};
 
@@ -34,7 +34,7 @@ impl Store {
             return Ok(());
         }
         let segment = self.make_segment(&mut next, log, 0, wanted)?;
-        self.order.lock().tails[log.index()].ready.push_back(segment);
+        self.order.lock().ready[log.index()].push_back(segment);
         Ok(())
     }
 
@@ -45,9 +45,9 @@ impl Store {
             loop {
                 let want = {
                     let order = self.order.lock();
-                    let tail = &order.tails[log.index()];
-                    let in_use = tail.segment.is_some() || !tail.ready.is_empty();
-                    in_use && tail.ready.len() < Tail::RESERVE + if self.options.inline { 0 } else { AHEAD }
+                    let ready = order.ready[log.index()].len();
+                    let in_use = order.tails[log.index()].segment.is_some() || ready > 0;
+                    in_use && ready < RESERVE + if self.options.inline { 0 } else { AHEAD }
                 };
                 if !want || self.log(log).is_frozen() {
                     break;
@@ -116,7 +116,7 @@ impl Store {
             .max((total / SMALL_AIM).min(SMALL_SEGMENT))
             .next_power_of_two()
             .clamp(self.geometry.min_segment, self.geometry.max_segment);
-        let needed = (DATA_START + span(8) + largest + HEADER as u64).next_multiple_of(4096);
+        let needed = (DATA_START + 2 * MARK + largest).next_multiple_of(4096);
         usual.max(needed).min(MAX_CAPACITY)
     }
 
