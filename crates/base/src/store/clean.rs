@@ -47,6 +47,8 @@ const MAX_VICTIMS: usize = 64;
 const PIECE: usize = 64 << 10;
 /// The lifespan is the mean of this many hot victims.
 const LIFESPANS: usize = 16;
+/// The space limit on a full disk.
+const TIGHT: f64 = 1.05;
 /// A victim with a larger live share than this is not worth its move.
 const FULL: f64 = 0.95;
 
@@ -113,12 +115,19 @@ impl Store {
         let live: u64 = segments.iter().map(|s| s.live()).sum();
         let largest = segments.iter().map(|s| s.identity().capacity).max().unwrap_or(0);
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
-        let limit = (live as f64 * self.options.space_limit) as u64;
-        (disk, limit + self.geometry.slack_segments * largest)
+        let times = |limit: f64| (live as f64 * limit) as u64;
+        if self.full.load(Ordering::Relaxed) {
+            return (disk, times(TIGHT));
+        }
+        (disk, times(self.options.space_limit) + self.geometry.slack_segments * largest)
     }
 
-    /// How far the store log is beyond its limit, in hundredths; 100 is at the limit.
+    /// How far the store log is beyond its limit, in hundredths; 100 is at the limit. A full disk slows
+    /// nobody down: it refuses.
     pub(super) fn pressure(&self) -> u64 {
+        if self.full.load(Ordering::Relaxed) {
+            return 0;
+        }
         let (disk, limit) = self.space(self.log(LogId::Flat));
         (disk * 100).checked_div(limit).unwrap_or(0)
     }
@@ -166,7 +175,8 @@ impl Store {
                 break;
             }
         }
-        if won < largest / 4 && won < disk - limit { Vec::new() } else { victims }
+        let little = won < largest / 4 && won < disk - limit;
+        if little && !self.full.load(Ordering::Relaxed) { Vec::new() } else { victims }
     }
 
     /// Moves what is held out of `victims`; returns those that are empty now.

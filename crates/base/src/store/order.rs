@@ -28,7 +28,7 @@ use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
-use super::tail::{HOT, MARK, RESERVE, TAILS, Tail, log_of, tail_of};
+use super::tail::{HOT, MARK, TAILS, Tail, log_of, tail_of};
 use super::{Kept, Store};
 use crate::blob::Staged;
 use crate::disk::File;
@@ -220,6 +220,7 @@ impl Store {
         self.encode_writes(writes, &needs, encoded);
         encoded.hot = self.is_hot(writes);
         let removes_only = writes.iter().all(|w| !matches!(w.op.action, Action::Put(_) | Action::Staged(_)));
+        let reserve = if removes_only { 0 } else { self.geometry.reserve };
         loop {
             let mut order = self.order.lock();
             self.check_writable()?;
@@ -247,10 +248,10 @@ impl Store {
                 self.extend_bounds()?;
                 continue;
             }
-            if let Some(run) = order.cramped(encoded, removes_only) {
+            if let Some(run) = order.cramped(encoded, reserve) {
                 drop(order);
                 let wanted = encoded.wanted(run, self.geometry.max_segment);
-                self.make_room(run.log, wanted, |order| order.cramped(encoded, removes_only).is_some())?;
+                self.find_room(run.log, wanted, |order| order.cramped(encoded, reserve).is_some())?;
                 continue;
             }
             let seq = order.next_seq;
@@ -424,10 +425,11 @@ impl Store {
                 self.extend_bounds()?;
                 continue;
             }
-            if let Some(run) = order.cramped(&encoded, false) {
+            let reserve = self.geometry.reserve;
+            if let Some(run) = order.cramped(&encoded, reserve) {
                 drop(order);
                 let wanted = encoded.wanted(run, self.geometry.max_segment);
-                self.make_room(run.log, wanted, |order| order.cramped(&encoded, false).is_some())?;
+                self.find_room(run.log, wanted, |order| order.cramped(&encoded, reserve).is_some())?;
                 continue;
             }
             let seq = order.next_seq;
@@ -469,9 +471,8 @@ fn append_chunk(
 }
 
 impl Order {
-    /// A run that does not fit into what is ready.
-    fn cramped(&self, encoded: &Encoded, removes_only: bool) -> Option<Run> {
-        let reserve = if removes_only { 0 } else { RESERVE };
+    /// A run that does not fit into what is ready, without the reserve.
+    fn cramped(&self, encoded: &Encoded, reserve: usize) -> Option<Run> {
         let takes = |run: &Run| {
             let tail = &self.tails[tail_of(run.log, encoded.hot)];
             tail.takes(encoded.bodies(*run), &self.ready[run.log.index()], reserve)

@@ -1,6 +1,6 @@
 //! # Ready segments: made ahead, so that committers neither create files nor wait for blocks
 //!
-//! A ready segment has all its blocks and a slot. Its name and header become durable with its first frames. [`RESERVE`] of them are kept for
+//! A ready segment has all its blocks and a slot. Its name and header become durable with its first frames. Some of them (the geometry's `reserve`) are kept for
 //! removals and for the cleaner, which is how a full disk gets room again (commit.md, scenario 20).
 
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use super::Store;
 use super::order::Order;
-use super::tail::{MARK, RESERVE};
+use super::tail::MARK;
 use crate::blob::Staged;
 use crate::error::{Error, IoContext, Result};
 use crate::segment::{DATA_START, Identity, MAX_CAPACITY, Segment};
@@ -38,6 +38,21 @@ impl Store {
         Ok(())
     }
 
+    /// As [`Store::make_room`]; if the disk is full, what cleaning wins at once may do.
+    pub(super) fn find_room(&self, log: LogId, wanted: u64, is_cramped: impl Fn(&Order) -> bool) -> Result<()> {
+        let full = match self.make_room(log, wanted, &is_cramped) {
+            Err(full @ Error::NoSpace { .. }) => full,
+            other => return other,
+        };
+        self.clean()?;
+        {
+            let mut m = self.maintenance.lock();
+            self.write_root(&mut m, false)?;
+            self.write_root(&mut m, false)?;
+        }
+        self.make_room(log, wanted, is_cramped).map_err(|_| full)
+    }
+
     /// Tops up the ready segments of logs in use. True if there was something to do.
     pub(super) fn top_up(&self) -> Result<bool> {
         let mut any = false;
@@ -47,7 +62,7 @@ impl Store {
                     let order = self.order.lock();
                     let ready = order.ready[log.index()].len();
                     let in_use = order.tails[log.index()].segment.is_some() || ready > 0;
-                    in_use && ready < RESERVE + if self.options.inline { 0 } else { AHEAD }
+                    in_use && ready < self.geometry.reserve + if self.options.inline { 0 } else { AHEAD }
                 };
                 if !want || self.log(log).is_frozen() {
                     break;
@@ -78,7 +93,9 @@ impl Store {
             incarnation: self.incarnation,
             capacity: self.capacity_for(log, largest),
         };
-        let segment = Arc::new(Segment::create(&*self.disk, &log.dir, identity)?);
+        let created = Segment::create(&*self.disk, &log.dir, identity);
+        self.full.store(matches!(created, Err(Error::NoSpace { .. })), Ordering::Relaxed);
+        let segment = Arc::new(created?);
         let admitted = self.finish_segment(log, &segment);
         if admitted.is_err() {
             let _ = self.disk.remove(segment.path()); // swept at the next open if it stays

@@ -23,8 +23,6 @@ use crate::types::LogId;
 pub(crate) const TAILS: usize = LogId::ALL.len() + 1;
 /// The flat log's second tail.
 pub(crate) const HOT: usize = TAILS - 1;
-/// Ready segments that only removals and the cleaner may use.
-pub(crate) const RESERVE: usize = 2;
 /// Bytes of a note or a seal.
 pub(crate) const MARK: u64 = 24;
 
