@@ -133,7 +133,11 @@ fn remove_on_signal(root: PathBuf) {
         if unsafe { libc::sigwait(&set, &mut signal) } == 0 {
             crate::child::end_all();
             // Stores still write: what they make meanwhile goes in a further pass.
-            while root.exists() && fs::remove_dir_all(&root).is_err() {}
+            for _ in 0..100 {
+                if fs::remove_dir_all(&root).is_ok() || !root.exists() {
+                    break;
+                }
+            }
             eprintln!("sheaf-bench: interrupted; {} was removed", root.display());
             std::process::exit(128 + signal);
         }

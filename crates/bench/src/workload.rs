@@ -178,11 +178,11 @@ impl Worker for Update {
 }
 
 /// Puts pairs with values of 100 bytes among a million keys, in a store that was opened durable.
-pub(crate) fn durable(store: &dyn Store, threads: u64, seed: u64, length: Length) -> Result<Sample> {
+pub(crate) fn durable(store: &dyn Store, threads: u64, seed: u64, phase: Phase) -> Result<Sample> {
     let workers = (0..threads)
         .map(|thread| Durable { random: Random::new(seed * 1000 + thread), values: Values::new() })
         .collect();
-    drive(store, Phase::of(length, None), workers)
+    drive(store, phase, workers)
 }
 
 const DURABLE_PAIRS: u64 = 1_000_000;

@@ -68,6 +68,7 @@ pub(super) fn durable(bench: &mut Bench<'_>) -> Result<()> {
         stores.push((subject, subject.open(&dir, Setting::DURABLE)?));
     }
     let time = bench.options.phase / 2;
+    let phase = Phase::of(Length::Time(time), None);
     let mut device = Vec::new();
     for round in 0..bench.options.rounds {
         let syncs = machine::syncs(bench.place.path(), time)?;
@@ -75,7 +76,7 @@ pub(super) fn durable(bench: &mut Bench<'_>) -> Result<()> {
         device.push(syncs / 1e3);
         for (threads, row, _) in DURABLE {
             for (subject, store) in in_order(&stores, round) {
-                let sample = workload::durable(&**store, threads, round, Length::Time(time))?;
+                let sample = workload::durable(&**store, threads, round, phase)?;
                 bench.note(row, *subject, round, sample.rate() / 1e3, "k/s");
             }
         }

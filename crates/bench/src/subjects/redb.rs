@@ -51,9 +51,12 @@ impl Store for Redb {
     }
 }
 
+type Table = ReadOnlyTable<&'static [u8], &'static [u8]>;
+
 struct RedbSession<'a> {
     redb: &'a Redb,
-    reader: Option<(ReadOnlyTable<&'static [u8], &'static [u8]>, u32)>,
+    /// A table as one transaction sees it, and how many gets it served.
+    reader: Option<(Table, u32)>,
     gathered: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
