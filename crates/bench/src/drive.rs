@@ -120,8 +120,10 @@ pub(crate) fn drive<W: Worker>(store: &dyn Store, phase: Phase, workers: Vec<W>)
             sleep_unless(time, || threads.iter().all(|thread| thread.is_finished()));
             stop.store(true, Ordering::Relaxed);
         }
-        let parts: Vec<Result<Part>> =
-            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err("a worker panicked".into()))).collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, Result<Part>>| {
+            thread.join().unwrap_or_else(|_| Err("a worker panicked".into()))
+        };
+        let parts: Vec<Result<Part>> = threads.into_iter().map(join).collect();
         stop.store(true, Ordering::Relaxed);
         if phase.final_sync {
             store.sync()?;

@@ -21,7 +21,7 @@
 
 #![allow(
     clippy::disallowed_methods,
-    reason = "a measuring program needs the real clock, real files and threads of its own; nothing here runs under the simulated disk"
+    reason = "measuring needs the real clock, real files and threads; nothing here runs on the simulated disk"
 )]
 
 mod args;

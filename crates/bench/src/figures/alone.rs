@@ -36,7 +36,8 @@ pub(super) fn open_after_kill(bench: &mut Bench<'_>) -> Result<()> {
             }
             bench.note(OPEN, subject, round, seconds, "s");
             if let Some(inner) = store.inner() {
-                detail = format!("{} k records replayed, {} k frames read", inner.replayed / 1000, inner.scanned / 1000);
+                let (replayed, scanned) = (inner.replayed / 1000, inner.scanned / 1000);
+                detail = format!("{replayed} k records replayed, {scanned} k frames read");
                 workload::check(&*store, bench.options.pairs)?;
             }
             store.close()?;

@@ -119,7 +119,8 @@ impl Bench<'_> {
 
     /// Ours and the peers, in the order of this round.
     fn subjects(&self, round: u64) -> Vec<Subject> {
-        let mut subjects: Vec<Subject> = [Subject::Flat].into_iter().chain(self.options.peers.iter().copied()).collect();
+        let mut subjects = vec![Subject::Flat];
+        subjects.extend(&self.options.peers);
         if round % 2 == 1 {
             subjects.reverse();
         }
@@ -128,7 +129,8 @@ impl Bench<'_> {
 
     /// Notes a value and says it.
     fn note(&mut self, row: &'static str, subject: Subject, round: u64, value: f64, unit: &str) {
-        say(&format!("{row}, round {}/{}: {} {} {unit}", round + 1, self.options.rounds, subject.name(), number(value)));
+        let (round, rounds, name) = (round + 1, self.options.rounds, subject.name());
+        say(&format!("{row}, round {round}/{rounds}: {name} {} {unit}", number(value)));
         self.results.add(row, subject, value);
     }
 
@@ -178,12 +180,15 @@ pub(crate) fn run(options: &Figures) -> Result<()> {
 }
 
 fn setting(options: &Figures) -> String {
+    let synced = match options.sync_every {
+        Some(every) => format!("every {} ms", every.as_millis()),
+        None => "never (Sheaf: every 100 ms)".to_owned(),
+    };
     format!(
-        "{} pairs of 27 + 127 bytes, {} rounds of {} s phases, stores synced {}.",
+        "{} pairs of 27 + 127 bytes, {} rounds of {} s phases, stores synced {synced}.",
         options.pairs,
         options.rounds,
         options.phase.as_secs_f64(),
-        options.sync_every.map_or("never (Sheaf: every 100 ms)".to_owned(), |every| format!("every {} ms", every.as_millis())),
     )
 }
 

@@ -65,7 +65,12 @@ pub(super) const OPEN: Promise =
     Promise { what: "open after kill -9 in mid-write", bound: AtMost, unit: "s", must: 1.0, aim: Some(0.3) };
 pub(super) const TAIL: Promise =
     Promise { what: "update-zipf, p99.99", bound: AtMost, unit: "ms", must: 2.0, aim: Some(0.6) };
-pub(super) const LONGEST: Promise =
-    Promise { what: "update-zipf, longest write (median of the runs)", bound: AtMost, unit: "ms", must: 30.0, aim: Some(10.0) };
+pub(super) const LONGEST: Promise = Promise {
+    what: "update-zipf, longest write (median of the runs)",
+    bound: AtMost,
+    unit: "ms",
+    must: 30.0,
+    aim: Some(10.0),
+};
 pub(super) const EMPTY: Promise =
     Promise { what: "an empty database on disk", bound: AtMost, unit: "KiB", must: 1024.0, aim: None };
