@@ -46,7 +46,7 @@ impl Promise {
 
     fn shown(self, bound: f64) -> String {
         let sign = if self.bound == Bound::AtLeast { "≥" } else { "≤" };
-        format!("{sign} {} {}", number(bound), self.unit)
+        format!("{sign} {} {}", number(bound), self.unit).trim_end().to_owned()
     }
 }
 
@@ -67,15 +67,14 @@ impl Row {
 
     fn cells(&self) -> [String; 5] {
         let measured = match self.measured {
-            Some(measured) => format!("{} {}", number(measured), self.promise.unit),
+            Some(measured) => format!("{} {}", number(measured), self.promise.unit).trim_end().to_owned(),
             None => "–".to_owned(),
         };
-        let detail = if self.detail.is_empty() { String::new() } else { format!(" ({})", self.detail) };
         [
             self.promise.what.to_owned(),
             self.promise.shown(self.promise.must),
             self.promise.aim.map_or(String::new(), |aim| self.promise.shown(aim)),
-            measured + &detail,
+            measured,
             self.verdict(),
         ]
     }
@@ -131,11 +130,16 @@ pub(crate) fn markdown(head: &[String], rows: &[Vec<String>]) -> String {
     line(head) + &line(&rule) + &body
 }
 
-/// The table of figures.
+/// The table of figures, and beneath it what each is made of.
 pub(crate) fn figures(rows: &[Row]) -> String {
     let head = ["what", "must", "aim", "measured", "verdict"].map(str::to_owned);
-    let rows: Vec<Vec<String>> = rows.iter().map(|row| row.cells().to_vec()).collect();
-    markdown(&head, &rows)
+    let cells: Vec<Vec<String>> = rows.iter().map(|row| row.cells().to_vec()).collect();
+    let behind: String = rows
+        .iter()
+        .filter(|row| !row.detail.is_empty())
+        .map(|row| format!("- {}: {}\n", row.promise.what, row.detail))
+        .collect();
+    format!("{}\nBehind them:\n\n{behind}", markdown(&head, &cells))
 }
 
 #[cfg(test)]
@@ -180,9 +184,10 @@ mod tests {
     #[test]
     fn the_table_is_markdown_and_aligned() {
         let text = figures(&[FAST.measured(Some(2.5), "10 k/s"), SMALL.measured(Some(12.0), "")]);
-        let lines: Vec<&str> = text.lines().collect();
+        let lines: Vec<&str> = text.lines().take_while(|line| !line.is_empty()).collect();
         assert_eq!(lines.len(), 4);
+        assert!(text.contains("- get: 10 k/s\n"));
         assert!(lines.iter().all(|line| line.chars().count() == lines[0].chars().count()), "{text}");
-        assert!(lines[2].contains("≥ 2 × LMDB") && lines[2].contains("2.5 × LMDB (10 k/s)"), "{text}");
+        assert!(lines[2].contains("≥ 2 × LMDB") && lines[2].contains("2.5 × LMDB "), "{text}");
     }
 }
