@@ -153,6 +153,18 @@ impl Blobs {
         Ok(Some(value))
     }
 
+    /// Writes a blob's bytes again where they stand and syncs them.
+    pub fn rewrite(&self, blob: &BlobRef) -> Result<()> {
+        let path = self.path(blob.id);
+        let Some(value) = self.read(blob)? else {
+            return Err(Error::corrupt(&path, 0, Damage::Short { got: 0, expected: u64::from(blob.len) }));
+        };
+        let file = self.disk.open(&path, How::Write).during("open", &path)?;
+        file.write_at(0, &self.head(blob)).during("write", &path)?;
+        file.write_at(HEAD as u64, &value).during("write", &path)?;
+        file.sync().during("sync", &path)
+    }
+
     fn check_head(&self, path: &Path, head: &[u8; HEAD], blob: &BlobRef) -> Result<()> {
         let sum = crc32c::crc32c(&head[..48]);
         let damage = if &head[..8] != MAGIC {

@@ -194,8 +194,8 @@ pub trait ImageSource {
     fn fill(&mut self, bytes: &mut [u8]) -> Result<()>;
     /// An error that says that the image makes no sense although its checksum holds.
     fn nonsense(&self, field: &'static str, value: u64) -> Error;
-    /// Where the segment with this number is in memory now, or `None` if it is gone.
-    fn slot_of(&self, segment: u64) -> Option<u32>;
+    /// The present slot of the segment that had `slot` when the image was made, or `None` if it is gone.
+    fn slot_of(&self, slot: u32) -> Option<u32>;
 }
 
 /// Figures of one keyspace.
@@ -247,8 +247,9 @@ pub trait Engine: Send + Sync {
         Ok(self.len()? == 0)
     }
 
-    /// Under the commit lock: views went; versions nobody needs may go.
-    fn trim(&self, views: &Views);
+    /// Views went: versions superseded at or before `visible` that none of `views` needs may go. `views`
+    /// is a copy of the registry as of `visible`; later views cannot need such versions.
+    fn trim(&self, views: &Views, visible: Seq);
     /// Writes an image of at least everything up to the last commit before the call, fuzzily: later
     /// commits may be in it or not.
     fn save(&self, out: &mut dyn ImageSink) -> Result<()>;

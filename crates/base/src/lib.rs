@@ -24,6 +24,7 @@ pub mod codec;
 pub mod disk;
 pub mod engine;
 pub mod error;
+pub mod fork;
 pub mod frame;
 pub mod ground;
 pub mod memory;

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::codec::{Reader, Writer};
-use crate::disk::{Disk, File, How};
+use crate::disk::{Disk, How};
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
 
@@ -98,6 +98,8 @@ pub struct LogEntry {
     pub segments: Vec<SegmentEntry>,
     /// Its keyspaces' checkpoint.
     pub checkpoint: CheckpointRef,
+    /// Commits below the durable mark are missing in it: its keyspaces cannot be used.
+    pub broken: bool,
 }
 
 /// The state that a slot holds.
@@ -169,6 +171,7 @@ impl Root {
             });
             w.u64(log.checkpoint.next_segment.0);
             w.list(&log.checkpoint.keyspaces, |w, k| w.u32(k.0));
+            w.u8(u8::from(log.broken));
         }
         let mut bytes = w.0;
         bytes[..8].copy_from_slice(MAGIC);
@@ -205,6 +208,7 @@ impl Root {
                 next_segment: SegmentId(r.u64()?),
                 keyspaces: r.list(|r| Ok(KeyspaceId(r.u32()?)))?,
             };
+            log.broken = r.u8()? != 0;
         }
         r.finish()?;
         Ok(Root {
@@ -284,13 +288,19 @@ impl Slots {
         self.disk.sync_dir(&self.dir).during("sync directory", &self.dir)
     }
 
+    /// Makes the slot that `root` was read from durable, the same bytes to the same place: a crash may
+    /// have left it in the page cache only, and the other slot is about to be overwritten.
+    pub fn settle(&self, root: &Root) -> Result<()> {
+        self.write(root)
+    }
+
     /// Writes `root` into the slot of its generation, durably.
     pub fn write(&self, root: &Root) -> Result<()> {
         let path = self.path(root.generation % 2);
         let file = self.disk.open(&path, How::Write).during("open", &path)?;
         let bytes = root.encode();
         let have = file.len().during("measure", &path)?;
-        let want = (bytes.len() as u64).next_power_of_two().max(FIRST_SIZE);
+        let want = (2 * bytes.len() as u64).next_power_of_two().max(FIRST_SIZE);
         if have < want {
             file.allocate(want).during("allocate", &path)?;
         }
@@ -307,7 +317,7 @@ impl Slots {
             match slot {
                 Ok(Some(root)) if best.as_ref().is_none_or(|b| b.generation < root.generation) => best = Some(root),
                 Ok(_) => {}
-                Err(e @ (Error::Corrupt { .. })) => trouble = Some(e),
+                Err(e @ Error::Corrupt { .. }) => trouble = Some(e),
                 Err(e) => return Err(e),
             }
         }

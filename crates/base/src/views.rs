@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use crate::types::Seq;
 
 /// The registry. Kept under the commit lock.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Views {
     live: BTreeMap<Seq, usize>,
 }

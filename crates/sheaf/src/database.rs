@@ -27,8 +27,8 @@ impl Default for Builder {
     fn default() -> Builder {
         Builder {
             options: Options::default(),
-            disk: Arc::new(RealDisk::new()),
-            clock: Arc::new(SystemClock::new()),
+            disk: Arc::new(RealDisk),
+            clock: Arc::new(SystemClock),
             engines: vec![Arc::new(sheaf_flat::Flat)],
         }
     }

@@ -17,7 +17,14 @@
 //!
 //! Everything is `Send + Sync`. Overlapping writes are the caller's to exclude.
 
+#[cfg(test)]
+mod agree;
+mod flock;
+mod mapping;
 pub mod real;
+#[cfg(test)]
+mod scratch;
+mod sigbus;
 pub mod sim;
 
 use std::fmt;

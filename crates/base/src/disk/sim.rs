@@ -1,1 +1,681 @@
-//! Simulated.
+//! # The simulated disk: power cuts, killed processes and failing devices at will
+//!
+//! [`SimDisk`] is a file system in memory that knows what a real one would have lost. It does no
+//! I/O, draws its randomness from a seed, and gives the same answers in every run. A clone is the
+//! same disk; [`SimDisk::fork`] is another one.
+//!
+//! ## Picture
+//!
+//! ```text
+//!            write, set_len, create, rename …            sync, sync_dir
+//!   caller ────────────────────────────────────> cache ────────────────> platter
+//!                                                  │  pending: sectors,     │
+//!                                                  │  lengths, names        │
+//!            kill() = cache and pending ───────────┘                        │
+//!            power_cut(keep) = platter + any subset of pending ─────────────┘
+//! ```
+//!
+//! ## Invariants (the model, after reliability.md 4(a))
+//!
+//! 1. `sync` of a file makes its data and length durable, `sync_dir` the names in one directory;
+//!    nothing else makes anything durable. A file's name is not its directory's content's business:
+//!    new directories need a `sync_dir` of their parent.
+//! 2. A power cut keeps any subset of what is pending: each sector (newest version), each length the
+//!    file passed through, each name change, independently. Grown space reads as zeros. A rename is
+//!    kept or lost whole.
+//! 3. In paranoid mode also: older versions of a sector, sectors torn at any byte, lengths at any
+//!    sector, garbage in grown space, renames between directories seen half-way.
+//! 4. A failed sync fixes each pending thing at random: on the platter, or dropped. Either way the
+//!    kernel takes it for clean: the cache goes on showing it ([`AfterFailedSync`]), and later
+//!    syncs succeed without saving it, until it is written again.
+//! 5. Space is counted in blocks of 4 KiB. Reserved or written blocks can always be written again.
+//!    A write that runs out of space has written what fitted.
+//!
+//! What it cannot show: what real kernels do beside POSIX, memory mappings ([`File::mapped`] is
+//! always `None`), and files too large for memory.
+//!
+//! ## Threads
+//!
+//! One mutex around everything. The hook runs after an operation, outside of the mutex.
+//!
+//! ## Costs
+//!
+//! A fork or power cut costs a few reference counts per file, plus 4 KiB of copying for each block
+//! that is pending or written later.
+//!
+//! ## Use
+//!
+//! ```
+//! use std::path::Path;
+//! use sheaf_base::disk::{Disk, How, sim::{Keep, SimDisk}};
+//!
+//! # fn main() -> std::io::Result<()> {
+//! let disk = SimDisk::new();
+//! let path = Path::new("/data");
+//! let file = disk.open(path, How::Create)?;
+//! disk.sync_dir(Path::new("/"))?;
+//! file.write_at(0, b"lost?")?;
+//! for keep in disk.pending().keeps(10, 16, 0) {
+//!     let image = disk.power_cut(&keep);
+//!     let len = image.open(path, How::Read)?.len()?;
+//!     assert!(len == 0 || len == 5);
+//! }
+//! file.sync()?;
+//! assert_eq!(disk.power_cut(&Keep::None).read_file(path)?, b"lost?");
+//! # Ok(())
+//! # }
+//! ```
+
+mod content;
+mod cut;
+mod fault;
+mod inode;
+mod random;
+#[cfg(test)]
+mod tests;
+mod volume;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use self::content::{BLOCK, Content};
+pub use self::cut::{Choice, Keep, Pending, Unit, What};
+pub use self::fault::{Class, Failure, Fault, FaultPlan, Repeat};
+use self::volume::{Ino, Volume};
+use super::{Disk, Entry, File, How, Locked, SECTOR, Share};
+
+/// The process id that simulated locks name as their owner.
+pub const OWNER_PID: u32 = 4242;
+
+/// What the page cache shows of data that a failed sync dropped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AfterFailedSync {
+    /// The new bytes, though they are nowhere on the platter (ext4, XFS).
+    #[default]
+    ShowsNew,
+    /// The old bytes again (btrfs).
+    ShowsOld,
+}
+
+/// A disk in memory. See the [module](self).
+#[derive(Clone)]
+pub struct SimDisk {
+    shared: Arc<Shared>,
+}
+
+/// Called after each operation.
+pub type Hook = dyn Fn(&SimDisk) + Send + Sync;
+
+struct Shared {
+    machine: Mutex<Machine>,
+    hook: Mutex<Option<Arc<Hook>>>,
+}
+
+/// The volume and what does not outlive the process that uses it.
+struct Machine {
+    volume: Volume,
+    faults: FaultPlan,
+    injected: u64,
+    log: Option<Vec<String>>,
+    locks: BTreeMap<Ino, Holders>,
+    zeroes_ahead: bool,
+}
+
+/// Who holds a lock: readers, or one writer.
+#[derive(Clone, Copy)]
+enum Holders {
+    Readers(u32),
+    Writer,
+}
+
+impl Default for SimDisk {
+    fn default() -> SimDisk {
+        SimDisk::new()
+    }
+}
+
+impl fmt::Debug for SimDisk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SimDisk(after operation {})", self.ops())
+    }
+}
+
+/// Making disks, and looking at them.
+impl SimDisk {
+    /// An empty disk without limits, faults or paranoia.
+    #[must_use]
+    pub fn new() -> SimDisk {
+        SimDisk::with_seed(0)
+    }
+
+    /// As [`SimDisk::new`]; `seed` fixes what failed syncs drop.
+    #[must_use]
+    pub fn with_seed(seed: u64) -> SimDisk {
+        SimDisk::booted(Volume::new(seed))
+    }
+
+    fn booted(volume: Volume) -> SimDisk {
+        let machine = Machine {
+            volume,
+            faults: FaultPlan::default(),
+            injected: 0,
+            log: None,
+            locks: BTreeMap::new(),
+            zeroes_ahead: false,
+        };
+        let (machine, hook) = (Mutex::new(machine), Mutex::new(None));
+        SimDisk {
+            shared: Arc::new(Shared { machine, hook }),
+        }
+    }
+
+    /// Another disk in the same state: what is in the cache, on the platter and pending, the count
+    /// of operations, the capacity. Open files, locks, faults, hook and log stay behind.
+    #[must_use]
+    pub fn fork(&self) -> SimDisk {
+        let volume = self.shared.machine.lock().volume.clone();
+        SimDisk::booted(volume.with_all_closed())
+    }
+
+    /// The disk as the next process finds it after this one was killed: everything that was
+    /// written is there, nothing more is durable, no lock is held. As [`SimDisk::fork`].
+    #[must_use]
+    pub fn kill(&self) -> SimDisk {
+        self.fork()
+    }
+
+    /// The disk after the power went: the platter, with what `keep` chooses of the pending units.
+    /// Its count of operations starts at 0. This disk is not changed.
+    #[must_use]
+    pub fn power_cut(&self, keep: &Keep) -> SimDisk {
+        SimDisk::booted(self.shared.machine.lock().volume.after_power_cut(keep))
+    }
+
+    /// What a power cut could lose now.
+    #[must_use]
+    pub fn pending(&self) -> Pending {
+        self.shared.machine.lock().volume.pending()
+    }
+
+    /// How many operations there were: calls that change or sync something, failed ones included.
+    #[must_use]
+    pub fn ops(&self) -> u64 {
+        self.shared.machine.lock().volume.op
+    }
+
+    /// Starts (or stops and forgets) the log of operations.
+    pub fn log_ops(&self, on: bool) {
+        self.shared.machine.lock().log = on.then(Vec::new);
+    }
+
+    /// One line per operation since [`SimDisk::log_ops`].
+    #[must_use]
+    pub fn op_log(&self) -> Vec<String> {
+        self.shared.machine.lock().log.clone().unwrap_or_default()
+    }
+
+    /// Calls `hook` after each operation, on the thread that made it, before it returns. The hook may
+    /// fork and cut the disk, but must not operate on it.
+    pub fn set_hook(&self, hook: Option<Arc<Hook>>) {
+        *self.shared.hook.lock() = hook;
+    }
+
+    /// Switches paranoid mode (invariant 3), on the forks and power cuts of this disk too.
+    pub fn set_paranoid(&self, on: bool) {
+        self.shared.machine.lock().volume.is_paranoid = on;
+    }
+
+    /// What the cache shows after a failed sync. Forks and power cuts inherit it.
+    pub fn set_after_failed_sync(&self, after: AfterFailedSync) {
+        self.shared.machine.lock().volume.after_failed_sync = after;
+    }
+
+    /// Makes [`File::make_resident`] write its zeros, as the real disk may. Off at first.
+    pub fn set_zeroes_ahead(&self, on: bool) {
+        self.shared.machine.lock().zeroes_ahead = on;
+    }
+
+    /// Limits the space to `bytes`, rounded down to blocks of 4 KiB. What is there stays there.
+    pub fn set_capacity(&self, bytes: u64) {
+        self.shared.machine.lock().volume.capacity = bytes / BLOCK;
+    }
+
+    /// Orders faults, in place of those ordered before; counting starts anew.
+    pub fn set_faults(&self, plan: impl Into<FaultPlan>) {
+        self.shared.machine.lock().faults = plan.into();
+    }
+
+    /// How many faults have struck.
+    #[must_use]
+    pub fn injected(&self) -> u64 {
+        self.shared.machine.lock().injected
+    }
+
+    /// Hash of the names and bytes on the platter: equal for images that a database cannot tell
+    /// apart after a power cut.
+    #[must_use]
+    pub fn hash(&self) -> u64 {
+        self.shared.machine.lock().volume.platter_hash()
+    }
+}
+
+/// Past the model: no operation, no fault, nothing pending. For looking and for damage.
+impl SimDisk {
+    /// All files with their lengths, sorted, with absolute paths.
+    #[must_use]
+    pub fn files(&self) -> Vec<(PathBuf, u64)> {
+        let machine = self.shared.machine.lock();
+        let files = machine.volume.walk(false).into_iter();
+        files
+            .map(|(path, file)| (path, file.cache().len()))
+            .collect()
+    }
+
+    /// A file's bytes as reads see them.
+    pub fn read_file(&self, path: &Path) -> io::Result<Vec<u8>> {
+        let machine = self.shared.machine.lock();
+        let ino = machine.volume.file_at(path)?;
+        Ok(machine.volume.file(ino).cache().to_vec())
+    }
+
+    /// Creates or replaces a file, durably. Its directory must exist.
+    pub fn put_file(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        let mut content = Content::default();
+        content.write(0, bytes);
+        self.shared.machine.lock().volume.put(path, content)
+    }
+
+    /// Overwrites bytes in the cache and on the platter.
+    pub fn overwrite(&self, path: &Path, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let mut machine = self.shared.machine.lock();
+        machine
+            .volume
+            .edit(path, |content| content.write(offset, bytes))
+    }
+
+    /// Cuts or extends a file in the cache and on the platter.
+    pub fn truncate_file(&self, path: &Path, len: u64) -> io::Result<()> {
+        let mut machine = self.shared.machine.lock();
+        machine.volume.edit(path, |content| content.set_len(len))
+    }
+
+    /// Puts a copy of what reads see of `from` at `to`, durably.
+    pub fn copy_file(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let volume = &mut self.shared.machine.lock().volume;
+        let content = volume.file(volume.file_at(from)?).cache().clone();
+        volume.put(to, content)
+    }
+
+    /// Removes a file's name from the cache and the platter.
+    pub fn remove_file(&self, path: &Path) -> io::Result<()> {
+        self.shared.machine.lock().volume.erase(path)
+    }
+}
+
+/// A call to be made: what faults and log see of it.
+struct Call<'a> {
+    class: Class,
+    path: &'a Path,
+    /// False for calls that change nothing.
+    is_op: bool,
+}
+
+impl SimDisk {
+    /// Makes a call that a fault simply refuses.
+    fn call<T>(
+        &self,
+        call: Call<'_>,
+        what: impl FnOnce() -> String,
+        body: impl FnOnce(&mut Machine) -> io::Result<T>,
+    ) -> io::Result<T> {
+        self.call_with_failure(call, what, |machine, failure| match failure {
+            Some(failure) => Err(failure.to_error()),
+            None => body(machine),
+        })
+    }
+
+    /// Makes a call whose `body` decides what a failure does.
+    fn call_with_failure<T>(
+        &self,
+        call: Call<'_>,
+        what: impl FnOnce() -> String,
+        body: impl FnOnce(&mut Machine, Option<Failure>) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let mut machine = self.shared.machine.lock();
+        let failure = machine.begin(&call, what);
+        if failure == Some(Failure::Panic) {
+            drop(machine);
+            panic!(
+                "injected panic in {:?} of {}",
+                call.class,
+                call.path.display()
+            );
+        }
+        let answer = body(&mut machine, failure);
+        drop(machine);
+        if call.is_op {
+            let hook = self.shared.hook.lock().clone();
+            if let Some(hook) = hook {
+                hook(self);
+            }
+        }
+        answer
+    }
+
+    fn handle(&self, ino: Ino, path: &Path, is_writable: bool) -> Arc<dyn File> {
+        let (disk, path) = (self.clone(), path.into());
+        Arc::new(SimFile {
+            disk,
+            ino,
+            path,
+            is_writable,
+        })
+    }
+}
+
+impl Machine {
+    /// Counts and logs a call, and asks the plan for a fault.
+    fn begin(&mut self, call: &Call<'_>, what: impl FnOnce() -> String) -> Option<Failure> {
+        let failure = self.faults.strike(call.class, call.path);
+        self.injected += u64::from(failure.is_some());
+        if call.is_op {
+            self.volume.op += 1;
+            if let Some(log) = &mut self.log {
+                let (op, path, what) = (self.volume.op, call.path.display(), what());
+                let fault = failure.map_or(String::new(), |failure| format!(" !{failure:?}"));
+                log.push(format!("#{op} {path}: {what}{fault}"));
+            }
+        }
+        failure
+    }
+
+    /// The file to lock; an exclusive lock makes it.
+    fn lock_file(&mut self, path: &Path, share: Share) -> io::Result<Ino> {
+        match self.volume.file_at(path) {
+            Err(missing)
+                if missing.kind() == io::ErrorKind::NotFound && share == Share::Exclusive =>
+            {
+                self.volume.create(path, false)
+            }
+            answer => answer,
+        }
+    }
+
+    fn unlock(&mut self, ino: Ino) {
+        match self.locks.get_mut(&ino) {
+            Some(Holders::Readers(count)) if *count > 1 => *count -= 1,
+            _ => {
+                self.locks.remove(&ino);
+            }
+        }
+        self.volume.closed(ino);
+    }
+}
+
+impl Disk for SimDisk {
+    fn open(&self, path: &Path, how: How) -> io::Result<Arc<dyn File>> {
+        let is_op = how == How::Create;
+        let class = if is_op { Class::Create } else { Class::Open };
+        let ino = self.call(
+            Call { class, path, is_op },
+            || "create".into(),
+            |machine| {
+                let ino = match how {
+                    How::Create => machine.volume.create(path, false)?,
+                    How::Read | How::Write => machine.volume.file_at(path)?,
+                };
+                machine.volume.opened(ino);
+                Ok(ino)
+            },
+        )?;
+        Ok(self.handle(ino, path, how != How::Read))
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
+        let call = Call {
+            class: Class::List,
+            path: dir,
+            is_op: false,
+        };
+        self.call(call, String::new, |machine| machine.volume.list(dir))
+    }
+
+    fn create_dir(&self, dir: &Path) -> io::Result<()> {
+        let call = Call {
+            class: Class::Create,
+            path: dir,
+            is_op: true,
+        };
+        self.call(
+            call,
+            || "create directory".into(),
+            |machine| machine.volume.create(dir, true).map(drop),
+        )
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        let call = Call {
+            class: Class::Remove,
+            path,
+            is_op: true,
+        };
+        self.call(
+            call,
+            || "remove".into(),
+            |machine| machine.volume.remove(path, false),
+        )
+    }
+
+    fn remove_dir(&self, dir: &Path) -> io::Result<()> {
+        let call = Call {
+            class: Class::Remove,
+            path: dir,
+            is_op: true,
+        };
+        self.call(
+            call,
+            || "remove directory".into(),
+            |machine| machine.volume.remove(dir, true),
+        )
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let call = Call {
+            class: Class::Rename,
+            path: from,
+            is_op: true,
+        };
+        let what = || format!("rename to {}", to.display());
+        self.call(call, what, |machine| machine.volume.rename(from, to))
+    }
+
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        let call = Call {
+            class: Class::SyncDir,
+            path: dir,
+            is_op: true,
+        };
+        self.call_with_failure(
+            call,
+            || "sync directory".into(),
+            |machine, failure| {
+                machine.volume.sync_dir(dir, failure.is_some())?;
+                failure.map_or(Ok(()), |failure| Err(failure.to_error()))
+            },
+        )
+    }
+
+    fn lock(&self, path: &Path, share: Share) -> io::Result<Locked> {
+        let is_new = self.shared.machine.lock().volume.file_at(path).is_err();
+        let is_op = is_new && share == Share::Exclusive;
+        let call = Call {
+            class: Class::Lock,
+            path,
+            is_op,
+        };
+        self.call(
+            call,
+            || "create for locking".into(),
+            |machine| {
+                let ino = machine.lock_file(path, share)?;
+                let holders = match (machine.locks.get(&ino), share) {
+                    (Some(Holders::Writer), _) => return Ok(Locked::Busy(Some(OWNER_PID))),
+                    (Some(Holders::Readers(_)), Share::Exclusive) => return Ok(Locked::Busy(None)),
+                    (Some(Holders::Readers(count)), Share::Shared) => Holders::Readers(count + 1),
+                    (None, Share::Shared) => Holders::Readers(1),
+                    (None, Share::Exclusive) => Holders::Writer,
+                };
+                machine.locks.insert(ino, holders);
+                machine.volume.opened(ino);
+                let disk = self.clone();
+                Ok(Locked::Held(Box::new(LockGuard { disk, ino })))
+            },
+        )
+    }
+
+    fn free_space(&self, path: &Path) -> io::Result<u64> {
+        let machine = self.shared.machine.lock();
+        machine.volume.ino(path)?;
+        Ok(machine.volume.free())
+    }
+}
+
+/// A lock held on a simulated disk.
+struct LockGuard {
+    disk: SimDisk,
+    ino: Ino,
+}
+
+impl fmt::Debug for LockGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LockGuard({:?})", self.ino)
+    }
+}
+
+impl Drop for LockGuard {
+    fn drop(&mut self) {
+        self.disk.shared.machine.lock().unlock(self.ino);
+    }
+}
+
+/// An open file of a simulated disk.
+struct SimFile {
+    disk: SimDisk,
+    ino: Ino,
+    path: Arc<Path>,
+    is_writable: bool,
+}
+
+impl fmt::Debug for SimFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SimFile({})", self.path.display())
+    }
+}
+
+impl Drop for SimFile {
+    fn drop(&mut self) {
+        self.disk.shared.machine.lock().volume.closed(self.ino);
+    }
+}
+
+impl SimFile {
+    fn op(&self, class: Class) -> Call<'_> {
+        Call {
+            class,
+            path: &self.path,
+            is_op: class != Class::Read,
+        }
+    }
+
+    /// A file opened for reading refuses changes as the kernel does.
+    fn writable(&self) -> io::Result<()> {
+        match self.is_writable {
+            true => Ok(()),
+            false => Err(io::Error::from_raw_os_error(libc::EBADF)),
+        }
+    }
+
+    /// The part of `bytes` at `offset` that `failure` lets through.
+    fn let_through(offset: u64, bytes: &[u8], failure: Option<Failure>) -> &[u8] {
+        match failure {
+            None => bytes,
+            Some(Failure::Torn { sectors }) => {
+                let end = (offset / SECTOR)
+                    .saturating_add(sectors)
+                    .saturating_mul(SECTOR);
+                let count = usize::try_from(end.saturating_sub(offset)).unwrap_or(usize::MAX);
+                &bytes[..count.min(bytes.len())]
+            }
+            Some(_) => &[],
+        }
+    }
+}
+
+impl File for SimFile {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.disk
+            .call(self.op(Class::Read), String::new, |machine| {
+                match machine.volume.file(self.ino).cache().read(offset, buf) {
+                    true => Ok(()),
+                    false => Err(io::ErrorKind::UnexpectedEof.into()),
+                }
+            })
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.writable()?;
+        let what = || format!("write {} at {offset}", bytes.len());
+        self.disk
+            .call_with_failure(self.op(Class::Write), what, |machine, failure| {
+                let bytes = SimFile::let_through(offset, bytes, failure);
+                machine.volume.write(self.ino, offset, bytes)?;
+                failure.map_or(Ok(()), |failure| Err(failure.to_error()))
+            })
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        let machine = self.disk.shared.machine.lock();
+        Ok(machine.volume.file(self.ino).cache().len())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.writable()?;
+        let what = || format!("set length {len}");
+        self.disk.call(self.op(Class::SetLen), what, |machine| {
+            machine.volume.set_len(self.ino, len);
+            Ok(())
+        })
+    }
+
+    fn allocate(&self, len: u64) -> io::Result<()> {
+        self.writable()?;
+        let what = || format!("allocate {len}");
+        self.disk.call(self.op(Class::Allocate), what, |machine| {
+            machine.volume.allocate(self.ino, len)
+        })
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.disk.call_with_failure(
+            self.op(Class::Sync),
+            || "sync".into(),
+            |machine, failure| {
+                machine.volume.sync(self.ino, failure.is_some());
+                failure.map_or(Ok(()), |failure| Err(failure.to_error()))
+            },
+        )
+    }
+
+    fn make_resident(&self, from: u64, to: u64) {
+        let zeroes_ahead = self.disk.shared.machine.lock().zeroes_ahead;
+        if let (true, Some(count)) = (zeroes_ahead, to.checked_sub(from)) {
+            // A hint: whoever appends there will meet the same error.
+            let _ = self.write_at(from, &vec![0; content::index(count)]);
+        }
+    }
+}

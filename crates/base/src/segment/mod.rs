@@ -130,6 +130,8 @@ pub struct Segment {
     seed: Seed,
     slot: AtomicU32,
     end: AtomicU64,
+    /// Bytes the device has.
+    synced: AtomicU64,
     sealed: AtomicBool,
     damaged: AtomicBool,
     live: AtomicI64,
@@ -163,6 +165,7 @@ impl Segment {
             seed,
             slot: AtomicU32::new(u32::MAX),
             end: AtomicU64::new(DATA_START),
+            synced: AtomicU64::new(DATA_START),
             sealed: AtomicBool::new(false),
             damaged: AtomicBool::new(false),
             live: AtomicI64::new(0),
@@ -216,6 +219,14 @@ impl Segment {
         Ok(Segment::new(identity, path, file))
     }
 
+    /// The same empty file with the header of another incarnation: whatever frames stand in it are void.
+    pub fn restamp(&self, disk: &dyn Disk, dir: &Path, incarnation: Incarnation) -> Result<Segment> {
+        let identity = Identity { incarnation, stream: 0, ..self.identity };
+        self.file.write_at(0, &identity.encode()).during("write", &self.path)?;
+        self.file.allocate(identity.capacity).during("allocate", &self.path)?;
+        Segment::open(disk, dir, identity.id, identity.store, identity.log, How::Write)
+    }
+
     /// Its number.
     #[must_use]
     pub fn id(&self) -> SegmentId {
@@ -255,6 +266,17 @@ impl Segment {
     pub fn publish(&self, end: u64) {
         self.end.store(end, Ordering::Release);
     }
+    /// Bytes known to be on the device.
+    #[must_use]
+    pub fn synced(&self) -> u64 {
+        self.synced.load(Ordering::Relaxed)
+    }
+    /// Makes the bytes up to `end` durable, `end` being published before.
+    pub fn sync(&self, end: u64) -> Result<()> {
+        self.file.sync().during("sync", &self.path)?;
+        self.synced.fetch_max(end, Ordering::Relaxed);
+        Ok(())
+    }
     /// Nothing more will be appended.
     #[must_use]
     pub fn is_sealed(&self) -> bool {
@@ -269,6 +291,10 @@ impl Segment {
     #[must_use]
     pub fn sealed_at(&self) -> u64 {
         self.sealed_at.load(Ordering::Relaxed)
+    }
+    /// A survivor segment is as old as the youngest of what it holds.
+    pub fn inherit_age(&self, sealed_at: u64) {
+        self.sealed_at.fetch_max(sealed_at, Ordering::Relaxed);
     }
     /// A frame of it is damaged: it is kept as it is.
     #[must_use]
@@ -313,16 +339,16 @@ impl Segment {
         Seq(self.last_seq.load(Ordering::Relaxed))
     }
 
-    /// What ROOT says of it, with `end` as the accepted bytes.
+    /// What ROOT says of it, with `end` as the accepted bytes, or those known durable if more may follow.
     #[must_use]
-    pub fn entry(&self, end: u64) -> SegmentEntry {
+    pub fn entry(&self, end: u64, sealed: bool) -> SegmentEntry {
         SegmentEntry {
             id: self.identity.id,
             stream: self.identity.stream,
             incarnation: self.identity.incarnation,
             capacity: self.identity.capacity,
             end,
-            sealed: self.is_sealed(),
+            sealed,
             last_seq: self.last_seq(),
             frames: self.frames(),
         }

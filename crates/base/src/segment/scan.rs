@@ -106,7 +106,7 @@ impl<'a> Iterator for Scan<'a> {
 
 /// The highest watermark in any valid frame of `segment` at or after `from`. Only numbers in
 /// `plausible` are looked at closely, which keeps this linear on garbage.
-pub fn find_water(segment: &Segment, from: u64, limit: u64, plausible: std::ops::RangeInclusive<Seq>) -> Result<Option<Seq>> {
+pub fn find_water(segment: &Segment, from: u64, limit: u64, plausible: std::ops::RangeInclusive<Seq>) -> Option<Seq> {
     const CHUNK: u64 = 64 << 10;
     let mut best = None;
     let mut at = from.next_multiple_of(ALIGN);
@@ -130,5 +130,5 @@ pub fn find_water(segment: &Segment, from: u64, limit: u64, plausible: std::ops:
         }
         at += CHUNK;
     }
-    Ok(best)
+    best
 }

@@ -16,7 +16,7 @@ use crate::sync::Mutex;
 /// The table.
 #[derive(Debug)]
 pub struct Segments {
-    slots: Box<[AtomicPtr<Segment>]>,
+    slots: Arc<[AtomicPtr<Segment>]>,
     free: Arc<Mutex<Free>>,
 }
 
@@ -64,27 +64,26 @@ impl Segments {
         unsafe { pointer.as_ref() }
     }
 
-    /// Takes `segment` out of its slot. It lives on until every present guard is gone.
-    pub fn dismiss(&self, segment: &Segment) {
-        let slot = segment.slot();
-        let pointer = self.slots[slot as usize].swap(std::ptr::null_mut(), Ordering::AcqRel);
-        if pointer.is_null() {
-            return;
-        }
-        assert_eq!(pointer.cast_const(), std::ptr::from_ref(segment), "a segment leaves its own slot");
-        let free = Arc::clone(&self.free);
-        let address = pointer as usize;
+    /// Takes `segment` out of its slot, once every present guard is gone: until then addresses into it,
+    /// loaded before, stay readable.
+    pub fn dismiss(&self, segment: &Arc<Segment>) {
+        let (slots, free, slot) = (Arc::clone(&self.slots), Arc::clone(&self.free), segment.slot());
         let guard = crossbeam_epoch::pin();
-        // SAFETY:
-        // * `address` is the pointer of `admit`'s `Arc::into_raw`, taken out of the table by the swap
-        //   above, so this closure is the only one to give the count back.
-        // * The closure owns what it captures.
-        unsafe {
-            guard.defer_unchecked(move || {
-                drop(Arc::from_raw(address as *const Segment));
+        guard.defer(move || {
+            let pointer = slots[slot as usize].swap(std::ptr::null_mut(), Ordering::AcqRel) as usize;
+            if pointer == 0 {
+                return;
+            }
+            // Guards pinned until this moment may have loaded the pointer: once more through the epoch.
+            crossbeam_epoch::pin().defer(move || {
+                // SAFETY:
+                // * The pointer came from `admit`'s `Arc::into_raw`; the swap took it out, so this is the
+                //   only place that gives the count back.
+                // * Every guard that could have loaded it from the slot is gone by now.
+                drop(unsafe { Arc::from_raw(pointer as *const Segment) });
                 free.lock().returned.push(slot);
             });
-        }
+        });
         guard.flush();
     }
 
@@ -108,10 +107,10 @@ impl Segments {
 
 impl Drop for Segments {
     fn drop(&mut self) {
-        for slot in &self.slots {
-            let pointer = slot.load(Ordering::Acquire);
+        for slot in self.slots.iter() {
+            let pointer = slot.swap(std::ptr::null_mut(), Ordering::AcqRel);
             if !pointer.is_null() {
-                // SAFETY: `&mut self`: nobody else uses the table, and the count is the table's own.
+                // SAFETY: `&mut self`: nobody reads through the table; the swap leaves null to deferred dismissals.
                 drop(unsafe { Arc::from_raw(pointer) });
             }
         }

@@ -45,6 +45,8 @@ pub struct Kept {
     born: AtomicU64,
     /// The commit that dropped it; `u64::MAX` while it lives.
     died: AtomicU64,
+    /// The keyspaces of the same name that were cleared to make this one.
+    cleared: Vec<KeyspaceId>,
 }
 
 impl Kept {
@@ -57,6 +59,7 @@ impl Kept {
             engine: Ok(engine),
             born: AtomicU64::new(born.0),
             died: AtomicU64::new(u64::MAX),
+            cleared: Vec::new(),
         }
     }
 
@@ -70,7 +73,19 @@ impl Kept {
             log: self.log,
             born: AtomicU64::new(self.born.load(Ordering::Relaxed)),
             died: AtomicU64::new(u64::MAX),
+            cleared: Vec::new(),
         }
+    }
+
+    /// This one, as what is left after `before` was cleared.
+    pub(crate) fn continuing(mut self, before: &Kept) -> Kept {
+        self.cleared = before.cleared.iter().copied().chain([before.id]).collect();
+        self
+    }
+
+    /// True if the keyspace `id` was cleared and became this one.
+    pub(crate) fn continues(&self, id: KeyspaceId) -> bool {
+        self.cleared.contains(&id)
     }
 
     /// Its number.

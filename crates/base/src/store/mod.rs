@@ -1,65 +1,303 @@
-//! # Store: everything together (under construction)
-mod kept;
-mod report;
+//! # Store: one order of commits over everything
+//!
+//! Ties disk, logs, ROOT, views and engines together. The facade hands it operations; engines are
+//! called back through their contract. What each file does:
+//!
+//! ```text
+//!  order       the commit lock: seq, place, bytes, apply        round     sync rounds, tickets, poison
+//!  ready       segments made ahead of the writers               rooting   what goes into ROOT, what may go
+//!  catalogue   keyspaces as commits                             view      snapshots' registrations
+//!  clean       survivors out, victims away                      checkpoint, image   what makes opening fast
+//!  recover     from files to a served state                     background  ticks and maintenance
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. While the commit lock is free, everything up to `visible` is in the kernel and applied.
+//! 2. `durable <= visible`; both only grow. A failed sync or a failed append poisons: no commit after.
+//! 3. What is freed is in neither ROOT slot, was superseded durably, and no view or reader needs it.
+//! 4. After an unclean opening new frames go to segments stamped by this incarnation only.
+//!
+//! ## Threads
+//!
+//! Any thread may call anything. Locks, in order of acquisition: `maintenance`, `making`, the
+//! round's leader lock, `order` (the commit lock), the log lists, engines' own. No I/O under `order` but the append
+//! itself; no lock is held while a caller's closure runs.
+//!
+//! ## Crash
+//!
+//! `recover` has the whole story; docs/format/log.md the byte layouts.
 
-use std::path::Path;
+mod background;
+mod catalogue;
+mod checkpoint;
+mod clean;
+mod close;
+mod image;
+mod kept;
+mod log;
+mod order;
+mod ready;
+mod recover;
+mod report;
+mod rooting;
+mod round;
+mod verify;
+mod view;
+
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 pub use kept::Kept;
+pub use order::{Outcome, Write};
 pub use report::{KeyspaceInfo, LogStats, MemoryStats, OpeningStats, Options, Stats, VerifyReport};
+pub use view::View;
 
 use crate::clock::Clock;
 use crate::disk::Disk;
-use crate::engine::{EngineFactory, Op};
+use crate::engine::EngineFactory;
 use crate::error::{Error, Result};
-use crate::types::{Durability, Seq};
+use crate::fork::ForkGuard;
+use crate::ground::Ground;
+use crate::memory::Part;
+use crate::root::{Root, Slots};
+use crate::sync::Mutex;
+use crate::types::{Durability, Incarnation, LogId, Seq, StoreId};
+use background::Signals;
+use catalogue::Catalogue;
+use log::Log;
+use order::Order;
+use rooting::Maintenance;
+use round::Round;
 
-/// One operation of a commit.
-#[derive(Debug)]
-pub struct Write<'a> {
-    /// Whose.
-    pub kept: &'a Arc<Kept>,
-    /// What.
-    pub op: Op<'a>,
+/// Numbers that differ between normal and tiny geometry.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Geometry {
+    /// Smallest segment.
+    pub(crate) min_segment: u64,
+    /// Largest ordinary segment.
+    pub(crate) max_segment: u64,
+    /// Values above this are staged.
+    pub(crate) stage_above: usize,
+    /// Sequence numbers reserved in ROOT at a time.
+    pub(crate) seq_chunk: u64,
+    /// Blob numbers reserved at a time.
+    pub(crate) blob_chunk: u64,
+    /// A log's keyspaces are checkpointed after at least this many bytes of it ...
+    pub(crate) checkpoint_bytes: u64,
+    /// Slack before cleaning starts, in segments.
+    pub(crate) slack_segments: u64,
+    /// Most bytes of frames in one commit.
+    pub(crate) max_batch: u64,
 }
 
-/// How a commit ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// It has this number; one that changed nothing has the newest one's.
-    Done(Seq),
-    /// An expected key changed; nothing was written.
-    Stale,
+impl Geometry {
+    fn new(tiny: bool) -> Geometry {
+        if tiny {
+            Geometry {
+                min_segment: 4 << 10,
+                max_segment: 16 << 10,
+                stage_above: 1 << 10,
+                seq_chunk: 64,
+                blob_chunk: 4,
+                checkpoint_bytes: 16 << 10,
+                slack_segments: 2,
+                max_batch: 1 << 20,
+            }
+        } else {
+            Geometry {
+                min_segment: 64 << 10,
+                max_segment: 64 << 20,
+                stage_above: 64 << 10,
+                seq_chunk: 1 << 24,
+                blob_chunk: 1 << 12,
+                checkpoint_bytes: 128 << 20,
+                slack_segments: 4,
+                max_batch: 64 << 20,
+            }
+        }
+    }
 }
 
-#[derive(Debug)] pub struct Store;
-pub struct View;
-#[allow(missing_docs, unused_variables)]
+/// Counters since opening.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) sync_rounds: AtomicU64,
+    pub(crate) sync_waits: AtomicU64,
+    pub(crate) brakes: AtomicU64,
+    pub(crate) checkpoints: AtomicU64,
+    pub(crate) checkpoint_bytes: AtomicU64,
+    pub(crate) staged_bytes: AtomicU64,
+}
+
+/// One open database.
+pub struct Store {
+    dir: PathBuf,
+    options: Options,
+    geometry: Geometry,
+    disk: Arc<dyn Disk>,
+    clock: Arc<dyn Clock>,
+    factories: Vec<Arc<dyn EngineFactory>>,
+    id: StoreId,
+    hash_key: u128,
+    incarnation: Incarnation,
+    ground: Arc<Ground>,
+    slots: Slots,
+    logs: [Log; LogId::ALL.len()],
+    catalogue: Catalogue,
+    order: Mutex<Order>,
+    visible: AtomicU64,
+    durable: AtomicU64,
+    /// When the oldest unsynced commit was made, in ns of the clock plus 1; 0 if there is none.
+    unsynced_since: AtomicU64,
+    round: Round,
+    maintenance: Mutex<Maintenance>,
+    /// The number of the next segment; held while one is made.
+    making: Mutex<u64>,
+    blob_bound: AtomicU64,
+    /// Segments sealed since ROOT was last written for their sake.
+    sealed: AtomicU64,
+    signals: Arc<Signals>,
+    counters: Counters,
+    closed: AtomicBool,
+    poison: Mutex<Option<&'static str>>,
+    poisoned: AtomicBool,
+    fork: ForkGuard,
+    opening: OpeningStats,
+    /// Held for life; `None` after closing.
+    lock: Mutex<Option<Box<dyn std::fmt::Debug + Send + Sync>>>,
+    workers: Mutex<Vec<background::Worker>>,
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Store at {}", self.dir.display())
+    }
+}
+
 impl Store {
-    pub fn open(path: &Path, options: Options, disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, engines: Vec<Arc<dyn EngineFactory>>) -> Result<Arc<Store>> { unimplemented!() }
-    pub fn path(&self) -> &Path { unimplemented!() }
-    pub fn keyspace(&self, name: &str, engine: Option<&str>, default: &str) -> Result<Arc<Kept>> { unimplemented!() }
-    pub fn existing(&self, name: &str) -> Result<Option<Arc<Kept>>> { unimplemented!() }
-    pub fn successor(&self, kept: &Kept) -> Result<Arc<Kept>> { unimplemented!() }
-    pub fn clear_keyspace(&self, kept: &Arc<Kept>) -> Result<Arc<Kept>> { unimplemented!() }
-    pub fn drop_keyspace(&self, name: &str) -> Result<bool> { unimplemented!() }
-    pub fn keyspaces(&self) -> Vec<KeyspaceInfo> { unimplemented!() }
-    pub fn commit(&self, writes: &mut [Write<'_>]) -> Result<Outcome> { unimplemented!() }
-    pub fn acknowledge(&self, seq: Seq, durability: Durability) -> Result<()> { unimplemented!() }
-    pub fn durability(&self) -> Durability { unimplemented!() }
-    pub fn durable(&self) -> Seq { unimplemented!() }
-    pub fn check_open(&self) -> Result<()> { unimplemented!() }
-    pub fn view(self: &Arc<Store>) -> Result<View> { unimplemented!() }
-    pub fn persist(&self) -> Result<()> { unimplemented!() }
-    pub fn stats(&self) -> Stats { unimplemented!() }
-    pub fn verify(&self, report: &mut dyn FnMut(Error)) -> Result<VerifyReport> { unimplemented!() }
-    pub fn pump(&self) -> Result<bool> { unimplemented!() }
-    pub fn close(&self) -> Result<()> { unimplemented!() }
-}
-#[allow(missing_docs)]
-impl View {
-    pub fn seq(&self) -> Seq { unimplemented!() }
-    pub fn store(&self) -> &Arc<Store> { unimplemented!() }
-    pub fn check_open(&self) -> Result<()> { unimplemented!() }
-    pub fn keyspaces(&self) -> impl Iterator<Item = &Arc<Kept>> { std::iter::empty() }
+    /// The directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.dir
+    }
+
+    /// What writes are acknowledged at unless they say otherwise.
+    #[must_use]
+    pub fn durability(&self) -> Durability {
+        self.options.durability
+    }
+
+    /// The newest commit.
+    #[must_use]
+    pub fn visible(&self) -> Seq {
+        Seq(self.visible.load(Ordering::Acquire))
+    }
+
+    /// Everything up to here is on the device.
+    #[must_use]
+    pub fn durable(&self) -> Seq {
+        Seq(self.durable.load(Ordering::Acquire))
+    }
+
+    /// An error if the database is closed, or this is a forked child.
+    #[inline]
+    pub fn check_open(&self) -> Result<()> {
+        if self.closed.load(Ordering::Relaxed) || self.fork.is_child() {
+            return Err(Error::Closed);
+        }
+        Ok(())
+    }
+
+    /// As [`Store::check_open`], and writes must be possible.
+    #[inline]
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        self.check_open()?;
+        if self.options.read_only {
+            return Err(Error::ReadOnly);
+        }
+        if self.poisoned.load(Ordering::Acquire) {
+            return Err(self.poison_error());
+        }
+        Ok(())
+    }
+
+    pub(crate) fn poison_error(&self) -> Error {
+        Error::Poisoned { op: self.poison.lock().unwrap_or("write") }
+    }
+
+    /// From here on nothing is written any more: `op` failed in a way that leaves the kernel in doubt.
+    pub(crate) fn poison(&self, op: &'static str) -> Error {
+        self.poison.lock().get_or_insert(op);
+        self.poisoned.store(true, Ordering::Release);
+        self.round.wake();
+        self.signals.wake();
+        self.poison_error()
+    }
+
+    pub(crate) fn log(&self, id: LogId) -> &Log {
+        &self.logs[id.index()]
+    }
+
+    /// Figures.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let memory = &self.ground.memory;
+        let since = self.unsynced_since.load(Ordering::Relaxed);
+        let unsynced_age = match since.checked_sub(1) {
+            Some(since) => self.clock.now().saturating_sub(Duration::from_nanos(since)),
+            None => Duration::ZERO,
+        };
+        let (views, oldest_view) = if self.fork.is_child() {
+            (0, None)
+        } else {
+            let order = self.order.lock();
+            (order.views.len() as u64, order.views.oldest().map(|s| s.0))
+        };
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Stats {
+            visible: self.visible().0,
+            durable: self.durable().0,
+            unsynced_age,
+            sync_rounds: load(&self.counters.sync_rounds),
+            sync_waits: load(&self.counters.sync_waits),
+            views,
+            oldest_view,
+            brakes: load(&self.counters.brakes),
+            checkpoints: load(&self.counters.checkpoints),
+            checkpoint_bytes: load(&self.counters.checkpoint_bytes),
+            staged_bytes: load(&self.counters.staged_bytes),
+            poisoned: if self.poisoned.load(Ordering::Acquire) { *self.poison.lock() } else { None },
+            memory: MemoryStats {
+                budget: memory.budget(),
+                index: memory.used(Part::Index),
+                versions: memory.used(Part::Versions),
+                buffers: memory.used(Part::Buffers),
+                cache: memory.used(Part::Cache),
+            },
+            logs: self.logs.iter().map(Log::stats).collect(),
+            opening: self.opening,
+        }
+    }
+
+    /// What ROOT says now, without what changes at each write of it.
+    fn root_frame(&self) -> Root {
+        Root {
+            generation: 0,
+            store: self.id,
+            hash_key: self.hash_key,
+            incarnation: self.incarnation,
+            clean: false,
+            floor: Seq::ZERO,
+            first_seq: Seq::ZERO,
+            seq_bound: Seq::ZERO,
+            next_segment: crate::types::SegmentId(0),
+            next_keyspace: crate::types::KeyspaceId(0),
+            blob_bound: 0,
+            keyspaces: Vec::new(),
+            logs: Default::default(),
+        }
+    }
 }

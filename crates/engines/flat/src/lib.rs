@@ -1,9 +1,44 @@
-//! Placeholder.
+//! # flat: FlatStore, a volatile index over a compact log
+//!
+//! The log is the store: an entry is written once, where commits go, and an index in memory says where
+//! each key's newest entry stands (FlatStore, ASPLOS'20, §3). This is FlatStore-H, with a hash index
+//! (§4.1). See the crate's README for what differs from the paper and why.
+//!
+//! ## Picture
+//!
+//! ```text
+//!   key --hash--> directory -> table -> bucket (one cache line: 8 x [21 bits of hash | 40-bit address])
+//!                                                     |
+//!   segments of the store log:   ... | frame | frame | frame | ...
+//! ```
+//!
+//! ## Files
+//!
+//! `engine` the contract; `index` the hash index; `versions` old entries that views need; `cursor`
+//! unordered iteration; `image` what a checkpoint holds.
+
+mod cursor;
+mod engine;
+mod image;
+mod index;
+mod versions;
+
 use std::sync::Arc;
-/// The factory.
-#[derive(Debug)]
+
+use sheaf_base::engine::{Engine, EngineFactory};
+use sheaf_base::ground::Ground;
+use sheaf_base::types::KeyspaceId;
+
+/// Makes keyspaces kept by FlatStore with a hash index.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Flat;
-impl sheaf_base::engine::EngineFactory for Flat {
-    fn name(&self) -> &'static str { "flat" }
-    fn create(&self, _: sheaf_base::types::KeyspaceId, _: &Arc<sheaf_base::ground::Ground>) -> Arc<dyn sheaf_base::engine::Engine> { unimplemented!() }
+
+impl EngineFactory for Flat {
+    fn name(&self) -> &'static str {
+        engine::NAME
+    }
+
+    fn create(&self, _id: KeyspaceId, ground: &Arc<Ground>) -> Arc<dyn Engine> {
+        Arc::new(engine::FlatEngine::new(Arc::clone(ground)))
+    }
 }

@@ -1,0 +1,183 @@
+//! # The lock: one writer, or many readers
+//!
+//! `flock` on a file that is there for nothing else.
+//!
+//! ## Invariants
+//!
+//! 1. The lock belongs to the open file description, so it ends when the last descriptor of it
+//!    closes, by death too. It is never released explicitly: a forked child that drops its copy
+//!    would release the parent's. The other side of it: while a child has not closed its copy (by
+//!    `exec`, by exit or by dropping the handle), the lock outlives the parent.
+//! 2. The lock file is never removed: who locks a removed file excludes nobody. Whoever got the
+//!    lock of a file that lost its name meanwhile tries again with the one that has it.
+//! 3. The process id in the file is for people. It is written after the lock is taken and never
+//!    cleared, so it means something only while an exclusive owner holds the lock.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{FlockOperation, OFlags};
+use rustix::io::Errno;
+
+use super::real::{open_fd, repeat, write_whole};
+use super::{Locked, Share};
+
+/// How often to chase a lock file that is replaced under our hands.
+const ATTEMPTS: usize = 16;
+
+/// Takes the lock at `path` if it is free. See [`super::Disk::lock`].
+pub(super) fn lock(path: &Path, share: Share) -> io::Result<Locked> {
+    for _ in 0..ATTEMPTS {
+        if let Some(answer) = try_lock(path, share)? {
+            return Ok(answer);
+        }
+    }
+    Err(io::Error::other(
+        "the lock file is being replaced again and again",
+    ))
+}
+
+/// The lock, held for as long as the descriptor is open anywhere (invariant 1).
+#[derive(Debug)]
+struct LockGuard {
+    _fd: OwnedFd,
+}
+
+/// One attempt; `None` if the file was removed or replaced while we took its lock.
+fn try_lock(path: &Path, share: Share) -> io::Result<Option<Locked>> {
+    let (flags, operation) = match share {
+        Share::Shared => (OFlags::RDONLY, FlockOperation::NonBlockingLockShared),
+        Share::Exclusive => (
+            OFlags::RDWR | OFlags::CREATE,
+            FlockOperation::NonBlockingLockExclusive,
+        ),
+    };
+    let fd = open_fd(path, flags | OFlags::NONBLOCK)?;
+    match repeat(|| rustix::fs::flock(&fd, operation)) {
+        Ok(()) if !is_at(&fd, path)? => Ok(None),
+        Ok(()) => {
+            if share == Share::Exclusive {
+                leave_pid(&fd);
+            }
+            Ok(Some(Locked::Held(Box::new(LockGuard { _fd: fd }))))
+        }
+        Err(Errno::WOULDBLOCK) => Ok(Some(Locked::Busy(owner(&fd, share)))),
+        Err(refusal) => Err(refusal.into()),
+    }
+}
+
+/// True if the open file is the one that has the name `path` now.
+fn is_at(fd: &OwnedFd, path: &Path) -> io::Result<bool> {
+    let ours = rustix::fs::fstat(fd)?;
+    match rustix::fs::stat(path) {
+        Ok(named) => Ok((named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)),
+        Err(Errno::NOENT) => Ok(false),
+        Err(refusal) => Err(refusal.into()),
+    }
+}
+
+/// Writes our process id for people and error messages. On a full disk there is none: the lock
+/// holds all the same.
+fn leave_pid(fd: &OwnedFd) {
+    let text = format!("{}\n", std::process::id());
+    let put = |bytes: &[u8], at| rustix::io::pwrite(fd, bytes, at);
+    if write_whole(0, text.as_bytes(), put).is_ok() {
+        let _ = rustix::fs::ftruncate(fd, text.len() as u64);
+    }
+}
+
+/// The process id in the lock file, if an exclusive owner keeps us out. Readers leave none, and
+/// what an earlier writer left is not theirs.
+fn owner(fd: &OwnedFd, asked: Share) -> Option<u32> {
+    let held_by_readers = asked == Share::Exclusive
+        && rustix::fs::flock(fd, FlockOperation::NonBlockingLockShared).is_ok();
+    if held_by_readers {
+        return None; // The lock we just got ends with `fd`.
+    }
+    let mut text = [0; 16];
+    let count = rustix::io::pread(fd, &mut text, 0).ok()?;
+    let line = std::str::from_utf8(&text[..count]).ok()?;
+    line.strip_suffix('\n')?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(
+        clippy::disallowed_methods,
+        reason = "tests of the door stand outside of it"
+    )]
+
+    use super::*;
+    use crate::disk::scratch::Scratch;
+    use crate::fork::FORKING;
+
+    fn pid_if_busy(answer: Locked) -> Option<Option<u32>> {
+        match answer {
+            Locked::Held(_) => None,
+            Locked::Busy(pid) => Some(pid),
+        }
+    }
+
+    #[test]
+    fn exclusive_lock_keeps_all_out_and_names_its_owner() {
+        let _alone = FORKING.lock();
+        let scratch = Scratch::new();
+        let path = scratch.path("LOCK");
+        let missing = lock(&path, Share::Shared).map(drop).unwrap_err();
+        assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+        let held = lock(&path, Share::Exclusive).unwrap();
+        assert!(matches!(held, Locked::Held(_)));
+        let us = Some(Some(std::process::id()));
+        assert_eq!(pid_if_busy(lock(&path, Share::Exclusive).unwrap()), us);
+        assert_eq!(pid_if_busy(lock(&path, Share::Shared).unwrap()), us);
+        drop(held);
+        assert!(path.exists());
+        let again = lock(&path, Share::Exclusive).unwrap();
+        assert!(matches!(again, Locked::Held(_)));
+    }
+
+    #[test]
+    fn readers_share_and_keep_writers_out() {
+        let _alone = FORKING.lock();
+        let scratch = Scratch::new();
+        let path = scratch.path("LOCK");
+        drop(lock(&path, Share::Exclusive).unwrap());
+        let one = lock(&path, Share::Shared).unwrap();
+        let two = lock(&path, Share::Shared).unwrap();
+        assert_eq!(
+            pid_if_busy(lock(&path, Share::Exclusive).unwrap()),
+            Some(None)
+        );
+        drop(one);
+        assert_eq!(
+            pid_if_busy(lock(&path, Share::Exclusive).unwrap()),
+            Some(None)
+        );
+        drop(two);
+        assert_eq!(pid_if_busy(lock(&path, Share::Exclusive).unwrap()), None);
+    }
+
+    #[test]
+    fn removed_lock_file_is_noticed_before_the_lock_counts() {
+        let scratch = Scratch::new();
+        let path = scratch.path("LOCK");
+        let fd = open_fd(&path, OFlags::RDWR | OFlags::CREATE).unwrap();
+        assert!(is_at(&fd, &path).unwrap());
+        std::fs::remove_file(&path).unwrap();
+        assert!(!is_at(&fd, &path).unwrap());
+        std::fs::write(&path, b"another").unwrap();
+        assert!(!is_at(&fd, &path).unwrap());
+    }
+
+    #[test]
+    fn link_to_the_lock_file_is_the_same_lock() {
+        let _alone = FORKING.lock();
+        let scratch = Scratch::new();
+        let (path, link) = (scratch.path("LOCK"), scratch.path("link"));
+        let held = lock(&path, Share::Exclusive).unwrap();
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert!(pid_if_busy(lock(&link, Share::Exclusive).unwrap()).is_some());
+        drop(held);
+    }
+}

@@ -1,0 +1,300 @@
+//! # A mapped file
+//!
+//! `[0, len)` of an open file in memory: reads without a system call, and stores into the part
+//! that was prepared for them. All of the pointers of the real disk are in here.
+//!
+//! ## Invariants
+//!
+//! 1. `region` is a shared mapping of `span` bytes (`len` rounded up to pages) which lives from
+//!    [`Mapping::new`] to the drop, except in a forked child, where it does not exist.
+//! 2. No access leaves `[0, len)`, and none happens unless the registration is sound: after a
+//!    fault ([`super::sigbus`]) or in a forked child everything answers "not mapped".
+//! 3. Rust stores into the mapping at one place, [`Mapping::store`], one thread at a time
+//!    (`is_storing`), and never where a slice is out: that is what the caller of
+//!    [`Mapping::slice`] vouches for. Hence no store races with any Rust access. The kernel's
+//!    writes (`pwrite` on the same file) are not Rust accesses; slices exclude them likewise.
+//! 4. `resident` is a hint. A store to a page that is not resident after all (the kernel wrote it
+//!    back or reclaimed it) faults it in, which costs time, or hits SIGBUS, which `store` notices.
+//!
+//! ## Threads
+//!
+//! `&Mapping` may be used from all threads. `resident` is one word, so readers never see half a
+//! range; `ends` makes a `sync` that overlaps a [`Mapping::populate`] win.
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::ptr::{self, NonNull};
+use std::slice;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+
+use super::sigbus::Registration;
+use crate::fork::ForkGuard;
+
+/// What became of a [`Mapping::store`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stored {
+    /// The bytes are in the file's page cache.
+    Yes,
+    /// Nothing was stored: not resident, or somebody else is storing. Write them instead.
+    No,
+    /// The mapping broke: the bytes may be lost.
+    Lost,
+}
+
+/// `[0, len)` of a file, mapped.
+#[derive(Debug)]
+pub(super) struct Mapping {
+    /// Dropped before `region`, which is unmapped then: fields drop in this order.
+    registration: Registration,
+    region: Region,
+    len: usize,
+    page_size: u64,
+    is_writable: bool,
+    /// The resident pages, packed: first in the upper half, end in the lower. 0 is none.
+    resident: AtomicU64,
+    /// How often residency was ended.
+    ends: AtomicU64,
+    is_storing: AtomicBool,
+}
+
+/// The addresses of a mapping, unmapped on drop.
+#[derive(Debug)]
+struct Region {
+    base: NonNull<u8>,
+    span: usize,
+    owner: ForkGuard,
+}
+
+// SAFETY:
+// * `base` is an address of a mapping that belongs to the process, not to a thread.
+unsafe impl Send for Region {}
+// SAFETY:
+// * `&Region` gives no access but through `Mapping`, free of races by invariant 3.
+unsafe impl Sync for Region {}
+
+impl Mapping {
+    /// Maps `[0, len)` of `fd`, which must be at least that long. Fails if `len` is 0, if the
+    /// system refuses, or if there are too many mappings already.
+    pub(super) fn new(fd: BorrowedFd<'_>, len: u64, is_writable: bool) -> io::Result<Mapping> {
+        let page_size = rustix::param::page_size();
+        let len = usize::try_from(len).map_err(io::Error::other)?;
+        let span = len
+            .checked_next_multiple_of(page_size)
+            .filter(|&span| span > 0)
+            .ok_or(io::ErrorKind::InvalidInput)?;
+        let protection = match is_writable {
+            true => ProtFlags::READ | ProtFlags::WRITE,
+            false => ProtFlags::READ,
+        };
+        let region = Region::new(fd, span, protection)?;
+        // A failure leaves the child an extra mapping which nothing in it uses (invariant 2).
+        let _ = region.advise(0..span, Advice::LinuxDontFork);
+        let registration = Registration::new(region.base.addr().get(), span);
+        Ok(Mapping {
+            registration: registration.ok_or(io::ErrorKind::QuotaExceeded)?,
+            region,
+            len,
+            page_size: page_size as u64,
+            is_writable,
+            resident: AtomicU64::new(0),
+            ends: AtomicU64::new(0),
+            is_storing: AtomicBool::new(false),
+        })
+    }
+
+    /// The mapped bytes at `[offset, offset + len)`; `None` outside or when the mapping broke.
+    ///
+    /// # Safety
+    ///
+    /// * Nobody writes the range while the slice lives (identical bytes excepted).
+    #[inline]
+    pub(super) unsafe fn slice(&self, offset: u64, len: usize) -> Option<&[u8]> {
+        let start = self.start_of(offset, len)?;
+        // SAFETY:
+        // * In bounds and mapped: `start_of` says so (invariants 1 and 2); the mapping outlives
+        //   `&self`. All bytes are initialised: they are a file's.
+        // * Nobody writes them: the caller's promise.
+        Some(unsafe { slice::from_raw_parts(start, len) })
+    }
+
+    /// Asks the processor for the cache line at `offset`.
+    #[inline]
+    pub(super) fn prefetch(&self, offset: u64) {
+        let Some(start) = self.start_of(offset, 1) else {
+            return;
+        };
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY:
+            // * A prefetch has no effect but speed, whatever the address.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(start.cast_const().cast::<i8>()) }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = start;
+    }
+
+    /// Copies `bytes` to `offset` if the whole range is resident and nobody else is storing.
+    pub(super) fn store(&self, offset: u64, bytes: &[u8]) -> Stored {
+        if !self.is_resident(offset, bytes.len()) {
+            return Stored::No;
+        }
+        let Some(target) = self.start_of(offset, bytes.len()) else {
+            return Stored::No;
+        };
+        if self.is_storing.swap(true, Ordering::Acquire) {
+            return Stored::No;
+        }
+        // SAFETY:
+        // * `target` is in bounds for `bytes.len()` and mapped for writing: only writable
+        //   mappings have resident pages.
+        // * No other access: `is_storing` excludes stores, and a slice over these bytes would
+        //   break its caller's promise (invariant 3). `bytes` is therefore not in here either.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
+        self.is_storing.store(false, Ordering::Release);
+        match self.registration.is_sound_after_stores() {
+            true => Stored::Yes,
+            false => Stored::Lost,
+        }
+    }
+
+    /// True if `[from, to)` can be made resident: inside of a writable, sound mapping.
+    pub(super) fn can_populate(&self, from: u64, to: u64) -> bool {
+        self.is_writable && from < to && to <= self.len as u64 && self.registration.is_sound()
+    }
+
+    /// The mark to pass to [`Mapping::populate`], taken before the range is written.
+    pub(super) fn ends(&self) -> u64 {
+        self.ends.load(Ordering::SeqCst)
+    }
+
+    /// Makes the whole pages of `[from, to)` resident for stores and remembers them, joined with
+    /// the pages that end where these begin. The range must have been written since `ends`.
+    pub(super) fn populate(&self, from: u64, to: u64, ends: u64) {
+        let first = from.div_ceil(self.page_size);
+        let end = to / self.page_size;
+        let (Ok(first_page), Ok(end_page)) = (u32::try_from(first), u32::try_from(end)) else {
+            return; // Beyond 16 TiB.
+        };
+        if first >= end || !self.can_populate(from, to) {
+            return;
+        }
+        let bytes = self.bytes_of(first)..self.bytes_of(end);
+        if self
+            .region
+            .advise(bytes, Advice::LinuxPopulateWrite)
+            .is_err()
+        {
+            return;
+        }
+        let old = unpack(self.resident.load(Ordering::SeqCst));
+        let first_page = match old.end == first_page {
+            true => old.start,
+            false => first_page,
+        };
+        self.resident
+            .store(pack(first_page..end_page), Ordering::SeqCst);
+        if self.ends() != ends {
+            self.resident.store(0, Ordering::SeqCst);
+        }
+    }
+
+    /// True if a store to the range would be taken.
+    #[inline]
+    pub(super) fn is_resident(&self, offset: u64, len: usize) -> bool {
+        let pages = unpack(self.resident.load(Ordering::Relaxed));
+        let Some(end) = offset.checked_add(len as u64) else {
+            return false;
+        };
+        let is_inside = u64::from(pages.start) * self.page_size <= offset
+            && end <= u64::from(pages.end) * self.page_size;
+        is_inside && len > 0 && self.registration.is_sound()
+    }
+
+    /// Forgets what is resident: a sync is about to write-protect it.
+    pub(super) fn end_residency(&self) {
+        self.ends.fetch_add(1, Ordering::SeqCst);
+        self.resident.store(0, Ordering::SeqCst);
+    }
+
+    /// Where `[offset, offset + len)` starts, if it lies in the mapping and that is sound.
+    #[inline]
+    fn start_of(&self, offset: u64, len: usize) -> Option<*mut u8> {
+        let offset = usize::try_from(offset).ok()?;
+        let end = offset.checked_add(len)?;
+        if end > self.len || !self.registration.is_sound() {
+            return None;
+        }
+        // SAFETY:
+        // * `offset <= end <= len <= span`, inside of the mapping (invariant 1).
+        Some(unsafe { self.region.base.as_ptr().add(offset) })
+    }
+
+    /// A page's first byte. Pages are those of the mapping, so their bytes fit `usize`.
+    fn bytes_of(&self, page: u64) -> usize {
+        usize::try_from(page * self.page_size).expect("inside of the mapping")
+    }
+}
+
+impl Region {
+    fn new(fd: BorrowedFd<'_>, span: usize, protection: ProtFlags) -> io::Result<Region> {
+        let anywhere = ptr::null_mut();
+        // SAFETY:
+        // * The kernel chooses the address, so no existing memory is touched.
+        let base = unsafe { mmap(anywhere, span, protection, MapFlags::SHARED, fd, 0) }?;
+        let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let owner = ForkGuard::new();
+        Ok(Region { base, span, owner })
+    }
+
+    fn advise(&self, bytes: Range<usize>, advice: Advice) -> io::Result<()> {
+        assert!(bytes.start < bytes.end && bytes.end <= self.span);
+        // SAFETY:
+        // * `bytes.start < span`: inside of the mapping (invariant 1).
+        let start = unsafe { self.base.as_ptr().add(bytes.start) };
+        // SAFETY:
+        // * The range is ours, and neither advice (populate, do not fork) changes its bytes.
+        unsafe { madvise(start.cast(), bytes.end - bytes.start, advice) }?;
+        Ok(())
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        if self.owner.is_child() {
+            return; // The addresses may be somebody else's in this process.
+        }
+        // SAFETY:
+        // * The mapping is ours (invariant 1), whole, and nobody borrows it any more.
+        // * The registry has forgotten it, so a new mapping here is not taken for it.
+        let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.span) };
+        debug_assert!(unmapped.is_ok(), "unmapping a whole mapping cannot fail");
+    }
+}
+
+fn pack(pages: Range<u32>) -> u64 {
+    (u64::from(pages.start) << 32) | u64::from(pages.end)
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the two halves of the word"
+)]
+fn unpack(word: u64) -> Range<u32> {
+    (word >> 32) as u32..word as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_of_pages_fits_a_word() {
+        for pages in [0..0, 0..1, 7..9, 1..u32::MAX, u32::MAX - 1..u32::MAX] {
+            assert_eq!(unpack(pack(pages.clone())), pages);
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! # SIGBUS: a mapped page that cannot be read shows as zeros
+//!
+//! Touching a page of a mapped file raises SIGBUS when the page is beyond the file's end (somebody
+//! cut the file) or the device cannot deliver it. By default that kills the process. Our handler
+//! puts a private page of zeros in the place of the broken one and lets the access repeat: a read
+//! then sees zeros, and the checksum above it says `Corrupt`.
+//!
+//! ## Picture
+//!
+//! ```text
+//!   SLOTS  [start end state][start end state] ...     one per mapping, atomics only
+//!   fault at A --> slot with start <= A < end ?  yes: state += 1, FAULTS += 1, zeros over A's page
+//!                                                no:  whoever handled SIGBUS before us
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. A slot is free (`start` = 0), being filled (1) or published. `end` and `state` are
+//!    written before `start` is published and stay until the mapping is about to be unmapped.
+//! 2. A published slot's address range is one mapping of ours: nobody else's memory is ever
+//!    replaced. [`Registration`] is dropped before the range is unmapped.
+//! 3. `state` is 0 while the mapping is sound. It counts faults, and has [`FORKED`] set in a
+//!    forked child, where the mapping does not exist (MADV_DONTFORK). It never returns to 0: a
+//!    mapping that is not [`Registration::is_sound`] is not used again.
+//!
+//! ## Why this is sound
+//!
+//! * The handler is async-signal-safe: it loads and adds to atomics, calls `mmap` (a bare system
+//!   call) and `sigaction`, and restores `errno`. It takes no lock and allocates nothing.
+//! * The fault is synchronous: the faulting thread is inside an access to a mapping that is alive
+//!   because the access borrows it, so its slot is published and stable throughout. Other slots may
+//!   change under the scan; `start` is read before and after `end`, and whatever else matched
+//!   would only be marked unsound, which is always allowed.
+//! * Replacing the page changes no Rust object: slices handed out are `&[u8]`, for which all bytes
+//!   are valid. What changes is their *content*, once, while borrowed: no code may rely
+//!   for memory safety on bytes it read twice. Ours parses them with bounds checks only.
+//! * A *store* that hits the zero page succeeds and is lost. Hence stores go only to pages that
+//!   were written and made resident (invariant 3 of [`super`]), and the one who stores asks
+//!   `is_sound` afterwards. `state` is added to *before* the page is replaced, so whoever
+//!   stores into the replacement, on whatever thread, is bound to see it.
+//!
+//! ## Threads
+//!
+//! Everything may be called from any thread; the handler may interrupt all of it.
+
+use std::mem;
+use std::ptr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+
+/// As many as a Linux process may have by default (`vm.max_map_count`).
+const SLOT_COUNT: usize = 65_530;
+/// `start` of a slot that nobody has.
+const FREE: usize = 0;
+/// `start` of a slot that is being filled.
+const RESERVED: usize = 1;
+/// Bit of `state`: the slot was inherited by a forked child, the mapping was not.
+const FORKED: u32 = 1 << 31;
+/// Faults counted in `state` at most, so that the count never runs into [`FORKED`].
+const FAULT_LIMIT: u32 = 1 << 30;
+
+static SLOTS: [Slot; SLOT_COUNT] = [const { Slot::new() }; SLOT_COUNT];
+/// Slots from here on were never used.
+static SLOTS_USED: AtomicUsize = AtomicUsize::new(0);
+/// Where to look for a free slot first.
+static FREE_HINT: AtomicUsize = AtomicUsize::new(0);
+/// Faults handled in the life of the process.
+static FAULTS: AtomicU64 = AtomicU64::new(0);
+/// What was there before us; set before the handler is installed.
+static PREVIOUS: OnceLock<Previous> = OnceLock::new();
+
+#[derive(Debug)]
+struct Slot {
+    start: AtomicUsize,
+    end: AtomicUsize,
+    state: AtomicU32,
+}
+
+struct Previous {
+    action: libc::sigaction,
+    page_size: usize,
+}
+
+/// Faults in mapped files that were turned into zeros since the process started.
+pub(super) fn faults() -> u64 {
+    FAULTS.load(Ordering::Relaxed)
+}
+
+/// A mapping's place in the registry, freed on drop: drop it *before* unmapping.
+#[derive(Debug)]
+pub(super) struct Registration {
+    slot: &'static Slot,
+    index: usize,
+}
+
+impl Registration {
+    /// Registers the mapped range `[start, start + span)`, installing the handler at the first call.
+    /// `None` if all slots are taken or the handler cannot be installed.
+    pub(super) fn new(start: usize, span: usize) -> Option<Registration> {
+        assert!(start > RESERVED && span > 0, "an empty mapping");
+        if !is_installed() {
+            return None;
+        }
+        let hint = FREE_HINT.load(Ordering::Relaxed);
+        let index = (hint..SLOT_COUNT)
+            .chain(0..hint.min(SLOT_COUNT))
+            .find(|&index| SLOTS[index].reserve())?;
+        FREE_HINT.store(index + 1, Ordering::Relaxed);
+        SLOTS_USED.fetch_max(index + 1, Ordering::SeqCst);
+        let slot = &SLOTS[index];
+        slot.publish(start, start + span);
+        Some(Registration { slot, index })
+    }
+
+    /// True while no page of the mapping was replaced and the mapping belongs to this process.
+    #[inline]
+    pub(super) fn is_sound(&self) -> bool {
+        self.slot.state.load(Ordering::Relaxed) == 0
+    }
+
+    /// As [`Registration::is_sound`], ordered after every store before it.
+    pub(super) fn is_sound_after_stores(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.slot.state.load(Ordering::SeqCst) == 0
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        self.slot.start.store(FREE, Ordering::SeqCst);
+        FREE_HINT.store(self.index, Ordering::Relaxed);
+    }
+}
+
+impl Slot {
+    const fn new() -> Slot {
+        Slot {
+            start: AtomicUsize::new(FREE),
+            end: AtomicUsize::new(0),
+            state: AtomicU32::new(0),
+        }
+    }
+
+    fn reserve(&self) -> bool {
+        // The load keeps a scan over taken slots from writing to each of their cache lines.
+        let is_free = self.start.load(Ordering::Relaxed) == FREE;
+        let (success, failure) = (Ordering::SeqCst, Ordering::Relaxed);
+        is_free
+            && self
+                .start
+                .compare_exchange(FREE, RESERVED, success, failure)
+                .is_ok()
+    }
+
+    fn publish(&self, start: usize, end: usize) {
+        self.state.store(0, Ordering::SeqCst);
+        self.end.store(end, Ordering::SeqCst);
+        self.start.store(start, Ordering::SeqCst);
+    }
+
+    /// The slot's range if it is published and holds `address`.
+    fn range_around(&self, address: usize) -> Option<(usize, usize)> {
+        let start = self.start.load(Ordering::SeqCst);
+        let end = self.end.load(Ordering::SeqCst);
+        let is_stable = start > RESERVED && self.start.load(Ordering::SeqCst) == start;
+        (is_stable && start <= address && address < end).then_some((start, end))
+    }
+
+    fn count_fault(&self) {
+        let add = |state: u32| (state & !FORKED < FAULT_LIMIT).then_some(state + 1);
+        // At the limit the state stays as it is: unsound, which is all that matters.
+        let _ = self
+            .state
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, add);
+    }
+}
+
+/// Installs the handler once; false if the system refused.
+fn is_installed() -> bool {
+    static INSTALLED: OnceLock<bool> = OnceLock::new();
+    *INSTALLED.get_or_init(install)
+}
+
+fn install() -> bool {
+    // SAFETY:
+    // * `sigaction` is a plain C struct for which all zeros is a value (SIG_DFL, no flags).
+    let mut action: libc::sigaction = unsafe { mem::zeroed() };
+    // SAFETY:
+    // * A null action only asks; `action` is a valid place for the answer.
+    let asked = unsafe { libc::sigaction(libc::SIGBUS, ptr::null(), &raw mut action) };
+    if asked != 0 {
+        return false;
+    }
+    let page_size = rustix::param::page_size();
+    // Only `install` sets it, once.
+    let _ = PREVIOUS.set(Previous { action, page_size });
+    // SAFETY:
+    // * `entered_child` lives as long as the program and only touches atomics.
+    if unsafe { libc::pthread_atfork(None, None, Some(entered_child)) } != 0 {
+        return false;
+    }
+    let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = on_sigbus;
+    action.sa_sigaction = handler as usize;
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+    // SAFETY:
+    // * `action.sa_mask` is a valid set to be emptied.
+    unsafe { libc::sigemptyset(&raw mut action.sa_mask) };
+    // SAFETY:
+    // * `on_sigbus` has the signature SA_SIGINFO asks for and is async-signal-safe (module docs).
+    // * `PREVIOUS` is set, so the handler finds it.
+    let installed = unsafe { libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut()) };
+    installed == 0
+}
+
+/// In a forked child: none of the inherited mappings exists.
+extern "C" fn entered_child() {
+    for slot in &SLOTS[..SLOTS_USED.load(Ordering::SeqCst)] {
+        if slot.start.load(Ordering::SeqCst) != FREE {
+            slot.state.fetch_or(FORKED, Ordering::SeqCst);
+        }
+    }
+}
+
+extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let Some(previous) = PREVIOUS.get() else {
+        return; // Not installed yet, so not called.
+    };
+    // SAFETY:
+    // * The kernel passes a valid siginfo to an SA_SIGINFO handler.
+    let code = unsafe { (*info).si_code };
+    let is_access = matches!(code, libc::BUS_ADRERR | libc::BUS_OBJERR | BUS_MCEERR_AR);
+    if is_access {
+        // SAFETY:
+        // * `info` is valid, and for these codes of SIGBUS its address field is set.
+        let address = unsafe { (*info).si_addr() } as usize;
+        if replace_page(address, previous.page_size) {
+            return;
+        }
+    }
+    pass_on(previous, signal, info, context, is_access);
+}
+
+/// Memory failure noticed by an access; not in the libc crate for every target.
+const BUS_MCEERR_AR: i32 = 4;
+
+/// Replaces the page at `address` if it belongs to a mapping of ours; the whole mapping if the
+/// system cannot split it. False if the address is not ours, or nothing helped.
+fn replace_page(address: usize, page_size: usize) -> bool {
+    let mut found = None;
+    for slot in &SLOTS[..SLOTS_USED.load(Ordering::SeqCst)] {
+        if let Some(range) = slot.range_around(address) {
+            slot.count_fault();
+            found = Some(range);
+        }
+    }
+    let Some((start, end)) = found else {
+        return false;
+    };
+    FAULTS.fetch_add(1, Ordering::SeqCst);
+    let page = address & !(page_size - 1);
+    put_zeros(page, page_size) || put_zeros(start, end - start)
+}
+
+/// Maps private zeros over `[start, start + span)`, which lies in a mapping of ours.
+fn put_zeros(start: usize, span: usize) -> bool {
+    // SAFETY:
+    // * `__errno_location` has no conditions; the place it names lives as long as the thread.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY:
+    // * `errno` is valid (above) and only this thread uses it.
+    let saved = unsafe { errno.read() };
+    // SAFETY:
+    // * The range lies in a published slot, so it is a live mapping of ours and of nobody else
+    //   (invariant 2), and the replacement has at least its protection.
+    // * References into it are to plain bytes, of which every value is valid.
+    let mapped = unsafe {
+        libc::mmap(
+            start as *mut libc::c_void,
+            span,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    // SAFETY:
+    // * As for the read above.
+    unsafe { errno.write(saved) };
+    mapped != libc::MAP_FAILED
+}
+
+/// Does what would have happened without us.
+fn pass_on(
+    previous: &Previous,
+    signal: i32,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+    is_access: bool,
+) {
+    match previous.action.sa_sigaction {
+        libc::SIG_IGN if !is_access => {}
+        // The kernel kills for an access it cannot resolve, also if the signal is ignored.
+        libc::SIG_DFL | libc::SIG_IGN => die(signal, is_access),
+        handler if previous.action.sa_flags & libc::SA_SIGINFO != 0 => {
+            // SAFETY:
+            // * Installed by somebody with SA_SIGINFO, so it has this signature.
+            let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
+                unsafe { mem::transmute(handler) };
+            handler(signal, info, context);
+        }
+        handler => {
+            // SAFETY:
+            // * Installed by somebody without SA_SIGINFO, so it has this signature.
+            let handler: extern "C" fn(i32) = unsafe { mem::transmute(handler) };
+            handler(signal);
+        }
+    }
+}
+
+/// Restores the default action: the access repeats and kills; a sent signal is sent again.
+fn die(signal: i32, is_access: bool) {
+    // SAFETY:
+    // * As in `install`: all zeros is SIG_DFL without flags.
+    let action: libc::sigaction = unsafe { mem::zeroed() };
+    // SAFETY:
+    // * `action` is valid; the old one is not asked for.
+    unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) };
+    if !is_access {
+        // SAFETY:
+        // * `raise` has no conditions. The signal is blocked here and comes when we return.
+        unsafe { libc::raise(signal) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_reused_and_lookup_respects_bounds() {
+        let first = Registration::new(0x7000_0000_0000, 4096).expect("a free slot");
+        let slot = first.slot;
+        assert!(first.is_sound());
+        assert!(slot.range_around(0x7000_0000_0000).is_some());
+        assert!(slot.range_around(0x7000_0000_0fff).is_some());
+        assert!(slot.range_around(0x7000_0000_1000).is_none());
+        slot.count_fault();
+        assert!(!first.is_sound());
+        drop(first);
+        assert!(slot.range_around(0x7000_0000_0000).is_none());
+    }
+
+    #[test]
+    fn fault_count_never_reaches_the_fork_bit() {
+        let slot = Slot::new();
+        slot.state.store(FAULT_LIMIT, Ordering::Relaxed);
+        slot.count_fault();
+        assert_eq!(slot.state.load(Ordering::Relaxed), FAULT_LIMIT);
+    }
+}

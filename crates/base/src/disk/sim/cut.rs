@@ -1,0 +1,319 @@
+//! # Power cuts: what may be lost, and what is left
+//!
+//! Whatever was not synced is a list of [`Unit`]s: sectors, lengths, names. A power cut keeps any
+//! subset of them, which a [`Keep`] picks, and the result is a disk that has never known the rest.
+//!
+//! ## Invariants
+//!
+//! 1. Units are independent: each may be kept without any other. What is kept is applied in the
+//!    order of the operations it came from.
+//! 2. A file without a durable or kept name is gone, whatever of its bytes was kept; a name without
+//!    bytes is a file of its durable length.
+//! 3. The order of units depends only on the history of the disk, so that a subset's number means
+//!    the same in every run.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use super::inode::{Piece, PieceKind};
+use super::random::{Random, mix};
+use super::volume::{Ino, NameChange, Node, Volume};
+
+/// Something that a power cut keeps or loses whole (in paranoid mode it may also tear).
+#[derive(Clone, Debug)]
+pub struct Unit {
+    /// The operation it comes from.
+    pub op: u64,
+    /// The file or directory, by its name at the time.
+    pub path: Arc<Path>,
+    /// What would be kept.
+    pub what: What,
+    source: Source,
+}
+
+/// What a [`Unit`] is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum What {
+    /// A version of a 512-byte sector of a file.
+    Sector {
+        /// Its number from the file's start.
+        index: u64,
+        /// Whether no later version is pending.
+        is_newest: bool,
+    },
+    /// A length of a file.
+    Length(u64),
+    /// A new name.
+    Create,
+    /// A name that goes.
+    Remove,
+    /// A name that changes.
+    Rename {
+        /// The new one.
+        to: Arc<Path>,
+    },
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    Piece(Ino, Piece),
+    /// An index into the volume's name changes.
+    Change(usize),
+}
+
+impl fmt::Display for Unit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{} {}: ", self.op, self.path.display())?;
+        match &self.what {
+            What::Sector {
+                index,
+                is_newest: true,
+            } => write!(f, "sector {index}"),
+            What::Sector {
+                index,
+                is_newest: false,
+            } => write!(f, "sector {index} (older)"),
+            What::Length(len) => write!(f, "length {len}"),
+            What::Create => write!(f, "create"),
+            What::Remove => write!(f, "remove"),
+            What::Rename { to } => write!(f, "rename to {}", to.display()),
+        }
+    }
+}
+
+/// All that a power cut could lose now, in the order of the operations.
+#[derive(Clone, Debug, Default)]
+pub struct Pending {
+    units: Vec<Unit>,
+}
+
+impl Pending {
+    /// The units; their positions are what [`Keep`] speaks of.
+    #[must_use]
+    pub fn units(&self) -> &[Unit] {
+        &self.units
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.units.len()
+    }
+
+    /// True if everything is durable.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.units.is_empty()
+    }
+
+    /// One line per unit, with a mark for kept or lost: the story of a power cut.
+    #[must_use]
+    pub fn describe(&self, keep: &Keep) -> String {
+        let mut story = String::new();
+        for (index, unit) in self.units.iter().enumerate() {
+            let mark = if keep.keeps(index, unit) {
+                '✓'
+            } else {
+                '✗'
+            };
+            // Writing to a string cannot fail.
+            let _ = writeln!(story, "{mark} {unit}");
+        }
+        story
+    }
+
+    /// The subsets worth trying: all of them if there are at most `exhaustive` units (capped at
+    /// 20), else none, all, each alone, all but each, every prefix, and `random` random ones.
+    #[must_use]
+    pub fn keeps(&self, exhaustive: usize, random: u64, seed: u64) -> Vec<Keep> {
+        let count = self.len();
+        if count <= exhaustive.min(20) {
+            return (0..1 << count).map(Keep::Mask).collect();
+        }
+        let mut keeps = vec![Keep::None, Keep::All];
+        keeps.extend((0..count).map(Keep::Only));
+        keeps.extend((0..count).map(Keep::AllBut));
+        keeps.extend((1..count).map(Keep::Prefix));
+        let drawn = |n| Keep::Seeded {
+            seed: mix(seed ^ mix(n)),
+            percent: 50,
+        };
+        keeps.extend((0..random).map(drawn));
+        keeps
+    }
+}
+
+/// Which units a power cut keeps.
+#[derive(Clone)]
+pub enum Keep {
+    /// Only what was durable.
+    None,
+    /// Everything, as if all had been synced.
+    All,
+    /// Those whose bit is set; none beyond the 64th.
+    Mask(u64),
+    /// Each with a probability. In paranoid mode the seed also decides how sectors tear.
+    Seeded {
+        /// Fixes the choice.
+        seed: u64,
+        /// Probability of being kept, in percent.
+        percent: u8,
+    },
+    /// The first so many.
+    Prefix(usize),
+    /// All except one.
+    AllBut(usize),
+    /// One.
+    Only(usize),
+    /// As a function says of position and unit.
+    By(Arc<Choice>),
+}
+
+/// The function in a [`Keep::By`].
+pub type Choice = dyn Fn(usize, &Unit) -> bool + Send + Sync;
+
+impl Keep {
+    /// [`Keep::By`] with its `Arc`.
+    pub fn by(choice: impl Fn(usize, &Unit) -> bool + Send + Sync + 'static) -> Keep {
+        Keep::By(Arc::new(choice))
+    }
+
+    /// Whether the unit at this position is kept.
+    #[must_use]
+    pub fn keeps(&self, index: usize, unit: &Unit) -> bool {
+        match self {
+            Keep::None => false,
+            Keep::All => true,
+            Keep::Mask(mask) => index < 64 && mask & (1 << index) != 0,
+            Keep::Seeded { seed, percent } => {
+                mix(seed ^ mix(index as u64 + 1)) % 100 < u64::from(*percent)
+            }
+            Keep::Prefix(count) => index < *count,
+            Keep::AllBut(lost) => index != *lost,
+            Keep::Only(kept) => index == *kept,
+            Keep::By(choice) => choice(index, unit),
+        }
+    }
+
+    /// Seed for what the choice of units leaves open.
+    fn seed(&self) -> u64 {
+        match self {
+            Keep::None | Keep::By(_) => 1,
+            Keep::All => 2,
+            Keep::Mask(mask) => mix(*mask),
+            Keep::Seeded { seed, .. } => mix(seed ^ 3),
+            Keep::Prefix(n) => mix(*n as u64 ^ (4 << 32)),
+            Keep::AllBut(n) => mix(*n as u64 ^ (5 << 32)),
+            Keep::Only(n) => mix(*n as u64 ^ (6 << 32)),
+        }
+    }
+}
+
+impl fmt::Debug for Keep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Keep::None => write!(f, "None"),
+            Keep::All => write!(f, "All"),
+            Keep::Mask(mask) => write!(f, "Mask({mask:#x})"),
+            Keep::Seeded { seed, percent } => {
+                write!(f, "Seeded {{ seed: {seed:#x}, percent: {percent} }}")
+            }
+            Keep::Prefix(n) => write!(f, "Prefix({n})"),
+            Keep::AllBut(n) => write!(f, "AllBut({n})"),
+            Keep::Only(n) => write!(f, "Only({n})"),
+            Keep::By(_) => write!(f, "By(..)"),
+        }
+    }
+}
+
+impl Volume {
+    /// What could be lost.
+    pub(super) fn pending(&self) -> Pending {
+        let mut units = Vec::new();
+        for ino in self.nameable() {
+            let Node::File(file) = &self.nodes[&ino] else {
+                continue;
+            };
+            for (op, piece) in file.pieces(self.is_paranoid) {
+                let what = match file.describe(piece) {
+                    PieceKind::Sector { index, is_newest } => What::Sector { index, is_newest },
+                    PieceKind::Length(len) => What::Length(len),
+                };
+                let (path, source) = (file.path.clone(), Source::Piece(ino, piece));
+                units.push(Unit {
+                    op,
+                    path,
+                    what,
+                    source,
+                });
+            }
+        }
+        let changes = self.changes.iter().enumerate();
+        units.extend(changes.map(|(index, change)| unit_of(index, change)));
+        units.sort_by_key(|unit| unit.op);
+        Pending { units }
+    }
+
+    /// The volume after a power cut: the platter with the kept units.
+    pub(super) fn after_power_cut(&self, keep: &Keep) -> Volume {
+        let mut pending = self.pending().units;
+        let mut index = 0..;
+        pending.retain(|unit| keep.keeps(index.next().expect("endless"), unit));
+        let mut wild = Random::new(keep.seed() ^ mix(self.op));
+        let mut after = self.clone();
+        after.op = 0;
+        after.random = wild.clone();
+        let mut kept: BTreeMap<Ino, Vec<Piece>> = BTreeMap::new();
+        for unit in &pending {
+            match unit.source {
+                Source::Piece(ino, piece) => kept.entry(ino).or_default().push(piece),
+                Source::Change(index) => {
+                    let change = &self.changes[index];
+                    let (remove, add) = self.halves_kept(change, &mut wild);
+                    after.make_durable(change, remove, add);
+                }
+            }
+        }
+        after.settle_names();
+        for (ino, node) in &mut after.nodes {
+            if let Node::File(file) = node
+                && !file.is_settled()
+            {
+                let kept = kept.get(ino).map_or(&[][..], Vec::as_slice);
+                let wild = self.is_paranoid.then_some(&mut wild);
+                *file = Arc::new(file.after_power_cut(kept, wild));
+            }
+        }
+        after.recount();
+        after
+    }
+
+    /// A kept rename is kept whole; in paranoid mode one between directories may be seen half-way.
+    fn halves_kept(&self, change: &NameChange, wild: &mut Random) -> (bool, bool) {
+        let is_across = match (&change.from, &change.to) {
+            (Some(from), Some(to)) => from.dir != to.dir,
+            _ => false,
+        };
+        if !(self.is_paranoid && is_across) {
+            return (true, true);
+        }
+        [(true, true), (true, false), (false, true)][super::content::index(wild.below(3))]
+    }
+}
+
+fn unit_of(index: usize, change: &NameChange) -> Unit {
+    let what = match (&change.from, &change.new_path) {
+        (None, _) => What::Create,
+        (Some(_), None) => What::Remove,
+        (Some(_), Some(to)) => What::Rename { to: to.clone() },
+    };
+    let (op, path, source) = (change.op, change.path.clone(), Source::Change(index));
+    Unit {
+        op,
+        path,
+        what,
+        source,
+    }
+}

@@ -1,0 +1,503 @@
+//! # A file in two states: what the kernel shows and what the platter holds
+//!
+//! ## Picture
+//!
+//! ```text
+//!   write, set_len, allocate ──> cache ──sync──> platter
+//!                                  └ dirty, cut, lengths: what separates the two (pending)
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. With nothing pending and no failed sync, `cache` and `platter` hold the same bytes.
+//! 2. `dirty` names the sectors whose newest bytes (those in `cache`) were not synced, with the
+//!    operation that wrote them last. Older unsynced versions are kept in paranoid mode only.
+//! 3. `cut` holds unsynced sectors that a later `set_len` took away: they may be on the platter if
+//!    the power goes before that `set_len` gets there.
+//! 4. `lengths` lists the unsynced lengths in order, each with the shortest length the file had
+//!    since the last sync (`floor`): beyond it, old platter bytes are gone for good.
+//! 5. After a failed sync (`is_strayed`) the cache may show bytes the platter does not have and
+//!    nothing will save, until they are written again.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::content::{BLOCK, Content, Sector};
+use super::random::Random;
+use super::{AfterFailedSync, SECTOR};
+
+/// A file, whatever its names.
+#[derive(Clone)]
+pub(super) struct Inode {
+    /// The last name it got, for people.
+    pub(super) path: Arc<Path>,
+    cache: Content,
+    platter: Content,
+    dirty: BTreeMap<u64, Dirty>,
+    cut: Vec<CutSector>,
+    lengths: Vec<LengthChange>,
+    /// Unsynced reservation of `[0, reserved)`.
+    reserved: u64,
+    is_strayed: bool,
+}
+
+#[derive(Clone)]
+struct Dirty {
+    op: u64,
+    older: Vec<(u64, Arc<Sector>)>,
+}
+
+#[derive(Clone)]
+struct CutSector {
+    sector: u64,
+    op: u64,
+    cut_op: u64,
+    bytes: Arc<Sector>,
+}
+
+#[derive(Clone, Copy)]
+struct LengthChange {
+    op: u64,
+    len: u64,
+    floor: u64,
+}
+
+/// One thing that a power cut may keep or lose, independently of all others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Piece {
+    /// A version of a sector: an index into `older`, or its length for the newest.
+    Sector { sector: u64, version: usize },
+    /// An index into `cut`.
+    Cut(usize),
+    /// An index into `lengths`.
+    Length(usize),
+}
+
+impl Inode {
+    /// A new, empty file.
+    pub(super) fn new(path: Arc<Path>) -> Inode {
+        Inode::settled(path, Content::default())
+    }
+
+    /// A file that is on the platter as it is.
+    pub(super) fn settled(path: Arc<Path>, content: Content) -> Inode {
+        Inode {
+            path,
+            platter: content.clone(),
+            cache: content,
+            dirty: BTreeMap::new(),
+            cut: Vec::new(),
+            lengths: Vec::new(),
+            reserved: 0,
+            is_strayed: false,
+        }
+    }
+
+    /// What reads see.
+    pub(super) fn cache(&self) -> &Content {
+        &self.cache
+    }
+
+    /// What survives for sure.
+    pub(super) fn platter(&self) -> &Content {
+        &self.platter
+    }
+
+    /// True if a power cut changes nothing.
+    pub(super) fn is_settled(&self) -> bool {
+        !self.is_pending() && !self.is_strayed
+    }
+
+    fn is_pending(&self) -> bool {
+        !(self.dirty.is_empty() && self.lengths.is_empty()) || self.reserved > 0
+    }
+
+    /// Changes cache and platter alike, past the model.
+    pub(super) fn edit(&mut self, change: impl Fn(&mut Content)) {
+        change(&mut self.cache);
+        change(&mut self.platter);
+    }
+
+    pub(super) fn write(&mut self, op: u64, offset: u64, bytes: &[u8], is_paranoid: bool) {
+        if bytes.is_empty() {
+            return;
+        }
+        let end = offset + bytes.len() as u64;
+        for sector in offset / SECTOR..end.div_ceil(SECTOR) {
+            self.mark_dirty(op, sector, is_paranoid);
+        }
+        let old_len = self.cache.len();
+        self.cache.write(offset, bytes);
+        if end > old_len {
+            self.note_length(op, old_len);
+        }
+    }
+
+    pub(super) fn set_len(&mut self, op: u64, len: u64, is_paranoid: bool) {
+        let old_len = self.cache.len();
+        if len == old_len {
+            return;
+        }
+        if len < old_len {
+            self.cut_sectors(op, len.div_ceil(SECTOR));
+            if !len.is_multiple_of(SECTOR) {
+                self.mark_dirty(op, len / SECTOR, is_paranoid); // Its tail becomes zeros.
+            }
+        }
+        self.cache.set_len(len);
+        self.reserved = self.reserved.min(len);
+        self.note_length(op, old_len);
+    }
+
+    pub(super) fn allocate(&mut self, op: u64, len: u64) {
+        let old_len = self.cache.len();
+        if len > old_len {
+            self.cache.set_len(len);
+            self.note_length(op, old_len);
+        }
+        self.cache.reserve(len);
+        self.reserved = self.reserved.max(len);
+    }
+
+    /// Everything pending reaches the platter.
+    pub(super) fn sync(&mut self) {
+        self.sync_length();
+        if self.is_strayed {
+            for &sector in self.dirty.keys() {
+                self.platter.put_sector(sector, &self.cache.sector(sector));
+            }
+        } else {
+            let mut last = None;
+            for block in self.dirty.keys().map(|sector| sector * SECTOR / BLOCK) {
+                if last.replace(block) != Some(block) {
+                    self.platter.share_block(block, &self.cache);
+                }
+            }
+        }
+        self.forget_pending();
+    }
+
+    /// Each pending thing reaches the platter or is dropped; either way the kernel takes it for
+    /// clean from now on.
+    pub(super) fn fail_sync(&mut self, random: &mut Random, after: AfterFailedSync) {
+        if random.one_in(2) {
+            self.sync_length();
+        }
+        for &sector in self.dirty.keys() {
+            if random.one_in(2) {
+                self.platter.put_sector(sector, &self.cache.sector(sector));
+            } else if after == AfterFailedSync::ShowsOld {
+                self.cache.put_sector(sector, &self.platter.sector(sector));
+            }
+        }
+        self.forget_pending();
+        self.is_strayed = true;
+    }
+
+    /// The pending things with the operations they come from. `is_paranoid` adds those that change
+    /// nothing as long as grown space reads as zeros.
+    pub(super) fn pieces(&self, is_paranoid: bool) -> Vec<(u64, Piece)> {
+        let mut pieces = Vec::new();
+        for (&sector, dirty) in &self.dirty {
+            let newest = dirty.older.len();
+            let older = dirty.older.iter().map(|(op, _)| *op).enumerate();
+            for (version, op) in older.chain([(newest, dirty.op)]) {
+                let piece = Piece::Sector { sector, version };
+                if is_paranoid || self.makes_a_difference(sector, piece) {
+                    pieces.push((op, piece));
+                }
+            }
+        }
+        let cut = self.cut.iter().enumerate();
+        pieces.extend(cut.map(|(index, cut)| (cut.op, Piece::Cut(index))));
+        let lengths = self.lengths.iter().enumerate();
+        pieces.extend(lengths.map(|(index, change)| (change.op, Piece::Length(index))));
+        pieces
+    }
+
+    /// False if the platter has these bytes anyway, whatever length is kept.
+    fn makes_a_difference(&self, sector: u64, piece: Piece) -> bool {
+        let bytes = self.bytes_of(piece);
+        let floor = self.lengths.last().map_or(u64::MAX, |last| last.floor);
+        let is_stable = bytes == [0; 512] || (sector + 1) * SECTOR <= floor;
+        !(is_stable && self.cut.is_empty() && bytes == self.platter.sector(sector))
+    }
+
+    /// The sector a piece belongs to, and whether it holds the sector's newest bytes; or the length.
+    pub(super) fn describe(&self, piece: Piece) -> PieceKind {
+        match piece {
+            Piece::Sector { sector, version } => PieceKind::Sector {
+                index: sector,
+                is_newest: version == self.dirty[&sector].older.len(),
+            },
+            Piece::Cut(index) => PieceKind::Sector {
+                index: self.cut[index].sector,
+                is_newest: false,
+            },
+            Piece::Length(index) => PieceKind::Length(self.lengths[index].len),
+        }
+    }
+
+    /// What a power cut leaves if of all that is pending only `kept`, sorted by operation, got to
+    /// the platter. With `wild`, sectors tear, lengths are anything, grown space holds garbage.
+    pub(super) fn after_power_cut(&self, kept: &[Piece], mut wild: Option<&mut Random>) -> Inode {
+        let last_length = kept.iter().rev().find_map(|piece| match *piece {
+            Piece::Length(index) => Some(self.lengths[index]),
+            _ => None,
+        });
+        let length = last_length.unwrap_or(LengthChange {
+            op: 0,
+            len: self.platter.len(),
+            floor: self.platter.len(),
+        });
+        let mut content = self.platter.clone();
+        content.set_len(length.floor.min(content.len()));
+        let grown_from = content.len().div_ceil(SECTOR);
+        content.set_len(self.final_length(length.len, wild.as_deref_mut()));
+        if let Some(random) = wild.as_deref_mut() {
+            litter(&mut content, grown_from, random);
+        }
+        for &piece in kept {
+            if let Some(sector) = self.surviving_sector(piece, length.op) {
+                let bytes = torn(
+                    self.bytes_of(piece),
+                    content.sector(sector),
+                    wild.as_deref_mut(),
+                );
+                content.put_sector(sector, &bytes);
+            }
+        }
+        if last_length.is_some_and(|change| change.len >= self.reserved) {
+            content.reserve(self.reserved.min(content.len()));
+        }
+        Inode::settled(self.path.clone(), content)
+    }
+
+    /// The sector that `piece` writes, unless a length change up to `length_op` cut it away.
+    fn surviving_sector(&self, piece: Piece, length_op: u64) -> Option<u64> {
+        match piece {
+            Piece::Sector { sector, .. } => Some(sector),
+            Piece::Cut(index) => {
+                let cut = &self.cut[index];
+                (cut.cut_op > length_op).then_some(cut.sector)
+            }
+            Piece::Length(_) => None,
+        }
+    }
+
+    fn bytes_of(&self, piece: Piece) -> Sector {
+        match piece {
+            Piece::Sector { sector, version } => match self.dirty[&sector].older.get(version) {
+                Some((_, bytes)) => **bytes,
+                None => self.cache.sector(sector),
+            },
+            Piece::Cut(index) => *self.cut[index].bytes,
+            Piece::Length(_) => unreachable!("a length has no bytes"),
+        }
+    }
+
+    /// `len`, or with `wild` half of the time any multiple of a sector that the file passed by.
+    fn final_length(&self, len: u64, wild: Option<&mut Random>) -> u64 {
+        let passed = self
+            .lengths
+            .iter()
+            .flat_map(|change| [change.len, change.floor]);
+        let (Some(longest), Some(shortest)) = (passed.clone().max(), passed.min()) else {
+            return len;
+        };
+        let shortest = shortest / SECTOR;
+        let choices = longest.max(self.platter.len()).div_ceil(SECTOR) - shortest + 1;
+        let Some(random) = wild else {
+            return len;
+        };
+        match random.one_in(2) {
+            true => (shortest + random.below(choices)) * SECTOR,
+            false => len,
+        }
+    }
+
+    fn mark_dirty(&mut self, op: u64, sector: u64, is_paranoid: bool) {
+        let Some(dirty) = self.dirty.get_mut(&sector) else {
+            let older = Vec::new();
+            self.dirty.insert(sector, Dirty { op, older });
+            return;
+        };
+        if is_paranoid && dirty.op != op {
+            let bytes = Arc::new(self.cache.sector(sector));
+            dirty.older.push((dirty.op, bytes));
+        }
+        dirty.op = op;
+    }
+
+    /// Moves the dirty sectors from `first` on to `cut`.
+    fn cut_sectors(&mut self, cut_op: u64, first: u64) {
+        for (sector, dirty) in self.dirty.split_off(&first) {
+            let newest = (dirty.op, Arc::new(self.cache.sector(sector)));
+            for (op, bytes) in dirty.older.into_iter().chain([newest]) {
+                self.cut.push(CutSector {
+                    sector,
+                    op,
+                    cut_op,
+                    bytes,
+                });
+            }
+        }
+    }
+
+    fn note_length(&mut self, op: u64, old_len: u64) {
+        let floor = match self.lengths.last() {
+            Some(last) => last.floor,
+            None => old_len.min(self.platter.len()),
+        };
+        let len = self.cache.len();
+        let floor = floor.min(len);
+        self.lengths.push(LengthChange { op, len, floor });
+    }
+
+    /// The newest length, with what it cut on the way, reaches the platter.
+    fn sync_length(&mut self) {
+        if let Some(last) = self.lengths.last() {
+            self.platter.set_len(last.floor.min(self.platter.len()));
+            self.platter.set_len(self.cache.len());
+        }
+        self.platter.reserve(self.reserved.min(self.platter.len()));
+    }
+
+    fn forget_pending(&mut self) {
+        self.dirty.clear();
+        self.cut.clear();
+        self.lengths.clear();
+        self.reserved = 0;
+    }
+}
+
+/// What a [`Piece`] is, for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PieceKind {
+    Sector { index: u64, is_newest: bool },
+    Length(u64),
+}
+
+/// Half of the time: garbage in the sectors from `first` on.
+fn litter(content: &mut Content, first: u64, random: &mut Random) {
+    let end = content.len().div_ceil(SECTOR);
+    if first >= end || random.one_in(2) {
+        return;
+    }
+    for sector in first..end {
+        let mut garbage: Sector = [0; 512];
+        for word in garbage.chunks_exact_mut(8) {
+            word.copy_from_slice(&random.next().to_le_bytes());
+        }
+        content.put_sector(sector, &garbage);
+    }
+}
+
+/// `new`, or with `wild` once in four times a mixture of `new` and `old`, one on either side of a
+/// random byte.
+fn torn(new: Sector, old: Sector, wild: Option<&mut Random>) -> Sector {
+    let Some(random) = wild else {
+        return new;
+    };
+    if !random.one_in(4) {
+        return new;
+    }
+    let at = super::content::index(random.below(SECTOR));
+    let (mut left, right) = match random.one_in(2) {
+        true => (new, old),
+        false => (old, new),
+    };
+    left[at..].copy_from_slice(&right[at..]);
+    left
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::content::index;
+    use super::*;
+
+    /// One random operation on a file of up to 12 sectors; `true` if it was a sync.
+    fn step(file: &mut Inode, op: u64, random: &mut Random, is_paranoid: bool) -> bool {
+        let at = random.below(6000);
+        let len = index(random.below(1500));
+        // Few values, so that sectors often get the bytes they have.
+        let fill = [0, 0, 7][index(random.below(3))];
+        match random.below(9) {
+            0 => file.set_len(op, at, is_paranoid),
+            1 => file.allocate(op, at),
+            2 => file.sync(),
+            _ => file.write(op, at, &vec![fill; len], is_paranoid),
+        }
+        file.is_settled()
+    }
+
+    fn in_order(mut pieces: Vec<(u64, Piece)>) -> Vec<Piece> {
+        pieces.sort_by_key(|(op, _)| *op);
+        pieces.into_iter().map(|(_, piece)| piece).collect()
+    }
+
+    fn bytes_after(file: &Inode, kept: &[Piece]) -> Vec<u8> {
+        file.after_power_cut(kept, None).cache().to_vec()
+    }
+
+    #[test]
+    fn none_kept_is_the_last_sync_and_all_kept_is_the_cache() {
+        for seed in 0..400 {
+            let random = &mut Random::new(seed);
+            let is_paranoid = seed % 2 == 0;
+            let mut file = Inode::new(Path::new("/a").into());
+            let mut synced = Vec::new();
+            for op in 1..60 {
+                if step(&mut file, op, random, is_paranoid) {
+                    synced = file.cache().to_vec();
+                }
+                let all = in_order(file.pieces(is_paranoid));
+                assert!(bytes_after(&file, &[]) == synced, "seed {seed} op {op}");
+                assert!(
+                    bytes_after(&file, &all) == file.cache().to_vec(),
+                    "seed {seed} op {op}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn pieces_left_out_make_no_difference() {
+        for seed in 0..2000 {
+            let random = &mut Random::new(seed);
+            let mut file = Inode::new(Path::new("/a").into());
+            for op in 1..20 {
+                step(&mut file, op, random, false);
+                let offered = file.pieces(false);
+                let mut kept = in_order(file.pieces(true));
+                kept.retain(|_| random.one_in(2));
+                let mut offered_kept = kept.clone();
+                offered_kept.retain(|piece| offered.iter().any(|(_, other)| other == piece));
+                let same = bytes_after(&file, &kept) == bytes_after(&file, &offered_kept);
+                assert!(same, "seed {seed} op {op}");
+            }
+        }
+    }
+
+    #[test]
+    fn after_a_failed_sync_each_sector_is_old_or_new_and_rewriting_heals() {
+        for seed in 0..200 {
+            let random = &mut Random::new(seed);
+            let mut file = Inode::new(Path::new("/a").into());
+            file.write(1, 0, &[1; 4096], false);
+            file.sync();
+            file.write(2, 100, &[2; 3000], false);
+            let (old, new) = (file.platter().clone(), file.cache().clone());
+            file.fail_sync(random, AfterFailedSync::ShowsNew);
+            assert!(file.pieces(true).is_empty());
+            for sector in 0..8 {
+                let bytes = file.platter().sector(sector);
+                assert!(bytes == old.sector(sector) || bytes == new.sector(sector));
+            }
+            file.write(3, 0, &new.to_vec(), false);
+            file.sync();
+            assert_eq!(file.platter().to_vec(), new.to_vec());
+        }
+    }
+}

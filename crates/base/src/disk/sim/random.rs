@@ -1,0 +1,37 @@
+//! # Random numbers that a seed fixes
+//!
+//! SplitMix64 (Steele, Lea, Flood, OOPSLA'14): eight bytes of state, one multiply-xor round per
+//! number. Not for secrets.
+
+/// A generator; equal seeds give equal numbers.
+#[derive(Clone, Debug)]
+pub(super) struct Random(u64);
+
+impl Random {
+    pub(super) fn new(seed: u64) -> Random {
+        Random(seed)
+    }
+
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+
+    /// A number in `[0, bound)`, near enough to uniform for small bounds.
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
+        assert!(bound > 0, "nothing is below 0");
+        self.next() % bound
+    }
+
+    /// True once in `n` on average.
+    pub(super) fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+}
+
+/// The finaliser of SplitMix64: every bit of the result depends on every bit of `word`.
+pub(super) fn mix(word: u64) -> u64 {
+    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}

@@ -1,0 +1,543 @@
+//! # A simulated volume: names and files, each in cache and on the platter
+//!
+//! Everything [`super::SimDisk`] models, without locks, faults or threads. A clone shares all
+//! bytes with its origin until one of them changes.
+//!
+//! ## Invariants
+//!
+//! 1. A directory has `names` (what calls see) and `durable` (what is on the platter); `changes`
+//!    lists, in order, what separates them. `sync_dir` applies those of one directory, and those
+//!    of others that they build on: order among changes of one name is never broken.
+//! 2. A node lives as long as it has a name in either, in a pending change, or is open.
+//! 3. `used` is the number of blocks in the caches of all files that have a name or are open.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::hash::{Hash, Hasher};
+use std::io;
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use siphasher::sip::SipHasher13;
+
+use super::AfterFailedSync;
+use super::content::{BLOCK, Content};
+use super::inode::Inode;
+use super::random::Random;
+use crate::disk::Entry;
+
+/// The number of a file or directory, never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Ino(u64);
+
+const ROOT: Ino = Ino(0);
+
+/// Names and files.
+#[derive(Clone)]
+pub(super) struct Volume {
+    pub(super) nodes: BTreeMap<Ino, Node>,
+    pub(super) changes: Vec<NameChange>,
+    next_ino: u64,
+    open: BTreeMap<Ino, u32>,
+    used: u64,
+    /// In blocks.
+    pub(super) capacity: u64,
+    /// Number of the operation under way, or of the last one.
+    pub(super) op: u64,
+    pub(super) is_paranoid: bool,
+    pub(super) after_failed_sync: AfterFailedSync,
+    pub(super) random: Random,
+}
+
+#[derive(Clone)]
+pub(super) enum Node {
+    File(Arc<Inode>),
+    Dir(Arc<Dir>),
+}
+
+#[derive(Clone, Default)]
+pub(super) struct Dir {
+    pub(super) names: Names,
+    pub(super) durable: Names,
+}
+
+type Names = BTreeMap<String, Ino>;
+
+/// A place for a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) dir: Ino,
+    pub(super) name: String,
+}
+
+/// A change of names that is not on the platter yet.
+#[derive(Clone)]
+pub(super) struct NameChange {
+    pub(super) op: u64,
+    pub(super) ino: Ino,
+    /// Where the name goes away.
+    pub(super) from: Option<Place>,
+    /// Where it appears.
+    pub(super) to: Option<Place>,
+    /// The (old) name, and the new one of a rename, for people.
+    pub(super) path: Arc<Path>,
+    pub(super) new_path: Option<Arc<Path>>,
+}
+
+impl Volume {
+    pub(super) fn new(seed: u64) -> Volume {
+        Volume {
+            nodes: BTreeMap::from([(ROOT, Node::Dir(Arc::default()))]),
+            changes: Vec::new(),
+            next_ino: 1,
+            open: BTreeMap::new(),
+            used: 0,
+            capacity: u64::MAX / BLOCK,
+            op: 0,
+            is_paranoid: false,
+            after_failed_sync: AfterFailedSync::ShowsNew,
+            random: Random::new(seed),
+        }
+    }
+
+    /// The same without any open file: those without a name are gone.
+    pub(super) fn with_all_closed(mut self) -> Volume {
+        self.open.clear();
+        self.forget_unreachable();
+        self.recount();
+        self
+    }
+
+    // --- names -------------------------------------------------------------------------------
+
+    pub(super) fn ino(&self, path: &Path) -> io::Result<Ino> {
+        let mut ino = ROOT;
+        for name in parts(path)? {
+            ino = *self
+                .dir(ino)?
+                .names
+                .get(name)
+                .ok_or(io::ErrorKind::NotFound)?;
+        }
+        Ok(ino)
+    }
+
+    pub(super) fn file_at(&self, path: &Path) -> io::Result<Ino> {
+        let ino = self.ino(path)?;
+        match self.nodes[&ino] {
+            Node::File(_) => Ok(ino),
+            Node::Dir(_) => Err(io::ErrorKind::IsADirectory.into()),
+        }
+    }
+
+    pub(super) fn place(&self, path: &Path) -> io::Result<Place> {
+        let parts = parts(path)?;
+        let (name, parents) = parts.split_last().ok_or(io::ErrorKind::InvalidInput)?;
+        let dir = self.ino(&parents.iter().collect::<PathBuf>())?;
+        self.dir(dir)?;
+        let name = (*name).to_owned();
+        Ok(Place { dir, name })
+    }
+
+    pub(super) fn create(&mut self, path: &Path, is_dir: bool) -> io::Result<Ino> {
+        let place = self.free_place(path)?;
+        let ino = self.add_node(path, is_dir);
+        self.change_names(ino, None, Some(place), path, None);
+        Ok(ino)
+    }
+
+    pub(super) fn remove(&mut self, path: &Path, is_dir: bool) -> io::Result<()> {
+        let ino = self.ino(path)?;
+        let place = self.place(path)?;
+        match (&self.nodes[&ino], is_dir) {
+            (Node::File(_), false) => {}
+            (Node::Dir(dir), true) if dir.names.is_empty() => {}
+            (Node::Dir(_), true) => return Err(io::ErrorKind::DirectoryNotEmpty.into()),
+            (Node::Dir(_), false) => return Err(io::ErrorKind::IsADirectory.into()),
+            (Node::File(_), true) => return Err(io::ErrorKind::NotADirectory.into()),
+        }
+        self.change_names(ino, Some(place), None, path, None);
+        self.recount();
+        Ok(())
+    }
+
+    pub(super) fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {
+        let (old, new) = (self.place(from)?, self.place(to)?);
+        let ino = self.ino(from)?;
+        let (old_parts, new_parts) = (parts(from)?, parts(to)?);
+        if new_parts.len() > old_parts.len() && new_parts.starts_with(&old_parts) {
+            return Err(io::ErrorKind::InvalidInput.into()); // Into itself.
+        }
+        if old_parts.len() > new_parts.len() && old_parts.starts_with(&new_parts) {
+            return Err(io::ErrorKind::DirectoryNotEmpty.into()); // Onto its parent.
+        }
+        if old == new {
+            return Ok(());
+        }
+        if let Some(target) = self.dir(new.dir)?.names.get(&new.name) {
+            match (&self.nodes[&ino], &self.nodes[target]) {
+                (Node::File(_), Node::File(_)) => {}
+                (Node::Dir(_), Node::Dir(dir)) if dir.names.is_empty() => {}
+                (Node::Dir(_), Node::Dir(_)) => return Err(io::ErrorKind::DirectoryNotEmpty.into()),
+                (Node::File(_), _) => return Err(io::ErrorKind::IsADirectory.into()),
+                (Node::Dir(_), _) => return Err(io::ErrorKind::NotADirectory.into()),
+            }
+        }
+        if let Some(Node::File(file)) = self.nodes.get_mut(&ino) {
+            Arc::make_mut(file).path = to.into();
+        }
+        self.change_names(ino, Some(old), Some(new), from, Some(to.into()));
+        self.recount();
+        Ok(())
+    }
+
+    /// Makes the names of a directory durable; or, if it fails, a random part of them, and takes
+    /// the rest for durable.
+    pub(super) fn sync_dir(&mut self, path: &Path, fails: bool) -> io::Result<()> {
+        let dir = self.ino(path)?;
+        self.dir(dir)?;
+        let synced = self.changes_synced_with(dir);
+        for (change, is_synced) in std::mem::take(&mut self.changes).into_iter().zip(synced) {
+            if !is_synced {
+                self.changes.push(change);
+            } else if !fails || self.random.one_in(2) {
+                self.make_durable(&change, true, true);
+            }
+        }
+        self.forget_unreachable();
+        Ok(())
+    }
+
+    /// For each pending change, whether a sync of `dir` includes it: those in `dir`, and those that
+    /// one of them builds on (a file that was renamed into `dir` must not reappear where it was).
+    fn changes_synced_with(&self, dir: Ino) -> Vec<bool> {
+        let mut needed: Vec<&Place> = Vec::new();
+        let mut synced = vec![false; self.changes.len()];
+        for (change, is_synced) in self.changes.iter().zip(&mut synced).rev() {
+            let places = || change.from.iter().chain(&change.to);
+            *is_synced = places().any(|place| place.dir == dir || needed.contains(&place));
+            if *is_synced {
+                needed.extend(places());
+            }
+        }
+        synced
+    }
+
+    /// Applies the two halves of a change to the platter, as asked.
+    pub(super) fn make_durable(&mut self, change: &NameChange, remove: bool, add: bool) {
+        if let (Some(place), true) = (&change.from, remove) {
+            let names = &mut self.dir_mut(place.dir).durable;
+            if names.get(&place.name) == Some(&change.ino) {
+                names.remove(&place.name);
+            }
+        }
+        if let (Some(place), true) = (&change.to, add) {
+            let names = &mut self.dir_mut(place.dir).durable;
+            names.insert(place.name.clone(), change.ino);
+        }
+    }
+
+    pub(super) fn list(&self, path: &Path) -> io::Result<Vec<Entry>> {
+        let entry = |(name, ino): (&String, &Ino)| Entry {
+            name: name.clone(),
+            is_dir: matches!(self.nodes[ino], Node::Dir(_)),
+        };
+        Ok(self.dir(self.ino(path)?)?.names.iter().map(entry).collect())
+    }
+
+    fn free_place(&self, path: &Path) -> io::Result<Place> {
+        let place = match self.ino(path) {
+            Ok(_) => return Err(io::ErrorKind::AlreadyExists.into()),
+            Err(_) => self.place(path)?,
+        };
+        Ok(place)
+    }
+
+    fn add_node(&mut self, path: &Path, is_dir: bool) -> Ino {
+        let ino = Ino(self.next_ino);
+        self.next_ino += 1;
+        let node = match is_dir {
+            true => Node::Dir(Arc::default()),
+            false => Node::File(Arc::new(Inode::new(path.into()))),
+        };
+        self.nodes.insert(ino, node);
+        ino
+    }
+
+    fn change_names(
+        &mut self,
+        ino: Ino,
+        from: Option<Place>,
+        to: Option<Place>,
+        path: &Path,
+        new_path: Option<Arc<Path>>,
+    ) {
+        if let Some(place) = &from {
+            self.dir_mut(place.dir).names.remove(&place.name);
+        }
+        if let Some(place) = &to {
+            self.dir_mut(place.dir)
+                .names
+                .insert(place.name.clone(), ino);
+        }
+        let (op, path) = (self.op, path.into());
+        self.changes.push(NameChange {
+            op,
+            ino,
+            from,
+            to,
+            path,
+            new_path,
+        });
+    }
+
+    fn dir(&self, ino: Ino) -> io::Result<&Dir> {
+        match &self.nodes[&ino] {
+            Node::Dir(dir) => Ok(dir),
+            Node::File(_) => Err(io::ErrorKind::NotADirectory.into()),
+        }
+    }
+
+    fn dir_mut(&mut self, ino: Ino) -> &mut Dir {
+        match self.nodes.get_mut(&ino) {
+            Some(Node::Dir(dir)) => Arc::make_mut(dir),
+            _ => unreachable!("a place's directory lives as long as the place"),
+        }
+    }
+
+    // --- files -------------------------------------------------------------------------------
+
+    pub(super) fn file(&self, ino: Ino) -> &Inode {
+        match &self.nodes[&ino] {
+            Node::File(file) => file,
+            Node::Dir(_) => unreachable!("only files are opened"),
+        }
+    }
+
+    pub(super) fn opened(&mut self, ino: Ino) {
+        *self.open.entry(ino).or_default() += 1;
+    }
+
+    pub(super) fn closed(&mut self, ino: Ino) {
+        let count = self.open.get_mut(&ino).expect("opened before");
+        *count -= 1;
+        if *count == 0 {
+            self.open.remove(&ino);
+            self.forget_unreachable();
+            self.recount();
+        }
+    }
+
+    /// Writes what there is space for; then fails if that was not all.
+    pub(super) fn write(&mut self, ino: Ino, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let end = offset
+            .checked_add(bytes.len() as u64)
+            .ok_or(io::ErrorKind::FileTooLarge)?;
+        let room = super::content::index(self.capacity.saturating_sub(self.used));
+        let first_unfit = self.file(ino).cache().holes(offset..end).nth(room);
+        let fitting = match first_unfit {
+            Some(block) => &bytes[..super::content::index((block * BLOCK).saturating_sub(offset))],
+            None => bytes,
+        };
+        let (op, is_paranoid) = (self.op, self.is_paranoid);
+        self.change_file(ino, |file| file.write(op, offset, fitting, is_paranoid));
+        match first_unfit {
+            Some(_) => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn set_len(&mut self, ino: Ino, len: u64) {
+        let (op, is_paranoid) = (self.op, self.is_paranoid);
+        self.change_file(ino, |file| file.set_len(op, len, is_paranoid));
+    }
+
+    pub(super) fn allocate(&mut self, ino: Ino, len: u64) -> io::Result<()> {
+        let needed = self.file(ino).cache().holes(0..len).count() as u64;
+        if needed > self.capacity.saturating_sub(self.used) {
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
+        let op = self.op;
+        self.change_file(ino, |file| file.allocate(op, len));
+        Ok(())
+    }
+
+    pub(super) fn sync(&mut self, ino: Ino, fails: bool) {
+        if self.file(ino).is_settled() && !fails {
+            return;
+        }
+        let (mut random, after) = (self.random.clone(), self.after_failed_sync);
+        self.change_file(ino, |file| match fails {
+            true => file.fail_sync(&mut random, after),
+            false => file.sync(),
+        });
+        self.random = random;
+    }
+
+    /// Bytes that are not in use.
+    pub(super) fn free(&self) -> u64 {
+        self.capacity.saturating_sub(self.used) * BLOCK
+    }
+
+    fn change_file(&mut self, ino: Ino, change: impl FnOnce(&mut Inode)) {
+        let Some(Node::File(file)) = self.nodes.get_mut(&ino) else {
+            unreachable!("only files are opened");
+        };
+        let before = file.cache().used();
+        change(Arc::make_mut(file));
+        self.used = self.used + file.cache().used() - before;
+    }
+
+    // --- past the model ----------------------------------------------------------------------
+
+    /// All files with their paths, as calls see them (or as they are on the platter).
+    pub(super) fn walk(&self, durable: bool) -> Vec<(PathBuf, &Inode)> {
+        let mut found = Vec::new();
+        let mut dirs = vec![(PathBuf::from("/"), ROOT)];
+        while let Some((path, ino)) = dirs.pop() {
+            let Node::Dir(dir) = &self.nodes[&ino] else {
+                continue;
+            };
+            let names = if durable { &dir.durable } else { &dir.names };
+            for (name, &child) in names {
+                match &self.nodes[&child] {
+                    Node::File(file) => found.push((path.join(name), &**file)),
+                    Node::Dir(_) => dirs.push((path.join(name), child)),
+                }
+            }
+        }
+        found.sort_by(|one, two| one.0.cmp(&two.0));
+        found
+    }
+
+    /// Hash of names and bytes on the platter.
+    pub(super) fn platter_hash(&self) -> u64 {
+        let mut hasher = SipHasher13::new();
+        let mut dirs = vec![ROOT];
+        while let Some(ino) = dirs.pop() {
+            let Node::Dir(dir) = &self.nodes[&ino] else {
+                continue;
+            };
+            hasher.write_usize(dir.durable.len());
+            for (name, child) in &dir.durable {
+                name.hash(&mut hasher);
+                match &self.nodes[child] {
+                    Node::File(file) => file.platter().hash_into(&mut hasher),
+                    Node::Dir(_) => dirs.push(*child),
+                }
+            }
+        }
+        hasher.finish()
+    }
+
+    /// Changes a file in cache and on the platter.
+    pub(super) fn edit(&mut self, path: &Path, change: impl Fn(&mut Content)) -> io::Result<()> {
+        let ino = self.file_at(path)?;
+        self.change_file(ino, |file| file.edit(change));
+        Ok(())
+    }
+
+    /// Puts a file with `content` there, in cache and on the platter, replacing another.
+    pub(super) fn put(&mut self, path: &Path, content: Content) -> io::Result<()> {
+        let place = self.place(path)?;
+        let ino = self.add_node(path, false);
+        let file = Inode::settled(path.into(), content);
+        self.nodes.insert(ino, Node::File(Arc::new(file)));
+        let dir = self.dir_mut(place.dir);
+        dir.names.insert(place.name.clone(), ino);
+        dir.durable.insert(place.name, ino);
+        self.recount();
+        Ok(())
+    }
+
+    /// Takes a file's name away, in cache and on the platter.
+    pub(super) fn erase(&mut self, path: &Path) -> io::Result<()> {
+        self.file_at(path)?;
+        let place = self.place(path)?;
+        let dir = self.dir_mut(place.dir);
+        dir.names.remove(&place.name);
+        dir.durable.remove(&place.name);
+        self.recount();
+        Ok(())
+    }
+
+    // --- housekeeping ------------------------------------------------------------------------
+
+    /// Every name becomes what is durable; nodes without a name go.
+    pub(super) fn settle_names(&mut self) {
+        self.changes.clear();
+        for node in self.nodes.values_mut() {
+            if let Node::Dir(dir) = node
+                && dir.names != dir.durable
+            {
+                let dir = Arc::make_mut(dir);
+                dir.names = dir.durable.clone();
+            }
+        }
+        self.open.clear();
+        self.forget_unreachable();
+    }
+
+    /// The nodes that may have a name after a power cut.
+    pub(super) fn nameable(&self) -> BTreeSet<Ino> {
+        let mut found: BTreeSet<Ino> = self.changes.iter().map(|change| change.ino).collect();
+        for node in self.nodes.values() {
+            if let Node::Dir(dir) = node {
+                found.extend(dir.durable.values());
+            }
+        }
+        found
+    }
+
+    /// Drops the nodes that invariant 2 does not keep.
+    fn forget_unreachable(&mut self) {
+        let mut reached = BTreeSet::new();
+        let mut ahead = vec![ROOT];
+        ahead.extend(self.open.keys());
+        for change in &self.changes {
+            let places = change.from.iter().chain(&change.to);
+            ahead.extend(places.map(|place| place.dir));
+            ahead.push(change.ino);
+        }
+        while let Some(ino) = ahead.pop() {
+            if let (true, Node::Dir(dir)) = (reached.insert(ino), &self.nodes[&ino]) {
+                ahead.extend(dir.names.values().chain(dir.durable.values()));
+            }
+        }
+        self.nodes.retain(|ino, _| reached.contains(ino));
+    }
+
+    /// Restores invariant 3 after names or open files changed.
+    pub(super) fn recount(&mut self) {
+        let named = self.nodes.values().flat_map(|node| match node {
+            Node::Dir(dir) => dir.names.values().copied().collect(),
+            Node::File(_) => Vec::new(),
+        });
+        let alive: BTreeSet<Ino> = named.chain(self.open.keys().copied()).collect();
+        let used = |ino: &Ino| match &self.nodes[ino] {
+            Node::File(file) => file.cache().used(),
+            Node::Dir(_) => 0,
+        };
+        self.used = alive.iter().map(used).sum();
+    }
+}
+
+/// The names along a path from the root. Absolute and relative paths are the same.
+fn parts(path: &Path) -> io::Result<Vec<&str>> {
+    let mut parts = Vec::new();
+    for component in path.components() {
+        match component {
+            Component::Normal(name) => parts.push(utf8(name)?),
+            Component::ParentDir => {
+                parts.pop();
+            }
+            Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
+        }
+    }
+    Ok(parts)
+}
+
+fn utf8(name: &OsStr) -> io::Result<&str> {
+    name.to_str()
+        .ok_or_else(|| io::ErrorKind::InvalidInput.into())
+}

@@ -1,0 +1,175 @@
+//! # Background: ticks and maintenance, or the same work when asked
+//!
+//! Two threads a database: the *ticker* syncs what is buffered at each interval and is never held up
+//! by anything else; the *keeper* makes segments ready, cleans, checkpoints, and lets go. In inline mode
+//! there are none and [`Store::pump`] does one step of each, so that a seed fixes everything.
+//!
+//! Back-pressure: when the store log is beyond its limit, writers are slowed down smoothly, by up to
+//! [`MAX_BRAKE`] a commit, in proportion to how far it is.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::Store;
+use crate::error::{Error, Result};
+use crate::sync::{Condvar, Mutex};
+
+/// Longest delay of one commit.
+const MAX_BRAKE: Duration = Duration::from_micros(500);
+/// Brakes begin at this many hundredths of the space limit, and are full at [`BRAKE_FULL`].
+const BRAKE_FROM: u64 = 115;
+const BRAKE_FULL: u64 = 150;
+/// The keeper looks around at least this often.
+const KEEPER_INTERVAL: Duration = Duration::from_millis(50);
+/// ROOT is renewed after this many segments were sealed, so that openings have little to survey.
+const SEALED_PER_ROOT: u64 = 16;
+
+/// How the threads are told.
+#[derive(Debug, Default)]
+pub(crate) struct Signals {
+    stop: AtomicBool,
+    due: Mutex<bool>,
+    keeper: Condvar,
+    ticker: Condvar,
+    relief: Condvar,
+    /// Delay of each commit in nanoseconds.
+    brake: AtomicU64,
+    /// Views were released: engines may trim.
+    pub(crate) trim: AtomicBool,
+}
+
+impl Signals {
+    /// There may be work for the keeper.
+    pub(crate) fn wake(&self) {
+        *self.due.lock() = true;
+        self.keeper.notify_one();
+    }
+}
+
+/// A thread of the background.
+#[derive(Debug)]
+pub(crate) struct Worker(JoinHandle<()>);
+
+#[allow(clippy::disallowed_methods)] // this is the seam for threads
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<Worker> {
+    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(body);
+    thread.map(Worker).map_err(|source| Error::Io { op: "start a thread for", path: name.into(), source })
+}
+
+impl Store {
+    /// Starts the threads.
+    pub(super) fn start(self: &Arc<Store>) -> Result<()> {
+        if self.options.inline || self.options.read_only {
+            return Ok(());
+        }
+        let mut workers = self.workers.lock();
+        let (store, signals) = (Arc::downgrade(self), Arc::clone(&self.signals));
+        let interval = self.options.sync_interval;
+        workers.push(spawn("sheaf-ticker", move || ticker(&store, &signals, interval))?);
+        let (store, signals) = (Arc::downgrade(self), Arc::clone(&self.signals));
+        workers.push(spawn("sheaf-keeper", move || keeper(&store, &signals))?);
+        Ok(())
+    }
+
+    /// Ends the threads. Not from one of them.
+    pub(super) fn stop(&self) {
+        self.signals.stop.store(true, Ordering::Release);
+        {
+            let mut due = self.signals.due.lock();
+            *due = true;
+            self.signals.keeper.notify_all();
+            self.signals.ticker.notify_all();
+            self.signals.relief.notify_all();
+        }
+        let me = std::thread::current().id();
+        for worker in std::mem::take(&mut *self.workers.lock()) {
+            if worker.0.thread().id() != me {
+                let _ = worker.0.join(); // a panic there was reported by the runtime
+            }
+        }
+    }
+
+    /// One step of everything that is due. True if there was anything.
+    pub fn pump(&self) -> Result<bool> {
+        self.check_writable()?;
+        let ticked = self.tick()?;
+        Ok(self.keep()? | ticked)
+    }
+
+    /// One step of maintenance.
+    fn keep(&self) -> Result<bool> {
+        let mut any = self.trim();
+        any |= self.top_up()?;
+        if self.bounds_are_near() {
+            self.extend_bounds()?;
+            any = true;
+        }
+        any |= self.clean()?;
+        any |= self.checkpoint_if_due()?;
+        let mut m = self.maintenance.lock();
+        any |= self.bury(&mut m);
+        let sealed = self.sealed.load(Ordering::Relaxed);
+        if !m.dying.is_empty() || sealed >= SEALED_PER_ROOT {
+            self.sealed.fetch_sub(sealed, Ordering::Relaxed);
+            self.write_root(&mut m, false)?;
+            any = true;
+        }
+        drop(m);
+        self.set_brake();
+        Ok(any)
+    }
+
+    fn set_brake(&self) {
+        let over = self.pressure().clamp(BRAKE_FROM, BRAKE_FULL) - BRAKE_FROM;
+        let most = u64::try_from(MAX_BRAKE.as_nanos()).unwrap_or(u64::MAX);
+        self.signals.brake.store(most * over / (BRAKE_FULL - BRAKE_FROM), Ordering::Relaxed);
+        if over == 0 {
+            self.signals.relief.notify_all();
+        }
+    }
+
+    /// Slows a writer down while background work is behind.
+    #[inline]
+    pub(super) fn brake(&self) {
+        let delay = self.signals.brake.load(Ordering::Relaxed);
+        if delay > 0 && !self.options.inline {
+            self.counters.brakes.fetch_add(1, Ordering::Relaxed);
+            let mut due = self.signals.due.lock();
+            self.signals.relief.wait_for(&mut due, Duration::from_nanos(delay));
+        }
+    }
+}
+
+fn ticker(store: &Weak<Store>, signals: &Signals, interval: Duration) {
+    loop {
+        {
+            let mut due = signals.due.lock();
+            if !signals.stop.load(Ordering::Acquire) {
+                signals.ticker.wait_for(&mut due, interval);
+            }
+        }
+        let Some(store) = store.upgrade().filter(|_| !signals.stop.load(Ordering::Acquire)) else { return };
+        // A failed sync has poisoned the store, which is how it is reported.
+        let _ = store.tick();
+    }
+}
+
+fn keeper(store: &Weak<Store>, signals: &Signals) {
+    loop {
+        {
+            let mut due = signals.due.lock();
+            if !*due && !signals.stop.load(Ordering::Acquire) {
+                signals.keeper.wait_for(&mut due, KEEPER_INTERVAL);
+            }
+            *due = false;
+        }
+        let Some(store) = store.upgrade().filter(|_| !signals.stop.load(Ordering::Acquire)) else { return };
+        if store.check_writable().is_err() {
+            continue;
+        }
+        // What cannot be done now (no space, say) is tried again; writers that need it get the error.
+        while store.keep().unwrap_or(false) && !signals.stop.load(Ordering::Acquire) {}
+    }
+}

@@ -1,0 +1,239 @@
+//! # Catalogue: keyspaces, created and dropped by commits
+//!
+//! A keyspace's creation, clearing and drop are synced commits in the journal; ROOT holds the catalogue
+//! of its floor. A cleared keyspace is a new one of the same name: one record does both. What was dropped
+//! is kept until that is durable and no view shows it (commit.md R17, scenario 12).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::{KeyspaceInfo, Kept, Store};
+use crate::codec::{Reader, Writer};
+use crate::engine::EngineFactory;
+use crate::error::{Damage, Error, Result};
+use crate::record::{Content, Record};
+use crate::root::KeyspaceEntry;
+use crate::sync::{Mutex, RwLock};
+use crate::types::{Durability, KeyspaceId, Seq};
+
+/// Longest name in bytes.
+const MAX_NAME: usize = 255;
+
+/// Live keyspaces by name.
+pub(crate) type Map = BTreeMap<String, Arc<Kept>>;
+
+/// The keyspaces there are and were.
+#[derive(Debug, Default)]
+pub(crate) struct Catalogue {
+    live: RwLock<Arc<Map>>,
+    dropped: Mutex<Vec<Arc<Kept>>>,
+    next_id: AtomicU32,
+    /// One change at a time.
+    changing: Mutex<()>,
+}
+
+/// What a creation's record says beside the name.
+pub(crate) fn encode_entry(id: KeyspaceId, engine: &str) -> Vec<u8> {
+    let mut w = Writer::default();
+    w.u32(id.0);
+    w.bytes(engine.as_bytes());
+    w.0
+}
+
+/// The keyspace that a catalogue record is about, and what it says of it (`None`: dropped).
+pub(crate) fn decode_entry(record: &Record<'_>) -> Result<(String, Option<KeyspaceEntry>), Damage> {
+    let bad = |field| Damage::BadField { field, value: record.key.len() as u64 };
+    let name = String::from_utf8(record.key.to_vec()).map_err(|_| bad("name"))?;
+    let Content::Put(value) = record.content else { return Ok((name, None)) };
+    let mut r = Reader::new(value);
+    let id = KeyspaceId(r.u32()?);
+    let engine = String::from_utf8(r.bytes()?.to_vec()).map_err(|_| bad("engine"))?;
+    r.finish()?;
+    Ok((name.clone(), Some(KeyspaceEntry { id, name, engine })))
+}
+
+impl Catalogue {
+    pub(crate) fn new(map: Map, next_id: KeyspaceId) -> Catalogue {
+        Catalogue { live: RwLock::new(Arc::new(map)), next_id: AtomicU32::new(next_id.0), ..Catalogue::default() }
+    }
+
+    /// The live ones.
+    pub(crate) fn map(&self) -> Arc<Map> {
+        Arc::clone(&self.live.read())
+    }
+
+    /// All that entries in logs may belong to, live or dropped.
+    pub(crate) fn all(&self) -> Vec<Arc<Kept>> {
+        let mut all: Vec<_> = self.map().values().cloned().collect();
+        all.extend(self.dropped.lock().iter().cloned());
+        all
+    }
+
+    pub(crate) fn next_id(&self) -> KeyspaceId {
+        KeyspaceId(self.next_id.load(Ordering::Relaxed))
+    }
+
+    /// What ROOT says with this floor.
+    pub(crate) fn as_of(&self, floor: Seq) -> Vec<KeyspaceEntry> {
+        let mut entries: Vec<_> = self
+            .all()
+            .iter()
+            .filter(|kept| kept.is_seen_by(floor))
+            .map(|kept| KeyspaceEntry { id: kept.id(), name: kept.name().to_owned(), engine: kept.engine_name().to_owned() })
+            .collect();
+        entries.sort_by_key(|entry| entry.id);
+        entries
+    }
+
+    /// Under the commit lock: `name` is `kept` from commit `seq` on (`None`: nothing).
+    fn set(&self, name: &str, kept: Option<Arc<Kept>>, seq: Seq) {
+        let mut live = self.live.write();
+        let map = Arc::make_mut(&mut live);
+        let before = match kept {
+            Some(kept) => {
+                kept.set_born(seq);
+                map.insert(name.to_owned(), kept)
+            }
+            None => map.remove(name),
+        };
+        if let Some(before) = before {
+            before.set_died(seq);
+            self.dropped.lock().push(before);
+        }
+    }
+
+    /// Takes dropped keyspaces whose drop is durable and that no view shows.
+    pub(crate) fn take_dead(&self, durable: Seq, oldest_view: Option<Seq>) -> Vec<Arc<Kept>> {
+        let mut dead = Vec::new();
+        self.dropped.lock().retain(|kept| {
+            let stays = kept.died() > durable || oldest_view.is_some_and(|view| view < kept.died());
+            if !stays {
+                dead.push(Arc::clone(kept));
+            }
+            stays
+        });
+        dead
+    }
+}
+
+impl Store {
+    pub(super) fn factory(&self, name: &str) -> Option<&Arc<dyn EngineFactory>> {
+        self.factories.iter().find(|f| f.name() == name)
+    }
+
+    /// The keyspace `name`; created with `engine` (else `default`) if there is none.
+    pub fn keyspace(&self, name: &str, engine: Option<&str>, default: &str) -> Result<Arc<Kept>> {
+        self.check_open()?;
+        if let Some(kept) = self.existing_as(name, engine)? {
+            return Ok(kept);
+        }
+        self.check_writable()?;
+        if name.is_empty() || name.len() > MAX_NAME {
+            let why = format!("{} bytes, must have 1 to {MAX_NAME}", name.len());
+            return Err(Error::Invalid { what: "keyspace name", why });
+        }
+        let _changing = self.catalogue.changing.lock();
+        if let Some(kept) = self.existing_as(name, engine)? {
+            return Ok(kept);
+        }
+        self.put_keyspace(name, engine.unwrap_or(default))
+    }
+
+    fn existing_as(&self, name: &str, engine: Option<&str>) -> Result<Option<Arc<Kept>>> {
+        let Some(kept) = self.catalogue.map().get(name).cloned() else { return Ok(None) };
+        match engine {
+            Some(asked) if asked != kept.engine_name() => Err(Error::EngineMismatch {
+                name: name.to_owned(),
+                found: kept.engine_name().to_owned(),
+                asked: asked.to_owned(),
+            }),
+            _ => Ok(Some(kept)),
+        }
+    }
+
+    /// Commits, durably, that `name` is a new keyspace. The caller holds `changing`.
+    fn put_keyspace(&self, name: &str, engine: &str) -> Result<Arc<Kept>> {
+        let Some(factory) = self.factory(engine) else {
+            let known: Vec<_> = self.factories.iter().map(|f| f.name()).collect();
+            let why = format!("{engine:?}; there are {}", known.join(", "));
+            return Err(Error::Invalid { what: "engine", why });
+        };
+        let id = KeyspaceId(self.catalogue.next_id.fetch_add(1, Ordering::Relaxed));
+        let kept = Arc::new(Kept::new(id, name, factory.create(id, &self.ground), Seq::LATEST));
+        let entry = encode_entry(id, engine);
+        let record =
+            Record { keyspace: KeyspaceId::CATALOGUE, key: name.as_bytes(), content: Content::Put(&entry) };
+        let new = Arc::clone(&kept);
+        let seq = self.commit_catalogue(&[record], |seq| self.catalogue.set(name, Some(new), seq))?;
+        self.acknowledge(seq, Durability::Sync)?;
+        Ok(kept)
+    }
+
+    /// The keyspace `name` if there is one.
+    pub fn existing(&self, name: &str) -> Result<Option<Arc<Kept>>> {
+        self.check_open()?;
+        Ok(self.catalogue.map().get(name).cloned())
+    }
+
+    /// What has the name of a cleared keyspace now; an error if it was dropped.
+    pub fn successor(&self, kept: &Kept) -> Result<Arc<Kept>> {
+        self.check_open()?;
+        // A dropped keyspace that was created again is another one: its handles do not come back to life.
+        let cleared = |new: &Arc<Kept>| new.continues(kept.id());
+        let found = self.catalogue.map().get(kept.name()).cloned().filter(cleared);
+        found.ok_or_else(|| Error::NoKeyspace { name: kept.name().to_owned() })
+    }
+
+    /// Replaces `kept` by an empty keyspace of the same name and engine.
+    pub fn clear_keyspace(&self, kept: &Arc<Kept>) -> Result<Arc<Kept>> {
+        self.check_writable()?;
+        let _changing = self.catalogue.changing.lock();
+        if kept.is_gone() {
+            return Err(Error::NoKeyspace { name: kept.name().to_owned() });
+        }
+        self.replace_keyspace(kept)
+    }
+
+    fn replace_keyspace(&self, kept: &Arc<Kept>) -> Result<Arc<Kept>> {
+        let Some(factory) = self.factory(kept.engine_name()) else {
+            return Err(Error::Invalid { what: "engine", why: kept.engine_name().to_owned() });
+        };
+        let id = KeyspaceId(self.catalogue.next_id.fetch_add(1, Ordering::Relaxed));
+        let name = kept.name();
+        let new = Arc::new(Kept::new(id, name, factory.create(id, &self.ground), Seq::LATEST).continuing(kept));
+        let entry = encode_entry(id, kept.engine_name());
+        let record =
+            Record { keyspace: KeyspaceId::CATALOGUE, key: name.as_bytes(), content: Content::Put(&entry) };
+        let set = Arc::clone(&new);
+        let seq = self.commit_catalogue(&[record], |seq| self.catalogue.set(name, Some(set), seq))?;
+        self.acknowledge(seq, Durability::Sync)?;
+        Ok(new)
+    }
+
+    /// Drops the keyspace `name`. False if there is none.
+    pub fn drop_keyspace(&self, name: &str) -> Result<bool> {
+        self.check_writable()?;
+        let _changing = self.catalogue.changing.lock();
+        if !self.catalogue.map().contains_key(name) {
+            return Ok(false);
+        }
+        let record = Record { keyspace: KeyspaceId::CATALOGUE, key: name.as_bytes(), content: Content::Remove };
+        let seq = self.commit_catalogue(&[record], |seq| self.catalogue.set(name, None, seq))?;
+        self.acknowledge(seq, Durability::Sync)?;
+        self.signals.wake();
+        Ok(true)
+    }
+
+    /// The keyspaces, by name.
+    #[must_use]
+    pub fn keyspaces(&self) -> Vec<KeyspaceInfo> {
+        let describe = |kept: &Arc<Kept>| KeyspaceInfo {
+            name: kept.name().to_owned(),
+            id: kept.id(),
+            engine: kept.engine_name(),
+            damage: kept.engine().err().map(|e| e.to_string()),
+        };
+        self.catalogue.map().values().map(describe).collect()
+    }
+}

@@ -1,0 +1,328 @@
+//! # Cleaning: survivors out, victims away
+//!
+//! FlatStore's cleaner (§3.4) with RAMCloud's cost-benefit choice and streams by age: what survives a
+//! cleaning goes to the next older stream, so that long-lived entries stop being moved.
+//!
+//! ## Picture
+//!
+//! ```text
+//!  victim (sealed, durable) --scan--> held? --copy as Moved/Pinned--> survivor segment of stream + 1
+//!          | commit lock: engine.moved(from -> to)   | sync survivors | ROOT without victim | ROOT again | gone
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. Survivors carry their own numbers and never count in the order (commit.md R15).
+//! 2. A tombstone is left behind only if its number is at or below the checkpoints that both ROOT slots
+//!    name: recovery then finds no older entry of its key (scenario 4).
+//! 3. Pinned copies are of a kind that recovery ignores.
+//! 4. A victim leaves ROOT after its survivors are synced.
+//!
+//! ## Costs
+//!
+//! Space is bounded by `space_limit` times the live bytes plus a few segments of slack; the device writes
+//! per user byte grow as that limit nears 1 (see the engine's README for figures).
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::log::Log;
+use super::rooting::{Dying, Maintenance, Survivors};
+use super::{Kept, Store};
+use crate::engine::Hold;
+use crate::error::{Error, IoContext, Result};
+use crate::frame::{FIRST, HEADER, Header, Kind, LAST, body_sum};
+use crate::record::{Content, Record};
+use crate::segment::{Address, DATA_START, Scan, Scanned, Segment, Stop};
+use crate::types::{KeyspaceId, LogId, SegmentId};
+
+/// Streams of survivors; stream 0 is the order.
+const STREAMS: u8 = 5;
+/// Victims are taken until this many segments' worth is won.
+const WIN_SEGMENTS: u64 = 2;
+/// Most victims of one pass.
+const MAX_VICTIMS: usize = 16;
+/// Copies are handed to the kernel in pieces of this size.
+const PIECE: usize = 64 << 10;
+/// A victim with a larger live share than this is not worth its move.
+const FULL: f64 = 0.95;
+
+/// One copy on its way.
+struct Move {
+    kept: Arc<Kept>,
+    from: Address,
+    to: Address,
+    /// Where the copy stands in the piece.
+    start: usize,
+    hold: Hold,
+}
+
+/// Copies gathered for one stream.
+#[derive(Default)]
+struct Piece {
+    bytes: Vec<u8>,
+    moves: Vec<Move>,
+    /// Where in the stream's segment the piece starts.
+    base: u64,
+}
+
+impl Store {
+    /// One pass of cleaning, if it is due. True if there was one.
+    pub(super) fn clean(&self) -> Result<bool> {
+        let log = self.log(LogId::Flat);
+        if log.is_frozen() || self.catalogue.all().iter().any(|k| k.log() == log.id && k.engine().is_err()) {
+            return Ok(false); // liveness is unknown: everything stays
+        }
+        let mut m = self.maintenance.lock();
+        let victims = self.choose(&m, log);
+        if victims.is_empty() {
+            return Ok(false);
+        }
+        let evacuated = self.evacuate(&mut m, log, &victims);
+        self.sync_survivors(&mut m)?;
+        for victim in evacuated? {
+            log.segments.lock().remove(&victim.id());
+            m.dies(Dying::Segment(log.id, victim));
+        }
+        self.write_root(&mut m, false)?;
+        Ok(true)
+    }
+
+    /// Bytes on disk, and the bytes there should be at most.
+    fn space(&self, log: &Log) -> (u64, u64) {
+        let segments = log.list();
+        let disk: u64 = segments.iter().map(|s| s.identity().capacity).sum();
+        let live: u64 = segments.iter().map(|s| s.live()).sum();
+        let largest = segments.iter().map(|s| s.identity().capacity).max().unwrap_or(0);
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
+        let limit = (live as f64 * self.options.space_limit) as u64;
+        (disk, limit + self.geometry.slack_segments * largest)
+    }
+
+    /// How far the store log is beyond its limit, in hundredths; 100 is at the limit.
+    pub(super) fn pressure(&self) -> u64 {
+        let (disk, limit) = self.space(self.log(LogId::Flat));
+        (disk * 100).checked_div(limit).unwrap_or(0)
+    }
+
+    /// The victims whose cleaning costs least for what it wins.
+    fn choose(&self, m: &Maintenance, log: &Log) -> Vec<Arc<Segment>> {
+        let (disk, limit) = self.space(log);
+        if disk <= limit {
+            return Vec::new();
+        }
+        let (durable, line, now) = (self.durable(), m.tombstone_line(log.id), log.clock());
+        let tails = &m.survivors[log.id.index()];
+        let is_tail = |id: SegmentId| tails.iter().flatten().any(|t| t.segment.id() == id);
+        let mut tombs = 0;
+        let mut scored: Vec<(f64, u64, Arc<Segment>)> = Vec::new();
+        for segment in log.list() {
+            if !segment.is_sealed() || segment.is_damaged() || segment.last_seq() > durable || is_tail(segment.id()) {
+                continue;
+            }
+            let capacity = segment.identity().capacity;
+            let kept_tombs = if segment.last_seq() > line { segment.tombs() } else { 0 };
+            tombs += kept_tombs;
+            let live = (segment.live() + kept_tombs).min(capacity);
+            #[allow(clippy::cast_precision_loss)]
+            let share = live as f64 / capacity as f64;
+            if share > FULL {
+                continue;
+            }
+            #[allow(clippy::cast_precision_loss)]
+            let age = (now - segment.sealed_at().min(now) + capacity) as f64;
+            let score = if live == 0 { f64::INFINITY } else { (1.0 - share) * age / share };
+            scored.push((score, capacity - live, segment));
+        }
+        if tombs > limit / 8 {
+            log.tombs_in_the_way.store(true, Ordering::Relaxed);
+        }
+        scored.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let largest = scored.iter().map(|(_, _, s)| s.identity().capacity).max().unwrap_or(0);
+        let mut won = 0;
+        let mut victims = Vec::new();
+        for (_, wins, segment) in scored.into_iter().take(MAX_VICTIMS) {
+            victims.push(segment);
+            won += wins;
+            if won > WIN_SEGMENTS * largest {
+                break;
+            }
+        }
+        if won < largest / 4 && won < disk - limit { Vec::new() } else { victims }
+    }
+
+    /// Moves what is held out of `victims`; returns those that are empty now.
+    fn evacuate(&self, m: &mut Maintenance, log: &Log, victims: &[Arc<Segment>]) -> Result<Vec<Arc<Segment>>> {
+        let kepts: HashMap<KeyspaceId, Arc<Kept>> =
+            self.catalogue.all().into_iter().map(|kept| (kept.id(), kept)).collect();
+        let mut pieces: Vec<Piece> = (0..STREAMS).map(|_| Piece::default()).collect();
+        let mut empty = Vec::new();
+        for victim in victims {
+            let stream = (victim.identity().stream + 1).min(STREAMS - 1);
+            let mut scan = Scan::new(victim, 0, victim.end());
+            for scanned in scan.by_ref() {
+                self.consider(m, log, &kepts, victim, &scanned, stream, &mut pieces[usize::from(stream)])?;
+            }
+            self.flush(m, log, stream, &mut pieces[usize::from(stream)])?;
+            match scan.stop() {
+                Stop::Sealed(_) => empty.push(Arc::clone(victim)),
+                Stop::Torn(..) => victim.mark_damaged(), // live entries behind it can no longer be found
+            }
+        }
+        Ok(empty)
+    }
+
+    /// Copies one frame of a victim if it is held.
+    #[allow(clippy::too_many_arguments)]
+    fn consider(
+        &self,
+        m: &mut Maintenance,
+        log: &Log,
+        kepts: &HashMap<KeyspaceId, Arc<Kept>>,
+        victim: &Segment,
+        scanned: &Scanned<'_>,
+        stream: u8,
+        piece: &mut Piece,
+    ) -> Result<()> {
+        let header = scanned.frame.header;
+        if !matches!(header.kind, Kind::Commit | Kind::Moved | Kind::Pinned) {
+            return Ok(());
+        }
+        let body = scanned.frame.payload();
+        let record = Record::decode(body).map_err(|what| Error::corrupt(victim.path(), scanned.offset, what))?;
+        let Some(kept) = kepts.get(&record.keyspace) else { return Ok(()) };
+        let from = Address::new(victim.slot(), scanned.offset);
+        let hold = match record.content {
+            Content::Remove if header.kind != Kind::Pinned && header.seq > m.tombstone_line(log.id) => Hold::Head,
+            Content::Remove => Hold::Dead,
+            _ => kept.engine()?.hold(record.key, from),
+        };
+        if hold == Hold::Dead {
+            return Ok(());
+        }
+        let span = header.span();
+        self.ensure_tail(m, log, stream, span, piece)?;
+        let Some(tail) = m.survivors[log.id.index()][usize::from(stream)].as_ref() else { return Ok(()) };
+        let start = piece.bytes.len();
+        let to = tail.offset + start as u64;
+        let copy = Header {
+            check: 0,
+            len: body.len(),
+            kind: if hold == Hold::Pinned { Kind::Pinned } else { Kind::Moved },
+            flags: FIRST | LAST,
+            seq: header.seq,
+            part: 0,
+            parts: 0,
+        };
+        piece.bytes.resize(start + usize::try_from(copy.span()).unwrap_or(0), 0);
+        piece.bytes[start + HEADER..start + HEADER + body.len()].copy_from_slice(body);
+        tail.segment.seed().seal(to, &copy, body_sum(body), &mut piece.bytes[start..]);
+        tail.segment.note_frames(1, header.seq);
+        let to = Address::new(tail.segment.slot(), to);
+        piece.moves.push(Move { kept: Arc::clone(kept), from, to, start, hold });
+        piece.base = tail.offset;
+        if piece.bytes.len() >= PIECE {
+            self.flush(m, log, stream, piece)?;
+        }
+        Ok(())
+    }
+
+    /// Makes sure that `span` more bytes fit behind the piece in the stream's segment.
+    fn ensure_tail(&self, m: &mut Maintenance, log: &Log, stream: u8, span: u64, piece: &mut Piece) -> Result<()> {
+        let tails = &mut m.survivors[log.id.index()];
+        tails.resize_with(usize::from(STREAMS), || None);
+        if let Some(tail) = &tails[usize::from(stream)] {
+            if tail.offset + piece.bytes.len() as u64 + span <= tail.segment.identity().capacity {
+                return Ok(());
+            }
+            self.flush(m, log, stream, piece)?;
+            if let Some(full) = m.survivors[log.id.index()][usize::from(stream)].take() {
+                full.segment.seal(full.segment.sealed_at());
+                m.unsynced.push(full.segment);
+            }
+        }
+        let segment = self.survivor_segment(log, stream, span)?;
+        m.survivors[log.id.index()][usize::from(stream)] =
+            Some(Survivors { segment, offset: DATA_START });
+        Ok(())
+    }
+
+    /// A new survivor segment; on a full disk one of the reserve.
+    fn survivor_segment(&self, log: &Log, stream: u8, span: u64) -> Result<Arc<Segment>> {
+        let made = self.make_segment(&mut self.making.lock(), log.id, stream, span);
+        match made {
+            Err(Error::NoSpace { path }) => {
+                let mut order = self.order.lock();
+                let ready = &mut order.tails[log.id.index()].ready;
+                let fits = |s: &Arc<Segment>| s.identity().capacity >= DATA_START + span;
+                // From the back: a segment in front may be next in the order of numbers.
+                match ready.back().filter(|s| fits(s)).is_some().then(|| ready.pop_back()).flatten() {
+                    Some(segment) => Ok(segment),
+                    None => Err(Error::NoSpace { path }),
+                }
+            }
+            other => other,
+        }
+    }
+
+    /// Hands the piece to the kernel and points the engines at the copies.
+    fn flush(&self, m: &mut Maintenance, log: &Log, stream: u8, piece: &mut Piece) -> Result<()> {
+        if piece.bytes.is_empty() {
+            return Ok(());
+        }
+        let Some(tail) = m.survivors[log.id.index()][usize::from(stream)].as_mut() else { return Ok(()) };
+        let segment = &tail.segment;
+        segment.file().write_at(tail.offset, &piece.bytes).during("write", segment.path())?;
+        tail.offset += piece.bytes.len() as u64;
+        segment.publish(tail.offset);
+        log.note_moved(piece.bytes.len() as u64);
+        let pin = crossbeam_epoch::pin();
+        let order = self.order.lock();
+        for copy in piece.moves.drain(..) {
+            self.repoint(segment, &piece.bytes, &copy, &pin);
+        }
+        drop(order);
+        piece.bytes.clear();
+        Ok(())
+    }
+
+    fn repoint(&self, to: &Segment, bytes: &[u8], copy: &Move, pin: &crossbeam_epoch::Guard) {
+        let mut head = [0; HEADER];
+        head.copy_from_slice(&bytes[copy.start..copy.start + HEADER]);
+        let Some(header) = Header::decode(&head) else { return };
+        let Ok(record) = Record::decode(&bytes[copy.start + HEADER..copy.start + HEADER + header.len]) else { return };
+        let from = self.ground.segments.at(copy.from.slot(), pin);
+        to.inherit_age(from.map_or(0, Segment::sealed_at));
+        let span = header.span();
+        if record.content == Content::Remove && copy.hold == Hold::Head {
+            to.account_tomb(span);
+            return;
+        }
+        let moved = copy.kept.engine().is_ok_and(|e| e.moved(record.key, copy.from, copy.to));
+        if moved {
+            let span = i64::try_from(span).unwrap_or(0);
+            to.account(span);
+            if let Some(from) = from {
+                from.account(-span);
+            }
+        }
+    }
+
+    /// Makes all survivors durable.
+    pub(super) fn sync_survivors(&self, m: &mut Maintenance) -> Result<()> {
+        let mut segments = std::mem::take(&mut m.unsynced);
+        segments.extend(m.survivors.iter().flatten().flatten().map(|tail| Arc::clone(&tail.segment)));
+        segments.retain(|segment| segment.synced() < segment.end());
+        for segment in &segments {
+            if segment.sync(segment.end()).is_err() {
+                return Err(self.poison("sync"));
+            }
+        }
+        for tail in m.survivors.iter_mut().flatten().flatten() {
+            // No later copy shares a sector with what is synced now.
+            tail.offset = tail.offset.next_multiple_of(crate::disk::SECTOR).min(tail.segment.identity().capacity);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,288 @@
+//! # Opening and closing
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::background::Signals;
+use super::catalogue::Catalogue;
+use super::log::Log;
+use super::order::Order;
+use super::recover::Recovery;
+use super::rooting::Maintenance;
+use super::{Geometry, OpeningStats, Options, Store, image};
+use crate::blob::Blobs;
+use crate::clock::Clock;
+use crate::disk::{Disk, Locked, Share};
+use crate::engine::EngineFactory;
+use crate::error::{Error, IoContext, Result};
+use crate::fork::ForkGuard;
+use crate::ground::Ground;
+use crate::root::{Root, Slots};
+use crate::sync::Mutex;
+use crate::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
+use crate::views::Views;
+
+const LOCK: &str = "LOCK";
+const BLOBS: &str = "blob";
+
+/// What stands in the directory.
+enum There {
+    /// Nothing, or what a creation left that was cut short.
+    Nothing,
+    /// A database.
+    Database,
+}
+
+impl Store {
+    /// Opens or creates the database in `path`.
+    pub fn open(
+        path: &Path,
+        options: Options,
+        disk: Arc<dyn Disk>,
+        clock: Arc<dyn Clock>,
+        factories: Vec<Arc<dyn EngineFactory>>,
+    ) -> Result<Arc<Store>> {
+        check_options(&options)?;
+        let began = clock.now();
+        let there = look(&*disk, path)?;
+        if matches!(there, There::Nothing) && (!options.create || options.read_only) {
+            return Err(Error::NotFound { path: path.to_path_buf() });
+        }
+        create_dirs(&*disk, path)?;
+        let share = if options.read_only { Share::Shared } else { Share::Exclusive };
+        let lock = match disk.lock(&path.join(LOCK), share).during("lock", path)? {
+            Locked::Held(lock) => lock,
+            Locked::Busy(pid) => return Err(Error::Locked { path: path.to_path_buf(), pid }),
+        };
+        let slots = Slots::new(Arc::clone(&disk), path);
+        let root = match slots.read()? {
+            Some(root) => root,
+            None if options.read_only || !options.create => return Err(Error::NotFound { path: path.to_path_buf() }),
+            None => create(&*disk, path, &slots)?,
+        };
+        let mut store = Store::blank(path, options, disk, clock, factories, &root);
+        *store.lock.get_mut() = Some(lock);
+        let recovered = Recovery::new(&store, &root).run()?;
+        let (leftovers, stats) = (recovered.leftovers.clone(), (recovered.frames, recovered.records, recovered.bytes_cut));
+        store.settle(&root, recovered);
+        if !store.options.read_only {
+            // Both slots, before anything is served: the one that was read may speak of an orderly close
+            // or of frames that were cut off.
+            store.slots.settle(&root)?;
+            let mut m = store.maintenance.lock();
+            store.write_root(&mut m, false)?;
+            store.write_root(&mut m, false)?;
+            drop(m);
+            store.sweep(&root, &leftovers)?;
+        }
+        store.opening = OpeningStats {
+            clean: root.clean,
+            took: store.clock.now().saturating_sub(began),
+            frames_scanned: stats.0,
+            records_replayed: stats.1,
+            bytes_cut: stats.2,
+        };
+        let store = Arc::new(store);
+        store.start()?;
+        Ok(store)
+    }
+
+    fn blank(
+        path: &Path,
+        options: Options,
+        disk: Arc<dyn Disk>,
+        clock: Arc<dyn Clock>,
+        factories: Vec<Arc<dyn EngineFactory>>,
+        root: &Root,
+    ) -> Store {
+        let blobs = Blobs::new(Arc::clone(&disk), path.join(BLOBS), root.store, root.blob_bound);
+        let ground = Ground::new(blobs, options.memory, root.hash_key, options.tiny);
+        Store {
+            dir: path.to_path_buf(),
+            geometry: Geometry::new(options.tiny),
+            slots: Slots::new(Arc::clone(&disk), path),
+            disk,
+            clock,
+            factories,
+            id: root.store,
+            hash_key: root.hash_key,
+            incarnation: Incarnation(root.incarnation.0 + 1),
+            ground: Arc::new(ground),
+            logs: LogId::ALL.map(|log| Log::new(log, path)),
+            catalogue: Catalogue::default(),
+            order: Mutex::new(Order {
+                next_seq: Seq::ZERO,
+                seq_bound: Seq::ZERO,
+                tails: Default::default(),
+                views: Views::default(),
+                staged: Vec::new(),
+            }),
+            visible: AtomicU64::new(0),
+            durable: AtomicU64::new(0),
+            unsynced_since: AtomicU64::new(0),
+            round: super::round::Round::default(),
+            maintenance: Mutex::new(Maintenance::default()),
+            making: Mutex::new(0),
+            blob_bound: AtomicU64::new(0),
+            sealed: AtomicU64::new(0),
+            signals: Arc::new(Signals::default()),
+            counters: super::Counters::default(),
+            closed: AtomicBool::new(false),
+            poison: Mutex::new(None),
+            poisoned: AtomicBool::new(false),
+            fork: ForkGuard::new(),
+            opening: OpeningStats::default(),
+            lock: Mutex::new(None),
+            workers: Mutex::new(Vec::new()),
+            options,
+        }
+    }
+
+    /// Makes everything durable, checkpoints, records the orderly end and closes. Every handle answers
+    /// `Closed` from then on, also if an error is returned (what was acknowledged is then recovered).
+    pub fn close(&self) -> Result<()> {
+        self.check_open()?;
+        self.stop();
+        let ended = if self.options.read_only || self.poisoned.load(Ordering::Acquire) {
+            Ok(())
+        } else {
+            self.end_in_order()
+        };
+        self.closed.store(true, Ordering::Release);
+        drop(self.order.lock()); // whoever committed under it is done
+        self.lock.lock().take();
+        ended
+    }
+
+    fn end_in_order(&self) -> Result<()> {
+        for log in &self.logs {
+            if log.since_checkpoint.load(Ordering::Relaxed) > 0 {
+                match self.checkpoint(&mut self.maintenance.lock(), log) {
+                    Ok(_) | Err(Error::NoSpace { .. }) => {} // opening will replay instead
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        let mut m = self.maintenance.lock();
+        self.sync_survivors(&mut m)?;
+        for tail in m.survivors.iter_mut().flatten() {
+            if let Some(tail) = tail.take() {
+                tail.segment.seal(tail.segment.sealed_at());
+            }
+        }
+        self.closed.store(true, Ordering::Release); // no commit after this lock: what follows is the end
+        drop(self.order.lock());
+        self.sync_for_close()?;
+        m.seq_bound = self.visible().next();
+        m.blob_bound = self.ground.blobs.next();
+        self.write_root(&mut m, true)
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        if self.fork.is_child() {
+            return; // threads, locks and files belong to the parent
+        }
+        if !self.closed.load(Ordering::Acquire) {
+            let _ = self.close(); // nobody is left to be told; recovery makes up for it
+        }
+    }
+}
+
+fn check_options(options: &Options) -> Result<()> {
+    if !(1.1..=10.0).contains(&options.space_limit) {
+        let why = format!("{}, must be 1.1 to 10", options.space_limit);
+        return Err(Error::Invalid { what: "space limit", why });
+    }
+    if options.sync_interval.is_zero() {
+        return Err(Error::Invalid { what: "sync interval", why: "must not be zero".to_owned() });
+    }
+    Ok(())
+}
+
+/// Looks without touching anything.
+fn look(disk: &dyn Disk, path: &Path) -> Result<There> {
+    let entries = match disk.list(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(There::Nothing),
+        Err(e) if e.kind() == std::io::ErrorKind::NotADirectory => {
+            return Err(Error::NotADatabase { path: path.to_path_buf(), why: "it is not a directory".to_owned() });
+        }
+        other => other.during("list", path)?,
+    };
+    if entries.iter().any(|e| Slots::is_slot(&e.name)) {
+        return Ok(There::Database);
+    }
+    let ours = |name: &str| name == LOCK || directories().any(|d| d == name);
+    if let Some(foreign) = entries.iter().find(|e| !ours(&e.name)) {
+        let why = format!("it has no ROOT but holds {:?}", foreign.name);
+        return Err(Error::NotADatabase { path: path.to_path_buf(), why });
+    }
+    for entry in entries.iter().filter(|e| e.is_dir) {
+        let dir = path.join(&entry.name);
+        if !disk.list(&dir).during("list", &dir)?.is_empty() {
+            let why = format!("its ROOT is missing but {:?} holds data", entry.name);
+            return Err(Error::NotADatabase { path: path.to_path_buf(), why });
+        }
+    }
+    Ok(There::Nothing)
+}
+
+fn directories() -> impl Iterator<Item = &'static str> {
+    LogId::ALL.into_iter().map(LogId::directory).chain([image::DIRECTORY, BLOBS])
+}
+
+/// Makes the directory and its missing parents.
+fn create_dirs(disk: &dyn Disk, path: &Path) -> Result<()> {
+    match disk.create_dir(path) {
+        Ok(()) => {}
+        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => return Ok(()),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
+            create_dirs(disk, parent.ok_or_else(|| Error::io("create", path, e))?)?;
+            disk.create_dir(path).during("create", path)?;
+        }
+        Err(e) => return Err(Error::io("create", path, e)),
+    }
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => disk.sync_dir(parent).during("sync directory", parent),
+        Some(_) => disk.sync_dir(Path::new(".")).during("sync directory", path),
+        None => Ok(()),
+    }
+}
+
+/// Makes a new database: directories, then both slots.
+fn create(disk: &dyn Disk, path: &Path, slots: &Slots) -> Result<Root> {
+    for name in directories() {
+        match disk.create_dir(&path.join(name)) {
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
+            other => other.during("create", path)?,
+        }
+    }
+    disk.sync_dir(path).during("sync directory", path)?;
+    let root = Root {
+        generation: 1,
+        store: StoreId(random()),
+        hash_key: random(),
+        incarnation: Incarnation(0),
+        clean: true,
+        floor: Seq::ZERO,
+        first_seq: Seq(1),
+        seq_bound: Seq(1),
+        next_segment: SegmentId(1),
+        next_keyspace: KeyspaceId(1),
+        blob_bound: 1,
+        keyspaces: Vec::new(),
+        logs: Default::default(),
+    };
+    slots.create(&root)?;
+    Ok(Root { generation: 2, ..root })
+}
+
+/// 128 bits nobody can guess: std's hash keys are drawn from the system.
+fn random() -> u128 {
+    use std::hash::{BuildHasher, RandomState};
+    let word = || u128::from(RandomState::new().hash_one(std::process::id()));
+    word() << 64 | word()
+}

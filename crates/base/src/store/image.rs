@@ -1,0 +1,265 @@
+//! # Images: what an engine knows at a checkpoint, in a checksummed file
+//!
+//! ## Picture
+//!
+//! ```text
+//!  images/<keyspace:08x>-<number:016x>.img :
+//!    magic "SHEAFIMG" 8 | format 4 | keyspace 4 | number 8 | store 16 | crc32c of the 40 bytes before 4
+//!    chunk ... : length 4 | crc32c of number ‖ index ‖ length ‖ bytes 4 | bytes
+//!    end       : length 0 | crc32c of number ‖ index ‖ 0              4
+//!  first chunk: which segment each slot held: count 4, then slot 4 | segment 8
+//! ```
+//!
+//! The end chunk makes a file that was cut short at a chunk's bound an error.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::codec::{Reader, Writer};
+use crate::disk::{Disk, File, How};
+use crate::engine::{ImageSink, ImageSource};
+use crate::error::{Damage, Error, IoContext, Result};
+use crate::frame::{u32_at, u64_at};
+use crate::root::FORMAT;
+use crate::types::{KeyspaceId, SegmentId, StoreId};
+
+pub(crate) const DIRECTORY: &str = "images";
+const MAGIC: &[u8; 8] = b"SHEAFIMG";
+const HEAD: usize = 44;
+const CHUNK: usize = 64 << 10;
+const CHUNK_HEAD: u64 = 8;
+
+/// The name of an image.
+pub(crate) fn file_name(id: KeyspaceId, number: u64) -> String {
+    format!("{:08x}-{number:016x}.img", id.0)
+}
+
+fn head(store: StoreId, id: KeyspaceId, number: u64) -> [u8; HEAD] {
+    let mut w = Writer::default();
+    w.0.extend_from_slice(MAGIC);
+    w.u32(FORMAT);
+    w.u32(id.0);
+    w.u64(number);
+    w.u128(store.0);
+    let sum = crc32c::crc32c(&w.0);
+    w.u32(sum);
+    let mut head = [0; HEAD];
+    head.copy_from_slice(&w.0);
+    head
+}
+
+fn chunk_sum(number: u64, index: u64, bytes: &[u8]) -> u32 {
+    let mut w = Writer::default();
+    w.u64(number);
+    w.u64(index);
+    w.u64(bytes.len() as u64);
+    crc32c::crc32c_append(crc32c::crc32c(&w.0), bytes)
+}
+
+/// An image being written.
+pub(crate) struct ImageWriter {
+    path: PathBuf,
+    file: Arc<dyn File>,
+    number: u64,
+    index: u64,
+    at: u64,
+    chunk: Vec<u8>,
+}
+
+impl ImageWriter {
+    pub(crate) fn create(
+        disk: &dyn Disk,
+        path: PathBuf,
+        store: StoreId,
+        id: KeyspaceId,
+        number: u64,
+        slots: &[(u32, SegmentId)],
+    ) -> Result<ImageWriter> {
+        let file = disk.open(&path, How::Create).during("create", &path)?;
+        file.write_at(0, &head(store, id, number)).during("write", &path)?;
+        let mut writer = ImageWriter { path, file, number, index: 0, at: HEAD as u64, chunk: Vec::with_capacity(CHUNK) };
+        let mut w = Writer::default();
+        w.list(slots, |w, (slot, segment)| {
+            w.u32(*slot);
+            w.u64(segment.0);
+        });
+        writer.chunk = w.0;
+        writer.flush()?;
+        Ok(writer)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        let mut w = Writer::default();
+        w.u32(u32::try_from(self.chunk.len()).unwrap_or(u32::MAX));
+        w.u32(chunk_sum(self.number, self.index, &self.chunk));
+        w.0.extend_from_slice(&self.chunk);
+        self.file.write_at(self.at, &w.0).during("write", &self.path)?;
+        self.at += w.0.len() as u64;
+        self.index += 1;
+        self.chunk.clear();
+        Ok(())
+    }
+
+    /// Ends the image and makes it durable; its size in bytes.
+    pub(crate) fn finish(mut self) -> Result<u64> {
+        if !self.chunk.is_empty() {
+            self.flush()?;
+        }
+        self.flush()?;
+        self.file.sync().during("sync", &self.path)?;
+        Ok(self.at)
+    }
+}
+
+impl ImageSink for ImageWriter {
+    fn put(&mut self, mut bytes: &[u8]) -> Result<()> {
+        while !bytes.is_empty() {
+            let (now, later) = bytes.split_at(bytes.len().min(CHUNK - self.chunk.len()));
+            self.chunk.extend_from_slice(now);
+            if self.chunk.len() == CHUNK {
+                self.flush()?;
+            }
+            bytes = later;
+        }
+        Ok(())
+    }
+}
+
+/// An image being read.
+pub(crate) struct ImageReader {
+    path: PathBuf,
+    file: Arc<dyn File>,
+    number: u64,
+    index: u64,
+    at: u64,
+    len: u64,
+    chunk: Vec<u8>,
+    taken: usize,
+    slots: HashMap<u32, u32>,
+}
+
+impl ImageReader {
+    /// Opens an image; `slot_now` says where a segment is in memory, if it is live.
+    pub(crate) fn open(
+        disk: &dyn Disk,
+        path: PathBuf,
+        store: StoreId,
+        id: KeyspaceId,
+        number: u64,
+        slot_now: impl Fn(SegmentId) -> Option<u32>,
+    ) -> Result<ImageReader> {
+        let file = match disk.open(&path, How::Read) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                return Err(Error::corrupt(&path, 0, Damage::Short { got: 0, expected: HEAD as u64 }));
+            }
+            other => other.during("open", &path)?,
+        };
+        let len = file.len().during("measure", &path)?;
+        let mut reader =
+            ImageReader { path, file, number, index: 0, at: HEAD as u64, len, chunk: Vec::new(), taken: 0, slots: HashMap::new() };
+        reader.check_head(&head(store, id, number))?;
+        reader.next_chunk()?;
+        let table = std::mem::take(&mut reader.chunk);
+        let slots = Reader::new(&table).list(|r| Ok((r.u32()?, SegmentId(r.u64()?))));
+        let slots = slots.map_err(|what| Error::corrupt(&reader.path, HEAD as u64, what))?;
+        reader.slots = slots.into_iter().filter_map(|(then, id)| Some((then, slot_now(id)?))).collect();
+        Ok(reader)
+    }
+
+    fn check_head(&self, expected: &[u8; HEAD]) -> Result<()> {
+        let damaged = |offset, what| Err(Error::corrupt(&self.path, offset, what));
+        if self.len < HEAD as u64 {
+            return damaged(0, Damage::Short { got: self.len, expected: HEAD as u64 });
+        }
+        let mut got = [0; HEAD];
+        self.file.read_at(0, &mut got).during("read", &self.path)?;
+        if got == *expected {
+            return Ok(());
+        }
+        let sum = crc32c::crc32c(&got[..HEAD - 4]);
+        if &got[..8] != MAGIC {
+            return damaged(0, Damage::BadMagic);
+        }
+        if sum != u32_at(&got, HEAD - 4) {
+            return damaged(0, Damage::BadChecksum { expected: u32_at(&got, HEAD - 4), got: sum });
+        }
+        if u32_at(&got, 8) != FORMAT {
+            return Err(Error::Format { path: self.path.clone(), found: u32_at(&got, 8), supported: FORMAT });
+        }
+        let what = Damage::Foreign {
+            field: "image",
+            expected: u128::from(self.number),
+            got: u128::from(u64_at(&got, 16)),
+        };
+        damaged(8, what)
+    }
+
+    /// Reads the next chunk; an empty one is the end.
+    fn next_chunk(&mut self) -> Result<()> {
+        let damaged = |at, what| Err(Error::corrupt(&self.path, at, what));
+        let mut head = [0; CHUNK_HEAD as usize];
+        if self.at + CHUNK_HEAD > self.len {
+            return damaged(self.at, Damage::Short { got: self.len, expected: self.at + CHUNK_HEAD });
+        }
+        self.file.read_at(self.at, &mut head).during("read", &self.path)?;
+        let (len, expected) = (u32_at(&head, 0) as usize, u32_at(&head, 4));
+        let room = self.len - self.at - CHUNK_HEAD;
+        if len as u64 > room {
+            return damaged(self.at, Damage::BadLength { got: len as u64, max: room });
+        }
+        self.chunk.resize(len, 0);
+        self.file.read_at(self.at + CHUNK_HEAD, &mut self.chunk).during("read", &self.path)?;
+        let got = chunk_sum(self.number, self.index, &self.chunk);
+        if got != expected {
+            return damaged(self.at, Damage::BadChecksum { expected, got });
+        }
+        self.at += CHUNK_HEAD + len as u64;
+        self.index += 1;
+        self.taken = 0;
+        Ok(())
+    }
+
+    /// Everything was taken and the file ends properly; its size in bytes.
+    pub(crate) fn finish(mut self) -> Result<u64> {
+        if self.taken < self.chunk.len() {
+            return Err(self.nonsense("left over bytes", (self.chunk.len() - self.taken) as u64));
+        }
+        self.next_chunk()?;
+        if !self.chunk.is_empty() || self.at != self.len {
+            return Err(self.nonsense("left over bytes", self.len - self.at + self.chunk.len() as u64));
+        }
+        Ok(self.len)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl ImageSource for ImageReader {
+    fn fill(&mut self, bytes: &mut [u8]) -> Result<()> {
+        let mut filled = 0;
+        while filled < bytes.len() {
+            if self.taken == self.chunk.len() {
+                self.next_chunk()?;
+                if self.chunk.is_empty() {
+                    return Err(self.nonsense("image end", self.at));
+                }
+            }
+            let now = (bytes.len() - filled).min(self.chunk.len() - self.taken);
+            bytes[filled..filled + now].copy_from_slice(&self.chunk[self.taken..self.taken + now]);
+            filled += now;
+            self.taken += now;
+        }
+        Ok(())
+    }
+
+    fn nonsense(&self, field: &'static str, value: u64) -> Error {
+        Error::corrupt(self.path(), self.at, Damage::BadField { field, value })
+    }
+
+    fn slot_of(&self, slot: u32) -> Option<u32> {
+        self.slots.get(&slot).copied()
+    }
+}

@@ -1,0 +1,101 @@
+//! # Log: the live segments of one log, and its counters
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::report::LogStats;
+use crate::error::{Damage, Error};
+use crate::root::LogEntry;
+use crate::segment::Segment;
+use crate::sync::Mutex;
+use crate::types::{LogId, SegmentId};
+
+/// One log.
+#[derive(Debug)]
+pub(crate) struct Log {
+    pub(crate) id: LogId,
+    pub(crate) dir: PathBuf,
+    /// All segments something may point to or that await their turn, by number.
+    pub(crate) segments: Mutex<BTreeMap<SegmentId, Arc<Segment>>>,
+    /// Bytes appended by commits since opening: the log's clock.
+    pub(crate) appended: AtomicU64,
+    /// Bytes appended by the cleaner since opening.
+    pub(crate) moved: AtomicU64,
+    pub(crate) freed: AtomicU64,
+    /// The next commit's first frame is preceded by a note of the durable watermark.
+    pub(crate) water_due: AtomicBool,
+    /// Bytes appended (by commits and cleaner) since the last checkpoint.
+    pub(crate) since_checkpoint: AtomicU64,
+    /// Size of the last checkpoint's images.
+    pub(crate) image_bytes: AtomicU64,
+    /// The cleaner found that tombstones newer than the checkpoint hold up space.
+    pub(crate) tombs_in_the_way: AtomicBool,
+    /// Damage below the durable mark: the log is kept as it is, and ROOT repeats this entry.
+    pub(crate) frozen: Mutex<Option<LogEntry>>,
+}
+
+impl Log {
+    pub(crate) fn new(id: LogId, root: &Path) -> Log {
+        Log {
+            id,
+            dir: root.join(id.directory()),
+            segments: Mutex::default(),
+            appended: AtomicU64::new(0),
+            moved: AtomicU64::new(0),
+            freed: AtomicU64::new(0),
+            water_due: AtomicBool::new(false),
+            since_checkpoint: AtomicU64::new(0),
+            image_bytes: AtomicU64::new(0),
+            tombs_in_the_way: AtomicBool::new(false),
+            frozen: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn is_frozen(&self) -> bool {
+        self.frozen.lock().is_some()
+    }
+
+    /// What a commit to a frozen log is told.
+    pub(crate) fn frozen_error(&self) -> Error {
+        Error::corrupt(&self.dir, 0, Damage::BadField { field: "log", value: self.id as u64 })
+    }
+
+    /// All segments, by number.
+    pub(crate) fn list(&self) -> Vec<Arc<Segment>> {
+        self.segments.lock().values().cloned().collect()
+    }
+
+    pub(crate) fn note_appended(&self, bytes: u64) {
+        self.appended.fetch_add(bytes, Ordering::Relaxed);
+        self.since_checkpoint.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn note_moved(&self, bytes: u64) {
+        self.moved.fetch_add(bytes, Ordering::Relaxed);
+        self.since_checkpoint.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// The log's clock: what segments' ages are counted by.
+    pub(crate) fn clock(&self) -> u64 {
+        self.appended.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn stats(&self) -> LogStats {
+        let mut stats = LogStats {
+            name: self.id.directory(),
+            appended: self.appended.load(Ordering::Relaxed),
+            moved: self.moved.load(Ordering::Relaxed),
+            freed: self.freed.load(Ordering::Relaxed),
+            ..LogStats::default()
+        };
+        for segment in self.segments.lock().values() {
+            stats.segments += 1;
+            stats.disk_bytes += segment.identity().capacity;
+            stats.live_bytes += segment.live();
+            stats.damaged += u64::from(segment.is_damaged());
+        }
+        stats
+    }
+}

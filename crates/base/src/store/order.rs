@@ -1,0 +1,517 @@
+//! # Order: the commit lock and what happens under it
+//!
+//! ## Picture
+//!
+//! ```text
+//!  outside                      | under the lock                                | outside
+//!  limits, staging, prepare,    | is_current, seq, [note of W], seal headers,   | acknowledge:
+//!  encode, body sums, room      | append, publish, apply, visible = seq         | nothing, or a sync round
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. A commit has a number only when all its frames have places in ready segments. The append is the
+//!    only step that can fail after that, and it poisons.
+//! 2. Frames of one commit stand in each log as one unbroken run; where it crosses into the next segment
+//!    the full one ends with a seal.
+//! 3. `apply` sees commits in the order of their numbers.
+//!
+//! ## Costs
+//!
+//! One lock hold of about 0.1 µs (mapped) or 0.6 µs (`pwrite`) for a small commit, in proportion to
+//! its size for a batch; no allocation for a single operation.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use smallvec::SmallVec;
+
+use super::{Kept, Store};
+use crate::blob::Staged;
+use crate::disk::{File, SECTOR};
+use crate::engine::{Action, Need, Op};
+use crate::error::{Error, Result};
+use crate::frame::{FIRST, HEADER, Header, Kind, LAST, WATER, body_sum, span};
+use crate::record::{Content, Record};
+use crate::segment::{Address, DATA_START, Segment};
+use crate::types::{KeyspaceId, LogId, MAX_KEY, MAX_VALUE, Seq};
+use crate::views::Views;
+
+/// One operation of a commit.
+#[derive(Debug)]
+pub struct Write<'a> {
+    /// Whose.
+    pub kept: &'a Arc<Kept>,
+    /// What.
+    pub op: Op<'a>,
+}
+
+/// How a commit ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It has this number; one that changed nothing has the newest one's.
+    Done(Seq),
+    /// An expected key changed; nothing was written.
+    Stale,
+}
+
+/// The end of one log.
+#[derive(Debug, Default)]
+pub(crate) struct Tail {
+    /// Where commits go.
+    pub(crate) segment: Option<Arc<Segment>>,
+    /// The next frame's place in it.
+    pub(crate) offset: u64,
+    /// Empty segments in the order of their numbers.
+    pub(crate) ready: VecDeque<Arc<Segment>>,
+    /// Full segments with bytes the device does not have.
+    pub(crate) unsynced: Vec<Arc<Segment>>,
+    /// The present segment has bytes the device does not have.
+    pub(crate) dirty: bool,
+}
+
+/// What the commit lock guards.
+#[derive(Debug)]
+pub(crate) struct Order {
+    pub(crate) next_seq: Seq,
+    pub(crate) seq_bound: Seq,
+    pub(crate) tails: [Tail; LogId::ALL.len()],
+    pub(crate) views: Views,
+    /// Staged files of commits the device does not have.
+    pub(crate) staged: Vec<Arc<dyn File>>,
+}
+
+/// A frame of the commit in the encode buffer.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    write: usize,
+    start: usize,
+    body: usize,
+    sum: u32,
+}
+
+/// The commit's frames for one log: a range of pieces.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    log: LogId,
+    first: usize,
+    end: usize,
+}
+
+/// Everything encoded for a commit, before it has a number.
+#[derive(Debug, Default)]
+struct Encoded {
+    bytes: Vec<u8>,
+    pieces: SmallVec<[Piece; 4]>,
+    runs: SmallVec<[Run; 2]>,
+}
+
+/// What one record needs to be encoded.
+pub(crate) struct Item<'a> {
+    pub(crate) log: LogId,
+    pub(crate) record: Record<'a>,
+    pub(crate) write: usize,
+}
+
+thread_local! {
+    static ENCODED: RefCell<Encoded> = RefCell::default();
+}
+
+/// Buffers above this are given back after use.
+const KEEP_BUFFER: usize = 1 << 20;
+
+impl Encoded {
+    fn clear(&mut self) {
+        if self.bytes.capacity() > KEEP_BUFFER {
+            self.bytes = Vec::new();
+        }
+        self.bytes.clear();
+        self.pieces.clear();
+        self.runs.clear();
+    }
+
+    /// Encodes `items`, which are grouped by log.
+    fn encode<'a>(&mut self, items: impl Iterator<Item = Item<'a>>) {
+        self.clear();
+        for item in items {
+            let start = self.bytes.len();
+            self.bytes.resize(start + HEADER, 0);
+            item.record.encode(&mut self.bytes);
+            let body = self.bytes.len() - start - HEADER;
+            let sum = body_sum(&self.bytes[start + HEADER..]);
+            let end = start + usize::try_from(span(body)).unwrap_or(usize::MAX);
+            self.bytes.resize(end, 0);
+            let index = self.pieces.len();
+            self.pieces.push(Piece { write: item.write, start, body, sum });
+            match self.runs.last_mut() {
+                Some(run) if run.log == item.log => run.end = index + 1,
+                _ => self.runs.push(Run { log: item.log, first: index, end: index + 1 }),
+            }
+        }
+    }
+
+    fn run_bytes(&self, run: Run) -> u64 {
+        self.pieces[run.first..run.end].iter().map(|p| span(p.body)).sum()
+    }
+
+    fn largest(&self, run: Run) -> u64 {
+        self.pieces[run.first..run.end].iter().map(|p| span(p.body)).max().unwrap_or(0)
+    }
+}
+
+impl Store {
+    /// Commits `writes` as one. On return it is in the kernel and visible.
+    pub fn commit(&self, writes: &mut [Write<'_>]) -> Result<Outcome> {
+        self.check_writable()?;
+        self.brake();
+        let staged = self.stage(writes)?;
+        let _pin = crossbeam_epoch::pin(); // engines' notes hold addresses until apply
+        ENCODED.with_borrow_mut(|encoded| self.commit_encoded(writes, staged, encoded))
+    }
+
+    /// Checks limits and stages large values.
+    fn stage(&self, writes: &mut [Write<'_>]) -> Result<SmallVec<[Staged; 1]>> {
+        let mut total = 0u64;
+        for Write { op, .. } in writes.iter() {
+            let value = match op.action {
+                Action::Put(value) => value.len(),
+                _ => 0,
+            };
+            for (what, got, max) in [("key", op.key.len(), MAX_KEY), ("value", value, MAX_VALUE)] {
+                if got > max {
+                    return Err(Error::TooLarge { what, got: got as u64, max: max as u64 });
+                }
+            }
+            let in_log = if value > self.geometry.stage_above { 64 } else { value };
+            total += (op.key.len() + in_log + HEADER) as u64;
+        }
+        if total > self.geometry.max_batch {
+            return Err(Error::TooLarge { what: "batch", got: total, max: self.geometry.max_batch });
+        }
+        let mut staged = SmallVec::new();
+        for Write { op, .. } in writes.iter_mut() {
+            if let Action::Put(value) = op.action
+                && value.len() > self.geometry.stage_above
+            {
+                let new = self.stage_value(value)?;
+                op.action = Action::Staged(new.blob);
+                staged.push(new);
+            }
+        }
+        Ok(staged)
+    }
+
+    fn commit_encoded(
+        &self,
+        writes: &mut [Write<'_>],
+        staged: SmallVec<[Staged; 1]>,
+        encoded: &mut Encoded,
+    ) -> Result<Outcome> {
+        let mut needs: SmallVec<[Need; 4]> = SmallVec::new();
+        for write in writes.iter_mut() {
+            needs.push(match write.op.action {
+                Action::Expect => Need::Nothing,
+                _ => write.kept.engine()?.prepare(&mut write.op)?,
+            });
+        }
+        self.encode_writes(writes, &needs, encoded);
+        let removes_only = writes.iter().all(|w| !matches!(w.op.action, Action::Put(_) | Action::Staged(_)));
+        loop {
+            let mut order = self.order.lock();
+            self.check_writable()?;
+            if let Some(gone) = writes.iter().find(|w| w.kept.is_gone()) {
+                return Err(Error::NoKeyspace { name: gone.kept.name().to_owned() });
+            }
+            if let Some(index) = writes.iter().position(|w| !w.kept.engine().is_ok_and(|e| e.is_current(&w.op))) {
+                drop(order);
+                let write = &mut writes[index];
+                if matches!(write.op.action, Action::Expect) {
+                    return Ok(Outcome::Stale);
+                }
+                let need = write.kept.engine()?.prepare(&mut write.op)?;
+                if need != needs[index] {
+                    needs[index] = need;
+                    self.encode_writes(writes, &needs, encoded);
+                }
+                continue;
+            }
+            if encoded.runs.is_empty() {
+                return Ok(Outcome::Done(self.visible()));
+            }
+            if order.next_seq >= order.seq_bound {
+                drop(order);
+                self.extend_bounds()?;
+                continue;
+            }
+            if let Some(run) = order.cramped(encoded, removes_only) {
+                drop(order);
+                self.make_room(run.log, encoded.largest(run))?;
+                continue;
+            }
+            let seq = order.next_seq;
+            let rolled = self.place(&mut order, seq, writes, encoded)?;
+            order.staged.extend(staged.into_iter().map(Staged::keep));
+            drop(order);
+            if rolled {
+                self.signals.wake();
+            }
+            return Ok(Outcome::Done(seq));
+        }
+    }
+
+    fn encode_writes(&self, writes: &[Write<'_>], needs: &[Need], encoded: &mut Encoded) {
+        let several = writes.windows(2).any(|pair| pair[0].kept.log() != pair[1].kept.log());
+        let logs: &[Option<LogId>] = if several { &[Some(LogId::Journal), Some(LogId::Flat)] } else { &[None] };
+        encoded.encode(logs.iter().flat_map(|log| {
+            writes.iter().enumerate().filter_map(move |(index, write)| {
+                if needs[index] == Need::Nothing || log.is_some_and(|log| log != write.kept.log()) {
+                    return None;
+                }
+                let content = match write.op.action {
+                    Action::Put(value) => Content::Put(value),
+                    Action::Staged(blob) => Content::Staged(blob),
+                    Action::Remove => Content::Remove,
+                    Action::Expect => return None,
+                };
+                let record = Record { keyspace: write.kept.id(), key: write.op.key, content };
+                Some(Item { log: write.kept.log(), record, write: index })
+            })
+        }));
+    }
+
+    /// Gives the commit its number and its place, hands it to the kernel, applies it. True if a log
+    /// went on to its next segment.
+    fn place(&self, order: &mut Order, seq: Seq, writes: &mut [Write<'_>], encoded: &mut Encoded) -> Result<bool> {
+        let rolled = self.append(order, seq, encoded, |index, address, span| {
+            writes[index].op.address = address;
+            writes[index].op.span = span;
+        })?;
+        for write in writes.iter() {
+            if write.op.address != Address::NONE
+                && let Ok(engine) = write.kept.engine()
+            {
+                engine.apply(seq, &write.op, &order.views);
+            }
+        }
+        self.finish(order, seq);
+        Ok(rolled)
+    }
+
+    /// Publishes commit `seq`.
+    fn finish(&self, order: &mut Order, seq: Seq) {
+        order.next_seq = seq.next();
+        if self.unsynced_since.load(Ordering::Relaxed) == 0 {
+            let now = u64::try_from(self.clock.now().as_nanos()).unwrap_or(u64::MAX - 1);
+            self.unsynced_since.store(now + 1, Ordering::Relaxed);
+        }
+        self.visible.store(seq.0, Ordering::Release);
+    }
+
+    /// Appends the encoded runs as commit `seq`. Any failure poisons.
+    fn append(
+        &self,
+        order: &mut Order,
+        seq: Seq,
+        encoded: &mut Encoded,
+        mut placed: impl FnMut(usize, Address, u32),
+    ) -> Result<bool> {
+        let mut rolled = false;
+        let parts = u8::try_from(encoded.runs.len()).unwrap_or(u8::MAX);
+        for (part, run) in (0..).zip(encoded.runs.clone()) {
+            let log = self.log(run.log);
+            let tail = &mut order.tails[run.log.index()];
+            if log.water_due.swap(false, Ordering::Relaxed) {
+                rolled |= self.append_note(tail, log)?;
+            }
+            let mut chunk = run.first;
+            while chunk < run.end {
+                let end = tail.fitting(encoded, chunk, run.end);
+                if end == chunk {
+                    self.roll(tail, log)?;
+                    rolled = true;
+                    continue;
+                }
+                let header = |index: usize, len: usize| Header {
+                    check: 0,
+                    len,
+                    kind: Kind::Commit,
+                    flags: if index == run.first { FIRST } else { 0 } | if index + 1 == run.end { LAST } else { 0 },
+                    seq,
+                    part,
+                    parts,
+                };
+                append_chunk(tail, encoded, (chunk, end), header, &mut placed).map_err(|_| self.poison("append"))?;
+                chunk = end;
+            }
+            log.note_appended(encoded.run_bytes(run));
+        }
+        Ok(rolled)
+    }
+
+    /// Appends a note of the durable watermark.
+    pub(crate) fn append_note(&self, tail: &mut Tail, log: &super::log::Log) -> Result<bool> {
+        let mut rolled = false;
+        if tail.segment.as_ref().is_none_or(|s| tail.offset + span(8) > s.identity().capacity) {
+            if tail.ready.is_empty() {
+                return Ok(false); // a note is a help to recovery, not a promise
+            }
+            self.roll(tail, log)?;
+            rolled = true;
+        }
+        let Some(segment) = tail.segment.as_ref() else { return Ok(rolled) };
+        let body = self.durable().0.to_le_bytes();
+        let mut bytes = [0; HEADER + 8];
+        bytes[HEADER..].copy_from_slice(&body);
+        let header = Header {
+            check: 0,
+            len: 8,
+            kind: Kind::Note,
+            flags: FIRST | LAST | WATER,
+            seq: self.visible(),
+            part: 0,
+            parts: 0,
+        };
+        segment.seed().seal(tail.offset, &header, body_sum(&body), &mut bytes);
+        segment.file().append_at(tail.offset, &bytes).map_err(|_| self.poison("append"))?;
+        tail.offset += header.span();
+        tail.dirty = true;
+        segment.publish(tail.offset);
+        Ok(rolled)
+    }
+
+    /// Seals the present segment and goes on in the next ready one.
+    fn roll(&self, tail: &mut Tail, log: &super::log::Log) -> Result<()> {
+        let Some(next) = tail.ready.pop_front() else { return Err(self.poison("roll")) };
+        if let Some(full) = tail.segment.take() {
+            let mut bytes = [0; HEADER];
+            if tail.offset + HEADER as u64 <= full.identity().capacity {
+                let header = Header {
+                    check: 0,
+                    len: 0,
+                    kind: Kind::Seal,
+                    flags: FIRST | LAST,
+                    seq: self.visible(),
+                    part: 0,
+                    parts: 0,
+                };
+                full.seed().seal(tail.offset, &header, body_sum(&[]), &mut bytes);
+                full.file().append_at(tail.offset, &bytes).map_err(|_| self.poison("append"))?;
+                full.publish(tail.offset + HEADER as u64);
+            }
+            full.seal(log.clock());
+            self.sealed.fetch_add(1, Ordering::Relaxed);
+            tail.unsynced.push(full);
+        }
+        tail.offset = DATA_START;
+        tail.segment = Some(next);
+        tail.dirty = true;
+        Ok(())
+    }
+
+    /// Commits records that belong to no engine: the catalogue's. `apply` runs under the lock.
+    pub(crate) fn commit_catalogue(&self, records: &[Record<'_>], apply: impl FnOnce(Seq)) -> Result<Seq> {
+        debug_assert!(records.iter().all(|r| r.keyspace == KeyspaceId::CATALOGUE));
+        let mut encoded = Encoded::default();
+        encoded.encode(records.iter().map(|record| Item { log: LogId::Journal, record: *record, write: 0 }));
+        loop {
+            let mut order = self.order.lock();
+            self.check_writable()?;
+            if order.next_seq >= order.seq_bound {
+                drop(order);
+                self.extend_bounds()?;
+                continue;
+            }
+            if let Some(run) = order.cramped(&encoded, false) {
+                drop(order);
+                self.make_room(run.log, encoded.largest(run))?;
+                continue;
+            }
+            let seq = order.next_seq;
+            self.append(&mut order, seq, &mut encoded, |_, _, _| {})?;
+            apply(seq);
+            self.finish(&mut order, seq);
+            return Ok(seq);
+        }
+    }
+}
+
+/// Seals, places and appends the pieces `from..to`, which fit into the present segment.
+fn append_chunk(
+    tail: &mut Tail,
+    encoded: &mut Encoded,
+    (from, to): (usize, usize),
+    header: impl Fn(usize, usize) -> Header,
+    placed: &mut impl FnMut(usize, Address, u32),
+) -> std::io::Result<()> {
+    let Some(segment) = tail.segment.as_ref() else { return Err(std::io::Error::other("no segment")) };
+    let base = encoded.pieces[from].start;
+    let mut end = base;
+    for index in from..to {
+        let piece = encoded.pieces[index];
+        let header = header(index, piece.body);
+        let offset = tail.offset + (piece.start - base) as u64;
+        segment.seed().seal(offset, &header, piece.sum, &mut encoded.bytes[piece.start..]);
+        let span = header.span();
+        end = piece.start + usize::try_from(span).unwrap_or(0);
+        placed(piece.write, Address::new(segment.slot(), offset), u32::try_from(span).unwrap_or(u32::MAX));
+    }
+    segment.file().append_at(tail.offset, &encoded.bytes[base..end])?;
+    let seq = header(from, 0).seq;
+    tail.offset += (end - base) as u64;
+    tail.dirty = true;
+    segment.note_frames(u32::try_from(to - from).unwrap_or(u32::MAX), seq);
+    segment.publish(tail.offset);
+    Ok(())
+}
+
+impl Order {
+    /// A run that does not fit into what is ready.
+    fn cramped(&self, encoded: &Encoded, removes_only: bool) -> Option<Run> {
+        encoded.runs.iter().copied().find(|run| !self.tails[run.log.index()].has_room(encoded, *run, removes_only))
+    }
+}
+
+impl Tail {
+    /// How many segments of the ready ones only removals and the cleaner may use.
+    pub(crate) const RESERVE: usize = 2;
+
+    /// The end of the pieces from `from` that fit into the present segment.
+    fn fitting(&self, encoded: &Encoded, from: usize, end: usize) -> usize {
+        let Some(segment) = self.segment.as_ref() else { return from };
+        let mut room = segment.identity().capacity.saturating_sub(self.offset);
+        let mut at = from;
+        while at < end && span(encoded.pieces[at].body) <= room {
+            room -= span(encoded.pieces[at].body);
+            at += 1;
+        }
+        at
+    }
+
+    /// Whether the run fits, with a note before it, into the present and the ready segments.
+    fn has_room(&self, encoded: &Encoded, run: Run, removes_only: bool) -> bool {
+        let reserve = if removes_only { 0 } else { Tail::RESERVE };
+        let mut room = self.segment.as_ref().map_or(0, |s| s.identity().capacity.saturating_sub(self.offset));
+        room = room.saturating_sub(span(8));
+        let mut ready = self.ready.iter().take(self.ready.len().saturating_sub(reserve));
+        for piece in &encoded.pieces[run.first..run.end] {
+            let need = span(piece.body);
+            while need > room {
+                match ready.next() {
+                    Some(next) => room = (next.identity().capacity - DATA_START).saturating_sub(span(8)),
+                    None => return false,
+                }
+            }
+            room -= need;
+        }
+        true
+    }
+
+    /// After this the next frame shares no sector with what stands there now.
+    pub(crate) fn close_sector(&mut self) {
+        if let Some(segment) = &self.segment {
+            self.offset = self.offset.next_multiple_of(SECTOR).min(segment.identity().capacity);
+        }
+    }
+}

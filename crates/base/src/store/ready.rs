@@ -1,0 +1,134 @@
+//! # Ready segments: made ahead, so that committers neither create files nor wait for blocks
+//!
+//! A ready segment has all its blocks, a durable name and a slot. [`Tail::RESERVE`] of them are kept for
+//! removals and for the cleaner, which is how a full disk gets room again (commit.md, scenario 20).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::Store;
+use super::order::Tail;
+use crate::blob::Staged;
+use crate::error::{Error, IoContext, Result};
+use crate::frame::{HEADER, span};
+use crate::segment::{DATA_START, Identity, MAX_CAPACITY, Segment};
+use crate::types::{LogId, SegmentId};
+
+/// Segments are sized so that a log has about this many.
+const SEGMENTS_AIM: u64 = 256;
+/// Ready segments the background keeps beyond the reserve.
+const AHEAD: usize = 2;
+
+impl Store {
+    /// Makes one more segment of `log` ready, large enough for a frame of `largest` bytes, unless
+    /// somebody else just did.
+    pub(super) fn make_room(&self, log: LogId, largest: u64) -> Result<()> {
+        if self.log(log).is_frozen() {
+            return Err(self.log(log).frozen_error());
+        }
+        let mut next = self.making.lock();
+        let fits = |s: &Arc<Segment>| s.identity().capacity > DATA_START + 2 * span(8) + largest;
+        if largest > 0 {
+            let order = self.order.lock();
+            let ready = &order.tails[log.index()].ready;
+            if ready.len() > Tail::RESERVE && ready.iter().all(fits) {
+                return Ok(());
+            }
+        }
+        let segment = self.make_segment(&mut next, log, 0, largest)?;
+        self.order.lock().tails[log.index()].ready.push_back(segment);
+        Ok(())
+    }
+
+    /// Tops up the ready segments of logs in use. True if there was something to do.
+    pub(super) fn top_up(&self) -> Result<bool> {
+        let mut any = false;
+        for log in LogId::ALL {
+            loop {
+                let want = {
+                    let order = self.order.lock();
+                    let tail = &order.tails[log.index()];
+                    let in_use = tail.segment.is_some() || !tail.ready.is_empty();
+                    in_use && tail.ready.len() < Tail::RESERVE + if self.options.inline { 0 } else { AHEAD }
+                };
+                if !want || self.log(log).is_frozen() {
+                    break;
+                }
+                self.make_room(log, 0)?;
+                any = true;
+            }
+        }
+        Ok(any)
+    }
+
+    /// Makes a segment: a file with blocks, a durable name, a slot.
+    pub(super) fn make_segment(
+        &self,
+        next: &mut u64,
+        log: LogId,
+        stream: u8,
+        largest: u64,
+    ) -> Result<Arc<Segment>> {
+        let log = self.log(log);
+        let id = SegmentId(*next);
+        *next += 1;
+        let identity = Identity {
+            store: self.id,
+            log: log.id,
+            id,
+            stream,
+            incarnation: self.incarnation,
+            capacity: self.capacity_for(log, largest),
+        };
+        let segment = Arc::new(Segment::create(&*self.disk, &log.dir, identity)?);
+        let admitted = self.finish_segment(log, &segment);
+        if admitted.is_err() {
+            let _ = self.disk.remove(segment.path()); // swept at the next open if it stays
+        }
+        admitted?;
+        Ok(segment)
+    }
+
+    fn finish_segment(&self, log: &super::log::Log, segment: &Arc<Segment>) -> Result<()> {
+        segment.file().sync().during("sync", segment.path())?;
+        self.disk.sync_dir(&log.dir).during("sync directory", &log.dir)?;
+        self.prepare_pages(segment)?;
+        if self.ground.segments.admit(segment).is_none() {
+            return Err(Error::NoSpace { path: log.dir.clone() });
+        }
+        log.segments.lock().insert(segment.id(), Arc::clone(segment));
+        Ok(())
+    }
+
+    /// Writers that wait for syncs want blocks the file system has already written; others want resident
+    /// pages to store into.
+    fn prepare_pages(&self, segment: &Segment) -> Result<()> {
+        let capacity = segment.identity().capacity;
+        if self.round.is_busy() {
+            let zeros = vec![0; usize::try_from(capacity - DATA_START).unwrap_or(0)];
+            segment.file().write_at(DATA_START, &zeros).during("write", segment.path())?;
+            segment.file().sync().during("sync", segment.path())?;
+        } else if self.log(segment.identity().log).appended.load(Ordering::Relaxed) > capacity {
+            segment.file().make_resident(DATA_START, capacity);
+        }
+        Ok(())
+    }
+
+    fn capacity_for(&self, log: &super::log::Log, largest: u64) -> u64 {
+        let total: u64 = log.segments.lock().values().map(|s| s.identity().capacity).sum();
+        let usual = (total / SEGMENTS_AIM)
+            .next_power_of_two()
+            .clamp(self.geometry.min_segment, self.geometry.max_segment);
+        let needed = (DATA_START + span(8) + largest + HEADER as u64).next_multiple_of(4096);
+        usual.max(needed).min(MAX_CAPACITY)
+    }
+
+    /// Stages a large value, with a number that ROOT covers.
+    pub(super) fn stage_value(&self, value: &[u8]) -> Result<Staged> {
+        if self.ground.blobs.next() + self.geometry.blob_chunk >= self.blob_bound.load(Ordering::Acquire) {
+            self.extend_bounds()?;
+        }
+        self.counters.staged_bytes.fetch_add(value.len() as u64, Ordering::Relaxed);
+        self.ground.blobs.stage(value)
+    }
+}

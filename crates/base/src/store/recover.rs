@@ -1,0 +1,657 @@
+//! # Recovery: from files to a served state
+//!
+//! ## Picture
+//!
+//! ```text
+//!  ROOT -> open segments -> [unclean: survey the unsealed ones -> cut] -> catalogue -> images -> replay
+//!       -> [write: rewrite the tail in place, sync, restamp empty segments] -> ROOT -> serve
+//! ```
+//!
+//! ## What counts
+//!
+//! * `known` (Wrec): the highest of ROOT's floor and every watermark found, also behind a bad frame. Up to
+//!   it everything was durable: if a commit is missing there, that is damage, not a torn tail.
+//! * `cut`: above the floor commits count up to the first number that is missing or incomplete.
+//! * What is accepted may stand in the page cache only (a failed sync before, same boot): it is written
+//!   again, the same bytes to the same places, and synced before anything relies on it. This needs no new
+//!   blocks, and a crash meanwhile changes nothing (commit.md R10, scenario 10; decisions/0004).
+//! * Frames above the cut stay where they are, beyond the accepted end that ROOT records for the segment;
+//!   empty segments get a new incarnation in their header, which voids what may stand in them.
+//!
+//! ## Threads
+//!
+//! One thread; nobody else knows the store yet.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::catalogue::{Catalogue, Map, decode_entry};
+use super::image::{self, ImageReader};
+use super::kept::Broken;
+use super::{Kept, Store};
+use crate::blob::BlobRef;
+use crate::disk::How;
+use crate::engine::{Engine, Replay};
+use crate::error::{Damage, Error, IoContext, Result};
+use crate::frame::Kind;
+use crate::record::{Content, Record};
+use crate::root::{KeyspaceEntry, LogEntry, Root, SegmentEntry};
+use crate::segment::{self, Address, DATA_START, Scan, Segment, Stop, find_water};
+use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
+
+/// Bytes rewritten at a time.
+const REWRITE: usize = 1 << 20;
+
+/// A segment on its way into service.
+struct Found {
+    segment: Segment,
+    /// What ROOT says of it; `None` if it is newer than ROOT.
+    entry: Option<SegmentEntry>,
+    /// Where each commit's run starts, in order.
+    runs: Vec<(u64, Seq)>,
+    /// The end of what may count.
+    end: u64,
+    frames: u32,
+    last_seq: Seq,
+}
+
+impl Found {
+    fn is_sealed(&self) -> bool {
+        self.entry.is_some_and(|e| e.sealed)
+    }
+}
+
+/// What a survey found of one commit.
+#[derive(Default)]
+struct Seen {
+    parts: u8,
+    complete: u8,
+    bad_blob: bool,
+}
+
+/// What the survey of all unsealed segments found.
+#[derive(Default)]
+struct Survey {
+    commits: HashMap<Seq, Seen>,
+    known: Seq,
+    /// Logs in which a watermark stands behind a bad frame, with the bad frame's error.
+    behind: Vec<(LogId, Seq, Error)>,
+    blobs: Vec<(Seq, BlobRef)>,
+    frames: u64,
+}
+
+/// State of an opening.
+pub(super) struct Recovery<'a> {
+    store: &'a Store,
+    root: &'a Root,
+    logs: Vec<Vec<Found>>,
+    broken: Vec<Option<Broken>>,
+    leftovers: Vec<std::path::PathBuf>,
+    accepted_blobs: Vec<BlobRef>,
+    cut: Seq,
+    records: u64,
+    frames: u64,
+    bytes_cut: u64,
+    next_segment: u64,
+    replayed_bytes: [u64; LogId::ALL.len()],
+    image_bytes: [u64; LogId::ALL.len()],
+}
+
+/// What an opening found out that outlives it.
+pub(super) struct Recovered {
+    pub(super) cut: Seq,
+    pub(super) records: u64,
+    pub(super) frames: u64,
+    pub(super) bytes_cut: u64,
+    pub(super) next_segment: u64,
+    pub(super) replayed_bytes: [u64; LogId::ALL.len()],
+    pub(super) image_bytes: [u64; LogId::ALL.len()],
+    pub(super) catalogue: Catalogue,
+    pub(super) logs: Vec<(Vec<Arc<Segment>>, Option<LogEntry>)>,
+    pub(super) leftovers: Vec<std::path::PathBuf>,
+}
+
+impl<'a> Recovery<'a> {
+    pub(super) fn new(store: &'a Store, root: &'a Root) -> Recovery<'a> {
+        Recovery {
+            store,
+            root,
+            logs: Vec::new(),
+            broken: Vec::new(),
+            leftovers: Vec::new(),
+            accepted_blobs: Vec::new(),
+            cut: root.floor,
+            records: 0,
+            frames: 0,
+            bytes_cut: 0,
+            next_segment: root.next_segment.0,
+            replayed_bytes: Default::default(),
+            image_bytes: Default::default(),
+        }
+    }
+
+    /// Everything up to serving, except what is written.
+    pub(super) fn run(mut self) -> Result<Recovered> {
+        for log in LogId::ALL {
+            let broken = self.root.logs[log.index()].broken;
+            let (found, damage) = self.find(log)?;
+            self.logs.push(found);
+            self.broken.push(match (broken, damage) {
+                (_, Some(damage)) => Some(damage),
+                (true, None) => Some(self.frozen(log)),
+                (false, None) => None,
+            });
+        }
+        if !self.root.clean {
+            self.survey()?;
+        }
+        if let Some(broken) = &self.broken[LogId::Journal.index()] {
+            return Err(broken.error()); // the catalogue is not known
+        }
+        let (map, next_keyspace) = self.catalogue()?;
+        if !self.store.options.read_only && !self.root.clean {
+            self.rewrite()?;
+        }
+        let admitted = self.admit()?;
+        let map = self.load(map, &admitted)?;
+        let logs = self.entries(admitted);
+        Ok(Recovered {
+            cut: self.cut,
+            records: self.records,
+            frames: self.frames,
+            bytes_cut: self.bytes_cut,
+            next_segment: self.next_segment,
+            replayed_bytes: self.replayed_bytes,
+            image_bytes: self.image_bytes,
+            catalogue: Catalogue::new(map, next_keyspace),
+            logs,
+            leftovers: self.leftovers,
+        })
+    }
+
+    fn frozen(&self, log: LogId) -> Broken {
+        let what = Damage::MissingCommits { first_missing: self.root.floor.0, durable: self.root.floor.0 };
+        Broken { path: self.store.log(log).dir.clone(), offset: 0, what }
+    }
+
+    /// Opens the segments of `log`: those of ROOT, and newer ones.
+    fn find(&mut self, log: LogId) -> Result<(Vec<Found>, Option<Broken>)> {
+        let store = self.store;
+        let dir = &store.log(log).dir;
+        let entries: BTreeMap<SegmentId, SegmentEntry> =
+            self.root.logs[log.index()].segments.iter().map(|s| (s.id, *s)).collect();
+        let mut names: Vec<SegmentId> = entries.keys().copied().collect();
+        for entry in store.disk.list(dir).during("list", dir)? {
+            let Some(id) = segment::number_of(&entry.name) else { continue };
+            if id >= self.root.next_segment && !self.root.clean {
+                names.push(id);
+            } else if !entries.contains_key(&id) {
+                self.leftovers.push(dir.join(&entry.name));
+            }
+        }
+        let how = if store.options.read_only { How::Read } else { How::Write };
+        let mut found = Vec::new();
+        let mut damage = None;
+        for id in names {
+            self.next_segment = self.next_segment.max(id.0 + 1);
+            let entry = entries.get(&id).copied();
+            let opened = Segment::open(&*store.disk, dir, id, store.id, log, how);
+            match opened {
+                Ok(segment) => {
+                    let end = entry.map_or(DATA_START, |e| e.end);
+                    let (frames, last_seq) = entry.map_or((0, Seq::ZERO), |e| (e.frames, e.last_seq));
+                    found.push(Found { segment, entry, runs: Vec::new(), end, frames, last_seq });
+                }
+                // Newer than ROOT, and its header never reached the device: nothing in it did.
+                Err(e) if e.is_corrupt() && entry.is_none() => self.leftovers.push(dir.join(segment::file_name(id))),
+                Err(e) => damage = Some(Broken::from_error(e)?),
+            }
+        }
+        Ok((found, damage))
+    }
+
+    /// Reads the unsealed segments and finds the cut.
+    fn survey(&mut self) -> Result<()> {
+        let mut survey = Survey { known: self.root.floor, ..Survey::default() };
+        for log in LogId::ALL {
+            if self.broken[log.index()].is_none() {
+                self.survey_log(log, &mut survey)?;
+            }
+        }
+        for (_, water, _) in &survey.behind {
+            survey.known = survey.known.max(*water);
+        }
+        for (seq, blob) in &survey.blobs {
+            if *seq > survey.known && !matches!(self.store.ground.blobs.read(blob), Ok(Some(_))) {
+                survey.commits.entry(*seq).or_default().bad_blob = true;
+            }
+        }
+        self.frames += survey.frames;
+        let first = self.root.first_seq.max(self.root.floor.next());
+        let behind = std::mem::take(&mut survey.behind);
+        let whole = |seq: Seq| {
+            survey.commits.get(&seq).is_some_and(|s| s.parts > 0 && s.complete == (1 << s.parts) - 1 && !s.bad_blob)
+        };
+        let mut next = first;
+        while whole(next) {
+            next = next.next();
+        }
+        if next <= survey.known && first <= survey.known {
+            self.declare_damage(next, survey.known, behind)?;
+            // The other logs' commits up to the durable mark count, and what follows without a gap.
+            next = next.max(survey.known.next());
+            while whole(next) {
+                next = next.next();
+            }
+        }
+        self.cut = if next == first { self.root.floor } else { Seq(next.0 - 1) };
+        self.accepted_blobs = survey.blobs.iter().filter(|(seq, _)| *seq <= self.cut).map(|(_, b)| *b).collect();
+        self.cut_off();
+        Ok(())
+    }
+
+    /// Commits known durable are missing from `first_missing` on: finds the logs to blame.
+    fn declare_damage(&mut self, first_missing: Seq, durable: Seq, behind: Vec<(LogId, Seq, Error)>) -> Result<()> {
+        let mut blamed = false;
+        for (log, water, error) in behind {
+            if water >= first_missing {
+                self.broken[log.index()] = Some(Broken::from_error(error)?);
+                blamed = true;
+            }
+        }
+        if !blamed {
+            for log in LogId::ALL {
+                let what = Damage::MissingCommits { first_missing: first_missing.0, durable: durable.0 };
+                let path = self.store.log(log).dir.clone();
+                self.broken[log.index()].get_or_insert(Broken { path, offset: 0, what });
+            }
+        }
+        Ok(())
+    }
+
+    fn survey_log(&mut self, log: LogId, survey: &mut Survey) -> Result<()> {
+        let floor = self.root.floor;
+        let plausible = Seq::ZERO..=Seq(self.root.seq_bound.0.saturating_add(1));
+        // The commit whose run goes on in the next segment, while the one before ended with a seal.
+        let mut open_run: Option<Seq> = None;
+        let mut torn: Option<Error> = None;
+        let mut water_behind = None;
+        for found in &mut self.logs[log.index()] {
+            if found.is_sealed() {
+                continue;
+            }
+            let limit = found.segment.identity().capacity.min(found.segment.file().len().unwrap_or(0));
+            let durable_end = found.end;
+            let mut scan = Scan::new(&found.segment, 0, limit);
+            (found.frames, found.end) = (0, DATA_START);
+            for scanned in scan.by_ref() {
+                let header = scanned.frame.header;
+                survey.frames += 1;
+                found.end = scanned.offset + header.span();
+                if let Some(water) = scanned.frame.water() {
+                    survey.known = survey.known.max(water);
+                    water_behind = water_behind.max(torn.is_some().then_some(water));
+                }
+                if header.kind != Kind::Commit {
+                    found.frames += u32::from(header.kind == Kind::Moved);
+                    found.last_seq = found.last_seq.max(if header.kind == Kind::Moved { header.seq } else { Seq::ZERO });
+                    continue;
+                }
+                found.frames += 1;
+                if header.is_first() {
+                    open_run = Some(header.seq);
+                }
+                if header.is_first() || found.runs.last().is_none_or(|(_, seq)| *seq != header.seq) {
+                    found.runs.push((scanned.offset, header.seq));
+                }
+                if header.seq > floor
+                    && let Ok(Record { content: Content::Staged(blob), .. }) = Record::decode(scanned.frame.payload())
+                {
+                    survey.blobs.push((header.seq, blob));
+                }
+                if header.is_last() {
+                    if open_run == Some(header.seq) && header.seq > floor {
+                        let seen = survey.commits.entry(header.seq).or_default();
+                        seen.parts = header.parts;
+                        seen.complete |= 1 << header.part.min(7);
+                    }
+                    open_run = None;
+                }
+            }
+            match scan.stop() {
+                Stop::Sealed(_) => {}
+                Stop::Torn(_, error) if !error.is_corrupt() => return Err(error),
+                Stop::Torn(at, error) => {
+                    open_run = None;
+                    if found.end < durable_end {
+                        // A frame that ROOT knows to be durable: damage, whatever its number.
+                        self.broken[log.index()] = Some(Broken::from_error(error)?);
+                        return Ok(());
+                    }
+                    water_behind = water_behind.max(find_water(&found.segment, at, limit, plausible.clone()));
+                    torn.get_or_insert(error);
+                }
+            }
+        }
+        survey.behind.extend(torn.zip(water_behind).map(|(error, water)| (log, water, error)));
+        Ok(())
+    }
+
+    /// Ends each unsealed segment before the first commit above the cut.
+    fn cut_off(&mut self) {
+        let cut = self.cut;
+        for (log, founds) in self.logs.iter_mut().enumerate() {
+            if self.broken[log].is_some() {
+                continue;
+            }
+            for found in founds.iter_mut().filter(|f| !f.is_sealed()) {
+                if let Some((offset, _)) = found.runs.iter().find(|(_, seq)| *seq > cut) {
+                    self.bytes_cut += found.end - *offset;
+                    found.end = *offset;
+                }
+                let last = found.runs.iter().map(|(_, seq)| *seq).filter(|seq| *seq <= cut).max();
+                found.last_seq = found.last_seq.max(last.unwrap_or_default());
+            }
+        }
+    }
+
+    /// The keyspaces at the cut, and the next one's number.
+    fn catalogue(&mut self) -> Result<(Map, KeyspaceId)> {
+        let mut entries: BTreeMap<String, KeyspaceEntry> =
+            self.root.keyspaces.iter().map(|k| (k.name.clone(), k.clone())).collect();
+        let mut next = self.root.next_keyspace;
+        if !self.root.clean {
+            for found in &self.logs[LogId::Journal.index()] {
+                for scanned in Scan::new(&found.segment, 0, found.end) {
+                    let header = scanned.frame.header;
+                    if header.kind != Kind::Commit || header.seq <= self.root.floor || header.seq > self.cut {
+                        continue;
+                    }
+                    let damaged = |what| Error::corrupt(found.segment.path(), scanned.offset, what);
+                    let record = Record::decode(scanned.frame.payload()).map_err(damaged)?;
+                    if record.keyspace != KeyspaceId::CATALOGUE {
+                        continue;
+                    }
+                    let (name, entry) = decode_entry(&record).map_err(damaged)?;
+                    match entry {
+                        Some(entry) => {
+                            next = next.max(KeyspaceId(entry.id.0 + 1));
+                            entries.insert(name, entry);
+                        }
+                        None => drop(entries.remove(&name)),
+                    }
+                }
+            }
+        }
+        let mut map = Map::new();
+        for (name, entry) in entries {
+            let Some(factory) = self.store.factory(&entry.engine) else {
+                let why = format!("{:?} of keyspace {name:?} is not known to this build", entry.engine);
+                return Err(Error::Invalid { what: "engine", why });
+            };
+            let engine = factory.create(entry.id, &self.store.ground);
+            map.insert(name.clone(), Arc::new(Kept::new(entry.id, &name, engine, Seq::ZERO)));
+        }
+        Ok((map, next))
+    }
+
+    /// Writes what was accepted again where it stands, so that the next sync covers it; voids the rest.
+    fn rewrite(&mut self) -> Result<()> {
+        for (log, founds) in self.logs.iter_mut().enumerate() {
+            if self.broken[log].is_some() {
+                continue;
+            }
+            for found in founds.iter_mut().filter(|f| !f.is_sealed()) {
+                if found.end > DATA_START {
+                    // All of it: what ROOT calls durable may share its last sector's page with what is not.
+                    rewrite_file(found.segment.file(), found.end).during("rewrite", found.segment.path())?;
+                } else {
+                    let path = found.segment.path().to_path_buf();
+                    let dir = &self.store.logs[log].dir;
+                    found.segment = found.segment.restamp(&*self.store.disk, dir, self.store.incarnation)?;
+                    found.segment.file().sync().during("sync", &path)?;
+                    found.entry = None;
+                }
+            }
+            self.store.disk.sync_dir(&self.store.logs[log].dir).during("sync directory", &self.store.logs[log].dir)?;
+        }
+        for blob in &self.accepted_blobs {
+            self.store.ground.blobs.rewrite(blob)?;
+        }
+        if !self.accepted_blobs.is_empty() {
+            let dir = self.store.ground.blobs.dir();
+            self.store.disk.sync_dir(dir).during("sync directory", dir)?;
+        }
+        Ok(())
+    }
+
+    /// Puts the segments into slots.
+    fn admit(&mut self) -> Result<Vec<Vec<Arc<Segment>>>> {
+        let clean = self.root.clean;
+        let mut all = Vec::new();
+        for founds in std::mem::take(&mut self.logs) {
+            let mut segments = Vec::new();
+            for found in founds {
+                let Found { segment, end, frames, last_seq, entry, .. } = found;
+                segment.publish(end.max(DATA_START));
+                segment.note_frames(frames, last_seq);
+                let empty = end <= DATA_START;
+                // After a clean close the tail goes on; after anything else only empty segments do.
+                if entry.is_some_and(|e| e.sealed) || !(clean || empty) {
+                    segment.seal(0);
+                }
+                let segment = Arc::new(segment);
+                if self.store.ground.segments.admit(&segment).is_none() {
+                    let got = crate::segment::SLOT_COUNT as u64 + 1;
+                    let what = Damage::BadLength { got, max: got - 1 };
+                    return Err(Error::corrupt(segment.path(), 0, what));
+                }
+                segments.push(segment);
+            }
+            segments.sort_by_key(|s| s.id());
+            all.push(segments);
+        }
+        Ok(all)
+    }
+
+    /// Restores images and replays records.
+    fn load(&mut self, map: Map, admitted: &[Vec<Arc<Segment>>]) -> Result<Map> {
+        let mut broken: HashMap<KeyspaceId, Broken> = HashMap::new();
+        for kept in map.values() {
+            let log = kept.log();
+            let restored = match &self.broken[log.index()] {
+                Some(damage) => Err(damage.error()),
+                None => self.restore(kept, &admitted[log.index()]),
+            };
+            if let Err(error) = restored {
+                broken.insert(kept.id(), Broken::from_error(error)?);
+            }
+        }
+        let engines: HashMap<KeyspaceId, Arc<dyn Engine>> = map
+            .values()
+            .filter(|kept| !broken.contains_key(&kept.id()))
+            .map(|kept| Ok((kept.id(), Arc::clone(kept.engine()?))))
+            .collect::<Result<_>>()?;
+        for log in LogId::ALL {
+            if self.broken[log.index()].is_some() {
+                continue;
+            }
+            if let Err(error) = self.replay(log, &admitted[log.index()], &engines) {
+                let damage = Broken::from_error(error)?;
+                for kept in map.values().filter(|k| k.log() == log) {
+                    broken.insert(kept.id(), damage.clone());
+                }
+                self.broken[log.index()] = Some(damage);
+            }
+        }
+        engines.values().for_each(|engine| engine.replayed());
+        let settle = |(name, kept): (String, Arc<Kept>)| match broken.remove(&kept.id()) {
+            Some(damage) => (name, Arc::new(kept.broken(damage))),
+            None => (name, kept),
+        };
+        Ok(map.into_iter().map(settle).collect())
+    }
+
+    fn restore(&mut self, kept: &Kept, segments: &[Arc<Segment>]) -> Result<()> {
+        let checkpoint = &self.root.logs[kept.log().index()].checkpoint;
+        if !checkpoint.keyspaces.contains(&kept.id()) {
+            return Ok(());
+        }
+        let path = self.store.image_path(kept.id(), checkpoint.number);
+        let slot_now = |id: SegmentId| segments.binary_search_by_key(&id, |s| s.id()).ok().map(|i| segments[i].slot());
+        let mut image =
+            ImageReader::open(&*self.store.disk, path, self.store.id, kept.id(), checkpoint.number, slot_now)?;
+        kept.engine()?.restore(&mut image)?;
+        self.image_bytes[kept.log().index()] += image.finish()?;
+        Ok(())
+    }
+
+    /// Replays the records at and after the checkpoint's position.
+    fn replay(
+        &mut self,
+        log: LogId,
+        segments: &[Arc<Segment>],
+        engines: &HashMap<KeyspaceId, Arc<dyn Engine>>,
+    ) -> Result<()> {
+        let checkpoint = &self.root.logs[log.index()].checkpoint;
+        for segment in segments {
+            let from = if segment.id() >= checkpoint.next_segment {
+                DATA_START
+            } else {
+                match checkpoint.open.iter().find(|p| p.segment == segment.id()) {
+                    Some(position) => position.offset,
+                    None => continue,
+                }
+            };
+            let mut scan = Scan::new(segment, from, segment.end());
+            for scanned in scan.by_ref() {
+                self.frames += 1;
+                let header = scanned.frame.header;
+                if !matches!(header.kind, Kind::Commit | Kind::Moved) {
+                    continue;
+                }
+                let record = Record::decode(scanned.frame.payload())
+                    .map_err(|what| Error::corrupt(segment.path(), scanned.offset, what))?;
+                let Some(engine) = engines.get(&record.keyspace) else { continue };
+                self.records += 1;
+                self.replayed_bytes[log.index()] += header.span();
+                engine.replay(&Replay {
+                    seq: header.seq,
+                    key: record.key,
+                    content: record.content,
+                    address: Address::new(segment.slot(), scanned.offset),
+                    span: u32::try_from(header.span()).unwrap_or(u32::MAX),
+                })?;
+            }
+            if let Stop::Torn(_, error) = scan.stop() {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// The logs' segments; of a broken log also what ROOT has to repeat.
+    fn entries(&self, admitted: Vec<Vec<Arc<Segment>>>) -> Vec<(Vec<Arc<Segment>>, Option<LogEntry>)> {
+        let of_log = |(log, segments): (usize, Vec<Arc<Segment>>)| {
+            let before = &self.root.logs[log];
+            let frozen = self.broken[log].is_some().then(|| {
+                let listed: HashSet<SegmentId> = before.segments.iter().map(|s| s.id).collect();
+                let mut entry = LogEntry { broken: true, ..before.clone() };
+                let newer = segments.iter().filter(|s| !listed.contains(&s.id()));
+                entry.segments.extend(newer.map(|s| s.entry(DATA_START, false)));
+                entry
+            });
+            (segments, frozen)
+        };
+        admitted.into_iter().enumerate().map(of_log).collect()
+    }
+}
+
+fn rewrite_file(file: &Arc<dyn crate::disk::File>, end: u64) -> std::io::Result<()> {
+    let mut buffer = vec![0; REWRITE];
+    let mut at = 0;
+    while at < end {
+        let len = usize::try_from(end - at).unwrap_or(REWRITE).min(REWRITE);
+        file.read_at(at, &mut buffer[..len])?;
+        file.write_at(at, &buffer[..len])?;
+        at += len as u64;
+    }
+    file.sync()
+}
+
+impl Store {
+    /// Removes what no ROOT names: files of a crash, orphans among the staged values.
+    pub(super) fn sweep(&self, root: &Root, leftovers: &[std::path::PathBuf]) -> Result<()> {
+        for path in leftovers {
+            self.disk.remove(path).during("remove", path)?;
+        }
+        let named: HashSet<String> = root
+            .logs
+            .iter()
+            .flat_map(|log| log.checkpoint.keyspaces.iter().map(|id| image::file_name(*id, log.checkpoint.number)))
+            .collect();
+        let images = self.dir.join(image::DIRECTORY);
+        for entry in self.disk.list(&images).during("list", &images)? {
+            if !named.contains(&entry.name) {
+                let path = images.join(&entry.name);
+                self.disk.remove(&path).during("remove", &path)?;
+            }
+        }
+        let kepts = self.catalogue.map();
+        if kepts.values().any(|kept| kept.engine().is_err()) {
+            return Ok(()); // an orphan cannot be told from a value of a damaged keyspace
+        }
+        let mut live = Vec::new();
+        for kept in kepts.values() {
+            kept.engine()?.blobs(&mut live);
+        }
+        let live: HashSet<u64> = live.into_iter().collect();
+        for id in self.ground.blobs.list()? {
+            if !live.contains(&id) {
+                self.ground.blobs.remove(id)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes over what recovery found.
+    pub(super) fn settle(&mut self, root: &Root, recovered: Recovered) {
+        let next = if root.clean { recovered.cut.next() } else { root.seq_bound.max(recovered.cut.next()) };
+        self.visible.store(recovered.cut.0, Ordering::Relaxed);
+        self.durable.store(recovered.cut.0, Ordering::Relaxed);
+        self.catalogue = recovered.catalogue;
+        *self.making.get_mut() = recovered.next_segment;
+        let order = self.order.get_mut();
+        order.next_seq = next;
+        order.seq_bound = Seq(next.0 + self.geometry.seq_chunk);
+        let m = self.maintenance.get_mut();
+        m.generation = root.generation;
+        m.first_seq = next;
+        m.seq_bound = order.seq_bound;
+        m.blob_bound = self.ground.blobs.next() + 2 * self.geometry.blob_chunk;
+        *self.blob_bound.get_mut() = m.blob_bound;
+        m.next_image = root.logs.iter().map(|l| l.checkpoint.number + 1).max().unwrap_or(1);
+        for ((log, (segments, frozen)), entry) in self.logs.iter_mut().zip(recovered.logs).zip(&root.logs) {
+            let tail = &mut order.tails[log.id.index()];
+            for segment in &segments {
+                if segment.is_sealed() || frozen.is_some() {
+                    continue;
+                }
+                if segment.end() > DATA_START {
+                    tail.offset = segment.end();
+                    tail.segment = Some(Arc::clone(segment));
+                } else {
+                    tail.ready.push_back(Arc::clone(segment));
+                }
+            }
+            tail.close_sector();
+            m.checkpoints[log.id.index()] = entry.checkpoint.clone();
+            // Until it is known what the other slot names: nothing.
+            log.since_checkpoint.store(recovered.replayed_bytes[log.id.index()], Ordering::Relaxed);
+            log.image_bytes.store(recovered.image_bytes[log.id.index()], Ordering::Relaxed);
+            *log.segments.get_mut() = segments.into_iter().map(|s| (s.id(), s)).collect();
+            *log.frozen.get_mut() = frozen;
+        }
+    }
+}

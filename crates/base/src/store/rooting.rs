@@ -1,0 +1,202 @@
+//! # Rooting: what goes into ROOT, and what may go once it is there
+//!
+//! The one rule for freeing (commit.md R13) is here: a segment, image or keyspace that is no longer
+//! needed is left out of ROOT; when a second ROOT without it is durable, neither slot names it and it
+//! goes. What superseded its content was durable before it was left out.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::Store;
+use super::log::Log;
+use crate::error::{Error, Result};
+use crate::root::{CheckpointRef, LogEntry, Root};
+use crate::segment::Segment;
+use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
+
+/// Something that goes when both slots are past it.
+#[derive(Debug)]
+pub(crate) enum Dying {
+    /// A segment nothing points into.
+    Segment(LogId, Arc<Segment>),
+    /// A file: an old image.
+    File(PathBuf),
+    /// A staged value.
+    Blob(u64),
+}
+
+/// A stream of survivors: where the cleaner appends.
+#[derive(Debug)]
+pub(crate) struct Survivors {
+    pub(crate) segment: Arc<Segment>,
+    pub(crate) offset: u64,
+}
+
+/// What the maintenance lock guards: everything that changes what ROOT says.
+#[derive(Debug, Default)]
+pub(crate) struct Maintenance {
+    pub(crate) generation: u64,
+    pub(crate) first_seq: Seq,
+    pub(crate) seq_bound: Seq,
+    pub(crate) blob_bound: u64,
+    pub(crate) checkpoints: [CheckpointRef; LogId::ALL.len()],
+    /// Starts of the checkpoints that the older and the newer slot name.
+    pub(crate) older_checkpoint: [Seq; LogId::ALL.len()],
+    pub(crate) newer_checkpoint: [Seq; LogId::ALL.len()],
+    /// Cleaner's tails by stream (index 0 unused), per log.
+    pub(crate) survivors: [Vec<Option<Survivors>>; LogId::ALL.len()],
+    /// Full survivor segments the device does not have yet.
+    pub(crate) unsynced: Vec<Arc<Segment>>,
+    /// What goes, with the first generation of ROOT that does not name it.
+    pub(crate) dying: Vec<(u64, Dying)>,
+    /// The number of the next image.
+    pub(crate) next_image: u64,
+}
+
+impl Maintenance {
+    /// `what` is left out of the next ROOT and goes after the one that follows.
+    pub(crate) fn dies(&mut self, what: Dying) {
+        self.dying.push((self.generation + 1, what));
+    }
+
+    /// Tombstones up to here are in the images both slots name.
+    pub(crate) fn tombstone_line(&self, log: LogId) -> Seq {
+        self.newer_checkpoint[log.index()].min(self.older_checkpoint[log.index()])
+    }
+}
+
+impl Store {
+    /// Writes ROOT and lets go what no slot names any more.
+    pub(super) fn write_root(&self, m: &mut Maintenance, clean: bool) -> Result<()> {
+        if self.poisoned.load(Ordering::Acquire) {
+            return Err(self.poison_error());
+        }
+        let root = self.gather_root(m, clean);
+        if let Err(error) = self.slots.write(&root) {
+            if matches!(error, Error::Io { op: "sync", .. }) {
+                return Err(self.poison("sync of ROOT"));
+            }
+            return Err(error);
+        }
+        m.generation = root.generation;
+        m.older_checkpoint = std::mem::replace(&mut m.newer_checkpoint, m.checkpoints.each_ref().map(|c| c.seq));
+        self.let_go(m);
+        Ok(())
+    }
+
+    /// Raises the bounds of numbers that may be handed out.
+    pub(super) fn extend_bounds(&self) -> Result<()> {
+        let mut m = self.maintenance.lock();
+        let next = self.order.lock().next_seq;
+        m.seq_bound = m.seq_bound.max(Seq(next.0 + self.geometry.seq_chunk));
+        m.blob_bound = m.blob_bound.max(self.ground.blobs.next() + 2 * self.geometry.blob_chunk);
+        self.write_root(&mut m, false)?;
+        self.order.lock().seq_bound = m.seq_bound;
+        self.blob_bound.store(m.blob_bound, Ordering::Release);
+        Ok(())
+    }
+
+    /// True when less than half of a chunk of numbers is left.
+    pub(super) fn bounds_are_near(&self) -> bool {
+        let order = self.order.lock();
+        order.seq_bound.0 - order.next_seq.0.min(order.seq_bound.0) < self.geometry.seq_chunk / 2
+    }
+
+    fn gather_root(&self, m: &Maintenance, clean: bool) -> Root {
+        let making = self.making.lock(); // no segment is between its number and its listing
+        let _leading = self.round.lead(); // no round is between taking dirty segments and syncing them
+        let order = self.order.lock();
+        let floor = self.durable();
+        let mut unsynced: HashSet<SegmentId> = HashSet::new();
+        for tail in &order.tails {
+            unsynced.extend(tail.unsynced.iter().map(|s| s.id()));
+            unsynced.extend(tail.segment.iter().map(|s| s.id()));
+        }
+        drop(order);
+        unsynced.extend(m.unsynced.iter().map(|s| s.id())); // full survivor segments
+        let mut root = Root {
+            generation: m.generation + 1,
+            clean,
+            floor,
+            first_seq: m.first_seq,
+            seq_bound: m.seq_bound,
+            next_segment: SegmentId(*making),
+            blob_bound: m.blob_bound,
+            keyspaces: self.catalogue.as_of(floor),
+            next_keyspace: self.catalogue.next_id(),
+            ..self.root_frame()
+        };
+        for (entry, log) in root.logs.iter_mut().zip(&self.logs) {
+            *entry = self.gather_log(m, log, clean, &unsynced);
+        }
+        root
+    }
+
+    fn gather_log(&self, m: &Maintenance, log: &Log, clean: bool, unsynced: &HashSet<SegmentId>) -> LogEntry {
+        if let Some(frozen) = log.frozen.lock().clone() {
+            return frozen;
+        }
+        let listed = log.list();
+        let segments = listed.iter().map(|segment| {
+            if clean {
+                return segment.entry(segment.end(), segment.is_sealed());
+            }
+            let open = unsynced.contains(&segment.id()) || !segment.is_sealed();
+            segment.entry(if open { segment.synced() } else { segment.end() }, !open)
+        });
+        LogEntry { segments: segments.collect(), checkpoint: m.checkpoints[log.id.index()].clone(), broken: false }
+    }
+
+    /// Frees what neither slot names.
+    fn let_go(&self, m: &mut Maintenance) {
+        let generation = m.generation;
+        let mut going = Vec::new();
+        m.dying.retain_mut(|(first, what)| {
+            let stays = *first >= generation;
+            if !stays {
+                going.push(std::mem::replace(what, Dying::Blob(u64::MAX)));
+            }
+            stays
+        });
+        for what in going {
+            // A file that cannot be removed is swept at the next open.
+            match what {
+                Dying::Segment(log, segment) => {
+                    self.ground.segments.dismiss(&segment);
+                    let _ = self.disk.remove(segment.path());
+                    self.log(log).freed.fetch_add(1, Ordering::Relaxed);
+                }
+                Dying::File(path) => drop(self.disk.remove(&path)),
+                Dying::Blob(id) => drop(self.ground.blobs.remove(id)),
+            }
+        }
+    }
+
+    /// Takes what died since the last time: staged values and keyspaces nobody sees any more. True if
+    /// there was any.
+    pub(super) fn bury(&self, m: &mut Maintenance) -> bool {
+        let blobs = self.ground.take_dead_blobs(self.durable());
+        let any = !blobs.is_empty();
+        for id in blobs {
+            m.dies(Dying::Blob(id));
+        }
+        let oldest = self.order.lock().views.oldest();
+        let gone = self.catalogue.take_dead(self.durable(), oldest);
+        for kept in &gone {
+            if let Ok(engine) = kept.engine() {
+                let mut blobs = Vec::new();
+                engine.blobs(&mut blobs);
+                blobs.into_iter().for_each(|id| m.dies(Dying::Blob(id)));
+                engine.retire();
+            }
+        }
+        any || !gone.is_empty()
+    }
+
+    /// The file of an image.
+    pub(super) fn image_path(&self, id: KeyspaceId, number: u64) -> PathBuf {
+        self.dir.join(super::image::DIRECTORY).join(super::image::file_name(id, number))
+    }
+}

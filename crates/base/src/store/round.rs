@@ -1,0 +1,206 @@
+//! # Sync rounds: one at a time for the whole database
+//!
+//! FlatStore's pipelined horizontal batching (§3.3) living once for all engines: committers put their
+//! frames into the kernel under the commit lock and leave it at once; whoever needs durability and
+//! finds no leader becomes one, gathers for a moment, and syncs for everybody while others commit.
+//!
+//! ## Picture
+//!
+//! ```text
+//!  leader:  gather <= 20 us | lock: S = visible, close sectors, take dirty | sync blobs, logs | durable = S, wake
+//!  waiter:  durable >= n ?  yield a few times, else sleep until the round ends
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. One round at a time (the leader lock), so durable marks are monotonic and a sync never overtakes.
+//! 2. Frames after a round share no sector with frames before it (frame I2).
+//! 3. A failed sync is never repeated: the store is poisoned.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use super::Store;
+use crate::error::{IoContext, Result};
+use crate::sync::{Mutex, MutexGuard, WaitWord};
+use crate::types::{Durability, LogId, Seq};
+
+/// Longest gathering before a round.
+const GATHER: Duration = Duration::from_micros(20);
+/// Times a waiter yields before it sleeps.
+const YIELDS: u32 = 5;
+
+/// The state of sync rounds.
+#[derive(Debug, Default)]
+pub(crate) struct Round {
+    leader: Mutex<()>,
+    /// Counts ended rounds; waiters sleep on it.
+    ended: WaitWord,
+    /// Committers that wait now.
+    waiting: AtomicUsize,
+    /// How many the last round served.
+    last: AtomicUsize,
+    /// Rounds that somebody waited for, halved at each background tick: is this a durable load?
+    demand: AtomicU32,
+    /// The durable mark last written into a log.
+    noted: AtomicU64,
+}
+
+impl Round {
+    /// Wakes all waiters to look again.
+    pub(crate) fn wake(&self) {
+        self.ended.advance();
+    }
+
+    /// Keeps rounds from running while the guard lives.
+    pub(crate) fn lead(&self) -> MutexGuard<'_, ()> {
+        self.leader.lock()
+    }
+
+    /// True while committers keep asking for durability.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.demand.load(Ordering::Relaxed) > 8
+    }
+}
+
+impl Store {
+    /// Returns when commit `seq` has what `durability` promises.
+    #[inline]
+    pub fn acknowledge(&self, seq: Seq, durability: Durability) -> Result<()> {
+        match durability {
+            Durability::Buffer => Ok(()), // what is visible is in the kernel (store I1)
+            Durability::Sync => self.wait_durable(seq),
+        }
+    }
+
+    /// Waits until everything acknowledged before the call is on the device.
+    pub fn persist(&self) -> Result<()> {
+        self.check_open()?;
+        if self.options.read_only {
+            return Ok(());
+        }
+        self.wait_durable(self.visible())
+    }
+
+    pub(super) fn wait_durable(&self, seq: Seq) -> Result<()> {
+        if self.durable() >= seq {
+            return Ok(());
+        }
+        self.counters.sync_waits.fetch_add(1, Ordering::Relaxed);
+        self.round.waiting.fetch_add(1, Ordering::AcqRel);
+        let result = self.wait_in_line(seq);
+        self.round.waiting.fetch_sub(1, Ordering::AcqRel);
+        result
+    }
+
+    fn wait_in_line(&self, seq: Seq) -> Result<()> {
+        let mut yields = 0;
+        loop {
+            let round = self.round.ended.load();
+            if self.durable() >= seq {
+                return Ok(());
+            }
+            self.check_writable()?;
+            if let Some(_leading) = self.round.leader.try_lock() {
+                if self.durable() >= seq {
+                    return Ok(());
+                }
+                self.gather();
+                self.round.demand.fetch_add(1, Ordering::Relaxed);
+                self.sync_as_leader()?;
+                continue;
+            }
+            if yields < YIELDS {
+                yields += 1;
+                std::thread::yield_now();
+            } else {
+                self.round.ended.wait(round);
+            }
+        }
+    }
+
+    /// Waits a moment for as many as the last round served.
+    fn gather(&self) {
+        let last = self.round.last.load(Ordering::Relaxed);
+        if last > 1 && self.round.waiting.load(Ordering::Acquire) < last {
+            let until = self.clock.now() + GATHER;
+            while self.round.waiting.load(Ordering::Acquire) < last && self.clock.now() < until {
+                std::thread::yield_now();
+                if self.options.inline {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// One round on the background's behalf: syncs what is unsynced, else writes the mark down.
+    pub(super) fn tick(&self) -> Result<bool> {
+        self.round.demand.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |d| Some(d / 2)).ok();
+        if self.poisoned.load(Ordering::Acquire) {
+            return Ok(false);
+        }
+        let _leading = self.round.leader.lock();
+        if self.durable() < self.visible() {
+            self.sync_as_leader()?;
+            return Ok(true);
+        }
+        self.note_water()
+    }
+
+    /// Lets the logs say that everything is durable, once after the last commit (commit.md R8).
+    fn note_water(&self) -> Result<bool> {
+        let durable = self.durable().0;
+        if self.round.noted.swap(durable, Ordering::Relaxed) == durable {
+            return Ok(false);
+        }
+        let mut order = self.order.lock();
+        for log in &self.logs {
+            let tail = &mut order.tails[log.id.index()];
+            if tail.segment.is_some() && log.water_due.swap(false, Ordering::Relaxed) {
+                self.append_note(tail, log)?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// The last round of all, after the last commit.
+    pub(super) fn sync_for_close(&self) -> Result<()> {
+        let _leading = self.round.leader.lock();
+        self.sync_as_leader()
+    }
+
+    /// One round. The caller holds the leader lock.
+    fn sync_as_leader(&self) -> Result<()> {
+        let (seq, blobs, segments) = {
+            let mut order = self.order.lock();
+            let mut segments = Vec::new();
+            for tail in &mut order.tails {
+                segments.extend(tail.unsynced.drain(..).map(|s| (s.end(), s)));
+                if std::mem::take(&mut tail.dirty) {
+                    segments.extend(tail.segment.iter().map(|s| (s.end(), Arc::clone(s))));
+                }
+                tail.close_sector();
+            }
+            self.unsynced_since.store(0, Ordering::Relaxed);
+            (self.visible(), std::mem::take(&mut order.staged), segments)
+        };
+        let blob_dir = self.ground.blobs.dir();
+        let synced = blobs
+            .iter()
+            .try_for_each(|file| file.sync().during("sync", blob_dir))
+            .and_then(|()| if blobs.is_empty() { Ok(()) } else { self.disk.sync_dir(blob_dir).during("sync", blob_dir) })
+            .and_then(|()| segments.iter().try_for_each(|(end, segment)| segment.sync(*end)));
+        if synced.is_err() {
+            return Err(self.poison("sync"));
+        }
+        self.durable.store(seq.0, Ordering::Release);
+        for log in LogId::ALL {
+            self.log(log).water_due.store(true, Ordering::Relaxed);
+        }
+        self.counters.sync_rounds.fetch_add(1, Ordering::Relaxed);
+        self.round.last.store(self.round.waiting.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.round.wake();
+        Ok(())
+    }
+}

@@ -1,0 +1,496 @@
+//! # The engine: FlatStore's write, read, recovery under the contract
+//!
+//! ## The way of a put
+//!
+//! `prepare` looks the key up (the entry it replaces is read and its key compared), under the lock
+//! `is_current` compares index words only, `apply` points the index at the new entry. A get is the index
+//! and one entry, whose checksum is verified at every access.
+//!
+//! ## Invariants
+//!
+//! 1. The index has exactly one word for each live key, at its newest entry.
+//! 2. An entry that a view needs is in `versions` before the index stops pointing at it; so a reader who
+//!    finds a newer entry than its view finds the old one there.
+//! 3. Addresses loaded under an epoch guard stay readable until it goes; notes are used under the guard
+//!    that the committer holds from `prepare` to `apply`.
+//!
+//! ## Recovery
+//!
+//! Replay sees records of one key in any order: the highest number wins. Removals are remembered until
+//! all were seen, since a moved copy of an older entry may come after them.
+
+use std::any::Any;
+use std::collections::{HashMap, HashSet};
+use std::hash::Hasher;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crossbeam_epoch::Guard;
+use parking_lot::Mutex;
+use sheaf_base::engine::{
+    Action, Bounds, Capabilities, Cursor, Engine, EngineStats, Hold, ImageSink, ImageSource, Need, Op, Replay, Want,
+};
+use sheaf_base::error::{Damage, Error, Result};
+use sheaf_base::ground::Ground;
+use sheaf_base::record::{Content, Record};
+use sheaf_base::segment::{Address, Frame};
+use sheaf_base::types::{LogId, Seq};
+use sheaf_base::views::Views;
+use siphasher::sip::SipHasher13;
+
+use crate::cursor::FlatCursor;
+use crate::index::Index;
+use crate::versions::{Old, Versions};
+
+/// The engine's name in the catalogue.
+pub(crate) const NAME: &str = "flat";
+
+// The words of an operation's note.
+const HASH: usize = 0;
+/// Address of the entry it replaces; 0 for none.
+const PRIOR: usize = 1;
+/// Bytes of that entry's frame.
+const PRIOR_SPAN: usize = 2;
+/// That entry's number.
+const PRIOR_SEQ: usize = 3;
+/// Its staged value's number plus one; 0 for none.
+const PRIOR_BLOB: usize = 4;
+/// Without a prior entry: the print of the entries that share the key's kept bits.
+const PRINT: usize = 5;
+
+/// A keyspace.
+pub(crate) struct FlatEngine {
+    pub(crate) ground: Arc<Ground>,
+    pub(crate) index: Index,
+    pub(crate) versions: Versions,
+    keys: AtomicU64,
+    blobs: Mutex<HashSet<u64>>,
+    /// Removals seen by replay, until it ends.
+    removed: Mutex<HashMap<Vec<u8>, Seq>>,
+}
+
+/// What a look-up found.
+pub(crate) struct Entry<'g> {
+    pub(crate) address: Address,
+    pub(crate) frame: Frame<'g>,
+}
+
+impl Entry<'_> {
+    fn span(&self) -> u64 {
+        self.frame.span()
+    }
+
+    fn seq(&self) -> Seq {
+        self.frame.header.seq
+    }
+}
+
+impl FlatEngine {
+    pub(crate) fn new(ground: Arc<Ground>) -> FlatEngine {
+        FlatEngine {
+            index: Index::new(Arc::clone(&ground)),
+            versions: Versions::new(Arc::clone(&ground)),
+            ground,
+            keys: AtomicU64::new(0),
+            blobs: Mutex::default(),
+            removed: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn hash(&self, key: &[u8]) -> u64 {
+        let [k0, k1] = self.ground.hash_key;
+        let mut hasher = SipHasher13::new_with_keys(k0, k1);
+        hasher.write(key);
+        hasher.finish()
+    }
+
+    pub(crate) fn set_keys(&self, keys: u64) {
+        self.keys.store(keys, Ordering::Relaxed);
+    }
+
+    pub(crate) fn blob_set(&self) -> &Mutex<HashSet<u64>> {
+        &self.blobs
+    }
+
+    /// The entry of `key` that the index points at.
+    #[inline]
+    fn find<'g>(&self, hash: u64, key: &[u8], guard: &'g Guard) -> Result<Option<Entry<'g>>> {
+        let mut found = Ok(None);
+        self.index.matches(hash, guard, |address| match self.read(address, key, guard) {
+            Ok(None) => true,
+            other => {
+                found = other;
+                false
+            }
+        });
+        found
+    }
+
+    /// The entry at `address` if it is of `key`.
+    #[inline]
+    fn read<'g>(&self, address: Address, key: &[u8], guard: &'g Guard) -> Result<Option<Entry<'g>>> {
+        let frame = self.ground.segments.frame(address, guard)?;
+        let is_key = self.record(address, &frame, guard)?.key == key;
+        Ok(is_key.then_some(Entry { address, frame }))
+    }
+
+    /// Decodes a frame the index pointed at.
+    pub(crate) fn record<'f>(&self, address: Address, frame: &'f Frame<'_>, guard: &Guard) -> Result<Record<'f>> {
+        Record::decode(frame.payload()).map_err(|what| self.damaged(address, what, guard))
+    }
+
+    fn damaged(&self, address: Address, what: Damage, guard: &Guard) -> Error {
+        match self.ground.segments.at(address.slot(), guard) {
+            Some(segment) => Error::corrupt(segment.path(), address.offset(), what),
+            None => Error::Invalid { what: "address", why: what.to_string() },
+        }
+    }
+
+    /// Hands the value of a record to `found`. False if its blob went a moment ago: look again.
+    pub(crate) fn give(&self, content: Content<'_>, found: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        match content {
+            Content::Put(value) => found(value),
+            Content::Staged(blob) => match self.ground.blobs.read(&blob)? {
+                Some(value) => found(&value),
+                None => return Ok(false),
+            },
+            Content::Remove => {}
+        }
+        Ok(true)
+    }
+
+    /// The entry of `key` that a view at `at` shows.
+    fn find_at<'g>(&self, at: Seq, hash: u64, key: &[u8], guard: &'g Guard) -> Result<Option<Entry<'g>>> {
+        let head = self.find(hash, key, guard)?;
+        if at == Seq::LATEST || head.as_ref().is_some_and(|entry| entry.seq() <= at) {
+            return Ok(head);
+        }
+        for address in self.versions.at(self.index.unit_of(hash), hash, at) {
+            if let Some(entry) = self.read(address, key, guard)? {
+                return Ok(Some(entry));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Counts the entry at `address` as live, or (negative) as dead.
+    fn account(&self, address: Address, span: i64, guard: &Guard) {
+        if let Some(segment) = self.ground.segments.at(address.slot(), guard) {
+            segment.account(span);
+            self.ground.account(span);
+        }
+    }
+
+    fn bury(&self, old: &Old, guard: &Guard) {
+        self.account(old.address, -i64::from(old.span), guard);
+        if let Some(blob) = old.blob {
+            self.blobs.lock().remove(&blob);
+            self.ground.blob_died(old.died, blob);
+        }
+    }
+
+    /// The entry that `op` replaces, as `prepare` noted it.
+    fn prior(op: &Op<'_>, died: Seq) -> Option<Old> {
+        let address = Address::from_bits(op.note[PRIOR]);
+        (address != Address::NONE).then(|| Old {
+            address,
+            span: u32::try_from(op.note[PRIOR_SPAN]).unwrap_or(u32::MAX),
+            born: Seq(op.note[PRIOR_SEQ]),
+            died,
+            blob: op.note[PRIOR_BLOB].checked_sub(1),
+        })
+    }
+
+    fn forget(&self, hash: u64, old: Old, views: &Views, guard: &Guard) {
+        if views.needs(old.born, old.died) {
+            self.versions.push(self.index.unit_of(hash), hash, old);
+        } else {
+            self.bury(&old, guard);
+        }
+    }
+
+    /// Replays a record against all entries of its key: the highest number stays.
+    fn settle(&self, record: &Replay<'_>, hash: u64, guard: &Guard) -> Result<()> {
+        let mut same = Vec::new();
+        let mut failed = None;
+        self.index.matches(hash, guard, |address| {
+            match self.read(address, record.key, guard) {
+                Ok(entry) => same.extend(entry),
+                Err(error) => failed = Some(error),
+            }
+            failed.is_none()
+        });
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        let is_put = !matches!(record.content, Content::Remove);
+        let newest = same.iter().map(Entry::seq).max();
+        // Of two copies with the same number the one already there stays, one word of it.
+        let wins = newest.is_none_or(|newest| newest < record.seq);
+        let keep = if wins { None } else { same.iter().find(|e| Some(e.seq()) == newest).map(|e| e.address) };
+        for entry in &same {
+            if Some(entry.address) == keep {
+                continue;
+            }
+            self.index.replace(hash, entry.address, Address::NONE);
+            self.keys.fetch_sub(1, Ordering::Relaxed);
+            if same.iter().filter(|e| e.address == entry.address).count() > 1 && keep == Some(entry.address) {
+                continue;
+            }
+            self.account(entry.address, -i64::try_from(entry.span()).unwrap_or(0), guard);
+            if let Content::Staged(blob) = self.record(entry.address, &entry.frame, guard)?.content {
+                self.blobs.lock().remove(&blob.id);
+            }
+        }
+        if wins && is_put {
+            self.index.insert(hash, record.address);
+            self.keys.fetch_add(1, Ordering::Relaxed);
+            self.account(record.address, i64::from(record.span), guard);
+        }
+        if (wins || keep == Some(record.address))
+            && let Content::Staged(blob) = record.content
+        {
+            self.blobs.lock().insert(blob.id);
+        }
+        Ok(())
+    }
+}
+
+impl Engine for FlatEngine {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { ordered: false }
+    }
+
+    fn log(&self) -> LogId {
+        LogId::Flat
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn prepare(&self, op: &mut Op<'_>) -> Result<Need> {
+        let guard = &crossbeam_epoch::pin();
+        let hash = self.hash(op.key);
+        // The print is taken before the look: what comes in between makes the operation stale.
+        let print = self.index.print(hash, guard);
+        op.note = [hash, 0, 0, 0, 0, print];
+        if let Some(entry) = self.find(hash, op.key, guard)? {
+            op.note[PRIOR] = entry.address.bits();
+            op.note[PRIOR_SPAN] = entry.span();
+            op.note[PRIOR_SEQ] = entry.seq().0;
+            if let Content::Staged(blob) = self.record(entry.address, &entry.frame, guard)?.content {
+                op.note[PRIOR_BLOB] = blob.id + 1;
+            }
+            return Ok(Need::Record);
+        }
+        match op.action {
+            Action::Remove => Ok(Need::Nothing),
+            Action::Expect => Ok(Need::Record),
+            Action::Put(_) | Action::Staged(_) if !self.index.may_grow() => {
+                Err(Error::OverBudget { budget: self.ground.memory.budget() })
+            }
+            Action::Put(_) | Action::Staged(_) => Ok(Need::Record),
+        }
+    }
+
+    fn is_current(&self, op: &Op<'_>) -> bool {
+        let guard = &crossbeam_epoch::pin();
+        match Address::from_bits(op.note[PRIOR]) {
+            Address::NONE => self.index.print(op.note[HASH], guard) == op.note[PRINT],
+            prior => self.index.contains(op.note[HASH], prior, guard),
+        }
+    }
+
+    fn apply(&self, seq: Seq, op: &Op<'_>, views: &Views) {
+        let guard = &crossbeam_epoch::pin();
+        let hash = op.note[HASH];
+        let prior = FlatEngine::prior(op, seq);
+        let is_put = !matches!(op.action, Action::Remove);
+        if let Some(old) = prior {
+            self.forget(hash, old, views, guard); // before the index changes (I2)
+        }
+        let to = if is_put { op.address } else { Address::NONE };
+        match prior {
+            Some(old) => {
+                let replaced = self.index.replace(hash, old.address, to);
+                debug_assert!(replaced, "is_current saw it under this lock");
+            }
+            None => self.index.insert(hash, to),
+        }
+        if is_put {
+            self.account(to, i64::from(op.span), guard);
+            self.keys.fetch_add(u64::from(prior.is_none()), Ordering::Relaxed);
+            if let Action::Staged(blob) = op.action {
+                self.blobs.lock().insert(blob.id);
+            }
+        } else {
+            self.keys.fetch_sub(1, Ordering::Relaxed);
+            if let Some(segment) = self.ground.segments.at(op.address.slot(), guard) {
+                segment.account_tomb(u64::from(op.span));
+            }
+        }
+    }
+
+    #[inline]
+    fn get(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        let hash = self.hash(key);
+        loop {
+            let guard = &crossbeam_epoch::pin();
+            let Some(entry) = self.find_at(at, hash, key, guard)? else { return Ok(false) };
+            let record = self.record(entry.address, &entry.frame, guard)?;
+            if self.give(record.content, found)? {
+                return Ok(true);
+            }
+        }
+    }
+
+    fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {
+        let guard = &crossbeam_epoch::pin();
+        Ok(self.find_at(at, self.hash(key), key, guard)?.is_some())
+    }
+
+    fn prefetch(&self, keys: &[&[u8]]) {
+        let guard = &crossbeam_epoch::pin();
+        let hashes: smallvec::SmallVec<[u64; 32]> = keys.iter().map(|key| self.hash(key)).collect();
+        hashes.iter().for_each(|hash| self.index.prefetch(*hash, guard));
+        for hash in hashes {
+            self.index.matches(hash, guard, |address| {
+                self.ground.segments.prefetch(address, guard);
+                false
+            });
+        }
+    }
+
+    fn cursor(self: Arc<Self>, at: Seq, bounds: Bounds, want: Want) -> Result<Box<dyn Cursor>> {
+        if !bounds.is_all() {
+            return Err(Error::Unsupported { engine: NAME, feature: "ranges" });
+        }
+        Ok(Box::new(FlatCursor::new(self, at, want)))
+    }
+
+    fn len(&self) -> Result<u64> {
+        Ok(self.keys.load(Ordering::Relaxed))
+    }
+
+    fn trim(&self, views: &Views, visible: Seq) {
+        if self.versions.is_empty() {
+            return;
+        }
+        let guard = &crossbeam_epoch::pin();
+        for old in self.versions.trim(views, visible) {
+            self.bury(&old, guard);
+        }
+    }
+
+    fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
+        crate::image::save(self, out)
+    }
+
+    fn restore(&self, image: &mut dyn ImageSource) -> Result<()> {
+        crate::image::restore(self, image)
+    }
+
+    fn replay(&self, record: &Replay<'_>) -> Result<()> {
+        let guard = &crossbeam_epoch::pin();
+        let mut removed = self.removed.lock();
+        if removed.get(record.key).is_some_and(|seq| *seq > record.seq) {
+            return Ok(());
+        }
+        if matches!(record.content, Content::Remove) {
+            removed.insert(record.key.to_vec(), record.seq);
+            if let Some(segment) = self.ground.segments.at(record.address.slot(), guard) {
+                segment.account_tomb(u64::from(record.span));
+            }
+        }
+        drop(removed);
+        self.settle(record, self.hash(record.key), guard)
+    }
+
+    fn replayed(&self) {
+        *self.removed.lock() = HashMap::new();
+    }
+
+    fn blobs(&self, out: &mut Vec<u64>) {
+        out.extend(self.blobs.lock().iter().copied());
+    }
+
+    fn hold(&self, key: &[u8], address: Address) -> Hold {
+        let guard = &crossbeam_epoch::pin();
+        let hash = self.hash(key);
+        if self.index.contains(hash, address, guard) {
+            Hold::Head
+        } else if !self.versions.is_empty() && self.versions.contains(self.index.unit_of(hash), hash, address) {
+            Hold::Pinned
+        } else {
+            Hold::Dead
+        }
+    }
+
+    fn moved(&self, key: &[u8], from: Address, to: Address) -> bool {
+        let hash = self.hash(key);
+        self.index.replace(hash, from, to)
+            || (!self.versions.is_empty() && self.versions.replace(self.index.unit_of(hash), hash, from, to))
+    }
+
+    fn stats(&self) -> EngineStats {
+        EngineStats {
+            keys: self.keys.load(Ordering::Relaxed),
+            index_bytes: self.index.bytes(),
+            pinned_versions: self.versions.count(),
+        }
+    }
+
+    fn verify(&self, report: &mut dyn FnMut(Error)) -> Result<()> {
+        let keys = self.keys.load(Ordering::Relaxed);
+        let _ = (report, keys); // the store reads every pair through a cursor, and every frame
+        Ok(())
+    }
+
+    fn retire(&self) {
+        let guard = &crossbeam_epoch::pin();
+        let entries = self.index.each_table::<std::convert::Infallible>(|table, _| {
+            table.each_bucket(|words, _| {
+                for word in words {
+                    let address = word.address();
+                    if address != Address::NONE
+                        && let Ok(frame) = self.ground.segments.frame(address, guard)
+                    {
+                        self.account(address, -i64::try_from(frame.span()).unwrap_or(0), guard);
+                    }
+                }
+                Ok(())
+            })
+        });
+        let Ok(()) = entries;
+        self.index.install(vec![crate::index::Table::new(0, self.index.buckets())]);
+        self.set_keys(0);
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use sheaf_base::blob::Blobs;
+    use sheaf_base::disk::sim::SimDisk;
+    use sheaf_base::types::StoreId;
+
+    /// Services without a store.
+    pub(crate) fn ground(tiny: bool) -> Arc<Ground> {
+        let disk = Arc::new(SimDisk::new());
+        Arc::new(Ground::new(Blobs::new(disk, "blob".into(), StoreId(1), 1), 1 << 30, 7, tiny))
+    }
+
+    #[test]
+    fn an_empty_keyspace_holds_nothing() {
+        let engine = FlatEngine::new(ground(true));
+        assert!(!engine.contains(Seq::LATEST, b"key").unwrap());
+        assert_eq!(engine.hold(b"key", Address::new(0, 512)), Hold::Dead);
+        let mut remove = Op::new(b"key", Action::Remove);
+        assert_eq!(engine.prepare(&mut remove).unwrap(), Need::Nothing);
+    }
+}

@@ -1,0 +1,411 @@
+//! # The hash index: extendible hashing over cache-line buckets, one writer, readers without locks
+//!
+//! CCEH (FAST'19) in memory, as FlatStore-H keeps it: a directory by the hash's top bits, tables that
+//! split one at a time, so that the index grows in steps of one table and never doubles as a whole.
+//!
+//! ## Picture
+//!
+//! ```text
+//!  hash:  [ top 21 bits: kept in the word; of these, the first `depth` choose the table ] ... [ low bits: home bucket ]
+//!  word:  [ 21 bits of hash | step 2 | overflow (slot 7 only) | 40-bit address ]      address 0 = empty
+//!  table: 256 buckets of 8 words; an entry stands in its home bucket or, past full ones, in the next three
+//! ```
+//!
+//! Kept bits and step (buckets past its home) suffice to split a table without reading a single entry. A bucket's overflow bit says that
+//! an entry was once put past it; without it a miss ends at the first cache line.
+//!
+//! ## Invariants
+//!
+//! 1. Between splits an entry does not move; a split builds both halves aside and publishes them by one
+//!    store a directory slot. A reader that still holds the old table sees the state before the split.
+//! 2. Words are changed under the commit lock (that order is the callers'); splits under `writer` too.
+//! 3. Tables and directories are retired through the epoch.
+//!
+//! ## Costs
+//!
+//! 8 bytes a slot; tables split when four neighbouring buckets are full, near 85 % of load, so about
+//! 12.5 bytes a key on average. A look-up is two dependent loads, of which the directory is usually cached.
+
+mod table;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+use crossbeam_epoch::{Atomic, Guard, Owned, Shared};
+use parking_lot::Mutex;
+use sheaf_base::ground::Ground;
+use sheaf_base::memory::Part;
+use sheaf_base::segment::Address;
+
+pub(crate) use table::{SLOTS, Table, Word};
+
+/// Bits of the hash that a word keeps.
+pub(crate) const KEPT: u32 = 21;
+/// Home buckets that a cursor visits together.
+const UNIT: usize = 8;
+
+struct Directory {
+    depth: u32,
+    tables: Box<[AtomicPtr<Table>]>,
+}
+
+impl Directory {
+    fn slot(&self, hash: u64) -> usize {
+        usize::try_from(hash.checked_shr(64 - self.depth).unwrap_or(0)).unwrap_or(0)
+    }
+}
+
+/// The index of one keyspace.
+pub(crate) struct Index {
+    ground: Arc<Ground>,
+    directory: Atomic<Directory>,
+    buckets: usize,
+    writer: Mutex<()>,
+    bytes: AtomicU64,
+}
+
+impl Index {
+    /// An empty index.
+    pub(crate) fn new(ground: Arc<Ground>) -> Index {
+        let buckets = if ground.tiny { 4 } else { 256 };
+        let index =
+            Index { ground, directory: Atomic::null(), buckets, writer: Mutex::new(()), bytes: AtomicU64::new(0) };
+        index.install(vec![Table::new(0, buckets)]);
+        index
+    }
+
+    /// Buckets of a table.
+    pub(crate) fn buckets(&self) -> usize {
+        self.buckets
+    }
+
+    /// Bytes of tables and directory.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// True if the budget has room for the growth that new keys may bring.
+    pub(crate) fn may_grow(&self) -> bool {
+        self.ground.memory.has_room(2 * Table::bytes(self.buckets))
+    }
+
+    fn account(&self, grown: u64, shrunk: u64) {
+        self.bytes.fetch_add(grown.wrapping_sub(shrunk), Ordering::Relaxed);
+        self.ground.memory.take(Part::Index, grown);
+        self.ground.memory.give(Part::Index, shrunk);
+    }
+
+    /// Replaces everything by `tables`, which tile the hashes in order.
+    pub(crate) fn install(&self, tables: Vec<Box<Table>>) {
+        let guard = crossbeam_epoch::pin();
+        let _writer = self.writer.lock();
+        let depth = tables.iter().map(|t| t.depth()).max().unwrap_or(0);
+        let mut slots = Vec::with_capacity(1 << depth);
+        let mut bytes = directory_bytes(depth);
+        for table in tables {
+            let copies = 1usize << (depth - table.depth());
+            bytes += table.chain_bytes();
+            let pointer = Box::into_raw(table);
+            slots.extend((0..copies).map(|_| AtomicPtr::new(pointer)));
+        }
+        let new = Owned::new(Directory { depth, tables: slots.into_boxed_slice() });
+        let old = self.directory.swap(new, Ordering::AcqRel, &guard);
+        self.account(bytes, 0);
+        self.retire_all(old, &guard);
+    }
+
+    fn retire_all(&self, old: Shared<'_, Directory>, guard: &Guard) {
+        // SAFETY: `old` was the directory until the swap, and is retired after this use.
+        let Some(directory) = (unsafe { old.as_ref() }) else { return };
+        let mut bytes = directory_bytes(directory.depth);
+        let mut last = std::ptr::null_mut();
+        for slot in &directory.tables {
+            let table = slot.load(Ordering::Acquire);
+            if table != last {
+                last = table;
+                // SAFETY: a table of the directory is live until it is retired, which is here.
+                bytes += unsafe { &*table }.chain_bytes();
+                // SAFETY: unlinked with the directory; neighbours with the same pointer are skipped.
+                unsafe { retire_table(table, guard) };
+            }
+        }
+        // SAFETY: unlinked by the swap; nobody else retires it.
+        unsafe { guard.defer_destroy(old) };
+        self.account(0, bytes);
+    }
+
+    fn directory<'g>(&self, guard: &'g Guard) -> &'g Directory {
+        // SAFETY: never null after `new`; retired through the epoch, and `guard` was pinned before the load.
+        unsafe { self.directory.load(Ordering::Acquire, guard).deref() }
+    }
+
+    /// The table of `hash`.
+    #[inline]
+    pub(crate) fn table<'g>(&self, hash: u64, guard: &'g Guard) -> &'g Table {
+        let directory = self.directory(guard);
+        // SAFETY: as for the directory: tables are retired through the epoch.
+        unsafe { &*directory.tables[directory.slot(hash)].load(Ordering::Acquire) }
+    }
+
+    /// Calls `each` with the address of every entry whose kept bits are those of `hash`, until it
+    /// returns false.
+    #[inline]
+    pub(crate) fn matches(&self, hash: u64, guard: &Guard, mut each: impl FnMut(Address) -> bool) {
+        let mut table = Some(self.table(hash, guard));
+        while let Some(here) = table {
+            if !here.matches(hash, &mut each) {
+                return;
+            }
+            table = here.next(guard);
+        }
+    }
+
+    /// Stands for the set of entries whose kept bits are those of `hash`: equal sets, equal prints.
+    pub(crate) fn print(&self, hash: u64, guard: &Guard) -> u64 {
+        let mut print = 0u64;
+        self.matches(hash, guard, |address| {
+            print = print.wrapping_add((address.bits() + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29) | 1);
+            true
+        });
+        print
+    }
+
+    /// True if an entry of `hash` stands at `address`.
+    pub(crate) fn contains(&self, hash: u64, address: Address, guard: &Guard) -> bool {
+        let mut found = false;
+        self.matches(hash, guard, |at| {
+            found |= at == address;
+            !found
+        });
+        found
+    }
+
+    /// Asks for the home bucket of `hash` to be loaded.
+    pub(crate) fn prefetch(&self, hash: u64, guard: &Guard) {
+        self.table(hash, guard).prefetch(hash);
+    }
+
+    /// Points the entry at `from` to `to` (`NONE` removes it). False if there is none. Under the commit lock.
+    pub(crate) fn replace(&self, hash: u64, from: Address, to: Address) -> bool {
+        let guard = &crossbeam_epoch::pin();
+        let mut table = Some(self.table(hash, guard));
+        while let Some(here) = table {
+            if here.replace(hash, from, to) {
+                return true;
+            }
+            table = here.next(guard);
+        }
+        false
+    }
+
+    /// Adds an entry. Under the commit lock.
+    pub(crate) fn insert(&self, hash: u64, address: Address) {
+        let guard = &crossbeam_epoch::pin();
+        let _writer = self.writer.lock();
+        loop {
+            let table = self.table(hash, guard);
+            if table.insert(hash, address) {
+                return;
+            }
+            if table.depth() < KEPT && table.splits(table.depth()) {
+                self.split(hash, guard);
+            } else {
+                // Hashes that agree in all kept bits: a chain, searched in full.
+                let mut last = table;
+                while let Some(next) = last.next(guard) {
+                    if next.insert(hash, address) {
+                        return;
+                    }
+                    last = next;
+                }
+                self.account(Table::bytes(self.buckets), 0);
+                last.chain(Table::new(table.depth(), self.buckets));
+            }
+        }
+    }
+
+    /// Splits the table of `hash` in two. The caller holds `writer`.
+    fn split(&self, hash: u64, guard: &Guard) {
+        let directory = self.directory(guard);
+        let old = directory.tables[directory.slot(hash)].load(Ordering::Acquire);
+        // SAFETY: live until retired below.
+        let table = unsafe { &*old };
+        let (low, high) = table.halves(guard);
+        self.account(low.chain_bytes() + high.chain_bytes(), table.chain_bytes());
+        let directory = if table.depth() == directory.depth { self.double(guard) } else { directory };
+        let span = 1usize << (directory.depth - table.depth());
+        let first = directory.slot(hash) & !(span - 1);
+        let (low, high) = (Box::into_raw(low), Box::into_raw(high));
+        for (offset, slot) in directory.tables[first..first + span].iter().enumerate() {
+            slot.store(if offset < span / 2 { low } else { high }, Ordering::Release);
+        }
+        // SAFETY: no slot of the present directory points to it any more; older directories are reachable
+        // only under guards pinned before, which retirement waits for.
+        unsafe { retire_table(old, guard) };
+    }
+
+    /// Publishes a directory of twice the size.
+    fn double<'g>(&self, guard: &'g Guard) -> &'g Directory {
+        let directory = self.directory(guard);
+        let copy = |slot: &AtomicPtr<Table>| slot.load(Ordering::Acquire);
+        let tables = directory.tables.iter().flat_map(|s| [AtomicPtr::new(copy(s)), AtomicPtr::new(copy(s))]);
+        let depth = directory.depth + 1;
+        let new = Owned::new(Directory { depth, tables: tables.collect() });
+        let old = self.directory.swap(new, Ordering::AcqRel, guard);
+        self.account(directory_bytes(depth), directory_bytes(depth - 1));
+        // SAFETY: unlinked by the swap; the tables now belong to the new directory.
+        unsafe { guard.defer_destroy(old) };
+        self.directory(guard)
+    }
+
+    /// Units a cursor has to visit for every hash prefix.
+    pub(crate) fn units(&self) -> usize {
+        self.buckets.div_ceil(UNIT)
+    }
+
+    /// The unit of a hash: which group of home buckets.
+    pub(crate) fn unit_of(&self, hash: u64) -> usize {
+        table::home(hash, self.buckets) / UNIT
+    }
+
+    /// Calls `each` with every entry of `unit` in the table that holds hash prefix `start`. Returns the
+    /// first and the last hash of the table.
+    pub(crate) fn visit(&self, unit: usize, start: u64, guard: &Guard, mut each: impl FnMut(Address)) -> (u64, u64) {
+        let mut table = Some(self.table(start, guard));
+        let (first, last) = range_of(start, self.table(start, guard).depth());
+        while let Some(here) = table {
+            here.visit(unit * UNIT, UNIT, &mut each);
+            table = here.next(guard);
+        }
+        (first, last)
+    }
+
+    /// Calls `each` with every table (chains in order) by hash prefix.
+    pub(crate) fn each_table<E>(&self, mut each: impl FnMut(&Table, &Guard) -> Result<(), E>) -> Result<(), E> {
+        let mut start = 0;
+        loop {
+            let guard = &crossbeam_epoch::pin();
+            let table = self.table(start, guard);
+            let (_, last) = range_of(start, table.depth());
+            each(table, guard)?;
+            match last.checked_add(1) {
+                Some(next) => start = next,
+                None => return Ok(()),
+            }
+        }
+    }
+}
+
+/// The hashes that share the first `depth` bits of `hash`.
+fn range_of(hash: u64, depth: u32) -> (u64, u64) {
+    let rest = u64::MAX.checked_shr(depth).unwrap_or(0);
+    (hash & !rest, hash | rest)
+}
+
+fn directory_bytes(depth: u32) -> u64 {
+    8 << depth
+}
+
+/// Frees `table` and its chain once all present guards are gone.
+///
+/// # Safety
+///
+/// * `table` came from `Box::into_raw`, is unlinked, and is retired once.
+unsafe fn retire_table(table: *mut Table, guard: &Guard) {
+    let address = table as usize;
+    // SAFETY: the caller's promise; the closure owns what it captures.
+    unsafe { guard.defer_unchecked(move || drop(Box::from_raw(address as *mut Table))) };
+}
+
+impl Drop for Index {
+    fn drop(&mut self) {
+        let guard = &crossbeam_epoch::pin();
+        let old = self.directory.swap(Shared::null(), Ordering::AcqRel, guard);
+        self.retire_all(old, guard);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    fn index(tiny: bool) -> Index {
+        Index::new(crate::engine::tests::ground(tiny))
+    }
+
+    fn mix(n: u64) -> u64 {
+        let mut z = n.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z ^ (z >> 31)
+    }
+
+    fn place(n: u64) -> Address {
+        Address::from_bits((n + 1) * 64)
+    }
+
+    #[test]
+    fn everything_inserted_is_found_and_everything_removed_is_not() {
+        for tiny in [true, false] {
+            let index = index(tiny);
+            let guard = &crossbeam_epoch::pin();
+            let count = if tiny { 3000 } else { 60_000 };
+            for n in 0..count {
+                index.insert(mix(n), place(n));
+            }
+            assert!((0..count).all(|n| index.contains(mix(n), place(n), guard)));
+            for n in (0..count).step_by(2) {
+                assert!(index.replace(mix(n), place(n), Address::NONE));
+            }
+            assert!((0..count).all(|n| index.contains(mix(n), place(n), guard) == (n % 2 == 1)));
+        }
+    }
+
+    #[test]
+    fn equal_hashes_are_chained_without_limit() {
+        let index = index(true);
+        let guard = &crossbeam_epoch::pin();
+        for n in 0..500 {
+            index.insert(mix(n % 3), place(n));
+        }
+        assert!((0..500).all(|n| index.contains(mix(n % 3), place(n), guard)));
+        assert!(index.replace(mix(1), place(400), place(1000)));
+        assert!(index.contains(mix(1), place(1000), guard) && !index.contains(mix(1), place(400), guard));
+    }
+
+    #[test]
+    fn units_and_prefixes_visit_every_entry_once() {
+        let index = index(true);
+        let guard = &crossbeam_epoch::pin();
+        let hashes: HashMap<Address, u64> = (0..2000).map(|n| (place(n), mix(n))).collect();
+        hashes.iter().for_each(|(address, hash)| index.insert(*hash, *address));
+        let mut seen = HashMap::new();
+        for unit in 0..index.units() {
+            let mut start = Some(0u64);
+            while let Some(from) = start {
+                let mut here = Vec::new();
+                let (first, last) = index.visit(unit, from, guard, |address| here.push(address));
+                for address in here {
+                    let hash = hashes[&address];
+                    assert!(index.unit_of(hash) == unit && (first..=last).contains(&hash));
+                    *seen.entry(address).or_insert(0) += 1;
+                }
+                start = last.checked_add(1);
+            }
+        }
+        assert!(seen.len() == 2000 && seen.values().all(|n| *n == 1));
+    }
+
+    #[test]
+    fn memory_per_key_stays_within_what_the_readme_says() {
+        let index = index(false);
+        let mut worst = 0.0f64;
+        for n in 0..400_000u64 {
+            index.insert(mix(n), place(n));
+            if n > 50_000 && n.is_multiple_of(10_000) {
+                worst = worst.max(index.bytes() as f64 / n as f64);
+            }
+        }
+        assert!(worst < 22.0, "{worst} bytes a key");
+    }
+}

@@ -1,0 +1,280 @@
+//! # One table of the index: buckets of a cache line
+
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+use crossbeam_epoch::Guard;
+use sheaf_base::segment::Address;
+
+use super::KEPT;
+
+/// Words of a bucket.
+pub(crate) const SLOTS: usize = 8;
+/// Buckets an entry may stand in, from its home on.
+const PROBE: usize = 4;
+const OVERFLOW: u64 = 1 << Address::BITS;
+const STEP_SHIFT: u32 = Address::BITS + 1;
+const STEP: u64 = PROBE as u64 - 1;
+const TAG_SHIFT: u32 = 64 - KEPT;
+
+/// One slot's content.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Word(pub(crate) u64);
+
+impl Word {
+    fn new(hash: u64, address: Address) -> Word {
+        Word(hash >> TAG_SHIFT << TAG_SHIFT | address.bits())
+    }
+
+    /// Where the entry stands; `NONE` if the slot is empty.
+    pub(crate) fn address(self) -> Address {
+        Address::from_bits(self.0)
+    }
+
+    /// How many buckets past its home it stands.
+    fn step(self) -> usize {
+        usize::try_from(self.0 >> STEP_SHIFT & STEP).unwrap_or(0)
+    }
+
+    fn with_step(self, step: usize) -> Word {
+        Word(self.0 & !(STEP << STEP_SHIFT) | (step as u64) << STEP_SHIFT)
+    }
+
+    /// The same entry elsewhere.
+    pub(crate) fn at(self, address: Address) -> Word {
+        Word(self.0 & !(OVERFLOW - 1) | address.bits())
+    }
+
+    fn is_of(self, hash: u64) -> bool {
+        (self.0 ^ hash) >> TAG_SHIFT == 0 && self.address() != Address::NONE
+    }
+}
+
+#[repr(align(64))]
+#[derive(Default)]
+struct Bucket([AtomicU64; SLOTS]);
+
+impl Bucket {
+    fn word(&self, slot: usize) -> Word {
+        Word(self.0[slot].load(Ordering::Acquire))
+    }
+
+    fn set(&self, slot: usize, word: Word) {
+        let flag = self.0[slot].load(Ordering::Relaxed) & OVERFLOW;
+        let empty = word.address() == Address::NONE;
+        self.0[slot].store(if empty { flag } else { word.0 & !OVERFLOW | flag }, Ordering::Release);
+    }
+
+    fn overflowed(&self) -> bool {
+        self.0[SLOTS - 1].load(Ordering::Acquire) & OVERFLOW != 0
+    }
+
+    fn mark_overflowed(&self) {
+        self.0[SLOTS - 1].fetch_or(OVERFLOW, Ordering::AcqRel);
+    }
+}
+
+/// The home bucket of `hash` among `buckets` (a power of two).
+pub(crate) fn home(hash: u64, buckets: usize) -> usize {
+    usize::try_from(hash & (buckets as u64 - 1)).unwrap_or(0)
+}
+
+/// A table, and the chain behind it.
+pub(crate) struct Table {
+    depth: u32,
+    buckets: Box<[Bucket]>,
+    next: AtomicPtr<Table>,
+}
+
+impl Table {
+    /// An empty table.
+    pub(crate) fn new(depth: u32, buckets: usize) -> Box<Table> {
+        debug_assert!(buckets.is_power_of_two() && buckets >= PROBE);
+        let buckets = (0..buckets).map(|_| Bucket::default()).collect();
+        Box::new(Table { depth, buckets, next: AtomicPtr::default() })
+    }
+
+    /// Bytes of one table.
+    pub(crate) fn bytes(buckets: usize) -> u64 {
+        (buckets * size_of::<Bucket>() + size_of::<Table>()) as u64
+    }
+
+    /// Bytes of the table and its chain.
+    pub(crate) fn chain_bytes(&self) -> u64 {
+        let guard = crossbeam_epoch::pin();
+        let mut bytes = 0;
+        let mut table = Some(self);
+        while let Some(here) = table {
+            bytes += Table::bytes(here.buckets.len());
+            table = here.next(&guard);
+        }
+        bytes
+    }
+
+    /// How many of the hash's first bits chose it.
+    pub(crate) fn depth(&self) -> u32 {
+        self.depth
+    }
+
+    /// The next table of its chain.
+    pub(crate) fn next<'g>(&self, _guard: &'g Guard) -> Option<&'g Table> {
+        // SAFETY: a chained table lives as long as the table it hangs on, which the guard keeps.
+        unsafe { self.next.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// Hangs `table` behind this one, which must be the last of its chain.
+    pub(crate) fn chain(&self, table: Box<Table>) {
+        let before = self.next.swap(Box::into_raw(table), Ordering::AcqRel);
+        assert!(before.is_null(), "only the last table of a chain is extended");
+    }
+
+    fn probe(&self, hash: u64) -> impl Iterator<Item = &Bucket> {
+        self.probe_from(home(hash, self.buckets.len()))
+    }
+
+    fn probe_from(&self, home: usize) -> impl Iterator<Item = &Bucket> {
+        let mask = self.buckets.len() - 1;
+        (0..PROBE).map(move |step| &self.buckets[(home + step) & mask])
+    }
+
+    /// Calls `each` with the entries of `hash`'s kept bits; false as soon as `each` says so.
+    #[inline]
+    pub(crate) fn matches(&self, hash: u64, each: &mut impl FnMut(Address) -> bool) -> bool {
+        for bucket in self.probe(hash) {
+            for slot in 0..SLOTS {
+                let word = bucket.word(slot);
+                if word.is_of(hash) && !each(word.address()) {
+                    return false;
+                }
+            }
+            if !bucket.overflowed() {
+                break;
+            }
+        }
+        true
+    }
+
+    /// Points the entry at `from` to `to`.
+    pub(crate) fn replace(&self, hash: u64, from: Address, to: Address) -> bool {
+        for bucket in self.probe(hash) {
+            for slot in 0..SLOTS {
+                let word = bucket.word(slot);
+                if word.is_of(hash) && word.address() == from {
+                    bucket.set(slot, word.at(to));
+                    return true;
+                }
+            }
+            if !bucket.overflowed() {
+                break;
+            }
+        }
+        false
+    }
+
+    /// Puts an entry into the first free slot. False if there is none.
+    pub(crate) fn insert(&self, hash: u64, address: Address) -> bool {
+        self.put(home(hash, self.buckets.len()), Word::new(hash, address))
+    }
+
+    fn put(&self, home: usize, word: Word) -> bool {
+        for (step, bucket) in self.probe_from(home).enumerate() {
+            if let Some(slot) = (0..SLOTS).find(|slot| bucket.word(*slot).address() == Address::NONE) {
+                bucket.set(slot, word.with_step(step));
+                return true;
+            }
+            bucket.mark_overflowed();
+        }
+        false
+    }
+
+    /// True if a split at `depth` separates any two entries.
+    pub(crate) fn splits(&self, depth: u32) -> bool {
+        let bit = 1u64 << (63 - depth);
+        let mut words = self.buckets.iter().flat_map(|b| (0..SLOTS).map(|s| b.word(s))).filter(|w| w.address() != Address::NONE);
+        let Some(first) = words.next() else { return true };
+        words.any(|word| (word.0 ^ first.0) & bit != 0)
+    }
+
+    /// The two tables this one becomes. Each entry finds its place from its home anew.
+    pub(crate) fn halves(&self, guard: &Guard) -> (Box<Table>, Box<Table>) {
+        let halves = [Table::new(self.depth + 1, self.buckets.len()), Table::new(self.depth + 1, self.buckets.len())];
+        let bit = 1u64 << (63 - self.depth);
+        let mut table = Some(self);
+        while let Some(here) = table {
+            here.each_entry(|home, word| halves[usize::from(word.0 & bit != 0)].put_in_chain(home, word));
+            table = here.next(guard);
+        }
+        let [low, high] = halves;
+        (low, high)
+    }
+
+    fn put_in_chain(&self, home: usize, word: Word) {
+        if self.put(home, word) {
+            return;
+        }
+        let guard = &crossbeam_epoch::pin();
+        if self.next(guard).is_none() {
+            self.chain(Table::new(self.depth, self.buckets.len()));
+        }
+        if let Some(next) = self.next(guard) {
+            next.put_in_chain(home, word);
+        }
+    }
+
+    /// Calls `each` with the home bucket and the word of every entry.
+    fn each_entry(&self, mut each: impl FnMut(usize, Word)) {
+        for (number, bucket) in self.buckets.iter().enumerate() {
+            for word in (0..SLOTS).map(|slot| bucket.word(slot)).filter(|w| w.address() != Address::NONE) {
+                each((number + self.buckets.len() - word.step()) & (self.buckets.len() - 1), word);
+            }
+        }
+    }
+
+    /// Calls `each` with every entry whose home is among the `count` buckets from `first`.
+    pub(crate) fn visit(&self, first: usize, count: usize, each: &mut impl FnMut(Address)) {
+        let total = self.buckets.len();
+        let reach = (count + PROBE - 1).min(total);
+        for step in 0..reach {
+            let bucket = &self.buckets[(first + step) & (total - 1)];
+            for word in (0..SLOTS).map(|slot| bucket.word(slot)).filter(|w| w.address() != Address::NONE) {
+                let home = (first + step + total - word.step()) & (total - 1);
+                if (first..first + count).contains(&home) {
+                    each(word.address());
+                }
+            }
+        }
+    }
+
+    /// The words of each bucket, with its overflow bit.
+    pub(crate) fn each_bucket<E>(&self, mut each: impl FnMut([Word; SLOTS], bool) -> Result<(), E>) -> Result<(), E> {
+        self.buckets.iter().try_for_each(|bucket| {
+            each(std::array::from_fn(|slot| bucket.word(slot)), bucket.overflowed())
+        })
+    }
+
+    /// Sets a bucket of a table nobody else sees yet.
+    pub(crate) fn fill(&self, number: usize, words: [Word; SLOTS], overflowed: bool) {
+        let bucket = &self.buckets[number];
+        for (slot, word) in words.into_iter().enumerate() {
+            bucket.set(slot, word);
+        }
+        if overflowed {
+            bucket.mark_overflowed();
+        }
+    }
+
+    /// Asks for the home bucket of `hash` to be loaded.
+    pub(crate) fn prefetch(&self, hash: u64) {
+        // A load that nothing waits for: portable, and as good as a prefetch on an out-of-order core.
+        let _ = std::hint::black_box(self.buckets[home(hash, self.buckets.len())].0[0].load(Ordering::Relaxed));
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        let next = *self.next.get_mut();
+        if !next.is_null() {
+            // SAFETY: chained tables come from `Box::into_raw` in `chain` and hang on one table only.
+            drop(unsafe { Box::from_raw(next) });
+        }
+    }
+}

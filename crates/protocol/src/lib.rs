@@ -1,0 +1,157 @@
+//! # The commit protocol as state machines, explored to the end
+//!
+//! Sheaf's commit path is a dozen rules about what may be written, synced, freed and acknowledged
+//! when. Here they are small models, and a checker (stateright) walks *every* interleaving of
+//! commits, sync rounds, cleaning, checkpoints, crashes, recoveries and crashes within recoveries,
+//! within bounds. With every rule on nothing breaks (`tests/holds.rs`); with one rule off the checker
+//! finds the scenario that the rule is there for (`tests/scenarios.rs`); what the models found that
+//! the design had missed is in `tests/findings.rs`. No code of the store runs here: this is what the
+//! code has to do, not proof that it does. Change a rule only with the model.
+//!
+//! ## Picture
+//! ```text
+//!   order        two logs, seqs, sync rounds, failed syncs, ROOT, recovery     I1 I2 I3 I5 I7 I8 I9
+//!   cleaning     one store log: survivors, tombstones, index checkpoints       I2 I3 I4 I6 I7
+//!   conditional  the commit lock: compare and swap, applying, readers          I4 I6
+//!   payload      staged payloads and the frames that name them                 I3 I6 I8
+//!   page         in-place pages behind a journal                               I2 I3
+//!   keyspace     drop and unlink                                               I3
+//!      |
+//!   disk         page cache and platter: torn, failed sync, kill, power cut, eviction
+//! ```
+//!
+//! ## Invariants
+//! 1. A commit over several logs is there whole or not at all.
+//! 2. What recovery finds is a prefix of the commit order.
+//! 3. What W covered (every Sync acknowledgement and all before it) survives a power cut; what was
+//!    visible (every Buffer acknowledgement) survives a kill. What a finished recovery showed
+//!    survives both. After a failed sync a kill may take what W did not cover.
+//! 4. No kill takes back a value that was read; each read is explained by the order.
+//! 5. No number of a commit stands for two contents that are both valid.
+//! 6. The index after recovery is the map at the recovered prefix, and points at live bytes of the
+//!    right key and number: deleted keys stay deleted.
+//! 7. Recovery may be interrupted anywhere, twice, and 1-6 hold after the last one.
+//! 8. Damage is reported only if something rotted.
+//! 9. Rot of what the disk itself says was durable is reported.
+//!
+//! ## How the protocol here differs from commit.md, and why it is still sound
+//! - **A commit is one step under one lock** (number, frames to the kernel, index, `visible`), so
+//!   `logged`, `visible` and the last number are the same whenever the lock is free. R7 and R16 ask
+//!   for less (applying outside the lock, in order, under stripes); `conditional` shows what goes
+//!   wrong between the two. `order` still splits a commit over two logs into its two copies, because
+//!   a kill, a sync or a power cut can come between them.
+//! - **Recovery does not copy the tail** (R10) but makes sure it is on the platter where it is, then
+//!   seals the old segments in ROOT at the ends of what was accepted; it needs no new block. The
+//!   copy had two uses: to get what only the page cache has onto the platter, and to get stale frames
+//!   out of the way. [`Reopen`] does the first, seals and void numbers the second.
+//! - **Every frame carries W** here; the real log writes it into the first frame after a round. W
+//!   is only used to tell rot from a torn tail, and a lower W found is never wrong, only less sharp.
+//!
+//! ## What the models found (each a rule here, each with its counterexample)
+//! 1. *ROOT has to be settled before the other slot is touched* (`root_is_settled`). A kill between
+//!    write and sync leaves the newest ROOT in the page cache; the reopened process writes the other
+//!    slot; one power cut tears both. So an open first makes the slot it read durable.
+//! 2. *Writing again in place and scenario 11 suppose different disks* ([`disk::Tears`]). If a sector
+//!    caught in flight can become garbage (the only way scenario 11 can hurt: its old bytes and its
+//!    new bytes agree), then rewriting the tail, or ROOT, kills what was acknowledged.
+//!    `Reopen::ReadThrough` (sync, then read ROOT and tails past the page cache, write nothing) is
+//!    sound on both disks.
+//! 3. *A round ends the sectors when it starts, under the commit lock*
+//!    (`rounds_start_under_the_lock`). "After a sync the next frame starts at the next sector" is too
+//!    late: a frame placed before the sync and copied after it shares the acknowledged sector.
+//! 4. *A checkpoint must not start between judging a survivor live and re-pointing to it*
+//!    (`checkpoints_wait_for_the_judged`, `.._copied`). Either half revives a deleted key or loses a
+//!    living one.
+//! 5. *A checkpoint waits for the survivors it points to* (`checkpoint_waits_for_survivors`), since W
+//!    says nothing about them.
+//! 6. *Recovery settles survivors too* (`recovery_settles_survivors`): their numbers lie at or below
+//!    F, so "what is above F" misses them.
+//! 7. *Recovery settles the payloads that the accepted frames name* (`recovery_settles_payloads`). In
+//!    general: after an unclean open nothing read from the page cache counts as durable (raises F,
+//!    lets something be freed) before it was settled, whatever file it is in.
+//! 8. *Both slots past what is freed guards against rot of a slot only*, and then recovery has to
+//!    write both slots before it serves (`recovery_writes_both_slots`).
+//!
+//! Redundant, each enough alone within these bounds, kept as two lines of defence: fresh segments and
+//! numbers above the bound (scenario 1), seals and numbers above the bound (2), dropping stale image
+//! entries and letting the later of two equal numbers win (9). The two syncs of payload and log may
+//! run in either order as long as W waits for both.
+//!
+//! ## Scenarios
+//! 1-17 are tests in `tests/scenarios.rs`, numbered in their comments. A model has nothing to say on
+//! 18-24; what stands for them:
+//!
+//! | scenario | stands for it |
+//! |---|---|
+//! | 18 a value holds a frame | frame format tests: scan over a log whose values are frames |
+//! | 19 a keyspace that stopped writing | the journal's bound: conformance test with a failing checkpoint |
+//! | 20 disk full | simulated disk with a quota: open, delete, clean at zero free blocks |
+//! | 21 long snapshots, registration | shuttle or loom test of the registry; conformance under load |
+//! | 22 huge values and batches | conformance tests of the limits (`TooLarge`) |
+//! | 23 one rotten sector | the corrupter of testkit |
+//! | 24 fork, iterators that outlive, fds | process tests of the facade; fd lifetime in `base::disk` |
+//!
+//! ## Not shown
+//! - *Bytes.* Checksums are perfect (a frame is valid iff its salt is right), lengths are right,
+//!   content is a number. Salting (R6) is the reason that a frame in a segment is valid only there.
+//! - *Segments of many frames.* In `order` a log has one open segment per incarnation; the cut needs
+//!   dense numbers, so a gap in an earlier segment ends the order whatever follows. In `cleaning` a
+//!   segment is one frame; a victim of many is freed if each of its frames allows it, and a batch of
+//!   survivors is one pass (4 above is about the whole batch).
+//! - *Segments made ready ahead.* The position where a checkpoint starts must count a segment that
+//!   exists and is not open yet as lying behind it. `cleaning` finds segments that ROOT does not list
+//!   yet; real ROOTs announce them before a frame in them is acknowledged.
+//! - *Names.* Creating a file and syncing its directory come before ROOT names it.
+//! - *Extending the reserved bound*, snapshots and PINNED copies (recovery ignores them), the journal's
+//!   low-water mark, more than one engine, memory order between threads (loom's and shuttle's work).
+//! - *More than the bounds*: 2-4 commits, 2 crashes of each kind at most, 1-2 failed syncs.
+//!
+//! ## Why the parts compose
+//! `order` shows that any set of logs recovers to a prefix that holds everything at or below W, and
+//! that each step of recovery may be interrupted. The others use just that: in them a sync round is
+//! one step that moves W, and recovery up to the write of ROOT is one step; `cleaning` and `keyspace`
+//! keep the writes of ROOT as steps of their own because what they free depends on them. Survivors
+//! are not part of the order, so cleaning adds frames that `order` never counts, and takes away only
+//! frames at or below F that nothing needs. (`order` frees nothing, so it asks for every frame; a log
+//! that is cut or cleaned asks for what ROOT lists as live.) A payload is one more part of its commit.
+//!
+//! ## Costs
+//! States explored with every rule on (and floors in the tests):
+//!
+//! | model | bounds | states |
+//! |---|---|---|
+//! | order | 4 commits, 2 power cuts | 667,173 |
+//! | order | 3 commits, 2 power cuts, 2 ROOTs while serving | 825,801 |
+//! | order | 2 commits, 2 kills, a power cut, a failed sync, a ROOT, late failures | 273,871 |
+//! | order | the same, reading through | 245,580 |
+//! | order | the same, 2 failed syncs, no ROOT | 89,992 |
+//! | order | 2 commits, a power cut, a checkpoint, a close, a ROOT, rot | 80,876 |
+//! | order | 3 commits, kill, power cut, failed sync, garbage, shared sectors | 325,734 |
+//! | order | 2 commits, kill, 2 power cuts, a ROOT, garbage, shared sectors | 134,136 |
+//! | cleaning | 2 commits, 2 passes, a checkpoint, 3 ROOTs, a power cut | 825,342 |
+//! | cleaning | 2 commits, a pass, 2 checkpoints, 3 ROOTs, a power cut | 409,241 |
+//! | cleaning | 2 commits, a pass, a checkpoint, 2 ROOTs, 2 power cuts / a kill and a cut | 168,857 / 210,531 |
+//! | cleaning | 2 commits, 2 passes, a checkpoint, 2 ROOTs, a cut, a rotten slot | 729,071 |
+//! | conditional, payload, page, keyspace | | 3,588, 7,928, 339, 35,247 / 51,471 |
+//! | order, by hand | 3 commits, a kill, 2 power cuts, a failed sync, a ROOT | 4,030,188 |
+//! | order, by hand | 3 commits, a power cut, a checkpoint, a close, a ROOT, rot | 1,553,717 |
+//! | cleaning, by hand | 2 commits, 2 passes, a checkpoint, 4 ROOTs, a power cut | 1,314,675 |
+//! | cleaning, by hand | 3 commits, 2 passes, a checkpoint, 2 ROOTs, a power cut | 4,017,158 |
+//! | cleaning, by hand | 2 keys, 2 commits, 2 passes, a checkpoint, 2 ROOTs, a power cut | 1,897,876 |
+//! | cleaning, by hand | 2 commits, 3 passes, 2 checkpoints, 3 ROOTs, a power cut | 17,512,137 |
+//!
+//! All tests: half a minute on two cores. `cargo test -- --ignored` runs the last six (two minutes).
+
+#![forbid(unsafe_code)]
+
+pub mod cleaning;
+pub mod conditional;
+pub mod disk;
+pub mod explore;
+pub mod keyspace;
+pub mod order;
+pub mod page;
+pub mod payload;
+mod rules;
+
+pub use rules::{Reopen, Rules};

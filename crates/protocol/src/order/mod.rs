@@ -1,0 +1,402 @@
+//! # The order of commits: two logs, sync rounds, crashes, recovery, crashes within recovery
+//!
+//! Commits touch X, Y or both. A round takes S, syncs the logs one by one while commits go on, and
+//! moves W to S. Syncs may fail. The process may be killed and the power cut between any two steps,
+//! those of recovery included.
+//!
+//! ## Picture
+//! ```text
+//!   Down --Open--> Settling --Recover--> Rewritten --Settle X, Y--> --Announce--> Announced --Serve-->
+//!          newest           sync ROOT,              sync the logs    write ROOT    sync      Serving
+//!          ROOT is          read tails, cut,                         (F = cut,               new segments
+//!          written again    write the tail again                     seals)
+//!
+//!   Down --Open--> Flushed --ReadThrough--> Rewritten --Announce--> ...     (Reopen::ReadThrough)
+//!          sync             read past the
+//!          ROOT, logs       page cache
+//!
+//!   a failed sync, or a commit lost after it got its number:  -> Poisoned; only a crash helps
+//! ```
+//!
+//! ## Debts
+//! The state keeps the true order of commits (`history`) and how many of them the world is owed: up
+//! to `visible` if the next crash is a kill, up to W if it is a power cut (or if a sync failed). A
+//! recovery that has decided is compared with them; one that serves raises both to what it found.
+//!
+//! ## Crash
+//! A crash is one action per combination of what each page may hold ([`crate::disk`]). A commit that
+//! had its number when the crash came may be there or not.
+
+mod layout;
+mod recovery;
+mod steps;
+
+use layout::{Log, Place, Root, Seq};
+use recovery::Found;
+
+use crate::disk::{self, Crash, Fate, Page, Tears};
+use crate::explore::{Broken, Verdict, nothing_is_broken};
+use crate::{Reopen, Rules};
+use stateright::{Model, Property};
+
+/// Numbers reserved for one incarnation.
+const SPAN: Seq = 8;
+
+/// How far an exploration goes.
+#[derive(Clone, Debug)]
+pub struct Bounds {
+    /// Commits over the whole run.
+    pub commits: u8,
+    /// Kills over the whole run.
+    pub kills: u8,
+    /// Power cuts over the whole run.
+    pub power_cuts: u8,
+    /// Syncs (of a log or of ROOT) that fail.
+    pub failures: u8,
+    /// ROOT written while serving.
+    pub roots: u8,
+    /// An engine makes its state durable and says so nowhere in the logs.
+    pub checkpoints: bool,
+    /// Clean closes over the whole run.
+    pub closes: u8,
+    /// One settled sector of a log rots while the database is down.
+    pub rots: bool,
+    /// The second part of a commit may fail to be written (or its writer may die).
+    pub late_failures: bool,
+    /// Frames that fit into a sector.
+    pub sector_frames: usize,
+    /// What a power cut does to a sector in flight.
+    pub tears: Tears,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self {
+            commits: 3,
+            kills: 0,
+            power_cuts: 2,
+            failures: 0,
+            roots: 0,
+            checkpoints: false,
+            closes: 0,
+            rots: false,
+            late_failures: false,
+            sector_frames: 1,
+            tears: Tears::Mix,
+        }
+    }
+}
+
+/// The model.
+#[derive(Clone, Debug)]
+pub struct Order {
+    /// Which rules hold.
+    pub rules: Rules,
+    /// How far to look.
+    pub bounds: Bounds,
+}
+
+/// A commit as the outside knows it.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+struct Commit {
+    seq: Seq,
+    parts: u8,
+    id: u8,
+}
+
+/// A commit that has its number and is not visible yet.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+struct Pending {
+    commit: Commit,
+    durable: Seq,
+    places: [Option<Place>; 2],
+}
+
+/// A sync round.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+struct Round {
+    target: Seq,
+    synced: u8,
+}
+
+/// What a serving process has in memory.
+#[derive(Clone, Debug, Hash, PartialEq, Eq)]
+struct Serving {
+    next: Seq,
+    visible: Seq,
+    durable: Seq,
+    pending: Vec<Pending>,
+    round: Option<Round>,
+    /// ROOT as the process knows it, and whether the last write of it waits for its sync.
+    root: Root,
+    root_unsynced: bool,
+    closing: bool,
+}
+
+/// Where the process is.
+#[derive(Clone, Debug, Hash, PartialEq, Eq)]
+enum Process {
+    /// There is none: killed, cut off, or closed.
+    Down,
+    /// Recovery, step by step. ROOT was read and is being settled.
+    Settling,
+    /// Recovery read past the page cache (`Reopen::ReadThrough` only): everything was synced.
+    Flushed,
+    /// The tail was read and written again; logs in the set are synced.
+    Rewritten { found: Found, synced: u8 },
+    /// ROOT was written and not synced.
+    Announced { root: Root, found: Found },
+    /// Reads and writes.
+    Serving(Serving),
+    /// A sync failed, or a commit after it had its number: only a crash helps.
+    Poisoned,
+    /// Open answered that the database is damaged.
+    Damaged,
+}
+
+/// Disk, process, and what is owed to the world.
+#[derive(Clone, Debug, Hash, PartialEq, Eq)]
+pub struct State {
+    slots: [Page<Root>; 2],
+    logs: [Log; 2],
+    /// What an engine's own durable state covers.
+    checkpoint: Seq,
+    process: Process,
+    /// The order of all commits that may exist.
+    history: Vec<Commit>,
+    /// So many of them must survive a power cut.
+    owed_to_power_cut: usize,
+    /// So many must be there when the database is next opened, if nothing worse happens.
+    owed: usize,
+    /// After a failed sync a kill may take what only the page cache had.
+    sync_failed: bool,
+    closed_clean: bool,
+    rotten: bool,
+    spent: Spent,
+    broken: Option<Broken>,
+}
+
+/// What of the bounds is used up.
+#[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]
+struct Spent {
+    commits: u8,
+    kills: u8,
+    power_cuts: u8,
+    failures: u8,
+    roots: u8,
+    closes: u8,
+}
+
+/// What can happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// A commit over these logs takes its number and its places, and is copied to its first log.
+    Begin(u8),
+    /// It is copied to this log; with the last copy it is visible and acknowledged.
+    Copy(usize, usize),
+    /// Its copy to the next log fails, or its writer dies.
+    Lose(usize),
+    /// A sync round starts.
+    Round,
+    /// The round syncs this log; with the last one W moves.
+    Sync(usize, bool),
+    /// ROOT is written with F = W.
+    WriteRoot,
+    /// And synced.
+    SyncRoot(bool),
+    /// An engine's durable state reaches W.
+    Checkpoint,
+    /// A clean close writes ROOT.
+    Close,
+    /// The power goes; the number says what the platter kept.
+    PowerCut(usize),
+    /// The process is killed; the number says which clean pages the kernel drops.
+    Kill(usize),
+    /// A sector of this log rots: (log, segment, sector).
+    Rot(usize, usize, usize),
+    /// Open: reads ROOT, settles it.
+    Open,
+    /// Open by reading through: its first sync fails.
+    FailOpen,
+    /// Recovery reads past the page cache; the number says what was there.
+    ReadThrough(usize),
+    /// Recovery syncs ROOT, reads the tails, decides, writes what it accepted once more.
+    Recover(bool),
+    /// Recovery syncs a log.
+    Settle(usize, bool),
+    /// Recovery writes ROOT.
+    Announce,
+    /// Recovery syncs ROOT and serves.
+    Serve(bool),
+}
+
+fn pages<'a>(slots: &'a [Page<Root>; 2], logs: &'a [Log; 2]) -> impl Iterator<Item = &'a dyn Fate> {
+    let slots = slots.iter().map(|slot| -> &dyn Fate { slot });
+    let sectors = logs
+        .iter()
+        .flat_map(|log| &log.segments)
+        .flat_map(|segment| &segment.sectors);
+    slots.chain(sectors.map(|sector| -> &dyn Fate { sector }))
+}
+
+impl State {
+    fn ways(&self, crash: Crash) -> std::ops::Range<usize> {
+        0..disk::ways(pages(&self.slots, &self.logs), crash)
+    }
+
+    fn suffer(&mut self, crash: Crash, way: usize) {
+        let slots = self.slots.iter_mut().map(|slot| -> &mut dyn Fate { slot });
+        let segments = self.logs.iter_mut().flat_map(|log| &mut log.segments);
+        let sectors = segments.flat_map(|segment| &mut segment.sectors);
+        disk::suffer(
+            slots.chain(sectors.map(|sector| -> &mut dyn Fate { sector })),
+            crash,
+            way,
+        );
+    }
+
+    fn owed_up_to(&self, seq: Seq) -> usize {
+        self.history
+            .iter()
+            .filter(|commit| commit.seq <= seq)
+            .count()
+    }
+}
+
+impl Verdict for State {
+    fn broken(&self) -> Option<Broken> {
+        self.broken
+    }
+}
+
+impl Model for Order {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![steps::created()]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        if state.broken.is_some() || state.process == Process::Damaged {
+            return;
+        }
+        self.crashes(state, actions);
+        let fails = state.spent.failures < self.bounds.failures;
+        let both = |ok: bool| ok || fails;
+        let outcomes = [true, false].into_iter().filter(|&ok| both(ok));
+        match &state.process {
+            Process::Down => {
+                actions.push(Action::Open);
+                if fails && self.rules.reopen == Reopen::ReadThrough {
+                    actions.push(Action::FailOpen);
+                }
+            }
+            Process::Settling => actions.extend(outcomes.map(Action::Recover)),
+            Process::Flushed => {
+                actions.extend(state.ways(Crash::ReadThrough).map(Action::ReadThrough));
+            }
+            Process::Rewritten { synced: 3, .. } => actions.push(Action::Announce),
+            Process::Rewritten { synced, .. } => {
+                let log = usize::from(*synced == 1);
+                actions.extend(outcomes.map(|ok| Action::Settle(log, ok)));
+            }
+            Process::Announced { .. } => actions.extend(outcomes.map(Action::Serve)),
+            Process::Serving(serving) => self.serving_actions(state, serving, fails, actions),
+            Process::Poisoned | Process::Damaged => {}
+        }
+    }
+
+    fn next_state(&self, state: &State, action: Action) -> Option<State> {
+        let mut next = state.clone();
+        self.step(&mut next, action);
+        Some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        nothing_is_broken()
+    }
+}
+
+impl Order {
+    fn crashes(&self, state: &State, actions: &mut Vec<Action>) {
+        if state.spent.power_cuts < self.bounds.power_cuts {
+            actions.extend(state.ways(Crash::PowerCut).map(Action::PowerCut));
+        }
+        if state.process == Process::Down {
+            if self.bounds.rots && !state.rotten {
+                for (log, held) in state.logs.iter().enumerate() {
+                    for (segment, held) in held.segments.iter().enumerate() {
+                        let sectors = held.sectors.iter().enumerate();
+                        let settled =
+                            sectors.filter(|(_, page)| page.is_settled() && page.read().is_some());
+                        actions.extend(settled.map(|(at, _)| Action::Rot(log, segment, at)));
+                    }
+                }
+            }
+        } else if state.spent.kills < self.bounds.kills {
+            actions.extend(state.ways(Crash::Kill).map(Action::Kill));
+        }
+    }
+
+    fn serving_actions(
+        &self,
+        state: &State,
+        serving: &Serving,
+        fails: bool,
+        actions: &mut Vec<Action>,
+    ) {
+        if serving.closing {
+            actions.push(Action::SyncRoot(true));
+            return;
+        }
+        let may_begin =
+            serving.pending.is_empty() || !self.rules.copy_under_lock && serving.pending.len() < 2;
+        if may_begin && state.spent.commits < self.bounds.commits {
+            actions.extend([1, 2, 3].map(Action::Begin));
+        }
+        for (at, pending) in serving.pending.iter().enumerate() {
+            if let Some(log) = pending.places.iter().position(Option::is_some) {
+                actions.push(Action::Copy(at, log));
+                if self.bounds.late_failures {
+                    actions.push(Action::Lose(at));
+                }
+            }
+        }
+        match serving.round {
+            None => {
+                let may_start =
+                    serving.pending.is_empty() || !self.rules.rounds_start_under_the_lock;
+                if serving.visible > serving.durable && may_start {
+                    actions.push(Action::Round);
+                }
+            }
+            Some(round) => {
+                for log in [0, 1]
+                    .into_iter()
+                    .filter(|log| round.synced & (1 << log) == 0)
+                {
+                    actions.push(Action::Sync(log, true));
+                    if fails {
+                        actions.push(Action::Sync(log, false));
+                    }
+                }
+            }
+        }
+        if serving.root_unsynced {
+            actions.push(Action::SyncRoot(true));
+            if fails {
+                actions.push(Action::SyncRoot(false));
+            }
+        } else if state.spent.roots < self.bounds.roots {
+            actions.push(Action::WriteRoot);
+        }
+        if self.bounds.checkpoints && serving.durable > state.checkpoint {
+            actions.push(Action::Checkpoint);
+        }
+        let idle = serving.pending.is_empty() && serving.round.is_none() && !serving.root_unsynced;
+        if state.spent.closes < self.bounds.closes && idle && serving.durable == serving.visible {
+            actions.push(Action::Close);
+        }
+    }
+}

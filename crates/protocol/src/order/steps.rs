@@ -1,0 +1,539 @@
+//! # The steps: what each action does to the disk, the process and the debts
+
+use super::layout::{Frame, Live, Log, Root, Segment, Seq, newest};
+use super::recovery::{Found, recover};
+use super::{Action, Commit, Order, Pending, Process, Round, SPAN, Serving, Spent, State};
+use crate::Reopen;
+use crate::disk::{Crash, Page, Tears};
+use crate::explore::Broken;
+
+/// A new database: both slots valid, one open segment in each log, serving.
+pub(super) fn created() -> State {
+    let live = |number| vec![Live { number, end: None }];
+    let root = |generation| Root {
+        generation,
+        floor: 0,
+        incarnation: 0,
+        base: 0,
+        start: 1,
+        holes: Vec::new(),
+        live: [live(1), live(2)],
+        next_segment: 3,
+    };
+    let log = |number| Log {
+        segments: vec![Segment {
+            number,
+            incarnation: 0,
+            sectors: Vec::new(),
+        }],
+        at: 0,
+        fresh: false,
+    };
+    State {
+        slots: [1, 2].map(|generation| {
+            let mut slot = Page::empty();
+            slot.write(root(generation), true);
+            slot.sync();
+            slot
+        }),
+        logs: [log(1), log(2)],
+        checkpoint: 0,
+        process: Process::Serving(serving(root(2))),
+        history: Vec::new(),
+        owed_to_power_cut: 0,
+        owed: 0,
+        sync_failed: false,
+        closed_clean: false,
+        rotten: false,
+        spent: Spent::default(),
+        broken: None,
+    }
+}
+
+fn serving(root: Root) -> Serving {
+    Serving {
+        next: root.start,
+        visible: root.floor,
+        durable: root.floor,
+        pending: Vec::new(),
+        round: None,
+        root,
+        root_unsynced: false,
+        closing: false,
+    }
+}
+
+impl Order {
+    pub(super) fn step(&self, state: &mut State, action: Action) {
+        match action {
+            Action::PowerCut(way) => {
+                state.spent.power_cuts += 1;
+                state.suffer(Crash::PowerCut, way);
+                state.owed = state.owed_to_power_cut;
+                state.sync_failed = false;
+                state.process = Process::Down;
+            }
+            Action::Kill(way) => {
+                state.spent.kills += 1;
+                state.suffer(Crash::Kill, way);
+                if state.sync_failed {
+                    state.owed = state.owed.min(state.owed_to_power_cut);
+                }
+                state.process = Process::Down;
+            }
+            Action::Rot(log, segment, sector) => {
+                state.rotten = true;
+                state.logs[log].segments[segment].sectors[sector].rot();
+            }
+            Action::Open | Action::FailOpen | Action::ReadThrough(_) | Action::Recover(_) => {
+                self.opening(state, action)
+            }
+            Action::Settle(..) | Action::Announce | Action::Serve(_) => {
+                self.reopening(state, action)
+            }
+            _ => {
+                let Process::Serving(mut serving) = state.process.clone() else {
+                    return;
+                };
+                let goes_on = self.serving(state, &mut serving, action);
+                state.process = match goes_on {
+                    Goes::On => Process::Serving(serving),
+                    Goes::Poisoned => Process::Poisoned,
+                    Goes::Down => Process::Down,
+                };
+            }
+        }
+    }
+
+    fn serving(&self, state: &mut State, serving: &mut Serving, action: Action) -> Goes {
+        match action {
+            Action::Begin(parts) => self.begin(state, serving, parts),
+            Action::Copy(at, log) => self.copy(state, serving, at, log),
+            Action::Lose(at) => return self.lose(state, serving, at),
+            Action::Round => {
+                let fresh = self.bounds.sector_frames > 1 && self.rules.fresh_sector_after_sync;
+                state.logs.iter_mut().for_each(|log| log.fresh = fresh);
+                let synced = if self.rules.a_round_syncs_all_logs {
+                    0
+                } else {
+                    2
+                };
+                serving.round = Some(Round {
+                    target: serving.visible,
+                    synced,
+                });
+            }
+            Action::Sync(log, ok) => return self.sync(state, serving, log, ok),
+            Action::WriteRoot => {
+                state.spent.roots += 1;
+                serving.root.generation += 1;
+                let floor = if self.rules.floor_is_durable {
+                    serving.durable
+                } else {
+                    serving.visible
+                };
+                serving.root.floor = floor;
+                write_root(state, &serving.root);
+                serving.root_unsynced = true;
+            }
+            Action::SyncRoot(true) => {
+                state.slots.iter_mut().for_each(Page::sync);
+                serving.root_unsynced = false;
+                if serving.closing {
+                    state.closed_clean = true;
+                    return Goes::Down;
+                }
+            }
+            Action::SyncRoot(false) => {
+                return fail(state, |state| {
+                    state.slots.iter_mut().for_each(Page::fail_sync);
+                });
+            }
+            Action::Checkpoint => state.checkpoint = serving.durable,
+            Action::Close => self.close(state, serving),
+            _ => {}
+        }
+        Goes::On
+    }
+
+    fn begin(&self, state: &mut State, serving: &mut Serving, parts: u8) {
+        let id = state.spent.commits;
+        state.spent.commits += 1;
+        let commit = Commit {
+            seq: serving.next,
+            parts,
+            id,
+        };
+        serving.next += 1;
+        state.history.push(commit);
+        let places = [0, 1].map(|log: usize| {
+            let takes_part = parts & (1 << log) != 0;
+            let log = &mut state.logs[log];
+            takes_part
+                .then(|| log.reserve(self.bounds.sector_frames))
+                .flatten()
+        });
+        serving.pending.push(Pending {
+            commit,
+            durable: serving.durable,
+            places,
+        });
+        if self.rules.copy_under_lock
+            && let Some(log) = places.iter().position(Option::is_some)
+        {
+            self.copy(state, serving, serving.pending.len() - 1, log);
+        }
+    }
+
+    fn copy(&self, state: &mut State, serving: &mut Serving, at: usize, log: usize) {
+        let pending = &mut serving.pending[at];
+        let Some(place) = pending.places[log].take() else {
+            return;
+        };
+        let Commit { seq, parts, id } = pending.commit;
+        let frame = Frame {
+            segment: 0,
+            incarnation: 0,
+            seq,
+            parts,
+            id,
+            durable: pending.durable,
+        };
+        state.logs[log].copy(place, frame, self.bounds.tears);
+        if pending.places.iter().all(Option::is_none) {
+            serving.pending.remove(at);
+            serving.visible = serving.visible.max(seq);
+            state.owed = state.owed_up_to(serving.visible);
+        }
+    }
+
+    /// The rest of a commit is never copied.
+    fn lose(&self, state: &mut State, serving: &mut Serving, at: usize) -> Goes {
+        if self.rules.failure_after_seq_poisons {
+            return Goes::Poisoned;
+        }
+        let lost = serving.pending.remove(at);
+        state.history.retain(|commit| commit.id != lost.commit.id);
+        Goes::On
+    }
+
+    fn sync(&self, state: &mut State, serving: &mut Serving, log: usize, ok: bool) -> Goes {
+        state.logs[log].sync(ok);
+        if !ok && self.rules.failed_sync_poisons {
+            return fail(state, |_| {});
+        }
+        if !ok {
+            state.spent.failures += 1;
+        }
+        let Some(mut round) = serving.round else {
+            return Goes::On;
+        };
+        round.synced |= 1 << log;
+        serving.round = Some(round);
+        if round.synced == 3 {
+            serving.round = None;
+            let now = serving.visible;
+            let before = self.rules.s_is_taken_before_the_syncs;
+            serving.durable = if before { round.target } else { now };
+            state.owed_to_power_cut = state.owed_up_to(serving.durable);
+        }
+        Goes::On
+    }
+
+    fn close(&self, state: &mut State, serving: &mut Serving) {
+        state.spent.closes += 1;
+        serving.closing = true;
+        if self.rules.clean_close_is_recorded {
+            serving.root.generation += 1;
+            serving.root.floor = serving.durable;
+            for (live, log) in serving.root.live.iter_mut().zip(&state.logs) {
+                let frames = log.segments.last().map_or(0, |open| {
+                    open.sectors
+                        .iter()
+                        .filter_map(Page::read)
+                        .flatten()
+                        .map(|_| 1)
+                        .sum()
+                });
+                if let Some(open) = live.last_mut() {
+                    open.end = Some(frames);
+                }
+            }
+            write_root(state, &serving.root);
+        }
+    }
+
+    fn opening(&self, state: &mut State, action: Action) {
+        match action {
+            Action::Open if self.rules.reopen == Reopen::ReadThrough => {
+                // ROOT and the logs are synced first: only then is a clean page one that is there.
+                // (Dirty pages of a killed process: nothing relies on the moment they get there.)
+                state.slots.iter_mut().for_each(Page::sync);
+                state.logs.iter_mut().for_each(|log| log.sync(true));
+                state.process = Process::Flushed;
+            }
+            Action::Open => {
+                if let Some(slot) = newest(&state.slots)
+                    && self.rules.root_is_settled
+                {
+                    state.slots[slot].rewrite(self.bounds.tears);
+                }
+                state.process = Process::Settling;
+            }
+            Action::FailOpen => {
+                state.slots.iter_mut().for_each(Page::fail_sync);
+                state.logs.iter_mut().for_each(|log| log.sync(false));
+                fail(state, |_| {});
+                state.process = Process::Poisoned;
+            }
+            Action::ReadThrough(way) => {
+                state.suffer(Crash::ReadThrough, way);
+                self.read(state);
+            }
+            Action::Recover(false) => {
+                fail(state, |state| {
+                    state.slots.iter_mut().for_each(Page::fail_sync)
+                });
+                state.process = Process::Poisoned;
+            }
+            _ => {
+                if self.rules.root_is_settled {
+                    state.slots.iter_mut().for_each(Page::sync);
+                }
+                self.read(state);
+            }
+        }
+    }
+
+    /// Reads ROOT and the tails, checks what is found against what is owed, and writes it once more.
+    fn read(&self, state: &mut State) {
+        let Some(root) = newest(&state.slots).and_then(|slot| state.slots[slot].read().cloned())
+        else {
+            state.broken = Some(Broken::Durable);
+            return;
+        };
+        let found = recover(&root, &state.logs, state.checkpoint, &self.rules);
+        if found.is_damaged {
+            state.broken = (!state.rotten).then_some(Broken::FalseDamage);
+            state.process = Process::Damaged;
+            return;
+        }
+        state.broken = judge(state, &found);
+        if self.rules.tail_is_settled && self.rules.reopen == Reopen::Rewrite {
+            rewrite_tail(state, &root, &found, self.bounds.tears);
+        }
+        let dirty = |log: &Log| {
+            log.segments
+                .iter()
+                .flat_map(|held| &held.sectors)
+                .any(Page::is_dirty)
+        };
+        let clean = |log: usize| u8::from(!dirty(&state.logs[log])) << log;
+        // What is not dirty needs no sync: a step less, the same states after it.
+        state.process = Process::Rewritten {
+            found,
+            synced: clean(0) | clean(1),
+        };
+    }
+
+    fn reopening(&self, state: &mut State, action: Action) {
+        let process = state.process.clone();
+        match (action, process) {
+            (Action::Settle(log, ok), Process::Rewritten { found, synced }) => {
+                state.logs[log].sync(ok);
+                state.process = Process::Rewritten {
+                    found,
+                    synced: synced | 1 << log,
+                };
+                if !ok {
+                    fail(state, |_| {});
+                    state.process = Process::Poisoned;
+                }
+            }
+            (Action::Announce, Process::Rewritten { found, .. }) => {
+                let Some(slot) = newest(&state.slots) else {
+                    return;
+                };
+                let Some(old) = state.slots[slot].read().cloned() else {
+                    return;
+                };
+                let root = self.succeed(&old, &found);
+                write_root(state, &root);
+                state.process = Process::Announced { root, found };
+            }
+            (Action::Serve(true), Process::Announced { root, found }) => {
+                state.slots.iter_mut().for_each(Page::sync);
+                self.serve(state, root, &found);
+            }
+            (Action::Serve(false), _) => {
+                fail(state, |state| {
+                    state.slots.iter_mut().for_each(Page::fail_sync)
+                });
+                state.process = Process::Poisoned;
+            }
+            _ => {}
+        }
+    }
+
+    /// The ROOT of the next incarnation.
+    fn succeed(&self, old: &Root, found: &Found) -> Root {
+        let rules = &self.rules;
+        let mut root = old.clone();
+        root.generation += 1;
+        root.floor = found.cut;
+        root.base = found.cut;
+        root.start = found.cut + 1;
+        if rules.numbers_start_above_the_bound {
+            root.start = old.start + SPAN;
+            root.holes.push((found.cut, root.start));
+        }
+        if rules.fresh_segments {
+            root.incarnation += 1;
+            for (live, ends) in root.live.iter_mut().zip(&found.ends) {
+                if rules.old_segments_are_sealed {
+                    live.iter_mut()
+                        .zip(ends)
+                        .for_each(|(live, &end)| live.end = Some(end));
+                    live.retain(|live| live.end != Some(0));
+                }
+                live.push(Live {
+                    number: root.next_segment,
+                    end: None,
+                });
+                root.next_segment += 1;
+            }
+        }
+        root
+    }
+
+    fn serve(&self, state: &mut State, root: Root, found: &Found) {
+        for (log, live) in state.logs.iter_mut().zip(&root.live) {
+            if self.rules.fresh_segments {
+                let number = live.last().map_or(0, |live| live.number);
+                let incarnation = root.incarnation;
+                // What nothing points to any more is gone from the model.
+                log.segments
+                    .retain(|held| live.iter().any(|live| live.number == held.number));
+                log.segments.push(Segment {
+                    number,
+                    incarnation,
+                    sectors: Vec::new(),
+                });
+                log.at = 0;
+                log.fresh = false;
+            }
+        }
+        if !self.rules.fresh_segments {
+            for (log, ends) in state.logs.iter_mut().zip(&found.ends) {
+                log.at = ends.last().map_or(0, |&end| usize::from(end));
+            }
+        }
+        state.history.truncate(found.commits.len());
+        state.owed = state.history.len();
+        state.owed_to_power_cut = state.history.len();
+        state.closed_clean = false;
+        state.sync_failed = false;
+        let mut serving = serving(root);
+        serving.next = serving.next.max(found.cut + 1);
+        state.process = Process::Serving(serving);
+    }
+}
+
+/// Whether a serving process goes on.
+enum Goes {
+    On,
+    Poisoned,
+    Down,
+}
+
+fn fail(state: &mut State, what: impl Fn(&mut State)) -> Goes {
+    state.spent.failures += 1;
+    state.sync_failed = true;
+    what(state);
+    Goes::Poisoned
+}
+
+/// ROOT fills several sectors: a slot in flight may hold a mix, which no checksum accepts.
+fn write_root(state: &mut State, root: &Root) {
+    let slot = newest(&state.slots).map_or(0, |newest| 1 - newest);
+    state.slots[slot].write(root.clone(), true);
+}
+
+/// What recovery accepted above F may be in the page cache only: it becomes dirty again.
+fn rewrite_tail(state: &mut State, root: &Root, found: &Found, tears: Tears) {
+    for ((log, live), ends) in state.logs.iter_mut().zip(&root.live).zip(&found.ends) {
+        for (live, &end) in live.iter().zip(ends).filter(|(live, _)| live.end.is_none()) {
+            let open = log
+                .segments
+                .iter_mut()
+                .find(|held| held.number == live.number);
+            let sectors = open.into_iter().flat_map(|open| &mut open.sectors);
+            let mut frames = 0;
+            for sector in sectors {
+                let Some(held) = sector.read() else { break };
+                frames += held.len();
+                if frames > usize::from(end) {
+                    break;
+                }
+                if held.iter().any(|frame| frame.seq > root.floor) {
+                    sector.rewrite(tears);
+                }
+            }
+        }
+    }
+}
+
+/// Compares what recovery found with what the world is owed.
+fn judge(state: &State, found: &Found) -> Option<Broken> {
+    let owes_engine = state.owed_up_to(state.checkpoint) > found.commits.len();
+    let expected = |&(seq, parts, id): &(Seq, u8, u8), commit: &Commit| {
+        (seq, parts, id) == (commit.seq, commit.parts, commit.id)
+    };
+    let mut pairs = found.commits.iter().zip(&state.history);
+    if found.repeated {
+        return Some(Broken::Repeated);
+    }
+    if let Some((seen, commit)) = pairs.find(|(seen, commit)| !expected(seen, commit)) {
+        let in_part = (seen.0, seen.2) == (commit.seq, commit.id);
+        return Some(if in_part {
+            Broken::Atomic
+        } else {
+            Broken::Prefix
+        });
+    }
+    if found.commits.len() > state.history.len() || owes_engine {
+        return Some(Broken::Prefix);
+    }
+    if found.commits.len() >= state.owed {
+        return None;
+    }
+    if !state.rotten {
+        return Some(Broken::Durable);
+    }
+    // What rotted may only be missed if nothing on the disk says that it was durable.
+    let lost = state
+        .history
+        .get(found.commits.len())
+        .map(|commit| commit.seq);
+    let said = lost.is_some_and(|seq| seq <= evidence(state));
+    (state.closed_clean || said).then_some(Broken::SilentRot)
+}
+
+/// The highest W that the disk speaks of: F in ROOT, or any frame, wherever it stands.
+fn evidence(state: &State) -> Seq {
+    let segments = state.logs.iter().flat_map(|log| &log.segments);
+    let frames = segments
+        .flat_map(|held| &held.sectors)
+        .filter_map(Page::read)
+        .flatten();
+    let floors = state
+        .slots
+        .iter()
+        .filter_map(Page::read)
+        .map(|root| root.floor);
+    frames
+        .map(|frame| frame.durable)
+        .chain(floors)
+        .max()
+        .unwrap_or(0)
+}

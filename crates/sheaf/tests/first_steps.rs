@@ -1,0 +1,120 @@
+//! The shortest stories a user can have, on the real disk. The suites proper are in sheaf-testkit.
+
+use sheaf::{Database, Durability, KeyspaceOptions};
+
+struct Dir(std::path::PathBuf);
+
+impl Dir {
+    fn new(name: &str) -> Dir {
+        let dir = std::env::temp_dir().join(format!("sheaf-{name}-{}", std::process::id()));
+        std::fs::remove_dir_all(&dir).ok();
+        Dir(dir)
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.0).ok();
+    }
+}
+
+fn key(n: u32) -> Vec<u8> {
+    format!("key-{n:08}").into_bytes()
+}
+
+#[test]
+fn what_was_written_is_there_after_a_reopen() {
+    let dir = Dir::new("reopen");
+    {
+        let db = Database::open(&dir.0).unwrap();
+        let ks = db.keyspace("default", KeyspaceOptions::default()).unwrap();
+        for n in 0..20_000 {
+            ks.insert(key(n), vec![n as u8; 100]).unwrap();
+        }
+        for n in (0..20_000).step_by(3) {
+            ks.remove(key(n)).unwrap();
+        }
+        ks.insert("big", vec![7; 3 << 20]).unwrap();
+        db.close().unwrap();
+    }
+    for round in 0..2 {
+        let db = Database::open(&dir.0).unwrap();
+        let ks = db.existing_keyspace("default").unwrap().unwrap();
+        for n in 0..20_000 {
+            let want = (n % 3 != 0).then(|| vec![n as u8; 100]);
+            assert_eq!(ks.get(key(n)).unwrap().map(Vec::from), want, "key {n}, round {round}");
+        }
+        assert_eq!(ks.get("big").unwrap().unwrap().len(), 3 << 20);
+        assert_eq!(ks.iter().unwrap().map(|p| p.unwrap()).count() as u64, ks.len().unwrap());
+        assert_eq!(db.verify(|e| panic!("{e}")).unwrap().findings, 0);
+        db.close().unwrap();
+    }
+}
+
+#[test]
+fn updates_far_beyond_the_limit_are_cleaned_up_after() {
+    let dir = Dir::new("clean");
+    let db = Database::open(&dir.0).unwrap();
+    let ks = db.keyspace("default", KeyspaceOptions::default()).unwrap();
+    for round in 0..40u32 {
+        for n in 0..10_000 {
+            ks.insert(key(n), format!("{round} {}", "x".repeat(100))).unwrap();
+        }
+    }
+    for _ in 0..200 {
+        let stats = db.stats();
+        let log = stats.logs.iter().find(|l| l.name == "flat").unwrap();
+        if log.disk_bytes < 3 * log.live_bytes {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let stats = db.stats();
+    let log = stats.logs.iter().find(|l| l.name == "flat").unwrap();
+    assert!(log.disk_bytes < 3 * log.live_bytes && log.freed > 0, "{log:?}");
+    for n in 0..10_000 {
+        assert!(ks.get(key(n)).unwrap().unwrap().starts_with(b"39 "));
+    }
+    drop((ks, db));
+    let db = Database::open(&dir.0).unwrap();
+    let ks = db.existing_keyspace("default").unwrap().unwrap();
+    assert!((0..10_000).all(|n| ks.get(key(n)).unwrap().unwrap().starts_with(b"39 ")));
+}
+
+#[test]
+fn a_snapshot_stays_what_it_was() {
+    let dir = Dir::new("snapshot");
+    let db = Database::open(&dir.0).unwrap();
+    let ks = db.keyspace("a", KeyspaceOptions::default()).unwrap();
+    (0..1000).for_each(|n| ks.insert(key(n), "old").unwrap());
+    let snapshot = db.snapshot().unwrap();
+    for round in 0..50 {
+        (0..1000).for_each(|n| ks.insert(key(n), format!("new {round}")).unwrap());
+    }
+    (0..500).for_each(|n| ks.remove(key(n)).unwrap());
+    let old = snapshot.keyspace("a").unwrap();
+    assert!((0..1000).all(|n| old.get(key(n)).unwrap().unwrap() == b"old"));
+    let pairs: Vec<_> = old.iter().unwrap().map(|p| p.unwrap()).collect();
+    assert!(pairs.len() == 1000 && pairs.iter().all(|(_, v)| *v == b"old"));
+    assert_eq!(ks.len().unwrap(), 500);
+}
+
+#[test]
+fn synced_batches_over_keyspaces_come_back_whole() {
+    let dir = Dir::new("batch");
+    {
+        let db = Database::open(&dir.0).unwrap();
+        let (a, b) = (
+            db.keyspace("a", KeyspaceOptions::default()).unwrap(),
+            db.keyspace("b", KeyspaceOptions::default()).unwrap(),
+        );
+        for n in 0..300 {
+            let mut batch = db.batch();
+            batch.insert(&a, key(n), "1").insert(&b, key(n), "2").durability(Durability::Sync);
+            batch.commit().unwrap();
+        }
+        std::mem::forget(db.snapshot().unwrap()); // never dropped: nothing of the end runs
+        std::mem::forget((db, a, b));
+    }
+    assert!(matches!(Database::open(&dir.0), Err(sheaf::Error::Locked { .. })));
+}
