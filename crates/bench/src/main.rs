@@ -65,6 +65,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
+            place::stay_if_interrupted();
             eprintln!("sheaf-bench: {error}");
             ExitCode::from(2)
         }

@@ -17,11 +17,22 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::{Result, measure};
 
 /// No run takes more of the disk.
 pub(crate) const LIMIT: u64 = 20 << 30;
+
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// Never returns once a signal came: the thread that got it cleans up and ends the process, and errors
+/// that the signal caused (a killed child) are nobody's business.
+pub(crate) fn stay_if_interrupted() {
+    while INTERRUPTED.load(Ordering::SeqCst) {
+        std::thread::park();
+    }
+}
 
 /// A directory that is removed when this is dropped.
 pub(crate) struct Place {
@@ -131,6 +142,7 @@ fn remove_on_signal(root: PathBuf) {
         let mut signal = 0;
         // SAFETY: an initialised set and a place for the number.
         if unsafe { libc::sigwait(&set, &mut signal) } == 0 {
+            INTERRUPTED.store(true, Ordering::SeqCst);
             crate::child::end_all();
             // Stores still write: what they make meanwhile goes in a further pass.
             for _ in 0..100 {
