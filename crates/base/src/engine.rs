@@ -234,9 +234,9 @@ pub trait Engine: Send + Sync {
     fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {
         self.get(at, key, &mut |_| {})
     }
-    /// A hint that these keys are about to be read.
-    fn prefetch(&self, keys: &[&[u8]]) {
-        let _ = keys;
+    /// A hint that these keys are about to be looked up and, if `entries`, their entries read.
+    fn prefetch(&self, keys: &[&[u8]], entries: bool) {
+        let _ = (keys, entries);
     }
     /// A cursor over `bounds` at `at`, whose view the caller keeps registered while it lives.
     fn cursor(self: Arc<Self>, at: Seq, bounds: Bounds, want: Want) -> Result<Box<dyn Cursor>>;

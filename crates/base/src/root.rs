@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::codec::{Reader, Writer};
-use crate::disk::{Disk, How};
+use crate::disk::{Disk, File, How};
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
 
@@ -32,6 +32,8 @@ pub const FORMAT: u32 = 1;
 const MAGIC: &[u8; 8] = b"SHEAFROT";
 const HEAD: usize = 20;
 const FIRST_SIZE: u64 = 8192;
+/// What the name of a slot ends with until its content is durable.
+const UNBORN: &str = ".new";
 /// A slot larger than this is damage, not a database.
 const MAX_SIZE: u64 = 1 << 30;
 
@@ -246,6 +248,17 @@ fn text(bytes: &[u8]) -> Result<String, Damage> {
     String::from_utf8(bytes.to_vec()).map_err(|_| Damage::BadField { field: "name", value: bytes.len() as u64 })
 }
 
+/// Writes a slot's bytes, with room for twice as many, durably.
+fn fill(file: &dyn File, path: &Path, bytes: &[u8]) -> Result<()> {
+    let have = file.len().during("measure", path)?;
+    let want = (2 * bytes.len() as u64).next_power_of_two().max(FIRST_SIZE);
+    if have < want {
+        file.allocate(want).during("allocate", path)?;
+    }
+    file.write_at(0, bytes).during("write", path)?;
+    file.sync().during("sync", path)
+}
+
 fn slot_sum(slot: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(&slot[..16]), &slot[HEAD..])
 }
@@ -274,18 +287,16 @@ impl Slots {
         matches!(name, "ROOT.0" | "ROOT.1")
     }
 
+    /// True if `name` is a slot on its way to its name.
+    #[must_use]
+    pub fn is_unborn_slot(name: &str) -> bool {
+        name.strip_suffix(UNBORN).is_some_and(Slots::is_slot)
+    }
+
     /// Makes both slots of a new database.
     pub fn create(&self, root: &Root) -> Result<()> {
-        for slot in [1, 0] {
-            let path = self.path(slot);
-            match self.disk.open(&path, How::Create) {
-                Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {} // an earlier creation was cut short
-                other => other.map(drop).during("create", &path)?,
-            }
-            let generation = root.generation + u64::from(slot == 0);
-            self.write(&Root { generation, ..root.clone() })?;
-        }
-        self.disk.sync_dir(&self.dir).during("sync directory", &self.dir)
+        self.write(root)?;
+        self.write(&Root { generation: root.generation + 1, ..root.clone() })
     }
 
     /// Makes the slot that `root` was read from durable, the same bytes to the same place: a crash may
@@ -297,15 +308,27 @@ impl Slots {
     /// Writes `root` into the slot of its generation, durably.
     pub fn write(&self, root: &Root) -> Result<()> {
         let path = self.path(root.generation % 2);
-        let file = self.disk.open(&path, How::Write).during("open", &path)?;
         let bytes = root.encode();
-        let have = file.len().during("measure", &path)?;
-        let want = (2 * bytes.len() as u64).next_power_of_two().max(FIRST_SIZE);
-        if have < want {
-            file.allocate(want).during("allocate", &path)?;
+        match self.disk.open(&path, How::Write) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => self.bear(&path, &bytes),
+            file => fill(&*file.during("open", &path)?, &path, &bytes),
         }
-        file.write_at(0, &bytes).during("write", &path)?;
-        file.sync().during("sync", &path)
+    }
+
+    /// Makes a slot that is not there. It gets its name when its content is durable, so that a slot that a
+    /// crash left half-made is never taken for a damaged one.
+    fn bear(&self, path: &Path, bytes: &[u8]) -> Result<()> {
+        let mut unborn = path.as_os_str().to_owned();
+        unborn.push(UNBORN);
+        let unborn = PathBuf::from(unborn);
+        match self.disk.remove(&unborn) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("remove", &unborn, e)),
+            _ => {} // what an earlier attempt left
+        }
+        let file = self.disk.open(&unborn, How::Create).during("create", &unborn)?;
+        fill(&*file, &unborn, bytes)?;
+        self.disk.rename(&unborn, path).during("rename", &unborn)?;
+        self.disk.sync_dir(&self.dir).during("sync directory", &self.dir)
     }
 
     /// The newest valid slot. `Ok(None)` if neither file exists.

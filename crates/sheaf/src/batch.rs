@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use sheaf_base::engine::{Action, Op};
-use sheaf_base::store::{Kept, Outcome, Store, Write};
+use sheaf_base::store::{Kept, Outcome, Write};
 use sheaf_base::types::{KeyspaceId, Seq};
 
+use crate::handle::Handle;
 use crate::{Durability, Error, Keyspace, Result, Value};
 
 enum Change {
@@ -29,14 +30,14 @@ struct Expectation {
 /// Operations that become one commit: there whole or not at all, after any crash. The last operation
 /// on a key wins. Dropping it writes nothing.
 pub struct Batch {
-    store: Arc<Store>,
+    store: Arc<Handle>,
     entries: Vec<Entry>,
     expectations: Vec<Expectation>,
     durability: Option<Durability>,
 }
 
 impl Batch {
-    pub(crate) fn new(store: Arc<Store>) -> Batch {
+    pub(crate) fn new(store: Arc<Handle>) -> Batch {
         Batch { store, entries: Vec::new(), expectations: Vec::new(), durability: None }
     }
 
@@ -168,7 +169,7 @@ impl Batch {
 
 /// A ticket for a submitted batch.
 pub struct Commit {
-    store: Arc<Store>,
+    store: Arc<Handle>,
     seq: Seq,
     durability: Durability,
 }

@@ -10,6 +10,7 @@ use sheaf_base::disk::real::RealDisk;
 use sheaf_base::engine::EngineFactory;
 use sheaf_base::store::{KeyspaceInfo, Options, Stats, Store, VerifyReport};
 
+use crate::handle::Handle;
 use crate::{Batch, Durability, Error, Keyspace, KeyspaceOptions, Result, Snapshot};
 
 /// The engine of a keyspace that does not ask for one.
@@ -126,7 +127,7 @@ impl Builder {
     /// [`Error::Corrupt`] if ROOT is damaged. Damage in one keyspace shows when that one is used.
     pub fn open(self, path: impl AsRef<Path>) -> Result<Database> {
         let store = Store::open(path.as_ref(), self.options, self.disk, self.clock, self.engines)?;
-        Ok(Database { store })
+        Ok(Database { store: Handle::new(store) })
     }
 }
 
@@ -134,7 +135,7 @@ impl Builder {
 /// It closes when [`Database::close`] is called or the last handle goes.
 #[derive(Clone)]
 pub struct Database {
-    store: Arc<Store>,
+    store: Arc<Handle>,
 }
 
 impl Database {
@@ -202,7 +203,7 @@ impl Database {
 
     /// Reads everything and reports each damage to `report`.
     pub fn verify(&self, mut report: impl FnMut(Error)) -> Result<VerifyReport> {
-        self.store.verify(&mut report)
+        self.store.store().verify(&mut report)
     }
 
     /// Runs background work that is due, in the caller's thread; true if there was any. For tests.

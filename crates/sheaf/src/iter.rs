@@ -6,6 +6,7 @@ use std::sync::Arc;
 use sheaf_base::engine::{Bounds, Cursor, Want};
 use sheaf_base::store::{Kept, View};
 
+use crate::handle::Handle;
 use crate::{Error, Result, Value};
 
 /// Owned limits of any range of keys.
@@ -32,8 +33,10 @@ pub(crate) fn prefix_bounds(prefix: &[u8]) -> Bounds {
 
 /// Pairs at one view. Yields `Result`s; after an error it yields nothing more. Double-ended where the
 /// engine is ordered (elsewhere taking from the back yields [`Error::Unsupported`]). Outlives the
-/// handles it came from, not the database's closing.
+/// handles it came from; after the database was closed it yields [`Error::Closed`].
 pub struct Iter {
+    /// Keeps the database open.
+    _handle: Arc<Handle>,
     view: Arc<View>,
     kept: Arc<Kept>,
     bounds: Bounds,
@@ -51,13 +54,13 @@ struct End {
 }
 
 impl Iter {
-    pub(crate) fn new(view: Arc<View>, kept: Arc<Kept>, bounds: Bounds, want: Want) -> Result<Iter> {
+    pub(crate) fn new(handle: Arc<Handle>, view: Arc<View>, kept: Arc<Kept>, bounds: Bounds, want: Want) -> Result<Iter> {
         let engine = kept.engine()?;
         if !bounds.is_all() && !engine.capabilities().ordered {
             return Err(Error::Unsupported { engine: kept.engine_name(), feature: "ranges" });
         }
         let done = bounds.is_empty();
-        Ok(Iter { view, kept, bounds, want, front: End::default(), back: End::default(), done })
+        Ok(Iter { _handle: handle, view, kept, bounds, want, front: End::default(), back: End::default(), done })
     }
 
     fn open(&self) -> Result<Box<dyn Cursor>> {

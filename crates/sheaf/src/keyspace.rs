@@ -8,6 +8,7 @@ use sheaf_base::engine::{Action, Bounds, Op, Want};
 use sheaf_base::store::{Kept, Outcome, Store, Write};
 use sheaf_base::types::Seq;
 
+use crate::handle::Handle;
 use crate::iter::{Iter, Keys, bounds_of, prefix_bounds};
 use crate::{Capabilities, EngineStats, Error, Result, Value};
 
@@ -40,16 +41,16 @@ pub struct Keyspace {
 }
 
 pub(crate) struct Shared {
-    pub(crate) store: Arc<Store>,
+    pub(crate) store: Arc<Handle>,
     pub(crate) kept: ArcSwap<Kept>,
 }
 
 impl Keyspace {
-    pub(crate) fn new(store: Arc<Store>, kept: Arc<Kept>) -> Keyspace {
+    pub(crate) fn new(store: Arc<Handle>, kept: Arc<Kept>) -> Keyspace {
         Keyspace { shared: Arc::new(Shared { store, kept: ArcSwap::new(kept) }) }
     }
 
-    fn store(&self) -> &Arc<Store> {
+    fn store(&self) -> &Arc<Handle> {
         &self.shared.store
     }
 
@@ -135,7 +136,7 @@ impl Keyspace {
         let mut values = Vec::with_capacity(keys.len());
         for group in keys.chunks(32) {
             let group: Vec<&[u8]> = group.iter().map(AsRef::as_ref).collect();
-            engine.prefetch(&group);
+            engine.prefetch(&group, true);
             for key in group {
                 values.push(get_at(self.store(), &kept, Seq::LATEST, key, Value::new)?);
             }
@@ -233,11 +234,11 @@ impl Keyspace {
 
     fn iterate(&self, bounds: Bounds, want: Want) -> Result<Iter> {
         loop {
-            let view = self.store().view()?;
+            let view = self.store().store().view()?;
             let kept = self.kept()?;
             // A clear between the two lines would leave a keyspace that is younger than the view.
             if kept.is_seen_by(view.seq()) {
-                return Iter::new(Arc::new(view), Arc::clone(&kept), bounds, want);
+                return Iter::new(Arc::clone(self.store()), Arc::new(view), Arc::clone(&kept), bounds, want);
             }
         }
     }

@@ -33,6 +33,7 @@
 
 mod batch;
 mod database;
+mod handle;
 mod iter;
 mod keyspace;
 mod snapshot;

@@ -4,8 +4,9 @@ use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use sheaf_base::engine::{Bounds, Want};
-use sheaf_base::store::{Kept, Store, View};
+use sheaf_base::store::{Kept, View};
 
+use crate::handle::Handle;
 use crate::iter::{Iter, Keys, bounds_of, prefix_bounds};
 use crate::keyspace::get_at;
 use crate::{Error, Result, Value};
@@ -14,12 +15,13 @@ use crate::{Error, Result, Value};
 /// [`crate::Stats`]. Keyspaces created later are absent in it, dropped ones stay readable.
 #[derive(Clone)]
 pub struct Snapshot {
+    handle: Arc<Handle>,
     view: Arc<View>,
 }
 
 impl Snapshot {
-    pub(crate) fn new(store: &Arc<Store>) -> Result<Snapshot> {
-        Ok(Snapshot { view: Arc::new(store.view()?) })
+    pub(crate) fn new(handle: &Arc<Handle>) -> Result<Snapshot> {
+        Ok(Snapshot { handle: Arc::clone(handle), view: Arc::new(handle.store().view()?) })
     }
 
     /// The sequence number of the last commit it shows.
@@ -38,13 +40,15 @@ impl Snapshot {
     pub fn keyspace(&self, name: &str) -> Result<KeyspaceSnapshot> {
         let kept = self.view.keyspaces().find(|kept| kept.name() == name);
         let kept = kept.ok_or_else(|| Error::NoKeyspace { name: name.to_owned() })?;
-        Ok(KeyspaceSnapshot { view: Arc::clone(&self.view), kept: Arc::clone(kept) })
+        let handle = Arc::clone(&self.handle);
+        Ok(KeyspaceSnapshot { handle, view: Arc::clone(&self.view), kept: Arc::clone(kept) })
     }
 }
 
 /// One keyspace of a [`Snapshot`]. The verbs are those of [`crate::Keyspace`].
 #[derive(Clone)]
 pub struct KeyspaceSnapshot {
+    handle: Arc<Handle>,
     view: Arc<View>,
     kept: Arc<Kept>,
 }
@@ -57,7 +61,7 @@ impl KeyspaceSnapshot {
 
     /// Calls `read` with the value of `key`.
     pub fn get_with<R>(&self, key: impl AsRef<[u8]>, read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
-        get_at(self.view.store(), &self.kept, self.view.seq(), key.as_ref(), read)
+        get_at(&self.handle, &self.kept, self.view.seq(), key.as_ref(), read)
     }
 
     /// Whether `key` has a value.
@@ -87,7 +91,7 @@ impl KeyspaceSnapshot {
 
     fn iterate(&self, bounds: Bounds, want: Want) -> Result<Iter> {
         self.view.check_open()?;
-        Iter::new(Arc::clone(&self.view), Arc::clone(&self.kept), bounds, want)
+        Iter::new(Arc::clone(&self.handle), Arc::clone(&self.view), Arc::clone(&self.kept), bounds, want)
     }
 
     /// How many keys there are. Walks them all.

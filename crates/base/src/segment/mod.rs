@@ -132,6 +132,8 @@ pub struct Segment {
     end: AtomicU64,
     /// Bytes the device has.
     synced: AtomicU64,
+    /// The device has the file's name.
+    named: AtomicBool,
     sealed: AtomicBool,
     damaged: AtomicBool,
     live: AtomicI64,
@@ -166,6 +168,7 @@ impl Segment {
             slot: AtomicU32::new(u32::MAX),
             end: AtomicU64::new(DATA_START),
             synced: AtomicU64::new(DATA_START),
+            named: AtomicBool::new(false),
             sealed: AtomicBool::new(false),
             damaged: AtomicBool::new(false),
             live: AtomicI64::new(0),
@@ -276,6 +279,15 @@ impl Segment {
         self.file.sync().during("sync", &self.path)?;
         self.synced.fetch_max(end, Ordering::Relaxed);
         Ok(())
+    }
+    /// Whether its name has been synced.
+    #[must_use]
+    pub fn is_named(&self) -> bool {
+        self.named.load(Ordering::Relaxed)
+    }
+    /// The directory was synced after it was made.
+    pub fn mark_named(&self) {
+        self.named.store(true, Ordering::Relaxed);
     }
     /// Nothing more will be appended.
     #[must_use]

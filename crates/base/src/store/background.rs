@@ -5,7 +5,8 @@
 //! there are none and [`Store::pump`] does one step of each, so that a seed fixes everything.
 //!
 //! Back-pressure: when the store log is beyond its limit, writers are slowed down smoothly, by up to
-//! [`MAX_BRAKE`] a commit, in proportion to how far it is.
+//! [`MAX_BRAKE`] a commit, in proportion to how far it is. Delays are collected until they are long enough
+//! to sleep for.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -17,7 +18,9 @@ use crate::error::{Error, Result};
 use crate::sync::{Condvar, Mutex};
 
 /// Longest delay of one commit.
-const MAX_BRAKE: Duration = Duration::from_micros(500);
+const MAX_BRAKE: Duration = Duration::from_micros(40);
+/// Shortest sleep of a braked writer.
+const BRAKE_SLEEP: Duration = Duration::from_micros(200);
 /// Brakes begin at this many hundredths of the space limit, and are full at [`BRAKE_FULL`].
 const BRAKE_FROM: u64 = 115;
 const BRAKE_FULL: u64 = 150;
@@ -36,6 +39,8 @@ pub(crate) struct Signals {
     relief: Condvar,
     /// Delay of each commit in nanoseconds.
     brake: AtomicU64,
+    /// Delays not slept yet.
+    debt: AtomicU64,
     /// Views were released: engines may trim.
     pub(crate) trim: AtomicBool,
 }
@@ -98,27 +103,32 @@ impl Store {
         Ok(self.keep()? | ticked)
     }
 
-    /// One step of maintenance.
+    /// One step of maintenance. A step that fails does not hold up the others: on a full disk nothing can
+    /// be made ready, and it is cleaning that helps.
     fn keep(&self) -> Result<bool> {
-        let mut any = self.trim();
-        any |= self.top_up()?;
-        if self.bounds_are_near() {
-            self.extend_bounds()?;
-            any = true;
-        }
-        any |= self.clean()?;
-        any |= self.checkpoint_if_due()?;
-        let mut m = self.maintenance.lock();
-        any |= self.bury(&mut m);
-        let sealed = self.sealed.load(Ordering::Relaxed);
-        if !m.dying.is_empty() || sealed >= SEALED_PER_ROOT {
-            self.sealed.fetch_sub(sealed, Ordering::Relaxed);
-            self.write_root(&mut m, false)?;
-            any = true;
-        }
-        drop(m);
+        let steps = [
+            Ok(self.trim()),
+            self.top_up(),
+            if self.bounds_are_near() { self.extend_bounds().map(|()| true) } else { Ok(false) },
+            self.clean(),
+            self.checkpoint_if_due(),
+            self.renew_root(),
+        ];
         self.set_brake();
-        Ok(any)
+        steps.into_iter().try_fold(false, |any, step| Ok(any | step?))
+    }
+
+    /// Writes ROOT if something waits for it.
+    fn renew_root(&self) -> Result<bool> {
+        let mut m = self.maintenance.lock();
+        let buried = self.bury(&mut m);
+        let sealed = self.sealed.load(Ordering::Relaxed);
+        if m.dying.is_empty() && sealed < SEALED_PER_ROOT {
+            return Ok(buried);
+        }
+        self.sealed.fetch_sub(sealed, Ordering::Relaxed);
+        self.write_root(&mut m, false)?;
+        Ok(true)
     }
 
     fn set_brake(&self) {
@@ -135,10 +145,21 @@ impl Store {
     pub(super) fn brake(&self) {
         let delay = self.signals.brake.load(Ordering::Relaxed);
         if delay > 0 && !self.options.inline {
-            self.counters.brakes.fetch_add(1, Ordering::Relaxed);
-            let mut due = self.signals.due.lock();
-            self.signals.relief.wait_for(&mut due, Duration::from_nanos(delay));
+            self.sleep_off(delay);
         }
+    }
+
+    #[cold]
+    fn sleep_off(&self, delay: u64) {
+        let shortest = u64::try_from(BRAKE_SLEEP.as_nanos()).unwrap_or(u64::MAX);
+        self.signals.debt.fetch_add(delay, Ordering::Relaxed);
+        let pay = |debt: u64| debt.checked_sub(shortest);
+        if self.signals.debt.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pay).is_err() {
+            return;
+        }
+        self.counters.brakes.fetch_add(1, Ordering::Relaxed);
+        let mut due = self.signals.due.lock();
+        self.signals.relief.wait_for(&mut due, BRAKE_SLEEP);
     }
 }
 

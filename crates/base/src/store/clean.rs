@@ -40,13 +40,27 @@ use crate::types::{KeyspaceId, LogId, SegmentId};
 /// Streams of survivors; stream 0 is the order.
 const STREAMS: u8 = 5;
 /// Victims are taken until this many segments' worth is won.
-const WIN_SEGMENTS: u64 = 2;
+const WIN_SEGMENTS: u64 = 6;
 /// Most victims of one pass.
-const MAX_VICTIMS: usize = 16;
+const MAX_VICTIMS: usize = 64;
 /// Copies are handed to the kernel in pieces of this size.
 const PIECE: usize = 64 << 10;
 /// A victim with a larger live share than this is not worth its move.
 const FULL: f64 = 0.95;
+
+/// Frames whose keys are looked up together.
+const GROUP: usize = 32;
+
+/// Lets the look-ups of a group overlap. Runs of one keyspace are hinted at together.
+fn prefetch(kepts: &HashMap<KeyspaceId, Arc<Kept>>, group: &[Scanned<'_>]) {
+    let records: Vec<Record<'_>> = group.iter().filter_map(|s| Record::decode(s.frame.payload()).ok()).collect();
+    for run in records.chunk_by(|a, b| a.keyspace == b.keyspace) {
+        let keys: Vec<&[u8]> = run.iter().map(|record| record.key).collect();
+        if let Some(engine) = kepts.get(&run[0].keyspace).and_then(|kept| kept.engine().ok()) {
+            engine.prefetch(&keys, false);
+        }
+    }
+}
 
 /// One copy on its way.
 struct Move {
@@ -89,10 +103,11 @@ impl Store {
         Ok(true)
     }
 
-    /// Bytes on disk, and the bytes there should be at most.
+    /// Bytes of full segments, and the bytes there should be at most. What is ready or being filled is a
+    /// constant beside it.
     fn space(&self, log: &Log) -> (u64, u64) {
         let segments = log.list();
-        let disk: u64 = segments.iter().map(|s| s.identity().capacity).sum();
+        let disk: u64 = segments.iter().filter(|s| s.is_sealed()).map(|s| s.identity().capacity).sum();
         let live: u64 = segments.iter().map(|s| s.live()).sum();
         let largest = segments.iter().map(|s| s.identity().capacity).max().unwrap_or(0);
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
@@ -161,8 +176,15 @@ impl Store {
         for victim in victims {
             let stream = (victim.identity().stream + 1).min(STREAMS - 1);
             let mut scan = Scan::new(victim, 0, victim.end());
-            for scanned in scan.by_ref() {
-                self.consider(m, log, &kepts, victim, &scanned, stream, &mut pieces[usize::from(stream)])?;
+            loop {
+                let group: Vec<Scanned<'_>> = scan.by_ref().take(GROUP).collect();
+                if group.is_empty() {
+                    break;
+                }
+                prefetch(&kepts, &group);
+                for scanned in &group {
+                    self.consider(m, log, &kepts, victim, scanned, stream, &mut pieces[usize::from(stream)])?;
+                }
             }
             self.flush(m, log, stream, &mut pieces[usize::from(stream)])?;
             match scan.stop() {
@@ -314,10 +336,9 @@ impl Store {
         let mut segments = std::mem::take(&mut m.unsynced);
         segments.extend(m.survivors.iter().flatten().flatten().map(|tail| Arc::clone(&tail.segment)));
         segments.retain(|segment| segment.synced() < segment.end());
-        for segment in &segments {
-            if segment.sync(segment.end()).is_err() {
-                return Err(self.poison("sync"));
-            }
+        let segments: Vec<_> = segments.into_iter().map(|segment| (segment.end(), segment)).collect();
+        if self.sync_segments(&segments).is_err() {
+            return Err(self.poison("sync"));
         }
         for tail in m.survivors.iter_mut().flatten().flatten() {
             // No later copy shares a sector with what is synced now.

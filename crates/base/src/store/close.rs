@@ -49,7 +49,9 @@ impl Store {
         if matches!(there, There::Nothing) && (!options.create || options.read_only) {
             return Err(Error::NotFound { path: path.to_path_buf() });
         }
-        create_dirs(&*disk, path)?;
+        if matches!(there, There::Nothing) {
+            create_dirs(&*disk, path)?;
+        }
         let share = if options.read_only { Share::Shared } else { Share::Exclusive };
         let lock = match disk.lock(&path.join(LOCK), share).during("lock", path)? {
             Locked::Held(lock) => lock,
@@ -144,8 +146,10 @@ impl Store {
     pub fn close(&self) -> Result<()> {
         self.check_open()?;
         self.stop();
-        let ended = if self.options.read_only || self.poisoned.load(Ordering::Acquire) {
+        let ended = if self.options.read_only {
             Ok(())
+        } else if self.poisoned.load(Ordering::Acquire) {
+            Err(self.poison_error()) // not everything is durable, and nobody may believe it
         } else {
             self.end_in_order()
         };
@@ -172,9 +176,9 @@ impl Store {
             }
         }
         self.closed.store(true, Ordering::Release); // no commit after this lock: what follows is the end
-        drop(self.order.lock());
+        let next = self.order.lock().next_seq;
         self.sync_for_close()?;
-        m.seq_bound = self.visible().next();
+        m.seq_bound = next; // above the newest commit, and above what earlier crashes may have taken
         m.blob_bound = self.ground.blobs.next();
         self.write_root(&mut m, true)
     }
@@ -214,7 +218,7 @@ fn look(disk: &dyn Disk, path: &Path) -> Result<There> {
     if entries.iter().any(|e| Slots::is_slot(&e.name)) {
         return Ok(There::Database);
     }
-    let ours = |name: &str| name == LOCK || directories().any(|d| d == name);
+    let ours = |name: &str| name == LOCK || Slots::is_unborn_slot(name) || directories().any(|d| d == name);
     if let Some(foreign) = entries.iter().find(|e| !ours(&e.name)) {
         let why = format!("it has no ROOT but holds {:?}", foreign.name);
         return Err(Error::NotADatabase { path: path.to_path_buf(), why });
@@ -233,11 +237,12 @@ fn directories() -> impl Iterator<Item = &'static str> {
     LogId::ALL.into_iter().map(LogId::directory).chain([image::DIRECTORY, BLOBS])
 }
 
-/// Makes the directory and its missing parents.
+/// Makes the directory and its missing parents, durably. What is there already may be there in the kernel
+/// only, left by a creation that was killed: the names up to the root are synced as far as we may.
 fn create_dirs(disk: &dyn Disk, path: &Path) -> Result<()> {
     match disk.create_dir(path) {
         Ok(()) => {}
-        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => return Ok(()),
+        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
             create_dirs(disk, parent.ok_or_else(|| Error::io("create", path, e))?)?;
@@ -245,11 +250,16 @@ fn create_dirs(disk: &dyn Disk, path: &Path) -> Result<()> {
         }
         Err(e) => return Err(Error::io("create", path, e)),
     }
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => disk.sync_dir(parent).during("sync directory", parent),
-        Some(_) => disk.sync_dir(Path::new(".")).during("sync directory", path),
-        None => Ok(()),
+    let mut above = path.ancestors().skip(1).map(|p| if p.as_os_str().is_empty() { Path::new(".") } else { p });
+    if let Some(parent) = above.next() {
+        disk.sync_dir(parent).during("sync directory", parent)?;
     }
+    for ancestor in above {
+        if disk.sync_dir(ancestor).is_err() {
+            break; // not ours to read, so not ours to have made
+        }
+    }
+    Ok(())
 }
 
 /// Makes a new database: directories, then both slots.

@@ -1,6 +1,6 @@
 //! # Ready segments: made ahead, so that committers neither create files nor wait for blocks
 //!
-//! A ready segment has all its blocks, a durable name and a slot. [`Tail::RESERVE`] of them are kept for
+//! A ready segment has all its blocks and a slot. Its name and header become durable with its first frames. [`Tail::RESERVE`] of them are kept for
 //! removals and for the cleaner, which is how a full disk gets room again (commit.md, scenario 20).
 
 use std::sync::Arc;
@@ -61,7 +61,7 @@ impl Store {
         Ok(any)
     }
 
-    /// Makes a segment: a file with blocks, a durable name, a slot.
+    /// Makes a segment: a file with blocks and a slot.
     pub(super) fn make_segment(
         &self,
         next: &mut u64,
@@ -90,8 +90,6 @@ impl Store {
     }
 
     fn finish_segment(&self, log: &super::log::Log, segment: &Arc<Segment>) -> Result<()> {
-        segment.file().sync().during("sync", segment.path())?;
-        self.disk.sync_dir(&log.dir).during("sync directory", &log.dir)?;
         self.prepare_pages(segment)?;
         if self.ground.segments.admit(segment).is_none() {
             return Err(Error::NoSpace { path: log.dir.clone() });

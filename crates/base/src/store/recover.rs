@@ -203,8 +203,11 @@ impl<'a> Recovery<'a> {
                     let (frames, last_seq) = entry.map_or((0, Seq::ZERO), |e| (e.frames, e.last_seq));
                     found.push(Found { segment, entry, runs: Vec::new(), end, frames, last_seq });
                 }
-                // Newer than ROOT, and its header never reached the device: nothing in it did.
-                Err(e) if e.is_corrupt() && entry.is_none() => self.leftovers.push(dir.join(segment::file_name(id))),
+                // Its name or header never reached the device, so nothing in it did. (If more had, commits up
+                // to the durable mark are missing, and the survey says so.)
+                Err(e) if e.is_corrupt() && entry.is_none_or(|e| !e.sealed && e.end <= DATA_START) => {
+                    self.leftovers.push(dir.join(segment::file_name(id)));
+                }
                 Err(e) => damage = Some(Broken::from_error(e)?),
             }
         }
@@ -584,7 +587,10 @@ impl Store {
     /// Removes what no ROOT names: files of a crash, orphans among the staged values.
     pub(super) fn sweep(&self, root: &Root, leftovers: &[std::path::PathBuf]) -> Result<()> {
         for path in leftovers {
-            self.disk.remove(path).during("remove", path)?;
+            match self.disk.remove(path) {
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+                other => other.during("remove", path)?,
+            }
         }
         let named: HashSet<String> = root
             .logs
@@ -617,7 +623,7 @@ impl Store {
 
     /// Takes over what recovery found.
     pub(super) fn settle(&mut self, root: &Root, recovered: Recovered) {
-        let next = if root.clean { recovered.cut.next() } else { root.seq_bound.max(recovered.cut.next()) };
+        let next = root.seq_bound.max(recovered.cut.next());
         self.visible.store(recovered.cut.0, Ordering::Relaxed);
         self.durable.store(recovered.cut.0, Ordering::Relaxed);
         self.catalogue = recovered.catalogue;

@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use super::Store;
 use crate::error::{IoContext, Result};
+use crate::segment::Segment;
 use crate::sync::{Mutex, MutexGuard, WaitWord};
 use crate::types::{Durability, LogId, Seq};
 
@@ -164,6 +165,18 @@ impl Store {
         Ok(true)
     }
 
+    /// Makes the bytes of `segments` up to the ends given, and the names of their files, durable.
+    pub(super) fn sync_segments(&self, segments: &[(u64, Arc<Segment>)]) -> Result<()> {
+        for log in &self.logs {
+            let new = |s: &Segment| s.identity().log == log.id && !s.is_named();
+            if segments.iter().any(|(_, s)| new(s)) {
+                self.disk.sync_dir(&log.dir).during("sync directory", &log.dir)?;
+                segments.iter().filter(|(_, s)| new(s)).for_each(|(_, s)| s.mark_named());
+            }
+        }
+        segments.iter().try_for_each(|(end, segment)| segment.sync(*end))
+    }
+
     /// The last round of all, after the last commit.
     pub(super) fn sync_for_close(&self) -> Result<()> {
         let _leading = self.round.leader.lock();
@@ -190,7 +203,7 @@ impl Store {
             .iter()
             .try_for_each(|file| file.sync().during("sync", blob_dir))
             .and_then(|()| if blobs.is_empty() { Ok(()) } else { self.disk.sync_dir(blob_dir).during("sync", blob_dir) })
-            .and_then(|()| segments.iter().try_for_each(|(end, segment)| segment.sync(*end)));
+            .and_then(|()| self.sync_segments(&segments));
         if synced.is_err() {
             return Err(self.poison("sync"));
         }

@@ -55,12 +55,6 @@ impl View {
         self.seq
     }
 
-    /// Its database.
-    #[must_use]
-    pub fn store(&self) -> &Arc<Store> {
-        &self.store
-    }
-
     /// An error once the database is closed.
     pub fn check_open(&self) -> Result<()> {
         self.store.check_open()

@@ -354,10 +354,13 @@ impl Engine for FlatEngine {
         Ok(self.find_at(at, self.hash(key), key, guard)?.is_some())
     }
 
-    fn prefetch(&self, keys: &[&[u8]]) {
+    fn prefetch(&self, keys: &[&[u8]], entries: bool) {
         let guard = &crossbeam_epoch::pin();
         let hashes: smallvec::SmallVec<[u64; 32]> = keys.iter().map(|key| self.hash(key)).collect();
         hashes.iter().for_each(|hash| self.index.prefetch(*hash, guard));
+        if !entries {
+            return;
+        }
         for hash in hashes {
             self.index.matches(hash, guard, |address| {
                 self.ground.segments.prefetch(address, guard);

@@ -1,0 +1,127 @@
+//! # Damages: the lists of what is done to a fixture, and the fixtures
+
+use std::path::{Path, PathBuf};
+
+use sheaf_base::disk::SECTOR;
+
+use super::{Damage, Fixture};
+use crate::crash::run::Run;
+use crate::crash::workload::{Random, Step};
+use crate::crash::world::World;
+
+impl Fixture {
+    /// A database after `steps`, closed in order.
+    ///
+    /// # Panics
+    ///
+    /// If the workload fails.
+    #[must_use]
+    pub fn closed(steps: &[Step]) -> Fixture {
+        let mut run = Run::new(World::new());
+        run.all(steps).expect("no faults: the workload runs");
+        let db = run.db().expect("it is open");
+        run.abandon();
+        db.close().expect("no faults: it closes");
+        let history = run.history.lock().clone();
+        Fixture { sim: run.world.sim.kill(), from: history.prints.len() - 1, history }
+    }
+
+    /// A database after `steps` whose process was killed.
+    ///
+    /// # Panics
+    ///
+    /// If the workload fails.
+    #[must_use]
+    pub fn killed(steps: &[Step]) -> Fixture {
+        let mut run = Run::new(World::new());
+        run.all(steps).expect("no faults: the workload runs");
+        let history = run.history.lock().clone();
+        Fixture { sim: run.world.sim.kill(), from: history.marks.durable, history }
+    }
+
+    fn bytes(&self, path: &Path) -> Vec<u8> {
+        self.sim.read_file(path).expect("listed a moment ago")
+    }
+
+    /// One bit in every `stride`-th byte, from a place that `seed` chooses.
+    pub fn flips(&self, stride: u64, seed: u64) -> impl Iterator<Item = Damage> {
+        let mut random = Random::new(seed);
+        let files = self.files();
+        files.into_iter().flat_map(move |(path, len)| {
+            let start = random.below(stride);
+            let bits: Vec<u8> = (start..len).step_by(usize::try_from(stride).unwrap_or(1)).map(|_| random.below(8) as u8).collect();
+            let offsets = (start..len).step_by(usize::try_from(stride).unwrap_or(1));
+            offsets.zip(bits).map(move |(offset, bit)| Damage::Flip(path.clone(), offset, bit)).collect::<Vec<_>>()
+        })
+    }
+
+    /// Every written sector zeroed, filled, replaced by its neighbour's and by a sector of another file;
+    /// with `older`, by what it held there.
+    #[must_use]
+    pub fn sectors(&self, older: Option<&Fixture>) -> Vec<Damage> {
+        let mut damages = Vec::new();
+        let files: Vec<(PathBuf, Vec<u8>)> = self.files().into_iter().map(|(path, _)| (path.clone(), self.bytes(&path))).collect();
+        for (number, (path, bytes)) in files.iter().enumerate() {
+            let sectors: Vec<&[u8]> = bytes.chunks(SECTOR as usize).collect();
+            let other = &files[(number + 1) % files.len()].1;
+            let before = older.and_then(|fixture| fixture.sim.read_file(path).ok());
+            for (index, sector) in sectors.iter().enumerate() {
+                let mut put = |bytes: Option<&[u8]>, what| {
+                    if let Some(bytes) = bytes.filter(|b| b.len() == sector.len() && b != sector) {
+                        damages.push(Damage::Write(path.clone(), index as u64 * SECTOR, bytes.to_vec(), what));
+                    }
+                };
+                let is_written = sector.iter().any(|byte| *byte != 0);
+                let part = |bytes: &[u8]| bytes.chunks(SECTOR as usize).nth(index).map(<[u8]>::to_vec);
+                if is_written {
+                    put(Some(&vec![0; sector.len()]), "sector zeroed");
+                    put(Some(&vec![0xff; sector.len()]), "sector filled");
+                    put(sectors.get(index + 1).copied(), "next sector copied over");
+                    put(part(other).as_deref(), "sector of another file copied over");
+                }
+                put(before.as_deref().and_then(part).as_deref(), "older sector");
+            }
+        }
+        damages
+    }
+
+    /// Every file cut at every `step` bytes, emptied, and longer by zeros.
+    #[must_use]
+    pub fn lengths(&self, step: u64) -> Vec<Damage> {
+        let files = self.files().into_iter();
+        files
+            .flat_map(|(path, len)| {
+                let written = self.bytes(&path).iter().rposition(|b| *b != 0).map_or(0, |last| last as u64 + 1);
+                let cuts = (0..=written.min(len)).step_by(usize::try_from(step).unwrap_or(1));
+                let lens: Vec<u64> = cuts.chain([written.saturating_sub(1), len + 1, len + 5000]).collect();
+                lens.into_iter().filter(move |new| *new != len).map(move |new| Damage::Length(path.clone(), new))
+            })
+            .collect()
+    }
+
+    /// Every file missing, empty, doubled as every other file, as it was in `older`, and as its like in
+    /// `foreign`, another database.
+    #[must_use]
+    pub fn whole_files(&self, older: &Fixture, foreign: &Fixture) -> Vec<Damage> {
+        let mut damages = Vec::new();
+        for (path, _) in self.files() {
+            damages.push(Damage::Missing(path.clone()));
+            damages.push(Damage::File(path.clone(), Vec::new(), "empty"));
+            for (from, what) in [(older, "as it was"), (foreign, "another database's")] {
+                if let Ok(bytes) = from.sim.read_file(&path)
+                    && bytes != self.bytes(&path)
+                {
+                    damages.push(Damage::File(path.clone(), bytes, what));
+                }
+            }
+            for (other, _) in self.files() {
+                if other != path {
+                    damages.push(Damage::File(path.clone(), self.bytes(&other), "a copy of another file"));
+                }
+            }
+            let stem = path.file_name().and_then(|name| name.to_str()).unwrap_or("x");
+            damages.push(Damage::File(path.with_file_name(format!("{stem}.copy")), self.bytes(&path), "a file nobody knows"));
+        }
+        damages
+    }
+}

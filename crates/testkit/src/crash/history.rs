@@ -1,0 +1,321 @@
+//! # History: what was committed, in order, and what each prefix of it looks like
+//!
+//! The model of the crash harnesses: keyspaces of a `BTreeMap` each, and one fingerprint (*print*) for
+//! the state after every commit, so that a state read back after a crash is looked up, not searched for.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use sheaf::{Database, Error};
+
+/// The keyspaces of a workload, by their number in it.
+pub const NAMES: [&str; 3] = ["alpha", "beta", "gamma"];
+
+/// One change of a commit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A keyspace appears, empty.
+    Create(usize),
+    /// A keyspace goes.
+    Drop(usize),
+    /// A keyspace loses all its keys.
+    Clear(usize),
+    /// A key gets a value.
+    Put(usize, Vec<u8>, Vec<u8>),
+    /// A key goes.
+    Remove(usize, Vec<u8>),
+}
+
+/// The pairs of one keyspace.
+pub type Pairs = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// What a database holds.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct State {
+    /// Its keyspaces; `None` if there is none of that number.
+    pub spaces: [Option<Pairs>; NAMES.len()],
+}
+
+impl State {
+    /// Carries out one change.
+    pub fn apply(&mut self, change: &Change) {
+        match change {
+            Change::Create(space) | Change::Clear(space) => self.spaces[*space] = Some(Pairs::new()),
+            Change::Drop(space) => self.spaces[*space] = None,
+            Change::Put(space, key, value) => {
+                if let Some(pairs) = &mut self.spaces[*space] {
+                    pairs.insert(key.clone(), value.clone());
+                }
+            }
+            Change::Remove(space, key) => {
+                if let Some(pairs) = &mut self.spaces[*space] {
+                    pairs.remove(key);
+                }
+            }
+        }
+    }
+
+    /// A fingerprint that differs between different states.
+    #[must_use]
+    pub fn print(&self) -> u64 {
+        let mut print = 0u64;
+        for (space, pairs) in self.spaces.iter().enumerate() {
+            let Some(pairs) = pairs else { continue };
+            print = print.wrapping_add(pair_print(space, None, &[]));
+            for (key, value) in pairs {
+                print = print.wrapping_add(pair_print(space, Some(key), value));
+            }
+        }
+        print
+    }
+
+    /// Reads the whole of `db`: every pair by iteration, and every one of them again by `get`.
+    pub fn read(db: &Database) -> Result<State, Error> {
+        let mut state = State::default();
+        for (space, name) in NAMES.iter().enumerate() {
+            let Some(keyspace) = db.existing_keyspace(name)? else { continue };
+            let mut pairs = Pairs::new();
+            for pair in keyspace.iter()? {
+                let (key, value) = pair?;
+                let twice = pairs.insert(key.to_vec(), value.to_vec());
+                if twice.is_some() {
+                    pairs.insert(b"(a key iteration yields twice)".to_vec(), key.to_vec());
+                }
+            }
+            for (key, value) in &mut pairs {
+                let got = keyspace.get(key)?;
+                if got.as_deref() != Some(&value[..]) {
+                    *value = format!("(iteration: {value:?}, get: {got:?})").into_bytes();
+                }
+            }
+            if keyspace.len()? != pairs.len() as u64 {
+                pairs.insert(b"(len)".to_vec(), keyspace.len()?.to_string().into_bytes());
+            }
+            state.spaces[space] = Some(pairs);
+        }
+        Ok(state)
+    }
+
+    /// The places where `self` is not `other`, for people.
+    #[must_use]
+    pub fn difference(&self, other: &State) -> String {
+        let mut lines = Vec::new();
+        for (space, (mine, theirs)) in self.spaces.iter().zip(&other.spaces).enumerate() {
+            let name = NAMES[space];
+            match (mine, theirs) {
+                (Some(mine), Some(theirs)) => {
+                    let keys: std::collections::BTreeSet<_> = mine.keys().chain(theirs.keys()).collect();
+                    for key in keys.into_iter().filter(|k| mine.get(*k) != theirs.get(*k)) {
+                        lines.push(format!(
+                            "{name}/{}: {} instead of {}",
+                            short(key),
+                            mine.get(key).map_or("nothing".into(), |v| short(v)),
+                            theirs.get(key).map_or("nothing".into(), |v| short(v)),
+                        ));
+                    }
+                }
+                (None, Some(_)) => lines.push(format!("{name} is missing")),
+                (Some(_), None) => lines.push(format!("{name} is there")),
+                (None, None) => {}
+            }
+        }
+        lines.join("; ")
+    }
+
+    /// How many pairs differ from `other`'s.
+    fn distance(&self, other: &State) -> usize {
+        let empty = Pairs::new();
+        self.spaces
+            .iter()
+            .zip(&other.spaces)
+            .map(|(a, b)| {
+                let missing = usize::from(a.is_some() != b.is_some()) * 3;
+                let (a, b) = (a.as_ref().unwrap_or(&empty), b.as_ref().unwrap_or(&empty));
+                missing
+                    + a.iter().filter(|(k, v)| b.get(*k) != Some(v)).count()
+                    + b.keys().filter(|k| !a.contains_key(*k)).count()
+            })
+            .sum()
+    }
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (space, pairs) in self.spaces.iter().enumerate() {
+            let Some(pairs) = pairs else { continue };
+            write!(f, "{}{{", NAMES[space])?;
+            for (key, value) in pairs {
+                write!(f, "{}={} ", short(key), short(value))?;
+            }
+            write!(f, "}} ")?;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes as text, the start of them.
+fn short(bytes: &[u8]) -> String {
+    let shown = &bytes[..bytes.len().min(24)];
+    let more = if bytes.len() > 24 { format!("...({})", bytes.len()) } else { String::new() };
+    format!("'{}{more}'", shown.escape_ascii())
+}
+
+fn pair_print(space: usize, key: Option<&Vec<u8>>, value: &[u8]) -> u64 {
+    let mut hash = Fnv::default();
+    hash.eat(&[space as u8, u8::from(key.is_some())]);
+    if let Some(key) = key {
+        hash.eat(&(key.len() as u64).to_le_bytes());
+        hash.eat(key);
+    }
+    hash.eat(value);
+    hash.done()
+}
+
+/// A quick 64-bit hash, a word at a time.
+#[derive(Debug)]
+pub(crate) struct Fnv(u64);
+
+impl Default for Fnv {
+    fn default() -> Fnv {
+        Fnv(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Fnv {
+    /// Takes in `bytes`.
+    pub(crate) fn eat(&mut self, bytes: &[u8]) {
+        let (words, rest) = bytes.as_chunks::<8>();
+        for word in words {
+            self.word(u64::from_le_bytes(*word));
+        }
+        let mut last = [0; 8];
+        last[..rest.len()].copy_from_slice(rest);
+        self.word(u64::from_le_bytes(last) ^ (bytes.len() as u64) << 56);
+    }
+
+    fn word(&mut self, word: u64) {
+        self.0 = (self.0 ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    }
+
+    /// The hash.
+    pub(crate) fn done(&self) -> u64 {
+        let mixed = (self.0 ^ self.0 >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
+        mixed ^ mixed >> 29
+    }
+}
+
+/// How far a workload has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Marks {
+    /// Commits begun.
+    pub issued: usize,
+    /// Commits whose call has returned.
+    pub acked: usize,
+    /// Commits that must survive a power cut.
+    pub durable: usize,
+    /// The highest number a commit was seen to have.
+    pub seq: u64,
+}
+
+/// The commits of a workload and the states between them.
+#[derive(Clone, Debug)]
+pub struct History {
+    /// The commits, in order.
+    pub commits: Vec<Vec<Change>>,
+    /// `states[k]` is the state after `k` commits.
+    pub states: Vec<State>,
+    /// Their prints.
+    pub prints: Vec<u64>,
+    /// How far it has come.
+    pub marks: Marks,
+    /// How many commits there were when the newest one had this number.
+    numbers: BTreeMap<u64, usize>,
+}
+
+impl Default for History {
+    fn default() -> History {
+        History::after(State::default())
+    }
+}
+
+impl History {
+    /// A history that begins at `state`.
+    #[must_use]
+    pub fn after(state: State) -> History {
+        let prints = vec![state.print()];
+        History { commits: Vec::new(), states: vec![state], prints, marks: Marks::default(), numbers: BTreeMap::new() }
+    }
+
+    /// The newest state.
+    ///
+    /// # Panics
+    ///
+    /// Never: there is always the first one.
+    #[must_use]
+    pub fn newest(&self) -> &State {
+        self.states.last().expect("a history has a first state")
+    }
+
+    /// A commit begins.
+    pub fn issue(&mut self, changes: Vec<Change>) {
+        let mut state = self.newest().clone();
+        for change in &changes {
+            state.apply(change);
+        }
+        self.prints.push(state.print());
+        self.states.push(state);
+        self.commits.push(changes);
+        self.marks.issued = self.commits.len();
+    }
+
+    /// The newest commit's call has returned; with `durable`, it and all before it are on the device.
+    pub fn acknowledge(&mut self, durable: bool) {
+        self.marks.acked = self.marks.issued;
+        if durable {
+            self.marks.durable = self.marks.acked;
+        }
+    }
+
+    /// The newest commit was refused: it never was.
+    pub fn withdraw(&mut self) {
+        self.commits.pop();
+        self.states.pop();
+        self.prints.pop();
+        self.marks.issued = self.commits.len();
+    }
+
+    /// Everything acknowledged is on the device.
+    pub fn persisted(&mut self) {
+        self.marks.durable = self.marks.acked;
+    }
+
+    /// The database says: its newest commit has the number `visible`, those up to `durable` survive a
+    /// power cut. It is taken at its word.
+    pub fn claim(&mut self, visible: u64, durable: u64) {
+        self.marks.seq = self.marks.seq.max(visible);
+        if self.marks.acked == self.marks.issued {
+            self.numbers.insert(visible, self.marks.acked);
+            if let Some((_, covered)) = self.numbers.range(..=durable).next_back() {
+                self.marks.durable = self.marks.durable.max(*covered);
+            }
+        }
+    }
+
+    /// The last prefix within `from..=to` that looks like `print`.
+    #[must_use]
+    pub fn find(&self, print: u64, from: usize, to: usize) -> Option<usize> {
+        (from..=to).rev().find(|k| self.prints[*k] == print)
+    }
+
+    /// Why `state` is none of the prefixes `from..=to`, in a sentence.
+    #[must_use]
+    pub fn explain(&self, state: &State, from: usize, to: usize) -> String {
+        let print = state.print();
+        if let Some(k) = (0..self.prints.len()).find(|k| self.prints[*k] == print) {
+            return format!("the state is the one after {k} commits, allowed are {from} to {to}");
+        }
+        let nearest = (from..=to).min_by_key(|k| state.distance(&self.states[*k])).unwrap_or(from);
+        let difference = state.difference(&self.states[nearest]);
+        format!("the state is no prefix; nearest is {nearest} of {from}..={to}: {difference}")
+    }
+}

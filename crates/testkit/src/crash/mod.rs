@@ -1,0 +1,13 @@
+//! # Crash: every state a power cut may leave, and whether the database keeps its word in it
+//!
+//! [`explore::explore`] runs a workload on a simulated disk and opens what every possible power cut would
+//! have left of it. [`world`] is the machine, [`workload`] what happens on it, [`history`] what was
+//! promised, [`mod@check`] what must hold afterwards, [`mod@replay`] a failure in one line.
+
+pub mod check;
+pub mod explore;
+pub mod history;
+pub mod replay;
+pub mod run;
+pub mod workload;
+pub mod world;

@@ -1,0 +1,326 @@
+//! # Tap: a disk that counts, watches and lies
+//!
+//! Stands between the database and any other disk. A *watcher* hears of every call just before it
+//! happens (so the disk can be forked between two calls of one database operation); a *lie* makes the
+//! disk claim what it does not do, which is how the harnesses prove that they would notice. Without
+//! either it only counts. Failing calls are the simulated disk's own faults.
+//!
+//! ## What it cannot see
+//!
+//! Stores through a mapping that do not go through [`File::append_at`]; calls that bypass the disk.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sheaf_base::disk::{Disk, Entry, File, How, Locked, Share};
+use sheaf_base::sync::Mutex;
+
+/// The kind of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs)] // they are the calls of `Disk` and `File`
+pub enum Class {
+    Open,
+    Create,
+    List,
+    CreateDir,
+    Remove,
+    RemoveDir,
+    Rename,
+    SyncDir,
+    Lock,
+    FreeSpace,
+    Read,
+    Write,
+    Len,
+    SetLen,
+    Allocate,
+    Sync,
+    Resident,
+}
+
+impl Class {
+    /// All of them.
+    pub const ALL: [Class; 17] = [
+        Class::Open,
+        Class::Create,
+        Class::List,
+        Class::CreateDir,
+        Class::Remove,
+        Class::RemoveDir,
+        Class::Rename,
+        Class::SyncDir,
+        Class::Lock,
+        Class::FreeSpace,
+        Class::Read,
+        Class::Write,
+        Class::Len,
+        Class::SetLen,
+        Class::Allocate,
+        Class::Sync,
+        Class::Resident,
+    ];
+
+    /// Whether the call can change what a crash leaves.
+    #[must_use]
+    pub fn changes(self) -> bool {
+        !matches!(
+            self,
+            Class::Open | Class::List | Class::FreeSpace | Class::Read | Class::Len
+        )
+    }
+}
+
+/// What the disk claims and does not do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Lie {
+    /// It is honest.
+    #[default]
+    None,
+    /// `sync` answers Ok and does nothing.
+    Sync,
+    /// The same for files whose name contains this.
+    SyncOf(&'static str),
+    /// `sync_dir` answers Ok and does nothing.
+    SyncDir,
+    /// A sync is carried out when the next one is asked for.
+    SyncOneLate,
+    /// Every second sync is not carried out.
+    EverySecondSync,
+    /// A write of files whose name contains this reaches the disk only at the write after it.
+    WriteOneLate(&'static str),
+}
+
+type Watcher = Box<dyn FnMut(Class) + Send>;
+
+#[derive(Default)]
+struct State {
+    calls: u64,
+    by_class: BTreeMap<Class, u64>,
+    fuse: Option<u64>,
+    watcher: Option<Watcher>,
+    lie: Lie,
+    syncs: u64,
+    late: Option<Arc<dyn File>>,
+    late_write: Option<(Arc<dyn File>, u64, Vec<u8>)>,
+}
+
+impl State {
+    /// What happens before a call of `class`.
+    fn before(&mut self, class: Class) {
+        self.calls += 1;
+        *self.by_class.entry(class).or_default() += 1;
+        if let Some(fuse) = self.fuse {
+            assert!(self.calls <= fuse, "more than {fuse} disk calls: it does not end");
+        }
+        if let Some(watcher) = self.watcher.as_mut().filter(|_| class.changes()) {
+            watcher(class);
+        }
+    }
+}
+
+/// The disk. Clones share everything.
+#[derive(Clone)]
+pub struct Tap {
+    below: Arc<dyn Disk>,
+    state: Arc<Mutex<State>>,
+}
+
+impl fmt::Debug for Tap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tap").field("below", &self.below).finish_non_exhaustive()
+    }
+}
+
+impl Tap {
+    /// A tap on `below`.
+    #[must_use]
+    pub fn new(below: Arc<dyn Disk>) -> Tap {
+        Tap { below, state: Arc::default() }
+    }
+
+    /// Calls so far.
+    #[must_use]
+    pub fn calls(&self) -> u64 {
+        self.state.lock().calls
+    }
+
+    /// Panics when more than `calls` more calls are made: what loops for ever becomes a finding.
+    pub fn set_fuse(&self, calls: u64) {
+        let mut state = self.state.lock();
+        state.fuse = Some(state.calls + calls);
+    }
+
+    /// `watcher` hears of every call that can change what a crash leaves, just before it happens.
+    pub fn watch(&self, watcher: impl FnMut(Class) + Send + 'static) {
+        self.state.lock().watcher = Some(Box::new(watcher));
+    }
+
+    /// Nobody watches any more.
+    pub fn unwatch(&self) {
+        self.state.lock().watcher = None;
+    }
+
+    /// Calls so far, by class.
+    #[must_use]
+    pub fn calls_by_class(&self) -> BTreeMap<Class, u64> {
+        self.state.lock().by_class.clone()
+    }
+
+    /// From now on the disk lies like this.
+    pub fn set_lie(&self, lie: Lie) {
+        self.state.lock().lie = lie;
+    }
+
+    fn before(&self, class: Class) {
+        self.state.lock().before(class);
+    }
+}
+
+impl Disk for Tap {
+    fn open(&self, path: &Path, how: How) -> io::Result<Arc<dyn File>> {
+        self.before(if how == How::Create { Class::Create } else { Class::Open });
+        let below = self.below.open(path, how)?;
+        Ok(Arc::new(TapFile { below, path: path.to_path_buf(), state: Arc::clone(&self.state) }))
+    }
+    fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
+        self.before(Class::List);
+        self.below.list(dir)
+    }
+    fn create_dir(&self, dir: &Path) -> io::Result<()> {
+        self.before(Class::CreateDir);
+        self.below.create_dir(dir)
+    }
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.before(Class::Remove);
+        self.below.remove(path)
+    }
+    fn remove_dir(&self, dir: &Path) -> io::Result<()> {
+        self.before(Class::RemoveDir);
+        self.below.remove_dir(dir)
+    }
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.before(Class::Rename);
+        self.below.rename(from, to)
+    }
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        self.before(Class::SyncDir);
+        if self.state.lock().lie == Lie::SyncDir {
+            return Ok(());
+        }
+        self.below.sync_dir(dir)
+    }
+    fn lock(&self, path: &Path, share: Share) -> io::Result<Locked> {
+        self.before(Class::Lock);
+        self.below.lock(path, share)
+    }
+    fn free_space(&self, path: &Path) -> io::Result<u64> {
+        self.before(Class::FreeSpace);
+        self.below.free_space(path)
+    }
+}
+
+struct TapFile {
+    below: Arc<dyn File>,
+    path: PathBuf,
+    state: Arc<Mutex<State>>,
+}
+
+impl fmt::Debug for TapFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("TapFile").field(&self.path).finish()
+    }
+}
+
+impl TapFile {
+    fn before(&self, class: Class) {
+        self.state.lock().before(class);
+    }
+
+    fn is_named(&self, part: &str) -> bool {
+        self.path.to_string_lossy().contains(part)
+    }
+
+    /// Whether this write waits for the next one; that one carries it out.
+    fn is_held_back(&self, offset: u64, bytes: &[u8]) -> io::Result<bool> {
+        let mut state = self.state.lock();
+        let Lie::WriteOneLate(part) = state.lie else { return Ok(false) };
+        if !self.is_named(part) {
+            return Ok(false);
+        }
+        let waiting = state.late_write.replace((Arc::clone(&self.below), offset, bytes.to_vec()));
+        match waiting {
+            Some((file, offset, bytes)) => file.write_at(offset, &bytes).map(|()| true),
+            None => Ok(true),
+        }
+    }
+}
+
+impl File for TapFile {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.before(Class::Read);
+        self.below.read_at(offset, buf)
+    }
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.before(Class::Write);
+        if self.is_held_back(offset, bytes)? {
+            return Ok(());
+        }
+        self.below.write_at(offset, bytes)
+    }
+    fn len(&self) -> io::Result<u64> {
+        self.before(Class::Len);
+        self.below.len()
+    }
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.before(Class::SetLen);
+        self.below.set_len(len)
+    }
+    fn allocate(&self, len: u64) -> io::Result<()> {
+        self.before(Class::Allocate);
+        self.below.allocate(len)
+    }
+    fn sync(&self) -> io::Result<()> {
+        self.before(Class::Sync);
+        let mut state = self.state.lock();
+        state.syncs += 1;
+        let late = match state.lie {
+            Lie::Sync => return Ok(()),
+            Lie::SyncOf(part) if self.is_named(part) => return Ok(()),
+            Lie::EverySecondSync if state.syncs.is_multiple_of(2) => return Ok(()),
+            Lie::SyncOneLate => match state.late.replace(Arc::clone(&self.below)) {
+                Some(file) => file,
+                None => return Ok(()),
+            },
+            _ => Arc::clone(&self.below),
+        };
+        drop(state);
+        late.sync()
+    }
+    fn map(&self, len: u64) {
+        self.below.map(len);
+    }
+    unsafe fn mapped(&self, offset: u64, len: usize) -> Option<&[u8]> {
+        // SAFETY: the caller's promise is passed on unchanged.
+        unsafe { self.below.mapped(offset, len) }
+    }
+    fn prefetch(&self, offset: u64) {
+        self.below.prefetch(offset);
+    }
+    fn append_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.before(Class::Write);
+        if self.is_held_back(offset, bytes)? {
+            return Ok(());
+        }
+        self.below.append_at(offset, bytes)
+    }
+    fn make_resident(&self, from: u64, to: u64) {
+        self.before(Class::Resident);
+        self.below.make_resident(from, to);
+    }
+    fn is_resident(&self, offset: u64, len: usize) -> bool {
+        self.below.is_resident(offset, len)
+    }
+}

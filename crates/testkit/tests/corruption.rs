@@ -1,0 +1,88 @@
+//! Damage to any byte, sector, length or file of a small database: the exact answer or an error.
+//!
+//! CI flips one bit in every so-manieth byte; the ignored `every_byte` flips all bits of all bytes.
+
+use sheaf_testkit::corrupt::{Damage, Fixture, Report, corrupt, inspect};
+use sheaf_testkit::crash::workload::{Shape, Step, generate, parse};
+
+fn steps(seed: u64) -> Vec<Step> {
+    let mut steps = parse("0.1=30 1.1=50 0.2=200 persist").expect("written by hand");
+    steps.extend(generate(seed, &Shape { steps: 60, busy: true, ..Shape::default() }));
+    steps.extend(parse("S[0.4=600,1.4=80] 0.5=33 1.5=44").expect("written by hand"));
+    steps
+}
+
+fn all_right(what: &str, report: Report) {
+    println!("{what}: {report}");
+    assert!(report.failures.is_empty(), "{what}: {report}\n{}", report.failures.join("\n"));
+    assert!(report.cases > 0, "{what}: nothing was damaged");
+}
+
+#[test]
+fn flipped_bits_after_a_clean_close_are_never_wrong_answers() {
+    let fixture = Fixture::closed(&steps(3));
+    all_right("flips, closed", corrupt(&fixture, fixture.flips(13, 1)));
+}
+
+#[test]
+fn flipped_bits_after_a_kill_take_at_most_the_unsynced_tail() {
+    let fixture = Fixture::killed(&steps(4));
+    all_right("flips, killed", corrupt(&fixture, fixture.flips(13, 2)));
+}
+
+#[test]
+fn zeroed_swapped_and_stale_sectors_are_never_wrong_answers() {
+    for (what, fixture, older) in [
+        ("sectors, closed", Fixture::closed(&steps(3)), Fixture::killed(&steps(3)[..30])),
+        ("sectors, killed", Fixture::killed(&steps(4)), Fixture::killed(&steps(4)[..30])),
+    ] {
+        all_right(what, corrupt(&fixture, fixture.sectors(Some(&older))));
+    }
+}
+
+#[test]
+fn files_cut_short_are_never_wrong_answers() {
+    let fixture = Fixture::closed(&steps(3));
+    all_right("lengths, closed", corrupt(&fixture, fixture.lengths(97)));
+    let fixture = Fixture::killed(&steps(4));
+    all_right("lengths, killed", corrupt(&fixture, fixture.lengths(97)));
+}
+
+#[test]
+fn missing_foreign_and_doubled_files_are_never_wrong_answers() {
+    let older = Fixture::closed(&steps(3)[..30]);
+    let foreign = Fixture::closed(&steps(9));
+    let fixture = Fixture::closed(&steps(3));
+    all_right("files, closed", corrupt(&fixture, fixture.whole_files(&older, &foreign)));
+    let fixture = Fixture::killed(&steps(4));
+    all_right("files, killed", corrupt(&fixture, fixture.whole_files(&older, &foreign)));
+}
+
+#[test]
+fn a_damaged_entry_leaves_the_other_keyspace_and_the_other_keys_alone() {
+    // Values made of a step's number: found in the files, damaged, and nothing else may suffer.
+    let steps = parse("0.2=60 1.2=60 0.3=60 1.3=60 0.4=60 1.4=60 persist").expect("written by hand");
+    let fixture = Fixture::closed(&steps);
+    let mut hit = 0;
+    for (path, _) in fixture.files() {
+        let bytes = fixture.sim.read_file(&path).expect("listed");
+        for place in bytes.windows(5).enumerate().filter(|(_, w)| *w == b"<0.0>").map(|(at, _)| at as u64) {
+            let answer = inspect(&fixture, &Damage::Flip(path.clone(), place, 3)).expect("no wrong answer");
+            assert!(answer.error && !answer.unopened, "{} at {place}: {answer:?}", path.display());
+            assert!(answer.whole_spaces >= 1, "the other keyspace suffers: {answer:?}");
+            hit += 1;
+        }
+    }
+    assert!(hit > 0, "the value stands nowhere");
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn every_byte() {
+    for (what, fixture) in [("closed", Fixture::closed(&steps(3))), ("killed", Fixture::killed(&steps(4)))] {
+        for seed in 0..8 {
+            all_right(what, corrupt(&fixture, fixture.flips(1, seed)));
+        }
+        all_right(what, corrupt(&fixture, fixture.lengths(1)));
+    }
+}
