@@ -7,9 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::blob::Blobs;
 use crate::memory::Memory;
-use crate::segment::Segments;
+use crate::segment::{SLOT_COUNT, Segments};
 use crate::sync::Mutex;
 use crate::types::Seq;
+
+/// Segments there can be at a time in tiny geometry, which is opened a million times.
+const TINY_SLOTS: usize = 1 << 12;
 
 /// The services.
 #[derive(Debug)]
@@ -34,7 +37,7 @@ impl Ground {
     pub fn new(blobs: Arc<Blobs>, budget: u64, hash_key: u128, tiny: bool) -> Ground {
         let key = hash_key.to_le_bytes();
         Ground {
-            segments: Segments::default(),
+            segments: Segments::with_slots(if tiny { TINY_SLOTS } else { SLOT_COUNT }),
             blobs,
             memory: Memory::new(budget),
             hash_key: [crate::frame::u64_at(&key, 0), crate::frame::u64_at(&key, 8)],

@@ -244,6 +244,10 @@ fn decode_segment(r: &mut Reader<'_>) -> Result<SegmentEntry, Damage> {
     })
 }
 
+fn is_full(error: &std::io::Error) -> bool {
+    matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
+}
+
 fn text(bytes: &[u8]) -> Result<String, Damage> {
     String::from_utf8(bytes.to_vec()).map_err(|_| Damage::BadField { field: "name", value: bytes.len() as u64 })
 }
@@ -253,7 +257,12 @@ fn fill(file: &dyn File, path: &Path, bytes: &[u8]) -> Result<()> {
     let have = file.len().during("measure", path)?;
     let want = (2 * bytes.len() as u64).next_power_of_two().max(FIRST_SIZE);
     if have < want {
-        file.allocate(want).during("allocate", path)?;
+        match file.allocate(want) {
+            // What fits without the room to grow is written all the same: opening on a full disk needs no
+            // new block.
+            Err(e) if bytes.len() as u64 <= have && is_full(&e) => {}
+            other => other.during("allocate", path)?,
+        }
     }
     file.write_at(0, bytes).during("write", path)?;
     file.sync().during("sync", path)
@@ -299,10 +308,11 @@ impl Slots {
         self.write(&Root { generation: root.generation + 1, ..root.clone() })
     }
 
-    /// Makes the slot that `root` was read from durable, the same bytes to the same place: a crash may
-    /// have left it in the page cache only, and the other slot is about to be overwritten.
+    /// Makes the slot that `root` was read from durable, name and all, the same bytes to the same place: a
+    /// crash may have left it in the page cache only, and the other slot is about to be overwritten.
     pub fn settle(&self, root: &Root) -> Result<()> {
-        self.write(root)
+        self.write(root)?;
+        self.disk.sync_dir(&self.dir).during("sync directory", &self.dir)
     }
 
     /// Writes `root` into the slot of its generation, durably.

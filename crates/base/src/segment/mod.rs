@@ -230,6 +230,27 @@ impl Segment {
         Segment::open(disk, dir, identity.id, identity.store, identity.log, How::Write)
     }
 
+    /// Undoes a [`Segment::restamp`] that a crash tore: if each byte of the header is that of `old` or of
+    /// the same segment in `incarnation`, it becomes `old` again. False, and nothing done, if not.
+    pub fn mend(disk: &dyn Disk, dir: &Path, old: Identity, incarnation: Incarnation) -> Result<bool> {
+        let path = dir.join(file_name(old.id));
+        let file = match disk.open(&path, How::Write) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+            other => other.during("open", &path)?,
+        };
+        let mut sector = [0; SECTOR as usize];
+        if file.len().during("measure", &path)? < SECTOR {
+            return Ok(false);
+        }
+        file.read_at(0, &mut sector).during("read", &path)?;
+        let (was, becomes) = (old.encode(), Identity { incarnation, stream: 0, ..old }.encode());
+        let is_mixture = sector.iter().zip(was.iter().zip(&becomes)).all(|(got, (a, b))| got == a || got == b);
+        if is_mixture {
+            file.write_at(0, &was).during("write", &path)?;
+        }
+        Ok(is_mixture)
+    }
+
     /// Its number.
     #[must_use]
     pub fn id(&self) -> SegmentId {

@@ -28,18 +28,25 @@ struct Free {
 
 impl Default for Segments {
     fn default() -> Segments {
-        let slots = (0..SLOT_COUNT).map(|_| AtomicPtr::default()).collect();
-        Segments { slots, free: Arc::default() }
+        Segments::with_slots(SLOT_COUNT)
     }
 }
 
 impl Segments {
+    /// A table of `count` slots, at most [`SLOT_COUNT`].
+    #[must_use]
+    pub fn with_slots(count: usize) -> Segments {
+        debug_assert!(count <= SLOT_COUNT);
+        let slots = (0..count).map(|_| AtomicPtr::default()).collect();
+        Segments { slots, free: Arc::default() }
+    }
+
     /// Gives `segment` a slot. `None` if all are taken.
     pub fn admit(&self, segment: &Arc<Segment>) -> Option<u32> {
         let mut free = self.free.lock();
         let slot = match free.returned.pop() {
             Some(slot) => slot,
-            None if (free.next as usize) < SLOT_COUNT => {
+            None if (free.next as usize) < self.slots.len() => {
                 free.next += 1;
                 free.next - 1
             }
@@ -107,7 +114,8 @@ impl Segments {
 
 impl Drop for Segments {
     fn drop(&mut self) {
-        for slot in self.slots.iter() {
+        let used = self.free.lock().next as usize; // slots beyond were never given out
+        for slot in &self.slots[..used] {
             let pointer = slot.swap(std::ptr::null_mut(), Ordering::AcqRel);
             if !pointer.is_null() {
                 // SAFETY: `&mut self`: nobody reads through the table; the swap leaves null to deferred dismissals.

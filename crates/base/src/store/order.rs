@@ -156,6 +156,12 @@ impl Encoded {
         self.pieces[run.first..run.end].iter().map(|p| span(p.body)).sum()
     }
 
+    /// How large a segment should be made for the run: it takes the largest frame, and the whole run
+    /// if a usual segment can, so that a large batch does not need a hundred small ones.
+    fn wanted(&self, run: Run, most: u64) -> u64 {
+        self.largest(run).max(self.run_bytes(run).min(most))
+    }
+
     fn largest(&self, run: Run) -> u64 {
         self.pieces[run.first..run.end].iter().map(|p| span(p.body)).max().unwrap_or(0)
     }
@@ -247,7 +253,8 @@ impl Store {
             }
             if let Some(run) = order.cramped(encoded, removes_only) {
                 drop(order);
-                self.make_room(run.log, encoded.largest(run))?;
+                let wanted = encoded.wanted(run, self.geometry.max_segment);
+                self.make_room(run.log, wanted, |order| order.cramped(encoded, removes_only).is_some())?;
                 continue;
             }
             let seq = order.next_seq;
@@ -425,7 +432,8 @@ impl Store {
             }
             if let Some(run) = order.cramped(&encoded, false) {
                 drop(order);
-                self.make_room(run.log, encoded.largest(run))?;
+                let wanted = encoded.wanted(run, self.geometry.max_segment);
+                self.make_room(run.log, wanted, |order| order.cramped(&encoded, false).is_some())?;
                 continue;
             }
             let seq = order.next_seq;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Store;
-use super::order::Tail;
+use super::order::{Order, Tail};
 use crate::blob::Staged;
 use crate::error::{Error, IoContext, Result};
 use crate::frame::{HEADER, span};
@@ -20,22 +20,17 @@ const SEGMENTS_AIM: u64 = 256;
 const AHEAD: usize = 2;
 
 impl Store {
-    /// Makes one more segment of `log` ready, large enough for a frame of `largest` bytes, unless
-    /// somebody else just did.
-    pub(super) fn make_room(&self, log: LogId, largest: u64) -> Result<()> {
+    /// Makes one more segment of `log` ready, with room for `wanted` bytes in it, while `is_cramped` says
+    /// so: somebody else may just have made one.
+    pub(super) fn make_room(&self, log: LogId, wanted: u64, is_cramped: impl Fn(&Order) -> bool) -> Result<()> {
         if self.log(log).is_frozen() {
             return Err(self.log(log).frozen_error());
         }
         let mut next = self.making.lock();
-        let fits = |s: &Arc<Segment>| s.identity().capacity > DATA_START + 2 * span(8) + largest;
-        if largest > 0 {
-            let order = self.order.lock();
-            let ready = &order.tails[log.index()].ready;
-            if ready.len() > Tail::RESERVE && ready.iter().all(fits) {
-                return Ok(());
-            }
+        if !is_cramped(&self.order.lock()) {
+            return Ok(());
         }
-        let segment = self.make_segment(&mut next, log, 0, largest)?;
+        let segment = self.make_segment(&mut next, log, 0, wanted)?;
         self.order.lock().tails[log.index()].ready.push_back(segment);
         Ok(())
     }
@@ -54,7 +49,7 @@ impl Store {
                 if !want || self.log(log).is_frozen() {
                     break;
                 }
-                self.make_room(log, 0)?;
+                self.make_room(log, 0, |_| true)?;
                 any = true;
             }
         }

@@ -175,6 +175,12 @@ impl<'a> Recovery<'a> {
         Broken { path: self.store.log(log).dir.clone(), offset: 0, what }
     }
 
+    /// What the header of a segment says that ROOT lists.
+    fn identity(&self, log: LogId, entry: &SegmentEntry) -> segment::Identity {
+        let SegmentEntry { id, stream, incarnation, capacity, .. } = *entry;
+        segment::Identity { store: self.store.id, log, id, stream, incarnation, capacity }
+    }
+
     /// Opens the segments of `log`: those of ROOT, and newer ones.
     fn find(&mut self, log: LogId) -> Result<(Vec<Found>, Option<Broken>)> {
         let store = self.store;
@@ -196,7 +202,13 @@ impl<'a> Recovery<'a> {
         for id in names {
             self.next_segment = self.next_segment.max(id.0 + 1);
             let entry = entries.get(&id).copied();
-            let opened = Segment::open(&*store.disk, dir, id, store.id, log, how);
+            let mut opened = Segment::open(&*store.disk, dir, id, store.id, log, how);
+            if let (Err(Error::Corrupt { .. }), Some(entry), How::Write) = (&opened, &entry, how)
+                && !entry.sealed
+                && Segment::mend(&*store.disk, dir, self.identity(log, entry), store.incarnation)?
+            {
+                opened = Segment::open(&*store.disk, dir, id, store.id, log, how);
+            }
             match opened {
                 Ok(segment) => {
                     let end = entry.map_or(DATA_START, |e| e.end);
