@@ -360,6 +360,17 @@ impl Slots {
         }
     }
 
+    /// Reports each slot that cannot be read.
+    pub fn check(&self, report: &mut impl FnMut(Error)) {
+        for slot in [0, 1] {
+            match self.read_slot(slot) {
+                Ok(Some(_)) => {}
+                Ok(None) => report(Error::corrupt(&self.path(slot), 0, Damage::Short { got: 0, expected: HEAD as u64 })),
+                Err(error) => report(error),
+            }
+        }
+    }
+
     fn read_slot(&self, slot: u64) -> Result<Option<Root>> {
         let path = self.path(slot);
         let file = match self.disk.open(&path, How::Read) {

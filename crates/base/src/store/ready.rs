@@ -14,8 +14,11 @@ use crate::frame::{HEADER, span};
 use crate::segment::{DATA_START, Identity, MAX_CAPACITY, Segment};
 use crate::types::{LogId, SegmentId};
 
-/// Segments are sized so that a log has about this many.
+/// Segments are sized so that a log has about this many ...
 const SEGMENTS_AIM: u64 = 256;
+/// ... once they have this size; until then about this many.
+const SMALL_SEGMENT: u64 = 1 << 20;
+const SMALL_AIM: u64 = 64;
 /// Ready segments the background keeps beyond the reserve.
 const AHEAD: usize = 2;
 
@@ -110,6 +113,7 @@ impl Store {
     fn capacity_for(&self, log: &super::log::Log, largest: u64) -> u64 {
         let total: u64 = log.segments.lock().values().map(|s| s.identity().capacity).sum();
         let usual = (total / SEGMENTS_AIM)
+            .max((total / SMALL_AIM).min(SMALL_SEGMENT))
             .next_power_of_two()
             .clamp(self.geometry.min_segment, self.geometry.max_segment);
         let needed = (DATA_START + span(8) + largest + HEADER as u64).next_multiple_of(4096);

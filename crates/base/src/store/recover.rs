@@ -338,12 +338,15 @@ impl<'a> Recovery<'a> {
                 Stop::Sealed(_) => {}
                 Stop::Torn(_, error) if !error.is_corrupt() => return Err(error),
                 Stop::Torn(at, error) => {
-                    open_run = None;
                     if found.end < durable_end {
                         // A frame that ROOT knows to be durable: damage, whatever its number.
                         self.broken[log.index()] = Some(Broken::from_error(error)?);
                         return Ok(());
                     }
+                    if found.segment.identity().stream != 0 {
+                        continue; // survivors end somewhere; a run of the order may go on behind them
+                    }
+                    open_run = None;
                     water_behind = water_behind.max(find_water(&found.segment, at, limit, plausible.clone()));
                     torn.get_or_insert(error);
                 }

@@ -291,7 +291,7 @@ impl Engine for FlatEngine {
         match op.action {
             Action::Remove => Ok(Need::Nothing),
             Action::Expect => Ok(Need::Record),
-            Action::Put(_) | Action::Staged(_) if !self.index.may_grow() => {
+            Action::Put(_) | Action::Staged(_) if !self.index.may_take(hash, guard) => {
                 Err(Error::OverBudget { budget: self.ground.memory.budget() })
             }
             Action::Put(_) | Action::Staged(_) => Ok(Need::Record),
