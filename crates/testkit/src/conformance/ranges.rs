@@ -12,7 +12,7 @@ fn filled(stage: &Stage, count: usize) -> (Database, Keyspace, Vec<Pair>) {
     let mut all: Vec<Pair> =
         (0..count).map(|index| (key(index).into_bytes(), bytes(index % 50, index as u64))).collect();
     for (index, extra) in [&b""[..], b"\0", b"\xff", b"\xff\xff", b"key", b"key-"].into_iter().enumerate() {
-        all.push((extra.to_vec(), vec![index as u8]));
+        all.push((extra.to_vec(), vec![b'v'; index]));
     }
     // Not in order, some of them twice, some removed again.
     for (index, (key, value)) in all.iter().enumerate().rev() {

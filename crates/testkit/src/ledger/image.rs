@@ -29,7 +29,7 @@ const CAREFUL: usize = 1 << 16;
 pub(super) fn save(ledger: &Ledger, out: &mut dyn ImageSink) -> Result<()> {
     let mut last: Option<Vec<u8>> = None;
     loop {
-        let after = last.as_deref().map_or(Bound::Unbounded, |key| Bound::Excluded(key));
+        let after = last.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
         let portion = ledger.table.read().portion(after, PORTION);
         let skip = usize::from(ledger.has(Flaw::SavesShort));
         for (key, version) in portion.iter().take(portion.len().saturating_sub(skip)) {

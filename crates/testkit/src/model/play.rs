@@ -416,7 +416,7 @@ impl<'a> Player<'a> {
         let starts = self.map(space).iter().filter(|(key, _)| key.starts_with(&prefix));
         let expected = starts.map(|(k, v)| (k.clone(), Arc::clone(v))).collect();
         let answer = self.space(space).prefix(&prefix);
-        Self::judge(answer, self.is_ordered(space), prefix.is_empty(), len % 2 == 0, expected)
+        Self::judge(answer, self.is_ordered(space), prefix.is_empty(), len.is_multiple_of(2), expected)
     }
 
     fn first_and_last(&mut self, space: u8) -> Verdict {
@@ -550,8 +550,8 @@ impl<'a> Player<'a> {
             for space in 0..SPACES {
                 self.snapshot_scan(which, space, Ends(0, 0, 0b1111), which % 2 == 0)?;
             }
-            for key in 0..KEYS {
-                self.snapshot_get(which, (key % u16::from(SPACES)) as u8, key)?;
+            for (key, space) in (0..KEYS).zip((0..SPACES).cycle()) {
+                self.snapshot_get(which, space, key)?;
             }
         }
         Ok(())
