@@ -1,2 +1,64 @@
-//! placeholder
-fn main() {}
+//! # `sheaf`: a database at the shell
+//!
+//! `sheaf VERB DATABASE ARGUMENTS`. One file a verb under `verbs/`, the demo under `demo/`.
+//!
+//! ## Invariants
+//!
+//! 1. A reading verb opens read-only, creates nothing, and cannot change a byte on disk.
+//! 2. Data goes to stdout, everything else to stderr; the exit code alone tells what happened
+//!    ([`failure::Failure::code`]).
+//! 3. Whatever is not known to be safe for a terminal is escaped before it goes to one.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod demo;
+mod failure;
+mod notation;
+mod output;
+mod place;
+mod verbs;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Cli, Verb};
+use failure::{Failure, Result};
+use output::{CAUTION, HINT};
+
+fn main() -> ExitCode {
+    match run(Cli::parse().verb) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            complain(&failure);
+            ExitCode::from(failure.code())
+        }
+    }
+}
+
+fn run(verb: Verb) -> Result {
+    match verb {
+        Verb::Put(args) => verbs::put::run(&args),
+        Verb::Get(args) => verbs::get::run(&args),
+        Verb::Del(args) => verbs::del::run(&args),
+        Verb::Scan(args) => verbs::scan::run(&args),
+        Verb::Load(args) => verbs::load::run(&args),
+        Verb::Dump(args) => verbs::dump::run(&args),
+        Verb::Stats(args) => verbs::stats::run(&args),
+        Verb::Verify(args) => verbs::verify::run(&args),
+        Verb::Keyspaces(args) => verbs::keyspaces::run(&args),
+        Verb::Drop(args) => verbs::drop::run(&args),
+        Verb::Demo(args) => demo::run(&args),
+        Verb::DemoWriter { database } => demo::writer::run(&database),
+    }
+}
+
+fn complain(failure: &Failure) {
+    if let Some(message) = failure.message() {
+        anstream::eprintln!("{CAUTION}sheaf:{CAUTION:#} {message}");
+    }
+    if let Some(hint) = failure.hint() {
+        anstream::eprintln!("       {HINT}{hint}{HINT:#}");
+    }
+}

@@ -102,8 +102,22 @@ impl Batch {
         Ok(Commit { store: self.store, seq, durability })
     }
 
+    /// All keyspaces must be of the batch's database.
+    fn check_keyspaces(&self) -> Result<()> {
+        let entries = self.entries.iter().map(|e| &e.keyspace);
+        let mut keyspaces = entries.chain(self.expectations.iter().map(|e| &e.keyspace));
+        match keyspaces.find(|keyspace| !Arc::ptr_eq(&keyspace.shared.store, &self.store)) {
+            Some(foreign) => {
+                let why = format!("{:?} belongs to another open database", foreign.name());
+                Err(Error::Invalid { what: "keyspace", why })
+            }
+            None => Ok(()),
+        }
+    }
+
     /// One attempt. `None` if an expected key changed between the look and the commit.
     fn attempt(&self) -> Result<Option<Seq>> {
+        self.check_keyspaces()?;
         if !self.expectations.is_empty() {
             self.store.check_open()?;
         }
@@ -134,10 +148,12 @@ impl Batch {
                 Write { kept: &kepts[kept], op: Op::new(&entry.key, action) }
             }))
             .collect();
-        Ok(match self.store.commit(&mut writes)? {
-            Outcome::Done(seq) => Some(seq),
-            Outcome::Stale => None,
-        })
+        match self.store.commit(&mut writes) {
+            Ok(Outcome::Done(seq)) => Ok(Some(seq)),
+            // A keyspace that was cleared meanwhile goes on; one that was dropped is found out next.
+            Ok(Outcome::Stale) | Err(Error::NoKeyspace { .. }) => Ok(None),
+            Err(other) => Err(other),
+        }
     }
 
     /// The keyspaces, and which entry of which keyspace is the last on its key (R2).

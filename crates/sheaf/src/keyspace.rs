@@ -99,13 +99,16 @@ impl Keyspace {
     }
 
     fn write(&self, key: &[u8], action: Action<'_>) -> Result<()> {
-        let kept = self.kept()?;
-        let mut writes = [Write { kept: &kept, op: Op::new(key, action) }];
-        let seq = match self.store().commit(&mut writes)? {
-            Outcome::Done(seq) => seq,
-            Outcome::Stale => return Err(Error::Conflict),
-        };
-        self.store().acknowledge(seq, self.store().durability())
+        loop {
+            let kept = self.kept()?;
+            let mut writes = [Write { kept: &kept, op: Op::new(key, action) }];
+            match self.store().commit(&mut writes) {
+                Ok(Outcome::Done(seq)) => return self.store().acknowledge(seq, self.store().durability()),
+                Ok(Outcome::Stale) => return Err(Error::Conflict),
+                Err(Error::NoKeyspace { .. }) => {} // cleared meanwhile, or dropped: `kept` knows
+                Err(other) => return Err(other),
+            }
+        }
     }
 
     /// The value of `key`.
@@ -202,12 +205,14 @@ impl Keyspace {
         };
         let mut writes =
             [Write { kept: &kept, op: expect }, Write { kept: &kept, op: Op::new(key, action) }];
-        match self.store().commit(&mut writes)? {
-            Outcome::Stale => Ok(false),
-            Outcome::Done(seq) => {
+        match self.store().commit(&mut writes) {
+            // A keyspace that was cleared meanwhile has changed; one that was dropped is found out next.
+            Ok(Outcome::Stale) | Err(Error::NoKeyspace { .. }) => Ok(false),
+            Ok(Outcome::Done(seq)) => {
                 self.store().acknowledge(seq, self.store().durability())?;
                 Ok(true)
             }
+            Err(other) => Err(other),
         }
     }
 
@@ -277,10 +282,17 @@ impl Keyspace {
 
     /// Removes everything, atomically and durably, whatever the number of keys.
     pub fn clear(&self) -> Result<()> {
-        let kept = self.kept()?;
-        let successor = self.store().clear_keyspace(&kept)?;
-        self.shared.kept.store(successor);
-        Ok(())
+        loop {
+            let kept = self.kept()?;
+            match self.store().clear_keyspace(&kept) {
+                Ok(successor) => {
+                    self.shared.kept.store(successor);
+                    return Ok(());
+                }
+                Err(Error::NoKeyspace { .. }) => {} // cleared by somebody else, or dropped: `kept` knows
+                Err(other) => return Err(other),
+            }
+        }
     }
 
     /// Removes the pairs within `range`, in commits of a thousand keys (atomic each, not together), and

@@ -66,8 +66,12 @@ pub enum Damage {
 impl fmt::Display for Damage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Damage::Flip(path, offset, bit) => write!(f, "{}: bit {bit} of byte {offset} flipped", path.display()),
-            Damage::Write(path, offset, _, what) => write!(f, "{}: {what} at {offset}", path.display()),
+            Damage::Flip(path, offset, bit) => {
+                write!(f, "{}: bit {bit} of byte {offset} flipped", path.display())
+            }
+            Damage::Write(path, offset, _, what) => {
+                write!(f, "{}: {what} at {offset}", path.display())
+            }
             Damage::Length(path, len) => write!(f, "{}: length {len}", path.display()),
             Damage::Missing(path) => write!(f, "{} is missing", path.display()),
             Damage::File(path, _, what) => write!(f, "{} is {what}", path.display()),
@@ -179,7 +183,12 @@ pub fn inspect(fixture: &Fixture, damage: &Damage) -> Result<Answer, String> {
 }
 
 /// Reads everything; the pairs that are answered must belong to one allowed prefix.
-fn look(fixture: &Fixture, db: &Database, files: &[(PathBuf, u64)], answer: &mut Answer) -> Result<(), String> {
+fn look(
+    fixture: &Fixture,
+    db: &Database,
+    files: &[(PathBuf, u64)],
+    answer: &mut Answer,
+) -> Result<(), String> {
     let mut errors = Vec::new();
     let mut spaces = Vec::new();
     for name in NAMES {
@@ -193,10 +202,12 @@ fn look(fixture: &Fixture, db: &Database, files: &[(PathBuf, u64)], answer: &mut
     }
     answer.whole_spaces = spaces.iter().filter(|seen| seen.is_there && seen.errors.is_empty()).count();
     let to = fixture.history.prints.len() - 1;
-    let fits = |state: &State| spaces.iter().zip(&state.spaces).all(|(seen, pairs)| seen.agrees(pairs.as_ref()));
+    let fits =
+        |state: &State| spaces.iter().zip(&state.spaces).all(|(seen, pairs)| seen.agrees(pairs.as_ref()));
     if !fixture.history.states[fixture.from..=to].iter().any(fits) {
         let newest = fixture.history.newest();
-        let wrong: Vec<String> = spaces.iter().zip(&newest.spaces).filter_map(|(s, p)| s.wrong(p.as_ref())).collect();
+        let wrong: Vec<String> =
+            spaces.iter().zip(&newest.spaces).filter_map(|(s, p)| s.wrong(p.as_ref())).collect();
         return Err(format!("WRONG ANSWER: {} (errors: {errors:?})", wrong.join("; ")));
     }
     let mut found = Vec::new();
@@ -226,7 +237,9 @@ struct Seen {
 impl Seen {
     /// Whether everything it answered is true of `pairs`.
     fn agrees(&self, pairs: Option<&Pairs>) -> bool {
-        let Some(pairs) = pairs else { return !self.is_there && self.errors.is_empty() };
+        let Some(pairs) = pairs else {
+            return !self.is_there && self.errors.is_empty();
+        };
         if !self.is_there && self.errors.is_empty() {
             return false;
         }
@@ -245,10 +258,17 @@ impl Seen {
             .got
             .iter()
             .filter(|(key, value)| pairs.get(key) != value.as_ref())
-            .map(|(key, value)| format!("get {:?} = {:?}", key.escape_ascii().to_string(), value.as_ref().map(Vec::len)))
+            .map(|(key, value)| {
+                format!("get {:?} = {:?}", key.escape_ascii().to_string(), value.as_ref().map(Vec::len))
+            })
             .collect();
         let (mine, theirs) = (self.pairs.len(), pairs.len());
-        Some(format!("there: {}, {mine} pairs of {theirs} (to the end: {}), {}", self.is_there, self.is_complete, bad.join(", ")))
+        Some(format!(
+            "there: {}, {mine} pairs of {theirs} (to the end: {}), {}",
+            self.is_there,
+            self.is_complete,
+            bad.join(", ")
+        ))
     }
 }
 
@@ -262,7 +282,13 @@ fn keys_of(history: &History) -> Vec<Vec<u8>> {
 }
 
 fn space(db: &Database, name: &str, keys: &[Vec<u8>]) -> Result<Seen, Error> {
-    let mut seen = Seen { is_there: false, pairs: Pairs::new(), is_complete: false, got: Vec::new(), errors: Vec::new() };
+    let mut seen = Seen {
+        is_there: false,
+        pairs: Pairs::new(),
+        is_complete: false,
+        got: Vec::new(),
+        errors: Vec::new(),
+    };
     let keyspace = match db.existing_keyspace(name) {
         Ok(Some(keyspace)) => keyspace,
         Ok(None) => return Ok(seen),
@@ -304,10 +330,13 @@ fn named(error: &Error, files: &[(PathBuf, u64)]) -> Result<String, String> {
     match error {
         Error::Corrupt { path, offset, what } => {
             let len = files.iter().find(|(file, _)| file == path).map(|(_, len)| *len);
-            let is_missing = matches!(what, sheaf::Damage::Short { .. } | sheaf::Damage::MissingCommits { .. });
+            let is_missing =
+                matches!(what, sheaf::Damage::Short { .. } | sheaf::Damage::MissingCommits { .. });
             match len {
                 Some(len) if *offset <= len + SLACK => Ok(error.to_string()),
-                None if is_missing && path.starts_with(Path::new(crate::crash::world::PLACE)) => Ok(error.to_string()),
+                None if is_missing && path.starts_with(Path::new(crate::crash::world::PLACE)) => {
+                    Ok(error.to_string())
+                }
                 _ => Err(format!("the error names a place that is not there: {error}")),
             }
         }

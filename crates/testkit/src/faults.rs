@@ -40,7 +40,11 @@ pub struct Case {
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Case { class, nth, forever, failure, after } = self;
-        write!(f, "{class:?} number {nth}{} fails as {failure:?}, {after:?}", if *forever { " and all later" } else { "" })
+        write!(
+            f,
+            "{class:?} number {nth}{} fails as {failure:?}, {after:?}",
+            if *forever { " and all later" } else { "" }
+        )
     }
 }
 
@@ -136,7 +140,12 @@ pub fn run_case(steps: &[Step], case: Case) -> Result<Outcome, String> {
         watch.step(&mut run, number, step).map_err(|what| format!("step {number} ({step}): {what}"))?;
         if std::env::var_os("SHEAF_FAULT").is_some() {
             let stats = run.opened().map(|db| db.stats());
-            println!("{number} {step}: injected {}, {:?}, {:?}", world.sim.injected(), run.history.lock().marks, stats.map(|s| (s.visible, s.durable, s.poisoned)));
+            println!(
+                "{number} {step}: injected {}, {:?}, {:?}",
+                world.sim.injected(),
+                run.history.lock().marks,
+                stats.map(|s| (s.visible, s.durable, s.poisoned))
+            );
         }
         if watch.poisoned && run.opened().is_none() {
             break;
@@ -158,13 +167,15 @@ fn afterwards(world: &World, history: &History, watch: Watch) -> Result<(), Stri
     let marks = history.marks;
     let claim = |from| Claim { history, from, durable: marks.durable, to: marks.issued, seq: marks.seq };
     // Only a failed sync may have taken what was acknowledged out of the kernel's cache.
-    let is_cache_whole = !(watch.poisoned && matches!(watch.case.class, Class::Sync | Class::SyncDir | Class::Any));
+    let is_cache_whole =
+        !(watch.poisoned && matches!(watch.case.class, Class::Sync | Class::SyncDir | Class::Any));
     let from = if is_cache_whole { marks.acked } else { marks.durable };
     let reopened = World::on(world.sim.kill());
     check(&reopened, claim(from), End::Cut, None).map_err(|what| format!("reopened: {what}"))?;
     for keep in [Keep::None, Keep::All, Keep::Seeded { seed: watch.case.nth, percent: 50 }] {
         let cut = world.cut(&keep);
-        check(&cut, claim(marks.durable), End::of(watch.case.nth), None).map_err(|what| format!("power cut, kept {keep:?}: {what}"))?;
+        check(&cut, claim(marks.durable), End::of(watch.case.nth), None)
+            .map_err(|what| format!("power cut, kept {keep:?}: {what}"))?;
     }
     Ok(())
 }
@@ -232,7 +243,9 @@ impl Watch {
 
     /// Reads are right or errors.
     fn read(&self, run: &Run) -> Result<(), String> {
-        let Some(db) = run.opened() else { return Ok(()) };
+        let Some(db) = run.opened() else {
+            return Ok(());
+        };
         let history = run.history.lock().clone();
         match State::read(db) {
             Ok(state) => {

@@ -55,7 +55,10 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rate = self.kills as f64 / self.seconds.max(1e-9);
         let Report { kills, during_open, commits, seconds } = self;
-        write!(f, "{kills} kills ({during_open} while opening), {commits} commits, {seconds:.1} s, {rate:.0} kills/s")
+        write!(
+            f,
+            "{kills} kills ({during_open} while opening), {commits} commits, {seconds:.1} s, {rate:.0} kills/s"
+        )
     }
 }
 
@@ -189,7 +192,9 @@ fn marks(told: &[u8]) -> Option<(bool, [u32; THREADS as usize])> {
 fn read(db: &Database) -> Result<[Pairs; THREADS as usize], String> {
     let mut found: [Pairs; THREADS as usize] = Default::default();
     for (space, name) in SPACES.iter().enumerate() {
-        let Some(keyspace) = db.existing_keyspace(name).map_err(|e| e.to_string())? else { continue };
+        let Some(keyspace) = db.existing_keyspace(name).map_err(|e| e.to_string())? else {
+            continue;
+        };
         for pair in keyspace.iter().map_err(|e| e.to_string())? {
             let (key, value) = pair.map_err(|e| format!("iteration: {e}"))?;
             if let Some(thread) = key.first().filter(|thread| **thread < THREADS) {
@@ -248,7 +253,9 @@ fn apply(model: &mut Pairs, thread: u8, life: u64, k: u32) {
 ///
 /// If the database refuses anything.
 pub fn be_the_child() {
-    let Some(dir) = std::env::var_os(DIR) else { return };
+    let Some(dir) = std::env::var_os(DIR) else {
+        return;
+    };
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let life = number(SEED).expect("the parent sets a seed");
     let is_tiny = std::env::var(TINY).is_ok_and(|text| text == "true");

@@ -1,7 +1,14 @@
 //! # sheaf-testkit: what proves the other crates
+//!
+//! One module a harness; each says in its header what it cannot see.
 
+pub mod conformance;
 pub mod corrupt;
 pub mod crash;
 pub mod faults;
 pub mod kill;
+pub mod ledger;
+pub mod model;
+pub mod mortal;
+pub mod stage;
 pub mod tap;

@@ -66,10 +66,7 @@ impl Class {
     /// Whether the call can change what a crash leaves.
     #[must_use]
     pub fn changes(self) -> bool {
-        !matches!(
-            self,
-            Class::Open | Class::List | Class::FreeSpace | Class::Read | Class::Len
-        )
+        !matches!(self, Class::Open | Class::List | Class::FreeSpace | Class::Read | Class::Len)
     }
 }
 
@@ -246,7 +243,9 @@ impl TapFile {
     /// Whether this write waits for the next one; that one carries it out.
     fn is_held_back(&self, offset: u64, bytes: &[u8]) -> io::Result<bool> {
         let mut state = self.state.lock();
-        let Lie::WriteOneLate(part) = state.lie else { return Ok(false) };
+        let Lie::WriteOneLate(part) = state.lie else {
+            return Ok(false);
+        };
         if !self.is_named(part) {
             return Ok(false);
         }

@@ -38,10 +38,13 @@ fn seeds(first: u64, shape: Shape) -> impl Iterator<Item = Vec<Step>> {
 
 /// Every workload of up to two steps out of these, and every third of three.
 fn short_workloads() -> impl Iterator<Item = Vec<Step>> {
-    let steps = parse("0.2=40 0.2- B[0.2=30,1.3=600] S[0.3=20,1.3=9] persist tick work clear0 drop0 reopen abandon 1.0=0");
+    let steps = parse(
+        "0.2=40 0.2- B[0.2=30,1.3=600] S[0.3=20,1.3=9] persist tick work clear0 drop0 reopen abandon 1.0=0",
+    );
     let steps = steps.expect("written by hand");
     let (two, three) = (steps.clone(), steps.clone());
-    let pairs = two.clone().into_iter().flat_map(move |a| steps.clone().into_iter().map(move |b| vec![a.clone(), b]));
+    let pairs =
+        two.clone().into_iter().flat_map(move |a| steps.clone().into_iter().map(move |b| vec![a.clone(), b]));
     let triples = three.clone().into_iter().flat_map(move |a| {
         let (two, three) = (two.clone(), three.clone());
         two.into_iter().flat_map(move |b| {
@@ -61,7 +64,8 @@ fn every_short_workload_survives_every_power_cut_also_in_recovery() {
 
 #[test]
 fn acknowledged_commits_survive_power_cuts_as_a_prefix() {
-    let report = explore_all("seeded", seeds(number("SHEAF_CRASH_SEED", 1), Shape::default()), &Plan::default(), 12.0);
+    let report =
+        explore_all("seeded", seeds(number("SHEAF_CRASH_SEED", 1), Shape::default()), &Plan::default(), 12.0);
     assert!(report.images > 500, "{report}");
 }
 

@@ -98,7 +98,18 @@ fn every_single_call() {
 fn replay_a_fault() {
     let line = std::env::var("SHEAF_FAULT").expect("SHEAF_FAULT holds class, number, once or forever");
     let words: Vec<&str> = line.split_whitespace().collect();
-    let classes = [Class::Write, Class::Sync, Class::SyncDir, Class::Read, Class::Open, Class::Create, Class::Remove, Class::Allocate, Class::List, Class::Lock];
+    let classes = [
+        Class::Write,
+        Class::Sync,
+        Class::SyncDir,
+        Class::Read,
+        Class::Open,
+        Class::Create,
+        Class::Remove,
+        Class::Allocate,
+        Class::List,
+        Class::Lock,
+    ];
     let class = classes.into_iter().find(|class| format!("{class:?}") == words[0]).expect("a class");
     let nth: u64 = words[1].parse().expect("a number");
     let failure = match words.get(3) {

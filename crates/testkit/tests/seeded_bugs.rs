@@ -14,7 +14,11 @@ fn must_find(lie: Lie, shape: Shape) {
         let plan = Plan { lie, seconds: 5.0, ..Plan::default() };
         let report = explore(&generate(seed, &shape), &plan);
         if let Some(failure) = report.failure {
-            println!("{lie:?} found after {:.2} s, seed {seed}, image {}: {failure}", elapsed(), report.images);
+            println!(
+                "{lie:?} found after {:.2} s, seed {seed}, image {}: {failure}",
+                elapsed(),
+                report.images
+            );
             return;
         }
         assert!(elapsed() < 8.0, "{lie:?} is not found");

@@ -139,7 +139,9 @@ pub struct Segment {
     live: AtomicI64,
     tombs: AtomicU64,
     frames: AtomicU32,
+    first_seq: AtomicU64,
     last_seq: AtomicU64,
+    hot: AtomicBool,
     /// The log's clock (bytes ever appended) when the segment was sealed: its age.
     sealed_at: AtomicU64,
 }
@@ -174,7 +176,9 @@ impl Segment {
             live: AtomicI64::new(0),
             tombs: AtomicU64::new(0),
             frames: AtomicU32::new(0),
+            first_seq: AtomicU64::new(u64::MAX),
             last_seq: AtomicU64::new(0),
+            hot: AtomicBool::new(false),
             sealed_at: AtomicU64::new(0),
         }
     }
@@ -359,7 +363,22 @@ impl Segment {
     /// Notes `count` frames up to `seq`.
     pub fn note_frames(&self, count: u32, seq: Seq) {
         self.frames.fetch_add(count, Ordering::Relaxed);
+        self.first_seq.fetch_min(seq.0, Ordering::Relaxed);
         self.last_seq.fetch_max(seq.0, Ordering::Relaxed);
+    }
+    /// Lowest number noted in it since it was opened.
+    #[must_use]
+    pub fn first_seq(&self) -> Seq {
+        Seq(self.first_seq.load(Ordering::Relaxed))
+    }
+    /// It holds (or not) commits that replaced what was written lately.
+    pub fn set_hot(&self, hot: bool) {
+        self.hot.store(hot, Ordering::Relaxed);
+    }
+    /// Whether it holds commits that replaced what was written lately.
+    #[must_use]
+    pub fn is_hot(&self) -> bool {
+        self.hot.load(Ordering::Relaxed)
     }
     /// Frames in it.
     #[must_use]
@@ -459,6 +478,13 @@ impl Frame<'_> {
     #[must_use]
     pub fn water(&self) -> Option<Seq> {
         (self.header.flags & WATER != 0).then(|| Seq(crate::frame::u64_at(&self.bytes, HEADER)))
+    }
+
+    /// Of a seal: the segment where the log goes on.
+    #[must_use]
+    pub fn sealed_to(&self) -> Option<SegmentId> {
+        let is_seal = self.header.kind == crate::frame::Kind::Seal && self.header.len == 8;
+        is_seal.then(|| SegmentId(crate::frame::u64_at(&self.bytes, HEADER)))
     }
 
     /// Bytes it takes in the log.

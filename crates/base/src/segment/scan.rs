@@ -51,6 +51,28 @@ impl<'a> Scan<'a> {
         self.stop.unwrap_or(Stop::Sealed(self.at))
     }
 
+    /// What was wrong where it stopped, once.
+    pub fn take_error(&mut self) -> Option<Error> {
+        match &mut self.stop {
+            Some(Stop::Torn(at, error)) => {
+                let taken = Error::Invalid { what: "frame", why: format!("reported already, at {at}") };
+                Some(std::mem::replace(error, taken))
+            }
+            _ => None,
+        }
+    }
+
+    /// After a stop at a bad place: goes on at the next frame that starts a commit, if there is one. For
+    /// verification only; what stands behind a bad place is never replayed.
+    pub fn resume(&mut self, newest: Seq) -> bool {
+        let Some(Stop::Torn(at, _)) = &self.stop else { return false };
+        let from = at + ALIGN;
+        let found = find_frame(self.segment, from, self.limit, |header| header.seq <= newest && header.is_first());
+        let Some((offset, _)) = found else { return false };
+        (self.at, self.may_skip, self.stop) = (offset, true, None);
+        true
+    }
+
     fn step(&mut self) -> Result<Option<Scanned<'a>>, (u64, Error)> {
         if self.at + HEADER as u64 > self.limit {
             return Ok(None);
@@ -107,28 +129,42 @@ impl<'a> Iterator for Scan<'a> {
 /// The highest watermark in any valid frame of `segment` at or after `from`. Only numbers in
 /// `plausible` are looked at closely, which keeps this linear on garbage.
 pub fn find_water(segment: &Segment, from: u64, limit: u64, plausible: std::ops::RangeInclusive<Seq>) -> Option<Seq> {
-    const CHUNK: u64 = 64 << 10;
     let mut best = None;
+    let mut at = from;
+    let carries = |header: &Header| plausible.contains(&header.seq) && header.flags & crate::frame::WATER != 0;
+    while let Some((offset, frame)) = find_frame(segment, at, limit, carries) {
+        best = best.max(frame.water());
+        at = offset + ALIGN;
+    }
+    best
+}
+
+/// The first valid frame at or after `from` whose header is `wanted`.
+fn find_frame<'s>(
+    segment: &'s Segment,
+    from: u64,
+    limit: u64,
+    wanted: impl Fn(&Header) -> bool,
+) -> Option<(u64, Frame<'s>)> {
+    const CHUNK: u64 = 64 << 10;
     let mut at = from.next_multiple_of(ALIGN);
     let mut chunk = Vec::new();
     while at + HEADER as u64 <= limit {
-        let len = (limit - at).min(CHUNK + HEADER as u64);
+        let len = (limit - at).min(CHUNK + HEADER as u64 - ALIGN);
         chunk.resize(usize::try_from(len).unwrap_or(0), 0);
-        if segment.file().read_at(at, &mut chunk).is_err() {
-            break; // what cannot be read cannot testify
-        }
+        // What cannot be read cannot testify.
+        segment.file().read_at(at, &mut chunk).ok()?;
         for start in (0..chunk.len() - (HEADER - 1)).step_by(ALIGN as usize) {
             let mut head = [0; HEADER];
             head.copy_from_slice(&chunk[start..start + HEADER]);
-            let Some(header) = Header::decode(&head) else { continue };
-            if !plausible.contains(&header.seq) || header.flags & crate::frame::WATER == 0 {
-                continue;
-            }
-            if let Ok(frame) = segment.frame(at + start as u64, limit) {
-                best = best.max(frame.water());
+            let offset = at + start as u64;
+            if Header::decode(&head).is_some_and(|header| wanted(&header))
+                && let Ok(frame) = segment.frame(offset, limit)
+            {
+                return Some((offset, frame));
             }
         }
         at += CHUNK;
     }
-    best
+    None
 }

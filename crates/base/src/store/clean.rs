@@ -1,12 +1,12 @@
 //! # Cleaning: survivors out, victims away
 //!
-//! FlatStore's cleaner (§3.4) with RAMCloud's cost-benefit choice and streams by age: what survives a
-//! cleaning goes to the next older stream, so that long-lived entries stop being moved.
+//! FlatStore's cleaner (§3.4) with RAMCloud's cost-benefit choice and SepBIT's streams: survivors stand
+//! together by age, so that long-lived entries stop being moved (see `tail` for the commits' share).
 //!
 //! ## Picture
 //!
 //! ```text
-//!  victim (sealed, durable) --scan--> held? --copy as Moved/Pinned--> survivor segment of stream + 1
+//!  victim (sealed, durable) --scan--> held? --copy as Moved/Pinned--> survivor segment by age
 //!          | commit lock: engine.moved(from -> to)   | sync survivors | ROOT without victim | ROOT again | gone
 //! ```
 //!
@@ -45,6 +45,8 @@ const WIN_SEGMENTS: u64 = 6;
 const MAX_VICTIMS: usize = 64;
 /// Copies are handed to the kernel in pieces of this size.
 const PIECE: usize = 64 << 10;
+/// The lifespan is the mean of this many hot victims.
+const LIFESPANS: usize = 16;
 /// A victim with a larger live share than this is not worth its move.
 const FULL: f64 = 0.95;
 
@@ -174,7 +176,7 @@ impl Store {
         let mut pieces: Vec<Piece> = (0..STREAMS).map(|_| Piece::default()).collect();
         let mut empty = Vec::new();
         for victim in victims {
-            let stream = (victim.identity().stream + 1).min(STREAMS - 1);
+            self.learn_lifespan(m, victim);
             let mut scan = Scan::new(victim, 0, victim.end());
             loop {
                 let group: Vec<Scanned<'_>> = scan.by_ref().take(GROUP).collect();
@@ -183,16 +185,42 @@ impl Store {
                 }
                 prefetch(&kepts, &group);
                 for scanned in &group {
+                    let stream = self.stream_for(victim, scanned);
                     self.consider(m, log, &kepts, victim, scanned, stream, &mut pieces[usize::from(stream)])?;
                 }
             }
-            self.flush(m, log, stream, &mut pieces[usize::from(stream)])?;
+            for (stream, piece) in (0..).zip(&mut pieces) {
+                self.flush(m, log, stream, piece)?;
+            }
             match scan.stop() {
                 Stop::Sealed(_) => empty.push(Arc::clone(victim)),
                 Stop::Torn(..) => victim.mark_damaged(), // live entries behind it can no longer be found
             }
         }
         Ok(empty)
+    }
+
+    /// Learns from a victim that held what was expected to die soon how soon that was.
+    fn learn_lifespan(&self, m: &mut Maintenance, victim: &Segment) {
+        if !victim.is_hot() || victim.first_seq() > victim.last_seq() {
+            return;
+        }
+        m.lifespans.push(self.visible().0.saturating_sub(victim.first_seq().0));
+        if m.lifespans.len() == LIFESPANS {
+            self.lifespan.store(m.lifespans.drain(..).sum::<u64>() / LIFESPANS as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// The stream of a survivor: what outlived a hot segment, else by its age in lifespans.
+    fn stream_for(&self, victim: &Segment, scanned: &Scanned<'_>) -> u8 {
+        let age = self.visible().0.saturating_sub(scanned.frame.header.seq.0);
+        let lifespan = self.lifespan.load(Ordering::Relaxed);
+        match age.checked_div(lifespan).unwrap_or(u64::MAX) {
+            _ if victim.is_hot() => 1,
+            0..4 => 2,
+            4..16 => 3,
+            _ => 4,
+        }
     }
 
     /// Copies one frame of a victim if it is held.
@@ -276,7 +304,7 @@ impl Store {
         match made {
             Err(Error::NoSpace { path }) => {
                 let mut order = self.order.lock();
-                let ready = &mut order.tails[log.id.index()].ready;
+                let ready = &mut order.ready[log.id.index()];
                 let fits = |s: &Arc<Segment>| s.identity().capacity >= DATA_START + span;
                 // From the back: a segment in front may be next in the order of numbers.
                 match ready.back().filter(|s| fits(s)).is_some().then(|| ready.pop_back()).flatten() {

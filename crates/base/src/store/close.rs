@@ -23,6 +23,9 @@ use crate::sync::Mutex;
 use crate::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
 use crate::views::Views;
 
+/// Passes of cleaning before an orderly end.
+const CLOSING_PASSES: usize = 4;
+
 const LOCK: &str = "LOCK";
 const BLOBS: &str = "blob";
 
@@ -117,6 +120,7 @@ impl Store {
                 next_seq: Seq::ZERO,
                 seq_bound: Seq::ZERO,
                 tails: Default::default(),
+                ready: Default::default(),
                 views: Views::default(),
                 staged: Vec::new(),
             }),
@@ -128,6 +132,7 @@ impl Store {
             making: Mutex::new(0),
             blob_bound: AtomicU64::new(0),
             sealed: AtomicU64::new(0),
+            lifespan: AtomicU64::new(u64::MAX),
             signals: Arc::new(Signals::default()),
             counters: super::Counters::default(),
             closed: AtomicBool::new(false),
@@ -159,6 +164,24 @@ impl Store {
         ended
     }
 
+    /// A few passes of cleaning, so that the space of short lives comes back too.
+    fn clean_for_close(&self) -> Result<()> {
+        for _ in 0..CLOSING_PASSES {
+            match self.clean() {
+                Ok(true) => {}
+                Ok(false) | Err(Error::NoSpace { .. }) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        let mut m = self.maintenance.lock();
+        self.bury(&mut m);
+        if m.dying.is_empty() {
+            return Ok(());
+        }
+        self.write_root(&mut m, false)?;
+        self.write_root(&mut m, false)
+    }
+
     fn end_in_order(&self) -> Result<()> {
         for log in &self.logs {
             if log.since_checkpoint.load(Ordering::Relaxed) > 0 {
@@ -168,6 +191,7 @@ impl Store {
                 }
             }
         }
+        self.clean_for_close()?;
         let mut m = self.maintenance.lock();
         self.sync_survivors(&mut m)?;
         for tail in m.survivors.iter_mut().flatten() {

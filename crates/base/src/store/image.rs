@@ -220,6 +220,16 @@ impl ImageReader {
         Ok(())
     }
 
+    /// Reads the rest for its checksums; its size in bytes.
+    pub(crate) fn drain(mut self) -> Result<u64> {
+        loop {
+            self.next_chunk()?;
+            if self.chunk.is_empty() {
+                return Ok(self.at);
+            }
+        }
+    }
+
     /// Everything was taken and the file ends properly; its size in bytes.
     pub(crate) fn finish(mut self) -> Result<u64> {
         if self.taken < self.chunk.len() {

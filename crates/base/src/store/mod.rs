@@ -4,7 +4,7 @@
 //! called back through their contract. What each file does:
 //!
 //! ```text
-//!  order       the commit lock: seq, place, bytes, apply        round     sync rounds, tickets, poison
+//!  order, tail the commit lock: seq, place, bytes, apply        round     sync rounds, tickets, poison
 //!  ready       segments made ahead of the writers               rooting   what goes into ROOT, what may go
 //!  catalogue   keyspaces as commits                             view      snapshots' registrations
 //!  clean       survivors out, victims away                      checkpoint, image   what makes opening fast
@@ -42,6 +42,7 @@ mod recover;
 mod report;
 mod rooting;
 mod round;
+mod tail;
 mod verify;
 mod view;
 
@@ -159,6 +160,8 @@ pub struct Store {
     blob_bound: AtomicU64,
     /// Segments sealed since ROOT was last written for their sake.
     sealed: AtomicU64,
+    /// How long, in commits, what stands in hot segments tends to live; `u64::MAX` until it is known.
+    lifespan: AtomicU64,
     signals: Arc<Signals>,
     counters: Counters,
     closed: AtomicBool,

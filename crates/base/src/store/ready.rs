@@ -1,42 +1,40 @@
 //! # Ready segments: made ahead, so that committers neither create files nor wait for blocks
 //!
-//! A ready segment has all its blocks and a slot. Its name and header become durable with its first frames. [`Tail::RESERVE`] of them are kept for
+//! A ready segment has all its blocks and a slot. Its name and header become durable with its first frames. [`RESERVE`] of them are kept for
 //! removals and for the cleaner, which is how a full disk gets room again (commit.md, scenario 20).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Store;
-use super::order::Tail;
+use super::order::Order;
+use super::tail::{MARK, RESERVE};
 use crate::blob::Staged;
 use crate::error::{Error, IoContext, Result};
-use crate::frame::{HEADER, span};
 use crate::segment::{DATA_START, Identity, MAX_CAPACITY, Segment};
 use crate::types::{LogId, SegmentId};
 
-/// Segments are sized so that a log has about this many.
+/// Segments are sized so that a log has about this many ...
 const SEGMENTS_AIM: u64 = 256;
+/// ... once they have this size; until then about this many.
+const SMALL_SEGMENT: u64 = 1 << 20;
+const SMALL_AIM: u64 = 64;
 /// Ready segments the background keeps beyond the reserve.
 const AHEAD: usize = 2;
 
 impl Store {
-    /// Makes one more segment of `log` ready, large enough for a frame of `largest` bytes, unless
-    /// somebody else just did.
-    pub(super) fn make_room(&self, log: LogId, largest: u64) -> Result<()> {
+    /// Makes one more segment of `log` ready, with room for `wanted` bytes in it, while `is_cramped` says
+    /// so: somebody else may just have made one.
+    pub(super) fn make_room(&self, log: LogId, wanted: u64, is_cramped: impl Fn(&Order) -> bool) -> Result<()> {
         if self.log(log).is_frozen() {
             return Err(self.log(log).frozen_error());
         }
         let mut next = self.making.lock();
-        let fits = |s: &Arc<Segment>| s.identity().capacity > DATA_START + 2 * span(8) + largest;
-        if largest > 0 {
-            let order = self.order.lock();
-            let ready = &order.tails[log.index()].ready;
-            if ready.len() > Tail::RESERVE && ready.iter().all(fits) {
-                return Ok(());
-            }
+        if !is_cramped(&self.order.lock()) {
+            return Ok(());
         }
-        let segment = self.make_segment(&mut next, log, 0, largest)?;
-        self.order.lock().tails[log.index()].ready.push_back(segment);
+        let segment = self.make_segment(&mut next, log, 0, wanted)?;
+        self.order.lock().ready[log.index()].push_back(segment);
         Ok(())
     }
 
@@ -47,14 +45,14 @@ impl Store {
             loop {
                 let want = {
                     let order = self.order.lock();
-                    let tail = &order.tails[log.index()];
-                    let in_use = tail.segment.is_some() || !tail.ready.is_empty();
-                    in_use && tail.ready.len() < Tail::RESERVE + if self.options.inline { 0 } else { AHEAD }
+                    let ready = order.ready[log.index()].len();
+                    let in_use = order.tails[log.index()].segment.is_some() || ready > 0;
+                    in_use && ready < RESERVE + if self.options.inline { 0 } else { AHEAD }
                 };
                 if !want || self.log(log).is_frozen() {
                     break;
                 }
-                self.make_room(log, 0)?;
+                self.make_room(log, 0, |_| true)?;
                 any = true;
             }
         }
@@ -115,9 +113,10 @@ impl Store {
     fn capacity_for(&self, log: &super::log::Log, largest: u64) -> u64 {
         let total: u64 = log.segments.lock().values().map(|s| s.identity().capacity).sum();
         let usual = (total / SEGMENTS_AIM)
+            .max((total / SMALL_AIM).min(SMALL_SEGMENT))
             .next_power_of_two()
             .clamp(self.geometry.min_segment, self.geometry.max_segment);
-        let needed = (DATA_START + span(8) + largest + HEADER as u64).next_multiple_of(4096);
+        let needed = (DATA_START + 2 * MARK + largest).next_multiple_of(4096);
         usual.max(needed).min(MAX_CAPACITY)
     }
 

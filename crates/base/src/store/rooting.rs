@@ -47,6 +47,8 @@ pub(crate) struct Maintenance {
     pub(crate) newer_checkpoint: [Seq; LogId::ALL.len()],
     /// Cleaner's tails by stream (index 0 unused), per log.
     pub(crate) survivors: [Vec<Option<Survivors>>; LogId::ALL.len()],
+    /// How long hot victims lasted, until there are enough for a mean.
+    pub(crate) lifespans: Vec<u64>,
     /// Full survivor segments the device does not have yet.
     pub(crate) unsynced: Vec<Arc<Segment>>,
     /// What goes, with the first generation of ROOT that does not name it.

@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
+use super::image::ImageReader;
 use super::{Store, VerifyReport};
 use crate::engine::{Bounds, Want};
 use crate::error::{Error, Result};
-use crate::segment::{Scan, Stop};
+use crate::segment::Scan;
 use crate::types::LogId;
 
 impl Store {
-    /// Reads every frame of every log, every image's keyspace and every pair; each damage goes to `report`.
+    /// Reads both slots of ROOT, every frame of every log, every image and every pair; each damage goes to
+    /// `report`, and reading goes on behind it.
     pub fn verify(self: &Arc<Store>, report: &mut dyn FnMut(Error)) -> Result<VerifyReport> {
         self.check_open()?;
         let mut summary = VerifyReport::default();
@@ -18,8 +20,10 @@ impl Store {
             findings += 1;
             report(error);
         };
+        self.slots.check(&mut found);
         for log in LogId::ALL {
             self.verify_log(log, &mut summary, &mut found);
+            self.verify_images(log, &mut summary, &mut found);
         }
         let view = self.view()?;
         for kept in view.keyspaces() {
@@ -44,12 +48,31 @@ impl Store {
         for segment in self.log(log).list() {
             summary.files.push(segment.path().to_path_buf());
             let mut scan = Scan::new(&segment, 0, segment.end());
-            for scanned in scan.by_ref() {
-                summary.frames += 1;
-                summary.bytes += scanned.frame.span();
+            loop {
+                for scanned in scan.by_ref() {
+                    summary.frames += 1;
+                    summary.bytes += scanned.frame.span();
+                }
+                if let Some(error) = scan.take_error() {
+                    found(error);
+                }
+                if !scan.resume(self.visible()) {
+                    break;
+                }
             }
-            if let Stop::Torn(_, error) = scan.stop() {
-                found(error);
+        }
+    }
+
+    fn verify_images(&self, log: LogId, summary: &mut VerifyReport, found: &mut impl FnMut(Error)) {
+        let m = self.maintenance.lock(); // no image goes meanwhile
+        let checkpoint = &m.checkpoints[log.index()];
+        for id in &checkpoint.keyspaces {
+            let path = self.image_path(*id, checkpoint.number);
+            summary.files.push(path.clone());
+            let image = ImageReader::open(&*self.disk, path, self.id, *id, checkpoint.number, |_| None);
+            match image.and_then(ImageReader::drain) {
+                Ok(bytes) => summary.bytes += bytes,
+                Err(error) => found(error),
             }
         }
     }

@@ -51,12 +51,10 @@ const HASH: usize = 0;
 const PRIOR: usize = 1;
 /// Bytes of that entry's frame.
 const PRIOR_SPAN: usize = 2;
-/// That entry's number.
-const PRIOR_SEQ: usize = 3;
 /// Its staged value's number plus one; 0 for none.
-const PRIOR_BLOB: usize = 4;
+const PRIOR_BLOB: usize = 3;
 /// Without a prior entry: the print of the entries that share the key's kept bits.
-const PRINT: usize = 5;
+const PRINT: usize = 4;
 
 /// A keyspace.
 pub(crate) struct FlatEngine {
@@ -195,7 +193,7 @@ impl FlatEngine {
         (address != Address::NONE).then(|| Old {
             address,
             span: u32::try_from(op.note[PRIOR_SPAN]).unwrap_or(u32::MAX),
-            born: Seq(op.note[PRIOR_SEQ]),
+            born: op.prior,
             died,
             blob: op.note[PRIOR_BLOB].checked_sub(1),
         })
@@ -278,11 +276,11 @@ impl Engine for FlatEngine {
         let hash = self.hash(op.key);
         // The print is taken before the look: what comes in between makes the operation stale.
         let print = self.index.print(hash, guard);
-        op.note = [hash, 0, 0, 0, 0, print];
+        (op.note, op.prior) = ([hash, 0, 0, 0, print], Seq::ZERO);
         if let Some(entry) = self.find(hash, op.key, guard)? {
             op.note[PRIOR] = entry.address.bits();
             op.note[PRIOR_SPAN] = entry.span();
-            op.note[PRIOR_SEQ] = entry.seq().0;
+            op.prior = entry.seq();
             if let Content::Staged(blob) = self.record(entry.address, &entry.frame, guard)?.content {
                 op.note[PRIOR_BLOB] = blob.id + 1;
             }
@@ -291,7 +289,7 @@ impl Engine for FlatEngine {
         match op.action {
             Action::Remove => Ok(Need::Nothing),
             Action::Expect => Ok(Need::Record),
-            Action::Put(_) | Action::Staged(_) if !self.index.may_grow() => {
+            Action::Put(_) | Action::Staged(_) if !self.index.may_take(hash, guard) => {
                 Err(Error::OverBudget { budget: self.ground.memory.budget() })
             }
             Action::Put(_) | Action::Staged(_) => Ok(Need::Record),

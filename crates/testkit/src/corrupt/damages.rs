@@ -49,9 +49,15 @@ impl Fixture {
         let files = self.files();
         files.into_iter().flat_map(move |(path, len)| {
             let start = random.below(stride);
-            let bits: Vec<u8> = (start..len).step_by(usize::try_from(stride).unwrap_or(1)).map(|_| random.below(8) as u8).collect();
+            let bits: Vec<u8> = (start..len)
+                .step_by(usize::try_from(stride).unwrap_or(1))
+                .map(|_| random.below(8) as u8)
+                .collect();
             let offsets = (start..len).step_by(usize::try_from(stride).unwrap_or(1));
-            offsets.zip(bits).map(move |(offset, bit)| Damage::Flip(path.clone(), offset, bit)).collect::<Vec<_>>()
+            offsets
+                .zip(bits)
+                .map(move |(offset, bit)| Damage::Flip(path.clone(), offset, bit))
+                .collect::<Vec<_>>()
         })
     }
 
@@ -60,7 +66,8 @@ impl Fixture {
     #[must_use]
     pub fn sectors(&self, older: Option<&Fixture>) -> Vec<Damage> {
         let mut damages = Vec::new();
-        let files: Vec<(PathBuf, Vec<u8>)> = self.files().into_iter().map(|(path, _)| (path.clone(), self.bytes(&path))).collect();
+        let files: Vec<(PathBuf, Vec<u8>)> =
+            self.files().into_iter().map(|(path, _)| (path.clone(), self.bytes(&path))).collect();
         for (number, (path, bytes)) in files.iter().enumerate() {
             let sectors: Vec<&[u8]> = bytes.chunks(SECTOR as usize).collect();
             let other = &files[(number + 1) % files.len()].1;
@@ -68,7 +75,12 @@ impl Fixture {
             for (index, sector) in sectors.iter().enumerate() {
                 let mut put = |bytes: Option<&[u8]>, what| {
                     if let Some(bytes) = bytes.filter(|b| b.len() == sector.len() && b != sector) {
-                        damages.push(Damage::Write(path.clone(), index as u64 * SECTOR, bytes.to_vec(), what));
+                        damages.push(Damage::Write(
+                            path.clone(),
+                            index as u64 * SECTOR,
+                            bytes.to_vec(),
+                            what,
+                        ));
                     }
                 };
                 let is_written = sector.iter().any(|byte| *byte != 0);
@@ -91,10 +103,13 @@ impl Fixture {
         let files = self.files().into_iter();
         files
             .flat_map(|(path, len)| {
-                let written = self.bytes(&path).iter().rposition(|b| *b != 0).map_or(0, |last| last as u64 + 1);
+                let written =
+                    self.bytes(&path).iter().rposition(|b| *b != 0).map_or(0, |last| last as u64 + 1);
                 let cuts = (0..=written.min(len)).step_by(usize::try_from(step).unwrap_or(1));
                 let lens: Vec<u64> = cuts.chain([written.saturating_sub(1), len + 1, len + 5000]).collect();
-                lens.into_iter().filter(move |new| *new != len).map(move |new| Damage::Length(path.clone(), new))
+                lens.into_iter()
+                    .filter(move |new| *new != len)
+                    .map(move |new| Damage::Length(path.clone(), new))
             })
             .collect()
     }
@@ -120,7 +135,11 @@ impl Fixture {
                 }
             }
             let stem = path.file_name().and_then(|name| name.to_str()).unwrap_or("x");
-            damages.push(Damage::File(path.with_file_name(format!("{stem}.copy")), self.bytes(&path), "a file nobody knows"));
+            damages.push(Damage::File(
+                path.with_file_name(format!("{stem}.copy")),
+                self.bytes(&path),
+                "a file nobody knows",
+            ));
         }
         damages
     }

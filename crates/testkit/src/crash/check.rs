@@ -126,7 +126,8 @@ fn first_life(
     }
     if state.spaces[0].is_none() {
         note(shared, vec![Change::Create(0)], &mut state);
-        db.keyspace(NAMES[0], KeyspaceOptions::default().engine(ENGINES[0])).map_err(|e| format!("no keyspace can be made: {e}"))?;
+        db.keyspace(NAMES[0], KeyspaceOptions::default().engine(ENGINES[0]))
+            .map_err(|e| format!("no keyspace can be made: {e}"))?;
         settle(shared);
     }
     let changes = probe_commit(&state);
@@ -186,7 +187,9 @@ fn commit(db: &Database, changes: &[Change]) -> sheaf::Result<u64> {
     let mut batch = db.batch();
     batch.durability(Durability::Sync);
     for change in changes {
-        let (Change::Put(space, key, _) | Change::Remove(space, key)) = change else { continue };
+        let (Change::Put(space, key, _) | Change::Remove(space, key)) = change else {
+            continue;
+        };
         let keyspace = db.keyspace(NAMES[*space], KeyspaceOptions::default())?;
         match change {
             Change::Put(_, _, value) => batch.insert(&keyspace, key, value),

@@ -20,8 +20,8 @@ use sheaf_base::sync::Mutex;
 
 use super::check::{Claim, End, Found, Moment, Probe, check, quietly};
 use super::history::{History, Marks, NAMES};
-use super::run::Run;
 use super::replay::show_keep;
+use super::run::Run;
 use super::workload::{Random, Step, show};
 use super::world::{ENGINES, World};
 use crate::tap::Lie;
@@ -166,14 +166,14 @@ pub fn explore(steps: &[Step], plan: &Plan) -> Report {
     let mut report = Report { workloads: 1, ..Report::default() };
     let (points, history, ran) = record(steps, plan);
     report.points = points.len() as u64;
-    let failure = |point, keep, second, what| {
-        Some(Failure { steps: steps.to_vec(), point, keep, second, what })
-    };
+    let failure =
+        |point, keep, second, what| Some(Failure { steps: steps.to_vec(), point, keep, second, what });
     if let Err(what) = ran {
         report.failure = failure(points.len() - 1, None, None, what);
         return report;
     }
-    let mut explorer = Explorer { plan, history: &history, seen: HashMap::new(), random: Random::new(steps.len() as u64) };
+    let mut explorer =
+        Explorer { plan, history: &history, seen: HashMap::new(), random: Random::new(steps.len() as u64) };
     'points: for (number, point) in points.iter().enumerate() {
         let cuts = point.image.pending().keeps(plan.exhaustive, plan.random, explorer.random.next());
         for keep in std::iter::once(None).chain(cuts.into_iter().map(Some)) {
@@ -202,13 +202,25 @@ struct Explorer<'a> {
 
 impl Explorer<'_> {
     /// One choice at one moment. `None` is a killed process.
-    fn state(&mut self, number: usize, point: &Point, keep: Option<&Keep>, report: &mut Report) -> Result<(), Trouble> {
+    fn state(
+        &mut self,
+        number: usize,
+        point: &Point,
+        keep: Option<&Keep>,
+        report: &mut Report,
+    ) -> Result<(), Trouble> {
         let image = match keep {
             Some(keep) => point.image.power_cut(keep),
             None => point.image.kill(),
         };
         let from = if keep.is_some() { point.marks.durable } else { point.marks.acked };
-        let claim = Claim { history: self.history, from, durable: point.marks.durable, to: point.marks.issued, seq: point.marks.seq };
+        let claim = Claim {
+            history: self.history,
+            from,
+            durable: point.marks.durable,
+            to: point.marks.issued,
+            seq: point.marks.seq,
+        };
         let print = print_of(&image, number, keep.is_none());
         if let Some(found) = self.seen.get(&print) {
             return self.known(*found, claim).map_err(|what| (None, what));
@@ -229,15 +241,26 @@ impl Explorer<'_> {
     fn known(&self, found: Found, claim: Claim<'_>) -> Result<(), String> {
         if claim.history.find(found.print, claim.from, claim.to).is_none() {
             let at = claim.history.find(found.print, 0, claim.history.prints.len() - 1);
-            return Err(format!("the state is the one after {at:?} commits, allowed are {} to {}", claim.from, claim.to));
+            return Err(format!(
+                "the state is the one after {at:?} commits, allowed are {} to {}",
+                claim.from, claim.to
+            ));
         }
         if found.seq <= claim.seq {
-            return Err(format!("commit number {} is used again: {} was seen before the crash", found.seq, claim.seq));
+            return Err(format!(
+                "commit number {} is used again: {} was seen before the crash",
+                found.seq, claim.seq
+            ));
         }
         Ok(())
     }
 
-    fn second_crashes(&mut self, probe: &Probe, claim: Claim<'_>, report: &mut Report) -> Result<(), Trouble> {
+    fn second_crashes(
+        &mut self,
+        probe: &Probe,
+        claim: Claim<'_>,
+        report: &mut Report,
+    ) -> Result<(), Trouble> {
         for (number, moment) in probe.moments.iter().enumerate() {
             for keep in self.some_keeps(&moment.image) {
                 report.second += 1;
@@ -268,7 +291,9 @@ fn second_crash(probe: &Probe, moment: &Moment, keep: &Keep, claim: Claim<'_>) -
     let world = World::on(moment.image.power_cut(keep));
     let claim = second_claim(probe, moment, claim);
     let phase = if moment.marks.is_some() { "after" } else { "in" };
-    check(&world, claim, End::Cut, None).map_err(|what| format!("second crash, {phase} recovery: {what}")).map(drop)
+    check(&world, claim, End::Cut, None)
+        .map_err(|what| format!("second crash, {phase} recovery: {what}"))
+        .map(drop)
 }
 
 /// A fingerprint of a disk after a crash. What is pending after a kill is not in the bytes: it stands for itself.
@@ -281,7 +306,9 @@ pub fn print_of(image: &SimDisk, point: usize, is_killed: bool) -> u64 {
 #[must_use]
 pub fn second_claim<'a>(probe: &'a Probe, moment: &Moment, claim: Claim<'a>) -> Claim<'a> {
     match (&probe.aftermath, moment.marks) {
-        (Some(history), Some(marks)) => Claim { history, from: marks.durable, durable: marks.durable, to: marks.issued, seq: claim.seq },
+        (Some(history), Some(marks)) => {
+            Claim { history, from: marks.durable, durable: marks.durable, to: marks.issued, seq: claim.seq }
+        }
         _ => Claim { from: claim.durable, ..claim },
     }
 }

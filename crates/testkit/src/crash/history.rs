@@ -73,7 +73,9 @@ impl State {
     pub fn read(db: &Database) -> Result<State, Error> {
         let mut state = State::default();
         for (space, name) in NAMES.iter().enumerate() {
-            let Some(keyspace) = db.existing_keyspace(name)? else { continue };
+            let Some(keyspace) = db.existing_keyspace(name)? else {
+                continue;
+            };
             let mut pairs = Pairs::new();
             for pair in keyspace.iter()? {
                 let (key, value) = pair?;
@@ -243,7 +245,13 @@ impl History {
     #[must_use]
     pub fn after(state: State) -> History {
         let prints = vec![state.print()];
-        History { commits: Vec::new(), states: vec![state], prints, marks: Marks::default(), numbers: BTreeMap::new() }
+        History {
+            commits: Vec::new(),
+            states: vec![state],
+            prints,
+            marks: Marks::default(),
+            numbers: BTreeMap::new(),
+        }
     }
 
     /// The newest state.

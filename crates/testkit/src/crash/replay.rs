@@ -67,11 +67,19 @@ pub fn replay(line: &str, plan: &Plan) -> Result<(), String> {
     let from = if keep.is_some() { point.marks.durable } else { point.marks.acked };
     println!("{} of {} moments; promised: {:?}", number, points.len(), point.marks);
     println!("{}", point.image.pending().describe(keep.as_ref().unwrap_or(&Keep::All)));
-    let claim = Claim { history: &history, from, durable: point.marks.durable, to: point.marks.issued, seq: point.marks.seq };
+    let claim = Claim {
+        history: &history,
+        from,
+        durable: point.marks.durable,
+        to: point.marks.issued,
+        seq: point.marks.seq,
+    };
     let mut probe = Probe::default();
     let end = End::of(print_of(&image, number, keep.is_none()));
     let result = check(&World::on(image), claim, end, Some(&mut probe));
-    let Some(second) = parts.next() else { return result.map(drop) };
+    let Some(second) = parts.next() else {
+        return result.map(drop);
+    };
     let (number, keep) = place(second)?;
     let keep = keep.ok_or("a second crash is a power cut")?;
     let moment = probe.moments.get(number).ok_or("no such moment of the recovery")?;
@@ -125,7 +133,9 @@ fn lose_less(mut failure: Failure, plan: &Plan) -> Failure {
         return failure;
     }
     let (points, ..) = record(&failure.steps, plan);
-    let (Some(point), Some(keep)) = (points.get(failure.point), &failure.keep) else { return failure };
+    let (Some(point), Some(keep)) = (points.get(failure.point), &failure.keep) else {
+        return failure;
+    };
     let pending = point.image.pending();
     if pending.len() > 64 {
         return failure;

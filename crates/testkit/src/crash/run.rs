@@ -28,13 +28,7 @@ impl Run {
     /// A workload on `world` that knows nothing yet.
     #[must_use]
     pub fn new(world: World) -> Run {
-        Run {
-            world,
-            history: Arc::default(),
-            engines: ENGINES,
-            db: None,
-            spaces: Default::default(),
-        }
+        Run { world, history: Arc::default(), engines: ENGINES, db: None, spaces: Default::default() }
     }
 
     /// The open database.

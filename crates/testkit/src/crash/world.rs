@@ -56,7 +56,12 @@ impl World {
     #[must_use]
     pub fn builder(&self) -> Builder {
         let clock: Arc<ManualClock> = Arc::clone(&self.clock);
-        Database::builder().disk(Arc::new(self.tap.clone())).clock(clock).tiny(true).inline(true).memory(16 << 20)
+        Database::builder()
+            .disk(Arc::new(self.tap.clone()))
+            .clock(clock)
+            .tiny(true)
+            .inline(true)
+            .memory(16 << 20)
     }
 
     /// Opens its database, or makes it.

@@ -84,9 +84,9 @@ impl Index {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// True if the budget has room for the growth that new keys may bring.
-    pub(crate) fn may_grow(&self) -> bool {
-        self.ground.memory.has_room(2 * Table::bytes(self.buckets))
+    /// True if a new key of `hash` finds a place, or the budget has room for the growth it may bring.
+    pub(crate) fn may_take(&self, hash: u64, guard: &Guard) -> bool {
+        self.ground.memory.has_room(2 * Table::bytes(self.buckets)) || self.table(hash, guard).has_slot(hash)
     }
 
     fn account(&self, grown: u64, shrunk: u64) {

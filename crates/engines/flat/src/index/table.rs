@@ -170,6 +170,11 @@ impl Table {
         false
     }
 
+    /// True if an entry of `hash` would find a free slot now.
+    pub(crate) fn has_slot(&self, hash: u64) -> bool {
+        self.probe(hash).any(|bucket| (0..SLOTS).any(|slot| bucket.word(slot).address() == Address::NONE))
+    }
+
     /// Puts an entry into the first free slot. False if there is none.
     pub(crate) fn insert(&self, hash: u64, address: Address) -> bool {
         self.put(home(hash, self.buckets.len()), Word::new(hash, address))

@@ -1,0 +1,352 @@
+//! # The command line: verbs, flags, help
+//!
+//! What can be typed, and the help text for it; nothing here touches a database.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::builder::styling::{AnsiColor, Styles};
+use clap::{Args, Parser, Subcommand};
+
+use crate::notation::parse_size;
+
+const STYLES: Styles = Styles::styled()
+    .header(AnsiColor::Green.on_default().bold())
+    .usage(AnsiColor::Green.on_default().bold())
+    .literal(AnsiColor::Cyan.on_default().bold())
+    .placeholder(AnsiColor::Cyan.on_default());
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done
+  1  the key or keyspace is not there, or a question was answered with no
+  2  the command line is wrong
+  3  damage found: stored bytes are not what was written
+  4  any other error: no such database, in use, no space, unsupported, ...
+
+Keys and values are any bytes. On the command line they are taken as they are,
+or as hexadecimal digits with --hex. A key that starts with a hyphen goes after
+`--`:  sheaf get my.db -- -key
+
+Reading verbs (get scan dump stats verify keyspaces) open the database read-only
+and never create anything. `sheaf help VERB` shows an example of each verb.";
+
+/// A Sheaf database at the shell.
+#[derive(Debug, Parser)]
+#[command(name = "sheaf", version, styles = STYLES, after_help = EXIT_CODES, max_term_width = 100)]
+#[command(subcommand_value_name = "VERB", subcommand_help_heading = "Verbs")]
+pub(crate) struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+/// The verbs.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Set a key to a value; creates the database and the keyspace if need be
+    #[command(after_long_help = "\
+Examples:
+  sheaf put my.db ada lovelace
+  sheaf put my.db photo - < photo.jpg
+  sheaf put my.db --hex 00ff 68656c6c6f
+  sheaf put my.db --keyspace users --engine flat --durable ada lovelace")]
+    Put(Put),
+    /// Print the value of a key
+    #[command(after_long_help = "\
+Into a pipe or a file the value goes byte for byte, with nothing added. On a
+terminal a newline follows it and control bytes are shown as \\xNN; --raw sends
+the bytes as they are there, too.
+
+Examples:
+  sheaf get my.db ada
+  sheaf get my.db photo > photo.jpg
+  sheaf get my.db --json ada          {\"key\":\"ada\",\"value\":\"lovelace\"}
+  sheaf get my.db ada > /dev/null && echo there")]
+    Get(Get),
+    /// Remove keys, all in one commit
+    #[command(after_long_help = "\
+Exit code 1 if one of the keys was not there; the others are removed all the same.
+
+Examples:
+  sheaf del my.db ada
+  sheaf del my.db --keyspace users ada alan grace")]
+    Del(Del),
+    /// List pairs, escaped, one a line
+    #[command(after_long_help = "\
+A line is key, TAB, value, escaped as in `sheaf dump`; with --hex both are
+hexadecimal digits; with --json a line is an object {\"key\":..,\"value\":..}, where
+bytes that are not UTF-8 appear as {\"hex\":\"..\"}.
+
+Limits and --reverse need an engine that keeps its keys in order. `flat` does not:
+it lists every pair once, in no particular order, and answers a limit with an error.
+
+Examples:
+  sheaf scan my.db --limit 10
+  sheaf scan my.db --prefix user: --json
+  sheaf scan my.db --from a --to b --reverse")]
+    Scan(Scan),
+    /// Read pairs from a file or stdin; creates the database and the keyspace if need be
+    #[command(after_long_help = "\
+A line is key, TAB, value, with the escapes of `sheaf dump`: \\t \\n \\r \\\\ and \\xNN.
+With --lines the file is plain text, without escapes: each line becomes a value under
+its number as ten decimal digits (0000000001, 0000000002, ...), so that the keys sort
+as the lines stand.
+
+Pairs are committed in batches of up to 1,000. A malformed line stops the load with its
+line number: the batches before it stay, nothing of its own batch or after it is loaded.
+Loading the same file again is harmless.
+
+Examples:
+  sheaf load my.db pairs.tsv
+  sheaf load my.db --lines /usr/share/dict/words
+  sheaf dump old.db | sheaf load new.db -")]
+    Load(Load),
+    /// Write all pairs of a keyspace, as a text that `load` reads
+    #[command(after_long_help = "\
+A line is key, TAB, value. Within them TAB, newline, carriage return and backslash are
+written \\t \\n \\r \\\\, other control bytes and bytes that are not UTF-8 as \\xNN; any bytes
+survive dump and load. This is the way between engines and between format versions; it
+is specified in docs/format/dump.md. All pairs are from one moment.
+
+Examples:
+  sheaf dump my.db > my.tsv
+  sheaf dump my.db --keyspace users | sheaf load other.db --keyspace users -
+  sheaf dump my.db | grep error | cut -f1")]
+    Dump(Dump),
+    /// Show figures: keyspaces, logs, memory, how the opening went
+    #[command(after_long_help = "Example:\n  sheaf stats my.db --json | jq .memory")]
+    Stats(Report),
+    /// Read everything and report damage by file, offset and keyspace
+    #[command(after_long_help = "\
+Every stored byte is read and checked. Each damage is a line on stdout; the exit code is 3
+if there was any.
+
+Example:
+  sheaf verify my.db || echo 'restore it from a backup'")]
+    Verify(Report),
+    /// List keyspaces
+    #[command(after_long_help = "\
+A line is name, engine, number of keys, with TABs between.
+
+Example:
+  sheaf keyspaces my.db | cut -f1")]
+    Keyspaces(Report),
+    /// Drop a keyspace and everything in it
+    #[command(after_long_help = "\
+Asks first if stdin is a terminal; elsewhere it needs --yes.
+
+Example:
+  sheaf drop my.db users --yes")]
+    Drop(Drop),
+    /// See it work: load, query, batch, snapshot, kill a writer, reopen, verify
+    #[command(after_long_help = "\
+Works in a temporary directory, which is removed at the end, on the source lines of the
+checkout it is started in, on a FILE given, or else on a text of its own.
+
+Examples:
+  sheaf demo
+  sheaf demo /usr/share/dict/words
+  sheaf demo --dir /mnt/disk/demo")]
+    Demo(Demo),
+    /// The writer that `demo` kills
+    #[command(hide = true)]
+    DemoWriter {
+        /// The demo's database.
+        database: PathBuf,
+    },
+}
+
+/// Which database, and how much memory to use on it.
+#[derive(Debug, Args)]
+pub(crate) struct Place {
+    /// The database's directory
+    #[arg(value_name = "DATABASE")]
+    pub(crate) database: PathBuf,
+    /// Memory budget for indexes and caches: bytes, or with KiB, MiB, GiB
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size)]
+    pub(crate) memory: u64,
+}
+
+/// Which keyspace of it.
+#[derive(Debug, Args)]
+pub(crate) struct Target {
+    /// The database.
+    #[command(flatten)]
+    pub(crate) place: Place,
+    /// The keyspace
+    #[arg(short, long, value_name = "NAME", default_value = "default")]
+    pub(crate) keyspace: String,
+}
+
+/// How to write.
+#[derive(Debug, Args)]
+pub(crate) struct Durable {
+    /// Have every commit on the device before going on (a plain one survives a killed process, and
+    /// a power cut from the orderly end of the command on)
+    #[arg(long)]
+    pub(crate) durable: bool,
+}
+
+/// The engine of a keyspace that is about to be created.
+#[derive(Debug, Args)]
+pub(crate) struct Creation {
+    /// The engine, if the keyspace is created; an existing one must have this engine
+    #[arg(short, long, value_name = "NAME")]
+    pub(crate) engine: Option<String>,
+}
+
+/// Arguments of `put`.
+#[derive(Debug, Args)]
+pub(crate) struct Put {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    #[command(flatten)]
+    pub(crate) creation: Creation,
+    #[command(flatten)]
+    pub(crate) durable: Durable,
+    /// KEY and VALUE are hexadecimal digits
+    #[arg(long)]
+    pub(crate) hex: bool,
+    /// The key
+    pub(crate) key: OsString,
+    /// The value, or `-` to read it from stdin
+    pub(crate) value: OsString,
+}
+
+/// Arguments of `get`.
+#[derive(Debug, Args)]
+pub(crate) struct Get {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    /// KEY is, and the value is printed as, hexadecimal digits
+    #[arg(long)]
+    pub(crate) hex: bool,
+    /// Print {"key":..,"value":..}
+    #[arg(long, conflicts_with = "raw")]
+    pub(crate) json: bool,
+    /// Print the bytes as they are on a terminal, too
+    #[arg(long, conflicts_with = "hex")]
+    pub(crate) raw: bool,
+    /// The key
+    pub(crate) key: OsString,
+}
+
+/// Arguments of `del`.
+#[derive(Debug, Args)]
+pub(crate) struct Del {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    #[command(flatten)]
+    pub(crate) durable: Durable,
+    /// KEYs are hexadecimal digits
+    #[arg(long)]
+    pub(crate) hex: bool,
+    /// The keys
+    #[arg(required = true, value_name = "KEY")]
+    pub(crate) keys: Vec<OsString>,
+}
+
+/// Arguments of `scan`.
+#[derive(Debug, Args)]
+pub(crate) struct Scan {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    /// From this key on
+    #[arg(long, value_name = "KEY")]
+    pub(crate) from: Option<OsString>,
+    /// Up to, and without, this key
+    #[arg(long, value_name = "KEY")]
+    pub(crate) to: Option<OsString>,
+    /// Only keys that start so
+    #[arg(long, value_name = "KEY", conflicts_with_all = ["from", "to"])]
+    pub(crate) prefix: Option<OsString>,
+    /// At most so many pairs
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) limit: Option<usize>,
+    /// From the highest key down
+    #[arg(long)]
+    pub(crate) reverse: bool,
+    /// Keys and values are hexadecimal digits
+    #[arg(long)]
+    pub(crate) hex: bool,
+    /// Print a JSON object a line
+    #[arg(long, conflicts_with = "hex")]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `load`.
+#[derive(Debug, Args)]
+pub(crate) struct Load {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    #[command(flatten)]
+    pub(crate) creation: Creation,
+    #[command(flatten)]
+    pub(crate) durable: Durable,
+    /// The file is plain text: line number -> line
+    #[arg(long)]
+    pub(crate) lines: bool,
+    /// The file, or `-` for stdin
+    pub(crate) file: PathBuf,
+}
+
+/// Arguments of `dump`.
+#[derive(Debug, Args)]
+pub(crate) struct Dump {
+    #[command(flatten)]
+    pub(crate) target: Target,
+}
+
+/// Arguments of the verbs that report on the whole database.
+#[derive(Debug, Args)]
+pub(crate) struct Report {
+    #[command(flatten)]
+    pub(crate) place: Place,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `drop`.
+#[derive(Debug, Args)]
+pub(crate) struct Drop {
+    #[command(flatten)]
+    pub(crate) place: Place,
+    /// The keyspace
+    #[arg(value_name = "KEYSPACE")]
+    pub(crate) name: String,
+    /// Do not ask
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+}
+
+/// Arguments of `demo`.
+#[derive(Debug, Args)]
+pub(crate) struct Demo {
+    /// A text to load in place of the sources
+    pub(crate) file: Option<PathBuf>,
+    /// Work here, and leave the databases there to look at; the directory must be new or empty
+    #[arg(long)]
+    pub(crate) dir: Option<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_visible_verb_has_an_example() {
+        for verb in Cli::command().get_subcommands().filter(|v| !v.is_hide_set()) {
+            let help = verb.get_after_long_help().map(ToString::to_string).unwrap_or_default();
+            assert!(help.contains(&format!("sheaf {}", verb.get_name())), "{}", verb.get_name());
+        }
+    }
+}

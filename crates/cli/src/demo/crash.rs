@@ -1,0 +1,136 @@
+//! # Crash: a writer is killed, and everything it was told is safe is there
+//!
+//! What this can show: that an acknowledged commit survives SIGKILL, and that no batch is there by
+//! half. What it cannot: a power cut. The tests do that, on a simulated disk.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use sheaf::{Database, Error, Keyspace};
+
+use super::page::Page;
+use super::writer::{ROWS, SIDES, rows_of};
+use crate::failure::{Failure, Result};
+use crate::notation::{count, size};
+use crate::output::Watch;
+
+/// The writer is killed when it has acknowledged so many batches ...
+const LEAST: u64 = 200;
+/// ... and has run for so long.
+const RUN: Duration = Duration::from_millis(400);
+/// A batch that was not acknowledged may be there, whole: so many numbers beyond are looked at.
+const BEYOND: u64 = 8;
+
+pub(crate) fn show(page: &mut Page, database: &Path) -> Result {
+    page.step("crash")?;
+    let watch = Watch::start();
+    let acknowledged = kill_a_writer(page, database)?;
+    let (batches, pairs) = (count(acknowledged), count(acknowledged * ROWS * SIDES.len() as u64));
+    let what = format!("kill -9 after {batches} acknowledged batches ({pairs} pairs)");
+    page.line(&what, Some(watch.elapsed()))?;
+
+    page.step("reopen")?;
+    let db = Database::builder().create(false).open(database)?;
+    let opening = db.stats().opening;
+    let cut = match opening.bytes_cut {
+        0 => "no commit was cut off in the middle".to_owned(),
+        bytes => format!("{} of an unfinished commit left out", size(bytes)),
+    };
+    page.line(&format!("{} records replayed; {cut}", count(opening.records_replayed)), Some(opening.took))?;
+    check(page, &db, acknowledged)?;
+
+    page.step("verify")?;
+    let watch = Watch::start();
+    let mut damages = 0;
+    let report = db.verify(|_| damages += 1)?;
+    let (pairs, bytes, files) = (count(report.pairs), size(report.bytes), report.files.len());
+    page.line(&format!("{pairs} pairs, {bytes} in {files} files read"), Some(watch.elapsed()))?;
+    page.verdict(damages == 0, "soundness", "no damage")?;
+    Ok(db.close()?)
+}
+
+/// Starts a writer, kills it in mid-write, and returns the last number it had acknowledged.
+fn kill_a_writer(page: &mut Page, database: &Path) -> Result<u64> {
+    let failed = |op| Failure::stream(op, "the writer");
+    let program = std::env::current_exe().map_err(failed("find"))?;
+    let mut command = Command::new(program);
+    command.arg("demo-writer").arg(database).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut child = Writer(command.spawn().map_err(failed("start"))?);
+    let stdout = child.0.stdout.take().ok_or_else(|| Failure::Refused("the writer has no stdout".into()))?;
+    let mut numbers = Numbers(BufReader::new(stdout));
+
+    let mut last = 0;
+    let mut watch = None;
+    while last < LEAST || watch.as_ref().is_some_and(|watch: &Watch| watch.elapsed() < RUN) {
+        last = numbers.next()?.ok_or_else(|| Failure::Refused("the writer ended by itself".into()))?;
+        if watch.is_none() {
+            watch = Some(Watch::start());
+            refused(page, database, child.0.id())?;
+        }
+    }
+    child.0.kill().map_err(failed("kill"))?;
+    child.0.wait().map_err(failed("wait for"))?;
+    // What it had said before it died is still in the pipe.
+    while let Some(number) = numbers.next()? {
+        last = number;
+    }
+    Ok(last)
+}
+
+/// A second owner is turned away while the first one lives.
+fn refused(page: &mut Page, database: &Path, owner: u32) -> Result {
+    let second = Database::builder().create(false).open(database).err();
+    let refused = matches!(second, Some(Error::Locked { pid, .. }) if pid.is_none_or(|pid| pid == owner));
+    page.line(&format!("process {owner} writes batches of {} pairs over two keyspaces", ROWS * 2), None)?;
+    page.verdict(refused, "one owner", "meanwhile a second open is refused")
+}
+
+fn check(page: &mut Page, db: &Database, acknowledged: u64) -> Result {
+    let mut sides: Vec<Keyspace> = Vec::new();
+    for side in SIDES {
+        sides.extend(db.existing_keyspace(side)?);
+    }
+    let whole = ROWS * SIDES.len() as u64;
+    let mut lost = 0;
+    for number in 1..=acknowledged {
+        lost += u64::from(rows_of(&sides, number)? != whole);
+    }
+    let found =
+        format!("{} of {} acknowledged batches are there", count(acknowledged - lost), count(acknowledged));
+    page.verdict(lost == 0, "durability", &found)?;
+
+    let beyond = (1..=BEYOND).map(|i| rows_of(&sides, acknowledged + i)).collect::<Result<Vec<_>>>()?;
+    let halves = beyond.iter().filter(|rows| **rows != 0 && **rows != whole).count();
+    let wholes = beyond.iter().filter(|rows| **rows == whole).count();
+    let found = match wholes {
+        0 => "no unacknowledged batch is there, nor half of one".to_owned(),
+        _ => format!("{wholes} more whole, written but not acknowledged yet; none by half"),
+    };
+    let in_order = beyond.iter().skip_while(|rows| **rows == whole).all(|rows| *rows == 0);
+    page.verdict(halves == 0 && in_order, "atomic batches", &found)
+}
+
+/// Never outlives the demo, whatever becomes of it.
+struct Writer(Child);
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The numbers a writer says. A last line without its end was cut off by the kill and does not count.
+struct Numbers(BufReader<ChildStdout>);
+
+impl Numbers {
+    fn next(&mut self) -> Result<Option<u64>> {
+        let mut line = String::new();
+        self.0.read_line(&mut line).map_err(Failure::stream("read", "the writer's numbers"))?;
+        let Some(number) = line.strip_suffix('\n') else { return Ok(None) };
+        let number = number.parse().map_err(|_| Failure::Refused(format!("the writer said {number:?}")))?;
+        Ok(Some(number))
+    }
+}

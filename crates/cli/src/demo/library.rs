@@ -1,0 +1,207 @@
+//! # Library: texts in a database, and questions to it
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use sheaf::{Database, Keyspace, KeyspaceOptions};
+
+use super::page::Page;
+use super::texts::Text;
+use crate::failure::Result;
+use crate::notation::{count, escape, size};
+use crate::output::{Watch, time};
+
+/// Random reads that are timed.
+const READS: usize = 50_000;
+/// Words of one commit.
+const WORDS: usize = 1000;
+
+pub(crate) struct Library {
+    db: Database,
+    files: Keyspace,
+    lines: Keyspace,
+    words: Keyspace,
+}
+
+impl Library {
+    /// Opens a new database and loads `texts`.
+    pub(crate) fn load(page: &mut Page, database: &Path, texts: &[Text]) -> Result<Library> {
+        let db = Database::open(database)?;
+        let keyspace = |name| db.keyspace(name, KeyspaceOptions::default());
+        let (files, lines, words) = (keyspace("files")?, keyspace("lines")?, keyspace("words")?);
+        let library = Library { db, files, lines, words };
+        page.step("load")?;
+
+        let watch = Watch::start();
+        for text in texts {
+            library.load_text(text)?;
+        }
+        let took = watch.elapsed();
+        let line_count: usize = texts.iter().map(|text| text.lines.len()).sum();
+        let bytes: usize = texts.iter().flat_map(|text| &text.lines).map(Vec::len).sum();
+        let (files, lines) = (count(texts.len() as u64), count(line_count as u64));
+        page.line(
+            &format!("{lines} lines ({}) of {files} files, a commit each", size(bytes as u64)),
+            Some(took),
+        )?;
+
+        let index = index(texts);
+        let watch = Watch::start();
+        library.load_index(&index)?;
+        let took = watch.elapsed();
+        page.line(&format!("{} words and where they stand", count(index.len() as u64)), Some(took))?;
+        Ok(library)
+    }
+
+    /// A file is there with all its lines or not at all.
+    fn load_text(&self, text: &Text) -> Result {
+        let mut batch = self.db.batch();
+        batch.insert(&self.files, &text.name, text.lines.len().to_string());
+        for (number, line) in (1..).zip(&text.lines) {
+            batch.insert(&self.lines, place(text, number), line);
+        }
+        Ok(batch.commit()?)
+    }
+
+    fn load_index(&self, index: &BTreeMap<String, Vec<String>>) -> Result {
+        let entries: Vec<_> = index.iter().collect();
+        for chunk in entries.chunks(WORDS) {
+            let mut batch = self.db.batch();
+            for (word, places) in chunk {
+                batch.insert(&self.words, word, places.join("\n"));
+            }
+            batch.commit()?;
+        }
+        Ok(())
+    }
+
+    /// Point reads, by line and by word, and a scan of everything.
+    pub(crate) fn query(&self, page: &mut Page, texts: &[Text]) -> Result {
+        page.step("query")?;
+        let text = longest(texts);
+        let key = place(text, 1);
+        let watch = Watch::start();
+        let line = self.lines.get(&key)?;
+        let took = watch.elapsed();
+        page.line(&format!("get lines {key} = {}", shown(line.as_deref().unwrap_or_default())), Some(took))?;
+        let as_loaded = line.as_deref() == text.lines.first().map(Vec::as_slice);
+        page.verdict(as_loaded, "honest reads", "it is the line that was loaded")?;
+
+        let word = ["snapshot", "durable", "the"].into_iter().find(|word| self.has_word(word)).unwrap_or("a");
+        let watch = Watch::start();
+        let places = self.words.get(word)?.unwrap_or_else(|| sheaf::Value::new(b""));
+        let took = watch.elapsed();
+        let number = places.split(|byte| *byte == b'\n').filter(|place| !place.is_empty()).count();
+        page.line(&format!("get words {word} = {} places", count(number as u64)), Some(took))?;
+        self.read_at_random(page, texts)?;
+
+        let watch = Watch::start();
+        let mut pairs = 0;
+        for pair in self.lines.iter()? {
+            pair?;
+            pairs += 1;
+        }
+        page.line(&format!("scan of all {} lines", count(pairs)), Some(watch.elapsed()))
+    }
+
+    fn has_word(&self, word: &str) -> bool {
+        matches!(self.words.contains_key(word), Ok(true))
+    }
+
+    fn read_at_random(&self, page: &mut Page, texts: &[Text]) -> Result {
+        let keys: Vec<String> =
+            texts.iter().flat_map(|text| (1..=text.lines.len()).map(|number| place(text, number))).collect();
+        // Steps of a golden section visit the keys in an order that no cache expects.
+        let order: Vec<usize> =
+            (0..READS).map(|i| i.wrapping_mul(0x9E37_79B9_7F4A_7C15) % keys.len()).collect();
+        let watch = Watch::start();
+        let mut found = 0;
+        for index in order {
+            if self.lines.get_with(&keys[index], |_| ())?.is_some() {
+                found += 1;
+            }
+        }
+        let took = watch.elapsed();
+        let each = took / u32::try_from(READS).unwrap_or(u32::MAX);
+        page.line(&format!("{} random gets, {} each", count(READS as u64), fine(each)), Some(took))?;
+        page.verdict(found == READS, "honest reads", "every one of them found its line")
+    }
+
+    /// Appends a line to the longest file while a snapshot looks at it.
+    pub(crate) fn batch_beside_snapshot(&self, page: &mut Page, texts: &[Text]) -> Result {
+        page.step("batch")?;
+        let text = longest(texts);
+        let (old, new) = (text.lines.len().to_string(), (text.lines.len() + 1).to_string());
+        let added = place(text, text.lines.len() + 1);
+        let snapshot = self.db.snapshot()?;
+
+        let watch = Watch::start();
+        let mut batch = self.db.batch();
+        batch.expect(&self.files, &text.name, Some(old.as_bytes()));
+        batch.insert(&self.files, &text.name, &new).insert(&self.lines, &added, "one more line");
+        batch.commit()?;
+        let took = watch.elapsed();
+        let what = format!("one commit: line {new} into `lines`, its count {old} -> {new} into `files`");
+        page.line(&what, Some(took))?;
+
+        let (then_files, then_lines) = (snapshot.keyspace("files")?, snapshot.keyspace("lines")?);
+        let is_now = self.files.get(&text.name)?.as_deref() == Some(new.as_bytes());
+        let both = is_now && self.lines.contains_key(&added)?;
+        page.verdict(both, "atomic batches", "the database shows both")?;
+        let is_then = then_files.get(&text.name)?.as_deref() == Some(old.as_bytes());
+        let neither = is_then && !then_lines.contains_key(&added)?;
+        page.step("snapshot")?;
+        page.verdict(neither, "snapshots", "a snapshot taken before still shows neither")
+    }
+
+    pub(crate) fn close(self) -> Result {
+        Ok(self.db.close()?)
+    }
+}
+
+/// The key of a line.
+fn place(text: &Text, number: usize) -> String {
+    format!("{}:{number}", text.name)
+}
+
+fn longest(texts: &[Text]) -> &Text {
+    texts.iter().max_by_key(|text| text.lines.len()).expect("texts::gather gives at least one")
+}
+
+/// Each word and the places where it stands.
+fn index(texts: &[Text]) -> BTreeMap<String, Vec<String>> {
+    let mut index: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for text in texts {
+        for (number, line) in (1..).zip(&text.lines) {
+            for word in String::from_utf8_lossy(line).split(|c: char| !c.is_alphanumeric() && c != '_') {
+                if word.is_empty() || word.len() > 64 {
+                    continue;
+                }
+                let places = index.entry(word.to_lowercase()).or_default();
+                let place = place(text, number);
+                if places.last() != Some(&place) {
+                    places.push(place);
+                }
+            }
+        }
+    }
+    index
+}
+
+/// The beginning of a line, fit for a terminal.
+fn shown(line: &[u8]) -> String {
+    let mut text = String::new();
+    escape(line, &mut text);
+    match text.char_indices().nth(32) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text,
+    }
+}
+
+/// Like [`time`], with a digit behind the point for what takes a microsecond or so.
+fn fine(took: std::time::Duration) -> String {
+    match took.as_nanos() {
+        nanos @ 0..10_000 => format!("{}.{:02} µs", nanos / 1000, nanos % 1000 / 10),
+        _ => time(took),
+    }
+}

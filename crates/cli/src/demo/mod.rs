@@ -1,0 +1,76 @@
+//! # Demo: a tour that proves itself
+//!
+//! The first thing a newcomer runs. It loads texts, queries them, commits a batch over two keyspaces
+//! beside a snapshot, kills a writer in mid-write, reopens, checks every promise it shows, and says
+//! how long each took. A promise that does not hold is printed as such, and the exit code is 4.
+//!
+//! ```text
+//!   files   path        -> number of lines
+//!   lines   path:line   -> text                  a file's lines and its entry are one commit
+//!   words   word        -> places, one a line
+//!   left, right                                  what the killed writer writes (writer.rs)
+//! ```
+
+mod crash;
+mod library;
+mod page;
+mod texts;
+pub(crate) mod writer;
+
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+
+use crate::args::Demo;
+use crate::failure::{Failure, Result};
+use library::Library;
+use page::Page;
+use texts::Text;
+
+pub(crate) fn run(args: &Demo) -> Result {
+    let (source, texts) = texts::gather(args.file.as_deref())?;
+    let ground = Ground::new(args.dir.as_deref())?;
+    let mut page = Page::new();
+    page.title(&ground.database, &source)?;
+    tour(&mut page, &ground.database, &texts)?;
+    crash::show(&mut page, &ground.database)?;
+    page.end(args.dir.as_deref())
+}
+
+/// Everything that one process shows.
+fn tour(page: &mut Page, database: &Path, texts: &[Text]) -> Result {
+    let library = Library::load(page, database, texts)?;
+    library.query(page, texts)?;
+    library.batch_beside_snapshot(page, texts)?;
+    library.close()
+}
+
+/// Where the demo works. A temporary directory goes with it.
+struct Ground {
+    database: PathBuf,
+    _temporary: Option<TempDir>,
+}
+
+impl Ground {
+    fn new(dir: Option<&Path>) -> Result<Ground> {
+        if let Some(dir) = dir {
+            if !is_new_or_empty(dir) {
+                return Err(Failure::Refused(format!("{} is not empty", dir.display())));
+            }
+            return Ok(Ground { database: dir.to_path_buf(), _temporary: None });
+        }
+        let temporary = tempfile::Builder::new()
+            .prefix("sheaf-demo-")
+            .tempdir()
+            .map_err(Failure::stream("create a directory in", std::env::temp_dir()))?;
+        Ok(Ground { database: temporary.path().join("db"), _temporary: Some(temporary) })
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a look before there is a database")]
+fn is_new_or_empty(dir: &Path) -> bool {
+    match std::fs::read_dir(dir) {
+        Ok(mut entries) => entries.next().is_none(),
+        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+    }
+}

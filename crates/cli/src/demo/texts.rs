@@ -1,0 +1,120 @@
+//! # Texts: what the demo loads
+//!
+//! A file given; or the sources of the checkout around the current directory; or, away from any
+//! checkout, a few of this program's own sources, which are in the program.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::failure::{Failure, Result};
+
+/// No more than this is read: the demo ends within seconds.
+const MOST_BYTES: usize = 32 << 20;
+
+/// A name and its lines.
+pub(crate) struct Text {
+    pub(crate) name: String,
+    pub(crate) lines: Vec<Vec<u8>>,
+}
+
+impl Text {
+    fn new(name: &str, content: &[u8]) -> Text {
+        let content = content.strip_suffix(b"\n").unwrap_or(content);
+        Text {
+            name: name.to_owned(),
+            lines: content.split(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect(),
+        }
+    }
+}
+
+/// What the texts are, in words, and the texts: at least one, with at least one line.
+#[expect(clippy::disallowed_methods, reason = "the user's file, not the database's")]
+pub(crate) fn gather(file: Option<&Path>) -> Result<(String, Vec<Text>)> {
+    if let Some(file) = file {
+        let mut content = fs::read(file).map_err(Failure::stream("read", file))?;
+        content.truncate(MOST_BYTES);
+        let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy();
+        return Ok((file.display().to_string(), vec![Text::new(&name, &content)]));
+    }
+    if let Some(root) = checkout()
+        && let Ok(texts) = sources_of(&root)
+        && !texts.is_empty()
+    {
+        return Ok(("the source lines of this checkout".to_owned(), texts));
+    }
+    Ok(("a few of its own source lines".to_owned(), own()))
+}
+
+/// The checkout that the current directory is in.
+fn checkout() -> Option<PathBuf> {
+    let here = std::env::current_dir().ok()?;
+    here.ancestors().find(|dir| dir.join("crates/sheaf/src/lib.rs").is_file()).map(Path::to_path_buf)
+}
+
+#[expect(clippy::disallowed_methods, reason = "the checkout's sources, not the database's files")]
+fn sources_of(root: &Path) -> io::Result<Vec<Text>> {
+    let mut files = Vec::new();
+    walk(root, &mut files)?;
+    files.sort();
+    let mut texts = Vec::new();
+    let mut bytes = 0;
+    for file in files {
+        let content = fs::read(&file)?;
+        bytes += content.len();
+        if bytes > MOST_BYTES {
+            break;
+        }
+        let name = file.strip_prefix(root).unwrap_or(&file).to_string_lossy();
+        texts.push(Text::new(&name, &content));
+    }
+    Ok(texts)
+}
+
+/// Rust and Markdown under `dir`, without what is hidden or built. Links are not followed.
+#[expect(clippy::disallowed_methods, reason = "the checkout's sources, not the database's files")]
+fn walk(dir: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let kind = entry.file_type()?;
+        if kind.is_dir() && !name.starts_with('.') && name != "target" {
+            walk(&entry.path(), files)?;
+        } else if kind.is_file() && (name.ends_with(".rs") || name.ends_with(".md")) {
+            files.push(entry.path());
+        }
+    }
+    Ok(())
+}
+
+fn own() -> Vec<Text> {
+    [
+        ("main.rs", include_str!("../main.rs")),
+        ("args.rs", include_str!("../args.rs")),
+        ("notation.rs", include_str!("../notation.rs")),
+        ("demo/mod.rs", include_str!("mod.rs")),
+        ("demo/library.rs", include_str!("library.rs")),
+        ("demo/texts.rs", include_str!("texts.rs")),
+        ("demo/crash.rs", include_str!("crash.rs")),
+        ("demo/writer.rs", include_str!("writer.rs")),
+    ]
+    .map(|(name, content)| Text::new(name, content.as_bytes()))
+    .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn away_from_a_checkout_there_is_still_a_text() {
+        assert!(own().iter().all(|text| text.lines.len() > 10));
+    }
+
+    #[test]
+    fn an_empty_file_has_one_empty_line() {
+        assert_eq!(Text::new("x", b"").lines, [b""]);
+        assert_eq!(Text::new("x", b"a\nb\n").lines, [b"a", b"b"]);
+    }
+}

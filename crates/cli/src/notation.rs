@@ -1,0 +1,254 @@
+//! # Notations: bytes as text and back
+//!
+//! Three ways to write any bytes as text: escaped (docs/format/dump.md), hexadecimal, JSON. The first
+//! two are reversible; so is the third, an object standing for what is not UTF-8.
+//!
+//! ## Invariants
+//!
+//! 1. `unescape(escape(b)) == b` for all bytes, and `escape(b)` is UTF-8 without TAB, newline, carriage
+//!    return or any other control character, so that a pair fits a line and a terminal stays sane.
+
+use std::fmt::Write as _;
+
+use serde_json::{Value as Json, json};
+
+/// Appends `bytes`, escaped, to `out`.
+pub(crate) fn escape(bytes: &[u8], out: &mut String) {
+    for chunk in bytes.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            match c {
+                '\t' => out.push_str("\\t"),
+                '\n' => out.push_str("\\n"),
+                '\r' => out.push_str("\\r"),
+                '\\' => out.push_str("\\\\"),
+                c if c.is_control() => hex_escape(c.encode_utf8(&mut [0; 4]).as_bytes(), out),
+                c => out.push(c),
+            }
+        }
+        hex_escape(chunk.invalid(), out);
+    }
+}
+
+fn hex_escape(bytes: &[u8], out: &mut String) {
+    for byte in bytes {
+        out.push_str("\\x");
+        push_hex(*byte, out);
+    }
+}
+
+/// `bytes` for a terminal: as [`escape`], but newline and TAB do what they do.
+pub(crate) fn printable(bytes: &[u8]) -> String {
+    let mut out = String::new();
+    for piece in bytes.split_inclusive(|byte| matches!(byte, b'\n' | b'\t')) {
+        match piece.split_last() {
+            Some((last @ (b'\n' | b'\t'), text)) => {
+                escape(text, &mut out);
+                out.push(char::from(*last));
+            }
+            _ => escape(piece, &mut out),
+        }
+    }
+    out.replace("\\\\", "\\")
+}
+
+/// The bytes that `text` stands for, or what is wrong with it.
+pub(crate) fn unescape(text: &[u8]) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.iter().position(|byte| *byte == b'\\') {
+        bytes.extend_from_slice(&rest[..at]);
+        let after = &rest[at + 1..];
+        let (byte, length) = match after {
+            [b't', ..] => (b'\t', 1),
+            [b'n', ..] => (b'\n', 1),
+            [b'r', ..] => (b'\r', 1),
+            [b'\\', ..] => (b'\\', 1),
+            [b'x', high, low, ..] => (hex_byte(*high, *low)?, 3),
+            [] => return Err("a backslash at the end".into()),
+            _ => {
+                let shown = String::from_utf8_lossy(&after[..after.len().min(3)]).into_owned();
+                return Err(format!("unknown escape \\{}", shown.escape_debug()));
+            }
+        };
+        bytes.push(byte);
+        rest = &after[length..];
+    }
+    bytes.extend_from_slice(rest);
+    Ok(bytes)
+}
+
+/// Hexadecimal digits of `bytes`.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    let mut out = String::with_capacity(bytes.len() * 2);
+    for byte in bytes {
+        push_hex(*byte, &mut out);
+    }
+    out
+}
+
+fn push_hex(byte: u8, out: &mut String) {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    out.push(char::from(DIGITS[usize::from(byte >> 4)]));
+    out.push(char::from(DIGITS[usize::from(byte & 15)]));
+}
+
+/// The bytes of hexadecimal digits; white space between them does not count.
+pub(crate) fn unhex(text: &[u8]) -> Result<Vec<u8>, String> {
+    let digits: Vec<u8> = text.iter().copied().filter(|byte| !byte.is_ascii_whitespace()).collect();
+    if !digits.len().is_multiple_of(2) {
+        return Err(format!("{} hexadecimal digits are not whole bytes", digits.len()));
+    }
+    digits.chunks_exact(2).map(|pair| hex_byte(pair[0], pair[1])).collect()
+}
+
+fn hex_byte(high: u8, low: u8) -> Result<u8, String> {
+    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    match (digit(high), digit(low)) {
+        (Some(high), Some(low)) => Ok(high << 4 | low),
+        _ => Err(format!("{:?} are not hexadecimal digits", String::from_utf8_lossy(&[high, low]))),
+    }
+}
+
+/// A string if `bytes` are UTF-8, else `{"hex": ".."}`.
+pub(crate) fn json(bytes: &[u8]) -> Json {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => json!(text),
+        Err(_) => json!({ "hex": hex(bytes) }),
+    }
+}
+
+/// A size in bytes for people: `17 B`, `4.2 MiB`.
+pub(crate) fn size(bytes: u64) -> String {
+    #[expect(clippy::cast_precision_loss, reason = "two digits are shown")]
+    let mut value = bytes as f64;
+    let mut unit = "B";
+    for next in ["KiB", "MiB", "GiB", "TiB"] {
+        if value < 1000.0 {
+            break;
+        }
+        value /= 1024.0;
+        unit = next;
+    }
+    match unit {
+        "B" => format!("{bytes} B"),
+        _ if value < 10.0 => format!("{value:.1} {unit}"),
+        _ => format!("{value:.0} {unit}"),
+    }
+}
+
+/// A number for people: `1,234,567`.
+pub(crate) fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut out = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            out.push(',');
+        }
+        let _ = out.write_char(digit);
+    }
+    out
+}
+
+/// A number of things: `1 key`, `2,000 keys`.
+pub(crate) fn many(number: u64, thing: &str) -> String {
+    format!("{} {thing}{}", count(number), if number == 1 { "" } else { "s" })
+}
+
+/// Bytes of `64MiB`, `1GiB`, `4096`.
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic()).trim_end();
+    let unit: u64 = match text[digits.len()..].trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        "t" | "tib" => 1 << 40,
+        other => return Err(format!("unknown unit {other:?}: use KiB, MiB, GiB or TiB")),
+    };
+    let number: u64 = digits.parse().map_err(|_| "expected a number such as 512MiB".to_owned())?;
+    number.checked_mul(unit).ok_or_else(|| "too large".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn escaped(bytes: &[u8]) -> String {
+        let mut out = String::new();
+        escape(bytes, &mut out);
+        out
+    }
+
+    fn round_trip(bytes: &[u8]) {
+        let text = escaped(bytes);
+        assert!(!text.chars().any(char::is_control), "{text:?} of {bytes:?}");
+        assert_eq!(unescape(text.as_bytes()).expect("our own text"), bytes, "by way of {text:?}");
+        assert_eq!(unhex(hex(bytes).as_bytes()).expect("our own digits"), bytes);
+    }
+
+    #[test]
+    fn every_byte_and_every_pair_of_bytes_round_trips() {
+        round_trip(b"");
+        for high in 0..=255 {
+            round_trip(&[high]);
+            for low in 0..=255 {
+                round_trip(&[high, low]);
+            }
+        }
+    }
+
+    #[test]
+    fn random_bytes_and_random_text_round_trip() {
+        // A xorshift from a fixed seed: the same cases each time, no dependency. Half of the cases are
+        // pieces of UTF-8, cut anywhere, because random bytes hardly ever are.
+        let text = "aé\u{85}€\u{1F33E}\\x41\\t\u{0}\u{7f}\t\r\nß\u{FFFD}".as_bytes();
+        let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+        let mut next = move || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            usize::try_from(state >> 33).expect("31 bits")
+        };
+        for case in 0..20_000 {
+            let length = next() % 40;
+            let bytes: Vec<u8> = if case % 2 == 0 {
+                (0..length).map(|_| next().to_le_bytes()[0]).collect()
+            } else {
+                (0..length / 8)
+                    .flat_map(|_| text[next() % text.len()..].iter().take(next() % 6))
+                    .copied()
+                    .collect()
+            };
+            round_trip(&bytes);
+        }
+    }
+
+    #[test]
+    fn text_is_readable_and_the_rest_is_escaped() {
+        assert_eq!(escaped("grün\t1\\2\n".as_bytes()), "grün\\t1\\\\2\\n");
+        assert_eq!(escaped(b"\x00\x1b[1m\xff\x7f"), "\\x00\\x1b[1m\\xff\\x7f");
+        assert_eq!(escaped("\u{85}".as_bytes()), "\\xc2\\x85");
+        assert_eq!(printable(b"a\\b\n\tc\x1b"), "a\\b\n\tc\\x1b");
+    }
+
+    #[test]
+    fn a_wrong_escape_is_named() {
+        assert!(unescape(b"a\\q").expect_err("unknown").contains("\\q"));
+        assert!(unescape(b"a\\").expect_err("cut").contains("end"));
+        assert!(unescape(b"\\x4").expect_err("cut").contains("\\x4"));
+        assert!(unescape(b"\\xzz").expect_err("no digits").contains("zz"));
+        assert!(unhex(b"abc").is_err() && unhex(b"+1").is_err());
+    }
+
+    #[test]
+    fn numbers_for_people() {
+        assert_eq!([count(7), count(1234), count(1_234_567)], ["7", "1,234", "1,234,567"]);
+        assert_eq!([many(1, "key"), many(2000, "key")], ["1 key", "2,000 keys"]);
+        assert_eq!([size(17), size(4300), size(20 << 30)], ["17 B", "4.2 KiB", "20 GiB"]);
+        assert_eq!(parse_size("64MiB"), Ok(64 << 20));
+        assert_eq!(parse_size("4096"), Ok(4096));
+        assert!(
+            parse_size("-1").is_err() && parse_size("1XB").is_err() && parse_size("99999999TiB").is_err()
+        );
+    }
+}

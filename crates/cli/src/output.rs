@@ -1,0 +1,89 @@
+//! # Output: styles, terminals, time
+//!
+//! Colour only where a person looks; progress on stderr only, and only if that is a terminal.
+
+use std::io::{self, BufWriter, IsTerminal, StdoutLock};
+use std::time::{Duration, Instant};
+
+use anstream::{AutoStream, ColorChoice};
+use anstyle::{AnsiColor, Style};
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Errors and damage.
+pub(crate) const CAUTION: Style = AnsiColor::Red.on_default().bold();
+/// Hints and asides.
+pub(crate) const HINT: Style = Style::new().dimmed();
+/// Headings.
+pub(crate) const HEADING: Style = Style::new().bold();
+/// What is good.
+pub(crate) const GOOD: Style = AnsiColor::Green.on_default().bold();
+/// Keys and names.
+pub(crate) const NAME: Style = AnsiColor::Cyan.on_default();
+
+/// Stdout for data: buffered, byte for byte. Flush it: a drop would swallow the error.
+pub(crate) fn stdout() -> BufWriter<StdoutLock<'static>> {
+    BufWriter::with_capacity(1 << 16, io::stdout().lock())
+}
+
+/// Whether a person looks at stdout.
+pub(crate) fn is_terminal() -> bool {
+    io::stdout().is_terminal()
+}
+
+/// The style if stdout takes colour, else none.
+pub(crate) fn on_stdout(style: Style) -> Style {
+    match AutoStream::choice(&io::stdout()) {
+        ColorChoice::Never => Style::new(),
+        _ => style,
+    }
+}
+
+/// A bar over `total` bytes.
+pub(crate) fn byte_bar(what: &'static str, total: u64) -> ProgressBar {
+    bar(ProgressBar::new(total), what, "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}")
+}
+
+/// A bar over `total` pairs.
+pub(crate) fn pair_bar(what: &'static str, total: u64) -> ProgressBar {
+    bar(ProgressBar::new(total), what, "{msg} {wide_bar} {human_pos}/{human_len} pairs {per_sec} {eta}")
+}
+
+/// A turning sign for work of unknown length. It turns by itself.
+pub(crate) fn spinner(what: &'static str) -> ProgressBar {
+    let bar = bar(ProgressBar::new_spinner(), what, "{spinner} {msg} {elapsed}");
+    if !bar.is_hidden() {
+        bar.enable_steady_tick(Duration::from_millis(100));
+    }
+    bar
+}
+
+fn bar(bar: ProgressBar, what: &'static str, template: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template(template).expect("the templates above are well formed");
+    bar.with_style(style).with_message(what)
+}
+
+/// A watch that runs from its making.
+pub(crate) struct Watch(Instant);
+
+impl Watch {
+    #[expect(clippy::disallowed_methods, reason = "a figure for the user; no decision rests on it")]
+    pub(crate) fn start() -> Watch {
+        Watch(Instant::now())
+    }
+
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.0.elapsed()
+    }
+}
+
+/// A duration for people.
+pub(crate) fn time(took: Duration) -> String {
+    let seconds = took.as_secs_f64();
+    match seconds {
+        s if s >= 10.0 => format!("{s:.0} s"),
+        s if s >= 1.0 => format!("{s:.1} s"),
+        s if s >= 0.01 => format!("{:.0} ms", s * 1e3),
+        s if s >= 0.001 => format!("{:.1} ms", s * 1e3),
+        s => format!("{:.0} µs", s * 1e6),
+    }
+}

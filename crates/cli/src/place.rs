@@ -1,0 +1,69 @@
+//! # Places: from arguments to an open database or keyspace
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+use sheaf::{Database, Error, Keyspace, KeyspaceOptions};
+
+use crate::args::{Creation, Place, Target};
+use crate::failure::{Failure, Result};
+use crate::notation;
+
+impl Place {
+    /// Opens it for reading: creates and changes nothing.
+    pub(crate) fn read(&self) -> Result<Database> {
+        Ok(Database::builder().memory(self.memory).create(false).read_only(true).open(&self.database)?)
+    }
+
+    /// Opens it for writing if it is there.
+    pub(crate) fn write(&self) -> Result<Database> {
+        Ok(Database::builder().memory(self.memory).create(false).open(&self.database)?)
+    }
+
+    /// Opens it for writing, or creates it.
+    fn create(&self) -> Result<Database> {
+        Ok(Database::builder().memory(self.memory).open(&self.database)?)
+    }
+}
+
+impl Target {
+    /// Opens database and keyspace for reading.
+    pub(crate) fn read(&self) -> Result<(Database, Keyspace)> {
+        let db = self.place.read()?;
+        let keyspace = self.existing(&db)?;
+        Ok((db, keyspace))
+    }
+
+    /// Opens database and keyspace for writing; both must be there.
+    pub(crate) fn write(&self) -> Result<(Database, Keyspace)> {
+        let db = self.place.write()?;
+        let keyspace = self.existing(&db)?;
+        Ok((db, keyspace))
+    }
+
+    /// Opens database and keyspace for writing and creates what is missing.
+    pub(crate) fn create(&self, creation: &Creation) -> Result<(Database, Keyspace)> {
+        let db = self.place.create()?;
+        let options = KeyspaceOptions::default();
+        let options = match &creation.engine {
+            Some(engine) => options.engine(engine),
+            None => options,
+        };
+        let keyspace = db.keyspace(&self.keyspace, options)?;
+        Ok((db, keyspace))
+    }
+
+    fn existing(&self, db: &Database) -> Result<Keyspace> {
+        let missing = || Failure::Database(Error::NoKeyspace { name: self.keyspace.clone() });
+        db.existing_keyspace(&self.keyspace)?.ok_or_else(missing)
+    }
+}
+
+/// The bytes of an argument: as they are, or of its hexadecimal digits.
+pub(crate) fn bytes_of(argument: &OsStr, hex: bool) -> Result<Vec<u8>> {
+    let bytes = argument.as_bytes();
+    if !hex {
+        return Ok(bytes.to_vec());
+    }
+    notation::unhex(bytes).map_err(|why| Failure::Usage(format!("{argument:?} with --hex: {why}")))
+}

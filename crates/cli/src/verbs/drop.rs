@@ -1,0 +1,39 @@
+//! # `drop`: a keyspace away, with everything in it
+
+use std::io::{self, IsTerminal};
+
+use sheaf::Error;
+
+use crate::args::Drop;
+use crate::failure::{Failure, Result};
+use crate::notation::many;
+
+pub(crate) fn run(args: &Drop) -> Result {
+    if !args.yes && !io::stdin().is_terminal() {
+        return Err(Failure::Usage("`drop` needs --yes where nobody can be asked".into()));
+    }
+    let db = args.place.write()?;
+    let missing = || Failure::Database(Error::NoKeyspace { name: args.name.clone() });
+    // A damaged keyspace can be dropped too: its size is for the question only.
+    let keys = match db.existing_keyspace(&args.name) {
+        Ok(None) => return Err(missing()),
+        Ok(Some(keyspace)) => keyspace.len().ok(),
+        Err(error) if error.is_corrupt() => None,
+        Err(error) => return Err(error.into()),
+    };
+    if !args.yes && !confirmed(&args.name, keys)? {
+        return Err(Failure::Missing("nothing was dropped".into()));
+    }
+    if !db.drop_keyspace(&args.name)? {
+        return Err(missing());
+    }
+    Ok(db.close()?)
+}
+
+fn confirmed(name: &str, keys: Option<u64>) -> Result<bool> {
+    let size = keys.map_or_else(|| "damaged".to_owned(), |keys| many(keys, "key"));
+    anstream::eprint!("Drop keyspace {name:?} ({size})? [y/N] ");
+    let mut answer = String::new();
+    io::stdin().read_line(&mut answer).map_err(Failure::stream("read", "stdin"))?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}

@@ -1,0 +1,35 @@
+//! # `get`: the value of one key
+
+use std::io::Write;
+
+use serde_json::json;
+
+use crate::args::Get;
+use crate::failure::{Failure, Result};
+use crate::notation::{self, hex, printable};
+use crate::output::{is_terminal, stdout};
+use crate::place::bytes_of;
+
+pub(crate) fn run(args: &Get) -> Result {
+    let key = bytes_of(&args.key, args.hex)?;
+    let (_db, keyspace) = args.target.read()?;
+    let Some(value) = keyspace.get(&key)? else {
+        let mut shown = String::new();
+        notation::escape(&key, &mut shown);
+        return Err(Failure::Missing(format!(
+            "there is no key {shown} in keyspace {}",
+            args.target.keyspace
+        )));
+    };
+    let mut out = stdout();
+    if args.json {
+        writeln!(out, "{}", json!({ "key": notation::json(&key), "value": notation::json(&value) }))?;
+    } else if args.hex {
+        writeln!(out, "{}", hex(&value))?;
+    } else if is_terminal() && !args.raw {
+        writeln!(out, "{}", printable(&value))?;
+    } else {
+        out.write_all(&value)?;
+    }
+    Ok(out.flush()?)
+}

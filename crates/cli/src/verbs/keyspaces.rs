@@ -1,0 +1,56 @@
+//! # `keyspaces`: what there is
+
+use std::io::Write;
+
+use serde_json::{Value as Json, json};
+use sheaf::{Database, KeyspaceInfo};
+
+use crate::args::Report;
+use crate::failure::Result;
+use crate::notation::escape;
+use crate::output::{CAUTION, NAME, on_stdout, stdout};
+
+pub(crate) fn run(args: &Report) -> Result {
+    let db = args.place.read()?;
+    let mut out = stdout();
+    if args.json {
+        let all = db.keyspaces().iter().map(|info| describe(&db, info)).collect::<Result<Vec<_>>>()?;
+        writeln!(out, "{}", Json::Array(all))?;
+        return Ok(out.flush()?);
+    }
+    let (name, caution) = (on_stdout(NAME), on_stdout(CAUTION));
+    for info in db.keyspaces() {
+        let mut shown = String::new();
+        escape(info.name.as_bytes(), &mut shown);
+        write!(out, "{name}{shown}{name:#}\t{}\t", info.engine)?;
+        match keys(&db, &info)? {
+            Some(keys) => writeln!(out, "{keys}")?,
+            None => writeln!(out, "{caution}damaged{caution:#}")?,
+        }
+    }
+    Ok(out.flush()?)
+}
+
+/// How many keys it has; `None` if it is damaged.
+fn keys(db: &Database, info: &KeyspaceInfo) -> Result<Option<u64>> {
+    if info.damage.is_some() {
+        return Ok(None);
+    }
+    Ok(db.existing_keyspace(&info.name)?.map(|keyspace| keyspace.len()).transpose()?)
+}
+
+/// One keyspace as JSON.
+pub(crate) fn describe(db: &Database, info: &KeyspaceInfo) -> Result<Json> {
+    let mut object =
+        json!({ "name": info.name, "id": info.id.0, "engine": info.engine, "damage": info.damage });
+    if info.damage.is_none()
+        && let Some(keyspace) = db.existing_keyspace(&info.name)?
+    {
+        let stats = keyspace.stats()?;
+        object["ordered"] = json!(keyspace.capabilities()?.ordered);
+        object["keys"] = json!(stats.keys);
+        object["index_bytes"] = json!(stats.index_bytes);
+        object["pinned_versions"] = json!(stats.pinned_versions);
+    }
+    Ok(object)
+}

@@ -1,0 +1,162 @@
+//! # `load`: pairs from a file or a pipe
+//!
+//! Reads what `dump` writes (docs/format/dump.md), or plain text with `--lines`.
+//!
+//! ## Crash
+//!
+//! Batches are committed in the order of the file, so what is there after a crash is the file up to
+//! some line; loading it again completes it.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, IsTerminal};
+use std::path::Path;
+
+use indicatif::ProgressBar;
+use sheaf::{Batch, Database, Durability, Keyspace};
+
+use crate::args::Load;
+use crate::failure::{Failure, Result};
+use crate::notation::{many, unescape};
+use crate::output::{Watch, byte_bar, spinner, time};
+
+/// Pairs of one commit.
+const BATCH_PAIRS: usize = 1000;
+/// A batch with more bytes than this is committed though it has fewer pairs: it stands in memory.
+const BATCH_BYTES: usize = 4 << 20;
+
+type Pair = (Vec<u8>, Vec<u8>);
+
+pub(crate) fn run(args: &Load) -> Result {
+    let (mut input, bar) = open(&args.file)?;
+    input.fill_buf().map_err(Failure::stream("read", &args.file))?; // a directory fails here, before we create
+    let (db, keyspace) = args.target.create(&args.creation)?;
+    let watch = Watch::start();
+    let mut loader = Loader::new(&db, &keyspace, args);
+    let result = loader.all(&mut *input, &bar);
+    bar.finish_and_clear();
+    let loaded = loader.loaded;
+    let closed = db.close();
+    result?;
+    closed?;
+    if io::stderr().is_terminal() {
+        anstream::eprintln!("{} in {}", many(loaded, "pair"), time(watch.elapsed()));
+    }
+    Ok(())
+}
+
+#[expect(clippy::disallowed_methods, reason = "the user's file, not the database's")]
+fn open(path: &Path) -> Result<(Box<dyn BufRead>, ProgressBar)> {
+    if path.as_os_str() == "-" {
+        return Ok((Box::new(io::stdin().lock()), spinner("load")));
+    }
+    let file = File::open(path).map_err(Failure::stream("open", path))?;
+    let length = file.metadata().map_err(Failure::stream("look at", path))?.len();
+    let bar = if length == 0 { spinner("load") } else { byte_bar("load", length) }; // a FIFO has length 0
+    Ok((Box::new(BufReader::with_capacity(1 << 16, file)), bar))
+}
+
+struct Loader<'a> {
+    db: &'a Database,
+    keyspace: &'a Keyspace,
+    args: &'a Load,
+    batch: Batch,
+    bytes: usize,
+    /// Pairs committed.
+    loaded: u64,
+}
+
+impl<'a> Loader<'a> {
+    fn new(db: &'a Database, keyspace: &'a Keyspace, args: &'a Load) -> Loader<'a> {
+        Loader { db, keyspace, args, batch: db.batch(), bytes: 0, loaded: 0 }
+    }
+
+    fn all(&mut self, input: &mut dyn BufRead, bar: &ProgressBar) -> Result {
+        let mut line = Vec::new();
+        let mut number = 0;
+        loop {
+            line.clear();
+            let read =
+                input.read_until(b'\n', &mut line).map_err(Failure::stream("read", &self.args.file))?;
+            if read == 0 {
+                return self.flush().map_err(Failure::Database);
+            }
+            number += 1;
+            bar.inc(read as u64);
+            let text = line.strip_suffix(b"\n").unwrap_or(&line);
+            self.line(number, text)?;
+        }
+    }
+
+    fn line(&mut self, number: u64, text: &[u8]) -> Result {
+        let pair = if self.args.lines { Ok(numbered(number, text)) } else { parse(text) };
+        let (key, value) = pair.and_then(within_limits).map_err(|why| Failure::Line {
+            path: self.args.file.clone(),
+            line: number,
+            why,
+            loaded: self.loaded,
+        })?;
+        self.bytes += key.len() + value.len();
+        self.batch.insert(self.keyspace, key, value);
+        if self.batch.len() >= BATCH_PAIRS || self.bytes >= BATCH_BYTES {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> sheaf::Result<()> {
+        let mut batch = std::mem::replace(&mut self.batch, self.db.batch());
+        if batch.is_empty() {
+            return Ok(());
+        }
+        if self.args.durable.durable {
+            batch.durability(Durability::Sync);
+        }
+        let pairs = batch.len() as u64;
+        batch.commit()?;
+        self.loaded += pairs;
+        self.bytes = 0;
+        Ok(())
+    }
+}
+
+fn numbered(number: u64, text: &[u8]) -> Pair {
+    (format!("{number:010}").into_bytes(), text.to_vec())
+}
+
+fn parse(text: &[u8]) -> Result<Pair, String> {
+    let mut fields = text.split(|byte| *byte == b'\t');
+    match (fields.next(), fields.next(), fields.next()) {
+        (Some(key), Some(value), None) => Ok((unescape(key)?, unescape(value)?)),
+        (_, None, _) => Err("no TAB between key and value (plain text is loaded with --lines)".into()),
+        _ => Err("a second TAB (within a value it is written \\t)".into()),
+    }
+}
+
+/// The database would refuse the batch as a whole; here the line is still known.
+fn within_limits((key, value): Pair) -> Result<Pair, String> {
+    for (what, got, max) in [("key", key.len(), sheaf::MAX_KEY), ("value", value.len(), sheaf::MAX_VALUE)] {
+        if got > max {
+            return Err(format!("{what} of {got} bytes is too large: at most {max}"));
+        }
+    }
+    Ok((key, value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_key_tab_value() {
+        assert_eq!(parse(b"k\tv"), Ok((b"k".to_vec(), b"v".to_vec())));
+        assert_eq!(parse(b"\t"), Ok((Vec::new(), Vec::new())));
+        assert_eq!(parse(b"a\\tb\t\\x00\r"), Ok((b"a\tb".to_vec(), b"\0\r".to_vec())));
+        assert!(parse(b"no tab").is_err() && parse(b"").is_err() && parse(b"a\tb\tc").is_err());
+    }
+
+    #[test]
+    fn numbered_keys_sort_as_the_lines_stand() {
+        assert_eq!(numbered(7, b"x").0, b"0000000007");
+        assert!(numbered(9, b"").0 < numbered(10, b"").0);
+    }
+}

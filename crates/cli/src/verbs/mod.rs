@@ -1,0 +1,15 @@
+//! # The verbs: one file each
+//!
+//! Each has one entry, `run`, that takes its arguments, opens what they name, and answers with a
+//! [`crate::failure::Failure`] if it did not do what was asked.
+
+pub(crate) mod del;
+pub(crate) mod drop;
+pub(crate) mod dump;
+pub(crate) mod get;
+pub(crate) mod keyspaces;
+pub(crate) mod load;
+pub(crate) mod put;
+pub(crate) mod scan;
+pub(crate) mod stats;
+pub(crate) mod verify;

@@ -1,0 +1,72 @@
+//! # `scan`: pairs, one a line
+
+use std::io::Write;
+use std::ops::Bound;
+
+use serde_json::json;
+use sheaf::{Iter, Keyspace};
+
+use crate::args::Scan;
+use crate::failure::Result;
+use crate::notation::{self, escape, hex};
+use crate::output::{NAME, on_stdout, stdout};
+use crate::place::bytes_of;
+
+pub(crate) fn run(args: &Scan) -> Result {
+    let limits = Limits::of(args)?;
+    let (_db, keyspace) = args.target.read()?;
+    let pairs = limits.pairs(&keyspace)?;
+    let limit = args.limit.unwrap_or(usize::MAX);
+    if args.reverse { print(pairs.rev().take(limit), args) } else { print(pairs.take(limit), args) }
+}
+
+enum Limits {
+    None,
+    Prefix(Vec<u8>),
+    Range(Bound<Vec<u8>>, Bound<Vec<u8>>),
+}
+
+impl Limits {
+    fn of(args: &Scan) -> Result<Limits> {
+        if let Some(prefix) = &args.prefix {
+            return Ok(Limits::Prefix(bytes_of(prefix, args.hex)?));
+        }
+        let from = args.from.as_ref().map(|key| bytes_of(key, args.hex)).transpose()?;
+        let to = args.to.as_ref().map(|key| bytes_of(key, args.hex)).transpose()?;
+        if from.is_none() && to.is_none() {
+            return Ok(Limits::None);
+        }
+        let low = from.map_or(Bound::Unbounded, Bound::Included);
+        Ok(Limits::Range(low, to.map_or(Bound::Unbounded, Bound::Excluded)))
+    }
+
+    fn pairs(self, keyspace: &Keyspace) -> sheaf::Result<Iter> {
+        match self {
+            Limits::None => keyspace.iter(),
+            Limits::Prefix(prefix) => keyspace.prefix(prefix),
+            Limits::Range(low, high) => keyspace.range((low, high)),
+        }
+    }
+}
+
+fn print(pairs: impl Iterator<Item = sheaf::Result<(sheaf::Value, sheaf::Value)>>, args: &Scan) -> Result {
+    let name = on_stdout(NAME);
+    let mut out = stdout();
+    let mut line = String::new();
+    for pair in pairs {
+        let (key, value) = pair?;
+        if args.json {
+            writeln!(out, "{}", json!({ "key": notation::json(&key), "value": notation::json(&value) }))?;
+        } else if args.hex {
+            writeln!(out, "{name}{}{name:#}\t{}", hex(&key), hex(&value))?;
+        } else {
+            line.clear();
+            escape(&key, &mut line);
+            write!(out, "{name}{line}{name:#}\t")?;
+            line.clear();
+            escape(&value, &mut line);
+            writeln!(out, "{line}")?;
+        }
+    }
+    Ok(out.flush()?)
+}

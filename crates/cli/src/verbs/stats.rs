@@ -1,0 +1,122 @@
+//! # `stats`: figures of the whole database
+
+use std::io::Write;
+
+use serde_json::{Value as Json, json};
+use sheaf::{Database, LogStats, Stats};
+
+use crate::args::Report;
+use crate::failure::Result;
+use crate::notation::{count, many, size};
+use crate::output::{HEADING, NAME, on_stdout, stdout, time};
+use crate::verbs::keyspaces::describe;
+
+pub(crate) fn run(args: &Report) -> Result {
+    let db = args.place.read()?;
+    let stats = db.stats();
+    let keyspaces = db.keyspaces().iter().map(|info| describe(&db, info)).collect::<Result<Vec<_>>>()?;
+    let mut out = stdout();
+    if args.json {
+        writeln!(out, "{}", as_json(&stats, keyspaces))?;
+    } else {
+        print(&mut out, &db, &stats, &keyspaces)?;
+    }
+    Ok(out.flush()?)
+}
+
+fn print(out: &mut impl Write, db: &Database, stats: &Stats, keyspaces: &[Json]) -> Result {
+    let (heading, name) = (on_stdout(HEADING), on_stdout(NAME));
+    writeln!(out, "{heading}{}{heading:#}", db.path().display())?;
+    let closed = if stats.opening.clean { "closed in order" } else { "not closed in order" };
+    let opening = &stats.opening;
+    writeln!(
+        out,
+        "  opened in {} ({closed}: {} frames read, {} records replayed, {} of unfinished commits left out)",
+        time(opening.took),
+        count(opening.frames_scanned),
+        count(opening.records_replayed),
+        size(opening.bytes_cut)
+    )?;
+    writeln!(out, "  newest commit {}, durable up to {}", count(stats.visible), count(stats.durable))?;
+    writeln!(
+        out,
+        "  memory {} of {} (index {}, versions {}, buffers {}, caches {})",
+        size(memory_used(stats)),
+        size(stats.memory.budget),
+        size(stats.memory.index),
+        size(stats.memory.versions),
+        size(stats.memory.buffers),
+        size(stats.memory.cache)
+    )?;
+    writeln!(out, "{heading}keyspaces{heading:#}")?;
+    for keyspace in keyspaces {
+        let text = |field: &str| keyspace[field].as_str().unwrap_or_default().to_owned();
+        let number = |field: &str| keyspace[field].as_u64().unwrap_or_default();
+        let (label, engine) = (text("name").escape_debug().to_string(), text("engine"));
+        if keyspace["damage"].is_null() {
+            let (keys, index) = (many(number("keys"), "key"), size(number("index_bytes")));
+            writeln!(out, "  {name}{label:<20}{name:#} {engine:<8} {keys:>16}   index {index}")?;
+        } else {
+            writeln!(out, "  {name}{label:<20}{name:#} {engine:<8} damaged: {}", text("damage"))?;
+        }
+    }
+    writeln!(out, "{heading}logs{heading:#}")?;
+    for log in &stats.logs {
+        let (segments, disk, live) =
+            (many(log.segments, "segment"), size(log.disk_bytes), size(log.live_bytes));
+        write!(out, "  {name}{:<20}{name:#} {segments:>16}  {disk:>8} on disk", log.name)?;
+        writeln!(out, "  {live:>8} live{}", if log.damaged > 0 { "  damaged" } else { "" })?;
+    }
+    Ok(())
+}
+
+/// Bytes in use, all purposes.
+fn memory_used(stats: &Stats) -> u64 {
+    stats.memory.index + stats.memory.versions + stats.memory.buffers + stats.memory.cache
+}
+
+fn as_json(stats: &Stats, keyspaces: Vec<Json>) -> Json {
+    json!({
+        "visible": stats.visible,
+        "durable": stats.durable,
+        "unsynced_age_seconds": stats.unsynced_age.as_secs_f64(),
+        "sync_rounds": stats.sync_rounds,
+        "sync_waits": stats.sync_waits,
+        "views": stats.views,
+        "oldest_view": stats.oldest_view,
+        "brakes": stats.brakes,
+        "checkpoints": stats.checkpoints,
+        "checkpoint_bytes": stats.checkpoint_bytes,
+        "staged_bytes": stats.staged_bytes,
+        "poisoned": stats.poisoned,
+        "memory": {
+            "budget": stats.memory.budget,
+            "index": stats.memory.index,
+            "versions": stats.memory.versions,
+            "buffers": stats.memory.buffers,
+            "cache": stats.memory.cache,
+        },
+        "opening": {
+            "clean": stats.opening.clean,
+            "seconds": stats.opening.took.as_secs_f64(),
+            "frames_scanned": stats.opening.frames_scanned,
+            "records_replayed": stats.opening.records_replayed,
+            "bytes_cut": stats.opening.bytes_cut,
+        },
+        "logs": stats.logs.iter().map(log_as_json).collect::<Vec<_>>(),
+        "keyspaces": keyspaces,
+    })
+}
+
+fn log_as_json(log: &LogStats) -> Json {
+    json!({
+        "name": log.name,
+        "segments": log.segments,
+        "disk_bytes": log.disk_bytes,
+        "live_bytes": log.live_bytes,
+        "appended": log.appended,
+        "moved": log.moved,
+        "freed": log.freed,
+        "damaged": log.damaged,
+    })
+}

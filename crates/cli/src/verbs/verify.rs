@@ -1,0 +1,184 @@
+//! # `verify`: reads everything, reports damage by file, offset and keyspace
+//!
+//! A log is shared by keyspaces, so damage in it is found as a place in a file. To name the keyspaces
+//! it hits, `verify` then reads each of them as any user would and notes who runs into it. That costs
+//! a second reading, and happens only if there is damage.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+use std::path::PathBuf;
+
+use serde_json::json;
+use sheaf::{Database, Error, Keyspace, VerifyReport};
+
+use crate::args::Report;
+use crate::failure::{Failure, Result};
+use crate::notation::{escape, many, size};
+use crate::output::{CAUTION, GOOD, NAME, Watch, on_stdout, spinner, stdout, time};
+
+/// A damage, and the keyspaces that run into it.
+struct Finding {
+    path: Option<PathBuf>,
+    offset: Option<u64>,
+    what: String,
+    keyspaces: Vec<String>,
+}
+
+impl Finding {
+    fn of(error: Error) -> Finding {
+        match error {
+            Error::Corrupt { path, offset, what } => {
+                let (path, offset) = (Some(path), Some(offset));
+                Finding { path, offset, what: what.to_string(), keyspaces: Vec::new() }
+            }
+            other => Finding { path: None, offset: None, what: other.to_string(), keyspaces: Vec::new() },
+        }
+    }
+}
+
+pub(crate) fn run(args: &Report) -> Result {
+    let watch = Watch::start();
+    let bar = spinner("verify");
+    let (report, findings) = match args.place.read() {
+        Ok(db) => examine(&db)?,
+        // Damage that keeps the database from opening is a finding like any other.
+        Err(Failure::Database(error)) if error.is_corrupt() => {
+            (VerifyReport::default(), vec![Finding::of(error)])
+        }
+        Err(failure) => return Err(failure),
+    };
+    bar.finish_and_clear();
+    let mut out = stdout();
+    if args.json {
+        print_json(&mut out, &report, &findings)?
+    } else {
+        print(&mut out, &report, &findings, &watch)?
+    }
+    out.flush()?;
+    match findings.len() {
+        0 => Ok(()),
+        damages => Err(Failure::Damage(damages as u64)),
+    }
+}
+
+fn examine(db: &Database) -> Result<(VerifyReport, Vec<Finding>)> {
+    let mut findings: Vec<Finding> = Vec::new();
+    let mut places = BTreeSet::new();
+    let report = db.verify(|error| {
+        let finding = Finding::of(error);
+        // The same place may be met twice: by the walk over files and by that over pairs.
+        if finding.path.is_none() || places.insert((finding.path.clone(), finding.offset)) {
+            findings.push(finding);
+        }
+    })?;
+    if !findings.is_empty() {
+        let mut hit = keyspaces_hit(db)?;
+        for finding in &mut findings {
+            if let (Some(path), Some(offset)) = (&finding.path, finding.offset) {
+                finding.keyspaces = hit.remove(&(path.clone(), offset)).unwrap_or_default().keyspaces;
+            }
+        }
+        findings.extend(hit.into_iter().map(|((path, offset), hit)| hit.beyond(path, offset)));
+    }
+    Ok((report, findings))
+}
+
+/// A damage that a reader ran into.
+#[derive(Default)]
+struct Hit {
+    what: String,
+    keyspaces: Vec<String>,
+}
+
+impl Hit {
+    /// One that the verification did not come to: it leaves a keyspace at the first damage of a pair.
+    fn beyond(self, path: PathBuf, offset: u64) -> Finding {
+        Finding { path: Some(path), offset: Some(offset), what: self.what, keyspaces: self.keyspaces }
+    }
+}
+
+/// Who runs into which damage.
+fn keyspaces_hit(db: &Database) -> Result<BTreeMap<(PathBuf, u64), Hit>> {
+    let mut hit: BTreeMap<(PathBuf, u64), Hit> = BTreeMap::new();
+    for info in db.keyspaces() {
+        let mut note = |error: Error| match error {
+            Error::Corrupt { path, offset, what } => {
+                let hit = hit.entry((path, offset)).or_default();
+                hit.what = what.to_string();
+                if !hit.keyspaces.contains(&info.name) {
+                    hit.keyspaces.push(info.name.clone());
+                }
+                Ok(())
+            }
+            other => Err(other),
+        };
+        match db.existing_keyspace(&info.name) {
+            Ok(Some(keyspace)) => read_all(&keyspace, &mut note)?,
+            Ok(None) => {}
+            Err(error) => note(error)?,
+        }
+    }
+    Ok(hit)
+}
+
+/// Reads each pair; the keys come from an iterator, which an error ends.
+fn read_all(keyspace: &Keyspace, note: &mut impl FnMut(Error) -> sheaf::Result<()>) -> sheaf::Result<()> {
+    let keys = match keyspace.keys() {
+        Ok(keys) => keys,
+        Err(error) => return note(error),
+    };
+    for key in keys {
+        if let Err(error) = key.and_then(|key| keyspace.get_with(&key, |_| ())) {
+            note(error)?;
+        }
+    }
+    Ok(())
+}
+
+fn print(out: &mut impl Write, report: &VerifyReport, findings: &[Finding], watch: &Watch) -> Result {
+    let (good, caution, name) = (on_stdout(GOOD), on_stdout(CAUTION), on_stdout(NAME));
+    for finding in findings {
+        write!(out, "{caution}damage{caution:#}")?;
+        if let (Some(path), Some(offset)) = (&finding.path, finding.offset) {
+            write!(out, "\t{}\toffset {offset}", path.display())?;
+        }
+        let mut shown = String::new();
+        escape(finding.keyspaces.join(", ").as_bytes(), &mut shown);
+        let shown = if shown.is_empty() { "-" } else { &shown };
+        writeln!(out, "\tkeyspace {name}{shown}{name:#}\t{}", finding.what)?;
+    }
+    if findings.is_empty() {
+        write!(out, "{good}sound{good:#}: ")?;
+    }
+    writeln!(
+        out,
+        "{}, {}, {} in {} read in {}",
+        many(report.pairs, "pair"),
+        many(report.frames, "frame"),
+        size(report.bytes),
+        many(report.files.len() as u64, "file"),
+        time(watch.elapsed())
+    )?;
+    Ok(())
+}
+
+fn print_json(out: &mut impl Write, report: &VerifyReport, findings: &[Finding]) -> Result {
+    let findings: Vec<_> = findings
+        .iter()
+        .map(|finding| {
+            let file = finding.path.as_ref().map(|path| path.to_string_lossy());
+            let (offset, what, keyspaces) = (finding.offset, &finding.what, &finding.keyspaces);
+            json!({ "file": file, "offset": offset, "keyspaces": keyspaces, "what": what })
+        })
+        .collect();
+    let files: Vec<_> = report.files.iter().map(|path| path.to_string_lossy()).collect();
+    let report = json!({
+        "sound": findings.is_empty(),
+        "pairs": report.pairs,
+        "frames": report.frames,
+        "bytes": report.bytes,
+        "files": files,
+        "findings": findings,
+    });
+    Ok(writeln!(out, "{report}")?)
+}

@@ -1,0 +1,32 @@
+//! # The README's first command
+
+use crate::support::Sandbox;
+
+#[test]
+fn the_demo_keeps_every_promise_and_leaves_nothing_behind() {
+    let sandbox = Sandbox::new();
+    let output = sandbox.command(&["demo"]).env("TMPDIR", sandbox.path(".")).output().expect("it starts");
+    let text = crate::support::Ran(output).succeeds().stdout();
+    assert!(text.contains("Every promise held") && text.contains("kill -9") && !text.contains('✗'), "{text}");
+    assert!(text.contains("its own source lines"), "{text}");
+    assert_eq!(sandbox.image(".").len(), 1, "something was left behind");
+}
+
+#[test]
+fn the_demo_works_on_a_file_and_leaves_a_sound_database_where_told() {
+    let sandbox = Sandbox::new();
+    sandbox.write("poem", b"so much\ndepends \xff\nupon\n");
+    sandbox.run(&["demo", "poem", "--dir", "here"]).succeeds();
+    sandbox.run(&["get", "here", "-k", "lines", "poem:3"]).succeeds().prints("upon");
+    sandbox.run(&["get", "here", "-k", "lines", "poem:4"]).succeeds().prints("one more line");
+    sandbox.run(&["verify", "here"]).succeeds();
+    sandbox.run(&["demo", "--dir", "here"]).exits(4).complains("not empty");
+}
+
+#[test]
+fn the_demo_takes_an_empty_file_and_refuses_a_missing_one() {
+    let sandbox = Sandbox::new();
+    sandbox.write("empty", b"");
+    sandbox.run(&["demo", "empty"]).succeeds();
+    sandbox.run(&["demo", "nowhere"]).exits(4).complains("cannot read nowhere");
+}

@@ -1,0 +1,240 @@
+//! # Mistakes: each has its message and its exit code, and costs no data
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+use crate::support::Sandbox;
+
+/// Every reading verb, with the arguments it needs.
+const READERS: [&[&str]; 6] = [
+    &["get", "db", "k"],
+    &["scan", "db"],
+    &["dump", "db"],
+    &["stats", "db"],
+    &["verify", "db"],
+    &["keyspaces", "db"],
+];
+
+#[test]
+fn reading_creates_no_database() {
+    let sandbox = Sandbox::new();
+    for args in READERS {
+        sandbox.run(args).exits(4).prints("").complains("there is no database at db");
+        assert!(!sandbox.path("db").exists(), "{args:?}");
+    }
+    sandbox.run(&["del", "db", "k"]).exits(4);
+    sandbox.run(&["drop", "db", "users", "--yes"]).exits(4);
+    assert!(!sandbox.path("db").exists());
+}
+
+#[test]
+fn reading_creates_no_keyspace_and_changes_no_byte() {
+    let sandbox = Sandbox::with(&[("a", "1")]);
+    let before = sandbox.image("db");
+    for args in READERS {
+        let code = if args[0] == "get" { 1 } else { 0 };
+        sandbox.run(args).exits(code);
+    }
+    for verb in ["scan", "dump"] {
+        sandbox.run(&[verb, "db", "--keyspace", "nowhere"]).exits(1).complains("there is no keyspace");
+    }
+    sandbox.run(&["get", "db", "--keyspace", "nowhere", "k"]).exits(1).complains("there is no keyspace");
+    assert!(sandbox.image("db") == before, "a reading verb changed a file");
+    sandbox.run(&["del", "db", "--keyspace", "nowhere", "k"]).exits(1);
+    sandbox.run(&["drop", "db", "nowhere", "--yes"]).exits(1);
+    sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflat\t1\n");
+}
+
+#[test]
+fn a_missing_key_is_1_and_named_safely() {
+    let sandbox = Sandbox::with(&[("a", "1")]);
+    sandbox.run(&["get", "db", "no\x1b[31mne"]).exits(1).prints("").complains("no\\x1b[31mne");
+}
+
+#[test]
+fn a_wrong_command_line_is_2() {
+    let sandbox = Sandbox::with(&[("a", "1")]);
+    let before = sandbox.image(".");
+    let wrong: [&[&str]; 12] = [
+        &[],
+        &["frobnicate", "db"],
+        &["get", "db"],
+        &["get", "db", "k", "--colour"],
+        &["get", "db", "--hex", "abc"],
+        &["get", "db", "--hex", "xy"],
+        &["put", "new", "--hex", "00", "0"],
+        &["scan", "db", "--prefix", "a", "--from", "b"],
+        &["scan", "db", "--limit", "-1"],
+        &["stats", "db", "--memory", "lots"],
+        &["drop", "db", "default"],
+        &["del", "db"],
+    ];
+    for args in wrong {
+        let ran = sandbox.run(args).exits(2).prints("");
+        assert!(!ran.stderr().is_empty(), "{args:?}");
+    }
+    assert!(sandbox.image(".") == before, "a wrong command line changed a file");
+}
+
+#[test]
+fn a_foreign_directory_is_left_alone() {
+    let sandbox = Sandbox::new();
+    std::fs::create_dir(sandbox.path("db")).expect("a directory");
+    sandbox.write("db/letter.txt", "dear reader");
+    let before = sandbox.image(".");
+    for args in READERS {
+        sandbox.run(args).exits(4).prints("");
+    }
+    sandbox.run(&["put", "db", "k", "v"]).exits(4).complains("not a Sheaf database");
+    assert!(sandbox.image(".") == before);
+}
+
+#[test]
+fn a_file_in_place_of_the_directory_is_an_error() {
+    let sandbox = Sandbox::new();
+    sandbox.write("db", "dear reader");
+    for args in READERS {
+        sandbox.run(args).exits(4).prints("");
+    }
+    sandbox.run(&["put", "db", "k", "v"]).exits(4);
+    sandbox.run(&["put", "db/below", "k", "v"]).exits(4);
+    assert_eq!(sandbox.image("db")[0].1, b"dear reader");
+}
+
+#[test]
+fn a_second_open_is_refused_with_the_owners_process_id() {
+    let sandbox = Sandbox::with(&[("a", "1")]);
+    let mut command = sandbox.command(&["demo-writer", "db"]);
+    let mut owner = command.stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut lines = BufReader::new(owner.stdout.take().expect("piped")).lines();
+    lines.next().expect("a first batch").expect("readable"); // from here on it has the database
+    let second = sandbox.run(&["put", "db", "a", "2"]);
+    let reader = sandbox.run(&["get", "db", "a"]);
+    owner.kill().expect("ours to kill");
+    owner.wait().expect("it ends");
+    second.exits(4).complains("in use").complains(&owner.id().to_string());
+    reader.exits(4).complains("in use");
+    sandbox.run(&["get", "db", "a"]).succeeds().prints("1");
+}
+
+#[test]
+fn an_engine_is_remembered() {
+    let sandbox = Sandbox::with(&[("a", "1")]);
+    sandbox.run(&["put", "db", "--engine", "flat", "b", "2"]).succeeds();
+    sandbox.run(&["put", "db", "--engine", "abacus", "a", "2"]).exits(4).complains("abacus");
+    sandbox.run(&["put", "db", "-k", "new", "--engine", "abacus", "a", "2"]).exits(4).complains("abacus");
+    sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflat\t2\n");
+    sandbox.run(&["get", "db", "a"]).succeeds().prints("1");
+}
+
+#[test]
+fn a_key_that_is_too_long_changes_nothing() {
+    let sandbox = Sandbox::with(&[("a", "1")]);
+    let longest = "k".repeat(65_535);
+    sandbox.run(&["put", "db", &longest, "v"]).succeeds();
+    sandbox.run(&["get", "db", &longest]).succeeds().prints("v");
+    let longer = "k".repeat(65_536);
+    sandbox.run(&["put", "db", &longer, "v"]).exits(4).complains("too large: at most 65535");
+    sandbox.run(&["get", "db", "a"]).succeeds().prints("1");
+    sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflat\t2\n");
+    sandbox.run(&["put", "db", "-k", &"n".repeat(300), "k", "v"]).exits(4);
+    sandbox.run(&["put", "db", "-k", "", "k", "v"]).exits(4);
+}
+
+#[test]
+fn a_malformed_line_is_named_and_what_came_before_its_batch_stays() {
+    let sandbox = Sandbox::new();
+    let mut text: String = (1..=1500).map(|i| format!("key{i}\tvalue\n")).collect();
+    text.push_str("no tab here\nafter\tit\n");
+    sandbox
+        .feed(&["load", "db", "-"], text.as_bytes())
+        .exits(4)
+        .complains("line 1501")
+        .complains("1,000 pairs");
+    sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflat\t1000\n");
+    sandbox.run(&["get", "db", "after"]).exits(1);
+    for (line, why) in [("a\tb\tc", "second TAB"), ("a\\q\tb", "\\q"), ("a\t\\x4", "\\x4"), ("", "no TAB")] {
+        let text = format!("fine\tline\n{line}\n");
+        sandbox.feed(&["load", "db", "-"], text.as_bytes()).exits(4).complains("line 2").complains(why);
+    }
+    let long = format!("{}\tv\n", "k".repeat(65_536));
+    sandbox.feed(&["load", "db", "-"], long.as_bytes()).exits(4).complains("line 1").complains("too large");
+    sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflat\t1000\n");
+}
+
+#[test]
+fn a_file_that_cannot_be_loaded_creates_nothing() {
+    let sandbox = Sandbox::new();
+    sandbox.run(&["load", "db", "nowhere"]).exits(4).complains("cannot open nowhere");
+    sandbox.run(&["load", "db", "."]).exits(4).complains("cannot read .");
+    assert!(!sandbox.path("db").exists());
+}
+
+#[test]
+fn damage_is_3_and_named_by_file_offset_and_keyspace() {
+    let sandbox = Sandbox::new();
+    let text: String = (0..2000).map(|i| format!("key{i}\t{}\n", "v".repeat(100))).collect();
+    sandbox.feed(&["load", "db", "--keyspace", "users", "-"], text.as_bytes()).succeeds();
+    // The middle of the largest file: it holds the pairs.
+    let (path, mut bytes) =
+        sandbox.image("db").into_iter().max_by_key(|(_, bytes)| written(bytes)).expect("there are files");
+    let middle = written(&bytes) / 2;
+    bytes[middle] ^= 0x40;
+    sandbox.write(path.to_str().expect("UTF-8"), &bytes);
+    let file = path.file_name().expect("a file").to_string_lossy().into_owned();
+    let ran = sandbox.run(&["verify", "db"]).exits(3).complains("damage");
+    let text = ran.stdout();
+    assert!(text.contains(&file) && text.contains("offset") && text.contains("keyspace users"), "{text}");
+    let report = sandbox.run(&["verify", "db", "--json"]).exits(3).json();
+    assert_eq!(report["sound"], false);
+    let finding = &report["findings"][0];
+    assert!(finding["file"].as_str().is_some_and(|path| path.contains(&file)), "{finding}");
+    assert!(finding["offset"].as_u64().is_some_and(|offset| offset <= middle as u64), "{finding}");
+    assert_eq!(finding["keyspaces"][0], "users");
+}
+
+#[test]
+fn every_damaged_large_value_is_found() {
+    let sandbox = Sandbox::new();
+    for key in ["one", "two", "three"] {
+        sandbox.feed(&["put", "db", key, "-"], &vec![b'x'; 3 << 20]).succeeds();
+    }
+    let mut damaged = 0;
+    for (path, mut bytes) in sandbox.image("db").into_iter().filter(|(_, bytes)| bytes.len() > 3 << 20) {
+        bytes[2 << 20] ^= 1;
+        sandbox.write(path.to_str().expect("UTF-8"), &bytes);
+        damaged += 1;
+    }
+    sandbox.run(&["get", "db", "two"]).exits(3).prints("").complains("is damaged");
+    let report = sandbox.run(&["verify", "db", "--json"]).exits(3).json();
+    assert_eq!(report["findings"].as_array().map(Vec::len), Some(damaged), "{report}");
+}
+
+#[test]
+fn a_database_that_cannot_be_opened_for_damage_is_3() {
+    let sandbox = Sandbox::with(&[("a", "1")]);
+    for (path, mut bytes) in sandbox.image("db") {
+        if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("ROOT")) {
+            bytes.fill(0x55);
+            sandbox.write(path.to_str().expect("UTF-8"), &bytes);
+        }
+    }
+    // LOCK names whoever tried to write last; all else must stay as it was for somebody to mend.
+    let image = || {
+        let mut files = sandbox.image("db");
+        files.retain(|(path, _)| !path.ends_with("LOCK"));
+        files
+    };
+    let before = image();
+    let report = sandbox.run(&["verify", "db", "--json"]).exits(3).json();
+    assert!(report["findings"][0]["file"].as_str().is_some_and(|file| file.contains("ROOT")), "{report}");
+    for args in [&["get", "db", "a"][..], &["put", "db", "a", "2"], &["stats", "db"]] {
+        sandbox.run(args).exits(3).prints("").complains("ROOT");
+    }
+    assert!(image() == before, "a damaged database was changed");
+}
+
+/// Bytes of a file up to the last that is not zero: the rest may be room that nothing was written to.
+fn written(bytes: &[u8]) -> usize {
+    bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1)
+}

@@ -1,0 +1,153 @@
+//! # Each verb does what its help says
+
+use crate::support::Sandbox;
+use serde_json::json;
+
+#[test]
+fn put_creates_and_get_returns_the_very_bytes() {
+    let sandbox = Sandbox::new();
+    sandbox.run(&["put", "db", "ada", "lovelace"]).succeeds().prints("");
+    sandbox.run(&["get", "db", "ada"]).succeeds().prints("lovelace");
+    sandbox.run(&["put", "db", "ada", "byron"]).succeeds();
+    sandbox.run(&["get", "db", "ada"]).succeeds().prints("byron");
+    sandbox.run(&["get", "db", "--json", "ada"]).succeeds().prints("{\"key\":\"ada\",\"value\":\"byron\"}\n");
+}
+
+#[test]
+fn a_value_comes_from_stdin_and_goes_to_stdout_byte_for_byte() {
+    let sandbox = Sandbox::new();
+    let bytes: Vec<u8> = (0..=255).cycle().take(300_000).collect();
+    sandbox.feed(&["put", "db", "all", "-"], &bytes).succeeds();
+    sandbox.run(&["get", "db", "all"]).succeeds().prints(&bytes);
+    sandbox.feed(&["put", "db", "none", "-"], b"").succeeds();
+    sandbox.run(&["get", "db", "none"]).succeeds().prints("");
+}
+
+#[test]
+fn hex_speaks_of_any_bytes() {
+    let sandbox = Sandbox::new();
+    sandbox.run(&["put", "db", "--hex", "00FF", "0a0b"]).succeeds();
+    sandbox.run(&["get", "db", "--hex", "00ff"]).succeeds().prints("0a0b\n");
+    sandbox.run(&["get", "db", "--hex", "00ff", "--json"]).succeeds();
+    sandbox.run(&["scan", "db", "--hex"]).succeeds().prints("00ff\t0a0b\n");
+    let pair = sandbox.run(&["scan", "db", "--json"]).succeeds().json();
+    assert_eq!(pair, json!({ "key": { "hex": "00ff" }, "value": "\n\u{b}" }));
+    sandbox.feed(&["put", "db", "--hex", "", "-"], b"ca fe\n").succeeds();
+    sandbox.run(&["get", "db", "--hex", ""]).succeeds().prints("cafe\n");
+    sandbox.run(&["del", "db", "--hex", "00ff", ""]).succeeds();
+    sandbox.run(&["scan", "db"]).succeeds().prints("");
+}
+
+#[test]
+fn a_key_may_start_with_a_hyphen() {
+    let sandbox = Sandbox::new();
+    sandbox.run(&["put", "db", "--", "-k", "--v"]).succeeds();
+    sandbox.run(&["get", "db", "--", "-k"]).succeeds().prints("--v");
+}
+
+#[test]
+fn del_removes_all_it_can_and_tells_if_one_was_missing() {
+    let sandbox = Sandbox::with(&[("a", "1"), ("b", "2"), ("c", "3")]);
+    sandbox.run(&["del", "db", "a"]).succeeds().prints("");
+    sandbox.run(&["del", "db", "--durable", "a", "b"]).exits(1).complains("1 of 2 keys");
+    sandbox.run(&["get", "db", "b"]).exits(1);
+    sandbox.run(&["get", "db", "c"]).succeeds().prints("3");
+}
+
+#[test]
+fn scan_lists_each_pair_once_and_stops_at_the_limit() {
+    let sandbox = Sandbox::with(&[("a", "1"), ("b", "2"), ("c", "x\\ty")]);
+    let all = sandbox.run(&["scan", "db"]).succeeds();
+    assert_eq!(all.lines(), ["a\t1", "b\t2", "c\tx\\ty"]);
+    assert_eq!(sandbox.run(&["scan", "db", "--limit", "2"]).succeeds().lines().len(), 2);
+    sandbox.run(&["scan", "db", "--limit", "0"]).succeeds().prints("");
+    for line in sandbox.run(&["scan", "db", "--json"]).succeeds().lines() {
+        let pair: serde_json::Value = serde_json::from_str(&line).expect("an object a line");
+        assert!(pair["key"].is_string() && pair["value"].is_string());
+    }
+}
+
+#[test]
+fn scan_with_limits_says_that_an_unordered_engine_cannot() {
+    let sandbox = Sandbox::with(&[("a", "1")]);
+    for limits in [&["--from", "a"][..], &["--to", "b"], &["--prefix", "a"], &["--reverse"]] {
+        let args = [&["scan", "db"], limits].concat();
+        sandbox.run(&args).exits(4).prints("").complains("flat does not support");
+    }
+}
+
+#[test]
+fn load_takes_plain_lines_under_their_numbers() {
+    let sandbox = Sandbox::new();
+    sandbox.write("poem", "so much\\n\tdepends\n\nupon"); // no escapes, no TABs, no last newline
+    sandbox.run(&["load", "db", "--lines", "poem"]).succeeds();
+    let lines = sandbox.run(&["scan", "db"]).succeeds().lines();
+    assert_eq!(lines, ["0000000001\tso much\\\\n\\tdepends", "0000000002\t", "0000000003\tupon"]);
+}
+
+#[test]
+fn load_goes_over_many_batches() {
+    let sandbox = Sandbox::new();
+    let text: String = (0..5_500).map(|i| format!("key{i}\tvalue{i}\n")).collect();
+    sandbox.write("pairs", &text);
+    sandbox.run(&["load", "db", "--durable", "pairs"]).succeeds();
+    let mut expected: Vec<&str> = text.lines().collect();
+    expected.sort_unstable();
+    assert_eq!(sandbox.run(&["dump", "db"]).succeeds().lines(), expected);
+    sandbox.run(&["load", "db", "pairs"]).succeeds(); // again: harmless
+    assert_eq!(sandbox.run(&["dump", "db"]).succeeds().lines(), expected);
+}
+
+#[test]
+fn keyspaces_are_apart_and_listed_and_dropped() {
+    let sandbox = Sandbox::new();
+    sandbox.run(&["put", "db", "k", "1"]).succeeds();
+    sandbox.run(&["put", "db", "--keyspace", "users", "--engine", "flat", "k", "2"]).succeeds();
+    sandbox.run(&["get", "db", "k"]).succeeds().prints("1");
+    sandbox.run(&["get", "db", "-k", "users", "k"]).succeeds().prints("2");
+    sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflat\t1\nusers\tflat\t1\n");
+    let listing = sandbox.run(&["keyspaces", "db", "--json"]).succeeds().json();
+    assert_eq!(listing[1]["name"], "users");
+    assert_eq!(listing[1]["engine"], "flat");
+    assert_eq!(listing[1]["keys"], 1);
+    sandbox.run(&["drop", "db", "users", "--yes"]).succeeds();
+    sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflat\t1\n");
+    sandbox.run(&["get", "db", "-k", "users", "k"]).exits(1);
+}
+
+#[test]
+fn stats_speaks_to_people_and_to_programs() {
+    let sandbox = Sandbox::with(&[("a", "1"), ("b", "2")]);
+    let text = sandbox.run(&["stats", "db"]).succeeds().stdout();
+    assert!(text.contains("default") && text.contains("2 keys") && !text.contains('\x1b'), "{text}");
+    let stats = sandbox.run(&["stats", "db", "--json", "--memory", "64MiB"]).succeeds().json();
+    assert_eq!(stats["memory"]["budget"], 64 << 20);
+    assert_eq!(stats["keyspaces"][0]["keys"], 2);
+    assert_eq!(stats["opening"]["clean"], true);
+    assert!(stats["logs"].as_array().is_some_and(|logs| !logs.is_empty()), "{stats}");
+}
+
+#[test]
+fn verify_reads_everything_and_finds_a_sound_database_sound() {
+    let sandbox = Sandbox::with(&[("a", "1"), ("b", "2")]);
+    let text = sandbox.run(&["verify", "db"]).succeeds().stdout();
+    assert!(text.starts_with("sound: 2 pairs"), "{text}");
+    let report = sandbox.run(&["verify", "db", "--json"]).succeeds().json();
+    assert_eq!(report["sound"], true);
+    assert_eq!(report["pairs"], 2);
+    assert_eq!(report["findings"], json!([]));
+}
+
+#[test]
+fn help_names_the_exit_codes_and_every_verb() {
+    let sandbox = Sandbox::new();
+    let help = sandbox.run(&["--help"]).succeeds().stdout();
+    for word in ["put", "get", "del", "scan", "load", "dump", "stats", "verify", "keyspaces", "drop", "demo"]
+    {
+        assert!(help.contains(word), "{word}");
+        sandbox.run(&[word, "--help"]).succeeds();
+    }
+    assert!(help.contains("Exit codes"));
+    assert!(!help.contains("demo-writer"));
+    sandbox.run(&["--version"]).succeeds();
+}

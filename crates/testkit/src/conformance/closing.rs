@@ -1,0 +1,154 @@
+//! # Closing: the end of a handle, of a database, of a process
+
+use super::{get, key, refused, sorted};
+use crate::stage::Stage;
+use sheaf::{Database, Error, Keyspace, KeyspaceOptions};
+
+pub fn every_verb_of_a_closed_handle_says_closed(stage: &Stage) {
+    let db = stage.open();
+    let ks = stage.keyspace(&db, "a");
+    for index in 0..10 {
+        ks.insert(key(index), "v").unwrap();
+    }
+    let snapshot = db.snapshot().unwrap();
+    let of_snapshot = snapshot.keyspace("a").unwrap();
+    let mut batch = db.batch();
+    batch.insert(&ks, "k", "v");
+    let mut expecting = db.batch();
+    expecting.expect(&ks, "k", Some(b"other"));
+    let handle = db.clone();
+    db.close().unwrap();
+
+    refused!(ks.insert("k", "v"), Error::Closed);
+    refused!(ks.remove("k"), Error::Closed);
+    refused!(ks.get("k"), Error::Closed);
+    refused!(ks.get_with("k", |_| ()), Error::Closed);
+    refused!(ks.contains_key("k"), Error::Closed);
+    refused!(ks.multi_get(["k"]), Error::Closed);
+    refused!(ks.update("k", |_| Some(vec![])), Error::Closed);
+    refused!(ks.compare_and_swap("k", None, Some(b"v")), Error::Closed);
+    refused!(ks.compare_and_swap("k", Some(b"other"), None), Error::Closed);
+    refused!(ks.range::<&[u8]>(..), Error::Closed);
+    refused!(ks.prefix(""), Error::Closed);
+    refused!(ks.iter(), Error::Closed);
+    refused!(ks.keys(), Error::Closed);
+    refused!(ks.len(), Error::Closed);
+    refused!(ks.is_empty(), Error::Closed);
+    refused!(ks.clear(), Error::Closed);
+    refused!(ks.remove_range::<&[u8]>(..), Error::Closed);
+    if stage.subject.ordered {
+        refused!(ks.first(), Error::Closed);
+        refused!(ks.last(), Error::Closed);
+    }
+    refused!(handle.keyspace("a", KeyspaceOptions::default()), Error::Closed);
+    refused!(handle.keyspace("new", KeyspaceOptions::default()), Error::Closed);
+    refused!(handle.existing_keyspace("a"), Error::Closed);
+    refused!(handle.drop_keyspace("a"), Error::Closed);
+    refused!(handle.snapshot(), Error::Closed);
+    refused!(handle.persist(), Error::Closed);
+    refused!(handle.verify(|_| ()), Error::Closed);
+    refused!(batch.commit(), Error::Closed);
+    refused!(expecting.commit(), Error::Closed);
+    refused!(of_snapshot.get("k"), Error::Closed);
+    refused!(of_snapshot.contains_key("k"), Error::Closed);
+    refused!(of_snapshot.iter(), Error::Closed);
+    refused!(of_snapshot.len(), Error::Closed);
+    // Nothing to be refused, nothing to go wrong.
+    let _ = (handle.stats(), handle.keyspaces(), handle.path(), ks.name(), ks.engine(), snapshot.keyspaces());
+    let _ = (handle.pump(), handle.close());
+    let db = stage.open();
+    assert_eq!(stage.keyspace(&db, "a").len().unwrap(), 10, "and nothing was changed");
+}
+
+pub fn iterators_and_snapshots_say_closed_after_the_close(stage: &Stage) {
+    let db = stage.open();
+    let ks = stage.keyspace(&db, "a");
+    for index in 0..10 {
+        ks.insert(key(index), "v").unwrap();
+    }
+    let snapshot = db.snapshot().unwrap();
+    let (mut begun, mut fresh) = (ks.iter().unwrap(), ks.iter().unwrap());
+    let mut keys = snapshot.keyspace("a").unwrap().keys().unwrap();
+    begun.next().unwrap().unwrap();
+    db.close().unwrap();
+    for _ in 0..2 {
+        let db = stage.open(); // another life does not revive them
+        refused!(begun.next().unwrap_or(Err(Error::Closed)), Error::Closed);
+        refused!(fresh.next().unwrap_or(Err(Error::Closed)), Error::Closed);
+        refused!(keys.next().unwrap_or(Err(Error::Closed)), Error::Closed);
+        assert!(begun.next().is_none() && fresh.next().is_none() && keys.next().is_none());
+        assert_eq!(stage.keyspace(&db, "a").len().unwrap(), 10);
+    }
+    drop((snapshot, begun, fresh, keys));
+}
+
+pub fn dropping_the_last_handle_closes_in_order(stage: &Stage) {
+    let db = stage.open();
+    let ks = stage.keyspace(&db, "a");
+    ks.insert("k", "v").unwrap();
+    drop(db);
+    ks.insert("l", "v").unwrap(); // a keyspace is a handle too
+    assert_eq!(get(&ks, "k").as_deref(), Some(&b"v"[..]));
+    drop(ks);
+    let db = stage.open();
+    assert!(db.stats().opening.clean, "it was closed in order");
+    assert_eq!(sorted(&stage.keyspace(&db, "a")).len(), 2);
+}
+
+pub fn a_forked_child_gets_closed_and_the_parent_goes_on(stage: &Stage) {
+    let db = stage.open();
+    let ks = stage.keyspace(&db, "a");
+    ks.insert("k", "v").unwrap();
+    let snapshot = db.snapshot().unwrap().keyspace("a").unwrap();
+    let iter = ks.iter().unwrap();
+    // SAFETY: the child calls only what is below and leaves by `_exit`; an alarm ends it if a lock of
+    // a thread that does not exist in it should hold it up.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0, "fork works");
+    if child == 0 {
+        // SAFETY: no pointers.
+        unsafe { libc::alarm(20) };
+        let code =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| in_child(&db, &ks, &snapshot, iter)));
+        // SAFETY: does not return.
+        unsafe { libc::_exit(code.unwrap_or(99)) };
+    }
+    let mut status = 0;
+    // SAFETY: `status` is a valid place for the answer.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert!(libc::WIFEXITED(status), "the child died of signal {}", libc::WTERMSIG(status));
+    assert_eq!(libc::WEXITSTATUS(status), 0, "the child was answered wrong at this step");
+    assert_eq!(get(&ks, "k").as_deref(), Some(&b"v"[..]));
+    assert_eq!(get(&ks, "of the child"), None);
+    ks.insert("l", "after").unwrap();
+    db.persist().unwrap();
+    assert_eq!(iter.count(), 1);
+    drop((snapshot, ks));
+    let db = stage.reopen(db);
+    assert_eq!(sorted(&stage.keyspace(&db, "a")).len(), 2);
+}
+
+/// The number of the first call that does not answer `Closed`, or 0.
+fn in_child(db: &Database, ks: &Keyspace, snapshot: &sheaf::KeyspaceSnapshot, mut iter: sheaf::Iter) -> i32 {
+    let mut batch = db.batch();
+    batch.insert(ks, "of the child", "v");
+    let answers = [
+        ks.get("k").map(drop),
+        ks.insert("of the child", "v"),
+        ks.remove("k"),
+        ks.update("k", |_| None).map(drop),
+        ks.iter().map(drop),
+        ks.len().map(drop),
+        ks.clear(),
+        batch.commit(),
+        snapshot.get("k").map(drop),
+        iter.next().unwrap_or(Err(Error::Closed)).map(drop),
+        db.snapshot().map(drop),
+        db.keyspace("new", KeyspaceOptions::default()).map(drop),
+        db.drop_keyspace("a").map(drop),
+        db.persist(),
+    ];
+    std::mem::forget(iter);
+    let wrong = answers.iter().position(|answer| !matches!(answer, Err(Error::Closed)));
+    wrong.map_or(0, |index| i32::try_from(index).unwrap_or(90) + 1)
+}

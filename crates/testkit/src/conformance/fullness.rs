@@ -1,0 +1,274 @@
+//! # Fullness: a full disk, a full budget, and what an empty database takes
+
+use super::lasting::settle;
+use super::{Pair, bytes, get, key, refused, sorted};
+use crate::stage::Stage;
+use sheaf::{Database, Error, Keyspace};
+
+/// Leaves this much room on the simulated disk.
+fn limit(stage: &Stage, room: u64) {
+    let used = stage.bytes_on_disk().next_multiple_of(4096);
+    stage.simulated().unwrap().set_capacity(used + room);
+}
+
+fn unlimit(stage: &Stage) {
+    stage.simulated().unwrap().set_capacity(1 << 40);
+}
+
+/// Background work on a full disk, some of which may find no room.
+fn work(db: &Database) {
+    match db.pump() {
+        Ok(_) | Err(Error::NoSpace { .. }) => {}
+        Err(other) => panic!("{other}"),
+    }
+}
+
+/// A database on a disk that has no room for another pair, and what is in it.
+fn full(stage: &Stage) -> (Database, Keyspace, Keyspace, Vec<Pair>) {
+    let db = stage.open();
+    let (ks, other) = (stage.keyspace(&db, "a"), stage.other(&db, "b"));
+    other.insert("k", "v").unwrap();
+    limit(stage, if stage.setting.tiny { 256 << 10 } else { 8 << 20 });
+    let value_len = if stage.setting.tiny { 300 } else { 16 << 10 };
+    let mut expected = Vec::new();
+    for index in 0.. {
+        let (key, value) = (key(index).into_bytes(), bytes(value_len, index as u64));
+        match ks.insert(&key, &value) {
+            Ok(()) => expected.push((key, value)),
+            Err(Error::NoSpace { .. }) => break,
+            Err(other) => panic!("{other} instead of NoSpace"),
+        }
+        assert!(index < 100_000, "the disk never fills");
+    }
+    assert!(expected.len() > 20, "full after {} pairs", expected.len());
+    (db, ks, other, expected)
+}
+
+pub fn a_full_disk_refuses_writes_and_nothing_else(stage: &Stage) {
+    let (db, ks, other, mut expected) = full(stage);
+    for round in 0..10 {
+        refused!(ks.insert(key(99_999), bytes(60_000, 1)), Error::NoSpace { .. });
+        assert_eq!(get(&ks, key(99_999)), None);
+        assert_eq!(sorted(&ks), expected, "round {round}");
+        assert_eq!(get(&other, "k").as_deref(), Some(&b"v"[..]));
+        let snapshot = db.snapshot().unwrap();
+        assert_eq!(snapshot.keyspace("a").unwrap().len().unwrap(), expected.len() as u64);
+    }
+    assert_eq!(db.stats().poisoned, None);
+    for (index, (key, _)) in std::mem::take(&mut expected).iter().enumerate() {
+        ks.remove(key).unwrap_or_else(|e| panic!("removal {index} on a full disk: {e}"));
+        if index % 50 == 0 {
+            work(&db);
+        }
+    }
+    assert!(sorted(&ks).is_empty());
+    assert_eq!(db.stats().poisoned, None);
+}
+
+pub fn a_full_disk_takes_writes_again_once_there_is_room(stage: &Stage) {
+    let (db, ks, other, mut expected) = full(stage);
+    unlimit(stage);
+    for index in 0..200 {
+        ks.insert(format!("later-{index}"), bytes(500, index)).unwrap();
+        expected.push((format!("later-{index}").into_bytes(), bytes(500, index)));
+        other.insert(format!("later-{index}"), "v").unwrap();
+    }
+    expected.sort();
+    assert_eq!(sorted(&ks), expected, "without reopening");
+    db.persist().unwrap();
+    drop((ks, other));
+    let db = stage.crash(db);
+    assert_eq!(sorted(&stage.keyspace(&db, "a")), expected);
+    assert_eq!(stage.other(&db, "b").len().unwrap(), 201);
+}
+
+pub fn a_full_disk_makes_room_by_removing(stage: &Stage) {
+    let (db, ks, _other, mut expected) = full(stage);
+    let keep = expected.len() / 10;
+    for (index, (key, _)) in expected.drain(keep..).enumerate() {
+        ks.remove(key).unwrap_or_else(|e| panic!("removal {index} on a full disk: {e}"));
+        if index % 50 == 0 {
+            work(&db);
+        }
+    }
+    let mut index = 0;
+    settle(stage, &db, || {
+        while index < 2 * keep && ks.insert(format!("new-{index}"), &expected[0].1).is_ok() {
+            expected.push((format!("new-{index}").into_bytes(), expected[0].1.clone()));
+            index += 1;
+        }
+        index == 2 * keep
+    });
+    assert_eq!(index, 2 * keep, "as much as a fifth of what was removed finds room: {:?}", db.stats().logs);
+    assert_eq!(sorted(&ks), expected);
+}
+
+pub fn a_database_opens_on_a_full_disk(stage: &Stage) {
+    let (mut db, ks, other, expected) = full(stage);
+    drop((ks, other));
+    for life in 0..4 {
+        stage.simulated().unwrap().set_capacity(0);
+        if life == 2 {
+            // Whether an image finds room or not, nothing is lost and the lock is free.
+            let _ = db.close();
+            db = stage.open();
+        } else {
+            db = stage.crash(db);
+        }
+        let ks = stage.keyspace(&db, "a");
+        assert_eq!(sorted(&ks), expected, "life {life}");
+        assert_eq!(get(&stage.other(&db, "b"), "k").as_deref(), Some(&b"v"[..]));
+        refused!(ks.insert("large", vec![0; 4 << 20]), Error::NoSpace { .. });
+        assert_eq!(db.stats().poisoned, None);
+    }
+    let ks = stage.keyspace(&db, "a");
+    ks.remove(&expected[0].0).unwrap();
+    assert_eq!(ks.len().unwrap(), expected.len() as u64 - 1);
+    unlimit(stage);
+    ks.insert("again", "v").unwrap();
+    drop(ks);
+    let db = stage.crash(db);
+    assert_eq!(stage.keyspace(&db, "a").len().unwrap(), expected.len() as u64);
+}
+
+pub fn a_large_value_that_finds_no_room_leaves_nothing_behind(stage: &Stage) {
+    let db = stage.open();
+    let ks = stage.keyspace(&db, "a");
+    ks.insert("k", bytes(stage.setting.stage_above() + 1, 1)).unwrap();
+    limit(stage, 1 << 20);
+    let before = stage.tree().len();
+    for _ in 0..10 {
+        refused!(ks.insert("k", bytes(3 << 20, 2)), Error::NoSpace { .. });
+        let mut batch = db.batch();
+        batch.insert(&ks, "l", bytes(300 << 10, 1)).insert(&ks, "m", bytes(3 << 20, 2));
+        refused!(batch.commit(), Error::NoSpace { .. });
+    }
+    assert_eq!(stage.tree().len(), before, "no file stays");
+    assert_eq!(sorted(&ks), [(b"k".to_vec(), bytes(stage.setting.stage_above() + 1, 1))]);
+    ks.insert("small", "v").unwrap();
+    ks.insert("l", bytes(300 << 10, 1)).unwrap();
+    assert_eq!(ks.len().unwrap(), 3);
+}
+
+pub fn an_empty_database_takes_at_most_a_mebibyte(stage: &Stage) {
+    let check = |when: &str| {
+        let bytes = stage.bytes_on_disk();
+        assert!(bytes <= 1 << 20, "{bytes} bytes {when}");
+    };
+    let db = stage.open();
+    check("new");
+    let (ks, other) = (stage.keyspace(&db, "a"), stage.other(&db, "b"));
+    check("with two keyspaces");
+    ks.insert("k", "v").unwrap();
+    other.insert("k", "v").unwrap();
+    db.persist().unwrap();
+    db.pump().unwrap();
+    check("with two pairs");
+    ks.remove("k").unwrap();
+    drop((ks, other));
+    let db = stage.reopen(db);
+    check("reopened");
+    db.close().unwrap();
+    check("closed");
+    drop(stage.open());
+    check("closed again");
+}
+
+pub fn beyond_the_budget_only_new_keys_are_refused(stage: &Stage) {
+    let budget = 2 << 20;
+    let db = stage.builder().memory(budget).open(stage.path()).unwrap();
+    let ks = stage.keyspace(&db, "a");
+    let mut count = 0usize;
+    loop {
+        match ks.insert(key(count), bytes(8, count as u64)) {
+            Ok(()) => count += 1,
+            Err(Error::OverBudget { budget: told }) => {
+                assert_eq!(told, budget);
+                break;
+            }
+            Err(other) => panic!("{other} instead of OverBudget"),
+        }
+        assert!(count < 1_000_000, "the budget never ends: {:?}", db.stats().memory);
+    }
+    assert!(count > 1000, "over budget after {count} keys");
+    assert_eq!(ks.len().unwrap(), count as u64);
+    assert!(db.stats().memory.index <= budget);
+    // Fifty that are refused: others may find a place that is free by chance, but not these alone.
+    let mut batch = db.batch();
+    batch.insert(&ks, key(0), "batched");
+    for index in 0..50_000 {
+        batch.insert(&ks, format!("new-{index}"), "x");
+    }
+    if stage.setting.tiny {
+        drop(batch);
+    } else {
+        refused!(batch.commit(), Error::OverBudget { .. });
+        assert_eq!(get(&ks, key(0)), Some(bytes(8, 0)), "a refused batch writes nothing");
+    }
+    for index in (0..count).step_by(count / 500) {
+        ks.insert(key(index), bytes(8, 7)).unwrap();
+        assert_eq!(get(&ks, key(index)), Some(bytes(8, 7)));
+        let new = ks.update(key(index), |old| old.map(<[u8]>::to_vec)).unwrap();
+        assert_eq!(new.as_deref(), Some(&bytes(8, 7)[..]));
+    }
+    assert_eq!(ks.iter().unwrap().count(), count);
+    let removed = count / 2;
+    for index in 0..removed {
+        ks.remove(key(index)).unwrap();
+    }
+    assert_eq!(ks.len().unwrap(), (count - removed) as u64);
+    for index in 0..removed / 4 {
+        ks.insert(key(index), bytes(8, 9)).unwrap_or_else(|e| panic!("{e} after {removed} removals"));
+    }
+    drop(ks);
+    let db = stage.crash(db);
+    let ks = stage.keyspace(&db, "a");
+    assert_eq!(ks.len().unwrap(), (count - removed + removed / 4) as u64);
+}
+
+pub fn stats_are_plausible(stage: &Stage) {
+    let db = stage.builder().memory(64 << 20).open(stage.path()).unwrap();
+    let fresh = db.stats();
+    assert_eq!((fresh.views, fresh.poisoned, fresh.memory.budget), (0, None, 64 << 20));
+    assert!(fresh.durable <= fresh.visible);
+    let (ks, other) = (stage.keyspace(&db, "a"), stage.other(&db, "b"));
+    let start = db.stats();
+    for index in 0..100 {
+        ks.insert(key(index), bytes(50, 1)).unwrap();
+        other.insert(key(index), bytes(50, 1)).unwrap();
+    }
+    ks.insert("large", bytes(stage.setting.stage_above() + 1, 1)).unwrap();
+    let filled = db.stats();
+    assert_eq!(filled.visible, start.visible + 201, "a commit a write");
+    assert!(filled.staged_bytes > stage.setting.stage_above() as u64);
+    assert!(filled.memory.index > start.memory.index);
+    assert_eq!(ks.stats().unwrap().keys, 101);
+    assert!(ks.stats().unwrap().index_bytes > 0);
+    for (before, after) in start.logs.iter().zip(&filled.logs) {
+        assert_eq!(before.name, after.name);
+        assert!(after.appended >= before.appended + 100 * 60, "{after:?}");
+        assert!(after.segments > 0 && after.disk_bytes >= after.live_bytes, "{after:?}");
+    }
+    if stage.setting.inline {
+        stage.advance(std::time::Duration::from_millis(30));
+        assert!(filled.durable < filled.visible);
+        assert!(
+            db.stats().unsynced_age >= std::time::Duration::from_millis(30),
+            "{:?}",
+            db.stats().unsynced_age
+        );
+    }
+    let ticket = {
+        let mut batch = db.batch();
+        batch.insert(&ks, "k", "v");
+        batch.submit().unwrap()
+    };
+    ticket.wait_durable().unwrap();
+    let synced = db.stats();
+    assert!(synced.durable >= ticket.seq() && synced.sync_rounds > 0);
+    if stage.setting.inline {
+        assert_eq!(synced.unsynced_age, std::time::Duration::ZERO);
+        assert!(synced.sync_rounds > filled.sync_rounds && synced.sync_waits > filled.sync_waits);
+    }
+    assert!(!synced.opening.clean || synced.opening.frames_scanned == 0);
+}

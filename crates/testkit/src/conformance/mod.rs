@@ -1,0 +1,302 @@
+//! # Conformance: every verb and promise of the facade, for any engine
+//!
+//! One macro line gives an engine the whole suite:
+//!
+//! ```ignore
+//! sheaf_testkit::conformance!(flat, sheaf_testkit::stage::Subject::flat());
+//! ```
+//!
+//! It becomes a module of `#[test]`s. Each is a promise by name, and runs on the disks, in the
+//! geometries and the ways of background work that its list names; a failure says on which. Where an
+//! engine cannot do a thing by its nature the suite wants exactly [`sheaf::Error::Unsupported`].
+//!
+//! ## What it cannot see
+//!
+//! Sequences nobody thought of (the model checker), states between two calls (the crash explorer),
+//! interleavings the scheduler did not choose, and time.
+
+#![expect(missing_docs, clippy::unwrap_used, reason = "names are promises; a broken one panics")]
+
+pub mod batches;
+pub mod closing;
+pub mod fullness;
+pub mod keyspaces;
+pub mod lasting;
+pub mod opening;
+pub mod points;
+pub mod ranges;
+pub mod sizes;
+pub mod snapshots;
+pub mod together;
+
+use sheaf::{Keyspace, Result, Value};
+
+use crate::stage::{Place, Setting, Stage, Subject};
+
+const SIM_TINY: Setting = Setting::new(Place::Simulated, true, true);
+const SIM_NORMAL: Setting = Setting::new(Place::Simulated, false, true);
+const SIM_THREADED: Setting = Setting::new(Place::Simulated, true, false);
+const REAL_INLINE: Setting = Setting::new(Place::Real, true, true);
+const REAL_TINY: Setting = Setting::new(Place::Real, true, false);
+const REAL_NORMAL: Setting = Setting::new(Place::Real, false, false);
+
+/// Both disks, both geometries, both ways of background work.
+pub const EVERYWHERE: &[Setting] = &[SIM_TINY, SIM_NORMAL, SIM_THREADED, REAL_INLINE, REAL_TINY, REAL_NORMAL];
+/// Where there are background threads.
+pub const THREADED: &[Setting] = &[SIM_THREADED, REAL_TINY, REAL_NORMAL];
+/// Where the test says what happens when.
+pub const STEPPED: &[Setting] = &[SIM_TINY, SIM_NORMAL];
+/// Where there are processes.
+pub const REAL: &[Setting] = &[REAL_INLINE, REAL_TINY, REAL_NORMAL];
+
+/// Keeps `promise` in each of `settings`.
+pub fn run(subject: &Subject, name: &str, settings: &[Setting], promise: fn(&Stage)) {
+    for setting in settings {
+        let _told = Told { what: format!("{name}: {} on {setting:?}", subject.engine) };
+        promise(&Stage::new(subject, *setting));
+    }
+}
+
+/// Says where a failure was.
+struct Told {
+    what: String,
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("BROKEN PROMISE {}", self.what);
+        }
+    }
+}
+
+/// The suite for one engine. See the [module](crate::conformance).
+#[macro_export]
+macro_rules! conformance {
+    ($module:ident, $subject:expr) => {
+        mod $module {
+            use super::*;
+
+            $crate::promises! { $subject, EVERYWHERE, points:
+                an_inserted_value_is_read_back
+                a_missing_key_has_no_value
+                an_overwrite_replaces_the_value
+                a_removed_key_is_gone_and_removing_it_again_is_fine
+                get_with_sees_the_bytes_and_returns_what_it_makes_of_them
+                multi_get_answers_in_the_order_of_the_keys
+                update_sees_the_old_value_and_returns_the_new_one
+                update_runs_again_when_the_key_changed_under_it
+                compare_and_swap_changes_exactly_what_was_expected
+                any_bytes_are_a_key
+                len_counts_keys_and_not_writes
+            }
+            $crate::promises! { $subject, EVERYWHERE, sizes:
+                keys_up_to_the_limit_are_kept
+                a_key_above_the_limit_is_too_large_and_nothing_is_written
+                values_of_every_size_are_kept_and_replaced
+                a_value_of_many_mib_is_kept
+                a_value_above_the_limit_is_too_large
+            }
+            $crate::promises! { $subject, EVERYWHERE, ranges:
+                iteration_yields_every_pair_once
+                an_ordered_engine_iterates_in_the_order_of_bytes_both_ways
+                ranges_honour_their_ends
+                prefixes_yield_their_families
+                first_and_last_are_the_ends
+                both_ends_of_an_iterator_meet
+                an_engine_refuses_exactly_what_its_capabilities_exclude
+                remove_range_removes_what_the_range_holds
+                clear_removes_everything
+                an_iterator_shows_the_moment_it_was_made
+            }
+            $crate::promises! { $subject, EVERYWHERE, batches:
+                a_batch_spans_keyspaces_of_several_engines
+                the_last_operation_on_a_key_wins
+                a_batch_that_expects_in_vain_writes_nothing
+                expectations_hold_for_values_and_for_absence
+                a_batch_of_expectations_alone_checks_and_writes_nothing
+                an_empty_batch_is_fine
+                an_oversized_batch_is_refused_whole
+                a_batch_larger_than_a_segment_is_whole
+                a_batch_with_a_dropped_keyspace_writes_nothing
+                a_batch_refuses_keyspaces_of_another_database
+                tickets_grow_and_become_durable_in_order
+                a_ticket_that_waited_survives_a_power_cut
+            }
+            $crate::promises! { $subject, EVERYWHERE, snapshots:
+                a_snapshot_repeats_what_it_showed
+                a_snapshot_is_consistent_across_keyspaces
+                a_younger_keyspace_is_absent_in_a_snapshot
+                a_dropped_keyspace_stays_readable_in_a_snapshot
+                a_cleared_keyspace_stays_readable_in_a_snapshot
+                a_recreated_keyspace_does_not_mix_with_the_one_a_snapshot_shows
+                a_long_snapshot_outlives_many_updates_and_stops_none
+                snapshots_stack_and_go_in_any_order
+                iterators_outlive_the_handles_they_came_from
+                what_snapshots_pin_is_reported_and_released
+            }
+            $crate::promises! { $subject, EVERYWHERE, keyspaces:
+                an_engine_is_remembered_and_another_refused
+                a_keyspace_without_an_engine_opens_as_what_it_is
+                an_unknown_engine_is_refused
+                names_are_any_text_of_1_to_255_bytes
+                keyspaces_are_listed_by_name_and_survive_reopening
+                keyspaces_do_not_see_each_other
+                a_dropped_keyspace_is_gone_and_its_handles_say_so
+                a_recreated_keyspace_is_empty_also_after_reopening
+                a_clear_is_seen_through_every_handle_and_after_reopening
+                a_missing_keyspace_is_not_created_by_looking
+                many_keyspaces_live_side_by_side
+            }
+            $crate::promises! { $subject, EVERYWHERE, opening:
+                a_missing_database_is_not_created_unless_asked
+                a_second_open_is_refused_and_names_the_owner
+                a_closed_database_can_be_opened_at_once
+                a_foreign_directory_is_left_alone
+                one_damaged_root_slot_costs_nothing
+                two_damaged_root_slots_are_an_error_and_nothing_is_touched
+                a_newer_format_is_refused_and_left_alone
+                reading_only_changes_no_byte_and_refuses_writes
+                reading_only_of_a_killed_database_shows_everything_and_changes_nothing
+                several_readers_share_and_exclude_a_writer
+                an_engine_that_is_not_there_costs_nobody_their_data
+            }
+            $crate::promises! { $subject, EVERYWHERE, closing:
+                every_verb_of_a_closed_handle_says_closed
+                iterators_and_snapshots_say_closed_after_the_close
+                dropping_the_last_handle_closes_in_order
+            }
+            $crate::promises! { $subject, REAL, closing:
+                a_forked_child_gets_closed_and_the_parent_goes_on
+            }
+            $crate::promises! { $subject, EVERYWHERE, lasting:
+                everything_is_there_after_a_clean_close
+                everything_acknowledged_is_there_after_a_kill
+                every_kind_of_change_survives_ten_lives
+                removed_keys_stay_removed_after_reopening
+                sequence_numbers_never_repeat_across_lives
+                what_was_persisted_survives_a_power_cut
+                a_sync_write_survives_a_power_cut
+                a_database_that_did_nothing_reopens_as_it_was
+                a_journal_is_bounded_by_checkpoints
+                superseded_large_values_give_their_space_back
+                verify_finds_nothing_wrong_in_a_sound_database
+            }
+            $crate::promises! { $subject, STEPPED, fullness:
+                a_full_disk_refuses_writes_and_nothing_else
+                a_full_disk_takes_writes_again_once_there_is_room
+                a_full_disk_makes_room_by_removing
+                a_database_opens_on_a_full_disk
+                a_large_value_that_finds_no_room_leaves_nothing_behind
+            }
+            $crate::promises! { $subject, EVERYWHERE, fullness:
+                an_empty_database_takes_at_most_a_mebibyte
+                beyond_the_budget_only_new_keys_are_refused
+                stats_are_plausible
+            }
+            $crate::promises! { $subject, THREADED, together:
+                concurrent_updates_are_all_counted
+                concurrent_swaps_are_all_counted
+                transfers_keep_their_sum_in_every_snapshot
+                a_reader_never_goes_back_in_time
+                tickets_of_many_threads_become_durable_in_order
+                durable_writers_share_sync_rounds
+                iterators_stand_still_while_writers_do_not
+                writers_do_not_notice_a_clear
+                readers_and_writers_survive_a_drop
+            }
+        }
+    };
+}
+
+/// `#[test]`s for the promises of one area. Part of [`conformance!`](crate::conformance!).
+#[doc(hidden)]
+#[macro_export]
+macro_rules! promises {
+    ($subject:expr, $settings:ident, $area:ident: $($name:ident)*) => {
+        $(
+            #[test]
+            fn $name() {
+                let name = concat!(stringify!($area), "::", stringify!($name));
+                let settings = $crate::conformance::$settings;
+                $crate::conformance::run(&$subject, name, settings, $crate::conformance::$area::$name);
+            }
+        )*
+    };
+}
+
+/// Asserts that a call is refused with an error of this shape.
+macro_rules! refused {
+    ($call:expr, $error:pat $(if $guard:expr)?) => {
+        match $call.map(drop) {
+            Err($error) $(if $guard)? => {}
+            other => panic!("{} answers {other:?}", stringify!($call)),
+        }
+    };
+}
+pub(crate) use refused;
+
+/// A pair as the assertions compare it.
+pub(crate) type Pair = (Vec<u8>, Vec<u8>);
+
+/// `len` bytes that depend on `seed` and on their place.
+#[must_use]
+pub fn bytes(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut out = Vec::with_capacity(len + 8);
+    while out.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        out.extend_from_slice(&state.to_le_bytes());
+    }
+    out.truncate(len);
+    out
+}
+
+/// The pairs of an iterator.
+pub(crate) fn pairs(iter: impl Iterator<Item = Result<(Value, Value)>>) -> Vec<Pair> {
+    iter.map(|pair| pair.map(|(k, v)| (k.to_vec(), v.to_vec())).expect("the pair is readable")).collect()
+}
+
+/// The pairs of a keyspace, sorted.
+pub(crate) fn sorted(keyspace: &Keyspace) -> Vec<Pair> {
+    let mut all = pairs(keyspace.iter().expect("iteration begins"));
+    all.sort();
+    all
+}
+
+/// The value of `key`, which is readable.
+pub(crate) fn get(keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Option<Vec<u8>> {
+    keyspace.get(key).expect("the key is readable").map(Vec::from)
+}
+
+/// A name for the `index`-th of many keys.
+pub(crate) fn key(index: usize) -> String {
+    format!("key-{index:05}")
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn every_promise_is_in_the_list() {
+        let list = include_str!("mod.rs");
+        let areas = [
+            include_str!("points.rs"),
+            include_str!("sizes.rs"),
+            include_str!("ranges.rs"),
+            include_str!("batches.rs"),
+            include_str!("snapshots.rs"),
+            include_str!("keyspaces.rs"),
+            include_str!("opening.rs"),
+            include_str!("closing.rs"),
+            include_str!("lasting.rs"),
+            include_str!("fullness.rs"),
+            include_str!("together.rs"),
+        ];
+        for name in areas.iter().flat_map(|area| area.split("\npub fn ").skip(1)) {
+            let name = name.split('(').next().unwrap_or_default();
+            assert!(list.contains(&format!("                {name}\n")), "{name} is kept by nobody");
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! # Ranges: many keys, in order where there is one
+
+use std::ops::Bound;
+
+use super::{Pair, bytes, key, pairs, refused, sorted};
+use crate::stage::Stage;
+use sheaf::{Database, Error, Keyspace};
+
+fn filled(stage: &Stage, count: usize) -> (Database, Keyspace, Vec<Pair>) {
+    let db = stage.open();
+    let ks = stage.keyspace(&db, "ranges");
+    let mut all: Vec<Pair> =
+        (0..count).map(|index| (key(index).into_bytes(), bytes(index % 50, index as u64))).collect();
+    for (index, extra) in [&b""[..], b"\0", b"\xff", b"\xff\xff", b"key", b"key-"].into_iter().enumerate() {
+        all.push((extra.to_vec(), vec![index as u8]));
+    }
+    // Not in order, some of them twice, some removed again.
+    for (index, (key, value)) in all.iter().enumerate().rev() {
+        ks.insert(key, "old").unwrap();
+        ks.insert([key, &b"-gone"[..]].concat(), "x").unwrap();
+        ks.insert(key, value).unwrap();
+        if index % 2 == 0 {
+            ks.remove([key, &b"-gone"[..]].concat()).unwrap();
+        }
+    }
+    for (key, _) in &all {
+        ks.remove([key, &b"-gone"[..]].concat()).unwrap();
+    }
+    all.sort();
+    (db, ks, all)
+}
+
+pub fn iteration_yields_every_pair_once(stage: &Stage) {
+    let (_db, ks, all) = filled(stage, 300);
+    assert_eq!(sorted(&ks), all);
+    let mut keys: Vec<Vec<u8>> = ks.keys().unwrap().map(|key| key.unwrap().to_vec()).collect();
+    keys.sort();
+    assert!(keys.iter().eq(all.iter().map(|(key, _)| key)));
+    let mut whole = pairs(ks.range::<&[u8]>(..).unwrap());
+    whole.sort();
+    assert_eq!(whole, all);
+    let mut whole = pairs(ks.prefix("").unwrap());
+    whole.sort();
+    assert_eq!(whole, all);
+    let mut of_snapshot = pairs(_db.snapshot().unwrap().keyspace("ranges").unwrap().iter().unwrap());
+    of_snapshot.sort();
+    assert_eq!(of_snapshot, all);
+}
+
+pub fn an_ordered_engine_iterates_in_the_order_of_bytes_both_ways(stage: &Stage) {
+    if !stage.subject.ordered {
+        return;
+    }
+    let (_db, ks, mut all) = filled(stage, 300);
+    assert_eq!(pairs(ks.iter().unwrap()), all);
+    assert!(ks.keys().unwrap().map(|key| key.unwrap().to_vec()).eq(all.iter().map(|(k, _)| k.clone())));
+    all.reverse();
+    assert_eq!(pairs(ks.iter().unwrap().rev()), all);
+    assert!(ks.keys().unwrap().rev().map(|key| key.unwrap().to_vec()).eq(all.iter().map(|(k, _)| k.clone())));
+}
+
+pub fn ranges_honour_their_ends(stage: &Stage) {
+    if !stage.subject.ordered {
+        return;
+    }
+    let (db, ks, all) = filled(stage, 40);
+    let snapshot = db.snapshot().unwrap().keyspace("ranges").unwrap();
+    let ends: Vec<Vec<u8>> =
+        [&b""[..], b"\0", b"key-00007", b"key-00007\0", b"key-00020", b"key-0003", b"\xff", b"\xff\xff\xff"]
+            .map(<[u8]>::to_vec)
+            .to_vec();
+    let bounds = || {
+        let each = ends.iter().flat_map(|end| [Bound::Included(end), Bound::Excluded(end)]);
+        each.chain([Bound::Unbounded]).map(|bound| bound.cloned())
+    };
+    for low in bounds() {
+        for high in bounds() {
+            let range = (low.clone(), high.clone());
+            let within = |key: &[u8]| {
+                let above = match &low {
+                    Bound::Included(low) => key >= low.as_slice(),
+                    Bound::Excluded(low) => key > low.as_slice(),
+                    Bound::Unbounded => true,
+                };
+                above
+                    && match &high {
+                        Bound::Included(high) => key <= high.as_slice(),
+                        Bound::Excluded(high) => key < high.as_slice(),
+                        Bound::Unbounded => true,
+                    }
+            };
+            let mut expected: Vec<Pair> = all.iter().filter(|(key, _)| within(key)).cloned().collect();
+            assert_eq!(pairs(ks.range(range.clone()).unwrap()), expected, "{range:?}");
+            assert_eq!(pairs(snapshot.range(range.clone()).unwrap()), expected, "{range:?}");
+            expected.reverse();
+            assert_eq!(pairs(ks.range(range.clone()).unwrap().rev()), expected, "{range:?} back");
+        }
+    }
+}
+
+pub fn prefixes_yield_their_families(stage: &Stage) {
+    if !stage.subject.ordered {
+        return;
+    }
+    let (db, ks, all) = filled(stage, 130);
+    let snapshot = db.snapshot().unwrap().keyspace("ranges").unwrap();
+    for prefix in
+        [&b""[..], b"k", b"key", b"key-0001", b"key-00012", b"key-00012x", b"\xff", b"\xff\xff", b"\0", b"z"]
+    {
+        let mut expected: Vec<Pair> =
+            all.iter().filter(|(key, _)| key.starts_with(prefix)).cloned().collect();
+        assert_eq!(pairs(ks.prefix(prefix).unwrap()), expected, "{prefix:?}");
+        assert_eq!(pairs(snapshot.prefix(prefix).unwrap()), expected, "{prefix:?}");
+        expected.reverse();
+        assert_eq!(pairs(ks.prefix(prefix).unwrap().rev()), expected, "{prefix:?} back");
+    }
+}
+
+pub fn first_and_last_are_the_ends(stage: &Stage) {
+    if !stage.subject.ordered {
+        return;
+    }
+    let db = stage.open();
+    let ks = stage.keyspace(&db, "ranges");
+    assert!(ks.first().unwrap().is_none() && ks.last().unwrap().is_none());
+    let own =
+        |pair: Option<(sheaf::Value, sheaf::Value)>| pair.map(|(key, value)| (key.to_vec(), value.to_vec()));
+    for key in ["m", "t", "c"] {
+        ks.insert(key, key.to_uppercase()).unwrap();
+    }
+    assert_eq!(own(ks.first().unwrap()), Some((b"c".to_vec(), b"C".to_vec())));
+    assert_eq!(own(ks.last().unwrap()), Some((b"t".to_vec(), b"T".to_vec())));
+    ks.remove("c").unwrap();
+    ks.remove("t").unwrap();
+    assert_eq!(own(ks.first().unwrap()), own(ks.last().unwrap()));
+    ks.insert("", "").unwrap();
+    assert_eq!(own(ks.first().unwrap()), Some((vec![], vec![])), "the empty key is the lowest");
+}
+
+pub fn both_ends_of_an_iterator_meet(stage: &Stage) {
+    if !stage.subject.ordered {
+        return;
+    }
+    let (_db, ks, all) = filled(stage, 30);
+    for seed in 0..20u64 {
+        let mut iter = ks.range("a"..).unwrap();
+        let (mut front, mut back) = (Vec::new(), Vec::new());
+        for turn in bytes(1000, seed) {
+            let forward = turn & 1 == 0;
+            let Some(pair) = (if forward { iter.next() } else { iter.next_back() }) else {
+                break;
+            };
+            let (key, value) = pair.unwrap();
+            let list = if forward { &mut front } else { &mut back };
+            list.push((key.to_vec(), value.to_vec()));
+        }
+        assert!(iter.next().is_none() && iter.next_back().is_none(), "what has ended stays so");
+        back.reverse();
+        front.extend(back);
+        let expected: Vec<Pair> = all.iter().filter(|(key, _)| key.as_slice() >= b"a").cloned().collect();
+        assert_eq!(front, expected, "seed {seed}");
+    }
+}
+
+pub fn an_engine_refuses_exactly_what_its_capabilities_exclude(stage: &Stage) {
+    let (db, ks, all) = filled(stage, 10);
+    let engine = stage.subject.engine;
+    assert_eq!(ks.capabilities().unwrap().ordered, stage.subject.ordered);
+    assert_eq!(ks.engine(), engine);
+    if stage.subject.ordered {
+        return; // the other promises of this file are the proof
+    }
+    refused!(ks.range("a".."b"), Error::Unsupported { engine: e, .. } if e == engine);
+    refused!(ks.range("a"..), Error::Unsupported { .. });
+    refused!(ks.prefix("a"), Error::Unsupported { .. });
+    refused!(ks.first(), Error::Unsupported { .. });
+    refused!(ks.last(), Error::Unsupported { .. });
+    refused!(ks.remove_range("a".."b"), Error::Unsupported { .. });
+    let mut iter = ks.iter().unwrap();
+    refused!(iter.next_back().unwrap(), Error::Unsupported { .. });
+    assert!(iter.next().is_none(), "nothing comes after an error");
+    let mut keys = ks.keys().unwrap().rev();
+    refused!(keys.next().unwrap(), Error::Unsupported { .. });
+    let snapshot = db.snapshot().unwrap().keyspace("ranges").unwrap();
+    refused!(snapshot.range(.."b"), Error::Unsupported { .. });
+    refused!(snapshot.prefix("a"), Error::Unsupported { .. });
+    assert_eq!(sorted(&ks), all, "and nothing else was refused or changed");
+    assert_eq!(snapshot.len().unwrap(), all.len() as u64);
+}
+
+pub fn remove_range_removes_what_the_range_holds(stage: &Stage) {
+    let (_db, ks, all) = filled(stage, 1500);
+    if stage.subject.ordered {
+        assert_eq!(ks.remove_range(key(100)..key(1400)).unwrap(), 1300);
+        assert_eq!(ks.remove_range(key(100)..key(1400)).unwrap(), 0);
+        assert_eq!(ks.remove_range(key(90)..key(5)).unwrap(), 0, "an inverted range holds nothing");
+        assert_eq!(ks.len().unwrap(), all.len() as u64 - 1300);
+        assert!(ks.contains_key(key(99)).unwrap() && ks.contains_key(key(1400)).unwrap());
+    }
+    let left = ks.len().unwrap();
+    assert_eq!(ks.remove_range::<&[u8]>(..).unwrap(), left);
+    assert!(ks.is_empty().unwrap() && sorted(&ks).is_empty());
+}
+
+pub fn clear_removes_everything(stage: &Stage) {
+    let (_db, ks, _) = filled(stage, 200);
+    ks.insert("large", bytes(stage.setting.stage_above() + 1, 1)).unwrap();
+    ks.clear().unwrap();
+    assert!(ks.is_empty().unwrap() && sorted(&ks).is_empty());
+    assert_eq!(ks.get(key(7)).unwrap(), None);
+    ks.clear().unwrap();
+    ks.insert(key(7), "new").unwrap();
+    assert_eq!(sorted(&ks), [(key(7).into_bytes(), b"new".to_vec())]);
+}
+
+pub fn an_iterator_shows_the_moment_it_was_made(stage: &Stage) {
+    let (db, ks, all) = filled(stage, 100);
+    let (mut iter, mut keys) = (ks.iter().unwrap(), ks.keys().unwrap());
+    let untouched = ks.iter().unwrap();
+    let mut shown = pairs(iter.by_ref().take(10));
+    let mut shown_keys = keys.by_ref().take(10).count();
+    for index in 0..100 {
+        match index % 3 {
+            0 => ks.remove(key(index)).unwrap(),
+            1 => ks.insert(key(index), "changed").unwrap(),
+            _ => ks.insert(format!("{}-new", key(index)), "x").unwrap(),
+        }
+        db.pump().unwrap();
+    }
+    shown.extend(pairs(iter));
+    shown.sort();
+    assert_eq!(shown, all);
+    shown_keys += keys.count();
+    assert_eq!(shown_keys, all.len());
+    let mut shown = pairs(untouched);
+    shown.sort();
+    assert_eq!(shown, all, "made before the changes, used after them");
+}

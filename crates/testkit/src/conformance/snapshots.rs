@@ -1,0 +1,235 @@
+//! # Snapshots: past states, exact and in nobody's way
+
+use super::lasting::settle;
+use super::{Pair, bytes, get, key, pairs, refused, sorted};
+use crate::stage::Stage;
+use sheaf::{Error, KeyspaceSnapshot, Snapshot};
+
+fn shown(snapshot: &Snapshot, name: &str) -> Vec<Pair> {
+    let keyspace = snapshot.keyspace(name).unwrap();
+    let mut all = pairs(keyspace.iter().unwrap());
+    all.sort();
+    assert_eq!(keyspace.len().unwrap(), all.len() as u64);
+    assert_eq!(keyspace.is_empty().unwrap(), all.is_empty());
+    for (key, value) in &all {
+        assert_eq!(keyspace.get(key).unwrap().as_deref(), Some(value.as_slice()));
+        assert!(keyspace.contains_key(key).unwrap());
+    }
+    all
+}
+
+pub fn a_snapshot_repeats_what_it_showed(stage: &Stage) {
+    let db = stage.open();
+    let ks = stage.keyspace(&db, "a");
+    let large = bytes(stage.setting.stage_above() + 1, 1);
+    for index in 0..60 {
+        ks.insert(key(index), if index % 10 == 0 { large.clone() } else { bytes(index, 2) }).unwrap();
+    }
+    let expected = sorted(&ks);
+    let snapshot = db.snapshot().unwrap();
+    for round in 0..4 {
+        for index in 0..60 {
+            match (index + round) % 4 {
+                0 => ks.remove(key(index)).unwrap(),
+                1 => ks.insert(key(index), "changed").unwrap(),
+                2 => ks.insert(key(index), &large).unwrap(),
+                _ => ks.insert(key(1000 + index), "new").unwrap(),
+            }
+        }
+        db.persist().unwrap();
+        db.pump().unwrap();
+        assert_eq!(shown(&snapshot, "a"), expected, "round {round}");
+        let ks = snapshot.keyspace("a").unwrap();
+        assert_eq!(ks.get(key(1003)).unwrap(), None);
+        assert!(!ks.contains_key(key(1003)).unwrap());
+        assert_eq!(ks.get_with(key(10), |value| value == large).unwrap(), Some(true));
+    }
+    assert_ne!(sorted(&ks), expected);
+}
+
+pub fn a_snapshot_is_consistent_across_keyspaces(stage: &Stage) {
+    let db = stage.open();
+    let (ks, other) = (stage.keyspace(&db, "a"), stage.other(&db, "b"));
+    let mut snapshots = Vec::new();
+    for round in 0..30u64 {
+        let mut batch = db.batch();
+        batch.insert(&ks, "k", round.to_be_bytes()).insert(&other, "k", round.to_be_bytes());
+        batch.commit().unwrap();
+        snapshots.push((round, db.snapshot().unwrap()));
+    }
+    for (round, snapshot) in &snapshots {
+        for name in ["a", "b"] {
+            let value = snapshot.keyspace(name).unwrap().get("k").unwrap();
+            assert_eq!(value.as_deref(), Some(&round.to_be_bytes()[..]), "{name} at {round}");
+        }
+    }
+    let seqs: Vec<u64> = snapshots.iter().map(|(_, snapshot)| snapshot.seq()).collect();
+    assert!(seqs.windows(2).all(|pair| pair[0] < pair[1]), "{seqs:?}");
+}
+
+pub fn a_younger_keyspace_is_absent_in_a_snapshot(stage: &Stage) {
+    let db = stage.open();
+    let _ks = stage.keyspace(&db, "old");
+    let snapshot = db.snapshot().unwrap();
+    let young = stage.keyspace(&db, "young");
+    young.insert("k", "v").unwrap();
+    assert_eq!(snapshot.keyspaces(), ["old"]);
+    refused!(snapshot.keyspace("young"), Error::NoKeyspace { name } if name == "young");
+    refused!(snapshot.keyspace("never"), Error::NoKeyspace { .. });
+    let later = db.snapshot().unwrap();
+    assert_eq!(later.keyspaces(), ["old", "young"]);
+    assert_eq!(later.keyspace("young").unwrap().len().unwrap(), 1);
+}
+
+pub fn a_dropped_keyspace_stays_readable_in_a_snapshot(stage: &Stage) {
+    let db = stage.open();
+    let ks = stage.keyspace(&db, "a");
+    let large = bytes(stage.setting.stage_above() + 1, 3);
+    for index in 0..50 {
+        ks.insert(key(index), "v").unwrap();
+    }
+    ks.insert("large", &large).unwrap();
+    let expected = sorted(&ks);
+    let snapshot = db.snapshot().unwrap();
+    let iter = ks.iter().unwrap();
+    assert!(db.drop_keyspace("a").unwrap());
+    db.persist().unwrap();
+    let busy = stage.keyspace(&db, "busy");
+    for index in 0..300 {
+        busy.insert(key(index % 20), bytes(100, index as u64)).unwrap();
+        if index % 50 == 0 {
+            db.pump().unwrap();
+        }
+    }
+    assert_eq!(shown(&snapshot, "a"), expected);
+    assert_eq!(snapshot.keyspaces(), ["a"]);
+    let mut left = pairs(iter);
+    left.sort();
+    assert_eq!(left, expected, "an iterator is a snapshot");
+    refused!(ks.get("large"), Error::NoKeyspace { .. });
+    refused!(db.snapshot().unwrap().keyspace("a"), Error::NoKeyspace { .. });
+    drop(snapshot);
+    while stage.setting.inline && db.pump().unwrap() {}
+    assert_eq!(busy.len().unwrap(), 20);
+}
+
+pub fn a_cleared_keyspace_stays_readable_in_a_snapshot(stage: &Stage) {
+    let db = stage.open();
+    let ks = stage.keyspace(&db, "a");
+    for index in 0..50 {
+        ks.insert(key(index), bytes(40, index as u64)).unwrap();
+    }
+    let expected = sorted(&ks);
+    let snapshot = db.snapshot().unwrap();
+    ks.clear().unwrap();
+    ks.insert(key(1), "after").unwrap();
+    let second = db.snapshot().unwrap();
+    ks.clear().unwrap();
+    assert_eq!(shown(&snapshot, "a"), expected);
+    assert_eq!(shown(&second, "a"), [(key(1).into_bytes(), b"after".to_vec())]);
+    assert!(ks.is_empty().unwrap());
+    assert!(shown(&db.snapshot().unwrap(), "a").is_empty());
+    assert_eq!(db.snapshot().unwrap().keyspaces(), ["a"]);
+}
+
+pub fn a_recreated_keyspace_does_not_mix_with_the_one_a_snapshot_shows(stage: &Stage) {
+    let db = stage.open();
+    let ks = stage.keyspace(&db, "a");
+    ks.insert("k", "first life").unwrap();
+    let first = db.snapshot().unwrap();
+    db.drop_keyspace("a").unwrap();
+    let between = db.snapshot().unwrap();
+    let again = stage.other(&db, "a"); // and of another engine
+    again.insert("k", "second life").unwrap();
+    let second = db.snapshot().unwrap();
+    assert_eq!(shown(&first, "a"), [(b"k".to_vec(), b"first life".to_vec())]);
+    refused!(between.keyspace("a"), Error::NoKeyspace { .. });
+    assert_eq!(shown(&second, "a"), [(b"k".to_vec(), b"second life".to_vec())]);
+    refused!(ks.insert("k", "x"), Error::NoKeyspace { .. });
+}
+
+pub fn a_long_snapshot_outlives_many_updates_and_stops_none(stage: &Stage) {
+    let db = stage.open();
+    let (ks, other) = (stage.keyspace(&db, "a"), stage.other(&db, "b"));
+    for index in 0..20 {
+        ks.insert(key(index), "start").unwrap();
+        other.insert(key(index), "start").unwrap();
+    }
+    let expected = (sorted(&ks), sorted(&other));
+    let snapshot = db.snapshot().unwrap();
+    for round in 0..2000usize {
+        ks.insert(key(round % 20), bytes(60, round as u64)).unwrap();
+        other.insert(key(round % 20), bytes(60, round as u64)).unwrap();
+        if round % 100 == 0 {
+            db.pump().unwrap();
+        }
+    }
+    assert_eq!((shown(&snapshot, "a"), shown(&snapshot, "b")), expected);
+    let pinned = ks.stats().unwrap().pinned_versions;
+    assert_eq!(pinned, 20, "one view pins one version a key");
+    assert_eq!(get(&ks, key(19)), Some(bytes(60, 1999)));
+}
+
+pub fn snapshots_stack_and_go_in_any_order(stage: &Stage) {
+    let db = stage.open();
+    let ks = stage.keyspace(&db, "a");
+    let mut stack: Vec<(Snapshot, Vec<Pair>)> = Vec::new();
+    for round in 0..60usize {
+        for index in 0..10 {
+            if (round + index) % 7 == 0 {
+                ks.remove(key(index)).unwrap();
+            } else {
+                ks.insert(key(index), bytes(20 + round, round as u64)).unwrap();
+            }
+        }
+        stack.push((db.snapshot().unwrap(), sorted(&ks)));
+        if round % 3 == 2 {
+            stack.remove((round * 7) % stack.len());
+        }
+        db.pump().unwrap();
+        if round % 10 == 9 {
+            for (snapshot, expected) in &stack {
+                assert_eq!(&shown(snapshot, "a"), expected, "at {} in round {round}", snapshot.seq());
+            }
+        }
+    }
+}
+
+pub fn iterators_outlive_the_handles_they_came_from(stage: &Stage) {
+    let db = stage.open();
+    let ks = stage.keyspace(&db, "a");
+    for index in 0..30 {
+        ks.insert(key(index), "v").unwrap();
+    }
+    let snapshot = db.snapshot().unwrap();
+    let of_snapshot: KeyspaceSnapshot = snapshot.keyspace("a").unwrap();
+    let (iter, keys) = (ks.iter().unwrap(), of_snapshot.keys().unwrap());
+    drop((ks, snapshot, of_snapshot, db));
+    assert_eq!(pairs(iter).len(), 30);
+    assert_eq!(keys.map(|key| key.unwrap()).count(), 30);
+    let db = stage.open();
+    assert_eq!(sorted(&stage.keyspace(&db, "a")).len(), 30, "and the database closed behind them");
+}
+
+pub fn what_snapshots_pin_is_reported_and_released(stage: &Stage) {
+    let db = stage.open();
+    let ks = stage.keyspace(&db, "a");
+    ks.insert("k", "1").unwrap();
+    assert_eq!((db.stats().views, db.stats().oldest_view), (0, None));
+    let (first, seq) = (db.snapshot().unwrap(), db.snapshot().unwrap().seq());
+    let second = db.snapshot().unwrap();
+    assert_eq!((db.stats().views, db.stats().oldest_view), (2, Some(seq)));
+    assert_eq!(ks.stats().unwrap().pinned_versions, 0);
+    ks.insert("k", "2").unwrap();
+    ks.insert("k", "3").unwrap();
+    assert_eq!(ks.stats().unwrap().pinned_versions, 1, "only what a view sees");
+    let iter = ks.iter().unwrap();
+    assert_eq!(db.stats().views, 3);
+    drop((first, second));
+    assert_eq!(db.stats().oldest_view, Some(seq + 2));
+    drop(iter);
+    assert_eq!((db.stats().views, db.stats().oldest_view), (0, None));
+    settle(stage, &db, || ks.stats().unwrap().pinned_versions == 0);
+    assert_eq!(ks.stats().unwrap().pinned_versions, 0);
+    assert_eq!(db.stats().memory.versions, 0);
+}

@@ -1,0 +1,114 @@
+//! # The image of a ledger
+//!
+//! ```text
+//!  entry ... entry | 0
+//!  entry:  kind 1 | seq 8 | key length 4 | key | kind 1: value length 4, value
+//!                                              | kind 2: blob id 8, length 4, checksum 4
+//! ```
+//!
+//! Little-endian, keys ascending. Written in portions, with commits in between: an entry is some
+//! state of its key at or after the moment the image was begun, and says by its seq which.
+
+use std::ops::Bound;
+
+use sheaf_base::blob::BlobRef;
+use sheaf_base::engine::{ImageSink, ImageSource};
+use sheaf_base::error::Result;
+use sheaf_base::types::{MAX_KEY, Seq};
+
+use super::{Flaw, Ledger, Stored, Version};
+
+const END: u8 = 0;
+const INLINE: u8 = 1;
+const BLOB: u8 = 2;
+/// Keys written between two looks at the table.
+const PORTION: usize = 64;
+/// What is allocated before the bytes behind a length were seen.
+const CAREFUL: usize = 1 << 16;
+
+pub(super) fn save(ledger: &Ledger, out: &mut dyn ImageSink) -> Result<()> {
+    let mut last: Option<Vec<u8>> = None;
+    loop {
+        let after = last.as_deref().map_or(Bound::Unbounded, |key| Bound::Excluded(key));
+        let portion = ledger.table.read().portion(after, PORTION);
+        let skip = usize::from(ledger.has(Flaw::SavesShort));
+        for (key, version) in portion.iter().take(portion.len().saturating_sub(skip)) {
+            out.put(&entry(key, version))?;
+        }
+        match portion.into_iter().next_back() {
+            Some((key, _)) => last = Some(key),
+            None => return out.put(&[END]),
+        }
+    }
+}
+
+#[allow(clippy::cast_possible_truncation)] // the facade checked keys and values against their limits
+fn entry(key: &[u8], version: &Version) -> Vec<u8> {
+    let kind = match version.stored {
+        Stored::Blob(_) => BLOB,
+        Stored::Inline(_) | Stored::Gone => INLINE,
+    };
+    let mut bytes = vec![kind];
+    bytes.extend_from_slice(&version.seq.0.to_le_bytes());
+    bytes.extend_from_slice(&(key.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(key);
+    match &version.stored {
+        Stored::Blob(blob) => {
+            bytes.extend_from_slice(&blob.id.to_le_bytes());
+            bytes.extend_from_slice(&blob.len.to_le_bytes());
+            bytes.extend_from_slice(&blob.sum.to_le_bytes());
+        }
+        Stored::Inline(value) => {
+            bytes.extend_from_slice(&(value.len() as u32).to_le_bytes());
+            bytes.extend_from_slice(value);
+        }
+        Stored::Gone => unreachable!("portions leave tombstones out"),
+    }
+    bytes
+}
+
+pub(super) fn restore(ledger: &Ledger, source: &mut dyn ImageSource) -> Result<()> {
+    loop {
+        let kind = take::<1>(source)?[0];
+        if kind == END {
+            return Ok(());
+        }
+        if kind != INLINE && kind != BLOB {
+            return Err(source.nonsense("entry kind", u64::from(kind)));
+        }
+        let seq = Seq(u64::from_le_bytes(take(source)?));
+        let key_len = u32::from_le_bytes(take(source)?) as usize;
+        if key_len > MAX_KEY {
+            return Err(source.nonsense("key length", key_len as u64));
+        }
+        let key = bytes(source, key_len)?;
+        let stored = if kind == BLOB {
+            let id = u64::from_le_bytes(take(source)?);
+            let len = u32::from_le_bytes(take(source)?);
+            let sum = u32::from_le_bytes(take(source)?);
+            Stored::Blob(BlobRef { id, len, sum })
+        } else {
+            let len = u32::from_le_bytes(take(source)?) as usize;
+            Stored::Inline(bytes(source, len)?.into())
+        };
+        let change = ledger.table.write().replay(&key, Version { seq, stored });
+        ledger.settle(&change);
+    }
+}
+
+fn take<const N: usize>(source: &mut dyn ImageSource) -> Result<[u8; N]> {
+    let mut bytes = [0; N];
+    source.fill(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// `len` bytes, allocated no faster than the image proves to have them.
+fn bytes(source: &mut dyn ImageSource, len: usize) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    while bytes.len() < len {
+        let from = bytes.len();
+        bytes.resize(len.min(from + CAREFUL), 0);
+        source.fill(&mut bytes[from..])?;
+    }
+    Ok(bytes)
+}

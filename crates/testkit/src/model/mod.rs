@@ -1,0 +1,132 @@
+//! # Model: random sequences of everything, against a sorted map
+//!
+//! A seed makes a sequence of steps over three keyspaces of two engines: writes of every kind,
+//! snapshots and iterators that stay open meanwhile, background work, reopening in order and after a
+//! kill. Each answer is compared with that of a `BTreeMap`, and everything with everything at times.
+//! In inline mode the seed decides all that happens, so one line replays a failure; the shrinker
+//! then drops steps for as long as it still fails.
+//!
+//! ## Picture
+//!
+//! ```text
+//!  seed --generate--> [Step; n] --play--> Failure at step i --shrink--> a dozen steps, printed
+//!                                   |
+//!                 database on a stage  <=compare=>  map, copies of it for snapshots and iterators
+//! ```
+//!
+//! ## What it cannot see
+//!
+//! Two threads at once; power cuts and faults (the crash explorer); keys and values near the limits of the
+//! format (the conformance suite). It knows that a kill loses nothing acknowledged, so it would not see a
+//! `Buffer` write that only a power cut loses.
+
+mod play;
+mod shrink;
+mod steps;
+
+pub use play::Failure;
+pub use steps::{Step, generate};
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::ledger::Flaw;
+use crate::stage::{Setting, Subject};
+
+/// One run, by what determines it.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// The engine of the first and third keyspace.
+    pub engine: &'static str,
+    /// What is wrong with the ledger.
+    pub flaw: Option<Flaw>,
+    /// Where and how.
+    pub setting: Setting,
+    /// What is drawn.
+    pub seed: u64,
+    /// How many steps.
+    pub steps: usize,
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Case { engine, setting, seed, steps, flaw } = self;
+        write!(f, "{engine} {setting:?} {seed} {steps}")?;
+        flaw.map_or(Ok(()), |flaw| write!(f, " {flaw:?}"))
+    }
+}
+
+impl FromStr for Case {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Case, String> {
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let [engine, setting, seed, steps, flaw @ ..] = words.as_slice() else {
+            return Err(format!("{text:?} is not ENGINE SETTING SEED STEPS [FLAW]"));
+        };
+        let number = |word: &str| word.parse::<u64>().map_err(|e| format!("{word}: {e}"));
+        Ok(Case {
+            engine: if *engine == "flat" { "flat" } else { crate::ledger::NAME },
+            flaw: flaw.first().and_then(|name| Flaw::ALL.into_iter().find(|f| format!("{f:?}") == **name)),
+            setting: Setting::named(setting).ok_or_else(|| format!("no setting {setting}"))?,
+            seed: number(seed)?,
+            steps: usize::try_from(number(steps)?).map_err(|e| e.to_string())?,
+        })
+    }
+}
+
+impl Case {
+    fn subject(&self) -> Subject {
+        match self.flaw {
+            Some(flaw) => Subject::flawed(flaw),
+            None if self.engine == "flat" => Subject::flat(),
+            None => Subject::ledger(),
+        }
+    }
+
+    /// Plays it. A digest of what was observed.
+    pub fn check(&self) -> Result<u32, Failure> {
+        play::play(&self.subject(), self.setting, &generate(self.seed, self.steps, self.setting))
+    }
+
+    /// Plays what every engine can do of it. A digest of what was observed, the same for all engines.
+    pub fn check_portable(&self) -> Result<u32, Failure> {
+        let mut steps = generate(self.seed, self.steps, self.setting);
+        steps.retain(|step| !matches!(step, Step::RemoveRange { .. }));
+        play::play(&self.subject(), self.setting, &steps)
+    }
+
+    /// Plays it, and reports a failure: the line that replays it, and as few steps as still fail.
+    ///
+    /// # Panics
+    ///
+    /// If it fails.
+    pub fn must_hold(&self) -> u32 {
+        match self.check() {
+            Ok(digest) => digest,
+            Err(failure) => panic!("{}", self.report(&failure)),
+        }
+    }
+
+    /// What to say of a failure.
+    #[must_use]
+    pub fn report(&self, failure: &Failure) -> String {
+        let (steps, why) = self.shrink(failure);
+        let mut text = format!(
+            "{failure}\nSHEAF_MODEL='{self}' cargo test -p sheaf-testkit --test model -- --ignored --nocapture replay\n\
+             in {} steps: {why}",
+            steps.len()
+        );
+        for step in &steps {
+            text.push_str(&format!("\n    {step:?}"));
+        }
+        text
+    }
+
+    /// As few steps as the shrinker finds that still fail, and how.
+    #[must_use]
+    pub fn shrink(&self, failure: &Failure) -> (Vec<Step>, Failure) {
+        let steps = generate(self.seed, self.steps, self.setting);
+        shrink::shrink(steps, failure.clone(), |steps| play::play(&self.subject(), self.setting, steps).err())
+    }
+}

@@ -1,0 +1,225 @@
+//! # Steps: what a sequence is made of, and how a seed makes one
+//!
+//! A step names keys and values by numbers and snapshots and iterators by "the n-th open one", so a
+//! sequence stays meaningful when steps are dropped from it.
+
+use std::ops::Bound;
+
+use crate::stage::Setting;
+
+/// Keyspaces: 0 and 2 of the engine under test, 1 of the other one.
+pub(super) const SPACES: u8 = 3;
+/// Keys there are.
+pub(super) const KEYS: u16 = 120;
+
+/// A value: that many bytes, which depend on the second number.
+#[derive(Clone, Copy, Debug)]
+pub struct Val(pub usize, pub u32);
+
+/// A range by its ends' numbers; see [`Ends::bounds`].
+#[derive(Clone, Copy, Debug)]
+pub struct Ends(pub u16, pub u16, pub u8);
+
+/// What another hand does to the key in the middle of an update.
+#[derive(Clone, Copy, Debug)]
+pub enum Meddle {
+    /// Nothing.
+    No,
+    /// Sets it.
+    Puts(Val),
+    /// Removes it.
+    Removes,
+}
+
+/// One step. The first number is the keyspace, a second one the key, unless a field says otherwise.
+#[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "named after the verbs they call")]
+pub enum Step {
+    Put(u8, u16, Val),
+    Remove(u8, u16),
+    Batch { ops: Vec<(u8, u16, Option<Val>)>, expects: Vec<(u8, u16, bool)>, sync: bool },
+    Swap { space: u8, key: u16, right: bool, new: Option<Val> },
+    Update { space: u8, key: u16, how: u8, meddle: Meddle },
+    Get(u8, u16),
+    MultiGet(u8, Vec<u16>),
+    Scan { space: u8, ends: Ends, back: bool },
+    Prefix { space: u8, key: u16, len: usize },
+    FirstAndLast(u8),
+    Len(u8),
+    SnapshotOpen,
+    SnapshotGet { which: usize, space: u8, key: u16 },
+    SnapshotScan { which: usize, space: u8, ends: Ends, back: bool },
+    SnapshotClose(usize),
+    IterOpen { space: u8, ends: Ends },
+    IterStep { which: usize, count: usize, back: bool },
+    IterClose(usize),
+    RemoveRange { space: u8, ends: Ends },
+    Clear(u8),
+    Recreate(u8),
+    Persist,
+    Pump,
+    Advance(u64),
+    Reopen,
+    Crash,
+    CompareAll,
+}
+
+/// The bytes of a key: empty, zeros, high bytes, families with common prefixes, a long one.
+pub(super) fn key_of(number: u16) -> Vec<u8> {
+    match number {
+        0 => vec![],
+        1 => vec![0],
+        2 => vec![0, 0],
+        3 => vec![0xff],
+        4 => vec![0xff, 0xff],
+        5 => vec![b'l'; 700],
+        6 => vec![0xff, 0],
+        7 => b"user".to_vec(),
+        n if n % 3 == 0 => format!("user/{:03}", n / 3).into_bytes(),
+        n if n % 3 == 1 => format!("user/{:03}/visits", n / 3).into_bytes(),
+        n => [b"\xff", n.to_be_bytes().as_slice()].concat(),
+    }
+}
+
+impl Val {
+    pub(super) fn bytes(self) -> Vec<u8> {
+        crate::conformance::bytes(self.0, u64::from(self.1))
+    }
+}
+
+impl Ends {
+    /// The limits; kinds of ends by the bits of the third number. Inverted ones are ranges too.
+    pub(super) fn bounds(self) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
+        let bound = |kind: u8, key: u16| match kind & 3 {
+            0 | 1 => Bound::Included(key_of(key)),
+            2 => Bound::Excluded(key_of(key)),
+            _ => Bound::Unbounded,
+        };
+        (bound(self.2, self.0), bound(self.2 >> 2, self.1))
+    }
+}
+
+/// Where the draws come from (splitmix64).
+struct Draw(u64);
+
+impl Draw {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "below a bound of the same type")]
+    fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound as u64) as usize
+    }
+
+    fn one_in(&mut self, times: usize) -> bool {
+        self.below(times) == 0
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "three")]
+    fn space(&mut self) -> u8 {
+        self.below(usize::from(SPACES)) as u8
+    }
+
+    /// A key; a few are drawn most of the time.
+    #[expect(clippy::cast_possible_truncation, reason = "120")]
+    fn key(&mut self) -> u16 {
+        let span = [8, 30, usize::from(KEYS)][self.below(3)];
+        let offset = if span == 8 { 40 } else { 0 };
+        (offset + self.below(span)) as u16
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "any bits will do")]
+    fn value(&mut self, setting: Setting) -> Val {
+        let limit = setting.stage_above();
+        let large = if setting.tiny { 12 } else { 80 };
+        let len = if self.one_in(large) {
+            [limit - 1, limit, limit + 1, 2 * limit, 3 * limit][self.below(5)]
+        } else {
+            [0, 1, 30, 31, 100, self.below(60), self.below(400)][self.below(7)]
+        };
+        Val(len, self.next() as u32)
+    }
+
+    fn change(&mut self, setting: Setting) -> Option<Val> {
+        if self.one_in(4) { None } else { Some(self.value(setting)) }
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "any bits will do")]
+    fn ends(&mut self) -> Ends {
+        let kinds = if self.one_in(3) { 0b1111 } else { self.next() as u8 };
+        Ends(self.key(), self.key(), kinds)
+    }
+
+    fn batch(&mut self, setting: Setting) -> Step {
+        let count = [1, 3, 10, 40][self.below(4)];
+        let ops = (0..count).map(|_| (self.space(), self.key(), self.change(setting))).collect();
+        let expects =
+            (0..self.below(4).saturating_sub(1)).map(|_| (self.space(), self.key(), !self.one_in(3)));
+        Step::Batch { ops, expects: expects.collect(), sync: false }
+    }
+
+    fn step(&mut self, setting: Setting) -> Step {
+        match self.below(1000) {
+            0..=259 => Step::Put(self.space(), self.key(), self.value(setting)),
+            260..=359 => Step::Remove(self.space(), self.key()),
+            360..=439 => match self.batch(setting) {
+                Step::Batch { ops, expects, .. } => Step::Batch { ops, expects, sync: self.one_in(4) },
+                other => other,
+            },
+            440..=489 => {
+                let (space, key, right) = (self.space(), self.key(), !self.one_in(3));
+                Step::Swap { space, key, right, new: self.change(setting) }
+            }
+            490..=539 => {
+                let meddle = match self.below(4) {
+                    0 => Meddle::Puts(self.value(setting)),
+                    1 => Meddle::Removes,
+                    _ => Meddle::No,
+                };
+                #[expect(clippy::cast_possible_truncation, reason = "any bits will do")]
+                let how = self.next() as u8;
+                Step::Update { space: self.space(), key: self.key(), how, meddle }
+            }
+            540..=629 => Step::Get(self.space(), self.key()),
+            630..=649 => {
+                let count = self.below(50);
+                Step::MultiGet(self.space(), (0..count).map(|_| self.key()).collect())
+            }
+            650..=689 => Step::Scan { space: self.space(), ends: self.ends(), back: self.one_in(2) },
+            690..=699 => Step::Prefix { space: self.space(), key: self.key(), len: self.below(9) },
+            700..=709 => Step::FirstAndLast(self.space()),
+            710..=729 => Step::Len(self.space()),
+            730..=759 => Step::SnapshotOpen,
+            760..=799 => Step::SnapshotGet { which: self.below(8), space: self.space(), key: self.key() },
+            800..=819 => {
+                let (which, space) = (self.below(8), self.space());
+                Step::SnapshotScan { which, space, ends: self.ends(), back: self.one_in(2) }
+            }
+            820..=844 => Step::SnapshotClose(self.below(8)),
+            845..=864 => Step::IterOpen { space: self.space(), ends: self.ends() },
+            865..=914 => Step::IterStep { which: self.below(8), count: self.below(12), back: self.one_in(2) },
+            915..=924 => Step::IterClose(self.below(8)),
+            925..=927 => Step::RemoveRange { space: self.space(), ends: self.ends() },
+            928..=930 => Step::Clear(self.space()),
+            931..=933 => Step::Recreate(self.space()),
+            934..=943 => Step::Persist,
+            944..=973 => Step::Pump,
+            974..=985 => Step::Advance(1 + self.next() % 200),
+            986..=989 => Step::Reopen,
+            990..=995 => Step::Crash,
+            _ => Step::CompareAll,
+        }
+    }
+}
+
+/// The sequence that `seed` makes.
+#[must_use]
+pub fn generate(seed: u64, count: usize, setting: Setting) -> Vec<Step> {
+    let mut draw = Draw(seed);
+    (0..count).map(|_| draw.step(setting)).collect()
+}

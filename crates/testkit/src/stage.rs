@@ -1,0 +1,331 @@
+//! # Stage: a database to play on, and the disk and clock beneath it
+//!
+//! One [`Stage`] is one directory on one disk, in one geometry and one way of running background
+//! work, for one engine. It opens, reopens and kills databases there and shows every byte of their
+//! files. Its directory goes with it.
+
+#![expect(clippy::disallowed_methods, reason = "makes and removes its own directory on the real disk")]
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use sheaf::{Builder, Database, Keyspace, KeyspaceOptions, Result};
+use sheaf_base::clock::{Clock, ManualClock, SystemClock};
+use sheaf_base::disk::real::RealDisk;
+use sheaf_base::disk::sim::SimDisk;
+use sheaf_base::disk::{Disk, How};
+use sheaf_base::engine::EngineFactory;
+
+use crate::ledger::{self, Flaw, LedgerFactory};
+use crate::mortal::Mortal;
+
+/// The engine under test.
+#[derive(Clone)]
+pub struct Subject {
+    /// Its name in the catalogue.
+    pub engine: &'static str,
+    /// Whether it has ranges.
+    pub ordered: bool,
+    /// The engine of the keyspaces beside it: one that commits to another log.
+    pub other: &'static str,
+    /// Engines the facade does not know by itself.
+    pub factories: Vec<Arc<dyn EngineFactory>>,
+}
+
+impl Subject {
+    /// FlatStore with a hash index.
+    #[must_use]
+    pub fn flat() -> Subject {
+        Subject {
+            engine: "flat",
+            ordered: false,
+            other: ledger::NAME,
+            factories: vec![Arc::new(LedgerFactory::default())],
+        }
+    }
+
+    /// The reference engine.
+    #[must_use]
+    pub fn ledger() -> Subject {
+        Subject {
+            engine: ledger::NAME,
+            ordered: true,
+            other: "flat",
+            factories: vec![Arc::new(LedgerFactory::default())],
+        }
+    }
+
+    /// The reference engine, wrong in one way.
+    #[must_use]
+    pub fn flawed(flaw: Flaw) -> Subject {
+        Subject { factories: vec![Arc::new(LedgerFactory::flawed(flaw))], ..Subject::ledger() }
+    }
+}
+
+/// Which disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The machine's, in a directory of the system's temporary one.
+    Real,
+    /// The simulated one.
+    Simulated,
+}
+
+/// How a database is run.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Setting {
+    /// Which disk.
+    pub place: Place,
+    /// Sizes so small that everything happens within 200 operations.
+    pub tiny: bool,
+    /// Background work only when asked for, time only when told.
+    pub inline: bool,
+}
+
+impl Setting {
+    /// A setting.
+    #[must_use]
+    pub const fn new(place: Place, tiny: bool, inline: bool) -> Setting {
+        Setting { place, tiny, inline }
+    }
+
+    /// The setting that shows as `name`.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Setting> {
+        let places = [Place::Real, Place::Simulated].into_iter();
+        let mut all = places.flat_map(|place| {
+            [(true, true), (true, false), (false, true), (false, false)]
+                .map(|(tiny, inline)| Setting::new(place, tiny, inline))
+        });
+        all.find(|setting| format!("{setting:?}") == name)
+    }
+
+    /// Values above this are staged beside the log (`Geometry::stage_above` of the store).
+    #[must_use]
+    pub fn stage_above(&self) -> usize {
+        if self.tiny { 1 << 10 } else { 64 << 10 }
+    }
+
+    /// Bytes of frames a batch may have (`Geometry::max_batch` of the store).
+    #[must_use]
+    pub fn max_batch(&self) -> usize {
+        if self.tiny { 1 << 20 } else { 64 << 20 }
+    }
+}
+
+impl fmt::Debug for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let place = match self.place {
+            Place::Real => "real",
+            Place::Simulated => "sim",
+        };
+        let size = if self.tiny { "tiny" } else { "normal" };
+        let work = if self.inline { "inline" } else { "threaded" };
+        write!(f, "{place}-{size}-{work}")
+    }
+}
+
+/// See the module.
+pub struct Stage {
+    /// The engine under test.
+    pub subject: Subject,
+    /// How it is run.
+    pub setting: Setting,
+    root: PathBuf,
+    disk: Arc<dyn Disk>,
+    simulated: Option<Arc<SimDisk>>,
+    manual: Option<Arc<ManualClock>>,
+    life: Mutex<Option<Mortal>>,
+}
+
+impl Stage {
+    /// An empty directory.
+    #[must_use]
+    pub fn new(subject: &Subject, setting: Setting) -> Stage {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let (root, disk, simulated): (_, Arc<dyn Disk>, _) = match setting.place {
+            Place::Real => {
+                let name = format!("sheaf-testkit-{}-{number}", std::process::id());
+                let root = std::env::temp_dir().join(name);
+                std::fs::create_dir(&root).expect("the temporary directory can be written");
+                (root, Arc::new(RealDisk), None)
+            }
+            Place::Simulated => {
+                let disk = Arc::new(SimDisk::new());
+                let root = PathBuf::from("/stage");
+                disk.create_dir(&root).expect("an empty disk has room");
+                disk.sync_dir(Path::new("/")).expect("an empty disk syncs");
+                (root, Arc::clone(&disk) as Arc<dyn Disk>, Some(disk))
+            }
+        };
+        Stage {
+            subject: subject.clone(),
+            setting,
+            root,
+            disk,
+            simulated,
+            manual: setting.inline.then(|| Arc::new(ManualClock::new())),
+            life: Mutex::default(),
+        }
+    }
+
+    /// Where the database is, or will be. Its parent exists.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        self.root.join("db")
+    }
+
+    /// The disk itself: works whatever was killed.
+    #[must_use]
+    pub fn disk(&self) -> &Arc<dyn Disk> {
+        &self.disk
+    }
+
+    /// The simulated disk, where it is one.
+    #[must_use]
+    pub fn simulated(&self) -> Option<&Arc<SimDisk>> {
+        self.simulated.as_ref()
+    }
+
+    /// Lets time pass, where it does not by itself.
+    pub fn advance(&self, by: Duration) {
+        if let Some(clock) = &self.manual {
+            clock.advance(by);
+        }
+    }
+
+    /// How databases are opened here. Begins the life that [`Stage::kill`] ends.
+    pub fn builder(&self) -> Builder {
+        let life = Mortal::new(Arc::clone(&self.disk));
+        *self.life.lock().unwrap_or_else(PoisonError::into_inner) = Some(life.clone());
+        self.builder_on(Arc::new(life))
+    }
+
+    /// How databases are opened here, on another disk.
+    pub fn builder_on(&self, disk: Arc<dyn Disk>) -> Builder {
+        let factories = self.subject.factories.iter().cloned();
+        factories.fold(self.bare_builder_on(disk), Builder::engine)
+    }
+
+    /// As [`Stage::builder_on`], by a program that knows the facade's own engines only.
+    pub fn bare_builder_on(&self, disk: Arc<dyn Disk>) -> Builder {
+        let clock: Arc<dyn Clock> = match &self.manual {
+            Some(clock) => Arc::clone(clock) as Arc<dyn Clock>,
+            None => Arc::new(SystemClock),
+        };
+        Database::builder().disk(disk).clock(clock).tiny(self.setting.tiny).inline(self.setting.inline)
+    }
+
+    /// Opens or creates the database.
+    pub fn try_open(&self) -> Result<Database> {
+        self.builder().open(self.path())
+    }
+
+    /// As [`Stage::try_open`], and it must work.
+    #[must_use]
+    pub fn open(&self) -> Database {
+        self.try_open().expect("the database opens")
+    }
+
+    /// Closes in order and opens again.
+    #[must_use]
+    pub fn reopen(&self, db: Database) -> Database {
+        db.close().expect("the database closes");
+        self.open()
+    }
+
+    /// Ends the present life without a chance to tidy up. The caller drops its handles.
+    pub fn kill(&self) {
+        if let Some(life) = self.life.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            life.kill();
+        }
+    }
+
+    /// Kills and opens again. `db` is the last handle.
+    #[must_use]
+    pub fn crash(&self, db: Database) -> Database {
+        self.kill();
+        drop(db);
+        self.open()
+    }
+
+    /// A keyspace of the engine under test.
+    #[must_use]
+    pub fn keyspace(&self, db: &Database, name: &str) -> Keyspace {
+        let options = KeyspaceOptions::default().engine(self.subject.engine);
+        db.keyspace(name, options).expect("the keyspace opens")
+    }
+
+    /// A keyspace of the engine beside it.
+    #[must_use]
+    pub fn other(&self, db: &Database, name: &str) -> Keyspace {
+        let options = KeyspaceOptions::default().engine(self.subject.other);
+        db.keyspace(name, options).expect("the keyspace opens")
+    }
+
+    /// Every file of the database with its bytes, every directory with none.
+    #[must_use]
+    pub fn tree(&self) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
+        let mut tree = BTreeMap::new();
+        self.walk(&self.path(), &mut tree);
+        tree
+    }
+
+    fn walk(&self, dir: &Path, tree: &mut BTreeMap<PathBuf, Option<Vec<u8>>>) {
+        for entry in self.disk.list(dir).unwrap_or_default() {
+            let path = dir.join(&entry.name);
+            if entry.is_dir {
+                self.walk(&path, tree);
+                tree.insert(path, None);
+            } else {
+                if let Ok(bytes) = self.try_read(&path) {
+                    tree.insert(path, Some(bytes)); // else the background has just removed it
+                }
+            }
+        }
+    }
+
+    /// Bytes of all files together.
+    #[must_use]
+    pub fn bytes_on_disk(&self) -> u64 {
+        let files = self.tree();
+        files.values().flatten().map(|bytes| bytes.len() as u64).sum()
+    }
+
+    /// A file's bytes.
+    #[must_use]
+    pub fn read_file(&self, path: &Path) -> Vec<u8> {
+        self.try_read(path).expect("the file is readable")
+    }
+
+    fn try_read(&self, path: &Path) -> std::io::Result<Vec<u8>> {
+        let file = self.disk.open(path, How::Read)?;
+        let mut bytes = vec![0; usize::try_from(file.len()?).expect("a file of a test fits in memory")];
+        file.read_at(0, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Puts `bytes` into the file at `path`, which is created if need be.
+    pub fn write_file(&self, path: &Path, offset: u64, bytes: &[u8]) {
+        let file = self
+            .disk
+            .open(path, How::Write)
+            .or_else(|_| self.disk.open(path, How::Create))
+            .expect("the file opens");
+        file.write_at(offset, bytes).expect("the file takes bytes");
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        if self.setting.place == Place::Real {
+            // What cannot be removed is left to whoever looks after the temporary directory.
+            let _ = std::fs::remove_dir_all(&self.root);
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! Every engine keeps every promise.
+
+use sheaf_testkit::stage::Subject;
+
+sheaf_testkit::conformance!(flat, Subject::flat());
+sheaf_testkit::conformance!(ledger, Subject::ledger());

@@ -1,0 +1,110 @@
+//! Engines agree with a sorted map, whatever is done to them in whatever order.
+
+use sheaf_testkit::ledger::{self, Flaw};
+use sheaf_testkit::model::Case;
+use sheaf_testkit::stage::{Place, Setting};
+
+const TINY: Setting = Setting::new(Place::Simulated, true, true);
+const NORMAL: Setting = Setting::new(Place::Simulated, false, true);
+const REAL: Setting = Setting::new(Place::Real, true, true);
+const REAL_NORMAL: Setting = Setting::new(Place::Real, false, true);
+
+fn case(engine: &'static str, setting: Setting, seed: u64, steps: usize) -> Case {
+    Case { engine, flaw: None, setting, seed, steps }
+}
+
+fn holds(engine: &'static str, seeds: std::ops::Range<u64>, settings: &[Setting], steps: usize) {
+    for seed in seeds {
+        let setting = settings[usize::try_from(seed).unwrap() % settings.len()];
+        case(engine, setting, seed, steps).must_hold();
+    }
+}
+
+const SIMULATED: &[Setting] = &[TINY, TINY, TINY, NORMAL];
+
+#[test]
+fn flat_agrees_with_a_map_on_the_simulated_disk() {
+    holds("flat", 0..60, SIMULATED, 2000);
+}
+
+#[test]
+fn ledger_agrees_with_a_map_on_the_simulated_disk() {
+    holds(ledger::NAME, 0..60, SIMULATED, 2000);
+}
+
+#[test]
+fn flat_agrees_with_a_map_on_the_real_disk() {
+    holds("flat", 0..4, &[REAL, REAL_NORMAL], 800);
+}
+
+#[test]
+fn ledger_agrees_with_a_map_on_the_real_disk() {
+    holds(ledger::NAME, 0..4, &[REAL, REAL_NORMAL], 800);
+}
+
+#[test]
+fn engines_agree_on_the_same_trace() {
+    for seed in 1000..1006 {
+        // The sequence depends on the geometry by its values' sizes, so geometries differ in traces.
+        for setting in [TINY, NORMAL] {
+            let flat = case("flat", setting, seed, 1500).check_portable().unwrap();
+            let ledger = case(ledger::NAME, setting, seed, 1500).check_portable().unwrap();
+            assert_eq!(flat, ledger, "what was observed differs at seed {seed} on {setting:?}");
+        }
+    }
+}
+
+#[test]
+fn a_seed_decides_everything() {
+    for engine in ["flat", ledger::NAME] {
+        let case = case(engine, TINY, 77, 1500);
+        assert_eq!(case.must_hold(), case.must_hold());
+        let again: Case = case.to_string().parse().unwrap();
+        assert_eq!(again.to_string(), case.to_string());
+    }
+}
+
+/// A harness without a catch is decoration: each flaw must be found within the budget of the test above,
+/// and shrunk to a sequence that a person can read.
+#[test]
+fn every_flaw_of_the_reference_engine_is_found_and_shrunk() {
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {})); // a flaw may well panic
+    let mut report = Vec::new();
+    for flaw in Flaw::ALL {
+        let found = (0..60).find_map(|seed| {
+            let setting = SIMULATED[usize::try_from(seed).unwrap() % SIMULATED.len()];
+            let case = Case { engine: ledger::NAME, flaw: Some(flaw), setting, seed, steps: 2000 };
+            let failure = case.check().err()?;
+            Some((seed, case.shrink(&failure)))
+        });
+        report.push((flaw, found));
+    }
+    std::panic::set_hook(hook);
+    for (flaw, found) in report {
+        let (seed, (steps, failure)) = found.unwrap_or_else(|| panic!("{flaw:?} is not found"));
+        println!("{flaw:?}: seed {seed}, {} steps: {}", steps.len(), failure.why);
+        assert!(steps.len() <= 20, "{flaw:?} takes {} steps: {steps:#?}", steps.len());
+    }
+}
+
+/// `SHEAF_MODEL='flat sim-tiny-inline 17 2000'`: the line a failure prints.
+#[test]
+#[ignore = "replays one line"]
+fn replay() {
+    let line = std::env::var("SHEAF_MODEL").expect("SHEAF_MODEL says what to replay");
+    line.parse::<Case>().unwrap().must_hold();
+}
+
+/// `SHEAF_MODEL_SEEDS=1000..2000 SHEAF_MODEL_STEPS=10000`: as long as wanted.
+#[test]
+#[ignore = "as long as wanted"]
+fn long_run() {
+    let seeds = std::env::var("SHEAF_MODEL_SEEDS").unwrap_or("1000..1200".into());
+    let (from, to) = seeds.split_once("..").expect("SHEAF_MODEL_SEEDS is FROM..TO");
+    let steps = std::env::var("SHEAF_MODEL_STEPS").map_or(10_000, |steps| steps.parse().unwrap());
+    let seeds = from.parse().unwrap()..to.parse().unwrap();
+    for engine in ["flat", ledger::NAME] {
+        holds(engine, seeds.clone(), &[TINY, TINY, NORMAL, TINY, REAL], steps);
+    }
+}
