@@ -15,7 +15,7 @@ use crate::{keyspace, put_durably, steps, survives, text};
 #[test]
 fn a_dropped_keyspace_is_whole_or_gone_and_its_number_never_used_again() {
     let steps = steps("0.2=40 B[0.3=30,1.3=600] drop0 work 0.2=50 B[0.4=9,1.4=9] work clear1 1.2=30 drop1 work tick 1.5=10 work");
-    let report = survives(&steps, &Plan { second: 15, ..Plan::default() });
+    let report = survives(&steps, &Plan { second: 100, seconds: 5.0, ..Plan::default() });
     assert!(report.images > 300, "{report}");
 
     let world = World::new();

@@ -33,7 +33,7 @@ fn churn(first: &str, round: &str, rounds: usize, last: &str) -> Vec<Step> {
 fn synced_commits_survive_the_cleaning_of_their_segment() {
     let steps = churn("S[0.7=300,1.7=200]", "S[0.2=900,1.2=700] S[0.3=900] tick work", 12, "S[0.4=20]");
     assert!(freed(&figures(&steps)) > 0, "nothing was cleaned: {:?}", figures(&steps).logs);
-    let report = survives(&steps, &Plan { second: 200, exhaustive: 6, seconds: 8.0, ..Plan::default() });
+    let report = survives(&steps, &Plan { second: 200, exhaustive: 6, seconds: 4.0, ..Plan::default() });
     assert!(report.images > 300, "{report}");
 }
 
@@ -43,7 +43,7 @@ fn a_removed_key_stays_gone_when_its_tombstone_is_cleaned() {
     let churned = churn("0.7=300 persist 0.2=900 0.3=900 0.2=900 tick S[0.7-]", "S[0.2=900,1.2=700] 0.3=900 tick work", 14, "reopen work");
     let stats = figures(&churned);
     assert!(freed(&figures(&churned[..churned.len() - 2])) > 3, "{stats:?}");
-    let report = survives(&churned, &Plan { second: 300, exhaustive: 5, random: 8, seconds: 8.0, ..Plan::default() });
+    let report = survives(&churned, &Plan { second: 300, exhaustive: 5, random: 8, seconds: 4.0, ..Plan::default() });
     assert!(report.images > 300, "{report}");
 }
 
@@ -53,7 +53,7 @@ fn a_removed_key_stays_gone_when_its_tombstone_is_cleaned() {
 fn an_unsynced_overwrite_never_costs_the_synced_value() {
     let steps = churn("S[0.2=800,1.2=800]", "0.2=900 0.2=800 1.2=900 0.2=700 work", 10, "0.2=5");
     assert!(freed(&figures(&steps)) > 0);
-    let report = survives(&steps, &Plan { second: 0, exhaustive: 6, seconds: 8.0, ..Plan::default() });
+    let report = survives(&steps, &Plan { second: 0, exhaustive: 6, seconds: 4.0, ..Plan::default() });
     assert!(report.images > 200, "{report}");
 }
 
@@ -86,7 +86,7 @@ fn an_image_never_points_into_a_freed_segment() {
     let steps = churn("S[0.7=300,1.7=200]", "0.2=900 1.2=900 0.3=800 1.3=700 B[0.4=900,1.4=900] tick work", 14, "reopen 0.5=9");
     let stats = figures(&steps[..steps.len() - 2]);
     assert!(freed(&stats) > 2 && stats.checkpoints > 1, "{stats:?}");
-    let report = survives(&steps, &Plan { second: 300, exhaustive: 4, random: 6, seconds: 8.0, ..Plan::default() });
+    let report = survives(&steps, &Plan { second: 300, exhaustive: 4, random: 6, seconds: 4.0, ..Plan::default() });
     assert!(report.images > 300, "{report}");
 }
 
@@ -192,7 +192,7 @@ fn a_batch_that_spans_segments_around_survivors_is_whole() {
     let round = format!("S[0.2=900,1.2=700,0.3=900] 0.4=300 tick work B[{}] 1.4=20", large.join(","));
     let steps = churn("S[0.7=300]", &round, 4, "0.5=9");
     assert!(freed(&figures(&steps)) > 0);
-    let report = survives(&steps, &Plan { second: 200, exhaustive: 3, random: 4, seconds: 8.0, ..Plan::default() });
+    let report = survives(&steps, &Plan { second: 200, exhaustive: 3, random: 4, seconds: 4.0, ..Plan::default() });
     assert!(report.images > 50, "{report}");
 }
 
@@ -202,7 +202,7 @@ fn a_batch_that_spans_segments_around_survivors_is_whole() {
 fn batches_beyond_a_segment_are_whole_and_beyond_the_limit_refused() {
     let large: Vec<String> = (0..30).map(|n| format!("{}.{}=900", n % 2, n)).collect();
     let steps = steps(&format!("S[0.2=10,1.2=10] B[{}] 0.2=30", large.join(",")));
-    let report = survives(&steps, &Plan { second: 50, exhaustive: 6, seconds: 8.0, ..Plan::default() });
+    let report = survives(&steps, &Plan { second: 50, exhaustive: 6, seconds: 4.0, ..Plan::default() });
     assert!(report.images > 100, "{report}");
 
     let world = World::new();

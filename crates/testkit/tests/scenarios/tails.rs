@@ -49,11 +49,11 @@ fn a_stale_frame_never_chains_into_the_new_log() {
 }
 
 /// Scenario 2. One log lost commit 11, the other kept 12; new ones of the same numbers must not mix with
-/// them after a second cut. The two logs are the journal (keyspaces come and go) and the store log.
+/// them after a second cut. Keyspace 2 lives in the journal, 0 and 1 in the store log.
 #[test]
 fn two_logs_cut_at_different_places_never_mix_old_and_new_commits() {
-    let steps = steps("0.2=40 1.2=40 S[0.3=600,1.3=10] drop0 1.2=77 0.2=50 B[0.4=700,1.4=700] clear1 B[0.5=9,1.5=600] 0.6=80");
-    let report = survives(&steps, &Plan { second: 3, second_keeps: 10, ..Plan::default() });
+    let steps = steps("0.2=40 2.2=40 S[0.3=600,2.3=10] 2.2=77 0.2=50 B[0.4=700,2.4=700] drop1 B[0.5=9,2.5=600] 0.6=80");
+    let report = survives(&steps, &Plan { second: 30, second_keeps: 8, seconds: 6.0, ..Plan::default() });
     assert!(report.second > 1000, "{report}");
 }
 
@@ -180,7 +180,7 @@ fn find(world: &World, bytes: &[u8]) -> Vec<(PathBuf, u64)> {
 #[test]
 fn a_committer_that_dies_in_mid_commit_leaves_no_hole() {
     let steps = steps("0.2=40 B[0.3=30,1.2=600,0.4=500] 1.3=20 S[0.5=10,1.5=10] 0.6=30");
-    let report = survives(&steps, &Plan { second: 10, ..Plan::default() });
+    let report = survives(&steps, &Plan { second: 50, seconds: 4.0, ..Plan::default() });
     assert!(report.images > 100, "{report}");
     for nth in 1..40 {
         let world = World::new();
