@@ -47,6 +47,10 @@ const MAX_VICTIMS: usize = 64;
 const PIECE: usize = 64 << 10;
 /// The lifespan is the mean of this many hot victims.
 const LIFESPANS: usize = 16;
+/// Full segments get at least this part of the slack that the limit gives.
+const LEAST_SLACK: f64 = 0.6;
+/// A log of fewer segments' worth of live bytes gets the geometry's slack on top.
+const SMALL: u64 = 64;
 /// The space limit on a full disk.
 const TIGHT: f64 = 1.05;
 /// A victim with a larger live share than this is not worth its move.
@@ -107,19 +111,23 @@ impl Store {
         Ok(true)
     }
 
-    /// Bytes of full segments, and the bytes there should be at most. What is ready or being filled is a
-    /// constant beside it.
+    /// Bytes of full segments, and the bytes there should be at most: what the limit leaves them beside the
+    /// segments that are ready, being filled, or on their way out, which in a small database are most.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
     fn space(&self, log: &Log) -> (u64, u64) {
         let segments = log.list();
-        let disk: u64 = segments.iter().filter(|s| s.is_sealed()).map(|s| s.identity().capacity).sum();
+        let full: u64 = segments.iter().filter(|s| s.is_sealed()).map(|s| s.identity().capacity).sum();
+        let total: u64 = segments.iter().map(|s| s.identity().capacity).sum();
         let live: u64 = segments.iter().map(|s| s.live()).sum();
         let largest = segments.iter().map(|s| s.identity().capacity).max().unwrap_or(0);
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
         let times = |limit: f64| (live as f64 * limit) as u64;
         if self.full.load(Ordering::Relaxed) {
-            return (disk, times(TIGHT));
+            return (full, times(TIGHT));
         }
-        (disk, times(self.options.space_limit) + self.geometry.slack_segments * largest)
+        let most = times(self.options.space_limit);
+        let beside = total - full + self.dying_bytes.load(Ordering::Relaxed);
+        let least = times(1.0 + (self.options.space_limit - 1.0) * LEAST_SLACK);
+        (full, most.saturating_sub(beside).max(least) + if live > SMALL * largest { 0 } else { self.geometry.slack_segments * largest })
     }
 
     /// How far the store log is beyond its limit, in hundredths; 100 is at the limit. A full disk slows

@@ -132,6 +132,7 @@ impl Store {
             making: Mutex::new(0),
             blob_bound: AtomicU64::new(0),
             sealed: AtomicU64::new(0),
+            dying_bytes: AtomicU64::new(0),
             full: AtomicBool::new(false),
             lifespan: AtomicU64::new(u64::MAX),
             signals: Arc::new(Signals::default()),

@@ -164,6 +164,8 @@ pub struct Store {
     blob_bound: AtomicU64,
     /// Segments sealed since ROOT was last written for their sake.
     sealed: AtomicU64,
+    /// Bytes of segments that are in one ROOT slot only.
+    dying_bytes: AtomicU64,
     /// The disk was full when a segment was last made: cleaning wins what it can.
     full: AtomicBool,
     /// How long, in commits, what stands in hot segments tends to live; `u64::MAX` until it is known.

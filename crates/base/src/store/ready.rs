@@ -20,7 +20,7 @@ const SEGMENTS_AIM: u64 = 256;
 const SMALL_SEGMENT: u64 = 1 << 20;
 const SMALL_AIM: u64 = 64;
 /// Ready segments the background keeps beyond the reserve.
-const AHEAD: usize = 2;
+const AHEAD: usize = 3;
 
 impl Store {
     /// Makes one more segment of `log` ready, with room for `wanted` bytes in it, while `is_cramped` says

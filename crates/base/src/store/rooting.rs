@@ -154,6 +154,9 @@ impl Store {
     /// Frees what neither slot names.
     fn let_go(&self, m: &mut Maintenance) {
         let generation = m.generation;
+        let bytes = |what: &Dying| if let Dying::Segment(_, s) = what { s.identity().capacity } else { 0 };
+        let staying = m.dying.iter().filter(|(first, _)| *first >= generation);
+        self.dying_bytes.store(staying.map(|(_, what)| bytes(what)).sum(), Ordering::Relaxed);
         let mut going = Vec::new();
         m.dying.retain_mut(|(first, what)| {
             let stays = *first >= generation;

@@ -132,6 +132,30 @@ impl FlatEngine {
         Ok(is_key.then_some(Entry { address, frame }))
     }
 
+    /// As [`FlatEngine::find`] for an entry that is about to be replaced: where the key's bytes are all
+    /// there, its checksum is not worth its time, since nothing of the entry is handed out. One that does
+    /// not match is verified before it counts as another key's.
+    fn find_to_replace<'g>(&self, hash: u64, key: &[u8], guard: &'g Guard) -> Result<Option<Entry<'g>>> {
+        let mut found = Ok(None);
+        self.index.matches(hash, guard, |address| {
+            let read = self.ground.segments.frame_unchecked(address, guard).and_then(|(frame, segment)| {
+                let is_key = Record::decode(frame.payload()).is_ok_and(|record| record.key == key);
+                if !is_key {
+                    segment.check(address.offset(), &frame)?;
+                }
+                Ok(is_key.then_some(Entry { address, frame }))
+            });
+            match read {
+                Ok(None) => true,
+                other => {
+                    found = other;
+                    false
+                }
+            }
+        });
+        found
+    }
+
     /// Decodes a frame the index pointed at.
     pub(crate) fn record<'f>(&self, address: Address, frame: &'f Frame<'_>, guard: &Guard) -> Result<Record<'f>> {
         Record::decode(frame.payload()).map_err(|what| self.damaged(address, what, guard))
@@ -277,7 +301,7 @@ impl Engine for FlatEngine {
         // The print is taken before the look: what comes in between makes the operation stale.
         let print = self.index.print(hash, guard);
         (op.note, op.prior) = ([hash, 0, 0, 0, print], Seq::ZERO);
-        if let Some(entry) = self.find(hash, op.key, guard)? {
+        if let Some(entry) = self.find_to_replace(hash, op.key, guard)? {
             op.note[PRIOR] = entry.address.bits();
             op.note[PRIOR_SPAN] = entry.span();
             op.prior = entry.seq();
