@@ -58,6 +58,10 @@ pub(super) struct Mapping {
     /// How often residency was ended.
     ends: AtomicU64,
     is_storing: AtomicBool,
+    /// Pages were made resident at some time: what lies behind the end of the data may be dirty.
+    was_populated: AtomicBool,
+    /// Bytes below were synced by [`Mapping::settle`] before.
+    settled: AtomicU64,
 }
 
 /// The addresses of a mapping, unmapped on drop.
@@ -102,6 +106,8 @@ impl Mapping {
             resident: AtomicU64::new(0),
             ends: AtomicU64::new(0),
             is_storing: AtomicBool::new(false),
+            was_populated: AtomicBool::new(false),
+            settled: AtomicU64::new(0),
         })
     }
 
@@ -190,6 +196,7 @@ impl Mapping {
         {
             return;
         }
+        self.was_populated.store(true, Ordering::SeqCst);
         let old = unpack(self.resident.load(Ordering::SeqCst));
         let first_page = match old.end == first_page {
             true => old.start,
@@ -218,6 +225,36 @@ impl Mapping {
     pub(super) fn end_residency(&self) {
         self.ends.fetch_add(1, Ordering::SeqCst);
         self.resident.store(0, Ordering::SeqCst);
+    }
+
+    /// Whether pages were ever made resident.
+    pub(super) fn was_populated(&self) -> bool {
+        self.was_populated.load(Ordering::SeqCst)
+    }
+
+    /// Takes the pages that hold bytes below `end` out of what may be stored to, lets `sync` make
+    /// the bytes from the first one that was not settled before durable, and maps the pages for
+    /// reading again. The write-back of a page that is mapped for writing interrupts every core
+    /// that has it mapped; one that is not mapped costs nothing, so the pages go first, together.
+    pub(super) fn settle(&self, end: u64, sync: impl FnOnce(u64) -> io::Result<()>) -> io::Result<()> {
+        let end_page = end.div_ceil(self.page_size);
+        let old = unpack(self.resident.load(Ordering::SeqCst));
+        let first = old.start.max(u32::try_from(end_page).unwrap_or(u32::MAX));
+        let left = if first < old.end { pack(first..old.end) } else { 0 };
+        self.resident.store(left, Ordering::SeqCst);
+        let from = self.settled.load(Ordering::SeqCst);
+        let pages = from / self.page_size..end_page.min(self.len as u64 / self.page_size);
+        let bytes = (pages.start < pages.end).then(|| self.bytes_of(pages.start)..self.bytes_of(pages.end));
+        if let Some(bytes) = bytes.clone() {
+            // Refused advice costs time only.
+            let _ = self.region.advise(bytes, Advice::LinuxDontNeed);
+        }
+        sync(from)?;
+        self.settled.store(end - end % self.page_size, Ordering::SeqCst);
+        if let Some(bytes) = bytes {
+            let _ = self.region.advise(bytes, Advice::LinuxPopulateRead);
+        }
+        Ok(())
     }
 
     /// Where `[offset, offset + len)` starts, if it lies in the mapping and that is sound.
@@ -256,7 +293,8 @@ impl Region {
         // * `bytes.start < span`: inside of the mapping (invariant 1).
         let start = unsafe { self.base.as_ptr().add(bytes.start) };
         // SAFETY:
-        // * The range is ours, and neither advice (populate, do not fork) changes its bytes.
+        // * The range is ours, and no advice in use (populate, do not fork, drop the page table's entries
+        //   of a shared file mapping) changes its bytes.
         unsafe { madvise(start.cast(), bytes.end - bytes.start, advice) }?;
         Ok(())
     }

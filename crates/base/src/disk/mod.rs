@@ -117,6 +117,13 @@ pub trait File: fmt::Debug + Send + Sync {
     /// Makes data and length durable. See invariant 2.
     fn sync(&self) -> io::Result<()>;
 
+    /// As [`File::sync`] for the bytes below `end`, all of them written, of which the last eight are not
+    /// written while this runs. What was prepared behind may stay unsynced, and stays resident.
+    fn sync_to(&self, end: u64) -> io::Result<()> {
+        let _ = end;
+        self.sync()
+    }
+
     /// Maps `[0, len)` where the implementation can; a plain default that does nothing. The file
     /// must be at least `len` long and must not shrink below it afterwards.
     fn map(&self, len: u64) {

@@ -17,7 +17,7 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsRawFd, AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -200,6 +200,13 @@ impl File for RealFile {
         Ok(rustix::fs::fdatasync(&self.fd)?)
     }
 
+    fn sync_to(&self, end: u64) -> io::Result<()> {
+        match self.mapping.get().filter(|mapping| mapping.was_populated()) {
+            Some(mapping) => mapping.settle(end, |from| self.sync_range(from, end)),
+            None => self.sync(),
+        }
+    }
+
     fn map(&self, len: u64) {
         let is_long_enough = self.len().is_ok_and(|have| have >= len);
         if self.mapping.get().is_some() || len == 0 || !is_long_enough {
@@ -255,6 +262,26 @@ impl File for RealFile {
 }
 
 impl RealFile {
+    /// Makes `[from, end)` durable and leaves dirty pages behind `end` alone: writes the range back and
+    /// waits for it, then rewrites its last bytes with a synced write, which flushes the device and
+    /// commits the file's metadata as fdatasync would.
+    fn sync_range(&self, from: u64, end: u64) -> io::Result<()> {
+        let signed = |number: u64| i64::try_from(number).map_err(io::Error::other);
+        let (start, count) = (signed(from)?, signed(end.saturating_sub(from))?);
+        let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+        // SAFETY:
+        // * A system call on a descriptor that is open; no memory is passed.
+        if unsafe { libc::sync_file_range(self.fd.as_raw_fd(), start, count, flags) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let mut last = [0; 8];
+        let at = end.saturating_sub(last.len() as u64);
+        self.read_at(at, &mut last)?;
+        write_whole(at, &last, |bytes, at| {
+            rustix::io::pwritev2(&self.fd, &[io::IoSlice::new(bytes)], at, rustix::io::ReadWriteFlags::DSYNC)
+        })
+    }
+
     fn write_zeros(&self, from: u64, to: u64) -> io::Result<()> {
         let mut at = from;
         while at < to {

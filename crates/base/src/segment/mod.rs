@@ -301,7 +301,7 @@ impl Segment {
     }
     /// Makes the bytes up to `end` durable, `end` being published before.
     pub fn sync(&self, end: u64) -> Result<()> {
-        self.file.sync().during("sync", &self.path)?;
+        self.file.sync_to(end).during("sync", &self.path)?;
         self.synced.fetch_max(end, Ordering::Relaxed);
         Ok(())
     }
