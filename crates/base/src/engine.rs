@@ -60,8 +60,10 @@ pub struct Op<'a> {
     pub key: &'a [u8],
     /// What to do to it.
     pub action: Action<'a>,
+    /// Set by `prepare`: the number of the entry it replaces; zero if there is none or nobody knows.
+    pub prior: Seq,
     /// The engine's private words from `prepare` to `apply`.
-    pub note: [u64; 6],
+    pub note: [u64; 5],
     /// Where the record came to stand; set before `apply`.
     pub address: Address,
     /// Bytes of its frame; set before `apply`.
@@ -72,7 +74,7 @@ impl<'a> Op<'a> {
     /// An operation that nobody has looked at yet.
     #[must_use]
     pub fn new(key: &'a [u8], action: Action<'a>) -> Op<'a> {
-        Op { key, action, note: [0; 6], address: Address::NONE, span: 0 }
+        Op { key, action, prior: Seq::ZERO, note: [0; 5], address: Address::NONE, span: 0 }
     }
 }
 

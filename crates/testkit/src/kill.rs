@@ -206,10 +206,17 @@ fn read(db: &Database) -> Result<[Pairs; THREADS as usize], String> {
 }
 
 fn difference(found: &Pairs, model: &Pairs) -> String {
-    let missing = model.keys().filter(|key| !found.contains_key(*key)).count();
-    let extra = found.keys().filter(|key| !model.contains_key(*key)).count();
-    let other = found.iter().filter(|(key, value)| model.get(*key).is_some_and(|v| v != *value)).count();
-    format!("{missing} keys missing, {extra} too many, {other} with another value")
+    let keys: std::collections::BTreeSet<_> = found.keys().chain(model.keys()).collect();
+    let show = |value: Option<&Vec<u8>>| {
+        let shown = value.map(|v| {
+            let life = u64::from_le_bytes(v[..8].try_into().unwrap_or_default());
+            format!("life {life} {:?} ({} bytes)", String::from_utf8_lossy(&v[8..v.len().min(24)]), v.len())
+        });
+        shown.unwrap_or_else(|| "nothing".to_owned())
+    };
+    let differing = keys.into_iter().filter(|key| found.get(*key) != model.get(*key));
+    let lines = differing.map(|key| format!("{key:?}: {} instead of {}", show(found.get(key)), show(model.get(key))));
+    lines.take(6).collect::<Vec<_>>().join("; ")
 }
 
 /// The changes of a thread's commit number `k` in the life `life`, and whether it is synced.

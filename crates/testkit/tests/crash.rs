@@ -39,7 +39,7 @@ fn seeds(first: u64, shape: Shape) -> impl Iterator<Item = Vec<Step>> {
 /// Every workload of up to two steps out of these, and every third of three.
 fn short_workloads() -> impl Iterator<Item = Vec<Step>> {
     let steps = parse(
-        "0.2=40 0.2- B[0.2=30,1.3=600] S[0.3=20,1.3=9] persist tick work clear0 drop0 reopen abandon 1.0=0",
+        "0.2=40 0.2- B[0.2=30,2.3=600] S[0.3=20,2.3=9] persist tick work clear0 drop0 reopen abandon 2.0=0",
     );
     let steps = steps.expect("written by hand");
     let (two, three) = (steps.clone(), steps.clone());
@@ -57,7 +57,7 @@ fn short_workloads() -> impl Iterator<Item = Vec<Step>> {
 
 #[test]
 fn every_short_workload_survives_every_power_cut_also_in_recovery() {
-    let plan = Plan { exhaustive: 10, second: 12, second_keeps: 6, ..Plan::default() };
+    let plan = Plan { exhaustive: 10, second: 60, second_keeps: 6, ..Plan::default() };
     let report = explore_all("short", short_workloads(), &plan, 15.0);
     assert!(report.images > 500 && report.second > 100, "{report}");
 }
@@ -72,7 +72,7 @@ fn acknowledged_commits_survive_power_cuts_as_a_prefix() {
 #[test]
 fn power_cuts_during_cleaning_and_checkpoints_lose_nothing() {
     let shape = Shape { steps: 80, keys: 5, busy: true, large: 900, ..Shape::default() };
-    let report = explore_all("cleaning", seeds(1000, shape), &Plan { second: 60, ..Plan::default() }, 12.0);
+    let report = explore_all("cleaning", seeds(1000, shape), &Plan::default(), 12.0);
     assert!(report.images > 500, "{report}");
 }
 

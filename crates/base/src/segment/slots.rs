@@ -24,6 +24,9 @@ pub struct Segments {
 struct Free {
     returned: Vec<u32>,
     next: u32,
+    /// Dismissed segments nobody can see any more: dropping one may unlink, truncate and discard, which is
+    /// not for the thread that happens to collect garbage.
+    dead: Vec<Arc<Segment>>,
 }
 
 impl Default for Segments {
@@ -87,11 +90,19 @@ impl Segments {
                 // * The pointer came from `admit`'s `Arc::into_raw`; the swap took it out, so this is the
                 //   only place that gives the count back.
                 // * Every guard that could have loaded it from the slot is gone by now.
-                drop(unsafe { Arc::from_raw(pointer as *const Segment) });
-                free.lock().returned.push(slot);
+                let segment = unsafe { Arc::from_raw(pointer as *const Segment) };
+                let mut free = free.lock();
+                free.returned.push(slot);
+                free.dead.push(segment);
             });
         });
         guard.flush();
+    }
+
+    /// Takes the dismissed segments that nobody sees any more, for the caller to drop.
+    pub fn take_dead(&self) -> Vec<Arc<Segment>> {
+        crossbeam_epoch::pin().flush();
+        std::mem::take(&mut self.free.lock().dead)
     }
 
     /// The frame at `address`, checked.
@@ -99,6 +110,15 @@ impl Segments {
     pub fn frame<'g>(&self, address: Address, guard: &'g Guard) -> Result<Frame<'g>> {
         match self.at(address.slot(), guard) {
             Some(segment) => segment.frame(address.offset(), segment.end()),
+            None => Err(Error::Invalid { what: "address", why: format!("slot {} is empty", address.slot()) }),
+        }
+    }
+
+    /// The frame at `address` without a look at its checksum, and its segment to verify it with.
+    #[inline]
+    pub fn frame_unchecked<'g>(&self, address: Address, guard: &'g Guard) -> Result<(Frame<'g>, &'g Segment)> {
+        match self.at(address.slot(), guard) {
+            Some(segment) => Ok((segment.frame_unchecked(address.offset(), segment.end())?, segment)),
             None => Err(Error::Invalid { what: "address", why: format!("slot {} is empty", address.slot()) }),
         }
     }

@@ -1,7 +1,8 @@
 //! # Background: ticks and maintenance, or the same work when asked
 //!
-//! Two threads a database: the *ticker* syncs what is buffered at each interval and is never held up
-//! by anything else; the *keeper* makes segments ready, cleans, checkpoints, and lets go. In inline mode
+//! Three threads a database: the *ticker* syncs what is buffered at each interval; the *maker* makes
+//! segments ready when writers take one; neither is ever held up by anything else. The *keeper* cleans,
+//! checkpoints, and lets go. In inline mode
 //! there are none and [`Store::pump`] does one step of each, so that a seed fixes everything.
 //!
 //! Back-pressure: when the store log is beyond its limit, writers are slowed down smoothly, by up to
@@ -35,6 +36,7 @@ pub(crate) struct Signals {
     stop: AtomicBool,
     due: Mutex<bool>,
     keeper: Condvar,
+    maker: Condvar,
     ticker: Condvar,
     relief: Condvar,
     /// Delay of each commit in nanoseconds.
@@ -50,6 +52,7 @@ impl Signals {
     pub(crate) fn wake(&self) {
         *self.due.lock() = true;
         self.keeper.notify_one();
+        self.maker.notify_one();
     }
 }
 
@@ -74,6 +77,8 @@ impl Store {
         let interval = self.options.sync_interval;
         workers.push(spawn("sheaf-ticker", move || ticker(&store, &signals, interval))?);
         let (store, signals) = (Arc::downgrade(self), Arc::clone(&self.signals));
+        workers.push(spawn("sheaf-maker", move || maker(&store, &signals))?);
+        let (store, signals) = (Arc::downgrade(self), Arc::clone(&self.signals));
         workers.push(spawn("sheaf-keeper", move || keeper(&store, &signals))?);
         Ok(())
     }
@@ -85,6 +90,7 @@ impl Store {
             let mut due = self.signals.due.lock();
             *due = true;
             self.signals.keeper.notify_all();
+            self.signals.maker.notify_all();
             self.signals.ticker.notify_all();
             self.signals.relief.notify_all();
         }
@@ -114,6 +120,7 @@ impl Store {
             self.checkpoint_if_due(),
             self.renew_root(),
         ];
+        drop(self.ground.segments.take_dead());
         self.set_brake();
         steps.into_iter().try_fold(false, |any, step| Ok(any | step?))
     }
@@ -174,6 +181,22 @@ fn ticker(store: &Weak<Store>, signals: &Signals, interval: Duration) {
         let Some(store) = store.upgrade().filter(|_| !signals.stop.load(Ordering::Acquire)) else { return };
         // A failed sync has poisoned the store, which is how it is reported.
         let _ = store.tick();
+    }
+}
+
+fn maker(store: &Weak<Store>, signals: &Signals) {
+    loop {
+        {
+            let mut due = signals.due.lock();
+            if !signals.stop.load(Ordering::Acquire) {
+                signals.maker.wait_for(&mut due, KEEPER_INTERVAL);
+            }
+        }
+        let Some(store) = store.upgrade().filter(|_| !signals.stop.load(Ordering::Acquire)) else { return };
+        if store.check_writable().is_ok() {
+            // Without room there is nothing to make; writers that need a segment get the error.
+            let _ = store.top_up();
+        }
     }
 }
 

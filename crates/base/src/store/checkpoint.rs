@@ -16,6 +16,7 @@ use std::sync::atomic::Ordering;
 use super::image::{self, ImageWriter};
 use super::log::Log;
 use super::rooting::{Dying, Maintenance};
+use super::tail::log_of;
 use super::{Kept, Store};
 use crate::error::{IoContext, Result};
 use crate::root::{CheckpointRef, Position};
@@ -82,10 +83,11 @@ impl Store {
     fn position(&self, m: &Maintenance, log: &Log) -> CheckpointRef {
         let making = self.making.lock();
         let order = self.order.lock();
-        let tail = &order.tails[log.id.index()];
         let mut open: Vec<Position> = Vec::new();
-        open.extend(tail.segment.iter().map(|s| Position { segment: s.id(), offset: tail.offset }));
-        open.extend(tail.ready.iter().map(|s| Position { segment: s.id(), offset: DATA_START }));
+        for (_, tail) in order.tails.iter().enumerate().filter(|(tail, _)| log_of(*tail) == log.id) {
+            open.extend(tail.segment.iter().map(|s| Position { segment: s.id(), offset: tail.offset }));
+        }
+        open.extend(order.ready[log.id.index()].iter().map(|s| Position { segment: s.id(), offset: DATA_START }));
         let survivors = m.survivors[log.id.index()].iter().flatten();
         open.extend(survivors.map(|s| Position { segment: s.segment.id(), offset: s.offset }));
         CheckpointRef { number: 0, seq: self.visible(), open, next_segment: SegmentId(*making), keyspaces: Vec::new() }

@@ -1,12 +1,12 @@
 //! # Cleaning: survivors out, victims away
 //!
-//! FlatStore's cleaner (§3.4) with RAMCloud's cost-benefit choice and streams by age: what survives a
-//! cleaning goes to the next older stream, so that long-lived entries stop being moved.
+//! FlatStore's cleaner (§3.4) with RAMCloud's cost-benefit choice and SepBIT's streams: survivors stand
+//! together by age, so that long-lived entries stop being moved (see `tail` for the commits' share).
 //!
 //! ## Picture
 //!
 //! ```text
-//!  victim (sealed, durable) --scan--> held? --copy as Moved/Pinned--> survivor segment of stream + 1
+//!  victim (sealed, durable) --scan--> held? --copy as Moved/Pinned--> survivor segment by age
 //!          | commit lock: engine.moved(from -> to)   | sync survivors | ROOT without victim | ROOT again | gone
 //! ```
 //!
@@ -45,6 +45,14 @@ const WIN_SEGMENTS: u64 = 6;
 const MAX_VICTIMS: usize = 64;
 /// Copies are handed to the kernel in pieces of this size.
 const PIECE: usize = 64 << 10;
+/// The lifespan is the mean of this many hot victims.
+const LIFESPANS: usize = 16;
+/// Full segments get at least this part of the slack that the limit gives.
+const LEAST_SLACK: f64 = 0.6;
+/// A log of fewer segments' worth of live bytes gets the geometry's slack on top.
+const SMALL: u64 = 64;
+/// The space limit on a full disk.
+const TIGHT: f64 = 1.05;
 /// A victim with a larger live share than this is not worth its move.
 const FULL: f64 = 0.95;
 
@@ -103,20 +111,31 @@ impl Store {
         Ok(true)
     }
 
-    /// Bytes of full segments, and the bytes there should be at most. What is ready or being filled is a
-    /// constant beside it.
+    /// Bytes of full segments, and the bytes there should be at most: what the limit leaves them beside the
+    /// segments that are ready, being filled, or on their way out, which in a small database are most.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
     fn space(&self, log: &Log) -> (u64, u64) {
         let segments = log.list();
-        let disk: u64 = segments.iter().filter(|s| s.is_sealed()).map(|s| s.identity().capacity).sum();
+        let full: u64 = segments.iter().filter(|s| s.is_sealed()).map(|s| s.identity().capacity).sum();
+        let total: u64 = segments.iter().map(|s| s.identity().capacity).sum();
         let live: u64 = segments.iter().map(|s| s.live()).sum();
         let largest = segments.iter().map(|s| s.identity().capacity).max().unwrap_or(0);
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
-        let limit = (live as f64 * self.options.space_limit) as u64;
-        (disk, limit + self.geometry.slack_segments * largest)
+        let times = |limit: f64| (live as f64 * limit) as u64;
+        if self.full.load(Ordering::Relaxed) {
+            return (full, times(TIGHT));
+        }
+        let most = times(self.options.space_limit);
+        let beside = total - full + self.dying_bytes.load(Ordering::Relaxed);
+        let least = times(1.0 + (self.options.space_limit - 1.0) * LEAST_SLACK);
+        (full, most.saturating_sub(beside).max(least) + if live > SMALL * largest { 0 } else { self.geometry.slack_segments * largest })
     }
 
-    /// How far the store log is beyond its limit, in hundredths; 100 is at the limit.
+    /// How far the store log is beyond its limit, in hundredths; 100 is at the limit. A full disk slows
+    /// nobody down: it refuses.
     pub(super) fn pressure(&self) -> u64 {
+        if self.full.load(Ordering::Relaxed) {
+            return 0;
+        }
         let (disk, limit) = self.space(self.log(LogId::Flat));
         (disk * 100).checked_div(limit).unwrap_or(0)
     }
@@ -164,7 +183,8 @@ impl Store {
                 break;
             }
         }
-        if won < largest / 4 && won < disk - limit { Vec::new() } else { victims }
+        let little = won < largest / 4 && won < disk - limit;
+        if little && !self.full.load(Ordering::Relaxed) { Vec::new() } else { victims }
     }
 
     /// Moves what is held out of `victims`; returns those that are empty now.
@@ -174,7 +194,7 @@ impl Store {
         let mut pieces: Vec<Piece> = (0..STREAMS).map(|_| Piece::default()).collect();
         let mut empty = Vec::new();
         for victim in victims {
-            let stream = (victim.identity().stream + 1).min(STREAMS - 1);
+            self.learn_lifespan(m, victim);
             let mut scan = Scan::new(victim, 0, victim.end());
             loop {
                 let group: Vec<Scanned<'_>> = scan.by_ref().take(GROUP).collect();
@@ -183,16 +203,42 @@ impl Store {
                 }
                 prefetch(&kepts, &group);
                 for scanned in &group {
+                    let stream = self.stream_for(victim, scanned);
                     self.consider(m, log, &kepts, victim, scanned, stream, &mut pieces[usize::from(stream)])?;
                 }
             }
-            self.flush(m, log, stream, &mut pieces[usize::from(stream)])?;
+            for (stream, piece) in (0..).zip(&mut pieces) {
+                self.flush(m, log, stream, piece)?;
+            }
             match scan.stop() {
                 Stop::Sealed(_) => empty.push(Arc::clone(victim)),
                 Stop::Torn(..) => victim.mark_damaged(), // live entries behind it can no longer be found
             }
         }
         Ok(empty)
+    }
+
+    /// Learns from a victim that held what was expected to die soon how soon that was.
+    fn learn_lifespan(&self, m: &mut Maintenance, victim: &Segment) {
+        if !victim.is_hot() || victim.first_seq() > victim.last_seq() {
+            return;
+        }
+        m.lifespans.push(self.visible().0.saturating_sub(victim.first_seq().0));
+        if m.lifespans.len() == LIFESPANS {
+            self.lifespan.store(m.lifespans.drain(..).sum::<u64>() / LIFESPANS as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// The stream of a survivor: what outlived a hot segment, else by its age in lifespans.
+    fn stream_for(&self, victim: &Segment, scanned: &Scanned<'_>) -> u8 {
+        let age = self.visible().0.saturating_sub(scanned.frame.header.seq.0);
+        let lifespan = self.lifespan.load(Ordering::Relaxed);
+        match age.checked_div(lifespan).unwrap_or(u64::MAX) {
+            _ if victim.is_hot() => 1,
+            0..4 => 2,
+            4..16 => 3,
+            _ => 4,
+        }
     }
 
     /// Copies one frame of a victim if it is held.
@@ -276,7 +322,7 @@ impl Store {
         match made {
             Err(Error::NoSpace { path }) => {
                 let mut order = self.order.lock();
-                let ready = &mut order.tails[log.id.index()].ready;
+                let ready = &mut order.ready[log.id.index()];
                 let fits = |s: &Arc<Segment>| s.identity().capacity >= DATA_START + span;
                 // From the back: a segment in front may be next in the order of numbers.
                 match ready.back().filter(|s| fits(s)).is_some().then(|| ready.pop_back()).flatten() {

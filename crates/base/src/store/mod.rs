@@ -4,7 +4,7 @@
 //! called back through their contract. What each file does:
 //!
 //! ```text
-//!  order       the commit lock: seq, place, bytes, apply        round     sync rounds, tickets, poison
+//!  order, tail the commit lock: seq, place, bytes, apply        round     sync rounds, tickets, poison
 //!  ready       segments made ahead of the writers               rooting   what goes into ROOT, what may go
 //!  catalogue   keyspaces as commits                             view      snapshots' registrations
 //!  clean       survivors out, victims away                      checkpoint, image   what makes opening fast
@@ -42,6 +42,7 @@ mod recover;
 mod report;
 mod rooting;
 mod round;
+mod tail;
 mod verify;
 mod view;
 
@@ -87,6 +88,8 @@ pub(crate) struct Geometry {
     pub(crate) blob_chunk: u64,
     /// A log's keyspaces are checkpointed after at least this many bytes of it ...
     pub(crate) checkpoint_bytes: u64,
+    /// Ready segments of a log that only removals and the cleaner may use.
+    pub(crate) reserve: usize,
     /// Slack before cleaning starts, in segments.
     pub(crate) slack_segments: u64,
     /// Most bytes of frames in one commit.
@@ -103,6 +106,7 @@ impl Geometry {
                 seq_chunk: 64,
                 blob_chunk: 4,
                 checkpoint_bytes: 16 << 10,
+                reserve: 6,
                 slack_segments: 2,
                 max_batch: 1 << 20,
             }
@@ -114,6 +118,7 @@ impl Geometry {
                 seq_chunk: 1 << 24,
                 blob_chunk: 1 << 12,
                 checkpoint_bytes: 128 << 20,
+                reserve: 2,
                 slack_segments: 4,
                 max_batch: 64 << 20,
             }
@@ -159,6 +164,12 @@ pub struct Store {
     blob_bound: AtomicU64,
     /// Segments sealed since ROOT was last written for their sake.
     sealed: AtomicU64,
+    /// Bytes of segments that are in one ROOT slot only.
+    dying_bytes: AtomicU64,
+    /// The disk was full when a segment was last made: cleaning wins what it can.
+    full: AtomicBool,
+    /// How long, in commits, what stands in hot segments tends to live; `u64::MAX` until it is known.
+    lifespan: AtomicU64,
     signals: Arc<Signals>,
     counters: Counters,
     closed: AtomicBool,

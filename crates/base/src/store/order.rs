@@ -28,9 +28,10 @@ use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
+use super::tail::{HOT, MARK, TAILS, Tail, log_of, tail_of};
 use super::{Kept, Store};
 use crate::blob::Staged;
-use crate::disk::{File, SECTOR};
+use crate::disk::File;
 use crate::engine::{Action, Need, Op};
 use crate::error::{Error, Result};
 use crate::frame::{FIRST, HEADER, Header, Kind, LAST, WATER, body_sum, span};
@@ -57,27 +58,14 @@ pub enum Outcome {
     Stale,
 }
 
-/// The end of one log.
-#[derive(Debug, Default)]
-pub(crate) struct Tail {
-    /// Where commits go.
-    pub(crate) segment: Option<Arc<Segment>>,
-    /// The next frame's place in it.
-    pub(crate) offset: u64,
-    /// Empty segments in the order of their numbers.
-    pub(crate) ready: VecDeque<Arc<Segment>>,
-    /// Full segments with bytes the device does not have.
-    pub(crate) unsynced: Vec<Arc<Segment>>,
-    /// The present segment has bytes the device does not have.
-    pub(crate) dirty: bool,
-}
-
 /// What the commit lock guards.
 #[derive(Debug)]
 pub(crate) struct Order {
     pub(crate) next_seq: Seq,
     pub(crate) seq_bound: Seq,
-    pub(crate) tails: [Tail; LogId::ALL.len()],
+    pub(crate) tails: [Tail; TAILS],
+    /// Empty segments of each log in the order of their numbers.
+    pub(crate) ready: [VecDeque<Arc<Segment>>; LogId::ALL.len()],
     pub(crate) views: Views,
     /// Staged files of commits the device does not have.
     pub(crate) staged: Vec<Arc<dyn File>>,
@@ -106,6 +94,8 @@ struct Encoded {
     bytes: Vec<u8>,
     pieces: SmallVec<[Piece; 4]>,
     runs: SmallVec<[Run; 2]>,
+    /// What it replaces was written lately: see `tail`.
+    hot: bool,
 }
 
 /// What one record needs to be encoded.
@@ -130,6 +120,7 @@ impl Encoded {
         self.bytes.clear();
         self.pieces.clear();
         self.runs.clear();
+        self.hot = false;
     }
 
     /// Encodes `items`, which are grouped by log.
@@ -152,8 +143,12 @@ impl Encoded {
         }
     }
 
+    fn bodies(&self, run: Run) -> impl Iterator<Item = usize> {
+        self.pieces[run.first..run.end].iter().map(|p| p.body)
+    }
+
     fn run_bytes(&self, run: Run) -> u64 {
-        self.pieces[run.first..run.end].iter().map(|p| span(p.body)).sum()
+        self.bodies(run).map(span).sum()
     }
 
     /// How large a segment should be made for the run: it takes the largest frame, and the whole run
@@ -163,7 +158,7 @@ impl Encoded {
     }
 
     fn largest(&self, run: Run) -> u64 {
-        self.pieces[run.first..run.end].iter().map(|p| span(p.body)).max().unwrap_or(0)
+        self.bodies(run).map(span).max().unwrap_or(0)
     }
 }
 
@@ -223,7 +218,9 @@ impl Store {
             });
         }
         self.encode_writes(writes, &needs, encoded);
+        encoded.hot = self.is_hot(writes);
         let removes_only = writes.iter().all(|w| !matches!(w.op.action, Action::Put(_) | Action::Staged(_)));
+        let reserve = if removes_only { 0 } else { self.geometry.reserve };
         loop {
             let mut order = self.order.lock();
             self.check_writable()?;
@@ -251,10 +248,10 @@ impl Store {
                 self.extend_bounds()?;
                 continue;
             }
-            if let Some(run) = order.cramped(encoded, removes_only) {
+            if let Some(run) = order.cramped(encoded, reserve) {
                 drop(order);
                 let wanted = encoded.wanted(run, self.geometry.max_segment);
-                self.make_room(run.log, wanted, |order| order.cramped(encoded, removes_only).is_some())?;
+                self.find_room(run.log, wanted, |order| order.cramped(encoded, reserve).is_some())?;
                 continue;
             }
             let seq = order.next_seq;
@@ -266,6 +263,14 @@ impl Store {
             }
             return Ok(Outcome::Done(seq));
         }
+    }
+
+    /// Whether all that a commit to the flat log replaces was written lately. While committers wait for
+    /// syncs everything goes to one tail: a second file would cost each round a second sync.
+    fn is_hot(&self, writes: &[Write<'_>]) -> bool {
+        let (newest, lifespan) = (self.visible().0, self.lifespan.load(Ordering::Relaxed));
+        let lately = |op: &Op<'_>| op.prior != Seq::ZERO && newest.saturating_sub(op.prior.0) < lifespan;
+        !self.round.is_busy() && writes.iter().all(|w| w.kept.log() != LogId::Flat || lately(&w.op))
     }
 
     fn encode_writes(&self, writes: &[Write<'_>], needs: &[Need], encoded: &mut Encoded) {
@@ -328,15 +333,15 @@ impl Store {
         let parts = u8::try_from(encoded.runs.len()).unwrap_or(u8::MAX);
         for (part, run) in (0..).zip(encoded.runs.clone()) {
             let log = self.log(run.log);
-            let tail = &mut order.tails[run.log.index()];
+            let tail = tail_of(run.log, encoded.hot);
             if log.water_due.swap(false, Ordering::Relaxed) {
-                rolled |= self.append_note(tail, log)?;
+                rolled |= self.append_note(order, tail)?;
             }
             let mut chunk = run.first;
             while chunk < run.end {
-                let end = tail.fitting(encoded, chunk, run.end);
+                let end = chunk + order.tails[tail].fitting(encoded.bodies(Run { first: chunk, ..run }));
                 if end == chunk {
-                    self.roll(tail, log)?;
+                    self.roll(order, tail)?;
                     rolled = true;
                     continue;
                 }
@@ -349,7 +354,8 @@ impl Store {
                     part,
                     parts,
                 };
-                append_chunk(tail, encoded, (chunk, end), header, &mut placed).map_err(|_| self.poison("append"))?;
+                append_chunk(&mut order.tails[tail], encoded, (chunk, end), header, &mut placed)
+                    .map_err(|_| self.poison("append"))?;
                 chunk = end;
             }
             log.note_appended(encoded.run_bytes(run));
@@ -358,62 +364,51 @@ impl Store {
     }
 
     /// Appends a note of the durable watermark.
-    pub(crate) fn append_note(&self, tail: &mut Tail, log: &super::log::Log) -> Result<bool> {
+    pub(crate) fn append_note(&self, order: &mut Order, tail: usize) -> Result<bool> {
         let mut rolled = false;
-        if tail.segment.as_ref().is_none_or(|s| tail.offset + span(8) > s.identity().capacity) {
-            if tail.ready.is_empty() {
+        if order.tails[tail].segment.is_none() || order.tails[tail].room() < MARK {
+            if order.ready[log_of(tail).index()].is_empty() {
                 return Ok(false); // a note is a help to recovery, not a promise
             }
-            self.roll(tail, log)?;
+            self.roll(order, tail)?;
             rolled = true;
         }
-        let Some(segment) = tail.segment.as_ref() else { return Ok(rolled) };
         let body = self.durable().0.to_le_bytes();
-        let mut bytes = [0; HEADER + 8];
-        bytes[HEADER..].copy_from_slice(&body);
-        let header = Header {
-            check: 0,
-            len: 8,
-            kind: Kind::Note,
-            flags: FIRST | LAST | WATER,
-            seq: self.visible(),
-            part: 0,
-            parts: 0,
-        };
-        segment.seed().seal(tail.offset, &header, body_sum(&body), &mut bytes);
-        segment.file().append_at(tail.offset, &bytes).map_err(|_| self.poison("append"))?;
-        tail.offset += header.span();
-        tail.dirty = true;
-        segment.publish(tail.offset);
+        self.append_mark(&mut order.tails[tail], Kind::Note, WATER, body)?;
         Ok(rolled)
     }
 
-    /// Seals the present segment and goes on in the next ready one.
-    fn roll(&self, tail: &mut Tail, log: &super::log::Log) -> Result<()> {
-        let Some(next) = tail.ready.pop_front() else { return Err(self.poison("roll")) };
+    /// Appends a frame that is no operation.
+    fn append_mark(&self, tail: &mut Tail, kind: Kind, flags: u8, body: [u8; 8]) -> Result<()> {
+        let Some(segment) = tail.segment.as_ref() else { return Ok(()) };
+        let mut bytes = [0; MARK as usize];
+        bytes[HEADER..].copy_from_slice(&body);
+        let flags = FIRST | LAST | flags;
+        let header = Header { check: 0, len: body.len(), kind, flags, seq: self.visible(), part: 0, parts: 0 };
+        segment.seed().seal(tail.offset, &header, body_sum(&body), &mut bytes);
+        segment.file().append_at(tail.offset, &bytes).map_err(|_| self.poison("append"))?;
+        tail.offset += MARK;
+        tail.dirty = true;
+        segment.publish(tail.offset);
+        Ok(())
+    }
+
+    /// Seals the present segment, naming the next ready one, and goes on there.
+    fn roll(&self, order: &mut Order, tail: usize) -> Result<()> {
+        let log = self.log(log_of(tail));
+        let Some(next) = order.ready[log.id.index()].pop_front() else { return Err(self.poison("roll")) };
+        let hot = tail == HOT;
+        let tail = &mut order.tails[tail];
+        if tail.segment.as_ref().is_some_and(|full| tail.offset + MARK <= full.identity().capacity) {
+            self.append_mark(tail, Kind::Seal, 0, next.id().0.to_le_bytes())?;
+        }
         if let Some(full) = tail.segment.take() {
-            let mut bytes = [0; HEADER];
-            if tail.offset + HEADER as u64 <= full.identity().capacity {
-                let header = Header {
-                    check: 0,
-                    len: 0,
-                    kind: Kind::Seal,
-                    flags: FIRST | LAST,
-                    seq: self.visible(),
-                    part: 0,
-                    parts: 0,
-                };
-                full.seed().seal(tail.offset, &header, body_sum(&[]), &mut bytes);
-                full.file().append_at(tail.offset, &bytes).map_err(|_| self.poison("append"))?;
-                full.publish(tail.offset + HEADER as u64);
-            }
             full.seal(log.clock());
             self.sealed.fetch_add(1, Ordering::Relaxed);
             tail.unsynced.push(full);
         }
-        tail.offset = DATA_START;
-        tail.segment = Some(next);
-        tail.dirty = true;
+        next.set_hot(hot);
+        (tail.offset, tail.segment, tail.dirty) = (DATA_START, Some(next), true);
         Ok(())
     }
 
@@ -430,10 +425,11 @@ impl Store {
                 self.extend_bounds()?;
                 continue;
             }
-            if let Some(run) = order.cramped(&encoded, false) {
+            let reserve = self.geometry.reserve;
+            if let Some(run) = order.cramped(&encoded, reserve) {
                 drop(order);
                 let wanted = encoded.wanted(run, self.geometry.max_segment);
-                self.make_room(run.log, wanted, |order| order.cramped(&encoded, false).is_some())?;
+                self.find_room(run.log, wanted, |order| order.cramped(&encoded, reserve).is_some())?;
                 continue;
             }
             let seq = order.next_seq;
@@ -475,51 +471,12 @@ fn append_chunk(
 }
 
 impl Order {
-    /// A run that does not fit into what is ready.
-    fn cramped(&self, encoded: &Encoded, removes_only: bool) -> Option<Run> {
-        encoded.runs.iter().copied().find(|run| !self.tails[run.log.index()].has_room(encoded, *run, removes_only))
-    }
-}
-
-impl Tail {
-    /// How many segments of the ready ones only removals and the cleaner may use.
-    pub(crate) const RESERVE: usize = 2;
-
-    /// The end of the pieces from `from` that fit into the present segment.
-    fn fitting(&self, encoded: &Encoded, from: usize, end: usize) -> usize {
-        let Some(segment) = self.segment.as_ref() else { return from };
-        let mut room = segment.identity().capacity.saturating_sub(self.offset);
-        let mut at = from;
-        while at < end && span(encoded.pieces[at].body) <= room {
-            room -= span(encoded.pieces[at].body);
-            at += 1;
-        }
-        at
-    }
-
-    /// Whether the run fits, with a note before it, into the present and the ready segments.
-    fn has_room(&self, encoded: &Encoded, run: Run, removes_only: bool) -> bool {
-        let reserve = if removes_only { 0 } else { Tail::RESERVE };
-        let mut room = self.segment.as_ref().map_or(0, |s| s.identity().capacity.saturating_sub(self.offset));
-        room = room.saturating_sub(span(8));
-        let mut ready = self.ready.iter().take(self.ready.len().saturating_sub(reserve));
-        for piece in &encoded.pieces[run.first..run.end] {
-            let need = span(piece.body);
-            while need > room {
-                match ready.next() {
-                    Some(next) => room = (next.identity().capacity - DATA_START).saturating_sub(span(8)),
-                    None => return false,
-                }
-            }
-            room -= need;
-        }
-        true
-    }
-
-    /// After this the next frame shares no sector with what stands there now.
-    pub(crate) fn close_sector(&mut self) {
-        if let Some(segment) = &self.segment {
-            self.offset = self.offset.next_multiple_of(SECTOR).min(segment.identity().capacity);
-        }
+    /// A run that does not fit into what is ready, without the reserve.
+    fn cramped(&self, encoded: &Encoded, reserve: usize) -> Option<Run> {
+        let takes = |run: &Run| {
+            let tail = &self.tails[tail_of(run.log, encoded.hot)];
+            tail.takes(encoded.bodies(*run), &self.ready[run.log.index()], reserve)
+        };
+        encoded.runs.iter().copied().find(|run| !takes(run))
     }
 }

@@ -1,16 +1,16 @@
 //! # Ready segments: made ahead, so that committers neither create files nor wait for blocks
 //!
-//! A ready segment has all its blocks and a slot. Its name and header become durable with its first frames. [`Tail::RESERVE`] of them are kept for
+//! A ready segment has all its blocks and a slot. Its name and header become durable with its first frames. Some of them (the geometry's `reserve`) are kept for
 //! removals and for the cleaner, which is how a full disk gets room again (commit.md, scenario 20).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Store;
-use super::order::{Order, Tail};
+use super::order::Order;
+use super::tail::MARK;
 use crate::blob::Staged;
 use crate::error::{Error, IoContext, Result};
-use crate::frame::{HEADER, span};
 use crate::segment::{DATA_START, Identity, MAX_CAPACITY, Segment};
 use crate::types::{LogId, SegmentId};
 
@@ -20,7 +20,7 @@ const SEGMENTS_AIM: u64 = 256;
 const SMALL_SEGMENT: u64 = 1 << 20;
 const SMALL_AIM: u64 = 64;
 /// Ready segments the background keeps beyond the reserve.
-const AHEAD: usize = 2;
+const AHEAD: usize = 3;
 
 impl Store {
     /// Makes one more segment of `log` ready, with room for `wanted` bytes in it, while `is_cramped` says
@@ -34,8 +34,23 @@ impl Store {
             return Ok(());
         }
         let segment = self.make_segment(&mut next, log, 0, wanted)?;
-        self.order.lock().tails[log.index()].ready.push_back(segment);
+        self.order.lock().ready[log.index()].push_back(segment);
         Ok(())
+    }
+
+    /// As [`Store::make_room`]; if the disk is full, what cleaning wins at once may do.
+    pub(super) fn find_room(&self, log: LogId, wanted: u64, is_cramped: impl Fn(&Order) -> bool) -> Result<()> {
+        let full = match self.make_room(log, wanted, &is_cramped) {
+            Err(full @ Error::NoSpace { .. }) => full,
+            other => return other,
+        };
+        self.clean()?;
+        {
+            let mut m = self.maintenance.lock();
+            self.write_root(&mut m, false)?;
+            self.write_root(&mut m, false)?;
+        }
+        self.make_room(log, wanted, is_cramped).map_err(|_| full)
     }
 
     /// Tops up the ready segments of logs in use. True if there was something to do.
@@ -45,9 +60,9 @@ impl Store {
             loop {
                 let want = {
                     let order = self.order.lock();
-                    let tail = &order.tails[log.index()];
-                    let in_use = tail.segment.is_some() || !tail.ready.is_empty();
-                    in_use && tail.ready.len() < Tail::RESERVE + if self.options.inline { 0 } else { AHEAD }
+                    let ready = order.ready[log.index()].len();
+                    let in_use = order.tails[log.index()].segment.is_some() || ready > 0;
+                    in_use && ready < self.geometry.reserve + if self.options.inline { 0 } else { AHEAD }
                 };
                 if !want || self.log(log).is_frozen() {
                     break;
@@ -78,7 +93,9 @@ impl Store {
             incarnation: self.incarnation,
             capacity: self.capacity_for(log, largest),
         };
-        let segment = Arc::new(Segment::create(&*self.disk, &log.dir, identity)?);
+        let created = Segment::create(&*self.disk, &log.dir, identity);
+        self.full.store(matches!(created, Err(Error::NoSpace { .. })), Ordering::Relaxed);
+        let segment = Arc::new(created?);
         let admitted = self.finish_segment(log, &segment);
         if admitted.is_err() {
             let _ = self.disk.remove(segment.path()); // swept at the next open if it stays
@@ -116,7 +133,7 @@ impl Store {
             .max((total / SMALL_AIM).min(SMALL_SEGMENT))
             .next_power_of_two()
             .clamp(self.geometry.min_segment, self.geometry.max_segment);
-        let needed = (DATA_START + span(8) + largest + HEADER as u64).next_multiple_of(4096);
+        let needed = (DATA_START + 2 * MARK + largest).next_multiple_of(4096);
         usual.max(needed).min(MAX_CAPACITY)
     }
 

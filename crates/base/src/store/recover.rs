@@ -29,6 +29,7 @@ use std::sync::atomic::Ordering;
 use super::catalogue::{Catalogue, Map, decode_entry};
 use super::image::{self, ImageReader};
 use super::kept::Broken;
+use super::tail::{HOT, Tail, tail_of};
 use super::{Kept, Store};
 use crate::blob::BlobRef;
 use crate::disk::How;
@@ -288,8 +289,8 @@ impl<'a> Recovery<'a> {
     fn survey_log(&mut self, log: LogId, survey: &mut Survey) -> Result<()> {
         let floor = self.root.floor;
         let plausible = Seq::ZERO..=Seq(self.root.seq_bound.0.saturating_add(1));
-        // The commit whose run goes on in the next segment, while the one before ended with a seal.
-        let mut open_run: Option<Seq> = None;
+        // Commits whose runs go on in the segment that a seal named (tail I1).
+        let mut crossing: HashMap<SegmentId, Seq> = HashMap::new();
         let mut torn: Option<Error> = None;
         let mut water_behind = None;
         for found in &mut self.logs[log.index()] {
@@ -298,6 +299,7 @@ impl<'a> Recovery<'a> {
             }
             let limit = found.segment.identity().capacity.min(found.segment.file().len().unwrap_or(0));
             let durable_end = found.end;
+            let mut open_run = crossing.remove(&found.segment.id());
             let mut scan = Scan::new(&found.segment, 0, limit);
             (found.frames, found.end) = (0, DATA_START);
             for scanned in scan.by_ref() {
@@ -307,6 +309,11 @@ impl<'a> Recovery<'a> {
                 if let Some(water) = scanned.frame.water() {
                     survey.known = survey.known.max(water);
                     water_behind = water_behind.max(torn.is_some().then_some(water));
+                }
+                if header.kind == Kind::Seal
+                    && let (Some(seq), Some(next)) = (open_run, scanned.frame.sealed_to())
+                {
+                    crossing.insert(next, seq);
                 }
                 if header.kind != Kind::Commit {
                     found.frames += u32::from(header.kind == Kind::Moved);
@@ -343,10 +350,6 @@ impl<'a> Recovery<'a> {
                         self.broken[log.index()] = Some(Broken::from_error(error)?);
                         return Ok(());
                     }
-                    if found.segment.identity().stream != 0 {
-                        continue; // survivors end somewhere; a run of the order may go on behind them
-                    }
-                    open_run = None;
                     water_behind = water_behind.max(find_water(&found.segment, at, limit, plausible.clone()));
                     torn.get_or_insert(error);
                 }
@@ -654,19 +657,19 @@ impl Store {
         *self.blob_bound.get_mut() = m.blob_bound;
         m.next_image = root.logs.iter().map(|l| l.checkpoint.number + 1).max().unwrap_or(1);
         for ((log, (segments, frozen)), entry) in self.logs.iter_mut().zip(recovered.logs).zip(&root.logs) {
-            let tail = &mut order.tails[log.id.index()];
-            for segment in &segments {
-                if segment.is_sealed() || frozen.is_some() {
-                    continue;
-                }
-                if segment.end() > DATA_START {
-                    tail.offset = segment.end();
-                    tail.segment = Some(Arc::clone(segment));
-                } else {
-                    tail.ready.push_back(Arc::clone(segment));
+            for segment in segments.iter().filter(|s| !s.is_sealed() && frozen.is_none()) {
+                let free = [false, true].map(|hot| tail_of(log.id, hot)).into_iter().find(|t| order.tails[*t].segment.is_none());
+                match free {
+                    _ if segment.end() <= DATA_START => order.ready[log.id.index()].push_back(Arc::clone(segment)),
+                    Some(tail) => {
+                        segment.set_hot(tail == HOT);
+                        let (offset, segment) = (segment.end(), Some(Arc::clone(segment)));
+                        order.tails[tail] = Tail { offset, segment, ..Tail::default() };
+                        order.tails[tail].close_sector();
+                    }
+                    None => segment.seal(0),
                 }
             }
-            tail.close_sector();
             m.checkpoints[log.id.index()] = entry.checkpoint.clone();
             // Until it is known what the other slot names: nothing.
             log.since_checkpoint.store(recovered.replayed_bytes[log.id.index()], Ordering::Relaxed);

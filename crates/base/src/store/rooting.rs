@@ -47,6 +47,8 @@ pub(crate) struct Maintenance {
     pub(crate) newer_checkpoint: [Seq; LogId::ALL.len()],
     /// Cleaner's tails by stream (index 0 unused), per log.
     pub(crate) survivors: [Vec<Option<Survivors>>; LogId::ALL.len()],
+    /// How long hot victims lasted, until there are enough for a mean.
+    pub(crate) lifespans: Vec<u64>,
     /// Full survivor segments the device does not have yet.
     pub(crate) unsynced: Vec<Arc<Segment>>,
     /// What goes, with the first generation of ROOT that does not name it.
@@ -152,6 +154,9 @@ impl Store {
     /// Frees what neither slot names.
     fn let_go(&self, m: &mut Maintenance) {
         let generation = m.generation;
+        let bytes = |what: &Dying| if let Dying::Segment(_, s) = what { s.identity().capacity } else { 0 };
+        let staying = m.dying.iter().filter(|(first, _)| *first >= generation);
+        self.dying_bytes.store(staying.map(|(_, what)| bytes(what)).sum(), Ordering::Relaxed);
         let mut going = Vec::new();
         m.dying.retain_mut(|(first, what)| {
             let stays = *first >= generation;

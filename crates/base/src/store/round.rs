@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::Store;
+use super::tail::{TAILS, log_of};
 use crate::error::{IoContext, Result};
 use crate::segment::Segment;
 use crate::sync::{Mutex, MutexGuard, WaitWord};
@@ -156,10 +157,10 @@ impl Store {
             return Ok(false);
         }
         let mut order = self.order.lock();
-        for log in &self.logs {
-            let tail = &mut order.tails[log.id.index()];
-            if tail.segment.is_some() && log.water_due.swap(false, Ordering::Relaxed) {
-                self.append_note(tail, log)?;
+        for tail in 0..TAILS {
+            let due = &self.log(log_of(tail)).water_due;
+            if order.tails[tail].segment.is_some() && due.swap(false, Ordering::Relaxed) {
+                self.append_note(&mut order, tail)?;
             }
         }
         Ok(true)

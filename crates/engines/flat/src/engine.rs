@@ -51,12 +51,10 @@ const HASH: usize = 0;
 const PRIOR: usize = 1;
 /// Bytes of that entry's frame.
 const PRIOR_SPAN: usize = 2;
-/// That entry's number.
-const PRIOR_SEQ: usize = 3;
 /// Its staged value's number plus one; 0 for none.
-const PRIOR_BLOB: usize = 4;
+const PRIOR_BLOB: usize = 3;
 /// Without a prior entry: the print of the entries that share the key's kept bits.
-const PRINT: usize = 5;
+const PRINT: usize = 4;
 
 /// A keyspace.
 pub(crate) struct FlatEngine {
@@ -134,6 +132,30 @@ impl FlatEngine {
         Ok(is_key.then_some(Entry { address, frame }))
     }
 
+    /// As [`FlatEngine::find`] for an entry that is about to be replaced: where the key's bytes are all
+    /// there, its checksum is not worth its time, since nothing of the entry is handed out. One that does
+    /// not match is verified before it counts as another key's.
+    fn find_to_replace<'g>(&self, hash: u64, key: &[u8], guard: &'g Guard) -> Result<Option<Entry<'g>>> {
+        let mut found = Ok(None);
+        self.index.matches(hash, guard, |address| {
+            let read = self.ground.segments.frame_unchecked(address, guard).and_then(|(frame, segment)| {
+                let is_key = Record::decode(frame.payload()).is_ok_and(|record| record.key == key);
+                if !is_key {
+                    segment.check(address.offset(), &frame)?;
+                }
+                Ok(is_key.then_some(Entry { address, frame }))
+            });
+            match read {
+                Ok(None) => true,
+                other => {
+                    found = other;
+                    false
+                }
+            }
+        });
+        found
+    }
+
     /// Decodes a frame the index pointed at.
     pub(crate) fn record<'f>(&self, address: Address, frame: &'f Frame<'_>, guard: &Guard) -> Result<Record<'f>> {
         Record::decode(frame.payload()).map_err(|what| self.damaged(address, what, guard))
@@ -195,7 +217,7 @@ impl FlatEngine {
         (address != Address::NONE).then(|| Old {
             address,
             span: u32::try_from(op.note[PRIOR_SPAN]).unwrap_or(u32::MAX),
-            born: Seq(op.note[PRIOR_SEQ]),
+            born: op.prior,
             died,
             blob: op.note[PRIOR_BLOB].checked_sub(1),
         })
@@ -278,11 +300,11 @@ impl Engine for FlatEngine {
         let hash = self.hash(op.key);
         // The print is taken before the look: what comes in between makes the operation stale.
         let print = self.index.print(hash, guard);
-        op.note = [hash, 0, 0, 0, 0, print];
-        if let Some(entry) = self.find(hash, op.key, guard)? {
+        (op.note, op.prior) = ([hash, 0, 0, 0, print], Seq::ZERO);
+        if let Some(entry) = self.find_to_replace(hash, op.key, guard)? {
             op.note[PRIOR] = entry.address.bits();
             op.note[PRIOR_SPAN] = entry.span();
-            op.note[PRIOR_SEQ] = entry.seq().0;
+            op.prior = entry.seq();
             if let Content::Staged(blob) = self.record(entry.address, &entry.frame, guard)?.content {
                 op.note[PRIOR_BLOB] = blob.id + 1;
             }

@@ -52,7 +52,7 @@ impl Default for Plan {
         Plan {
             exhaustive: 8,
             random: 16,
-            second: 40,
+            second: 300,
             second_keeps: 8,
             lie: Lie::None,
             paranoid: false,

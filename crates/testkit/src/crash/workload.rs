@@ -190,8 +190,8 @@ fn step(random: &mut Random, shape: &Shape) -> Step {
         n if n < background + 6 => Step::Persist,
         n if n < background + 9 => Step::Reopen,
         n if n < background + 10 => Step::Abandon,
-        n if n < background + 13 && shape.drops => Step::Drop(random.below(2) as u8),
-        n if n < background + 15 && shape.drops => Step::Clear(random.below(2) as u8),
+        n if n < background + 13 && shape.drops => Step::Drop(random.below(3) as u8),
+        n if n < background + 15 && shape.drops => Step::Clear(random.below(3) as u8),
         n if n < 65 => Step::One(put(random, shape)),
         n => {
             let count = 1 + random.below(4);
@@ -208,7 +208,7 @@ fn put(random: &mut Random, shape: &Shape) -> Put {
         5 if shape.large > 0 => Some(shape.large - random.below(u64::from(shape.large / 4 + 1)) as u32),
         _ => Some(random.below(shape.len + 1) as u32),
     };
-    (random.below(2) as u8, key, len)
+    (random.below(NAMES.len() as u64) as u8, key, len)
 }
 
 #[cfg(test)]

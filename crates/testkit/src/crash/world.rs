@@ -11,13 +11,14 @@ use sheaf_base::clock::ManualClock;
 use sheaf_base::disk::sim::{Keep, SimDisk};
 
 use super::history::NAMES;
+use crate::ledger::LedgerFactory;
 use crate::tap::Tap;
 
 /// Where the database is on every simulated disk.
 pub const PLACE: &str = "/db";
 
-/// The engines of a workload's keyspaces, unless it says otherwise: two store logs and a journal.
-pub const ENGINES: [&str; NAMES.len()] = ["flat", "flat", "flat"];
+/// The engines of a workload's keyspaces, unless it says otherwise: two in the store log, one in the journal.
+pub const ENGINES: [&str; NAMES.len()] = ["flat", "flat", "ledger"];
 
 /// A disk, its tap, a clock.
 #[derive(Clone, Debug)]
@@ -57,6 +58,7 @@ impl World {
     pub fn builder(&self) -> Builder {
         let clock: Arc<ManualClock> = Arc::clone(&self.clock);
         Database::builder()
+            .engine(Arc::new(LedgerFactory::default()))
             .disk(Arc::new(self.tap.clone()))
             .clock(clock)
             .tiny(true)

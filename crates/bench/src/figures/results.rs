@@ -1,0 +1,120 @@
+//! # Results: what each store did in each round, and ratios within rounds
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use crate::measure::median;
+use crate::subjects::Subject;
+use crate::table::{self, number};
+
+/// Thousand operations per second, or seconds, by row and store; one value a round, in the order of rounds.
+#[derive(Default)]
+pub(super) struct Results {
+    values: BTreeMap<(&'static str, Subject), Vec<f64>>,
+    /// The rows in the order of their first value.
+    rows: Vec<&'static str>,
+}
+
+/// Ours against the best of some peers.
+pub(super) struct Ratio {
+    /// The median over the rounds of ours / best.
+    pub(super) value: f64,
+    /// What it is made of, in words.
+    pub(super) detail: String,
+}
+
+impl Results {
+    pub(super) fn add(&mut self, row: &'static str, subject: Subject, value: f64) {
+        if !self.rows.contains(&row) {
+            self.rows.push(row);
+        }
+        self.values.entry((row, subject)).or_default().push(value);
+    }
+
+    pub(super) fn of(&self, row: &'static str, subject: Subject) -> &[f64] {
+        self.values.get(&(row, subject)).map_or(&[], Vec::as_slice)
+    }
+
+    pub(super) fn median(&self, row: &'static str, subject: Subject) -> Option<f64> {
+        median(self.of(row, subject))
+    }
+
+    /// Ours over the best of `peers` in each round; the median of that. `None` if none of them ran.
+    pub(super) fn ratio(&self, row: &'static str, peers: &[Subject]) -> Option<Ratio> {
+        let ours = self.of(row, Subject::Flat);
+        let per_round: Vec<f64> = ours
+            .iter()
+            .enumerate()
+            .filter_map(|(round, our)| {
+                let best = peers.iter().filter_map(|peer| self.of(row, *peer).get(round)).copied().reduce(f64::max)?;
+                Some(our / best)
+            })
+            .collect();
+        let best = peers
+            .iter()
+            .filter_map(|peer| Some((*peer, self.median(row, *peer)?)))
+            .max_by(|a, b| a.1.total_cmp(&b.1))?;
+        let detail = format!("{} k/s; {} {} k/s", number(median(ours)?), best.0.title(), number(best.1));
+        Some(Ratio { value: median(&per_round)?, detail })
+    }
+
+    /// A table of medians, a row each, a column for each store, with the extremes behind them.
+    pub(super) fn markdown(&self) -> String {
+        let every = [Subject::Flat].into_iter().chain(Subject::PEERS).chain([Subject::Null]);
+        let subjects: Vec<Subject> =
+            every.filter(|subject| self.values.keys().any(|(_, other)| other == subject)).collect();
+        let head: Vec<String> =
+            [String::new()].into_iter().chain(subjects.iter().map(|s| s.title().to_owned())).collect();
+        let rows: Vec<Vec<String>> = self
+            .rows
+            .iter()
+            .map(|row| [(*row).to_owned()].into_iter().chain(subjects.iter().map(|s| self.cell(row, *s))).collect())
+            .collect();
+        table::markdown(&head, &rows)
+    }
+
+    fn cell(&self, row: &'static str, subject: Subject) -> String {
+        let values = self.of(row, subject);
+        let Some(middle) = median(values) else { return "–".to_owned() };
+        if values.len() == 1 {
+            return number(middle);
+        }
+        let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = values.iter().copied().fold(0.0, f64::max);
+        format!("{} ({}–{})", number(middle), number(least), number(most))
+    }
+
+    /// For programs.
+    pub(super) fn json(&self) -> Value {
+        let of_row = |row: &&'static str| {
+            let samples = self.values.iter().filter(|((other, _), _)| other == row);
+            json!({
+                "what": row,
+                "rounds": samples.map(|((_, subject), values)| (subject.name(), values)).collect::<BTreeMap<_, _>>(),
+            })
+        };
+        Value::Array(self.rows.iter().map(of_row).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ratios_are_taken_within_rounds_against_the_best_of_the_round() {
+        let mut results = Results::default();
+        for (ours, lmdb, redb) in [(10.0, 5.0, 1.0), (30.0, 10.0, 5.0), (8.0, 1.0, 2.0)] {
+            results.add("get", Subject::Flat, ours);
+            results.add("get", Subject::Lmdb, lmdb);
+            results.add("get", Subject::Redb, redb);
+        }
+        let ratio = results.ratio("get", &Subject::PEERS).unwrap();
+        assert!((ratio.value - 3.0).abs() < 1e-9);
+        assert_eq!(ratio.detail, "10 k/s; LMDB 5 k/s");
+        assert!(results.ratio("get", &[Subject::Rocksdb]).is_none());
+        assert!(results.ratio("put", &Subject::PEERS).is_none());
+        assert!(results.markdown().contains("10 (8–30)"));
+    }
+}

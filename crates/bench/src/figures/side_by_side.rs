@@ -1,0 +1,260 @@
+//! # Side by side: fills, gets and updates of all stores, in rounds
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+
+use super::{Bench, Group, SETTLE, THREADS, promises};
+use crate::Result;
+use crate::drive::{Length, Phase, Sample};
+use crate::measure::{self, median};
+use crate::progress::say;
+use crate::subjects::{Setting, Store, Subject};
+use crate::table::number;
+use crate::workload::{self, Workload};
+
+/// Updates before the measured ones, as a multiple of the pairs: the log has wrapped by then.
+const WRAP: u64 = 2;
+/// Peers have no log to wrap; they are warmed for as long as this many phases at most.
+const PEER_WARM_PHASES: u32 = 5;
+
+/// Open stores; their databases stay in the place when they are closed.
+type Open = Vec<(Subject, Box<dyn Store>)>;
+
+/// All groups that work on a filled database. Leaves the databases behind for the opening.
+pub(super) fn run(bench: &mut Bench<'_>) -> Result<()> {
+    let all = [Group::FillRandom, Group::GetUniform, Group::GetMiss, Group::GetZipf, Group::UpdateZipf, Group::Open];
+    let ours = [Group::Cpu, Group::Memory, Group::Tail];
+    let subjects = match (bench.wants_any(&all), bench.wants_any(&ours)) {
+        (true, _) => bench.subjects(0),
+        (false, true) => vec![Subject::Flat],
+        (false, false) => return Ok(()),
+    };
+    let stores = fill(bench, &subjects)?;
+    for (subject, store) in &stores {
+        workload::check(&**store, bench.options.pairs).map_err(|error| format!("{}: {error}", subject.name()))?;
+    }
+    for (group, workload) in [
+        (Group::GetUniform, Workload::GetUniform),
+        (Group::GetMiss, Workload::GetMiss),
+        (Group::GetZipf, Workload::GetZipf),
+    ] {
+        if bench.wants(group) {
+            gets(bench, &stores, workload)?;
+        }
+    }
+    if bench.wants(Group::GetUniform) {
+        bench.ratio(promises::GET_UNIFORM, Workload::GetUniform.name(), &[Subject::Lmdb]);
+    }
+    if bench.wants(Group::GetMiss) {
+        bench.ratio(promises::GET_MISS, Workload::GetMiss.name(), &Subject::PEERS);
+    }
+    if bench.wants(Group::FillRandom) {
+        bench.ratio(promises::FILL_RANDOM, Workload::FillRandom.name(), &[Subject::Rocksdb]);
+    }
+    updates(bench, &stores)?;
+    memory(bench, &stores);
+    cpu(bench, &stores)?;
+    tail(bench, &stores)?;
+    for (_, store) in stores {
+        store.close()?;
+    }
+    Ok(())
+}
+
+/// Fills fresh databases in rounds, if that is wanted; else once.
+fn fill(bench: &mut Bench<'_>, subjects: &[Subject]) -> Result<Open> {
+    let is_wanted = bench.wants(Group::FillRandom);
+    let rounds = if is_wanted { bench.options.rounds } else { 1 };
+    let mut stores: Open = Vec::new();
+    for round in 0..rounds {
+        stores.clear();
+        let mut order = subjects.to_vec();
+        if round % 2 == 1 {
+            order.reverse();
+        }
+        for subject in order {
+            let dir = bench.place.fresh(subject.name())?;
+            let store = subject.open(&dir, Setting::BUFFERED)?;
+            let sample = workload::fill(&*store, bench.options.pairs, bench.options.sync_every)?;
+            let rate = sample.rate() / 1e3;
+            if is_wanted {
+                bench.note(Workload::FillRandom.name(), subject, round, rate, "k/s");
+            } else {
+                say(&format!("filled {}: {} k/s", subject.name(), number(rate)));
+            }
+            if round + 1 < rounds {
+                store.close()?;
+            } else {
+                measure::settle(SETTLE);
+                stores.push((subject, store));
+            }
+        }
+    }
+    stores.sort_by_key(|(subject, _)| subjects.iter().position(|other| other == subject));
+    Ok(stores)
+}
+
+fn in_order(stores: &Open, round: u64) -> Vec<&(Subject, Box<dyn Store>)> {
+    if round % 2 == 1 { stores.iter().rev().collect() } else { stores.iter().collect() }
+}
+
+fn timed(bench: &Bench<'_>) -> Phase {
+    Phase::of(Length::Time(bench.options.phase), bench.options.sync_every)
+}
+
+fn gets(bench: &mut Bench<'_>, stores: &Open, workload: Workload) -> Result<()> {
+    let null = Subject::Null.open(bench.place.path(), Setting::BUFFERED)?;
+    let phase = timed(bench);
+    for round in 0..bench.options.rounds {
+        for (subject, store) in in_order(stores, round) {
+            let sample = workload::get(&**store, workload, bench.options.pairs, THREADS, round, phase)?;
+            bench.note(workload.name(), *subject, round, sample.rate() / 1e3, "k/s");
+        }
+        let sample = workload::get(&*null, workload, bench.options.pairs, THREADS, round, phase)?;
+        bench.note(workload.name(), Subject::Null, round, sample.rate() / 1e3, "k/s");
+    }
+    Ok(())
+}
+
+/// Warms until the log has wrapped, if anything wants that, and measures updates, if they are wanted.
+fn updates(bench: &mut Bench<'_>, stores: &Open) -> Result<()> {
+    if !bench.wants_any(&[Group::UpdateZipf, Group::Memory, Group::Cpu, Group::Tail]) {
+        return Ok(());
+    }
+    let (pairs, sync_every) = (bench.options.pairs, bench.options.sync_every);
+    for (subject, store) in stores {
+        if *subject == Subject::Flat {
+            wrap(&**store, pairs, WRAP)?;
+        } else if bench.wants(Group::UpdateZipf) {
+            let warm = Phase::of(Length::Time(bench.options.phase * PEER_WARM_PHASES), sync_every);
+            let sample = workload::update_zipf(&**store, pairs, THREADS, 77, warm)?;
+            say(&format!("warmed {} with {} updates", subject.name(), sample.operations));
+            measure::settle(SETTLE);
+        }
+    }
+    if !bench.wants(Group::UpdateZipf) {
+        return Ok(());
+    }
+    let null = Subject::Null.open(bench.place.path(), Setting::BUFFERED)?;
+    let row = Workload::UpdateZipf.name();
+    for round in 0..bench.options.rounds {
+        for (subject, store) in in_order(stores, round) {
+            let sample = workload::update_zipf(&**store, pairs, THREADS, 100 + round, timed(bench))?;
+            bench.note(row, *subject, round, sample.rate() / 1e3, "k/s");
+            measure::settle(SETTLE);
+        }
+        let sample = workload::update_zipf(&*null, pairs, THREADS, 100 + round, timed(bench))?;
+        bench.note(row, Subject::Null, round, sample.rate() / 1e3, "k/s");
+    }
+    bench.ratio(promises::UPDATE_ZIPF, row, &[Subject::Rocksdb]);
+    Ok(())
+}
+
+/// Updates `times` as many pairs as there are, in ours.
+pub(super) fn wrap(store: &dyn Store, pairs: u64, times: u64) -> Result<()> {
+    let phase = Phase::of(Length::Operations(pairs * times / THREADS), None);
+    let sample = workload::update_zipf(store, pairs, THREADS, 99, phase)?;
+    let inner = store.inner().unwrap_or_default();
+    say(&format!(
+        "{} updates at {} k/s: {} MiB appended, {} MiB moved, {} segments freed, writers braked {} times",
+        sample.operations,
+        number(sample.rate() / 1e3),
+        inner.appended >> 20,
+        inner.moved >> 20,
+        inner.freed,
+        inner.brakes
+    ));
+    Ok(())
+}
+
+fn of_ours(stores: &Open) -> Option<&dyn Store> {
+    stores.iter().find(|(subject, _)| *subject == Subject::Flat).map(|(_, store)| &**store)
+}
+
+fn memory(bench: &mut Bench<'_>, stores: &Open) {
+    let Some(inner) = of_ours(stores).and_then(Store::inner).filter(|_| bench.wants(Group::Memory)) else { return };
+    let per_key = inner.index_bytes as f64 / inner.keys.max(1) as f64;
+    bench.rows.push(promises::MEMORY.measured(
+        Some(per_key),
+        format!("{} MiB for {} k keys", number(inner.index_bytes as f64 / f64::from(1 << 20)), inner.keys / 1000),
+    ));
+}
+
+/// One thread: what a get and an update cost, background threads included.
+fn cpu(bench: &mut Bench<'_>, stores: &Open) -> Result<()> {
+    let Some(store) = of_ours(stores).filter(|_| bench.wants(Group::Cpu)) else { return Ok(()) };
+    let null = Subject::Null.open(bench.place.path(), Setting::BUFFERED)?;
+    let (pairs, phase) = (bench.options.pairs, timed(bench));
+    measure::settle(SETTLE);
+    let (mut gets, mut updates) = (Vec::new(), Vec::new());
+    let mut harness = [0.0; 2];
+    for round in 0..bench.options.rounds {
+        gets.push(workload::get(store, Workload::GetUniform, pairs, 1, 200 + round, phase)?);
+        updates.push(workload::update_zipf(store, pairs, 1, 200 + round, phase)?);
+        say(&format!(
+            "cpu, round {}/{}: {} µs a get, {} µs an update",
+            round + 1,
+            bench.options.rounds,
+            number(gets.last().map_or(0.0, Sample::cpu_micros)),
+            number(updates.last().map_or(0.0, Sample::cpu_micros))
+        ));
+        harness = [
+            workload::get(&*null, Workload::GetUniform, pairs, 1, 200, phase)?.cpu_micros(),
+            workload::update_zipf(&*null, pairs, 1, 200, phase)?.cpu_micros(),
+        ];
+    }
+    for (promise, samples, harness) in
+        [(promises::CPU_GET, &gets, harness[0]), (promises::CPU_UPDATE, &updates, harness[1])]
+    {
+        let middle = |of: fn(&Sample) -> f64| median(&samples.iter().map(of).collect::<Vec<_>>());
+        bench.rows.push(promise.measured(
+            middle(Sample::cpu_micros),
+            format!(
+                "whole process; the caller's thread {}, of it the harness {}; {} k/s",
+                number(middle(Sample::caller_micros).unwrap_or(0.0)),
+                number(harness),
+                number(middle(Sample::rate).unwrap_or(0.0) / 1e3)
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// Updates with each one's latency.
+fn tail(bench: &mut Bench<'_>, stores: &Open) -> Result<()> {
+    let Some(store) = of_ours(stores).filter(|_| bench.wants(Group::Tail)) else { return Ok(()) };
+    let phase = Phase { latencies: true, ..Phase::of(Length::Time(bench.options.tail), bench.options.sync_every) };
+    let (mut high, mut longest, mut details) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..bench.options.rounds {
+        let sample = workload::update_zipf(store, bench.options.pairs, THREADS, 300 + round, phase)?;
+        let latencies = sample.latencies.as_ref().ok_or("no latencies were taken")?;
+        high.push(latencies.value_at_quantile(0.9999) as f64 / 1e6);
+        longest.push(latencies.max() as f64 / 1e6);
+        say(&format!("tail, round {}/{}: {}", round + 1, bench.options.rounds, percentiles(latencies)));
+        details.push(percentiles(latencies));
+    }
+    let seconds = number(bench.options.tail.as_secs_f64());
+    bench.rows.push(promises::TAIL.measured(median(&high), format!("{seconds} s a run; {}", details.join(" / "))));
+    let all: Vec<String> = longest.iter().map(|ms| number(*ms)).collect();
+    bench.rows.push(promises::LONGEST.measured(median(&longest), all.join(", ")));
+    Ok(())
+}
+
+/// Percentiles in microseconds.
+pub(crate) fn percentiles(latencies: &Histogram<u64>) -> String {
+    let at = |quantile: f64| number(latencies.value_at_quantile(quantile) as f64 / 1e3);
+    format!(
+        "p50 {} p99 {} p99.9 {} p99.99 {} longest {} µs",
+        at(0.5),
+        at(0.99),
+        at(0.999),
+        at(0.9999),
+        number(latencies.max() as f64 / 1e3)
+    )
+}
+
+/// How long a killed writer wrote beyond its first second, by round.
+pub(super) fn moment(round: u64) -> Duration {
+    Duration::from_millis(300 + 370 * (round % 4))
+}

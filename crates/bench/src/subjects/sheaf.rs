@@ -1,0 +1,76 @@
+//! # Sheaf: one keyspace of the engine asked for, at default options but memory and space
+
+use std::path::Path;
+
+use ::sheaf::{Database, Durability, Keyspace, KeyspaceOptions};
+
+use super::{Inner, MEMORY, Session, Setting, Store, look};
+use crate::Result;
+
+pub(super) struct Sheaf {
+    database: Database,
+    keyspace: Keyspace,
+}
+
+impl Sheaf {
+    pub(super) fn open(dir: &Path, engine: &str, setting: Setting) -> Result<Sheaf> {
+        let durability = if setting.durable { Durability::Sync } else { Durability::Buffer };
+        let database = Database::builder()
+            .memory(MEMORY)
+            .space_limit(setting.space_limit)
+            .durability(durability)
+            .open(dir)?;
+        let keyspace = database.keyspace("bench", KeyspaceOptions::default().engine(engine))?;
+        Ok(Sheaf { database, keyspace })
+    }
+}
+
+impl Store for Sheaf {
+    fn session(&self) -> Result<Box<dyn Session + '_>> {
+        Ok(Box::new(SheafSession { keyspace: &self.keyspace }))
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(self.database.persist()?)
+    }
+
+    fn syncs_itself(&self) -> bool {
+        true
+    }
+
+    fn inner(&self) -> Option<Inner> {
+        let stats = self.database.stats();
+        let log = stats.logs.iter().find(|log| log.name == self.keyspace.engine()).cloned().unwrap_or_default();
+        Some(Inner {
+            index_bytes: stats.memory.index,
+            keys: self.keyspace.stats().map_or(0, |engine| engine.keys),
+            live_bytes: log.live_bytes,
+            log_bytes: log.disk_bytes,
+            appended: log.appended,
+            moved: log.moved,
+            checkpoint_bytes: stats.checkpoint_bytes,
+            freed: log.freed,
+            brakes: stats.brakes,
+            replayed: stats.opening.records_replayed,
+            scanned: stats.opening.frames_scanned,
+        })
+    }
+
+    fn close(self: Box<Self>) -> Result<()> {
+        Ok(self.database.close()?)
+    }
+}
+
+struct SheafSession<'a> {
+    keyspace: &'a Keyspace,
+}
+
+impl Session for SheafSession<'_> {
+    fn get(&mut self, key: &[u8]) -> Result<Option<u64>> {
+        Ok(self.keyspace.get_with(key, look)?)
+    }
+
+    fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+        Ok(self.keyspace.insert(key, value)?)
+    }
+}

@@ -1,0 +1,178 @@
+//! Scenarios about order: swaps, visibility, snapshots, failed writes, dropped keyspaces.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use sheaf::{Database, Error};
+use sheaf_base::disk::sim::{Class, Failure, Fault, Keep, SimDisk};
+use sheaf_testkit::crash::explore::Plan;
+use sheaf_testkit::crash::world::{PLACE, World};
+
+use crate::{keyspace, put_durably, steps, survives, text};
+
+/// Scenario 12. A keyspace dropped, made again, cleared: whole or gone after any cut, and no number is used
+/// twice.
+#[test]
+fn a_dropped_keyspace_is_whole_or_gone_and_its_number_never_used_again() {
+    let steps = steps("0.2=40 B[0.3=30,1.3=600] drop0 work 0.2=50 B[0.4=9,1.4=9] work clear1 1.2=30 drop1 work tick 1.5=10 work");
+    let report = survives(&steps, &Plan { second: 100, seconds: 5.0, ..Plan::default() });
+    assert!(report.images > 300, "{report}");
+
+    let world = World::new();
+    let db = world.open().unwrap();
+    let mut numbers = Vec::new();
+    for _ in 0..5 {
+        keyspace(&db, "again").insert("key", b"value").unwrap();
+        numbers.push(db.keyspaces()[0].id);
+        assert!(db.drop_keyspace("again").unwrap());
+        world.work(&db).unwrap();
+    }
+    let next = world.cut(&Keep::None);
+    let db = next.open().unwrap();
+    assert!(db.existing_keyspace("again").unwrap().is_none());
+    assert!(keyspace(&db, "again").is_empty().unwrap(), "an old pair shows in a new keyspace");
+    numbers.push(db.keyspaces()[0].id);
+    assert!(numbers.is_sorted_by(|a, b| a < b), "{numbers:?}");
+}
+
+fn threaded(sim: &SimDisk) -> Database {
+    Database::builder().disk(Arc::new(sim.clone())).tiny(true).open(PLACE).unwrap()
+}
+
+/// Scenario 13. Two swaps from one value never both succeed, and writes of one key apply in the order of
+/// their numbers, also after recovery.
+#[test]
+fn two_swaps_of_one_value_never_both_succeed() {
+    let sim = SimDisk::new();
+    let db = threaded(&sim);
+    let k = keyspace(&db, "k");
+    k.insert("count", 0u64.to_le_bytes()).unwrap();
+    let number = |v: &[u8]| u64::from_le_bytes(v.try_into().unwrap());
+    let won = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..500 {
+                    let old = k.get("count").unwrap().unwrap();
+                    let new = (number(&old) + 1).to_le_bytes();
+                    if k.compare_and_swap("count", Some(&old), Some(&new)).unwrap() {
+                        won.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(number(&k.get("count").unwrap().unwrap()), won.load(Ordering::Relaxed));
+    let killed = sim.kill();
+    drop((k, db));
+    let db = threaded(&killed);
+    assert_eq!(number(&keyspace(&db, "k").get("count").unwrap().unwrap()), won.load(Ordering::Relaxed));
+}
+
+/// Scenario 14. A value that somebody has read survives a killed process.
+#[test]
+fn a_value_that_was_read_survives_a_kill() {
+    let sim = SimDisk::new();
+    let db = threaded(&sim);
+    let k = keyspace(&db, "k");
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in 0u32.. {
+                if done.load(Ordering::Relaxed) {
+                    break;
+                }
+                k.insert("n", n.to_be_bytes()).unwrap();
+            }
+        });
+        for _ in 0..200 {
+            let seen = k.get("n").unwrap();
+            let killed = sim.kill();
+            let found = keyspace(&threaded(&killed), "k").get("n").unwrap();
+            assert!(found >= seen, "read {seen:?}, after the kill there is {found:?}");
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+}
+
+/// Scenario 16. A write that fails when the commit has a number: poisoned, nothing after it, and a reopening
+/// finds a prefix. Here each write of a batch into the log fails in turn, also half-way.
+#[test]
+fn a_write_that_fails_after_the_number_poisons() {
+    for failure in [Failure::Io, Failure::NoSpace, Failure::Torn { sectors: 1 }] {
+        let world = World::new();
+        let db = world.open().unwrap();
+        let k = keyspace(&db, "k");
+        put_durably(&db, &k, "before", b"1").unwrap();
+        k.insert("buffered", b"1").unwrap();
+        world.sim.set_faults(Fault::new(Class::Write, failure).on(".seg"));
+        let mut batch = db.batch();
+        batch.insert(&k, "one", [1; 700]).insert(&k, "two", [2; 700]).insert(&k, "before", b"2");
+        let answer = batch.commit();
+        assert!(matches!(answer, Err(Error::Poisoned { .. })), "{failure:?}: {answer:?}");
+        assert!(matches!(k.insert("after", b""), Err(Error::Poisoned { .. })), "{failure:?}");
+        assert!(matches!(db.persist(), Err(Error::Poisoned { .. })), "{failure:?}");
+        assert!(db.stats().poisoned.is_some());
+        assert_eq!(text(&k, "before").as_deref(), Some("1"), "a commit that was refused is visible");
+        drop((k, db));
+        for world in world.cuts().chain([World::on(world.sim.kill())]) {
+            let db = world.open().unwrap();
+            let k = keyspace(&db, "k");
+            let parts = [text(&k, "before").unwrap() == "2", text(&k, "one").is_some(), text(&k, "two").is_some()];
+            assert!(parts == [false; 3] || parts == [true; 3], "{failure:?}: half a batch: {parts:?}");
+            assert_eq!(text(&k, "after"), None);
+        }
+    }
+}
+
+/// Scenario 21. A snapshot stays what it was under updates, cleaning and checkpoints, and one taken while
+/// commits go on shows each of them whole.
+#[test]
+fn a_snapshot_stays_exact_under_updates_and_cleaning() {
+    let world = World::new();
+    let db = world.open().unwrap();
+    let k = keyspace(&db, "k");
+    for n in 0..10 {
+        k.insert(format!("key{n}"), [n; 500]).unwrap();
+    }
+    let snapshot = db.snapshot().unwrap();
+    let state = |s: &sheaf::Snapshot| {
+        let mut pairs: Vec<_> = s.keyspace("k").unwrap().iter().unwrap().map(Result::unwrap).collect();
+        pairs.sort();
+        pairs
+    };
+    let before = state(&snapshot);
+    for round in 0..60u8 {
+        k.insert(format!("key{}", round % 10), [round; 900]).unwrap();
+        k.remove(format!("key{}", (round + 3) % 10)).unwrap();
+        world.tick(&db).unwrap();
+        world.work(&db).unwrap();
+        assert!(state(&snapshot) == before, "round {round}");
+    }
+    assert!(db.stats().logs.iter().any(|log| log.freed > 0), "nothing was cleaned");
+    drop(snapshot);
+    world.work(&db).unwrap();
+
+    let sim = SimDisk::new();
+    let db = threaded(&sim);
+    let (a, b) = (keyspace(&db, "a"), keyspace(&db, "b"));
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in 0u32.. {
+                if done.load(Ordering::Relaxed) {
+                    break;
+                }
+                let mut batch = db.batch();
+                batch.insert(&a, "n", n.to_le_bytes()).insert(&b, "n", n.to_le_bytes());
+                batch.commit().unwrap();
+            }
+        });
+        for _ in 0..2000 {
+            let snapshot = db.snapshot().unwrap();
+            let [a, b] = ["a", "b"].map(|name| snapshot.keyspace(name).unwrap().get("n").unwrap());
+            assert_eq!(a, b, "half a batch in a snapshot");
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+}

@@ -1,0 +1,253 @@
+//! Scenarios about what stands at the end of the logs after a crash.
+
+use std::path::PathBuf;
+
+use sheaf_base::disk::SECTOR;
+use sheaf_base::disk::sim::{Class, Failure, Fault, FaultPlan, Keep, What};
+use sheaf_testkit::corrupt::{Damage, Fixture, inspect};
+use sheaf_testkit::crash::explore::Plan;
+use sheaf_testkit::crash::world::World;
+use sheaf_testkit::faults::every_call;
+
+use crate::{keyspace, put_durably, steps, survives, text};
+
+/// Scenario 1. A is lost, B kept; the new A has the old one's length; after a second cut the old B must not
+/// stand behind it again.
+#[test]
+fn a_stale_frame_never_chains_into_the_new_log() {
+    let world = World::new();
+    let db = world.open().unwrap();
+    let k = keyspace(&db, "k");
+    put_durably(&db, &k, "base", b"0").unwrap();
+    // Values of a sector and more each, so that A and B stand in sectors of their own.
+    let old = |name: &str| format!("old {name} {}", "x".repeat(700));
+    k.insert("a", old("A")).unwrap();
+    k.insert("b", old("B")).unwrap();
+    let (mut first_cuts, mut lost_a_kept_b, mut second_cuts) = (0, 0, 0);
+    for cut in world.sim.pending().keeps(12, 64, 7) {
+        let kept: Vec<_> = world.sim.pending().units().iter().enumerate().map(|(i, u)| cut.keeps(i, u)).collect();
+        lost_a_kept_b += u32::from(!kept[0] && kept.last() == Some(&true));
+        let second = world.cut(&cut);
+        let db = second.open().unwrap();
+        let k = keyspace(&db, "k");
+        let found = (text(&k, "a"), text(&k, "b"));
+        assert!(found.1.is_none() || found.0.is_some(), "B without A");
+        let new = format!("new A {}", "y".repeat(700));
+        assert_eq!(new.len(), old("A").len());
+        k.insert("a", &new).unwrap();
+        for world in second.cuts() {
+            let db = world.open().unwrap();
+            let k = keyspace(&db, "k");
+            assert_eq!(text(&k, "b"), found.1, "the old B is back, or what was served is gone");
+            let a = text(&k, "a");
+            assert!(a == found.0 || a.as_ref() == Some(&new), "A is neither old nor new: {a:?}");
+            second_cuts += 1;
+        }
+        first_cuts += 1;
+    }
+    assert!(lost_a_kept_b > 0 && first_cuts >= 8 && second_cuts > 16, "{first_cuts} {lost_a_kept_b} {second_cuts}");
+}
+
+/// Scenario 2. One log lost commit 11, the other kept 12; new ones of the same numbers must not mix with
+/// them after a second cut. Keyspace 2 lives in the journal, 0 and 1 in the store log.
+#[test]
+fn two_logs_cut_at_different_places_never_mix_old_and_new_commits() {
+    let steps = steps("0.2=40 2.2=40 S[0.3=600,2.3=10] 2.2=77 0.2=50 B[0.4=700,2.4=700] drop1 B[0.5=9,2.5=600] 0.6=80");
+    let report = survives(&steps, &Plan { second: 30, second_keeps: 8, seconds: 6.0, ..Plan::default() });
+    assert!(report.second > 1000, "{report}");
+}
+
+/// Scenario 6. The frame reaches the disk and its large value does not, or only parts of it.
+#[test]
+fn a_commit_whose_large_value_is_lost_is_not_there() {
+    let world = World::new();
+    let db = world.open().unwrap();
+    let k = keyspace(&db, "k");
+    put_durably(&db, &k, "large", &[1; 5000]).unwrap();
+    k.insert("large", [2; 5000]).unwrap();
+    k.insert("after", b"small").unwrap();
+    let (mut old, mut new) = (0, 0);
+    for keep in world.sim.pending().keeps(14, 200, 3) {
+        let world = world.cut(&keep);
+        let db = world.open().unwrap();
+        let k = keyspace(&db, "k");
+        let value = k.get("large").unwrap().expect("one of the two");
+        match value[0] {
+            1 => {
+                assert_eq!(&value[..], &[1; 5000][..]);
+                assert_eq!(text(&k, "after"), None, "a commit without its predecessor");
+                old += 1;
+            }
+            _ => {
+                assert_eq!(&value[..], &[2; 5000][..]);
+                new += 1;
+            }
+        }
+    }
+    assert!(old > 0 && new > 0, "{old} {new}");
+}
+
+/// Scenario 10. A sync fails, the process reopens: the page cache shows frames the platter lacks. What is
+/// served then must survive a power cut, also one during that very reopening.
+#[test]
+fn what_is_served_after_a_failed_sync_survives_the_next_power_cut() {
+    let steps = steps("S[0.2=40,1.2=30] 0.3=600 S[0.4=50] B[0.2=10,1.3=700] persist 0.5=60 tick S[0.6=20]");
+    let report = every_call(&steps, Class::Sync, Failure::Io, false, 1);
+    assert!(report.failures.is_empty(), "{report}\n{}", report.failures.join("\n"));
+    assert!(report.poisoned >= 4, "{report}");
+}
+
+/// Scenario 10, the second half: the power fails while the process after the failed sync is opening.
+#[test]
+fn a_power_cut_while_opening_after_a_failed_sync_keeps_what_was_durable() {
+    for nth in 1..=3 {
+        let world = World::new();
+        let db = world.open().unwrap();
+        let k = keyspace(&db, "k");
+        put_durably(&db, &k, "safe", b"1").unwrap();
+        k.insert("unsafe", [7; 900]).unwrap();
+        world.sim.set_faults(Fault::new(Class::Sync, Failure::Io).nth(nth));
+        let failed = (0..3).map(|n| put_durably(&db, &k, "more", &[n])).filter(Result::is_err).count();
+        assert!(failed > 0, "no sync failed");
+        drop((db, k));
+        world.sim.set_faults(FaultPlan::default());
+        let next = World::on(world.sim.kill());
+        let moments = watch(&next);
+        let db = next.open().unwrap();
+        let served = text(&keyspace(&db, "k"), "unsafe");
+        let moments = moments();
+        for (number, image) in moments.iter().enumerate() {
+            for keep in image.pending().keeps(4, 12, nth) {
+                let world = World::on(image.power_cut(&keep));
+                let db = world.open().unwrap_or_else(|e| panic!("moment {number}, {keep:?}: {e}"));
+                assert_eq!(text(&keyspace(&db, "k"), "safe").as_deref(), Some("1"), "moment {number}, {keep:?}");
+            }
+        }
+        let db = next.cut(&Keep::None).open().unwrap();
+        assert_eq!(text(&keyspace(&db, "k"), "unsafe"), served, "what was served is gone");
+    }
+}
+
+/// Forks of the disk before each changing call from now on.
+fn watch(world: &World) -> impl Fn() -> Vec<sheaf_base::disk::sim::SimDisk> {
+    let images = std::sync::Arc::new(sheaf_base::sync::Mutex::new(Vec::new()));
+    let (sim, into, tap) = (world.sim.clone(), images.clone(), world.tap.clone());
+    world.tap.watch(move |_| into.lock().push(sim.fork()));
+    move || {
+        tap.unwatch();
+        std::mem::take(&mut *images.lock())
+    }
+}
+
+/// Scenario 11. What follows an acknowledged commit shares no sector with it, so a torn write cannot take it.
+#[test]
+fn a_torn_write_never_reaches_an_acknowledged_commit() {
+    let world = World::paranoid();
+    let db = world.open().unwrap();
+    let k = keyspace(&db, "k");
+    put_durably(&db, &k, "safe", b"<the acknowledged value>").unwrap();
+    let places = find(&world, b"<the acknowledged value>");
+    assert!(!places.is_empty());
+    for n in 0..5 {
+        k.insert(format!("later {n}"), b"small").unwrap();
+    }
+    for unit in world.sim.pending().units() {
+        if let What::Sector { index, .. } = unit.what {
+            let (start, end) = (index * SECTOR, (index + 1) * SECTOR);
+            let hit = places.iter().any(|(path, at)| *path == *unit.path && *at < end && *at + 24 > start);
+            assert!(!hit, "sector {index} of {} is written again", unit.path.display());
+        }
+    }
+    for seed in 0..100 {
+        let world = world.cut(&Keep::Seeded { seed, percent: 50 });
+        let db = world.open().unwrap();
+        assert_eq!(text(&keyspace(&db, "k"), "safe").as_deref(), Some("<the acknowledged value>"));
+    }
+}
+
+fn find(world: &World, bytes: &[u8]) -> Vec<(PathBuf, u64)> {
+    let files = world.sim.files();
+    let hits = files.iter().flat_map(|(path, _)| {
+        let content = world.sim.read_file(path).expect("listed");
+        let at = content.windows(bytes.len()).enumerate().filter(|(_, w)| *w == bytes).map(|(at, _)| at as u64);
+        at.map(|at| (path.clone(), at)).collect::<Vec<_>>()
+    });
+    hits.collect()
+}
+
+/// Scenario 15. A committer that dies between its place and its bytes: nothing of ours can die there, so the
+/// disk does it, at every write of a commit; and the process is killed at every call of it.
+#[test]
+fn a_committer_that_dies_in_mid_commit_leaves_no_hole() {
+    let steps = steps("0.2=40 B[0.3=30,1.2=600,0.4=500] 1.3=20 S[0.5=10,1.5=10] 0.6=30");
+    let report = survives(&steps, &Plan { second: 50, seconds: 4.0, ..Plan::default() });
+    assert!(report.images > 100, "{report}");
+    for nth in 1..40 {
+        let world = World::new();
+        let db = world.open().unwrap();
+        let k = keyspace(&db, "k");
+        world.sim.set_faults(Fault::new(Class::Write, Failure::Panic).nth(nth));
+        let died = sheaf_testkit::crash::check::quietly(|| {
+            (0..10).try_for_each(|n| k.insert("count", [n]).map_err(|e| e.to_string()))
+        });
+        let written = k.get("count").unwrap().map_or(0, |v| v[0] + 1);
+        drop((db, k));
+        let reopened = World::on(world.sim.kill());
+        let db = reopened.open().unwrap();
+        let kept = keyspace(&db, "k").get("count").unwrap().map_or(0, |v| v[0] + 1);
+        assert!(kept == written || kept == written + 1, "call {nth}: {written} were visible, {kept} are kept");
+        if died.is_ok() {
+            assert!(nth > 10, "the fault never struck");
+            return;
+        }
+    }
+}
+
+/// Scenario 17. The last acknowledged commit rots after a clean close: an error, not a torn tail.
+#[test]
+fn rot_in_the_last_commit_after_a_clean_close_is_an_error() {
+    let fixture = Fixture::closed(&steps("0.2=40 1.2=30 S[0.3=50]"));
+    let mut hits = 0;
+    for (path, at) in find(&World::on(fixture.sim.kill()), b"<2.0>") {
+        let answer = inspect(&fixture, &Damage::Flip(path.clone(), at, 1)).unwrap();
+        assert!(answer.error, "{} at {at}: {answer:?}", path.display());
+        hits += 1;
+    }
+    assert!(hits > 0, "the value stands nowhere");
+}
+
+/// Scenario 18. Values hold the bytes of the database's own log, frames and all: in it, cut anywhere, they
+/// are never taken for commits.
+#[test]
+fn a_database_stored_in_itself_is_never_taken_for_commits() {
+    let world = World::new();
+    let db = world.open().unwrap();
+    let k = keyspace(&db, "k");
+    k.insert("ghost", b"boo").unwrap();
+    put_durably(&db, &k, "real", b"1").unwrap();
+    k.remove("ghost").unwrap();
+    db.persist().unwrap();
+    let files: Vec<Vec<u8>> = world
+        .sim
+        .files()
+        .iter()
+        .filter(|(path, _)| path.extension().is_some_and(|e| e == "seg"))
+        .map(|(path, _)| world.sim.read_file(path).expect("listed"))
+        .collect();
+    for (number, bytes) in files.iter().enumerate() {
+        let written = bytes.iter().rposition(|b| *b != 0).map_or(0, |last| last + 1);
+        // From different places, so that old frames land on frame bounds of all kinds.
+        for from in (0..written.min(2048)).step_by(120) {
+            k.insert(format!("copy {number} {from}"), &bytes[from..(from + 900).min(written)]).unwrap();
+        }
+    }
+    let mut images = 0;
+    for world in world.cuts() {
+        let db = world.open().unwrap();
+        let k = keyspace(&db, "k");
+        assert_eq!(text(&k, "ghost"), None, "a commit out of a value");
+        assert_eq!(text(&k, "real").as_deref(), Some("1"));
+        images += 1;
+    }
+    assert!(images > 50);
+}
