@@ -5,9 +5,10 @@
 //! ## Invariants
 //!
 //! 1. The lock belongs to the open file description, so it ends when the last descriptor of it
-//!    closes, by death too. It is never released explicitly: a forked child that drops its copy
-//!    would release the parent's. The other side of it: while a child has not closed its copy (by
-//!    `exec`, by exit or by dropping the handle), the lock outlives the parent.
+//!    closes, by death too. The process that took it also releases it explicitly, so that a forked
+//!    child that lives on with its copy does not keep a closed database locked; a child never does,
+//!    which would release the parent's. While a child has not closed its copy, the lock outlives
+//!    a parent that dies without closing.
 //! 2. The lock file is never removed: who locks a removed file excludes nobody. Whoever got the
 //!    lock of a file that lost its name meanwhile tries again with the one that has it.
 //! 3. The process id in the file is for people. It is written after the lock is taken and never
@@ -22,6 +23,7 @@ use rustix::io::Errno;
 
 use super::real::{open_fd, repeat, write_whole};
 use super::{Locked, Share};
+use crate::fork::ForkGuard;
 
 /// How often to chase a lock file that is replaced under our hands.
 const ATTEMPTS: usize = 16;
@@ -38,10 +40,20 @@ pub(super) fn lock(path: &Path, share: Share) -> io::Result<Locked> {
     ))
 }
 
-/// The lock, held for as long as the descriptor is open anywhere (invariant 1).
+/// The lock, held until its owner drops this or the descriptor is closed everywhere (invariant 1).
 #[derive(Debug)]
 struct LockGuard {
-    _fd: OwnedFd,
+    fd: OwnedFd,
+    fork: ForkGuard,
+}
+
+impl Drop for LockGuard {
+    fn drop(&mut self) {
+        if !self.fork.is_child() {
+            // If it fails the lock ends with the descriptor.
+            let _ = rustix::fs::flock(&self.fd, FlockOperation::Unlock);
+        }
+    }
 }
 
 /// One attempt; `None` if the file was removed or replaced while we took its lock.
@@ -60,7 +72,7 @@ fn try_lock(path: &Path, share: Share) -> io::Result<Option<Locked>> {
             if share == Share::Exclusive {
                 leave_pid(&fd);
             }
-            Ok(Some(Locked::Held(Box::new(LockGuard { _fd: fd }))))
+            Ok(Some(Locked::Held(Box::new(LockGuard { fd, fork: ForkGuard::new() }))))
         }
         Err(Errno::WOULDBLOCK) => Ok(Some(Locked::Busy(owner(&fd, share)))),
         Err(refusal) => Err(refusal.into()),

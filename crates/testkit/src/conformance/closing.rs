@@ -128,6 +128,30 @@ pub fn a_forked_child_gets_closed_and_the_parent_goes_on(stage: &Stage) {
     assert_eq!(sorted(&stage.keyspace(&db, "a")).len(), 2);
 }
 
+pub fn a_forked_child_does_not_keep_a_closed_database_locked(stage: &Stage) {
+    let db = stage.open();
+    stage.keyspace(&db, "a").insert("k", "v").unwrap();
+    // SAFETY: the child calls nothing but `alarm` and `pause`, and dies of a signal.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0, "fork works");
+    if child == 0 {
+        // SAFETY: no pointers.
+        unsafe { libc::alarm(20) };
+        loop {
+            // SAFETY: no pointers.
+            unsafe { libc::pause() };
+        }
+    }
+    db.close().unwrap();
+    let reopened = stage.try_open().map(|db| stage.keyspace(&db, "a").len());
+    let mut status = 0;
+    // SAFETY: our own child, which was not waited for yet.
+    unsafe { libc::kill(child, libc::SIGKILL) };
+    // SAFETY: `status` is a valid place for the answer.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(reopened.unwrap().unwrap(), 1);
+}
+
 /// The number of the first call that does not answer `Closed`, or 0.
 fn in_child(db: &Database, ks: &Keyspace, snapshot: &sheaf::KeyspaceSnapshot, mut iter: sheaf::Iter) -> i32 {
     let mut batch = db.batch();

@@ -24,7 +24,7 @@ pub(super) fn settle(stage: &Stage, db: &Database, mut enough: impl FnMut() -> b
             Err(Error::NoSpace { .. }) => idle += 1, // what finds no room is tried again
             Err(other) => panic!("{other}"),
         }
-        if idle > if stage.setting.inline { 3 } else { 200 } {
+        if idle > if stage.setting.inline { 20 } else { 200 } {
             return;
         }
         std::thread::yield_now();

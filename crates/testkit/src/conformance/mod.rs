@@ -168,6 +168,7 @@ macro_rules! conformance {
             }
             $crate::promises! { $subject, REAL, closing:
                 a_forked_child_gets_closed_and_the_parent_goes_on
+                a_forked_child_does_not_keep_a_closed_database_locked
             }
             $crate::promises! { $subject, EVERYWHERE, lasting:
                 everything_is_there_after_a_clean_close
