@@ -168,6 +168,17 @@ impl Store {
         self.check_writable()?;
         self.brake();
         let staged = self.stage(writes)?;
+        let removes_only = removes_only(writes);
+        match self.commit_pinned(writes, staged) {
+            // Not under the guard: it would keep what cleaning frees from going.
+            Err(Error::NoSpace { .. }) if removes_only && self.relieve()? => {
+                self.commit_pinned(writes, SmallVec::new())
+            }
+            other => other,
+        }
+    }
+
+    fn commit_pinned(&self, writes: &mut [Write<'_>], staged: SmallVec<[Staged; 1]>) -> Result<Outcome> {
         let _pin = crossbeam_epoch::pin(); // engines' notes hold addresses until apply
         ENCODED.with_borrow_mut(|encoded| self.commit_encoded(writes, staged, encoded))
     }
@@ -219,8 +230,7 @@ impl Store {
         }
         self.encode_writes(writes, &needs, encoded);
         encoded.hot = self.is_hot(writes);
-        let removes_only = writes.iter().all(|w| !matches!(w.op.action, Action::Put(_) | Action::Staged(_)));
-        let reserve = if removes_only { 0 } else { self.geometry.reserve };
+        let reserve = if removes_only(writes) { 0 } else { self.geometry.reserve };
         loop {
             let mut order = self.order.lock();
             self.check_writable()?;
@@ -251,7 +261,7 @@ impl Store {
             if let Some(run) = order.cramped(encoded, reserve) {
                 drop(order);
                 let wanted = encoded.wanted(run, self.geometry.max_segment);
-                self.find_room(run.log, wanted, |order| order.cramped(encoded, reserve).is_some())?;
+                self.make_room(run.log, wanted, |order| order.cramped(encoded, reserve).is_some())?;
                 continue;
             }
             let seq = order.next_seq;
@@ -429,7 +439,7 @@ impl Store {
             if let Some(run) = order.cramped(&encoded, reserve) {
                 drop(order);
                 let wanted = encoded.wanted(run, self.geometry.max_segment);
-                self.find_room(run.log, wanted, |order| order.cramped(&encoded, reserve).is_some())?;
+                self.make_room(run.log, wanted, |order| order.cramped(&encoded, reserve).is_some())?;
                 continue;
             }
             let seq = order.next_seq;
@@ -439,6 +449,11 @@ impl Store {
             return Ok(seq);
         }
     }
+}
+
+/// Commits that only remove may use the reserve.
+fn removes_only(writes: &[Write<'_>]) -> bool {
+    writes.iter().all(|w| !matches!(w.op.action, Action::Put(_) | Action::Staged(_)))
 }
 
 /// Seals, places and appends the pieces `from..to`, which fit into the present segment.

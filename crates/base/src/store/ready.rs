@@ -19,6 +19,8 @@ const SEGMENTS_AIM: u64 = 256;
 /// ... once they have this size; until then about this many.
 const SMALL_SEGMENT: u64 = 1 << 20;
 const SMALL_AIM: u64 = 64;
+/// Times the epoch is nudged until what was dismissed is free: twice through the epoch, three steps each.
+const EPOCHS: usize = 8;
 /// Ready segments the background keeps beyond the reserve.
 const AHEAD: usize = 3;
 
@@ -38,19 +40,19 @@ impl Store {
         Ok(())
     }
 
-    /// As [`Store::make_room`]; if the disk is full, what cleaning wins at once may do.
-    pub(super) fn find_room(&self, log: LogId, wanted: u64, is_cramped: impl Fn(&Order) -> bool) -> Result<()> {
-        let full = match self.make_room(log, wanted, &is_cramped) {
-            Err(full @ Error::NoSpace { .. }) => full,
-            other => return other,
-        };
+    /// On a full disk: cleans and lets go at once. True if segments went. The caller holds no guard.
+    pub(super) fn relieve(&self) -> Result<bool> {
         self.clean()?;
-        {
-            let mut m = self.maintenance.lock();
-            self.write_root(&mut m, false)?;
+        let mut m = self.maintenance.lock();
+        self.bury(&mut m);
+        for _ in 0..2 {
             self.write_root(&mut m, false)?;
         }
-        self.make_room(log, wanted, is_cramped).map_err(|_| full)
+        let mut any = false;
+        for _ in 0..EPOCHS {
+            any |= !self.ground.segments.take_dead().is_empty();
+        }
+        Ok(any)
     }
 
     /// Tops up the ready segments of logs in use. True if there was something to do.
