@@ -3,7 +3,18 @@
 //! Parts take what they need before they grow and give it back when they shrink. Taking is a promise
 //! kept by the taker: the arbiter counts, it does not allocate.
 
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::mm::{Advice, madvise};
+
+/// Asks the system to back `[start, start + len)`, which the caller owns, with huge pages. A hint.
+pub fn prefer_huge_pages(start: NonNull<u8>, len: usize) {
+    // SAFETY:
+    // * The advice changes how the range is backed, never what it holds; on a range that is not mapped it
+    //   is refused.
+    let _ = unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxHugepage) };
+}
 
 /// What the memory is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -492,7 +492,7 @@ impl Engine for FlatEngine {
             })
         });
         let Ok(()) = entries;
-        self.index.install(vec![crate::index::Table::new(0, self.index.buckets())]);
+        self.index.install(vec![crate::index::Table::new(0, self.index.buckets(), false)]);
         self.set_keys(0);
     }
 }

@@ -20,6 +20,8 @@ use crate::engine::FlatEngine;
 use crate::index::{KEPT, SLOTS, Table, Word};
 
 const END: u8 = 255;
+/// Tables of an index that has at least two to this power of them stand on huge pages.
+const LARGE_DEPTH: u32 = 8;
 
 /// Writes the image.
 pub(crate) fn save(engine: &FlatEngine, out: &mut dyn ImageSink) -> Result<()> {
@@ -128,7 +130,7 @@ impl Loader<'_> {
         let mut chain = Vec::new();
         loop {
             let more = self.u8()? != 0;
-            let table = Table::new(depth, self.engine.index.buckets());
+            let table = Table::new(depth, self.engine.index.buckets(), depth >= LARGE_DEPTH);
             for number in 0..self.engine.index.buckets() {
                 self.bucket(&table, number)?;
             }

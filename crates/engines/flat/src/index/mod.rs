@@ -26,6 +26,7 @@
 //! 8 bytes a slot; tables split when four neighbouring buckets are full, near 85 % of load, so about
 //! 12.5 bytes a key on average. A look-up is two dependent loads, of which the directory is usually cached.
 
+mod arena;
 mod table;
 
 use std::sync::Arc;
@@ -41,6 +42,8 @@ pub(crate) use table::{SLOTS, Table, Word};
 
 /// Bits of the hash that a word keeps.
 pub(crate) const KEPT: u32 = 21;
+/// From this size on, in bytes, an index asks for huge pages.
+pub(crate) const LARGE: u64 = 4 << 20;
 /// Home buckets that a cursor visits together.
 const UNIT: usize = 8;
 
@@ -70,7 +73,7 @@ impl Index {
         let buckets = if ground.tiny { 4 } else { 256 };
         let index =
             Index { ground, directory: Atomic::null(), buckets, writer: Mutex::new(()), bytes: AtomicU64::new(0) };
-        index.install(vec![Table::new(0, buckets)]);
+        index.install(vec![Table::new(0, buckets, false)]);
         index
     }
 
@@ -87,6 +90,11 @@ impl Index {
     /// True if a new key of `hash` finds a place, or the budget has room for the growth it may bring.
     pub(crate) fn may_take(&self, hash: u64, guard: &Guard) -> bool {
         self.ground.memory.has_room(2 * Table::bytes(self.buckets)) || self.table(hash, guard).has_slot(hash)
+    }
+
+    /// Whether new tables should stand on huge pages.
+    fn is_large(&self) -> bool {
+        self.bytes() >= LARGE
     }
 
     fn account(&self, grown: u64, shrunk: u64) {
@@ -219,7 +227,7 @@ impl Index {
                     last = next;
                 }
                 self.account(Table::bytes(self.buckets), 0);
-                last.chain(Table::new(table.depth(), self.buckets));
+                last.chain(Table::new(table.depth(), self.buckets, self.is_large()));
             }
         }
     }
@@ -230,7 +238,7 @@ impl Index {
         let old = directory.tables[directory.slot(hash)].load(Ordering::Acquire);
         // SAFETY: live until retired below.
         let table = unsafe { &*old };
-        let (low, high) = table.halves(guard);
+        let (low, high) = table.halves(self.is_large(), guard);
         self.account(low.chain_bytes() + high.chain_bytes(), table.chain_bytes());
         let directory = if table.depth() == directory.depth { self.double(guard) } else { directory };
         let span = 1usize << (directory.depth - table.depth());

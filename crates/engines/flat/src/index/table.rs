@@ -6,6 +6,7 @@ use crossbeam_epoch::Guard;
 use sheaf_base::segment::Address;
 
 use super::KEPT;
+use super::arena::Buckets;
 
 /// Words of a bucket.
 pub(crate) const SLOTS: usize = 8;
@@ -51,7 +52,7 @@ impl Word {
 
 #[repr(align(64))]
 #[derive(Default)]
-struct Bucket([AtomicU64; SLOTS]);
+pub(super) struct Bucket([AtomicU64; SLOTS]);
 
 impl Bucket {
     fn word(&self, slot: usize) -> Word {
@@ -64,11 +65,16 @@ impl Bucket {
         self.0[slot].store(if empty { flag } else { word.0 & !OVERFLOW | flag }, Ordering::Release);
     }
 
-    fn overflowed(&self) -> bool {
+    /// Makes it as new; nobody else sees it.
+    pub(super) fn clear(&self) {
+        self.0.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+    }
+
+    pub(super) fn overflowed(&self) -> bool {
         self.0[SLOTS - 1].load(Ordering::Acquire) & OVERFLOW != 0
     }
 
-    fn mark_overflowed(&self) {
+    pub(super) fn mark_overflowed(&self) {
         self.0[SLOTS - 1].fetch_or(OVERFLOW, Ordering::AcqRel);
     }
 }
@@ -81,16 +87,16 @@ pub(crate) fn home(hash: u64, buckets: usize) -> usize {
 /// A table, and the chain behind it.
 pub(crate) struct Table {
     depth: u32,
-    buckets: Box<[Bucket]>,
+    buckets: Buckets,
+    is_large: bool,
     next: AtomicPtr<Table>,
 }
 
 impl Table {
-    /// An empty table.
-    pub(crate) fn new(depth: u32, buckets: usize) -> Box<Table> {
+    /// An empty table of an index that is large or not.
+    pub(crate) fn new(depth: u32, buckets: usize, is_large: bool) -> Box<Table> {
         debug_assert!(buckets.is_power_of_two() && buckets >= PROBE);
-        let buckets = (0..buckets).map(|_| Bucket::default()).collect();
-        Box::new(Table { depth, buckets, next: AtomicPtr::default() })
+        Box::new(Table { depth, buckets: Buckets::new(buckets, is_large), is_large, next: AtomicPtr::default() })
     }
 
     /// Bytes of one table.
@@ -200,8 +206,8 @@ impl Table {
     }
 
     /// The two tables this one becomes. Each entry finds its place from its home anew.
-    pub(crate) fn halves(&self, guard: &Guard) -> (Box<Table>, Box<Table>) {
-        let halves = [Table::new(self.depth + 1, self.buckets.len()), Table::new(self.depth + 1, self.buckets.len())];
+    pub(crate) fn halves(&self, is_large: bool, guard: &Guard) -> (Box<Table>, Box<Table>) {
+        let halves = [(); 2].map(|()| Table::new(self.depth + 1, self.buckets.len(), is_large));
         let bit = 1u64 << (63 - self.depth);
         let mut table = Some(self);
         while let Some(here) = table {
@@ -218,7 +224,7 @@ impl Table {
         }
         let guard = &crossbeam_epoch::pin();
         if self.next(guard).is_none() {
-            self.chain(Table::new(self.depth, self.buckets.len()));
+            self.chain(Table::new(self.depth, self.buckets.len(), self.is_large));
         }
         if let Some(next) = self.next(guard) {
             next.put_in_chain(home, word);
