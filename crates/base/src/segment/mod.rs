@@ -231,6 +231,7 @@ impl Segment {
         let identity = Identity { incarnation, stream: 0, ..self.identity };
         self.file.write_at(0, &identity.encode()).during("write", &self.path)?;
         self.file.allocate(identity.capacity).during("allocate", &self.path)?;
+        crate::disk::renew_len(&*self.file).during("extend", &self.path)?;
         Segment::open(disk, dir, identity.id, identity.store, identity.log, How::Write)
     }
 

@@ -598,6 +598,7 @@ fn rewrite_file(file: &Arc<dyn crate::disk::File>, end: u64) -> std::io::Result<
         file.write_at(at, &buffer[..len])?;
         at += len as u64;
     }
+    crate::disk::renew_len(&**file)?;
     file.sync()
 }
 
