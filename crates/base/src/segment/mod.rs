@@ -291,6 +291,11 @@ impl Segment {
     pub fn end(&self) -> u64 {
         self.end.load(Ordering::Acquire)
     }
+    /// What the header of the next frame says if that stands at `offset`: how far behind the last one.
+    #[must_use]
+    pub fn gap(&self, offset: u64) -> u8 {
+        u8::try_from(offset.saturating_sub(self.end()) / crate::frame::ALIGN).unwrap_or(u8::MAX)
+    }
     /// Publishes the bytes below `end` (I2).
     pub fn publish(&self, end: u64) {
         self.end.store(end, Ordering::Release);

@@ -308,7 +308,6 @@ impl<'a> Recovery<'a> {
                 found.end = scanned.offset + header.span();
                 if let Some(water) = scanned.frame.water() {
                     survey.known = survey.known.max(water);
-                    water_behind = water_behind.max(torn.is_some().then_some(water));
                 }
                 if header.kind == Kind::Seal
                     && let (Some(seq), Some(next)) = (open_run, scanned.frame.sealed_to())
@@ -350,8 +349,11 @@ impl<'a> Recovery<'a> {
                         self.broken[log.index()] = Some(Broken::from_error(error)?);
                         return Ok(());
                     }
-                    water_behind = water_behind.max(find_water(&found.segment, at, limit, plausible.clone()));
-                    torn.get_or_insert(error);
+                    // Only what stands behind the bad place in the same segment says that the place is to blame.
+                    let water = find_water(&found.segment, at, limit, plausible.clone());
+                    if water > water_behind {
+                        (torn, water_behind) = (Some(error), water);
+                    }
                 }
             }
         }
