@@ -215,7 +215,8 @@ fn difference(found: &Pairs, model: &Pairs) -> String {
         shown.unwrap_or_else(|| "nothing".to_owned())
     };
     let differing = keys.into_iter().filter(|key| found.get(*key) != model.get(*key));
-    let lines = differing.map(|key| format!("{key:?}: {} instead of {}", show(found.get(key)), show(model.get(key))));
+    let lines =
+        differing.map(|key| format!("{key:?}: {} instead of {}", show(found.get(key)), show(model.get(key))));
     lines.take(6).collect::<Vec<_>>().join("; ")
 }
 

@@ -29,14 +29,24 @@ fn rot_in_one_keyspace_leaves_the_other_whole() {
         // The first write of the workload is alpha's; its value repeats this tag.
         for (at, _) in bytes.windows(5).enumerate().filter(|(_, w)| *w == b"<0.0>").step_by(7) {
             let answer = inspect(&fixture, &Damage::Flip(path.clone(), at as u64, 2)).unwrap();
-            assert!(answer.error && !answer.unopened && answer.whole_spaces == 1, "{} at {at}: {answer:?}", path.display());
+            assert!(
+                answer.error && !answer.unopened && answer.whole_spaces == 1,
+                "{} at {at}: {answer:?}",
+                path.display()
+            );
             damaged += 1;
         }
     }
-    for (path, len) in fixture.files().into_iter().filter(|(path, _)| path.extension().is_some_and(|e| e == "img")) {
+    for (path, len) in
+        fixture.files().into_iter().filter(|(path, _)| path.extension().is_some_and(|e| e == "img"))
+    {
         for at in (0..len).step_by(5) {
             let answer = inspect(&fixture, &Damage::Flip(path.clone(), at, 2)).unwrap();
-            assert!(answer.exact || (!answer.unopened && answer.whole_spaces >= 1), "{} at {at}: {answer:?}", path.display());
+            assert!(
+                answer.exact || (!answer.unopened && answer.whole_spaces >= 1),
+                "{} at {at}: {answer:?}",
+                path.display()
+            );
             refused += u32::from(answer.error);
         }
     }

@@ -37,7 +37,8 @@ fn a_forked_child_is_told_closed_and_harms_nothing() {
     // without running destructors of the test harness.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
-        let closed = matches!(k.insert("key", b"child"), Err(Error::Closed)) && matches!(k.get("key"), Err(Error::Closed));
+        let closed = matches!(k.insert("key", b"child"), Err(Error::Closed))
+            && matches!(k.get("key"), Err(Error::Closed));
         drop((k, db));
         // SAFETY: `_exit` has no conditions.
         unsafe { libc::_exit(if closed { 0 } else { 1 }) }
@@ -45,10 +46,16 @@ fn a_forked_child_is_told_closed_and_harms_nothing() {
     let mut status = 0;
     // SAFETY: `status` is a valid place for an int.
     assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "the child was not told Closed: {status}");
+    assert!(
+        libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
+        "the child was not told Closed: {status}"
+    );
     assert_eq!(text(&k, "key").as_deref(), Some("parent"));
     k.insert("key", b"still here").unwrap();
-    assert!(matches!(Database::open(&scratch.0), Err(Error::Locked { .. })), "the child took the lock with it");
+    assert!(
+        matches!(Database::open(&scratch.0), Err(Error::Locked { .. })),
+        "the child took the lock with it"
+    );
     db.close().unwrap();
     let db = Database::open(&scratch.0).unwrap();
     assert_eq!(text(&keyspace(&db, "k"), "key").as_deref(), Some("still here"));

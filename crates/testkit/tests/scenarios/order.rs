@@ -14,7 +14,9 @@ use crate::{keyspace, put_durably, steps, survives, text};
 /// twice.
 #[test]
 fn a_dropped_keyspace_is_whole_or_gone_and_its_number_never_used_again() {
-    let steps = steps("0.2=40 B[0.3=30,1.3=600] drop0 work 0.2=50 B[0.4=9,1.4=9] work clear1 1.2=30 drop1 work tick 1.5=10 work");
+    let steps = steps(
+        "0.2=40 B[0.3=30,1.3=600] drop0 work 0.2=50 B[0.4=9,1.4=9] work clear1 1.2=30 drop1 work tick 1.5=10 work",
+    );
     let report = survives(&steps, &Plan { second: 100, seconds: 5.0, ..Plan::default() });
     assert!(report.images > 300, "{report}");
 
@@ -118,7 +120,8 @@ fn a_write_that_fails_after_the_number_poisons() {
         for world in world.cuts().chain([World::on(world.sim.kill())]) {
             let db = world.open().unwrap();
             let k = keyspace(&db, "k");
-            let parts = [text(&k, "before").unwrap() == "2", text(&k, "one").is_some(), text(&k, "two").is_some()];
+            let parts =
+                [text(&k, "before").unwrap() == "2", text(&k, "one").is_some(), text(&k, "two").is_some()];
             assert!(parts == [false; 3] || parts == [true; 3], "{failure:?}: half a batch: {parts:?}");
             assert_eq!(text(&k, "after"), None);
         }

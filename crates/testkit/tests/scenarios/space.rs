@@ -40,10 +40,16 @@ fn synced_commits_survive_the_cleaning_of_their_segment() {
 /// Scenario 4. A key and its tombstone stand in different segments, both are cleaned: the key stays gone.
 #[test]
 fn a_removed_key_stays_gone_when_its_tombstone_is_cleaned() {
-    let churned = churn("0.7=300 persist 0.2=900 0.3=900 0.2=900 tick S[0.7-]", "S[0.2=900,1.2=700] 0.3=900 tick work", 14, "reopen work");
+    let churned = churn(
+        "0.7=300 persist 0.2=900 0.3=900 0.2=900 tick S[0.7-]",
+        "S[0.2=900,1.2=700] 0.3=900 tick work",
+        14,
+        "reopen work",
+    );
     let stats = figures(&churned);
     assert!(freed(&figures(&churned[..churned.len() - 2])) > 3, "{stats:?}");
-    let report = survives(&churned, &Plan { second: 300, exhaustive: 5, random: 8, seconds: 4.0, ..Plan::default() });
+    let report =
+        survives(&churned, &Plan { second: 300, exhaustive: 5, random: 8, seconds: 4.0, ..Plan::default() });
     assert!(report.images > 300, "{report}");
 }
 
@@ -68,7 +74,8 @@ fn stored_frames_are_never_overwritten() {
     run.db().unwrap();
     for (number, step) in churned.iter().enumerate() {
         run.step(number, step).unwrap();
-        let files = world.sim.files().into_iter().filter(|(path, _)| path.extension().is_some_and(|e| e == "seg"));
+        let files =
+            world.sim.files().into_iter().filter(|(path, _)| path.extension().is_some_and(|e| e == "seg"));
         let now: BTreeMap<std::path::PathBuf, Vec<u8>> =
             files.map(|(path, _)| (path.clone(), world.sim.read_file(&path).unwrap())).collect();
         for (path, old) in &before {
@@ -83,10 +90,16 @@ fn stored_frames_are_never_overwritten() {
 /// Scenario 9. An index checkpoint is written while segments it points into are freed.
 #[test]
 fn an_image_never_points_into_a_freed_segment() {
-    let steps = churn("S[0.7=300,1.7=200]", "0.2=900 1.2=900 0.3=800 1.3=700 B[0.4=900,1.4=900] tick work", 14, "reopen 0.5=9");
+    let steps = churn(
+        "S[0.7=300,1.7=200]",
+        "0.2=900 1.2=900 0.3=800 1.3=700 B[0.4=900,1.4=900] tick work",
+        14,
+        "reopen 0.5=9",
+    );
     let stats = figures(&steps[..steps.len() - 2]);
     assert!(freed(&stats) > 2 && stats.checkpoints > 1, "{stats:?}");
-    let report = survives(&steps, &Plan { second: 300, exhaustive: 4, random: 6, seconds: 4.0, ..Plan::default() });
+    let report =
+        survives(&steps, &Plan { second: 300, exhaustive: 4, random: 6, seconds: 4.0, ..Plan::default() });
     assert!(report.images > 300, "{report}");
 }
 
@@ -98,7 +111,8 @@ fn one_idle_keyspace_does_not_hold_up_the_journal() {
     let db = world.open().unwrap();
     let idle = keyspace(&db, "idle");
     idle.insert("yesterday", b"1").unwrap();
-    let journal = |db: &sheaf::Database| db.stats().logs.iter().find(|l| l.name == "journal").unwrap().disk_bytes;
+    let journal =
+        |db: &sheaf::Database| db.stats().logs.iter().find(|l| l.name == "journal").unwrap().disk_bytes;
     let mut most = 0;
     for round in 0..300 {
         keyspace(&db, &format!("{}{round}", "passing ".repeat(20)));
@@ -194,7 +208,8 @@ fn a_batch_that_spans_segments_around_survivors_is_whole() {
     let round = format!("S[0.2=900,1.2=700,0.3=900] 0.4=300 tick work B[{}] 1.4=20", large.join(","));
     let steps = churn("S[0.7=300]", &round, 12, "0.5=9");
     assert!(freed(&figures(&steps)) > 0);
-    let report = survives(&steps, &Plan { second: 200, exhaustive: 3, random: 4, seconds: 4.0, ..Plan::default() });
+    let report =
+        survives(&steps, &Plan { second: 200, exhaustive: 3, random: 4, seconds: 4.0, ..Plan::default() });
     assert!(report.images > 50, "{report}");
 }
 
@@ -218,6 +233,9 @@ fn batches_beyond_a_segment_are_whole_and_beyond_the_limit_refused() {
     assert!(matches!(batch.commit(), Err(Error::TooLarge { what: "batch", .. })));
     assert!(matches!(k.insert([0; 65_536], b""), Err(Error::TooLarge { what: "key", .. })));
     let huge = vec![0u8; 1 << 32]; // never touched: refused by its length
-    assert!(matches!(k.insert("huge", &huge), Err(Error::TooLarge { what: "value", got: 0x1_0000_0000, .. })));
+    assert!(matches!(
+        k.insert("huge", &huge),
+        Err(Error::TooLarge { what: "value", got: 0x1_0000_0000, .. })
+    ));
     assert_eq!(world.sim.ops(), ops, "something was written");
 }

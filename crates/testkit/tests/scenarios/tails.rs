@@ -25,7 +25,8 @@ fn a_stale_frame_never_chains_into_the_new_log() {
     k.insert("b", old("B")).unwrap();
     let (mut first_cuts, mut lost_a_kept_b, mut second_cuts) = (0, 0, 0);
     for cut in world.sim.pending().keeps(7, 12, 7) {
-        let kept: Vec<_> = world.sim.pending().units().iter().enumerate().map(|(i, u)| cut.keeps(i, u)).collect();
+        let kept: Vec<_> =
+            world.sim.pending().units().iter().enumerate().map(|(i, u)| cut.keeps(i, u)).collect();
         lost_a_kept_b += u32::from(!kept[0] && kept.last() == Some(&true));
         let second = world.cut(&cut);
         let db = second.open().unwrap();
@@ -46,14 +47,19 @@ fn a_stale_frame_never_chains_into_the_new_log() {
         }
         first_cuts += 1;
     }
-    assert!(lost_a_kept_b > 0 && first_cuts >= 8 && second_cuts > 16, "{first_cuts} {lost_a_kept_b} {second_cuts}");
+    assert!(
+        lost_a_kept_b > 0 && first_cuts >= 8 && second_cuts > 16,
+        "{first_cuts} {lost_a_kept_b} {second_cuts}"
+    );
 }
 
 /// Scenario 2. One log lost commit 11, the other kept 12; new ones of the same numbers must not mix with
 /// them after a second cut. Keyspace 2 lives in the journal, 0 and 1 in the store log.
 #[test]
 fn two_logs_cut_at_different_places_never_mix_old_and_new_commits() {
-    let steps = steps("0.2=40 2.2=40 S[0.3=600,2.3=10] 2.2=77 0.2=50 B[0.4=700,2.4=700] drop1 B[0.5=9,2.5=600] 0.6=80");
+    let steps = steps(
+        "0.2=40 2.2=40 S[0.3=600,2.3=10] 2.2=77 0.2=50 B[0.4=700,2.4=700] drop1 B[0.5=9,2.5=600] 0.6=80",
+    );
     let report = survives(&steps, &Plan { second: 30, second_keeps: 8, seconds: 6.0, ..Plan::default() });
     assert!(report.second > 1000, "{report}");
 }
@@ -121,7 +127,11 @@ fn a_power_cut_while_opening_after_a_failed_sync_keeps_what_was_durable() {
             for keep in image.pending().keeps(4, 12, nth) {
                 let world = World::on(image.power_cut(&keep));
                 let db = world.open().unwrap_or_else(|e| panic!("moment {number}, {keep:?}: {e}"));
-                assert_eq!(text(&keyspace(&db, "k"), "safe").as_deref(), Some("1"), "moment {number}, {keep:?}");
+                assert_eq!(
+                    text(&keyspace(&db, "k"), "safe").as_deref(),
+                    Some("1"),
+                    "moment {number}, {keep:?}"
+                );
             }
         }
         let db = next.cut(&Keep::None).open().unwrap();
@@ -170,7 +180,8 @@ fn find(world: &World, bytes: &[u8]) -> Vec<(PathBuf, u64)> {
     let files = world.sim.files();
     let hits = files.iter().flat_map(|(path, _)| {
         let content = world.sim.read_file(path).expect("listed");
-        let at = content.windows(bytes.len()).enumerate().filter(|(_, w)| *w == bytes).map(|(at, _)| at as u64);
+        let at =
+            content.windows(bytes.len()).enumerate().filter(|(_, w)| *w == bytes).map(|(at, _)| at as u64);
         at.map(|at| (path.clone(), at)).collect::<Vec<_>>()
     });
     hits.collect()
@@ -197,7 +208,10 @@ fn a_committer_that_dies_in_mid_commit_leaves_no_hole() {
         drop((db, k));
         let db = reopened.open().unwrap();
         let kept = keyspace(&db, "k").get("count").unwrap().map_or(0, |v| v[0] + 1);
-        assert!(kept == written || kept == written + 1, "call {nth}: {written} were visible, {kept} are kept");
+        assert!(
+            kept == written || kept == written + 1,
+            "call {nth}: {written} were visible, {kept} are kept"
+        );
         if died.is_ok() {
             assert!(nth > 10, "the fault never struck");
             return;
