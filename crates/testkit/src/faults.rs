@@ -96,7 +96,7 @@ pub fn every_call(steps: &[Step], class: Class, failure: Failure, forever: bool,
     let mut report = Report::default();
     let mut nth = 1;
     loop {
-        let after = if nth % 2 == 0 { AfterFailedSync::ShowsOld } else { AfterFailedSync::ShowsNew };
+        let after = if nth.is_multiple_of(2) { AfterFailedSync::ShowsOld } else { AfterFailedSync::ShowsNew };
         let case = Case { class, nth, forever, failure, after };
         match quietly(|| run_case(steps, case)) {
             Ok(Outcome::NotReached) => break,

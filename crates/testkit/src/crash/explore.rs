@@ -10,6 +10,8 @@
 //! Interleavings of threads; bugs of size (geometry is tiny); what the simulated disk does not model;
 //! subsets that are not drawn when many units are pending; a third crash.
 
+#![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
+
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;

@@ -1,5 +1,7 @@
 //! Scenarios about cleaning, checkpoints, freeing and full disks.
 
+#![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
+
 use std::collections::BTreeMap;
 
 use sheaf::{Error, Stats};
@@ -14,8 +16,8 @@ use crate::{keyspace, put_durably, steps, survives, text};
 /// Runs `steps` without crashes and answers the figures at the end: a scenario must really happen.
 fn figures(steps: &[Step]) -> Stats {
     let mut run = Run::new(World::new());
-    run.all(steps).unwrap();
-    run.db().unwrap().stats()
+    run.all(steps).expect("no faults: it runs");
+    run.db().expect("it is open").stats()
 }
 
 fn freed(stats: &Stats) -> u64 {
