@@ -94,7 +94,7 @@ pub enum Outcome {
 pub fn every_call(steps: &[Step], class: Class, failure: Failure, forever: bool, stride: u64) -> Report {
     let started = SystemClock.now();
     let mut report = Report::default();
-    let mut nth = 1;
+    let mut nth: u64 = 1;
     loop {
         let after = if nth.is_multiple_of(2) { AfterFailedSync::ShowsOld } else { AfterFailedSync::ShowsNew };
         let case = Case { class, nth, forever, failure, after };
