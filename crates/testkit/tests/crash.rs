@@ -67,7 +67,7 @@ fn a_crash_while_a_database_is_made_leaves_one_or_none() {
     let plan = Plan { creation: true, second: 10, second_keeps: 6, ..Plan::default() };
     let steps = parse("S[0.2=9]").expect("written by hand");
     let report = explore_all("creation", std::iter::once(steps), &plan, 6.0);
-    assert!(report.images > 200, "{report}");
+    assert!(report.images + report.second > 500, "{report}");
 }
 
 #[test]

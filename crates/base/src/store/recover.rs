@@ -49,7 +49,7 @@ struct Found {
     segment: Segment,
     /// What ROOT says of it; `None` if it is newer than ROOT.
     entry: Option<SegmentEntry>,
-    /// Where each commit's run starts, in order.
+    /// Where what stands before each commit's run ends, in order.
     runs: Vec<(u64, Seq)>,
     /// The end of what may count.
     end: u64,
@@ -305,6 +305,7 @@ impl<'a> Recovery<'a> {
             for scanned in scan.by_ref() {
                 let header = scanned.frame.header;
                 survey.frames += 1;
+                let before = found.end;
                 found.end = scanned.offset + header.span();
                 if let Some(water) = scanned.frame.water() {
                     survey.known = survey.known.max(water);
@@ -324,7 +325,7 @@ impl<'a> Recovery<'a> {
                     open_run = Some(header.seq);
                 }
                 if header.is_first() || found.runs.last().is_none_or(|(_, seq)| *seq != header.seq) {
-                    found.runs.push((scanned.offset, header.seq));
+                    found.runs.push((before, header.seq)); // without the gap: an end is the end of a frame
                 }
                 if header.seq > floor
                     && let Ok(Record { content: Content::Staged(blob), .. }) = Record::decode(scanned.frame.payload())
