@@ -162,6 +162,7 @@ impl Blobs {
         let file = self.disk.open(&path, How::Write).during("open", &path)?;
         file.write_at(0, &self.head(blob)).during("write", &path)?;
         file.write_at(HEAD as u64, &value).during("write", &path)?;
+        crate::disk::renew_len(&*file).during("extend", &path)?;
         file.sync().during("sync", &path)
     }
 

@@ -11,10 +11,10 @@
 //!  0        4           8                 16
 //!  | check  | len:24    | seq:48          | water (8 bytes, if WATER) | payload ...  | pad to 8 |
 //!  | u32    | kind:4    | part:4 parts:4  |
-//!  |        | flags:4   | reserved:8      |
+//!  |        | flags:4   | gap:8           |
 //! ```
 //!
-//! Little-endian. `len` counts the water mark and the payload, not header and padding.
+//! Little-endian. `gap` is the distance from the end of the frame before, in units of 8 bytes. `len` counts the water mark and the payload, not header and padding.
 //! `check = crc32c(seed, offset ‖ bytes 4..16 ‖ crc32c(body))` where `seed` sums store id, log id,
 //! segment number and incarnation. The body's sum can be taken before the commit lock; inside it
 //! only 24 bytes are summed.
@@ -25,7 +25,8 @@
 //!    and segment numbers are never reused. Stale bytes of a recycled file, a database stored as a
 //!    value, or a block written to the wrong place are not frames (commit.md R6, scenarios 1, 18).
 //! 2. Frames start on 8-byte bounds; after a sync the next one starts at the next sector, so that no
-//!    later write can tear what was acknowledged (scenario 11). Such a gap is only ever after a LAST.
+//!    later write can tear what was acknowledged (scenario 11). Such a gap is only ever after a LAST, and the
+//!    frame behind it says how wide it is: a damaged frame is never taken for one.
 //! 3. `len` is checked against the segment's end before anything is read or allocated by it.
 
 use crate::error::Damage;
@@ -86,6 +87,8 @@ pub struct Header {
     pub part: u8,
     /// In how many logs the commit has parts.
     pub parts: u8,
+    /// Unused bytes before it, in units of [`ALIGN`].
+    pub gap: u8,
 }
 
 impl Header {
@@ -111,7 +114,7 @@ impl Header {
     fn encode(&self) -> [u8; HEADER] {
         debug_assert!(self.len <= MAX_BODY && self.seq.0 <= MAX_SEQ);
         let word = self.len as u64 | (self.kind as u64) << 24 | u64::from(self.flags) << 28;
-        let order = self.seq.0 | u64::from(self.part) << 48 | u64::from(self.parts) << 52;
+        let order = self.seq.0 | u64::from(self.part) << 48 | u64::from(self.parts) << 52 | u64::from(self.gap) << 56;
         let mut bytes = [0; HEADER];
         bytes[4..8].copy_from_slice(&(word as u32).to_le_bytes());
         bytes[8..16].copy_from_slice(&order.to_le_bytes());
@@ -132,6 +135,7 @@ impl Header {
             seq: Seq(order & MAX_SEQ),
             part: (order >> 48 & 0xf) as u8,
             parts: (order >> 52 & 0xf) as u8,
+            gap: (order >> 56) as u8,
         })
     }
 }
@@ -222,6 +226,7 @@ mod tests {
             seq: Seq(MAX_SEQ),
             part: 1,
             parts: 2,
+            gap: 63,
         };
         let mut bytes = vec![0; span(body.len()) as usize];
         bytes[HEADER..HEADER + body.len()].copy_from_slice(body);

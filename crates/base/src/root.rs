@@ -311,7 +311,10 @@ impl Slots {
     /// Makes the slot that `root` was read from durable, name and all, the same bytes to the same place: a
     /// crash may have left it in the page cache only, and the other slot is about to be overwritten.
     pub fn settle(&self, root: &Root) -> Result<()> {
-        self.write(root)?;
+        let path = self.path(root.generation % 2);
+        let file = self.disk.open(&path, How::Write).during("open", &path)?;
+        crate::disk::renew_len(&*file).during("extend", &path)?;
+        fill(&*file, &path, &root.encode())?;
         self.disk.sync_dir(&self.dir).during("sync directory", &self.dir)
     }
 

@@ -8,7 +8,8 @@
 //!
 //! ## What it cannot see
 //!
-//! Two different failures in one run; failures of mapped memory; interleavings of threads.
+//! A power cut after a failed directory sync and a reopening in the same boot: the kernel shows names that
+//! the platter lacks, and no call saves them. Two different failures in one run; failures of mapped memory; interleavings of threads.
 
 use std::fmt;
 
@@ -93,9 +94,9 @@ pub enum Outcome {
 pub fn every_call(steps: &[Step], class: Class, failure: Failure, forever: bool, stride: u64) -> Report {
     let started = SystemClock.now();
     let mut report = Report::default();
-    let mut nth = 1;
+    let mut nth: u64 = 1;
     loop {
-        let after = if nth % 2 == 0 { AfterFailedSync::ShowsOld } else { AfterFailedSync::ShowsNew };
+        let after = if nth.is_multiple_of(2) { AfterFailedSync::ShowsOld } else { AfterFailedSync::ShowsNew };
         let case = Case { class, nth, forever, failure, after };
         match quietly(|| run_case(steps, case)) {
             Ok(Outcome::NotReached) => break,
@@ -171,7 +172,9 @@ fn afterwards(world: &World, history: &History, watch: Watch) -> Result<(), Stri
         !(watch.poisoned && matches!(watch.case.class, Class::Sync | Class::SyncDir | Class::Any));
     let from = if is_cache_whole { marks.acked } else { marks.durable };
     let reopened = World::on(world.sim.kill());
-    check(&reopened, claim(from), End::Cut, None).map_err(|what| format!("reopened: {what}"))?;
+    // A name that a failed directory sync dropped cannot be saved by a later one: only the bytes can.
+    let end = if matches!(watch.case.class, Class::SyncDir) { End::Close } else { End::Cut };
+    check(&reopened, claim(from), end, None).map_err(|what| format!("reopened: {what}"))?;
     for keep in [Keep::None, Keep::All, Keep::Seeded { seed: watch.case.nth, percent: 50 }] {
         let cut = world.cut(&keep);
         check(&cut, claim(marks.durable), End::of(watch.case.nth), None)
@@ -204,7 +207,8 @@ impl Watch {
             return match result {
                 Ok(()) if is_write => Err("a poisoned database took a write".into()),
                 Ok(()) => Ok(()),
-                Err(Error::Poisoned { .. }) => Ok(()),
+                // A drop in doubt is visible: its keyspace is gone until a reopening brings it back.
+                Err(Error::Poisoned { .. } | Error::NoKeyspace { .. }) => Ok(()),
                 Err(e) => Err(format!("a poisoned database answers {e:?}")),
             };
         }
@@ -254,6 +258,10 @@ impl Watch {
                     Some(_) => Ok(()),
                     None => Err(format!("after the error, {}", history.explain(&state, from, to))),
                 }
+            }
+            // The kernel took back what it had, as btrfs does: what is checked is then rightly refused.
+            Err(Error::Corrupt { .. }) if self.poisoned && self.case.after == AfterFailedSync::ShowsOld => {
+                Ok(())
             }
             Err(error) => self.is_right_kind(&error).map_err(|what| format!("reading: {what}")),
         }

@@ -12,6 +12,7 @@
 //! Anything a power cut would lose: the kernel survives. The order between the two threads' commits.
 //! Which of the 40 ms a race needs: it is hit or not.
 
+#![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
 #![expect(clippy::disallowed_methods, reason = "real processes, real time, real files")]
 
 use std::collections::BTreeMap;
@@ -34,6 +35,9 @@ const THREADS: u8 = 2;
 const OPENED: u8 = 0xff;
 /// A mark is a thread and how many of its commits were acknowledged.
 const MARK: usize = 5;
+
+/// A keyspace, a key, and its new value.
+type Change = (usize, Vec<u8>, Option<Vec<u8>>);
 
 /// What one thread's keys hold: by keyspace and key.
 type Pairs = BTreeMap<(usize, Vec<u8>), Vec<u8>>;
@@ -165,7 +169,7 @@ impl Victim<'_> {
         let alpha = db.keyspace(SPACES[0], KeyspaceOptions::default()).map_err(|e| e.to_string())?;
         alpha.insert("the parent", life.to_le_bytes()).map_err(|e| format!("it takes no commit: {e}"))?;
         drop(alpha);
-        if life % 2 == 0 {
+        if life.is_multiple_of(2) {
             db.close().map_err(|e| format!("it does not close: {e}"))?;
         }
         Ok(())
@@ -221,7 +225,7 @@ fn difference(found: &Pairs, model: &Pairs) -> String {
 }
 
 /// The changes of a thread's commit number `k` in the life `life`, and whether it is synced.
-fn changes(thread: u8, life: u64, k: u32) -> (Vec<(usize, Vec<u8>, Option<Vec<u8>>)>, bool) {
+fn changes(thread: u8, life: u64, k: u32) -> (Vec<Change>, bool) {
     let mut random = Random::new(life ^ u64::from(k) << 8 ^ u64::from(thread));
     let count = if random.once_in(3) { 2 + random.below(5) } else { 1 };
     let mut changes: BTreeMap<(usize, Vec<u8>), Option<Vec<u8>>> = BTreeMap::new();

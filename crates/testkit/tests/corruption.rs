@@ -44,7 +44,9 @@ fn zeroed_swapped_and_stale_sectors_are_never_wrong_answers() {
 fn files_cut_short_are_never_wrong_answers() {
     let fixture = Fixture::closed(&steps(3));
     all_right("lengths, closed", corrupt(&fixture, fixture.lengths(97)));
-    let fixture = Fixture::killed(&steps(4));
+    // After a kill a newest segment that is cut short is a torn tail, synced or not: what said that more had
+    // been durable is cut off with it. So any prefix is right here.
+    let fixture = Fixture { from: 0, ..Fixture::killed(&steps(4)) };
     all_right("lengths, killed", corrupt(&fixture, fixture.lengths(97)));
 }
 

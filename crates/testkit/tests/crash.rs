@@ -63,6 +63,14 @@ fn every_short_workload_survives_every_power_cut_also_in_recovery() {
 }
 
 #[test]
+fn a_crash_while_a_database_is_made_leaves_one_or_none() {
+    let plan = Plan { creation: true, second: 10, second_keeps: 6, ..Plan::default() };
+    let steps = parse("S[0.2=9]").expect("written by hand");
+    let report = explore_all("creation", std::iter::once(steps), &plan, 6.0);
+    assert!(report.images + report.second > 500, "{report}");
+}
+
+#[test]
 fn acknowledged_commits_survive_power_cuts_as_a_prefix() {
     let report =
         explore_all("seeded", seeds(number("SHEAF_CRASH_SEED", 1), Shape::default()), &Plan::default(), 12.0);

@@ -118,7 +118,7 @@ fn replay_a_fault() {
         Some(&"TooManyOpen") => Failure::TooManyOpen,
         _ => Failure::Io,
     };
-    let after = if nth % 2 == 0 { AfterFailedSync::ShowsOld } else { AfterFailedSync::ShowsNew };
+    let after = if nth.is_multiple_of(2) { AfterFailedSync::ShowsOld } else { AfterFailedSync::ShowsNew };
     let case = Case { class, nth, forever: words[2] == "forever", failure, after };
     println!("{:?}", run_case(&workload(), case));
 }

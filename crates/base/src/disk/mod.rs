@@ -97,6 +97,14 @@ pub trait Disk: fmt::Debug + Send + Sync {
     fn free_space(&self, path: &Path) -> io::Result<u64>;
 }
 
+/// Makes the length of `file` count as changed, so that the next sync saves it: a failed sync may have
+/// dropped a length that the kernel goes on showing. Takes no blocks and leaves the length as it is.
+pub fn renew_len(file: &dyn File) -> io::Result<()> {
+    let len = file.len()?;
+    file.set_len(len.next_multiple_of(SECTOR) + SECTOR)?;
+    file.set_len(len)
+}
+
 /// Bytes: an open file.
 pub trait File: fmt::Debug + Send + Sync {
     /// Fills `buf` from `offset`; `UnexpectedEof` if the file is shorter.

@@ -231,6 +231,7 @@ impl Segment {
         let identity = Identity { incarnation, stream: 0, ..self.identity };
         self.file.write_at(0, &identity.encode()).during("write", &self.path)?;
         self.file.allocate(identity.capacity).during("allocate", &self.path)?;
+        crate::disk::renew_len(&*self.file).during("extend", &self.path)?;
         Segment::open(disk, dir, identity.id, identity.store, identity.log, How::Write)
     }
 
@@ -289,6 +290,11 @@ impl Segment {
     #[must_use]
     pub fn end(&self) -> u64 {
         self.end.load(Ordering::Acquire)
+    }
+    /// What the header of the next frame says if that stands at `offset`: how far behind the last one.
+    #[must_use]
+    pub fn gap(&self, offset: u64) -> u8 {
+        u8::try_from(offset.saturating_sub(self.end()) / crate::frame::ALIGN).unwrap_or(u8::MAX)
     }
     /// Publishes the bytes below `end` (I2).
     pub fn publish(&self, end: u64) {

@@ -85,11 +85,12 @@ impl<'a> Scan<'a> {
                     return Err((self.at, first));
                 }
                 if sector + HEADER as u64 > self.limit {
-                    // Only a gap can lie here if the limit is a known end.
-                    return if sector >= self.limit { Ok(None) } else { Err((self.at, first)) };
+                    return Err((self.at, first)); // a known end is the end of a frame: there is no gap before it
                 }
                 match self.segment.frame(sector, self.limit) {
-                    Ok(frame) if frame.header.is_first() => Ok(Some(Scanned { offset: sector, frame })),
+                    Ok(frame) if u64::from(frame.header.gap) * ALIGN == sector - self.at => {
+                        Ok(Some(Scanned { offset: sector, frame }))
+                    }
                     _ => Err((self.at, first)),
                 }
             }

@@ -282,6 +282,7 @@ impl Store {
             seq: header.seq,
             part: 0,
             parts: 0,
+            gap: if start == 0 { tail.segment.gap(to) } else { 0 },
         };
         piece.bytes.resize(start + usize::try_from(copy.span()).unwrap_or(0), 0);
         piece.bytes[start + HEADER..start + HEADER + body.len()].copy_from_slice(body);

@@ -363,6 +363,7 @@ impl Store {
                     seq,
                     part,
                     parts,
+                    gap: 0,
                 };
                 append_chunk(&mut order.tails[tail], encoded, (chunk, end), header, &mut placed)
                     .map_err(|_| self.poison("append"))?;
@@ -394,7 +395,8 @@ impl Store {
         let mut bytes = [0; MARK as usize];
         bytes[HEADER..].copy_from_slice(&body);
         let flags = FIRST | LAST | flags;
-        let header = Header { check: 0, len: body.len(), kind, flags, seq: self.visible(), part: 0, parts: 0 };
+        let gap = segment.gap(tail.offset);
+        let header = Header { check: 0, len: body.len(), kind, flags, seq: self.visible(), part: 0, parts: 0, gap };
         segment.seed().seal(tail.offset, &header, body_sum(&body), &mut bytes);
         segment.file().append_at(tail.offset, &bytes).map_err(|_| self.poison("append"))?;
         tail.offset += MARK;
@@ -469,7 +471,8 @@ fn append_chunk(
     let mut end = base;
     for index in from..to {
         let piece = encoded.pieces[index];
-        let header = header(index, piece.body);
+        let gap = if index == from { segment.gap(tail.offset) } else { 0 };
+        let header = Header { gap, ..header(index, piece.body) };
         let offset = tail.offset + (piece.start - base) as u64;
         segment.seed().seal(offset, &header, piece.sum, &mut encoded.bytes[piece.start..]);
         let span = header.span();

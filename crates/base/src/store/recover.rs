@@ -49,7 +49,7 @@ struct Found {
     segment: Segment,
     /// What ROOT says of it; `None` if it is newer than ROOT.
     entry: Option<SegmentEntry>,
-    /// Where each commit's run starts, in order.
+    /// Where what stands before each commit's run ends, in order.
     runs: Vec<(u64, Seq)>,
     /// The end of what may count.
     end: u64,
@@ -305,10 +305,10 @@ impl<'a> Recovery<'a> {
             for scanned in scan.by_ref() {
                 let header = scanned.frame.header;
                 survey.frames += 1;
+                let before = found.end;
                 found.end = scanned.offset + header.span();
                 if let Some(water) = scanned.frame.water() {
                     survey.known = survey.known.max(water);
-                    water_behind = water_behind.max(torn.is_some().then_some(water));
                 }
                 if header.kind == Kind::Seal
                     && let (Some(seq), Some(next)) = (open_run, scanned.frame.sealed_to())
@@ -325,7 +325,7 @@ impl<'a> Recovery<'a> {
                     open_run = Some(header.seq);
                 }
                 if header.is_first() || found.runs.last().is_none_or(|(_, seq)| *seq != header.seq) {
-                    found.runs.push((scanned.offset, header.seq));
+                    found.runs.push((before, header.seq)); // without the gap: an end is the end of a frame
                 }
                 if header.seq > floor
                     && let Ok(Record { content: Content::Staged(blob), .. }) = Record::decode(scanned.frame.payload())
@@ -350,8 +350,11 @@ impl<'a> Recovery<'a> {
                         self.broken[log.index()] = Some(Broken::from_error(error)?);
                         return Ok(());
                     }
-                    water_behind = water_behind.max(find_water(&found.segment, at, limit, plausible.clone()));
-                    torn.get_or_insert(error);
+                    // Only what stands behind the bad place in the same segment says that the place is to blame.
+                    let water = find_water(&found.segment, at, limit, plausible.clone());
+                    if water > water_behind {
+                        (torn, water_behind) = (Some(error), water);
+                    }
                 }
             }
         }
@@ -598,6 +601,7 @@ fn rewrite_file(file: &Arc<dyn crate::disk::File>, end: u64) -> std::io::Result<
         file.write_at(at, &buffer[..len])?;
         at += len as u64;
     }
+    crate::disk::renew_len(&**file)?;
     file.sync()
 }
 

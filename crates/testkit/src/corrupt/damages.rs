@@ -1,5 +1,7 @@
 //! # Damages: the lists of what is done to a fixture, and the fixtures
 
+#![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
+
 use std::path::{Path, PathBuf};
 
 use sheaf_base::disk::SECTOR;

@@ -7,6 +7,8 @@
 //!
 //! With a *probe*, the disk is forked before every call of all this, for a second crash.
 
+#![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
+
 use std::cell::{Cell, RefCell};
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Once};

@@ -10,6 +10,8 @@
 //! Interleavings of threads; bugs of size (geometry is tiny); what the simulated disk does not model;
 //! subsets that are not drawn when many units are pending; a third crash.
 
+#![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
+
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
@@ -37,6 +39,8 @@ pub struct Plan {
     pub second: u64,
     /// So many subsets at each moment of such a recovery.
     pub second_keeps: usize,
+    /// Also crash before the first commit, while the database is made: the same in every workload.
+    pub creation: bool,
     /// What the disk lies about.
     pub lie: Lie,
     /// Tear sectors at any byte, and so on: see [`SimDisk`].
@@ -54,6 +58,7 @@ impl Default for Plan {
             random: 16,
             second: 300,
             second_keeps: 8,
+            creation: false,
             lie: Lie::None,
             paranoid: false,
             engines: ENGINES,
@@ -175,6 +180,9 @@ pub fn explore(steps: &[Step], plan: &Plan) -> Report {
     let mut explorer =
         Explorer { plan, history: &history, seen: HashMap::new(), random: Random::new(steps.len() as u64) };
     'points: for (number, point) in points.iter().enumerate() {
+        if point.marks.issued == 0 && !plan.creation {
+            continue;
+        }
         let cuts = point.image.pending().keeps(plan.exhaustive, plan.random, explorer.random.next());
         for keep in std::iter::once(None).chain(cuts.into_iter().map(Some)) {
             report.states += 1;

@@ -3,6 +3,8 @@
 //! The model of the crash harnesses: keyspaces of a `BTreeMap` each, and one fingerprint (*print*) for
 //! the state after every commit, so that a state read back after a crash is looked up, not searched for.
 
+#![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
+
 use std::collections::BTreeMap;
 use std::fmt;
 

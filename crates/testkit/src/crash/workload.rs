@@ -2,6 +2,8 @@
 //!
 //! Values are made from the step's number, so a stale value is never mistaken for a fresh one.
 
+#![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
+
 use std::fmt;
 
 use super::history::NAMES;
@@ -18,6 +20,7 @@ impl Random {
     }
 
     /// The next number.
+    #[allow(clippy::should_implement_trait)] // it never ends
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;

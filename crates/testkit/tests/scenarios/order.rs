@@ -38,7 +38,7 @@ fn a_dropped_keyspace_is_whole_or_gone_and_its_number_never_used_again() {
 }
 
 fn threaded(sim: &SimDisk) -> Database {
-    Database::builder().disk(Arc::new(sim.clone())).tiny(true).open(PLACE).unwrap()
+    Database::builder().disk(Arc::new(sim.clone())).tiny(true).open(PLACE).expect("it opens")
 }
 
 /// Scenario 13. Two swaps from one value never both succeed, and writes of one key apply in the order of

@@ -1,5 +1,7 @@
 //! Scenarios about cleaning, checkpoints, freeing and full disks.
 
+#![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
+
 use std::collections::BTreeMap;
 
 use sheaf::{Error, Stats};
@@ -14,8 +16,8 @@ use crate::{keyspace, put_durably, steps, survives, text};
 /// Runs `steps` without crashes and answers the figures at the end: a scenario must really happen.
 fn figures(steps: &[Step]) -> Stats {
     let mut run = Run::new(World::new());
-    run.all(steps).unwrap();
-    run.db().unwrap().stats()
+    run.all(steps).expect("no faults: it runs");
+    run.db().expect("it is open").stats()
 }
 
 fn freed(stats: &Stats) -> u64 {
@@ -182,9 +184,11 @@ fn a_full_disk_can_be_opened_read_and_emptied() {
     let k = keyspace(&db, "k");
     check(&k);
     killed.sim.set_capacity(320 << 10);
-    for key in &written[..written.len() * 3 / 4] {
+    for (number, key) in written[..written.len() * 3 / 4].iter().enumerate() {
         k.remove(key).unwrap_or_else(|e| panic!("removing {key} on a full disk: {e}"));
-        let _ = killed.tick(&db);
+        if number % 25 == 24 {
+            let _ = killed.tick(&db); // each sync costs the log the rest of a sector
+        }
     }
     for _ in 0..50 {
         killed.clock.advance(std::time::Duration::from_secs(2));
@@ -202,9 +206,9 @@ fn a_full_disk_can_be_opened_read_and_emptied() {
 /// segments that a batch spans. The batch was taken for torn, and everything after it was lost.
 #[test]
 fn a_batch_that_spans_segments_around_survivors_is_whole() {
-    let large: Vec<String> = (0..20).map(|n| format!("{}.{}=900", n % 2, n)).collect();
+    let large: Vec<String> = (0..8).map(|n| format!("{}.{}=900", n % 2, n)).collect();
     let round = format!("S[0.2=900,1.2=700,0.3=900] 0.4=300 tick work B[{}] 1.4=20", large.join(","));
-    let steps = churn("S[0.7=300]", &round, 4, "0.5=9");
+    let steps = churn("S[0.7=300]", &round, 12, "0.5=9");
     assert!(freed(&figures(&steps)) > 0);
     let report =
         survives(&steps, &Plan { second: 200, exhaustive: 3, random: 4, seconds: 4.0, ..Plan::default() });
