@@ -173,9 +173,17 @@ impl Blobs {
         } else if u32_at(head, 48) != sum {
             Damage::BadChecksum { expected: u32_at(head, 48), got: sum }
         } else if u32_at(head, 8) != FORMAT {
-            return Err(Error::Format { path: path.to_path_buf(), found: u32_at(head, 8), supported: FORMAT });
+            return Err(Error::Format {
+                path: path.to_path_buf(),
+                found: u32_at(head, 8),
+                supported: FORMAT,
+            });
         } else if head[..52] != self.head(blob)[..52] {
-            Damage::Foreign { field: "blob", expected: u128::from(blob.id), got: u128::from(u64_at(head, 32)) }
+            Damage::Foreign {
+                field: "blob",
+                expected: u128::from(blob.id),
+                got: u128::from(u64_at(head, 32)),
+            }
         } else {
             return Ok(());
         };

@@ -29,9 +29,7 @@ impl Clock for SystemClock {
     }
 
     fn unix_seconds(&self) -> u64 {
-        SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |since| since.as_secs())
+        SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
     }
 }
 

@@ -87,7 +87,10 @@ impl<'a> Reader<'a> {
         self.take(len)
     }
     /// Items after their count; an item takes at least one byte.
-    pub fn list<T>(&mut self, mut each: impl FnMut(&mut Reader<'a>) -> Result<T, Damage>) -> Result<Vec<T>, Damage> {
+    pub fn list<T>(
+        &mut self,
+        mut each: impl FnMut(&mut Reader<'a>) -> Result<T, Damage>,
+    ) -> Result<Vec<T>, Damage> {
         let count = self.u32()? as usize;
         let left = self.bytes.len() - self.at;
         if count > left {
@@ -99,7 +102,9 @@ impl<'a> Reader<'a> {
     pub fn finish(&self) -> Result<(), Damage> {
         match self.bytes.len() - self.at {
             0 => Ok(()),
-            left => Err(Damage::BadLength { got: self.bytes.len() as u64, max: (self.bytes.len() - left) as u64 }),
+            left => {
+                Err(Damage::BadLength { got: self.bytes.len() as u64, max: (self.bytes.len() - left) as u64 })
+            }
         }
     }
 }

@@ -206,7 +206,9 @@ impl Error {
     /// An I/O error of `op` on `path`; a full disk becomes [`Error::NoSpace`].
     pub fn io(op: &'static str, path: &Path, source: io::Error) -> Error {
         match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Error::NoSpace { path: path.to_path_buf() },
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                Error::NoSpace { path: path.to_path_buf() }
+            }
             _ => Error::Io { op, path: path.to_path_buf(), source },
         }
     }

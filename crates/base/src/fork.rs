@@ -49,10 +49,7 @@ pub struct ForkGuard {
 impl ForkGuard {
     /// A guard that belongs to the calling process.
     #[must_use]
-    #[expect(
-        clippy::new_without_default,
-        reason = "a default that asks the system surprises"
-    )]
+    #[expect(clippy::new_without_default, reason = "a default that asks the system surprises")]
     pub fn new() -> ForkGuard {
         ForkGuard { born: generation() }
     }

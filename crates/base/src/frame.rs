@@ -66,7 +66,9 @@ pub enum Kind {
 
 impl Kind {
     fn from_u8(number: u8) -> Option<Kind> {
-        [Kind::Commit, Kind::Moved, Kind::Pinned, Kind::Note, Kind::Seal].into_iter().find(|k| *k as u8 == number)
+        [Kind::Commit, Kind::Moved, Kind::Pinned, Kind::Note, Kind::Seal]
+            .into_iter()
+            .find(|k| *k as u8 == number)
     }
 }
 
@@ -114,7 +116,8 @@ impl Header {
     fn encode(&self) -> [u8; HEADER] {
         debug_assert!(self.len <= MAX_BODY && self.seq.0 <= MAX_SEQ);
         let word = self.len as u64 | (self.kind as u64) << 24 | u64::from(self.flags) << 28;
-        let order = self.seq.0 | u64::from(self.part) << 48 | u64::from(self.parts) << 52 | u64::from(self.gap) << 56;
+        let order =
+            self.seq.0 | u64::from(self.part) << 48 | u64::from(self.parts) << 52 | u64::from(self.gap) << 56;
         let mut bytes = [0; HEADER];
         bytes[4..8].copy_from_slice(&(word as u32).to_le_bytes());
         bytes[8..16].copy_from_slice(&order.to_le_bytes());

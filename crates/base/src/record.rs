@@ -81,12 +81,17 @@ impl<'a> Record<'a> {
         let tail = if op == PUT_STAGED { STAGED } else { value_len as usize };
         let rest = body.len() - at;
         if key_len > MAX_KEY || key_len.checked_add(tail) != Some(rest) {
-            return Err(Damage::BadLength { got: (key_len as u64).saturating_add(tail as u64), max: rest as u64 });
+            return Err(Damage::BadLength {
+                got: (key_len as u64).saturating_add(tail as u64),
+                max: rest as u64,
+            });
         }
         let (key, value) = body[at..].split_at(key_len);
         let content = match op {
             PUT => Content::Put(value),
-            PUT_STAGED => Content::Staged(BlobRef { id: u64_at(value, 0), len: value_len, sum: u32_at(value, 8) }),
+            PUT_STAGED => {
+                Content::Staged(BlobRef { id: u64_at(value, 0), len: value_len, sum: u32_at(value, 8) })
+            }
             _ => Content::Remove,
         };
         Ok(Record { keyspace, key, content })
@@ -104,7 +109,8 @@ fn put_varint(out: &mut Vec<u8>, mut number: u32) {
 fn take_varint(bytes: &[u8], at: &mut usize) -> Result<u32, Damage> {
     let mut number = 0u64;
     for shift in [0, 7, 14, 21, 28] {
-        let byte = *bytes.get(*at).ok_or(Damage::BadLength { got: *at as u64 + 1, max: bytes.len() as u64 })?;
+        let byte =
+            *bytes.get(*at).ok_or(Damage::BadLength { got: *at as u64 + 1, max: bytes.len() as u64 })?;
         *at += 1;
         number |= u64::from(byte & 0x7f) << shift;
         if byte & 0x80 == 0 {
@@ -139,7 +145,12 @@ mod tests {
 
     #[test]
     fn hostile_bytes_are_errors() {
-        for body in [&b"\x09\x01\x00"[..], b"\x01\x01\xff\xff\xff\xff\xff\x7f", b"\x01\xff\xff\xff\xff\x7f\x00\x00", b""] {
+        for body in [
+            &b"\x09\x01\x00"[..],
+            b"\x01\x01\xff\xff\xff\xff\xff\x7f",
+            b"\x01\xff\xff\xff\xff\x7f\x00\x00",
+            b"",
+        ] {
             assert!(Record::decode(body).is_err(), "{body:?}");
         }
     }

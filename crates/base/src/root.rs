@@ -249,7 +249,8 @@ fn is_full(error: &std::io::Error) -> bool {
 }
 
 fn text(bytes: &[u8]) -> Result<String, Damage> {
-    String::from_utf8(bytes.to_vec()).map_err(|_| Damage::BadField { field: "name", value: bytes.len() as u64 })
+    String::from_utf8(bytes.to_vec())
+        .map_err(|_| Damage::BadField { field: "name", value: bytes.len() as u64 })
 }
 
 /// Writes a slot's bytes, with room for twice as many, durably.
@@ -335,7 +336,9 @@ impl Slots {
         unborn.push(UNBORN);
         let unborn = PathBuf::from(unborn);
         match self.disk.remove(&unborn) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("remove", &unborn, e)),
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Error::io("remove", &unborn, e));
+            }
             _ => {} // what an earlier attempt left
         }
         let file = self.disk.open(&unborn, How::Create).during("create", &unborn)?;
@@ -351,7 +354,9 @@ impl Slots {
         let mut trouble = None;
         for slot in slots {
             match slot {
-                Ok(Some(root)) if best.as_ref().is_none_or(|b| b.generation < root.generation) => best = Some(root),
+                Ok(Some(root)) if best.as_ref().is_none_or(|b| b.generation < root.generation) => {
+                    best = Some(root)
+                }
                 Ok(_) => {}
                 Err(e @ Error::Corrupt { .. }) => trouble = Some(e),
                 Err(e) => return Err(e),
@@ -368,7 +373,11 @@ impl Slots {
         for slot in [0, 1] {
             match self.read_slot(slot) {
                 Ok(Some(_)) => {}
-                Ok(None) => report(Error::corrupt(&self.path(slot), 0, Damage::Short { got: 0, expected: HEAD as u64 })),
+                Ok(None) => report(Error::corrupt(
+                    &self.path(slot),
+                    0,
+                    Damage::Short { got: 0, expected: HEAD as u64 },
+                )),
                 Err(error) => report(error),
             }
         }
@@ -407,7 +416,10 @@ impl Slots {
         }
         let root = Root::decode(&bytes[HEAD..]).map_err(|what| damaged(HEAD as u64, what))?;
         if root.generation % 2 != slot {
-            return Err(damaged(HEAD as u64, Damage::BadField { field: "generation", value: root.generation }));
+            return Err(damaged(
+                HEAD as u64,
+                Damage::BadField { field: "generation", value: root.generation },
+            ));
         }
         Ok(Some(root))
     }

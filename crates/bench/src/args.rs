@@ -168,7 +168,9 @@ fn figures(rest: &mut Rest<'_>) -> Result<Figures> {
             "--pairs" => options.pairs = pairs(rest, option)?,
             "--peers" => options.peers = peers(rest.value(option)?)?,
             "--rounds" => options.rounds = rest.number(option, 1)?,
-            "--only" => options.only = rest.value(option)?.split(',').map(Group::parse).collect::<Result<_>>()?,
+            "--only" => {
+                options.only = rest.value(option)?.split(',').map(Group::parse).collect::<Result<_>>()?
+            }
             "--seconds" => options.phase = rest.seconds(option)?,
             "--tail-seconds" => options.tail = rest.seconds(option)?,
             "--sync-ms" => options.sync_every = sync_every(rest, option)?,
@@ -259,7 +261,10 @@ mod tests {
         else {
             panic!("not figures")
         };
-        assert_eq!((options.pairs, options.rounds, options.peers.len(), options.only.len()), (200_000, 2, 0, 2));
+        assert_eq!(
+            (options.pairs, options.rounds, options.peers.len(), options.only.len()),
+            (200_000, 2, 0, 2)
+        );
         assert!(options.json && options.sync_every.is_none());
     }
 

@@ -147,11 +147,18 @@ pub(crate) fn drive<W: Worker>(store: &dyn Store, phase: Phase, workers: Vec<W>)
     })
 }
 
-fn work<W: Worker>(store: &dyn Store, phase: Phase, mut worker: W, start: &Barrier, stop: &AtomicBool) -> Result<Part> {
+fn work<W: Worker>(
+    store: &dyn Store,
+    phase: Phase,
+    mut worker: W,
+    start: &Barrier,
+    stop: &AtomicBool,
+) -> Result<Part> {
     let session = store.session();
     start.wait(); // also after an error: the others wait for us
     let mut session = session?;
-    let mut latencies = if phase.latencies { Some(Histogram::new_with_bounds(1, 60_000_000_000, 3)?) } else { None };
+    let mut latencies =
+        if phase.latencies { Some(Histogram::new_with_bounds(1, 60_000_000_000, 3)?) } else { None };
     let limit = if let Length::Operations(count) = phase.length { count } else { u64::MAX };
     let cpu = Cpu::of_thread();
     let mut operations = 0;

@@ -87,7 +87,10 @@ impl Written {
             .find_map(|line| line.strip_prefix("write_bytes: "))
             .and_then(|number| number.trim().parse().ok())
             .ok_or("no write_bytes in /proc/self/io")?;
-        Ok(Written { process, device: device_stat(dir).and_then(|path| sectors_written(&path)).map(|n| n * 512) })
+        Ok(Written {
+            process,
+            device: device_stat(dir).and_then(|path| sectors_written(&path)).map(|n| n * 512),
+        })
     }
 
     /// What was written since `before`.

@@ -41,7 +41,9 @@ pub(crate) fn run(options: &Run) -> Result<()> {
     let sample = match options.workload {
         Workload::FillRandom => None,
         Workload::UpdateZipf => Some(workload::update_zipf(&*store, options.pairs, threads, 2, phase)?),
-        Workload::Durable => Some(workload::durable(&*store, threads, 2, Phase { sync_every: None, ..phase })?),
+        Workload::Durable => {
+            Some(workload::durable(&*store, threads, 2, Phase { sync_every: None, ..phase })?)
+        }
         reading => Some(workload::get(&*store, reading, options.pairs, threads, 2, phase)?),
     };
     if let Some(sample) = sample {

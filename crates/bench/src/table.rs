@@ -61,7 +61,8 @@ impl Row {
         if promise.is_met(promise.must, measured) {
             return "holds".to_owned();
         }
-        let ratio = if promise.bound == Bound::AtLeast { promise.must / measured } else { measured / promise.must };
+        let ratio =
+            if promise.bound == Bound::AtLeast { promise.must / measured } else { measured / promise.must };
         format!("**short by {} ×**", number(ratio))
     }
 
@@ -148,7 +149,8 @@ mod tests {
 
     const FAST: Promise =
         Promise { what: "get", bound: Bound::AtLeast, unit: "× LMDB", must: 2.0, aim: Some(3.0) };
-    const SMALL: Promise = Promise { what: "size", bound: Bound::AtMost, unit: "bytes", must: 24.0, aim: None };
+    const SMALL: Promise =
+        Promise { what: "size", bound: Bound::AtMost, unit: "bytes", must: 24.0, aim: None };
 
     #[test]
     fn verdicts_say_whether_and_by_how_much() {

@@ -44,7 +44,8 @@ impl Workload {
 
     pub(crate) fn parse(name: &str) -> Result<Workload> {
         Workload::ALL.into_iter().find(|workload| workload.name() == name).ok_or_else(|| {
-            format!("unknown workload {name:?}; there are: {}", Workload::ALL.map(Workload::name).join(", ")).into()
+            format!("unknown workload {name:?}; there are: {}", Workload::ALL.map(Workload::name).join(", "))
+                .into()
         })
     }
 }
@@ -89,7 +90,12 @@ pub(crate) fn get(
     };
     let must_find = store.keeps_data() && workload != Workload::GetMiss;
     let workers = (0..threads)
-        .map(|thread| Get { pairs, must_find, choice: choice.clone(), random: Random::new(seed * 1000 + thread) })
+        .map(|thread| Get {
+            pairs,
+            must_find,
+            choice: choice.clone(),
+            random: Random::new(seed * 1000 + thread),
+        })
         .collect();
     drive(store, phase, workers)
 }
@@ -155,10 +161,20 @@ impl Worker for Check {
 }
 
 /// Puts new values for pairs that are there, by Zipf's law.
-pub(crate) fn update_zipf(store: &dyn Store, pairs: u64, threads: u64, seed: u64, phase: Phase) -> Result<Sample> {
+pub(crate) fn update_zipf(
+    store: &dyn Store,
+    pairs: u64,
+    threads: u64,
+    seed: u64,
+    phase: Phase,
+) -> Result<Sample> {
     let zipf = Zipf::new(pairs);
     let workers = (0..threads)
-        .map(|thread| Update { random: Random::new(seed * 1000 + thread), zipf: zipf.clone(), values: Values::new() })
+        .map(|thread| Update {
+            random: Random::new(seed * 1000 + thread),
+            zipf: zipf.clone(),
+            values: Values::new(),
+        })
         .collect();
     drive(store, phase, workers)
 }

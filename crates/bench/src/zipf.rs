@@ -32,7 +32,11 @@ impl Zipf {
     }
 
     /// A rank: 0 is the most frequent.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the product is in 0.0..pairs")]
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "the product is in 0.0..pairs"
+    )]
     pub(crate) fn rank(&self, random: &mut Random) -> u64 {
         let unit = random.unit();
         let scaled = unit * self.zeta;

@@ -35,14 +35,8 @@ pub struct Conditional {
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 enum Committer {
     Idle,
-    Read {
-        seen: u8,
-    },
-    Numbered {
-        seq: u8,
-        logged: bool,
-        applied: bool,
-    },
+    Read { seen: u8 },
+    Numbered { seq: u8, logged: bool, applied: bool },
     Done,
 }
 
@@ -113,9 +107,7 @@ impl Model for Conditional {
             match *committer {
                 Committer::Idle => actions.push(Action::Read(who)),
                 Committer::Read { .. } if state.lock.is_none() => actions.push(Action::Number(who)),
-                Committer::Numbered {
-                    logged, applied, ..
-                } => {
+                Committer::Numbered { logged, applied, .. } => {
                     if !logged && (applied || self.rules.apply_only_logged) {
                         actions.push(Action::Log(who));
                     }
@@ -142,11 +134,7 @@ impl Model for Conditional {
 impl Conditional {
     fn step(&self, state: &mut State, action: Action) {
         match action {
-            Action::Read(who) => {
-                state.committers[who] = Committer::Read {
-                    seen: state.applied,
-                }
-            }
+            Action::Read(who) => state.committers[who] = Committer::Read { seen: state.applied },
             Action::Number(who) => self.number(state, who),
             Action::Log(who) => {
                 if let Committer::Numbered { seq, logged, .. } = &mut state.committers[who] {
@@ -187,18 +175,11 @@ impl Conditional {
         }
         state.last += 1;
         state.lock = Some(who);
-        state.committers[who] = Committer::Numbered {
-            seq: state.last,
-            logged: false,
-            applied: false,
-        };
+        state.committers[who] = Committer::Numbered { seq: state.last, logged: false, applied: false };
     }
 
     fn unlock(&self, state: &mut State, who: usize) {
-        let Committer::Numbered {
-            logged, applied, ..
-        } = state.committers[who]
-        else {
+        let Committer::Numbered { logged, applied, .. } = state.committers[who] else {
             return;
         };
         if logged && applied {

@@ -35,11 +35,7 @@ impl<T: Clone + Ord> Page<T> {
     /// A page of zeros (or of anything that no checksum accepts).
     #[must_use]
     pub fn empty() -> Self {
-        Self {
-            cache: None,
-            may: vec![None],
-            dirty: false,
-        }
+        Self { cache: None, may: vec![None], dirty: false }
     }
 
     /// What a read shows.

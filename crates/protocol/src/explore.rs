@@ -43,10 +43,7 @@ pub fn nothing_is_broken<M: Model>() -> Vec<Property<M>>
 where
     M::State: Verdict,
 {
-    vec![Property::always(
-        "nothing is broken",
-        |_, state: &M::State| state.broken().is_none(),
-    )]
+    vec![Property::always("nothing is broken", |_, state: &M::State| state.broken().is_none())]
 }
 
 /// What an exploration found.
@@ -68,11 +65,7 @@ impl Explored {
     pub fn must_hold(&self, what: &str, at_least: usize) {
         println!("{what}: {} states, depth {}", self.states, self.depth);
         assert!(self.broken.is_none(), "{what}: {self}");
-        assert!(
-            self.states >= at_least,
-            "{what}: only {} states: vacuous",
-            self.states
-        );
+        assert!(self.states >= at_least, "{what}: only {} states: vacuous", self.states);
     }
 
     /// Panics unless a counterexample was found and it breaks this invariant.
@@ -84,14 +77,8 @@ impl Explored {
 
 impl fmt::Display for Explored {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "{} states, depth {}, broken: {:?}",
-            self.states, self.depth, self.broken
-        )?;
-        self.path
-            .iter()
-            .try_for_each(|step| writeln!(f, "    {step}"))
+        writeln!(f, "{} states, depth {}, broken: {:?}", self.states, self.depth, self.broken)?;
+        self.path.iter().try_for_each(|step| writeln!(f, "    {step}"))
     }
 }
 
@@ -103,24 +90,14 @@ where
     M::State: Verdict + Clone + fmt::Debug + PartialEq + std::hash::Hash + Send + Sync + 'static,
     M::Action: fmt::Debug + Clone + PartialEq + Send + Sync + 'static,
 {
-    let checker = model
-        .checker()
-        .threads(1)
-        .finish_when(HasDiscoveries::Any)
-        .spawn_bfs()
-        .join();
+    let checker = model.checker().threads(1).finish_when(HasDiscoveries::Any).spawn_bfs().join();
     let found = checker.discovery("nothing is broken");
     Explored {
         states: checker.unique_state_count(),
         depth: checker.max_depth(),
         broken: found.as_ref().and_then(|path| path.last_state().broken()),
         path: found
-            .map(|path| {
-                path.into_actions()
-                    .iter()
-                    .map(|step| format!("{step:?}"))
-                    .collect()
-            })
+            .map(|path| path.into_actions().iter().map(|step| format!("{step:?}")).collect())
             .unwrap_or_default(),
     }
 }

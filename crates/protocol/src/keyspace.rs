@@ -69,19 +69,13 @@ pub enum Action {
 impl State {
     fn pages(&self) -> impl Iterator<Item = &dyn Fate> {
         let slots = self.slots.iter().map(|slot| -> &dyn Fate { slot });
-        let frames = self
-            .commits
-            .iter()
-            .flat_map(|commit| [&commit.journal, &commit.own]);
+        let frames = self.commits.iter().flat_map(|commit| [&commit.journal, &commit.own]);
         slots.chain(frames.flatten().map(|page| -> &dyn Fate { page }))
     }
 
     fn pages_mut(&mut self) -> impl Iterator<Item = &mut dyn Fate> {
         let slots = self.slots.iter_mut().map(|slot| -> &mut dyn Fate { slot });
-        let frames = self
-            .commits
-            .iter_mut()
-            .flat_map(|held| [&mut held.journal, &mut held.own]);
+        let frames = self.commits.iter_mut().flat_map(|held| [&mut held.journal, &mut held.own]);
         slots.chain(frames.flatten().map(|page| -> &mut dyn Fate { page }))
     }
 
@@ -133,11 +127,7 @@ impl Model for Drops {
         if state.commits.len() <= self.commits {
             actions.push(Action::Commit(true, false));
             if state.drop.is_none() {
-                actions.extend([
-                    Action::Commit(true, true),
-                    Action::Commit(false, true),
-                    Action::Drop,
-                ]);
+                actions.extend([Action::Commit(true, true), Action::Commit(false, true), Action::Drop]);
             }
         }
         if state.durable < state.commits.len() {
@@ -171,10 +161,7 @@ impl Drops {
             floor >= state.drop
         };
         state.drop.is_some()
-            && match (
-                self.rules.unlink_after_floor,
-                self.rules.unlink_after_both_slots,
-            ) {
+            && match (self.rules.unlink_after_floor, self.rules.unlink_after_both_slots) {
                 (false, _) => true,
                 (true, false) => state.slots.iter().any(past),
                 (true, true) => state.slots.iter().all(past),
@@ -191,24 +178,15 @@ impl Drops {
         };
         match action {
             Action::Commit(journal, own) => {
-                state.commits.push(Commit {
-                    journal: frame(journal),
-                    own: frame(own),
-                });
+                state.commits.push(Commit { journal: frame(journal), own: frame(own) });
             }
             Action::Drop => {
-                state.commits.push(Commit {
-                    journal: frame(true),
-                    own: None,
-                });
+                state.commits.push(Commit { journal: frame(true), own: None });
                 state.drop = Some(state.commits.len());
             }
             Action::Sync => {
                 for commit in &mut state.commits {
-                    [&mut commit.journal, &mut commit.own]
-                        .into_iter()
-                        .flatten()
-                        .for_each(Page::sync);
+                    [&mut commit.journal, &mut commit.own].into_iter().flatten().for_each(Page::sync);
                 }
                 state.durable = state.commits.len();
             }
@@ -220,11 +198,7 @@ impl Drops {
             Action::SyncRoot => state.slots.iter_mut().for_each(Page::sync),
             Action::Unlink => {
                 state.is_unlinked = true;
-                state
-                    .commits
-                    .iter_mut()
-                    .filter_map(|held| held.own.as_mut())
-                    .for_each(Page::rot);
+                state.commits.iter_mut().filter_map(|held| held.own.as_mut()).for_each(Page::rot);
             }
             Action::PowerCut(way, rots) => {
                 disk::suffer(state.pages_mut(), Crash::PowerCut, way);

@@ -58,13 +58,7 @@ impl Model for InPlace {
         let mut page = Page::empty();
         page.write(0, false);
         page.sync();
-        vec![State {
-            journal: Vec::new(),
-            page,
-            durable: 0,
-            is_down: false,
-            broken: None,
-        }]
+        vec![State { journal: Vec::new(), page, durable: 0, is_down: false, broken: None }]
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
@@ -82,11 +76,7 @@ impl Model for InPlace {
             actions.push(Action::Sync);
         }
         let visible = state.journal.len();
-        let last = if self.rules.pages_stay_below_w {
-            state.durable
-        } else {
-            visible
-        };
+        let last = if self.rules.pages_stay_below_w { state.durable } else { visible };
         let held = state.page.read().copied().unwrap_or(0);
         actions.extend((held + 1..=last).map(Action::WritePage));
     }
@@ -106,18 +96,11 @@ impl Model for InPlace {
             // Torn pages are another matter (checksums, full page images): here it is whole.
             Action::WritePage(last) => next.page.write(last, false),
             Action::PowerCut(way) => {
-                let journal = next
-                    .journal
-                    .iter_mut()
-                    .map(|page| -> &mut dyn Fate { page });
+                let journal = next.journal.iter_mut().map(|page| -> &mut dyn Fate { page });
                 let page: &mut dyn Fate = &mut next.page;
                 disk::suffer(journal.chain([page]), Crash::PowerCut, way);
                 next.is_down = true;
-                let cut = next
-                    .journal
-                    .iter()
-                    .take_while(|page| page.read().is_some())
-                    .count();
+                let cut = next.journal.iter().take_while(|page| page.read().is_some()).count();
                 if cut < next.durable {
                     next.broken = Some(Broken::Durable);
                 }

@@ -174,9 +174,7 @@ impl Payload {
             }
             Action::SyncLog => {
                 state.log.iter_mut().for_each(Page::sync);
-                state.round = state
-                    .round
-                    .map(|(target, payloads, _)| (target, payloads, true));
+                state.round = state.round.map(|(target, payloads, _)| (target, payloads, true));
             }
             Action::FailPayloads => {
                 state.payloads.iter_mut().for_each(Page::fail_sync);
@@ -199,12 +197,7 @@ impl Payload {
     }
 
     fn recover(&self, state: &mut State) {
-        let known = state
-            .log
-            .iter()
-            .filter_map(Page::read)
-            .map(|frame| frame.1)
-            .max();
+        let known = state.log.iter().filter_map(Page::read).map(|frame| frame.1).max();
         let mut cut = 0;
         for (slot, page) in state.payloads.iter().zip(&state.log) {
             let (Some(&(id, _)), Some(&record)) = (page.read(), slot.read()) else {
@@ -254,10 +247,7 @@ impl State {
     }
 
     fn suffer(&mut self, crash: Crash, way: usize) {
-        let payloads = self
-            .payloads
-            .iter_mut()
-            .map(|page| -> &mut dyn Fate { page });
+        let payloads = self.payloads.iter_mut().map(|page| -> &mut dyn Fate { page });
         let log = self.log.iter_mut().map(|page| -> &mut dyn Fate { page });
         disk::suffer(payloads.chain(log), crash, way);
     }

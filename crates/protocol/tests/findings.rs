@@ -21,26 +21,15 @@ const CLEANING: cleaning::Bounds = cleaning::Bounds {
 };
 
 fn small() -> order::Bounds {
-    order::Bounds {
-        commits: 2,
-        kills: 1,
-        power_cuts: 1,
-        ..order::Bounds::default()
-    }
+    order::Bounds { commits: 2, kills: 1, power_cuts: 1, ..order::Bounds::default() }
 }
 
 /// A kill between the write of ROOT and its sync leaves the newest ROOT in the page cache only. A
 /// reopen that goes on to write the other slot puts both in flight: one power cut tears both.
 #[test]
 fn without_settling_root_one_power_cut_tears_both_slots() {
-    let rules = Rules {
-        root_is_settled: false,
-        ..Rules::all()
-    };
-    let bounds = order::Bounds {
-        roots: 1,
-        ..small()
-    };
+    let rules = Rules { root_is_settled: false, ..Rules::all() };
+    let bounds = order::Bounds { roots: 1, ..small() };
     explore(Order { rules, bounds }).must_break(Broken::Durable);
 }
 
@@ -48,25 +37,12 @@ fn without_settling_root_one_power_cut_tears_both_slots() {
 /// the tail in place again, byte for byte, is no better: it kills what was acknowledged.
 #[test]
 fn rewriting_in_place_kills_acknowledged_frames_where_sectors_turn_to_garbage() {
-    let bounds = order::Bounds {
-        tears: Tears::Garbage,
-        ..small()
-    };
+    let bounds = order::Bounds { tears: Tears::Garbage, ..small() };
     for root_is_settled in [true, false] {
-        let rules = Rules {
-            root_is_settled,
-            ..Rules::all()
-        };
-        explore(Order {
-            rules,
-            bounds: bounds.clone(),
-        })
-        .must_break(Broken::Durable);
+        let rules = Rules { root_is_settled, ..Rules::all() };
+        explore(Order { rules, bounds: bounds.clone() }).must_break(Broken::Durable);
     }
-    let rules = Rules {
-        reopen: Reopen::ReadThrough,
-        ..Rules::all()
-    };
+    let rules = Rules { reopen: Reopen::ReadThrough, ..Rules::all() };
     explore(Order { rules, bounds }).must_hold("reading through is sound there", 5_000);
 }
 
@@ -74,16 +50,8 @@ fn rewriting_in_place_kills_acknowledged_frames_where_sectors_turn_to_garbage() 
 /// frame that is placed before the sync and copied after it tears the sector that was acknowledged.
 #[test]
 fn without_starting_rounds_under_the_lock_a_placed_frame_tears_an_acknowledged_sector() {
-    let rules = Rules {
-        rounds_start_under_the_lock: false,
-        reopen: Reopen::ReadThrough,
-        ..Rules::all()
-    };
-    let bounds = order::Bounds {
-        sector_frames: 2,
-        tears: Tears::Garbage,
-        ..small()
-    };
+    let rules = Rules { rounds_start_under_the_lock: false, reopen: Reopen::ReadThrough, ..Rules::all() };
+    let bounds = order::Bounds { sector_frames: 2, tears: Tears::Garbage, ..small() };
     explore(Order { rules, bounds }).must_break(Broken::Durable);
 }
 
@@ -91,58 +59,30 @@ fn without_starting_rounds_under_the_lock_a_placed_frame_tears_an_acknowledged_s
 /// go, is found by replay and creates the key.
 #[test]
 fn a_checkpoint_between_judging_and_copying_a_survivor_revives_a_deleted_key() {
-    let rules = Rules {
-        checkpoints_wait_for_the_judged: false,
-        ..Rules::all()
-    };
-    let bounds = cleaning::Bounds {
-        roots: 3,
-        ..CLEANING
-    };
+    let rules = Rules { checkpoints_wait_for_the_judged: false, ..Rules::all() };
+    let bounds = cleaning::Bounds { roots: 3, ..CLEANING };
     explore(Cleaning { rules, bounds }).must_break(Broken::Index);
 }
 
 /// A survivor copied before the checkpoint's start and re-pointed after its scan is in neither.
 #[test]
 fn a_checkpoint_between_copying_and_repointing_a_survivor_loses_the_key() {
-    let rules = Rules {
-        checkpoints_wait_for_the_copied: false,
-        ..Rules::all()
-    };
-    explore(Cleaning {
-        rules,
-        bounds: CLEANING,
-    })
-    .must_break(Broken::Index);
+    let rules = Rules { checkpoints_wait_for_the_copied: false, ..Rules::all() };
+    explore(Cleaning { rules, bounds: CLEANING }).must_break(Broken::Index);
 }
 
 /// W says nothing about survivors: they are outside the order.
 #[test]
 fn a_checkpoint_that_waits_for_w_only_points_to_a_survivor_that_was_never_synced() {
-    let rules = Rules {
-        checkpoint_waits_for_survivors: false,
-        ..Rules::all()
-    };
-    explore(Cleaning {
-        rules,
-        bounds: CLEANING,
-    })
-    .must_break(Broken::Index);
+    let rules = Rules { checkpoint_waits_for_survivors: false, ..Rules::all() };
+    explore(Cleaning { rules, bounds: CLEANING }).must_break(Broken::Index);
 }
 
 /// Survivors have numbers at or below F, and may be in the page cache only all the same.
 #[test]
 fn a_recovery_that_settles_only_what_is_above_f_frees_the_victim_of_an_unsynced_survivor() {
-    let rules = Rules {
-        recovery_settles_survivors: false,
-        ..Rules::all()
-    };
-    let bounds = cleaning::Bounds {
-        commits: 1,
-        dumps: 0,
-        kills: 1,
-        ..CLEANING
-    };
+    let rules = Rules { recovery_settles_survivors: false, ..Rules::all() };
+    let bounds = cleaning::Bounds { commits: 1, dumps: 0, kills: 1, ..CLEANING };
     explore(Cleaning { rules, bounds }).must_break(Broken::Index);
 }
 
@@ -150,10 +90,7 @@ fn a_recovery_that_settles_only_what_is_above_f_frees_the_victim_of_an_unsynced_
 /// a payload that only the page cache has.
 #[test]
 fn a_recovery_that_settles_only_the_log_loses_the_payload_of_what_it_served() {
-    let rules = Rules {
-        recovery_settles_payloads: false,
-        ..Rules::all()
-    };
+    let rules = Rules { recovery_settles_payloads: false, ..Rules::all() };
     explore(Payload { rules, commits: 2 }).must_break(Broken::Durable);
 }
 
@@ -161,19 +98,10 @@ fn a_recovery_that_settles_only_the_log_loses_the_payload_of_what_it_served() {
 /// takes the newest durable slot.
 #[test]
 fn both_slots_guard_against_a_rotten_slot_only() {
-    let rules = Rules {
-        both_slots_are_past: false,
-        ..Rules::all()
-    };
-    let torn_only = Cleaning {
-        rules: rules.clone(),
-        bounds: CLEANING,
-    };
+    let rules = Rules { both_slots_are_past: false, ..Rules::all() };
+    let torn_only = Cleaning { rules: rules.clone(), bounds: CLEANING };
     explore(torn_only).must_hold("one slot suffices against torn writes", 300_000);
-    let bounds = cleaning::Bounds {
-        slot_rots: 1,
-        ..CLEANING
-    };
+    let bounds = cleaning::Bounds { slot_rots: 1, ..CLEANING };
     explore(Cleaning { rules, bounds }).must_break(Broken::Durable);
 }
 
@@ -181,10 +109,7 @@ fn both_slots_guard_against_a_rotten_slot_only() {
 /// not know what was cut off, nor the new segments.
 #[test]
 fn a_recovery_that_writes_one_slot_cannot_bear_its_rot() {
-    let rules = Rules {
-        recovery_writes_both_slots: false,
-        ..Rules::all()
-    };
+    let rules = Rules { recovery_writes_both_slots: false, ..Rules::all() };
     let bounds = cleaning::Bounds {
         commits: 3,
         passes: 0,

@@ -42,7 +42,12 @@ impl Batch {
     }
 
     /// Sets `key` to `value` in `keyspace`. Limits are checked at the commit.
-    pub fn insert(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> &mut Batch {
+    pub fn insert(
+        &mut self,
+        keyspace: &Keyspace,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+    ) -> &mut Batch {
         self.push(keyspace, key.as_ref(), Change::Put(Value::new(value.as_ref())))
     }
 
@@ -121,7 +126,11 @@ impl Batch {
         if !self.expectations.is_empty() {
             self.store.check_open()?;
         }
-        let expected = self.expectations.iter().map(|e| Ok(Arc::clone(&*e.keyspace.kept()?))).collect::<Result<Vec<_>>>()?;
+        let expected = self
+            .expectations
+            .iter()
+            .map(|e| Ok(Arc::clone(&*e.keyspace.kept()?)))
+            .collect::<Result<Vec<_>>>()?;
         let mut expect_ops = Vec::with_capacity(expected.len());
         for (expectation, kept) in self.expectations.iter().zip(&expected) {
             let engine = kept.engine()?;

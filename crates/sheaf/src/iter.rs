@@ -54,13 +54,28 @@ struct End {
 }
 
 impl Iter {
-    pub(crate) fn new(handle: Arc<Handle>, view: Arc<View>, kept: Arc<Kept>, bounds: Bounds, want: Want) -> Result<Iter> {
+    pub(crate) fn new(
+        handle: Arc<Handle>,
+        view: Arc<View>,
+        kept: Arc<Kept>,
+        bounds: Bounds,
+        want: Want,
+    ) -> Result<Iter> {
         let engine = kept.engine()?;
         if !bounds.is_all() && !engine.capabilities().ordered {
             return Err(Error::Unsupported { engine: kept.engine_name(), feature: "ranges" });
         }
         let done = bounds.is_empty();
-        Ok(Iter { _handle: handle, view, kept, bounds, want, front: End::default(), back: End::default(), done })
+        Ok(Iter {
+            _handle: handle,
+            view,
+            kept,
+            bounds,
+            want,
+            front: End::default(),
+            back: End::default(),
+            done,
+        })
     }
 
     fn open(&self) -> Result<Box<dyn Cursor>> {

@@ -190,7 +190,11 @@ impl Keyspace {
 
     /// One attempt at read, decide, write. `decide` returns `None` to write nothing. False if the key
     /// changed in between, or nothing was to be written.
-    fn swap_once(&self, key: &[u8], decide: impl FnOnce(Option<&[u8]>) -> Option<Option<Vec<u8>>>) -> Result<bool> {
+    fn swap_once(
+        &self,
+        key: &[u8],
+        decide: impl FnOnce(Option<&[u8]>) -> Option<Option<Vec<u8>>>,
+    ) -> Result<bool> {
         let kept = self.kept()?;
         let engine = kept.engine()?;
         self.store().check_open()?;
@@ -203,8 +207,7 @@ impl Keyspace {
             Some(value) => Action::Put(value),
             None => Action::Remove,
         };
-        let mut writes =
-            [Write { kept: &kept, op: expect }, Write { kept: &kept, op: Op::new(key, action) }];
+        let mut writes = [Write { kept: &kept, op: expect }, Write { kept: &kept, op: Op::new(key, action) }];
         match self.store().commit(&mut writes) {
             // A keyspace that was cleared meanwhile has changed; one that was dropped is found out next.
             Ok(Outcome::Stale) | Err(Error::NoKeyspace { .. }) => Ok(false),

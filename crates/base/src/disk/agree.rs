@@ -85,17 +85,9 @@ fn simulated_and_real_disk_answer_alike() {
         let scratch = Scratch::new();
         let sim = SimDisk::new();
         let (files, root) = (Vec::new(), PathBuf::from("/"));
-        let mut one = Side {
-            disk: &sim,
-            root,
-            files,
-        };
+        let mut one = Side { disk: &sim, root, files };
         let (files, root) = (Vec::new(), scratch.0.clone());
-        let mut two = Side {
-            disk: &RealDisk,
-            root,
-            files,
-        };
+        let mut two = Side { disk: &RealDisk, root, files };
         let mut numbers = Numbers(seed);
         for number in 0..150 {
             let bounds = [18, 6, 6, 9000, 3000];
@@ -104,17 +96,11 @@ fn simulated_and_real_disk_answer_alike() {
             let same = answers.0 == answers.1;
             let brief = |answer: &str| answer.chars().take(80).collect::<String>();
             let (sim, real) = (brief(&answers.0), brief(&answers.1));
-            assert!(
-                same,
-                "seed {seed} call {number} {call:?}: sim {sim}, real {real}"
-            );
+            assert!(same, "seed {seed} call {number} {call:?}: sim {sim}, real {real}");
         }
         for (path, len) in sim.files() {
             let real = scratch.0.join(path.strip_prefix("/").unwrap());
-            assert!(
-                bytes_of(&RealDisk, &real, len) == bytes_of(&sim, &path, len),
-                "seed {seed}"
-            );
+            assert!(bytes_of(&RealDisk, &real, len) == bytes_of(&sim, &path, len), "seed {seed}");
         }
     }
 }

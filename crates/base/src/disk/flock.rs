@@ -35,9 +35,7 @@ pub(super) fn lock(path: &Path, share: Share) -> io::Result<Locked> {
             return Ok(answer);
         }
     }
-    Err(io::Error::other(
-        "the lock file is being replaced again and again",
-    ))
+    Err(io::Error::other("the lock file is being replaced again and again"))
 }
 
 /// The lock, held until its owner drops this or the descriptor is closed everywhere (invariant 1).
@@ -60,10 +58,7 @@ impl Drop for LockGuard {
 fn try_lock(path: &Path, share: Share) -> io::Result<Option<Locked>> {
     let (flags, operation) = match share {
         Share::Shared => (OFlags::RDONLY, FlockOperation::NonBlockingLockShared),
-        Share::Exclusive => (
-            OFlags::RDWR | OFlags::CREATE,
-            FlockOperation::NonBlockingLockExclusive,
-        ),
+        Share::Exclusive => (OFlags::RDWR | OFlags::CREATE, FlockOperation::NonBlockingLockExclusive),
     };
     let fd = open_fd(path, flags | OFlags::NONBLOCK)?;
     match repeat(|| rustix::fs::flock(&fd, operation)) {
@@ -102,8 +97,8 @@ fn leave_pid(fd: &OwnedFd) {
 /// The process id in the lock file, if an exclusive owner keeps us out. Readers leave none, and
 /// what an earlier writer left is not theirs.
 fn owner(fd: &OwnedFd, asked: Share) -> Option<u32> {
-    let held_by_readers = asked == Share::Exclusive
-        && rustix::fs::flock(fd, FlockOperation::NonBlockingLockShared).is_ok();
+    let held_by_readers =
+        asked == Share::Exclusive && rustix::fs::flock(fd, FlockOperation::NonBlockingLockShared).is_ok();
     if held_by_readers {
         return None; // The lock we just got ends with `fd`.
     }
@@ -115,10 +110,7 @@ fn owner(fd: &OwnedFd, asked: Share) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(
-        clippy::disallowed_methods,
-        reason = "tests of the door stand outside of it"
-    )]
+    #![allow(clippy::disallowed_methods, reason = "tests of the door stand outside of it")]
 
     use super::*;
     use crate::disk::scratch::Scratch;
@@ -157,15 +149,9 @@ mod tests {
         drop(lock(&path, Share::Exclusive).unwrap());
         let one = lock(&path, Share::Shared).unwrap();
         let two = lock(&path, Share::Shared).unwrap();
-        assert_eq!(
-            pid_if_busy(lock(&path, Share::Exclusive).unwrap()),
-            Some(None)
-        );
+        assert_eq!(pid_if_busy(lock(&path, Share::Exclusive).unwrap()), Some(None));
         drop(one);
-        assert_eq!(
-            pid_if_busy(lock(&path, Share::Exclusive).unwrap()),
-            Some(None)
-        );
+        assert_eq!(pid_if_busy(lock(&path, Share::Exclusive).unwrap()), Some(None));
         drop(two);
         assert_eq!(pid_if_busy(lock(&path, Share::Exclusive).unwrap()), None);
     }

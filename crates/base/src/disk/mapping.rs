@@ -189,11 +189,7 @@ impl Mapping {
             return;
         }
         let bytes = self.bytes_of(first)..self.bytes_of(end);
-        if self
-            .region
-            .advise(bytes, Advice::LinuxPopulateWrite)
-            .is_err()
-        {
+        if self.region.advise(bytes, Advice::LinuxPopulateWrite).is_err() {
             return;
         }
         self.was_populated.store(true, Ordering::SeqCst);
@@ -202,8 +198,7 @@ impl Mapping {
             true => old.start,
             false => first_page,
         };
-        self.resident
-            .store(pack(first_page..end_page), Ordering::SeqCst);
+        self.resident.store(pack(first_page..end_page), Ordering::SeqCst);
         if self.ends() != ends {
             self.resident.store(0, Ordering::SeqCst);
         }
@@ -216,8 +211,8 @@ impl Mapping {
         let Some(end) = offset.checked_add(len as u64) else {
             return false;
         };
-        let is_inside = u64::from(pages.start) * self.page_size <= offset
-            && end <= u64::from(pages.end) * self.page_size;
+        let is_inside =
+            u64::from(pages.start) * self.page_size <= offset && end <= u64::from(pages.end) * self.page_size;
         is_inside && len > 0 && self.registration.is_sound()
     }
 
@@ -317,10 +312,7 @@ fn pack(pages: Range<u32>) -> u64 {
     (u64::from(pages.start) << 32) | u64::from(pages.end)
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "the two halves of the word"
-)]
+#[expect(clippy::cast_possible_truncation, reason = "the two halves of the word")]
 fn unpack(word: u64) -> Range<u32> {
     (word >> 32) as u32..word as u32
 }

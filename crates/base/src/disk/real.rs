@@ -17,7 +17,7 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsRawFd, AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -54,10 +54,7 @@ impl Disk for RealDisk {
         let fd = open_fd(path, flags | OFlags::NONBLOCK)?;
         let kind = FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode);
         if kind != FileType::RegularFile {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "not a regular file",
-            ));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
         }
         Ok(Arc::new(RealFile {
             fd,
@@ -117,9 +114,7 @@ impl Disk for RealDisk {
 
 pub(super) fn open_fd(path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
     let mode = Mode::from_raw_mode(0o666);
-    Ok(repeat(|| {
-        rustix::fs::open(path, flags | OFlags::CLOEXEC, mode)
-    })?)
+    Ok(repeat(|| rustix::fs::open(path, flags | OFlags::CLOEXEC, mode))?)
 }
 
 /// Calls until it is not interrupted.
@@ -160,15 +155,11 @@ impl fmt::Debug for RealFile {
 
 impl File for RealFile {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        read_whole(offset, buf, |bytes, at| {
-            rustix::io::pread(&self.fd, bytes, at)
-        })
+        read_whole(offset, buf, |bytes, at| rustix::io::pread(&self.fd, bytes, at))
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        write_whole(offset, bytes, |bytes, at| {
-            rustix::io::pwrite(&self.fd, bytes, at)
-        })
+        write_whole(offset, bytes, |bytes, at| rustix::io::pwrite(&self.fd, bytes, at))
     }
 
     fn len(&self) -> io::Result<u64> {
@@ -233,10 +224,7 @@ impl File for RealFile {
     }
 
     fn append_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        let stored = self
-            .mapping
-            .get()
-            .map_or(Stored::No, |mapping| mapping.store(offset, bytes));
+        let stored = self.mapping.get().map_or(Stored::No, |mapping| mapping.store(offset, bytes));
         match stored {
             Stored::Yes => Ok(()),
             Stored::No => self.write_at(offset, bytes),
@@ -268,7 +256,9 @@ impl RealFile {
     fn sync_range(&self, from: u64, end: u64) -> io::Result<()> {
         let signed = |number: u64| i64::try_from(number).map_err(io::Error::other);
         let (start, count) = (signed(from)?, signed(end.saturating_sub(from))?);
-        let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+        let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+            | libc::SYNC_FILE_RANGE_WRITE
+            | libc::SYNC_FILE_RANGE_WAIT_AFTER;
         // SAFETY:
         // * A system call on a descriptor that is open; no memory is passed.
         if unsafe { libc::sync_file_range(self.fd.as_raw_fd(), start, count, flags) } != 0 {
@@ -329,10 +319,7 @@ pub(super) fn write_whole(
 
 #[cfg(test)]
 mod tests {
-    #![allow(
-        clippy::disallowed_methods,
-        reason = "tests of the door stand outside of it"
-    )]
+    #![allow(clippy::disallowed_methods, reason = "tests of the door stand outside of it")]
 
     use super::*;
     use crate::disk::scratch::Scratch;
@@ -353,10 +340,7 @@ mod tests {
         let mut buf = [1; 14];
         file.read_at(10, &mut buf).unwrap();
         assert_eq!(&buf, b"\0\0\0\0\0\0\0\0\0\0tail");
-        assert_eq!(
-            kind(file.read_at(11, &mut buf)),
-            io::ErrorKind::UnexpectedEof
-        );
+        assert_eq!(kind(file.read_at(11, &mut buf)), io::ErrorKind::UnexpectedEof);
         file.set_len(3).unwrap();
         file.allocate(8192).unwrap();
         file.sync().unwrap();
@@ -371,25 +355,13 @@ mod tests {
     fn open_keeps_its_word() {
         let scratch = Scratch::new();
         let path = scratch.path("a");
-        assert_eq!(
-            kind(RealDisk.open(&path, How::Read)),
-            io::ErrorKind::NotFound
-        );
-        assert_eq!(
-            kind(RealDisk.open(&path, How::Write)),
-            io::ErrorKind::NotFound
-        );
+        assert_eq!(kind(RealDisk.open(&path, How::Read)), io::ErrorKind::NotFound);
+        assert_eq!(kind(RealDisk.open(&path, How::Write)), io::ErrorKind::NotFound);
         drop(scratch.file("a", 1));
-        assert_eq!(
-            kind(RealDisk.open(&path, How::Create)),
-            io::ErrorKind::AlreadyExists
-        );
+        assert_eq!(kind(RealDisk.open(&path, How::Create)), io::ErrorKind::AlreadyExists);
         let reader = RealDisk.open(&path, How::Read).unwrap();
         assert!(reader.write_at(0, b"x").is_err());
-        assert_eq!(
-            kind(RealDisk.open(&scratch.0, How::Read)),
-            io::ErrorKind::InvalidInput
-        );
+        assert_eq!(kind(RealDisk.open(&scratch.0, How::Read)), io::ErrorKind::InvalidInput);
     }
 
     #[test]
@@ -401,19 +373,11 @@ mod tests {
         RealDisk.create_dir(&scratch.path("dir")).unwrap();
         std::os::unix::fs::symlink(scratch.path("dir"), scratch.path("link")).unwrap();
         std::os::unix::fs::symlink("nowhere", scratch.path("lost")).unwrap();
-        RealDisk
-            .rename(&scratch.path("b"), &scratch.path("c"))
-            .unwrap();
+        RealDisk.rename(&scratch.path("b"), &scratch.path("c")).unwrap();
         RealDisk.sync_dir(&scratch.0).unwrap();
         let listed = RealDisk.list(&scratch.0).unwrap();
         let listed: Vec<_> = listed.iter().map(|e| (e.name.as_str(), e.is_dir)).collect();
-        let expected = [
-            ("a", false),
-            ("c", false),
-            ("dir", true),
-            ("link", true),
-            ("lost", false),
-        ];
+        let expected = [("a", false), ("c", false), ("dir", true), ("link", true), ("lost", false)];
         assert_eq!(listed, expected);
         RealDisk.remove(&scratch.path("a")).unwrap();
         RealDisk.remove_dir(&scratch.path("dir")).unwrap();
@@ -524,10 +488,7 @@ mod tests {
         file.read_at(5000, &mut buf).unwrap();
         assert_eq!(&buf, b"stored");
         file.make_resident(16 * 1024, 32 * 1024);
-        assert!(
-            file.is_resident(4096, 28 * 1024),
-            "joined with what came before"
-        );
+        assert!(file.is_resident(4096, 28 * 1024), "joined with what came before");
         file.sync().unwrap();
         assert!(!file.is_resident(5000, 1));
         file.append_at(5006, b" and written").unwrap();
@@ -654,10 +615,7 @@ mod tests {
         let places: Vec<u64> = seen.iter().map(|(_, at)| *at).collect();
         assert_eq!(places, [10, 12, 12, 15]);
         assert_eq!(seen[3].0, b"f");
-        assert_eq!(
-            kind(write_whole(0, b"x", |_, _| Ok(0))),
-            io::ErrorKind::WriteZero
-        );
+        assert_eq!(kind(write_whole(0, b"x", |_, _| Ok(0))), io::ErrorKind::WriteZero);
         let mut buf = [0; 4];
         read_whole(0, &mut buf, |bytes, _| {
             bytes[0] = 1;

@@ -1,9 +1,6 @@
 //! # A directory for one test of the real disk
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "tests of the door stand outside of it"
-)]
+#![allow(clippy::disallowed_methods, reason = "tests of the door stand outside of it")]
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -102,9 +102,8 @@ impl Registration {
             return None;
         }
         let hint = FREE_HINT.load(Ordering::Relaxed);
-        let index = (hint..SLOT_COUNT)
-            .chain(0..hint.min(SLOT_COUNT))
-            .find(|&index| SLOTS[index].reserve())?;
+        let index =
+            (hint..SLOT_COUNT).chain(0..hint.min(SLOT_COUNT)).find(|&index| SLOTS[index].reserve())?;
         FREE_HINT.store(index + 1, Ordering::Relaxed);
         SLOTS_USED.fetch_max(index + 1, Ordering::SeqCst);
         let slot = &SLOTS[index];
@@ -134,22 +133,14 @@ impl Drop for Registration {
 
 impl Slot {
     const fn new() -> Slot {
-        Slot {
-            start: AtomicUsize::new(FREE),
-            end: AtomicUsize::new(0),
-            state: AtomicU32::new(0),
-        }
+        Slot { start: AtomicUsize::new(FREE), end: AtomicUsize::new(0), state: AtomicU32::new(0) }
     }
 
     fn reserve(&self) -> bool {
         // The load keeps a scan over taken slots from writing to each of their cache lines.
         let is_free = self.start.load(Ordering::Relaxed) == FREE;
         let (success, failure) = (Ordering::SeqCst, Ordering::Relaxed);
-        is_free
-            && self
-                .start
-                .compare_exchange(FREE, RESERVED, success, failure)
-                .is_ok()
+        is_free && self.start.compare_exchange(FREE, RESERVED, success, failure).is_ok()
     }
 
     fn publish(&self, start: usize, end: usize) {
@@ -169,9 +160,7 @@ impl Slot {
     fn count_fault(&self) {
         let add = |state: u32| (state & !FORKED < FAULT_LIMIT).then_some(state + 1);
         // At the limit the state stays as it is: unsound, which is all that matters.
-        let _ = self
-            .state
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, add);
+        let _ = self.state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, add);
     }
 }
 

@@ -169,9 +169,7 @@ impl SimDisk {
             zeroes_ahead: false,
         };
         let (machine, hook) = (Mutex::new(machine), Mutex::new(None));
-        SimDisk {
-            shared: Arc::new(Shared { machine, hook }),
-        }
+        SimDisk { shared: Arc::new(Shared { machine, hook }) }
     }
 
     /// Another disk in the same state: what is in the cache, on the platter and pending, the count
@@ -271,9 +269,7 @@ impl SimDisk {
     pub fn files(&self) -> Vec<(PathBuf, u64)> {
         let machine = self.shared.machine.lock();
         let files = machine.volume.walk(false).into_iter();
-        files
-            .map(|(path, file)| (path, file.cache().len()))
-            .collect()
+        files.map(|(path, file)| (path, file.cache().len())).collect()
     }
 
     /// A file's bytes as reads see them.
@@ -293,9 +289,7 @@ impl SimDisk {
     /// Overwrites bytes in the cache and on the platter.
     pub fn overwrite(&self, path: &Path, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let mut machine = self.shared.machine.lock();
-        machine
-            .volume
-            .edit(path, |content| content.write(offset, bytes))
+        machine.volume.edit(path, |content| content.write(offset, bytes))
     }
 
     /// Cuts or extends a file in the cache and on the platter.
@@ -350,11 +344,7 @@ impl SimDisk {
         let failure = machine.begin(&call, what);
         if failure == Some(Failure::Panic) {
             drop(machine);
-            panic!(
-                "injected panic in {:?} of {}",
-                call.class,
-                call.path.display()
-            );
+            panic!("injected panic in {:?} of {}", call.class, call.path.display());
         }
         let answer = body(&mut machine, failure);
         drop(machine);
@@ -369,12 +359,7 @@ impl SimDisk {
 
     fn handle(&self, ino: Ino, path: &Path, is_writable: bool) -> Arc<dyn File> {
         let (disk, path) = (self.clone(), path.into());
-        Arc::new(SimFile {
-            disk,
-            ino,
-            path,
-            is_writable,
-        })
+        Arc::new(SimFile { disk, ino, path, is_writable })
     }
 }
 
@@ -397,9 +382,7 @@ impl Machine {
     /// The file to lock; an exclusive lock makes it.
     fn lock_file(&mut self, path: &Path, share: Share) -> io::Result<Ino> {
         match self.volume.file_at(path) {
-            Err(missing)
-                if missing.kind() == io::ErrorKind::NotFound && share == Share::Exclusive =>
-            {
+            Err(missing) if missing.kind() == io::ErrorKind::NotFound && share == Share::Exclusive => {
                 self.volume.create(path, false)
             }
             answer => answer,
@@ -437,69 +420,33 @@ impl Disk for SimDisk {
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
-        let call = Call {
-            class: Class::List,
-            path: dir,
-            is_op: false,
-        };
+        let call = Call { class: Class::List, path: dir, is_op: false };
         self.call(call, String::new, |machine| machine.volume.list(dir))
     }
 
     fn create_dir(&self, dir: &Path) -> io::Result<()> {
-        let call = Call {
-            class: Class::Create,
-            path: dir,
-            is_op: true,
-        };
-        self.call(
-            call,
-            || "create directory".into(),
-            |machine| machine.volume.create(dir, true).map(drop),
-        )
+        let call = Call { class: Class::Create, path: dir, is_op: true };
+        self.call(call, || "create directory".into(), |machine| machine.volume.create(dir, true).map(drop))
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
-        let call = Call {
-            class: Class::Remove,
-            path,
-            is_op: true,
-        };
-        self.call(
-            call,
-            || "remove".into(),
-            |machine| machine.volume.remove(path, false),
-        )
+        let call = Call { class: Class::Remove, path, is_op: true };
+        self.call(call, || "remove".into(), |machine| machine.volume.remove(path, false))
     }
 
     fn remove_dir(&self, dir: &Path) -> io::Result<()> {
-        let call = Call {
-            class: Class::Remove,
-            path: dir,
-            is_op: true,
-        };
-        self.call(
-            call,
-            || "remove directory".into(),
-            |machine| machine.volume.remove(dir, true),
-        )
+        let call = Call { class: Class::Remove, path: dir, is_op: true };
+        self.call(call, || "remove directory".into(), |machine| machine.volume.remove(dir, true))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        let call = Call {
-            class: Class::Rename,
-            path: from,
-            is_op: true,
-        };
+        let call = Call { class: Class::Rename, path: from, is_op: true };
         let what = || format!("rename to {}", to.display());
         self.call(call, what, |machine| machine.volume.rename(from, to))
     }
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        let call = Call {
-            class: Class::SyncDir,
-            path: dir,
-            is_op: true,
-        };
+        let call = Call { class: Class::SyncDir, path: dir, is_op: true };
         self.call_with_failure(
             call,
             || "sync directory".into(),
@@ -513,11 +460,7 @@ impl Disk for SimDisk {
     fn lock(&self, path: &Path, share: Share) -> io::Result<Locked> {
         let is_new = self.shared.machine.lock().volume.file_at(path).is_err();
         let is_op = is_new && share == Share::Exclusive;
-        let call = Call {
-            class: Class::Lock,
-            path,
-            is_op,
-        };
+        let call = Call { class: Class::Lock, path, is_op };
         self.call(
             call,
             || "create for locking".into(),
@@ -585,11 +528,7 @@ impl Drop for SimFile {
 
 impl SimFile {
     fn op(&self, class: Class) -> Call<'_> {
-        Call {
-            class,
-            path: &self.path,
-            is_op: class != Class::Read,
-        }
+        Call { class, path: &self.path, is_op: class != Class::Read }
     }
 
     /// A file opened for reading refuses changes as the kernel does.
@@ -605,9 +544,7 @@ impl SimFile {
         match failure {
             None => bytes,
             Some(Failure::Torn { sectors }) => {
-                let end = (offset / SECTOR)
-                    .saturating_add(sectors)
-                    .saturating_mul(SECTOR);
+                let end = (offset / SECTOR).saturating_add(sectors).saturating_mul(SECTOR);
                 let count = usize::try_from(end.saturating_sub(offset)).unwrap_or(usize::MAX);
                 &bytes[..count.min(bytes.len())]
             }
@@ -618,24 +555,22 @@ impl SimFile {
 
 impl File for SimFile {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.disk
-            .call(self.op(Class::Read), String::new, |machine| {
-                match machine.volume.file(self.ino).cache().read(offset, buf) {
-                    true => Ok(()),
-                    false => Err(io::ErrorKind::UnexpectedEof.into()),
-                }
-            })
+        self.disk.call(self.op(Class::Read), String::new, |machine| {
+            match machine.volume.file(self.ino).cache().read(offset, buf) {
+                true => Ok(()),
+                false => Err(io::ErrorKind::UnexpectedEof.into()),
+            }
+        })
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.writable()?;
         let what = || format!("write {} at {offset}", bytes.len());
-        self.disk
-            .call_with_failure(self.op(Class::Write), what, |machine, failure| {
-                let bytes = SimFile::let_through(offset, bytes, failure);
-                machine.volume.write(self.ino, offset, bytes)?;
-                failure.map_or(Ok(()), |failure| Err(failure.to_error()))
-            })
+        self.disk.call_with_failure(self.op(Class::Write), what, |machine, failure| {
+            let bytes = SimFile::let_through(offset, bytes, failure);
+            machine.volume.write(self.ino, offset, bytes)?;
+            failure.map_or(Ok(()), |failure| Err(failure.to_error()))
+        })
     }
 
     fn len(&self) -> io::Result<u64> {
@@ -655,9 +590,7 @@ impl File for SimFile {
     fn allocate(&self, len: u64) -> io::Result<()> {
         self.writable()?;
         let what = || format!("allocate {len}");
-        self.disk.call(self.op(Class::Allocate), what, |machine| {
-            machine.volume.allocate(self.ino, len)
-        })
+        self.disk.call(self.op(Class::Allocate), what, |machine| machine.volume.allocate(self.ino, len))
     }
 
     fn sync(&self) -> io::Result<()> {

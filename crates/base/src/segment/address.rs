@@ -23,7 +23,9 @@ impl Address {
     /// The place at `offset` of the segment in `slot`.
     #[must_use]
     pub fn new(slot: u32, offset: u64) -> Address {
-        debug_assert!((slot as usize) < SLOT_COUNT && offset.is_multiple_of(ALIGN) && offset / ALIGN < 1 << UNIT_BITS);
+        debug_assert!(
+            (slot as usize) < SLOT_COUNT && offset.is_multiple_of(ALIGN) && offset / ALIGN < 1 << UNIT_BITS
+        );
         Address(u64::from(slot) << UNIT_BITS | offset / ALIGN)
     }
 

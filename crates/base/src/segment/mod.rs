@@ -105,7 +105,8 @@ impl Identity {
         let mut r = Reader::new(&sector[12..SUMMED]);
         let mut fields = || -> Result<Identity, Damage> {
             let number = r.u8()?;
-            let log = LogId::from_u8(number).ok_or(Damage::BadField { field: "log", value: u64::from(number) })?;
+            let log =
+                LogId::from_u8(number).ok_or(Damage::BadField { field: "log", value: u64::from(number) })?;
             let stream = r.u8()?;
             r.take(2)?;
             let store = StoreId(r.u128()?);
@@ -198,7 +199,14 @@ impl Segment {
     }
 
     /// Opens an existing segment; everything in it counts as not yet accepted.
-    pub fn open(disk: &dyn Disk, dir: &Path, id: SegmentId, store: StoreId, log: LogId, how: How) -> Result<Segment> {
+    pub fn open(
+        disk: &dyn Disk,
+        dir: &Path,
+        id: SegmentId,
+        store: StoreId,
+        log: LogId,
+        how: How,
+    ) -> Result<Segment> {
         let path = dir.join(file_name(id));
         let file = match disk.open(&path, how) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
@@ -249,7 +257,8 @@ impl Segment {
         }
         file.read_at(0, &mut sector).during("read", &path)?;
         let (was, becomes) = (old.encode(), Identity { incarnation, stream: 0, ..old }.encode());
-        let is_mixture = sector.iter().zip(was.iter().zip(&becomes)).all(|(got, (a, b))| got == a || got == b);
+        let is_mixture =
+            sector.iter().zip(was.iter().zip(&becomes)).all(|(got, (a, b))| got == a || got == b);
         if is_mixture {
             file.write_at(0, &was).during("write", &path)?;
         }

@@ -67,7 +67,8 @@ impl<'a> Scan<'a> {
     pub fn resume(&mut self, newest: Seq) -> bool {
         let Some(Stop::Torn(at, _)) = &self.stop else { return false };
         let from = at + ALIGN;
-        let found = find_frame(self.segment, from, self.limit, |header| header.seq <= newest && header.is_first());
+        let found =
+            find_frame(self.segment, from, self.limit, |header| header.seq <= newest && header.is_first());
         let Some((offset, _)) = found else { return false };
         (self.at, self.may_skip, self.stop) = (offset, true, None);
         true
@@ -129,10 +130,16 @@ impl<'a> Iterator for Scan<'a> {
 
 /// The highest watermark in any valid frame of `segment` at or after `from`. Only numbers in
 /// `plausible` are looked at closely, which keeps this linear on garbage.
-pub fn find_water(segment: &Segment, from: u64, limit: u64, plausible: std::ops::RangeInclusive<Seq>) -> Option<Seq> {
+pub fn find_water(
+    segment: &Segment,
+    from: u64,
+    limit: u64,
+    plausible: std::ops::RangeInclusive<Seq>,
+) -> Option<Seq> {
     let mut best = None;
     let mut at = from;
-    let carries = |header: &Header| plausible.contains(&header.seq) && header.flags & crate::frame::WATER != 0;
+    let carries =
+        |header: &Header| plausible.contains(&header.seq) && header.flags & crate::frame::WATER != 0;
     while let Some((offset, frame)) = find_frame(segment, at, limit, carries) {
         best = best.max(frame.water());
         at = offset + ALIGN;

@@ -116,7 +116,11 @@ impl Segments {
 
     /// The frame at `address` without a look at its checksum, and its segment to verify it with.
     #[inline]
-    pub fn frame_unchecked<'g>(&self, address: Address, guard: &'g Guard) -> Result<(Frame<'g>, &'g Segment)> {
+    pub fn frame_unchecked<'g>(
+        &self,
+        address: Address,
+        guard: &'g Guard,
+    ) -> Result<(Frame<'g>, &'g Segment)> {
         match self.at(address.slot(), guard) {
             Some(segment) => Ok((segment.frame_unchecked(address.offset(), segment.end())?, segment)),
             None => Err(Error::Invalid { what: "address", why: format!("slot {} is empty", address.slot()) }),

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::{KeyspaceInfo, Kept, Store};
+use super::{Kept, KeyspaceInfo, Store};
 use crate::codec::{Reader, Writer};
 use crate::engine::EngineFactory;
 use crate::error::{Damage, Error, Result};
@@ -55,7 +55,11 @@ pub(crate) fn decode_entry(record: &Record<'_>) -> Result<(String, Option<Keyspa
 
 impl Catalogue {
     pub(crate) fn new(map: Map, next_id: KeyspaceId) -> Catalogue {
-        Catalogue { live: RwLock::new(Arc::new(map)), next_id: AtomicU32::new(next_id.0), ..Catalogue::default() }
+        Catalogue {
+            live: RwLock::new(Arc::new(map)),
+            next_id: AtomicU32::new(next_id.0),
+            ..Catalogue::default()
+        }
     }
 
     /// The live ones.
@@ -80,7 +84,11 @@ impl Catalogue {
             .all()
             .iter()
             .filter(|kept| kept.is_seen_by(floor))
-            .map(|kept| KeyspaceEntry { id: kept.id(), name: kept.name().to_owned(), engine: kept.engine_name().to_owned() })
+            .map(|kept| KeyspaceEntry {
+                id: kept.id(),
+                name: kept.name().to_owned(),
+                engine: kept.engine_name().to_owned(),
+            })
             .collect();
         entries.sort_by_key(|entry| entry.id);
         entries
@@ -201,7 +209,8 @@ impl Store {
         };
         let id = KeyspaceId(self.catalogue.next_id.fetch_add(1, Ordering::Relaxed));
         let name = kept.name();
-        let new = Arc::new(Kept::new(id, name, factory.create(id, &self.ground), Seq::LATEST).continuing(kept));
+        let new =
+            Arc::new(Kept::new(id, name, factory.create(id, &self.ground), Seq::LATEST).continuing(kept));
         let entry = encode_entry(id, kept.engine_name());
         let record =
             Record { keyspace: KeyspaceId::CATALOGUE, key: name.as_bytes(), content: Content::Put(&entry) };
@@ -218,7 +227,8 @@ impl Store {
         if !self.catalogue.map().contains_key(name) {
             return Ok(false);
         }
-        let record = Record { keyspace: KeyspaceId::CATALOGUE, key: name.as_bytes(), content: Content::Remove };
+        let record =
+            Record { keyspace: KeyspaceId::CATALOGUE, key: name.as_bytes(), content: Content::Remove };
         let seq = self.commit_catalogue(&[record], |seq| self.catalogue.set(name, None, seq))?;
         self.acknowledge(seq, Durability::Sync)?;
         self.signals.wake();

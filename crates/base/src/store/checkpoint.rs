@@ -43,7 +43,8 @@ impl Store {
 
     /// Checkpoints the keyspaces of `log`. False if damage forbids it.
     pub(super) fn checkpoint(&self, m: &mut Maintenance, log: &Log) -> Result<bool> {
-        let kepts: Vec<Arc<Kept>> = self.catalogue.map().values().filter(|k| k.log() == log.id).cloned().collect();
+        let kepts: Vec<Arc<Kept>> =
+            self.catalogue.map().values().filter(|k| k.log() == log.id).cloned().collect();
         if log.is_frozen() || kepts.iter().any(|k| k.engine().is_err()) {
             return Ok(false);
         }
@@ -87,13 +88,26 @@ impl Store {
         for (_, tail) in order.tails.iter().enumerate().filter(|(tail, _)| log_of(*tail) == log.id) {
             open.extend(tail.segment.iter().map(|s| Position { segment: s.id(), offset: tail.offset }));
         }
-        open.extend(order.ready[log.id.index()].iter().map(|s| Position { segment: s.id(), offset: DATA_START }));
+        open.extend(
+            order.ready[log.id.index()].iter().map(|s| Position { segment: s.id(), offset: DATA_START }),
+        );
         let survivors = m.survivors[log.id.index()].iter().flatten();
         open.extend(survivors.map(|s| Position { segment: s.segment.id(), offset: s.offset }));
-        CheckpointRef { number: 0, seq: self.visible(), open, next_segment: SegmentId(*making), keyspaces: Vec::new() }
+        CheckpointRef {
+            number: 0,
+            seq: self.visible(),
+            open,
+            next_segment: SegmentId(*making),
+            keyspaces: Vec::new(),
+        }
     }
 
-    fn save_images(&self, kepts: &[Arc<Kept>], to: &mut CheckpointRef, slots: &[(u32, SegmentId)]) -> Result<u64> {
+    fn save_images(
+        &self,
+        kepts: &[Arc<Kept>],
+        to: &mut CheckpointRef,
+        slots: &[(u32, SegmentId)],
+    ) -> Result<u64> {
         let mut bytes = 0;
         for kept in kepts {
             let id: KeyspaceId = kept.id();

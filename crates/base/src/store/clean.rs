@@ -61,7 +61,8 @@ const GROUP: usize = 32;
 
 /// Lets the look-ups of a group overlap. Runs of one keyspace are hinted at together.
 fn prefetch(kepts: &HashMap<KeyspaceId, Arc<Kept>>, group: &[Scanned<'_>]) {
-    let records: Vec<Record<'_>> = group.iter().filter_map(|s| Record::decode(s.frame.payload()).ok()).collect();
+    let records: Vec<Record<'_>> =
+        group.iter().filter_map(|s| Record::decode(s.frame.payload()).ok()).collect();
     for run in records.chunk_by(|a, b| a.keyspace == b.keyspace) {
         let keys: Vec<&[u8]> = run.iter().map(|record| record.key).collect();
         if let Some(engine) = kepts.get(&run[0].keyspace).and_then(|kept| kept.engine().ok()) {
@@ -127,7 +128,11 @@ impl Store {
         let most = times(self.options.space_limit);
         let beside = total - full + self.dying_bytes.load(Ordering::Relaxed);
         let least = times(1.0 + (self.options.space_limit - 1.0) * LEAST_SLACK);
-        (full, most.saturating_sub(beside).max(least) + if live > SMALL * largest { 0 } else { self.geometry.slack_segments * largest })
+        (
+            full,
+            most.saturating_sub(beside).max(least)
+                + if live > SMALL * largest { 0 } else { self.geometry.slack_segments * largest },
+        )
     }
 
     /// How far the store log is beyond its limit, in hundredths; 100 is at the limit. A full disk slows
@@ -152,7 +157,11 @@ impl Store {
         let mut tombs = 0;
         let mut scored: Vec<(f64, u64, Arc<Segment>)> = Vec::new();
         for segment in log.list() {
-            if !segment.is_sealed() || segment.is_damaged() || segment.last_seq() > durable || is_tail(segment.id()) {
+            if !segment.is_sealed()
+                || segment.is_damaged()
+                || segment.last_seq() > durable
+                || is_tail(segment.id())
+            {
                 continue;
             }
             let capacity = segment.identity().capacity;
@@ -188,7 +197,12 @@ impl Store {
     }
 
     /// Moves what is held out of `victims`; returns those that are empty now.
-    fn evacuate(&self, m: &mut Maintenance, log: &Log, victims: &[Arc<Segment>]) -> Result<Vec<Arc<Segment>>> {
+    fn evacuate(
+        &self,
+        m: &mut Maintenance,
+        log: &Log,
+        victims: &[Arc<Segment>],
+    ) -> Result<Vec<Arc<Segment>>> {
         let kepts: HashMap<KeyspaceId, Arc<Kept>> =
             self.catalogue.all().into_iter().map(|kept| (kept.id(), kept)).collect();
         let mut pieces: Vec<Piece> = (0..STREAMS).map(|_| Piece::default()).collect();
@@ -258,11 +272,14 @@ impl Store {
             return Ok(());
         }
         let body = scanned.frame.payload();
-        let record = Record::decode(body).map_err(|what| Error::corrupt(victim.path(), scanned.offset, what))?;
+        let record =
+            Record::decode(body).map_err(|what| Error::corrupt(victim.path(), scanned.offset, what))?;
         let Some(kept) = kepts.get(&record.keyspace) else { return Ok(()) };
         let from = Address::new(victim.slot(), scanned.offset);
         let hold = match record.content {
-            Content::Remove if header.kind != Kind::Pinned && header.seq > m.tombstone_line(log.id) => Hold::Head,
+            Content::Remove if header.kind != Kind::Pinned && header.seq > m.tombstone_line(log.id) => {
+                Hold::Head
+            }
             Content::Remove => Hold::Dead,
             _ => kept.engine()?.hold(record.key, from),
         };
@@ -298,7 +315,14 @@ impl Store {
     }
 
     /// Makes sure that `span` more bytes fit behind the piece in the stream's segment.
-    fn ensure_tail(&self, m: &mut Maintenance, log: &Log, stream: u8, span: u64, piece: &mut Piece) -> Result<()> {
+    fn ensure_tail(
+        &self,
+        m: &mut Maintenance,
+        log: &Log,
+        stream: u8,
+        span: u64,
+        piece: &mut Piece,
+    ) -> Result<()> {
         let tails = &mut m.survivors[log.id.index()];
         tails.resize_with(usize::from(STREAMS), || None);
         if let Some(tail) = &tails[usize::from(stream)] {
@@ -312,8 +336,7 @@ impl Store {
             }
         }
         let segment = self.survivor_segment(log, stream, span)?;
-        m.survivors[log.id.index()][usize::from(stream)] =
-            Some(Survivors { segment, offset: DATA_START });
+        m.survivors[log.id.index()][usize::from(stream)] = Some(Survivors { segment, offset: DATA_START });
         Ok(())
     }
 
@@ -360,7 +383,9 @@ impl Store {
         let mut head = [0; HEADER];
         head.copy_from_slice(&bytes[copy.start..copy.start + HEADER]);
         let Some(header) = Header::decode(&head) else { return };
-        let Ok(record) = Record::decode(&bytes[copy.start + HEADER..copy.start + HEADER + header.len]) else { return };
+        let Ok(record) = Record::decode(&bytes[copy.start + HEADER..copy.start + HEADER + header.len]) else {
+            return;
+        };
         let from = self.ground.segments.at(copy.from.slot(), pin);
         to.inherit_age(from.map_or(0, Segment::sealed_at));
         let span = header.span();
@@ -389,7 +414,8 @@ impl Store {
         }
         for tail in m.survivors.iter_mut().flatten().flatten() {
             // No later copy shares a sector with what is synced now.
-            tail.offset = tail.offset.next_multiple_of(crate::disk::SECTOR).min(tail.segment.identity().capacity);
+            tail.offset =
+                tail.offset.next_multiple_of(crate::disk::SECTOR).min(tail.segment.identity().capacity);
         }
         Ok(())
     }

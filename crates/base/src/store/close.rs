@@ -63,13 +63,16 @@ impl Store {
         let slots = Slots::new(Arc::clone(&disk), path);
         let root = match slots.read()? {
             Some(root) => root,
-            None if options.read_only || !options.create => return Err(Error::NotFound { path: path.to_path_buf() }),
+            None if options.read_only || !options.create => {
+                return Err(Error::NotFound { path: path.to_path_buf() });
+            }
             None => create(&*disk, path, &slots)?,
         };
         let mut store = Store::blank(path, options, disk, clock, factories, &root);
         *store.lock.get_mut() = Some(lock);
         let recovered = Recovery::new(&store, &root).run()?;
-        let (leftovers, stats) = (recovered.leftovers.clone(), (recovered.frames, recovered.records, recovered.bytes_cut));
+        let (leftovers, stats) =
+            (recovered.leftovers.clone(), (recovered.frames, recovered.records, recovered.bytes_cut));
         store.settle(&root, recovered);
         if !store.options.read_only {
             // Both slots, before anything is served: the one that was read may speak of an orderly close
@@ -237,7 +240,10 @@ fn look(disk: &dyn Disk, path: &Path) -> Result<There> {
     let entries = match disk.list(path) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(There::Nothing),
         Err(e) if e.kind() == std::io::ErrorKind::NotADirectory => {
-            return Err(Error::NotADatabase { path: path.to_path_buf(), why: "it is not a directory".to_owned() });
+            return Err(Error::NotADatabase {
+                path: path.to_path_buf(),
+                why: "it is not a directory".to_owned(),
+            });
         }
         other => other.during("list", path)?,
     };
@@ -276,7 +282,8 @@ fn create_dirs(disk: &dyn Disk, path: &Path) -> Result<()> {
         }
         Err(e) => return Err(Error::io("create", path, e)),
     }
-    let mut above = path.ancestors().skip(1).map(|p| if p.as_os_str().is_empty() { Path::new(".") } else { p });
+    let mut above =
+        path.ancestors().skip(1).map(|p| if p.as_os_str().is_empty() { Path::new(".") } else { p });
     if let Some(parent) = above.next() {
         if let Err(e) = disk.sync_dir(parent) {
             let _ = disk.remove_dir(path); // the kernel may have dropped the name: the next attempt makes it anew

@@ -78,7 +78,8 @@ impl ImageWriter {
     ) -> Result<ImageWriter> {
         let file = disk.open(&path, How::Create).during("create", &path)?;
         file.write_at(0, &head(store, id, number)).during("write", &path)?;
-        let mut writer = ImageWriter { path, file, number, index: 0, at: HEAD as u64, chunk: Vec::with_capacity(CHUNK) };
+        let mut writer =
+            ImageWriter { path, file, number, index: 0, at: HEAD as u64, chunk: Vec::with_capacity(CHUNK) };
         let mut w = Writer::default();
         w.list(slots, |w, (slot, segment)| {
             w.u32(*slot);
@@ -156,8 +157,17 @@ impl ImageReader {
             other => other.during("open", &path)?,
         };
         let len = file.len().during("measure", &path)?;
-        let mut reader =
-            ImageReader { path, file, number, index: 0, at: HEAD as u64, len, chunk: Vec::new(), taken: 0, slots: HashMap::new() };
+        let mut reader = ImageReader {
+            path,
+            file,
+            number,
+            index: 0,
+            at: HEAD as u64,
+            len,
+            chunk: Vec::new(),
+            taken: 0,
+            slots: HashMap::new(),
+        };
         reader.check_head(&head(store, id, number))?;
         reader.next_chunk()?;
         let table = std::mem::take(&mut reader.chunk);

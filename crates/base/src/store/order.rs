@@ -237,7 +237,9 @@ impl Store {
             if let Some(gone) = writes.iter().find(|w| w.kept.is_gone()) {
                 return Err(Error::NoKeyspace { name: gone.kept.name().to_owned() });
             }
-            if let Some(index) = writes.iter().position(|w| !w.kept.engine().is_ok_and(|e| e.is_current(&w.op))) {
+            if let Some(index) =
+                writes.iter().position(|w| !w.kept.engine().is_ok_and(|e| e.is_current(&w.op)))
+            {
                 drop(order);
                 let write = &mut writes[index];
                 if matches!(write.op.action, Action::Expect) {
@@ -285,7 +287,8 @@ impl Store {
 
     fn encode_writes(&self, writes: &[Write<'_>], needs: &[Need], encoded: &mut Encoded) {
         let several = writes.windows(2).any(|pair| pair[0].kept.log() != pair[1].kept.log());
-        let logs: &[Option<LogId>] = if several { &[Some(LogId::Journal), Some(LogId::Flat)] } else { &[None] };
+        let logs: &[Option<LogId>] =
+            if several { &[Some(LogId::Journal), Some(LogId::Flat)] } else { &[None] };
         encoded.encode(logs.iter().flat_map(|log| {
             writes.iter().enumerate().filter_map(move |(index, write)| {
                 if needs[index] == Need::Nothing || log.is_some_and(|log| log != write.kept.log()) {
@@ -305,7 +308,13 @@ impl Store {
 
     /// Gives the commit its number and its place, hands it to the kernel, applies it. True if a log
     /// went on to its next segment.
-    fn place(&self, order: &mut Order, seq: Seq, writes: &mut [Write<'_>], encoded: &mut Encoded) -> Result<bool> {
+    fn place(
+        &self,
+        order: &mut Order,
+        seq: Seq,
+        writes: &mut [Write<'_>],
+        encoded: &mut Encoded,
+    ) -> Result<bool> {
         let rolled = self.append(order, seq, encoded, |index, address, span| {
             writes[index].op.address = address;
             writes[index].op.span = span;
@@ -359,7 +368,8 @@ impl Store {
                     check: 0,
                     len,
                     kind: Kind::Commit,
-                    flags: if index == run.first { FIRST } else { 0 } | if index + 1 == run.end { LAST } else { 0 },
+                    flags: if index == run.first { FIRST } else { 0 }
+                        | if index + 1 == run.end { LAST } else { 0 },
                     seq,
                     part,
                     parts,
@@ -396,7 +406,8 @@ impl Store {
         bytes[HEADER..].copy_from_slice(&body);
         let flags = FIRST | LAST | flags;
         let gap = segment.gap(tail.offset);
-        let header = Header { check: 0, len: body.len(), kind, flags, seq: self.visible(), part: 0, parts: 0, gap };
+        let header =
+            Header { check: 0, len: body.len(), kind, flags, seq: self.visible(), part: 0, parts: 0, gap };
         segment.seed().seal(tail.offset, &header, body_sum(&body), &mut bytes);
         segment.file().append_at(tail.offset, &bytes).map_err(|_| self.poison("append"))?;
         tail.offset += MARK;

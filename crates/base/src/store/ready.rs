@@ -27,7 +27,12 @@ const AHEAD: usize = 3;
 impl Store {
     /// Makes one more segment of `log` ready, with room for `wanted` bytes in it, while `is_cramped` says
     /// so: somebody else may just have made one.
-    pub(super) fn make_room(&self, log: LogId, wanted: u64, is_cramped: impl Fn(&Order) -> bool) -> Result<()> {
+    pub(super) fn make_room(
+        &self,
+        log: LogId,
+        wanted: u64,
+        is_cramped: impl Fn(&Order) -> bool,
+    ) -> Result<()> {
         if self.log(log).is_frozen() {
             return Err(self.log(log).frozen_error());
         }

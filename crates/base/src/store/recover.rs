@@ -247,7 +247,10 @@ impl<'a> Recovery<'a> {
         let first = self.root.first_seq.max(self.root.floor.next());
         let behind = std::mem::take(&mut survey.behind);
         let whole = |seq: Seq| {
-            survey.commits.get(&seq).is_some_and(|s| s.parts > 0 && s.complete == (1 << s.parts) - 1 && !s.bad_blob)
+            survey
+                .commits
+                .get(&seq)
+                .is_some_and(|s| s.parts > 0 && s.complete == (1 << s.parts) - 1 && !s.bad_blob)
         };
         let mut next = first;
         while whole(next) {
@@ -262,13 +265,19 @@ impl<'a> Recovery<'a> {
             }
         }
         self.cut = if next == first { self.root.floor } else { Seq(next.0 - 1) };
-        self.accepted_blobs = survey.blobs.iter().filter(|(seq, _)| *seq <= self.cut).map(|(_, b)| *b).collect();
+        self.accepted_blobs =
+            survey.blobs.iter().filter(|(seq, _)| *seq <= self.cut).map(|(_, b)| *b).collect();
         self.cut_off();
         Ok(())
     }
 
     /// Commits known durable are missing from `first_missing` on: finds the logs to blame.
-    fn declare_damage(&mut self, first_missing: Seq, durable: Seq, behind: Vec<(LogId, Seq, Error)>) -> Result<()> {
+    fn declare_damage(
+        &mut self,
+        first_missing: Seq,
+        durable: Seq,
+        behind: Vec<(LogId, Seq, Error)>,
+    ) -> Result<()> {
         let mut blamed = false;
         for (log, water, error) in behind {
             if water >= first_missing {
@@ -317,7 +326,8 @@ impl<'a> Recovery<'a> {
                 }
                 if header.kind != Kind::Commit {
                     found.frames += u32::from(header.kind == Kind::Moved);
-                    found.last_seq = found.last_seq.max(if header.kind == Kind::Moved { header.seq } else { Seq::ZERO });
+                    found.last_seq =
+                        found.last_seq.max(if header.kind == Kind::Moved { header.seq } else { Seq::ZERO });
                     continue;
                 }
                 found.frames += 1;
@@ -328,7 +338,8 @@ impl<'a> Recovery<'a> {
                     found.runs.push((before, header.seq)); // without the gap: an end is the end of a frame
                 }
                 if header.seq > floor
-                    && let Ok(Record { content: Content::Staged(blob), .. }) = Record::decode(scanned.frame.payload())
+                    && let Ok(Record { content: Content::Staged(blob), .. }) =
+                        Record::decode(scanned.frame.payload())
                 {
                     survey.blobs.push((header.seq, blob));
                 }
@@ -438,7 +449,10 @@ impl<'a> Recovery<'a> {
                     found.entry = None;
                 }
             }
-            self.store.disk.sync_dir(&self.store.logs[log].dir).during("sync directory", &self.store.logs[log].dir)?;
+            self.store
+                .disk
+                .sync_dir(&self.store.logs[log].dir)
+                .during("sync directory", &self.store.logs[log].dir)?;
         }
         for blob in &self.accepted_blobs {
             self.store.ground.blobs.rewrite(blob)?;
@@ -523,9 +537,16 @@ impl<'a> Recovery<'a> {
             return Ok(());
         }
         let path = self.store.image_path(kept.id(), checkpoint.number);
-        let slot_now = |id: SegmentId| segments.binary_search_by_key(&id, |s| s.id()).ok().map(|i| segments[i].slot());
-        let mut image =
-            ImageReader::open(&*self.store.disk, path, self.store.id, kept.id(), checkpoint.number, slot_now)?;
+        let slot_now =
+            |id: SegmentId| segments.binary_search_by_key(&id, |s| s.id()).ok().map(|i| segments[i].slot());
+        let mut image = ImageReader::open(
+            &*self.store.disk,
+            path,
+            self.store.id,
+            kept.id(),
+            checkpoint.number,
+            slot_now,
+        )?;
         kept.engine()?.restore(&mut image)?;
         self.image_bytes[kept.log().index()] += image.finish()?;
         Ok(())
@@ -617,7 +638,9 @@ impl Store {
         let named: HashSet<String> = root
             .logs
             .iter()
-            .flat_map(|log| log.checkpoint.keyspaces.iter().map(|id| image::file_name(*id, log.checkpoint.number)))
+            .flat_map(|log| {
+                log.checkpoint.keyspaces.iter().map(|id| image::file_name(*id, log.checkpoint.number))
+            })
             .collect();
         let images = self.dir.join(image::DIRECTORY);
         for entry in self.disk.list(&images).during("list", &images)? {
@@ -662,9 +685,14 @@ impl Store {
         m.next_image = root.logs.iter().map(|l| l.checkpoint.number + 1).max().unwrap_or(1);
         for ((log, (segments, frozen)), entry) in self.logs.iter_mut().zip(recovered.logs).zip(&root.logs) {
             for segment in segments.iter().filter(|s| !s.is_sealed() && frozen.is_none()) {
-                let free = [false, true].map(|hot| tail_of(log.id, hot)).into_iter().find(|t| order.tails[*t].segment.is_none());
+                let free = [false, true]
+                    .map(|hot| tail_of(log.id, hot))
+                    .into_iter()
+                    .find(|t| order.tails[*t].segment.is_none());
                 match free {
-                    _ if segment.end() <= DATA_START => order.ready[log.id.index()].push_back(Arc::clone(segment)),
+                    _ if segment.end() <= DATA_START => {
+                        order.ready[log.id.index()].push_back(Arc::clone(segment))
+                    }
                     Some(tail) => {
                         segment.set_hot(tail == HOT);
                         let (offset, segment) = (segment.end(), Some(Arc::clone(segment)));

@@ -83,7 +83,8 @@ impl Store {
             return Err(error);
         }
         m.generation = root.generation;
-        m.older_checkpoint = std::mem::replace(&mut m.newer_checkpoint, m.checkpoints.each_ref().map(|c| c.seq));
+        m.older_checkpoint =
+            std::mem::replace(&mut m.newer_checkpoint, m.checkpoints.each_ref().map(|c| c.seq));
         self.let_go(m);
         Ok(())
     }
@@ -148,7 +149,11 @@ impl Store {
             let open = unsynced.contains(&segment.id()) || !segment.is_sealed();
             segment.entry(if open { segment.synced() } else { segment.end() }, !open)
         });
-        LogEntry { segments: segments.collect(), checkpoint: m.checkpoints[log.id.index()].clone(), broken: false }
+        LogEntry {
+            segments: segments.collect(),
+            checkpoint: m.checkpoints[log.id.index()].clone(),
+            broken: false,
+        }
     }
 
     /// Frees what neither slot names.

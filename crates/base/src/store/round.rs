@@ -203,7 +203,9 @@ impl Store {
         let synced = blobs
             .iter()
             .try_for_each(|file| file.sync().during("sync", blob_dir))
-            .and_then(|()| if blobs.is_empty() { Ok(()) } else { self.disk.sync_dir(blob_dir).during("sync", blob_dir) })
+            .and_then(|()| {
+                if blobs.is_empty() { Ok(()) } else { self.disk.sync_dir(blob_dir).during("sync", blob_dir) }
+            })
             .and_then(|()| self.sync_segments(&segments));
         if synced.is_err() {
             return Err(self.poison("sync"));

@@ -143,7 +143,10 @@ pub(super) fn device_bytes(bench: &mut Bench<'_>) -> Result<()> {
             number(per_user(steady.checkpoints)),
             number(steady.rate / 1e3)
         );
-        say(&format!("device bytes per user byte at {space_limit}: {detail}; disk {} × live", number(steady.disk)));
+        say(&format!(
+            "device bytes per user byte at {space_limit}: {detail}; disk {} × live",
+            number(steady.disk)
+        ));
         bench.rows.push(bytes.measured(Some(per_user(steady.written.verdict())), detail));
         let logs = format!("largest of 20 samples a second; the log's files alone {}", number(steady.log));
         bench.rows.push(disk.measured(Some(steady.disk), logs));

@@ -139,7 +139,10 @@ impl Bench<'_> {
         let row = match self.results.ratio(row, peers) {
             Some(ratio) => promise.measured(Some(ratio.value), ratio.detail),
             None => {
-                let ours = self.results.median(row, Subject::Flat).map_or("not run".to_owned(), |v| number(v) + " k/s");
+                let ours = self
+                    .results
+                    .median(row, Subject::Flat)
+                    .map_or("not run".to_owned(), |v| number(v) + " k/s");
                 promise.measured(None, format!("{ours}; no such peer in this run"))
             }
         };

@@ -5,8 +5,13 @@ use crate::table::Promise;
 
 pub(super) const GET_UNIFORM: Promise =
     Promise { what: "get-uniform, 2 threads", bound: AtLeast, unit: "× LMDB", must: 2.0, aim: Some(3.0) };
-pub(super) const GET_MISS: Promise =
-    Promise { what: "get-miss, 2 threads", bound: AtLeast, unit: "× the best peer", must: 3.0, aim: Some(6.0) };
+pub(super) const GET_MISS: Promise = Promise {
+    what: "get-miss, 2 threads",
+    bound: AtLeast,
+    unit: "× the best peer",
+    must: 3.0,
+    aim: Some(6.0),
+};
 pub(super) const FILL_RANDOM: Promise =
     Promise { what: "fill-random, 1 thread", bound: AtLeast, unit: "× RocksDB", must: 5.0, aim: Some(10.0) };
 pub(super) const UPDATE_ZIPF: Promise = Promise {
@@ -51,12 +56,27 @@ pub(super) const DEVICE_BYTES_WIDE: Promise = Promise {
     must: 1.6,
     aim: Some(1.4),
 };
-pub(super) const DISK_TIGHT: Promise =
-    Promise { what: "disk over live entries meanwhile, set to 1.6", bound: AtMost, unit: "×", must: 1.6, aim: None };
-pub(super) const DISK_WIDE: Promise =
-    Promise { what: "disk over live entries meanwhile, set to 1.8", bound: AtMost, unit: "×", must: 1.8, aim: None };
-pub(super) const MEMORY: Promise =
-    Promise { what: "volatile memory per key, by stats", bound: AtMost, unit: "bytes", must: 24.0, aim: Some(16.0) };
+pub(super) const DISK_TIGHT: Promise = Promise {
+    what: "disk over live entries meanwhile, set to 1.6",
+    bound: AtMost,
+    unit: "×",
+    must: 1.6,
+    aim: None,
+};
+pub(super) const DISK_WIDE: Promise = Promise {
+    what: "disk over live entries meanwhile, set to 1.8",
+    bound: AtMost,
+    unit: "×",
+    must: 1.8,
+    aim: None,
+};
+pub(super) const MEMORY: Promise = Promise {
+    what: "volatile memory per key, by stats",
+    bound: AtMost,
+    unit: "bytes",
+    must: 24.0,
+    aim: Some(16.0),
+};
 pub(super) const CPU_GET: Promise =
     Promise { what: "CPU per get, one thread", bound: AtMost, unit: "µs", must: 0.7, aim: Some(0.5) };
 pub(super) const CPU_UPDATE: Promise =

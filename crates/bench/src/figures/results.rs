@@ -47,7 +47,11 @@ impl Results {
             .iter()
             .enumerate()
             .filter_map(|(round, our)| {
-                let best = peers.iter().filter_map(|peer| self.of(row, *peer).get(round)).copied().reduce(f64::max)?;
+                let best = peers
+                    .iter()
+                    .filter_map(|peer| self.of(row, *peer).get(round))
+                    .copied()
+                    .reduce(f64::max)?;
                 Some(our / best)
             })
             .collect();
@@ -69,7 +73,9 @@ impl Results {
         let rows: Vec<Vec<String>> = self
             .rows
             .iter()
-            .map(|row| [(*row).to_owned()].into_iter().chain(subjects.iter().map(|s| self.cell(row, *s))).collect())
+            .map(|row| {
+                [(*row).to_owned()].into_iter().chain(subjects.iter().map(|s| self.cell(row, *s))).collect()
+            })
             .collect();
         table::markdown(&head, &rows)
     }

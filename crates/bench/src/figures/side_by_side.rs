@@ -23,7 +23,14 @@ type Open = Vec<(Subject, Box<dyn Store>)>;
 
 /// All groups that work on a filled database. Leaves the databases behind for the opening.
 pub(super) fn run(bench: &mut Bench<'_>) -> Result<()> {
-    let all = [Group::FillRandom, Group::GetUniform, Group::GetMiss, Group::GetZipf, Group::UpdateZipf, Group::Open];
+    let all = [
+        Group::FillRandom,
+        Group::GetUniform,
+        Group::GetMiss,
+        Group::GetZipf,
+        Group::UpdateZipf,
+        Group::Open,
+    ];
     let ours = [Group::Cpu, Group::Memory, Group::Tail];
     let subjects = match (bench.wants_any(&all), bench.wants_any(&ours)) {
         (true, _) => bench.subjects(0),
@@ -32,7 +39,8 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result<()> {
     };
     let stores = fill(bench, &subjects)?;
     for (subject, store) in &stores {
-        workload::check(&**store, bench.options.pairs).map_err(|error| format!("{}: {error}", subject.name()))?;
+        workload::check(&**store, bench.options.pairs)
+            .map_err(|error| format!("{}: {error}", subject.name()))?;
     }
     for (group, workload) in [
         (Group::GetUniform, Workload::GetUniform),
@@ -173,11 +181,17 @@ fn of_ours(stores: &Open) -> Option<&dyn Store> {
 }
 
 fn memory(bench: &mut Bench<'_>, stores: &Open) {
-    let Some(inner) = of_ours(stores).and_then(Store::inner).filter(|_| bench.wants(Group::Memory)) else { return };
+    let Some(inner) = of_ours(stores).and_then(Store::inner).filter(|_| bench.wants(Group::Memory)) else {
+        return;
+    };
     let per_key = inner.index_bytes as f64 / inner.keys.max(1) as f64;
     bench.rows.push(promises::MEMORY.measured(
         Some(per_key),
-        format!("{} MiB for {} k keys", number(inner.index_bytes as f64 / f64::from(1 << 20)), inner.keys / 1000),
+        format!(
+            "{} MiB for {} k keys",
+            number(inner.index_bytes as f64 / f64::from(1 << 20)),
+            inner.keys / 1000
+        ),
     ));
 }
 
@@ -224,7 +238,8 @@ fn cpu(bench: &mut Bench<'_>, stores: &Open) -> Result<()> {
 /// Updates with each one's latency.
 fn tail(bench: &mut Bench<'_>, stores: &Open) -> Result<()> {
     let Some(store) = of_ours(stores).filter(|_| bench.wants(Group::Tail)) else { return Ok(()) };
-    let phase = Phase { latencies: true, ..Phase::of(Length::Time(bench.options.tail), bench.options.sync_every) };
+    let phase =
+        Phase { latencies: true, ..Phase::of(Length::Time(bench.options.tail), bench.options.sync_every) };
     let (mut high, mut longest, mut details) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..bench.options.rounds {
         let sample = workload::update_zipf(store, bench.options.pairs, THREADS, 300 + round, phase)?;
@@ -235,7 +250,9 @@ fn tail(bench: &mut Bench<'_>, stores: &Open) -> Result<()> {
         details.push(percentiles(latencies));
     }
     let seconds = number(bench.options.tail.as_secs_f64());
-    bench.rows.push(promises::TAIL.measured(median(&high), format!("{seconds} s a run; {}", details.join(" / "))));
+    bench
+        .rows
+        .push(promises::TAIL.measured(median(&high), format!("{seconds} s a run; {}", details.join(" / "))));
     let all: Vec<String> = longest.iter().map(|ms| number(*ms)).collect();
     bench.rows.push(promises::LONGEST.measured(median(&longest), all.join(", ")));
     Ok(())

@@ -51,7 +51,12 @@ unsafe extern "C" {
         value_len: usize,
         error: *mut *mut c_char,
     );
-    fn leveldb_write(db: *mut Db, options: *const WriteOptions, batch: *mut WriteBatch, error: *mut *mut c_char);
+    fn leveldb_write(
+        db: *mut Db,
+        options: *const WriteOptions,
+        batch: *mut WriteBatch,
+        error: *mut *mut c_char,
+    );
     fn leveldb_get(
         db: *mut Db,
         options: *const ReadOptions,

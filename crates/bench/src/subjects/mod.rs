@@ -251,13 +251,16 @@ mod tests {
     #[test]
     fn each_peer_gives_back_what_it_was_given() {
         for peer in Subject::PEERS.into_iter().filter(|peer| peer.is_built_in()) {
-            let dir = std::env::temp_dir().join(format!("sheaf-bench-test-{}-{}", peer.name(), std::process::id()));
+            let dir =
+                std::env::temp_dir().join(format!("sheaf-bench-test-{}-{}", peer.name(), std::process::id()));
             std::fs::create_dir_all(&dir).unwrap();
             for durable in [false, true] {
                 let store = peer.open(&dir, Setting { durable, space_limit: 1.6 }).unwrap();
                 let mut session = store.session().unwrap();
                 for index in 0..2500u64 {
-                    session.load(&crate::keys::key(index), crate::keys::Values::new().make(index, 0, 127)).unwrap();
+                    session
+                        .load(&crate::keys::key(index), crate::keys::Values::new().make(index, 0, 127))
+                        .unwrap();
                 }
                 session.finish().unwrap();
                 session.put(&crate::keys::key(1), crate::keys::Values::new().make(9, 0, 127)).unwrap();

@@ -22,13 +22,19 @@ impl Redb {
     pub(super) fn open(dir: &Path, setting: Setting) -> Result<Redb> {
         let cache = usize::try_from(MEMORY)?;
         let database = Database::builder().set_cache_size(cache).create(dir.join("redb"))?;
-        let redb =
-            Redb { database, durability: if setting.durable { Durability::Immediate } else { Durability::None } };
+        let redb = Redb {
+            database,
+            durability: if setting.durable { Durability::Immediate } else { Durability::None },
+        };
         redb.write(std::iter::empty(), Durability::Immediate)?; // makes the table
         Ok(redb)
     }
 
-    fn write<'a>(&self, pairs: impl Iterator<Item = (&'a [u8], &'a [u8])>, durability: Durability) -> Result<()> {
+    fn write<'a>(
+        &self,
+        pairs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
+        durability: Durability,
+    ) -> Result<()> {
         let mut txn = self.database.begin_write()?;
         txn.set_durability(durability)?;
         {

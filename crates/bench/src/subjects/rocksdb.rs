@@ -92,7 +92,10 @@ impl Rocksdb {
             let cache = rocksdb_cache_create_lru(cache_bytes);
             let table = rocksdb_block_based_options_create();
             rocksdb_block_based_options_set_block_cache(table, cache);
-            rocksdb_block_based_options_set_filter_policy(table, rocksdb_filterpolicy_create_bloom_full(10.0));
+            rocksdb_block_based_options_set_filter_policy(
+                table,
+                rocksdb_filterpolicy_create_bloom_full(10.0),
+            );
             rocksdb_block_based_options_set_data_block_index_type(table, BINARY_SEARCH_AND_HASH);
             let options = rocksdb_options_create();
             rocksdb_options_set_create_if_missing(options, 1);
@@ -179,8 +182,13 @@ impl Session for RocksdbSession<'_> {
         // SAFETY: handle and options are alive; key pointer and length are of one slice; the value is
         // read before its pin is destroyed.
         unsafe {
-            let slice =
-                rocksdb_get_pinned(self.rocks.db.as_ptr(), self.rocks.read, key.as_ptr(), key.len(), &mut error);
+            let slice = rocksdb_get_pinned(
+                self.rocks.db.as_ptr(),
+                self.rocks.read,
+                key.as_ptr(),
+                key.len(),
+                &mut error,
+            );
             check(error)?;
             if slice.is_null() {
                 return Ok(None);

@@ -29,7 +29,16 @@ pub(crate) struct FlatCursor {
 
 impl FlatCursor {
     pub(crate) fn new(engine: Arc<FlatEngine>, at: Seq, want: Want) -> FlatCursor {
-        FlatCursor { engine, at, want, unit: 0, start: 0, pairs: Vec::new().into_iter(), now: Pair::default(), failed: false }
+        FlatCursor {
+            engine,
+            at,
+            want,
+            unit: 0,
+            start: 0,
+            pairs: Vec::new().into_iter(),
+            now: Pair::default(),
+            failed: false,
+        }
     }
 
     /// Reads the pairs of the next piece. False at the end.
@@ -39,7 +48,8 @@ impl FlatCursor {
         }
         let guard = &crossbeam_epoch::pin();
         let mut heads = Vec::new();
-        let (first, last) = self.engine.index.visit(self.unit, self.start, guard, |address| heads.push(address));
+        let (first, last) =
+            self.engine.index.visit(self.unit, self.start, guard, |address| heads.push(address));
         let mut pairs = Vec::with_capacity(heads.len());
         for address in heads {
             self.read(address, guard, true, &mut pairs)?;
@@ -61,14 +71,22 @@ impl FlatCursor {
         Ok(true)
     }
 
-    fn read(&self, address: Address, guard: &crossbeam_epoch::Guard, head: bool, to: &mut Vec<Pair>) -> Result<()> {
+    fn read(
+        &self,
+        address: Address,
+        guard: &crossbeam_epoch::Guard,
+        head: bool,
+        to: &mut Vec<Pair>,
+    ) -> Result<()> {
         let frame = self.engine.ground.segments.frame(address, guard)?;
         if head && frame.header.seq > self.at {
             return Ok(());
         }
         let record = self.engine.record(address, &frame, guard)?;
         let mut value = Vec::new();
-        if self.want == Want::Pairs && !self.engine.give(record.content, &mut |bytes| value = bytes.to_vec())? {
+        if self.want == Want::Pairs
+            && !self.engine.give(record.content, &mut |bytes| value = bytes.to_vec())?
+        {
             // Its blob is pinned by this cursor's view, so it cannot have gone.
             return Err(Error::Invalid { what: "staged value", why: "it went under a view".to_owned() });
         }

@@ -28,7 +28,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crossbeam_epoch::Guard;
 use parking_lot::Mutex;
 use sheaf_base::engine::{
-    Action, Bounds, Capabilities, Cursor, Engine, EngineStats, Hold, ImageSink, ImageSource, Need, Op, Replay, Want,
+    Action, Bounds, Capabilities, Cursor, Engine, EngineStats, Hold, ImageSink, ImageSource, Need, Op,
+    Replay, Want,
 };
 use sheaf_base::error::{Damage, Error, Result};
 use sheaf_base::ground::Ground;
@@ -157,7 +158,12 @@ impl FlatEngine {
     }
 
     /// Decodes a frame the index pointed at.
-    pub(crate) fn record<'f>(&self, address: Address, frame: &'f Frame<'_>, guard: &Guard) -> Result<Record<'f>> {
+    pub(crate) fn record<'f>(
+        &self,
+        address: Address,
+        frame: &'f Frame<'_>,
+        guard: &Guard,
+    ) -> Result<Record<'f>> {
         Record::decode(frame.payload()).map_err(|what| self.damaged(address, what, guard))
     }
 
@@ -449,7 +455,8 @@ impl Engine for FlatEngine {
         let hash = self.hash(key);
         if self.index.contains(hash, address, guard) {
             Hold::Head
-        } else if !self.versions.is_empty() && self.versions.contains(self.index.unit_of(hash), hash, address) {
+        } else if !self.versions.is_empty() && self.versions.contains(self.index.unit_of(hash), hash, address)
+        {
             Hold::Pinned
         } else {
             Hold::Dead

@@ -239,10 +239,7 @@ impl State {
 
     fn cut_power(&mut self, way: usize) {
         let slots = self.slots.iter_mut().map(|slot| -> &mut dyn Fate { slot });
-        let segments = self
-            .segments
-            .iter_mut()
-            .map(|segment| -> &mut dyn Fate { segment });
+        let segments = self.segments.iter_mut().map(|segment| -> &mut dyn Fate { segment });
         disk::suffer(slots.chain(segments), Crash::PowerCut, way);
     }
 
@@ -279,9 +276,8 @@ impl Model for Cleaning {
         }
         match &state.process {
             Process::Down => {
-                let whole = |slot: usize| {
-                    state.slots[slot].is_settled() && state.slots[slot].read().is_some()
-                };
+                let whole =
+                    |slot: usize| state.slots[slot].is_settled() && state.slots[slot].read().is_some();
                 if state.spent.slot_rots < self.bounds.slot_rots && whole(0) && whole(1) {
                     actions.extend([0, 1].map(Action::RotSlot));
                 }

@@ -10,10 +10,7 @@ impl Cleaning {
             state.slots[slot].rewrite(Tears::Mix);
         }
         state.slots.iter_mut().for_each(super::Page::sync);
-        let Some(root) = state
-            .newest()
-            .and_then(|slot| state.slots[slot].read().cloned())
-        else {
+        let Some(root) = state.newest().and_then(|slot| state.slots[slot].read().cloned()) else {
             state.broken = Some(Broken::Durable);
             return;
         };
@@ -37,9 +34,8 @@ impl Cleaning {
         let mut index = [None; KEYS];
         let mut from = 0;
         if let Some(image) = &root.image {
-            let keeps = |entry: &Entry| {
-                !is_gone(root, entry.at) || !self.rules.stale_image_entries_are_dropped
-            };
+            let keeps =
+                |entry: &Entry| !is_gone(root, entry.at) || !self.rules.stale_image_entries_are_dropped;
             index = image.entries.map(|entry| entry.filter(keeps));
             let exact = self.rules.replay_from_the_start;
             from = if exact { image.start_at } else { image.end_at };
@@ -51,11 +47,7 @@ impl Cleaning {
             let ties = self.rules.ties_go_to_the_later_frame;
             let older = |entry: Entry| entry.seq < frame.seq || ties && entry.seq == frame.seq;
             if frame.seq <= cut && index[frame.key].is_none_or(older) {
-                index[frame.key] = Some(Entry {
-                    seq: frame.seq,
-                    at,
-                    tombstone: frame.tombstone,
-                });
+                index[frame.key] = Some(Entry { seq: frame.seq, at, tombstone: frame.tombstone });
             }
         }
         index
@@ -69,20 +61,10 @@ fn is_gone(root: &Root, at: usize) -> bool {
 /// The last commit before the first that is missing.
 fn cut(state: &State, root: &Root) -> Seq {
     let is_there = |seq: Seq| {
-        let mut live = state
-            .segments
-            .iter()
-            .enumerate()
-            .filter(|(at, _)| !is_gone(root, *at));
-        live.any(|(_, page)| {
-            page.read()
-                .is_some_and(|frame| !frame.moved && frame.seq == seq)
-        })
+        let mut live = state.segments.iter().enumerate().filter(|(at, _)| !is_gone(root, *at));
+        live.any(|(_, page)| page.read().is_some_and(|frame| !frame.moved && frame.seq == seq))
     };
-    (root.floor + 1..)
-        .take_while(|&seq| is_there(seq))
-        .last()
-        .unwrap_or(root.floor)
+    (root.floor + 1..).take_while(|&seq| is_there(seq)).last().unwrap_or(root.floor)
 }
 
 /// Compares the index with the map at the recovered prefix.
@@ -98,9 +80,7 @@ fn judge(state: &State, root: &Root, cut: Seq, index: &Index) -> Option<Broken> 
         let newest = history.iter().rposition(|&(touched, _)| touched == key);
         match (newest.filter(|&at| !history[at].1), entry) {
             (Some(at), Some(entry)) => {
-                let frame = state.segments[entry.at]
-                    .read()
-                    .filter(|_| !is_gone(root, entry.at));
+                let frame = state.segments[entry.at].read().filter(|_| !is_gone(root, entry.at));
                 usize::from(entry.seq) == at + 1
                     && !entry.tombstone
                     && frame.is_some_and(|frame| (frame.key, frame.seq) == (key, entry.seq))
@@ -109,9 +89,6 @@ fn judge(state: &State, root: &Root, cut: Seq, index: &Index) -> Option<Broken> 
             (Some(_), None) => false,
         }
     };
-    let right = index
-        .iter()
-        .enumerate()
-        .all(|(key, entry)| is_right(key, entry));
+    let right = index.iter().enumerate().all(|(key, entry)| is_right(key, entry));
     (!right).then_some(Broken::Index)
 }

@@ -1,8 +1,7 @@
 //! # The steps of commits, the cleaner, checkpoints, ROOT and crashes
 
 use super::{
-    Action, Cleaning, Dump, Entry, Frame, Image, KEYS, Pass, Process, Root, Seq, Serving, Spent,
-    State,
+    Action, Cleaning, Dump, Entry, Frame, Image, KEYS, Pass, Process, Root, Seq, Serving, Spent, State,
 };
 use crate::disk::Page;
 use crate::explore::Broken;
@@ -20,12 +19,7 @@ pub(super) enum Judgement {
 
 /// A new store: empty, serving.
 pub(super) fn created() -> State {
-    let root = |generation| Root {
-        generation,
-        floor: 0,
-        gone: 0,
-        image: None,
-    };
+    let root = |generation| Root { generation, floor: 0, gone: 0, image: None };
     State {
         slots: [1, 2].map(|generation| {
             let mut slot = Page::empty();
@@ -77,9 +71,7 @@ impl Cleaning {
             || !self.rules.tombstones_wait_for_checkpoints
             || frame.seq <= self.covered(state);
         match entry {
-            Some(entry) if entry.at == at && frame.tombstone && unneeded => {
-                Some(Judgement::Forgotten)
-            }
+            Some(entry) if entry.at == at && frame.tombstone && unneeded => Some(Judgement::Forgotten),
             Some(entry) if entry.at == at => Some(Judgement::Lives),
             Some(entry) => {
                 let durably = entry.seq <= serving.durable;
@@ -102,9 +94,8 @@ impl Cleaning {
 
     /// R13, the part about ROOT: its slots are past the segment.
     pub(super) fn may_free(&self, state: &State, serving: &Serving, at: usize) -> bool {
-        let past = |slot: &Page<Root>| {
-            slot.is_settled() && slot.read().is_some_and(|root| is_gone(root.gone, at))
-        };
+        let past =
+            |slot: &Page<Root>| slot.is_settled() && slot.read().is_some_and(|root| is_gone(root.gone, at));
         let slots = if self.rules.both_slots_are_past {
             state.slots.iter().all(past)
         } else {
@@ -142,28 +133,17 @@ impl Cleaning {
                 root.floor = cut;
                 root.gone |= gone;
                 state.slots[1 - slot].write(root.clone(), true);
-                state.process = Process::Announced {
-                    index,
-                    root,
-                    last: !self.announces_twice(),
-                };
+                state.process = Process::Announced { index, root, last: !self.announces_twice() };
             }
             Action::Serve if matches!(state.process, Process::Announced { last: false, .. }) => {
-                let Process::Announced {
-                    index, mut root, ..
-                } = state.process.clone()
-                else {
+                let Process::Announced { index, mut root, .. } = state.process.clone() else {
                     return;
                 };
                 state.slots.iter_mut().for_each(Page::sync);
                 let Some(slot) = state.newest() else { return };
                 root.generation += 1;
                 state.slots[1 - slot].write(root.clone(), true);
-                state.process = Process::Announced {
-                    index,
-                    root,
-                    last: true,
-                };
+                state.process = Process::Announced { index, root, last: true };
             }
             Action::Serve => {
                 let Process::Announced { index, root, .. } = state.process.clone() else {
@@ -193,27 +173,14 @@ impl Cleaning {
                 state.spent.commits += 1;
                 serving.visible += 1;
                 let seq = serving.visible;
-                let at = append(
-                    state,
-                    Frame {
-                        moved: false,
-                        seq,
-                        key,
-                        tombstone,
-                    },
-                );
+                let at = append(state, Frame { moved: false, seq, key, tombstone });
                 serving.index[key] = Some(Entry { seq, at, tombstone });
                 state.history.push((key, tombstone));
                 state.owed = seq;
             }
             Action::Sync => {
-                let is_commit =
-                    |page: &&mut Page<Frame>| page.read().is_some_and(|held| !held.moved);
-                state
-                    .segments
-                    .iter_mut()
-                    .filter(is_commit)
-                    .for_each(Page::sync);
+                let is_commit = |page: &&mut Page<Frame>| page.read().is_some_and(|held| !held.moved);
+                state.segments.iter_mut().filter(is_commit).for_each(Page::sync);
                 serving.durable = serving.visible;
                 state.owed_to_power_cut = serving.durable;
             }
@@ -225,13 +192,7 @@ impl Cleaning {
                 state.spent.dumps += 1;
                 let (now, at) = (serving.visible, state.segments.len());
                 let entries = [None; KEYS];
-                let image = Image {
-                    start: now,
-                    start_at: at,
-                    end: now,
-                    end_at: at,
-                    entries,
-                };
+                let image = Image { start: now, start_at: at, end: now, end_at: at, entries };
                 serving.dump = Some(Dump { image, scanned: 0 });
             }
             Action::DumpKey => {
@@ -274,13 +235,7 @@ impl Cleaning {
                 let Some(&frame) = state.segments[victim].read() else {
                     return;
                 };
-                let copy = append(
-                    state,
-                    Frame {
-                        moved: true,
-                        ..frame
-                    },
-                );
+                let copy = append(state, Frame { moved: true, ..frame });
                 Some(Pass::Copied { victim, copy })
             }
             Some(Pass::Copied { victim, copy }) => {
@@ -288,14 +243,9 @@ impl Cleaning {
                     return;
                 };
                 let entry = &mut serving.index[frame.key];
-                if entry.is_some_and(|entry| entry.at == victim) || !self.rules.repointing_compares
-                {
+                if entry.is_some_and(|entry| entry.at == victim) || !self.rules.repointing_compares {
                     let Frame { seq, tombstone, .. } = frame;
-                    *entry = Some(Entry {
-                        seq,
-                        at: copy,
-                        tombstone,
-                    });
+                    *entry = Some(Entry { seq, at: copy, tombstone });
                 }
                 Some(Pass::Pointed { victim })
             }
@@ -333,8 +283,7 @@ impl Cleaning {
     }
 
     fn is_publishable(&self, state: &State, dump: &Dump, durable: Seq) -> bool {
-        let unsynced =
-            |page: &Page<Frame>| page.is_dirty() && page.read().is_some_and(|frame| frame.moved);
+        let unsynced = |page: &Page<Frame>| page.is_dirty() && page.read().is_some_and(|frame| frame.moved);
         dump.scanned >= self.bounds.keys
             && (durable >= dump.image.end || !self.rules.checkpoint_waits_for_w)
             && !(self.rules.checkpoint_waits_for_survivors
@@ -352,10 +301,7 @@ fn append(state: &mut State, frame: Frame) -> usize {
 /// What the index points to is there and is the key's own.
 fn reads_are_whole(state: &State, serving: &Serving) -> bool {
     serving.index.iter().enumerate().all(|(key, entry)| {
-        let newest = state
-            .history
-            .iter()
-            .rposition(|&(touched, _)| touched == key);
+        let newest = state.history.iter().rposition(|&(touched, _)| touched == key);
         let expected = newest.filter(|&at| !state.history[at].1).map(|at| at + 1);
         match (entry, expected) {
             (Some(entry), Some(seq)) => {

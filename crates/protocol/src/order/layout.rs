@@ -60,24 +60,17 @@ impl Log {
     pub(super) fn reserve(&mut self, sector_frames: usize) -> Option<Place> {
         let open = self.segments.last_mut()?;
         let last = self.at.checked_sub(1).map(|last| &open.sectors[last]);
-        let has_room =
-            |last: &Page<Sector>| last.read().is_some_and(|held| held.len() < sector_frames);
+        let has_room = |last: &Page<Sector>| last.read().is_some_and(|held| held.len() < sector_frames);
         let shared = !self.fresh && last.is_some_and(has_room);
         self.fresh = false;
         if shared {
-            return Some(Place {
-                sector: self.at - 1,
-                shared,
-            });
+            return Some(Place { sector: self.at - 1, shared });
         }
         if self.at == open.sectors.len() {
             open.sectors.push(Page::empty());
         }
         self.at += 1;
-        Some(Place {
-            sector: self.at - 1,
-            shared,
-        })
+        Some(Place { sector: self.at - 1, shared })
     }
 
     /// Copies a frame to its place. What the sector held stays the same byte for byte, so only a
@@ -89,28 +82,15 @@ impl Log {
         frame.segment = open.number;
         frame.incarnation = open.incarnation;
         let sector = &mut open.sectors[place.sector];
-        let mut held = if place.shared {
-            sector.read().cloned()
-        } else {
-            None
-        }
-        .unwrap_or_default();
+        let mut held = if place.shared { sector.read().cloned() } else { None }.unwrap_or_default();
         held.push(frame);
         sector.write(held, !place.shared || tears == Tears::Garbage);
     }
 
     /// A sync of this log.
     pub(super) fn sync(&mut self, ok: bool) {
-        for sector in self
-            .segments
-            .iter_mut()
-            .flat_map(|segment| &mut segment.sectors)
-        {
-            if ok {
-                sector.sync()
-            } else {
-                sector.fail_sync()
-            }
+        for sector in self.segments.iter_mut().flat_map(|segment| &mut segment.sectors) {
+            if ok { sector.sync() } else { sector.fail_sync() }
         }
     }
 }
@@ -149,9 +129,7 @@ impl Root {
     /// Whether this number was never given, or was cut off.
     #[must_use]
     pub(super) fn is_void(&self, seq: Seq) -> bool {
-        self.holes
-            .iter()
-            .any(|&(above, below)| above < seq && seq < below)
+        self.holes.iter().any(|&(above, below)| above < seq && seq < below)
     }
 }
 

@@ -232,10 +232,7 @@ pub enum Action {
 
 fn pages<'a>(slots: &'a [Page<Root>; 2], logs: &'a [Log; 2]) -> impl Iterator<Item = &'a dyn Fate> {
     let slots = slots.iter().map(|slot| -> &dyn Fate { slot });
-    let sectors = logs
-        .iter()
-        .flat_map(|log| &log.segments)
-        .flat_map(|segment| &segment.sectors);
+    let sectors = logs.iter().flat_map(|log| &log.segments).flat_map(|segment| &segment.sectors);
     slots.chain(sectors.map(|sector| -> &dyn Fate { sector }))
 }
 
@@ -248,18 +245,11 @@ impl State {
         let slots = self.slots.iter_mut().map(|slot| -> &mut dyn Fate { slot });
         let segments = self.logs.iter_mut().flat_map(|log| &mut log.segments);
         let sectors = segments.flat_map(|segment| &mut segment.sectors);
-        disk::suffer(
-            slots.chain(sectors.map(|sector| -> &mut dyn Fate { sector })),
-            crash,
-            way,
-        );
+        disk::suffer(slots.chain(sectors.map(|sector| -> &mut dyn Fate { sector })), crash, way);
     }
 
     fn owed_up_to(&self, seq: Seq) -> usize {
-        self.history
-            .iter()
-            .filter(|commit| commit.seq <= seq)
-            .count()
+        self.history.iter().filter(|commit| commit.seq <= seq).count()
     }
 }
 
@@ -328,8 +318,7 @@ impl Order {
                 for (log, held) in state.logs.iter().enumerate() {
                     for (segment, held) in held.segments.iter().enumerate() {
                         let sectors = held.sectors.iter().enumerate();
-                        let settled =
-                            sectors.filter(|(_, page)| page.is_settled() && page.read().is_some());
+                        let settled = sectors.filter(|(_, page)| page.is_settled() && page.read().is_some());
                         actions.extend(settled.map(|(at, _)| Action::Rot(log, segment, at)));
                     }
                 }
@@ -339,13 +328,7 @@ impl Order {
         }
     }
 
-    fn serving_actions(
-        &self,
-        state: &State,
-        serving: &Serving,
-        fails: bool,
-        actions: &mut Vec<Action>,
-    ) {
+    fn serving_actions(&self, state: &State, serving: &Serving, fails: bool, actions: &mut Vec<Action>) {
         if serving.closing {
             actions.push(Action::SyncRoot(true));
             return;
@@ -365,17 +348,13 @@ impl Order {
         }
         match serving.round {
             None => {
-                let may_start =
-                    serving.pending.is_empty() || !self.rules.rounds_start_under_the_lock;
+                let may_start = serving.pending.is_empty() || !self.rules.rounds_start_under_the_lock;
                 if serving.visible > serving.durable && may_start {
                     actions.push(Action::Round);
                 }
             }
             Some(round) => {
-                for log in [0, 1]
-                    .into_iter()
-                    .filter(|log| round.synced & (1 << log) == 0)
-                {
+                for log in [0, 1].into_iter().filter(|log| round.synced & (1 << log) == 0) {
                     actions.push(Action::Sync(log, true));
                     if fails {
                         actions.push(Action::Sync(log, false));

@@ -32,18 +32,10 @@ struct Scan {
 }
 
 fn scan(log: &Log, live: &[Live], rules: &Rules) -> Scan {
-    let mut scan = Scan {
-        segments: Vec::new(),
-        durable: 0,
-        is_damaged: false,
-    };
+    let mut scan = Scan { segments: Vec::new(), durable: 0, is_damaged: false };
     for listed in live {
         let mut frames = Vec::new();
-        let Some(segment) = log
-            .segments
-            .iter()
-            .find(|held| held.number == listed.number)
-        else {
+        let Some(segment) = log.segments.iter().find(|held| held.number == listed.number) else {
             // Announced by a recovery that a crash ended before it served: no frame was written.
             scan.is_damaged |= listed.end.is_some();
             scan.segments.push((false, Vec::new()));
@@ -56,9 +48,8 @@ fn scan(log: &Log, live: &[Live], rules: &Rules) -> Scan {
                 break;
             }
             let valid = sector.read().filter(|held| {
-                held.iter().all(|frame| {
-                    (frame.segment, frame.incarnation) == (segment.number, segment.incarnation)
-                })
+                held.iter()
+                    .all(|frame| (frame.segment, frame.incarnation) == (segment.number, segment.incarnation))
             });
             let Some(valid) = valid else {
                 replayable = false;
@@ -87,10 +78,7 @@ fn gather(scans: &[Scan; 2], root: &Root, limit: Seq) -> (Vec<(Seq, u8, u8)>, bo
     let mut repeated = false;
     for (log, scan) in scans.iter().enumerate() {
         for (sealed, frames) in &scan.segments {
-            for frame in frames
-                .iter()
-                .filter(|frame| counts(frame, *sealed, root, limit))
-            {
+            for frame in frames.iter().filter(|frame| counts(frame, *sealed, root, limit)) {
                 match commits.iter_mut().find(|held| held.0 == frame.seq) {
                     Some(held) => {
                         repeated |= held.2 != frame.id;
@@ -111,13 +99,8 @@ fn counts(frame: &Frame, sealed: bool, root: &Root, limit: Seq) -> bool {
 
 /// In which logs a commit has parts: any of its frames knows.
 fn parts(scans: &[Scan; 2], seq: Seq) -> u8 {
-    let frames = scans
-        .iter()
-        .flat_map(|scan| &scan.segments)
-        .flat_map(|(_, frames)| frames);
-    frames
-        .filter(|frame| frame.seq == seq)
-        .fold(0, |parts, frame| parts | frame.parts)
+    let frames = scans.iter().flat_map(|scan| &scan.segments).flat_map(|(_, frames)| frames);
+    frames.filter(|frame| frame.seq == seq).fold(0, |parts, frame| parts | frame.parts)
 }
 
 /// Reads everything and decides. `checkpoint` is what an engine's own durable state covers.
@@ -125,42 +108,22 @@ fn parts(scans: &[Scan; 2], seq: Seq) -> u8 {
 pub(super) fn recover(root: &Root, logs: &[Log; 2], checkpoint: Seq, rules: &Rules) -> Found {
     let scans = [0, 1].map(|log: usize| scan(&logs[log], &root.live[log], rules));
     let (seen, _) = gather(&scans, root, Seq::MAX);
-    let is_whole = |seq| {
-        seen.iter()
-            .any(|held| held.0 == seq && held.1 == parts(&scans, seq))
-    };
+    let is_whole = |seq| seen.iter().any(|held| held.0 == seq && held.1 == parts(&scans, seq));
     // Nothing is freed here, so all of this incarnation is still needed, below F too.
-    let below = if rules.needed_below_the_floor_is_checked {
-        root.base
-    } else {
-        root.floor
-    };
+    let below = if rules.needed_below_the_floor_is_checked { root.base } else { root.floor };
     let first = root.start.max(below + 1);
-    let cut = (first..)
-        .take_while(|&seq| is_whole(seq))
-        .last()
-        .unwrap_or(below);
+    let cut = (first..).take_while(|&seq| is_whole(seq)).last().unwrap_or(below);
     let mut known = root.floor.max(scans[0].durable).max(scans[1].durable);
     if rules.checkpoint_is_known_durable {
         known = known.max(checkpoint);
     }
     let ends = [0, 1].map(|log: usize| {
         let end = |(sealed, frames): &(bool, Vec<Frame>)| {
-            frames
-                .iter()
-                .take_while(|frame| counts(frame, *sealed, root, cut))
-                .map(|_| 1)
-                .sum()
+            frames.iter().take_while(|frame| counts(frame, *sealed, root, cut)).map(|_| 1).sum()
         };
         scans[log].segments.iter().map(end).collect()
     });
     let is_damaged = cut < known || scans.iter().any(|scan| scan.is_damaged);
     let (commits, repeated) = gather(&scans, root, cut);
-    Found {
-        cut,
-        commits,
-        ends,
-        is_damaged,
-        repeated,
-    }
+    Found { cut, commits, ends, is_damaged, repeated }
 }

@@ -21,11 +21,7 @@ pub(super) fn created() -> State {
         next_segment: 3,
     };
     let log = |number| Log {
-        segments: vec![Segment {
-            number,
-            incarnation: 0,
-            sectors: Vec::new(),
-        }],
+        segments: vec![Segment { number, incarnation: 0, sectors: Vec::new() }],
         at: 0,
         fresh: false,
     };
@@ -88,9 +84,7 @@ impl Order {
             Action::Open | Action::FailOpen | Action::ReadThrough(_) | Action::Recover(_) => {
                 self.opening(state, action)
             }
-            Action::Settle(..) | Action::Announce | Action::Serve(_) => {
-                self.reopening(state, action)
-            }
+            Action::Settle(..) | Action::Announce | Action::Serve(_) => self.reopening(state, action),
             _ => {
                 let Process::Serving(mut serving) = state.process.clone() else {
                     return;
@@ -113,25 +107,14 @@ impl Order {
             Action::Round => {
                 let fresh = self.bounds.sector_frames > 1 && self.rules.fresh_sector_after_sync;
                 state.logs.iter_mut().for_each(|log| log.fresh = fresh);
-                let synced = if self.rules.a_round_syncs_all_logs {
-                    0
-                } else {
-                    2
-                };
-                serving.round = Some(Round {
-                    target: serving.visible,
-                    synced,
-                });
+                let synced = if self.rules.a_round_syncs_all_logs { 0 } else { 2 };
+                serving.round = Some(Round { target: serving.visible, synced });
             }
             Action::Sync(log, ok) => return self.sync(state, serving, log, ok),
             Action::WriteRoot => {
                 state.spent.roots += 1;
                 serving.root.generation += 1;
-                let floor = if self.rules.floor_is_durable {
-                    serving.durable
-                } else {
-                    serving.visible
-                };
+                let floor = if self.rules.floor_is_durable { serving.durable } else { serving.visible };
                 serving.root.floor = floor;
                 write_root(state, &serving.root);
                 serving.root_unsynced = true;
@@ -159,25 +142,15 @@ impl Order {
     fn begin(&self, state: &mut State, serving: &mut Serving, parts: u8) {
         let id = state.spent.commits;
         state.spent.commits += 1;
-        let commit = Commit {
-            seq: serving.next,
-            parts,
-            id,
-        };
+        let commit = Commit { seq: serving.next, parts, id };
         serving.next += 1;
         state.history.push(commit);
         let places = [0, 1].map(|log: usize| {
             let takes_part = parts & (1 << log) != 0;
             let log = &mut state.logs[log];
-            takes_part
-                .then(|| log.reserve(self.bounds.sector_frames))
-                .flatten()
+            takes_part.then(|| log.reserve(self.bounds.sector_frames)).flatten()
         });
-        serving.pending.push(Pending {
-            commit,
-            durable: serving.durable,
-            places,
-        });
+        serving.pending.push(Pending { commit, durable: serving.durable, places });
         if self.rules.copy_under_lock
             && let Some(log) = places.iter().position(Option::is_some)
         {
@@ -191,14 +164,7 @@ impl Order {
             return;
         };
         let Commit { seq, parts, id } = pending.commit;
-        let frame = Frame {
-            segment: 0,
-            incarnation: 0,
-            seq,
-            parts,
-            id,
-            durable: pending.durable,
-        };
+        let frame = Frame { segment: 0, incarnation: 0, seq, parts, id, durable: pending.durable };
         state.logs[log].copy(place, frame, self.bounds.tears);
         if pending.places.iter().all(Option::is_none) {
             serving.pending.remove(at);
@@ -247,14 +213,10 @@ impl Order {
             serving.root.generation += 1;
             serving.root.floor = serving.durable;
             for (live, log) in serving.root.live.iter_mut().zip(&state.logs) {
-                let frames = log.segments.last().map_or(0, |open| {
-                    open.sectors
-                        .iter()
-                        .filter_map(Page::read)
-                        .flatten()
-                        .map(|_| 1)
-                        .sum()
-                });
+                let frames = log
+                    .segments
+                    .last()
+                    .map_or(0, |open| open.sectors.iter().filter_map(Page::read).flatten().map(|_| 1).sum());
                 if let Some(open) = live.last_mut() {
                     open.end = Some(frames);
                 }
@@ -291,9 +253,7 @@ impl Order {
                 self.read(state);
             }
             Action::Recover(false) => {
-                fail(state, |state| {
-                    state.slots.iter_mut().for_each(Page::fail_sync)
-                });
+                fail(state, |state| state.slots.iter_mut().for_each(Page::fail_sync));
                 state.process = Process::Poisoned;
             }
             _ => {
@@ -307,8 +267,7 @@ impl Order {
 
     /// Reads ROOT and the tails, checks what is found against what is owed, and writes it once more.
     fn read(&self, state: &mut State) {
-        let Some(root) = newest(&state.slots).and_then(|slot| state.slots[slot].read().cloned())
-        else {
+        let Some(root) = newest(&state.slots).and_then(|slot| state.slots[slot].read().cloned()) else {
             state.broken = Some(Broken::Durable);
             return;
         };
@@ -322,18 +281,10 @@ impl Order {
         if self.rules.tail_is_settled && self.rules.reopen == Reopen::Rewrite {
             rewrite_tail(state, &root, &found, self.bounds.tears);
         }
-        let dirty = |log: &Log| {
-            log.segments
-                .iter()
-                .flat_map(|held| &held.sectors)
-                .any(Page::is_dirty)
-        };
+        let dirty = |log: &Log| log.segments.iter().flat_map(|held| &held.sectors).any(Page::is_dirty);
         let clean = |log: usize| u8::from(!dirty(&state.logs[log])) << log;
         // What is not dirty needs no sync: a step less, the same states after it.
-        state.process = Process::Rewritten {
-            found,
-            synced: clean(0) | clean(1),
-        };
+        state.process = Process::Rewritten { found, synced: clean(0) | clean(1) };
     }
 
     fn reopening(&self, state: &mut State, action: Action) {
@@ -341,10 +292,7 @@ impl Order {
         match (action, process) {
             (Action::Settle(log, ok), Process::Rewritten { found, synced }) => {
                 state.logs[log].sync(ok);
-                state.process = Process::Rewritten {
-                    found,
-                    synced: synced | 1 << log,
-                };
+                state.process = Process::Rewritten { found, synced: synced | 1 << log };
                 if !ok {
                     fail(state, |_| {});
                     state.process = Process::Poisoned;
@@ -366,9 +314,7 @@ impl Order {
                 self.serve(state, root, &found);
             }
             (Action::Serve(false), _) => {
-                fail(state, |state| {
-                    state.slots.iter_mut().for_each(Page::fail_sync)
-                });
+                fail(state, |state| state.slots.iter_mut().for_each(Page::fail_sync));
                 state.process = Process::Poisoned;
             }
             _ => {}
@@ -391,15 +337,10 @@ impl Order {
             root.incarnation += 1;
             for (live, ends) in root.live.iter_mut().zip(&found.ends) {
                 if rules.old_segments_are_sealed {
-                    live.iter_mut()
-                        .zip(ends)
-                        .for_each(|(live, &end)| live.end = Some(end));
+                    live.iter_mut().zip(ends).for_each(|(live, &end)| live.end = Some(end));
                     live.retain(|live| live.end != Some(0));
                 }
-                live.push(Live {
-                    number: root.next_segment,
-                    end: None,
-                });
+                live.push(Live { number: root.next_segment, end: None });
                 root.next_segment += 1;
             }
         }
@@ -412,13 +353,8 @@ impl Order {
                 let number = live.last().map_or(0, |live| live.number);
                 let incarnation = root.incarnation;
                 // What nothing points to any more is gone from the model.
-                log.segments
-                    .retain(|held| live.iter().any(|live| live.number == held.number));
-                log.segments.push(Segment {
-                    number,
-                    incarnation,
-                    sectors: Vec::new(),
-                });
+                log.segments.retain(|held| live.iter().any(|live| live.number == held.number));
+                log.segments.push(Segment { number, incarnation, sectors: Vec::new() });
                 log.at = 0;
                 log.fresh = false;
             }
@@ -463,10 +399,7 @@ fn write_root(state: &mut State, root: &Root) {
 fn rewrite_tail(state: &mut State, root: &Root, found: &Found, tears: Tears) {
     for ((log, live), ends) in state.logs.iter_mut().zip(&root.live).zip(&found.ends) {
         for (live, &end) in live.iter().zip(ends).filter(|(live, _)| live.end.is_none()) {
-            let open = log
-                .segments
-                .iter_mut()
-                .find(|held| held.number == live.number);
+            let open = log.segments.iter_mut().find(|held| held.number == live.number);
             let sectors = open.into_iter().flat_map(|open| &mut open.sectors);
             let mut frames = 0;
             for sector in sectors {
@@ -495,11 +428,7 @@ fn judge(state: &State, found: &Found) -> Option<Broken> {
     }
     if let Some((seen, commit)) = pairs.find(|(seen, commit)| !expected(seen, commit)) {
         let in_part = (seen.0, seen.2) == (commit.seq, commit.id);
-        return Some(if in_part {
-            Broken::Atomic
-        } else {
-            Broken::Prefix
-        });
+        return Some(if in_part { Broken::Atomic } else { Broken::Prefix });
     }
     if found.commits.len() > state.history.len() || owes_engine {
         return Some(Broken::Prefix);
@@ -511,10 +440,7 @@ fn judge(state: &State, found: &Found) -> Option<Broken> {
         return Some(Broken::Durable);
     }
     // What rotted may only be missed if nothing on the disk says that it was durable.
-    let lost = state
-        .history
-        .get(found.commits.len())
-        .map(|commit| commit.seq);
+    let lost = state.history.get(found.commits.len()).map(|commit| commit.seq);
     let said = lost.is_some_and(|seq| seq <= evidence(state));
     (state.closed_clean || said).then_some(Broken::SilentRot)
 }
@@ -522,18 +448,7 @@ fn judge(state: &State, found: &Found) -> Option<Broken> {
 /// The highest W that the disk speaks of: F in ROOT, or any frame, wherever it stands.
 fn evidence(state: &State) -> Seq {
     let segments = state.logs.iter().flat_map(|log| &log.segments);
-    let frames = segments
-        .flat_map(|held| &held.sectors)
-        .filter_map(Page::read)
-        .flatten();
-    let floors = state
-        .slots
-        .iter()
-        .filter_map(Page::read)
-        .map(|root| root.floor);
-    frames
-        .map(|frame| frame.durable)
-        .chain(floors)
-        .max()
-        .unwrap_or(0)
+    let frames = segments.flat_map(|held| &held.sectors).filter_map(Page::read).flatten();
+    let floors = state.slots.iter().filter_map(Page::read).map(|root| root.floor);
+    frames.map(|frame| frame.durable).chain(floors).max().unwrap_or(0)
 }

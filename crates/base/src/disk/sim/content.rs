@@ -50,10 +50,7 @@ struct Bytes {
 
 impl Clone for Bytes {
     fn clone(&self) -> Bytes {
-        Bytes {
-            bytes: self.bytes,
-            hash: OnceLock::new(),
-        }
+        Bytes { bytes: self.bytes, hash: OnceLock::new() }
     }
 }
 
@@ -85,9 +82,7 @@ impl Content {
             let count = (BLOCK_BYTES - inside).min(buf.len() - done);
             let target = &mut buf[done..done + count];
             match self.blocks.get(block) {
-                Some(Block::Data(data)) => {
-                    target.copy_from_slice(&data.bytes[inside..inside + count])
-                }
+                Some(Block::Data(data)) => target.copy_from_slice(&data.bytes[inside..inside + count]),
                 _ => target.fill(0),
             }
             done += count;
@@ -312,9 +307,6 @@ mod tests {
         content.put_sector(2, &[5; 512]);
         assert_eq!(content.len(), 700);
         content.set_len(2000);
-        assert_eq!(
-            content.to_vec().iter().filter(|&&byte| byte == 5).count(),
-            188
-        );
+        assert_eq!(content.to_vec().iter().filter(|&&byte| byte == 5).count(), 188);
     }
 }

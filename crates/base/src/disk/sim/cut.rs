@@ -67,14 +67,8 @@ impl fmt::Display for Unit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "#{} {}: ", self.op, self.path.display())?;
         match &self.what {
-            What::Sector {
-                index,
-                is_newest: true,
-            } => write!(f, "sector {index}"),
-            What::Sector {
-                index,
-                is_newest: false,
-            } => write!(f, "sector {index} (older)"),
+            What::Sector { index, is_newest: true } => write!(f, "sector {index}"),
+            What::Sector { index, is_newest: false } => write!(f, "sector {index} (older)"),
             What::Length(len) => write!(f, "length {len}"),
             What::Create => write!(f, "create"),
             What::Remove => write!(f, "remove"),
@@ -113,11 +107,7 @@ impl Pending {
     pub fn describe(&self, keep: &Keep) -> String {
         let mut story = String::new();
         for (index, unit) in self.units.iter().enumerate() {
-            let mark = if keep.keeps(index, unit) {
-                '✓'
-            } else {
-                '✗'
-            };
+            let mark = if keep.keeps(index, unit) { '✓' } else { '✗' };
             // Writing to a string cannot fail.
             let _ = writeln!(story, "{mark} {unit}");
         }
@@ -136,10 +126,7 @@ impl Pending {
         keeps.extend((0..count).map(Keep::Only));
         keeps.extend((0..count).map(Keep::AllBut));
         keeps.extend((1..count).map(Keep::Prefix));
-        let drawn = |n| Keep::Seeded {
-            seed: mix(seed ^ mix(n)),
-            percent: 50,
-        };
+        let drawn = |n| Keep::Seeded { seed: mix(seed ^ mix(n)), percent: 50 };
         keeps.extend((0..random).map(drawn));
         keeps
     }
@@ -187,9 +174,7 @@ impl Keep {
             Keep::None => false,
             Keep::All => true,
             Keep::Mask(mask) => index < 64 && mask & (1 << index) != 0,
-            Keep::Seeded { seed, percent } => {
-                mix(seed ^ mix(index as u64 + 1)) % 100 < u64::from(*percent)
-            }
+            Keep::Seeded { seed, percent } => mix(seed ^ mix(index as u64 + 1)) % 100 < u64::from(*percent),
             Keep::Prefix(count) => index < *count,
             Keep::AllBut(lost) => index != *lost,
             Keep::Only(kept) => index == *kept,
@@ -242,12 +227,7 @@ impl Volume {
                     PieceKind::Length(len) => What::Length(len),
                 };
                 let (path, source) = (file.path.clone(), Source::Piece(ino, piece));
-                units.push(Unit {
-                    op,
-                    path,
-                    what,
-                    source,
-                });
+                units.push(Unit { op, path, what, source });
             }
         }
         let changes = self.changes.iter().enumerate();
@@ -310,10 +290,5 @@ fn unit_of(index: usize, change: &NameChange) -> Unit {
         (Some(_), Some(to)) => What::Rename { to: to.clone() },
     };
     let (op, path, source) = (change.op, change.path.clone(), Source::Change(index));
-    Unit {
-        op,
-        path,
-        what,
-        source,
-    }
+    Unit { op, path, what, source }
 }

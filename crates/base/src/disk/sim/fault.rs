@@ -91,13 +91,7 @@ impl Fault {
     #[must_use]
     pub fn new(class: Class, failure: Failure) -> Fault {
         let (path, nth, repeat) = (String::new(), 1, Repeat::Once);
-        Fault {
-            class,
-            path,
-            nth,
-            repeat,
-            failure,
-        }
+        Fault { class, path, nth, repeat, failure }
     }
 
     /// Only calls on paths that contain `part` match.
@@ -198,10 +192,7 @@ mod tests {
         assert_eq!(strikes(fault.clone()), [1]);
         assert_eq!(strikes(fault.clone().nth(3)), [3]);
         assert_eq!(strikes(fault.clone().nth(6).forever()), [6, 7, 8]);
-        assert_eq!(
-            strikes(fault.clone().nth(2).repeat(Repeat::Every(3))),
-            [2, 5, 8]
-        );
+        assert_eq!(strikes(fault.clone().nth(2).repeat(Repeat::Every(3))), [2, 5, 8]);
         assert_eq!(strikes(fault.clone().on("flat/").nth(8)), [8]);
         assert_eq!(strikes(fault.on("journal/").forever()), []);
         assert_eq!(strikes(Fault::new(Class::Sync, Failure::Io).forever()), []);

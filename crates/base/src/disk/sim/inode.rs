@@ -227,14 +227,10 @@ impl Inode {
     /// The sector a piece belongs to, and whether it holds the sector's newest bytes; or the length.
     pub(super) fn describe(&self, piece: Piece) -> PieceKind {
         match piece {
-            Piece::Sector { sector, version } => PieceKind::Sector {
-                index: sector,
-                is_newest: version == self.dirty[&sector].older.len(),
-            },
-            Piece::Cut(index) => PieceKind::Sector {
-                index: self.cut[index].sector,
-                is_newest: false,
-            },
+            Piece::Sector { sector, version } => {
+                PieceKind::Sector { index: sector, is_newest: version == self.dirty[&sector].older.len() }
+            }
+            Piece::Cut(index) => PieceKind::Sector { index: self.cut[index].sector, is_newest: false },
             Piece::Length(index) => PieceKind::Length(self.lengths[index].len),
         }
     }
@@ -246,11 +242,8 @@ impl Inode {
             Piece::Length(index) => Some(self.lengths[index]),
             _ => None,
         });
-        let length = last_length.unwrap_or(LengthChange {
-            op: 0,
-            len: self.platter.len(),
-            floor: self.platter.len(),
-        });
+        let length =
+            last_length.unwrap_or(LengthChange { op: 0, len: self.platter.len(), floor: self.platter.len() });
         let mut content = self.platter.clone();
         content.set_len(length.floor.min(content.len()));
         let grown_from = content.len().div_ceil(SECTOR);
@@ -260,11 +253,7 @@ impl Inode {
         }
         for &piece in kept {
             if let Some(sector) = self.surviving_sector(piece, length.op) {
-                let bytes = torn(
-                    self.bytes_of(piece),
-                    content.sector(sector),
-                    wild.as_deref_mut(),
-                );
+                let bytes = torn(self.bytes_of(piece), content.sector(sector), wild.as_deref_mut());
                 content.put_sector(sector, &bytes);
             }
         }
@@ -299,10 +288,7 @@ impl Inode {
 
     /// `len`, or with `wild` half of the time any multiple of a sector that the file passed by.
     fn final_length(&self, len: u64, wild: Option<&mut Random>) -> u64 {
-        let passed = self
-            .lengths
-            .iter()
-            .flat_map(|change| [change.len, change.floor]);
+        let passed = self.lengths.iter().flat_map(|change| [change.len, change.floor]);
         let (Some(longest), Some(shortest)) = (passed.clone().max(), passed.min()) else {
             return len;
         };
@@ -335,12 +321,7 @@ impl Inode {
         for (sector, dirty) in self.dirty.split_off(&first) {
             let newest = (dirty.op, Arc::new(self.cache.sector(sector)));
             for (op, bytes) in dirty.older.into_iter().chain([newest]) {
-                self.cut.push(CutSector {
-                    sector,
-                    op,
-                    cut_op,
-                    bytes,
-                });
+                self.cut.push(CutSector { sector, op, cut_op, bytes });
             }
         }
     }
@@ -454,10 +435,7 @@ mod tests {
                 }
                 let all = in_order(file.pieces(is_paranoid));
                 assert!(bytes_after(&file, &[]) == synced, "seed {seed} op {op}");
-                assert!(
-                    bytes_after(&file, &all) == file.cache().to_vec(),
-                    "seed {seed} op {op}"
-                );
+                assert!(bytes_after(&file, &all) == file.cache().to_vec(), "seed {seed} op {op}");
             }
         }
     }

@@ -28,10 +28,7 @@ fn read(disk: &SimDisk, path: &str) -> Option<Vec<u8>> {
 /// What a file may look like after a power cut now: all subsets of what is pending.
 fn outcomes(disk: &SimDisk, path: &str) -> BTreeSet<Option<Vec<u8>>> {
     let keeps = disk.pending().keeps(12, 0, 0);
-    keeps
-        .iter()
-        .map(|keep| read(&disk.power_cut(keep), path))
-        .collect()
+    keeps.iter().map(|keep| read(&disk.power_cut(keep), path)).collect()
 }
 
 fn errno<T>(answer: io::Result<T>) -> Option<i32> {
@@ -56,10 +53,7 @@ fn synced_bytes_survive_and_unsynced_may_not() {
     let expected = [Some(b"old".to_vec()), Some(b"new".to_vec())];
     assert_eq!(outcomes(&disk, "/a"), BTreeSet::from(expected));
     file.sync().unwrap();
-    assert_eq!(
-        outcomes(&disk, "/a"),
-        BTreeSet::from([Some(b"new".to_vec())])
-    );
+    assert_eq!(outcomes(&disk, "/a"), BTreeSet::from([Some(b"new".to_vec())]));
 }
 
 #[test]
@@ -89,9 +83,7 @@ fn length_is_one_that_some_prefix_had() {
     file.write_at(4, b"45").unwrap();
     file.set_len(2).unwrap();
     file.set_len(8).unwrap();
-    let lens = outcomes(&disk, "/a")
-        .into_iter()
-        .map(|bytes| bytes.unwrap().len());
+    let lens = outcomes(&disk, "/a").into_iter().map(|bytes| bytes.unwrap().len());
     assert_eq!(lens.collect::<BTreeSet<_>>(), BTreeSet::from([4, 6, 2, 8]));
 }
 
@@ -148,10 +140,7 @@ fn new_directory_needs_a_sync_of_its_parent() {
     disk.sync_dir(p("/db")).unwrap();
     assert!(disk.power_cut(&Keep::None).files().is_empty());
     disk.sync_dir(p("/")).unwrap();
-    assert_eq!(
-        disk.power_cut(&Keep::None).files(),
-        [(PathBuf::from("/db/a"), 0)]
-    );
+    assert_eq!(disk.power_cut(&Keep::None).files(), [(PathBuf::from("/db/a"), 0)]);
 }
 
 #[test]
@@ -178,14 +167,8 @@ fn file_renamed_into_a_synced_directory_is_not_in_the_old_one() {
     disk.open(p("/d/a"), How::Create).unwrap();
     disk.rename(p("/d/a"), p("/a")).unwrap();
     disk.sync_dir(p("/")).unwrap();
-    assert_eq!(
-        disk.power_cut(&Keep::All).files(),
-        [(PathBuf::from("/a"), 0)]
-    );
-    assert_eq!(
-        disk.power_cut(&Keep::None).files(),
-        [(PathBuf::from("/a"), 0)]
-    );
+    assert_eq!(disk.power_cut(&Keep::All).files(), [(PathBuf::from("/a"), 0)]);
+    assert_eq!(disk.power_cut(&Keep::None).files(), [(PathBuf::from("/a"), 0)]);
 }
 
 #[test]
@@ -196,10 +179,7 @@ fn removed_file_may_come_back_until_its_directory_is_synced() {
     let mut buf = [0];
     file.read_at(0, &mut buf).unwrap();
     assert_eq!(&buf, b"x");
-    assert_eq!(
-        outcomes(&disk, "/a"),
-        BTreeSet::from([None, Some(b"x".to_vec())])
-    );
+    assert_eq!(outcomes(&disk, "/a"), BTreeSet::from([None, Some(b"x".to_vec())]));
     disk.sync_dir(p("/")).unwrap();
     assert_eq!(outcomes(&disk, "/a"), BTreeSet::from([None]));
     file.write_at(0, b"y").unwrap();
@@ -328,10 +308,7 @@ fn full_disk_refuses_new_blocks_only() {
     assert_eq!(disk.free_space(p("/")).unwrap(), 4096);
     assert_eq!(kind(file.allocate(5 * 4096)), io::ErrorKind::StorageFull);
     let other = durable(&disk, "/b", b"last block");
-    assert_eq!(
-        kind(other.write_at(4000, &[2; 200])),
-        io::ErrorKind::StorageFull
-    );
+    assert_eq!(kind(other.write_at(4000, &[2; 200])), io::ErrorKind::StorageFull);
     assert_eq!(other.len().unwrap(), 4096, "what fitted was written");
     file.write_at(4096, &[3; 8192]).unwrap();
     other.write_at(0, b"LAST").unwrap();
@@ -349,30 +326,17 @@ fn reservation_survives_only_if_synced() {
     disk.set_capacity(4 * 4096);
     let file = durable(&disk, "/a", b"");
     file.allocate(2 * 4096).unwrap();
-    assert_eq!(
-        disk.power_cut(&Keep::None).free_space(p("/")).unwrap(),
-        4 * 4096
-    );
-    assert_eq!(
-        disk.power_cut(&Keep::All).free_space(p("/")).unwrap(),
-        2 * 4096
-    );
+    assert_eq!(disk.power_cut(&Keep::None).free_space(p("/")).unwrap(), 4 * 4096);
+    assert_eq!(disk.power_cut(&Keep::All).free_space(p("/")).unwrap(), 2 * 4096);
     file.sync().unwrap();
-    assert_eq!(
-        disk.power_cut(&Keep::None).free_space(p("/")).unwrap(),
-        2 * 4096
-    );
+    assert_eq!(disk.power_cut(&Keep::None).free_space(p("/")).unwrap(), 2 * 4096);
 }
 
 #[test]
 fn nth_open_runs_out_of_descriptors() {
     let disk = SimDisk::new();
     durable(&disk, "/db1", b"");
-    disk.set_faults(
-        Fault::new(Class::Open, Failure::TooManyOpen)
-            .on("db")
-            .nth(2),
-    );
+    disk.set_faults(Fault::new(Class::Open, Failure::TooManyOpen).on("db").nth(2));
     assert!(disk.open(p("/db1"), How::Read).is_ok());
     assert_eq!(errno(disk.open(p("/db1"), How::Read)), Some(libc::EMFILE));
     assert!(disk.open(p("/db1"), How::Read).is_ok());
@@ -404,10 +368,7 @@ fn faults_reach_every_class_and_change_nothing() {
     assert_eq!(disk.injected(), 14);
     disk.set_faults(FaultPlan::default());
     assert!(disk.pending().is_empty());
-    assert_eq!(
-        (disk.hash(), read(&disk, "/d/a").unwrap()),
-        (before, b"x".to_vec())
-    );
+    assert_eq!((disk.hash(), read(&disk, "/d/a").unwrap()), (before, b"x".to_vec()));
 }
 
 #[test]
@@ -458,42 +419,24 @@ fn killed_process_frees_the_lock_and_unnamed_files() {
     let file = disk.open(p("/a"), How::Create).unwrap();
     file.write_at(0, &[1; 4096]).unwrap();
     disk.remove(p("/a")).unwrap();
-    assert!(matches!(
-        disk.lock(p("/LOCK"), Share::Shared).unwrap(),
-        Locked::Busy(Some(OWNER_PID))
-    ));
+    assert!(matches!(disk.lock(p("/LOCK"), Share::Shared).unwrap(), Locked::Busy(Some(OWNER_PID))));
     let next = disk.kill();
     assert_eq!(next.free_space(p("/")).unwrap(), 10 * 4096);
-    assert!(matches!(
-        next.lock(p("/LOCK"), Share::Exclusive).unwrap(),
-        Locked::Held(_)
-    ));
+    assert!(matches!(next.lock(p("/LOCK"), Share::Exclusive).unwrap(), Locked::Held(_)));
 }
 
 #[test]
 fn locks_exclude_as_flock_does() {
     let disk = SimDisk::new();
-    assert_eq!(
-        kind(disk.lock(p("/L"), Share::Shared)),
-        io::ErrorKind::NotFound
-    );
+    assert_eq!(kind(disk.lock(p("/L"), Share::Shared)), io::ErrorKind::NotFound);
     drop(disk.lock(p("/L"), Share::Exclusive).unwrap());
     let one = disk.lock(p("/L"), Share::Shared).unwrap();
     let two = disk.lock(p("/L"), Share::Shared).unwrap();
-    assert!(matches!(
-        disk.lock(p("/L"), Share::Exclusive).unwrap(),
-        Locked::Busy(None)
-    ));
+    assert!(matches!(disk.lock(p("/L"), Share::Exclusive).unwrap(), Locked::Busy(None)));
     drop(one);
-    assert!(matches!(
-        disk.lock(p("/L"), Share::Exclusive).unwrap(),
-        Locked::Busy(None)
-    ));
+    assert!(matches!(disk.lock(p("/L"), Share::Exclusive).unwrap(), Locked::Busy(None)));
     drop(two);
-    assert!(matches!(
-        disk.lock(p("/L"), Share::Exclusive).unwrap(),
-        Locked::Held(_)
-    ));
+    assert!(matches!(disk.lock(p("/L"), Share::Exclusive).unwrap(), Locked::Held(_)));
     assert_eq!(disk.ops(), 1, "only the creation changed the disk");
 }
 
@@ -514,12 +457,7 @@ fn operations_are_counted_logged_and_hooked() {
     file.len().unwrap();
     file.read_at(0, &mut [0; 3]).unwrap();
     file.sync().unwrap();
-    let expected = [
-        "#1 /a: create",
-        "#2 /a: write 3 at 0",
-        "#3 /a: write 1 at 3 !Io",
-        "#4 /a: sync",
-    ];
+    let expected = ["#1 /a: create", "#2 /a: write 3 at 0", "#3 /a: write 1 at 3 !Io", "#4 /a: sync"];
     assert_eq!(disk.op_log(), expected);
     assert_eq!((disk.ops(), seen.load(Ordering::Relaxed)), (4, 4));
     assert_eq!(disk.pending().describe(&Keep::None), "✗ #1 /a: create\n");
@@ -532,39 +470,18 @@ fn names_obey_the_rules() {
     assert_eq!(kind(disk.create_dir(p("/d"))), io::ErrorKind::AlreadyExists);
     assert_eq!(kind(disk.create_dir(p("/x/y"))), io::ErrorKind::NotFound);
     let file = disk.open(p("d/a"), How::Create).unwrap();
-    assert_eq!(
-        kind(disk.open(p("/d/a"), How::Create)),
-        io::ErrorKind::AlreadyExists
-    );
-    assert_eq!(
-        kind(disk.open(p("/d"), How::Read)),
-        io::ErrorKind::IsADirectory
-    );
-    assert_eq!(
-        kind(disk.open(p("/d/a/b"), How::Read)),
-        io::ErrorKind::NotADirectory
-    );
-    assert_eq!(
-        kind(disk.remove_dir(p("/d"))),
-        io::ErrorKind::DirectoryNotEmpty
-    );
+    assert_eq!(kind(disk.open(p("/d/a"), How::Create)), io::ErrorKind::AlreadyExists);
+    assert_eq!(kind(disk.open(p("/d"), How::Read)), io::ErrorKind::IsADirectory);
+    assert_eq!(kind(disk.open(p("/d/a/b"), How::Read)), io::ErrorKind::NotADirectory);
+    assert_eq!(kind(disk.remove_dir(p("/d"))), io::ErrorKind::DirectoryNotEmpty);
     assert_eq!(kind(disk.remove(p("/d"))), io::ErrorKind::IsADirectory);
     let reader = disk.open(p("/d/../d/./a"), How::Read).unwrap();
     assert!(reader.write_at(0, b"x").is_err());
     file.write_at(0, b"x").unwrap();
-    assert_eq!(
-        kind(reader.read_at(0, &mut [0; 2])),
-        io::ErrorKind::UnexpectedEof
-    );
-    let entry = |name: &str, is_dir| Entry {
-        name: name.into(),
-        is_dir,
-    };
+    assert_eq!(kind(reader.read_at(0, &mut [0; 2])), io::ErrorKind::UnexpectedEof);
+    let entry = |name: &str, is_dir| Entry { name: name.into(), is_dir };
     disk.open(p("/b"), How::Create).unwrap();
-    assert_eq!(
-        disk.list(p("/")).unwrap(),
-        [entry("b", false), entry("d", true)]
-    );
+    assert_eq!(disk.list(p("/")).unwrap(), [entry("b", false), entry("d", true)]);
     disk.remove(p("/d/a")).unwrap();
     disk.remove_dir(p("/d")).unwrap();
     assert_eq!(disk.list(p("/")).unwrap(), [entry("b", false)]);
@@ -610,18 +527,10 @@ fn paranoid_cuts_show_older_versions_tears_odd_lengths_and_garbage() {
     file.write_at(0, &sectors(b"c")).unwrap();
     file.write_at(1024, &sectors(b"d")).unwrap();
     let seeds = (0..400).map(|seed| Keep::Seeded { seed, percent: 50 });
-    let seen: Vec<_> = seeds
-        .map(|keep| read(&disk.power_cut(&keep), "/a").unwrap())
-        .collect();
+    let seen: Vec<_> = seeds.map(|keep| read(&disk.power_cut(&keep), "/a").unwrap()).collect();
     let any = |holds: &dyn Fn(&[u8]) -> bool| seen.iter().any(|bytes| holds(bytes));
-    assert!(
-        any(&|bytes| bytes.starts_with(&sectors(b"b"))),
-        "an older version"
-    );
-    assert!(
-        any(&|bytes| bytes.len() >= 512 && bytes[0] != bytes[511]),
-        "a tear"
-    );
+    assert!(any(&|bytes| bytes.starts_with(&sectors(b"b"))), "an older version");
+    assert!(any(&|bytes| bytes.len() >= 512 && bytes[0] != bytes[511]), "a tear");
     assert!(any(&|bytes| bytes.len() == 1024), "a length that never was");
     let is_garbage = |byte: &u8| !b"\0abcd".contains(byte);
     assert!(any(&|bytes| bytes.iter().any(is_garbage)), "garbage");
@@ -640,10 +549,7 @@ fn paranoid_rename_across_directories_may_be_half_way() {
     let cut = |seed| disk.power_cut(&Keep::Seeded { seed, percent: 100 });
     let seen = |image: SimDisk| (read(&image, "/a").is_some(), read(&image, "/d/a").is_some());
     let seen: BTreeSet<_> = (0..40).map(|seed| seen(cut(seed))).collect();
-    assert_eq!(
-        seen,
-        BTreeSet::from([(false, true), (false, false), (true, true)])
-    );
+    assert_eq!(seen, BTreeSet::from([(false, true), (false, false), (true, true)]));
 }
 
 #[test]
@@ -670,9 +576,7 @@ fn step(disk: &SimDisk, files: &mut Vec<Arc<dyn File>>, random: &mut Random) {
         2 => drop(disk.rename(path(random), path(random))),
         3 => drop(disk.sync_dir(p(["/", "/d"][content::index(random.below(2))]))),
         4 => files.extend(disk.open(path(random), How::Write)),
-        5 if !files.is_empty() => {
-            drop(files.swap_remove(content::index(random.below(files.len() as u64))))
-        }
+        5 if !files.is_empty() => drop(files.swap_remove(content::index(random.below(files.len() as u64)))),
         kind => {
             let Some(file) = files.last() else {
                 return;
@@ -694,11 +598,8 @@ fn step(disk: &SimDisk, files: &mut Vec<Arc<dyn File>>, random: &mut Random) {
 /// Path, length and hash of each file.
 fn contents(disk: &SimDisk) -> Vec<(PathBuf, u64, u64)> {
     let files = disk.files().into_iter();
-    let hash =
-        |path: &Path| siphasher::sip::SipHasher13::new().hash(&disk.read_file(path).unwrap());
-    files
-        .map(|(path, len)| (path.clone(), len, hash(&path)))
-        .collect()
+    let hash = |path: &Path| siphasher::sip::SipHasher13::new().hash(&disk.read_file(path).unwrap());
+    files.map(|(path, len)| (path.clone(), len, hash(&path))).collect()
 }
 
 #[test]
@@ -721,16 +622,8 @@ fn keeping_everything_loses_nothing_and_synced_disks_cannot_lose() {
         disk.sync_dir(p("/")).unwrap();
         disk.sync_dir(p("/d")).unwrap();
         files.clear();
-        assert!(
-            disk.pending().is_empty(),
-            "seed {seed}: {}",
-            disk.pending().describe(&Keep::None)
-        );
-        assert_eq!(
-            contents(&disk.power_cut(&Keep::None)),
-            contents(&disk),
-            "seed {seed}"
-        );
+        assert!(disk.pending().is_empty(), "seed {seed}: {}", disk.pending().describe(&Keep::None));
+        assert_eq!(contents(&disk.power_cut(&Keep::None)), contents(&disk), "seed {seed}");
     }
 }
 
@@ -746,10 +639,7 @@ fn space_is_accounted_for_exactly() {
             step(&disk, &mut files, &mut random);
         }
         files.clear();
-        assert_eq!(
-            disk.free_space(p("/")).unwrap(),
-            disk.fork().free_space(p("/")).unwrap()
-        );
+        assert_eq!(disk.free_space(p("/")).unwrap(), disk.fork().free_space(p("/")).unwrap());
     }
 }
 
@@ -775,8 +665,5 @@ fn measure_crash_images() {
         file.sync().unwrap();
     }
     let took = SystemClock.now() - start;
-    println!(
-        "{:.0} images/s ({hashes:x})",
-        f64::from(20_000) / took.as_secs_f64()
-    );
+    println!("{:.0} images/s ({hashes:x})", f64::from(20_000) / took.as_secs_f64());
 }

@@ -113,11 +113,7 @@ impl Volume {
     pub(super) fn ino(&self, path: &Path) -> io::Result<Ino> {
         let mut ino = ROOT;
         for name in parts(path)? {
-            ino = *self
-                .dir(ino)?
-                .names
-                .get(name)
-                .ok_or(io::ErrorKind::NotFound)?;
+            ino = *self.dir(ino)?.names.get(name).ok_or(io::ErrorKind::NotFound)?;
         }
         Ok(ino)
     }
@@ -276,19 +272,10 @@ impl Volume {
             self.dir_mut(place.dir).names.remove(&place.name);
         }
         if let Some(place) = &to {
-            self.dir_mut(place.dir)
-                .names
-                .insert(place.name.clone(), ino);
+            self.dir_mut(place.dir).names.insert(place.name.clone(), ino);
         }
         let (op, path) = (self.op, path.into());
-        self.changes.push(NameChange {
-            op,
-            ino,
-            from,
-            to,
-            path,
-            new_path,
-        });
+        self.changes.push(NameChange { op, ino, from, to, path, new_path });
     }
 
     fn dir(&self, ino: Ino) -> io::Result<&Dir> {
@@ -330,9 +317,7 @@ impl Volume {
 
     /// Writes what there is space for; then fails if that was not all.
     pub(super) fn write(&mut self, ino: Ino, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        let end = offset
-            .checked_add(bytes.len() as u64)
-            .ok_or(io::ErrorKind::FileTooLarge)?;
+        let end = offset.checked_add(bytes.len() as u64).ok_or(io::ErrorKind::FileTooLarge)?;
         let room = super::content::index(self.capacity.saturating_sub(self.used));
         let first_unfit = self.file(ino).cache().holes(offset..end).nth(room);
         let fitting = match first_unfit {
@@ -538,6 +523,5 @@ fn parts(path: &Path) -> io::Result<Vec<&str>> {
 }
 
 fn utf8(name: &OsStr) -> io::Result<&str> {
-    name.to_str()
-        .ok_or_else(|| io::ErrorKind::InvalidInput.into())
+    name.to_str().ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }

@@ -161,6 +161,10 @@ mod tests {
         loans.iter().for_each(|buckets| buckets.iter().for_each(Bucket::mark_overflowed));
         drop(loans);
         let again: Vec<Buckets> = (0..PIECES).map(|_| Buckets::new(PIECE_BUCKETS, true)).collect();
-        assert!(again.iter().all(|buckets| buckets.len() == PIECE_BUCKETS && !buckets.iter().any(Bucket::overflowed)));
+        assert!(
+            again
+                .iter()
+                .all(|buckets| buckets.len() == PIECE_BUCKETS && !buckets.iter().any(Bucket::overflowed))
+        );
     }
 }

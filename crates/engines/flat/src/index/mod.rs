@@ -71,8 +71,13 @@ impl Index {
     /// An empty index.
     pub(crate) fn new(ground: Arc<Ground>) -> Index {
         let buckets = if ground.tiny { 4 } else { 256 };
-        let index =
-            Index { ground, directory: Atomic::null(), buckets, writer: Mutex::new(()), bytes: AtomicU64::new(0) };
+        let index = Index {
+            ground,
+            directory: Atomic::null(),
+            buckets,
+            writer: Mutex::new(()),
+            bytes: AtomicU64::new(0),
+        };
         index.install(vec![Table::new(0, buckets, false)]);
         index
     }
@@ -172,7 +177,8 @@ impl Index {
     pub(crate) fn print(&self, hash: u64, guard: &Guard) -> u64 {
         let mut print = 0u64;
         self.matches(hash, guard, |address| {
-            print = print.wrapping_add((address.bits() + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29) | 1);
+            print = print
+                .wrapping_add((address.bits() + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29) | 1);
             true
         });
         print
@@ -278,7 +284,13 @@ impl Index {
 
     /// Calls `each` with every entry of `unit` in the table that holds hash prefix `start`. Returns the
     /// first and the last hash of the table.
-    pub(crate) fn visit(&self, unit: usize, start: u64, guard: &Guard, mut each: impl FnMut(Address)) -> (u64, u64) {
+    pub(crate) fn visit(
+        &self,
+        unit: usize,
+        start: u64,
+        guard: &Guard,
+        mut each: impl FnMut(Address),
+    ) -> (u64, u64) {
         let mut table = Some(self.table(start, guard));
         let (first, last) = range_of(start, self.table(start, guard).depth());
         while let Some(here) = table {
@@ -289,7 +301,10 @@ impl Index {
     }
 
     /// Calls `each` with every table (chains in order) by hash prefix.
-    pub(crate) fn each_table<E>(&self, mut each: impl FnMut(&Table, &Guard) -> Result<(), E>) -> Result<(), E> {
+    pub(crate) fn each_table<E>(
+        &self,
+        mut each: impl FnMut(&Table, &Guard) -> Result<(), E>,
+    ) -> Result<(), E> {
         let mut start = 0;
         loop {
             let guard = &crossbeam_epoch::pin();

@@ -96,7 +96,12 @@ impl Table {
     /// An empty table of an index that is large or not.
     pub(crate) fn new(depth: u32, buckets: usize, is_large: bool) -> Box<Table> {
         debug_assert!(buckets.is_power_of_two() && buckets >= PROBE);
-        Box::new(Table { depth, buckets: Buckets::new(buckets, is_large), is_large, next: AtomicPtr::default() })
+        Box::new(Table {
+            depth,
+            buckets: Buckets::new(buckets, is_large),
+            is_large,
+            next: AtomicPtr::default(),
+        })
     }
 
     /// Bytes of one table.
@@ -200,7 +205,11 @@ impl Table {
     /// True if a split at `depth` separates any two entries.
     pub(crate) fn splits(&self, depth: u32) -> bool {
         let bit = 1u64 << (63 - depth);
-        let mut words = self.buckets.iter().flat_map(|b| (0..SLOTS).map(|s| b.word(s))).filter(|w| w.address() != Address::NONE);
+        let mut words = self
+            .buckets
+            .iter()
+            .flat_map(|b| (0..SLOTS).map(|s| b.word(s)))
+            .filter(|w| w.address() != Address::NONE);
         let Some(first) = words.next() else { return true };
         words.any(|word| (word.0 ^ first.0) & bit != 0)
     }
@@ -256,10 +265,13 @@ impl Table {
     }
 
     /// The words of each bucket, with its overflow bit.
-    pub(crate) fn each_bucket<E>(&self, mut each: impl FnMut([Word; SLOTS], bool) -> Result<(), E>) -> Result<(), E> {
-        self.buckets.iter().try_for_each(|bucket| {
-            each(std::array::from_fn(|slot| bucket.word(slot)), bucket.overflowed())
-        })
+    pub(crate) fn each_bucket<E>(
+        &self,
+        mut each: impl FnMut([Word; SLOTS], bool) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.buckets
+            .iter()
+            .try_for_each(|bucket| each(std::array::from_fn(|slot| bucket.word(slot)), bucket.overflowed()))
     }
 
     /// Sets a bucket of a table nobody else sees yet.
@@ -276,7 +288,8 @@ impl Table {
     /// Asks for the home bucket of `hash` to be loaded.
     pub(crate) fn prefetch(&self, hash: u64) {
         // A load that nothing waits for: portable, and as good as a prefetch on an out-of-order core.
-        let _ = std::hint::black_box(self.buckets[home(hash, self.buckets.len())].0[0].load(Ordering::Relaxed));
+        let _ =
+            std::hint::black_box(self.buckets[home(hash, self.buckets.len())].0[0].load(Ordering::Relaxed));
     }
 }
 
