@@ -348,6 +348,10 @@ impl Store {
                 let mut order = self.order.lock();
                 let ready = &mut order.ready[log.id.index()];
                 let fits = |s: &Arc<Segment>| s.identity().capacity >= DATA_START + span;
+                // Half of the reserve stays for removals, which are what makes room in the end.
+                if ready.len() <= self.geometry.reserve / 2 {
+                    return Err(Error::NoSpace { path });
+                }
                 // From the back: a segment in front may be next in the order of numbers.
                 match ready.back().filter(|s| fits(s)).is_some().then(|| ready.pop_back()).flatten() {
                     Some(segment) => Ok(segment),

@@ -178,13 +178,18 @@ impl Store {
                 Err(error) => return Err(error),
             }
         }
-        let mut m = self.maintenance.lock();
-        self.bury(&mut m);
-        if m.dying.is_empty() {
-            return Ok(());
+        let nothing_waits = {
+            let mut m = self.maintenance.lock();
+            !self.bury(&mut m) && m.dying.is_empty()
+        };
+        if !nothing_waits {
+            self.let_go_now()?;
         }
-        self.write_root(&mut m, false)?;
-        self.write_root(&mut m, false)
+        // Cleaning may have taken from the reserve, which the next life needs if the disk is full.
+        match self.top_up() {
+            Ok(_) | Err(Error::NoSpace { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     fn end_in_order(&self) -> Result<()> {

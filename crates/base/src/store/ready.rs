@@ -48,6 +48,12 @@ impl Store {
     /// On a full disk: cleans and lets go at once. True if segments went. The caller holds no guard.
     pub(super) fn relieve(&self) -> Result<bool> {
         self.clean()?;
+        self.let_go_now()
+    }
+
+    /// Writes ROOT twice, so that neither slot names what waits to go, and lets it go. True if segments
+    /// went.
+    pub(super) fn let_go_now(&self) -> Result<bool> {
         let mut m = self.maintenance.lock();
         self.bury(&mut m);
         for _ in 0..2 {
