@@ -36,6 +36,8 @@ use crate::types::{Incarnation, LogId, SegmentId, Seq, StoreId};
 pub const HEADER: usize = 16;
 /// Frames start on multiples of this.
 pub const ALIGN: u64 = 8;
+/// [`ALIGN`] as a length of memory.
+pub const ALIGN_BYTES: usize = 8;
 /// Longest body of a frame in bytes.
 pub const MAX_BODY: usize = (1 << 24) - 1;
 /// Highest sequence number the format holds.
@@ -119,7 +121,7 @@ impl Header {
         let order =
             self.seq.0 | u64::from(self.part) << 48 | u64::from(self.parts) << 52 | u64::from(self.gap) << 56;
         let mut bytes = [0; HEADER];
-        bytes[4..8].copy_from_slice(&(word as u32).to_le_bytes());
+        bytes[4..8].copy_from_slice(&word.to_le_bytes()[..4]);
         bytes[8..16].copy_from_slice(&order.to_le_bytes());
         bytes
     }
@@ -146,7 +148,7 @@ impl Header {
 /// Bytes a frame with a body of `len` takes.
 #[must_use]
 pub fn span(len: usize) -> u64 {
-    (HEADER + len).next_multiple_of(ALIGN as usize) as u64
+    ((HEADER + len) as u64).next_multiple_of(ALIGN)
 }
 
 /// Where a frame's checksum is seeded: everything about its place but the offset.
@@ -231,7 +233,7 @@ mod tests {
             parts: 2,
             gap: 63,
         };
-        let mut bytes = vec![0; span(body.len()) as usize];
+        let mut bytes = vec![0; usize::try_from(span(body.len())).unwrap()];
         bytes[HEADER..HEADER + body.len()].copy_from_slice(body);
         seed(3).seal(offset, &header, body_sum(body), &mut bytes);
         (header, bytes)

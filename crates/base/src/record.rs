@@ -103,7 +103,7 @@ fn put_varint(out: &mut Vec<u8>, mut number: u32) {
         out.push((number & 0x7f) as u8 | 0x80);
         number >>= 7;
     }
-    out.push(number as u8);
+    out.push((number & 0x7f) as u8);
 }
 
 fn take_varint(bytes: &[u8], at: &mut usize) -> Result<u32, Damage> {

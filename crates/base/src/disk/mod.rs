@@ -34,6 +34,8 @@ use std::sync::Arc;
 
 /// Smallest unit a device writes whole: a torn write leaves each sector old or new.
 pub const SECTOR: u64 = 512;
+/// [`SECTOR`] as a length of memory.
+pub const SECTOR_BYTES: usize = 512;
 
 /// How to open a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -26,7 +26,7 @@ impl Address {
         debug_assert!(
             (slot as usize) < SLOT_COUNT && offset.is_multiple_of(ALIGN) && offset / ALIGN < 1 << UNIT_BITS
         );
-        Address(u64::from(slot) << UNIT_BITS | offset / ALIGN)
+        Address((u64::from(slot) << UNIT_BITS) | (offset / ALIGN))
     }
 
     /// The address in the low 40 bits of `bits`.
@@ -44,7 +44,7 @@ impl Address {
     /// The slot of its segment.
     #[must_use]
     pub fn slot(self) -> u32 {
-        (self.0 >> UNIT_BITS) as u32
+        u32::try_from(self.0 >> UNIT_BITS).unwrap_or(u32::MAX)
     }
 
     /// The offset in its segment, in bytes.
@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn the_farthest_places_round_trip() {
-        for (slot, offset) in [(0, 512), (SLOT_COUNT as u32 - 1, super::super::MAX_CAPACITY - ALIGN)] {
+        for (slot, offset) in [(0, 512), (u32::from(u16::MAX), super::super::MAX_CAPACITY - ALIGN)] {
             let address = Address::from_bits(Address::new(slot, offset).bits());
             assert_eq!((address.slot(), address.offset()), (slot, offset));
         }

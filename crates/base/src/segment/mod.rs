@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use crate::codec::{Reader, Writer};
-use crate::disk::{Disk, File, How, SECTOR};
+use crate::disk::{Disk, File, How, SECTOR, SECTOR_BYTES};
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::frame::{HEADER, Header, Seed, WATER, u32_at};
 use crate::root::{FORMAT, SegmentEntry};
@@ -65,7 +65,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    fn encode(&self) -> [u8; SECTOR as usize] {
+    fn encode(&self) -> [u8; SECTOR_BYTES] {
         let mut w = Writer::default();
         w.0.extend_from_slice(MAGIC);
         w.u32(FORMAT);
@@ -79,12 +79,12 @@ impl Identity {
         w.u64(self.capacity);
         let sum = crc32c::crc32c(&w.0);
         w.u32(sum);
-        let mut sector = [0; SECTOR as usize];
+        let mut sector = [0; SECTOR_BYTES];
         sector[..w.0.len()].copy_from_slice(&w.0);
         sector
     }
 
-    fn decode(path: &Path, sector: &[u8; SECTOR as usize]) -> Result<Identity> {
+    fn decode(path: &Path, sector: &[u8; SECTOR_BYTES]) -> Result<Identity> {
         const SUMMED: usize = 56;
         let damaged = |what| Error::corrupt(path, 0, what);
         if &sector[..8] != MAGIC {
@@ -113,7 +113,7 @@ impl Identity {
             let id = SegmentId(r.u64()?);
             let incarnation = Incarnation(r.u64()?);
             let capacity = r.u64()?;
-            if capacity > MAX_CAPACITY || capacity < DATA_START {
+            if !(DATA_START..=MAX_CAPACITY).contains(&capacity) {
                 return Err(Damage::BadField { field: "capacity", value: capacity });
             }
             Ok(Identity { store, log, id, stream, incarnation, capacity })
@@ -218,7 +218,7 @@ impl Segment {
         if len < DATA_START {
             return Err(Error::corrupt(&path, 0, Damage::Short { got: len, expected: DATA_START }));
         }
-        let mut sector = [0; SECTOR as usize];
+        let mut sector = [0; SECTOR_BYTES];
         file.read_at(0, &mut sector).during("read", &path)?;
         let identity = Identity::decode(&path, &sector)?;
         for (field, expected, got) in [
@@ -251,7 +251,7 @@ impl Segment {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(false),
             other => other.during("open", &path)?,
         };
-        let mut sector = [0; SECTOR as usize];
+        let mut sector = [0; SECTOR_BYTES];
         if file.len().during("measure", &path)? < SECTOR {
             return Ok(false);
         }

@@ -7,7 +7,7 @@
 use super::{DATA_START, Frame, Segment};
 use crate::disk::SECTOR;
 use crate::error::{Error, Result};
-use crate::frame::{ALIGN, HEADER, Header, Kind};
+use crate::frame::{ALIGN, ALIGN_BYTES, HEADER, Header, Kind};
 use crate::types::Seq;
 
 /// A frame and its place.
@@ -162,7 +162,7 @@ fn find_frame<'s>(
         chunk.resize(usize::try_from(len).unwrap_or(0), 0);
         // What cannot be read cannot testify.
         segment.file().read_at(at, &mut chunk).ok()?;
-        for start in (0..chunk.len() - (HEADER - 1)).step_by(ALIGN as usize) {
+        for start in (0..chunk.len() - (HEADER - 1)).step_by(ALIGN_BYTES) {
             let mut head = [0; HEADER];
             head.copy_from_slice(&chunk[start..start + HEADER]);
             let offset = at + start as u64;

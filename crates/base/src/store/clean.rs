@@ -113,7 +113,8 @@ impl Store {
     }
 
     /// Bytes of full segments, and the bytes there should be at most: what the limit leaves them beside the
-    /// segments that are ready, being filled, or on their way out, which in a small database are most.
+    /// images and the segments that are ready, being filled, or on their way out, which in a small database
+    /// are most.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
     fn space(&self, log: &Log) -> (u64, u64) {
         let segments = log.list();
@@ -126,7 +127,8 @@ impl Store {
             return (full, times(TIGHT));
         }
         let most = times(self.options.space_limit);
-        let beside = total - full + self.dying_bytes.load(Ordering::Relaxed);
+        let images = 2 * log.image_bytes.load(Ordering::Relaxed); // the present one and the one being made
+        let beside = total - full + images + self.dying_bytes.load(Ordering::Relaxed);
         let least = times(1.0 + (self.options.space_limit - 1.0) * LEAST_SLACK);
         (
             full,

@@ -289,11 +289,11 @@ fn create_dirs(disk: &dyn Disk, path: &Path) -> Result<()> {
     }
     let mut above =
         path.ancestors().skip(1).map(|p| if p.as_os_str().is_empty() { Path::new(".") } else { p });
-    if let Some(parent) = above.next() {
-        if let Err(e) = disk.sync_dir(parent) {
-            let _ = disk.remove_dir(path); // the kernel may have dropped the name: the next attempt makes it anew
-            return Err(Error::io("sync directory", parent, e));
-        }
+    if let Some(parent) = above.next()
+        && let Err(e) = disk.sync_dir(parent)
+    {
+        let _ = disk.remove_dir(path); // the kernel may have dropped the name: the next attempt makes it anew
+        return Err(Error::io("sync directory", parent, e));
     }
     for ancestor in above {
         if disk.sync_dir(ancestor).is_err() {

@@ -208,7 +208,7 @@ impl ImageReader {
     /// Reads the next chunk; an empty one is the end.
     fn next_chunk(&mut self) -> Result<()> {
         let damaged = |at, what| Err(Error::corrupt(&self.path, at, what));
-        let mut head = [0; CHUNK_HEAD as usize];
+        let mut head = [0; 8];
         if self.at + CHUNK_HEAD > self.len {
             return damaged(self.at, Damage::Short { got: self.len, expected: self.at + CHUNK_HEAD });
         }

@@ -402,7 +402,7 @@ impl Store {
     /// Appends a frame that is no operation.
     fn append_mark(&self, tail: &mut Tail, kind: Kind, flags: u8, body: [u8; 8]) -> Result<()> {
         let Some(segment) = tail.segment.as_ref() else { return Ok(()) };
-        let mut bytes = [0; MARK as usize];
+        let mut bytes = [0; HEADER + 8];
         bytes[HEADER..].copy_from_slice(&body);
         let flags = FIRST | LAST | flags;
         let gap = segment.gap(tail.offset);

@@ -7,7 +7,7 @@
 //! ## Picture
 //!
 //! ```text
-//!  leader:  gather <= 20 us | lock: S = visible, close sectors, take dirty | sync blobs, logs | durable = S, wake
+//!  leader:  gather a moment | lock: S = visible, close sectors, take dirty | sync blobs, logs | durable = S, wake
 //!  waiter:  durable >= n ?  yield a few times, else sleep until the round ends
 //! ```
 //!
@@ -18,7 +18,7 @@
 //! 3. A failed sync is never repeated: the store is poisoned.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::Store;
@@ -28,8 +28,10 @@ use crate::segment::Segment;
 use crate::sync::{Mutex, MutexGuard, WaitWord};
 use crate::types::{Durability, LogId, Seq};
 
-/// Longest gathering before a round.
-const GATHER: Duration = Duration::from_micros(20);
+/// A round is held up for at most this part of what its syncs take, within the limits below.
+const GATHER_SHARE: u32 = 3;
+const GATHER_LEAST: Duration = Duration::from_micros(20);
+const GATHER_MOST: Duration = Duration::from_micros(100);
 /// Times a waiter yields before it sleeps.
 const YIELDS: u32 = 5;
 
@@ -39,10 +41,15 @@ pub(crate) struct Round {
     leader: Mutex<()>,
     /// Counts ended rounds; waiters sleep on it.
     ended: WaitWord,
-    /// Committers that wait now.
-    waiting: AtomicUsize,
-    /// How many the last round served.
-    last: AtomicUsize,
+    /// Committers that ever came to wait. (Counting who waits *now* would count those just served who
+    /// have not run yet, and nobody would be gathered.)
+    arrived: AtomicU64,
+    /// How many had when the last round took its S.
+    captured: AtomicU64,
+    /// How many that round served.
+    last: AtomicU64,
+    /// How long its syncs took, in nanoseconds.
+    took: AtomicU64,
     /// Rounds that somebody waited for, halved at each background tick: is this a durable load?
     demand: AtomicU32,
     /// The durable mark last written into a log.
@@ -90,10 +97,8 @@ impl Store {
             return Ok(());
         }
         self.counters.sync_waits.fetch_add(1, Ordering::Relaxed);
-        self.round.waiting.fetch_add(1, Ordering::AcqRel);
-        let result = self.wait_in_line(seq);
-        self.round.waiting.fetch_sub(1, Ordering::AcqRel);
-        result
+        self.round.arrived.fetch_add(1, Ordering::AcqRel);
+        self.wait_in_line(seq)
     }
 
     fn wait_in_line(&self, seq: Seq) -> Result<()> {
@@ -122,17 +127,18 @@ impl Store {
         }
     }
 
-    /// Waits a moment for as many as the last round served.
+    /// Waits a moment for as many as the last round served: for a fraction of what the sync costs.
     fn gather(&self) {
-        let last = self.round.last.load(Ordering::Relaxed);
-        if last > 1 && self.round.waiting.load(Ordering::Acquire) < last {
-            let until = self.clock.now() + GATHER;
-            while self.round.waiting.load(Ordering::Acquire) < last && self.clock.now() < until {
-                std::thread::yield_now();
-                if self.options.inline {
-                    break;
-                }
-            }
+        let round = &self.round;
+        let last = round.last.load(Ordering::Relaxed);
+        let short = || round.arrived.load(Ordering::Acquire) - round.captured.load(Ordering::Relaxed) < last;
+        if last <= 1 || self.options.inline || !short() {
+            return;
+        }
+        let took = Duration::from_nanos(round.took.load(Ordering::Relaxed));
+        let until = self.clock.now() + (took / GATHER_SHARE).clamp(GATHER_LEAST, GATHER_MOST);
+        while short() && self.clock.now() < until {
+            std::thread::yield_now();
         }
     }
 
@@ -197,8 +203,12 @@ impl Store {
                 tail.close_sector();
             }
             self.unsynced_since.store(0, Ordering::Relaxed);
+            let arrived = self.round.arrived.load(Ordering::Acquire);
+            let before = self.round.captured.swap(arrived, Ordering::Relaxed);
+            self.round.last.store(arrived - before, Ordering::Relaxed);
             (self.visible(), std::mem::take(&mut order.staged), segments)
         };
+        let began = self.clock.now();
         let blob_dir = self.ground.blobs.dir();
         let synced = blobs
             .iter()
@@ -210,12 +220,13 @@ impl Store {
         if synced.is_err() {
             return Err(self.poison("sync"));
         }
+        let took = self.clock.now().saturating_sub(began).as_nanos();
+        self.round.took.store(u64::try_from(took).unwrap_or(0), Ordering::Relaxed);
         self.durable.store(seq.0, Ordering::Release);
         for log in LogId::ALL {
             self.log(log).water_due.store(true, Ordering::Relaxed);
         }
         self.counters.sync_rounds.fetch_add(1, Ordering::Relaxed);
-        self.round.last.store(self.round.waiting.load(Ordering::Relaxed), Ordering::Relaxed);
         self.round.wake();
         Ok(())
     }

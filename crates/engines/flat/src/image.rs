@@ -17,7 +17,7 @@ use sheaf_base::error::Result;
 use sheaf_base::segment::{Address, DATA_START};
 
 use crate::engine::FlatEngine;
-use crate::index::{KEPT, SLOTS, Table, Word};
+use crate::index::{KEPT, SLOTS, Table, Tables, Word};
 
 const END: u8 = 255;
 /// Tables of an index that has at least two to this power of them stand on huge pages.
@@ -102,7 +102,7 @@ impl Loader<'_> {
     }
 
     /// All tables; they must tile the hashes.
-    fn tables(&mut self) -> Result<Vec<Box<Table>>> {
+    fn tables(&mut self) -> Result<Tables> {
         let mut tables = Vec::new();
         let mut covered = 0u64; // in units of the smallest possible table
         loop {

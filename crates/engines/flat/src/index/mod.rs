@@ -47,6 +47,10 @@ pub(crate) const LARGE: u64 = 4 << 20;
 /// Home buckets that a cursor visits together.
 const UNIT: usize = 8;
 
+/// Tables in the order of their hashes; boxed, since readers hold their addresses.
+#[allow(clippy::vec_box)]
+pub(crate) type Tables = Vec<Box<Table>>;
+
 struct Directory {
     depth: u32,
     tables: Box<[AtomicPtr<Table>]>,
@@ -109,7 +113,7 @@ impl Index {
     }
 
     /// Replaces everything by `tables`, which tile the hashes in order.
-    pub(crate) fn install(&self, tables: Vec<Box<Table>>) {
+    pub(crate) fn install(&self, tables: Tables) {
         let guard = crossbeam_epoch::pin();
         let _writer = self.writer.lock();
         let depth = tables.iter().map(|t| t.depth()).max().unwrap_or(0);
