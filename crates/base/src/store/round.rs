@@ -33,7 +33,7 @@ const GATHER_SHARE: u32 = 3;
 const GATHER_LEAST: Duration = Duration::from_micros(20);
 const GATHER_MOST: Duration = Duration::from_micros(100);
 /// Times a waiter yields before it sleeps.
-const YIELDS: u32 = 5;
+const YIELDS: u32 = 20;
 
 /// The state of sync rounds.
 #[derive(Debug, Default)]
