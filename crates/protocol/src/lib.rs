@@ -34,7 +34,7 @@
 //! 8. Damage is reported only if something rotted.
 //! 9. Rot of what the disk itself says was durable is reported.
 //!
-//! ## How the protocol here differs from commit.md, and why it is still sound
+//! ## How the protocol here differs from the first draft of its rules, and why it is sound
 //! - **A commit is one step under one lock** (number, frames to the kernel, index, `visible`), so
 //!   `logged`, `visible` and the last number are the same whenever the lock is free. R7 and R16 ask
 //!   for less (applying outside the lock, in order, under stripes); `conditional` shows what goes

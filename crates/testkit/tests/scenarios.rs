@@ -1,4 +1,4 @@
-//! The 24 scenarios of shared/commit.md, each as a test of the real database.
+//! The 24 scenarios that broke weaker commit protocols, each as a test of the real database.
 //!
 //! They broke earlier drafts of the commit path one by one. Where a scenario's exact crash can be made on
 //! the simulated disk it is, in every variant of what the power cut keeps; where this design cannot

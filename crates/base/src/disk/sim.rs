@@ -15,7 +15,7 @@
 //!            power_cut(keep) = platter + any subset of pending ─────────────┘
 //! ```
 //!
-//! ## Invariants (the model, after reliability.md 4(a))
+//! ## Invariants (the model)
 //!
 //! 1. `sync` of a file makes its data and length durable, `sync_dir` the names in one directory;
 //!    nothing else makes anything durable. A file's name is not its directory's content's business:

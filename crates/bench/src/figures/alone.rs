@@ -109,7 +109,7 @@ fn in_order(stores: &Open, round: u64) -> Vec<&(Subject, Box<dyn Store>)> {
 }
 
 /// Updates before the measured ones, as a multiple of the pairs: a cleaner's victims need that long to
-/// reach their steady state (findings.md, A, took the last quarter of eight times the pairs).
+/// reach their steady state.
 const STEADY: u64 = 6;
 /// Updates measured, as a multiple of the pairs.
 const MEASURED: u64 = 2;

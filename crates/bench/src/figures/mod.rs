@@ -1,4 +1,4 @@
-//! # Figures: everything issue 2 promises, measured in one run
+//! # Figures: everything the project demands of itself, measured in one run
 //!
 //! ## Order
 //!

@@ -1,4 +1,4 @@
-//! # Promises: the figures of issue 2, in its order
+//! # Promises: the figures demanded, in their order
 
 use crate::table::Bound::{AtLeast, AtMost};
 use crate::table::Promise;

@@ -1,7 +1,7 @@
 //! # Flaw: the mistakes a ledger can be told to make
 //!
 //! Each is a bug that engines have had. A harness that does not find one of them within its budget
-//! is decoration (reliability.md, 4k).
+//! is decoration.
 
 /// One deliberate mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
