@@ -38,9 +38,11 @@ use crate::error::{Damage, Error, IoContext, Result};
 use crate::frame::Kind;
 use crate::record::{Content, Record};
 use crate::root::{KeyspaceEntry, LogEntry, Root, SegmentEntry};
-use crate::segment::{self, Address, DATA_START, Scan, Segment, Stop, find_water};
+use crate::segment::{self, Address, DATA_START, Scan, Scanned, Segment, Stop, find_water};
 use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
 
+/// Frames replayed together.
+const GROUP: usize = 32;
 /// Bytes rewritten at a time.
 const REWRITE: usize = 1 << 20;
 
@@ -570,15 +572,41 @@ impl<'a> Recovery<'a> {
                 }
             };
             let mut scan = Scan::new(segment, from, segment.end());
-            for scanned in scan.by_ref() {
-                self.frames += 1;
-                let header = scanned.frame.header;
-                if !matches!(header.kind, Kind::Commit | Kind::Moved) {
-                    continue;
+            loop {
+                let group: Vec<Scanned<'_>> = scan.by_ref().take(GROUP).collect();
+                if group.is_empty() {
+                    break;
                 }
-                let record = Record::decode(scanned.frame.payload())
-                    .map_err(|what| Error::corrupt(segment.path(), scanned.offset, what))?;
-                let Some(engine) = engines.get(&record.keyspace) else { continue };
+                self.replay_group(log, segment, &group, engines)?;
+            }
+            if let Stop::Torn(_, error) = scan.stop() {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Replays some frames, whose look-ups may overlap.
+    fn replay_group(
+        &mut self,
+        log: LogId,
+        segment: &Segment,
+        group: &[Scanned<'_>],
+        engines: &HashMap<KeyspaceId, Arc<dyn Engine>>,
+    ) -> Result<()> {
+        self.frames += group.len() as u64;
+        let mut records = Vec::with_capacity(group.len());
+        for scanned in group.iter().filter(|s| matches!(s.frame.header.kind, Kind::Commit | Kind::Moved)) {
+            let record = Record::decode(scanned.frame.payload())
+                .map_err(|what| Error::corrupt(segment.path(), scanned.offset, what))?;
+            records.push((scanned, record));
+        }
+        for run in records.chunk_by(|(_, a), (_, b)| a.keyspace == b.keyspace) {
+            let Some(engine) = engines.get(&run[0].1.keyspace) else { continue };
+            let keys: Vec<&[u8]> = run.iter().map(|(_, record)| record.key).collect();
+            engine.prefetch(&keys, true);
+            for (scanned, record) in run {
+                let header = scanned.frame.header;
                 self.records += 1;
                 self.replayed_bytes[log.index()] += header.span();
                 engine.replay(&Replay {
@@ -588,9 +616,6 @@ impl<'a> Recovery<'a> {
                     address: Address::new(segment.slot(), scanned.offset),
                     span: u32::try_from(header.span()).unwrap_or(u32::MAX),
                 })?;
-            }
-            if let Stop::Torn(_, error) = scan.stop() {
-                return Err(error);
             }
         }
         Ok(())

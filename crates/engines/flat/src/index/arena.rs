@@ -10,7 +10,7 @@
 //!    every piece, in use or in the pool, holds a count.
 //! 2. A piece has one owner; it is zeroed before it is handed out again.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -45,9 +45,13 @@ impl Chunk {
     fn new() -> Chunk {
         // SAFETY:
         // * The layout has a size.
-        let start = unsafe { alloc_zeroed(Chunk::layout()) };
+        let start = unsafe { alloc(Chunk::layout()) };
         let Some(start) = NonNull::new(start) else { handle_alloc_error(Chunk::layout()) };
+        // Before the first touch, which decides what backs it: an allocator that zeroes comes too early.
         sheaf_base::memory::prefer_huge_pages(start, CHUNK);
+        // SAFETY:
+        // * The chunk is ours and this large.
+        unsafe { start.write_bytes(0, CHUNK) };
         Chunk(start)
     }
 }
