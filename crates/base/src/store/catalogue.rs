@@ -145,7 +145,7 @@ impl Store {
         if let Some(kept) = self.existing_as(name, engine)? {
             return Ok(kept);
         }
-        self.put_keyspace(name, engine.unwrap_or(default))
+        self.put_keyspace(name, engine.unwrap_or(default), None)
     }
 
     fn existing_as(&self, name: &str, engine: Option<&str>) -> Result<Option<Arc<Kept>>> {
@@ -160,22 +160,27 @@ impl Store {
         }
     }
 
-    /// Commits, durably, that `name` is a new keyspace. The caller holds `changing`.
-    fn put_keyspace(&self, name: &str, engine: &str) -> Result<Arc<Kept>> {
+    /// Commits, durably, that `name` is a new keyspace, or what is left of `cleared`. The caller holds
+    /// `changing`.
+    fn put_keyspace(&self, name: &str, engine: &str, cleared: Option<&Kept>) -> Result<Arc<Kept>> {
         let Some(factory) = self.factory(engine) else {
             let known: Vec<_> = self.factories.iter().map(|f| f.name()).collect();
             let why = format!("{engine:?}; there are {}", known.join(", "));
             return Err(Error::Invalid { what: "engine", why });
         };
         let id = KeyspaceId(self.catalogue.next_id.fetch_add(1, Ordering::Relaxed));
-        let kept = Arc::new(Kept::new(id, name, factory.create(id, &self.ground), Seq::LATEST));
+        let new = Kept::new(id, name, factory.create(id, &self.ground), Seq::LATEST);
+        let new = Arc::new(match cleared {
+            Some(before) => new.continuing(before),
+            None => new,
+        });
         let entry = encode_entry(id, engine);
-        let record =
-            Record { keyspace: KeyspaceId::CATALOGUE, key: name.as_bytes(), content: Content::Put(&entry) };
-        let new = Arc::clone(&kept);
-        let seq = self.commit_catalogue(&[record], |seq| self.catalogue.set(name, Some(new), seq))?;
+        let content = Content::Put(&entry);
+        let record = Record { keyspace: KeyspaceId::CATALOGUE, key: name.as_bytes(), content };
+        let set = Arc::clone(&new);
+        let seq = self.commit_catalogue(&[record], |seq| self.catalogue.set(name, Some(set), seq))?;
         self.acknowledge(seq, Durability::Sync)?;
-        Ok(kept)
+        Ok(new)
     }
 
     /// The keyspace `name` if there is one.
@@ -200,24 +205,7 @@ impl Store {
         if kept.is_gone() {
             return Err(Error::NoKeyspace { name: kept.name().to_owned() });
         }
-        self.replace_keyspace(kept)
-    }
-
-    fn replace_keyspace(&self, kept: &Arc<Kept>) -> Result<Arc<Kept>> {
-        let Some(factory) = self.factory(kept.engine_name()) else {
-            return Err(Error::Invalid { what: "engine", why: kept.engine_name().to_owned() });
-        };
-        let id = KeyspaceId(self.catalogue.next_id.fetch_add(1, Ordering::Relaxed));
-        let name = kept.name();
-        let new =
-            Arc::new(Kept::new(id, name, factory.create(id, &self.ground), Seq::LATEST).continuing(kept));
-        let entry = encode_entry(id, kept.engine_name());
-        let record =
-            Record { keyspace: KeyspaceId::CATALOGUE, key: name.as_bytes(), content: Content::Put(&entry) };
-        let set = Arc::clone(&new);
-        let seq = self.commit_catalogue(&[record], |seq| self.catalogue.set(name, Some(set), seq))?;
-        self.acknowledge(seq, Durability::Sync)?;
-        Ok(new)
+        self.put_keyspace(kept.name(), kept.engine_name(), Some(kept))
     }
 
     /// Drops the keyspace `name`. False if there is none.

@@ -70,7 +70,7 @@ impl Drop for Told {
     }
 }
 
-/// The suite for one engine. See the [module](crate::conformance).
+/// The suite for one engine. See the [module](mod@crate::conformance).
 #[macro_export]
 macro_rules! conformance {
     ($module:ident, $subject:expr) => {

@@ -32,7 +32,7 @@
 //!
 //! ## Costs
 //!
-//! Memory: key + value + [`table::ENTRY_COST`] a key. A cursor's step is a look-up.
+//! Memory: key + value + `table::ENTRY_COST` a key. A cursor's step is a look-up.
 
 mod cursor;
 mod flaw;
