@@ -152,7 +152,10 @@ pub fn run_case(steps: &[Step], case: Case) -> Result<Outcome, String> {
             break;
         }
     }
+    let before = world.sim.injected();
     run.abandon();
+    // Dropping the last handle syncs, and nobody is left to be told that it failed.
+    watch.poisoned |= world.sim.injected() > before;
     let history = run.history.lock().clone();
     let struck = world.sim.injected() > 0;
     world.sim.set_faults(sheaf_base::disk::sim::FaultPlan::default());
