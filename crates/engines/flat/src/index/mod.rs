@@ -98,7 +98,9 @@ impl Index {
 
     /// True if a new key of `hash` finds a place, or the budget has room for the growth it may bring.
     pub(crate) fn may_take(&self, hash: u64, guard: &Guard) -> bool {
-        self.ground.memory.has_room(2 * Table::bytes(self.buckets)) || self.table(hash, guard).has_slot(hash)
+        // Two tables for one, and a directory of twice the size.
+        let growth = 2 * Table::bytes(self.buckets) + directory_bytes(self.directory(guard).depth + 1);
+        self.ground.memory.has_room(growth) || self.table(hash, guard).has_slot(hash)
     }
 
     /// Whether new tables should stand on huge pages.
