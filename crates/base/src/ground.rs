@@ -3,7 +3,6 @@
 //! Services of the base that engines read from. No paths, no syncs, no threads.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::blob::Blobs;
 use crate::memory::Memory;
@@ -28,7 +27,6 @@ pub struct Ground {
     /// Directory and bucket sizes small enough that everything happens within 200 operations.
     pub tiny: bool,
     dead_blobs: Mutex<Vec<(Seq, u64)>>,
-    live_bytes: AtomicU64,
 }
 
 impl Ground {
@@ -43,7 +41,6 @@ impl Ground {
             hash_key: [crate::frame::u64_at(&key, 0), crate::frame::u64_at(&key, 8)],
             tiny,
             dead_blobs: Mutex::default(),
-            live_bytes: AtomicU64::new(0),
         }
     }
 
@@ -64,16 +61,5 @@ impl Ground {
             stays
         });
         gone
-    }
-
-    /// Counts bytes of live entries in store logs (negative: they died).
-    pub fn account(&self, span: i64) {
-        self.live_bytes.fetch_add(span.cast_unsigned(), Ordering::Relaxed);
-    }
-
-    /// Bytes of live entries in store logs.
-    #[must_use]
-    pub fn live_bytes(&self) -> u64 {
-        u64::try_from(self.live_bytes.load(Ordering::Relaxed).cast_signed()).unwrap_or(0)
     }
 }

@@ -205,7 +205,6 @@ impl FlatEngine {
     fn account(&self, address: Address, span: i64, guard: &Guard) {
         if let Some(segment) = self.ground.segments.at(address.slot(), guard) {
             segment.account(span);
-            self.ground.account(span);
         }
     }
 

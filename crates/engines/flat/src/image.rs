@@ -180,7 +180,6 @@ impl Loader<'_> {
                 let mean = (segment.end() - DATA_START) / u64::from(segment.frames().max(1));
                 let bytes = i64::try_from(count * mean).unwrap_or(0);
                 segment.account(bytes);
-                self.engine.ground.account(bytes);
             }
         }
     }
