@@ -17,12 +17,12 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::disk::{Disk, File, How};
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::frame::{u32_at, u64_at};
 use crate::root::FORMAT;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::types::StoreId;
 
 const MAGIC: &[u8; 8] = b"SHEAFBLB";

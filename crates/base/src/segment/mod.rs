@@ -30,13 +30,13 @@ pub use slots::Segments;
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use crate::codec::{Reader, Writer};
 use crate::disk::{Disk, File, How, SECTOR, SECTOR_BYTES};
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::frame::{HEADER, Header, Seed, WATER, u32_at};
 use crate::root::{FORMAT, SegmentEntry};
+use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use crate::types::{Incarnation, LogId, SegmentId, Seq, StoreId};
 
 const MAGIC: &[u8; 8] = b"SHEAFSEG";

@@ -25,7 +25,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::log::Log;
 use super::rooting::{Dying, Maintenance, Survivors};
@@ -35,6 +34,8 @@ use crate::error::{Error, IoContext, Result};
 use crate::frame::{FIRST, HEADER, Header, Kind, LAST, body_sum};
 use crate::record::{Content, Record};
 use crate::segment::{Address, DATA_START, Scan, Scanned, Segment, Stop};
+use crate::sync::atomic::Ordering;
+use crate::sync::epoch;
 use crate::types::{KeyspaceId, LogId, SegmentId};
 
 /// Streams of survivors; stream 0 is the order.
@@ -375,7 +376,7 @@ impl Store {
         tail.offset += piece.bytes.len() as u64;
         segment.publish(tail.offset);
         log.note_moved(piece.bytes.len() as u64);
-        let pin = crossbeam_epoch::pin();
+        let pin = epoch::pin();
         let order = self.order.lock();
         for copy in piece.moves.drain(..) {
             self.repoint(segment, &piece.bytes, &copy, &pin);
@@ -385,7 +386,7 @@ impl Store {
         Ok(())
     }
 
-    fn repoint(&self, to: &Segment, bytes: &[u8], copy: &Move, pin: &crossbeam_epoch::Guard) {
+    fn repoint(&self, to: &Segment, bytes: &[u8], copy: &Move, pin: &epoch::Guard) {
         let mut head = [0; HEADER];
         head.copy_from_slice(&bytes[copy.start..copy.start + HEADER]);
         let Some(header) = Header::decode(&head) else { return };

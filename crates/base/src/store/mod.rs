@@ -48,7 +48,6 @@ mod view;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 pub use kept::Kept;
@@ -65,6 +64,7 @@ use crate::ground::Ground;
 use crate::memory::Part;
 use crate::root::{Root, Slots};
 use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::types::{Durability, Incarnation, LogId, Seq, StoreId};
 use background::Signals;
 use catalogue::Catalogue;

@@ -24,7 +24,6 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
@@ -37,6 +36,8 @@ use crate::error::{Error, Result};
 use crate::frame::{FIRST, HEADER, Header, Kind, LAST, WATER, body_sum, span};
 use crate::record::{Content, Record};
 use crate::segment::{Address, DATA_START, Segment};
+use crate::sync::atomic::Ordering;
+use crate::sync::epoch;
 use crate::types::{KeyspaceId, LogId, MAX_KEY, MAX_VALUE, Seq};
 use crate::views::Views;
 
@@ -105,8 +106,8 @@ pub(crate) struct Item<'a> {
     pub(crate) write: usize,
 }
 
-thread_local! {
-    static ENCODED: RefCell<Encoded> = RefCell::default();
+crate::sync::thread_local! {
+    static ENCODED: RefCell<Encoded> = RefCell::new(Encoded::default());
 }
 
 /// Buffers above this are given back after use.
@@ -179,8 +180,8 @@ impl Store {
     }
 
     fn commit_pinned(&self, writes: &mut [Write<'_>], staged: SmallVec<[Staged; 1]>) -> Result<Outcome> {
-        let _pin = crossbeam_epoch::pin(); // engines' notes hold addresses until apply
-        ENCODED.with_borrow_mut(|encoded| self.commit_encoded(writes, staged, encoded))
+        let _pin = epoch::pin(); // engines' notes hold addresses until apply
+        ENCODED.with(|encoded| self.commit_encoded(writes, staged, &mut encoded.borrow_mut()))
     }
 
     /// Checks limits and stages large values.

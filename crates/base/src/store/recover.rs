@@ -24,7 +24,6 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::catalogue::{Catalogue, Map, decode_entry};
 use super::image::{self, ImageReader};
@@ -39,6 +38,7 @@ use crate::frame::Kind;
 use crate::record::{Content, Record};
 use crate::root::{KeyspaceEntry, LogEntry, Root, SegmentEntry};
 use crate::segment::{self, Address, DATA_START, Scan, Scanned, Segment, Stop, find_water};
+use crate::sync::atomic::Ordering;
 use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
 
 /// Frames replayed together.

@@ -7,13 +7,13 @@
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::Store;
 use super::log::Log;
 use crate::error::{Error, Result};
 use crate::root::{CheckpointRef, LogEntry, Root};
 use crate::segment::Segment;
+use crate::sync::atomic::Ordering;
 use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
 
 /// Something that goes when both slots are past it.

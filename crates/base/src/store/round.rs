@@ -18,13 +18,13 @@
 //! 3. A failed sync is never repeated: the store is poisoned.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::Store;
 use super::tail::{TAILS, log_of};
 use crate::error::{IoContext, Result};
 use crate::segment::Segment;
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard, WaitWord};
 use crate::types::{Durability, LogId, Seq};
 
@@ -32,8 +32,8 @@ use crate::types::{Durability, LogId, Seq};
 const GATHER_SHARE: u32 = 3;
 const GATHER_LEAST: Duration = Duration::from_micros(20);
 const GATHER_MOST: Duration = Duration::from_micros(100);
-/// Times a waiter yields before it sleeps.
-const YIELDS: u32 = 20;
+/// Times a waiter yields before it sleeps; a model need not wait long for the rare case.
+const YIELDS: u32 = if cfg!(shuttle) { 1 } else { 20 };
 
 /// The state of sync rounds.
 #[derive(Debug, Default)]
@@ -120,7 +120,7 @@ impl Store {
             }
             if yields < YIELDS {
                 yields += 1;
-                std::thread::yield_now();
+                crate::sync::thread::yield_now();
             } else {
                 self.round.ended.wait(round);
             }
@@ -138,7 +138,7 @@ impl Store {
         let took = Duration::from_nanos(round.took.load(Ordering::Relaxed));
         let until = self.clock.now() + (took / GATHER_SHARE).clamp(GATHER_LEAST, GATHER_MOST);
         while short() && self.clock.now() < until {
-            std::thread::yield_now();
+            crate::sync::thread::yield_now();
         }
     }
 

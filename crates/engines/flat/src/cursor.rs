@@ -9,6 +9,7 @@ use std::sync::Arc;
 use sheaf_base::engine::{Cursor, Want};
 use sheaf_base::error::{Error, Result};
 use sheaf_base::segment::Address;
+use sheaf_base::sync::epoch;
 use sheaf_base::types::Seq;
 
 use crate::engine::{FlatEngine, NAME};
@@ -46,7 +47,7 @@ impl FlatCursor {
         if self.unit >= self.engine.index.units() {
             return Ok(false);
         }
-        let guard = &crossbeam_epoch::pin();
+        let guard = &epoch::pin();
         let mut heads = Vec::new();
         let (first, last) =
             self.engine.index.visit(self.unit, self.start, guard, |address| heads.push(address));
@@ -71,13 +72,7 @@ impl FlatCursor {
         Ok(true)
     }
 
-    fn read(
-        &self,
-        address: Address,
-        guard: &crossbeam_epoch::Guard,
-        head: bool,
-        to: &mut Vec<Pair>,
-    ) -> Result<()> {
+    fn read(&self, address: Address, guard: &epoch::Guard, head: bool, to: &mut Vec<Pair>) -> Result<()> {
         let frame = self.engine.ground.segments.frame(address, guard)?;
         if head && frame.header.seq > self.at {
             return Ok(());

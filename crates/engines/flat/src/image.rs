@@ -15,6 +15,7 @@ use std::collections::HashMap;
 use sheaf_base::engine::{ImageSink, ImageSource};
 use sheaf_base::error::Result;
 use sheaf_base::segment::{Address, DATA_START};
+use sheaf_base::sync::epoch;
 
 use crate::engine::FlatEngine;
 use crate::index::{KEPT, SLOTS, Table, Tables, Word};
@@ -174,7 +175,7 @@ impl Loader<'_> {
     }
 
     fn account(&self) {
-        let guard = &crossbeam_epoch::pin();
+        let guard = &epoch::pin();
         for (slot, count) in &self.live {
             if let Some(segment) = self.engine.ground.segments.at(*slot, guard) {
                 let mean = (segment.end() - DATA_START) / u64::from(segment.frames().max(1));
