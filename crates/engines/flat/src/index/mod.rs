@@ -27,6 +27,8 @@
 //! 12.5 bytes a key on average. A look-up is two dependent loads, of which the directory is usually cached.
 
 mod arena;
+#[cfg(all(test, shuttle))]
+mod interleavings;
 mod table;
 
 use std::sync::Arc;
@@ -298,8 +300,9 @@ impl Index {
         guard: &Guard,
         mut each: impl FnMut(Address),
     ) -> (u64, u64) {
-        let mut table = Some(self.table(start, guard));
-        let (first, last) = range_of(start, self.table(start, guard).depth());
+        let head = self.table(start, guard); // once: a split in between would halve the range, not the entries
+        let (first, last) = range_of(start, head.depth());
+        let mut table = Some(head);
         while let Some(here) = table {
             here.visit(unit * UNIT, UNIT, &mut each);
             table = here.next(guard);
