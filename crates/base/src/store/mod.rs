@@ -20,7 +20,7 @@
 //!
 //! ## Threads
 //!
-//! Any thread may call anything. Locks, in order of acquisition: `maintenance`, `making`, the
+//! Any thread may call anything. Locks, in order of acquisition: `closing`, `maintenance`, `making`, the
 //! round's leader lock, `order` (the commit lock), the log lists, engines' own. No I/O under `order` but the append
 //! itself; no lock is held while a caller's closure runs.
 //!
@@ -172,6 +172,8 @@ pub struct Store {
     lifespan: AtomicU64,
     signals: Arc<Signals>,
     counters: Counters,
+    /// One end at a time.
+    closing: Mutex<()>,
     closed: AtomicBool,
     poison: Mutex<Option<&'static str>>,
     poisoned: AtomicBool,

@@ -95,6 +95,9 @@ impl Store {
         stream: u8,
         largest: u64,
     ) -> Result<Arc<Segment>> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::Closed); // the number may be the next life's
+        }
         let log = self.log(log);
         let id = SegmentId(*next);
         *next += 1;

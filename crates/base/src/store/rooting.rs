@@ -75,6 +75,9 @@ impl Store {
         if self.poisoned.load(Ordering::Acquire) {
             return Err(self.poison_error());
         }
+        if self.closed.load(Ordering::Acquire) && !clean {
+            return Err(Error::Closed); // the end is written, and the next life may have begun
+        }
         let root = self.gather_root(m, clean);
         if let Err(error) = self.slots.write(&root) {
             if matches!(error, Error::Io { op: "sync", .. }) {
