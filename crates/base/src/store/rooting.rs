@@ -195,8 +195,10 @@ impl Store {
         for id in blobs {
             m.dies(Dying::Blob(id));
         }
+        // In this order: a view that is registered after the look is younger than any drop durable before it.
+        let durable = self.durable();
         let oldest = self.order.lock().views.oldest();
-        let gone = self.catalogue.take_dead(self.durable(), oldest);
+        let gone = self.catalogue.take_dead(durable, oldest);
         for kept in &gone {
             if let Ok(engine) = kept.engine() {
                 let mut blobs = Vec::new();
