@@ -50,6 +50,18 @@ pub struct Write<'a> {
     pub op: Op<'a>,
 }
 
+impl Write<'_> {
+    /// Looks again at an expectation, under the guard that lasts until `apply`. The look it came with may be
+    /// old, and what it noted may stand for something else by now: places are used again, numbers never.
+    fn expects_what_is(&mut self) -> Result<bool> {
+        let mut again = Op::new(self.op.key, Action::Expect);
+        self.kept.engine()?.prepare(&mut again)?;
+        let is_same = again.prior == self.op.prior;
+        self.op = again;
+        Ok(is_same)
+    }
+}
+
 /// How a commit ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -225,7 +237,10 @@ impl Store {
         let mut needs: SmallVec<[Need; 4]> = SmallVec::new();
         for write in writes.iter_mut() {
             needs.push(match write.op.action {
-                Action::Expect => Need::Nothing,
+                Action::Expect => match write.expects_what_is()? {
+                    true => Need::Nothing,
+                    false => return Ok(Outcome::Stale),
+                },
                 _ => write.kept.engine()?.prepare(&mut write.op)?,
             });
         }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use sheaf_base::engine::{Cursor, Want};
 use sheaf_base::error::{Error, Result};
+use sheaf_base::record::Content;
 use sheaf_base::segment::Address;
 use sheaf_base::sync::epoch;
 use sheaf_base::types::Seq;
@@ -82,8 +83,9 @@ impl FlatCursor {
         if self.want == Want::Pairs
             && !self.engine.give(record.content, &mut |bytes| value = bytes.to_vec())?
         {
-            // Its blob is pinned by this cursor's view, so it cannot have gone.
-            return Err(Error::Invalid { what: "staged value", why: "it went under a view".to_owned() });
+            // Its blob is pinned by this cursor's view: it cannot have gone in order.
+            let Content::Staged(blob) = record.content else { return Ok(()) };
+            return Err(self.engine.ground.blobs.missing(&blob));
         }
         to.push((record.key.to_vec(), value));
         Ok(())

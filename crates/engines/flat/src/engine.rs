@@ -363,12 +363,19 @@ impl Engine for FlatEngine {
     #[inline]
     fn get(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(&[u8])) -> Result<bool> {
         let hash = self.hash(key);
+        let mut missing = None;
         loop {
             let guard = &epoch::pin();
             let Some(entry) = self.find_at(at, hash, key, guard)? else { return Ok(false) };
             let record = self.record(entry.address, &entry.frame, guard)?;
             if self.give(record.content, found)? {
                 return Ok(true);
+            }
+            // A staged value goes after the index has let go of it: named twice, it is lost.
+            if let Content::Staged(blob) = record.content
+                && missing.replace(blob.id) == Some(blob.id)
+            {
+                return Err(self.ground.blobs.missing(&blob));
             }
         }
     }
