@@ -18,7 +18,7 @@ use sheaf_base::disk::sim::{Keep, SimDisk};
 use sheaf_base::sync::Mutex;
 
 use super::history::{Change, History, Marks, NAMES, State};
-use super::world::{ENGINES, World};
+use super::world::World;
 
 /// No recovery in tiny geometry takes this many disk calls.
 const FUSE: u64 = 200_000;
@@ -128,7 +128,7 @@ fn first_life(
     }
     if state.spaces[0].is_none() {
         note(shared, vec![Change::Create(0)], &mut state);
-        db.keyspace(NAMES[0], KeyspaceOptions::default().engine(ENGINES[0]))
+        db.keyspace(NAMES[0], KeyspaceOptions::default().engine(world.subject.engine))
             .map_err(|e| format!("no keyspace can be made: {e}"))?;
         settle(shared);
     }
