@@ -88,7 +88,7 @@ pub fn check(world: &World, claim: Claim<'_>, end: End, probe: Option<&mut Probe
     let shared: Arc<Mutex<Probe>> = Arc::default();
     if probe.is_some() {
         let (sim, shared) = (world.sim.clone(), Arc::clone(&shared));
-        world.tap.watch(move |_| {
+        world.tap.watch(move |_, _| {
             let mut shared = shared.lock();
             let marks = shared.aftermath.as_ref().map(|history| history.marks);
             shared.moments.push(Moment { image: sim.fork(), marks });

@@ -187,7 +187,7 @@ pub fn record(steps: &[Step], plan: &Plan) -> (Vec<Point>, History, Result<(), S
     let now: Arc<AtomicUsize> = Arc::default();
     let (sim, history, out) = (world.sim.clone(), Arc::clone(&run.history), Arc::clone(&points));
     let (step, from_step) = (Arc::clone(&now), plan.from_step);
-    world.tap.watch(move |_| {
+    world.tap.watch(move |_, _| {
         let (step, marks) = (step.load(Ordering::Relaxed), history.lock().marks);
         // A moment nobody will look at keeps its number and costs nothing.
         let image = if step >= from_step { sim.fork() } else { SimDisk::new() };
