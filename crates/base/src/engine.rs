@@ -49,7 +49,7 @@ pub enum Action<'a> {
     Staged(BlobRef),
     /// Removes the key.
     Remove,
-    /// Writes nothing; the commit fails as stale if the key changes before it.
+    /// Writes nothing; the commit fails as stale if the key changes between `prepare` and it.
     Expect,
 }
 
@@ -60,7 +60,8 @@ pub struct Op<'a> {
     pub key: &'a [u8],
     /// What to do to it.
     pub action: Action<'a>,
-    /// Set by `prepare`: the number of the entry it replaces; zero if there is none or nobody knows.
+    /// Set by `prepare`: the number of the key's newest entry; zero if it has none. For
+    /// [`Action::Expect`] it says what is expected: the commit happens only if it is still this.
     pub prior: Seq,
     /// The engine's private words from `prepare` to `apply`.
     pub note: [u64; 5],

@@ -1,16 +1,29 @@
 //! # Kill: a process that dies in mid-write, on the real disk
 //!
-//! The test executable starts itself again as a child that writes as fast as it can from two threads,
-//! over two keyspaces, alone and in batches, buffered and synced, and says on a pipe after every
-//! acknowledged commit how far it is. The parent kills it (SIGKILL) after a moment, often while it is
-//! still opening, opens the database itself and checks: the lock is free, each thread's commits are there
-//! as a prefix, no acknowledged one is missing, every batch is whole. Then it closes or just lets go, and
-//! the next child takes over.
+//! The running program starts itself again as a child that writes as fast as it can from two threads,
+//! over keyspaces of two engines, alone and in batches, buffered and synced, and says on a pipe after every
+//! acknowledged commit how far it is. It dies by SIGKILL. The parent opens the database itself and
+//! checks: the lock is free and then held, each thread's commits are there as a prefix, no acknowledged one
+//! is missing, every batch is whole. Then it closes or just lets go, and the next child takes over.
+//!
+//! ## When it dies
+//!
+//! ```text
+//!  timer      the parent kills it after a moment
+//!  opening    the child kills itself before its n-th disk call: nearly always while it recovers
+//!  writing    the same, far later
+//!  image      before the n-th call on an image: in a checkpoint
+//!  cleaning   before the n-th removal of a segment
+//!  root       before the n-th write or sync of ROOT
+//!  sync       before the n-th sync of a log, between write and acknowledgement
+//! ```
+//!
+//! Several victims live side by side, each in its own directory: most of a life is waiting for syncs.
 //!
 //! ## What it cannot see
 //!
 //! Anything a power cut would lose: the kernel survives. The order between the two threads' commits.
-//! Which of the 40 ms a race needs: it is hit or not.
+//! Which of the moments a race needs: it is hit or not.
 
 #![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
 #![expect(clippy::disallowed_methods, reason = "real processes, real time, real files")]
@@ -18,29 +31,146 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{Read, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use sheaf::{Database, Durability, Keyspace, KeyspaceOptions};
+use sheaf::{Builder, Database, Durability, Error, Keyspace, KeyspaceOptions};
+use sheaf_base::disk::real::RealDisk;
+use sheaf_base::sync::Mutex;
 
 use crate::crash::workload::{Random, value_bytes};
+use crate::stage::Subject;
+use crate::tap::{Class, Tap};
+use crate::totals::{Budget, Failure, Totals};
 
 const DIR: &str = "SHEAF_KILL_DIR";
+const ENGINE: &str = "SHEAF_KILL_ENGINE";
 const SEED: &str = "SHEAF_KILL_SEED";
 const TINY: &str = "SHEAF_KILL_TINY";
+const DEATH: &str = "SHEAF_KILL_DEATH";
 const SPACES: [&str; 2] = ["alpha", "beta"];
 const THREADS: u8 = 2;
 /// Mark: the child has opened the database.
 const OPENED: u8 = 0xff;
 /// A mark is a thread and how many of its commits were acknowledged.
 const MARK: usize = 5;
+/// A child that did not come to the moment it was to die at is killed after so long.
+const PATIENCE: Duration = Duration::from_millis(250);
+/// Lives in one directory before the next one is begun.
+const LIVES: u64 = 25;
 
 /// A keyspace, a key, and its new value.
 type Change = (usize, Vec<u8>, Option<Vec<u8>>);
 
 /// What one thread's keys hold: by keyspace and key.
 type Pairs = BTreeMap<(usize, Vec<u8>), Vec<u8>>;
+
+/// At which moment a life ends. See the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs)]
+pub enum Moment {
+    Timer,
+    Opening,
+    Writing,
+    Image,
+    Cleaning,
+    Root,
+    Sync,
+}
+
+impl Moment {
+    const ALL: [Moment; 7] = [
+        Moment::Timer,
+        Moment::Opening,
+        Moment::Writing,
+        Moment::Image,
+        Moment::Cleaning,
+        Moment::Root,
+        Moment::Sync,
+    ];
+
+    /// Whether a disk call counts towards the moment.
+    fn counts(self, class: Class, path: &Path) -> bool {
+        let is = |part: &str| path.to_string_lossy().contains(part);
+        match self {
+            Moment::Timer => false,
+            Moment::Opening | Moment::Writing => true,
+            Moment::Image => is("/images"),
+            Moment::Cleaning => class == Class::Remove && is(".seg"),
+            Moment::Root => is("ROOT."),
+            Moment::Sync => class == Class::Sync && is(".seg"),
+        }
+    }
+
+    /// How many such calls a life has, at most: drawn.
+    fn draw(self, random: &mut Random) -> u64 {
+        match self {
+            Moment::Timer => 0,
+            Moment::Opening => 1 + random.below(90),
+            Moment::Writing => 90 + random.below(1500),
+            Moment::Image | Moment::Root => 1 + random.below(16),
+            Moment::Cleaning => 1 + random.below(6),
+            Moment::Sync => 1 + random.below(40),
+        }
+    }
+}
+
+/// When a life ends: the moment, and the how-manieth call (of the timer: microseconds).
+#[derive(Clone, Copy, Debug)]
+struct Death {
+    moment: Moment,
+    count: u64,
+}
+
+impl Death {
+    fn draw(random: &mut Random) -> Death {
+        let moment = Moment::ALL[random.below(Moment::ALL.len() as u64) as usize];
+        let count = match moment {
+            Moment::Timer if random.once_in(3) => random.below(9_000),
+            Moment::Timer => random.below(40_000),
+            other => other.draw(random),
+        };
+        Death { moment, count }
+    }
+
+    fn parse(text: &str) -> Option<Death> {
+        let (name, count) = text.split_once(' ')?;
+        let moment = Moment::ALL.into_iter().find(|moment| format!("{moment:?}") == name)?;
+        Some(Death { moment, count: count.parse().ok()? })
+    }
+}
+
+impl fmt::Display for Death {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} {}", self.moment, self.count)
+    }
+}
+
+/// How a child is started: this program again, with these arguments. It must call [`be_the_child`].
+#[derive(Clone, Debug)]
+pub struct Starter {
+    arguments: Vec<String>,
+}
+
+impl Starter {
+    /// A program that calls [`be_the_child`] first of all.
+    #[must_use]
+    pub fn program() -> Starter {
+        Starter { arguments: Vec::new() }
+    }
+
+    /// A test executable, whose test of this name (with its modules) calls it.
+    #[must_use]
+    pub fn test(name: &str) -> Starter {
+        let arguments = [name, "--exact", "--nocapture", "--test-threads=1"];
+        Starter { arguments: arguments.map(str::to_owned).to_vec() }
+    }
+}
 
 /// What the loop did.
 #[derive(Clone, Debug, Default)]
@@ -49,104 +179,176 @@ pub struct Report {
     pub kills: u64,
     /// Those that had not opened the database yet.
     pub during_open: u64,
+    /// Those that came to their moment, by moment; the others were killed when patience ended.
+    pub by_moment: BTreeMap<Moment, u64>,
     /// Commits acknowledged before the kills.
     pub commits: u64,
     /// Seconds it took.
     pub seconds: f64,
+    /// What went wrong.
+    pub failures: Vec<Failure>,
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rate = self.kills as f64 / self.seconds.max(1e-9);
-        let Report { kills, during_open, commits, seconds } = self;
+        let Report { kills, during_open, by_moment, commits, seconds, .. } = self;
         write!(
             f,
-            "{kills} kills ({during_open} while opening), {commits} commits, {seconds:.1} s, {rate:.0} kills/s"
+            "{kills} kills ({during_open} while opening; {by_moment:?}), {commits} commits, {seconds:.1} s, \
+             {rate:.0} kills/s"
         )
     }
 }
 
-/// Kills children for `seconds`, in fresh directories under `scratch`. `child` is the name of the test
-/// that calls [`be_the_child`].
-///
-/// # Panics
-///
-/// If a promise is broken, with a line that says which one and where the database is.
-pub fn kill_loop(scratch: &Path, child: &str, seconds: f64, seed: u64) -> Report {
-    let started = Instant::now();
-    let mut random = Random::new(seed);
-    let mut report = Report::default();
-    let mut round = 0;
-    while started.elapsed().as_secs_f64() < seconds {
-        round += 1;
-        let dir = scratch.join(format!("kill-{}-{round}", std::process::id()));
-        let is_tiny = !random.once_in(4);
-        let mut victim = Victim { dir: dir.clone(), child, is_tiny, model: Default::default() };
-        for _ in 0..25 {
-            let life = random.next();
-            let delay = if random.once_in(3) { random.below(9_000) } else { random.below(40_000) };
-            victim.live_and_die(life, Duration::from_micros(delay), &mut report);
-            if started.elapsed().as_secs_f64() > seconds {
-                break;
-            }
-        }
-        let _ = std::fs::remove_dir_all(&dir);
+/// Kills children until the budget is spent, `budget.workers` side by side, in fresh directories under
+/// `scratch`. The directory of a failure is left there.
+#[must_use]
+pub fn run(subject: &Subject, scratch: &Path, starter: &Starter, seed: u64, budget: Budget) -> Totals {
+    let report = kill_loop(subject, scratch, starter, seed, budget);
+    println!("kill -9 on {}: {report}", subject.engine);
+    Totals {
+        cases: report.kills,
+        distinct: report.kills,
+        seconds: report.seconds,
+        failures: report.failures,
+        ..Totals::new("kill -9", subject.engine)
     }
-    report.seconds = started.elapsed().as_secs_f64();
+}
+
+/// As [`run`], with what the kills hit.
+#[must_use]
+pub fn kill_loop(subject: &Subject, scratch: &Path, starter: &Starter, seed: u64, budget: Budget) -> Report {
+    let ground = Ground {
+        subject,
+        scratch,
+        starter,
+        budget,
+        started: Instant::now(),
+        kills: AtomicU64::new(0),
+        report: Mutex::default(),
+    };
+    std::thread::scope(|scope| {
+        for worker in 0..budget.workers as u64 {
+            let ground = &ground;
+            scope.spawn(move || ground.work(Random::new(seed ^ worker << 32)));
+        }
+    });
+    let mut report = ground.report.into_inner();
+    report.seconds = ground.started.elapsed().as_secs_f64();
     report
 }
 
+/// What the workers share.
+struct Ground<'a> {
+    subject: &'a Subject,
+    scratch: &'a Path,
+    starter: &'a Starter,
+    budget: Budget,
+    started: Instant,
+    kills: AtomicU64,
+    report: Mutex<Report>,
+}
+
+impl Ground<'_> {
+    fn is_over(&self) -> bool {
+        self.started.elapsed().as_secs_f64() > self.budget.seconds || !self.report.lock().failures.is_empty()
+    }
+
+    fn work(&self, mut random: Random) {
+        while !self.is_over() {
+            static DIRECTORIES: AtomicU64 = AtomicU64::new(0);
+            let number = DIRECTORIES.fetch_add(1, Ordering::Relaxed);
+            let dir = self.scratch.join(format!("kill-{}-{number}", std::process::id()));
+            let is_tiny = !random.once_in(4);
+            let mut victim = Victim { ground: self, dir: dir.clone(), is_tiny, model: Default::default() };
+            for _ in 0..LIVES {
+                if self.is_over() || self.kills.fetch_add(1, Ordering::Relaxed) >= self.budget.cases {
+                    let _ = std::fs::remove_dir_all(&dir);
+                    return;
+                }
+                let (life, death) = (random.next(), Death::draw(&mut random));
+                if let Err(what) = victim.live_and_die(life, death) {
+                    let replay = victim.replay(life, death);
+                    self.report.lock().failures.push(Failure { replay, what });
+                    return;
+                }
+            }
+            // What cannot be removed is left to whoever looks after the scratch directory.
+            let _ = std::fs::remove_dir_all(&dir);
+        }
+    }
+}
+
 struct Victim<'a> {
+    ground: &'a Ground<'a>,
     dir: PathBuf,
-    child: &'a str,
     is_tiny: bool,
     model: [Pairs; THREADS as usize],
 }
 
 impl Victim<'_> {
-    fn live_and_die(&mut self, life: u64, delay: Duration, report: &mut Report) {
-        let mut child = self.start(life);
-        let mut pipe = child.stderr.take().expect("stderr is piped");
-        let mut told = Vec::new();
-        std::thread::scope(|scope| {
-            let reader = scope.spawn(move || {
-                let mut told = Vec::new();
-                pipe.read_to_end(&mut told).expect("a pipe can be read");
-                told
-            });
-            std::thread::sleep(delay);
-            child.kill().expect("our own child");
-            child.wait().expect("our own child");
-            told = reader.join().expect("the reader does not panic");
-        });
-        let (has_opened, acked) = marks(&told).unwrap_or_else(|| {
-            panic!("the child failed in {}: {}", self.dir.display(), String::from_utf8_lossy(&told))
-        });
-        report.kills += 1;
-        report.during_open += u64::from(!has_opened);
-        report.commits += acked.iter().map(|k| u64::from(*k)).sum::<u64>();
-        if let Err(what) = self.inspect(life, acked) {
-            panic!(
-                "{what}\n  acknowledged {acked:?}; replay: {DIR}={} {SEED}={life} {TINY}={} (killed after {delay:?})",
-                self.dir.display(),
-                self.is_tiny
-            );
-        }
+    fn replay(&self, life: u64, death: Death) -> String {
+        let engine = self.ground.subject.engine;
+        format!(
+            "{ENGINE}={engine} {DIR}={} {SEED}={life} {TINY}={} {DEATH}='{death}' (the directory is as it was left)",
+            self.dir.display(),
+            self.is_tiny
+        )
     }
 
-    fn start(&self, life: u64) -> Child {
-        let executable = std::env::current_exe().expect("we run from a file");
+    fn live_and_die(&mut self, life: u64, death: Death) -> Result<(), String> {
+        let mut child = self.start(life, death)?;
+        let mut pipe = child.stderr.take().ok_or("stderr is not piped")?;
+        let delay = match death.moment {
+            Moment::Timer => Duration::from_micros(death.count),
+            _ => PATIENCE,
+        };
+        let mut is_in_time = death.moment == Moment::Timer;
+        let told = std::thread::scope(|scope| -> std::io::Result<Vec<u8>> {
+            let (ended, end) = mpsc::channel::<()>();
+            let reader = scope.spawn(move || {
+                let mut told = Vec::new();
+                let read = pipe.read_to_end(&mut told);
+                drop(ended); // the pipe ends when the child does
+                read.map(|_| told)
+            });
+            is_in_time |= end.recv_timeout(delay) == Err(RecvTimeoutError::Disconnected);
+            child.kill()?;
+            reader.join().unwrap_or_else(|_| Err(std::io::Error::other("the reader panicked")))
+        });
+        let told = told.map_err(|e| e.to_string())?;
+        let status = child.wait().map_err(|e| e.to_string())?;
+        let marks = marks(&told).filter(|_| status.signal() == Some(libc::SIGKILL));
+        let (has_opened, acked) = marks
+            .ok_or_else(|| format!("the child ended with {status}: {}", String::from_utf8_lossy(&told)))?;
+        let mut report = self.ground.report.lock();
+        report.kills += 1;
+        report.during_open += u64::from(!has_opened);
+        *report.by_moment.entry(death.moment).or_default() += u64::from(is_in_time);
+        report.commits += acked.iter().map(|k| u64::from(*k)).sum::<u64>();
+        drop(report);
+        self.inspect(life, acked).map_err(|what| format!("{what}; acknowledged {acked:?}, killed by {death}"))
+    }
+
+    fn start(&self, life: u64, death: Death) -> Result<Child, String> {
+        let executable = std::env::current_exe().map_err(|e| e.to_string())?;
         let mut command = Command::new(executable);
-        command.args([self.child, "--exact", "--nocapture", "--test-threads=1"]);
-        command.env(DIR, &self.dir).env(SEED, life.to_string()).env(TINY, self.is_tiny.to_string());
+        command.args(&self.ground.starter.arguments);
+        command.env(ENGINE, self.ground.subject.engine).env(DIR, &self.dir).env(SEED, life.to_string());
+        command.env(TINY, self.is_tiny.to_string()).env(DEATH, death.to_string());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-        command.spawn().expect("we can start ourselves")
+        command.spawn().map_err(|e| e.to_string())
     }
 
     /// Opens what the dead child left.
     fn inspect(&mut self, life: u64, acked: [u32; THREADS as usize]) -> Result<(), String> {
-        let open = || Database::builder().tiny(self.is_tiny).open(&self.dir);
+        let open = || builder(self.ground.subject, self.is_tiny).open(&self.dir);
         let db = open().map_err(|e| format!("it does not open after the kill: {e}"))?;
+        match open() {
+            Err(Error::Locked { pid: Some(pid), .. }) if pid == std::process::id() => {}
+            other => return Err(format!("opened twice, the answer is {:?}", other.map(drop))),
+        }
         let found = read(&db)?;
         for thread in 0..THREADS {
             let number = usize::from(thread);
@@ -166,7 +368,13 @@ impl Victim<'_> {
                 }
             }
         }
-        let alpha = db.keyspace(SPACES[0], KeyspaceOptions::default()).map_err(|e| e.to_string())?;
+        if life.is_multiple_of(8) {
+            let mut damage = None;
+            let verified = db.verify(|error| damage = Some(error));
+            verified.map_err(|e| format!("it cannot be verified: {e}"))?;
+            damage.map_or(Ok(()), |error| Err(format!("verification says: {error}")))?;
+        }
+        let alpha = keyspace(&db, self.ground.subject, 0).map_err(|e| e.to_string())?;
         alpha.insert("the parent", life.to_le_bytes()).map_err(|e| format!("it takes no commit: {e}"))?;
         drop(alpha);
         if life.is_multiple_of(2) {
@@ -174,6 +382,15 @@ impl Victim<'_> {
         }
         Ok(())
     }
+}
+
+fn builder(subject: &Subject, is_tiny: bool) -> Builder {
+    subject.factories.iter().cloned().fold(Database::builder(), Builder::engine).tiny(is_tiny)
+}
+
+fn keyspace(db: &Database, subject: &Subject, space: usize) -> sheaf::Result<Keyspace> {
+    let engine = [subject.engine, subject.other][space];
+    db.keyspace(SPACES[space], KeyspaceOptions::default().engine(engine))
 }
 
 /// Whether the child had opened the database, and how many commits of each thread it acknowledged.
@@ -261,11 +478,13 @@ pub fn be_the_child() {
     let Some(dir) = std::env::var_os(DIR) else {
         return;
     };
-    let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    let life = number(SEED).expect("the parent sets a seed");
-    let is_tiny = std::env::var(TINY).is_ok_and(|text| text == "true");
-    let db = Database::builder().tiny(is_tiny).open(PathBuf::from(dir)).expect("it opens");
-    let spaces = SPACES.map(|name| db.keyspace(name, KeyspaceOptions::default()).expect("a keyspace"));
+    let text = |name| std::env::var(name).unwrap_or_default();
+    let life: u64 = text(SEED).parse().expect("the parent sets a seed");
+    let subject = Subject::named(&text(ENGINE)).expect("the parent names an engine");
+    let death = Death::parse(&text(DEATH)).expect("the parent sets a death");
+    let disk = Arc::new(doomed(death));
+    let db = builder(&subject, text(TINY) == "true").disk(disk).open(PathBuf::from(dir)).expect("it opens");
+    let spaces = [0, 1].map(|space| keyspace(&db, &subject, space).expect("a keyspace"));
     tell(OPENED, 0);
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
@@ -278,6 +497,24 @@ pub fn be_the_child() {
             });
         }
     });
+}
+
+/// The real disk, before whose so-manieth call of a kind the process dies.
+fn doomed(death: Death) -> Tap {
+    let tap = Tap::new(Arc::new(RealDisk));
+    let mut left = death.count;
+    tap.watch(move |class, path| {
+        if !death.moment.counts(class, path) {
+            return;
+        }
+        left -= 1;
+        if left == 0 {
+            // SAFETY:
+            // * A system call without memory; it does not return.
+            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+        }
+    });
+    tap
 }
 
 fn write(db: &Database, spaces: &[Keyspace; 2], thread: u8, life: u64, k: u32) -> sheaf::Result<()> {
@@ -304,4 +541,38 @@ fn tell(thread: u8, count: u32) {
     let mut mark = [thread; MARK];
     mark[1..].copy_from_slice(&count.to_le_bytes());
     std::io::stderr().write_all(&mark).expect("the parent listens");
+}
+
+/// The kill loop's test for one engine: `kill_suite!(flat, Subject::flat())`.
+#[macro_export]
+macro_rules! kill_suite {
+    ($module:ident, $subject:expr) => {
+        mod $module {
+            use super::*;
+            use $crate::kill::{Starter, be_the_child, kill_loop};
+            use $crate::totals::Budget;
+
+            #[test]
+            fn child_of_the_kill_loop() {
+                be_the_child();
+            }
+
+            #[test]
+            fn killed_processes_lose_nothing_acknowledged_and_leave_the_lock() {
+                let scratch = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
+                let child = concat!(stringify!($module), "::child_of_the_kill_loop");
+                let budget = Budget::cases(500).workers(4);
+                let report = kill_loop(&$subject, scratch, &Starter::test(child), 1, budget);
+                println!("{}: {report}", stringify!($module));
+                assert!(report.failures.is_empty(), "{report}\n{:?}", report.failures);
+                assert_eq!(report.kills, 500, "{report}");
+                assert!(report.during_open > 0, "no kill while opening: {report}");
+                assert!(
+                    report.by_moment.values().all(|kills| *kills > 0),
+                    "a moment was never hit: {report}"
+                );
+                assert!(report.commits > 0, "nothing was written: {report}");
+            }
+        }
+    };
 }

@@ -12,3 +12,4 @@ pub mod model;
 pub mod mortal;
 pub mod stage;
 pub mod tap;
+pub mod totals;

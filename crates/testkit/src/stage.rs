@@ -59,10 +59,28 @@ impl Subject {
         }
     }
 
+    /// The subject of this name, as replay lines call it.
+    #[must_use]
+    pub fn named(engine: &str) -> Option<Subject> {
+        [Subject::flat(), Subject::ledger()].into_iter().find(|subject| subject.engine == engine)
+    }
+
+    /// The engines of the three keyspaces of a crash workload: two under test, one in another log.
+    #[must_use]
+    pub fn engines(&self) -> [&'static str; 3] {
+        [self.engine, self.engine, self.other]
+    }
+
     /// The reference engine, wrong in one way.
     #[must_use]
     pub fn flawed(flaw: Flaw) -> Subject {
         Subject { factories: vec![Arc::new(LedgerFactory::flawed(flaw))], ..Subject::ledger() }
+    }
+}
+
+impl fmt::Debug for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.engine)
     }
 }
 

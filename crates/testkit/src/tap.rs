@@ -90,7 +90,7 @@ pub enum Lie {
     WriteOneLate(&'static str),
 }
 
-type Watcher = Box<dyn FnMut(Class) + Send>;
+type Watcher = Box<dyn FnMut(Class, &Path) + Send>;
 
 #[derive(Default)]
 struct State {
@@ -105,15 +105,15 @@ struct State {
 }
 
 impl State {
-    /// What happens before a call of `class`.
-    fn before(&mut self, class: Class) {
+    /// What happens before a call of `class` on `path`.
+    fn before(&mut self, class: Class, path: &Path) {
         self.calls += 1;
         *self.by_class.entry(class).or_default() += 1;
         if let Some(fuse) = self.fuse {
             assert!(self.calls <= fuse, "more than {fuse} disk calls: it does not end");
         }
         if let Some(watcher) = self.watcher.as_mut().filter(|_| class.changes()) {
-            watcher(class);
+            watcher(class, path);
         }
     }
 }
@@ -151,7 +151,7 @@ impl Tap {
     }
 
     /// `watcher` hears of every call that can change what a crash leaves, just before it happens.
-    pub fn watch(&self, watcher: impl FnMut(Class) + Send + 'static) {
+    pub fn watch(&self, watcher: impl FnMut(Class, &Path) + Send + 'static) {
         self.state.lock().watcher = Some(Box::new(watcher));
     }
 
@@ -171,50 +171,50 @@ impl Tap {
         self.state.lock().lie = lie;
     }
 
-    fn before(&self, class: Class) {
-        self.state.lock().before(class);
+    fn before(&self, class: Class, path: &Path) {
+        self.state.lock().before(class, path);
     }
 }
 
 impl Disk for Tap {
     fn open(&self, path: &Path, how: How) -> io::Result<Arc<dyn File>> {
-        self.before(if how == How::Create { Class::Create } else { Class::Open });
+        self.before(if how == How::Create { Class::Create } else { Class::Open }, path);
         let below = self.below.open(path, how)?;
         Ok(Arc::new(TapFile { below, path: path.to_path_buf(), state: Arc::clone(&self.state) }))
     }
     fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
-        self.before(Class::List);
+        self.before(Class::List, dir);
         self.below.list(dir)
     }
     fn create_dir(&self, dir: &Path) -> io::Result<()> {
-        self.before(Class::CreateDir);
+        self.before(Class::CreateDir, dir);
         self.below.create_dir(dir)
     }
     fn remove(&self, path: &Path) -> io::Result<()> {
-        self.before(Class::Remove);
+        self.before(Class::Remove, path);
         self.below.remove(path)
     }
     fn remove_dir(&self, dir: &Path) -> io::Result<()> {
-        self.before(Class::RemoveDir);
+        self.before(Class::RemoveDir, dir);
         self.below.remove_dir(dir)
     }
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.before(Class::Rename);
+        self.before(Class::Rename, from);
         self.below.rename(from, to)
     }
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        self.before(Class::SyncDir);
+        self.before(Class::SyncDir, dir);
         if self.state.lock().lie == Lie::SyncDir {
             return Ok(());
         }
         self.below.sync_dir(dir)
     }
     fn lock(&self, path: &Path, share: Share) -> io::Result<Locked> {
-        self.before(Class::Lock);
+        self.before(Class::Lock, path);
         self.below.lock(path, share)
     }
     fn free_space(&self, path: &Path) -> io::Result<u64> {
-        self.before(Class::FreeSpace);
+        self.before(Class::FreeSpace, path);
         self.below.free_space(path)
     }
 }
@@ -233,11 +233,24 @@ impl fmt::Debug for TapFile {
 
 impl TapFile {
     fn before(&self, class: Class) {
-        self.state.lock().before(class);
+        self.state.lock().before(class, &self.path);
     }
 
     fn is_named(&self, part: &str) -> bool {
         self.path.to_string_lossy().contains(part)
+    }
+
+    /// The file that a sync of this one syncs, if it does anything.
+    fn to_sync(&self) -> Option<Arc<dyn File>> {
+        let mut state = self.state.lock();
+        state.syncs += 1;
+        match state.lie {
+            Lie::Sync => None,
+            Lie::SyncOf(part) if self.is_named(part) => None,
+            Lie::EverySecondSync if state.syncs.is_multiple_of(2) => None,
+            Lie::SyncOneLate => state.late.replace(Arc::clone(&self.below)),
+            _ => Some(Arc::clone(&self.below)),
+        }
     }
 
     /// Whether this write waits for the next one; that one carries it out.
@@ -283,20 +296,18 @@ impl File for TapFile {
     }
     fn sync(&self) -> io::Result<()> {
         self.before(Class::Sync);
-        let mut state = self.state.lock();
-        state.syncs += 1;
-        let late = match state.lie {
-            Lie::Sync => return Ok(()),
-            Lie::SyncOf(part) if self.is_named(part) => return Ok(()),
-            Lie::EverySecondSync if state.syncs.is_multiple_of(2) => return Ok(()),
-            Lie::SyncOneLate => match state.late.replace(Arc::clone(&self.below)) {
-                Some(file) => file,
-                None => return Ok(()),
-            },
-            _ => Arc::clone(&self.below),
-        };
-        drop(state);
-        late.sync()
+        match self.to_sync() {
+            Some(file) => file.sync(),
+            None => Ok(()),
+        }
+    }
+    fn sync_to(&self, end: u64) -> io::Result<()> {
+        self.before(Class::Sync);
+        match self.to_sync() {
+            Some(file) if Arc::ptr_eq(&file, &self.below) => file.sync_to(end),
+            Some(file) => file.sync(),
+            None => Ok(()),
+        }
     }
     fn map(&self, len: u64) {
         self.below.map(len);

@@ -61,7 +61,6 @@ fn a_write_after_its_sync_is_found() {
 }
 
 #[test]
-#[ignore = "not found within the budget of CI: see docs/reliability/PROMISES.md, what is not seen"]
 fn a_large_value_that_is_not_synced_before_its_commit_is_found() {
     must_find(Lie::SyncOf(".blob"), Shape { large: 3_000, steps: 25, ..Shape::default() });
 }

@@ -25,7 +25,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::log::Log;
 use super::rooting::{Dying, Maintenance, Survivors};
@@ -35,6 +34,8 @@ use crate::error::{Error, IoContext, Result};
 use crate::frame::{FIRST, HEADER, Header, Kind, LAST, body_sum};
 use crate::record::{Content, Record};
 use crate::segment::{Address, DATA_START, Scan, Scanned, Segment, Stop};
+use crate::sync::atomic::Ordering;
+use crate::sync::epoch;
 use crate::types::{KeyspaceId, LogId, SegmentId};
 
 /// Streams of survivors; stream 0 is the order.
@@ -63,7 +64,7 @@ const FULL: f64 = 0.95;
 /// Frames whose keys are looked up together.
 const GROUP: usize = 32;
 /// After this many groups the cleaner offers its core to others: where there are more threads than cores,
-/// a committer then waits for a fraction of a scheduler's slice.
+/// a committer then waits for a fraction of a scheduler's slice. Not while committers are braked for it.
 const GROUPS_A_TURN: usize = 8;
 
 /// Lets the look-ups of a group overlap. Runs of one keyspace are hinted at together.
@@ -226,7 +227,7 @@ impl Store {
                     break;
                 }
                 if number % GROUPS_A_TURN == 0 {
-                    std::thread::yield_now();
+                    self.give_way();
                 }
                 prefetch(&kepts, &group);
                 for scanned in &group {
@@ -387,7 +388,7 @@ impl Store {
         segment.publish(tail.offset);
         log.note_moved(piece.bytes.len() as u64);
         for moves in piece.moves.chunks(REPOINTED) {
-            let pin = crossbeam_epoch::pin();
+            let pin = epoch::pin();
             let _order = self.order.lock();
             for copy in moves {
                 self.repoint(segment, &piece.bytes, copy, &pin);
@@ -398,7 +399,7 @@ impl Store {
         Ok(())
     }
 
-    fn repoint(&self, to: &Segment, bytes: &[u8], copy: &Move, pin: &crossbeam_epoch::Guard) {
+    fn repoint(&self, to: &Segment, bytes: &[u8], copy: &Move, pin: &epoch::Guard) {
         let mut head = [0; HEADER];
         head.copy_from_slice(&bytes[copy.start..copy.start + HEADER]);
         let Some(header) = Header::decode(&head) else { return };

@@ -19,7 +19,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::background::side_by_side;
 use super::catalogue::Map;
@@ -32,6 +31,7 @@ use crate::frame::Kind;
 use crate::record::Record;
 use crate::root::{CheckpointRef, Root};
 use crate::segment::{Address, DATA_START, Scan, Scanned, Segment, Stop};
+use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::types::{KeyspaceId, LogId, SegmentId};
 
 /// Frames replayed together.

@@ -24,7 +24,6 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::catalogue::{Catalogue, Map, decode_entry};
 use super::image;
@@ -39,6 +38,7 @@ use crate::frame::Kind;
 use crate::record::{Content, Record};
 use crate::root::{KeyspaceEntry, LogEntry, Root, SegmentEntry};
 use crate::segment::{self, DATA_START, Scan, Segment, Stop, find_water};
+use crate::sync::atomic::Ordering;
 use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
 
 /// Bytes rewritten at a time.
@@ -89,6 +89,8 @@ pub(super) struct Recovery<'a> {
     logs: Vec<Vec<Found>>,
     broken: Vec<Option<Broken>>,
     leftovers: Vec<std::path::PathBuf>,
+    /// Segments whose damaged header looks as if it had never been written.
+    suspects: Vec<Broken>,
     accepted_blobs: Vec<BlobRef>,
     cut: Seq,
     frames: u64,
@@ -118,6 +120,7 @@ impl<'a> Recovery<'a> {
             logs: Vec::new(),
             broken: Vec::new(),
             leftovers: Vec::new(),
+            suspects: Vec::new(),
             accepted_blobs: Vec::new(),
             cut: root.floor,
             frames: 0,
@@ -151,6 +154,13 @@ impl<'a> Recovery<'a> {
         let admitted = self.admit()?;
         let loaded = load(self.store, self.root, &mut self.broken, map, &admitted)?;
         let logs = self.entries(admitted);
+        // What stands beside damage may be needed to repair it.
+        let frozen = |path: &std::path::PathBuf| {
+            LogId::ALL
+                .into_iter()
+                .any(|log| self.broken[log.index()].is_some() && path.starts_with(&self.store.log(log).dir))
+        };
+        self.leftovers.retain(|path| !frozen(path));
         Ok(Recovered {
             cut: self.cut,
             records: loaded.records,
@@ -214,6 +224,7 @@ impl<'a> Recovery<'a> {
                 // to the durable mark are missing, and the survey says so.)
                 Err(e) if e.is_corrupt() && entry.is_none_or(|e| !e.sealed && e.end <= DATA_START) => {
                     self.leftovers.push(dir.join(segment::file_name(id)));
+                    self.suspects.push(Broken::from_error(e)?);
                 }
                 Err(e) => damage = Some(Broken::from_error(e)?),
             }
@@ -280,13 +291,36 @@ impl<'a> Recovery<'a> {
             }
         }
         if !blamed {
+            let culprits: Vec<Option<Broken>> =
+                LogId::ALL.into_iter().map(|log| self.culprit(log)).collect::<Result<_>>()?;
+            // A header that was never written is many a segment's; one that was, and is wrong, says more.
+            let is_unwritten = |b: &&Broken| matches!(b.what, Damage::BadMagic | Damage::Short { .. });
+            let any = culprits.iter().flatten().next().or(self.suspects.iter().min_by_key(is_unwritten));
             for log in LogId::ALL {
                 let what = Damage::MissingCommits { first_missing: first_missing.0, durable: durable.0 };
                 let path = self.store.log(log).dir.clone();
-                self.broken[log.index()].get_or_insert(Broken { path, offset: 0, what });
+                let unknown = Broken { path, offset: 0, what };
+                let culprit = culprits[log.index()].as_ref().or(any).unwrap_or(&unknown).clone();
+                self.broken[log.index()].get_or_insert(culprit);
             }
         }
         Ok(())
+    }
+
+    /// The bad place in `log` that valid frames stand behind, if there is one.
+    fn culprit(&self, log: LogId) -> Result<Option<Broken>> {
+        for found in self.logs[log.index()].iter().filter(|f| !f.is_sealed()) {
+            let limit = found.segment.identity().capacity.min(found.segment.file().len().unwrap_or(0));
+            let mut scan = Scan::new(&found.segment, 0, limit);
+            scan.by_ref().for_each(drop);
+            let error = scan.take_error();
+            if scan.resume(self.root.seq_bound)
+                && let Some(error) = error
+            {
+                return Broken::from_error(error).map(Some);
+            }
+        }
+        Ok(None)
     }
 
     fn survey_log(&mut self, log: LogId, survey: &mut Survey) -> Result<()> {
@@ -347,6 +381,13 @@ impl<'a> Recovery<'a> {
                 }
             }
             match scan.stop() {
+                Stop::Sealed(_) if found.end < durable_end => {
+                    // The file ends before what ROOT knows to be durable.
+                    let what = Damage::Short { got: limit, expected: durable_end };
+                    let error = Error::corrupt(found.segment.path(), found.end, what);
+                    self.broken[log.index()] = Some(Broken::from_error(error)?);
+                    return Ok(());
+                }
                 Stop::Sealed(_) => {}
                 Stop::Torn(_, error) if !error.is_corrupt() => return Err(error),
                 Stop::Torn(at, error) => {
@@ -467,6 +508,7 @@ impl<'a> Recovery<'a> {
             for found in founds {
                 let Found { segment, end, frames, last_seq, entry, .. } = found;
                 segment.publish(end.max(DATA_START));
+                segment.mark_synced(end); // by the orderly end, or rewritten just now
                 segment.note_frames(frames, last_seq);
                 let empty = end <= DATA_START;
                 // After a clean close the tail goes on; after anything else only empty segments do.

@@ -23,10 +23,7 @@ use std::any::Any;
 use std::collections::{HashMap, HashSet};
 use std::hash::Hasher;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use crossbeam_epoch::Guard;
-use parking_lot::Mutex;
 use sheaf_base::engine::{
     Action, Bounds, Capabilities, Cursor, Engine, EngineStats, Hold, ImageSink, ImageSource, Need, Op,
     Replay, Want,
@@ -35,6 +32,9 @@ use sheaf_base::error::{Damage, Error, Result};
 use sheaf_base::ground::Ground;
 use sheaf_base::record::{Content, Record};
 use sheaf_base::segment::{Address, Frame};
+use sheaf_base::sync::Mutex;
+use sheaf_base::sync::atomic::{AtomicU64, Ordering};
+use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::{LogId, Seq};
 use sheaf_base::views::Views;
 use siphasher::sip::SipHasher13;
@@ -301,7 +301,7 @@ impl Engine for FlatEngine {
     }
 
     fn prepare(&self, op: &mut Op<'_>) -> Result<Need> {
-        let guard = &crossbeam_epoch::pin();
+        let guard = &epoch::pin();
         let hash = self.hash(op.key);
         (op.note, op.prior) = ([hash, 0, 0, 0, 0], Seq::ZERO);
         let mut found = self.find_to_replace(hash, op.key, guard)?;
@@ -330,7 +330,7 @@ impl Engine for FlatEngine {
     }
 
     fn is_current(&self, op: &Op<'_>) -> bool {
-        let guard = &crossbeam_epoch::pin();
+        let guard = &epoch::pin();
         match Address::from_bits(op.note[PRIOR]) {
             Address::NONE => self.index.print(op.note[HASH], guard) == op.note[PRINT],
             prior => self.index.contains(op.note[HASH], prior, guard),
@@ -338,7 +338,7 @@ impl Engine for FlatEngine {
     }
 
     fn apply(&self, seq: Seq, op: &Op<'_>, views: &Views) {
-        let guard = &crossbeam_epoch::pin();
+        let guard = &epoch::pin();
         let hash = op.note[HASH];
         let prior = FlatEngine::prior(op, seq);
         let is_put = !matches!(op.action, Action::Remove);
@@ -370,23 +370,30 @@ impl Engine for FlatEngine {
     #[inline]
     fn get(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(&[u8])) -> Result<bool> {
         let hash = self.hash(key);
+        let mut missing = None;
         loop {
-            let guard = &crossbeam_epoch::pin();
+            let guard = &epoch::pin();
             let Some(entry) = self.find_at(at, hash, key, guard)? else { return Ok(false) };
             let record = self.record(entry.address, &entry.frame, guard)?;
             if self.give(record.content, found)? {
                 return Ok(true);
             }
+            // A staged value goes after the index has let go of it: named twice, it is lost.
+            if let Content::Staged(blob) = record.content
+                && missing.replace(blob.id) == Some(blob.id)
+            {
+                return Err(self.ground.blobs.missing(&blob));
+            }
         }
     }
 
     fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {
-        let guard = &crossbeam_epoch::pin();
+        let guard = &epoch::pin();
         Ok(self.find_at(at, self.hash(key), key, guard)?.is_some())
     }
 
     fn prefetch(&self, keys: &[&[u8]], entries: bool) {
-        let guard = &crossbeam_epoch::pin();
+        let guard = &epoch::pin();
         let hashes: SmallVec<[u64; 32]> = keys.iter().map(|key| self.hash(key)).collect();
         hashes.iter().for_each(|hash| self.index.prefetch(*hash, guard));
         if !entries {
@@ -415,7 +422,7 @@ impl Engine for FlatEngine {
         if self.versions.is_empty() {
             return;
         }
-        let guard = &crossbeam_epoch::pin();
+        let guard = &epoch::pin();
         for old in self.versions.trim(views, visible) {
             self.bury(&old, guard);
         }
@@ -430,7 +437,7 @@ impl Engine for FlatEngine {
     }
 
     fn replay(&self, record: &Replay<'_>) -> Result<()> {
-        let guard = &crossbeam_epoch::pin();
+        let guard = &epoch::pin();
         let hash = self.hash(record.key);
         loop {
             // What costs time is looked up beside other threads; `removed` is what they take turns by.
@@ -462,7 +469,7 @@ impl Engine for FlatEngine {
     }
 
     fn hold(&self, key: &[u8], address: Address) -> Hold {
-        let guard = &crossbeam_epoch::pin();
+        let guard = &epoch::pin();
         let hash = self.hash(key);
         if self.index.contains(hash, address, guard) {
             Hold::Head
@@ -493,7 +500,7 @@ impl Engine for FlatEngine {
     }
 
     fn retire(&self) {
-        let guard = &crossbeam_epoch::pin();
+        let guard = &epoch::pin();
         let entries = self.index.each_table::<std::convert::Infallible>(|table, _| {
             table.each_bucket(|words, _| {
                 for word in words {

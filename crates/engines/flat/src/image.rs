@@ -13,6 +13,7 @@
 use sheaf_base::engine::{ImageSink, ImageSource};
 use sheaf_base::error::Result;
 use sheaf_base::segment::{Address, DATA_START};
+use sheaf_base::sync::epoch;
 
 use crate::engine::FlatEngine;
 use crate::index::{KEPT, SLOTS, Table, Tables, Word};
@@ -184,7 +185,7 @@ impl Loader<'_> {
     }
 
     fn account(&self) {
-        let guard = &crossbeam_epoch::pin();
+        let guard = &epoch::pin();
         for (slot, count) in (0..).zip(&self.live).filter(|(_, count)| **count > 0) {
             if let Some(segment) = self.engine.ground.segments.at(slot, guard) {
                 let mean = (segment.end() - DATA_START) / u64::from(segment.frames().max(1));

@@ -18,7 +18,7 @@ use sheaf_base::disk::sim::{Keep, SimDisk};
 use sheaf_base::sync::Mutex;
 
 use super::history::{Change, History, Marks, NAMES, State};
-use super::world::{ENGINES, World};
+use super::world::World;
 
 /// No recovery in tiny geometry takes this many disk calls.
 const FUSE: u64 = 200_000;
@@ -88,7 +88,7 @@ pub fn check(world: &World, claim: Claim<'_>, end: End, probe: Option<&mut Probe
     let shared: Arc<Mutex<Probe>> = Arc::default();
     if probe.is_some() {
         let (sim, shared) = (world.sim.clone(), Arc::clone(&shared));
-        world.tap.watch(move |_| {
+        world.tap.watch(move |_, _| {
             let mut shared = shared.lock();
             let marks = shared.aftermath.as_ref().map(|history| history.marks);
             shared.moments.push(Moment { image: sim.fork(), marks });
@@ -128,7 +128,7 @@ fn first_life(
     }
     if state.spaces[0].is_none() {
         note(shared, vec![Change::Create(0)], &mut state);
-        db.keyspace(NAMES[0], KeyspaceOptions::default().engine(ENGINES[0]))
+        db.keyspace(NAMES[0], KeyspaceOptions::default().engine(world.subject.engine))
             .map_err(|e| format!("no keyspace can be made: {e}"))?;
         settle(shared);
     }

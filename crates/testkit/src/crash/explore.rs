@@ -5,6 +5,15 @@
 //! few of them all subsets are tried, with many a fixed choice and some at random. Every image that is
 //! new is opened and checked ([`super::check`]); a sample of them crashes again while it is recovering.
 //!
+//! ## Order
+//!
+//! ```text
+//!  round 1   every moment in order:   killed, nothing kept, everything kept
+//!  round 2   every moment, shuffled:  all other choices
+//! ```
+//!
+//! So a look that is cut short has seen every moment of the workload, and of the rest a fair sample.
+//!
 //! ## What it cannot see
 //!
 //! Interleavings of threads; bugs of size (geometry is tiny); what the simulated disk does not model;
@@ -12,57 +21,68 @@
 
 #![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use sheaf_base::clock::{Clock, SystemClock};
 use sheaf_base::disk::sim::{Keep, SimDisk};
 use sheaf_base::sync::Mutex;
 
 use super::check::{Claim, End, Found, Moment, Probe, check, quietly};
-use super::history::{History, Marks, NAMES};
+use super::history::{History, Marks};
 use super::replay::show_keep;
 use super::run::Run;
 use super::workload::{Random, Step, show};
-use super::world::{ENGINES, World};
+use super::world::World;
+use crate::stage::Subject;
 use crate::tap::Lie;
+use crate::totals::Stopwatch;
 
-/// How thoroughly to look.
+/// How thoroughly to look, and at what.
 #[derive(Clone, Debug)]
 pub struct Plan {
+    /// The engine under test.
+    pub subject: Subject,
     /// All subsets of up to so many pending units.
     pub exhaustive: usize,
     /// So many random subsets of more.
     pub random: u64,
     /// One in so many images crashes again during its recovery; 0 for none.
     pub second: u64,
-    /// So many subsets at each moment of such a recovery.
+    /// So many subsets at each moment of such a recovery,
     pub second_keeps: usize,
+    /// and so many in all of it, at moments drawn at random.
+    pub second_states: u64,
     /// Also crash before the first commit, while the database is made: the same in every workload.
     pub creation: bool,
+    /// Crash from this step on only: earlier ones were looked at as the end of a shorter workload.
+    pub from_step: usize,
     /// What the disk lies about.
     pub lie: Lie,
     /// Tear sectors at any byte, and so on: see [`SimDisk`].
     pub paranoid: bool,
-    /// The engines of the keyspaces.
-    pub engines: [&'static str; NAMES.len()],
-    /// Stop looking after so many seconds.
+    /// Stop looking after so many seconds,
     pub seconds: f64,
+    /// or so many states.
+    pub states: u64,
 }
 
 impl Default for Plan {
     fn default() -> Plan {
         Plan {
+            subject: Subject::flat(),
             exhaustive: 8,
             random: 16,
             second: 300,
             second_keeps: 8,
+            second_states: u64::MAX,
             creation: false,
+            from_step: 0,
             lie: Lie::None,
             paranoid: false,
-            engines: ENGINES,
             seconds: f64::INFINITY,
+            states: u64::MAX,
         }
     }
 }
@@ -70,6 +90,8 @@ impl Default for Plan {
 /// One crash that went wrong.
 #[derive(Clone, Debug)]
 pub struct Failure {
+    /// The engine, and the disk's manners if they were not the usual ones.
+    pub setting: String,
     /// The workload.
     pub steps: Vec<Step>,
     /// Before which changing disk call of it.
@@ -82,14 +104,22 @@ pub struct Failure {
     pub what: String,
 }
 
+impl Failure {
+    /// What runs it again.
+    #[must_use]
+    pub fn line(&self) -> String {
+        let keep = self.keep.as_ref().map_or("killed".into(), show_keep);
+        let mut line = format!("{}: {} @ {} {keep}", self.setting, show(&self.steps), self.point);
+        if let Some((moment, keep)) = &self.second {
+            line += &format!(" @ {moment} {}", show_keep(keep));
+        }
+        line
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let keep = self.keep.as_ref().map_or("killed".into(), show_keep);
-        write!(f, "{}\n  replay: SHEAF_CRASH='{} @ {} {keep}", self.what, show(&self.steps), self.point)?;
-        if let Some((moment, keep)) = &self.second {
-            write!(f, " @ {moment} {}", show_keep(keep))?;
-        }
-        write!(f, "'")
+        write!(f, "{}\n  replay: {}", self.what, super::replay::command(&self.line()))
     }
 }
 
@@ -100,11 +130,11 @@ pub struct Report {
     pub workloads: u64,
     /// Moments at which power may have failed.
     pub points: u64,
-    /// Crash states: a moment and a choice of what is kept.
+    /// Crash states: a moment and a choice of what is kept, also of second crashes.
     pub states: u64,
     /// Different disk images among them, each opened and checked.
     pub images: u64,
-    /// States after a second crash, each opened and checked.
+    /// Those of `images` that are left by a second crash.
     pub second: u64,
     /// Seconds it took.
     pub seconds: f64,
@@ -127,11 +157,12 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let rate = (self.images + self.second) as f64 / self.seconds.max(1e-9);
+        let Report { workloads, points, states, images, second, seconds, .. } = self;
+        let rate = *images as f64 / seconds.max(1e-9);
         write!(
             f,
-            "{} workloads, {} moments, {} crash states, {} images and {} second crashes opened, {:.1} s, {rate:.0} openings checked/s",
-            self.workloads, self.points, self.states, self.images, self.second, self.seconds
+            "{workloads} workloads, {points} moments, {states} crash states, {images} images opened ({second} after \
+             a second crash), {seconds:.1} s, {rate:.0} images/s"
         )
     }
 }
@@ -142,81 +173,133 @@ pub struct Point {
     pub image: SimDisk,
     /// What was promised.
     pub marks: Marks,
+    /// The step under way; at the end, how many there were.
+    pub step: usize,
 }
 
 /// Runs `steps`, forking the disk before every changing call and at the end.
 pub fn record(steps: &[Step], plan: &Plan) -> (Vec<Point>, History, Result<(), String>) {
-    let world = if plan.paranoid { World::paranoid() } else { World::new() };
-    let mut run = Run::new(world.clone());
-    run.engines = plan.engines;
+    let world = World::of(&plan.subject, SimDisk::new());
+    world.sim.set_paranoid(plan.paranoid);
     world.tap.set_lie(plan.lie);
+    let mut run = Run::new(world.clone());
     let points: Arc<Mutex<Vec<Point>>> = Arc::default();
+    let now: Arc<AtomicUsize> = Arc::default();
     let (sim, history, out) = (world.sim.clone(), Arc::clone(&run.history), Arc::clone(&points));
-    world.tap.watch(move |_| {
-        let marks = history.lock().marks;
-        out.lock().push(Point { image: sim.fork(), marks });
+    let (step, from_step) = (Arc::clone(&now), plan.from_step);
+    world.tap.watch(move |_, _| {
+        let (step, marks) = (step.load(Ordering::Relaxed), history.lock().marks);
+        // A moment nobody will look at keeps its number and costs nothing.
+        let image = if step >= from_step { sim.fork() } else { SimDisk::new() };
+        out.lock().push(Point { image, marks, step });
     });
-    let ran = quietly(|| run.all(steps).map_err(|e| format!("the workload fails: {e}")));
+    let ran = quietly(|| {
+        let fails = |e| format!("the workload fails: {e}");
+        run.db().map_err(fails)?;
+        for (number, step) in steps.iter().enumerate() {
+            now.store(number, Ordering::Relaxed);
+            run.step(number, step).map_err(fails)?;
+        }
+        Ok(())
+    });
     world.tap.unwatch();
     let history = run.history.lock().clone();
     let mut points = std::mem::take(&mut *points.lock());
-    points.push(Point { image: world.sim.fork(), marks: history.marks });
+    points.push(Point { image: world.sim.fork(), marks: history.marks, step: steps.len() });
     (points, history, ran)
 }
 
 /// Explores one workload until something goes wrong.
 #[must_use]
 pub fn explore(steps: &[Step], plan: &Plan) -> Report {
-    let started = SystemClock.now();
-    let mut report = Report { workloads: 1, ..Report::default() };
+    let watch = Stopwatch::start();
     let (points, history, ran) = record(steps, plan);
-    report.points = points.len() as u64;
-    let failure =
-        |point, keep, second, what| Some(Failure { steps: steps.to_vec(), point, keep, second, what });
-    if let Err(what) = ran {
-        report.failure = failure(points.len() - 1, None, None, what);
-        return report;
-    }
-    let mut explorer =
-        Explorer { plan, history: &history, seen: HashMap::new(), random: Random::new(steps.len() as u64) };
-    'points: for (number, point) in points.iter().enumerate() {
-        if point.marks.issued == 0 && !plan.creation {
-            continue;
-        }
-        let cuts = point.image.pending().keeps(plan.exhaustive, plan.random, explorer.random.next());
-        for keep in std::iter::once(None).chain(cuts.into_iter().map(Some)) {
-            report.states += 1;
-            if let Err((second, what)) = explorer.state(number, point, keep.as_ref(), &mut report) {
-                report.failure = failure(number, keep, second, what);
-                break 'points;
-            }
-            if (SystemClock.now() - started).as_secs_f64() > plan.seconds {
-                break 'points;
-            }
-        }
-    }
-    report.seconds = (SystemClock.now() - started).as_secs_f64();
+    let mut explorer = Explorer {
+        plan,
+        history: &history,
+        seen: HashMap::new(),
+        random: Random::new(steps.len() as u64),
+        report: Report { workloads: 1, points: points.len() as u64, ..Report::default() },
+        watch,
+    };
+    let trouble = match ran {
+        Ok(()) => explorer.all(&points).err(),
+        Err(what) => Some(Trouble { point: points.len() - 1, keep: None, second: None, what }),
+    };
+    let mut report = explorer.report;
+    report.failure = trouble.map(|trouble| {
+        let Trouble { point, keep, second, what } = trouble;
+        Failure { setting: super::replay::setting(plan), steps: steps.to_vec(), point, keep, second, what }
+    });
+    report.seconds = watch.seconds();
     report
 }
 
-type Trouble = (Option<(usize, Keep)>, String);
+/// A crash and what is wrong after it.
+struct Trouble {
+    point: usize,
+    keep: Option<Keep>,
+    second: Option<(usize, Keep)>,
+    what: String,
+}
 
 struct Explorer<'a> {
     plan: &'a Plan,
     history: &'a History,
     seen: HashMap<u64, Found>,
     random: Random,
+    report: Report,
+    watch: Stopwatch,
 }
 
 impl Explorer<'_> {
+    fn all(&mut self, points: &[Point]) -> Result<(), Trouble> {
+        let is_due = |point: &Point| {
+            point.step >= self.plan.from_step && (point.marks.issued > 0 || self.plan.creation)
+        };
+        let mut due: Vec<usize> = (0..points.len()).filter(|number| is_due(&points[*number])).collect();
+        for number in &due {
+            for keep in [None, Some(Keep::None), Some(Keep::All)] {
+                self.state(*number, &points[*number], keep)?;
+            }
+        }
+        self.random.shuffle(&mut due);
+        for number in due {
+            let pending = points[number].image.pending();
+            for keep in pending.keeps(self.plan.exhaustive, self.plan.random, self.random.next()) {
+                if self.is_over() {
+                    return Ok(());
+                }
+                self.state(number, &points[number], Some(keep))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_over(&self) -> bool {
+        self.report.states >= self.plan.states || self.watch.seconds() > self.plan.seconds
+    }
+
     /// One choice at one moment. `None` is a killed process.
-    fn state(
+    fn state(&mut self, number: usize, point: &Point, keep: Option<Keep>) -> Result<(), Trouble> {
+        if self.is_over() {
+            return Ok(());
+        }
+        self.report.states += 1;
+        self.try_state(number, point, keep.as_ref()).map_err(|(second, what)| Trouble {
+            point: number,
+            keep,
+            second,
+            what,
+        })
+    }
+
+    fn try_state(
         &mut self,
         number: usize,
         point: &Point,
         keep: Option<&Keep>,
-        report: &mut Report,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), (Option<(usize, Keep)>, String)> {
         let image = match keep {
             Some(keep) => point.image.power_cut(keep),
             None => point.image.kill(),
@@ -233,14 +316,17 @@ impl Explorer<'_> {
         if let Some(found) = self.seen.get(&print) {
             return self.known(*found, claim).map_err(|what| (None, what));
         }
-        report.images += 1;
+        self.report.images += 1;
         let end = End::of(print);
         let is_probed = self.plan.second > 0 && self.random.once_in(self.plan.second);
         let mut probe = is_probed.then(Probe::default);
-        let found = check(&World::on(image), claim, end, probe.as_mut()).map_err(|what| (None, what))?;
+        let world = World::of(&self.plan.subject, image);
+        let found = check(&world, claim, end, probe.as_mut()).map_err(|what| (None, what))?;
         self.seen.insert(print, found);
         match probe {
-            Some(probe) => self.second_crashes(&probe, claim, report),
+            Some(probe) => self
+                .second_crashes(&probe, claim)
+                .map_err(|(number, keep, what)| (Some((number, keep)), what)),
             None => Ok(()),
         }
     }
@@ -263,17 +349,25 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    fn second_crashes(
-        &mut self,
-        probe: &Probe,
-        claim: Claim<'_>,
-        report: &mut Report,
-    ) -> Result<(), Trouble> {
-        for (number, moment) in probe.moments.iter().enumerate() {
+    fn second_crashes(&mut self, probe: &Probe, claim: Claim<'_>) -> Result<(), (usize, Keep, String)> {
+        let mut seen = HashSet::new();
+        let last = self.report.states.saturating_add(self.plan.second_states);
+        let mut moments: Vec<(usize, &Moment)> = probe.moments.iter().enumerate().collect();
+        self.random.shuffle(&mut moments);
+        for (number, moment) in moments {
             for keep in self.some_keeps(&moment.image) {
-                report.second += 1;
-                let crash = second_crash(probe, moment, &keep, claim);
-                crash.map_err(|what| (Some((number, keep)), what))?;
+                if self.is_over() || self.report.states >= last {
+                    return Ok(());
+                }
+                self.report.states += 1;
+                let world = World::of(&self.plan.subject, moment.image.power_cut(&keep));
+                let promised = moment.marks.map(|marks| (marks.durable, marks.issued));
+                if !seen.insert((world.sim.hash(), promised)) {
+                    continue;
+                }
+                self.report.images += 1;
+                self.report.second += 1;
+                second_crash(&world, probe, moment, claim).map_err(|what| (number, keep, what))?;
             }
         }
         Ok(())
@@ -294,12 +388,11 @@ impl Explorer<'_> {
     }
 }
 
-/// Checks the machine that a power cut at `moment` of a recovery leaves.
-fn second_crash(probe: &Probe, moment: &Moment, keep: &Keep, claim: Claim<'_>) -> Result<(), String> {
-    let world = World::on(moment.image.power_cut(keep));
+/// Checks the machine that a power cut at `moment` of a recovery left.
+fn second_crash(world: &World, probe: &Probe, moment: &Moment, claim: Claim<'_>) -> Result<(), String> {
     let claim = second_claim(probe, moment, claim);
     let phase = if moment.marks.is_some() { "after" } else { "in" };
-    check(&world, claim, End::Cut, None)
+    check(world, claim, End::Cut, None)
         .map_err(|what| format!("second crash, {phase} recovery: {what}"))
         .map(drop)
 }

@@ -6,6 +6,7 @@
 
 pub mod check;
 pub mod explore;
+pub mod families;
 pub mod history;
 pub mod replay;
 pub mod run;

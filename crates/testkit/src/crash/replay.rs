@@ -1,17 +1,22 @@
 //! # Replay: a failure as one line, made smaller and run again
 //!
 //! ```text
-//!  <steps> @ <call> <keep> [@ <call of the recovery> <keep>]
+//!  <engine> [torn]: <steps> @ <call> <keep> [@ <call of the recovery> <keep>]
 //!  keep: killed | none | all | mask:<hex> | only:<n> | but:<n> | prefix:<n> | seed:<hex>/<percent>
 //! ```
 
-use sheaf_base::clock::{Clock, SystemClock};
-use sheaf_base::disk::sim::Keep;
+use sheaf_base::disk::sim::{Keep, Pending};
 
 use super::check::{Claim, End, Probe, check};
-use super::explore::{Failure, Plan, explore, print_of, record, second_claim};
-use super::workload::{Step, parse, show};
+use super::explore::{Failure, Plan, Point, explore, print_of, record, second_claim};
+use super::history::History;
+use super::workload::{Step, parse};
 use super::world::World;
+use crate::stage::Subject;
+use crate::totals::Stopwatch;
+
+/// Marks a disk that tears sectors, in a line.
+const TORN: &str = " torn";
 
 /// A choice of a power cut as a word.
 #[must_use]
@@ -47,46 +52,93 @@ pub fn parse_keep(word: &str) -> Option<Keep> {
     })
 }
 
+/// The name of a plan's engine, and of the disk's manners if they are not the usual ones.
+#[must_use]
+pub fn setting(plan: &Plan) -> String {
+    format!("{}{}", plan.subject.engine, if plan.paranoid { TORN } else { "" })
+}
+
+/// What to type to run a line again.
+#[must_use]
+pub fn command(line: &str) -> String {
+    format!(
+        "SHEAF_CRASH='{line}' cargo test -p sheaf-testkit --test crash replay_a_line -- --ignored --nocapture"
+    )
+}
+
+/// The plan that a line's setting stands for, and the rest of the line.
+fn plan_of(line: &str) -> Result<(Plan, &str), String> {
+    let (setting, rest) = line.split_once(':').ok_or("a line begins with an engine and a colon")?;
+    let paranoid = setting.ends_with(TORN);
+    let engine = setting.trim_end_matches(TORN).trim();
+    let subject = Subject::named(engine).ok_or(format!("{engine:?} is no engine"))?;
+    Ok((Plan { subject, paranoid, ..Plan::default() }, rest))
+}
+
 /// Runs the crash of one replay line again: what it prints is the story, what it answers the verdict.
-pub fn replay(line: &str, plan: &Plan) -> Result<(), String> {
+pub fn replay(line: &str) -> Result<(), String> {
+    let (plan, line) = plan_of(line)?;
     let mut parts = line.split('@').map(str::trim);
     let steps = parts.next().and_then(parse).ok_or("no steps")?;
-    let (points, history, ran) = record(&steps, plan);
-    ran?;
     let Some(first) = parts.next() else {
-        let report = explore(&steps, plan);
+        let report = explore(&steps, &plan);
         println!("{report}");
         return report.failure.map_or(Ok(()), |failure| Err(failure.to_string()));
     };
+    let (points, history, ran) = record(&steps, &plan);
+    ran?;
     let (number, keep) = place(first)?;
     let point = points.get(number).ok_or("no such moment")?;
-    let image = match &keep {
-        Some(keep) => point.image.power_cut(keep),
-        None => point.image.kill(),
-    };
-    let from = if keep.is_some() { point.marks.durable } else { point.marks.acked };
     println!("{} of {} moments; promised: {:?}", number, points.len(), point.marks);
     println!("{}", point.image.pending().describe(keep.as_ref().unwrap_or(&Keep::All)));
-    let claim = Claim {
-        history: &history,
-        from,
-        durable: point.marks.durable,
-        to: point.marks.issued,
-        seq: point.marks.seq,
-    };
-    let mut probe = Probe::default();
-    let end = End::of(print_of(&image, number, keep.is_none()));
-    let result = check(&World::on(image), claim, end, Some(&mut probe));
+    let mut scene = Scene::set(&plan, &history, number, point);
+    let result = scene.crash(keep.as_ref());
     let Some(second) = parts.next() else {
-        return result.map(drop);
+        return result;
     };
     let (number, keep) = place(second)?;
     let keep = keep.ok_or("a second crash is a power cut")?;
-    let moment = probe.moments.get(number).ok_or("no such moment of the recovery")?;
-    println!("second: {} of {} moments; {:?}", number, probe.moments.len(), moment.marks);
+    let moment = scene.probe.moments.get(number).ok_or("no such moment of the recovery")?;
+    println!("second: {} of {} moments; {:?}", number, scene.probe.moments.len(), moment.marks);
     println!("{}", moment.image.pending().describe(&keep));
-    let claim = second_claim(&probe, moment, claim);
-    check(&World::on(moment.image.power_cut(&keep)), claim, End::Cut, None).map(drop)
+    scene.crash_again(number, &keep)
+}
+
+/// A moment of a workload, for trying one crash after the other.
+struct Scene<'a> {
+    plan: &'a Plan,
+    claim: Claim<'a>,
+    number: usize,
+    point: &'a Point,
+    probe: Probe,
+}
+
+impl<'a> Scene<'a> {
+    fn set(plan: &'a Plan, history: &'a History, number: usize, point: &'a Point) -> Scene<'a> {
+        let marks = point.marks;
+        let claim =
+            Claim { history, from: marks.durable, durable: marks.durable, to: marks.issued, seq: marks.seq };
+        Scene { plan, claim, number, point, probe: Probe::default() }
+    }
+
+    /// The first crash, and what its recovery does.
+    fn crash(&mut self, keep: Option<&Keep>) -> Result<(), String> {
+        let (image, from) = match keep {
+            Some(keep) => (self.point.image.power_cut(keep), self.point.marks.durable),
+            None => (self.point.image.kill(), self.point.marks.acked),
+        };
+        self.claim.from = from;
+        let end = End::of(print_of(&image, self.number, keep.is_none()));
+        let world = World::of(&self.plan.subject, image);
+        check(&world, self.claim, end, Some(&mut self.probe)).map(drop)
+    }
+
+    /// A second crash, at a moment of the recovery from the first.
+    fn crash_again(&self, moment: usize, keep: &Keep) -> Result<(), String> {
+        let moment = self.probe.moments.get(moment).ok_or("no such moment of the recovery")?;
+        let claim = second_claim(&self.probe, moment, self.claim);
+        check(&World::of(&self.plan.subject, moment.image.power_cut(keep)), claim, End::Cut, None).map(drop)
+    }
 }
 
 fn place(text: &str) -> Result<(usize, Option<Keep>), String> {
@@ -101,9 +153,10 @@ fn place(text: &str) -> Result<(usize, Option<Keep>), String> {
 /// The smallest workload found within `seconds` that still goes wrong (in any way).
 #[must_use]
 pub fn shrink(failure: Failure, plan: &Plan, seconds: f64) -> Failure {
-    let started = SystemClock.now();
-    let is_late = || (SystemClock.now() - started).as_secs_f64() > seconds;
-    let plan = Plan { seconds: (seconds / 4.0).min(plan.seconds), ..plan.clone() };
+    let watch = Stopwatch::start();
+    let is_late = || watch.seconds() > seconds;
+    let limit = (seconds / 4.0).min(plan.seconds);
+    let plan = Plan { seconds: limit, states: u64::MAX, from_step: 0, ..plan.clone() };
     let mut best = failure;
     let mut chunk = best.steps.len() / 2;
     while chunk > 0 && !is_late() {
@@ -127,33 +180,55 @@ pub fn shrink(failure: Failure, plan: &Plan, seconds: f64) -> Failure {
     lose_less(best, &plan)
 }
 
-/// The same failure with as little lost as possible, if it is one of a single crash.
+/// The same failure with as little lost as possible: of what the last crash of it takes.
 fn lose_less(mut failure: Failure, plan: &Plan) -> Failure {
-    if failure.second.is_some() {
-        return failure;
-    }
-    let (points, ..) = record(&failure.steps, plan);
-    let (Some(point), Some(keep)) = (points.get(failure.point), &failure.keep) else {
+    let (points, history, _) = record(&failure.steps, plan);
+    let Some(point) = points.get(failure.point) else {
         return failure;
     };
-    let pending = point.image.pending();
+    let mut scene = Scene::set(plan, &history, failure.point, point);
+    if let Some((moment, keep)) = failure.second.clone() {
+        let first = scene.crash(failure.keep.as_ref());
+        let pending = scene.probe.moments.get(moment).map(|m| m.image.pending());
+        if let (Ok(()), Some(pending)) = (first, pending) {
+            let kept = keep_more(&pending, &keep, |keep| scene.crash_again(moment, keep));
+            if let Some((keep, what)) = kept {
+                (failure.second, failure.what) = (Some((moment, keep)), what);
+            }
+        }
+    } else if let Some(keep) = &failure.keep {
+        let kept = keep_more(&point.image.pending(), keep, |keep| scene.crash(Some(keep)));
+        if let Some((keep, what)) = kept {
+            (failure.keep, failure.what) = (Some(keep), what);
+        }
+    }
+    failure
+}
+
+/// The choice that keeps what `keep` keeps and whatever else leaves `crash` failing, one unit after the
+/// other. `None` if nothing can be added.
+fn keep_more(
+    pending: &Pending,
+    keep: &Keep,
+    mut crash: impl FnMut(&Keep) -> Result<(), String>,
+) -> Option<(Keep, String)> {
     if pending.len() > 64 {
-        return failure;
+        return None;
     }
     let kept = pending.units().iter().enumerate().filter(|(index, unit)| keep.keeps(*index, unit));
     let mut mask: u64 = kept.map(|(index, _)| 1 << index).sum();
+    let mut best = None;
     for index in 0..pending.len() {
         let more = mask | 1 << index;
         if more == mask {
             continue;
         }
-        let line = format!("{} @ {} mask:{more:x}", show(&failure.steps), failure.point);
-        if let Err(what) = replay(&line, plan) {
-            (mask, failure.what) = (more, what);
+        if let Err(what) = crash(&Keep::Mask(more)) {
+            mask = more;
+            best = Some((Keep::Mask(more), what));
         }
     }
-    failure.keep = Some(Keep::Mask(mask));
-    failure
+    best
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use sheaf_base::sync::Mutex;
 
 use super::history::{Change, History, NAMES};
 use super::workload::{Put, Step, key_bytes, value_bytes};
-use super::world::{ENGINES, World};
+use super::world::World;
 
 /// A workload on its way.
 pub struct Run {
@@ -18,8 +18,6 @@ pub struct Run {
     pub world: World,
     /// What was promised.
     pub history: Arc<Mutex<History>>,
-    /// Engines of the keyspaces, by number.
-    pub engines: [&'static str; NAMES.len()],
     db: Option<Database>,
     spaces: [Option<Keyspace>; NAMES.len()],
 }
@@ -28,7 +26,7 @@ impl Run {
     /// A workload on `world` that knows nothing yet.
     #[must_use]
     pub fn new(world: World) -> Run {
-        Run { world, history: Arc::default(), engines: ENGINES, db: None, spaces: Default::default() }
+        Run { world, history: Arc::default(), db: None, spaces: Default::default() }
     }
 
     /// The open database.
@@ -127,7 +125,8 @@ impl Run {
         if is_new {
             self.history.lock().issue(vec![Change::Create(space)]);
         }
-        let keyspace = db.keyspace(NAMES[space], KeyspaceOptions::default().engine(self.engines[space]))?;
+        let engine = self.world.subject.engines()[space];
+        let keyspace = db.keyspace(NAMES[space], KeyspaceOptions::default().engine(engine))?;
         if is_new {
             self.history.lock().acknowledge(true);
         }

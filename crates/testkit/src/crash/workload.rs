@@ -34,6 +34,13 @@ impl Random {
         self.next() % bound.max(1)
     }
 
+    /// Puts `items` into any order.
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.below(last as u64 + 1) as usize);
+        }
+    }
+
     /// True once in `times`.
     pub fn once_in(&mut self, times: u64) -> bool {
         self.below(times) == 0

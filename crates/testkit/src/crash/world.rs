@@ -10,15 +10,11 @@ use sheaf::{Builder, Database, Error};
 use sheaf_base::clock::ManualClock;
 use sheaf_base::disk::sim::{Keep, SimDisk};
 
-use super::history::NAMES;
-use crate::ledger::LedgerFactory;
+use crate::stage::Subject;
 use crate::tap::Tap;
 
 /// Where the database is on every simulated disk.
 pub const PLACE: &str = "/db";
-
-/// The engines of a workload's keyspaces, unless it says otherwise: two in the store log, one in the journal.
-pub const ENGINES: [&str; NAMES.len()] = ["flat", "flat", "ledger"];
 
 /// A disk, its tap, a clock.
 #[derive(Clone, Debug)]
@@ -29,6 +25,8 @@ pub struct World {
     pub tap: Tap,
     /// The time.
     pub clock: Arc<ManualClock>,
+    /// The engines of its keyspaces.
+    pub subject: Subject,
 }
 
 impl World {
@@ -46,19 +44,26 @@ impl World {
         world
     }
 
-    /// A machine with this disk, just booted.
+    /// A machine with this disk, just booted, for the first engine.
     #[must_use]
     pub fn on(sim: SimDisk) -> World {
+        World::of(&Subject::flat(), sim)
+    }
+
+    /// A machine with this disk, just booted, for the engine under test.
+    #[must_use]
+    pub fn of(subject: &Subject, sim: SimDisk) -> World {
         let tap = Tap::new(Arc::new(sim.clone()));
-        World { sim, tap, clock: Arc::new(ManualClock::new()) }
+        World { sim, tap, clock: Arc::new(ManualClock::new()), subject: subject.clone() }
     }
 
     /// How its databases are opened: tiny, without threads.
     #[must_use]
     pub fn builder(&self) -> Builder {
         let clock: Arc<ManualClock> = Arc::clone(&self.clock);
-        Database::builder()
-            .engine(Arc::new(LedgerFactory::default()))
+        let factories = self.subject.factories.iter().cloned();
+        factories
+            .fold(Database::builder(), Builder::engine)
             .disk(Arc::new(self.tap.clone()))
             .clock(clock)
             .tiny(true)
@@ -91,13 +96,13 @@ impl World {
     /// The same machine after its processes were killed: what the kernel has, stays.
     #[must_use]
     pub fn killed(&self) -> World {
-        World::on(self.sim.kill())
+        World::of(&self.subject, self.sim.kill())
     }
 
     /// The same machine after a power cut that keeps what `keep` says.
     #[must_use]
     pub fn cut(&self, keep: &Keep) -> World {
-        World::on(self.sim.power_cut(keep))
+        World::of(&self.subject, self.sim.power_cut(keep))
     }
 
     /// Every machine that a power cut at this moment may leave: all of them if at most twelve units are

@@ -143,7 +143,7 @@ fn a_power_cut_while_opening_after_a_failed_sync_keeps_what_was_durable() {
 fn watch(world: &World) -> impl Fn() -> Vec<sheaf_base::disk::sim::SimDisk> {
     let images = std::sync::Arc::new(sheaf_base::sync::Mutex::new(Vec::new()));
     let (sim, into, tap) = (world.sim.clone(), images.clone(), world.tap.clone());
-    world.tap.watch(move |_| into.lock().push(sim.fork()));
+    world.tap.watch(move |_, _| into.lock().push(sim.fork()));
     move || {
         tap.unwatch();
         std::mem::take(&mut *images.lock())

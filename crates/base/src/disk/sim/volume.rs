@@ -153,7 +153,9 @@ impl Volume {
             (Node::File(_), true) => return Err(io::ErrorKind::NotADirectory.into()),
         }
         self.change_names(ino, Some(place), None, path, None);
-        self.recount();
+        if let (Node::File(file), false) = (&self.nodes[&ino], self.open.contains_key(&ino)) {
+            self.used -= file.cache().used();
+        }
         Ok(())
     }
 
@@ -193,14 +195,18 @@ impl Volume {
         let dir = self.ino(path)?;
         self.dir(dir)?;
         let synced = self.changes_synced_with(dir);
+        let mut may_orphan = fails;
         for (change, is_synced) in std::mem::take(&mut self.changes).into_iter().zip(synced) {
             if !is_synced {
                 self.changes.push(change);
             } else if !fails || self.random.one_in(2) {
+                may_orphan |= change.from.is_some();
                 self.make_durable(&change, true, true);
             }
         }
-        self.forget_unreachable();
+        if may_orphan {
+            self.forget_unreachable();
+        }
         Ok(())
     }
 
@@ -310,9 +316,17 @@ impl Volume {
         *count -= 1;
         if *count == 0 {
             self.open.remove(&ino);
-            self.forget_unreachable();
-            self.recount();
+            if !self.is_named(ino) {
+                self.forget_unreachable();
+                self.recount();
+            }
         }
+    }
+
+    /// True if the file can be found under the last name it got: then it lives, open or not. (False may
+    /// also mean that a directory above it was renamed.)
+    fn is_named(&self, ino: Ino) -> bool {
+        self.ino(&self.file(ino).path).is_ok_and(|found| found == ino)
     }
 
     /// Writes what there is space for; then fails if that was not all.
