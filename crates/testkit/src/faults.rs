@@ -28,6 +28,7 @@ use crate::crash::run::Run;
 use crate::crash::workload::{Random, Shape, Step, generate, show};
 use crate::crash::world::World;
 use crate::stage::Subject;
+use crate::tap::Lie;
 use crate::totals::{self, Budget, Stopwatch, Totals};
 
 /// The kinds of failures: EIO, ENOSPC, EDQUOT, EMFILE, EINTR, EAGAIN, a short transfer, none at all.
@@ -183,16 +184,17 @@ pub fn run(subject: &Subject, seed: u64, budget: Budget) -> Totals {
 #[must_use]
 pub fn every_call(subject: &Subject, seed: u64, steps: usize, budget: Budget) -> Report {
     let workload = workload(seed, steps);
-    every_case(subject, &workload, |_| true, |case| line(subject, seed, steps, case), budget)
+    every_case(subject, &workload, |_| true, Lie::None, |case| line(subject, seed, steps, case), budget)
 }
 
-/// As [`every_call`] with a workload of one's own and the faults that `wanted` chooses; `replay` says how one is
-/// run again.
+/// As [`every_call`] with a workload of one's own, the faults that `wanted` chooses and a disk that lies;
+/// `replay` says how one is run again.
 #[must_use]
 pub fn every_case(
     subject: &Subject,
     workload: &[Step],
     wanted: impl Fn(&Case) -> bool,
+    lie: Lie,
     replay: impl Fn(&Case) -> String + Sync,
     budget: Budget,
 ) -> Report {
@@ -213,7 +215,7 @@ pub fn every_case(
             if is_over.load(Ordering::Relaxed) || watch.seconds() > budget.seconds {
                 return;
             }
-            let result = quietly(|| run_case(subject, workload, *case, false));
+            let result = quietly(|| run_case(subject, workload, *case, lie, false));
             let mut report = report.lock();
             report.runs += 1;
             match result {
@@ -264,7 +266,7 @@ pub fn replay(line: &str) -> Result<(), String> {
         |case: &&Case| case.nth == nth && case.failure == *kind && format!("{:?}", case.reach) == reach;
     let case = cases.iter().find(is_it).ok_or("no such case")?;
     println!("{case}");
-    run_case(&subject, &workload, *case, true).map(|struck| println!("{struck:?}"))
+    run_case(&subject, &workload, *case, Lie::None, true).map(|struck| println!("{struck:?}"))
 }
 
 /// Every call of a workload, in every way of failing.
@@ -302,10 +304,17 @@ fn differs(class: Class, failure: Failure, reach: Reach) -> bool {
 }
 
 /// Runs `steps` under one fault and checks everything.
-pub fn run_case(subject: &Subject, steps: &[Step], case: Case, tells_story: bool) -> Result<Struck, String> {
+pub fn run_case(
+    subject: &Subject,
+    steps: &[Step],
+    case: Case,
+    lie: Lie,
+    tells_story: bool,
+) -> Result<Struck, String> {
     let world = World::of(subject, SimDisk::new());
     world.sim.set_after_failed_sync(case.after);
     world.tap.set_fuse(3_000_000);
+    world.tap.set_lie(lie);
     world.sim.set_faults(case.fault());
     let mut run = Run::new(world.clone());
     let mut watch = Watch { case, poisoned: false, noticed: false, shaken: false };

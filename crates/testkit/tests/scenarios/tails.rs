@@ -9,6 +9,7 @@ use sheaf_testkit::crash::explore::Plan;
 use sheaf_testkit::crash::world::World;
 use sheaf_testkit::faults::{Case, Reach, every_case};
 use sheaf_testkit::stage::Subject;
+use sheaf_testkit::tap::Lie;
 use sheaf_testkit::totals::Budget;
 
 use crate::{keyspace, put_durably, steps, survives, text};
@@ -104,7 +105,7 @@ fn what_is_served_after_a_failed_sync_survives_the_next_power_cut() {
     let is_sync =
         |case: &Case| (case.class, case.failure, case.reach) == (Class::Sync, Failure::Io, Reach::Once);
     let whole = Budget::seconds(f64::INFINITY);
-    let report = every_case(&Subject::flat(), &steps, is_sync, ToString::to_string, whole);
+    let report = every_case(&Subject::flat(), &steps, is_sync, Lie::None, ToString::to_string, whole);
     assert!(report.failures.is_empty(), "{report}\n{:?}", report.failures);
     assert!(report.poisoned >= 4, "{report}");
 }
