@@ -3,6 +3,7 @@
 //! Mounting needs root, and a kernel that lets us; without, those tests say so and end.
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
+#![expect(clippy::disallowed_methods, reason = "makes a place to mount on")]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
