@@ -2,6 +2,7 @@
 //!
 //! One module a harness; each says in its header what it cannot see.
 
+pub mod alloc;
 pub mod conformance;
 pub mod corrupt;
 pub mod crash;
@@ -10,6 +11,7 @@ pub mod kill;
 pub mod ledger;
 pub mod model;
 pub mod mortal;
+pub mod reseal;
 pub mod stage;
 pub mod tap;
 pub mod totals;
