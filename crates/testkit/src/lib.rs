@@ -9,6 +9,7 @@ pub mod crash;
 pub mod faults;
 pub mod kill;
 pub mod ledger;
+pub mod linear;
 pub mod model;
 pub mod mortal;
 pub mod reseal;
