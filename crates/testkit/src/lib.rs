@@ -7,6 +7,7 @@ pub mod conformance;
 pub mod corrupt;
 pub mod crash;
 pub mod faults;
+pub mod fuzz;
 pub mod kill;
 pub mod ledger;
 pub mod linear;
