@@ -66,6 +66,23 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<Worker> {
     thread.map(Worker).map_err(|source| Error::Io { op: "start a thread for", path: name.into(), source })
 }
 
+/// Runs `body` on so many threads, this one among them, but no more than there are cores; returns what they
+/// return.
+pub(super) fn side_by_side<T: Send>(threads: usize, body: impl Fn() -> T + Sync) -> Vec<T> {
+    if threads <= 1 {
+        return vec![body()];
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    crate::sync::thread::scope(|scope| {
+        let others: Vec<_> = (1..threads.min(cores)).map(|_| scope.spawn(&body)).collect();
+        let mut all = vec![body()];
+        for other in others {
+            all.push(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        all
+    })
+}
+
 impl Store {
     /// Starts the threads.
     pub(super) fn start(self: &Arc<Store>) -> Result<()> {
@@ -144,6 +161,13 @@ impl Store {
         self.signals.brake.store(most * over / (BRAKE_FULL - BRAKE_FROM), Ordering::Relaxed);
         if over == 0 {
             self.signals.relief.notify_all();
+        }
+    }
+
+    /// Lets other threads run before the caller, which cleans, unless it is behind.
+    pub(super) fn give_way(&self) {
+        if self.signals.brake.load(Ordering::Relaxed) == 0 {
+            crate::sync::thread::yield_now();
         }
     }
 
