@@ -223,6 +223,39 @@ mod tests {
         }
     }
 
+    /// Whatever a loader is given: it reads it or says what is wrong, and what it read survives the way back.
+    #[test]
+    fn mutated_text_is_read_or_refused_and_never_panics() {
+        let seeds: [&[u8]; 5] = [b"a\\tb\\x00", b"\\xff\\xFE", b"gr\xc3\xbcn\\\\n", b"00ffAb", b"\\"];
+        let mut state = 0x2545_F491_4F6C_DD1D_u64;
+        let mut next = move |below: usize| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            usize::try_from(state >> 33).expect("31 bits") % below
+        };
+        for case in 0..100_000 {
+            let mut text = seeds[case % seeds.len()].to_vec();
+            for _ in 0..=next(4) {
+                let at = next(text.len() + 1);
+                match next(4) {
+                    0 => text.truncate(at),
+                    1 => text.insert(at, b"\\xtnr09afAF\t \xff\0"[next(15)]),
+                    2 if at < text.len() => text[at] ^= 1 << next(8),
+                    _ => text.extend_from_within(at..),
+                }
+            }
+            if let Ok(bytes) = unescape(&text) {
+                round_trip(&bytes);
+            }
+            if let Ok(bytes) = unhex(&text) {
+                let digits = String::from_utf8_lossy(&text).to_lowercase();
+                assert_eq!(hex(&bytes), digits.split_whitespace().collect::<String>());
+            }
+            let _ = parse_size(&String::from_utf8_lossy(&text));
+        }
+    }
+
     #[test]
     fn text_is_readable_and_the_rest_is_escaped() {
         assert_eq!(escaped("grün\t1\\2\n".as_bytes()), "grün\\t1\\\\2\\n");

@@ -8,27 +8,34 @@
 //! After a kill, commits that were never synced may be missing from the end: nothing can tell a torn tail
 //! from a damaged one.
 //!
+//! [`sweep`] goes through all of it, for any engine, in five states of its life.
+//!
 //! ## What it cannot see
 //!
-//! Damage that happens while the database is open; two damages at once; a checksum that matches by chance.
+//! Damage that happens while the database is open; a checksum that matches by chance.
 
 pub mod damages;
+pub mod sweep;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use sheaf::{Database, Error};
 use sheaf_base::clock::{Clock, SystemClock};
+use sheaf_base::disk::SECTOR_BYTES;
 use sheaf_base::disk::sim::SimDisk;
 
 use crate::crash::check::quietly;
 use crate::crash::history::{History, NAMES, Pairs, State};
 use crate::crash::world::World;
+use crate::stage::Subject;
 
 /// No open and read of a small database takes this many disk calls.
 const FUSE: u64 = 100_000;
 /// How far behind the end of a file a reported offset may lie: one missing frame.
 const SLACK: u64 = 4096;
+/// How near to the damage an error should point.
+const BLOCK: u64 = 4096;
 
 /// A database at rest, and what it may hold.
 pub struct Fixture {
@@ -38,6 +45,8 @@ pub struct Fixture {
     pub history: History,
     /// The least number of commits that must be there.
     pub from: usize,
+    /// Whose keyspaces it holds.
+    pub subject: Subject,
 }
 
 impl Fixture {
@@ -61,6 +70,8 @@ pub enum Damage {
     Missing(PathBuf),
     /// A file is replaced by other bytes, or appears.
     File(PathBuf, Vec<u8>, &'static str),
+    /// Two sectors change places.
+    Swap(PathBuf, u64, u64),
 }
 
 impl fmt::Display for Damage {
@@ -75,11 +86,24 @@ impl fmt::Display for Damage {
             Damage::Length(path, len) => write!(f, "{}: length {len}", path.display()),
             Damage::Missing(path) => write!(f, "{} is missing", path.display()),
             Damage::File(path, _, what) => write!(f, "{} is {what}", path.display()),
+            Damage::Swap(path, a, b) => write!(f, "{}: sectors at {a} and {b} change places", path.display()),
         }
     }
 }
 
 impl Damage {
+    /// The file and, where there is one, the place.
+    #[must_use]
+    pub fn place(&self) -> (&Path, Option<u64>) {
+        match self {
+            Damage::Flip(path, at, _) | Damage::Write(path, at, ..) => (path, Some(*at)),
+            Damage::Length(path, _)
+            | Damage::Missing(path)
+            | Damage::File(path, ..)
+            | Damage::Swap(path, ..) => (path, None),
+        }
+    }
+
     /// Does it.
     ///
     /// # Panics
@@ -96,6 +120,14 @@ impl Damage {
             Damage::Length(path, len) => sim.truncate_file(path, *len),
             Damage::Missing(path) => sim.remove_file(path),
             Damage::File(path, bytes, _) => sim.put_file(path, bytes),
+            Damage::Swap(path, a, b) => {
+                let bytes = sim.read_file(path).expect("the file is there");
+                let sector = |at: u64| {
+                    let at = usize::try_from(at).expect("small");
+                    bytes[at..(at + SECTOR_BYTES).min(bytes.len())].to_vec()
+                };
+                sim.overwrite(path, *a, &sector(*b)).and_then(|()| sim.overwrite(path, *b, &sector(*a)))
+            }
         };
         done.expect("the file is there");
     }
@@ -112,6 +144,8 @@ pub struct Answer {
     pub unopened: bool,
     /// How many keyspaces could be read whole.
     pub whole_spaces: usize,
+    /// An error named the damaged 4 KiB.
+    pub placed: bool,
 }
 
 /// What was tried.
@@ -167,19 +201,34 @@ pub fn corrupt(fixture: &Fixture, damages: impl IntoIterator<Item = Damage>) -> 
 
 /// One damage: strikes a copy, opens, reads.
 pub fn inspect(fixture: &Fixture, damage: &Damage) -> Result<Answer, String> {
-    let world = World::on(fixture.sim.kill());
+    let world = World::of(&fixture.subject, fixture.sim.kill());
     damage.strike(&world.sim);
     let files = world.sim.files();
     world.tap.set_fuse(FUSE);
     let mut answer = Answer::default();
     match world.open() {
-        Ok(db) => look(fixture, &db, &files, &mut answer)?,
+        Ok(db) => look(fixture, &db, &files, damage, &mut answer)?,
         Err(error) => {
-            named(&error, &files)?;
+            answer.note(damage, &named(&error, &files)?);
             (answer.error, answer.unopened) = (true, true);
         }
     }
     Ok(answer)
+}
+
+impl Answer {
+    /// Takes note of where an error said that the damage is.
+    fn note(&mut self, damage: &Damage, said: &Place) {
+        let (path, at) = damage.place();
+        let near = |at: u64| said.offset.is_some_and(|offset| offset.abs_diff(at) < BLOCK);
+        self.placed |= said.path == path && at.is_none_or(near);
+    }
+}
+
+/// Where an error says that the damage is.
+struct Place {
+    path: PathBuf,
+    offset: Option<u64>,
 }
 
 /// Reads everything; the pairs that are answered must belong to one allowed prefix.
@@ -187,6 +236,7 @@ fn look(
     fixture: &Fixture,
     db: &Database,
     files: &[(PathBuf, u64)],
+    damage: &Damage,
     answer: &mut Answer,
 ) -> Result<(), String> {
     let mut errors = Vec::new();
@@ -194,7 +244,11 @@ fn look(
     for name in NAMES {
         match space(db, name, &keys_of(&fixture.history)) {
             Ok(seen) => {
-                errors.extend(seen.errors.iter().map(|e| named(e, files)).collect::<Result<Vec<_>, _>>()?);
+                for error in &seen.errors {
+                    let place = named(error, files)?;
+                    answer.note(damage, &place);
+                    errors.push(error.to_string());
+                }
                 spaces.push(seen);
             }
             Err(error) => return Err(format!("listing {name}: {error}")),
@@ -213,7 +267,7 @@ fn look(
     let mut found = Vec::new();
     let verified = db.verify(|finding| found.push(finding));
     for finding in found.iter().chain(verified.as_ref().err()) {
-        named(finding, files)?;
+        answer.note(damage, &named(finding, files)?);
     }
     answer.error = !errors.is_empty() || !found.is_empty() || verified.is_err();
     if !errors.is_empty() && found.is_empty() && verified.is_ok() {
@@ -316,6 +370,7 @@ fn space(db: &Database, name: &str, keys: &[Vec<u8>]) -> Result<Seen, Error> {
         }
         Err(error) => seen.errors.push(error),
     }
+    back(&keyspace, &mut seen);
     for key in keys {
         match keyspace.get(key) {
             Ok(value) => seen.got.push((key.clone(), value.map(|v| v.to_vec()))),
@@ -325,22 +380,50 @@ fn space(db: &Database, name: &str, keys: &[Vec<u8>]) -> Result<Seen, Error> {
     Ok(seen)
 }
 
+/// Walks an ordered keyspace from its end: the same pairs, or errors.
+fn back(keyspace: &sheaf::Keyspace, seen: &mut Seen) {
+    let Ok(iter) = keyspace.iter() else { return };
+    if !keyspace.capabilities().is_ok_and(|can| can.ordered) {
+        return;
+    }
+    let mut pairs = Pairs::new();
+    for pair in iter.rev() {
+        match pair {
+            Ok((key, value)) => drop(pairs.insert(key.to_vec(), value.to_vec())),
+            Err(error) => {
+                seen.errors.push(error);
+                seen.got.extend(pairs.into_iter().map(|(key, value)| (key, Some(value))));
+                return;
+            }
+        }
+    }
+    if seen.is_complete && pairs != seen.pairs {
+        seen.pairs.insert(b"(backwards it is something else)".to_vec(), Vec::new());
+    }
+    seen.got.extend(pairs.into_iter().map(|(key, value)| (key, Some(value))));
+}
+
 /// An error about damage names a file that is (or should be) there and a place within it.
-fn named(error: &Error, files: &[(PathBuf, u64)]) -> Result<String, String> {
+fn named(error: &Error, files: &[(PathBuf, u64)]) -> Result<Place, String> {
     match error {
         Error::Corrupt { path, offset, what } => {
             let len = files.iter().find(|(file, _)| file == path).map(|(_, len)| *len);
             let is_missing =
                 matches!(what, sheaf::Damage::Short { .. } | sheaf::Damage::MissingCommits { .. });
             match len {
-                Some(len) if *offset <= len + SLACK => Ok(error.to_string()),
+                Some(len) if *offset <= len + SLACK => {
+                    Ok(Place { path: path.clone(), offset: Some(*offset) })
+                }
                 None if is_missing && path.starts_with(Path::new(crate::crash::world::PLACE)) => {
-                    Ok(error.to_string())
+                    Ok(Place { path: path.clone(), offset: None })
                 }
                 _ => Err(format!("the error names a place that is not there: {error}")),
             }
         }
-        Error::Format { .. } | Error::NotADatabase { .. } | Error::NotFound { .. } => Ok(error.to_string()),
+        Error::Format { path, .. } => Ok(Place { path: path.clone(), offset: Some(0) }),
+        Error::NotADatabase { path, .. } | Error::NotFound { path } => {
+            Ok(Place { path: path.clone(), offset: None })
+        }
         other => Err(format!("damage is answered with {other:?}")),
     }
 }

@@ -1,9 +1,24 @@
 //! Damage to any byte, sector, length or file of a small database: the exact answer or an error.
 //!
-//! CI flips one bit in every so-manieth byte; the ignored `every_byte` flips all bits of all bytes.
+//! CI sweeps over places spread evenly; a campaign goes on for as long as wanted.
 
 use sheaf_testkit::corrupt::{Damage, Fixture, Report, corrupt, inspect};
 use sheaf_testkit::crash::workload::{Shape, Step, generate, parse};
+use sheaf_testkit::stage::Subject;
+
+#[global_allocator]
+static COUNTING: sheaf_testkit::alloc::Counting = sheaf_testkit::alloc::Counting;
+
+sheaf_testkit::corruption_suite!(flat, Subject::flat());
+sheaf_testkit::corruption_suite!(ledger, Subject::ledger());
+
+/// `SHEAF_CORRUPT='flat Loaded 1 4711'`: the line a failure prints.
+#[test]
+#[ignore = "replays one line"]
+fn replay() {
+    let line = std::env::var("SHEAF_CORRUPT").expect("SHEAF_CORRUPT says what to replay");
+    sheaf_testkit::corrupt::sweep::replay(&line).unwrap();
+}
 
 fn steps(seed: u64) -> Vec<Step> {
     let mut steps = parse("0.1=30 1.1=50 0.2=200 persist").expect("written by hand");
@@ -76,15 +91,4 @@ fn a_damaged_entry_leaves_the_other_keyspace_and_the_other_keys_alone() {
         }
     }
     assert!(hit > 0, "the value stands nowhere");
-}
-
-#[test]
-#[ignore = "takes minutes"]
-fn every_byte() {
-    for (what, fixture) in [("closed", Fixture::closed(&steps(3))), ("killed", Fixture::killed(&steps(4)))] {
-        for seed in 0..8 {
-            all_right(what, corrupt(&fixture, fixture.flips(1, seed)));
-        }
-        all_right(what, corrupt(&fixture, fixture.lengths(1)));
-    }
 }

@@ -1,8 +1,9 @@
 //! Engines agree with a sorted map, whatever is done to them in whatever order.
 
 use sheaf_testkit::ledger::{self, Flaw};
-use sheaf_testkit::model::Case;
-use sheaf_testkit::stage::{Place, Setting};
+use sheaf_testkit::model::{Case, run};
+use sheaf_testkit::stage::{Place, Setting, Subject};
+use sheaf_testkit::totals::Budget;
 
 const TINY: Setting = Setting::new(Place::Simulated, true, true);
 const NORMAL: Setting = Setting::new(Place::Simulated, false, true);
@@ -23,12 +24,12 @@ const SIMULATED: &[Setting] = &[TINY, TINY, TINY, NORMAL];
 
 #[test]
 fn flat_agrees_with_a_map_on_the_simulated_disk() {
-    holds("flat", 0..60, SIMULATED, 2000);
+    run(&Subject::flat(), 0, Budget::cases(1_000_000).workers(2)).must_hold(1_000_000);
 }
 
 #[test]
 fn ledger_agrees_with_a_map_on_the_simulated_disk() {
-    holds(ledger::NAME, 0..60, SIMULATED, 2000);
+    run(&Subject::ledger(), 0, Budget::cases(1_000_000).workers(2)).must_hold(1_000_000);
 }
 
 #[test]
@@ -42,14 +43,9 @@ fn ledger_agrees_with_a_map_on_the_real_disk() {
 }
 
 #[test]
-fn engines_agree_on_the_same_trace() {
+fn engines_and_geometries_agree_on_the_same_trace() {
     for seed in 1000..1006 {
-        // The sequence depends on the geometry by its values' sizes, so geometries differ in traces.
-        for setting in [TINY, NORMAL] {
-            let flat = case("flat", setting, seed, 1500).check_portable().unwrap();
-            let ledger = case(ledger::NAME, setting, seed, 1500).check_portable().unwrap();
-            assert_eq!(flat, ledger, "what was observed differs at seed {seed} on {setting:?}");
-        }
+        case("flat", TINY, seed, 1500).agree().unwrap();
     }
 }
 
@@ -91,18 +87,7 @@ fn every_flaw_of_the_reference_engine_is_found_and_shrunk() {
 #[ignore = "replays one line"]
 fn replay() {
     let line = std::env::var("SHEAF_MODEL").expect("SHEAF_MODEL says what to replay");
-    line.parse::<Case>().unwrap().must_hold();
-}
-
-/// `SHEAF_MODEL_SEEDS=1000..2000 SHEAF_MODEL_STEPS=10000`: as long as wanted.
-#[test]
-#[ignore = "as long as wanted"]
-fn long_run() {
-    let seeds = std::env::var("SHEAF_MODEL_SEEDS").unwrap_or("1000..1200".into());
-    let (from, to) = seeds.split_once("..").expect("SHEAF_MODEL_SEEDS is FROM..TO");
-    let steps = std::env::var("SHEAF_MODEL_STEPS").map_or(10_000, |steps| steps.parse().unwrap());
-    let seeds = from.parse().unwrap()..to.parse().unwrap();
-    for engine in ["flat", ledger::NAME] {
-        holds(engine, seeds.clone(), &[TINY, TINY, NORMAL, TINY, REAL], steps);
-    }
+    let case = line.parse::<Case>().unwrap();
+    case.must_hold();
+    case.agree().unwrap();
 }

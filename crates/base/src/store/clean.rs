@@ -16,7 +16,7 @@
 //! 2. A tombstone is left behind only if its number is at or below the checkpoints that both ROOT slots
 //!    name: recovery then finds no older entry of its key (scenario 4).
 //! 3. Pinned copies are of a kind that recovery ignores.
-//! 4. A victim leaves ROOT after its survivors are synced.
+//! 4. A victim leaves ROOT after its survivors are synced, and after everything that superseded its other entries.
 //!
 //! ## Costs
 //!
@@ -112,7 +112,11 @@ impl Store {
         }
         let evacuated = self.evacuate(&mut m, log, &victims);
         self.sync_survivors(&mut m)?;
-        for victim in evacuated? {
+        let evacuated = evacuated?;
+        // What was left behind as dead may be all that a power cut leaves of its key: first the commits that
+        // superseded it (R13). The same for versions that were copied for a view only, which recovery ignores.
+        self.wait_durable(self.visible())?;
+        for victim in evacuated {
             log.segments.lock().remove(&victim.id());
             m.dies(Dying::Segment(log.id, victim));
         }

@@ -3,13 +3,17 @@
 #![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use sheaf_base::disk::SECTOR;
+use sheaf_base::disk::sim::{Keep, SimDisk};
+use sheaf_base::sync::Mutex;
 
 use super::{Damage, Fixture};
 use crate::crash::run::Run;
 use crate::crash::workload::{Random, Step};
 use crate::crash::world::World;
+use crate::stage::Subject;
 
 impl Fixture {
     /// A database after `steps`, closed in order.
@@ -19,13 +23,24 @@ impl Fixture {
     /// If the workload fails.
     #[must_use]
     pub fn closed(steps: &[Step]) -> Fixture {
-        let mut run = Run::new(World::new());
+        Fixture::closed_of(&Subject::flat(), steps)
+    }
+
+    /// As [`Fixture::closed`], of any engine.
+    ///
+    /// # Panics
+    ///
+    /// If the workload fails.
+    #[must_use]
+    pub fn closed_of(subject: &Subject, steps: &[Step]) -> Fixture {
+        let mut run = Run::new(World::of(subject, SimDisk::new()));
         run.all(steps).expect("no faults: the workload runs");
         let db = run.db().expect("it is open");
         run.abandon();
         db.close().expect("no faults: it closes");
         let history = run.history.lock().clone();
-        Fixture { sim: run.world.sim.kill(), from: history.prints.len() - 1, history }
+        let from = history.prints.len() - 1;
+        Fixture { sim: run.world.sim.kill(), from, history, subject: subject.clone() }
     }
 
     /// A database after `steps` whose process was killed.
@@ -35,13 +50,65 @@ impl Fixture {
     /// If the workload fails.
     #[must_use]
     pub fn killed(steps: &[Step]) -> Fixture {
-        let mut run = Run::new(World::new());
-        run.all(steps).expect("no faults: the workload runs");
-        let history = run.history.lock().clone();
-        Fixture { sim: run.world.sim.kill(), from: history.marks.durable, history }
+        Fixture::killed_of(&Subject::flat(), steps)
     }
 
-    fn bytes(&self, path: &Path) -> Vec<u8> {
+    /// As [`Fixture::killed`], of any engine.
+    ///
+    /// # Panics
+    ///
+    /// If the workload fails.
+    #[must_use]
+    pub fn killed_of(subject: &Subject, steps: &[Step]) -> Fixture {
+        let mut run = Run::new(World::of(subject, SimDisk::new()));
+        run.all(steps).expect("no faults: the workload runs");
+        let history = run.history.lock().clone();
+        let from = history.marks.durable;
+        Fixture { sim: run.world.sim.kill(), from, history, subject: subject.clone() }
+    }
+
+    /// A database that lost its power after `steps` and `last`: of what was not synced, nothing is left.
+    ///
+    /// # Panics
+    ///
+    /// If the workload fails.
+    #[must_use]
+    pub fn cut(subject: &Subject, steps: &[Step], last: &[Step]) -> Fixture {
+        let mut run = Run::new(World::of(subject, SimDisk::new()));
+        run.all(steps).expect("no faults: the workload runs");
+        // What the `last` steps sync is durable, but nothing durable says so: damage to it looks like a torn tail.
+        let from = run.history.lock().marks.durable;
+        for (number, step) in (steps.len()..).zip(last) {
+            run.step(number, step).expect("no faults: the workload runs");
+        }
+        let history = run.history.lock().clone();
+        let sim = run.world.sim.power_cut(&Keep::None);
+        Fixture { sim, from, history, subject: subject.clone() }
+    }
+
+    /// A database killed in the middle of the background work that follows `steps`: half of its disk calls
+    /// were made.
+    ///
+    /// # Panics
+    ///
+    /// If the workload fails.
+    #[must_use]
+    pub fn working(subject: &Subject, steps: &[Step]) -> Fixture {
+        let mut run = Run::new(World::of(subject, SimDisk::new()));
+        run.all(steps).expect("no faults: the workload runs");
+        let history = run.history.lock().clone();
+        let images: Arc<Mutex<Vec<SimDisk>>> = Arc::default();
+        let (seen, sim) = (Arc::clone(&images), run.world.sim.clone());
+        run.world.tap.watch(move |_, _| seen.lock().push(sim.kill()));
+        run.step(steps.len(), &Step::Work).expect("no faults: the work is done");
+        run.world.tap.unwatch();
+        let images = std::mem::take(&mut *images.lock());
+        let sim = images.get(images.len() / 2).map_or_else(|| run.world.sim.kill(), SimDisk::clone);
+        let from = history.marks.durable;
+        Fixture { sim, from, history, subject: subject.clone() }
+    }
+
+    pub(super) fn bytes(&self, path: &Path) -> Vec<u8> {
         self.sim.read_file(path).expect("listed a moment ago")
     }
 

@@ -21,10 +21,12 @@
 //! `Buffer` write that only a power cut loses.
 
 mod play;
+mod run;
 mod shrink;
 mod steps;
 
 pub use play::Failure;
+pub use run::run;
 pub use steps::{Step, generate};
 
 use std::fmt;
@@ -89,11 +91,21 @@ impl Case {
         play::play(&self.subject(), self.setting, &generate(self.seed, self.steps, self.setting))
     }
 
-    /// Plays what every engine can do of it. A digest of what was observed, the same for all engines.
-    pub fn check_portable(&self) -> Result<u32, Failure> {
-        let mut steps = generate(self.seed, self.steps, self.setting);
-        steps.retain(|step| !matches!(step, Step::RemoveRange { .. }));
-        play::play(&self.subject(), self.setting, &steps)
+    /// Plays it on all engines in two geometries, which must agree.
+    ///
+    /// # Errors
+    ///
+    /// Where they part.
+    pub fn agree(&self) -> Result<(), String> {
+        run::agree(self)
+    }
+
+    /// The line that plays it again.
+    #[must_use]
+    pub fn replay(&self) -> String {
+        format!(
+            "SHEAF_MODEL='{self}' cargo test -p sheaf-testkit --test model -- --ignored --nocapture replay"
+        )
     }
 
     /// Plays it, and reports a failure: the line that replays it, and as few steps as still fail.
@@ -112,11 +124,7 @@ impl Case {
     #[must_use]
     pub fn report(&self, failure: &Failure) -> String {
         let (steps, why) = self.shrink(failure);
-        let mut text = format!(
-            "{failure}\nSHEAF_MODEL='{self}' cargo test -p sheaf-testkit --test model -- --ignored --nocapture replay\n\
-             in {} steps: {why}",
-            steps.len()
-        );
+        let mut text = format!("{failure}\n{}\nin {} steps: {why}", self.replay(), steps.len());
         for step in &steps {
             text.push_str(&format!("\n    {step:?}"));
         }

@@ -1,5 +1,7 @@
 //! Conditional writes: each takes effect at one moment, on what it saw.
 
+use sheaf_base::disk::sim::Keep;
+
 use super::*;
 
 /// One thread puts a key and removes it, another swaps what it finds: a swap that was told "yes" may
@@ -161,4 +163,38 @@ fn batches_are_whole_in_views(engine: &str, other: &str) {
 fn views_show_whole_batches_in_order() {
     explore(300, || batches_are_whole_in_views("flat", "ledger"));
     explore(300, || batches_are_whole_in_views("flat", "flat"));
+}
+
+/// Scenario 5, in the log. Keys whose values are on the device are overwritten, unsynced, beside the
+/// cleaner: the power fails, and each still has a value.
+fn overwrites_beside_cleaning(engine: &str) {
+    let world = World::default();
+    let db = world.open();
+    let keyspace = space(&db, "a", engine);
+    for n in 0..120 {
+        keyspace.insert(format!("{}", n % 5), vec![b'x'; 200]).expect("it inserts");
+    }
+    db.persist().expect("it persists");
+    let maintenance = {
+        let db = db.clone();
+        spawn(move || (0..3).for_each(|_| _ = db.pump().expect("it pumps")))
+    };
+    let writer = {
+        let keyspace = keyspace.clone();
+        spawn(move || {
+            (0..5).for_each(|n| keyspace.insert(format!("{n}"), vec![b'y'; 200]).expect("it inserts"));
+        })
+    };
+    join([maintenance, writer]);
+    let after = World { disk: world.disk.power_cut(&Keep::None), ..World::default() };
+    let db = after.open();
+    let keyspace = space(&db, "a", engine);
+    for n in 0..5 {
+        assert!(keyspace.contains_key(format!("{n}")).expect("it reads"), "key {n} is lost");
+    }
+}
+
+#[test]
+fn what_an_unsynced_write_replaced_survives_cleaning_and_a_power_cut() {
+    explore(1500, || overwrites_beside_cleaning("flat"));
 }

@@ -1,0 +1,47 @@
+//! One turn of one harness: `campaign HARNESS ENGINE SEED SECONDS WORKERS`. `cargo xtask campaign` calls it.
+//!
+//! Prints what went wrong with the lines that replay it, then `TOTALS cases failures seconds`.
+
+use std::process::ExitCode;
+
+use sheaf_testkit::kill::{Starter, be_the_child};
+use sheaf_testkit::stage::Subject;
+use sheaf_testkit::totals::{Budget, Totals};
+use sheaf_testkit::{corrupt, crash, fuzz, kill, linear, model};
+
+#[global_allocator]
+static COUNTING: sheaf_testkit::alloc::Counting = sheaf_testkit::alloc::Counting;
+
+fn turn(harness: &str, subject: &Subject, seed: u64, budget: Budget) -> Option<Totals> {
+    Some(match harness {
+        "crash" => crash::families::run(subject, seed, budget),
+        "kill" => kill::run(subject, &std::env::temp_dir(), &Starter::program(), seed, budget),
+        "model" => model::run(subject, seed, budget),
+        "corrupt" => corrupt::sweep::run(subject, seed, budget),
+        "linearizable" => linear::run(subject, seed, budget),
+        "fuzz" => fuzz::run(subject, seed, budget),
+        _ => return None,
+    })
+}
+
+fn main() -> ExitCode {
+    be_the_child();
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let [harness, engine, seed, seconds, workers] = words.as_slice() else {
+        eprintln!("campaign HARNESS ENGINE SEED SECONDS WORKERS");
+        return ExitCode::from(2);
+    };
+    let subject = Subject::named(engine);
+    let numbers = (seed.parse().ok(), seconds.parse().ok(), workers.parse().ok());
+    let (Some(subject), (Some(seed), Some(seconds), Some(workers))) = (subject, numbers) else {
+        eprintln!("what is {words:?}?");
+        return ExitCode::from(2);
+    };
+    let Some(totals) = turn(harness, &subject, seed, Budget::seconds(seconds).workers(workers)) else {
+        eprintln!("there is no harness {harness}");
+        return ExitCode::from(2);
+    };
+    totals.failures.iter().for_each(|failure| println!("{failure}"));
+    println!("TOTALS {} {} {:.1}", totals.cases, totals.failures.len(), totals.seconds);
+    if totals.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

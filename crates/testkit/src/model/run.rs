@@ -1,0 +1,81 @@
+//! # Run: seeds one after another, on every engine and geometry
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use sheaf_base::sync::Mutex;
+
+use super::{Case, Failure, play, steps};
+use crate::stage::{Place, Setting, Subject};
+use crate::totals::{Budget, Stopwatch, Totals};
+
+/// Steps of a sequence.
+const STEPS: usize = 2000;
+/// Every so-manieth sequence is played on everything.
+const EVERYWHERE: u64 = 8;
+
+const TINY: Setting = Setting::new(Place::Simulated, true, true);
+const NORMAL: Setting = Setting::new(Place::Simulated, false, true);
+
+/// Plays sequences until the budget, counted in operations, is spent.
+#[must_use]
+pub fn run(subject: &Subject, seed: u64, budget: Budget) -> Totals {
+    let watch = Stopwatch::start();
+    let totals = Mutex::new(Totals::new("model", subject.engine));
+    let next = AtomicU64::new(0);
+    let work = || {
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            if watch.seconds() >= budget.seconds || !has_room(&totals.lock(), budget) {
+                return;
+            }
+            let setting = if number % 4 == 3 { NORMAL } else { TINY };
+            let case = Case {
+                engine: subject.engine,
+                flaw: None,
+                setting,
+                seed: seed.wrapping_add(number),
+                steps: STEPS,
+            };
+            let (played, result) = match number % EVERYWHERE {
+                0 => (4, agree(&case)),
+                _ => (1, case.check().map(drop).map_err(|failure| case.report(&failure))),
+            };
+            let mut totals = totals.lock();
+            totals.cases += played * STEPS as u64;
+            totals.distinct += STEPS as u64;
+            if let Err(what) = result {
+                totals.failures.push(crate::totals::Failure { replay: case.replay(), what });
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        (1..budget.workers).for_each(|_| drop(scope.spawn(work)));
+        work();
+    });
+    let mut totals = totals.into_inner();
+    totals.seconds = watch.seconds();
+    totals
+}
+
+fn has_room(totals: &Totals, budget: Budget) -> bool {
+    totals.cases < budget.cases && totals.failures.len() < 3
+}
+
+/// Plays one sequence, without what some engine cannot do, on two engines in two geometries: everything
+/// that was observed must be the same.
+pub(super) fn agree(case: &Case) -> Result<(), String> {
+    let mut all = steps::generate(case.seed, case.steps, TINY);
+    all.retain(|step| !matches!(step, steps::Step::RemoveRange { .. }));
+    let mut first = None;
+    for subject in [Subject::flat(), Subject::ledger()] {
+        for setting in [TINY, NORMAL] {
+            let digest = play::play(&subject, setting, &all)
+                .map_err(|failure: Failure| format!("{subject:?} {setting:?}: {failure}"))?;
+            let expected = *first.get_or_insert(digest);
+            if digest != expected {
+                return Err(format!("{subject:?} {setting:?} observes {digest:x}, not {expected:x}"));
+            }
+        }
+    }
+    Ok(())
+}

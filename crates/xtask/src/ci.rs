@@ -1,0 +1,23 @@
+//! # What CI runs, and what to run before a push
+
+use std::time::Instant;
+
+use crate::shell::{cargo, shuttle, step};
+
+/// Everything; stops at the first failure.
+pub(crate) fn run() -> Result<(), String> {
+    let began = Instant::now();
+    step(cargo(&["fmt", "--all", "--check"]))?;
+    step(cargo(&["clippy", "--locked", "--all-targets", "--", "-D", "warnings"]))?;
+    let mut doc = cargo(&["doc", "--locked", "--no-deps"]);
+    doc.env("RUSTDOCFLAGS", "-D warnings");
+    step(doc)?;
+    step(cargo(&["test", "--locked"]))?; // the test command of the README
+    let interleavings =
+        ["test", "--locked", "-p", "sheaf-flat", "-p", "sheaf-testkit", "--lib", "--test", "interleavings"];
+    step(shuttle(&[&interleavings[..], &["interleavings"]].concat()))?;
+    step(shuttle(&[&interleavings[..], &["--", "closing", "reading", "waiting", "writing"]].concat()))?;
+    step(cargo(&["run", "--locked", "--release", "--", "demo"]))?; // the first command of the README
+    println!("\n== all well after {} s", began.elapsed().as_secs());
+    Ok(())
+}

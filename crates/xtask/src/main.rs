@@ -1,0 +1,33 @@
+//! # xtask: `cargo xtask ci` and `cargo xtask campaign`
+//!
+//! The one place that says what is run: `.ci/run` is a wrapper. No dependencies, so that it is there at once.
+
+#![allow(clippy::disallowed_methods)] // a tool of the house: files, processes and time are its work
+
+mod campaign;
+mod ci;
+mod shell;
+
+use std::process::ExitCode;
+
+const HELP: &str = "\
+cargo xtask ci                                  what CI runs
+cargo xtask campaign --minutes N [--only A,B] [--engine NAME] [--seed N] [--workers N]
+    harnesses in turn for N minutes, totals appended to docs/reliability/LEDGER.md
+    A, B of: crash kill model corrupt linearizable fuzz interleavings sanitizers";
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let done = match words.first().map(String::as_str) {
+        Some("ci") if words.len() == 1 => ci::run(),
+        Some("campaign") => campaign::run(&words[1..]),
+        _ => Err(HELP.to_owned()),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(what) => {
+            eprintln!("{what}");
+            ExitCode::FAILURE
+        }
+    }
+}

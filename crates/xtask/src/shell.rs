@@ -1,0 +1,54 @@
+//! # Running programs
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+/// The root of the project.
+pub(crate) fn root() -> PathBuf {
+    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    here.ancestors().nth(2).map_or(here.clone(), PathBuf::from)
+}
+
+/// `cargo` with these arguments, at the root.
+pub(crate) fn cargo(arguments: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()));
+    command.args(arguments).current_dir(root());
+    command
+}
+
+/// Where the builds of another kind go: beside the usual one, so that neither undoes the other.
+pub(crate) fn target(kind: &str) -> PathBuf {
+    let base = std::env::var("CARGO_TARGET_DIR").map_or_else(|_| root().join("target"), PathBuf::from);
+    base.join(kind)
+}
+
+/// The same built for interleavings: see testkit's tests of that name.
+pub(crate) fn shuttle(arguments: &[&str]) -> Command {
+    let mut command = cargo(arguments);
+    command.env("RUSTFLAGS", "--cfg shuttle").env("CARGO_TARGET_DIR", target("shuttle"));
+    command
+}
+
+/// Runs a step, with its time.
+pub(crate) fn step(mut command: Command) -> Result<(), String> {
+    let began = Instant::now();
+    println!("\n== {}", show(&command));
+    let status = command.status().map_err(|e| format!("{}: {e}", show(&command)))?;
+    println!("== done in {} s", began.elapsed().as_secs());
+    if status.success() { Ok(()) } else { Err(format!("failed: {}", show(&command))) }
+}
+
+/// Runs a program and returns what it says; its errors are shown as they come.
+pub(crate) fn output(mut command: Command) -> Result<(bool, String), String> {
+    command.stderr(Stdio::inherit());
+    let output = command.output().map_err(|e| format!("{}: {e}", show(&command)))?;
+    Ok((output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned()))
+}
+
+fn show(command: &Command) -> String {
+    let variables = command.get_envs().filter_map(|(name, value)| Some((name, value?)));
+    let variables = variables.map(|(name, value)| format!("{}={:?} ", name.display(), value));
+    let words = command.get_args().map(|word| word.to_string_lossy().into_owned());
+    format!("{}cargo {}", variables.collect::<String>(), words.collect::<Vec<_>>().join(" "))
+}
