@@ -313,6 +313,16 @@ fn stores(names: &str) -> Result<Vec<Subject>> {
     Ok(stores)
 }
 
+/// The line for the report: where files went says nothing about the figures.
+fn without_places(arguments: &[String]) -> String {
+    let is_place = |argument: &String| argument == "--dir" || argument == "--out";
+    let kept = arguments.iter().enumerate().filter(|(place, argument)| {
+        !is_place(argument)
+            && !place.checked_sub(1).and_then(|before| arguments.get(before)).is_some_and(is_place)
+    });
+    kept.map(|(_, argument)| argument.as_str()).collect::<Vec<_>>().join(" ")
+}
+
 fn defaults(arguments: &[String]) -> Options {
     Options {
         subjects: Subject::ours().into_iter().chain(Subject::main_peers()).collect(),
@@ -322,7 +332,7 @@ fn defaults(arguments: &[String]) -> Options {
         settle: Duration::from_secs(60),
         dir: PathBuf::from(DIR),
         out: PathBuf::from(OUT),
-        command: arguments.join(" "),
+        command: without_places(arguments),
     }
 }
 
@@ -459,12 +469,13 @@ mod tests {
     #[test]
     fn a_quick_comparison_is_small_and_can_still_be_changed() {
         let Ok(Command::Compare(compare)) =
-            line("compare --quick --rounds 5 --stores flat,null --threads 1,2")
+            line("compare --quick --out /o --rounds 5 --stores flat,null --threads 1,2 --dir /d")
         else {
             panic!("not a comparison")
         };
         assert_eq!((compare.options.rounds, compare.pairs, compare.threads), (5, vec![200_000], vec![1, 2]));
         assert_eq!(compare.options.subjects, [Subject::FLAT, Subject::NULL]);
+        assert_eq!(compare.options.command, "compare --quick --rounds 5 --stores flat,null --threads 1,2");
         assert!(compare.loads.iter().all(|load| load.quick) && compare.loads.len() > 8);
     }
 

@@ -205,9 +205,9 @@ impl Experiment {
     }
 
     fn report(&self, paper: &Paper, summary: &Summary, scale: f64) -> Result<String> {
-        let mut text = format!("\n### {}: {}\n\n", self.figure, self.what);
+        let mut text = format!("\n### {}: {}\n", self.figure, self.what);
         for published in self.published.iter().filter(|published| published.load.is_empty()) {
-            text += &format!("The paper on {}: {} (published).\n", published.store, published.value);
+            text += &format!("\nThe paper on {}: {} (published).\n", published.store, published.value);
         }
         if let Some(why) = &self.not_here {
             return Ok(text + &format!("\nNot rerun: {why}.\n"));

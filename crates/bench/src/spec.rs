@@ -96,16 +96,6 @@ impl Kind {
     }
 }
 
-impl Load {
-    /// Whether a name means it: its own; `PREFIX*`; that of its group or, if `loosely`, of the table.
-    fn is_meant_by(&self, name: &str, loosely: bool) -> bool {
-        match name.strip_suffix('*') {
-            Some(prefix) => self.name.starts_with(prefix),
-            None => self.name == name || self.group == name || (loosely && self.base == name),
-        }
-    }
-}
-
 /// All workloads of the table, in its order.
 pub(crate) fn all() -> Result<Vec<Load>> {
     read(TABLE)
@@ -114,17 +104,31 @@ pub(crate) fn all() -> Result<Vec<Load>> {
 /// The workloads that `names` mean (of their own, of groups, of table rows, `PREFIX*`), in the order of the table; an error names those there are.
 pub(crate) fn select(names: &[&str]) -> Result<Vec<Load>> {
     let all = all()?;
-    let is_meant = |load: &Load, name: &str| {
-        let is_known = all.iter().any(|load| load.is_meant_by(name, false));
-        load.is_meant_by(name, !is_known)
-    };
+    let mut is_meant = vec![false; all.len()];
     for name in names {
-        if !all.iter().any(|load| is_meant(load, name)) {
+        let meant = meant(&all, name);
+        if meant.is_empty() {
             return Err(unknown(name, &all).into());
         }
+        meant.into_iter().for_each(|place| is_meant[place] = true);
     }
-    let meant = |load: &&Load| names.iter().any(|name| is_meant(load, name));
-    Ok(all.iter().filter(meant).cloned().collect())
+    Ok(all.iter().zip(is_meant).filter(|(_, is_meant)| *is_meant).map(|(load, _)| load.clone()).collect())
+}
+
+/// What one name means: all that begin so before a `*`; else the workload of that name, or a group's, or those
+/// of a row of the table.
+fn meant(all: &[Load], name: &str) -> Vec<usize> {
+    let those = |is_it: &dyn Fn(&Load) -> bool| -> Vec<usize> {
+        all.iter().enumerate().filter(|(_, load)| is_it(load)).map(|(place, _)| place).collect()
+    };
+    if let Some(prefix) = name.strip_suffix('*') {
+        return those(&|load| load.name.starts_with(prefix));
+    }
+    let ways: [fn(&Load) -> &str; 3] = [|load| &load.name, |load| &load.group, |load| &load.base];
+    ways.iter()
+        .map(|way| those(&|load| way(load) == name))
+        .find(|meant| !meant.is_empty())
+        .unwrap_or_default()
 }
 
 fn unknown(name: &str, all: &[Load]) -> String {
@@ -314,6 +318,7 @@ mod tests {
         assert!(ycsb.len() >= 6 && ycsb.iter().all(|load| load.group == "ycsb"));
         assert_eq!(select(&["fill-random@v64k"]).unwrap().len(), 1);
         assert_eq!(select(&["fill-random"]).unwrap().len(), 1);
+        assert_eq!(select(&["durable"]).unwrap().len(), 1, "a workload comes before a group of its name");
         assert!(select(&["fill-random*"]).unwrap().len() > 5);
         assert!(select(&["capped-ycsb-f"]).unwrap().len() > 3);
         let refusal = select(&["fill-all"]).unwrap_err().to_string();

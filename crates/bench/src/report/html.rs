@@ -57,14 +57,16 @@ fn head(summary: &Summary) -> String {
     let sentence = escaped(&summary.agreement.sentence().replace("**", ""));
     let class = if summary.agreement.apart.is_empty() { "soft" } else { "warn" };
     let _ = write!(text, r#"<p class="{class}">{sentence}</p>"#);
-    for run in &summary.runs {
-        let machine = escaped(run.machine.trim()).replace('\n', "<br>");
-        let _ = write!(
-            text,
-            r#"<div class="facts">{machine}<br>Setting: {}.<br>Made by <code>sheaf-bench {}</code></div>"#,
-            escaped(&run.setting),
-            escaped(&run.command)
-        );
+    for (place, run) in summary.runs.iter().enumerate() {
+        let said = place.checked_sub(1).map(|before| &summary.runs[before]);
+        text += r#"<div class="facts">"#;
+        for line in run.machine.lines().filter(|line| said.is_none_or(|said| !said.machine.contains(line))) {
+            let _ = write!(text, "{}<br>", escaped(line));
+        }
+        if said.is_none_or(|said| said.setting != run.setting) {
+            let _ = write!(text, "Setting: {}.<br>", escaped(&run.setting));
+        }
+        let _ = write!(text, "Made by <code>sheaf-bench {}</code></div>", escaped(&run.command));
     }
     text
 }

@@ -174,22 +174,25 @@ pub(crate) struct Agreement {
     pub(crate) of: usize,
     /// Those that differ by more than [`TOLERANCE`]: store, workload, by how much.
     pub(crate) apart: Vec<(String, String, f64)>,
-    pub(crate) runs: usize,
+    /// Whether some were measured in more than one run.
+    pub(crate) between_runs: bool,
 }
 
 impl Agreement {
     fn between(rows: &[Row], runs: &[Vec<Line>]) -> Agreement {
-        let mut agreement = Agreement { of: 0, apart: Vec::new(), runs: runs.len() };
+        let mut agreement = Agreement { of: 0, apart: Vec::new(), between_runs: false };
         for row in rows {
             let mut stores: Vec<&str> = row.records.iter().map(|record| &*record.cell.subject).collect();
             stores.sort_unstable();
             stores.dedup();
             for store in stores {
-                let values: Vec<f64> = if runs.len() > 1 {
-                    runs.iter().filter_map(|lines| median_in(lines, row, store)).collect()
-                } else {
-                    row.rounds(store, false).filter_map(|record| Metric::Speed.of(record)).collect()
-                };
+                let mut values: Vec<f64> =
+                    runs.iter().filter_map(|lines| median_in(lines, row, store)).collect();
+                agreement.between_runs |= values.len() > 1;
+                if values.len() == 1 {
+                    let rounds = row.rounds(store, false);
+                    values = rounds.filter_map(|record| Metric::Speed.of(record)).collect();
+                }
                 let Some(figure) = Figure::of(&values).filter(|_| values.len() > 1) else { continue };
                 agreement.of += 1;
                 let apart = (figure.most - figure.least) / figure.median;
@@ -204,10 +207,10 @@ impl Agreement {
 
     /// In words.
     pub(crate) fn sentence(&self) -> String {
-        let (what, whose) = if self.runs > 1 {
-            (format!("{} runs", self.runs), "medians")
+        let (what, whose) = if self.between_runs {
+            ("the runs", "medians")
         } else {
-            ("the rounds of this run".to_owned(), "measurements")
+            ("the rounds of this run", "measurements")
         };
         let (of, apart) = (self.of, self.apart.len());
         if of == 0 {
@@ -262,7 +265,7 @@ impl Summary {
             stores: Vec::new(),
             rows: Vec::new(),
             absent: Vec::new(),
-            agreement: Agreement { of: 0, apart: Vec::new(), runs: 0 },
+            agreement: Agreement { of: 0, apart: Vec::new(), between_runs: false },
         };
         for line in runs.iter().flatten() {
             summary.add(line);
@@ -400,7 +403,7 @@ pub(crate) mod tests {
             })
             .collect();
         let agreement = Summary::new(&[run, faster]).agreement;
-        assert_eq!((agreement.apart.len(), agreement.runs), (agreement.of, 2));
+        assert_eq!((agreement.apart.len(), agreement.between_runs), (agreement.of, true));
         assert!(agreement.sentence().contains("do **not** agree"), "{}", agreement.sentence());
     }
 

@@ -117,6 +117,7 @@ const LEFT: f64 = 52.0;
 const TOP: f64 = 10.0;
 const HEIGHT: f64 = 190.0;
 const BOTTOM: f64 = 36.0;
+const END: f64 = WIDTH - 28.0;
 
 /// Curves over equally spaced ticks; `value` writes a figure on the axis.
 pub(super) fn curves(
@@ -136,11 +137,11 @@ pub(super) fn curves(
         };
         TOP + (HEIGHT - TOP - BOTTOM) * (1.0 - share)
     };
-    let step = (WIDTH - LEFT - 16.0) / (ticks.len().max(2) - 1) as f64;
+    let step = (END - LEFT) / (ticks.len().max(2) - 1) as f64;
     let mut svg = open(HEIGHT);
     for line in &lines {
         let y = up(*line);
-        let _ = write!(svg, r#"<path class="grid" d="M{LEFT} {y:.1}H{:.1}"/>"#, WIDTH - 16.0);
+        let _ = write!(svg, r#"<path class="grid" d="M{LEFT} {y:.1}H{END}"/>"#);
         let _ = write!(
             svg,
             r#"<text class="tick y" x="{:.1}" y="{:.1}">{}</text>"#,
@@ -161,7 +162,7 @@ pub(super) fn curves(
     let _ = write!(
         svg,
         r#"<text class="tick x" x="{:.1}" y="{:.1}">{}</text>"#,
-        f64::midpoint(LEFT, WIDTH - 16.0),
+        f64::midpoint(LEFT, END),
         HEIGHT - 5.0,
         escaped(along)
     );
