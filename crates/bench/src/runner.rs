@@ -318,14 +318,20 @@ impl Runner<'_> {
         }
         if let Some(cap) = &cap {
             host.close()?;
-            host = Host::start(Some(cap))?;
-            host.open(subject, &dir, job.setting(), None)?;
+            return self.capped(job, subject, &dir, round, cap).map_err(|error| {
+                format!("with {} MiB of memory: {error}", job.cap_bytes().unwrap_or(0) >> 20).into()
+            });
         }
-        let outcome = host.run(&job.stage(self.options, round), self.options.settle);
-        let outcome = match (&cap, outcome) {
-            (Some(_), Err(error)) => return Err(format!("under its cap on memory {error}").into()),
-            (_, outcome) => outcome?,
-        };
+        let outcome = host.run(&job.stage(self.options, round), self.options.settle)?;
+        host.close()?;
+        Ok(outcome)
+    }
+
+    /// The phase in a process with a cap on its memory.
+    fn capped(&self, job: &Job, subject: Subject, dir: &Path, round: u64, cap: &Cap) -> Result<Outcome> {
+        let mut host = Host::start(Some(cap))?;
+        host.open(subject, dir, job.setting(), None)?;
+        let outcome = host.run(&job.stage(self.options, round), self.options.settle)?;
         host.close()?;
         Ok(outcome)
     }

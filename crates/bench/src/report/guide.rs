@@ -30,9 +30,17 @@ fn replaced(text: &str, tables: &str) -> Option<String> {
 
 fn tables(summary: &Summary) -> String {
     let mut text = String::new();
-    for run in &summary.runs {
-        text += &format!("`sheaf-bench {}`; {}.\n\n{}\n", run.command, run.setting, run.machine);
+    for (place, run) in summary.runs.iter().enumerate() {
+        let said = place.checked_sub(1).map(|before| &summary.runs[before]);
+        text += &format!("- `sheaf-bench {}`\n", run.command);
+        if said.is_none_or(|said| said.setting != run.setting) {
+            text += &format!("  {}.\n", run.setting);
+        }
+        for line in run.machine.lines().filter(|line| said.is_none_or(|said| !said.machine.contains(line))) {
+            text += &format!("  {line}\n");
+        }
     }
+    text += "\n";
     text +=
         &format!("{}\n\nWho is first, and by how much:\n\n{}", summary.agreement.sentence(), first(summary));
     for (metric, heading, meaning) in markdown::TABLES {
