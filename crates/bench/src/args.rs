@@ -6,30 +6,53 @@ use std::time::Duration;
 use crate::Result;
 use crate::drive::SYNC_INTERVAL;
 use crate::figures::Group;
+use crate::plan::Options;
+use crate::spec::{self, Load};
 use crate::subjects::Subject;
-use crate::workload::Workload;
 
 pub(crate) const HELP: &str = "\
 sheaf-bench: Sheaf beside its peers, on this machine, in one run
 
-sheaf-bench figures [OPTIONS]            measures all figures and prints them with their verdicts
+sheaf-bench compare [OPTIONS]            runs workloads over stores, writes results.jsonl, report.md, report.html
+  --quick            a first page in about 3 minutes: the main workloads, 200k pairs, 2 rounds of 0.4 s
+  --only A,B,…       workloads, groups of them, or names with data and cap (NAME@DATA:CAP); see list (all)
+  --stores A,B,…     of ours and of the peers; see list (all of ours, all peers built in but the variants)
+  --pairs A,B,…      pairs; more than one show how cost grows (1m; 100k and 1_000_000 are understood)
+  --threads A,B,…    in place of the table's, likewise
+  --rounds N         rounds; medians are reported (3)
+  --seconds S        length of a timed phase (4)
+  --sync-ms N        how often peers are synced between durable points, as we are; 0: never (100)
+  --dir D            where the databases go: new or empty; emptied at the end (target/bench)
+  --out D            where the report goes: new, empty, or an earlier report (target/bench-report)
+
+sheaf-bench paper NAME [OPTIONS]         reruns a paper's experiments: its figures, ours, the peers', each claim's fate
+  NAME               flatstore, flexdb, cedrusdb, kreon, delsm; or all
+  --scale X          multiplies the experiments' pairs (1); --quick: 0.02, one round of 0.4 s
+  --stores, --rounds, --seconds, --sync-ms, --dir, --out   as above
+
+sheaf-bench report FILE… [OPTIONS]       makes the report of stored runs; of two runs also whether they agree
+  --out D            (target/bench-report)
+  --guide FILE       also writes the tables between the marks of this Markdown file
+
+sheaf-bench list                         workloads, stores with their settings, papers
+
+sheaf-bench figures [OPTIONS]            measures all promised figures and prints them with their verdicts
   --pairs N          pairs of 27 + 127 bytes (5000000; 5m and 200k are understood)
-  --peers A,B,…      of lmdb, rocksdb, leveldb, fjall, redb; or none (all built in but redb)
+  --peers A,B,…      peers, or none (lmdb, rocksdb, leveldb, fjall, as far as they are built in)
   --rounds N         rounds; medians are printed (3)
   --only A,B,…       of fill-random, get-uniform, get-miss, get-zipf, update-zipf, cpu, memory, tail, open,
                      durable, device-bytes, empty
   --seconds S        length of a timed phase (4)
   --tail-seconds S   length of each of the runs that look for the longest write (60)
-  --sync-ms N        how often peers are synced between durable points, as we are; 0: never (100)
-  --dir D            where the databases go, in a directory of their own that is removed (target/bench)
+  --sync-ms N, --dir D   as above (but the directory need not be empty)
   --json             JSON on the standard output, in place of Markdown
 
-sheaf-bench run WORKLOAD [OPTIONS]       one run, for profilers; the database is filled first
-  WORKLOAD           fill-random, get-uniform, get-zipf, get-miss, update-zipf, durable
-  --subject NAME     flat, null, or a peer (flat)
-  --threads N        (2; fill-random 1)
-  --pairs N, --seconds S, --sync-ms N, --dir D   as above
-  --warm N           updates before the timed ones, as a multiple of the pairs (update-zipf: 2)
+sheaf-bench run WORKLOAD [OPTIONS]       one run in this process, for profilers; the database is filled first
+  WORKLOAD           see list
+  --subject NAME     one of ours, null, or a peer (flat)
+  --threads N        (the table's)
+  --pairs N, --seconds S, --sync-ms N, --dir D   as for figures
+  --warm N           updates before the timed ones, as a multiple of the pairs (updates: 2)
   --latencies        times each operation and prints percentiles
   --space-limit X    disk over live entries (1.6)
   --keep             keeps the database in --dir; uses the one that is there in place of a new one
@@ -39,9 +62,40 @@ sheaf-bench run WORKLOAD [OPTIONS]       one run, for profilers; the database is
 #[derive(Debug)]
 pub(crate) enum Command {
     Help,
+    List,
+    Host,
     Figures(Figures),
-    Run(Run),
-    Child(Child),
+    Run(Box<Run>),
+    Compare(Compare),
+    Paper(Paper),
+    Report(Report),
+}
+
+/// Options of `compare`.
+#[derive(Clone, Debug)]
+pub(crate) struct Compare {
+    pub(crate) loads: Vec<Load>,
+    pub(crate) pairs: Vec<u64>,
+    pub(crate) threads: Vec<u64>,
+    pub(crate) options: Options,
+}
+
+/// Options of `paper`.
+#[derive(Clone, Debug)]
+pub(crate) struct Paper {
+    pub(crate) papers: Vec<crate::paper::Paper>,
+    pub(crate) scale: f64,
+    /// Stores were named: no stand-ins are added.
+    pub(crate) only_stores: bool,
+    pub(crate) options: Options,
+}
+
+/// Options of `report`.
+#[derive(Clone, Debug)]
+pub(crate) struct Report {
+    pub(crate) files: Vec<PathBuf>,
+    pub(crate) out: PathBuf,
+    pub(crate) guide: Option<PathBuf>,
 }
 
 /// Options of `figures`.
@@ -61,29 +115,22 @@ pub(crate) struct Figures {
 /// Options of `run`.
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
-    pub(crate) workload: Workload,
+    pub(crate) load: Load,
     pub(crate) subject: Subject,
     pub(crate) threads: Option<u64>,
     pub(crate) pairs: u64,
     pub(crate) phase: Duration,
     pub(crate) sync_every: Option<Duration>,
     pub(crate) dir: PathBuf,
-    pub(crate) warm: u64,
+    pub(crate) warm: Option<u64>,
     pub(crate) latencies: bool,
     pub(crate) space_limit: f64,
     pub(crate) keep: bool,
 }
 
-/// Options of the writer that is killed.
-#[derive(Clone, Debug)]
-pub(crate) struct Child {
-    pub(crate) subject: Subject,
-    pub(crate) pairs: u64,
-    pub(crate) dir: PathBuf,
-}
-
 const PAIRS: u64 = 5_000_000;
 const DIR: &str = "target/bench";
+const OUT: &str = "target/bench-report";
 
 /// Reads a command line without the program's name.
 pub(crate) fn parse(arguments: &[String]) -> Result<Command> {
@@ -94,8 +141,12 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command> {
     let mut rest = Rest(rest.iter());
     match command.as_str() {
         "figures" => figures(&mut rest).map(Command::Figures),
-        "run" => run(&mut rest).map(Command::Run),
-        "child-writer" => child(&mut rest).map(Command::Child),
+        "run" => run(&mut rest).map(|run| Command::Run(Box::new(run))),
+        "compare" => compare(&mut rest, arguments).map(Command::Compare),
+        "paper" => paper(&mut rest, arguments).map(Command::Paper),
+        "report" => report(&mut rest).map(Command::Report),
+        "list" => Ok(Command::List),
+        "host" => Ok(Command::Host),
         "help" => Ok(Command::Help),
         other => Err(format!("unknown command {other:?}; see sheaf-bench --help").into()),
     }
@@ -119,6 +170,17 @@ impl<'a> Rest<'a> {
             Some(_) => Err(format!("{option} {text}: at least {least}").into()),
             None => Err(format!("{option} {text}: not a number").into()),
         }
+    }
+
+    /// A comma-separated list of numbers.
+    fn numbers(&mut self, option: &str, least: u64) -> Result<Vec<u64>> {
+        let text = self.value(option)?;
+        let number = |part: &str| match count(part) {
+            Some(number) if number >= least => Ok(number),
+            Some(_) => Err(format!("{option} {part}: at least {least}").into()),
+            None => Err(format!("{option} {part}: not a number").into()),
+        };
+        text.split(',').map(number).collect()
     }
 
     fn seconds(&mut self, option: &str) -> Result<Duration> {
@@ -187,7 +249,7 @@ fn peers(names: &str) -> Result<Vec<Subject>> {
     let mut peers = Vec::new();
     for name in names.split(',').filter(|name| *name != "none") {
         let peer = Subject::parse(name)?;
-        if !Subject::PEERS.contains(&peer) {
+        if !peer.is_peer() {
             return Err(format!("{name} is not a peer").into());
         }
         if !peers.contains(&peer) {
@@ -198,16 +260,17 @@ fn peers(names: &str) -> Result<Vec<Subject>> {
 }
 
 fn run(rest: &mut Rest<'_>) -> Result<Run> {
-    let workload = Workload::parse(rest.value("run")?)?;
+    let name = rest.value("run")?;
+    let load = spec::select(&[name])?.into_iter().next().ok_or("no such workload")?;
     let mut options = Run {
-        workload,
-        subject: Subject::Flat,
+        load,
+        subject: Subject::FLAT,
         threads: None,
         pairs: PAIRS,
         phase: Duration::from_secs(10),
         sync_every: Some(SYNC_INTERVAL),
         dir: PathBuf::from(DIR),
-        warm: 2,
+        warm: None,
         latencies: false,
         space_limit: 1.6,
         keep: false,
@@ -220,12 +283,9 @@ fn run(rest: &mut Rest<'_>) -> Result<Run> {
             "--seconds" => options.phase = rest.seconds(option)?,
             "--sync-ms" => options.sync_every = sync_every(rest, option)?,
             "--dir" => options.dir = PathBuf::from(rest.value(option)?),
-            "--warm" => options.warm = rest.number(option, 0)?,
+            "--warm" => options.warm = Some(rest.number(option, 0)?),
             "--latencies" => options.latencies = true,
-            "--space-limit" => {
-                let text = rest.value(option)?;
-                options.space_limit = text.parse().map_err(|_| format!("{option} {text}: not a number"))?;
-            }
+            "--space-limit" => options.space_limit = factor(rest, option)?,
             "--keep" => options.keep = true,
             other => return Err(format!("run has no option {other:?}; see sheaf-bench --help").into()),
         }
@@ -233,15 +293,125 @@ fn run(rest: &mut Rest<'_>) -> Result<Run> {
     Ok(options)
 }
 
-fn child(rest: &mut Rest<'_>) -> Result<Child> {
-    let mut options = Child { subject: Subject::Flat, pairs: PAIRS, dir: PathBuf::new() };
+fn factor(rest: &mut Rest<'_>, option: &str) -> Result<f64> {
+    let text = rest.value(option)?;
+    match text.parse::<f64>() {
+        Ok(number) if number > 0.0 && number.is_finite() => Ok(number),
+        _ => Err(format!("{option} {text}: not a positive number").into()),
+    }
+}
+
+/// Stores by name, each once.
+fn stores(names: &str) -> Result<Vec<Subject>> {
+    let mut stores = Vec::new();
+    for name in names.split(',') {
+        let store = Subject::parse(name)?;
+        if !stores.contains(&store) {
+            stores.push(store);
+        }
+    }
+    Ok(stores)
+}
+
+/// The line for the report: where files went says nothing about the figures.
+fn without_places(arguments: &[String]) -> String {
+    let is_place = |argument: &String| argument == "--dir" || argument == "--out";
+    let kept = arguments.iter().enumerate().filter(|(place, argument)| {
+        !is_place(argument)
+            && !place.checked_sub(1).and_then(|before| arguments.get(before)).is_some_and(is_place)
+    });
+    kept.map(|(_, argument)| argument.as_str()).collect::<Vec<_>>().join(" ")
+}
+
+fn defaults(arguments: &[String]) -> Options {
+    Options {
+        subjects: Subject::ours().into_iter().chain(Subject::main_peers()).collect(),
+        rounds: 3,
+        seconds: 4.0,
+        sync_every: Some(SYNC_INTERVAL),
+        settle: Duration::from_secs(60),
+        dir: PathBuf::from(DIR),
+        out: PathBuf::from(OUT),
+        command: without_places(arguments),
+    }
+}
+
+/// An option that comparisons and papers have in common; false if it is none.
+fn common(options: &mut Options, option: &str, rest: &mut Rest<'_>) -> Result<bool> {
+    match option {
+        "--stores" => options.subjects = stores(rest.value(option)?)?,
+        "--rounds" => options.rounds = rest.number(option, 1)?,
+        "--seconds" => options.seconds = rest.seconds(option)?.as_secs_f64(),
+        "--sync-ms" => options.sync_every = sync_every(rest, option)?,
+        "--dir" => options.dir = PathBuf::from(rest.value(option)?),
+        "--out" => options.out = PathBuf::from(rest.value(option)?),
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+/// Turns `options` into those of a quick run; what follows on the line may still change them.
+fn quick(options: &mut Options, rounds: u64) {
+    (options.rounds, options.seconds, options.settle) = (rounds, 0.4, Duration::from_secs(5));
+}
+
+fn compare(rest: &mut Rest<'_>, arguments: &[String]) -> Result<Compare> {
+    let mut options = defaults(arguments);
+    let is_quick = arguments.iter().any(|argument| argument == "--quick");
+    if is_quick {
+        quick(&mut options, 2);
+    }
+    let mut loads: Vec<Load> = spec::all()?.into_iter().filter(|load| load.quick || !is_quick).collect();
+    let (mut pairs, mut threads) = (vec![if is_quick { 200_000 } else { 1_000_000 }], Vec::new());
     while let Some(option) = rest.next() {
         match option {
-            "--subject" => options.subject = Subject::parse(rest.value(option)?)?,
-            "--pairs" => options.pairs = pairs(rest, option)?,
-            "--dir" => options.dir = PathBuf::from(rest.value(option)?),
-            other => return Err(format!("child-writer has no option {other:?}").into()),
+            "--quick" => {}
+            "--only" => loads = spec::select(&rest.value(option)?.split(',').collect::<Vec<_>>())?,
+            "--pairs" => pairs = rest.numbers(option, 1000)?,
+            "--threads" => threads = rest.numbers(option, 1)?,
+            other if common(&mut options, other, rest)? => {}
+            other => return Err(format!("compare has no option {other:?}; see sheaf-bench --help").into()),
         }
+    }
+    if pairs.iter().any(|pairs| *pairs > 1 << 32) {
+        return Err("--pairs: at most 2^32".into());
+    }
+    Ok(Compare { loads, pairs, threads, options })
+}
+
+fn paper(rest: &mut Rest<'_>, arguments: &[String]) -> Result<Paper> {
+    let papers = crate::paper::select(rest.value("paper")?)?;
+    let mut options = defaults(arguments);
+    let mut scale = 1.0;
+    while let Some(option) = rest.next() {
+        match option {
+            "--quick" => {
+                quick(&mut options, 1);
+                scale = 0.02;
+            }
+            "--scale" => scale = factor(rest, option)?,
+            other if common(&mut options, other, rest)? => {}
+            other => return Err(format!("paper has no option {other:?}; see sheaf-bench --help").into()),
+        }
+    }
+    let only_stores = arguments.iter().any(|argument| argument == "--stores");
+    Ok(Paper { papers, scale, only_stores, options })
+}
+
+fn report(rest: &mut Rest<'_>) -> Result<Report> {
+    let mut options = Report { files: Vec::new(), out: PathBuf::from(OUT), guide: None };
+    while let Some(option) = rest.next() {
+        match option {
+            "--out" => options.out = PathBuf::from(rest.value(option)?),
+            "--guide" => options.guide = Some(PathBuf::from(rest.value(option)?)),
+            other if other.starts_with("--") => {
+                return Err(format!("report has no option {other:?}; see sheaf-bench --help").into());
+            }
+            file => options.files.push(PathBuf::from(file)),
+        }
+    }
+    if options.files.is_empty() {
+        return Err("report wants the results.jsonl of a run".into());
     }
     Ok(options)
 }
@@ -280,12 +450,33 @@ mod tests {
             ("figures --seconds 0", "not a time"),
             ("figures --rounds", "needs a value"),
             ("run get-all", "unknown workload"),
+            ("compare --only get-all", "unknown workload"),
+            ("compare --stores flat,oracle", "unknown store"),
+            ("compare --pairs 1k,many", "not a number"),
+            ("compare --pairs 5000m", "at most 2^32"),
+            ("compare --speed 3", "no option"),
+            ("paper bigtable", "unknown paper"),
+            ("paper flatstore --scale -1", "not a positive number"),
+            ("report", "wants the results"),
         ] {
             let error = line(text).unwrap_err().to_string();
             assert!(error.contains(reason), "{text}: {error}");
         }
         assert!(matches!(line(""), Ok(Command::Help)));
         assert!(matches!(line("figures --help"), Ok(Command::Help)));
+    }
+
+    #[test]
+    fn a_quick_comparison_is_small_and_can_still_be_changed() {
+        let Ok(Command::Compare(compare)) =
+            line("compare --quick --out /o --rounds 5 --stores flat,null --threads 1,2 --dir /d")
+        else {
+            panic!("not a comparison")
+        };
+        assert_eq!((compare.options.rounds, compare.pairs, compare.threads), (5, vec![200_000], vec![1, 2]));
+        assert_eq!(compare.options.subjects, [Subject::FLAT, Subject::NULL]);
+        assert_eq!(compare.options.command, "compare --quick --rounds 5 --stores flat,null --threads 1,2");
+        assert!(compare.loads.iter().all(|load| load.quick) && compare.loads.len() > 8);
     }
 
     #[test]

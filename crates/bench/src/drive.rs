@@ -8,24 +8,32 @@
 //!
 //! ## Costs
 //!
-//! A relaxed load, a counter and two indirect calls per operation; with latencies, two readings of the
-//! clock and a histogram more (about 100 ns).
+//! A relaxed load and store, and two indirect calls per operation; with latencies, two readings of the time
+//! stamp counter and a histogram more (about 40 ns).
 
-use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Barrier, OnceLock};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
+use quanta::Clock;
+use serde::{Deserialize, Serialize};
 
 use crate::Result;
-use crate::measure::{self, Cpu};
+use crate::measure::Cpu;
 use crate::subjects::{Session, Store};
 
 /// How often a buffered store is synced, unless the options say otherwise.
 pub(crate) const SYNC_INTERVAL: Duration = Duration::from_millis(100);
 
+/// Reads the time stamp counter where that can be trusted. Calibrated once, at the first use.
+fn clock() -> &'static Clock {
+    static CLOCK: OnceLock<Clock> = OnceLock::new();
+    CLOCK.get_or_init(Clock::new)
+}
+
 /// When a worker ends.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Length {
     /// After this time.
     Time(Duration),
@@ -35,12 +43,16 @@ pub(crate) enum Length {
 
 /// What one thread does again and again.
 pub(crate) trait Worker: Send {
-    /// One operation.
-    fn step(&mut self, session: &mut dyn Session) -> Result<()>;
+    /// One operation. Answers what it counts for: 1, or the pairs of a whole scan.
+    fn step(&mut self, session: &mut dyn Session) -> Result<u64>;
     /// After the last one, still within the measured time.
     fn finish(&mut self, session: &mut dyn Session) -> Result<()> {
         let _ = session;
         Ok(())
+    }
+    /// Bytes of keys and values that it wrote or removed.
+    fn user_bytes(&self) -> u64 {
+        0
     }
 }
 
@@ -55,12 +67,14 @@ pub(crate) struct Phase {
     pub(crate) sync_every: Option<Duration>,
     /// Whether the time includes a sync at the end.
     pub(crate) final_sync: bool,
+    /// Whether operations are counted second by second too.
+    pub(crate) timeline: bool,
 }
 
 impl Phase {
     /// For this long, synced as usual, operations not timed.
     pub(crate) fn of(length: Length, sync_every: Option<Duration>) -> Phase {
-        Phase { length, latencies: false, sync_every, final_sync: false }
+        Phase { length, latencies: false, sync_every, final_sync: false, timeline: false }
     }
 }
 
@@ -75,9 +89,27 @@ pub(crate) struct Sample {
     pub(crate) cpu: Duration,
     /// CPU time of the callers' threads alone.
     pub(crate) caller_cpu: Duration,
+    /// Bytes of keys and values written or removed.
+    pub(crate) user_bytes: u64,
     /// Latencies in nanoseconds, if they were taken.
     pub(crate) latencies: Option<Histogram<u64>>,
+    /// Second by second, if that was asked for.
+    pub(crate) timeline: Vec<Second>,
 }
+
+/// One second of a phase.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Second {
+    /// Operations in it.
+    pub(crate) operations: u64,
+    /// Segments the store's cleaner freed in it, where it says so.
+    pub(crate) freed: u64,
+}
+
+/// A counter with a cache line of its own.
+#[derive(Default)]
+#[repr(align(128))]
+struct Tally(AtomicU64);
 
 impl Sample {
     /// Operations per second.
@@ -98,6 +130,7 @@ impl Sample {
 
 struct Part {
     operations: u64,
+    user_bytes: u64,
     cpu: Duration,
     latencies: Option<Histogram<u64>>,
 }
@@ -106,16 +139,20 @@ struct Part {
 pub(crate) fn drive<W: Worker>(store: &dyn Store, phase: Phase, workers: Vec<W>) -> Result<Sample> {
     let (start, stop) = (Barrier::new(workers.len() + 1), AtomicBool::new(false));
     let (start, stop) = (&start, &stop);
+    let tallies: Vec<Tally> = workers.iter().map(|_| Tally::default()).collect();
+    clock(); // calibrated before the time runs
     std::thread::scope(|scope| {
         let threads: Vec<_> = workers
             .into_iter()
-            .map(|worker| scope.spawn(move || work(store, phase, worker, start, stop)))
+            .zip(&tallies)
+            .map(|(worker, tally)| scope.spawn(move || work(store, phase, worker, tally, start, stop)))
             .collect();
         start.wait();
         let (began, cpu) = (Instant::now(), Cpu::of_process());
         if let (Some(interval), false) = (phase.sync_every, store.syncs_itself()) {
             scope.spawn(move || sync_regularly(store, interval, stop));
         }
+        let watcher = phase.timeline.then(|| scope.spawn(|| watch(store, &tallies, stop)));
         if let Length::Time(time) = phase.length {
             sleep_unless(time, || threads.iter().all(|thread| thread.is_finished()));
             stop.store(true, Ordering::Relaxed);
@@ -125,6 +162,7 @@ pub(crate) fn drive<W: Worker>(store: &dyn Store, phase: Phase, workers: Vec<W>)
         };
         let parts: Vec<Result<Part>> = threads.into_iter().map(join).collect();
         stop.store(true, Ordering::Relaxed);
+        let timeline = watcher.map_or(Vec::new(), |watcher| watcher.join().unwrap_or_default());
         if phase.final_sync {
             store.sync()?;
         }
@@ -142,7 +180,9 @@ pub(crate) fn drive<W: Worker>(store: &dyn Store, phase: Phase, workers: Vec<W>)
             elapsed,
             cpu,
             caller_cpu: parts.iter().map(|part| part.cpu).sum(),
+            user_bytes: parts.iter().map(|part| part.user_bytes).sum(),
             latencies,
+            timeline,
         })
     })
 }
@@ -151,6 +191,7 @@ fn work<W: Worker>(
     store: &dyn Store,
     phase: Phase,
     mut worker: W,
+    tally: &Tally,
     start: &Barrier,
     stop: &AtomicBool,
 ) -> Result<Part> {
@@ -160,21 +201,42 @@ fn work<W: Worker>(
     let mut latencies =
         if phase.latencies { Some(Histogram::new_with_bounds(1, 60_000_000_000, 3)?) } else { None };
     let limit = if let Length::Operations(count) = phase.length { count } else { u64::MAX };
+    let clock = clock();
     let cpu = Cpu::of_thread();
     let mut operations = 0;
     while operations < limit && !stop.load(Ordering::Relaxed) {
-        match &mut latencies {
+        operations += match &mut latencies {
             None => worker.step(&mut *session)?,
             Some(latencies) => {
-                let before = Instant::now();
-                worker.step(&mut *session)?;
-                latencies.saturating_record(measure::nanos(before.elapsed()));
+                let before = clock.raw();
+                let counted = worker.step(&mut *session)?;
+                latencies.saturating_record(clock.delta_as_nanos(before, clock.raw()));
+                counted
             }
-        }
-        operations += 1;
+        };
+        tally.0.store(operations, Ordering::Relaxed);
     }
     worker.finish(&mut *session)?;
-    Ok(Part { operations, cpu: cpu.since(), latencies })
+    Ok(Part { operations, user_bytes: worker.user_bytes(), cpu: cpu.since(), latencies })
+}
+
+/// Operations and freed segments of each whole second until the end.
+fn watch(store: &dyn Store, tallies: &[Tally], stop: &AtomicBool) -> Vec<Second> {
+    let now = || Second {
+        operations: tallies.iter().map(|tally| tally.0.load(Ordering::Relaxed)).sum(),
+        freed: store.inner().map_or(0, |inner| inner.freed),
+    };
+    let (mut seconds, mut before) = (Vec::new(), now());
+    loop {
+        sleep_unless(Duration::from_secs(1), || stop.load(Ordering::Relaxed));
+        if stop.load(Ordering::Relaxed) {
+            return seconds;
+        }
+        let after = now();
+        let freed = after.freed.saturating_sub(before.freed);
+        seconds.push(Second { operations: after.operations - before.operations, freed });
+        before = after;
+    }
 }
 
 fn sync_regularly(store: &dyn Store, interval: Duration, stop: &AtomicBool) {
@@ -206,18 +268,18 @@ mod tests {
     struct Count(u64, u64);
 
     impl Worker for Count {
-        fn step(&mut self, session: &mut dyn Session) -> Result<()> {
+        fn step(&mut self, session: &mut dyn Session) -> Result<u64> {
             self.0 += 1;
             if self.0 == self.1 {
                 return Err("worker gave up".into());
             }
-            session.get(b"").map(|_| ())
+            session.get(b"").map(|_| 1)
         }
     }
 
     #[test]
     fn operations_are_counted_over_all_threads() {
-        let store = Subject::Null.open(std::path::Path::new("/"), Setting::BUFFERED).unwrap();
+        let store = Subject::NULL.open(std::path::Path::new("/"), Setting::BUFFERED).unwrap();
         let phase = Phase { latencies: true, ..Phase::of(Length::Operations(1000), None) };
         let sample = drive(&*store, phase, vec![Count(0, 0), Count(0, 0)]).unwrap();
         assert_eq!(sample.operations, 2000);
@@ -226,7 +288,7 @@ mod tests {
 
     #[test]
     fn an_error_of_one_worker_ends_the_phase_and_comes_out() {
-        let store = Subject::Null.open(std::path::Path::new("/"), Setting::BUFFERED).unwrap();
+        let store = Subject::NULL.open(std::path::Path::new("/"), Setting::BUFFERED).unwrap();
         let phase = Phase::of(Length::Time(Duration::from_millis(50)), None);
         let error = drive(&*store, phase, vec![Count(0, 0), Count(0, 10)]).unwrap_err();
         assert_eq!(error.to_string(), "worker gave up");

@@ -1,24 +1,25 @@
 //! # Keys and values: made on the fly, never stored
 //!
 //! Pair `i` has the key `sheaf-bench` + 16 hexadecimal digits of `mix(i)`: 27 bytes, the mean of
-//! Facebook's UDB. `mix` is a bijection, so ascending `i` gives distinct keys in random order, and every
-//! `i` at or above the number of pairs gives a key that is certainly missing. A value begins with its
-//! `i`, so that each get can check that it got the right one.
+//! Facebook's UDB; other layouts have other lengths, or `i` itself in place of `mix(i)`. `mix` is a
+//! bijection, so ascending `i` gives distinct keys in random order, and an `i` beyond all pairs gives a
+//! key that is certainly missing. A value begins with its `i`, so that each get can check that it got
+//! the right one.
 //!
 //! ## Costs
 //!
 //! A key and a value take about 10 ns each: 16 table look-ups and a copy from a pool of noise.
 
-/// Bytes of a key.
+use serde::{Deserialize, Serialize};
+
+/// Bytes of a key of the UDB layout.
 pub(crate) const KEY: usize = 27;
 /// Bytes of a value, except in durable writes.
 pub(crate) const VALUE: usize = 127;
-/// Bytes of a value in durable writes.
-pub(crate) const DURABLE_VALUE: usize = 100;
 /// What a user counts for one pair.
 pub(crate) const PAIR: u64 = (KEY + VALUE) as u64;
 
-const PREFIX: &[u8; KEY - 16] = b"sheaf-bench";
+const PREFIX: &[u8] = b"sheaf-bench";
 const HEX: [[u8; 2]; 256] = hex_pairs();
 
 const fn hex_pairs() -> [[u8; 2]; 256] {
@@ -40,13 +41,52 @@ pub(crate) fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// The key of pair `index`.
+/// How keys are made from the numbers of pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Layout {
+    /// Bytes of a key: 8 at least.
+    pub(crate) len: usize,
+    /// Whether key order is the order of numbers; else it is random.
+    pub(crate) ordered: bool,
+}
+
+impl Layout {
+    /// The mean of Facebook's UDB, in random order.
+    pub(crate) const UDB: Layout = Layout { len: KEY, ordered: false };
+}
+
+/// Writes keys into a buffer of its own: 16 hexadecimal digits after a prefix, or (of less than 16 bytes)
+/// the last 8 bytes big-endian.
+pub(crate) struct KeyMaker {
+    layout: Layout,
+    key: Vec<u8>,
+}
+
+impl KeyMaker {
+    pub(crate) fn new(layout: Layout) -> KeyMaker {
+        assert!(layout.len >= 8, "a key must hold its number");
+        KeyMaker { layout, key: PREFIX.iter().copied().cycle().take(layout.len).collect() }
+    }
+
+    /// The key of pair `index`, until the next call.
+    pub(crate) fn make(&mut self, index: u64) -> &[u8] {
+        let number = if self.layout.ordered { index } else { mix(index) }.to_be_bytes();
+        let len = self.key.len();
+        if len < 16 {
+            self.key[len - 8..].copy_from_slice(&number);
+        } else {
+            for (place, byte) in self.key[len - 16..].chunks_exact_mut(2).zip(number) {
+                place.copy_from_slice(&HEX[usize::from(byte)]);
+            }
+        }
+        &self.key
+    }
+}
+
+/// The key of pair `index` in the UDB layout.
 pub(crate) fn key(index: u64) -> [u8; KEY] {
     let mut key = [0; KEY];
-    key[..PREFIX.len()].copy_from_slice(PREFIX);
-    for (place, byte) in key[PREFIX.len()..].chunks_exact_mut(2).zip(mix(index).to_be_bytes()) {
-        place.copy_from_slice(&HEX[usize::from(byte)]);
-    }
+    key.copy_from_slice(KeyMaker::new(Layout::UDB).make(index));
     key
 }
 
@@ -78,23 +118,28 @@ impl Random {
 /// Makes values: the index, then bytes that no compressor could shrink.
 pub(crate) struct Values {
     pool: Vec<u8>,
-    value: [u8; VALUE],
+    value: Vec<u8>,
 }
 
-const POOL: u64 = 4096;
+/// How many different contents a value of one length can have.
+const SALTS: usize = 4096;
 
 impl Values {
     pub(crate) fn new() -> Values {
-        let mut random = Random::new(1);
-        let pool = (0..POOL / 8 + 32).flat_map(|_| random.next().to_le_bytes()).collect();
-        Values { pool, value: [0; VALUE] }
+        Values { pool: Vec::new(), value: Vec::new() }
     }
 
     /// A value of `len` bytes for pair `index`; other bytes for each `salt`.
     pub(crate) fn make(&mut self, index: u64, salt: u64, len: usize) -> &[u8] {
-        let from = usize::try_from(salt % POOL).unwrap_or(0);
-        self.value[..8].copy_from_slice(&index.to_le_bytes());
-        self.value[8..len].copy_from_slice(&self.pool[from..from + len - 8]);
+        if self.value.len() < len {
+            let mut random = Random::new(1);
+            self.pool = (0..(SALTS + len).div_ceil(8)).flat_map(|_| random.next().to_le_bytes()).collect();
+            self.value = vec![0; len];
+        }
+        let head = len.min(8);
+        let from = usize::try_from(salt).unwrap_or(0) % SALTS;
+        self.value[..head].copy_from_slice(&index.to_le_bytes()[..head]);
+        self.value[head..len].copy_from_slice(&self.pool[from..from + len - head]);
         &self.value[..len]
     }
 }
@@ -136,7 +181,25 @@ mod tests {
         assert_eq!(first.len(), VALUE);
         assert_eq!(first[..8], 7u64.to_le_bytes());
         assert_ne!(values.make(7, 2, VALUE), &first[..]);
-        assert_eq!(values.make(7, POOL - 1, DURABLE_VALUE).len(), DURABLE_VALUE);
+        assert_eq!(values.make(7, u64::MAX, 100).len(), 100);
+    }
+
+    #[test]
+    fn keys_of_any_length_are_distinct_and_ordered_ones_ascend() {
+        for len in [8, 9, 15, 16, 27, 48] {
+            let mut keys = KeyMaker::new(Layout { len, ordered: true });
+            let made: Vec<Vec<u8>> = (0..300).map(|index| keys.make(index).to_vec()).collect();
+            assert!(made.iter().all(|key| key.len() == len));
+            assert!(made.windows(2).all(|pair| pair[0] < pair[1]), "{len}");
+        }
+    }
+
+    #[test]
+    fn short_values_hold_what_they_can_of_their_index() {
+        let mut values = Values::new();
+        assert_eq!(values.make(0x0102, 0, 1), [2]);
+        assert_eq!(values.make(7, 3, 0), b"");
+        assert_eq!(values.make(7, 3, 65_536).len(), 65_536);
     }
 
     #[test]

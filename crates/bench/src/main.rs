@@ -1,19 +1,27 @@
 //! # sheaf-bench: Sheaf beside its peers, on this machine, in one run
 //!
-//! `sheaf-bench figures` measures every figure the project has promised and prints each with what was
-//! promised, what was measured and whether that holds. `sheaf-bench run WORKLOAD` is a single run, for
-//! profilers. docs/bench.md says how to read both.
+//! `sheaf-bench compare` runs workloads over stores and makes a report of it; `paper` reruns what the papers
+//! measured; `figures` measures what the project has promised; `run` is a single run, for profilers.
+//! docs/bench.md says how to read them.
 //!
 //! ## Picture
 //!
 //! ```text
-//!   args -> figures/ (what is promised, in which order it is measured) -> table (verdicts, Markdown, JSON)
-//!              |
-//!           workload (which keys, which calls)  <- keys, zipf
-//!              |
-//!           drive (threads, clock, stop) -> measure (CPU, device bytes, disk)
-//!              |
-//!           subjects/ (sheaf, lmdb, rocksdb, leveldb, fjall, redb, null behind one trait)
+//!   tables/workloads.toml     tables/papers.toml
+//!        | spec                    | paper
+//!        v                         v
+//!      plan: which jobs, over how many pairs, by how many threads, in which order
+//!        | runner, progress, place
+//!        v
+//!      host: each store in a process of its own, perhaps with a cap on its memory
+//!        | stage (which operations, which pairs) <- data, keys, zipf
+//!        | drive (threads, clock, stop)          -> measure (CPU, device bytes, disk)
+//!        | subjects/ (ours by name; LMDB, RocksDB, LevelDB, fjall, redb, sled; null)
+//!        v
+//!      record: JSON lines  ->  report/ (cells, Markdown, one HTML page with plots, the guide's tables)
+//!                          ->  paper (the paper's figure, ours, the peers', each claim's fate)
+//!
+//!      figures/: the promises; the same stages in one process, a table of verdicts
 //! ```
 //!
 //! What it cannot see: other programs on the machine. It says what the machine can do at the start and
@@ -25,24 +33,34 @@
 )]
 
 mod args;
-mod child;
+mod cap;
+mod data;
 mod drive;
 mod figures;
+mod host;
 mod keys;
 mod machine;
 mod measure;
+mod paper;
 mod place;
+mod plan;
 mod progress;
+mod record;
+mod report;
+mod runner;
 mod single;
+mod spec;
+mod stage;
 mod subjects;
 mod table;
-mod workload;
 mod zipf;
 
 use std::process::ExitCode;
 
 use args::Command;
+use subjects::Subject;
 
+#[cfg(feature = "jemalloc")]
 /// All stores, the C and C++ ones included, allocate through jemalloc: its symbols are unprefixed.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
@@ -59,7 +77,11 @@ fn main() -> ExitCode {
         }
         Ok(Command::Figures(options)) => figures::run(&options),
         Ok(Command::Run(options)) => single::run(&options),
-        Ok(Command::Child(options)) => child::write_until_killed(&options),
+        Ok(Command::Compare(options)) => compare(&options),
+        Ok(Command::Paper(options)) => paper::run(&options),
+        Ok(Command::Report(options)) => report::of_files(&options),
+        Ok(Command::List) => list(),
+        Ok(Command::Host) => host::serve(),
         Err(error) => Err(error),
     };
     match outcome {
@@ -70,4 +92,32 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// Runs and reports.
+fn compare(options: &args::Compare) -> Result<()> {
+    let jobs = plan::jobs(&options.loads, &options.pairs, &options.threads, options.options.seconds);
+    let lines = runner::run(&options.options, jobs)?;
+    report::write(&options.options.out, &[lines])
+}
+
+/// What there is.
+fn list() -> Result<()> {
+    println!("Workloads (group, name, what it does; * belongs to --quick):\n");
+    for load in spec::all()? {
+        let mark = if load.quick { "*" } else { " " };
+        println!("{mark} {:<9} {:<30} {}", load.group, load.name, load.about);
+    }
+    println!("\nStores:\n");
+    let planned = subjects::PLANNED.iter().filter(|name| Subject::parse(name).is_err());
+    for subject in Subject::ours().into_iter().chain(Subject::peers()).chain([Subject::NULL]) {
+        let state = if subject.is_built_in() { "" } else { "(not built in) " };
+        println!("  {:<14} {state}{}", subject.name(), subject.setting());
+    }
+    planned.for_each(|name| println!("  {name:<14} (not yet) an engine of ours that is planned"));
+    println!("\nPapers:\n");
+    for paper in paper::all()? {
+        println!("  {:<10} {}", paper.name, paper.title);
+    }
+    Ok(())
 }

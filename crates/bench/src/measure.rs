@@ -10,11 +10,6 @@ use std::time::{Duration, Instant};
 
 use crate::Result;
 
-/// Nanoseconds, capped at what fits (584 years).
-pub(crate) fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
 /// A reading of the CPU clock (user + system).
 pub(crate) struct Cpu {
     who: libc::c_int,
@@ -63,6 +58,44 @@ pub(crate) fn settle(at_most: Duration) {
     }
 }
 
+/// Bytes the block device beneath a directory was given and asked for so far, by everybody.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Device(Option<(u64, u64)>);
+
+impl Device {
+    /// A reading; with `flush` after everything dirty on the file system was written back.
+    pub(crate) fn read(dir: &Path, flush: bool) -> Result<Device> {
+        if flush {
+            write_back(dir)?;
+        }
+        Ok(Device(
+            device_stat(dir)
+                .and_then(|path| sectors(&path))
+                .map(|(read, written)| (read * 512, written * 512)),
+        ))
+    }
+
+    /// Bytes written since `before`, where there is such a device.
+    pub(crate) fn written_since(self, before: &Device) -> Option<u64> {
+        Some(self.0?.1.saturating_sub(before.0?.1))
+    }
+
+    /// Bytes read since `before`.
+    pub(crate) fn read_since(self, before: &Device) -> Option<u64> {
+        Some(self.0?.0.saturating_sub(before.0?.0))
+    }
+}
+
+/// Writes back everything dirty on the file system of `dir`.
+fn write_back(dir: &Path) -> Result<()> {
+    let handle = fs::File::open(dir)?;
+    // SAFETY: the descriptor is open.
+    if unsafe { libc::syncfs(handle.as_raw_fd()) } != 0 {
+        return Err(io::Error::last_os_error().into());
+    }
+    Ok(())
+}
+
 /// Bytes written so far: by this process, and by the device (by everybody).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Written {
@@ -76,11 +109,7 @@ pub(crate) struct Written {
 impl Written {
     /// A reading, after everything dirty on the file system of `dir` was written back.
     pub(crate) fn read(dir: &Path) -> Result<Written> {
-        let handle = fs::File::open(dir)?;
-        // SAFETY: the descriptor is open.
-        if unsafe { libc::syncfs(handle.as_raw_fd()) } != 0 {
-            return Err(io::Error::last_os_error().into());
-        }
+        write_back(dir)?;
         let io = fs::read_to_string("/proc/self/io")?;
         let process = io
             .lines()
@@ -89,7 +118,7 @@ impl Written {
             .ok_or("no write_bytes in /proc/self/io")?;
         Ok(Written {
             process,
-            device: device_stat(dir).and_then(|path| sectors_written(&path)).map(|n| n * 512),
+            device: device_stat(dir).and_then(|path| sectors(&path)).map(|(_, written)| written * 512),
         })
     }
 
@@ -115,9 +144,12 @@ fn device_stat(dir: &Path) -> Option<PathBuf> {
     path.exists().then_some(path)
 }
 
-fn sectors_written(stat: &Path) -> Option<u64> {
-    // Documentation/block/stat.rst: the seventh field.
-    fs::read_to_string(stat).ok()?.split_whitespace().nth(6)?.parse().ok()
+/// Sectors read and written.
+fn sectors(stat: &Path) -> Option<(u64, u64)> {
+    // Documentation/block/stat.rst: the third and the seventh field.
+    let text = fs::read_to_string(stat).ok()?;
+    let field = |place: usize| text.split_whitespace().nth(place)?.parse().ok();
+    Some((field(2)?, field(6)?))
 }
 
 /// Bytes on disk beneath `dir`: allocated blocks. Files that vanish while we look count as nothing.

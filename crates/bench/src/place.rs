@@ -3,7 +3,8 @@
 //! ## Invariants
 //!
 //! 1. A run touches nothing but a directory of its own, `sheaf-bench-PID`, within the one it was given.
-//! 2. Before anything is written there is room for what the run will need, and that is at most 20 GiB.
+//! 2. Before anything is written there is room for what the run will need; of the figures, that is at
+//!    most 20 GiB.
 //! 3. The directory goes at the end, after an error, and on SIGINT, SIGTERM and SIGHUP (not on SIGKILL).
 //!
 //! ## Threads
@@ -21,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::{Result, measure};
 
-/// No run takes more of the disk.
+/// No run of the figures takes more of the disk.
 pub(crate) const LIMIT: u64 = 20 << 30;
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
@@ -34,45 +35,72 @@ pub(crate) fn stay_if_interrupted() {
     }
 }
 
+/// Marks a directory whose databases were kept.
+const KEPT: &str = "kept-by-sheaf-bench";
+
 /// A directory that is removed when this is dropped.
 pub(crate) struct Place {
     root: PathBuf,
+    /// Bytes it may take.
+    limit: u64,
     keep: bool,
 }
 
 impl Place {
     /// Makes the directory within `parent` after checking that `need` bytes are there and allowed.
     pub(crate) fn new(parent: &Path, need: u64) -> Result<Place> {
-        fs::create_dir_all(parent).map_err(|error| format!("{}: {error}", parent.display()))?;
-        if need > LIMIT {
+        Place::within(parent, need, LIMIT)
+    }
+
+    fn within(parent: &Path, need: u64, limit: u64) -> Result<Place> {
+        if need > limit {
             return Err(format!(
                 "this run may need {:.1} GiB of disk, and {:.0} GiB is the most it may take; \
                  ask for fewer --pairs or --peers",
                 gib(need),
-                gib(LIMIT)
+                gib(limit)
             )
             .into());
         }
-        let free = free_bytes(parent)?;
+        let there = parent.ancestors().find(|dir| dir.is_dir()).unwrap_or(Path::new("."));
+        let free = free_bytes(there)?;
         if need > free {
             return Err(format!(
-                "this run may need {:.1} GiB of disk; {} has {:.1} GiB free",
+                "this run may need {:.1} GiB of disk; {} has {:.1} GiB free; ask for fewer --pairs",
                 gib(need),
                 parent.display(),
                 gib(free)
             )
             .into());
         }
+        fs::create_dir_all(parent).map_err(|error| format!("{}: {error}", parent.display()))?;
         let root = parent.join(format!("sheaf-bench-{}", std::process::id()));
         fs::create_dir(&root).map_err(|error| format!("{}: {error}", root.display()))?;
         remove_on_signal(root.clone());
-        Ok(Place { root, keep: false })
+        Ok(Place { root, limit, keep: false })
     }
 
-    /// A directory that is there already or is to stay: not bounded, not removed.
+    /// As [`Place::new`], without the bound of 20 GiB, in a `parent` that is new or empty.
+    pub(crate) fn in_empty(parent: &Path, need: u64) -> Result<Place> {
+        if fs::read_dir(parent).is_ok_and(|mut entries| entries.next().is_some()) {
+            return Err(format!(
+                "{} is not empty; databases go into a new or an empty directory (is another bench running there?)",
+                parent.display()
+            )
+            .into());
+        }
+        Place::within(parent, need, u64::MAX)
+    }
+
+    /// A directory that is to stay, for databases that an earlier run kept: new, empty, or marked by us.
     pub(crate) fn kept(root: &Path) -> Result<Place> {
+        let mark = root.join(KEPT);
+        if fs::read_dir(root).is_ok_and(|mut entries| entries.next().is_some()) && !mark.exists() {
+            return Err(format!("{} is not empty and was not kept by an earlier run", root.display()).into());
+        }
         fs::create_dir_all(root)?;
-        Ok(Place { root: root.to_path_buf(), keep: true })
+        fs::write(&mark, "databases kept by sheaf-bench run --keep\n")?;
+        Ok(Place { root: root.to_path_buf(), limit: u64::MAX, keep: true })
     }
 
     /// Its path.
@@ -95,7 +123,7 @@ impl Place {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
             _ => {}
         }
-        if used > LIMIT && !self.keep {
+        if used > self.limit && !self.keep {
             return Err(format!("the run took {:.1} GiB of disk and was stopped", gib(used)).into());
         }
         Ok(())
@@ -143,7 +171,7 @@ fn remove_on_signal(root: PathBuf) {
         // SAFETY: an initialised set and a place for the number.
         if unsafe { libc::sigwait(&set, &mut signal) } == 0 {
             INTERRUPTED.store(true, Ordering::SeqCst);
-            crate::child::end_all();
+            crate::host::end_all();
             // Stores still write: what they make meanwhile goes in a further pass.
             for _ in 0..100 {
                 if fs::remove_dir_all(&root).is_ok() || !root.exists() {
@@ -164,7 +192,8 @@ mod tests {
     fn a_place_goes_with_its_contents_and_too_large_a_need_is_refused_before_writing() {
         let parent = std::env::temp_dir().join(format!("sheaf-bench-place-{}", std::process::id()));
         assert!(Place::new(&parent, LIMIT + 1).is_err());
-        assert!(fs::read_dir(&parent).unwrap().next().is_none());
+        assert!(Place::in_empty(&parent, u64::MAX).is_err());
+        assert!(!parent.exists());
         let place = Place::new(&parent, 1).unwrap();
         let dir = place.fresh("store").unwrap();
         fs::write(dir.join("file"), "x").unwrap();
@@ -172,5 +201,19 @@ mod tests {
         drop(place);
         assert!(fs::read_dir(&parent).unwrap().next().is_none());
         fs::remove_dir(&parent).unwrap();
+    }
+
+    #[test]
+    fn directories_with_anything_else_in_them_are_refused() {
+        let parent = std::env::temp_dir().join(format!("sheaf-bench-full-{}", std::process::id()));
+        fs::create_dir_all(&parent).unwrap();
+        fs::write(parent.join("letters.txt"), "dear").unwrap();
+        assert!(Place::in_empty(&parent, 1).is_err());
+        assert!(Place::kept(&parent).is_err());
+        assert_eq!(fs::read_dir(&parent).unwrap().count(), 1);
+        fs::remove_dir_all(&parent).unwrap();
+        drop(Place::kept(&parent).unwrap());
+        Place::kept(&parent).unwrap();
+        fs::remove_dir_all(&parent).unwrap();
     }
 }

@@ -1,54 +1,59 @@
-//! # Single: one workload over one store, for profilers and for looking closer
+//! # Single: one workload over one store in this process, for profilers and for looking closer
 
-use std::path::PathBuf;
+use std::path::Path;
+use std::time::Duration;
 
 use crate::args::Run;
-use crate::drive::{Length, Phase, Sample};
+use crate::drive::{Length, Sample};
 use crate::figures::percentiles;
-use crate::keys::PAIR;
+use crate::measure;
 use crate::place::Place;
 use crate::progress::say;
+use crate::spec::Start;
+use crate::stage::{Choice, Mix, Op, Stage};
 use crate::subjects::{Setting, Store};
 use crate::table::number;
-use crate::workload::{self, Workload};
-use crate::{Result, measure};
+use crate::{Result, data::Data};
+
+/// Updates before the timed ones, as a multiple of the pairs: the log has wrapped by then.
+const WARM: u64 = 2;
 
 /// Fills, warms, runs, prints.
 pub(crate) fn run(options: &Run) -> Result<()> {
+    let (load, data) = (&options.load, options.load.data.of(options.pairs));
+    if load.open.is_some() || load.cap.is_some() {
+        return Err(format!("{} needs processes of its own: compare --only {}", load.name, load.name).into());
+    }
     let place = if options.keep {
         Place::kept(&options.dir)?
     } else {
-        Place::new(&options.dir, (1 << 28) + options.pairs * PAIR * 3)?
+        Place::new(&options.dir, (1 << 28) + data.bytes() * 3)?
     };
     let dir = place.path().join(options.subject.name());
     let is_new = !dir.exists();
     let store = open(options, &dir)?;
-    if is_new && options.workload != Workload::Durable {
-        let sample = workload::fill(&*store, options.pairs, options.sync_every)?;
-        report("fill-random", &sample);
-        say("filled; settling");
-        measure::settle(std::time::Duration::from_secs(60));
+    let is_filled = load.start != Start::Empty;
+    if is_new && is_filled {
+        fill(options, &*store, &data)?;
     }
-    if options.workload == Workload::UpdateZipf && options.warm > 0 {
-        let length = Length::Operations(options.pairs * options.warm / 2);
-        workload::update_zipf(&*store, options.pairs, 2, 1, Phase::of(length, options.sync_every))?;
-        say("warmed");
+    if is_filled {
+        warm(options, &*store, &data)?;
     }
-    let threads = options.threads.unwrap_or(2);
-    let phase =
-        Phase { latencies: options.latencies, ..Phase::of(Length::Time(options.phase), options.sync_every) };
-    say(&format!("{} with {threads} threads for {} s", options.workload.name(), options.phase.as_secs_f64()));
-    let sample = match options.workload {
-        Workload::FillRandom => None,
-        Workload::UpdateZipf => Some(workload::update_zipf(&*store, options.pairs, threads, 2, phase)?),
-        Workload::Durable => {
-            Some(workload::durable(&*store, threads, 2, Phase { sync_every: None, ..phase })?)
-        }
-        reading => Some(workload::get(&*store, reading, options.pairs, threads, 2, phase)?),
+    let threads = options.threads.or(load.threads.first().copied()).unwrap_or(2);
+    let length = match load.length {
+        Some(length) => operations(&data, length),
+        None => Length::Time(options.phase),
     };
-    if let Some(sample) = sample {
-        report(options.workload.name(), &sample);
-    }
+    let stage = Stage {
+        seed: 2,
+        sync_every: options.sync_every.filter(|_| !load.durable),
+        final_sync: load.mix.writes() && load.length.is_some(),
+        latencies: options.latencies,
+        full: is_filled && load.removed <= 0.0,
+        ..Stage::new(data, load.mix.clone(), load.choice, threads, length)
+    };
+    say(&format!("{} with {threads} threads", load.name));
+    report(&load.name, &stage.run(&*store)?.0);
     if let Some(inner) = store.inner() {
         println!("{inner:#?}");
         println!("disk: {} MiB", measure::disk_bytes(&dir) >> 20);
@@ -56,11 +61,46 @@ pub(crate) fn run(options: &Run) -> Result<()> {
     store.close()
 }
 
-fn open(options: &Run, dir: &PathBuf) -> Result<Box<dyn Store>> {
+fn open(options: &Run, dir: &Path) -> Result<Box<dyn Store>> {
     std::fs::create_dir_all(dir)?;
-    let setting =
-        Setting { durable: options.workload == Workload::Durable, space_limit: options.space_limit };
+    let setting = Setting {
+        durable: options.load.durable,
+        space_limit: options.load.space_limit.unwrap_or(options.space_limit),
+        ..Setting::BUFFERED
+    };
     options.subject.open(dir, setting)
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a multiple of a count")]
+fn operations(data: &Data, times: f64) -> Length {
+    Length::Operations(((data.pairs as f64 * times) as u64).max(1))
+}
+
+fn fill(options: &Run, store: &dyn Store, data: &Data) -> Result<()> {
+    let choice = if data.keys.ordered { Choice::Sequential } else { Choice::Permuted };
+    let stage = Stage::new(data.clone(), Mix::only(Op::Load), choice, 1, Length::Operations(data.pairs));
+    let stage = Stage { sync_every: options.sync_every, final_sync: true, ..stage };
+    report("fill", &stage.run(store)?.0);
+    say("filled; settling");
+    measure::settle(Duration::from_secs(60));
+    Ok(())
+}
+
+/// What is to be done before the workload itself.
+fn warm(options: &Run, store: &dyn Store, data: &Data) -> Result<()> {
+    let load = &options.load;
+    let usual = if load.mix == Mix::only(Op::Update) && load.length.is_none() { WARM } else { 0 };
+    let times = options.warm.unwrap_or(usual) as f64 + load.aged;
+    for (op, choice, times) in
+        [(Op::Update, Choice::Zipf, times), (Op::Remove, Choice::Permuted, load.removed)]
+    {
+        if times > 0.0 {
+            let stage = Stage::new(data.clone(), Mix::only(op), choice, 2, operations(data, times));
+            Stage { sync_every: options.sync_every, ..stage }.run(store)?;
+            say("warmed");
+        }
+    }
+    Ok(())
 }
 
 fn report(name: &str, sample: &Sample) {

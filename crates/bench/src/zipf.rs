@@ -55,7 +55,8 @@ impl Zipf {
         self.scatter(self.rank(random))
     }
 
-    fn scatter(&self, rank: u64) -> u64 {
+    /// The pair of a rank: a permutation.
+    pub(crate) fn scatter(&self, rank: u64) -> u64 {
         (rank * self.stride) % self.pairs
     }
 }

@@ -16,6 +16,12 @@ use crate::{Batch, Durability, Error, Keyspace, KeyspaceOptions, Result, Snapsho
 /// The engine of a keyspace that does not ask for one.
 pub const DEFAULT_ENGINE: &str = "flat";
 
+/// Names of the engines that are built in, in the order of the project's plan.
+#[must_use]
+pub fn engines() -> Vec<&'static str> {
+    Builder::default().engines.iter().map(|engine| engine.name()).collect()
+}
+
 /// How to open a database.
 pub struct Builder {
     options: Options,

@@ -40,7 +40,7 @@ mod snapshot;
 mod value;
 
 pub use batch::{Batch, Commit};
-pub use database::{Builder, DEFAULT_ENGINE, Database};
+pub use database::{Builder, DEFAULT_ENGINE, Database, engines};
 pub use iter::{Iter, Keys};
 pub use keyspace::{Keyspace, KeyspaceOptions};
 pub use sheaf_base::engine::{Capabilities, EngineStats};

@@ -13,6 +13,8 @@ pub(crate) fn run() -> Result<(), String> {
     doc.env("RUSTDOCFLAGS", "-D warnings");
     step(doc)?;
     step(cargo(&["test", "--locked"]))?; // the test command of the README
+    // Neither a C compiler nor a library.
+    step(cargo(&["test", "--locked", "-p", "sheaf-bench", "--no-default-features"]))?;
     let interleavings =
         ["test", "--locked", "-p", "sheaf-flat", "-p", "sheaf-testkit", "--lib", "--test", "interleavings"];
     step(shuttle(&[&interleavings[..], &["interleavings"]].concat()))?;

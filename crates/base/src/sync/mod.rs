@@ -2,7 +2,7 @@
 //!
 //! In a usual build these are parking_lot (which thread sanitizers understand), std's atomics and
 //! threads, and crossbeam's epochs, by their own names: the seam costs nothing. Built with
-//! `--cfg shuttle` they are [`model`]'s, whose every step a scheduler decides, so that tests explore
+//! `--cfg shuttle` they are those of `model`, whose every step a scheduler decides, so that tests explore
 //! the interleavings of the commit lock, the sync rounds and everything that takes no lock.
 //!
 //! `Arc` is std's in both: no code depends on how its counts interleave.

@@ -4,15 +4,18 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::side_by_side::{moment, wrap};
-use super::{Bench, Group, SETTLE, THREADS, promises};
+use super::side_by_side::wrap;
+use super::{Bench, Group, SETTLE, THREADS, loads, promises};
+use crate::data::Data;
 use crate::drive::{Length, Phase};
+use crate::host::Host;
 use crate::keys::{PAIR, key};
 use crate::measure::{Written, disk_bytes, median, settle};
 use crate::progress::say;
+use crate::runner::moment;
 use crate::subjects::{Setting, Store, Subject};
 use crate::table::{Promise, number};
-use crate::{Result, child, machine, workload};
+use crate::{Result, machine};
 
 const OPEN: &str = "open after kill -9 (s)";
 
@@ -26,7 +29,9 @@ pub(super) fn open_after_kill(bench: &mut Bench<'_>) -> Result<()> {
     for round in 0..bench.options.rounds {
         for subject in bench.subjects(round) {
             let dir = bench.place.path().join(subject.name());
-            child::kill_a_writer(subject, &dir, bench.options.pairs, moment(round))?;
+            let mut writer = Host::start(None)?;
+            writer.open(subject, &dir, Setting::BUFFERED, None)?;
+            writer.kill_in_mid_write(&Data::udb(bench.options.pairs), moment(round))?;
             let began = Instant::now();
             let store = subject.open(&dir, Setting::BUFFERED)?;
             let found = store.session()?.get(&key(0))?;
@@ -38,12 +43,12 @@ pub(super) fn open_after_kill(bench: &mut Bench<'_>) -> Result<()> {
             if let Some(inner) = store.inner() {
                 let (replayed, scanned) = (inner.replayed / 1000, inner.scanned / 1000);
                 detail = format!("{replayed} k records replayed, {scanned} k frames read");
-                workload::check(&*store, bench.options.pairs)?;
+                loads::check(&*store, bench.options.pairs)?;
             }
             store.close()?;
         }
     }
-    let seconds = bench.results.median(OPEN, Subject::Flat);
+    let seconds = bench.results.median(OPEN, Subject::FLAT);
     bench.rows.push(promises::OPEN.measured(seconds, detail));
     Ok(())
 }
@@ -74,17 +79,17 @@ pub(super) fn durable(bench: &mut Bench<'_>) -> Result<()> {
     for round in 0..bench.options.rounds {
         for (threads, row, _) in DURABLE {
             for (subject, store) in in_order(&stores, round) {
-                if threads == 1 && *subject == Subject::Flat {
+                if threads == 1 && *subject == Subject::FLAT {
                     let syncs = machine::syncs(bench.place.path(), time)? / 1e3;
                     say(&format!("the device's syncs: {} k/s", number(syncs)));
                     device.push(syncs);
                 }
-                let sample = workload::durable(&**store, threads, round, phase)?;
+                let sample = loads::durable(&**store, threads, round, phase)?;
                 bench.note(row, *subject, round, sample.rate() / 1e3, "k/s");
             }
         }
     }
-    let ours = bench.results.of(DURABLE[0].1, Subject::Flat);
+    let ours = bench.results.of(DURABLE[0].1, Subject::FLAT);
     let ratios: Vec<f64> = ours.iter().zip(&device).map(|(ours, device)| ours / device).collect();
     let detail = format!(
         "{} k/s; the device {} k/s",
@@ -93,7 +98,7 @@ pub(super) fn durable(bench: &mut Bench<'_>) -> Result<()> {
     );
     bench.rows.push(DURABLE[0].2.measured(median(&ratios), detail));
     for (_, row, promise) in &DURABLE[1..] {
-        bench.ratio(*promise, row, &[Subject::Rocksdb, Subject::Leveldb]);
+        bench.ratio(*promise, row, &[Subject::ROCKSDB, Subject::LEVELDB]);
     }
     for (subject, store) in stores {
         store.close()?;
@@ -127,9 +132,9 @@ pub(super) fn device_bytes(bench: &mut Bench<'_>) -> Result<()> {
         (1.8, promises::DEVICE_BYTES_WIDE, promises::DISK_WIDE),
     ] {
         let dir = bench.place.fresh("space")?;
-        let store = Subject::Flat.open(&dir, Setting { space_limit, ..Setting::BUFFERED })?;
+        let store = Subject::FLAT.open(&dir, Setting { space_limit, ..Setting::BUFFERED })?;
         let pairs = bench.options.pairs;
-        workload::fill(&*store, pairs, None)?;
+        loads::fill(&*store, pairs, None)?;
         wrap(&*store, pairs, STEADY)?;
         let steady = steady(&*store, &dir, pairs)?;
         let user = (pairs * MEASURED * PAIR) as f64;
@@ -174,9 +179,8 @@ fn steady(store: &dyn Store, dir: &Path, pairs: u64) -> Result<Steady> {
     let (before, inner_before) = (Written::read(dir)?, store.inner().unwrap_or_default());
     let (sample, (disk, log)) = std::thread::scope(|scope| {
         let watcher = scope.spawn(|| watch_disk(store, dir, &stop));
-        let phase =
-            Phase { final_sync: true, ..Phase::of(Length::Operations(pairs * MEASURED / THREADS), None) };
-        let sample = workload::update_zipf(store, pairs, THREADS, 400, phase);
+        let phase = Phase { final_sync: true, ..Phase::of(Length::Operations(pairs * MEASURED), None) };
+        let sample = loads::update_zipf(store, pairs, THREADS, 400, phase);
         stop.store(true, Ordering::Relaxed);
         (sample, watcher.join().unwrap_or((f64::NAN, f64::NAN)))
     });
@@ -212,7 +216,7 @@ pub(super) fn empty(bench: &mut Bench<'_>) -> Result<()> {
         return Ok(());
     }
     let dir = bench.place.fresh("empty")?;
-    let store = Subject::Flat.open(&dir, Setting::BUFFERED)?;
+    let store = Subject::FLAT.open(&dir, Setting::BUFFERED)?;
     settle(SETTLE);
     let open = disk_bytes(&dir);
     store.close()?;

@@ -17,6 +17,7 @@
 //! to rest (compactions, cleaners), so that no store works in another's time.
 
 mod alone;
+mod loads;
 mod promises;
 mod results;
 mod side_by_side;
@@ -119,7 +120,7 @@ impl Bench<'_> {
 
     /// Ours and the peers, in the order of this round.
     fn subjects(&self, round: u64) -> Vec<Subject> {
-        let mut subjects = vec![Subject::Flat];
+        let mut subjects = vec![Subject::FLAT];
         subjects.extend(&self.options.peers);
         if round % 2 == 1 {
             subjects.reverse();
@@ -141,7 +142,7 @@ impl Bench<'_> {
             None => {
                 let ours = self
                     .results
-                    .median(row, Subject::Flat)
+                    .median(row, Subject::FLAT)
                     .map_or("not run".to_owned(), |v| number(v) + " k/s");
                 promise.measured(None, format!("{ours}; no such peer in this run"))
             }

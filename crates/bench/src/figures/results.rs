@@ -42,7 +42,7 @@ impl Results {
 
     /// Ours over the best of `peers` in each round; the median of that. `None` if none of them ran.
     pub(super) fn ratio(&self, row: &'static str, peers: &[Subject]) -> Option<Ratio> {
-        let ours = self.of(row, Subject::Flat);
+        let ours = self.of(row, Subject::FLAT);
         let per_round: Vec<f64> = ours
             .iter()
             .enumerate()
@@ -65,11 +65,11 @@ impl Results {
 
     /// A table of medians, a row each, a column for each store, with the extremes behind them.
     pub(super) fn markdown(&self) -> String {
-        let every = [Subject::Flat].into_iter().chain(Subject::PEERS).chain([Subject::Null]);
+        let every = [Subject::FLAT].into_iter().chain(Subject::peers()).chain([Subject::NULL]);
         let subjects: Vec<Subject> =
             every.filter(|subject| self.values.keys().any(|(_, other)| other == subject)).collect();
         let head: Vec<String> =
-            [String::new()].into_iter().chain(subjects.iter().map(|s| s.title().to_owned())).collect();
+            [String::new()].into_iter().chain(subjects.iter().map(|s| s.title())).collect();
         let rows: Vec<Vec<String>> = self
             .rows
             .iter()
@@ -112,15 +112,15 @@ mod tests {
     fn ratios_are_taken_within_rounds_against_the_best_of_the_round() {
         let mut results = Results::default();
         for (ours, lmdb, redb) in [(10.0, 5.0, 1.0), (30.0, 10.0, 5.0), (8.0, 1.0, 2.0)] {
-            results.add("get", Subject::Flat, ours);
-            results.add("get", Subject::Lmdb, lmdb);
-            results.add("get", Subject::Redb, redb);
+            results.add("get", Subject::FLAT, ours);
+            results.add("get", Subject::LMDB, lmdb);
+            results.add("get", Subject::LEVELDB, redb);
         }
-        let ratio = results.ratio("get", &Subject::PEERS).unwrap();
+        let ratio = results.ratio("get", &[Subject::LMDB, Subject::LEVELDB]).unwrap();
         assert!((ratio.value - 3.0).abs() < 1e-9);
         assert_eq!(ratio.detail, "10 k/s; LMDB 5 k/s");
-        assert!(results.ratio("get", &[Subject::Rocksdb]).is_none());
-        assert!(results.ratio("put", &Subject::PEERS).is_none());
+        assert!(results.ratio("get", &[Subject::ROCKSDB]).is_none());
+        assert!(results.ratio("put", &[Subject::LMDB, Subject::LEVELDB]).is_none());
         assert!(results.markdown().contains("10 (8–30)"));
     }
 }

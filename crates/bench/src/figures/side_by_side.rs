@@ -1,17 +1,15 @@
 //! # Side by side: fills, gets and updates of all stores, in rounds
 
-use std::time::Duration;
-
 use hdrhistogram::Histogram;
 
-use super::{Bench, Group, SETTLE, THREADS, promises};
+use super::{Bench, Group, SETTLE, THREADS, loads, promises};
 use crate::Result;
 use crate::drive::{Length, Phase, Sample};
 use crate::measure::{self, median};
 use crate::progress::say;
+use crate::stage::Choice;
 use crate::subjects::{Setting, Store, Subject};
 use crate::table::number;
-use crate::workload::{self, Workload};
 
 /// Updates before the measured ones, as a multiple of the pairs: the log has wrapped by then.
 const WRAP: u64 = 2;
@@ -34,31 +32,31 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result<()> {
     let ours = [Group::Cpu, Group::Memory, Group::Tail];
     let subjects = match (bench.wants_any(&all), bench.wants_any(&ours)) {
         (true, _) => bench.subjects(0),
-        (false, true) => vec![Subject::Flat],
+        (false, true) => vec![Subject::FLAT],
         (false, false) => return Ok(()),
     };
     let stores = fill(bench, &subjects)?;
     for (subject, store) in &stores {
-        workload::check(&**store, bench.options.pairs)
+        loads::check(&**store, bench.options.pairs)
             .map_err(|error| format!("{}: {error}", subject.name()))?;
     }
-    for (group, workload) in [
-        (Group::GetUniform, Workload::GetUniform),
-        (Group::GetMiss, Workload::GetMiss),
-        (Group::GetZipf, Workload::GetZipf),
+    for (group, wanted) in [
+        (Group::GetUniform, loads::GET_UNIFORM),
+        (Group::GetMiss, loads::GET_MISS),
+        (Group::GetZipf, loads::GET_ZIPF),
     ] {
         if bench.wants(group) {
-            gets(bench, &stores, workload)?;
+            gets(bench, &stores, wanted)?;
         }
     }
     if bench.wants(Group::GetUniform) {
-        bench.ratio(promises::GET_UNIFORM, Workload::GetUniform.name(), &[Subject::Lmdb]);
+        bench.ratio(promises::GET_UNIFORM, loads::GET_UNIFORM.0, &[Subject::LMDB]);
     }
     if bench.wants(Group::GetMiss) {
-        bench.ratio(promises::GET_MISS, Workload::GetMiss.name(), &Subject::PEERS);
+        bench.ratio(promises::GET_MISS, loads::GET_MISS.0, &Subject::peers().collect::<Vec<_>>());
     }
     if bench.wants(Group::FillRandom) {
-        bench.ratio(promises::FILL_RANDOM, Workload::FillRandom.name(), &[Subject::Rocksdb]);
+        bench.ratio(promises::FILL_RANDOM, loads::FILL_RANDOM, &[Subject::ROCKSDB]);
     }
     updates(bench, &stores)?;
     memory(bench, &stores);
@@ -84,10 +82,10 @@ fn fill(bench: &mut Bench<'_>, subjects: &[Subject]) -> Result<Open> {
         for subject in order {
             let dir = bench.place.fresh(subject.name())?;
             let store = subject.open(&dir, Setting::BUFFERED)?;
-            let sample = workload::fill(&*store, bench.options.pairs, bench.options.sync_every)?;
+            let sample = loads::fill(&*store, bench.options.pairs, bench.options.sync_every)?;
             let rate = sample.rate() / 1e3;
             if is_wanted {
-                bench.note(Workload::FillRandom.name(), subject, round, rate, "k/s");
+                bench.note(loads::FILL_RANDOM, subject, round, rate, "k/s");
             } else {
                 say(&format!("filled {}: {} k/s", subject.name(), number(rate)));
             }
@@ -111,16 +109,16 @@ fn timed(bench: &Bench<'_>) -> Phase {
     Phase::of(Length::Time(bench.options.phase), bench.options.sync_every)
 }
 
-fn gets(bench: &mut Bench<'_>, stores: &Open, workload: Workload) -> Result<()> {
-    let null = Subject::Null.open(bench.place.path(), Setting::BUFFERED)?;
+fn gets(bench: &mut Bench<'_>, stores: &Open, (name, choice): loads::Gets) -> Result<()> {
+    let null = Subject::NULL.open(bench.place.path(), Setting::BUFFERED)?;
     let phase = timed(bench);
     for round in 0..bench.options.rounds {
         for (subject, store) in in_order(stores, round) {
-            let sample = workload::get(&**store, workload, bench.options.pairs, THREADS, round, phase)?;
-            bench.note(workload.name(), *subject, round, sample.rate() / 1e3, "k/s");
+            let sample = loads::get(&**store, choice, bench.options.pairs, THREADS, round, phase)?;
+            bench.note(name, *subject, round, sample.rate() / 1e3, "k/s");
         }
-        let sample = workload::get(&*null, workload, bench.options.pairs, THREADS, round, phase)?;
-        bench.note(workload.name(), Subject::Null, round, sample.rate() / 1e3, "k/s");
+        let sample = loads::get(&*null, choice, bench.options.pairs, THREADS, round, phase)?;
+        bench.note(name, Subject::NULL, round, sample.rate() / 1e3, "k/s");
     }
     Ok(())
 }
@@ -132,11 +130,11 @@ fn updates(bench: &mut Bench<'_>, stores: &Open) -> Result<()> {
     }
     let (pairs, sync_every) = (bench.options.pairs, bench.options.sync_every);
     for (subject, store) in stores {
-        if *subject == Subject::Flat {
+        if *subject == Subject::FLAT {
             wrap(&**store, pairs, WRAP)?;
         } else if bench.wants(Group::UpdateZipf) {
             let warm = Phase::of(Length::Time(bench.options.phase * PEER_WARM_PHASES), sync_every);
-            let sample = workload::update_zipf(&**store, pairs, THREADS, 77, warm)?;
+            let sample = loads::update_zipf(&**store, pairs, THREADS, 77, warm)?;
             say(&format!("warmed {} with {} updates", subject.name(), sample.operations));
             measure::settle(SETTLE);
         }
@@ -144,25 +142,25 @@ fn updates(bench: &mut Bench<'_>, stores: &Open) -> Result<()> {
     if !bench.wants(Group::UpdateZipf) {
         return Ok(());
     }
-    let null = Subject::Null.open(bench.place.path(), Setting::BUFFERED)?;
-    let row = Workload::UpdateZipf.name();
+    let null = Subject::NULL.open(bench.place.path(), Setting::BUFFERED)?;
+    let row = loads::UPDATE_ZIPF;
     for round in 0..bench.options.rounds {
         for (subject, store) in in_order(stores, round) {
-            let sample = workload::update_zipf(&**store, pairs, THREADS, 100 + round, timed(bench))?;
+            let sample = loads::update_zipf(&**store, pairs, THREADS, 100 + round, timed(bench))?;
             bench.note(row, *subject, round, sample.rate() / 1e3, "k/s");
             measure::settle(SETTLE);
         }
-        let sample = workload::update_zipf(&*null, pairs, THREADS, 100 + round, timed(bench))?;
-        bench.note(row, Subject::Null, round, sample.rate() / 1e3, "k/s");
+        let sample = loads::update_zipf(&*null, pairs, THREADS, 100 + round, timed(bench))?;
+        bench.note(row, Subject::NULL, round, sample.rate() / 1e3, "k/s");
     }
-    bench.ratio(promises::UPDATE_ZIPF, row, &[Subject::Rocksdb]);
+    bench.ratio(promises::UPDATE_ZIPF, row, &[Subject::ROCKSDB]);
     Ok(())
 }
 
 /// Updates `times` as many pairs as there are, in ours.
 pub(super) fn wrap(store: &dyn Store, pairs: u64, times: u64) -> Result<()> {
-    let phase = Phase::of(Length::Operations(pairs * times / THREADS), None);
-    let sample = workload::update_zipf(store, pairs, THREADS, 99, phase)?;
+    let phase = Phase::of(Length::Operations(pairs * times), None);
+    let sample = loads::update_zipf(store, pairs, THREADS, 99, phase)?;
     let inner = store.inner().unwrap_or_default();
     say(&format!(
         "{} updates at {} k/s: {} MiB appended, {} MiB moved, {} segments freed, writers braked {} times",
@@ -177,7 +175,7 @@ pub(super) fn wrap(store: &dyn Store, pairs: u64, times: u64) -> Result<()> {
 }
 
 fn of_ours(stores: &Open) -> Option<&dyn Store> {
-    stores.iter().find(|(subject, _)| *subject == Subject::Flat).map(|(_, store)| &**store)
+    stores.iter().find(|(subject, _)| *subject == Subject::FLAT).map(|(_, store)| &**store)
 }
 
 fn memory(bench: &mut Bench<'_>, stores: &Open) {
@@ -198,14 +196,14 @@ fn memory(bench: &mut Bench<'_>, stores: &Open) {
 /// One thread: what a get and an update cost, background threads included.
 fn cpu(bench: &mut Bench<'_>, stores: &Open) -> Result<()> {
     let Some(store) = of_ours(stores).filter(|_| bench.wants(Group::Cpu)) else { return Ok(()) };
-    let null = Subject::Null.open(bench.place.path(), Setting::BUFFERED)?;
+    let null = Subject::NULL.open(bench.place.path(), Setting::BUFFERED)?;
     let (pairs, phase) = (bench.options.pairs, timed(bench));
     measure::settle(SETTLE);
     let (mut gets, mut updates) = (Vec::new(), Vec::new());
     let mut harness = [0.0; 2];
     for round in 0..bench.options.rounds {
-        gets.push(workload::get(store, Workload::GetUniform, pairs, 1, 200 + round, phase)?);
-        updates.push(workload::update_zipf(store, pairs, 1, 200 + round, phase)?);
+        gets.push(loads::get(store, Choice::Uniform, pairs, 1, 200 + round, phase)?);
+        updates.push(loads::update_zipf(store, pairs, 1, 200 + round, phase)?);
         say(&format!(
             "cpu, round {}/{}: {} µs a get, {} µs an update",
             round + 1,
@@ -214,8 +212,8 @@ fn cpu(bench: &mut Bench<'_>, stores: &Open) -> Result<()> {
             number(updates.last().map_or(0.0, Sample::cpu_micros))
         ));
         harness = [
-            workload::get(&*null, Workload::GetUniform, pairs, 1, 200, phase)?.cpu_micros(),
-            workload::update_zipf(&*null, pairs, 1, 200, phase)?.cpu_micros(),
+            loads::get(&*null, Choice::Uniform, pairs, 1, 200, phase)?.cpu_micros(),
+            loads::update_zipf(&*null, pairs, 1, 200, phase)?.cpu_micros(),
         ];
     }
     for (promise, samples, harness) in
@@ -242,7 +240,7 @@ fn tail(bench: &mut Bench<'_>, stores: &Open) -> Result<()> {
         Phase { latencies: true, ..Phase::of(Length::Time(bench.options.tail), bench.options.sync_every) };
     let (mut high, mut longest, mut details) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..bench.options.rounds {
-        let sample = workload::update_zipf(store, bench.options.pairs, THREADS, 300 + round, phase)?;
+        let sample = loads::update_zipf(store, bench.options.pairs, THREADS, 300 + round, phase)?;
         let latencies = sample.latencies.as_ref().ok_or("no latencies were taken")?;
         high.push(latencies.value_at_quantile(0.9999) as f64 / 1e6);
         longest.push(latencies.max() as f64 / 1e6);
@@ -269,9 +267,4 @@ pub(crate) fn percentiles(latencies: &Histogram<u64>) -> String {
         at(0.9999),
         number(latencies.max() as f64 / 1e3)
     )
-}
-
-/// How long a killed writer wrote beyond its first second, by round.
-pub(super) fn moment(round: u64) -> Duration {
-    Duration::from_millis(300 + 370 * (round % 4))
 }

@@ -5,10 +5,12 @@
 
 use std::path::Path;
 
-use ::fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
+use ::fjall::{Database, Guard, Keyspace, KeyspaceCreateOptions, KvSeparationOptions, PersistMode};
 
-use super::{MEMORY, Session, Setting, Store, look};
+use super::{Session, Setting, Store, Way, look};
 use crate::Result;
+
+const SEPARATION_THRESHOLD: u32 = 512;
 
 pub(super) struct Fjall {
     database: Database,
@@ -17,11 +19,18 @@ pub(super) struct Fjall {
 }
 
 impl Fjall {
-    pub(super) fn open(dir: &Path, setting: Setting) -> Result<Fjall> {
+    pub(super) fn open(dir: &Path, setting: Setting, separated: bool) -> Result<Fjall> {
         // Built without its compression feature.
-        let database = Database::builder(dir).cache_size(MEMORY).open()?;
-        let keyspace = database.keyspace("bench", KeyspaceCreateOptions::default)?;
+        let database = Database::builder(dir).cache_size(setting.memory).open()?;
+        let separation =
+            separated.then(|| KvSeparationOptions::default().separation_threshold(SEPARATION_THRESHOLD));
+        let keyspace = database
+            .keyspace("bench", || KeyspaceCreateOptions::default().with_kv_separation(separation.clone()))?;
         Ok(Fjall { database, keyspace, durable: setting.durable })
+    }
+
+    fn written(&self) -> Result<()> {
+        if self.durable { self.sync() } else { Ok(()) }
     }
 }
 
@@ -46,9 +55,28 @@ impl Session for FjallSession<'_> {
 
     fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         self.fjall.keyspace.insert(key, value)?;
-        if self.fjall.durable {
-            self.fjall.sync()?;
+        self.fjall.written()
+    }
+
+    fn remove(&mut self, key: &[u8]) -> Result<()> {
+        self.fjall.keyspace.remove(key)?;
+        self.fjall.written()
+    }
+
+    fn scan(&mut self, from: &[u8], limit: u64, way: Way) -> Result<u64> {
+        let keyspace = &self.fjall.keyspace;
+        let limit = usize::try_from(limit)?;
+        let mut seen = 0;
+        let mut note = |pair: Guard| -> Result<()> {
+            look(&pair.into_inner()?.1);
+            seen += 1;
+            Ok(())
+        };
+        match way {
+            Way::Up => keyspace.range(from..).take(limit).try_for_each(&mut note)?,
+            Way::Down if from.is_empty() => keyspace.iter().rev().take(limit).try_for_each(&mut note)?,
+            Way::Down => keyspace.range(..=from).rev().take(limit).try_for_each(&mut note)?,
         }
-        Ok(())
+        Ok(seen)
     }
 }

@@ -1,223 +1,117 @@
 //! # LevelDB, through the C interface of the system's library
 //!
-//! `apt-get install libleveldb-dev`. Bloom filters of 10 bits, 2 GiB block cache, 64 MiB write buffer, no
-//! compression; else LevelDB's defaults. Buffered: the log is handed to the kernel at each put; LevelDB has
-//! no call to sync it, so that every 100 ms an empty batch is written with `sync`.
+//! `apt-get install libleveldb-dev`. Bloom filters of 10 bits, block cache of the memory budget, 64 MiB write
+//! buffer, no compression; else LevelDB's defaults. Buffered: the log is handed to the kernel at each put;
+//! LevelDB has no call to sync it, so that every 100 ms an empty batch is written with `sync`.
 //!
-//! The bindings are ours, copied from `leveldb/c.h` of 1.23.
+//! The declarations are ours, after `leveldb/c.h` of 1.23.
 
-use std::ffi::{CStr, CString, c_char, c_int};
-use std::os::unix::ffi::OsStrExt;
+use std::ffi::{c_char, c_int, c_void};
 use std::path::Path;
-use std::ptr::{NonNull, null_mut};
 
-use super::{MEMORY, Session, Setting, Store, look};
+use super::c_shape::{CStore, ErrorText, NO_COMPRESSION, Object, calls, write_buffer};
+use super::{Setting, look};
 use crate::Result;
 
-macro_rules! opaque {
-    ($($name:ident)*) => { $(#[repr(C)] struct $name { _private: [u8; 0] })* };
+calls! {
+    "leveldb", CALLS, get: get, sync: sync,
+    close = leveldb_close (Object);
+    put = leveldb_put (Object, Object, *const u8, usize, *const u8, usize, *mut ErrorText);
+    delete = leveldb_delete (Object, Object, *const u8, usize, *mut ErrorText);
+    create_iterator = leveldb_create_iterator (Object, Object) -> Object;
+    iter_destroy = leveldb_iter_destroy (Object);
+    iter_valid = leveldb_iter_valid (Object) -> u8;
+    iter_seek_to_first = leveldb_iter_seek_to_first (Object);
+    iter_seek_to_last = leveldb_iter_seek_to_last (Object);
+    iter_seek = leveldb_iter_seek (Object, *const u8, usize);
+    iter_next = leveldb_iter_next (Object);
+    iter_prev = leveldb_iter_prev (Object);
+    iter_key = leveldb_iter_key (Object, *mut usize) -> *const u8;
+    iter_value = leveldb_iter_value (Object, *mut usize) -> *const u8;
+    iter_get_error = leveldb_iter_get_error (Object, *mut ErrorText);
+    free = leveldb_free (*mut c_void);
+    readoptions_create = leveldb_readoptions_create () -> Object;
+    readoptions_destroy = leveldb_readoptions_destroy (Object);
+    writeoptions_create = leveldb_writeoptions_create () -> Object;
+    writeoptions_destroy = leveldb_writeoptions_destroy (Object);
+    writeoptions_set_sync = leveldb_writeoptions_set_sync (Object, u8);
 }
 
-opaque!(Db Options ReadOptions WriteOptions WriteBatch Cache FilterPolicy);
-
-#[link(name = "leveldb")]
 unsafe extern "C" {
-    fn leveldb_options_create() -> *mut Options;
-    fn leveldb_options_destroy(options: *mut Options);
-    fn leveldb_options_set_create_if_missing(options: *mut Options, yes: u8);
-    fn leveldb_options_set_write_buffer_size(options: *mut Options, bytes: usize);
-    fn leveldb_options_set_compression(options: *mut Options, kind: c_int);
-    fn leveldb_options_set_cache(options: *mut Options, cache: *mut Cache);
-    fn leveldb_options_set_filter_policy(options: *mut Options, policy: *mut FilterPolicy);
-    fn leveldb_filterpolicy_create_bloom(bits_per_key: c_int) -> *mut FilterPolicy;
-    fn leveldb_filterpolicy_destroy(policy: *mut FilterPolicy);
-    fn leveldb_cache_create_lru(bytes: usize) -> *mut Cache;
-    fn leveldb_cache_destroy(cache: *mut Cache);
-    fn leveldb_readoptions_create() -> *mut ReadOptions;
-    fn leveldb_readoptions_destroy(options: *mut ReadOptions);
-    fn leveldb_writeoptions_create() -> *mut WriteOptions;
-    fn leveldb_writeoptions_destroy(options: *mut WriteOptions);
-    fn leveldb_writeoptions_set_sync(options: *mut WriteOptions, yes: u8);
-    fn leveldb_writebatch_create() -> *mut WriteBatch;
-    fn leveldb_writebatch_destroy(batch: *mut WriteBatch);
-    fn leveldb_open(options: *const Options, path: *const c_char, error: *mut *mut c_char) -> *mut Db;
-    fn leveldb_close(db: *mut Db);
-    fn leveldb_put(
-        db: *mut Db,
-        options: *const WriteOptions,
-        key: *const u8,
-        key_len: usize,
-        value: *const u8,
-        value_len: usize,
-        error: *mut *mut c_char,
-    );
-    fn leveldb_write(
-        db: *mut Db,
-        options: *const WriteOptions,
-        batch: *mut WriteBatch,
-        error: *mut *mut c_char,
-    );
+    fn leveldb_options_create() -> Object;
+    fn leveldb_options_destroy(options: Object);
+    fn leveldb_options_set_create_if_missing(options: Object, yes: u8);
+    fn leveldb_options_set_write_buffer_size(options: Object, bytes: usize);
+    fn leveldb_options_set_compression(options: Object, kind: c_int);
+    fn leveldb_options_set_cache(options: Object, cache: Object);
+    fn leveldb_options_set_filter_policy(options: Object, policy: Object);
+    fn leveldb_filterpolicy_create_bloom(bits_per_key: c_int) -> Object;
+    fn leveldb_filterpolicy_destroy(policy: Object);
+    fn leveldb_cache_create_lru(bytes: usize) -> Object;
+    fn leveldb_cache_destroy(cache: Object);
+    fn leveldb_writebatch_create() -> Object;
+    fn leveldb_writebatch_destroy(batch: Object);
+    fn leveldb_open(options: Object, path: *const c_char, error: *mut ErrorText) -> Object;
+    fn leveldb_write(db: Object, options: Object, batch: Object, error: *mut ErrorText);
     fn leveldb_get(
-        db: *mut Db,
-        options: *const ReadOptions,
+        db: Object,
+        options: Object,
         key: *const u8,
         key_len: usize,
         value_len: *mut usize,
-        error: *mut *mut c_char,
+        error: *mut ErrorText,
     ) -> *mut u8;
-    fn leveldb_free(memory: *mut std::ffi::c_void);
 }
 
-const NO_COMPRESSION: c_int = 0;
-const WRITE_BUFFER: usize = 64 << 20;
-
-pub(super) struct Leveldb {
-    db: NonNull<Db>,
-    read: *mut ReadOptions,
-    write: *mut WriteOptions,
-    cache: *mut Cache,
-    filter: *mut FilterPolicy,
+pub(super) fn open(dir: &Path, setting: Setting) -> Result<CStore> {
+    let cache_bytes = usize::try_from(setting.memory)?;
+    // SAFETY: each object is made by its own create call; cache and filter outlive the database, the
+    // options do not need to.
+    unsafe {
+        let cache = leveldb_cache_create_lru(cache_bytes);
+        let filter = leveldb_filterpolicy_create_bloom(10);
+        let options = leveldb_options_create();
+        leveldb_options_set_create_if_missing(options, 1);
+        leveldb_options_set_write_buffer_size(options, write_buffer(cache_bytes));
+        leveldb_options_set_compression(options, NO_COMPRESSION);
+        leveldb_options_set_cache(options, cache);
+        leveldb_options_set_filter_policy(options, filter);
+        let kept: Vec<(Object, unsafe extern "C" fn(Object))> =
+            vec![(cache, leveldb_cache_destroy), (filter, leveldb_filterpolicy_destroy)];
+        let store =
+            CStore::open(&CALLS, dir, setting, kept, |path, error| leveldb_open(options, path, error));
+        leveldb_options_destroy(options);
+        store
+    }
 }
 
-// SAFETY: LevelDB's handle may be used from any thread; the option objects are only read after open.
-unsafe impl Send for Leveldb {}
-// SAFETY: as above.
-unsafe impl Sync for Leveldb {}
-
-impl Leveldb {
-    pub(super) fn open(dir: &Path, setting: Setting) -> Result<Leveldb> {
-        let path = CString::new(dir.as_os_str().as_bytes())?;
-        let cache_bytes = usize::try_from(MEMORY)?;
-        let mut error = null_mut();
-        // SAFETY: each object is made by its own create call; cache and filter outlive the database,
-        // the options do not need to.
-        unsafe {
-            let cache = leveldb_cache_create_lru(cache_bytes);
-            let filter = leveldb_filterpolicy_create_bloom(10);
-            let options = leveldb_options_create();
-            leveldb_options_set_create_if_missing(options, 1);
-            leveldb_options_set_write_buffer_size(options, WRITE_BUFFER);
-            leveldb_options_set_compression(options, NO_COMPRESSION);
-            leveldb_options_set_cache(options, cache);
-            leveldb_options_set_filter_policy(options, filter);
-            let db = leveldb_open(options, path.as_ptr(), &mut error);
-            leveldb_options_destroy(options);
-            let Some(db) = NonNull::new(db) else {
-                leveldb_cache_destroy(cache);
-                leveldb_filterpolicy_destroy(filter);
-                return Err(take(error).into());
-            };
-            let write = leveldb_writeoptions_create();
-            leveldb_writeoptions_set_sync(write, u8::from(setting.durable));
-            Ok(Leveldb { db, read: leveldb_readoptions_create(), write, cache, filter })
+/// Copies the value into an allocation: the only call there is.
+unsafe fn get(
+    db: Object,
+    read: Object,
+    key: *const u8,
+    key_len: usize,
+    error: *mut ErrorText,
+) -> Option<u64> {
+    let mut len = 0;
+    // SAFETY: the caller's objects and key; the value is an allocation of `len` bytes, freed after it was
+    // read.
+    unsafe {
+        let value = leveldb_get(db, read, key, key_len, &mut len, error);
+        if value.is_null() {
+            return None;
         }
+        let seen = look(std::slice::from_raw_parts(value, len));
+        leveldb_free(value.cast());
+        Some(seen)
     }
 }
 
-/// The text of an error, whose memory is given back.
-///
-/// # Safety
-///
-/// `error` is null or came from LevelDB's error parameter and was not freed.
-unsafe fn take(error: *mut c_char) -> String {
-    if error.is_null() {
-        return "LevelDB gave no reason".to_owned();
-    }
-    // SAFETY: not null, hence a C string allocated by LevelDB (the caller's promise).
-    let text = unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned();
-    // SAFETY: allocated by LevelDB, freed once.
-    unsafe { leveldb_free(error.cast()) };
-    text
-}
-
-/// Turns LevelDB's error parameter into a result.
-///
-/// # Safety
-///
-/// As for [`take`].
-unsafe fn check(error: *mut c_char) -> Result<()> {
-    if error.is_null() {
-        return Ok(());
-    }
-    // SAFETY: the caller's promise.
-    Err(unsafe { take(error) }.into())
-}
-
-impl Store for Leveldb {
-    fn session(&self) -> Result<Box<dyn Session + '_>> {
-        Ok(Box::new(LeveldbSession { level: self }))
-    }
-
-    fn sync(&self) -> Result<()> {
-        let mut error = null_mut();
-        // SAFETY: the handle is open; options and batch are created and destroyed here.
-        unsafe {
-            let options = leveldb_writeoptions_create();
-            leveldb_writeoptions_set_sync(options, 1);
-            let batch = leveldb_writebatch_create();
-            leveldb_write(self.db.as_ptr(), options, batch, &mut error);
-            leveldb_writebatch_destroy(batch);
-            leveldb_writeoptions_destroy(options);
-            check(error)
-        }
-    }
-}
-
-impl Drop for Leveldb {
-    fn drop(&mut self) {
-        // SAFETY: each was created in `open` and is destroyed here, once, the database first.
-        unsafe {
-            leveldb_close(self.db.as_ptr());
-            leveldb_readoptions_destroy(self.read);
-            leveldb_writeoptions_destroy(self.write);
-            leveldb_cache_destroy(self.cache);
-            leveldb_filterpolicy_destroy(self.filter);
-        }
-    }
-}
-
-struct LeveldbSession<'a> {
-    level: &'a Leveldb,
-}
-
-impl Session for LeveldbSession<'_> {
-    fn get(&mut self, key: &[u8]) -> Result<Option<u64>> {
-        let (mut error, mut len) = (null_mut(), 0);
-        // SAFETY: handle and options are alive; key pointer and length are of one slice; the value is an
-        // allocation of `len` bytes, freed after it was read.
-        unsafe {
-            let value = leveldb_get(
-                self.level.db.as_ptr(),
-                self.level.read,
-                key.as_ptr(),
-                key.len(),
-                &mut len,
-                &mut error,
-            );
-            check(error)?;
-            if value.is_null() {
-                return Ok(None);
-            }
-            let seen = look(std::slice::from_raw_parts(value, len));
-            leveldb_free(value.cast());
-            Ok(Some(seen))
-        }
-    }
-
-    fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
-        let mut error = null_mut();
-        // SAFETY: handle and options are alive; pointers and lengths are of one slice each.
-        unsafe {
-            leveldb_put(
-                self.level.db.as_ptr(),
-                self.level.write,
-                key.as_ptr(),
-                key.len(),
-                value.as_ptr(),
-                value.len(),
-                &mut error,
-            );
-            check(error)
-        }
+unsafe fn sync(db: Object, write_synced: Object, error: *mut ErrorText) {
+    // SAFETY: the caller's objects; the batch is created and destroyed here.
+    unsafe {
+        let batch = leveldb_writebatch_create();
+        leveldb_write(db, write_synced, batch, error);
+        leveldb_writebatch_destroy(batch);
     }
 }

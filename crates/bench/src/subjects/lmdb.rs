@@ -4,16 +4,17 @@
 //! A read transaction serves a thousand gets before it is renewed, as LMDB's own benchmark and
 //! most users do; one renewal per get would cost LMDB some 15 %.
 
+use std::ops::Bound;
 use std::path::Path;
 
 use heed::types::Bytes;
 use heed::{Database, Env, EnvFlags, EnvOpenOptions, RoTxn, RwTxn, WithTls};
 
-use super::{Session, Setting, Store, TRANSACTION, look};
+use super::{Session, Setting, Store, TRANSACTION, Way, look};
 use crate::Result;
 
 /// Address space, not disk: the file grows as pages are used.
-const MAP: usize = 32 << 30;
+const MAP: usize = 128 << 30;
 
 pub(super) struct Lmdb {
     env: Env<WithTls>,
@@ -60,8 +61,9 @@ struct LmdbSession<'a> {
     writer: Option<(RwTxn<'a>, u32)>,
 }
 
-impl Session for LmdbSession<'_> {
-    fn get(&mut self, key: &[u8]) -> Result<Option<u64>> {
+impl<'a> LmdbSession<'a> {
+    /// A read transaction that has served less than its share.
+    fn reader(&mut self) -> Result<&RoTxn<'a, WithTls>> {
         if self.reader.as_ref().is_none_or(|(_, served)| *served == TRANSACTION) {
             self.finish()?;
             self.reader = None;
@@ -69,15 +71,59 @@ impl Session for LmdbSession<'_> {
         }
         let Some((txn, served)) = &mut self.reader else { return Err("no read transaction".into()) };
         *served += 1;
-        Ok(self.lmdb.pairs.get(txn, key)?.map(look))
+        Ok(txn)
     }
 
-    fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+    /// The one write of a transaction of its own.
+    fn commit(
+        &mut self,
+        write: impl FnOnce(&Database<Bytes, Bytes>, &mut RwTxn<'_>) -> Result<()>,
+    ) -> Result<()> {
         self.finish()?;
         self.reader = None;
         let mut txn = self.lmdb.env.write_txn()?;
-        self.lmdb.pairs.put(&mut txn, key, value)?;
+        write(&self.lmdb.pairs, &mut txn)?;
         Ok(txn.commit()?)
+    }
+}
+
+impl Session for LmdbSession<'_> {
+    fn get(&mut self, key: &[u8]) -> Result<Option<u64>> {
+        let pairs = self.lmdb.pairs;
+        Ok(pairs.get(self.reader()?, key)?.map(look))
+    }
+
+    fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.commit(|pairs, txn| Ok(pairs.put(txn, key, value)?))
+    }
+
+    fn remove(&mut self, key: &[u8]) -> Result<()> {
+        self.commit(|pairs, txn| Ok(pairs.delete(txn, key).map(|_| ())?))
+    }
+
+    fn scan(&mut self, from: &[u8], limit: u64, way: Way) -> Result<u64> {
+        let pairs = self.lmdb.pairs;
+        let txn = self.reader()?;
+        let limit = usize::try_from(limit)?;
+        let mut seen = 0;
+        let mut note = |pair: heed::Result<(&[u8], &[u8])>| -> Result<()> {
+            look(pair?.1);
+            seen += 1;
+            Ok(())
+        };
+        match way {
+            Way::Up if from.is_empty() => pairs.iter(txn)?.take(limit).try_for_each(&mut note)?,
+            Way::Up => pairs
+                .range(txn, &(Bound::Included(from), Bound::Unbounded))?
+                .take(limit)
+                .try_for_each(&mut note)?,
+            Way::Down if from.is_empty() => pairs.rev_iter(txn)?.take(limit).try_for_each(&mut note)?,
+            Way::Down => pairs
+                .rev_range(txn, &(Bound::Unbounded, Bound::Included(from)))?
+                .take(limit)
+                .try_for_each(&mut note)?,
+        }
+        Ok(seen)
     }
 
     fn load(&mut self, key: &[u8], value: &[u8]) -> Result<()> {

@@ -1,6 +1,6 @@
 //! # Null: the store that does nothing, to weigh the harness
 
-use super::{Session, Store, look};
+use super::{Session, Store, Way, look};
 use crate::Result;
 
 pub(super) struct Null;
@@ -34,5 +34,15 @@ impl Session for NullSession {
     fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         std::hint::black_box((key, look(value)));
         Ok(())
+    }
+
+    fn remove(&mut self, key: &[u8]) -> Result<()> {
+        std::hint::black_box(key);
+        Ok(())
+    }
+
+    fn scan(&mut self, from: &[u8], limit: u64, way: Way) -> Result<u64> {
+        std::hint::black_box((from, limit, way));
+        Ok(0)
     }
 }

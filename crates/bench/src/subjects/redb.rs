@@ -4,11 +4,12 @@
 //! and an empty immediate commit every 100 ms. Durable: `Durability::Immediate`. Read transactions serve a
 //! thousand gets, as for LMDB.
 
+use std::ops::Bound;
 use std::path::Path;
 
-use ::redb::{Database, Durability, ReadOnlyTable, ReadableDatabase, TableDefinition};
+use ::redb::{Database, Durability, ReadOnlyTable, ReadableDatabase, Table, TableDefinition};
 
-use super::{MEMORY, Session, Setting, Store, TRANSACTION, look};
+use super::{Session, Setting, Store, TRANSACTION, Way, look};
 use crate::Result;
 
 const PAIRS: TableDefinition<&[u8], &[u8]> = TableDefinition::new("bench");
@@ -20,29 +21,24 @@ pub(super) struct Redb {
 
 impl Redb {
     pub(super) fn open(dir: &Path, setting: Setting) -> Result<Redb> {
-        let cache = usize::try_from(MEMORY)?;
+        let cache = usize::try_from(setting.memory)?;
         let database = Database::builder().set_cache_size(cache).create(dir.join("redb"))?;
         let redb = Redb {
             database,
             durability: if setting.durable { Durability::Immediate } else { Durability::None },
         };
-        redb.write(std::iter::empty(), Durability::Immediate)?; // makes the table
+        redb.write(Durability::Immediate, |_| Ok(()))?; // makes the table
         Ok(redb)
     }
 
-    fn write<'a>(
+    fn write(
         &self,
-        pairs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
         durability: Durability,
+        change: impl FnOnce(&mut Table<'_, &'static [u8], &'static [u8]>) -> Result<()>,
     ) -> Result<()> {
         let mut txn = self.database.begin_write()?;
         txn.set_durability(durability)?;
-        {
-            let mut table = txn.open_table(PAIRS)?;
-            for (key, value) in pairs {
-                table.insert(key, value)?;
-            }
-        }
+        change(&mut txn.open_table(PAIRS)?)?;
         Ok(txn.commit()?)
     }
 }
@@ -53,33 +49,68 @@ impl Store for Redb {
     }
 
     fn sync(&self) -> Result<()> {
-        self.write(std::iter::empty(), Durability::Immediate)
+        self.write(Durability::Immediate, |_| Ok(()))
     }
 }
 
-type Table = ReadOnlyTable<&'static [u8], &'static [u8]>;
+type Pairs = ReadOnlyTable<&'static [u8], &'static [u8]>;
 
 struct RedbSession<'a> {
     redb: &'a Redb,
     /// A table as one transaction sees it, and how many gets it served.
-    reader: Option<(Table, u32)>,
+    reader: Option<(Pairs, u32)>,
     gathered: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-impl Session for RedbSession<'_> {
-    fn get(&mut self, key: &[u8]) -> Result<Option<u64>> {
+impl RedbSession<'_> {
+    /// The table in a read transaction that has served less than its share.
+    fn table(&mut self) -> Result<&Pairs> {
         if self.reader.as_ref().is_none_or(|(_, served)| *served == TRANSACTION) {
             self.reader = Some((self.redb.database.begin_read()?.open_table(PAIRS)?, 0));
         }
         let Some((table, served)) = &mut self.reader else { return Err("no read transaction".into()) };
         *served += 1;
-        Ok(table.get(key)?.map(|value| look(value.value())))
+        Ok(table)
+    }
+
+    /// One change in a transaction of its own.
+    fn commit(
+        &mut self,
+        change: impl FnOnce(&mut Table<'_, &'static [u8], &'static [u8]>) -> Result<()>,
+    ) -> Result<()> {
+        self.finish()?;
+        self.reader = None;
+        self.redb.write(self.redb.durability, change)
+    }
+}
+
+impl Session for RedbSession<'_> {
+    fn get(&mut self, key: &[u8]) -> Result<Option<u64>> {
+        Ok(self.table()?.get(key)?.map(|value| look(value.value())))
     }
 
     fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
-        self.finish()?;
-        self.reader = None;
-        self.redb.write(std::iter::once((key, value)), self.redb.durability)
+        self.commit(|table| Ok(table.insert(key, value).map(|_| ())?))
+    }
+
+    fn remove(&mut self, key: &[u8]) -> Result<()> {
+        self.commit(|table| Ok(table.remove(key).map(|_| ())?))
+    }
+
+    fn scan(&mut self, from: &[u8], limit: u64, way: Way) -> Result<u64> {
+        let (low, high) = match way {
+            _ if from.is_empty() => (Bound::Unbounded, Bound::Unbounded),
+            Way::Up => (Bound::Included(from), Bound::Unbounded),
+            Way::Down => (Bound::Unbounded, Bound::Included(from)),
+        };
+        let mut pairs = self.table()?.range::<&[u8]>((low, high))?;
+        let mut seen = 0;
+        while seen < limit {
+            let Some(pair) = (if way == Way::Up { pairs.next() } else { pairs.next_back() }) else { break };
+            look(pair?.1.value());
+            seen += 1;
+        }
+        Ok(seen)
     }
 
     fn load(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
@@ -92,8 +123,12 @@ impl Session for RedbSession<'_> {
             return Ok(());
         }
         self.reader = None;
-        let pairs = self.gathered.iter().map(|(key, value)| (&key[..], &value[..]));
-        self.redb.write(pairs, self.redb.durability)?;
+        self.redb.write(self.redb.durability, |table| {
+            for (key, value) in &self.gathered {
+                table.insert(&key[..], &value[..])?;
+            }
+            Ok(())
+        })?;
         self.gathered.clear();
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use ::sheaf::{Database, Durability, Keyspace, KeyspaceOptions};
 
-use super::{Inner, MEMORY, Session, Setting, Store, look};
+use super::{Inner, Session, Setting, Store, Way, look};
 use crate::Result;
 
 pub(super) struct Sheaf {
@@ -16,7 +16,7 @@ impl Sheaf {
     pub(super) fn open(dir: &Path, engine: &str, setting: Setting) -> Result<Sheaf> {
         let durability = if setting.durable { Durability::Sync } else { Durability::Buffer };
         let database = Database::builder()
-            .memory(MEMORY)
+            .memory(setting.memory)
             .space_limit(setting.space_limit)
             .durability(durability)
             .open(dir)?;
@@ -36,6 +36,10 @@ impl Store for Sheaf {
 
     fn syncs_itself(&self) -> bool {
         true
+    }
+
+    fn is_ordered(&self) -> bool {
+        self.keyspace.capabilities().is_ok_and(|capabilities| capabilities.ordered)
     }
 
     fn inner(&self) -> Option<Inner> {
@@ -73,5 +77,24 @@ impl Session for SheafSession<'_> {
 
     fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         Ok(self.keyspace.insert(key, value)?)
+    }
+
+    fn remove(&mut self, key: &[u8]) -> Result<()> {
+        Ok(self.keyspace.remove(key)?)
+    }
+
+    fn scan(&mut self, from: &[u8], limit: u64, way: Way) -> Result<u64> {
+        let mut pairs = match way {
+            _ if from.is_empty() => self.keyspace.iter()?,
+            Way::Up => self.keyspace.range(from..)?,
+            Way::Down => self.keyspace.range(..=from)?,
+        };
+        let mut seen = 0;
+        while seen < limit {
+            let Some(pair) = (if way == Way::Up { pairs.next() } else { pairs.next_back() }) else { break };
+            look(&pair?.1);
+            seen += 1;
+        }
+        Ok(seen)
     }
 }

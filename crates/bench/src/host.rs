@@ -1,0 +1,301 @@
+//! # Host: a store in a process of its own
+//!
+//! The bench starts itself again as `sheaf-bench host`; the child holds one open store and does what it
+//! is asked, a JSON line in, a JSON line out. So each store has its own memory to be measured and capped,
+//! its background threads are counted for it alone, and one that crashes or is killed takes nobody
+//! along.
+//!
+//! ## Picture
+//!
+//! ```text
+//!   bench (parent)                 host (child)
+//!   Host::start ---- spawn ----->  waits, opens nothing
+//!   Cap::take(pid)                 (now capped)
+//!   Open, Run, Check, Close -----> store
+//!               <----- Answer ---
+//!   Host::kill  ---- SIGKILL --->  in mid-write
+//! ```
+//!
+//! ## Crash
+//!
+//! Children die with the parent (`PR_SET_PDEATHSIG`) and, before its directory is removed after a signal,
+//! by [`end_all`].
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::Result;
+use crate::cap::Cap;
+use crate::data::Data;
+use crate::drive::{Length, SYNC_INTERVAL};
+use crate::keys::KeyMaker;
+use crate::measure::{self, Device};
+use crate::record::{Latency, Outcome};
+use crate::stage::{self, Choice, Mix, Op, Stage};
+use crate::subjects::{Setting, Store, Subject};
+
+/// What a host can be asked.
+#[derive(Debug, Serialize, Deserialize)]
+enum Ask {
+    /// Opens a store and gets one pair, if there is one to be got.
+    Open {
+        subject: String,
+        dir: PathBuf,
+        setting: Setting,
+        first: Option<Data>,
+    },
+    /// Runs a stage; afterwards waits at most this long until the store has come to rest.
+    Run {
+        stage: Box<Stage>,
+        settle: Duration,
+    },
+    /// Gets every pair.
+    Check {
+        data: Data,
+    },
+    Close,
+}
+
+/// What it answers: one of them, by what it was asked.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Answer {
+    error: Option<String>,
+    outcome: Option<Outcome>,
+    opened: Option<Opened>,
+}
+
+/// An open store.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Opened {
+    /// Until the first get was answered.
+    pub(crate) seconds: f64,
+    pub(crate) is_ordered: bool,
+    pub(crate) memory_bytes: u64,
+}
+
+/// Process ids of the children that run, for the thread that cleans up after a signal.
+static RUNNING: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+
+/// Kills all children.
+pub(crate) fn end_all() {
+    let running = RUNNING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    for pid in running.iter().filter_map(|pid| i32::try_from(*pid).ok()) {
+        // SAFETY: a plain system call; the pid is of our own child, not yet waited for.
+        unsafe { libc::kill(pid, libc::SIGKILL) };
+    }
+}
+
+/// The parent's end.
+pub(crate) struct Host {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Host {
+    /// Starts a child, within `cap` if there is one.
+    pub(crate) fn start(cap: Option<&Cap>) -> Result<Host> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .arg("host")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        RUNNING.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(child.id());
+        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err("a child without pipes".into());
+        };
+        let host = Host { child, input, output: BufReader::new(output) };
+        if let Some(cap) = cap {
+            cap.take(host.child.id())?;
+        }
+        Ok(host)
+    }
+
+    /// Opens or creates a store. With `first` its first pair is got, and must be there.
+    pub(crate) fn open(
+        &mut self,
+        subject: Subject,
+        dir: &Path,
+        setting: Setting,
+        first: Option<&Data>,
+    ) -> Result<Opened> {
+        let (subject, dir) = (subject.name().to_owned(), dir.to_path_buf());
+        let answer = self.ask(&Ask::Open { subject, dir, setting, first: first.cloned() })?;
+        answer.opened.ok_or_else(|| "the host opened nothing".into())
+    }
+
+    /// Runs a stage.
+    pub(crate) fn run(&mut self, stage: &Stage, settle: Duration) -> Result<Outcome> {
+        let answer = self.ask(&Ask::Run { stage: Box::new(stage.clone()), settle })?;
+        answer.outcome.ok_or_else(|| "the host ran nothing".into())
+    }
+
+    /// Gets every pair.
+    pub(crate) fn check(&mut self, data: &Data) -> Result<()> {
+        self.ask(&Ask::Check { data: data.clone() }).map(|_| ())
+    }
+
+    /// Closes the store in order and ends the child.
+    pub(crate) fn close(mut self) -> Result<()> {
+        self.ask(&Ask::Close).map(|_| ())
+    }
+
+    /// Lets the child write by Zipf's law for ever and kills it in mid-write, `after` the first second.
+    pub(crate) fn kill_in_mid_write(mut self, data: &Data, after: Duration) -> Result<()> {
+        let write = |time| Stage {
+            sync_every: Some(SYNC_INTERVAL),
+            ..Stage::new(data.clone(), Mix::only(Op::Update), Choice::Zipf, 2, Length::Time(time))
+        };
+        self.run(&write(Duration::from_secs(1)), Duration::ZERO)?;
+        let endless = Box::new(write(Duration::from_secs(600)));
+        self.tell(&Ask::Run { stage: endless, settle: Duration::ZERO })?;
+        std::thread::sleep(after);
+        if self.child.try_wait()?.is_some() {
+            return Err("the writer ended before it was killed".into());
+        }
+        Ok(()) // `drop` kills
+    }
+
+    fn tell(&mut self, ask: &Ask) -> Result<()> {
+        writeln!(self.input, "{}", serde_json::to_string(ask)?)?;
+        Ok(self.input.flush()?)
+    }
+
+    fn ask(&mut self, ask: &Ask) -> Result<Answer> {
+        let mut line = String::new();
+        if self.tell(ask).is_err() || self.output.read_line(&mut line)? == 0 {
+            return Err(format!("its process ended: {}", self.child.wait()?).into());
+        }
+        let answer: Answer = serde_json::from_str(&line)?;
+        match answer.error {
+            Some(error) => Err(error.into()),
+            None => Ok(answer),
+        }
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        // An error says that it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let pid = self.child.id();
+        RUNNING.lock().unwrap_or_else(std::sync::PoisonError::into_inner).retain(|other| *other != pid);
+    }
+}
+
+/// The child: does what it is asked until it is told to close or its parent is gone.
+pub(crate) fn serve() -> Result<()> {
+    // SAFETY: a plain system call: the child dies with its parent.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    let mut guest = Guest::default();
+    for line in std::io::stdin().lines() {
+        let ask: Ask = serde_json::from_str(&line?)?;
+        let is_last = matches!(ask, Ask::Close);
+        let answer = guest
+            .answer(ask)
+            .unwrap_or_else(|error| Answer { error: Some(error.to_string()), ..Answer::default() });
+        println!("{}", serde_json::to_string(&answer)?);
+        std::io::stdout().flush()?;
+        if is_last {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// What the child holds.
+#[derive(Default)]
+struct Guest {
+    store: Option<Box<dyn Store>>,
+    dir: PathBuf,
+    /// Pairs inserted beyond the data.
+    inserted: u64,
+}
+
+impl Guest {
+    fn answer(&mut self, ask: Ask) -> Result<Answer> {
+        match ask {
+            Ask::Open { subject, dir, setting, first } => {
+                let opened = self.open(Subject::parse(&subject)?, dir, setting, first.as_ref())?;
+                Ok(Answer { opened: Some(opened), ..Answer::default() })
+            }
+            Ask::Run { stage, settle } => {
+                Ok(Answer { outcome: Some(self.run(*stage, settle)?), ..Answer::default() })
+            }
+            Ask::Check { data } => stage::check(self.store()?, &data).map(|()| Answer::default()),
+            Ask::Close => {
+                self.store.take().map_or(Ok(()), Store::close)?;
+                Ok(Answer::default())
+            }
+        }
+    }
+
+    fn store(&self) -> Result<&dyn Store> {
+        self.store.as_deref().ok_or_else(|| "no store is open".into())
+    }
+
+    fn open(
+        &mut self,
+        subject: Subject,
+        dir: PathBuf,
+        setting: Setting,
+        first: Option<&Data>,
+    ) -> Result<Opened> {
+        let began = Instant::now();
+        let store = subject.open(&dir, setting)?;
+        if let Some(data) = first {
+            let found = store.session()?.get(KeyMaker::new(data.keys).make(0))?;
+            if store.keeps_data() && found.is_none() {
+                return Err("pair 0 is gone".into());
+            }
+        }
+        let opened = Opened {
+            seconds: began.elapsed().as_secs_f64(),
+            is_ordered: store.is_ordered(),
+            memory_bytes: memory_bytes(),
+        };
+        (self.store, self.dir) = (Some(store), dir);
+        Ok(opened)
+    }
+
+    fn run(&mut self, mut stage: Stage, settle: Duration) -> Result<Outcome> {
+        stage.inserted = self.inserted;
+        let store = self.store()?;
+        let before = Device::read(&self.dir, stage.mix.writes())?;
+        let (sample, inserted) = stage.run(store)?;
+        if stage.mix.writes() {
+            store.sync()?;
+            measure::settle(settle);
+        }
+        let device = Device::read(&self.dir, stage.mix.writes())?;
+        let outcome = Outcome {
+            operations: sample.operations,
+            seconds: sample.elapsed.as_secs_f64(),
+            cpu_seconds: sample.cpu.as_secs_f64(),
+            caller_seconds: sample.caller_cpu.as_secs_f64(),
+            latency: sample.latencies.as_ref().map(Latency::of),
+            user_bytes: sample.user_bytes,
+            device_written: device.written_since(&before),
+            device_read: device.read_since(&before),
+            disk_bytes: measure::disk_bytes(&self.dir),
+            memory_bytes: memory_bytes(),
+            timeline: sample.timeline,
+        };
+        self.inserted = inserted;
+        Ok(outcome)
+    }
+}
+
+/// Memory of this process that is backed by no file.
+fn memory_bytes() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let kib = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    kib.and_then(|kib| kib.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) << 10
+}

@@ -1,0 +1,465 @@
+//! # Paper: what five papers measured, rerun, and what becomes of their claims
+//!
+//! `tables/papers.toml` names for each experiment the workloads that stand for it here, the figures as
+//! printed, and the claims as ratios of two measured cells. A claim *holds* from its bound on, *in part*
+//! from a lower one, and is *not here* below that; without the engine it is *not yet*. Engines are found
+//! by name, so that one that joins is measured without a change here.
+
+use serde::Deserialize;
+
+use crate::measure::median;
+use crate::plan::{self, Job, Options};
+use crate::record::{Line, Record};
+use crate::report::{self, Metric, Row, Summary, pairs};
+use crate::spec;
+use crate::subjects::Subject;
+use crate::table::{markdown, number};
+use crate::{Result, args, runner};
+
+const TABLE: &str = include_str!("../tables/papers.toml");
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Table {
+    paper: Vec<Paper>,
+}
+
+/// A paper.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Paper {
+    pub(crate) name: String,
+    pub(crate) title: String,
+    /// Ours that is after it.
+    engine: String,
+    /// What they measured on.
+    machine: String,
+    /// Variants of peers that stand in for stores of the paper.
+    extra: Vec<String>,
+    #[serde(default)]
+    absent: Vec<Store>,
+    experiment: Vec<Experiment>,
+}
+
+/// A store of a paper that cannot run here.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Store {
+    name: String,
+    why: String,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Experiment {
+    figure: String,
+    what: String,
+    #[serde(default)]
+    loads: Vec<String>,
+    #[serde(default)]
+    pairs: u64,
+    #[serde(default)]
+    threads: Vec<u64>,
+    published: Vec<Published>,
+    not_here: Option<String>,
+    #[serde(default)]
+    claim: Vec<Claim>,
+}
+
+/// A figure as printed.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Published {
+    #[serde(default)]
+    load: String,
+    store: String,
+    value: String,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Claim {
+    says: String,
+    ratio: [String; 2],
+    #[serde(default)]
+    metric: Measure,
+    holds: f64,
+    #[serde(default = "one")]
+    part: f64,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+/// What of the two cells is compared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Measure {
+    #[default]
+    Speed,
+    Write,
+    Cpu,
+    P99,
+    Disk,
+    Memory,
+}
+
+impl Measure {
+    fn of(self, record: &Record) -> Option<f64> {
+        let metric = match self {
+            // Of openings, how many a second: more is better, as everywhere.
+            Measure::Speed if record.is_opening() => return Some(1.0 / record.outcome.seconds),
+            Measure::Speed => Metric::Speed,
+            Measure::Write => Metric::WriteAmplification,
+            Measure::Cpu => Metric::Cpu,
+            Measure::P99 => Metric::P99,
+            Measure::Disk => Metric::Disk,
+            Measure::Memory => Metric::Memory,
+        };
+        metric.of(record)
+    }
+}
+
+/// All papers.
+pub(crate) fn all() -> Result<Vec<Paper>> {
+    Ok(toml::from_str::<Table>(TABLE)?.paper)
+}
+
+/// The paper of that name, or `all`.
+pub(crate) fn select(name: &str) -> Result<Vec<Paper>> {
+    let all = all()?;
+    let known: Vec<String> = all.iter().map(|paper| paper.name.clone()).collect();
+    let chosen: Vec<Paper> = all.into_iter().filter(|paper| name == "all" || paper.name == name).collect();
+    if chosen.is_empty() {
+        return Err(format!("unknown paper {name:?}; there are: {}, all", known.join(", ")).into());
+    }
+    Ok(chosen)
+}
+
+/// Reruns and prints.
+pub(crate) fn run(asked: &args::Paper) -> Result<()> {
+    let mut options = asked.options.clone();
+    let mut jobs: Vec<Job> = Vec::new();
+    for paper in &asked.papers {
+        for extra in paper.extra.iter().filter_map(|name| Subject::parse(name).ok()) {
+            if !asked.only_stores && !options.subjects.contains(&extra) {
+                options.subjects.push(extra);
+            }
+        }
+        for experiment in &paper.experiment {
+            for job in experiment.jobs(&options, asked.scale)? {
+                let is_it = |other: &Job| {
+                    (&other.load.name, other.data.pairs, other.threads, other.unsynced)
+                        == (&job.load.name, job.data.pairs, job.threads, job.unsynced)
+                };
+                if !jobs.iter().any(is_it) {
+                    jobs.push(job);
+                }
+            }
+        }
+    }
+    let lines = runner::run(&options, jobs)?;
+    let mut text = String::new();
+    for paper in &asked.papers {
+        text += &paper.report(&lines, asked.scale)?;
+    }
+    report::write_with(&options.out, &[lines], Some(&text))
+}
+
+impl Experiment {
+    fn jobs(&self, options: &Options, scale: f64) -> Result<Vec<Job>> {
+        if self.loads.is_empty() {
+            return Ok(Vec::new());
+        }
+        let names: Vec<&str> = self.loads.iter().map(String::as_str).collect();
+        let mut jobs =
+            plan::jobs(&spec::select(&names)?, &[self.pairs.max(1)], &self.threads, options.seconds);
+        for job in &mut jobs {
+            job.data = job.load.data.exactly(self.pairs as f64 * scale);
+            // A quick run is quick in its long phases too.
+            job.seconds = job.load.seconds.map_or(options.seconds, |seconds| (seconds * scale).max(2.0));
+        }
+        Ok(jobs)
+    }
+
+    /// The rows of `summary` that belong to it.
+    fn rows<'a>(&self, summary: &'a Summary, scale: f64) -> Result<Vec<&'a Row>> {
+        if self.loads.is_empty() {
+            return Ok(Vec::new());
+        }
+        let names: Vec<&str> = self.loads.iter().map(String::as_str).collect();
+        let loads = spec::select(&names)?;
+        let is_its = |row: &&Row| {
+            loads.iter().any(|load| {
+                let counts = if self.threads.is_empty() || load.threads == [1] || load.open.is_some() {
+                    &load.threads
+                } else {
+                    &self.threads
+                };
+                let pairs = load.data.exactly(self.pairs as f64 * scale).pairs;
+                load.name == row.workload && pairs == row.pairs && counts.contains(&row.threads)
+            })
+        };
+        Ok(summary.rows.iter().filter(is_its).collect())
+    }
+
+    fn report(&self, paper: &Paper, summary: &Summary, scale: f64) -> Result<String> {
+        let mut text = format!("\n### {}: {}\n", self.figure, self.what);
+        for published in self.published.iter().filter(|published| published.load.is_empty()) {
+            text += &format!("\nThe paper on {}: {} (published).\n", published.store, published.value);
+        }
+        if let Some(why) = &self.not_here {
+            return Ok(text + &format!("\nNot rerun: {why}.\n"));
+        }
+        let rows = self.rows(summary, scale)?;
+        text += &format!("\n{}\n", self.table(paper, summary, &rows));
+        for claim in &self.claim {
+            text += &format!("- {}\n", claim.verdict(paper, summary, &rows));
+        }
+        Ok(text)
+    }
+
+    /// The paper's figures (marked as published), ours, the peers'.
+    fn table(&self, paper: &Paper, summary: &Summary, rows: &[&Row]) -> String {
+        let has_run = |name: &str| rows.iter().any(|row| row.rounds(name, false).next().is_some());
+        let mut stores: Vec<(String, String)> = summary
+            .stores
+            .iter()
+            .filter(|store| has_run(&store.name) || store.name == paper.engine)
+            .map(|store| (store.name.clone(), store.title.clone()))
+            .collect();
+        if !stores.iter().any(|(name, _)| *name == paper.engine) {
+            stores.insert(0, (paper.engine.clone(), format!("Sheaf {}", paper.engine)));
+        }
+        let head: Vec<String> = ["load", "pairs", "threads", "the paper (published)"]
+            .map(str::to_owned)
+            .into_iter()
+            .chain(stores.iter().map(|(_, title)| title.clone()))
+            .collect();
+        let body: Vec<Vec<String>> = rows
+            .iter()
+            .map(|row| {
+                let printed: Vec<String> = self
+                    .published
+                    .iter()
+                    .filter(|published| published.load == row.workload)
+                    .map(|published| format!("{}: {}", published.store, published.value))
+                    .collect();
+                let lead =
+                    [row.workload.clone(), pairs(row.pairs), row.threads.to_string(), printed.join("; ")];
+                let cells = stores.iter().map(|(name, _)| self.cell(row, name));
+                lead.into_iter().chain(cells).collect()
+            })
+            .collect();
+        markdown(&head, &body)
+    }
+
+    /// Speed, and what else the claims are about.
+    fn cell(&self, row: &Row, store: &str) -> String {
+        if Subject::parse(store).is_err() {
+            return "not yet".to_owned();
+        }
+        let Some(speed) = row.figure(store, Metric::Speed) else { return "–".to_owned() };
+        let unit = if row.is_opening() { "ms" } else { "k/s" };
+        let mut text = format!("{} {unit}", number(speed.median));
+        for (measure, metric, unit) in [
+            (Measure::Write, Metric::WriteAmplification, "× written"),
+            (Measure::Cpu, Metric::Cpu, "µs CPU"),
+            (Measure::P99, Metric::P99, "µs p99"),
+            (Measure::Disk, Metric::Disk, "× disk"),
+            (Measure::Memory, Metric::Memory, "MiB"),
+        ] {
+            let is_claimed = self.claim.iter().any(|claim| claim.metric == measure);
+            if let Some(figure) = row.figure(store, metric).filter(|_| is_claimed) {
+                text += &format!(", {} {unit}", number(figure.median));
+            }
+        }
+        text
+    }
+}
+
+impl Claim {
+    /// In words, the measured ratio with it.
+    fn verdict(&self, paper: &Paper, summary: &Summary, rows: &[&Row]) -> String {
+        let says = &self.says;
+        if Subject::parse(&paper.engine).is_err() {
+            return format!("**not yet**: {says} (the engine {} is not there)", paper.engine);
+        }
+        let [left, right] = &self.ratio;
+        let values = (self.value(left, paper, summary, rows), self.value(right, paper, summary, rows));
+        let (Some(left_value), Some(right_value)) = values else {
+            let missing = if values.0.is_none() { left } else { right };
+            return format!("**not measured**: {says} ({missing} did not run)");
+        };
+        let ratio = left_value / right_value;
+        let verdict = self.fate(ratio);
+        format!("**{verdict}**: {says}; measured {} (holds from {} on)", number(ratio), number(self.holds))
+    }
+
+    fn fate(&self, ratio: f64) -> &'static str {
+        if ratio >= self.holds {
+            "holds"
+        } else if ratio >= self.part.min(self.holds) {
+            "in part"
+        } else {
+            "not here"
+        }
+    }
+
+    /// The value of `STORE:LOAD/THREADS`.
+    fn value(&self, cell: &str, paper: &Paper, summary: &Summary, rows: &[&Row]) -> Option<f64> {
+        if cell == "one-second" {
+            return Some(1.0);
+        }
+        let (store, load) = cell.split_once(':')?;
+        let (load, count) = named(load);
+        let row =
+            rows.iter().find(|row| row.workload == load && count.is_none_or(|count| count == row.threads))?;
+        let of = |name: &str| {
+            median(&row.rounds(name, false).filter_map(|record| self.metric.of(record)).collect::<Vec<_>>())
+        };
+        match store {
+            "ours" => of(&paper.engine),
+            "ours-early" => part_of_time(row, &paper.engine, true),
+            "ours-late" => part_of_time(row, &paper.engine, false),
+            "best" => {
+                let peers = summary
+                    .stores
+                    .iter()
+                    .filter(|store| Subject::known(&store.name).is_some_and(Subject::is_peer));
+                peers.filter_map(|store| of(&store.name)).max_by(f64::total_cmp)
+            }
+            name => of(name),
+        }
+    }
+}
+
+/// A load and its threads: `durable/8`. Caps have a slash of their own: `capped-get:1/2`.
+fn named(load: &str) -> (&str, Option<u64>) {
+    match load.rsplit_once('/') {
+        Some((name, count)) if !name.ends_with(":1") => (name, count.parse().ok()),
+        _ => (load, None),
+    }
+}
+
+/// Operations per second in the first or the last tenth of a long run.
+fn part_of_time(row: &Row, store: &str, early: bool) -> Option<f64> {
+    let seconds =
+        &row.rounds(store, false).find(|record| record.outcome.timeline.len() > 1)?.outcome.timeline;
+    let tenth = seconds.len().div_ceil(10);
+    let part = if early { &seconds[..tenth] } else { &seconds[seconds.len() - tenth..] };
+    Some(part.iter().map(|second| second.operations as f64).sum::<f64>() / part.len() as f64)
+}
+
+impl Paper {
+    fn report(&self, lines: &[Line], scale: f64) -> Result<String> {
+        let summary = Summary::new(&[lines.to_vec()]);
+        let engine = match Subject::parse(&self.engine) {
+            Ok(subject) => subject.title(),
+            Err(_) => format!("`{}`, not yet there", self.engine),
+        };
+        let mut text = format!(
+            "\n## {}\n\nOurs after it: {engine}. Their machine: {}. Pairs here: {} of the experiment's.\n",
+            self.title,
+            self.machine,
+            if (scale - 1.0).abs() < 1e-9 {
+                "those".to_owned()
+            } else {
+                format!("{} times those", number(scale))
+            }
+        );
+        for experiment in &self.experiment {
+            text += &experiment.report(self, &summary, scale)?;
+        }
+        if !self.absent.is_empty() {
+            text += "\n### Stores of the paper that cannot run here\n\nTheir figures above are the published ones.\n\n";
+            for store in &self.absent {
+                text += &format!("- {}: {}\n", store.name, store.why);
+            }
+        }
+        Ok(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::tests::stored;
+
+    #[test]
+    fn every_workload_and_every_cell_of_the_table_is_there() {
+        for paper in all().unwrap() {
+            for experiment in &paper.experiment {
+                let names: Vec<&str> = experiment.loads.iter().map(String::as_str).collect();
+                let loads = if names.is_empty() { Vec::new() } else { spec::select(&names).unwrap() };
+                assert_eq!(loads.is_empty(), experiment.not_here.is_some(), "{}", experiment.figure);
+                let is_known = |name: &str| loads.iter().any(|load| load.name == name);
+                for published in experiment.published.iter().filter(|published| !published.load.is_empty()) {
+                    assert!(is_known(&published.load), "{}: {}", experiment.figure, published.load);
+                }
+                for claim in &experiment.claim {
+                    assert!(claim.holds > 0.0);
+                    for cell in claim.ratio.iter().filter(|cell| *cell != "one-second") {
+                        let (store, load) = cell.split_once(':').unwrap();
+                        let (load, count) = named(load);
+                        assert!(is_known(load), "{}: {cell}", experiment.figure);
+                        let is_store = ["ours", "ours-early", "ours-late", "best"].contains(&store)
+                            || Subject::known(store).is_some_and(Subject::is_peer);
+                        assert!(is_store, "{}: {cell}", experiment.figure);
+                        let counts = loads.iter().find(|l| l.name == load).map(|l| l.threads.clone());
+                        let counts = if experiment.threads.is_empty() {
+                            counts.unwrap()
+                        } else {
+                            experiment.threads.clone()
+                        };
+                        assert!(
+                            count.is_none_or(|count| counts.contains(&count)),
+                            "{}: {cell}",
+                            experiment.figure
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    fn claim(ratio: [&str; 2], holds: f64) -> Claim {
+        let ratio = ratio.map(str::to_owned);
+        Claim { says: "it is so".to_owned(), ratio, metric: Measure::Speed, holds, part: 1.0 }
+    }
+
+    #[test]
+    fn claims_hold_hold_in_part_or_do_not() {
+        let fate = |ratio| claim(["", ""], 2.0).fate(ratio);
+        assert_eq!([fate(2.0), fate(1.5), fate(0.9)], ["holds", "in part", "not here"]);
+    }
+
+    #[test]
+    fn a_claim_without_its_engine_or_its_measurement_says_so() {
+        let summary = Summary::new(&[stored()]);
+        let rows: Vec<&Row> = summary.rows.iter().collect();
+        let mut paper = select("flatstore").unwrap().remove(0);
+        let claim = claim(["ours:get-uniform", "best:get-uniform"], 0.01);
+        assert!(claim.verdict(&paper, &summary, &rows).starts_with("**holds**"));
+        let other = super::tests::claim(["ours:get-uniform", "rocksdb:get-uniform"], 0.01);
+        assert!(other.verdict(&paper, &summary, &rows).starts_with("**not measured**"));
+        paper.engine = "no-such".to_owned();
+        assert!(claim.verdict(&paper, &summary, &rows).starts_with("**not yet**"));
+    }
+
+    #[test]
+    fn loads_with_caps_and_threads_are_told_apart() {
+        assert_eq!(named("durable/8"), ("durable", Some(8)));
+        assert_eq!(named("capped-get:1/2"), ("capped-get:1/2", None));
+        assert_eq!(named("capped-get:1/2/4"), ("capped-get:1/2", Some(4)));
+        assert_eq!(named("ycsb-a"), ("ycsb-a", None));
+    }
+
+    #[test]
+    fn unknown_papers_are_refused_with_the_list() {
+        let refusal = select("bigtable").unwrap_err().to_string();
+        assert!(refusal.contains("flatstore") && refusal.contains("kreon"), "{refusal}");
+        assert_eq!(select("all").unwrap().len(), 5);
+    }
+}

@@ -1,0 +1,204 @@
+//! # Record: what a run leaves behind, line by line
+//!
+//! A run writes JSON lines: one [`Run`] that says what was asked of which machine, then a [`Record`] for
+//! each measured phase and an [`Absent`] for each that could not be. Reports are made from such files, at
+//! once or later, of one run or of several.
+
+use std::path::Path;
+
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+use crate::Result;
+use crate::drive::Second;
+
+/// A line of a run's file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub(crate) enum Line {
+    Run(Run),
+    Sample(Record),
+    Absent(Absent),
+}
+
+/// What was asked, of what.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Run {
+    /// The arguments after the program's name.
+    pub(crate) command: String,
+    pub(crate) version: String,
+    /// Seconds since 1970.
+    pub(crate) began: u64,
+    /// Facts and probes, for people.
+    pub(crate) machine: String,
+    /// The same for programs.
+    pub(crate) probes: serde_json::Value,
+    /// Rounds, seconds, syncs, in words.
+    pub(crate) setting: String,
+    pub(crate) stores: Vec<StoreNote>,
+}
+
+/// A store of the run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct StoreNote {
+    pub(crate) name: String,
+    pub(crate) title: String,
+    pub(crate) setting: String,
+}
+
+/// What makes two records rounds of the same measurement.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(crate) struct Cell {
+    pub(crate) workload: String,
+    pub(crate) subject: String,
+    pub(crate) pairs: u64,
+    pub(crate) threads: u64,
+    /// Not synced every 100 ms, where all others are.
+    pub(crate) unsynced: bool,
+}
+
+/// One measured phase.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Record {
+    #[serde(flatten)]
+    pub(crate) cell: Cell,
+    pub(crate) group: String,
+    pub(crate) about: String,
+    pub(crate) round: u64,
+    /// Bytes of all keys and values of the data.
+    pub(crate) data_bytes: u64,
+    pub(crate) cap_bytes: Option<u64>,
+    #[serde(flatten)]
+    pub(crate) outcome: Outcome,
+}
+
+/// What a phase took.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Outcome {
+    pub(crate) operations: u64,
+    pub(crate) seconds: f64,
+    /// CPU of the whole process, and of the callers' threads alone, in all.
+    pub(crate) cpu_seconds: f64,
+    pub(crate) caller_seconds: f64,
+    pub(crate) latency: Option<Latency>,
+    /// Bytes of keys and values written or removed.
+    pub(crate) user_bytes: u64,
+    /// Bytes the device was given and asked for, until the store had settled.
+    pub(crate) device_written: Option<u64>,
+    pub(crate) device_read: Option<u64>,
+    /// Blocks of the database's directory afterwards.
+    pub(crate) disk_bytes: u64,
+    /// Memory of the process that is backed by no file.
+    pub(crate) memory_bytes: u64,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) timeline: Vec<Second>,
+}
+
+/// Latencies in microseconds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Latency {
+    pub(crate) mean: f64,
+    pub(crate) p50: f64,
+    pub(crate) p95: f64,
+    pub(crate) p99: f64,
+    pub(crate) p999: f64,
+    pub(crate) p9999: f64,
+    pub(crate) longest: f64,
+}
+
+/// What could not be measured.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Absent {
+    pub(crate) workload: String,
+    pub(crate) subject: String,
+    pub(crate) why: String,
+}
+
+impl Latency {
+    /// From nanoseconds.
+    pub(crate) fn of(histogram: &Histogram<u64>) -> Latency {
+        let at = |quantile: f64| histogram.value_at_quantile(quantile) as f64 / 1e3;
+        Latency {
+            mean: histogram.mean() / 1e3,
+            p50: at(0.5),
+            p95: at(0.95),
+            p99: at(0.99),
+            p999: at(0.999),
+            p9999: at(0.9999),
+            longest: histogram.max() as f64 / 1e3,
+        }
+    }
+
+    /// The points of its curve: quantile and microseconds.
+    pub(crate) fn points(&self) -> [(f64, f64); 5] {
+        [(0.5, self.p50), (0.95, self.p95), (0.99, self.p99), (0.999, self.p999), (0.9999, self.p9999)]
+    }
+}
+
+impl Record {
+    /// Operations per second.
+    pub(crate) fn rate(&self) -> f64 {
+        self.outcome.operations as f64 / self.outcome.seconds
+    }
+
+    /// CPU microseconds of the whole process per operation.
+    pub(crate) fn cpu_micros(&self) -> f64 {
+        self.outcome.cpu_seconds * 1e6 / self.outcome.operations as f64
+    }
+
+    /// Bytes the device was given for each byte of the user.
+    pub(crate) fn write_amplification(&self) -> Option<f64> {
+        let written = self.outcome.device_written? as f64;
+        (self.outcome.user_bytes > 0).then(|| written / self.outcome.user_bytes as f64)
+    }
+
+    /// Whether it is an opening, whose figure is the seconds.
+    pub(crate) fn is_opening(&self) -> bool {
+        self.group == OPENINGS
+    }
+}
+
+/// The group of workloads that measure how long opening takes.
+pub(crate) const OPENINGS: &str = "open";
+
+/// Reads the lines of a file.
+pub(crate) fn read(path: &Path) -> Result<Vec<Line>> {
+    let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    parse(&text).map_err(|error| format!("{}: {error}", path.display()).into())
+}
+
+fn parse(text: &str) -> Result<Vec<Line>> {
+    let mut lines = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let line = serde_json::from_str(line)
+            .map_err(|error| format!("line {}: not a line of a run: {error}", number + 1))?;
+        lines.push(line);
+    }
+    if !matches!(lines.first(), Some(Line::Run(_))) {
+        return Err("does not begin with a run".into());
+    }
+    Ok(lines)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A stored run: two stores, two workloads, two sizes, two rounds.
+    pub(crate) const STORED: &str = include_str!("../testdata/run.jsonl");
+
+    #[test]
+    fn a_stored_run_reads_and_writes_the_same() {
+        let lines = parse(STORED).unwrap();
+        assert!(lines.len() > 10);
+        let again: Vec<String> = lines.iter().map(|line| serde_json::to_string(line).unwrap()).collect();
+        assert_eq!(parse(&again.join("\n")).unwrap(), lines);
+    }
+
+    #[test]
+    fn damaged_files_are_refused_with_the_line() {
+        let error = parse("{\"kind\":\"sample\"}").unwrap_err().to_string();
+        assert!(error.starts_with("line 1:"), "{error}");
+        assert!(parse("").unwrap_err().to_string().contains("does not begin with a run"));
+    }
+}

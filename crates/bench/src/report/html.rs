@@ -1,0 +1,376 @@
+//! # HTML: one self-contained page with plots
+//!
+//! No script, no font and no picture from elsewhere: it can be mailed. Light or dark as the reader's
+//! system is.
+
+use std::fmt::Write;
+
+use super::plot::{Bar, Curve, Scale, bars, curves, escaped};
+use super::{Axis, Metric, Row, Summary, TOLERANCE, markdown, pairs, threads};
+use crate::subjects::Subject;
+use crate::table::number;
+
+const STYLE: &str = include_str!("page.css");
+
+/// Where a section is found, and what it says.
+struct Section {
+    id: &'static str,
+    heading: &'static str,
+    body: String,
+}
+
+pub(super) fn page(summary: &Summary) -> String {
+    let sections: Vec<Section> = [
+        overview(summary),
+        throughput(summary),
+        latency(summary),
+        bars_of(summary, Metric::WriteAmplification, "writes"),
+        bars_of(summary, Metric::Cpu, "cpu"),
+        scaling(summary, Axis::Threads, "threads", "Scaling with threads", "threads"),
+        scaling(summary, Axis::Pairs, "size", "Scaling with size", "pairs"),
+        over_time(summary),
+        bars_of(summary, Metric::Disk, "disk"),
+        bars_of(summary, Metric::Memory, "memory"),
+        notes(summary),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    let mut body = String::new();
+    for Section { id, heading, body: text } in &sections {
+        let _ = write!(body, r#"<section id="{id}"><h2>{heading}</h2>{text}</section>"#);
+    }
+    let links: String = sections
+        .iter()
+        .map(|section| format!(r##"<a href="#{}">{}</a>"##, section.id, section.heading))
+        .collect();
+    format!(
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
+         <title>Sheaf beside its peers</title><style>{STYLE}</style></head>\n<body>{}<nav>{links}</nav>\n{body}\n</body></html>\n",
+        head(summary)
+    )
+}
+
+fn head(summary: &Summary) -> String {
+    let mut text = "<h1>Sheaf beside its peers</h1>".to_owned();
+    let sentence = escaped(&summary.agreement.sentence().replace("**", ""));
+    let class = if summary.agreement.apart.is_empty() { "soft" } else { "warn" };
+    let _ = write!(text, r#"<p class="{class}">{sentence}</p>"#);
+    for (place, run) in summary.runs.iter().enumerate() {
+        let said = place.checked_sub(1).map(|before| &summary.runs[before]);
+        text += r#"<div class="facts">"#;
+        for line in run.machine.lines().filter(|line| said.is_none_or(|said| !said.machine.contains(line))) {
+            let _ = write!(text, "{}<br>", escaped(line));
+        }
+        if said.is_none_or(|said| said.setting != run.setting) {
+            let _ = write!(text, "Setting: {}.<br>", escaped(&run.setting));
+        }
+        let _ = write!(text, "Made by <code>sheaf-bench {}</code></div>", escaped(&run.command));
+    }
+    text
+}
+
+/// Stores in the order of the run, the null store aside.
+fn stores(summary: &Summary) -> impl Iterator<Item = &crate::record::StoreNote> {
+    summary.stores.iter().filter(|store| store.name != Subject::NULL.name())
+}
+
+fn is_ours(name: &str) -> bool {
+    Subject::known(name).is_some_and(Subject::is_ours)
+}
+
+fn legend(summary: &Summary) -> String {
+    let item = |store: &crate::record::StoreNote| {
+        format!(
+            r#"<li><i style="background:var(--s-{})"></i>{}</li>"#,
+            escaped(&store.name),
+            escaped(&store.title)
+        )
+    };
+    format!(r#"<ul class="legend">{}</ul>"#, stores(summary).map(item).collect::<String>())
+}
+
+/// All speeds in one table.
+fn overview(summary: &Summary) -> Option<Section> {
+    let rows = summary.rows_with(Metric::Speed);
+    let mut table = "<tr><th>load</th><th>pairs</th><th>threads</th>".to_owned();
+    for store in &summary.stores {
+        let _ = write!(table, "<th>{}</th>", escaped(&store.title));
+    }
+    for row in &rows {
+        let lead = format!("{}</td><td>{}</td><td>{}", escaped(&row.workload), pairs(row.pairs), row.threads);
+        let _ = write!(table, r#"</tr><tr title="{}"><td>{lead}</td>"#, escaped(&row.about));
+        let best = row.best(&summary.stores);
+        for store in &summary.stores {
+            let class = if best.as_ref() == Some(&store.name) { r#" class="best""# } else { "" };
+            let _ = write!(table, "<td{class}>{}</td>", speed(row, &store.name));
+        }
+    }
+    Some(Section {
+        id: "overview",
+        heading: "At a glance",
+        body: format!(
+            r#"<p>Thousand operations per second, of openings milliseconds. The best of a row stands out; ± marks rounds that differ by more than 10 %.</p><div class="scroll"><table>{table}</tr></table></div>"#
+        ),
+    })
+}
+
+fn speed(row: &Row, store: &str) -> String {
+    let Some(figure) = row.figure(store, Metric::Speed) else { return "–".to_owned() };
+    let unit = if row.is_opening() { " ms" } else { "" };
+    if figure.spread() > TOLERANCE / 2.0 {
+        format!("{}{unit} <small>±{:.0} %</small>", number(figure.median), figure.spread() * 100.0)
+    } else {
+        format!("{}{unit}", number(figure.median))
+    }
+}
+
+/// A card: title, explanation, picture.
+fn card(row: &Row, about: &str, picture: &str) -> String {
+    format!(
+        r#"<figure><h3>{} <span class="size">{} pairs, {}</span></h3><p>{}</p>{picture}</figure>"#,
+        escaped(&row.workload),
+        pairs(row.pairs),
+        threads(row.threads),
+        escaped(about)
+    )
+}
+
+fn grid(cards: &[String]) -> String {
+    format!(r#"<div class="grid">{}</div>"#, cards.concat())
+}
+
+fn bars_of_row(summary: &Summary, row: &Row, metric: Metric, unit: &str) -> String {
+    let made: Vec<Bar> = stores(summary)
+        .filter_map(|store| {
+            let figure = row.figure(&store.name, metric)?;
+            Some(Bar {
+                title: store.title.clone(),
+                colour: store.name.clone(),
+                value: figure.median,
+                least: figure.least,
+                most: figure.most,
+                ghost: row.unsynced(&store.name, metric),
+                is_ours: is_ours(&store.name),
+            })
+        })
+        .collect();
+    bars(&made, unit)
+}
+
+fn throughput(summary: &Summary) -> Option<Section> {
+    let cards: Vec<String> = summary
+        .rows_with(Metric::Speed)
+        .into_iter()
+        .map(|row| {
+            let unit = if row.is_opening() { "ms" } else { "k/s" };
+            let better =
+                if row.is_opening() { "milliseconds, shorter is better" } else { "thousand a second" };
+            let about = format!("{}; {better}", row.about.trim_end_matches("; seconds"));
+            card(row, &about, &bars_of_row(summary, row, Metric::Speed, unit))
+        })
+        .collect();
+    Some(Section {
+        id: "throughput",
+        heading: "Throughput by engine",
+        body: format!(
+            "<p>Medians; the whisker spans the rounds. A dashed outline is the same store when nobody syncs it every 100 ms, as most published figures are.</p>{}",
+            grid(&cards)
+        ),
+    })
+}
+
+/// Bars of another figure for each row that has it.
+fn bars_of(summary: &Summary, metric: Metric, id: &'static str) -> Option<Section> {
+    let (_, heading, meaning) = markdown::TABLES.into_iter().find(|table| table.0 == metric)?;
+    let rows = summary.rows_with(metric);
+    if rows.is_empty() {
+        return None;
+    }
+    let cards: Vec<String> =
+        rows.iter().map(|row| card(row, &row.about, &bars_of_row(summary, row, metric, ""))).collect();
+    Some(Section { id, heading, body: format!("<p>{}</p>{}", escaped(meaning), grid(&cards)) })
+}
+
+/// `0.1 µs`, `10 µs`, `1 ms`, `1 s`.
+fn micros(value: f64) -> String {
+    match value {
+        1e6.. => format!("{} s", number(value / 1e6)),
+        1e3.. => format!("{} ms", number(value / 1e3)),
+        _ => format!("{} µs", number(value)),
+    }
+}
+
+fn latency(summary: &Summary) -> Option<Section> {
+    let ticks = ["50 %", "95 %", "99 %", "99.9 %", "99.99 %", "longest"].map(str::to_owned);
+    let mut cards = Vec::new();
+    for row in summary.rows.iter().filter(|row| !row.is_opening() && !row.is_whole_scan()) {
+        let made: Vec<Curve> = stores(summary)
+            .filter_map(|store| {
+                let points = row.latency(&store.name)?;
+                let points =
+                    points.iter().enumerate().map(|(place, point)| (place as f64, point.1.max(0.01)));
+                Some(Curve {
+                    title: store.title.clone(),
+                    colour: store.name.clone(),
+                    is_ours: is_ours(&store.name),
+                    points: points.collect(),
+                })
+            })
+            .collect();
+        if !made.is_empty() {
+            let picture =
+                curves(&ticks, "share of operations that took at most so long", Scale::Log, micros, &made);
+            cards.push(card(row, &row.about, &picture));
+        }
+    }
+    (!cards.is_empty()).then(|| Section {
+        id: "latency",
+        heading: "Latency",
+        body: format!(
+            "<p>Lower is better; each gridline is ten times the one below. Medians of the rounds.</p>{}{}",
+            legend(summary),
+            grid(&cards)
+        ),
+    })
+}
+
+/// `250 k`, `1.5 M`, of a figure in thousands.
+fn thousands(value: f64) -> String {
+    match value {
+        1e3.. => format!("{} M", number(value / 1e3)),
+        0.0 => "0".to_owned(),
+        _ => format!("{} k", number(value)),
+    }
+}
+
+fn scaling(
+    summary: &Summary,
+    by: Axis,
+    id: &'static str,
+    heading: &'static str,
+    along: &str,
+) -> Option<Section> {
+    let cards: Vec<String> = summary
+        .families(by)
+        .iter()
+        .map(|family| {
+            let tick =
+                |row: &&Row| if by == Axis::Pairs { pairs(row.pairs) } else { row.threads.to_string() };
+            let ticks: Vec<String> = family.iter().map(tick).collect();
+            let made: Vec<Curve> = stores(summary)
+                .filter_map(|store| {
+                    let point = |(place, row): (usize, &&Row)| {
+                        Some((place as f64, row.figure(&store.name, Metric::Speed)?.median))
+                    };
+                    let points: Vec<_> = family.iter().enumerate().filter_map(point).collect();
+                    let (title, colour) = (store.title.clone(), store.name.clone());
+                    let is_ours = is_ours(&store.name);
+                    (!points.is_empty()).then_some(Curve { title, colour, is_ours, points })
+                })
+                .collect();
+            let fixed = match by {
+                Axis::Pairs => threads(family[0].threads),
+                Axis::Threads => format!("{} pairs", pairs(family[0].pairs)),
+            };
+            format!(
+                r#"<figure><h3>{} <span class="size">{fixed}</span></h3><p>{}</p>{}</figure>"#,
+                escaped(&family[0].workload),
+                escaped(&family[0].about),
+                curves(&ticks, along, Scale::Linear, thousands, &made)
+            )
+        })
+        .collect();
+    (!cards.is_empty()).then(|| Section {
+        id,
+        heading,
+        body: format!("<p>Operations per second.</p>{}{}", legend(summary), grid(&cards)),
+    })
+}
+
+fn over_time(summary: &Summary) -> Option<Section> {
+    let mut cards = Vec::new();
+    for row in &summary.rows {
+        let made: Vec<Curve> = stores(summary)
+            .filter_map(|store| {
+                let record = row.rounds(&store.name, false).find(|r| r.outcome.timeline.len() > 2)?;
+                let seconds = &record.outcome.timeline;
+                let place = |second: usize| second as f64 * 4.0 / (seconds.len() - 1) as f64;
+                let points = seconds
+                    .iter()
+                    .enumerate()
+                    .map(|(at, s)| (place(at), s.operations as f64 / 1e3))
+                    .collect();
+                let (title, colour) = (store.title.clone(), store.name.clone());
+                Some(Curve { title, colour, is_ours: is_ours(&store.name), points })
+            })
+            .collect();
+        let length = row.rounds_of_all().map(|record| record.outcome.timeline.len()).max().unwrap_or(0);
+        if !made.is_empty() {
+            let ticks: Vec<String> = (0..5).map(|part| (length * part / 4).to_string()).collect();
+            cards.push(card(row, &row.about, &curves(&ticks, "seconds", Scale::Linear, thousands, &made)));
+        }
+    }
+    (!cards.is_empty()).then(|| Section {
+        id: "time",
+        heading: "Over time",
+        body: format!("<p>Operations in each second.</p>{}{}", legend(summary), grid(&cards)),
+    })
+}
+
+fn notes(summary: &Summary) -> Option<Section> {
+    let mut text = "<h3>How the stores are set</h3><ul class=\"notes\">".to_owned();
+    for store in &summary.stores {
+        let _ = write!(text, "<li><b>{}</b>: {}</li>", escaped(&store.title), escaped(&store.setting));
+    }
+    text += "</ul>";
+    if !summary.absent.is_empty() {
+        text += "<h3>Not measured</h3><ul class=\"notes\">";
+        for absent in &summary.absent {
+            let _ = write!(
+                text,
+                "<li>{}, {}: {}</li>",
+                escaped(&absent.workload),
+                escaped(&absent.subject),
+                escaped(&absent.why)
+            );
+        }
+        text += "</ul>";
+    }
+    if !summary.agreement.apart.is_empty() {
+        text += "<details><summary>Figures that do not agree within 10 %</summary><ul class=\"notes\">";
+        for (store, what, apart) in &summary.agreement.apart {
+            let _ =
+                write!(text, "<li>{}, {}: {:.0} % apart</li>", escaped(store), escaped(what), apart * 100.0);
+        }
+        text += "</ul></details>";
+    }
+    Some(Section { id: "notes", heading: "Settings and what is missing", body: text })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::tests::stored;
+
+    #[test]
+    fn the_page_stands_alone_and_has_its_plots() {
+        let html = page(&Summary::new(&[stored()]));
+        for part in
+            ["At a glance", "Throughput by engine", "Latency", "Write amplification", "Scaling with size"]
+        {
+            assert!(html.contains(part), "{part}");
+        }
+        assert!(html.matches("<svg").count() > 10);
+        assert!(!html.contains("http://") && !html.contains("https://") && !html.contains("<script"));
+        for tag in ["figure", "svg", "section", "table", "g", "ul"] {
+            let (opened, closed) = (
+                html.matches(&format!("<{tag}>")).count() + html.matches(&format!("<{tag} ")).count(),
+                html.matches(&format!("</{tag}>")).count(),
+            );
+            assert_eq!(opened, closed, "{tag}");
+        }
+        assert!(!html.contains("NaN") && !html.contains("inf"), "a figure is no number");
+    }
+}

@@ -1,0 +1,183 @@
+//! # Markdown: the report as tables
+
+use super::{Metric, Row, Summary, TOLERANCE, pairs};
+use crate::table::{markdown, number};
+
+/// Tables of one figure for each workload and store: heading, what it means.
+pub(super) const TABLES: [(Metric, &str, &str); 6] = [
+    (
+        Metric::Speed,
+        "Throughput",
+        "Thousand operations per second (openings: milliseconds). Bold: the best of the row.",
+    ),
+    (Metric::Cpu, "CPU per operation", "Microseconds of the whole process, background threads included."),
+    (
+        Metric::WriteAmplification,
+        "Write amplification",
+        "Bytes given to the device for each byte of keys and values, until the store had settled and \
+         everything was written back. Phases of a few seconds flatter log-structured stores.",
+    ),
+    (Metric::DeviceRead, "Device reads", "Bytes asked of the device per operation; 0: all came from memory."),
+    (Metric::Disk, "Disk", "Blocks of the database over the bytes of keys and values."),
+    (
+        Metric::Memory,
+        "Memory",
+        "MiB of the process that no file backs: caches, memtables, indexes. The page cache is not in it.",
+    ),
+];
+
+pub(super) fn report(summary: &Summary) -> String {
+    let mut text = "# Sheaf beside its peers\n\n".to_owned();
+    for run in &summary.runs {
+        text +=
+            &format!("{}Setting: {}.\nCommand: `sheaf-bench {}`\n\n", run.machine, run.setting, run.command);
+    }
+    text += &format!("{}\n", summary.agreement.sentence());
+    for (metric, heading, meaning) in TABLES {
+        let rows = summary.rows_with(metric);
+        if !rows.is_empty() {
+            text += &format!("\n## {heading}\n\n{meaning}\n\n{}", table(summary, &rows, metric));
+        }
+    }
+    text += &latencies(summary);
+    text += &timelines(summary);
+    text += &absent(summary);
+    text += "\n## How the stores are set\n\n";
+    for store in &summary.stores {
+        text += &format!("- {}: {}\n", store.title, store.setting);
+    }
+    text
+}
+
+pub(super) fn table(summary: &Summary, rows: &[&Row], metric: Metric) -> String {
+    let stores: Vec<&str> = summary
+        .stores
+        .iter()
+        .map(|store| &*store.name)
+        .filter(|store| rows.iter().any(|row| row.figure(store, metric).is_some()))
+        .collect();
+    let title = |name: &str| summary.stores.iter().find(|store| store.name == name).map(|s| s.title.clone());
+    let head: Vec<String> = ["workload", "pairs", "threads"]
+        .map(str::to_owned)
+        .into_iter()
+        .chain(stores.iter().filter_map(|store| title(store)))
+        .collect();
+    let body: Vec<Vec<String>> = rows
+        .iter()
+        .map(|row| {
+            let lead = [row.workload.clone(), pairs(row.pairs), row.threads.to_string()];
+            let best = if metric == Metric::Speed { row.best(&summary.stores) } else { None };
+            let cell = |store: &&str| cell(row, store, metric, best.as_deref() == Some(store));
+            lead.into_iter().chain(stores.iter().map(cell)).collect()
+        })
+        .collect();
+    markdown(&head, &body)
+}
+
+/// `**412** ±12 %, unsynced 480`.
+fn cell(row: &Row, store: &str, metric: Metric, is_best: bool) -> String {
+    let Some(figure) = row.figure(store, metric) else { return "–".to_owned() };
+    let mut text = number(figure.median);
+    if is_best {
+        text = format!("**{text}**");
+    }
+    if metric == Metric::Speed && figure.spread() > TOLERANCE / 2.0 {
+        text += &format!(" ±{:.0} %", figure.spread() * 100.0);
+    }
+    if let Some(unsynced) = row.unsynced(store, metric) {
+        text += &format!(" (unsynced {})", number(unsynced));
+    }
+    text
+}
+
+fn latencies(summary: &Summary) -> String {
+    let head = ["workload", "threads", "store", "mean", "p50", "p95", "p99", "p99.9", "p99.99", "longest"]
+        .map(str::to_owned);
+    let mut body = Vec::new();
+    for row in summary.rows.iter().filter(|row| !row.is_opening()) {
+        for store in &summary.stores {
+            let Some(points) = row.latency(&store.name) else { continue };
+            let means: Vec<f64> = row
+                .rounds(&store.name, false)
+                .filter_map(|record| record.outcome.latency.as_ref())
+                .map(|latency| latency.mean)
+                .collect();
+            let mean = crate::measure::median(&means).unwrap_or(0.0);
+            let lead = [
+                format!("{} ({})", row.workload, pairs(row.pairs)),
+                row.threads.to_string(),
+                store.title.clone(),
+                number(mean),
+            ];
+            body.push(lead.into_iter().chain(points.iter().map(|(_, micros)| number(*micros))).collect());
+        }
+    }
+    format!("\n## Latency\n\nMicroseconds, medians of the rounds.\n\n{}", markdown(&head, &body))
+}
+
+/// Long runs by tenths of their time.
+fn timelines(summary: &Summary) -> String {
+    let mut text = String::new();
+    for row in &summary.rows {
+        for store in &summary.stores {
+            let Some(record) = row.rounds(&store.name, false).find(|r| r.outcome.timeline.len() >= 10) else {
+                continue;
+            };
+            let seconds = &record.outcome.timeline;
+            let parts = seconds.chunks(seconds.len().div_ceil(10));
+            let rates: Vec<String> = parts
+                .clone()
+                .map(|part| part.iter().map(|s| s.operations).sum::<u64>() as f64 / part.len() as f64 / 1e3)
+                .map(number)
+                .collect();
+            let freed: Vec<String> = parts
+                .map(|part| part.iter().map(|s| s.freed).sum::<u64>() as f64 / part.len() as f64)
+                .map(number)
+                .collect();
+            text += &format!(
+                "- {}, {}: {} k/s by tenths of the time; segments cleaned per second {}\n",
+                row.title(),
+                store.title,
+                rates.join(", "),
+                freed.join(", ")
+            );
+        }
+    }
+    if text.is_empty() { text } else { format!("\n## Over time\n\n{text}") }
+}
+
+fn absent(summary: &Summary) -> String {
+    if summary.absent.is_empty() && summary.agreement.apart.is_empty() {
+        return String::new();
+    }
+    let mut text = String::new();
+    if !summary.absent.is_empty() {
+        text += "\n## Not measured\n\n";
+        for absent in &summary.absent {
+            text += &format!("- {}: {}: {}\n", absent.workload, absent.subject, absent.why);
+        }
+    }
+    if !summary.agreement.apart.is_empty() {
+        text += "\n## Where figures do not agree within 10 %\n\n";
+        for (store, what, apart) in &summary.agreement.apart {
+            text += &format!("- {store}: {what}: {:.0} % apart\n", apart * 100.0);
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::tests::stored;
+
+    #[test]
+    fn the_report_has_a_table_for_each_figure_and_names_what_is_missing() {
+        let text = report(&Summary::new(&[stored()]));
+        for heading in ["## Throughput", "## Latency", "## Write amplification", "## Not measured"] {
+            assert!(text.contains(heading), "{heading}");
+        }
+        assert!(text.contains("unsynced") && text.contains("**"), "{text}");
+        assert!(text.contains("has no key order"), "{text}");
+    }
+}

@@ -1,0 +1,423 @@
+//! # Report: of the lines of a run, a Markdown file and one self-contained HTML page
+//!
+//! ## Picture
+//!
+//! ```text
+//!   lines -> Summary (rows of workloads, a column for each store, rounds behind each cell)
+//!              |-> markdown    tables of medians
+//!              |-> html        the same with plots (plot: bars and curves as SVG)
+//!              |-> guide       which engine for which load, for docs/engine-guide.md
+//! ```
+//!
+//! A figure is the median of its rounds. Where rounds differ by more than [`TOLERANCE`] their spread stands
+//! beside it.
+
+mod guide;
+mod html;
+mod markdown;
+mod plot;
+
+use std::fs;
+use std::path::Path;
+
+use crate::Result;
+use crate::args;
+use crate::measure::median;
+use crate::record::{self, Absent, Cell, Line, Record, Run, StoreNote};
+use crate::runner::{FILES, LINES};
+use crate::spec;
+use crate::subjects::Subject;
+
+/// Medians that differ by more are said to.
+pub(crate) const TOLERANCE: f64 = 0.1;
+
+/// What a report is made of.
+pub(crate) struct Summary {
+    pub(crate) runs: Vec<Run>,
+    pub(crate) stores: Vec<StoreNote>,
+    pub(crate) rows: Vec<Row>,
+    pub(crate) absent: Vec<Absent>,
+    pub(crate) agreement: Agreement,
+}
+
+/// One workload over so many pairs by so many threads.
+pub(crate) struct Row {
+    pub(crate) workload: String,
+    pub(crate) group: String,
+    pub(crate) about: String,
+    pub(crate) pairs: u64,
+    pub(crate) threads: u64,
+    records: Vec<Record>,
+}
+
+/// What can be asked of a cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Metric {
+    /// Thousand operations a second; of openings the milliseconds.
+    Speed,
+    /// CPU microseconds of the whole process per operation.
+    Cpu,
+    /// Bytes given to the device for each byte of the user.
+    WriteAmplification,
+    /// Bytes asked of the device per operation.
+    DeviceRead,
+    /// Disk over the bytes of keys and values.
+    Disk,
+    /// MiB of memory.
+    Memory,
+    /// p99 in microseconds.
+    P99,
+}
+
+impl Metric {
+    pub(crate) fn of(self, record: &Record) -> Option<f64> {
+        match self {
+            Metric::Speed if record.is_opening() => Some(record.outcome.seconds * 1e3),
+            _ if record.is_opening() => None,
+            Metric::Speed => Some(record.rate() / 1e3),
+            Metric::Cpu => Some(record.cpu_micros()),
+            Metric::WriteAmplification => record.write_amplification(),
+            Metric::DeviceRead => {
+                Some(record.outcome.device_read? as f64 / record.outcome.operations.max(1) as f64)
+            }
+            Metric::Disk => Some(record.outcome.disk_bytes as f64 / record.data_bytes as f64),
+            Metric::Memory => Some(record.outcome.memory_bytes as f64 / f64::from(1 << 20)),
+            Metric::P99 => Some(record.outcome.latency.as_ref()?.p99),
+        }
+    }
+}
+
+/// A median and the extremes behind it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Figure {
+    pub(crate) median: f64,
+    pub(crate) least: f64,
+    pub(crate) most: f64,
+}
+
+impl Figure {
+    fn of(values: &[f64]) -> Option<Figure> {
+        Some(Figure {
+            median: median(values)?,
+            least: values.iter().copied().fold(f64::INFINITY, f64::min),
+            most: values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+        })
+    }
+
+    /// Half the distance between the extremes, as a share of the median.
+    pub(crate) fn spread(self) -> f64 {
+        (self.most - self.least) / 2.0 / self.median.max(f64::MIN_POSITIVE)
+    }
+}
+
+impl Row {
+    fn is_of(&self, cell: &Cell) -> bool {
+        (&*self.workload, self.pairs, self.threads) == (&*cell.workload, cell.pairs, cell.threads)
+    }
+
+    /// The rounds of a store.
+    pub(crate) fn rounds(&self, store: &str, unsynced: bool) -> impl Iterator<Item = &Record> {
+        let is_it = move |cell: &Cell| cell.subject == store && cell.unsynced == unsynced;
+        self.records.iter().filter(move |record| is_it(&record.cell))
+    }
+
+    pub(crate) fn figure(&self, store: &str, metric: Metric) -> Option<Figure> {
+        Figure::of(&self.rounds(store, false).filter_map(|record| metric.of(record)).collect::<Vec<_>>())
+    }
+
+    /// The figure of a peer that nobody synced.
+    pub(crate) fn unsynced(&self, store: &str, metric: Metric) -> Option<f64> {
+        median(&self.rounds(store, true).filter_map(|record| metric.of(record)).collect::<Vec<_>>())
+    }
+
+    /// Median of each point of the latency curve, and of the longest.
+    pub(crate) fn latency(&self, store: &str) -> Option<Vec<(f64, f64)>> {
+        let curves: Vec<_> =
+            self.rounds(store, false).filter_map(|record| record.outcome.latency.as_ref()).collect();
+        let mut points = curves.first()?.points().to_vec();
+        for (place, point) in points.iter_mut().enumerate() {
+            point.1 = median(&curves.iter().map(|curve| curve.points()[place].1).collect::<Vec<_>>())?;
+        }
+        points.push((1.0, median(&curves.iter().map(|curve| curve.longest).collect::<Vec<_>>())?));
+        Some(points)
+    }
+
+    pub(crate) fn is_opening(&self) -> bool {
+        self.group == record::OPENINGS
+    }
+
+    /// Whether an operation is a scan of everything: its latency is its length.
+    pub(crate) fn is_whole_scan(&self) -> bool {
+        self.workload.starts_with("scan-all")
+    }
+
+    /// The rounds of all stores.
+    pub(crate) fn rounds_of_all(&self) -> impl Iterator<Item = &Record> {
+        self.records.iter()
+    }
+
+    /// The best store, if more than one ran.
+    pub(crate) fn best(&self, stores: &[StoreNote]) -> Option<String> {
+        let mut ranked: Vec<(f64, &str)> = stores
+            .iter()
+            .filter(|store| store.name != Subject::NULL.name())
+            .filter_map(|store| Some((self.figure(&store.name, Metric::Speed)?.median, &*store.name)))
+            .collect();
+        ranked.sort_by(|a, b| if self.is_opening() { a.0.total_cmp(&b.0) } else { b.0.total_cmp(&a.0) });
+        if ranked.len() > 1 { ranked.first().map(|best| best.1.to_owned()) } else { None }
+    }
+}
+
+/// How well medians of several runs, or rounds of one, agree.
+pub(crate) struct Agreement {
+    /// Cells that were compared.
+    pub(crate) of: usize,
+    /// Those that differ by more than [`TOLERANCE`]: store, workload, by how much.
+    pub(crate) apart: Vec<(String, String, f64)>,
+    /// Whether some were measured in more than one run.
+    pub(crate) between_runs: bool,
+}
+
+impl Agreement {
+    fn between(rows: &[Row], runs: &[Vec<Line>]) -> Agreement {
+        let mut agreement = Agreement { of: 0, apart: Vec::new(), between_runs: false };
+        for row in rows {
+            let mut stores: Vec<&str> = row.records.iter().map(|record| &*record.cell.subject).collect();
+            stores.sort_unstable();
+            stores.dedup();
+            for store in stores {
+                let mut values: Vec<f64> =
+                    runs.iter().filter_map(|lines| median_in(lines, row, store)).collect();
+                agreement.between_runs |= values.len() > 1;
+                if values.len() == 1 {
+                    let rounds = row.rounds(store, false);
+                    values = rounds.filter_map(|record| Metric::Speed.of(record)).collect();
+                }
+                let Some(figure) = Figure::of(&values).filter(|_| values.len() > 1) else { continue };
+                agreement.of += 1;
+                let apart = (figure.most - figure.least) / figure.median;
+                if apart > TOLERANCE {
+                    agreement.apart.push((store.to_owned(), row.title(), apart));
+                }
+            }
+        }
+        agreement.apart.sort_by(|a, b| b.2.total_cmp(&a.2));
+        agreement
+    }
+
+    /// In words.
+    pub(crate) fn sentence(&self) -> String {
+        let (what, whose) = if self.between_runs {
+            ("the runs", "medians")
+        } else {
+            ("the rounds of this run", "measurements")
+        };
+        let (of, apart) = (self.of, self.apart.len());
+        if of == 0 {
+            return "One round of one run: nothing says how well these figures repeat.".to_owned();
+        }
+        if apart == 0 {
+            return format!("All {of} {whose} of {what} agree within 10 %.");
+        }
+        format!("Of {of} {whose} of {what}, {apart} do **not** agree within 10 %.")
+    }
+}
+
+fn median_in(lines: &[Line], row: &Row, store: &str) -> Option<f64> {
+    let values: Vec<f64> = lines
+        .iter()
+        .filter_map(|line| match line {
+            Line::Sample(record) => Some(record),
+            _ => None,
+        })
+        .filter(|record| row.is_of(&record.cell) && record.cell.subject == store && !record.cell.unsynced)
+        .filter_map(|record| Metric::Speed.of(record))
+        .collect();
+    median(&values)
+}
+
+impl Row {
+    /// Name, threads and pairs in prose.
+    pub(crate) fn title(&self) -> String {
+        format!("{}, {}", self.workload, threads(self.threads))
+    }
+}
+
+/// `1 thread`, `8 threads`.
+pub(crate) fn threads(count: u64) -> String {
+    if count == 1 { "1 thread".to_owned() } else { format!("{count} threads") }
+}
+
+/// `200 k`, `1 M`, `1.5 M`.
+pub(crate) fn pairs(count: u64) -> String {
+    match count {
+        1_000_000.. => format!("{} M", crate::table::number(count as f64 / 1e6)),
+        1_000.. => format!("{} k", crate::table::number(count as f64 / 1e3)),
+        _ => count.to_string(),
+    }
+}
+
+impl Summary {
+    /// Of one run, or of several as if their rounds were of one.
+    pub(crate) fn new(runs: &[Vec<Line>]) -> Summary {
+        let mut summary = Summary {
+            runs: Vec::new(),
+            stores: Vec::new(),
+            rows: Vec::new(),
+            absent: Vec::new(),
+            agreement: Agreement { of: 0, apart: Vec::new(), between_runs: false },
+        };
+        for line in runs.iter().flatten() {
+            summary.add(line);
+        }
+        let order = spec::all().unwrap_or_default();
+        let place = |row: &Row| order.iter().position(|load| load.name == row.workload);
+        summary.rows.sort_by_key(|row| (place(row), row.pairs, row.threads));
+        summary.agreement = Agreement::between(&summary.rows, runs);
+        summary
+    }
+
+    fn add(&mut self, line: &Line) {
+        match line {
+            Line::Run(run) => {
+                for store in &run.stores {
+                    if !self.stores.iter().any(|other| other.name == store.name) {
+                        self.stores.push(store.clone());
+                    }
+                }
+                self.runs.push(run.clone());
+            }
+            Line::Absent(absent) if !self.absent.contains(absent) => self.absent.push(absent.clone()),
+            Line::Absent(_) => {}
+            Line::Sample(record) => {
+                if let Some(row) = self.rows.iter_mut().find(|row| row.is_of(&record.cell)) {
+                    return row.records.push(record.clone());
+                }
+                self.rows.push(Row {
+                    workload: record.cell.workload.clone(),
+                    group: record.group.clone(),
+                    about: record.about.clone(),
+                    pairs: record.cell.pairs,
+                    threads: record.cell.threads,
+                    records: vec![record.clone()],
+                });
+            }
+        }
+    }
+
+    /// The rows in which some store has this figure.
+    pub(crate) fn rows_with(&self, metric: Metric) -> Vec<&Row> {
+        let has = |row: &&Row| self.stores.iter().any(|store| row.figure(&store.name, metric).is_some());
+        self.rows.iter().filter(has).collect()
+    }
+
+    /// Rows of one workload that differ in this alone, where there is more than one.
+    pub(crate) fn families(&self, by: Axis) -> Vec<Vec<&Row>> {
+        let mut families: Vec<Vec<&Row>> = Vec::new();
+        for row in self.rows.iter().filter(|row| !row.is_opening()) {
+            let is_kin = |kin: &Row| kin.workload == row.workload && by.other(kin) == by.other(row);
+            match families.iter_mut().find(|family| is_kin(family[0])) {
+                Some(family) => family.push(row),
+                None => families.push(vec![row]),
+            }
+        }
+        families.retain(|family| family.len() > 1);
+        families
+    }
+}
+
+/// What a workload is scaled by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Axis {
+    Pairs,
+    Threads,
+}
+
+impl Axis {
+    /// Where a row stands on the other one.
+    fn other(self, row: &Row) -> u64 {
+        if self == Axis::Pairs { row.threads } else { row.pairs }
+    }
+}
+
+/// Writes Markdown and HTML beside the lines, and prints the Markdown.
+pub(crate) fn write(out: &Path, runs: &[Vec<Line>]) -> Result<()> {
+    write_with(out, runs, None)
+}
+
+/// The same with a text of its own in front of the tables, which alone is printed.
+pub(crate) fn write_with(out: &Path, runs: &[Vec<Line>], lead: Option<&str>) -> Result<()> {
+    let summary = Summary::new(runs);
+    let [_, markdown_file, html_file] = FILES;
+    let text = markdown::report(&summary);
+    println!("{}", lead.unwrap_or(&text));
+    fs::write(out.join(markdown_file), format!("{}{text}", lead.unwrap_or_default()))?;
+    fs::write(out.join(html_file), html::page(&summary))?;
+    eprintln!("written: {}, {LINES} beside it", out.join(html_file).display());
+    Ok(())
+}
+
+/// The report of stored runs.
+pub(crate) fn of_files(options: &args::Report) -> Result<()> {
+    let runs = options.files.iter().map(|file| record::read(file)).collect::<Result<Vec<_>>>()?;
+    if let Some(guide) = &options.guide {
+        guide::write(guide, &Summary::new(&runs))?;
+    }
+    fs::create_dir_all(&options.out)?;
+    write(&options.out, &runs)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn stored() -> Vec<Line> {
+        record::tests::STORED.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    #[test]
+    fn rounds_of_a_cell_come_together_and_rows_stand_in_the_order_of_the_table() {
+        let summary = Summary::new(&[stored()]);
+        let names: Vec<&str> = summary.rows.iter().map(|row| &*row.workload).collect();
+        let place = |name: &str| names.iter().position(|other| *other == name);
+        assert!(place("fill-random") < place("get-uniform") && place("get-uniform") < place("update-zipf"));
+        let row = summary.rows.iter().find(|row| row.workload == "get-uniform").unwrap();
+        let figure = row.figure("flat", Metric::Speed).unwrap();
+        assert!(figure.least < figure.median && figure.median < figure.most);
+        assert_eq!(row.rounds("flat", false).count(), 2);
+    }
+
+    #[test]
+    fn one_run_with_itself_agrees_and_with_a_faster_one_does_not() {
+        let run = stored();
+        assert!(Summary::new(&[run.clone(), run.clone()]).agreement.apart.is_empty());
+        let faster: Vec<Line> = run
+            .iter()
+            .cloned()
+            .map(|line| match line {
+                Line::Sample(mut record) => {
+                    record.outcome.seconds /= 1.3;
+                    Line::Sample(record)
+                }
+                other => other,
+            })
+            .collect();
+        let agreement = Summary::new(&[run, faster]).agreement;
+        assert_eq!((agreement.apart.len(), agreement.between_runs), (agreement.of, true));
+        assert!(agreement.sentence().contains("do **not** agree"), "{}", agreement.sentence());
+    }
+
+    #[test]
+    fn several_sizes_of_one_workload_are_a_family() {
+        let summary = Summary::new(&[stored()]);
+        let by_pairs = summary.families(Axis::Pairs);
+        assert!(by_pairs.iter().any(|family| family[0].workload == "get-uniform" && family.len() == 2));
+    }
+
+    #[test]
+    fn counts_read_well() {
+        assert_eq!(pairs(200_000), "200 k");
+        assert_eq!(pairs(1_500_000), "1.5 M");
+        assert_eq!(threads(1), "1 thread");
+    }
+}
