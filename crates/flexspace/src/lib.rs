@@ -1,0 +1,4 @@
+//! # FlexTree and FlexSpace
+#![warn(missing_docs)]
+
+pub mod tree;
