@@ -108,9 +108,11 @@ impl Shared {
         let Some(pass) = collecting.as_mut() else { return Ok(false) };
         let found = self.look(pass);
         let moved = self.copy(pass, &found)?;
-        let is_done = found.is_last;
-        drop(found);
+        // While the version is held, no chunk that was found can give its place to another: what still has the
+        // same address is the same.
+        let (is_done, held) = (found.is_last, found.version);
         let repointed = self.repoint(moved);
+        drop(held);
         let is_full = matches!(repointed, Err(Error::NoSpace { .. }));
         if is_done || is_full {
             // Without room for all that was chosen, another choice is made when something was given back.
@@ -235,7 +237,10 @@ impl Shared {
             if is_worth_it && self.release()? > 0 || self.collect()? || self.release()? > 0 {
                 continue;
             }
-            return self.no_space();
+            // The background may have given back what this thread did not find.
+            if self.writer.lock().room(Who::User) < bytes {
+                return self.no_space();
+            }
         }
     }
 

@@ -244,6 +244,7 @@ pub(crate) fn load(image: &mut dyn ImageSource) -> Result<(Summary, ShiftTree<Ex
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tree::Content;
 
     #[test]
     fn records_and_head_come_back_and_no_prefix_of_them_does() {

@@ -86,7 +86,7 @@ impl Geometry {
             reserve: 8,
             step: 256 << 10,
             look: 4096,
-            unsynced: 32 << 20,
+            unsynced: 8 << 20,
         }
     }
 

@@ -225,7 +225,6 @@ impl FlexSpace {
     }
 
     /// Starts an operation of several parts, which is there whole or not at all.
-    #[must_use]
     pub fn edit(&self) -> Edit<'_> {
         Edit::new(self)
     }

@@ -121,10 +121,11 @@ impl Shared {
 
     /// Frees the segments that died durably and that nobody reads any more. How many.
     pub(crate) fn release(&self) -> Result<u64> {
+        // Before the lock: a writer that needs a spare waits for that, and shall not wait for a sync.
+        self.sync()?;
         let mut m = self.maintenance.lock();
         self.check_writable()?;
-        if m.head.floor < self.writer.lock().seq {
-            self.sync()?;
+        if m.head.floor < self.durable.load(Ordering::Acquire) {
             self.raise_floor(&mut m)?;
         }
         let mut w = self.writer.lock();

@@ -153,7 +153,7 @@ fn explore(seed: u64, count: usize, is_paranoid: bool, totals: &mut Totals) {
                 continue;
             }
             totals.images += 1;
-            let deep = (totals.images % 499 == 0).then_some(seed);
+            let deep = totals.images.is_multiple_of(499).then_some(seed);
             match check(&image, &states, point.marks, deep) {
                 Ok(opened) => totals.second += opened - 1,
                 Err(error) => {

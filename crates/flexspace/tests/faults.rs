@@ -221,10 +221,10 @@ fn no_changed_byte_is_ever_a_wrong_answer() {
         for (path, len) in disk.files().iter().filter(|(path, _)| !path.ends_with("LOCK")) {
             let bytes = disk.read_file(path).expect("it is there");
             let written = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
-            for at in 0..written {
+            for (at, byte) in bytes[..written].iter().enumerate() {
                 let bit = 1u8 << (at % 8);
                 let image = disk.fork();
-                image.overwrite(path, at as u64, &[bytes[at] ^ bit]).expect("within");
+                image.overwrite(path, at as u64, &[byte ^ bit]).expect("within");
                 cases += 1;
                 exact += u32::from(answer(&image, &model, &format!("{} at {at}", path.display())));
             }

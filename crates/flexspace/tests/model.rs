@@ -1,5 +1,7 @@
 //! Seeded workloads against a vector, on the simulated and the real disk, with openings between.
 
+#![allow(clippy::cast_possible_truncation, reason = "a byte of a number is all that is wanted")]
+
 mod support;
 
 use std::io::{Read, Seek, SeekFrom, Write};

@@ -93,11 +93,11 @@ enum Op {
 fn op() -> impl Strategy<Value = Op> {
     let (at, len) = (any::<u64>(), 1..40u64);
     prop_oneof![
-        6 => (at.clone(), len.clone()).prop_map(|(at, len)| Op::Insert(at, len)),
+        6 => (at, len.clone()).prop_map(|(at, len)| Op::Insert(at, len)),
         2 => len.clone().prop_map(Op::Append),
-        1 => (at.clone(), len.clone()).prop_map(|(at, len)| Op::Hole(at, len)),
-        3 => (at.clone(), len.clone()).prop_map(|(at, len)| Op::Collapse(at, len)),
-        1 => (at.clone(), 0..3000u64).prop_map(|(at, len)| Op::Collapse(at, len)),
+        1 => (at, len.clone()).prop_map(|(at, len)| Op::Hole(at, len)),
+        3 => (at, len.clone()).prop_map(|(at, len)| Op::Collapse(at, len)),
+        1 => (at, 0..3000u64).prop_map(|(at, len)| Op::Collapse(at, len)),
         3 => (at, len).prop_map(|(at, len)| Op::Remap(at, len)),
         1 => Just(Op::Publish),
         1 => any::<u8>().prop_map(Op::Release),

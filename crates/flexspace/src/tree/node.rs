@@ -129,7 +129,7 @@ impl<T: Content> Leaf<T> {
     #[inline]
     pub(super) fn append_one(&mut self, at: u64, item: T) -> bool {
         let count = self.count;
-        if count > CROWDED || count == 0 || self.items[count - 1].joins(at - self.starts[count - 1], &item) {
+        if count >= CROWDED || count == 0 || self.items[count - 1].joins(at - self.starts[count - 1], &item) {
             return false;
         }
         (self.starts[count], self.items[count]) = (at, item);
