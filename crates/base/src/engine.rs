@@ -257,7 +257,8 @@ pub trait Engine: Send + Sync {
     fn save(&self, out: &mut dyn ImageSink) -> Result<()>;
     /// Takes up an image. Entries in segments that are gone are dropped: replay brings them.
     fn restore(&self, image: &mut dyn ImageSource) -> Result<()>;
-    /// One record, at opening, from one thread.
+    /// One record, at opening: of the journal in the order of the log, from one thread; of the flat log in
+    /// any order, from several.
     fn replay(&self, record: &Replay<'_>) -> Result<()>;
     /// All records were replayed.
     fn replayed(&self) {}

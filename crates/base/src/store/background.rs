@@ -66,6 +66,23 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<Worker> {
     thread.map(Worker).map_err(|source| Error::Io { op: "start a thread for", path: name.into(), source })
 }
 
+/// Runs `body` on so many threads, this one among them, but no more than there are cores; returns what they
+/// return.
+pub(super) fn side_by_side<T: Send>(threads: usize, body: impl Fn() -> T + Sync) -> Vec<T> {
+    if threads <= 1 {
+        return vec![body()];
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        let others: Vec<_> = (1..threads.min(cores)).map(|_| scope.spawn(&body)).collect();
+        let mut all = vec![body()];
+        for other in others {
+            all.push(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        all
+    })
+}
+
 impl Store {
     /// Starts the threads.
     pub(super) fn start(self: &Arc<Store>) -> Result<()> {

@@ -24,7 +24,7 @@ use crate::segment::DATA_START;
 use crate::types::{KeyspaceId, LogId, SegmentId};
 
 /// A checkpoint is due after this many times its own size was appended.
-const TIMES_IMAGE: u64 = 12;
+const TIMES_IMAGE: u64 = 16;
 
 impl Store {
     /// Checkpoints logs that are due. True if there was one.

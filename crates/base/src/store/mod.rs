@@ -35,6 +35,7 @@ mod clean;
 mod close;
 pub mod image;
 mod kept;
+mod load;
 mod log;
 mod order;
 mod ready;

@@ -15,7 +15,7 @@ use crate::segment::{DATA_START, Identity, MAX_CAPACITY, Segment};
 use crate::types::{LogId, SegmentId};
 
 /// Segments are sized so that a log has about this many ...
-const SEGMENTS_AIM: u64 = 512;
+const SEGMENTS_AIM: u64 = 1024;
 /// ... once they have this size; until then about this many.
 const SMALL_SEGMENT: u64 = 1 << 20;
 const SMALL_AIM: u64 = 64;

@@ -20,29 +20,27 @@
 //!
 //! ## Threads
 //!
-//! One thread; nobody else knows the store yet.
+//! One thread until the flat log is replayed (`load`); nobody else knows the store yet.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::catalogue::{Catalogue, Map, decode_entry};
-use super::image::{self, ImageReader};
+use super::image;
 use super::kept::Broken;
+use super::load::load;
 use super::tail::{HOT, Tail, tail_of};
 use super::{Kept, Store};
 use crate::blob::BlobRef;
 use crate::disk::How;
-use crate::engine::{Engine, Replay};
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::frame::Kind;
 use crate::record::{Content, Record};
 use crate::root::{KeyspaceEntry, LogEntry, Root, SegmentEntry};
-use crate::segment::{self, Address, DATA_START, Scan, Scanned, Segment, Stop, find_water};
+use crate::segment::{self, DATA_START, Scan, Segment, Stop, find_water};
 use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
 
-/// Frames replayed together.
-const GROUP: usize = 32;
 /// Bytes rewritten at a time.
 const REWRITE: usize = 1 << 20;
 
@@ -93,12 +91,9 @@ pub(super) struct Recovery<'a> {
     leftovers: Vec<std::path::PathBuf>,
     accepted_blobs: Vec<BlobRef>,
     cut: Seq,
-    records: u64,
     frames: u64,
     bytes_cut: u64,
     next_segment: u64,
-    replayed_bytes: [u64; LogId::ALL.len()],
-    image_bytes: [u64; LogId::ALL.len()],
 }
 
 /// What an opening found out that outlives it.
@@ -125,12 +120,9 @@ impl<'a> Recovery<'a> {
             leftovers: Vec::new(),
             accepted_blobs: Vec::new(),
             cut: root.floor,
-            records: 0,
             frames: 0,
             bytes_cut: 0,
             next_segment: root.next_segment.0,
-            replayed_bytes: Default::default(),
-            image_bytes: Default::default(),
         }
     }
 
@@ -157,17 +149,17 @@ impl<'a> Recovery<'a> {
             self.rewrite()?;
         }
         let admitted = self.admit()?;
-        let map = self.load(map, &admitted)?;
+        let loaded = load(self.store, self.root, &mut self.broken, map, &admitted)?;
         let logs = self.entries(admitted);
         Ok(Recovered {
             cut: self.cut,
-            records: self.records,
-            frames: self.frames,
+            records: loaded.records,
+            frames: self.frames + loaded.frames,
             bytes_cut: self.bytes_cut,
             next_segment: self.next_segment,
-            replayed_bytes: self.replayed_bytes,
-            image_bytes: self.image_bytes,
-            catalogue: Catalogue::new(map, next_keyspace),
+            replayed_bytes: loaded.replayed_bytes,
+            image_bytes: loaded.image_bytes,
+            catalogue: Catalogue::new(loaded.map, next_keyspace),
             logs,
             leftovers: self.leftovers,
         })
@@ -493,132 +485,6 @@ impl<'a> Recovery<'a> {
             all.push(segments);
         }
         Ok(all)
-    }
-
-    /// Restores images and replays records.
-    fn load(&mut self, map: Map, admitted: &[Vec<Arc<Segment>>]) -> Result<Map> {
-        let mut broken: HashMap<KeyspaceId, Broken> = HashMap::new();
-        for kept in map.values() {
-            let log = kept.log();
-            let restored = match &self.broken[log.index()] {
-                Some(damage) => Err(damage.error()),
-                None => self.restore(kept, &admitted[log.index()]),
-            };
-            if let Err(error) = restored {
-                broken.insert(kept.id(), Broken::from_error(error)?);
-            }
-        }
-        let engines: HashMap<KeyspaceId, Arc<dyn Engine>> = map
-            .values()
-            .filter(|kept| !broken.contains_key(&kept.id()))
-            .map(|kept| Ok((kept.id(), Arc::clone(kept.engine()?))))
-            .collect::<Result<_>>()?;
-        for log in LogId::ALL {
-            if self.broken[log.index()].is_some() {
-                continue;
-            }
-            if let Err(error) = self.replay(log, &admitted[log.index()], &engines) {
-                let damage = Broken::from_error(error)?;
-                for kept in map.values().filter(|k| k.log() == log) {
-                    broken.insert(kept.id(), damage.clone());
-                }
-                self.broken[log.index()] = Some(damage);
-            }
-        }
-        engines.values().for_each(|engine| engine.replayed());
-        let settle = |(name, kept): (String, Arc<Kept>)| match broken.remove(&kept.id()) {
-            Some(damage) => (name, Arc::new(kept.broken(damage))),
-            None => (name, kept),
-        };
-        Ok(map.into_iter().map(settle).collect())
-    }
-
-    fn restore(&mut self, kept: &Kept, segments: &[Arc<Segment>]) -> Result<()> {
-        let checkpoint = &self.root.logs[kept.log().index()].checkpoint;
-        if !checkpoint.keyspaces.contains(&kept.id()) {
-            return Ok(());
-        }
-        let path = self.store.image_path(kept.id(), checkpoint.number);
-        let slot_now =
-            |id: SegmentId| segments.binary_search_by_key(&id, |s| s.id()).ok().map(|i| segments[i].slot());
-        let mut image = ImageReader::open(
-            &*self.store.disk,
-            path,
-            self.store.id,
-            kept.id(),
-            checkpoint.number,
-            slot_now,
-        )?;
-        kept.engine()?.restore(&mut image)?;
-        self.image_bytes[kept.log().index()] += image.finish()?;
-        Ok(())
-    }
-
-    /// Replays the records at and after the checkpoint's position.
-    fn replay(
-        &mut self,
-        log: LogId,
-        segments: &[Arc<Segment>],
-        engines: &HashMap<KeyspaceId, Arc<dyn Engine>>,
-    ) -> Result<()> {
-        let checkpoint = &self.root.logs[log.index()].checkpoint;
-        for segment in segments {
-            let from = if segment.id() >= checkpoint.next_segment {
-                DATA_START
-            } else {
-                match checkpoint.open.iter().find(|p| p.segment == segment.id()) {
-                    Some(position) => position.offset,
-                    None => continue,
-                }
-            };
-            let mut scan = Scan::new(segment, from, segment.end());
-            loop {
-                let group: Vec<Scanned<'_>> = scan.by_ref().take(GROUP).collect();
-                if group.is_empty() {
-                    break;
-                }
-                self.replay_group(log, segment, &group, engines)?;
-            }
-            if let Stop::Torn(_, error) = scan.stop() {
-                return Err(error);
-            }
-        }
-        Ok(())
-    }
-
-    /// Replays some frames, whose look-ups may overlap.
-    fn replay_group(
-        &mut self,
-        log: LogId,
-        segment: &Segment,
-        group: &[Scanned<'_>],
-        engines: &HashMap<KeyspaceId, Arc<dyn Engine>>,
-    ) -> Result<()> {
-        self.frames += group.len() as u64;
-        let mut records = Vec::with_capacity(group.len());
-        for scanned in group.iter().filter(|s| matches!(s.frame.header.kind, Kind::Commit | Kind::Moved)) {
-            let record = Record::decode(scanned.frame.payload())
-                .map_err(|what| Error::corrupt(segment.path(), scanned.offset, what))?;
-            records.push((scanned, record));
-        }
-        for run in records.chunk_by(|(_, a), (_, b)| a.keyspace == b.keyspace) {
-            let Some(engine) = engines.get(&run[0].1.keyspace) else { continue };
-            let keys: Vec<&[u8]> = run.iter().map(|(_, record)| record.key).collect();
-            engine.prefetch(&keys, true);
-            for (scanned, record) in run {
-                let header = scanned.frame.header;
-                self.records += 1;
-                self.replayed_bytes[log.index()] += header.span();
-                engine.replay(&Replay {
-                    seq: header.seq,
-                    key: record.key,
-                    content: record.content,
-                    address: Address::new(segment.slot(), scanned.offset),
-                    span: u32::try_from(header.span()).unwrap_or(u32::MAX),
-                })?;
-            }
-        }
-        Ok(())
     }
 
     /// The logs' segments; of a broken log also what ROOT has to repeat.

@@ -38,6 +38,7 @@ use sheaf_base::segment::{Address, Frame};
 use sheaf_base::types::{LogId, Seq};
 use sheaf_base::views::Views;
 use siphasher::sip::SipHasher13;
+use smallvec::SmallVec;
 
 use crate::cursor::FlatCursor;
 use crate::index::Index;
@@ -64,7 +65,7 @@ pub(crate) struct FlatEngine {
     pub(crate) versions: Versions,
     keys: AtomicU64,
     blobs: Mutex<HashSet<u64>>,
-    /// Removals seen by replay, until it ends.
+    /// Removals seen by replay, until it ends; its threads change the index one at a time, under this lock.
     removed: Mutex<HashMap<Vec<u8>, Seq>>,
 }
 
@@ -236,26 +237,28 @@ impl FlatEngine {
         }
     }
 
-    /// Replays a record against all entries of its key: the highest number stays.
-    fn settle(&self, record: &Replay<'_>, hash: u64, guard: &Guard) -> Result<()> {
-        let mut same = Vec::new();
+    /// All entries of `key`, of which a replay may have found several.
+    fn entries_of<'g>(&self, hash: u64, key: &[u8], guard: &'g Guard) -> Result<SmallVec<[Entry<'g>; 2]>> {
+        let mut same = SmallVec::new();
         let mut failed = None;
         self.index.matches(hash, guard, |address| {
-            match self.read(address, record.key, guard) {
+            match self.read(address, key, guard) {
                 Ok(entry) => same.extend(entry),
                 Err(error) => failed = Some(error),
             }
             failed.is_none()
         });
-        if let Some(error) = failed {
-            return Err(error);
-        }
+        failed.map_or(Ok(same), Err)
+    }
+
+    /// Replays a record against `same`, the entries of its key: the highest number stays.
+    fn settle(&self, record: &Replay<'_>, hash: u64, same: &[Entry<'_>], guard: &Guard) -> Result<()> {
         let is_put = !matches!(record.content, Content::Remove);
         let newest = same.iter().map(Entry::seq).max();
         // Of two copies with the same number the one already there stays, one word of it.
         let wins = newest.is_none_or(|newest| newest < record.seq);
         let keep = if wins { None } else { same.iter().find(|e| Some(e.seq()) == newest).map(|e| e.address) };
-        for entry in &same {
+        for entry in same {
             if Some(entry.address) == keep {
                 continue;
             }
@@ -300,10 +303,14 @@ impl Engine for FlatEngine {
     fn prepare(&self, op: &mut Op<'_>) -> Result<Need> {
         let guard = &crossbeam_epoch::pin();
         let hash = self.hash(op.key);
-        // The print is taken before the look: what comes in between makes the operation stale.
-        let print = self.index.print(hash, guard);
-        (op.note, op.prior) = ([hash, 0, 0, 0, print], Seq::ZERO);
-        if let Some(entry) = self.find_to_replace(hash, op.key, guard)? {
+        (op.note, op.prior) = ([hash, 0, 0, 0, 0], Seq::ZERO);
+        let mut found = self.find_to_replace(hash, op.key, guard)?;
+        if found.is_none() {
+            // Look again behind the print: what comes in between makes the operation stale.
+            op.note[PRINT] = self.index.print(hash, guard);
+            found = self.find_to_replace(hash, op.key, guard)?;
+        }
+        if let Some(entry) = found {
             op.note[PRIOR] = entry.address.bits();
             op.note[PRIOR_SPAN] = entry.span();
             op.prior = entry.seq();
@@ -380,7 +387,7 @@ impl Engine for FlatEngine {
 
     fn prefetch(&self, keys: &[&[u8]], entries: bool) {
         let guard = &crossbeam_epoch::pin();
-        let hashes: smallvec::SmallVec<[u64; 32]> = keys.iter().map(|key| self.hash(key)).collect();
+        let hashes: SmallVec<[u64; 32]> = keys.iter().map(|key| self.hash(key)).collect();
         hashes.iter().for_each(|hash| self.index.prefetch(*hash, guard));
         if !entries {
             return;
@@ -424,18 +431,26 @@ impl Engine for FlatEngine {
 
     fn replay(&self, record: &Replay<'_>) -> Result<()> {
         let guard = &crossbeam_epoch::pin();
-        let mut removed = self.removed.lock();
-        if removed.get(record.key).is_some_and(|seq| *seq > record.seq) {
-            return Ok(());
-        }
-        if matches!(record.content, Content::Remove) {
-            removed.insert(record.key.to_vec(), record.seq);
-            if let Some(segment) = self.ground.segments.at(record.address.slot(), guard) {
-                segment.account_tomb(u64::from(record.span));
+        let hash = self.hash(record.key);
+        loop {
+            // What costs time is looked up beside other threads; `removed` is what they take turns by.
+            let print = self.index.print(hash, guard);
+            let same = self.entries_of(hash, record.key, guard)?;
+            let mut removed = self.removed.lock();
+            if self.index.print(hash, guard) != print {
+                continue;
             }
+            if removed.get(record.key).is_some_and(|seq| *seq > record.seq) {
+                return Ok(());
+            }
+            if matches!(record.content, Content::Remove) {
+                removed.insert(record.key.to_vec(), record.seq);
+                if let Some(segment) = self.ground.segments.at(record.address.slot(), guard) {
+                    segment.account_tomb(u64::from(record.span));
+                }
+            }
+            return self.settle(record, hash, &same, guard);
         }
-        drop(removed);
-        self.settle(record, self.hash(record.key), guard)
     }
 
     fn replayed(&self) {
