@@ -98,6 +98,11 @@ impl<'a> Reader<'a> {
         }
         (0..count).map(|_| each(self)).collect()
     }
+    /// What was not read yet.
+    #[must_use]
+    pub fn rest(&self) -> &'a [u8] {
+        &self.bytes[self.at..]
+    }
     /// An error unless everything was read.
     pub fn finish(&self) -> Result<(), Damage> {
         match self.bytes.len() - self.at {

@@ -4,6 +4,7 @@
 //! never be taken for a sequence number.
 
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
 
 /// The number of a commit. Dense within an incarnation, never reused. `0` is "before everything".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -113,3 +114,13 @@ pub enum Durability {
 pub const MAX_KEY: usize = 65_535;
 /// Longest value, in bytes.
 pub const MAX_VALUE: usize = u32::MAX as usize;
+
+/// 128 bits nobody can guess: std's hash keys are drawn from the system.
+#[must_use]
+pub fn random_bits() -> u128 {
+    if cfg!(shuttle) {
+        return 42; // a schedule replays: nothing else may be drawn
+    }
+    let word = || u128::from(RandomState::new().hash_one(std::process::id()));
+    word() << 64 | word()
+}

@@ -32,6 +32,8 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::error::{Error, IoContext, Result};
+
 /// Smallest unit a device writes whole: a torn write leaves each sector old or new.
 pub const SECTOR: u64 = 512;
 /// [`SECTOR`] as a length of memory.
@@ -105,6 +107,35 @@ pub fn renew_len(file: &dyn File) -> io::Result<()> {
     let len = file.len()?;
     file.set_len(len.next_multiple_of(SECTOR) + SECTOR)?;
     file.set_len(len)
+}
+
+/// Makes the directory and its missing parents, durably. What is there already may be there in the kernel
+/// only, left by a creation that was killed: the names up to the root are synced as far as we may.
+pub fn create_dirs(disk: &dyn Disk, path: &Path) -> Result<()> {
+    match disk.create_dir(path) {
+        Ok(()) => {}
+        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
+            create_dirs(disk, parent.ok_or_else(|| Error::io("create", path, e))?)?;
+            disk.create_dir(path).during("create", path)?;
+        }
+        Err(e) => return Err(Error::io("create", path, e)),
+    }
+    let mut above =
+        path.ancestors().skip(1).map(|p| if p.as_os_str().is_empty() { Path::new(".") } else { p });
+    if let Some(parent) = above.next()
+        && let Err(e) = disk.sync_dir(parent)
+    {
+        let _ = disk.remove_dir(path); // the kernel may have dropped the name: the next attempt makes it anew
+        return Err(Error::io("sync directory", parent, e));
+    }
+    for ancestor in above {
+        if disk.sync_dir(ancestor).is_err() {
+            break; // not ours to read, so not ours to have made
+        }
+    }
+    Ok(())
 }
 
 /// Bytes: an open file.

@@ -12,7 +12,7 @@ use super::rooting::Maintenance;
 use super::{Geometry, OpeningStats, Options, Store, image};
 use crate::blob::Blobs;
 use crate::clock::Clock;
-use crate::disk::{Disk, Locked, Share};
+use crate::disk::{Disk, Locked, Share, create_dirs};
 use crate::engine::EngineFactory;
 use crate::error::{Error, IoContext, Result};
 use crate::fork::ForkGuard;
@@ -20,7 +20,7 @@ use crate::ground::Ground;
 use crate::root::{Root, Slots};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
+use crate::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId, random_bits};
 use crate::views::Views;
 
 /// Passes of cleaning before an orderly end.
@@ -288,35 +288,6 @@ fn directories() -> impl Iterator<Item = &'static str> {
     LogId::ALL.into_iter().map(LogId::directory).chain([image::DIRECTORY, BLOBS])
 }
 
-/// Makes the directory and its missing parents, durably. What is there already may be there in the kernel
-/// only, left by a creation that was killed: the names up to the root are synced as far as we may.
-fn create_dirs(disk: &dyn Disk, path: &Path) -> Result<()> {
-    match disk.create_dir(path) {
-        Ok(()) => {}
-        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
-            create_dirs(disk, parent.ok_or_else(|| Error::io("create", path, e))?)?;
-            disk.create_dir(path).during("create", path)?;
-        }
-        Err(e) => return Err(Error::io("create", path, e)),
-    }
-    let mut above =
-        path.ancestors().skip(1).map(|p| if p.as_os_str().is_empty() { Path::new(".") } else { p });
-    if let Some(parent) = above.next()
-        && let Err(e) = disk.sync_dir(parent)
-    {
-        let _ = disk.remove_dir(path); // the kernel may have dropped the name: the next attempt makes it anew
-        return Err(Error::io("sync directory", parent, e));
-    }
-    for ancestor in above {
-        if disk.sync_dir(ancestor).is_err() {
-            break; // not ours to read, so not ours to have made
-        }
-    }
-    Ok(())
-}
-
 /// Makes a new database: directories, then both slots.
 fn create(disk: &dyn Disk, path: &Path, slots: &Slots) -> Result<Root> {
     for name in directories() {
@@ -333,8 +304,8 @@ fn create(disk: &dyn Disk, path: &Path, slots: &Slots) -> Result<Root> {
     disk.sync_dir(path).during("sync directory", path)?;
     let root = Root {
         generation: 1,
-        store: StoreId(random()),
-        hash_key: random(),
+        store: StoreId(random_bits()),
+        hash_key: random_bits(),
         incarnation: Incarnation(0),
         clean: true,
         floor: Seq::ZERO,
@@ -348,14 +319,4 @@ fn create(disk: &dyn Disk, path: &Path, slots: &Slots) -> Result<Root> {
     };
     slots.create(&root)?;
     Ok(Root { generation: 2, ..root })
-}
-
-/// 128 bits nobody can guess: std's hash keys are drawn from the system.
-fn random() -> u128 {
-    use std::hash::{BuildHasher, RandomState};
-    if cfg!(shuttle) {
-        return 42; // a schedule replays: nothing else may be drawn
-    }
-    let word = || u128::from(RandomState::new().hash_one(std::process::id()));
-    word() << 64 | word()
 }

@@ -58,7 +58,8 @@ fn chunk_sum(number: u64, index: u64, bytes: &[u8]) -> u32 {
 }
 
 /// An image being written.
-pub(crate) struct ImageWriter {
+#[derive(Debug)]
+pub struct ImageWriter {
     path: PathBuf,
     file: Arc<dyn File>,
     number: u64,
@@ -68,7 +69,8 @@ pub(crate) struct ImageWriter {
 }
 
 impl ImageWriter {
-    pub(crate) fn create(
+    /// Starts the image `number` of keyspace `id` at `path`; `slots` says which segment each slot holds.
+    pub fn create(
         disk: &dyn Disk,
         path: PathBuf,
         store: StoreId,
@@ -103,7 +105,7 @@ impl ImageWriter {
     }
 
     /// Ends the image and makes it durable; its size in bytes.
-    pub(crate) fn finish(mut self) -> Result<u64> {
+    pub fn finish(mut self) -> Result<u64> {
         if !self.chunk.is_empty() {
             self.flush()?;
         }
@@ -128,7 +130,8 @@ impl ImageSink for ImageWriter {
 }
 
 /// An image being read.
-pub(crate) struct ImageReader {
+#[derive(Debug)]
+pub struct ImageReader {
     path: PathBuf,
     file: Arc<dyn File>,
     number: u64,
@@ -143,7 +146,7 @@ pub(crate) struct ImageReader {
 
 impl ImageReader {
     /// Opens an image; `slot_now` says where a segment is in memory, if it is live.
-    pub(crate) fn open(
+    pub fn open(
         disk: &dyn Disk,
         path: PathBuf,
         store: StoreId,
@@ -241,7 +244,7 @@ impl ImageReader {
     }
 
     /// Reads the rest for its checksums; its size in bytes.
-    pub(crate) fn drain(mut self) -> Result<u64> {
+    pub fn drain(mut self) -> Result<u64> {
         loop {
             self.next_chunk()?;
             if self.chunk.is_empty() {
@@ -251,7 +254,7 @@ impl ImageReader {
     }
 
     /// Everything was taken and the file ends properly; its size in bytes.
-    pub(crate) fn finish(mut self) -> Result<u64> {
+    pub fn finish(mut self) -> Result<u64> {
         if self.taken < self.chunk.len() {
             return Err(self.nonsense("left over bytes", (self.chunk.len() - self.taken) as u64));
         }
@@ -262,7 +265,9 @@ impl ImageReader {
         Ok(self.len)
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    /// Its file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
         &self.path
     }
 }

@@ -33,7 +33,7 @@ mod catalogue;
 mod checkpoint;
 mod clean;
 mod close;
-mod image;
+pub mod image;
 mod kept;
 mod load;
 mod log;

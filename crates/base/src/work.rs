@@ -1,0 +1,114 @@
+//! # Work: a background thread for what is not a store
+//!
+//! The store has threads of its own (`store/background.rs`); a FlexSpace that is used alone has one of
+//! these. It calls its step again and again while there is something to do, else at every interval or when
+//! woken; dropping it waits for the step under way.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::sync::thread::{self, JoinHandle};
+use crate::sync::{Condvar, Mutex};
+
+#[derive(Debug, Default)]
+struct Signal {
+    state: Mutex<State>,
+    bell: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    due: bool,
+    stop: bool,
+}
+
+/// Wakes a [`Worker`]; a clone wakes the same one.
+#[derive(Clone, Debug, Default)]
+pub struct Waker(Arc<Signal>);
+
+impl Waker {
+    /// There may be something to do.
+    pub fn wake(&self) {
+        self.0.state.lock().due = true;
+        self.0.bell.notify_one();
+    }
+}
+
+/// A thread that does steps.
+#[derive(Debug)]
+pub struct Worker {
+    waker: Waker,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    /// Starts a thread called `name`. `step` does a bounded piece of work, if there is any, and says whether
+    /// there is more.
+    #[allow(clippy::disallowed_methods)] // this is a seam for threads
+    pub fn start(
+        name: &str,
+        waker: Waker,
+        interval: Duration,
+        mut step: impl FnMut() -> bool + Send + 'static,
+    ) -> Result<Worker> {
+        let signal = Arc::clone(&waker.0);
+        let body = move || {
+            loop {
+                {
+                    let mut state = signal.state.lock();
+                    if !state.due && !state.stop {
+                        signal.bell.wait_for(&mut state, interval);
+                    }
+                    if state.stop {
+                        return;
+                    }
+                    state.due = false;
+                }
+                if step() {
+                    signal.state.lock().due = true;
+                }
+            }
+        };
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(body);
+        let thread =
+            thread.map_err(|source| Error::Io { op: "start a thread for", path: name.into(), source })?;
+        Ok(Worker { waker, thread: Some(thread) })
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.waker.0.state.lock().stop = true;
+        self.waker.0.bell.notify_one();
+        if let Some(thread) = self.thread.take()
+            && thread.thread().id() != thread::current().id()
+        {
+            let _ = thread.join(); // a panic there was reported by the runtime
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn it_steps_while_there_is_work_and_when_woken_and_ends_when_dropped() {
+        let (sender, steps) = mpsc::channel();
+        let waker = Waker::default();
+        waker.wake();
+        let mut left = 3;
+        let worker = Worker::start("test", waker.clone(), Duration::from_secs(3600), move || {
+            left -= 1;
+            sender.send(left).is_ok() && left > 0
+        })
+        .unwrap();
+        assert_eq!(steps.iter().take(3).collect::<Vec<i32>>(), [2, 1, 0]);
+        waker.wake();
+        assert_eq!(steps.recv(), Ok(-1));
+        drop(worker);
+        assert!(steps.recv().is_err(), "the step went with the thread");
+    }
+}

@@ -1,0 +1,227 @@
+//! # FlexSpace beside a plain file
+//!
+//! `cargo run --release -p sheaf-flexspace --example flexspace -- [--dir DIR]... [--mib N] [--block BYTES] [--only PART]`
+//!
+//! Prints the FlexSpace paper's Table 2 for this machine: random insert, random and sequential write of N MiB
+//! (default 1024) in blocks (default 4096 bytes), each with a sync at the end, then reads of everything,
+//! sequential and random, cold and warm, by 1, 2, 4 and 8 threads. Give one `--dir` for each file system to
+//! compare with; the space is in the first. Files take inserts by `fallocate` where the file system can, of
+//! at most 256 MiB and for at most 20 seconds. PART is `write`, `read` or `collect`.
+//!
+//! `collect` overwrites blocks at random in a space that is 85 % full, and then in one that is filled to what
+//! it may hold, and prints the longest stall and what was moved for a byte.
+//!
+//! What it cannot see: other programs; the device's own cache. Cold means: dropped from the page cache (by the
+//! kernel's `drop_caches` if we may, else by `posix_fadvise`), the space closed meanwhile.
+
+#![allow(clippy::disallowed_methods, reason = "measuring needs the real clock, files and threads")]
+#![allow(clippy::cast_possible_truncation, reason = "sizes of a benchmark")]
+
+mod collect;
+mod subject;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use subject::{Flex, Plain, Subject, device_bytes};
+
+/// What any step answers.
+type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+/// A mixing of numbers (splitmix64), so that every run does the same.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((u128::from(z ^ (z >> 31)) * u128::from(bound)) >> 64) as u64
+    }
+
+    /// The numbers below `count` in random order.
+    fn shuffled(&mut self, count: u64) -> Vec<u64> {
+        let mut all: Vec<u64> = (0..count).collect();
+        for index in (1..all.len()).rev() {
+            all.swap(index, self.below(index as u64 + 1) as usize);
+        }
+        all
+    }
+}
+
+struct Options {
+    dirs: Vec<PathBuf>,
+    bytes: u64,
+    block: u64,
+    only: Option<String>,
+}
+
+fn options() -> Outcome<Options> {
+    let mut options = Options { dirs: Vec::new(), bytes: 1 << 30, block: 4096, only: None };
+    let mut args = std::env::args().skip(1);
+    while let Some(name) = args.next() {
+        let value = args.next().ok_or("an option has no value")?;
+        match name.as_str() {
+            "--dir" => options.dirs.push(value.into()),
+            "--mib" => options.bytes = value.parse::<u64>()? << 20,
+            "--block" => options.block = value.parse()?,
+            "--only" => options.only = Some(value),
+            _ => return Err(format!("no option {name}").into()),
+        }
+    }
+    if options.dirs.is_empty() {
+        options.dirs.push(std::env::temp_dir());
+    }
+    Ok(options)
+}
+
+/// A directory for one run, gone with it.
+struct Place(PathBuf);
+
+impl Place {
+    fn new(dir: &Path) -> Outcome<Place> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let place = dir.join(format!("flexspace-figures-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(&place)?;
+        Ok(Place(place))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Pattern {
+    Insert,
+    Random,
+    Sequential,
+}
+
+/// Seconds a file is given for its inserts.
+const PATIENCE: f64 = 20.0;
+const MOST_INSERTED: u64 = 256 << 20;
+
+/// Fills a new subject; MB/s, device bytes per byte, and what was written.
+fn fill(subject: &mut dyn Subject, pattern: Pattern, o: &Options) -> Outcome<(f64, f64, u64)> {
+    let is_limited = pattern == Pattern::Insert && !subject.inserts_cheaply();
+    let blocks = if is_limited { o.bytes.min(MOST_INSERTED) } else { o.bytes } / o.block;
+    let mut random = Random(7);
+    let order = if pattern == Pattern::Random { random.shuffled(blocks) } else { Vec::new() };
+    let bytes: Vec<u8> = (0..o.block).map(|n| (n * 31) as u8).collect();
+    subject.settle()?;
+    let before = device_bytes(subject.dir());
+    let begun = Instant::now();
+    let mut done = 0;
+    for n in 0..blocks {
+        match pattern {
+            Pattern::Insert => subject.insert(random.below(n + 1) * o.block, &bytes)?,
+            Pattern::Random => subject.write(order[n as usize] * o.block, &bytes)?,
+            Pattern::Sequential => subject.write(n * o.block, &bytes)?,
+        }
+        done += o.block;
+        if is_limited && begun.elapsed().as_secs_f64() > PATIENCE {
+            break;
+        }
+    }
+    subject.sync()?;
+    let seconds = begun.elapsed().as_secs_f64();
+    subject.settle()?;
+    let device = device_bytes(subject.dir()).saturating_sub(before);
+    Ok((done as f64 / seconds / 1e6, device as f64 / done as f64, done))
+}
+
+/// Reads every block once with `threads` threads; MB/s.
+fn read(subject: &dyn Subject, blocks: u64, block: u64, is_random: bool, threads: u64) -> Outcome<f64> {
+    let orders: Vec<Vec<u64>> = (0..threads)
+        .map(|thread| {
+            let (from, to) = (blocks * thread / threads, blocks * (thread + 1) / threads);
+            if is_random {
+                Random(thread).shuffled(to - from).into_iter().map(|n| n + from).collect()
+            } else {
+                (from..to).collect()
+            }
+        })
+        .collect();
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = orders
+            .iter()
+            .map(|order| {
+                scope.spawn(move || -> Outcome<()> {
+                    let mut buffer = vec![0; block as usize];
+                    order.iter().try_for_each(|n| subject.read(n * block, &mut buffer))
+                })
+            })
+            .collect();
+        readers.into_iter().try_for_each(|reader| reader.join().map_err(|_| "a reader failed")?)
+    })?;
+    Ok((blocks * block) as f64 / begun.elapsed().as_secs_f64() / 1e6)
+}
+
+fn subjects(o: &Options, pattern: Pattern) -> Outcome<Vec<(Place, Box<dyn Subject>)>> {
+    let place = Place::new(&o.dirs[0])?;
+    let flex: Box<dyn Subject> = Box::new(Flex::new(&place.0.join("space"))?);
+    let mut all = vec![(place, flex)];
+    for dir in &o.dirs {
+        let place = Place::new(dir)?;
+        let name = format!("plain-{pattern:?}");
+        let plain: Box<dyn Subject> = Box::new(Plain::new(dir, &place.0.join(name))?);
+        all.push((place, plain));
+    }
+    Ok(all)
+}
+
+fn compare(o: &Options) -> Outcome<()> {
+    println!("MB/s, {} MiB in blocks of {} bytes; device bytes for a byte written\n", o.bytes >> 20, o.block);
+    println!(
+        "| pattern | subject | write | device bytes | read, 1 thread: seq cold | random cold | seq warm | random warm | random warm, 2 / 4 / 8 threads |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|");
+    for pattern in [Pattern::Insert, Pattern::Random, Pattern::Sequential] {
+        for (_place, mut subject) in subjects(o, pattern)? {
+            let (speed, device, done) = match fill(&mut *subject, pattern, o) {
+                Ok(filled) => filled,
+                Err(refusal) => {
+                    println!("| {pattern:?} | {} | cannot: {refusal} | | | | | | |", subject.name());
+                    continue;
+                }
+            };
+            print!("| {pattern:?} | {} | {speed:.0} | {device:.3} |", subject.name());
+            if o.only.as_deref() != Some("write") {
+                let blocks = done / o.block;
+                for (is_random, is_cold) in [(false, true), (true, true), (false, false), (true, false)] {
+                    if is_cold {
+                        subject.cool()?;
+                    } else {
+                        read(&*subject, blocks, o.block, is_random, 1)?;
+                    }
+                    print!(" {:.0} |", read(&*subject, blocks, o.block, is_random, 1)?);
+                }
+                for threads in [2, 4, 8] {
+                    print!(" {:.0} ", read(&*subject, blocks, o.block, true, threads)?);
+                }
+                print!("|");
+            }
+            println!();
+        }
+    }
+    Ok(())
+}
+
+fn main() -> Outcome<()> {
+    let o = options()?;
+    if o.only.as_deref() != Some("collect") {
+        compare(&o)?;
+    }
+    if o.only.as_deref().is_none_or(|part| part == "collect") {
+        let place = Place::new(&o.dirs[0])?;
+        collect::run(&place.0, o.bytes, o.block)?;
+    }
+    Ok(())
+}

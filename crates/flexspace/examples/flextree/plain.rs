@@ -1,0 +1,171 @@
+//! # The same B+-tree without shifts
+//!
+//! Nodes, capacity, arena and search are those of FlexTree; starts are absolute, so that an insert has to
+//! walk everything behind it (the paper's Figure 2a). Built by appends and inserts only.
+
+use crate::{Index, LEN, RANGE};
+
+const CAPACITY: usize = 64;
+const LINE: usize = 8;
+
+#[repr(C, align(64))]
+struct Node {
+    starts: [u64; CAPACITY],
+    /// Addresses in a leaf, nodes elsewhere.
+    below: [u64; CAPACITY],
+    count: usize,
+}
+
+impl Node {
+    fn new() -> Node {
+        Node { starts: [u64::MAX; CAPACITY], below: [0; CAPACITY], count: 0 }
+    }
+
+    #[inline]
+    fn search(&self, at: u64) -> usize {
+        let lines = self.starts.chunks_exact(LINE).skip(1).filter(|line| line[0] <= at).count();
+        let line = &self.starts[lines * LINE..lines * LINE + LINE];
+        lines * LINE + line[1..].iter().filter(|start| **start <= at).count()
+    }
+
+    fn insert(&mut self, slot: usize, start: u64, below: u64) {
+        self.starts.copy_within(slot..self.count, slot + 1);
+        self.below.copy_within(slot..self.count, slot + 1);
+        (self.starts[slot], self.below[slot]) = (start, below);
+        self.count += 1;
+    }
+
+    fn split_off(&mut self, mid: usize) -> Node {
+        let mut right = Node::new();
+        right.count = self.count - mid;
+        right.starts[..right.count].copy_from_slice(&self.starts[mid..self.count]);
+        right.below[..right.count].copy_from_slice(&self.below[mid..self.count]);
+        self.starts[mid..self.count].fill(u64::MAX);
+        self.count = mid;
+        right
+    }
+}
+
+pub(crate) struct Plain {
+    nodes: Vec<Node>,
+    root: usize,
+    height: usize,
+    len: u64,
+}
+
+fn index(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+impl Plain {
+    fn add(&mut self, node: Node) -> u64 {
+        self.nodes.push(node);
+        self.nodes.len() as u64 - 1
+    }
+
+    /// The leaf for `at`, with no full node on the way; each ancestor and slot is told to `path`.
+    fn descend(&mut self, at: u64, mut path: impl FnMut(&mut Node, usize)) -> usize {
+        let is_end = at == self.len;
+        if self.nodes[self.root].count >= CAPACITY - 2 {
+            let old = self.root as u64;
+            let mut root = Node::new();
+            root.insert(0, 0, old);
+            self.root = index(self.add(root));
+            self.height += 1;
+        }
+        let mut id = self.root;
+        for _ in 1..self.height {
+            let mut slot = self.nodes[id].search(at);
+            let child = index(self.nodes[id].below[slot]);
+            let count = self.nodes[child].count;
+            if count >= CAPACITY - 2 {
+                let right = self.nodes[child].split_off(if is_end { count - 1 } else { count / 2 });
+                let start = right.starts[0];
+                let right = self.add(right);
+                self.nodes[id].insert(slot + 1, start, right);
+                slot += usize::from(at >= start);
+            }
+            path(&mut self.nodes[id], slot);
+            id = index(self.nodes[id].below[slot]);
+        }
+        id
+    }
+
+    /// Moves all entries of the subtrees behind `slot` of `id`.
+    fn shift_all(&mut self, id: usize, from: usize, height: usize) {
+        for slot in from..self.nodes[id].count {
+            self.nodes[id].starts[slot] += LEN;
+            if height > 1 {
+                let child = index(self.nodes[id].below[slot]);
+                self.shift_all(child, 0, height - 1);
+            }
+        }
+    }
+
+    fn leaf_of(&self, at: u64) -> usize {
+        let mut id = self.root;
+        for _ in 1..self.height {
+            let node = &self.nodes[id];
+            id = index(node.below[node.search(at)]);
+        }
+        id
+    }
+}
+
+impl Index for Plain {
+    const NAME: &'static str = "same tree without shifts";
+    fn new() -> Plain {
+        Plain { nodes: vec![Node::new()], root: 0, height: 1, len: 0 }
+    }
+    fn len(&self) -> u64 {
+        self.len
+    }
+    fn insert(&mut self, at: u64, address: u64) {
+        let mut path = Vec::new();
+        let root = self.root;
+        let leaf = self.descend(at, |_, slot| path.push(slot));
+        let mut id = if self.root == root { root } else { self.root };
+        for (depth, slot) in path.into_iter().enumerate() {
+            self.shift_all(id, slot + 1, self.height - depth);
+            id = index(self.nodes[id].below[slot]);
+        }
+        let node = &mut self.nodes[leaf];
+        let slot = if node.count == 0 { 0 } else { node.search(at) };
+        let slot = if at == self.len { node.count } else { slot };
+        node.insert(slot, at, address);
+        node.starts[slot + 1..node.count].iter_mut().for_each(|start| *start += LEN);
+        self.len += LEN;
+    }
+    fn append(&mut self, address: u64) {
+        let at = self.len;
+        let leaf = self.descend(at, |_, _| {});
+        let node = &mut self.nodes[leaf];
+        node.insert(node.count, at, address);
+        self.len += LEN;
+    }
+    fn lookup(&self, ats: &mut dyn Iterator<Item = u64>) -> u64 {
+        ats.map(|at| {
+            let leaf = &self.nodes[self.leaf_of(at)];
+            leaf.below[leaf.search(at)]
+        })
+        .fold(0, u64::wrapping_add)
+    }
+    fn range(&self, ats: &mut dyn Iterator<Item = u64>) -> u64 {
+        ats.map(|at| {
+            let (mut sum, mut left, mut at) = (0u64, RANGE, at);
+            while left > 0 && at < self.len {
+                let leaf = &self.nodes[self.leaf_of(at)];
+                let from = leaf.search(at);
+                let now = left.min(leaf.count - from);
+                sum = leaf.below[from..from + now].iter().fold(sum, |sum, a| sum.wrapping_add(*a));
+                left -= now;
+                at = leaf.starts[from + now - 1] + LEN;
+            }
+            sum
+        })
+        .fold(0, u64::wrapping_add)
+    }
+    fn bytes(&self) -> u64 {
+        (self.nodes.len() * size_of::<Node>()) as u64
+    }
+}

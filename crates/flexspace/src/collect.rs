@@ -1,0 +1,326 @@
+//! # Collect: garbage collection, a step at a time
+//!
+//! A *pass* chooses the emptiest segments and walks the whole index once. A *step* of it looks at some thousand
+//! entries, copies those in the chosen segments outside of the lock, and then, under the lock, remaps them as
+//! one operation, if they are still there. The part of the index that a step looks at is a range of
+//! addresses which edits may move meanwhile: the writer keeps it up to date.
+//!
+//! ## Progress
+//!
+//! An extent is at most 1/32 of a segment, and at most 30/32 of all segments but the reserve may live. So there
+//! is always a segment that is at most 15/16 full (paper, section 4.1), and emptying it gains more than what
+//! may be lost at a segment's end. The reserve, which users may not take, gives a pass room to copy to. Users that find
+//! no room do the steps themselves; before that, when little is left, each writes at the price of some copying,
+//! so that nobody ever waits for more than a step.
+//!
+//! ## Crash
+//!
+//! A step is an operation like others: remaps in one frame. What it copied from stays until that is durable
+//! (`upkeep.rs`).
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use sheaf_base::error::{Error, Result};
+
+use crate::extent::{Extent, footprint};
+use crate::format::{Record, Run};
+use crate::space::{Shared, Version};
+use crate::tree::{Content, Entry};
+use crate::writer::{State, Who, Writer};
+
+/// Most segments that one pass empties.
+const VICTIMS: usize = 64;
+
+/// A walk over the index.
+#[derive(Debug)]
+pub(crate) struct Pass {
+    victims: HashSet<u32>,
+}
+
+/// What is worth copying, and from where to where it was found.
+struct Found {
+    version: Arc<Version>,
+    entries: Vec<Entry<Extent>>,
+    is_last: bool,
+}
+
+impl Writer {
+    /// Little is left, or much is garbage.
+    pub(crate) fn is_tight(&self) -> bool {
+        let g = &self.areas.geometry;
+        let used = (self.there - self.free.len() as u64) * g.segment;
+        if self.limit < u64::from(u32::MAX) {
+            // Collection begins when 85 % of the limit is used.
+            return used > self.limit * g.segment / 20 * 17;
+        }
+        used > self.total_live + self.total_live / 4 + u64::from(g.area_segments) / 2 * g.segment
+    }
+
+    /// The emptiest sealed segments whose live bytes fit into what the collector may take.
+    fn victims(&self) -> HashSet<u32> {
+        let g = &self.areas.geometry;
+        let worth = g.segment / 16 * 15;
+        let mut sealed: Vec<(u64, u32)> = (0..)
+            .zip(&self.segments)
+            .filter(|(_, s)| s.state == State::Sealed && s.live > 0 && s.live <= worth && !s.is_damaged)
+            .map(|(number, segment)| (segment.live, number))
+            .collect();
+        sealed.sort_unstable();
+        // One segment is left out of the account, for extents that edits split meanwhile.
+        let spare = if self.available(Who::Collector) > 1 { g.segment } else { 0 };
+        let mut room = self.room(Who::Collector).saturating_sub(spare);
+        let mut victims = HashSet::new();
+        for (live, number) in sealed.into_iter().take(VICTIMS) {
+            // The price of the walk is shared, but nearly full segments wait until there is nothing better.
+            if live > room || (victims.len() >= VICTIMS / 8 && live > g.segment / 4 * 3) {
+                break;
+            }
+            room -= live;
+            victims.insert(number);
+        }
+        victims
+    }
+}
+
+impl Shared {
+    /// A step if much is garbage or little is left. True if there was one.
+    pub(crate) fn collect_if_due(&self) -> Result<bool> {
+        if !self.writer.lock().is_tight() {
+            return Ok(false);
+        }
+        self.collect()
+    }
+
+    /// One step of a pass, a new one if there is none. False if no segment is worth it.
+    fn collect(&self) -> Result<bool> {
+        let mut collecting = self.collecting.lock();
+        if collecting.is_none() {
+            let mut w = self.writer.lock();
+            let victims = w.victims();
+            if victims.is_empty() {
+                return Ok(false);
+            }
+            w.track = Some((0, 0));
+            *collecting = Some(Pass { victims });
+        }
+        let Some(pass) = collecting.as_mut() else { return Ok(false) };
+        let found = self.look(pass);
+        let moved = self.copy(pass, &found)?;
+        // While the version is held, no chunk that was found can give its place to another: what still has the
+        // same address is the same.
+        let (is_done, held) = (found.is_last, found.version);
+        let repointed = self.repoint(moved);
+        drop(held);
+        let is_full = matches!(repointed, Err(Error::NoSpace { .. }));
+        if is_done || is_full {
+            // Without room for all that was chosen, another choice is made when something was given back.
+            self.writer.lock().track = None;
+            *collecting = None;
+        }
+        if is_full { Ok(false) } else { repointed.map(|()| true) }
+    }
+
+    /// Walks on through the index; the tracked range is then what was walked.
+    fn look(&self, pass: &Pass) -> Found {
+        let g = &self.geometry;
+        let mut w = self.writer.lock();
+        let version = self.current.load_full();
+        let from = w.track.map_or(0, |(_, to)| to);
+        let (mut entries, mut bytes, mut to, mut looked) = (Vec::new(), 0, from, 0);
+        for entry in version.tree.range(from) {
+            if looked == g.look || bytes >= g.step {
+                break;
+            }
+            looked += 1;
+            to = entry.start + entry.len;
+            if !entry.item.is_hole() && pass.victims.contains(&w.areas.segment_of(entry.item)) {
+                bytes += entry.len;
+                entries.push(entry);
+            }
+        }
+        w.track = Some((from, to));
+        let is_last = to >= version.tree.len();
+        Found { version, entries, is_last }
+    }
+
+    /// Reads what was found; a segment with a damaged piece is given up.
+    fn copy(&self, pass: &mut Pass, found: &Found) -> Result<Vec<(Entry<Extent>, Vec<u8>)>> {
+        let mut copies = Vec::with_capacity(found.entries.len());
+        for entry in &found.entries {
+            let mut bytes = vec![0; usize::try_from(entry.len).unwrap_or(usize::MAX)];
+            match found.version.areas.read(entry.item, 0, &mut bytes) {
+                Ok(()) => copies.push((*entry, bytes)),
+                Err(error) if error.is_corrupt() => {
+                    let segment = found.version.areas.segment_of(entry.item);
+                    pass.victims.remove(&segment);
+                    self.writer.lock().segments[segment as usize].is_damaged = true;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(copies)
+    }
+
+    /// Writes the copies and maps to them what is still mapped to the originals.
+    fn repoint(&self, copies: Vec<(Entry<Extent>, Vec<u8>)>) -> Result<()> {
+        if copies.is_empty() {
+            return Ok(());
+        }
+        // An entry may have been split since, in parts: each part is a record.
+        let body = 64 + 64 * 2 * self.geometry.look.min(copies.len() * 4 + 16);
+        let mut w = loop {
+            let w = self.writer.lock();
+            self.check_writable()?;
+            if w.log.has_room(body) {
+                break w;
+            }
+            drop(w);
+            self.make_spare(crate::log::need(body))?;
+        };
+        // By chunk and first byte: where the copy is.
+        let mut moved: BTreeMap<(u64, u64), (u64, Run)> = BTreeMap::new();
+        let (mut bytes, mut trouble) = (0, None);
+        for (entry, copy) in &copies {
+            let run = match w.place(Who::Collector, copy) {
+                Ok(run) => run,
+                Err(error) => {
+                    trouble = Some(error);
+                    break; // what has a place is not copied in vain
+                }
+            };
+            bytes += footprint(entry.len, self.geometry.piece);
+            moved.insert((entry.item.chunk(), entry.item.skip()), (entry.len, run));
+        }
+        let Some((from, to)) = w.track else { return Ok(()) };
+        let mut records = Vec::new();
+        let mut size = 0;
+        let version = self.current.load_full();
+        for entry in version.tree.range(from).take_while(|entry| entry.start < to) {
+            let key = (entry.item.chunk(), entry.item.skip());
+            let Some((before, (len, run))) =
+                moved.range(..=key).next_back().filter(|_| !entry.item.is_hole())
+            else {
+                continue;
+            };
+            let skip = key.1 - before.1.min(key.1);
+            if before.0 == key.0 && skip + entry.len <= *len {
+                let run = part(run, skip, entry.len);
+                size += 16 + 16 * run.len() + 32;
+                if size > body - 64 {
+                    break; // split into more parts than foreseen: the next pass finds the rest
+                }
+                records.push(Record::Remap { at: entry.start, run });
+            }
+        }
+        drop(version);
+        self.counters.moved.fetch_add(bytes, Ordering::Relaxed);
+        if !records.is_empty() {
+            self.finish(&mut w, &records)?;
+        }
+        trouble.map_or(Ok(()), Err)
+    }
+
+    /// Makes room for `bytes` of a user, by collecting if need be.
+    pub(crate) fn make_room(&self, bytes: u64) -> Result<()> {
+        loop {
+            let dead = {
+                let w = self.writer.lock();
+                if w.room(Who::User) >= bytes {
+                    return Ok(());
+                }
+                w.dead()
+            };
+            // A release costs a sync: it waits until it is worth it, or nothing else is left to do.
+            let is_worth_it = dead >= (self.geometry.reserve / 2).max(1);
+            if is_worth_it && self.release()? > 0 || self.collect()? || self.release()? > 0 {
+                continue;
+            }
+            // The background may have given back what this thread did not find.
+            if self.writer.lock().room(Who::User) < bytes {
+                return self.no_space();
+            }
+        }
+    }
+
+    /// After a user wrote `bytes`: if little is left, some copying for them.
+    pub(crate) fn help(&self, bytes: u64) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let scarcity = {
+            let w = self.writer.lock();
+            // The less is left, the more is copied for a byte: up to 16 for one.
+            let left = w.available(Who::User);
+            let low = (w.limit / 16).clamp(self.geometry.reserve, 64);
+            (16 * low.saturating_sub(left)).div_ceil(low)
+        };
+        let mut due = bytes.saturating_mul(scarcity).min(self.geometry.step * 2);
+        while due > 0 {
+            let before = self.counters.moved.load(Ordering::Relaxed);
+            match self.collect() {
+                Ok(true) => {}
+                // What was to be done is done: trouble with the collection is the next writer's who needs it.
+                Ok(false) | Err(_) => break,
+            }
+            due = due.saturating_sub((self.counters.moved.load(Ordering::Relaxed) - before).max(4096));
+        }
+        Ok(())
+    }
+
+    /// Writes a range again, in pieces of one extent each.
+    pub(crate) fn defrag(&self, at: u64, len: u64) -> Result<()> {
+        let view = self.current.load_full();
+        let end = at.saturating_add(len).min(view.tree.len());
+        drop(view);
+        let mut from = at;
+        let mut buffer = Vec::new();
+        while from < end {
+            let version = self.current.load_full();
+            let Some(entry) = version.tree.get(from) else { break };
+            if entry.item.is_hole() {
+                from = entry.start + entry.len;
+                continue;
+            }
+            let run = version.tree.range(from).take_while(|e| !e.item.is_hole()).last();
+            let data_end = run.map_or(from, |last| last.start + last.len);
+            let to = end.min(data_end).min(from + self.geometry.max_extent);
+            let fragments = version.tree.range(from).take_while(|entry| entry.start < to).count();
+            if fragments > 1 {
+                buffer.resize(usize::try_from(to - from).unwrap_or(usize::MAX), 0);
+                version.read(from, &mut buffer)?;
+                let seq = version.tree.mark();
+                drop(version);
+                if !self.rewrite(seq, from, &buffer)? {
+                    continue; // changed meanwhile: look again
+                }
+            }
+            from = to;
+        }
+        Ok(())
+    }
+
+    /// Writes `bytes`, read at operation `seq`, to where they are. False if there were other operations since.
+    fn rewrite(&self, seq: u64, at: u64, bytes: &[u8]) -> Result<bool> {
+        self.commit_if(&[crate::writer::Op::Write { at, bytes }], |w| w.seq == seq)
+    }
+}
+
+/// The part of a run from `skip` on, `len` bytes long.
+fn part(run: &Run, mut skip: u64, mut left: u64) -> Run {
+    let mut part = Run::new();
+    for (len, extent) in run {
+        if skip >= *len {
+            skip -= len;
+            continue;
+        }
+        let now = (len - skip).min(left);
+        if now > 0 {
+            part.push((now, extent.tail(skip)));
+        }
+        left -= now;
+        skip = 0;
+    }
+    part
+}

@@ -1,0 +1,156 @@
+//! # Extent: where a run of bytes stands, and how it is checked
+//!
+//! What is written in one go, up to the largest extent's length, is a *chunk*: a row of *pieces*, each with
+//! a checksum of its own. An extent names a chunk and how many of its bytes to skip, so that splitting an
+//! extent moves no byte and sums nothing anew, and reading 4 KiB of it checks 4 KiB and not 128.
+//!
+//! ## Picture
+//!
+//! ```text
+//!  extent   hole 1 | 0 1 | skip 17 | chunk's address / 8, 45 bits
+//!
+//!  chunk    | sum 4 | len 4 | body, 4096 | sum | len | body, 4096 | sum | len | rest | pad to 8 |
+//!             crc32c(seed of the segment, offset in it ‖ len ‖ body)
+//! ```
+//!
+//! The seed holds the space's id, the segment's number and its *serial*, which is another one whenever the
+//! segment is used again, in any life of the space: bytes of an earlier use never pass.
+
+use sheaf_base::types::StoreId;
+
+use crate::tree::Content;
+
+/// Bytes before each piece.
+pub(crate) const PIECE_HEAD: u64 = 8;
+const ALIGN: u64 = 8;
+const SKIP_BITS: u32 = 17;
+const ADDRESS_BITS: u32 = 45;
+const HOLE: u64 = 1 << 63;
+/// Longest extent the format holds.
+pub(crate) const MAX_EXTENT: u64 = 1 << SKIP_BITS;
+
+/// What a FlexSpace's tree maps to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Extent(u64);
+
+impl Extent {
+    /// A run of zeros that takes no space.
+    pub(crate) const HOLE: Extent = Extent(HOLE);
+
+    /// The first byte of the chunk at `address`.
+    pub(crate) fn new(address: u64) -> Extent {
+        debug_assert!(address.is_multiple_of(ALIGN) && address / ALIGN < 1 << ADDRESS_BITS);
+        Extent(address / ALIGN)
+    }
+
+    /// As stored.
+    pub(crate) fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// From stored bits; `None` if they cannot be an extent.
+    pub(crate) fn from_bits(bits: u64) -> Option<Extent> {
+        (bits == HOLE || bits >> (SKIP_BITS + ADDRESS_BITS) == 0).then_some(Extent(bits))
+    }
+
+    /// Whether it is a hole.
+    pub(crate) fn is_hole(self) -> bool {
+        self.0 == HOLE
+    }
+
+    /// Where its chunk starts, in bytes from the start of all segments.
+    pub(crate) fn chunk(self) -> u64 {
+        (self.0 & ((1 << ADDRESS_BITS) - 1)) * ALIGN
+    }
+
+    /// Which byte of the chunk it starts with.
+    pub(crate) fn skip(self) -> u64 {
+        self.0 >> ADDRESS_BITS & (MAX_EXTENT - 1)
+    }
+}
+
+impl Content for Extent {
+    type Pivot = ();
+    fn pivot(&self) {}
+    fn tail(self, at: u64) -> Extent {
+        if self.is_hole() { self } else { Extent(self.0 + (at << ADDRESS_BITS)) }
+    }
+    fn joins(&self, _: u64, next: &Extent) -> bool {
+        self.is_hole() && next.is_hole()
+    }
+}
+
+/// Bytes that `len` bytes take in a segment, in pieces of `piece`.
+#[inline]
+pub(crate) fn footprint(len: u64, piece: u64) -> u64 {
+    (len + len.div_ceil(piece) * PIECE_HEAD).next_multiple_of(ALIGN)
+}
+
+/// The most bytes whose footprint is at most `room`.
+pub(crate) fn fitting(room: u64, piece: u64) -> u64 {
+    let room = room / ALIGN * ALIGN;
+    let whole = room / (piece + PIECE_HEAD);
+    whole * piece + (room % (piece + PIECE_HEAD)).saturating_sub(PIECE_HEAD)
+}
+
+/// What salts the sums of one segment in one use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seed(u32);
+
+impl Seed {
+    pub(crate) fn new(space: StoreId, segment: u32, serial: u64) -> Seed {
+        let sum = crc32c::crc32c(&space.0.to_le_bytes());
+        let sum = crc32c::crc32c_append(sum, &segment.to_le_bytes());
+        Seed(crc32c::crc32c_append(sum, &serial.to_le_bytes()))
+    }
+
+    /// The sum of the piece at `offset` of the segment.
+    pub(crate) fn sum(self, offset: u64, body: &[u8]) -> u32 {
+        let mut place = [0; 16];
+        place[..8].copy_from_slice(&offset.to_le_bytes());
+        place[8..].copy_from_slice(&(body.len() as u64).to_le_bytes());
+        crc32c::crc32c_append(crc32c::crc32c_append(self.0, &place), body)
+    }
+
+    /// Appends the chunk of `bytes`, to stand at `offset` of the segment, to `out`.
+    pub(crate) fn encode(self, offset: u64, bytes: &[u8], piece: usize, out: &mut Vec<u8>) {
+        let start = out.len();
+        for body in bytes.chunks(piece) {
+            let at = offset + (out.len() - start) as u64;
+            out.extend_from_slice(&self.sum(at, body).to_le_bytes());
+            out.extend_from_slice(&u32::try_from(body.len()).unwrap_or(u32::MAX).to_le_bytes());
+            out.extend_from_slice(body);
+        }
+        out.resize(out.len().next_multiple_of(8), 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extents_keep_their_fields_when_they_are_split() {
+        let extent = Extent::new(((1 << ADDRESS_BITS) - 1) * 8);
+        let tail = extent.tail(100_000).tail(31_071);
+        assert_eq!((tail.chunk(), tail.skip()), (extent.chunk(), 131_071));
+        assert_eq!(Extent::from_bits(tail.bits()), Some(tail));
+        assert!(!tail.is_hole() && Extent::HOLE.tail(1 << 60).is_hole());
+        assert_eq!(Extent::from_bits(1 << 62), None);
+        assert_eq!(Extent::from_bits(HOLE | 1), None);
+    }
+
+    #[test]
+    fn what_fits_takes_what_it_says() {
+        for piece in [128, 4096] {
+            for room in 0..20_000 {
+                let len = fitting(room, piece);
+                assert!(footprint(len, piece) <= room || len == 0, "{len} in {room}");
+                assert!(footprint(len + 9, piece) > room / 8 * 8, "{len} in {room} is not the most");
+            }
+        }
+        let mut out = Vec::new();
+        Seed::new(StoreId(1), 2, 3).encode(64, &[7; 1000], 128, &mut out);
+        assert_eq!(out.len() as u64, footprint(1000, 128));
+    }
+}

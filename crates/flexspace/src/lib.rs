@@ -1,0 +1,56 @@
+//! # FlexTree and FlexSpace: a file whose bytes can be inserted and removed anywhere
+//!
+//! [`FlexSpace`] is a storage for one address space: `read`, `write`, and also `insert` and `collapse`, which move
+//! everything behind by any number of bytes in O(log N), without rewriting it (after the FlexSpace paper,
+//! EuroSys'22). [`tree::ShiftTree`] is the index under it, usable on its own.
+//!
+//! ## Picture
+//!
+//! ```text
+//!      edits (one at a time)                              reads (any number, no lock)
+//!        |  data, then log, then tree                       |
+//!        v                                                  v
+//!   writer ── publishes ──> version = tree nodes + data files ── checked bytes
+//!     |    \                    ^
+//!     |     └ log: one frame an operation      (log.rs)
+//!     v
+//!   segments of 4 MiB in data files, filled front to back   (area.rs, extent.rs)
+//!     ^
+//!   collect: live extents out of the emptiest segments, a step at a time   (collect.rs)
+//!   upkeep:  syncs, checkpoints, segments given back when nothing durable needs them (upkeep.rs)
+//! ```
+//!
+//! ## Promises
+//!
+//! 1. After a crash the space is the result of a prefix of its operations that contains all before the last
+//!    [`FlexSpace::sync`] that returned; each is there whole or not at all. An [`Edit`] is one operation.
+//! 2. A read returns what was written or an error. Every byte is covered by a checksum, checked at every read.
+//! 3. Readers never wait for the writer, syncs, or garbage collection. A [`View`] stays as it is.
+//! 4. A failed sync poisons: no change until it is opened again, reads go on. A full disk refuses what adds
+//!    bytes; reading and removing go on.
+//!
+//! ## Costs
+//!
+//! An operation: a copy and a sum of its bytes, one `pwrite`, 40 to 60 bytes of log, some microseconds. A read: a descent in memory,
+//! a sum and a copy out of the page cache. Memory: the index, 17 to 25 bytes an extent.
+
+#![warn(missing_docs)]
+
+mod area;
+mod collect;
+mod edit;
+mod extent;
+mod format;
+mod log;
+mod options;
+mod recover;
+mod space;
+pub mod tree;
+mod upkeep;
+mod view;
+mod writer;
+
+pub use edit::{Cursor, Edit};
+pub use options::Options;
+pub use space::{FlexSpace, Stats};
+pub use view::{ExtentBytes, Reader, View};

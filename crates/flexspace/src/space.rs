@@ -1,0 +1,459 @@
+//! # FlexSpace: a file whose bytes can be inserted and removed anywhere
+//!
+//! Ties the writer, the readers' versions, syncs, checkpoints and garbage collection together. See the
+//! crate's page for the picture.
+//!
+//! ## Threads
+//!
+//! Any thread may call anything. Locks, in order: `collecting`, `maintenance`, `syncing`, `writer`. Readers take
+//! none: they load the current version. Under `writer` there is the data's and the log's `pwrite`, no sync.
+//!
+//! ## Crash
+//!
+//! `recover.rs` has the story.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use sheaf_base::disk::{Disk, Locked, Share};
+use sheaf_base::error::{Error, IoContext, Result};
+use sheaf_base::memory::Part;
+use sheaf_base::pair::Pair;
+use sheaf_base::sync::Mutex;
+use sheaf_base::types::Incarnation;
+use sheaf_base::work::{Waker, Worker};
+
+use crate::area::Areas;
+use crate::collect::Pass;
+use crate::edit::Edit;
+use crate::extent::Extent;
+use crate::format::Head;
+use crate::options::{Geometry, Options};
+use crate::recover;
+use crate::tree::Frozen;
+use crate::view::View;
+use crate::writer::{Op, Who, Writer};
+
+/// The file that holds the lock.
+const LOCK: &str = "LOCK";
+/// Background work looks around at least this often.
+const INTERVAL: Duration = Duration::from_millis(50);
+
+/// A state of the space that readers may have.
+#[derive(Debug)]
+pub(crate) struct Version {
+    pub(crate) tree: Arc<Frozen<Extent>>,
+    pub(crate) areas: Arc<Areas>,
+    pub(crate) mark: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Maintenance {
+    pub(crate) pair: Pair,
+    pub(crate) head: Head,
+    /// Size of the last checkpoint in bytes.
+    pub(crate) checkpoint_bytes: u64,
+    pub(crate) is_closed: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) dir: PathBuf,
+    pub(crate) options: Options,
+    pub(crate) geometry: Geometry,
+    pub(crate) incarnation: Incarnation,
+    pub(crate) current: ArcSwap<Version>,
+    pub(crate) collecting: Mutex<Option<Pass>>,
+    pub(crate) maintenance: Mutex<Maintenance>,
+    pub(crate) syncing: Mutex<()>,
+    pub(crate) writer: Mutex<Writer>,
+    pub(crate) durable: AtomicU64,
+    pub(crate) poison: Mutex<Option<&'static str>>,
+    pub(crate) waker: Waker,
+    pub(crate) counters: Counters,
+    pub(crate) accounted: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) written: AtomicU64,
+    pub(crate) moved: AtomicU64,
+    pub(crate) freed: AtomicU64,
+    pub(crate) checkpoints: AtomicU64,
+    pub(crate) syncs: AtomicU64,
+}
+
+/// Figures of a space.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Length in bytes, holes included.
+    pub len: u64,
+    /// Extents and holes.
+    pub extents: u64,
+    /// Bytes of the index in memory.
+    pub index_bytes: u64,
+    /// Versions that readers hold, the newest included.
+    pub versions: u64,
+    /// Operations so far, in all lives of the space; and how many of them are durable.
+    pub operations: u64,
+    /// See `operations`.
+    pub durable: u64,
+    /// Bytes that live in data files, checksums included.
+    pub live_bytes: u64,
+    /// Most bytes that may live there; without a limit, a large number.
+    pub capacity: u64,
+    /// Segments in the data files.
+    pub segments: u64,
+    /// Segments that can be written.
+    pub free_segments: u64,
+    /// Segments that are empty and wait for a sync, or for readers, before they can be written.
+    pub dead_segments: u64,
+    /// Data bytes written by users since the opening.
+    pub written_bytes: u64,
+    /// Data bytes moved by garbage collection since the opening.
+    pub moved_bytes: u64,
+    /// Segments given back since the opening.
+    pub freed_segments: u64,
+    /// Checkpoints since the opening.
+    pub checkpoints: u64,
+    /// Syncs since the opening.
+    pub syncs: u64,
+}
+
+/// An open FlexSpace. Dropping it closes it; errors of that are lost: prefer [`FlexSpace::close`].
+///
+/// ```
+/// use sheaf_flexspace::{FlexSpace, Options};
+/// # fn main() -> sheaf_base::error::Result<()> {
+/// # let disk = std::sync::Arc::new(sheaf_base::disk::sim::SimDisk::new());
+/// let space = FlexSpace::open_on(disk, "/text", Options { inline: true, ..Options::default() })?;
+/// space.write(0, b"hello world")?;
+/// space.insert(5, b", wide")?;
+/// space.collapse(0, 2)?;
+/// let mut text = vec![0; space.len() as usize];
+/// space.read(0, &mut text)?;
+/// assert_eq!(text, b"llo, wide world");
+/// space.sync()?;
+/// space.close()
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct FlexSpace {
+    shared: Arc<Shared>,
+    worker: Option<Worker>,
+    _lock: Box<dyn std::fmt::Debug + Send + Sync>,
+}
+
+impl FlexSpace {
+    /// Opens the space in the directory `dir` of the machine.
+    ///
+    /// # Errors
+    ///
+    /// `Locked` if it is open elsewhere, `NotFound` if there is none and `options.create` says no, `Corrupt` if
+    /// what must be there is not.
+    pub fn open(dir: impl AsRef<Path>, options: Options) -> Result<FlexSpace> {
+        FlexSpace::open_on(Arc::new(sheaf_base::disk::real::RealDisk), dir, options)
+    }
+
+    /// As [`FlexSpace::open`], on any disk.
+    ///
+    /// # Errors
+    ///
+    /// As for [`FlexSpace::open`].
+    pub fn open_on(disk: Arc<dyn Disk>, dir: impl AsRef<Path>, options: Options) -> Result<FlexSpace> {
+        let dir = dir.as_ref();
+        if options.create {
+            recover::make_dir(&*disk, dir)?;
+        } else if disk.list(dir).is_err() {
+            return Err(Error::NotFound { path: dir.to_path_buf() });
+        }
+        let lock = match disk.lock(&dir.join(LOCK), Share::Exclusive).during("lock", dir)? {
+            Locked::Held(lock) => lock,
+            Locked::Busy(pid) => return Err(Error::Locked { path: dir.to_path_buf(), pid }),
+        };
+        let is_inline = options.inline;
+        let shared = Arc::new(recover::open(disk, dir, options)?);
+        let worker = if is_inline {
+            None
+        } else {
+            let background = Arc::clone(&shared);
+            let step = move || background.pump().unwrap_or(false);
+            Some(Worker::start("flexspace", shared.waker.clone(), INTERVAL, step)?)
+        };
+        Ok(FlexSpace { shared, worker, _lock: lock })
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.shared.current.load().tree.len()
+    }
+
+    /// True if it has no byte.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The state as of now, to read from for as long as it is held. What it alone needs takes space that
+    /// long.
+    #[must_use]
+    pub fn view(&self) -> View {
+        View::new(self.shared.current.load_full())
+    }
+
+    /// Fills `buf` from `at`; fewer bytes only at the end. How many.
+    ///
+    /// # Errors
+    ///
+    /// `Corrupt` if a byte is not what was written; `Io` if it cannot be read.
+    pub fn read(&self, at: u64, buf: &mut [u8]) -> Result<usize> {
+        self.shared.current.load().read(at, buf)
+    }
+
+    /// As [`View::read_extent`], of the state as of now.
+    ///
+    /// # Errors
+    ///
+    /// As for [`FlexSpace::read`].
+    pub fn read_extent(&self, at: u64, max: usize) -> Result<Option<crate::view::ExtentBytes>> {
+        self.shared.current.load().read_extent(at, max)
+    }
+
+    /// Starts an operation of several parts, which is there whole or not at all.
+    pub fn edit(&self) -> Edit<'_> {
+        Edit::new(self)
+    }
+
+    /// Replaces the bytes from `at` on by `bytes`, and goes on behind the end. Beyond the end it leaves a hole,
+    /// which reads as zeros and takes no space.
+    ///
+    /// # Errors
+    ///
+    /// Nothing was changed: `NoSpace`, `OverBudget`, `TooLarge`, `Io`. `Poisoned` since a failed sync.
+    pub fn write(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        self.shared.commit(&[Op::Write { at, bytes }])
+    }
+
+    /// Inserts `bytes` at `at`; what was there and behind moves.
+    ///
+    /// # Errors
+    ///
+    /// As for [`FlexSpace::write`]; `Invalid` if `at` is beyond the end.
+    pub fn insert(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        self.shared.commit(&[Op::Insert { at, bytes }])
+    }
+
+    /// Inserts a hole of `len` bytes at `at`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`FlexSpace::insert`].
+    pub fn insert_hole(&self, at: u64, len: u64) -> Result<()> {
+        self.shared.commit(&[Op::InsertHole { at, len }])
+    }
+
+    /// Removes `len` bytes at `at`; what was behind moves to `at`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`FlexSpace::insert`], if the range is not within the space. Needs no room in the data files.
+    pub fn collapse(&self, at: u64, len: u64) -> Result<()> {
+        self.shared.commit(&[Op::Collapse { at, len }])
+    }
+
+    /// Writes the bytes of a range again, in as few extents as can be; holes stay holes. Content does not change.
+    ///
+    /// # Errors
+    ///
+    /// As for [`FlexSpace::write`]; damage in the range.
+    pub fn defrag(&self, at: u64, len: u64) -> Result<()> {
+        self.shared.defrag(at, len)
+    }
+
+    /// Makes everything durable that was done before the call.
+    ///
+    /// # Errors
+    ///
+    /// `Poisoned` if it failed, now or before: the space refuses changes until it is opened again.
+    pub fn sync(&self) -> Result<()> {
+        self.shared.sync()
+    }
+
+    /// One step of everything that is due in the background. True if there was anything.
+    ///
+    /// # Errors
+    ///
+    /// What the step met.
+    pub fn pump(&self) -> Result<bool> {
+        self.shared.pump()
+    }
+
+    /// Writes a checkpoint: the next opening has no log to replay.
+    ///
+    /// # Errors
+    ///
+    /// As for [`FlexSpace::sync`].
+    pub fn checkpoint(&self) -> Result<()> {
+        self.shared.checkpoint()
+    }
+
+    /// Figures.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.shared.stats()
+    }
+
+    /// Reads every byte there is; each damaged extent goes to `report`.
+    ///
+    /// # Errors
+    ///
+    /// None of damage; that goes to `report`.
+    pub fn verify(&self, mut report: impl FnMut(Error)) -> Result<()> {
+        self.shared.maintenance.lock().pair.check::<Head>(&mut report);
+        self.view().verify(report)
+    }
+
+    /// Syncs, writes a checkpoint, and marks the space as closed in order.
+    ///
+    /// # Errors
+    ///
+    /// As for [`FlexSpace::sync`].
+    pub fn close(mut self) -> Result<()> {
+        drop(self.worker.take());
+        self.shared.close()
+    }
+
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+}
+
+impl Drop for FlexSpace {
+    fn drop(&mut self) {
+        drop(self.worker.take());
+        let _ = self.shared.close(); // whoever wants to know calls `close`
+        let bytes = self.shared.accounted.swap(0, Ordering::Relaxed);
+        self.shared.options.memory.give(Part::Index, bytes);
+    }
+}
+
+impl Shared {
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        match *self.poison.lock() {
+            Some(op) => Err(Error::Poisoned { op }),
+            None => Ok(()),
+        }
+    }
+
+    /// From now on nothing is changed any more.
+    pub(crate) fn poison<T>(&self, op: &'static str, answer: Result<T>) -> Result<T> {
+        if answer.is_err() {
+            self.poison.lock().get_or_insert(op);
+        }
+        answer
+    }
+
+    /// Does `ops` as one operation.
+    pub(crate) fn commit(&self, ops: &[Op<'_>]) -> Result<()> {
+        self.commit_if(ops, |_| true).map(drop)
+    }
+
+    /// Does `ops` as one operation, if `still` holds at that point. Whether it did.
+    pub(crate) fn commit_if(&self, ops: &[Op<'_>], still: impl Fn(&Writer) -> bool) -> Result<bool> {
+        let mut rounds = 0;
+        loop {
+            let mut w = self.writer.lock();
+            self.check_writable()?;
+            if !still(&w) {
+                return Ok(false);
+            }
+            let (bytes, body) = w.plan(ops)?;
+            if bytes > 0 && !self.options.memory.has_room(0) {
+                return Err(Error::OverBudget { budget: self.options.memory.budget() });
+            }
+            if bytes > 0 && w.total_live.saturating_add(bytes) > w.capacity() {
+                return Err(Error::NoSpace { path: self.dir.clone() });
+            }
+            // Records of segments opened by operations that failed come on top.
+            let body = body + 16 * w.segments.len().min(64);
+            if !w.log.has_room(body) {
+                drop(w);
+                self.make_spare(crate::log::need(body))?;
+                continue;
+            }
+            if bytes > 0 && w.room(Who::User) < bytes {
+                drop(w);
+                self.make_room(bytes)?;
+                rounds += 1;
+                if rounds > 64 {
+                    return Err(Error::NoSpace { path: self.dir.clone() }); // others took it each time
+                }
+                continue;
+            }
+            let records = w.write(ops)?;
+            if records.is_empty() {
+                return Ok(true);
+            }
+            self.finish(&mut w, &records)?;
+            self.counters.written.fetch_add(bytes, Ordering::Relaxed);
+            let is_due = self.is_work_due(&w);
+            drop(w);
+            if is_due {
+                self.waker.wake();
+            }
+            return self.help(bytes).map(|()| true);
+        }
+    }
+
+    /// Logs, applies and publishes records whose data is written.
+    pub(crate) fn finish(&self, w: &mut Writer, records: &[crate::format::Record]) -> Result<()> {
+        let durable = self.durable.load(Ordering::Acquire);
+        let logged = w.log(durable, records);
+        self.poison("append to the log", logged)?;
+        w.apply(records);
+        let tree = w.tree.publish(w.seq);
+        self.account(w.tree.held_bytes());
+        let version = Version { tree, areas: Arc::clone(&w.areas), mark: w.mark };
+        self.current.store(Arc::new(version));
+        Ok(())
+    }
+
+    fn account(&self, bytes: u64) {
+        let before = self.accounted.swap(bytes, Ordering::Relaxed);
+        if bytes > before {
+            self.options.memory.take(Part::Index, bytes - before);
+        } else if before > bytes {
+            self.options.memory.give(Part::Index, before - bytes);
+        }
+    }
+
+    fn stats(&self) -> Stats {
+        let version = self.current.load_full();
+        let w = self.writer.lock();
+        let there = w.areas.files.iter().flatten().count() as u64 * u64::from(self.geometry.area_segments);
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Stats {
+            len: version.tree.len(),
+            extents: version.tree.entries(),
+            index_bytes: w.tree.held_bytes(),
+            versions: w.tree.versions() as u64,
+            operations: w.seq,
+            durable: self.durable.load(Ordering::Acquire),
+            live_bytes: w.total_live,
+            capacity: w.capacity(),
+            segments: there,
+            free_segments: w.free.len() as u64,
+            dead_segments: w.dead(),
+            written_bytes: read(&self.counters.written),
+            moved_bytes: read(&self.counters.moved),
+            freed_segments: read(&self.counters.freed),
+            checkpoints: read(&self.counters.checkpoints),
+            syncs: read(&self.counters.syncs),
+        }
+    }
+}

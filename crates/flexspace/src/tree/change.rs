@@ -1,0 +1,297 @@
+//! # Change: what an operation does to nodes
+//!
+//! Down to a leaf, every node on the way owned (copied, if a version may reach it) and split where it is
+//! crowded; the leaf's entries replaced; the siblings behind shifted on the way back; nodes that became
+//! sparse merged. At most one node a level is read, and one or two written.
+
+use super::node::{CROWDED, Inner, Leaf, MERGED, SPARSE, Spliced, search};
+use super::{Content, ShiftTree};
+
+/// Longest path: nodes have at least two children, most of them sixteen and more.
+const MAX_HEIGHT: usize = 16;
+
+/// A node on a path, and the child the path goes on to.
+#[derive(Clone, Copy, Debug, Default)]
+struct Step {
+    node: u32,
+    slot: usize,
+}
+
+/// Where a descent came to.
+#[derive(Debug)]
+pub(super) struct Place {
+    path: [Step; MAX_HEIGHT],
+    depth: usize,
+    pub(super) leaf: u32,
+    /// The place looked for, and the leaf's length, relative to the leaf.
+    pub(super) at: u64,
+    pub(super) leaf_len: u64,
+}
+
+impl Place {
+    fn steps(&self) -> &[Step] {
+        &self.path[..self.depth]
+    }
+}
+
+/// Nodes, and the right to change them.
+impl<T: Content> ShiftTree<T> {
+    fn leaf(&self, id: u32) -> &Leaf<T> {
+        // SAFETY:
+        // * Ids come from the tree itself (A1), and `&self` keeps the writer away.
+        unsafe { self.leaves.slab().get(id) }
+    }
+
+    fn inner(&self, id: u32) -> &Inner<T::Pivot> {
+        // SAFETY:
+        // * As for `leaf`.
+        unsafe { self.inners.slab().get(id) }
+    }
+
+    pub(super) fn leaf_mut(&mut self, id: u32) -> &mut Leaf<T> {
+        let stamp = self.stamp;
+        // SAFETY:
+        // * Ids come from the tree itself (A1). A version reaches only older stamps than the tree's: the
+        //   assertion ends the process's thread before such a node is written (A2).
+        let leaf = unsafe { self.leaves.get_mut(id) };
+        assert_eq!(leaf.stamp, stamp, "a published leaf is never changed");
+        leaf
+    }
+
+    fn inner_mut(&mut self, id: u32) -> &mut Inner<T::Pivot> {
+        let stamp = self.stamp;
+        // SAFETY:
+        // * As for `leaf_mut`.
+        let inner = unsafe { self.inners.get_mut(id) };
+        assert_eq!(inner.stamp, stamp, "a published node is never changed");
+        inner
+    }
+
+    /// A leaf that may be changed: itself, or a copy in its place.
+    fn own_leaf(&mut self, id: u32) -> u32 {
+        if self.leaf(id).stamp == self.stamp {
+            return id;
+        }
+        let copy = Leaf { stamp: self.stamp, ..*self.leaf(id) };
+        self.drop_leaf(id);
+        self.leaves.alloc(copy)
+    }
+
+    fn own_inner(&mut self, id: u32) -> u32 {
+        if self.inner(id).stamp == self.stamp {
+            return id;
+        }
+        let copy = Inner { stamp: self.stamp, ..*self.inner(id) };
+        self.drop_inner(id);
+        self.inners.alloc(copy)
+    }
+
+    fn own(&mut self, id: u32, height: usize) -> u32 {
+        if height == 1 { self.own_leaf(id) } else { self.own_inner(id) }
+    }
+
+    /// The tree does not need this leaf any more; versions may.
+    fn drop_leaf(&mut self, id: u32) {
+        let is_old = self.leaf(id).stamp != self.stamp;
+        match self.versions.back_mut() {
+            Some(newest) if is_old => newest.leaves.push(id),
+            // SAFETY:
+            // * Made since the last publication: no version has it (A3), and the caller forgets it.
+            _ => unsafe { self.leaves.free(id) },
+        }
+    }
+
+    fn drop_inner(&mut self, id: u32) {
+        let is_old = self.inner(id).stamp != self.stamp;
+        match self.versions.back_mut() {
+            Some(newest) if is_old => newest.inners.push(id),
+            // SAFETY:
+            // * As for `drop_leaf`.
+            _ => unsafe { self.inners.free(id) },
+        }
+    }
+
+    fn count(&self, id: u32, height: usize) -> usize {
+        if height == 1 { self.leaf(id).count } else { self.inner(id).count }
+    }
+
+    fn first_pivot(&self, id: u32, height: usize) -> T::Pivot {
+        if height == 1 { self.leaf(id).items[0].pivot() } else { self.inner(id).pivots[0] }
+    }
+}
+
+/// Changes.
+impl<T: Content> ShiftTree<T> {
+    /// The leaf that holds `at` (the end belongs to the last one), all on the way owned and not crowded.
+    pub(super) fn descend(&mut self, at: u64) -> Place {
+        let is_end = at == self.root.len;
+        self.tail = None;
+        self.root.id = self.own(self.root.id, self.root.height);
+        if self.count(self.root.id, self.root.height) > CROWDED - 1 {
+            self.grow();
+        }
+        let mut place =
+            Place { path: [Step::default(); MAX_HEIGHT], depth: 0, leaf: 0, at, leaf_len: self.root.len };
+        let mut id = self.root.id;
+        for height in (1..self.root.height).rev() {
+            let slot = self.enter(id, search(&self.inner(id).starts, place.at), height, is_end, place.at);
+            let node = self.inner(id);
+            place.path[place.depth] = Step { node: id, slot };
+            place.depth += 1;
+            place.leaf_len = node.end(slot, place.leaf_len) - node.starts[slot];
+            place.at -= node.starts[slot];
+            id = node.children[slot];
+        }
+        place.leaf = id;
+        place
+    }
+
+    /// Makes the child of `node` for `at` fit to be changed; its slot afterwards.
+    fn enter(&mut self, node: u32, slot: usize, height: usize, is_end: bool, at: u64) -> usize {
+        let child = self.inner(node).children[slot];
+        let owned = self.own(child, height);
+        if owned != child {
+            self.inner_mut(node).children[slot] = owned;
+        }
+        let count = self.count(owned, height);
+        if count < CROWDED {
+            return slot;
+        }
+        // What is appended comes after everything: full nodes stay behind.
+        let mid = if is_end { count - 1 } else { count / 2 };
+        let (base, right, pivot) = self.split(owned, height, mid);
+        let start = self.inner(node).starts[slot] + base;
+        self.inner_mut(node).insert(slot + 1, start, right, pivot);
+        if at >= start { slot + 1 } else { slot }
+    }
+
+    /// Splits a node: by how much the right one starts behind the left one, the right one, and its pivot.
+    fn split(&mut self, id: u32, height: usize, mid: usize) -> (u64, u32, T::Pivot) {
+        if height == 1 {
+            let (base, right) = self.leaf_mut(id).split_off(mid);
+            let pivot = right.items[0].pivot();
+            (base, self.leaves.alloc(right), pivot)
+        } else {
+            let (base, right) = self.inner_mut(id).split_off(mid);
+            let pivot = right.pivots[0];
+            (base, self.inners.alloc(right), pivot)
+        }
+    }
+
+    /// A new root above the old one.
+    fn grow(&mut self) {
+        assert!(self.root.height < MAX_HEIGHT, "16^15 entries");
+        let pivot = self.first_pivot(self.root.id, self.root.height);
+        self.root.id = self.inners.alloc(Inner::new(self.stamp, self.root.id, pivot));
+        self.root.height += 1;
+    }
+
+    /// Changes a leaf, moves everything behind, and mends the path.
+    pub(super) fn splice(
+        &mut self,
+        place: &Place,
+        cut: u64,
+        new: Option<(u64, T)>,
+        gone: &mut impl FnMut(u64, T),
+    ) {
+        let (at, len) = (place.at, place.leaf_len);
+        let Spliced { entries, is_first_new } = self.leaf_mut(place.leaf).splice(at, cut, len, new, gone);
+        let delta = new.map_or(0, |(len, _)| len).wrapping_sub(cut);
+        self.root.len = self.root.len.wrapping_add(delta);
+        self.root.entries = self.root.entries.wrapping_add_signed(entries);
+        if delta != 0 {
+            for step in place.steps() {
+                self.inner_mut(step.node).shift_after(step.slot, delta);
+            }
+        }
+        if is_first_new && self.leaf(place.leaf).count > 0 {
+            self.renew_pivots(place.steps(), self.leaf(place.leaf).items[0].pivot());
+        }
+        if entries < 0 {
+            self.mend(place);
+        }
+    }
+
+    /// The first entry below the end of `path` has this pivot now.
+    fn renew_pivots(&mut self, path: &[Step], pivot: T::Pivot) {
+        if size_of::<T::Pivot>() == 0 {
+            return;
+        }
+        for step in path.iter().rev() {
+            self.inner_mut(step.node).pivots[step.slot] = pivot;
+            if step.slot > 0 {
+                return;
+            }
+        }
+    }
+
+    /// After a removal: empty nodes go, sparse ones merge, from the leaf up as far as it changes anything.
+    fn mend(&mut self, place: &Place) {
+        for (depth, step) in place.steps().iter().enumerate().rev() {
+            let height = self.root.height - depth - 1;
+            let child = self.inner(step.node).children[step.slot];
+            let count = self.count(child, height);
+            if count == 0 {
+                self.inner_mut(step.node).remove(step.slot);
+                self.discard(child, height);
+                if step.slot == 0 && self.inner(step.node).count > 0 {
+                    self.renew_pivots(&place.path[..depth], self.inner(step.node).pivots[0]);
+                }
+            } else if count >= SPARSE || !self.merge(step.node, step.slot, height) {
+                break;
+            }
+        }
+        self.shrink();
+    }
+
+    /// Merges child `slot` with a sibling, if both are small enough. False if nothing changed.
+    fn merge(&mut self, node: u32, slot: usize, height: usize) -> bool {
+        let inner = self.inner(node);
+        let fits = |left: usize| {
+            left + 1 < inner.count
+                && self.count(inner.children[left], height) + self.count(inner.children[left + 1], height)
+                    <= MERGED
+        };
+        let Some(left) = [Some(slot), slot.checked_sub(1)].into_iter().flatten().find(|left| fits(*left))
+        else {
+            return false;
+        };
+        let base = inner.starts[left + 1] - inner.starts[left];
+        let (into, from) = (self.own(inner.children[left], height), self.inner(node).children[left + 1]);
+        self.inner_mut(node).children[left] = into;
+        if height == 1 {
+            let right = *self.leaf(from);
+            self.leaf_mut(into).append(base, &right);
+        } else {
+            let right = *self.inner(from);
+            self.inner_mut(into).append(base, &right);
+        }
+        self.inner_mut(node).remove(left + 1);
+        self.discard(from, height);
+        true
+    }
+
+    fn discard(&mut self, id: u32, height: usize) {
+        if height == 1 { self.drop_leaf(id) } else { self.drop_inner(id) }
+    }
+
+    /// Roots with one child, or none, go.
+    fn shrink(&mut self) {
+        while self.root.height > 1 && self.inner(self.root.id).count <= 1 {
+            let old = self.root.id;
+            let only = (self.inner(old).count == 1).then(|| self.inner(old).children[0]);
+            match only {
+                Some(child) => {
+                    self.root.id = child;
+                    self.root.height -= 1;
+                    self.drop_inner(old);
+                }
+                None => {
+                    self.drop_inner(old);
+                    self.root.id = self.leaves.alloc(Leaf::new(self.stamp, self.filler));
+                    self.root.height = 1;
+                }
+            }
+        }
+    }
+}

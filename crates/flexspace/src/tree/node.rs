@@ -1,0 +1,300 @@
+//! # Nodes: sorted arrays of starts, and what stands at them
+//!
+//! ## Picture
+//!
+//! ```text
+//!  leaf    starts | 0    9    17   20 | MAX MAX ...     relative to the leaf's own start
+//!          items  | A    B    hole C  |                 what begins there
+//!  inner   starts | 0    31   64      | MAX ...         relative to the node's own start:
+//!        children | .    .    .       |                 pivot and shift in one number
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. `starts[0] == 0`, `starts[..count]` ascends strictly, `starts[count..]` is `u64::MAX`.
+//! 2. An entry ends where the next one starts; the last one at the node's length, which only its parent
+//!    (or the tree) knows.
+//!
+//! ## Costs
+//!
+//! A search looks at the first start of each cache line, then at one line: 14 comparisons, and all misses
+//! of the first step at once. (A binary search takes its misses one after the other.)
+
+use super::Content;
+
+/// Entries of a node. Eight lines of eight starts.
+pub(super) const CAPACITY: usize = 64;
+/// A search path splits nodes with more: one change adds at most two entries.
+pub(super) const CROWDED: usize = CAPACITY - 2;
+/// Nodes below this look for a sibling to merge with ...
+pub(super) const SPARSE: usize = CAPACITY / 4;
+/// ... if both together have at most so many.
+pub(super) const MERGED: usize = CAPACITY * 3 / 4;
+/// Starts in a cache line.
+const LINE: usize = 8;
+
+type Starts = [u64; CAPACITY];
+
+/// The last entry that starts at or before `at`.
+#[inline]
+pub(super) fn search(starts: &Starts, at: u64) -> usize {
+    let lines = starts.chunks_exact(LINE).skip(1).filter(|line| line[0] <= at).count();
+    let line = &starts[lines * LINE..lines * LINE + LINE];
+    lines * LINE + line[1..].iter().filter(|start| **start <= at).count()
+}
+
+/// Adds `delta` (which may be negative, wrapped) to the starts from `from` to `to`.
+#[inline]
+fn shift(starts: &mut Starts, from: usize, to: usize, delta: u64) {
+    for start in &mut starts[from..to] {
+        *start = start.wrapping_add(delta);
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+pub(super) struct Leaf<T> {
+    pub(super) starts: Starts,
+    pub(super) items: [T; CAPACITY],
+    pub(super) stamp: u64,
+    pub(super) count: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+pub(super) struct Inner<P> {
+    pub(super) starts: Starts,
+    pub(super) children: [u32; CAPACITY],
+    pub(super) pivots: [P; CAPACITY],
+    pub(super) stamp: u64,
+    pub(super) count: usize,
+}
+
+/// What a change of a leaf did.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Spliced {
+    /// Entries there are more (or, negative, fewer).
+    pub(super) entries: i64,
+    /// The first entry is another one.
+    pub(super) is_first_new: bool,
+}
+
+/// The entries that stand in place of those that were cut out: at most head, new, tail.
+struct Patch<T> {
+    entries: [(u64, T); 3],
+    count: usize,
+}
+
+impl<T: Content> Leaf<T> {
+    /// A leaf of no entries; `filler` is never read.
+    pub(super) fn new(stamp: u64, filler: T) -> Leaf<T> {
+        Leaf { starts: [u64::MAX; CAPACITY], items: [filler; CAPACITY], stamp, count: 0 }
+    }
+
+    /// Where entry `slot` ends in a leaf of length `len`.
+    #[inline]
+    pub(super) fn end(&self, slot: usize, len: u64) -> u64 {
+        if slot + 1 < self.count { self.starts[slot + 1] } else { len }
+    }
+
+    /// Cuts `cut` bytes out at `at` of a leaf of length `len` and puts `new` (length and item) there; each
+    /// piece that went is told to `gone`. Needs room for two more entries.
+    pub(super) fn splice(
+        &mut self,
+        at: u64,
+        cut: u64,
+        len: u64,
+        new: Option<(u64, T)>,
+        gone: &mut impl FnMut(u64, T),
+    ) -> Spliced {
+        debug_assert!(self.count <= CROWDED && at + cut <= len, "split on the way down");
+        let (from, to, patch) = self.patch(at, cut, len, new, gone);
+        let delta = new.map_or(0, |(len, _)| len).wrapping_sub(cut);
+        let count = self.count - (to - from) + patch.count;
+        self.starts.copy_within(to..self.count, from + patch.count);
+        self.items.copy_within(to..self.count, from + patch.count);
+        for (slot, (start, item)) in (from..).zip(&patch.entries[..patch.count]) {
+            (self.starts[slot], self.items[slot]) = (*start, *item);
+        }
+        shift(&mut self.starts, from + patch.count, count, delta);
+        if count < self.count {
+            self.starts[count..self.count].fill(u64::MAX);
+        }
+        let entries = count as i64 - self.count as i64;
+        self.count = count;
+        Spliced { entries, is_first_new: from == 0 }
+    }
+
+    /// Puts an entry of its own behind the last one. False, and nothing done, without room or if it would join.
+    #[inline]
+    pub(super) fn append_one(&mut self, at: u64, item: T) -> bool {
+        let count = self.count;
+        if count >= CROWDED || count == 0 || self.items[count - 1].joins(at - self.starts[count - 1], &item) {
+            return false;
+        }
+        (self.starts[count], self.items[count]) = (at, item);
+        self.count += 1;
+        true
+    }
+
+    /// Which entries a change replaces, and by what.
+    fn patch(
+        &self,
+        at: u64,
+        cut: u64,
+        len: u64,
+        new: Option<(u64, T)>,
+        gone: &mut impl FnMut(u64, T),
+    ) -> (usize, usize, Patch<T>) {
+        let mut patch = Patch { entries: [(0, self.items[0]); 3], count: 0 };
+        if self.count == 0 {
+            if let Some((_, item)) = new {
+                patch.push(at, item);
+            }
+            return (0, 0, patch);
+        }
+        let mut from = search(&self.starts, at);
+        if at == self.end(from, len) {
+            from += 1; // at the end of everything
+        }
+        let mut to = from;
+        // With `cut` 0 that is the entry `at` lies within, or none.
+        while to < self.count && self.starts[to] < at + cut {
+            let (start, end) = (self.starts[to], self.end(to, len));
+            let (first, last) = (start.max(at), end.min(at + cut));
+            if start < at {
+                patch.push(start, self.items[to]);
+            }
+            if first < last {
+                gone(last - first, self.items[to].tail(first - start));
+            }
+            to += 1;
+            if end > at + cut {
+                let tail = self.items[to - 1].tail(at + cut - start);
+                self.put_new(from, at, new, &mut patch);
+                patch.push_joined(at + new.map_or(0, |(len, _)| len), tail, self.before(from));
+                return (from, to, patch);
+            }
+        }
+        self.put_new(from, at, new, &mut patch);
+        (from, to, patch)
+    }
+
+    /// The entry before slot `from`.
+    fn before(&self, from: usize) -> Option<(u64, T)> {
+        let slot = from.checked_sub(1)?;
+        Some((self.starts[slot], self.items[slot]))
+    }
+
+    fn put_new(&self, from: usize, at: u64, new: Option<(u64, T)>, patch: &mut Patch<T>) {
+        if let Some((_, item)) = new {
+            patch.push_joined(at, item, self.before(from));
+        }
+    }
+
+    /// Moves the entries from `mid` on into a leaf of their own, rebased: it starts where they did.
+    pub(super) fn split_off(&mut self, mid: usize) -> (u64, Leaf<T>) {
+        let base = self.starts[mid];
+        let mut right = Leaf::new(self.stamp, self.items[0]);
+        right.count = self.count - mid;
+        right.starts[..right.count].copy_from_slice(&self.starts[mid..self.count]);
+        right.items[..right.count].copy_from_slice(&self.items[mid..self.count]);
+        shift(&mut right.starts, 0, right.count, base.wrapping_neg());
+        self.starts[mid..self.count].fill(u64::MAX);
+        self.count = mid;
+        (base, right)
+    }
+
+    /// Takes the entries of the leaf that starts `base` behind this one.
+    pub(super) fn append(&mut self, base: u64, right: &Leaf<T>) {
+        let (old, count) = (self.count, self.count + right.count);
+        self.starts[old..count].copy_from_slice(&right.starts[..right.count]);
+        self.items[old..count].copy_from_slice(&right.items[..right.count]);
+        shift(&mut self.starts, old, count, base);
+        self.count = count;
+    }
+}
+
+impl<T: Content> Patch<T> {
+    fn push(&mut self, start: u64, item: T) {
+        self.entries[self.count] = (start, item);
+        self.count += 1;
+    }
+
+    /// Puts an entry, unless the one before (`outer`, if the patch is empty) goes on in it.
+    fn push_joined(&mut self, start: u64, item: T, outer: Option<(u64, T)>) {
+        let last = self.entries[..self.count].last().copied().or(outer);
+        if !last.is_some_and(|(begin, before)| before.joins(start - begin, &item)) {
+            self.push(start, item);
+        }
+    }
+}
+
+impl<P: Copy> Inner<P> {
+    /// A node with one child.
+    pub(super) fn new(stamp: u64, child: u32, pivot: P) -> Inner<P> {
+        let mut node = Inner {
+            starts: [u64::MAX; CAPACITY],
+            children: [child; CAPACITY],
+            pivots: [pivot; CAPACITY],
+            stamp,
+            count: 1,
+        };
+        node.starts[0] = 0;
+        node
+    }
+
+    /// Where child `slot` ends in a node of length `len`.
+    #[inline]
+    pub(super) fn end(&self, slot: usize, len: u64) -> u64 {
+        if slot + 1 < self.count { self.starts[slot + 1] } else { len }
+    }
+
+    /// Everything behind child `slot` moves by `delta` (wrapped).
+    #[inline]
+    pub(super) fn shift_after(&mut self, slot: usize, delta: u64) {
+        shift(&mut self.starts, slot + 1, self.count, delta);
+    }
+
+    pub(super) fn insert(&mut self, slot: usize, start: u64, child: u32, pivot: P) {
+        let count = self.count;
+        self.starts.copy_within(slot..count, slot + 1);
+        self.children.copy_within(slot..count, slot + 1);
+        self.pivots.copy_within(slot..count, slot + 1);
+        (self.starts[slot], self.children[slot], self.pivots[slot]) = (start, child, pivot);
+        self.count += 1;
+    }
+
+    /// Forgets child `slot`; what it covered belongs to the one before, or is nothing.
+    pub(super) fn remove(&mut self, slot: usize) {
+        let count = self.count;
+        self.starts.copy_within(slot + 1..count, slot);
+        self.children.copy_within(slot + 1..count, slot);
+        self.pivots.copy_within(slot + 1..count, slot);
+        self.count -= 1;
+        self.starts[self.count] = u64::MAX;
+    }
+
+    pub(super) fn split_off(&mut self, mid: usize) -> (u64, Inner<P>) {
+        let base = self.starts[mid];
+        let mut right = *self;
+        right.count = self.count - mid;
+        right.starts.copy_within(mid.., 0);
+        right.children.copy_within(mid.., 0);
+        right.pivots.copy_within(mid.., 0);
+        right.starts[right.count..].fill(u64::MAX);
+        shift(&mut right.starts, 0, right.count, base.wrapping_neg());
+        self.starts[mid..self.count].fill(u64::MAX);
+        self.count = mid;
+        (base, right)
+    }
+
+    pub(super) fn append(&mut self, base: u64, right: &Inner<P>) {
+        let (old, count) = (self.count, self.count + right.count);
+        self.starts[old..count].copy_from_slice(&right.starts[..right.count]);
+        self.children[old..count].copy_from_slice(&right.children[..right.count]);
+        self.pivots[old..count].copy_from_slice(&right.pivots[..right.count]);
+        shift(&mut self.starts, old, count, base);
+        self.count = count;
+    }
+}

@@ -1,0 +1,52 @@
+//! # Range: the entries of a state in order
+//!
+//! Leaves have no links: a copied leaf would have to tell its neighbours. At a leaf's end the walk descends
+//! from the root again, once for forty entries or so, rather than keep a path for a start of every walk.
+
+use super::node::{Leaf, search};
+use super::{Content, Entry, Frozen};
+
+/// Walks entries; see [`Frozen::range`].
+#[derive(Debug)]
+pub struct Range<'a, T: Content> {
+    tree: &'a Frozen<T>,
+    leaf: &'a Leaf<T>,
+    slot: usize,
+    /// Where the leaf starts and how long it is.
+    base: u64,
+    len: u64,
+}
+
+impl<'a, T: Content> Range<'a, T> {
+    pub(super) fn new(tree: &'a Frozen<T>, at: u64) -> Range<'a, T> {
+        let (leaf, base, len) = tree.leaf_of(at.min(tree.root.len));
+        let slot = if at < tree.root.len { search(&leaf.starts, at - base) } else { leaf.count };
+        Range { tree, leaf, slot, base, len }
+    }
+
+    /// To the next leaf; false behind the last one.
+    fn advance(&mut self) -> bool {
+        let next = self.base + self.len;
+        if next == self.tree.root.len {
+            return false;
+        }
+        (self.leaf, self.base, self.len) = self.tree.leaf_of(next);
+        self.slot = 0;
+        true
+    }
+}
+
+impl<T: Content> Iterator for Range<'_, T> {
+    type Item = Entry<T>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Entry<T>> {
+        if self.slot >= self.leaf.count && !self.advance() {
+            return None;
+        }
+        let (leaf, slot) = (self.leaf, self.slot);
+        self.slot += 1;
+        let (start, end) = (leaf.starts[slot], leaf.end(slot, self.len));
+        Some(Entry { start: self.base + start, len: end - start, item: leaf.items[slot] })
+    }
+}

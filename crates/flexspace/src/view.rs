@@ -1,0 +1,187 @@
+//! # View: reading a state
+//!
+//! No lock and no wait: a version's nodes and the segments it names stay as they are while it is held.
+
+use std::io;
+use std::sync::Arc;
+
+use sheaf_base::error::{Error, Result};
+
+use crate::extent::Extent;
+use crate::space::Version;
+use crate::tree::Entry;
+
+/// The bytes of an extent, from its first one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExtentBytes {
+    /// Where the extent starts in the space.
+    pub start: u64,
+    /// How long it is.
+    pub len: u64,
+    /// Whether it is a hole.
+    pub is_hole: bool,
+    /// Its first bytes, as many as were asked for.
+    pub bytes: Vec<u8>,
+}
+
+impl Version {
+    pub(crate) fn read(&self, at: u64, buf: &mut [u8]) -> Result<usize> {
+        let left = usize::try_from(self.tree.len().saturating_sub(at)).unwrap_or(usize::MAX);
+        let count = left.min(buf.len());
+        let mut rest = &mut buf[..count];
+        if count == 0 {
+            return Ok(0);
+        }
+        let mut from = at;
+        for entry in self.tree.range(at) {
+            let skip = from - entry.start;
+            let now = usize::try_from(entry.len - skip).unwrap_or(usize::MAX).min(rest.len());
+            let (part, later) = rest.split_at_mut(now);
+            self.areas.read(entry.item, skip, part)?;
+            rest = later;
+            from += now as u64;
+            if rest.is_empty() {
+                break;
+            }
+        }
+        Ok(count)
+    }
+
+    pub(crate) fn read_extent(&self, at: u64, max: usize) -> Result<Option<ExtentBytes>> {
+        let Some(Entry { start, len, item }) = self.tree.get(at) else { return Ok(None) };
+        let mut bytes = vec![0; usize::try_from(len).unwrap_or(usize::MAX).min(max)];
+        self.areas.read(item, 0, &mut bytes)?;
+        Ok(Some(ExtentBytes { start, len, is_hole: item.is_hole(), bytes }))
+    }
+
+    /// Reads an extent for its checksums.
+    fn verify(&self, extent: Extent, len: u64) -> Result<()> {
+        let piece = self.areas.geometry.piece;
+        if extent.is_hole() {
+            return Ok(());
+        }
+        for number in extent.skip() / piece..(extent.skip() + len).div_ceil(piece) {
+            self.areas.piece(extent, number, |_, _, _| Ok(()))?;
+        }
+        Ok(())
+    }
+}
+
+/// A state of a space; see [`crate::FlexSpace::view`].
+#[derive(Clone, Debug)]
+pub struct View {
+    version: Arc<Version>,
+}
+
+impl View {
+    pub(crate) fn new(version: Arc<Version>) -> View {
+        View { version }
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.version.tree.len()
+    }
+
+    /// True if it has no byte.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Operations that led to it, in all lives of the space.
+    #[must_use]
+    pub fn operations(&self) -> u64 {
+        self.version.tree.mark()
+    }
+
+    /// The number last set by [`crate::Edit::mark`].
+    #[must_use]
+    pub fn mark(&self) -> u64 {
+        self.version.mark
+    }
+
+    /// As [`crate::FlexSpace::read`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn read(&self, at: u64, buf: &mut [u8]) -> Result<usize> {
+        self.version.read(at, buf)
+    }
+
+    /// The extent that holds byte `at`: where it starts, how long it is, and up to `max` bytes from its start.
+    /// `None` from the end on. What was inserted or written in one go starts an extent, so that a
+    /// reader that lost its place finds one again.
+    ///
+    /// # Errors
+    ///
+    /// As for [`View::read`].
+    pub fn read_extent(&self, at: u64, max: usize) -> Result<Option<ExtentBytes>> {
+        self.version.read_extent(at, max)
+    }
+
+    /// Extents and holes in the range.
+    #[must_use]
+    pub fn fragments(&self, at: u64, len: u64) -> usize {
+        let end = at.saturating_add(len);
+        self.version.tree.range(at).take_while(|entry| entry.start < end).count()
+    }
+
+    /// Reads every byte; each damaged extent goes to `report`.
+    ///
+    /// # Errors
+    ///
+    /// None of damage; that goes to `report`.
+    pub fn verify(&self, mut report: impl FnMut(Error)) -> Result<()> {
+        if let Err(what) = self.version.tree.check() {
+            report(Error::Invalid { what: "index", why: what });
+        }
+        for entry in self.version.tree.range(0) {
+            match self.version.verify(entry.item, entry.len) {
+                Err(error) if error.is_corrupt() => report(error),
+                other => other?,
+            }
+        }
+        Ok(())
+    }
+
+    /// A cursor that reads from the start.
+    #[must_use]
+    pub fn reader(&self) -> Reader {
+        Reader { view: self.clone(), at: 0 }
+    }
+}
+
+/// Reads a view as a file is read.
+#[derive(Clone, Debug)]
+pub struct Reader {
+    view: View,
+    at: u64,
+}
+
+impl io::Read for Reader {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let count = self.view.read(self.at, buf).map_err(io::Error::other)?;
+        self.at += count as u64;
+        Ok(count)
+    }
+}
+
+impl io::Seek for Reader {
+    fn seek(&mut self, to: io::SeekFrom) -> io::Result<u64> {
+        self.at = seek(self.at, self.view.len(), to)?;
+        Ok(self.at)
+    }
+}
+
+/// Where a cursor at `at` in `len` bytes goes.
+pub(crate) fn seek(at: u64, len: u64, to: io::SeekFrom) -> io::Result<u64> {
+    let place = match to {
+        io::SeekFrom::Start(place) => Some(place),
+        io::SeekFrom::Current(by) => at.checked_add_signed(by),
+        io::SeekFrom::End(by) => len.checked_add_signed(by),
+    };
+    place.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "before the start"))
+}

@@ -1,0 +1,547 @@
+//! # Writer: the one who changes a FlexSpace
+//!
+//! Everything under one lock: the tree, which segments hold how much, where the next bytes go, the log.
+//! An operation writes its data first (which may fail and then has changed nothing), then logs, then changes
+//! the tree, then publishes.
+//!
+//! ## States of a segment
+//!
+//! ```text
+//!  free ──take──> open ──full──> sealed ──last byte dies, operation n──> dead(n) ──┐
+//!   ^                                                                              │
+//!   └── n is durable, both heads say so, and no version before n is read any more ─┘
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. `live` of a segment is the sum of its extents' footprints; `total_live` that of all.
+//! 2. A data byte is written before a record names it, and a record before a version shows it.
+//! 3. A segment gets a new serial when it is taken, and the frame that first names it says so.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use sheaf_base::disk::{Disk, How};
+use sheaf_base::error::{Error, IoContext, Result};
+
+use crate::area::{Area, Areas};
+use crate::extent::{Extent, fitting, footprint};
+use crate::format::{self, Record, Run};
+use crate::log::Log;
+use crate::tree::{Content, MAX_LEN, ShiftTree};
+
+/// Who wants room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Who {
+    /// A user's operation.
+    User,
+    /// Garbage collection: may use the reserve, and keeps to a segment of its own.
+    Collector,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Free,
+    Open,
+    Sealed,
+    /// Nothing lives in it since this operation.
+    Dead(u64),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Segment {
+    pub(crate) live: u64,
+    pub(crate) state: State,
+    /// A piece of it is damaged: it is left as it is.
+    pub(crate) is_damaged: bool,
+}
+
+/// A segment that is being filled.
+#[derive(Clone, Copy, Debug)]
+struct Cursor {
+    segment: u32,
+    /// Bytes taken.
+    end: u64,
+}
+
+/// What an operation does, before it has a place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Op<'a> {
+    Insert { at: u64, bytes: &'a [u8] },
+    InsertHole { at: u64, len: u64 },
+    Write { at: u64, bytes: &'a [u8] },
+    Collapse { at: u64, len: u64 },
+    Mark(u64),
+}
+
+#[derive(Debug)]
+pub(crate) struct Writer {
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) dir: PathBuf,
+    pub(crate) tree: ShiftTree<Extent>,
+    pub(crate) areas: Arc<Areas>,
+    pub(crate) segments: Vec<Segment>,
+    pub(crate) free: BTreeSet<u32>,
+    pub(crate) total_live: u64,
+    /// Most segments there may be, and how many of them have a file.
+    pub(crate) limit: u64,
+    pub(crate) there: u64,
+    cursors: [Option<Cursor>; 2],
+    /// The next segment's serial; its high half is the incarnation.
+    pub(crate) next_serial: u64,
+    unlogged: Vec<Record>,
+    pub(crate) log: Log,
+    pub(crate) seq: u64,
+    pub(crate) mark: u64,
+    /// The range that garbage collection looks at, kept up with the edits.
+    pub(crate) track: Option<(u64, u64)>,
+    /// Data bytes written since the last sync.
+    pub(crate) unsynced: u64,
+    /// Names in the data directory that no sync has covered.
+    pub(crate) has_new_names: bool,
+    scratch: Vec<u8>,
+}
+
+/// `from..to` after `cut` bytes at `at` became `new` bytes: it covers what is left of what it covered.
+fn follow((from, to): (u64, u64), at: u64, cut: u64, new: u64) -> (u64, u64) {
+    let low = match from {
+        _ if from <= at => from,
+        _ if from < at + cut => at,
+        _ => from - cut + new,
+    };
+    let high = match to {
+        _ if to <= at => to,
+        _ if to < at + cut => at,
+        _ => to - cut + new,
+    };
+    (low, high.max(low))
+}
+
+impl Writer {
+    #[allow(clippy::too_many_arguments)] // made in one place
+    pub(crate) fn new(
+        disk: Arc<dyn Disk>,
+        dir: PathBuf,
+        tree: ShiftTree<Extent>,
+        areas: Areas,
+        limit: u64,
+        incarnation: u64,
+        seq: u64,
+        mark: u64,
+    ) -> Writer {
+        Writer {
+            disk,
+            dir,
+            tree,
+            areas: Arc::new(areas),
+            segments: Vec::new(),
+            free: BTreeSet::new(),
+            total_live: 0,
+            limit,
+            there: 0,
+            cursors: [None; 2],
+            next_serial: incarnation << 32,
+            unlogged: Vec::new(),
+            log: Log::default(),
+            seq,
+            mark,
+            track: None,
+            unsynced: 0,
+            has_new_names: true, // an earlier life may have left names in the kernel only
+            scratch: Vec::new(),
+        }
+    }
+
+    /// Counts what lives where, at opening. An extent in a file that is not there is damage.
+    pub(crate) fn count(&mut self) -> Result<()> {
+        let geometry = self.areas.geometry;
+        let per_area = geometry.area_segments as usize;
+        self.segments = vec![
+            Segment { live: 0, state: State::Sealed, is_damaged: false };
+            self.areas.files.len() * per_area
+        ];
+        let (segments, areas) = (&mut self.segments, &self.areas);
+        let total = self.tree.read(|tree| {
+            let mut total = 0;
+            for entry in tree.range(0).filter(|entry| !entry.item.is_hole()) {
+                let segment = areas.segment_of(entry.item);
+                if areas.spot(segment).is_none() {
+                    return areas.piece(entry.item, 0, |_, _, _| Ok(0)); // says which file is missing
+                }
+                let bytes = footprint(entry.len, geometry.piece);
+                segments[segment as usize].live += bytes;
+                total += bytes;
+            }
+            Ok(total)
+        })?;
+        self.total_live = total;
+        self.count_there();
+        for (number, segment) in self.segments.iter_mut().enumerate() {
+            if segment.live == 0 && self.areas.files[number / per_area].is_some() {
+                segment.state = State::Free;
+                let is_within = (number as u64) < self.limit;
+                self.free.extend(is_within.then(|| u32::try_from(number).unwrap_or(u32::MAX)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Segments that can still be taken by `who`, those of files to come included.
+    pub(crate) fn available(&self, who: Who) -> u64 {
+        let to_come = self.limit - self.there;
+        let reserve = if who == Who::User { self.areas.geometry.reserve } else { 0 };
+        (self.free.len() as u64 + to_come).saturating_sub(reserve)
+    }
+
+    /// Bytes of footprint that may live at most: 30/32 of all but the reserve (paper, section 4.1).
+    pub(crate) fn capacity(&self) -> u64 {
+        let segments = self.limit.saturating_sub(self.areas.geometry.reserve);
+        (segments.saturating_mul(self.areas.geometry.segment) / 32).saturating_mul(30)
+    }
+
+    /// Bytes of footprint that `who` can write now.
+    pub(crate) fn room(&self, who: Who) -> u64 {
+        let g = &self.areas.geometry;
+        // A segment's last bytes stay empty if the next piece does not fit; an extent cut there takes more.
+        let lost = g.piece + 32;
+        let open = self.cursors[who as usize].map_or(0, |cursor| g.segment - cursor.end);
+        open.saturating_sub(lost) + self.available(who).saturating_mul(g.segment - lost)
+    }
+
+    /// An area came or went.
+    fn count_there(&mut self) {
+        let per_area = u64::from(self.areas.geometry.area_segments);
+        let files = (0..).zip(&self.areas.files).filter(|(_, file)| file.is_some());
+        self.there = files.map(|(n, _)| self.limit.saturating_sub(n * per_area).min(per_area)).sum();
+    }
+
+    /// Takes a free segment, or one of a new file.
+    fn take(&mut self, who: Who) -> Result<u32> {
+        if self.available(who) == 0 {
+            return Err(Error::NoSpace { path: self.dir.clone() });
+        }
+        if self.free.is_empty() {
+            self.add_area()?;
+        }
+        let segment = *self.free.first().expect("an area was added");
+        let g = self.areas.geometry;
+        let spot = self.areas.spot(segment).expect("a free segment has a file");
+        let end = spot.start + g.segment;
+        spot.area.file.allocate(end).during("allocate", &spot.area.path)?;
+        self.free.remove(&segment);
+        self.areas.set_serial(segment, self.next_serial);
+        self.unlogged.push(Record::Open { segment, serial: self.next_serial });
+        self.next_serial += 1;
+        self.segments[segment as usize].state = State::Open;
+        Ok(segment)
+    }
+
+    fn add_area(&mut self) -> Result<()> {
+        let per_area = self.areas.geometry.area_segments;
+        let gap = self.areas.files.iter().position(Option::is_none);
+        let number = gap.unwrap_or(self.areas.files.len());
+        let area = Area::open(&*self.disk, &self.dir, number, How::Create, &self.areas.geometry)?;
+        let areas = Arc::make_mut(&mut self.areas);
+        if number == areas.files.len() {
+            areas.files.push(None);
+        }
+        areas.files[number] = Some(Arc::new(area));
+        self.has_new_names = true;
+        self.count_there();
+        let first = u32::try_from(number).unwrap_or(u32::MAX) * per_area;
+        let last = first + per_area;
+        let fresh = Segment { live: 0, state: State::Free, is_damaged: false };
+        self.segments.resize(self.segments.len().max(last as usize), fresh);
+        self.segments[first as usize..last as usize].fill(fresh);
+        self.free.extend((first..last).filter(|segment| u64::from(*segment) < self.limit));
+        Ok(())
+    }
+
+    /// Nothing more goes into the segment that `who` fills.
+    pub(crate) fn close_cursor(&mut self, who: Who) {
+        if let Some(cursor) = self.cursors[who as usize].take() {
+            let segment = &mut self.segments[cursor.segment as usize];
+            // What is not applied yet belongs to the operation after `seq`.
+            segment.state = if segment.live == 0 { State::Dead(self.seq + 1) } else { State::Sealed };
+        }
+    }
+
+    /// Writes `bytes` into segments, in extents of at most the largest length.
+    pub(crate) fn place(&mut self, who: Who, mut bytes: &[u8]) -> Result<Run> {
+        let g = self.areas.geometry;
+        let mut run = Run::new();
+        while !bytes.is_empty() {
+            let most = (bytes.len() as u64).min(g.max_extent);
+            let room = self.cursors[who as usize].map_or(0, |c| fitting(g.segment - c.end, g.piece));
+            if room < most.min(g.piece) {
+                self.close_cursor(who);
+                let segment = self.take(who)?;
+                self.cursors[who as usize] = Some(Cursor { segment, end: 0 });
+                continue;
+            }
+            let Some(cursor) = &mut self.cursors[who as usize] else { continue };
+            let (now, later) = bytes.split_at(usize::try_from(most.min(room)).unwrap_or(usize::MAX));
+            let at = cursor.end;
+            cursor.end += footprint(now.len() as u64, g.piece);
+            let segment = cursor.segment;
+            let spot = self.areas.spot(segment).expect("an open segment has a file");
+            let piece = usize::try_from(g.piece).unwrap_or(usize::MAX);
+            self.scratch.clear();
+            spot.seed.encode(at, now, piece, &mut self.scratch);
+            spot.area.file.write_at(spot.start + at, &self.scratch).during("write", &spot.area.path)?;
+            spot.area.is_dirty.store(true, Ordering::Relaxed);
+            self.unsynced += self.scratch.len() as u64;
+            run.push((now.len() as u64, Extent::new(u64::from(segment) * g.segment + at)));
+            bytes = later;
+        }
+        Ok(run)
+    }
+
+    /// Checks the operations' ranges one after the other; the footprint of what they write, and the bytes
+    /// of records they need at most.
+    pub(crate) fn plan(&self, ops: &[Op<'_>]) -> Result<(u64, usize)> {
+        let invalid = |why: String| Err(Error::Invalid { what: "range", why });
+        let g = &self.areas.geometry;
+        let (mut len, mut bytes, mut body) = (self.tree.len(), 0, 64);
+        for op in ops {
+            let written = match *op {
+                Op::Insert { at, bytes } if at <= len => {
+                    len = len.saturating_add(bytes.len() as u64);
+                    bytes.len() as u64
+                }
+                Op::InsertHole { at, len: more } if at <= len => {
+                    len = len.saturating_add(more);
+                    0
+                }
+                Op::Write { at, bytes } => {
+                    len = len.max(at.saturating_add(bytes.len() as u64));
+                    bytes.len() as u64
+                }
+                Op::Collapse { at, len: less } if at <= len && less <= len - at => {
+                    len -= less;
+                    0
+                }
+                Op::Mark(_) => 0,
+                Op::Insert { at, .. } | Op::InsertHole { at, .. } => {
+                    return invalid(format!("{at} is beyond the end at {len}"));
+                }
+                Op::Collapse { at, len: less } => {
+                    return invalid(format!("{less} bytes from {at} reach beyond the end at {len}"));
+                }
+            };
+            if len > MAX_LEN {
+                return Err(Error::TooLarge { what: "space", got: len, max: MAX_LEN });
+            }
+            let extents =
+                usize::try_from(written / g.max_extent + written / g.segment + 3).unwrap_or(usize::MAX);
+            let opens = usize::try_from(written / g.segment + 2).unwrap_or(usize::MAX);
+            bytes += footprint(written, g.piece) + if written > 0 { g.piece } else { 0 };
+            body += 64 + 16 * extents.saturating_add(opens);
+        }
+        if body > g.max_body() {
+            let (got, max) = (body as u64, g.max_body() as u64);
+            return Err(Error::TooLarge { what: "operation's log record", got, max });
+        }
+        Ok((bytes, body))
+    }
+
+    /// Writes the operations' data; the records that make them so.
+    pub(crate) fn write(&mut self, ops: &[Op<'_>]) -> Result<Vec<Record>> {
+        let mut len = self.tree.len();
+        let mut records = Vec::with_capacity(ops.len());
+        for op in ops {
+            match *op {
+                Op::Insert { at, bytes } if !bytes.is_empty() => {
+                    records.push(Record::Insert { at, run: self.place(Who::User, bytes)? });
+                    len += bytes.len() as u64;
+                }
+                Op::InsertHole { at, len: more } if more > 0 => {
+                    records.push(Record::Insert { at, run: vec![(more, Extent::HOLE)] });
+                    len += more;
+                }
+                Op::Write { at, bytes } if !bytes.is_empty() => {
+                    if at > len {
+                        records.push(Record::Insert { at: len, run: vec![(at - len, Extent::HOLE)] });
+                        len = at;
+                    }
+                    let over = usize::try_from(len - at).map_or(bytes.len(), |n| n.min(bytes.len()));
+                    for (part, is_new) in [(&bytes[..over], false), (&bytes[over..], true)] {
+                        if part.is_empty() {
+                            continue;
+                        }
+                        let run = self.place(Who::User, part)?;
+                        records.push(match is_new {
+                            true => Record::Insert { at: len, run },
+                            false => Record::Remap { at, run },
+                        });
+                    }
+                    len = len.max(at + bytes.len() as u64);
+                }
+                Op::Collapse { at, len: less } if less > 0 => {
+                    records.push(Record::Collapse { at, len: less });
+                    len -= less;
+                }
+                Op::Mark(mark) => records.push(Record::Mark(mark)),
+                _ => {}
+            }
+        }
+        Ok(records)
+    }
+
+    /// Logs records as one operation. A failure here poisons: the caller's duty.
+    pub(crate) fn log(&mut self, durable: u64, records: &[Record]) -> Result<()> {
+        let mut body = format::encode(&self.unlogged);
+        body.extend_from_slice(&format::encode(records));
+        self.log.append(self.seq + 1, durable, &body)?;
+        self.unlogged.clear();
+        Ok(())
+    }
+
+    /// The operation after `seq` is these records.
+    pub(crate) fn apply(&mut self, records: &[Record]) {
+        self.seq += 1;
+        for record in records {
+            match record {
+                Record::Insert { at, run } => {
+                    self.split(*at, *at);
+                    let mut to = *at;
+                    for (len, extent) in run {
+                        self.tree.insert(to, *len, *extent);
+                        self.account(*len, *extent, 1);
+                        to += len;
+                    }
+                    self.track = self.track.map(|range| follow(range, *at, 0, to - at));
+                }
+                Record::Remap { at, run } => {
+                    let mut to = *at;
+                    for (len, extent) in run {
+                        self.split(to, to + len);
+                        let mut gone = Vec::new();
+                        self.tree.remap(to, *len, *extent, |len, old| gone.push((len, old)));
+                        self.account(*len, *extent, 1);
+                        gone.into_iter().for_each(|(len, old)| self.account(len, old, -1));
+                        to += len;
+                    }
+                }
+                Record::Collapse { at, len } => {
+                    self.split(*at, at + len);
+                    let mut gone = Vec::new();
+                    self.tree.collapse(*at, *len, |len, old| gone.push((len, old)));
+                    gone.into_iter().for_each(|(len, old)| self.account(len, old, -1));
+                    self.track = self.track.map(|range| follow(range, *at, *len, 0));
+                }
+                Record::Mark(mark) => self.mark = *mark,
+                Record::Open { .. } => {}
+            }
+        }
+    }
+
+    /// Extents are about to be split at `from` and `to`: in pieces they take a little more.
+    fn split(&mut self, from: u64, to: u64) {
+        let piece =
+            |start: u64, end: u64, extent: Extent, base: u64| (end - start, extent.tail(start - base));
+        let mut parts = Vec::new();
+        for (point, low) in [(from, 0), (to, from)] {
+            let Some(entry) =
+                self.tree.get(point).filter(|e| e.start < point && (low == 0 || e.start >= low))
+            else {
+                continue;
+            };
+            let end = entry.start + entry.len;
+            let mut cuts = vec![entry.start, point, end];
+            if point == from && to > from && to < end {
+                cuts.insert(2, to);
+            }
+            self.account(entry.len, entry.item, -1);
+            parts.extend(cuts.windows(2).map(|cut| piece(cut[0], cut[1], entry.item, entry.start)));
+            if to == from {
+                break;
+            }
+        }
+        parts.into_iter().for_each(|(len, extent)| self.account(len, extent, 1));
+    }
+
+    fn account(&mut self, len: u64, extent: Extent, sign: i64) {
+        if extent.is_hole() {
+            return;
+        }
+        let bytes = footprint(len, self.areas.geometry.piece);
+        let segment = &mut self.segments[self.areas.segment_of(extent) as usize];
+        if sign > 0 {
+            segment.live += bytes;
+            self.total_live += bytes;
+            if matches!(segment.state, State::Dead(_)) {
+                segment.state = State::Sealed;
+            }
+        } else {
+            segment.live -= bytes;
+            self.total_live -= bytes;
+            if segment.live == 0 && segment.state == State::Sealed {
+                segment.state = State::Dead(self.seq);
+            }
+        }
+    }
+
+    /// Dead segments whose death is at or before `floor` and that no version needs become free; how many.
+    pub(crate) fn release(&mut self, floor: u64) -> u64 {
+        let oldest = self.tree.oldest().unwrap_or(self.seq);
+        let mut released = 0;
+        for (number, segment) in self.segments.iter_mut().enumerate() {
+            if let State::Dead(seq) = segment.state
+                && seq <= floor.min(oldest)
+                && !segment.is_damaged
+            {
+                segment.state = State::Free;
+                self.free.insert(u32::try_from(number).unwrap_or(u32::MAX));
+                released += 1;
+            }
+        }
+        released
+    }
+
+    /// The serials of all segments.
+    pub(crate) fn serials(&self) -> Vec<(u32, u64)> {
+        let all = (0..u32::try_from(self.segments.len()).unwrap_or(u32::MAX))
+            .map(|segment| (segment, self.areas.serial(segment)));
+        all.filter(|(_, serial)| *serial > 0).collect()
+    }
+
+    /// The file of an area is gone.
+    pub(crate) fn forget_area(&mut self, number: usize) {
+        let per_area = self.areas.geometry.area_segments;
+        let first = u32::try_from(number).unwrap_or(u32::MAX) * per_area;
+        Arc::make_mut(&mut self.areas).files[number] = None;
+        for segment in first..first + per_area {
+            self.free.remove(&segment);
+            self.segments[segment as usize].state = State::Sealed;
+        }
+        self.has_new_names = true;
+        self.count_there();
+    }
+
+    /// Segments that wait to be freed.
+    pub(crate) fn dead(&self) -> u64 {
+        self.segments.iter().filter(|segment| matches!(segment.state, State::Dead(_))).count() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::follow;
+
+    #[test]
+    fn a_tracked_range_keeps_covering_what_it_covered() {
+        assert_eq!(follow((10, 20), 5, 0, 3), (13, 23), "before");
+        assert_eq!(follow((10, 20), 15, 0, 3), (10, 23), "within");
+        assert_eq!(follow((10, 20), 20, 0, 3), (10, 20), "at the end");
+        assert_eq!(follow((10, 20), 10, 0, 3), (10, 23), "at the start: what was there is still in it");
+        assert_eq!(follow((10, 20), 30, 4, 0), (10, 20), "behind");
+        assert_eq!(follow((10, 20), 2, 4, 0), (6, 16), "before");
+        assert_eq!(follow((10, 20), 8, 4, 0), (8, 16), "over the start");
+        assert_eq!(follow((10, 20), 18, 4, 0), (10, 18), "over the end");
+        assert_eq!(follow((10, 20), 0, 40, 0), (0, 0), "all of it");
+        assert_eq!(follow((10, 20), 12, 2, 0), (10, 18), "within");
+    }
+}

@@ -1,0 +1,279 @@
+//! Error plans and damage: every disk call fails once or for ever, disks fill up, every byte is changed.
+
+mod support;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use sheaf_base::disk::sim::{Class, Failure, Fault, FaultPlan, Keep, SimDisk};
+use sheaf_base::error::Error;
+use support::{PLACE, Step, content, open, workload};
+
+/// What a workload under a fault came to.
+struct Outcome {
+    /// States there were, all operations that were acknowledged included.
+    states: Vec<Vec<u8>>,
+    /// The last one that was synced.
+    durable: usize,
+    failed: Option<Error>,
+}
+
+/// Runs steps until one fails; that one may have happened or not once the space is opened again, but not before.
+fn run(disk: &SimDisk, steps: &[Step]) -> Outcome {
+    let mut outcome = Outcome { states: vec![Vec::new()], durable: 0, failed: None };
+    let mut space = match open(Arc::new(disk.clone())) {
+        Ok(space) => space,
+        Err(error) => return Outcome { failed: Some(error), ..outcome },
+    };
+    for step in steps.iter().filter(|step| !matches!(step, Step::Kill)) {
+        let mut state = outcome.states.last().expect("never empty").clone();
+        if matches!(step, Step::Reopen) {
+            match space.close().and_then(|()| open(Arc::new(disk.clone()))) {
+                Ok(again) => space = again,
+                Err(error) => {
+                    outcome.failed = Some(error);
+                    return outcome;
+                }
+            }
+        } else if let Err(error) = step.run(&space) {
+            disk.set_faults(FaultPlan::default());
+            let served = content(&space).expect("reads go on after a failure");
+            assert_eq!(served, state, "a step that failed changed something: {step:?}: {error}");
+            step.apply(&mut state);
+            outcome.states.push(state);
+            outcome.failed = Some(error);
+            return outcome;
+        }
+        step.apply(&mut state);
+        outcome.states.push(state);
+        if matches!(step, Step::Sync | Step::Reopen | Step::Checkpoint) {
+            outcome.durable = outcome.states.len() - 1;
+        }
+    }
+    outcome.failed = space.close().err();
+    outcome
+}
+
+/// The space opens and holds one of the states since the last sync.
+fn holds(disk: SimDisk, outcome: &Outcome, context: &str) {
+    let space = open(Arc::new(disk)).unwrap_or_else(|e| panic!("{context}: it does not open: {e}"));
+    let now = content(&space).unwrap_or_else(|e| panic!("{context}: it cannot be read: {e}"));
+    assert!(outcome.states[outcome.durable..].contains(&now), "{context}: {} bytes", now.len());
+    space.insert(0, b"x").unwrap_or_else(|e| panic!("{context}: it takes nothing: {e}"));
+    space.close().unwrap_or_else(|e| panic!("{context}: it does not close: {e}"));
+}
+
+#[test]
+fn every_failing_call_is_an_error_and_loses_nothing_that_was_synced() {
+    let steps = workload(5, 60);
+    let classes = [
+        (Class::Write, Failure::Io),
+        (Class::Write, Failure::Torn { sectors: 1 }),
+        (Class::Write, Failure::NoSpace),
+        (Class::Sync, Failure::Io),
+        (Class::SyncDir, Failure::Io),
+        (Class::Create, Failure::NoSpace),
+        (Class::Allocate, Failure::NoSpace),
+        (Class::Read, Failure::Io),
+        (Class::SetLen, Failure::Io),
+    ];
+    let mut struck = 0;
+    for (class, failure) in classes {
+        for nth in 1.. {
+            let disk = SimDisk::with_seed(nth);
+            disk.set_faults(Fault::new(class, failure).nth(nth));
+            let outcome = run(&disk, &steps);
+            if disk.injected() == 0 {
+                break;
+            }
+            struck += 1;
+            disk.set_faults(FaultPlan::default());
+            let context = format!("{class:?} {failure:?} number {nth}: {:?}", outcome.failed);
+            for keep in [Keep::None, Keep::All] {
+                holds(disk.power_cut(&keep), &outcome, &format!("{context}, then the power"));
+            }
+            holds(disk.kill(), &outcome, &context);
+        }
+    }
+    println!("{struck} faults");
+    assert!(struck > 300);
+}
+
+#[test]
+fn a_full_disk_refuses_what_adds_bytes_and_goes_on_by_itself() {
+    let disk = SimDisk::new();
+    disk.set_capacity(60 * 4096);
+    let space = open(Arc::new(disk.clone())).expect("room for an empty space");
+    let mut len = 0u64;
+    let error = loop {
+        match space.insert(len, &[3; 700]) {
+            Ok(()) => len += 700,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, Error::NoSpace { .. }), "{error}");
+    assert_eq!(content(&space).expect("reads go on"), vec![3; usize::try_from(len).expect("small")]);
+    for _ in 0..10 {
+        space.collapse(0, 700).expect("removing goes on");
+        len -= 700;
+    }
+    disk.set_capacity(600 * 4096);
+    space.insert(0, &[4; 700]).expect("there is room again");
+    space.sync().expect("synced");
+    let full = disk.power_cut(&Keep::None);
+    full.set_capacity(0);
+    let again = open(Arc::new(full)).expect("opening needs no new block");
+    assert_eq!(content(&again).expect("readable").len() as u64, len + 700);
+}
+
+#[test]
+fn a_failed_sync_poisons_and_reads_go_on() {
+    let disk = SimDisk::new();
+    let space = open(Arc::new(disk.clone())).expect("a new space");
+    space.insert(0, b"kept").expect("room");
+    space.sync().expect("synced");
+    space.insert(0, b"lost? ").expect("room");
+    disk.set_faults(Fault::new(Class::Sync, Failure::Io));
+    assert!(space.sync().is_err());
+    disk.set_faults(FaultPlan::default());
+    assert!(matches!(space.sync(), Err(Error::Poisoned { op: "sync" })));
+    assert!(matches!(space.insert(0, b"x"), Err(Error::Poisoned { .. })));
+    assert_eq!(content(&space).expect("reads go on"), b"lost? kept");
+    assert!(matches!(space.close(), Err(Error::Poisoned { .. })));
+    let served = content(&open(Arc::new(disk.clone())).expect("it opens")).expect("readable");
+    let after = open(Arc::new(disk.power_cut(&Keep::None))).expect("it opens");
+    assert_eq!(content(&after).expect("readable"), served, "what was served after the reopening stays");
+}
+
+/// A space with a checkpoint, a log behind it, dead and live segments; closed or not.
+fn fixture(is_closed: bool) -> (SimDisk, Vec<u8>) {
+    let disk = SimDisk::new();
+    let space = open(Arc::new(disk.clone())).expect("a new space");
+    let mut model = Vec::new();
+    for (n, step) in workload(11, 80).iter().enumerate() {
+        let step = step.fit(model.len() as u64);
+        step.run(&space).expect("nothing fails here");
+        step.apply(&mut model);
+        if n == 50 {
+            space.checkpoint().expect("nothing fails here");
+        }
+    }
+    space.sync().expect("synced");
+    // Idle, it writes down how far everything is durable; what was synced just before may still vanish unsaid.
+    while space.pump().expect("nothing fails here") {}
+    let image = disk.kill();
+    if is_closed {
+        space.close().expect("closed");
+        return (disk.kill(), model);
+    }
+    (image, model)
+}
+
+/// Opens a damaged image: what it answers is exact or an error that names a file in it. Whether it was exact.
+fn answer(disk: &SimDisk, model: &[u8], context: &str) -> bool {
+    let named = |error: &Error| {
+        let path = match error {
+            Error::Corrupt { path, .. } | Error::Format { path, .. } => path,
+            other => panic!("{context}: damage is answered by {other:?}"),
+        };
+        assert!(path.starts_with(PLACE), "{context}: {error}");
+    };
+    let space = match open(Arc::new(disk.clone())) {
+        Ok(space) => space,
+        Err(error) => {
+            named(&error);
+            return false;
+        }
+    };
+    let len = space.len();
+    assert_eq!(len, model.len() as u64, "{context}: another length");
+    let mut is_exact = true;
+    for at in (0..len).step_by(97) {
+        let mut part = [0; 97];
+        let from = usize::try_from(at).expect("small");
+        match space.read(at, &mut part) {
+            Ok(count) => {
+                assert_eq!(part[..count], model[from..from + count], "{context}: a wrong answer at {at}")
+            }
+            Err(error) => {
+                named(&error);
+                is_exact = false;
+            }
+        }
+    }
+    let mut findings = 0;
+    space
+        .verify(|finding| {
+            named(&finding);
+            findings += 1;
+        })
+        .unwrap_or_else(|e| panic!("{context}: {e}"));
+    assert!(is_exact || findings > 0, "{context}: reading fails and verify finds nothing");
+    is_exact
+}
+
+#[test]
+fn no_changed_byte_is_ever_a_wrong_answer() {
+    let (mut exact, mut cases) = (0u32, 0u32);
+    for is_closed in [false, true] {
+        let (disk, model) = fixture(is_closed);
+        assert!(answer(&disk.fork(), &model, "undamaged"));
+        for (path, len) in disk.files().iter().filter(|(path, _)| !path.ends_with("LOCK")) {
+            let bytes = disk.read_file(path).expect("it is there");
+            let written = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+            for (at, byte) in bytes[..written].iter().enumerate() {
+                let bit = 1u8 << (at % 8);
+                let image = disk.fork();
+                image.overwrite(path, at as u64, &[byte ^ bit]).expect("within");
+                cases += 1;
+                exact += u32::from(answer(&image, &model, &format!("{} at {at}", path.display())));
+            }
+            for at in (0..written).step_by(512) {
+                for fill in [0, 0xff] {
+                    let image = disk.fork();
+                    let sector = vec![fill; 512.min(bytes.len() - at)];
+                    image.overwrite(path, at as u64, &sector).expect("within");
+                    cases += 1;
+                    exact += u32::from(answer(&image, &model, &format!("{} sector {at}", path.display())));
+                }
+            }
+            for cut in (0..*len).step_by(1000) {
+                let image = disk.fork();
+                image.truncate_file(path, cut).expect("it is there");
+                cases += 1;
+                exact += u32::from(answer(&image, &model, &format!("{} cut to {cut}", path.display())));
+            }
+            let image = disk.fork();
+            image.remove_file(path).expect("it is there");
+            cases += 1;
+            exact += u32::from(answer(&image, &model, &format!("{} removed", path.display())));
+        }
+    }
+    println!("{cases} damages, {exact} of them without effect");
+    assert!(cases > 10_000 && exact < cases);
+}
+
+#[test]
+fn bytes_of_a_segments_earlier_use_do_not_pass() {
+    let disk = SimDisk::new();
+    let space = open(Arc::new(disk.clone())).expect("a new space");
+    space.insert(0, &[1; 100]).expect("room");
+    space.sync().expect("synced");
+    let area = Path::new(PLACE).join("data/00000000.area");
+    let old = disk.read_file(&area).expect("it is there");
+    // The segment is left, collected, freed and taken again, now for other bytes of the same length.
+    for n in 0..200u8 {
+        space.write(0, &[n | 2; 100]).expect("room");
+        space.insert(100, &[n; 3000]).expect("room");
+        space.collapse(100, 3000).expect("within");
+        while space.pump().expect("nothing fails here") {}
+    }
+    space.close().expect("closed");
+    disk.overwrite(&area, 0, &old[..4096]).expect("within");
+    let space = open(Arc::new(disk)).expect("it opens");
+    let mut bytes = [0; 100];
+    match space.read(0, &mut bytes) {
+        Ok(_) => assert_eq!(bytes, [199 | 2; 100]),
+        Err(error) => assert!(error.is_corrupt(), "{error}"),
+    }
+}

@@ -1,0 +1,294 @@
+//! Seeded workloads against a vector, on the simulated and the real disk, with openings between.
+
+#![allow(clippy::cast_possible_truncation, reason = "a byte of a number is all that is wanted")]
+
+mod support;
+
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use sheaf_base::disk::Disk;
+use sheaf_base::disk::real::RealDisk;
+use sheaf_base::disk::sim::SimDisk;
+use sheaf_base::error::Error;
+use sheaf_base::memory::Memory;
+use sheaf_flexspace::{FlexSpace, Options};
+use support::{PLACE, Random, Step, content, open, options, workload};
+
+/// Runs a workload and compares after every step.
+fn play(seed: u64, count: usize) {
+    let mut disk = SimDisk::with_seed(seed);
+    let mut space = open(Arc::new(disk.clone())).expect("a new space");
+    let mut model = Vec::new();
+    let mut views = Vec::new();
+    let mut random = Random(seed);
+    for (n, step) in workload(seed, count).into_iter().enumerate() {
+        let context = || format!("seed {seed}, step {n}: {step:?}");
+        match step {
+            Step::Reopen => {
+                views.clear();
+                space.close().unwrap_or_else(|e| panic!("{}: {e}", context()));
+                space = open(Arc::new(disk.clone())).unwrap_or_else(|e| panic!("{}: {e}", context()));
+            }
+            Step::Kill => {
+                views.clear();
+                space.sync().expect("nothing fails here");
+                disk = disk.kill();
+                space = open(Arc::new(disk.clone())).unwrap_or_else(|e| panic!("{}: {e}", context()));
+            }
+            _ => step.run(&space).unwrap_or_else(|e| panic!("{}: {e}", context())),
+        }
+        step.apply(&mut model);
+        assert_eq!(content(&space).unwrap_or_else(|e| panic!("{}: {e}", context())), model, "{}", context());
+        let (at, len) = (random.below(model.len() as u64 + 10), random.below(700));
+        let mut part = vec![1; usize::try_from(len).expect("small")];
+        let got = space.read(at, &mut part).expect("nothing is damaged");
+        let from = usize::try_from(at).expect("small").min(model.len());
+        assert_eq!(part[..got], model[from..(from + part.len()).min(model.len())], "{}", context());
+        if n % 7 == 0 {
+            views.push((space.view(), model.clone()));
+        }
+        if views.len() > 4 {
+            views.remove(usize::try_from(random.below(4)).expect("small"));
+        }
+        for (view, model) in &views {
+            let mut bytes = vec![0; model.len()];
+            assert_eq!(view.read(0, &mut bytes).expect("a view stays readable"), model.len());
+            assert!(bytes == *model, "a view changed: {}", context());
+        }
+    }
+    let mut findings = 0;
+    space.verify(|_| findings += 1).expect("readable");
+    assert_eq!(findings, 0);
+    let before = space.stats();
+    assert!(before.live_bytes <= before.capacity);
+}
+
+#[test]
+fn a_space_is_a_vector_through_all_its_lives() {
+    for seed in 0..60 {
+        play(seed, 150);
+    }
+}
+
+#[test]
+fn long_lives_collect_and_checkpoint() {
+    play(1000, 2500);
+}
+
+/// A directory of the machine, gone with the test.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Scratch {
+        let dir = std::env::temp_dir().join(format!("sheaf-flexspace-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        Scratch(dir)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn the_real_disk_and_normal_sizes_do_the_same() {
+    let scratch = Scratch::new("real");
+    for tiny in [true, false] {
+        let dir = scratch.0.join(if tiny { "tiny" } else { "normal" });
+        let options = || Options { tiny, ..Options::default() };
+        let mut space = FlexSpace::open(&dir, options()).expect("a new space");
+        let mut model = Vec::new();
+        for step in workload(77, 600) {
+            if matches!(step, Step::Reopen | Step::Kill) {
+                space.close().expect("nothing fails here");
+                space = FlexSpace::open(&dir, options()).expect("what was closed opens");
+            } else {
+                step.run(&space).expect("nothing fails here");
+            }
+            step.apply(&mut model);
+        }
+        assert_eq!(content(&space).expect("readable"), model);
+        let large = vec![0xab; 9 << 20];
+        if !tiny {
+            space.insert(3, &large).expect("three segments");
+            model.splice(3..3, large.iter().copied());
+            assert!(content(&space).expect("readable") == model);
+        }
+    }
+}
+
+#[test]
+fn a_second_open_is_refused_and_a_missing_space_is_not_made_unasked() {
+    let disk: Arc<dyn Disk> = Arc::new(SimDisk::new());
+    let missing = FlexSpace::open_on(Arc::clone(&disk), PLACE, Options { create: false, ..options() });
+    assert!(matches!(missing, Err(Error::NotFound { .. })));
+    let _space = open(Arc::clone(&disk)).expect("a new space");
+    assert!(matches!(open(disk), Err(Error::Locked { pid: Some(_), .. })));
+}
+
+#[test]
+fn cursors_read_write_insert_and_remove() {
+    let space = open(Arc::new(SimDisk::new())).expect("a new space");
+    let mut cursor = space.cursor(0);
+    cursor.write_all(b"one three").expect("room");
+    cursor.seek(SeekFrom::Start(4)).expect("within");
+    cursor.insert(b"two ").expect("room");
+    assert_eq!(cursor.position(), 8);
+    let mut rest = String::new();
+    cursor.read_to_string(&mut rest).expect("readable");
+    assert_eq!(rest, "three");
+    cursor.seek(SeekFrom::End(-5)).expect("within");
+    cursor.collapse(2).expect("within");
+    assert_eq!(content(&space).expect("readable"), b"one two ree");
+    assert!(cursor.seek(SeekFrom::Current(-100)).is_err());
+    let mut all = String::new();
+    space.view().reader().read_to_string(&mut all).expect("readable");
+    assert_eq!(all, "one two ree");
+}
+
+#[test]
+fn read_extent_gives_what_was_inserted_in_one_go() {
+    let space = open(Arc::new(SimDisk::new())).expect("a new space");
+    space.insert(0, b"first").expect("room");
+    space.insert(5, b"second").expect("room");
+    space.write(20, b"after a hole").expect("room");
+    let extent = space.read_extent(8, 3).expect("readable").expect("there");
+    assert_eq!((extent.start, extent.len, extent.bytes.as_slice()), (5, 6, &b"sec"[..]));
+    let hole = space.read_extent(15, 100).expect("readable").expect("there");
+    assert_eq!((hole.start, hole.len, hole.is_hole), (11, 9, true));
+    assert!(space.read_extent(32, 1).expect("readable").is_none());
+    assert_eq!(space.view().fragments(0, 32), 4);
+    space.defrag(0, 32).expect("room");
+    assert_eq!(space.view().fragments(0, 32), 3, "the hole stays one");
+    assert!(matches!(space.insert(33, b"x"), Err(Error::Invalid { .. })));
+    assert!(matches!(space.collapse(30, 3), Err(Error::Invalid { .. })));
+}
+
+#[test]
+fn holes_beyond_2_to_the_48_take_no_space() {
+    let space = open(Arc::new(SimDisk::new())).expect("a new space");
+    space.write(1 << 50, b"far out").expect("room");
+    space.insert_hole(3, 1 << 49).expect("room");
+    let mut bytes = [1; 12];
+    assert_eq!(space.read((1 << 50) + (1 << 49) - 5, &mut bytes).expect("readable"), 12);
+    assert_eq!(&bytes, b"\0\0\0\0\0far out");
+    assert!(space.stats().live_bytes < 100);
+    assert!(matches!(space.insert_hole(0, u64::MAX), Err(Error::TooLarge { .. })));
+}
+
+#[test]
+fn the_mark_travels_with_the_state() {
+    let disk = SimDisk::new();
+    let space = open(Arc::new(disk.clone())).expect("a new space");
+    space.edit().insert(0, b"a").mark(7).commit().expect("room");
+    space.sync().expect("synced");
+    space.edit().insert(0, b"b").mark(8).commit().expect("room");
+    assert_eq!(space.view().mark(), 8);
+    let cut = disk.power_cut(&sheaf_base::disk::sim::Keep::None);
+    let space = open(Arc::new(cut.clone())).expect("it opens");
+    assert_eq!((space.view().mark(), content(&space).expect("readable")), (7, b"a".to_vec()));
+    space.close().expect("closed");
+    assert_eq!(open(Arc::new(cut)).expect("it opens").view().mark(), 7);
+}
+
+#[test]
+fn random_overwrites_at_the_limit_go_on_for_ever() {
+    let limit = 64 * 4096;
+    let space =
+        FlexSpace::open_on(Arc::new(SimDisk::new()), PLACE, Options { limit: Some(limit), ..options() })
+            .expect("a new space");
+    let mut len = 0u64;
+    while space.insert(len, &[9; 500]).is_ok() {
+        len += 500;
+    }
+    let full = space.stats();
+    assert!(full.live_bytes > full.capacity - 1024, "{full:?}: filled to 93.75 % of all but the reserve");
+    space.collapse(0, 2000).expect("removing needs no room");
+    len -= 2000;
+    let mut random = Random(1);
+    for n in 0..20_000u64 {
+        let at = random.below(len / 500) * 500;
+        space.write(at, &[n as u8; 500]).unwrap_or_else(|e| panic!("write {n}: {e}; {:?}", space.stats()));
+    }
+    let stats = space.stats();
+    assert!(stats.freed_segments > 1000 && stats.segments <= 64, "{stats:?}");
+    space.close().expect("closed");
+}
+
+#[test]
+fn space_of_removed_bytes_goes_back() {
+    let disk = SimDisk::new();
+    let space = open(Arc::new(disk.clone())).expect("a new space");
+    let bytes = |disk: &SimDisk| disk.files().iter().map(|(_, len)| len).sum::<u64>();
+    for n in 0..200 {
+        space.insert(0, &[n; 4000]).expect("room");
+    }
+    let full = bytes(&disk);
+    space.collapse(0, space.len() - 10).expect("within");
+    while space.pump().expect("nothing fails here") {}
+    space.checkpoint().expect("nothing fails here");
+    assert!(bytes(&disk) < full / 8, "{} of {full}", bytes(&disk));
+    assert_eq!(content(&space).expect("readable"), [0; 10]);
+}
+
+#[test]
+fn beyond_the_memory_budget_bytes_can_only_be_removed() {
+    let memory = Arc::new(Memory::new(20_000));
+    let options = Options { memory: Arc::clone(&memory), ..options() };
+    let space = FlexSpace::open_on(Arc::new(SimDisk::new()), PLACE, options).expect("a new space");
+    let mut refused = None;
+    for n in 0..10_000u64 {
+        if let Err(error) = space.insert(n * 3 % 7919 % (space.len() + 1), b"abc") {
+            refused = Some(error);
+            break;
+        }
+    }
+    assert!(matches!(refused, Some(Error::OverBudget { budget: 20_000 })), "{refused:?}");
+    space.collapse(0, 2).expect("removing goes on");
+    space.close().expect("closed");
+    assert_eq!(memory.total(), 0, "what was taken was given back");
+}
+
+#[test]
+fn readers_go_on_beside_the_writer_and_collection() {
+    let scratch = Scratch::new("beside");
+    let options = Options { tiny: true, limit: Some(1 << 20), ..Options::default() };
+    let space = FlexSpace::open_on(Arc::new(RealDisk), &scratch.0, options).expect("a new space");
+    // Blocks of 64 bytes, each filled with one number twice over: a torn read would show.
+    for n in 0..4000u64 {
+        space.insert(n * 64, &[n as u8; 64]).expect("room");
+    }
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for reader in 0..2 {
+            let (space, done) = (&space, &done);
+            scope.spawn(move || {
+                let mut random = Random(reader);
+                while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                    let mut block = [0; 64];
+                    let at = random.below(3900) * 64;
+                    assert_eq!(space.read(at, &mut block).expect("nothing is damaged"), 64);
+                    assert!(block.iter().all(|byte| *byte == block[0]), "{block:?} at {at}");
+                }
+            });
+        }
+        let mut random = Random(9);
+        for n in 0..20_000u64 {
+            let at = random.below(3900) * 64;
+            match n % 3 {
+                0 => space.write(at, &[n as u8; 64]),
+                1 => space.insert(at, &[n as u8; 64]),
+                _ => space.collapse(at, 64),
+            }
+            .unwrap_or_else(|e| panic!("operation {n}: {e}; {:?}", space.stats()));
+        }
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    assert!(space.stats().moved_bytes > 0, "{:?}", space.stats());
+    space.verify(|finding| panic!("{finding}")).expect("readable");
+    space.close().expect("closed");
+}

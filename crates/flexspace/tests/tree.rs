@@ -1,0 +1,339 @@
+//! The tree against a flat array: every operation, versions held and dropped, offsets beyond 2^32 and 2^48.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use sheaf_flexspace::tree::{Content, Entry, Frozen, ShiftTree};
+
+/// Bytes `skip..` of piece `id`; a hole has id 0 and joins with any other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Piece {
+    id: u64,
+    skip: u64,
+}
+
+impl Content for Piece {
+    type Pivot = u64;
+    fn pivot(&self) -> u64 {
+        self.id
+    }
+    fn tail(self, at: u64) -> Piece {
+        Piece { skip: if self.id == 0 { 0 } else { self.skip + at }, ..self }
+    }
+    fn joins(&self, len: u64, next: &Piece) -> bool {
+        self.id == next.id && self.tail(len).skip == next.skip
+    }
+}
+
+/// The same as a flat list of runs, every operation in O(N).
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Flat(Vec<(u64, Piece)>);
+
+impl Flat {
+    fn len(&self) -> u64 {
+        self.0.iter().map(|(len, _)| len).sum()
+    }
+
+    /// Makes a run start at `at`; its place in the list.
+    fn cut(&mut self, at: u64) -> usize {
+        let mut start = 0;
+        for index in 0..self.0.len() {
+            let (len, piece) = self.0[index];
+            if at <= start {
+                return index;
+            }
+            if at < start + len {
+                self.0[index].0 = at - start;
+                self.0.insert(index + 1, (start + len - at, piece.tail(at - start)));
+                return index + 1;
+            }
+            start += len;
+        }
+        self.0.len()
+    }
+
+    fn insert(&mut self, at: u64, len: u64, piece: Piece) {
+        let index = self.cut(at);
+        self.0.insert(index, (len, piece));
+    }
+
+    fn collapse(&mut self, at: u64, len: u64) -> Flat {
+        let (from, to) = (self.cut(at), self.cut(at + len));
+        Flat(self.0.drain(from..to).collect())
+    }
+
+    /// With runs joined that only go on: what two lists of one content have in common.
+    fn joined(&self) -> Flat {
+        let mut joined: Vec<(u64, Piece)> = Vec::new();
+        for (len, piece) in &self.0 {
+            match joined.last_mut() {
+                Some((before, last)) if last.joins(*before, piece) => *before += len,
+                _ => joined.push((*len, *piece)),
+            }
+        }
+        Flat(joined)
+    }
+
+    fn of(tree: &Frozen<Piece>) -> Flat {
+        Flat(tree.range(0).map(|entry| (entry.len, entry.item)).collect())
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Insert(u64, u64),
+    Append(u64),
+    Hole(u64, u64),
+    Collapse(u64, u64),
+    Remap(u64, u64),
+    Publish,
+    Release(u8),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let (at, len) = (any::<u64>(), 1..40u64);
+    prop_oneof![
+        6 => (at, len.clone()).prop_map(|(at, len)| Op::Insert(at, len)),
+        2 => len.clone().prop_map(Op::Append),
+        1 => (at, len.clone()).prop_map(|(at, len)| Op::Hole(at, len)),
+        3 => (at, len.clone()).prop_map(|(at, len)| Op::Collapse(at, len)),
+        1 => (at, 0..3000u64).prop_map(|(at, len)| Op::Collapse(at, len)),
+        3 => (at, len).prop_map(|(at, len)| Op::Remap(at, len)),
+        1 => Just(Op::Publish),
+        1 => any::<u8>().prop_map(Op::Release),
+    ]
+}
+
+/// The tree, the model, and the versions that are held with what they must show.
+struct Pair {
+    tree: ShiftTree<Piece>,
+    flat: Flat,
+    held: Vec<(Arc<Frozen<Piece>>, Flat)>,
+    /// Lengths and offsets are multiples of this.
+    unit: u64,
+    next: u64,
+}
+
+impl Pair {
+    fn new(unit: u64) -> Pair {
+        let tree = ShiftTree::new(Piece { id: 0, skip: 0 });
+        Pair { tree, flat: Flat::default(), held: Vec::new(), unit, next: 1 }
+    }
+
+    fn piece(&mut self) -> Piece {
+        self.next += 1;
+        Piece { id: self.next, skip: 0 }
+    }
+
+    fn insert(&mut self, at: u64, len: u64, piece: Piece) {
+        self.tree.insert(at, len, piece);
+        self.flat.insert(at, len, piece);
+    }
+
+    fn apply(&mut self, op: &Op) {
+        let units = self.tree.len() / self.unit;
+        let piece = self.piece();
+        match *op {
+            Op::Insert(at, len) => self.insert(at % (units + 1) * self.unit, len * self.unit, piece),
+            Op::Append(len) => self.insert(units * self.unit, len * self.unit, piece),
+            Op::Hole(at, len) => {
+                self.insert(at % (units + 1) * self.unit, len * self.unit, Piece { id: 0, skip: 0 })
+            }
+            Op::Collapse(at, len) => {
+                let at = at % (units + 1);
+                let len = len.min(units - at) * self.unit;
+                let mut gone = Flat::default();
+                self.tree.collapse(at * self.unit, len, |len, piece| gone.0.push((len, piece)));
+                let expected = self.flat.collapse(at * self.unit, len);
+                assert_eq!(gone.joined(), expected.joined());
+            }
+            Op::Remap(at, len) => {
+                let at = at % (units + 1);
+                let len = len.min(units - at) * self.unit;
+                if len > 0 {
+                    let mut gone = Flat::default();
+                    self.tree.remap(at * self.unit, len, piece, |len, piece| gone.0.push((len, piece)));
+                    let expected = self.flat.collapse(at * self.unit, len);
+                    assert_eq!(gone.joined(), expected.joined());
+                    self.flat.insert(at * self.unit, len, piece);
+                }
+            }
+            Op::Publish => {
+                let version = self.tree.publish(self.next);
+                assert_eq!(version.mark(), self.next);
+                self.held.push((version, self.flat.clone()));
+            }
+            Op::Release(which) if !self.held.is_empty() => {
+                let index = usize::from(which) % self.held.len();
+                self.held.remove(index);
+            }
+            Op::Release(_) => {}
+        }
+    }
+
+    fn check(&self) {
+        self.tree.read(|now| check_state(now, &self.flat, self.unit));
+        for (version, flat) in &self.held {
+            check_state(version, flat, self.unit);
+        }
+    }
+}
+
+fn check_state(state: &Frozen<Piece>, flat: &Flat, unit: u64) {
+    state.check().expect("every node keeps the invariants");
+    assert_eq!(state.len(), flat.len());
+    assert_eq!(Flat::of(state).joined(), flat.joined());
+    let mut entries = Vec::new();
+    let mut at = 0;
+    while let Some(entry) = state.get(at) {
+        assert_eq!(state.get(at + entry.len - 1), Some(entry), "the last byte of an entry is in it");
+        assert_eq!(entry.start, at);
+        assert_eq!(state.range(at + (entry.len / unit / 2) * unit).next(), Some(entry));
+        at += entry.len;
+        entries.push(entry);
+    }
+    assert_eq!(at, state.len(), "entries tile the space");
+    assert!(state.range(0).eq(entries), "a walk and lookups agree");
+    assert_eq!(state.range(state.len()).next(), None);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn tree_is_a_flat_array(ops in prop::collection::vec(op(), 1..400), bulk in 0..6000u64) {
+        let mut pair = Pair::new(1);
+        for n in 0..bulk {
+            let piece = pair.piece();
+            pair.insert(if n % 3 == 0 { pair.tree.len() } else { pair.tree.len() / 2 }, 1 + n % 7, piece);
+        }
+        for (n, op) in ops.iter().enumerate() {
+            pair.apply(op);
+            if n % 100 == 0 {
+                pair.check();
+            }
+        }
+        pair.check();
+        pair.held.clear();
+        let len = pair.tree.len();
+        pair.apply(&Op::Collapse(0, len));
+        pair.check();
+    }
+
+    #[test]
+    fn offsets_beyond_2_to_the_48_are_as_good_as_small_ones(
+        ops in prop::collection::vec(op(), 1..400),
+        unit in 30..52u32,
+    ) {
+        let mut pair = Pair::new(1 << unit);
+        for op in &ops {
+            pair.apply(op);
+        }
+        pair.check();
+    }
+}
+
+#[test]
+fn rebased_nodes_cross_2_to_the_32_and_2_to_the_48() {
+    for border in [1u64 << 32, 1 << 48] {
+        let mut pair = Pair::new(1);
+        pair.insert(0, border - 5000, Piece { id: 0, skip: 0 });
+        // Splits, and so rebases, happen on both sides of the border and on it.
+        for n in 0..10_000u64 {
+            let piece = pair.piece();
+            pair.insert(border - 5000 + n, 1, piece);
+        }
+        for n in 0..5_000u64 {
+            let piece = pair.piece();
+            pair.insert(border - 4000 + (n * 7919) % 9000, 1 + n % 3, piece);
+        }
+        pair.check();
+        let removed = pair.flat.collapse(border - 4500, 9_500);
+        let mut gone = Flat::default();
+        pair.tree.collapse(border - 4500, 9_500, |len, piece| gone.0.push((len, piece)));
+        assert_eq!(gone.joined(), removed.joined());
+        pair.check();
+    }
+}
+
+#[test]
+fn versions_that_nobody_reads_give_their_nodes_back() {
+    let mut pair = Pair::new(1);
+    for n in 0..20_000u64 {
+        let piece = pair.piece();
+        pair.insert(n, 1, piece);
+    }
+    pair.tree.publish(1);
+    let once = pair.tree.bytes();
+    for n in 0..5_000u64 {
+        let piece = pair.piece();
+        pair.tree.remap(n * 3 % 20_000, 1, piece, |_, _| {});
+        pair.tree.publish(n);
+    }
+    assert!(pair.tree.bytes() < once + 50_000, "{} after {once}", pair.tree.bytes());
+    let held = pair.tree.publish(0);
+    assert_eq!(pair.tree.versions(), 2, "the one before it is given back with the next");
+    for n in 0..100u64 {
+        let piece = pair.piece();
+        pair.tree.remap(n * 191 % 20_000, 1, piece, |_, _| {});
+        pair.tree.publish(n);
+    }
+    assert!(pair.tree.versions() > 100 && pair.tree.oldest() == Some(0));
+    drop(held);
+    assert_eq!(pair.tree.oldest(), Some(99));
+    assert_eq!(pair.tree.versions(), 1);
+}
+
+#[test]
+fn readers_of_a_version_go_on_beside_the_writer() {
+    let mut tree = ShiftTree::new(Piece { id: 0, skip: 0 });
+    for n in 0..5_000u64 {
+        tree.insert(n, 1, Piece { id: n + 1, skip: 0 });
+    }
+    let version = tree.publish(0);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            for round in 0..50 {
+                for (n, entry) in version.range(0).enumerate() {
+                    assert_eq!(
+                        entry,
+                        Entry { start: n as u64, len: 1, item: Piece { id: n as u64 + 1, skip: 0 } }
+                    );
+                }
+                assert_eq!(version.len(), 5_000, "{round}");
+            }
+        });
+        for n in 0..20_000u64 {
+            tree.insert(n % 4_000, 1, Piece { id: 1 << 40, skip: n });
+            if n % 10 == 0 {
+                tree.publish(n);
+            }
+        }
+        reader.join().expect("the reader found what was published");
+    });
+    assert_eq!(tree.len(), 25_000);
+}
+
+/// A sparse index: entries are intervals of keys, found by key, and their offsets come from the tree.
+#[test]
+fn intervals_are_found_by_key_and_shift_with_their_bytes() {
+    let mut tree = ShiftTree::new(Piece { id: 0, skip: 0 });
+    let mut sizes = std::collections::BTreeMap::new();
+    for n in 0..20_000u64 {
+        let (key, size) = (n * 7919 % 20_011 + 1, 1 + n % 97);
+        let at = tree.find(|pivot| *pivot < key).map_or(0, |before| before.start + before.len);
+        tree.insert(at, size, Piece { id: key, skip: 0 });
+        sizes.insert(key, size);
+    }
+    let mut gone = 0;
+    tree.collapse(1000, 100_000, |_, _| gone += 1);
+    assert!(gone > 1000);
+    let mut start = 0;
+    for entry in tree.read(|now| now.range(0).collect::<Vec<_>>()) {
+        let found = tree.find(|pivot| *pivot <= entry.item.id).expect("the key is there");
+        assert_eq!((found, entry.start), (entry, start));
+        start += entry.len;
+    }
+    let first = tree.get(0).expect("not empty").item.id;
+    assert_eq!(tree.find(|pivot| *pivot < first), None);
+}
