@@ -465,9 +465,9 @@ impl Watch {
         let Some(db) = run.opened() else {
             return Ok(());
         };
-        let history = run.history.lock().clone();
         match State::read(db) {
             Ok(state) => {
+                let history = run.history.lock();
                 let (from, to) = (history.marks.acked, history.marks.issued);
                 match history.find(state.print(), from, to) {
                     Some(_) => Ok(()),
