@@ -17,12 +17,12 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::disk::{Disk, File, How};
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::frame::{u32_at, u64_at};
 use crate::root::FORMAT;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::types::StoreId;
 
 const MAGIC: &[u8; 8] = b"SHEAFBLB";
@@ -153,11 +153,18 @@ impl Blobs {
         Ok(Some(value))
     }
 
+    /// The error for a blob that a live record names and that is not there.
+    #[must_use]
+    pub fn missing(&self, blob: &BlobRef) -> Error {
+        let expected = HEAD as u64 + u64::from(blob.len);
+        Error::corrupt(&self.path(blob.id), 0, Damage::Short { got: 0, expected })
+    }
+
     /// Writes a blob's bytes again where they stand and syncs them.
     pub fn rewrite(&self, blob: &BlobRef) -> Result<()> {
         let path = self.path(blob.id);
         let Some(value) = self.read(blob)? else {
-            return Err(Error::corrupt(&path, 0, Damage::Short { got: 0, expected: u64::from(blob.len) }));
+            return Err(self.missing(blob));
         };
         let file = self.disk.open(&path, How::Write).during("open", &path)?;
         file.write_at(0, &self.head(blob)).during("write", &path)?;

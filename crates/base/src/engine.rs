@@ -49,7 +49,7 @@ pub enum Action<'a> {
     Staged(BlobRef),
     /// Removes the key.
     Remove,
-    /// Writes nothing; the commit fails as stale if the key changes before it.
+    /// Writes nothing; the commit fails as stale if the key changes between `prepare` and it.
     Expect,
 }
 
@@ -60,7 +60,8 @@ pub struct Op<'a> {
     pub key: &'a [u8],
     /// What to do to it.
     pub action: Action<'a>,
-    /// Set by `prepare`: the number of the entry it replaces; zero if there is none or nobody knows.
+    /// Set by `prepare`: the number of the key's newest entry; zero if it has none. For
+    /// [`Action::Expect`] it says what is expected: the commit happens only if it is still this.
     pub prior: Seq,
     /// The engine's private words from `prepare` to `apply`.
     pub note: [u64; 5],
@@ -257,7 +258,8 @@ pub trait Engine: Send + Sync {
     fn save(&self, out: &mut dyn ImageSink) -> Result<()>;
     /// Takes up an image. Entries in segments that are gone are dropped: replay brings them.
     fn restore(&self, image: &mut dyn ImageSource) -> Result<()>;
-    /// One record, at opening, from one thread.
+    /// One record, at opening: of the journal in the order of the log, from one thread; of the flat log in
+    /// any order, from several.
     fn replay(&self, record: &Replay<'_>) -> Result<()>;
     /// All records were replayed.
     fn replayed(&self) {}

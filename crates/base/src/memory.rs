@@ -3,8 +3,8 @@
 //! Parts take what they need before they grow and give it back when they shrink. Taking is a promise
 //! kept by the taker: the arbiter counts, it does not allocate.
 
+use crate::sync::atomic::{AtomicU64, Ordering};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::mm::{Advice, madvise};
 

@@ -8,6 +8,7 @@ use sheaf_base::store::{Kept, Outcome, Write};
 use sheaf_base::types::{KeyspaceId, Seq};
 
 use crate::handle::Handle;
+use crate::keyspace::expect_now;
 use crate::{Durability, Error, Keyspace, Result, Value};
 
 enum Change {
@@ -134,10 +135,7 @@ impl Batch {
         let mut expect_ops = Vec::with_capacity(expected.len());
         for (expectation, kept) in self.expectations.iter().zip(&expected) {
             let engine = kept.engine()?;
-            let mut op = Op::new(&expectation.key, Action::Expect);
-            engine.prepare(&mut op)?; // before the read: a later change makes the commit stale
-            let mut value = None;
-            engine.get(Seq::LATEST, &expectation.key, &mut |v| value = Some(Value::new(v)))?;
+            let (op, value) = expect_now(&**engine, &expectation.key)?;
             if value != expectation.value {
                 return Err(Error::Conflict);
             }

@@ -4,7 +4,7 @@ use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use sheaf_base::engine::{Action, Bounds, Op, Want};
+use sheaf_base::engine::{Action, Bounds, Engine, Op, Want};
 use sheaf_base::store::{Kept, Outcome, Store, Write};
 use sheaf_base::types::Seq;
 
@@ -198,10 +198,7 @@ impl Keyspace {
         let kept = self.kept()?;
         let engine = kept.engine()?;
         self.store().check_open()?;
-        let mut expect = Op::new(key, Action::Expect);
-        engine.prepare(&mut expect)?; // from here on a change of the key makes the commit stale
-        let mut old = None;
-        engine.get(Seq::LATEST, key, &mut |value| old = Some(Value::new(value)))?;
+        let (expect, old) = expect_now(&**engine, key)?;
         let Some(new) = decide(old.as_deref()) else { return Ok(false) };
         let action = match &new {
             Some(value) => Action::Put(value),
@@ -314,6 +311,20 @@ impl Keyspace {
                 batch.remove(self, key);
             }
             batch.commit()?;
+        }
+    }
+}
+
+/// The value of `key`, and an operation that makes a commit stale once it is another.
+pub(crate) fn expect_now<'k>(engine: &dyn Engine, key: &'k [u8]) -> Result<(Op<'k>, Option<Value>)> {
+    loop {
+        let mut expect = Op::new(key, Action::Expect);
+        engine.prepare(&mut expect)?; // before the read: a later change makes the commit stale
+        let mut value = None;
+        engine.get(Seq::LATEST, key, &mut |bytes| value = Some(Value::new(bytes)))?;
+        // Absent at the first look and there at the second: the commit would not notice its going again.
+        if expect.prior != Seq::ZERO || value.is_none() {
+            return Ok((expect, value));
         }
     }
 }

@@ -30,13 +30,13 @@ pub use slots::Segments;
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use crate::codec::{Reader, Writer};
 use crate::disk::{Disk, File, How, SECTOR, SECTOR_BYTES};
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::frame::{HEADER, Header, Seed, WATER, u32_at};
 use crate::root::{FORMAT, SegmentEntry};
+use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use crate::types::{Incarnation, LogId, SegmentId, Seq, StoreId};
 
 const MAGIC: &[u8; 8] = b"SHEAFSEG";
@@ -314,6 +314,10 @@ impl Segment {
     pub fn synced(&self) -> u64 {
         self.synced.load(Ordering::Relaxed)
     }
+    /// The bytes up to `end` were made durable in an earlier life, or by recovery.
+    pub fn mark_synced(&self, end: u64) {
+        self.synced.fetch_max(end, Ordering::Relaxed);
+    }
     /// Makes the bytes up to `end` durable, `end` being published before.
     pub fn sync(&self, end: u64) -> Result<()> {
         self.file.sync_to(end).during("sync", &self.path)?;
@@ -452,8 +456,9 @@ impl Segment {
             return Err(damaged(Damage::BadField { field: "frame kind", value: u64::from(head[7] & 0xf) }));
         };
         let whole = HEADER + header.len;
-        if whole as u64 > room {
-            return Err(damaged(Damage::BadLength { got: whole as u64, max: room }));
+        if header.span() > room {
+            // Padding included: where that is missing, the file was cut short.
+            return Err(damaged(Damage::BadLength { got: header.span(), max: room }));
         }
         if bytes.len() < whole {
             bytes = self.bytes(offset, whole, whole as u64)?;

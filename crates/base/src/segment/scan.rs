@@ -63,7 +63,7 @@ impl<'a> Scan<'a> {
     }
 
     /// After a stop at a bad place: goes on at the next frame that starts a commit, if there is one. For
-    /// verification only; what stands behind a bad place is never replayed.
+    /// verification, and to say where damage is; what stands behind a bad place is never replayed.
     pub fn resume(&mut self, newest: Seq) -> bool {
         let Some(Stop::Torn(at, _)) = &self.stop else { return false };
         let from = at + ALIGN;

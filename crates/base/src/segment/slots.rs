@@ -5,13 +5,12 @@
 //! that could have seen it is gone.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, Ordering};
-
-use crossbeam_epoch::Guard;
 
 use super::{Address, Frame, SLOT_COUNT, Segment};
 use crate::error::{Error, Result};
 use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicPtr, Ordering};
+use crate::sync::epoch::{self, Guard};
 
 /// The table.
 #[derive(Debug)]
@@ -78,14 +77,14 @@ impl Segments {
     /// loaded before, stay readable.
     pub fn dismiss(&self, segment: &Arc<Segment>) {
         let (slots, free, slot) = (Arc::clone(&self.slots), Arc::clone(&self.free), segment.slot());
-        let guard = crossbeam_epoch::pin();
+        let guard = epoch::pin();
         guard.defer(move || {
             let pointer = slots[slot as usize].swap(std::ptr::null_mut(), Ordering::AcqRel) as usize;
             if pointer == 0 {
                 return;
             }
             // Guards pinned until this moment may have loaded the pointer: once more through the epoch.
-            crossbeam_epoch::pin().defer(move || {
+            epoch::pin().defer(move || {
                 // SAFETY:
                 // * The pointer came from `admit`'s `Arc::into_raw`; the swap took it out, so this is the
                 //   only place that gives the count back.
@@ -101,7 +100,7 @@ impl Segments {
 
     /// Takes the dismissed segments that nobody sees any more, for the caller to drop.
     pub fn take_dead(&self) -> Vec<Arc<Segment>> {
-        crossbeam_epoch::pin().flush();
+        epoch::pin().flush();
         std::mem::take(&mut self.free.lock().dead)
     }
 

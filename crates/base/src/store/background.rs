@@ -9,13 +9,13 @@
 //! [`MAX_BRAKE`] a commit, in proportion to how far it is. Delays are collected until they are long enough
 //! to sleep for.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::Store;
 use crate::error::{Error, Result};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::thread::JoinHandle;
 use crate::sync::{Condvar, Mutex};
 
 /// Longest delay of one commit.
@@ -62,8 +62,25 @@ pub(crate) struct Worker(JoinHandle<()>);
 
 #[allow(clippy::disallowed_methods)] // this is the seam for threads
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<Worker> {
-    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(body);
+    let thread = crate::sync::thread::Builder::new().name(name.to_owned()).spawn(body);
     thread.map(Worker).map_err(|source| Error::Io { op: "start a thread for", path: name.into(), source })
+}
+
+/// Runs `body` on so many threads, this one among them, but no more than there are cores; returns what they
+/// return.
+pub(super) fn side_by_side<T: Send>(threads: usize, body: impl Fn() -> T + Sync) -> Vec<T> {
+    if threads <= 1 {
+        return vec![body()];
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    crate::sync::thread::scope(|scope| {
+        let others: Vec<_> = (1..threads.min(cores)).map(|_| scope.spawn(&body)).collect();
+        let mut all = vec![body()];
+        for other in others {
+            all.push(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        all
+    })
 }
 
 impl Store {
@@ -94,7 +111,7 @@ impl Store {
             self.signals.ticker.notify_all();
             self.signals.relief.notify_all();
         }
-        let me = std::thread::current().id();
+        let me = crate::sync::thread::current().id();
         for worker in std::mem::take(&mut *self.workers.lock()) {
             if worker.0.thread().id() != me {
                 let _ = worker.0.join(); // a panic there was reported by the runtime
@@ -144,6 +161,13 @@ impl Store {
         self.signals.brake.store(most * over / (BRAKE_FULL - BRAKE_FROM), Ordering::Relaxed);
         if over == 0 {
             self.signals.relief.notify_all();
+        }
+    }
+
+    /// Lets other threads run before the caller, which cleans, unless it is behind.
+    pub(super) fn give_way(&self) {
+        if self.signals.brake.load(Ordering::Relaxed) == 0 {
+            crate::sync::thread::yield_now();
         }
     }
 

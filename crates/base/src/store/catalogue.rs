@@ -6,7 +6,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::{Kept, KeyspaceInfo, Store};
 use crate::codec::{Reader, Writer};
@@ -14,6 +13,7 @@ use crate::engine::EngineFactory;
 use crate::error::{Damage, Error, Result};
 use crate::record::{Content, Record};
 use crate::root::KeyspaceEntry;
+use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::{Mutex, RwLock};
 use crate::types::{Durability, KeyspaceId, Seq};
 

@@ -11,7 +11,6 @@
 //! was moved after c, so replay brings it (commit.md, scenario 9). The journal's segments before c go.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::image::{self, ImageWriter};
 use super::log::Log;
@@ -21,10 +20,11 @@ use super::{Kept, Store};
 use crate::error::{IoContext, Result};
 use crate::root::{CheckpointRef, Position};
 use crate::segment::DATA_START;
+use crate::sync::atomic::Ordering;
 use crate::types::{KeyspaceId, LogId, SegmentId};
 
 /// A checkpoint is due after this many times its own size was appended.
-const TIMES_IMAGE: u64 = 12;
+const TIMES_IMAGE: u64 = 16;
 
 impl Store {
     /// Checkpoints logs that are due. True if there was one.

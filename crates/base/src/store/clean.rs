@@ -25,7 +25,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::log::Log;
 use super::rooting::{Dying, Maintenance, Survivors};
@@ -35,16 +34,22 @@ use crate::error::{Error, IoContext, Result};
 use crate::frame::{FIRST, HEADER, Header, Kind, LAST, body_sum};
 use crate::record::{Content, Record};
 use crate::segment::{Address, DATA_START, Scan, Scanned, Segment, Stop};
+use crate::sync::atomic::Ordering;
+use crate::sync::epoch;
 use crate::types::{KeyspaceId, LogId, SegmentId};
 
 /// Streams of survivors; stream 0 is the order.
 const STREAMS: u8 = 5;
 /// Victims are taken until this many segments' worth is won.
 const WIN_SEGMENTS: u64 = 6;
+/// Segments' worth of copies that stand beside their victims at the end of a pass.
+const PASS_COPIES: u64 = 4;
 /// Most victims of one pass.
 const MAX_VICTIMS: usize = 64;
 /// Copies are handed to the kernel in pieces of this size.
 const PIECE: usize = 64 << 10;
+/// Copies that the index is pointed at under one hold of the commit lock.
+const REPOINTED: usize = 16;
 /// The lifespan is the mean of this many hot victims.
 const LIFESPANS: usize = 16;
 /// Full segments get at least this part of the slack that the limit gives.
@@ -58,6 +63,9 @@ const FULL: f64 = 0.95;
 
 /// Frames whose keys are looked up together.
 const GROUP: usize = 32;
+/// After this many groups the cleaner offers its core to others: where there are more threads than cores,
+/// a committer then waits for a fraction of a scheduler's slice. Not while committers are braked for it.
+const GROUPS_A_TURN: usize = 8;
 
 /// Lets the look-ups of a group overlap. Runs of one keyspace are hinted at together.
 fn prefetch(kepts: &HashMap<KeyspaceId, Arc<Kept>>, group: &[Scanned<'_>]) {
@@ -128,7 +136,8 @@ impl Store {
         }
         let most = times(self.options.space_limit);
         let images = 2 * log.image_bytes.load(Ordering::Relaxed); // the present one and the one being made
-        let beside = total - full + images + self.dying_bytes.load(Ordering::Relaxed);
+        let survivors = if live > SMALL * largest { PASS_COPIES * largest } else { 0 };
+        let beside = total - full + images + self.dying_bytes.load(Ordering::Relaxed) + survivors;
         let least = times(1.0 + (self.options.space_limit - 1.0) * LEAST_SLACK);
         (
             full,
@@ -212,10 +221,13 @@ impl Store {
         for victim in victims {
             self.learn_lifespan(m, victim);
             let mut scan = Scan::new(victim, 0, victim.end());
-            loop {
+            for number in 1.. {
                 let group: Vec<Scanned<'_>> = scan.by_ref().take(GROUP).collect();
                 if group.is_empty() {
                     break;
+                }
+                if number % GROUPS_A_TURN == 0 {
+                    self.give_way();
                 }
                 prefetch(&kepts, &group);
                 for scanned in &group {
@@ -375,17 +387,19 @@ impl Store {
         tail.offset += piece.bytes.len() as u64;
         segment.publish(tail.offset);
         log.note_moved(piece.bytes.len() as u64);
-        let pin = crossbeam_epoch::pin();
-        let order = self.order.lock();
-        for copy in piece.moves.drain(..) {
-            self.repoint(segment, &piece.bytes, &copy, &pin);
+        for moves in piece.moves.chunks(REPOINTED) {
+            let pin = epoch::pin();
+            let _order = self.order.lock();
+            for copy in moves {
+                self.repoint(segment, &piece.bytes, copy, &pin);
+            }
         }
-        drop(order);
+        piece.moves.clear();
         piece.bytes.clear();
         Ok(())
     }
 
-    fn repoint(&self, to: &Segment, bytes: &[u8], copy: &Move, pin: &crossbeam_epoch::Guard) {
+    fn repoint(&self, to: &Segment, bytes: &[u8], copy: &Move, pin: &epoch::Guard) {
         let mut head = [0; HEADER];
         head.copy_from_slice(&bytes[copy.start..copy.start + HEADER]);
         let Some(header) = Header::decode(&head) else { return };

@@ -12,7 +12,6 @@
 //!
 //! The end chunk makes a file that was cut short at a chunk's bound an error.
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -22,6 +21,7 @@ use crate::engine::{ImageSink, ImageSource};
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::frame::{u32_at, u64_at};
 use crate::root::FORMAT;
+use crate::segment::SLOT_COUNT;
 use crate::types::{KeyspaceId, SegmentId, StoreId};
 
 pub(crate) const DIRECTORY: &str = "images";
@@ -137,7 +137,8 @@ pub(crate) struct ImageReader {
     len: u64,
     chunk: Vec<u8>,
     taken: usize,
-    slots: HashMap<u32, u32>,
+    /// By the slot of then: the slot of now.
+    slots: Vec<Option<u32>>,
 }
 
 impl ImageReader {
@@ -166,14 +167,23 @@ impl ImageReader {
             len,
             chunk: Vec::new(),
             taken: 0,
-            slots: HashMap::new(),
+            slots: Vec::new(),
         };
         reader.check_head(&head(store, id, number))?;
         reader.next_chunk()?;
         let table = std::mem::take(&mut reader.chunk);
         let slots = Reader::new(&table).list(|r| Ok((r.u32()?, SegmentId(r.u64()?))));
         let slots = slots.map_err(|what| Error::corrupt(&reader.path, HEAD as u64, what))?;
-        reader.slots = slots.into_iter().filter_map(|(then, id)| Some((then, slot_now(id)?))).collect();
+        for (then, id) in slots {
+            let index = usize::try_from(then).unwrap_or(usize::MAX);
+            if index >= SLOT_COUNT {
+                return Err(reader.nonsense("slot", u64::from(then)));
+            }
+            if index >= reader.slots.len() {
+                reader.slots.resize(index + 1, None);
+            }
+            reader.slots[index] = slot_now(id);
+        }
         Ok(reader)
     }
 
@@ -280,6 +290,6 @@ impl ImageSource for ImageReader {
     }
 
     fn slot_of(&self, slot: u32) -> Option<u32> {
-        self.slots.get(&slot).copied()
+        self.slots.get(usize::try_from(slot).ok()?).copied().flatten()
     }
 }

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::engine::Engine;
 use crate::error::{Damage, Error, Result};
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::types::{KeyspaceId, LogId, Seq};
 
 /// Damage that keeps a keyspace from being used.

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::report::LogStats;
 use crate::error::{Damage, Error};
 use crate::root::LogEntry;
 use crate::segment::Segment;
 use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::types::{LogId, SegmentId};
 
 /// One log.

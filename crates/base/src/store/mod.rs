@@ -20,7 +20,7 @@
 //!
 //! ## Threads
 //!
-//! Any thread may call anything. Locks, in order of acquisition: `maintenance`, `making`, the
+//! Any thread may call anything. Locks, in order of acquisition: `closing`, `maintenance`, `making`, the
 //! round's leader lock, `order` (the commit lock), the log lists, engines' own. No I/O under `order` but the append
 //! itself; no lock is held while a caller's closure runs.
 //!
@@ -35,6 +35,7 @@ mod clean;
 mod close;
 mod image;
 mod kept;
+mod load;
 mod log;
 mod order;
 mod ready;
@@ -48,7 +49,6 @@ mod view;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 pub use kept::Kept;
@@ -65,6 +65,7 @@ use crate::ground::Ground;
 use crate::memory::Part;
 use crate::root::{Root, Slots};
 use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::types::{Durability, Incarnation, LogId, Seq, StoreId};
 use background::Signals;
 use catalogue::Catalogue;
@@ -172,6 +173,8 @@ pub struct Store {
     lifespan: AtomicU64,
     signals: Arc<Signals>,
     counters: Counters,
+    /// One end at a time.
+    closing: Mutex<()>,
     closed: AtomicBool,
     poison: Mutex<Option<&'static str>>,
     poisoned: AtomicBool,

@@ -24,7 +24,6 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
@@ -37,6 +36,8 @@ use crate::error::{Error, Result};
 use crate::frame::{FIRST, HEADER, Header, Kind, LAST, WATER, body_sum, span};
 use crate::record::{Content, Record};
 use crate::segment::{Address, DATA_START, Segment};
+use crate::sync::atomic::Ordering;
+use crate::sync::epoch;
 use crate::types::{KeyspaceId, LogId, MAX_KEY, MAX_VALUE, Seq};
 use crate::views::Views;
 
@@ -47,6 +48,18 @@ pub struct Write<'a> {
     pub kept: &'a Arc<Kept>,
     /// What.
     pub op: Op<'a>,
+}
+
+impl Write<'_> {
+    /// Looks again at an expectation, under the guard that lasts until `apply`. The look it came with may be
+    /// old, and what it noted may stand for something else by now: places are used again, numbers never.
+    fn expects_what_is(&mut self) -> Result<bool> {
+        let mut again = Op::new(self.op.key, Action::Expect);
+        self.kept.engine()?.prepare(&mut again)?;
+        let is_same = again.prior == self.op.prior;
+        self.op = again;
+        Ok(is_same)
+    }
 }
 
 /// How a commit ended.
@@ -105,8 +118,8 @@ pub(crate) struct Item<'a> {
     pub(crate) write: usize,
 }
 
-thread_local! {
-    static ENCODED: RefCell<Encoded> = RefCell::default();
+crate::sync::thread_local! {
+    static ENCODED: RefCell<Encoded> = RefCell::new(Encoded::default());
 }
 
 /// Buffers above this are given back after use.
@@ -179,8 +192,8 @@ impl Store {
     }
 
     fn commit_pinned(&self, writes: &mut [Write<'_>], staged: SmallVec<[Staged; 1]>) -> Result<Outcome> {
-        let _pin = crossbeam_epoch::pin(); // engines' notes hold addresses until apply
-        ENCODED.with_borrow_mut(|encoded| self.commit_encoded(writes, staged, encoded))
+        let _pin = epoch::pin(); // engines' notes hold addresses until apply
+        ENCODED.with(|encoded| self.commit_encoded(writes, staged, &mut encoded.borrow_mut()))
     }
 
     /// Checks limits and stages large values.
@@ -224,7 +237,10 @@ impl Store {
         let mut needs: SmallVec<[Need; 4]> = SmallVec::new();
         for write in writes.iter_mut() {
             needs.push(match write.op.action {
-                Action::Expect => Need::Nothing,
+                Action::Expect => match write.expects_what_is()? {
+                    true => Need::Nothing,
+                    false => return Ok(Outcome::Stale),
+                },
                 _ => write.kept.engine()?.prepare(&mut write.op)?,
             });
         }

@@ -4,7 +4,6 @@
 //! removals and for the cleaner, which is how a full disk gets room again (commit.md, scenario 20).
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::Store;
 use super::order::Order;
@@ -12,10 +11,11 @@ use super::tail::MARK;
 use crate::blob::Staged;
 use crate::error::{Error, IoContext, Result};
 use crate::segment::{DATA_START, Identity, MAX_CAPACITY, Segment};
+use crate::sync::atomic::Ordering;
 use crate::types::{LogId, SegmentId};
 
 /// Segments are sized so that a log has about this many ...
-const SEGMENTS_AIM: u64 = 512;
+const SEGMENTS_AIM: u64 = 1024;
 /// ... once they have this size; until then about this many.
 const SMALL_SEGMENT: u64 = 1 << 20;
 const SMALL_AIM: u64 = 64;
@@ -95,6 +95,9 @@ impl Store {
         stream: u8,
         largest: u64,
     ) -> Result<Arc<Segment>> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::Closed); // the number may be the next life's
+        }
         let log = self.log(log);
         let id = SegmentId(*next);
         *next += 1;

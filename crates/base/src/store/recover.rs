@@ -20,29 +20,27 @@
 //!
 //! ## Threads
 //!
-//! One thread; nobody else knows the store yet.
+//! One thread until the flat log is replayed (`load`); nobody else knows the store yet.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::catalogue::{Catalogue, Map, decode_entry};
-use super::image::{self, ImageReader};
+use super::image;
 use super::kept::Broken;
+use super::load::load;
 use super::tail::{HOT, Tail, tail_of};
 use super::{Kept, Store};
 use crate::blob::BlobRef;
 use crate::disk::How;
-use crate::engine::{Engine, Replay};
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::frame::Kind;
 use crate::record::{Content, Record};
 use crate::root::{CheckpointRef, KeyspaceEntry, LogEntry, Root, SegmentEntry};
-use crate::segment::{self, Address, DATA_START, Scan, Scanned, Segment, Stop, find_water};
+use crate::segment::{self, DATA_START, Scan, Segment, Stop, find_water};
+use crate::sync::atomic::Ordering;
 use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
 
-/// Frames replayed together.
-const GROUP: usize = 32;
 /// Bytes rewritten at a time.
 const REWRITE: usize = 1 << 20;
 
@@ -91,14 +89,13 @@ pub(super) struct Recovery<'a> {
     logs: Vec<Vec<Found>>,
     broken: Vec<Option<Broken>>,
     leftovers: Vec<std::path::PathBuf>,
+    /// Segments whose damaged header looks as if it had never been written.
+    suspects: Vec<Broken>,
     accepted_blobs: Vec<BlobRef>,
     cut: Seq,
-    records: u64,
     frames: u64,
     bytes_cut: u64,
     next_segment: u64,
-    replayed_bytes: [u64; LogId::ALL.len()],
-    image_bytes: [u64; LogId::ALL.len()],
 }
 
 /// What an opening found out that outlives it.
@@ -123,14 +120,12 @@ impl<'a> Recovery<'a> {
             logs: Vec::new(),
             broken: Vec::new(),
             leftovers: Vec::new(),
+            suspects: Vec::new(),
             accepted_blobs: Vec::new(),
             cut: root.floor,
-            records: 0,
             frames: 0,
             bytes_cut: 0,
             next_segment: root.next_segment.0,
-            replayed_bytes: Default::default(),
-            image_bytes: Default::default(),
         }
     }
 
@@ -157,17 +152,24 @@ impl<'a> Recovery<'a> {
             self.rewrite()?;
         }
         let admitted = self.admit()?;
-        let map = self.load(map, &admitted)?;
+        let loaded = load(self.store, self.root, &mut self.broken, map, &admitted)?;
         let logs = self.entries(admitted);
+        // What stands beside damage may be needed to repair it.
+        let frozen = |path: &std::path::PathBuf| {
+            LogId::ALL
+                .into_iter()
+                .any(|log| self.broken[log.index()].is_some() && path.starts_with(&self.store.log(log).dir))
+        };
+        self.leftovers.retain(|path| !frozen(path));
         Ok(Recovered {
             cut: self.cut,
-            records: self.records,
-            frames: self.frames,
+            records: loaded.records,
+            frames: self.frames + loaded.frames,
             bytes_cut: self.bytes_cut,
             next_segment: self.next_segment,
-            replayed_bytes: self.replayed_bytes,
-            image_bytes: self.image_bytes,
-            catalogue: Catalogue::new(map, next_keyspace),
+            replayed_bytes: loaded.replayed_bytes,
+            image_bytes: loaded.image_bytes,
+            catalogue: Catalogue::new(loaded.map, next_keyspace),
             logs,
             leftovers: self.leftovers,
         })
@@ -222,6 +224,7 @@ impl<'a> Recovery<'a> {
                 // to the durable mark are missing, and the survey says so.)
                 Err(e) if e.is_corrupt() && entry.is_none_or(|e| !e.sealed && e.end <= DATA_START) => {
                     self.leftovers.push(dir.join(segment::file_name(id)));
+                    self.suspects.push(Broken::from_error(e)?);
                 }
                 Err(e) => damage = Some(Broken::from_error(e)?),
             }
@@ -297,13 +300,36 @@ impl<'a> Recovery<'a> {
             }
         }
         if !blamed {
+            let culprits: Vec<Option<Broken>> =
+                LogId::ALL.into_iter().map(|log| self.culprit(log)).collect::<Result<_>>()?;
+            // A header that was never written is many a segment's; one that was, and is wrong, says more.
+            let is_unwritten = |b: &&Broken| matches!(b.what, Damage::BadMagic | Damage::Short { .. });
+            let any = culprits.iter().flatten().next().or(self.suspects.iter().min_by_key(is_unwritten));
             for log in LogId::ALL {
                 let what = Damage::MissingCommits { first_missing: first_missing.0, durable: durable.0 };
                 let path = self.store.log(log).dir.clone();
-                self.broken[log.index()].get_or_insert(Broken { path, offset: 0, what });
+                let unknown = Broken { path, offset: 0, what };
+                let culprit = culprits[log.index()].as_ref().or(any).unwrap_or(&unknown).clone();
+                self.broken[log.index()].get_or_insert(culprit);
             }
         }
         Ok(())
+    }
+
+    /// The bad place in `log` that valid frames stand behind, if there is one.
+    fn culprit(&self, log: LogId) -> Result<Option<Broken>> {
+        for found in self.logs[log.index()].iter().filter(|f| !f.is_sealed()) {
+            let limit = found.segment.identity().capacity.min(found.segment.file().len().unwrap_or(0));
+            let mut scan = Scan::new(&found.segment, 0, limit);
+            scan.by_ref().for_each(drop);
+            let error = scan.take_error();
+            if scan.resume(self.root.seq_bound)
+                && let Some(error) = error
+            {
+                return Broken::from_error(error).map(Some);
+            }
+        }
+        Ok(None)
     }
 
     fn survey_log(&mut self, log: LogId, survey: &mut Survey) -> Result<()> {
@@ -365,6 +391,13 @@ impl<'a> Recovery<'a> {
                 }
             }
             match scan.stop() {
+                Stop::Sealed(_) if found.end < durable_end => {
+                    // The file ends before what ROOT knows to be durable.
+                    let what = Damage::Short { got: limit, expected: durable_end };
+                    let error = Error::corrupt(found.segment.path(), found.end, what);
+                    self.broken[log.index()] = Some(Broken::from_error(error)?);
+                    return Ok(());
+                }
                 Stop::Sealed(_) => {}
                 Stop::Torn(_, error) if !error.is_corrupt() => return Err(error),
                 Stop::Torn(at, error) => {
@@ -489,6 +522,7 @@ impl<'a> Recovery<'a> {
             for found in founds {
                 let Found { segment, end, frames, last_seq, entry, .. } = found;
                 segment.publish(end.max(DATA_START));
+                segment.mark_synced(end); // by the orderly end, or rewritten just now
                 segment.note_frames(frames, last_seq);
                 let empty = end <= DATA_START;
                 // After a clean close the tail goes on; after anything else only empty segments do.
@@ -507,132 +541,6 @@ impl<'a> Recovery<'a> {
             all.push(segments);
         }
         Ok(all)
-    }
-
-    /// Restores images and replays records.
-    fn load(&mut self, map: Map, admitted: &[Vec<Arc<Segment>>]) -> Result<Map> {
-        let mut broken: HashMap<KeyspaceId, Broken> = HashMap::new();
-        for kept in map.values() {
-            let log = kept.log();
-            let restored = match &self.broken[log.index()] {
-                Some(damage) => Err(damage.error()),
-                None => self.restore(kept, &admitted[log.index()]),
-            };
-            if let Err(error) = restored {
-                broken.insert(kept.id(), Broken::from_error(error)?);
-            }
-        }
-        let engines: HashMap<KeyspaceId, Arc<dyn Engine>> = map
-            .values()
-            .filter(|kept| !broken.contains_key(&kept.id()))
-            .map(|kept| Ok((kept.id(), Arc::clone(kept.engine()?))))
-            .collect::<Result<_>>()?;
-        for log in LogId::ALL {
-            if self.broken[log.index()].is_some() {
-                continue;
-            }
-            if let Err(error) = self.replay(log, &admitted[log.index()], &engines) {
-                let damage = Broken::from_error(error)?;
-                for kept in map.values().filter(|k| k.log() == log) {
-                    broken.insert(kept.id(), damage.clone());
-                }
-                self.broken[log.index()] = Some(damage);
-            }
-        }
-        engines.values().for_each(|engine| engine.replayed());
-        let settle = |(name, kept): (String, Arc<Kept>)| match broken.remove(&kept.id()) {
-            Some(damage) => (name, Arc::new(kept.broken(damage))),
-            None => (name, kept),
-        };
-        Ok(map.into_iter().map(settle).collect())
-    }
-
-    fn restore(&mut self, kept: &Kept, segments: &[Arc<Segment>]) -> Result<()> {
-        let checkpoint = &self.root.logs[kept.log().index()].checkpoint;
-        if !checkpoint.keyspaces.contains(&kept.id()) {
-            return Ok(());
-        }
-        let path = self.store.image_path(kept.id(), checkpoint.number);
-        let slot_now =
-            |id: SegmentId| segments.binary_search_by_key(&id, |s| s.id()).ok().map(|i| segments[i].slot());
-        let mut image = ImageReader::open(
-            &*self.store.disk,
-            path,
-            self.store.id,
-            kept.id(),
-            checkpoint.number,
-            slot_now,
-        )?;
-        kept.engine()?.restore(&mut image)?;
-        self.image_bytes[kept.log().index()] += image.finish()?;
-        Ok(())
-    }
-
-    /// Replays the records at and after the checkpoint's position.
-    fn replay(
-        &mut self,
-        log: LogId,
-        segments: &[Arc<Segment>],
-        engines: &HashMap<KeyspaceId, Arc<dyn Engine>>,
-    ) -> Result<()> {
-        let checkpoint = &self.root.logs[log.index()].checkpoint;
-        for segment in segments {
-            let from = if segment.id() >= checkpoint.next_segment {
-                DATA_START
-            } else {
-                match checkpoint.open.iter().find(|p| p.segment == segment.id()) {
-                    Some(position) => position.offset,
-                    None => continue,
-                }
-            };
-            let mut scan = Scan::new(segment, from, segment.end());
-            loop {
-                let group: Vec<Scanned<'_>> = scan.by_ref().take(GROUP).collect();
-                if group.is_empty() {
-                    break;
-                }
-                self.replay_group(log, segment, &group, engines)?;
-            }
-            if let Stop::Torn(_, error) = scan.stop() {
-                return Err(error);
-            }
-        }
-        Ok(())
-    }
-
-    /// Replays some frames, whose look-ups may overlap.
-    fn replay_group(
-        &mut self,
-        log: LogId,
-        segment: &Segment,
-        group: &[Scanned<'_>],
-        engines: &HashMap<KeyspaceId, Arc<dyn Engine>>,
-    ) -> Result<()> {
-        self.frames += group.len() as u64;
-        let mut records = Vec::with_capacity(group.len());
-        for scanned in group.iter().filter(|s| matches!(s.frame.header.kind, Kind::Commit | Kind::Moved)) {
-            let record = Record::decode(scanned.frame.payload())
-                .map_err(|what| Error::corrupt(segment.path(), scanned.offset, what))?;
-            records.push((scanned, record));
-        }
-        for run in records.chunk_by(|(_, a), (_, b)| a.keyspace == b.keyspace) {
-            let Some(engine) = engines.get(&run[0].1.keyspace) else { continue };
-            let keys: Vec<&[u8]> = run.iter().map(|(_, record)| record.key).collect();
-            engine.prefetch(&keys, true);
-            for (scanned, record) in run {
-                let header = scanned.frame.header;
-                self.records += 1;
-                self.replayed_bytes[log.index()] += header.span();
-                engine.replay(&Replay {
-                    seq: header.seq,
-                    key: record.key,
-                    content: record.content,
-                    address: Address::new(segment.slot(), scanned.offset),
-                    span: u32::try_from(header.span()).unwrap_or(u32::MAX),
-                })?;
-            }
-        }
-        Ok(())
     }
 
     /// The logs' segments; of a broken log also what ROOT has to repeat.

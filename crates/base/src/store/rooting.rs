@@ -7,13 +7,13 @@
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::Store;
 use super::log::Log;
 use crate::error::{Error, Result};
 use crate::root::{CheckpointRef, LogEntry, Root};
 use crate::segment::Segment;
+use crate::sync::atomic::Ordering;
 use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
 
 /// Something that goes when both slots are past it.
@@ -74,6 +74,9 @@ impl Store {
     pub(super) fn write_root(&self, m: &mut Maintenance, clean: bool) -> Result<()> {
         if self.poisoned.load(Ordering::Acquire) {
             return Err(self.poison_error());
+        }
+        if self.closed.load(Ordering::Acquire) && !clean {
+            return Err(Error::Closed); // the end is written, and the next life may have begun
         }
         let root = self.gather_root(m, clean);
         if let Err(error) = self.slots.write(&root) {
@@ -192,8 +195,10 @@ impl Store {
         for id in blobs {
             m.dies(Dying::Blob(id));
         }
+        // In this order: a view that is registered after the look is younger than any drop durable before it.
+        let durable = self.durable();
         let oldest = self.order.lock().views.oldest();
-        let gone = self.catalogue.take_dead(self.durable(), oldest);
+        let gone = self.catalogue.take_dead(durable, oldest);
         for kept in &gone {
             if let Ok(engine) = kept.engine() {
                 let mut blobs = Vec::new();

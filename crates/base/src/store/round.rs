@@ -16,15 +16,16 @@
 //! 1. One round at a time (the leader lock), so durable marks are monotonic and a sync never overtakes.
 //! 2. Frames after a round share no sector with frames before it (frame I2).
 //! 3. A failed sync is never repeated: the store is poisoned.
+//! 4. Whoever sleeps found the leader lock taken, and is woken after it is free: nobody sleeps without a leader.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::Store;
 use super::tail::{TAILS, log_of};
 use crate::error::{IoContext, Result};
 use crate::segment::Segment;
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard, WaitWord};
 use crate::types::{Durability, LogId, Seq};
 
@@ -32,14 +33,14 @@ use crate::types::{Durability, LogId, Seq};
 const GATHER_SHARE: u32 = 3;
 const GATHER_LEAST: Duration = Duration::from_micros(20);
 const GATHER_MOST: Duration = Duration::from_micros(100);
-/// Times a waiter yields before it sleeps.
-const YIELDS: u32 = 20;
+/// Times a waiter yields before it sleeps; a model need not wait long for the rare case.
+const YIELDS: u32 = if cfg!(shuttle) { 1 } else { 20 };
 
 /// The state of sync rounds.
 #[derive(Debug, Default)]
 pub(crate) struct Round {
     leader: Mutex<()>,
-    /// Counts ended rounds; waiters sleep on it.
+    /// Counts how often the leader lock came free; waiters sleep on it.
     ended: WaitWord,
     /// Committers that ever came to wait. (Counting who waits *now* would count those just served who
     /// have not run yet, and nobody would be gathered.)
@@ -63,13 +64,32 @@ impl Round {
     }
 
     /// Keeps rounds from running while the guard lives.
-    pub(crate) fn lead(&self) -> MutexGuard<'_, ()> {
-        self.leader.lock()
+    pub(crate) fn lead(&self) -> Leading<'_> {
+        Leading { lock: Some(self.leader.lock()), ended: &self.ended }
+    }
+
+    /// As [`Round::lead`], if nobody has it.
+    fn try_lead(&self) -> Option<Leading<'_>> {
+        self.leader.try_lock().map(|lock| Leading { lock: Some(lock), ended: &self.ended })
     }
 
     /// True while committers keep asking for durability.
     pub(crate) fn is_busy(&self) -> bool {
         self.demand.load(Ordering::Relaxed) > 8
+    }
+}
+
+/// The leader lock. Once it is free again everybody who may have found it taken is woken: a waiter woken
+/// any earlier could find it taken still, and sleep with nobody left to lead.
+pub(crate) struct Leading<'a> {
+    lock: Option<MutexGuard<'a, ()>>,
+    ended: &'a WaitWord,
+}
+
+impl Drop for Leading<'_> {
+    fn drop(&mut self) {
+        self.lock.take();
+        self.ended.advance();
     }
 }
 
@@ -109,7 +129,7 @@ impl Store {
                 return Ok(());
             }
             self.check_writable()?;
-            if let Some(_leading) = self.round.leader.try_lock() {
+            if let Some(_leading) = self.round.try_lead() {
                 if self.durable() >= seq {
                     return Ok(());
                 }
@@ -120,7 +140,7 @@ impl Store {
             }
             if yields < YIELDS {
                 yields += 1;
-                std::thread::yield_now();
+                crate::sync::thread::yield_now();
             } else {
                 self.round.ended.wait(round);
             }
@@ -138,7 +158,7 @@ impl Store {
         let took = Duration::from_nanos(round.took.load(Ordering::Relaxed));
         let until = self.clock.now() + (took / GATHER_SHARE).clamp(GATHER_LEAST, GATHER_MOST);
         while short() && self.clock.now() < until {
-            std::thread::yield_now();
+            crate::sync::thread::yield_now();
         }
     }
 
@@ -148,7 +168,7 @@ impl Store {
         if self.poisoned.load(Ordering::Acquire) {
             return Ok(false);
         }
-        let _leading = self.round.leader.lock();
+        let _leading = self.round.lead();
         if self.durable() < self.visible() {
             self.sync_as_leader()?;
             return Ok(true);
@@ -186,7 +206,7 @@ impl Store {
 
     /// The last round of all, after the last commit.
     pub(super) fn sync_for_close(&self) -> Result<()> {
-        let _leading = self.round.leader.lock();
+        let _leading = self.round.lead();
         self.sync_as_leader()
     }
 
@@ -227,7 +247,6 @@ impl Store {
             self.log(log).water_due.store(true, Ordering::Relaxed);
         }
         self.counters.sync_rounds.fetch_add(1, Ordering::Relaxed);
-        self.round.wake();
         Ok(())
     }
 }

@@ -4,11 +4,11 @@
 //! can go in between (commit.md, scenario 21).
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::catalogue::Map;
 use super::{Kept, Store};
 use crate::error::Result;
+use crate::sync::atomic::Ordering;
 use crate::types::Seq;
 
 /// A consistent state of all keyspaces, for as long as it lives.

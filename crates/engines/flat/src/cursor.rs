@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use sheaf_base::engine::{Cursor, Want};
 use sheaf_base::error::{Error, Result};
+use sheaf_base::record::Content;
 use sheaf_base::segment::Address;
+use sheaf_base::sync::epoch;
 use sheaf_base::types::Seq;
 
 use crate::engine::{FlatEngine, NAME};
@@ -46,7 +48,7 @@ impl FlatCursor {
         if self.unit >= self.engine.index.units() {
             return Ok(false);
         }
-        let guard = &crossbeam_epoch::pin();
+        let guard = &epoch::pin();
         let mut heads = Vec::new();
         let (first, last) =
             self.engine.index.visit(self.unit, self.start, guard, |address| heads.push(address));
@@ -71,13 +73,7 @@ impl FlatCursor {
         Ok(true)
     }
 
-    fn read(
-        &self,
-        address: Address,
-        guard: &crossbeam_epoch::Guard,
-        head: bool,
-        to: &mut Vec<Pair>,
-    ) -> Result<()> {
+    fn read(&self, address: Address, guard: &epoch::Guard, head: bool, to: &mut Vec<Pair>) -> Result<()> {
         let frame = self.engine.ground.segments.frame(address, guard)?;
         if head && frame.header.seq > self.at {
             return Ok(());
@@ -87,8 +83,9 @@ impl FlatCursor {
         if self.want == Want::Pairs
             && !self.engine.give(record.content, &mut |bytes| value = bytes.to_vec())?
         {
-            // Its blob is pinned by this cursor's view, so it cannot have gone.
-            return Err(Error::Invalid { what: "staged value", why: "it went under a view".to_owned() });
+            // Its blob is pinned by this cursor's view: it cannot have gone in order.
+            let Content::Staged(blob) = record.content else { return Ok(()) };
+            return Err(self.engine.ground.blobs.missing(&blob));
         }
         to.push((record.key.to_vec(), value));
         Ok(())

@@ -23,10 +23,7 @@ use std::any::Any;
 use std::collections::{HashMap, HashSet};
 use std::hash::Hasher;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use crossbeam_epoch::Guard;
-use parking_lot::Mutex;
 use sheaf_base::engine::{
     Action, Bounds, Capabilities, Cursor, Engine, EngineStats, Hold, ImageSink, ImageSource, Need, Op,
     Replay, Want,
@@ -35,9 +32,13 @@ use sheaf_base::error::{Damage, Error, Result};
 use sheaf_base::ground::Ground;
 use sheaf_base::record::{Content, Record};
 use sheaf_base::segment::{Address, Frame};
+use sheaf_base::sync::Mutex;
+use sheaf_base::sync::atomic::{AtomicU64, Ordering};
+use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::{LogId, Seq};
 use sheaf_base::views::Views;
 use siphasher::sip::SipHasher13;
+use smallvec::SmallVec;
 
 use crate::cursor::FlatCursor;
 use crate::index::Index;
@@ -64,7 +65,7 @@ pub(crate) struct FlatEngine {
     pub(crate) versions: Versions,
     keys: AtomicU64,
     blobs: Mutex<HashSet<u64>>,
-    /// Removals seen by replay, until it ends.
+    /// Removals seen by replay, until it ends; its threads change the index one at a time, under this lock.
     removed: Mutex<HashMap<Vec<u8>, Seq>>,
 }
 
@@ -236,26 +237,28 @@ impl FlatEngine {
         }
     }
 
-    /// Replays a record against all entries of its key: the highest number stays.
-    fn settle(&self, record: &Replay<'_>, hash: u64, guard: &Guard) -> Result<()> {
-        let mut same = Vec::new();
+    /// All entries of `key`, of which a replay may have found several.
+    fn entries_of<'g>(&self, hash: u64, key: &[u8], guard: &'g Guard) -> Result<SmallVec<[Entry<'g>; 2]>> {
+        let mut same = SmallVec::new();
         let mut failed = None;
         self.index.matches(hash, guard, |address| {
-            match self.read(address, record.key, guard) {
+            match self.read(address, key, guard) {
                 Ok(entry) => same.extend(entry),
                 Err(error) => failed = Some(error),
             }
             failed.is_none()
         });
-        if let Some(error) = failed {
-            return Err(error);
-        }
+        failed.map_or(Ok(same), Err)
+    }
+
+    /// Replays a record against `same`, the entries of its key: the highest number stays.
+    fn settle(&self, record: &Replay<'_>, hash: u64, same: &[Entry<'_>], guard: &Guard) -> Result<()> {
         let is_put = !matches!(record.content, Content::Remove);
         let newest = same.iter().map(Entry::seq).max();
         // Of two copies with the same number the one already there stays, one word of it.
         let wins = newest.is_none_or(|newest| newest < record.seq);
         let keep = if wins { None } else { same.iter().find(|e| Some(e.seq()) == newest).map(|e| e.address) };
-        for entry in &same {
+        for entry in same {
             if Some(entry.address) == keep {
                 continue;
             }
@@ -298,12 +301,16 @@ impl Engine for FlatEngine {
     }
 
     fn prepare(&self, op: &mut Op<'_>) -> Result<Need> {
-        let guard = &crossbeam_epoch::pin();
+        let guard = &epoch::pin();
         let hash = self.hash(op.key);
-        // The print is taken before the look: what comes in between makes the operation stale.
-        let print = self.index.print(hash, guard);
-        (op.note, op.prior) = ([hash, 0, 0, 0, print], Seq::ZERO);
-        if let Some(entry) = self.find_to_replace(hash, op.key, guard)? {
+        (op.note, op.prior) = ([hash, 0, 0, 0, 0], Seq::ZERO);
+        let mut found = self.find_to_replace(hash, op.key, guard)?;
+        if found.is_none() {
+            // Look again behind the print: what comes in between makes the operation stale.
+            op.note[PRINT] = self.index.print(hash, guard);
+            found = self.find_to_replace(hash, op.key, guard)?;
+        }
+        if let Some(entry) = found {
             op.note[PRIOR] = entry.address.bits();
             op.note[PRIOR_SPAN] = entry.span();
             op.prior = entry.seq();
@@ -323,7 +330,7 @@ impl Engine for FlatEngine {
     }
 
     fn is_current(&self, op: &Op<'_>) -> bool {
-        let guard = &crossbeam_epoch::pin();
+        let guard = &epoch::pin();
         match Address::from_bits(op.note[PRIOR]) {
             Address::NONE => self.index.print(op.note[HASH], guard) == op.note[PRINT],
             prior => self.index.contains(op.note[HASH], prior, guard),
@@ -331,7 +338,7 @@ impl Engine for FlatEngine {
     }
 
     fn apply(&self, seq: Seq, op: &Op<'_>, views: &Views) {
-        let guard = &crossbeam_epoch::pin();
+        let guard = &epoch::pin();
         let hash = op.note[HASH];
         let prior = FlatEngine::prior(op, seq);
         let is_put = !matches!(op.action, Action::Remove);
@@ -363,24 +370,31 @@ impl Engine for FlatEngine {
     #[inline]
     fn get(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(&[u8])) -> Result<bool> {
         let hash = self.hash(key);
+        let mut missing = None;
         loop {
-            let guard = &crossbeam_epoch::pin();
+            let guard = &epoch::pin();
             let Some(entry) = self.find_at(at, hash, key, guard)? else { return Ok(false) };
             let record = self.record(entry.address, &entry.frame, guard)?;
             if self.give(record.content, found)? {
                 return Ok(true);
             }
+            // A staged value goes after the index has let go of it: named twice, it is lost.
+            if let Content::Staged(blob) = record.content
+                && missing.replace(blob.id) == Some(blob.id)
+            {
+                return Err(self.ground.blobs.missing(&blob));
+            }
         }
     }
 
     fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {
-        let guard = &crossbeam_epoch::pin();
+        let guard = &epoch::pin();
         Ok(self.find_at(at, self.hash(key), key, guard)?.is_some())
     }
 
     fn prefetch(&self, keys: &[&[u8]], entries: bool) {
-        let guard = &crossbeam_epoch::pin();
-        let hashes: smallvec::SmallVec<[u64; 32]> = keys.iter().map(|key| self.hash(key)).collect();
+        let guard = &epoch::pin();
+        let hashes: SmallVec<[u64; 32]> = keys.iter().map(|key| self.hash(key)).collect();
         hashes.iter().for_each(|hash| self.index.prefetch(*hash, guard));
         if !entries {
             return;
@@ -408,7 +422,7 @@ impl Engine for FlatEngine {
         if self.versions.is_empty() {
             return;
         }
-        let guard = &crossbeam_epoch::pin();
+        let guard = &epoch::pin();
         for old in self.versions.trim(views, visible) {
             self.bury(&old, guard);
         }
@@ -423,19 +437,27 @@ impl Engine for FlatEngine {
     }
 
     fn replay(&self, record: &Replay<'_>) -> Result<()> {
-        let guard = &crossbeam_epoch::pin();
-        let mut removed = self.removed.lock();
-        if removed.get(record.key).is_some_and(|seq| *seq > record.seq) {
-            return Ok(());
-        }
-        if matches!(record.content, Content::Remove) {
-            removed.insert(record.key.to_vec(), record.seq);
-            if let Some(segment) = self.ground.segments.at(record.address.slot(), guard) {
-                segment.account_tomb(u64::from(record.span));
+        let guard = &epoch::pin();
+        let hash = self.hash(record.key);
+        loop {
+            // What costs time is looked up beside other threads; `removed` is what they take turns by.
+            let print = self.index.print(hash, guard);
+            let same = self.entries_of(hash, record.key, guard)?;
+            let mut removed = self.removed.lock();
+            if self.index.print(hash, guard) != print {
+                continue;
             }
+            if removed.get(record.key).is_some_and(|seq| *seq > record.seq) {
+                return Ok(());
+            }
+            if matches!(record.content, Content::Remove) {
+                removed.insert(record.key.to_vec(), record.seq);
+                if let Some(segment) = self.ground.segments.at(record.address.slot(), guard) {
+                    segment.account_tomb(u64::from(record.span));
+                }
+            }
+            return self.settle(record, hash, &same, guard);
         }
-        drop(removed);
-        self.settle(record, self.hash(record.key), guard)
     }
 
     fn replayed(&self) {
@@ -447,7 +469,7 @@ impl Engine for FlatEngine {
     }
 
     fn hold(&self, key: &[u8], address: Address) -> Hold {
-        let guard = &crossbeam_epoch::pin();
+        let guard = &epoch::pin();
         let hash = self.hash(key);
         if self.index.contains(hash, address, guard) {
             Hold::Head
@@ -478,7 +500,7 @@ impl Engine for FlatEngine {
     }
 
     fn retire(&self) {
-        let guard = &crossbeam_epoch::pin();
+        let guard = &epoch::pin();
         let entries = self.index.each_table::<std::convert::Infallible>(|table, _| {
             table.each_bucket(|words, _| {
                 for word in words {

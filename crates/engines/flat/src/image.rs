@@ -10,11 +10,10 @@
 //! The image is fuzzy: a key may be in it twice or not at all if it changed meanwhile, and then its record
 //! is replayed, which settles it.
 
-use std::collections::HashMap;
-
 use sheaf_base::engine::{ImageSink, ImageSource};
 use sheaf_base::error::Result;
 use sheaf_base::segment::{Address, DATA_START};
+use sheaf_base::sync::epoch;
 
 use crate::engine::FlatEngine;
 use crate::index::{KEPT, SLOTS, Table, Tables, Word};
@@ -60,12 +59,13 @@ struct Loader<'a> {
     engine: &'a FlatEngine,
     image: &'a mut dyn ImageSource,
     keys: u64,
-    live: HashMap<u32, u64>,
+    /// Entries in each slot's segment.
+    live: Vec<u64>,
 }
 
 /// Reads the image back.
 pub(crate) fn restore(engine: &FlatEngine, image: &mut dyn ImageSource) -> Result<()> {
-    let mut loader = Loader { engine, image, keys: 0, live: HashMap::new() };
+    let mut loader = Loader { engine, image, keys: 0, live: Vec::new() };
     let buckets = loader.u32()?;
     if buckets as usize != engine.index.buckets() {
         return Err(loader.image.nonsense("buckets", u64::from(buckets)));
@@ -157,8 +157,11 @@ impl Loader<'_> {
         let occupied = self.u8()?;
         let overflowed = self.u8()? != 0;
         let mut words = [Word(0); SLOTS];
-        for slot in (0..SLOTS).filter(|slot| occupied & 1 << slot != 0) {
-            let word = Word(self.u64()?);
+        let mut stored = [[0; size_of::<u64>()]; SLOTS];
+        let stored = &mut stored[..occupied.count_ones() as usize];
+        self.image.fill(stored.as_flattened_mut())?;
+        for (slot, stored) in (0..SLOTS).filter(|slot| occupied & 1 << slot != 0).zip(&*stored) {
+            let word = Word(u64::from_le_bytes(*stored));
             let address = word.address();
             if address.offset() < DATA_START {
                 return Err(self.image.nonsense("address", address.bits()));
@@ -167,16 +170,24 @@ impl Loader<'_> {
             let Some(now) = self.image.slot_of(address.slot()) else { continue };
             words[slot] = word.at(Address::new(now, address.offset()));
             self.keys += 1;
-            *self.live.entry(now).or_default() += 1;
+            self.count(now);
         }
         table.fill(number, words, overflowed);
         Ok(())
     }
 
+    fn count(&mut self, slot: u32) {
+        let slot = slot as usize; // of 16 bits
+        if slot >= self.live.len() {
+            self.live.resize(slot + 1, 0);
+        }
+        self.live[slot] += 1;
+    }
+
     fn account(&self) {
-        let guard = &crossbeam_epoch::pin();
-        for (slot, count) in &self.live {
-            if let Some(segment) = self.engine.ground.segments.at(*slot, guard) {
+        let guard = &epoch::pin();
+        for (slot, count) in (0..).zip(&self.live).filter(|(_, count)| **count > 0) {
+            if let Some(segment) = self.engine.ground.segments.at(slot, guard) {
                 let mean = (segment.end() - DATA_START) / u64::from(segment.frames().max(1));
                 let bytes = i64::try_from(count * mean).unwrap_or(0);
                 segment.account(bytes);

@@ -6,12 +6,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::RwLock;
 use sheaf_base::ground::Ground;
 use sheaf_base::memory::Part;
 use sheaf_base::segment::Address;
+use sheaf_base::sync::RwLock;
+use sheaf_base::sync::atomic::{AtomicU64, Ordering};
 use sheaf_base::types::Seq;
 use sheaf_base::views::Views;
 

@@ -49,7 +49,7 @@ use sheaf_base::engine::{
     Action, Bounds, Capabilities, Cursor, Engine, EngineFactory, EngineStats, ImageSink, ImageSource, Need,
     Op, Replay, Want,
 };
-use sheaf_base::error::{Damage, Error, Result};
+use sheaf_base::error::{Error, Result};
 use sheaf_base::ground::Ground;
 use sheaf_base::memory::Part;
 use sheaf_base::record::Content;
@@ -139,9 +139,7 @@ impl Ledger {
     }
 
     fn missing(&self, blob: &BlobRef) -> Error {
-        let path = self.ground.blobs.dir().join(format!("{:016x}.blob", blob.id));
-        let expected = u64::from(blob.len);
-        Error::corrupt(&path, 0, Damage::Short { got: 0, expected })
+        self.ground.blobs.missing(blob)
     }
 }
 
@@ -164,7 +162,11 @@ impl Engine for Ledger {
 
     fn prepare(&self, op: &mut Op<'_>) -> Result<Need> {
         let newest = self.table.read().live_seq(op.key);
-        op.note[0] = newest.map_or(0, |seq| seq.0);
+        op.prior = newest.unwrap_or(Seq::ZERO);
+        op.note[0] = op.prior.0;
+        if self.has(Flaw::SwapsUnchecked) && matches!(op.action, Action::Expect) {
+            op.prior = Seq(1); // whatever comes in between, it is what was expected
+        }
         let memory = &self.ground.memory;
         match op.action {
             Action::Put(value) if newest.is_none() => {

@@ -1,7 +1,9 @@
 //! Scenarios about bytes that rot.
 
+use sheaf::Error;
 use sheaf_testkit::corrupt::{Damage, Fixture, corrupt, inspect};
 use sheaf_testkit::crash::workload::{Shape, generate};
+use sheaf_testkit::stage::{Place, Setting, Stage, Subject};
 
 use crate::steps;
 
@@ -51,4 +53,25 @@ fn rot_in_one_keyspace_leaves_the_other_whole() {
         }
     }
     assert!(damaged > 0 && refused > 0, "{damaged} {refused}");
+}
+
+/// Somebody removes the file of a staged value under the open database: whoever reads it is told which
+/// file is missing, and nobody searches for ever.
+#[test]
+fn a_staged_value_that_vanishes_under_the_open_database_is_damage() {
+    for subject in [Subject::flat(), Subject::ledger()] {
+        let stage = Stage::new(&subject, Setting::new(Place::Simulated, true, true));
+        let db = stage.open();
+        let keyspace = stage.keyspace(&db, "a");
+        keyspace.insert("large", vec![b'v'; 5000]).unwrap();
+        let blob = stage.tree().into_keys().find(|path| path.extension().is_some_and(|e| e == "blob"));
+        let blob = blob.expect("it was staged");
+        stage.disk().remove(&blob).unwrap();
+        let names_it = |error: Error| matches!(error, Error::Corrupt { path, .. } if path == blob);
+        assert!(names_it(keyspace.get("large").unwrap_err()));
+        assert!(names_it(keyspace.iter().unwrap().next().unwrap().unwrap_err()));
+        let mut found = Vec::new();
+        db.verify(|finding| found.push(finding)).unwrap();
+        assert!(found.into_iter().any(names_it));
+    }
 }

@@ -15,9 +15,8 @@ use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
 use super::table::Bucket;
+use sheaf_base::sync::Mutex;
 
 const CHUNK: usize = 2 << 20;
 /// Buckets of a piece: those of a table of normal geometry.

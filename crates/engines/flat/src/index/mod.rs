@@ -27,16 +27,18 @@
 //! 12.5 bytes a key on average. A look-up is two dependent loads, of which the directory is usually cached.
 
 mod arena;
+#[cfg(all(test, shuttle))]
+mod interleavings;
 mod table;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-use crossbeam_epoch::{Atomic, Guard, Owned, Shared};
-use parking_lot::Mutex;
 use sheaf_base::ground::Ground;
 use sheaf_base::memory::Part;
 use sheaf_base::segment::Address;
+use sheaf_base::sync::Mutex;
+use sheaf_base::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use sheaf_base::sync::epoch::{self, Guard};
 
 pub(crate) use table::{SLOTS, Table, Word};
 
@@ -65,7 +67,8 @@ impl Directory {
 /// The index of one keyspace.
 pub(crate) struct Index {
     ground: Arc<Ground>,
-    directory: Atomic<Directory>,
+    /// From `Box::into_raw`; never null before the drop.
+    directory: AtomicPtr<Directory>,
     buckets: usize,
     writer: Mutex<()>,
     bytes: AtomicU64,
@@ -77,7 +80,7 @@ impl Index {
         let buckets = if ground.tiny { 4 } else { 256 };
         let index = Index {
             ground,
-            directory: Atomic::null(),
+            directory: AtomicPtr::default(),
             buckets,
             writer: Mutex::new(()),
             bytes: AtomicU64::new(0),
@@ -116,7 +119,7 @@ impl Index {
 
     /// Replaces everything by `tables`, which tile the hashes in order.
     pub(crate) fn install(&self, tables: Tables) {
-        let guard = crossbeam_epoch::pin();
+        let guard = epoch::pin();
         let _writer = self.writer.lock();
         let depth = tables.iter().map(|t| t.depth()).max().unwrap_or(0);
         let mut slots = Vec::with_capacity(1 << depth);
@@ -127,13 +130,13 @@ impl Index {
             let pointer = Box::into_raw(table);
             slots.extend((0..copies).map(|_| AtomicPtr::new(pointer)));
         }
-        let new = Owned::new(Directory { depth, tables: slots.into_boxed_slice() });
-        let old = self.directory.swap(new, Ordering::AcqRel, &guard);
+        let new = Box::new(Directory { depth, tables: slots.into_boxed_slice() });
+        let old = self.directory.swap(Box::into_raw(new), Ordering::AcqRel);
         self.account(bytes, 0);
         self.retire_all(old, &guard);
     }
 
-    fn retire_all(&self, old: Shared<'_, Directory>, guard: &Guard) {
+    fn retire_all(&self, old: *mut Directory, guard: &Guard) {
         // SAFETY: `old` was the directory until the swap, and is retired after this use.
         let Some(directory) = (unsafe { old.as_ref() }) else { return };
         let mut bytes = directory_bytes(directory.depth);
@@ -149,13 +152,13 @@ impl Index {
             }
         }
         // SAFETY: unlinked by the swap; nobody else retires it.
-        unsafe { guard.defer_destroy(old) };
+        unsafe { retire_directory(old, guard) };
         self.account(0, bytes);
     }
 
-    fn directory<'g>(&self, guard: &'g Guard) -> &'g Directory {
+    fn directory<'g>(&self, _guard: &'g Guard) -> &'g Directory {
         // SAFETY: never null after `new`; retired through the epoch, and `guard` was pinned before the load.
-        unsafe { self.directory.load(Ordering::Acquire, guard).deref() }
+        unsafe { &*self.directory.load(Ordering::Acquire) }
     }
 
     /// The table of `hash`.
@@ -207,7 +210,7 @@ impl Index {
 
     /// Points the entry at `from` to `to` (`NONE` removes it). False if there is none. Under the commit lock.
     pub(crate) fn replace(&self, hash: u64, from: Address, to: Address) -> bool {
-        let guard = &crossbeam_epoch::pin();
+        let guard = &epoch::pin();
         let mut table = Some(self.table(hash, guard));
         while let Some(here) = table {
             if here.replace(hash, from, to) {
@@ -220,7 +223,7 @@ impl Index {
 
     /// Adds an entry. Under the commit lock.
     pub(crate) fn insert(&self, hash: u64, address: Address) {
-        let guard = &crossbeam_epoch::pin();
+        let guard = &epoch::pin();
         let _writer = self.writer.lock();
         loop {
             let table = self.table(hash, guard);
@@ -270,11 +273,11 @@ impl Index {
         let copy = |slot: &AtomicPtr<Table>| slot.load(Ordering::Acquire);
         let tables = directory.tables.iter().flat_map(|s| [AtomicPtr::new(copy(s)), AtomicPtr::new(copy(s))]);
         let depth = directory.depth + 1;
-        let new = Owned::new(Directory { depth, tables: tables.collect() });
-        let old = self.directory.swap(new, Ordering::AcqRel, guard);
+        let new = Box::new(Directory { depth, tables: tables.collect() });
+        let old = self.directory.swap(Box::into_raw(new), Ordering::AcqRel);
         self.account(directory_bytes(depth), directory_bytes(depth - 1));
         // SAFETY: unlinked by the swap; the tables now belong to the new directory.
-        unsafe { guard.defer_destroy(old) };
+        unsafe { retire_directory(old, guard) };
         self.directory(guard)
     }
 
@@ -297,8 +300,9 @@ impl Index {
         guard: &Guard,
         mut each: impl FnMut(Address),
     ) -> (u64, u64) {
-        let mut table = Some(self.table(start, guard));
-        let (first, last) = range_of(start, self.table(start, guard).depth());
+        let head = self.table(start, guard); // once: a split in between would halve the range, not the entries
+        let (first, last) = range_of(start, head.depth());
+        let mut table = Some(head);
         while let Some(here) = table {
             here.visit(unit * UNIT, UNIT, &mut each);
             table = here.next(guard);
@@ -313,7 +317,7 @@ impl Index {
     ) -> Result<(), E> {
         let mut start = 0;
         loop {
-            let guard = &crossbeam_epoch::pin();
+            let guard = &epoch::pin();
             let table = self.table(start, guard);
             let (_, last) = range_of(start, table.depth());
             each(table, guard)?;
@@ -346,10 +350,21 @@ unsafe fn retire_table(table: *mut Table, guard: &Guard) {
     unsafe { guard.defer_unchecked(move || drop(Box::from_raw(address as *mut Table))) };
 }
 
+/// Frees `directory`, not its tables, once all present guards are gone.
+///
+/// # Safety
+///
+/// * `directory` came from `Box::into_raw`, is unlinked, and is retired once.
+unsafe fn retire_directory(directory: *mut Directory, guard: &Guard) {
+    let address = directory as usize;
+    // SAFETY: the caller's promise; the closure owns what it captures.
+    unsafe { guard.defer_unchecked(move || drop(Box::from_raw(address as *mut Directory))) };
+}
+
 impl Drop for Index {
     fn drop(&mut self) {
-        let guard = &crossbeam_epoch::pin();
-        let old = self.directory.swap(Shared::null(), Ordering::AcqRel, guard);
+        let guard = &epoch::pin();
+        let old = self.directory.swap(std::ptr::null_mut(), Ordering::AcqRel);
         self.retire_all(old, guard);
     }
 }
@@ -377,7 +392,7 @@ mod tests {
     fn everything_inserted_is_found_and_everything_removed_is_not() {
         for tiny in [true, false] {
             let index = index(tiny);
-            let guard = &crossbeam_epoch::pin();
+            let guard = &epoch::pin();
             let count = if tiny { 3000 } else { 60_000 };
             for n in 0..count {
                 index.insert(mix(n), place(n));
@@ -393,7 +408,7 @@ mod tests {
     #[test]
     fn equal_hashes_are_chained_without_limit() {
         let index = index(true);
-        let guard = &crossbeam_epoch::pin();
+        let guard = &epoch::pin();
         for n in 0..500 {
             index.insert(mix(n % 3), place(n));
         }
@@ -405,7 +420,7 @@ mod tests {
     #[test]
     fn units_and_prefixes_visit_every_entry_once() {
         let index = index(true);
-        let guard = &crossbeam_epoch::pin();
+        let guard = &epoch::pin();
         let hashes: HashMap<Address, u64> = (0..2000).map(|n| (place(n), mix(n))).collect();
         hashes.iter().for_each(|(address, hash)| index.insert(*hash, *address));
         let mut seen = HashMap::new();

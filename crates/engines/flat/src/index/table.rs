@@ -1,9 +1,8 @@
 //! # One table of the index: buckets of a cache line
 
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-
-use crossbeam_epoch::Guard;
 use sheaf_base::segment::Address;
+use sheaf_base::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use sheaf_base::sync::epoch::{self, Guard};
 
 use super::KEPT;
 use super::arena::Buckets;
@@ -111,7 +110,7 @@ impl Table {
 
     /// Bytes of the table and its chain.
     pub(crate) fn chain_bytes(&self) -> u64 {
-        let guard = crossbeam_epoch::pin();
+        let guard = epoch::pin();
         let mut bytes = 0;
         let mut table = Some(self);
         while let Some(here) = table {
@@ -231,7 +230,7 @@ impl Table {
         if self.put(home, word) {
             return;
         }
-        let guard = &crossbeam_epoch::pin();
+        let guard = &epoch::pin();
         if self.next(guard).is_none() {
             self.chain(Table::new(self.depth, self.buckets.len(), self.is_large));
         }

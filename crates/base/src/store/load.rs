@@ -1,0 +1,216 @@
+//! # Loading: the images of the checkpoint, then the records after it
+//!
+//! The second half of recovery: what may count is known, the segments have slots, the engines are empty.
+//!
+//! ```text
+//!  image of each keyspace -> engine.restore    records at and behind the checkpoint's position -> engine.replay
+//! ```
+//!
+//! ## Threads
+//!
+//! The journal is replayed in its order by one thread. Of records of the flat log the highest number wins,
+//! in whatever order they come, so its segments are shared out among a few threads: a replayed record is two
+//! or three misses of the caches and little else. Inline stores have one thread here as everywhere.
+//!
+//! ## Damage
+//!
+//! A keyspace whose image is damaged, and the keyspaces of a log whose records are, stay closed; the rest
+//! is served.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::background::side_by_side;
+use super::catalogue::Map;
+use super::image::ImageReader;
+use super::kept::Broken;
+use super::{Kept, Store};
+use crate::engine::{Engine, Replay};
+use crate::error::{Error, Result};
+use crate::frame::Kind;
+use crate::record::Record;
+use crate::root::{CheckpointRef, Root};
+use crate::segment::{Address, DATA_START, Scan, Scanned, Segment, Stop};
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::types::{KeyspaceId, LogId, SegmentId};
+
+/// Frames replayed together.
+const GROUP: usize = 32;
+/// Most threads that replay.
+const MOST_THREADS: usize = 4;
+
+/// What loading brought.
+pub(super) struct Loaded {
+    /// The keyspaces, closed ones among them.
+    pub(super) map: Map,
+    pub(super) records: u64,
+    pub(super) frames: u64,
+    pub(super) replayed_bytes: [u64; LogId::ALL.len()],
+    pub(super) image_bytes: [u64; LogId::ALL.len()],
+}
+
+type Engines = HashMap<KeyspaceId, Arc<dyn Engine>>;
+
+/// Restores images and replays records. Logs found damaged on the way are added to `broken`.
+pub(super) fn load(
+    store: &Store,
+    root: &Root,
+    broken: &mut [Option<Broken>],
+    map: Map,
+    admitted: &[Vec<Arc<Segment>>],
+) -> Result<Loaded> {
+    let mut closed: HashMap<KeyspaceId, Broken> = HashMap::new();
+    let mut image_bytes = [0; LogId::ALL.len()];
+    for kept in map.values() {
+        let log = kept.log().index();
+        let restored = match &broken[log] {
+            Some(damage) => Err(damage.error()),
+            None => restore(store, &root.logs[log].checkpoint, kept, &admitted[log]),
+        };
+        match restored {
+            Ok(bytes) => image_bytes[log] += bytes,
+            Err(error) => {
+                closed.insert(kept.id(), Broken::from_error(error)?);
+            }
+        }
+    }
+    let engines: Engines = map
+        .values()
+        .filter(|kept| !closed.contains_key(&kept.id()))
+        .map(|kept| Ok((kept.id(), Arc::clone(kept.engine()?))))
+        .collect::<Result<_>>()?;
+    let mut all = Replayed::default();
+    let mut replayed_bytes = [0; LogId::ALL.len()];
+    for log in LogId::ALL.into_iter().filter(|log| broken[log.index()].is_none()).collect::<Vec<_>>() {
+        match replay(store, log, &root.logs[log.index()].checkpoint, &admitted[log.index()], &engines) {
+            Ok(replayed) => {
+                all.add(&replayed);
+                replayed_bytes[log.index()] = replayed.bytes;
+            }
+            Err(error) => {
+                let damage = Broken::from_error(error)?;
+                for kept in map.values().filter(|kept| kept.log() == log) {
+                    closed.insert(kept.id(), damage.clone());
+                }
+                broken[log.index()] = Some(damage);
+            }
+        }
+    }
+    engines.values().for_each(|engine| engine.replayed());
+    let settle = |(name, kept): (String, Arc<Kept>)| match closed.remove(&kept.id()) {
+        Some(damage) => (name, Arc::new(kept.broken(damage))),
+        None => (name, kept),
+    };
+    let map = map.into_iter().map(settle).collect();
+    Ok(Loaded { map, records: all.records, frames: all.frames, replayed_bytes, image_bytes })
+}
+
+/// Hands its image to a keyspace's engine; returns its bytes.
+fn restore(store: &Store, checkpoint: &CheckpointRef, kept: &Kept, segments: &[Arc<Segment>]) -> Result<u64> {
+    if !checkpoint.keyspaces.contains(&kept.id()) {
+        return Ok(0);
+    }
+    let path = store.image_path(kept.id(), checkpoint.number);
+    let slot_now =
+        |id: SegmentId| segments.binary_search_by_key(&id, |s| s.id()).ok().map(|i| segments[i].slot());
+    let mut image = ImageReader::open(&*store.disk, path, store.id, kept.id(), checkpoint.number, slot_now)?;
+    kept.engine()?.restore(&mut image)?;
+    image.finish()
+}
+
+/// What a replay came across.
+#[derive(Default)]
+struct Replayed {
+    frames: u64,
+    records: u64,
+    bytes: u64,
+}
+
+impl Replayed {
+    fn add(&mut self, other: &Replayed) {
+        self.frames += other.frames;
+        self.records += other.records;
+        self.bytes += other.bytes;
+    }
+}
+
+/// Replays the records of `log` at and behind the checkpoint's position.
+fn replay(
+    store: &Store,
+    log: LogId,
+    checkpoint: &CheckpointRef,
+    segments: &[Arc<Segment>],
+    engines: &Engines,
+) -> Result<Replayed> {
+    let begins = |segment: &Segment| match checkpoint.open.iter().find(|p| p.segment == segment.id()) {
+        _ if segment.id() >= checkpoint.next_segment => Some(DATA_START),
+        position => position.map(|p| p.offset),
+    };
+    let due: Vec<(&Segment, u64)> = segments
+        .iter()
+        .filter_map(|s| Some((&**s, begins(s)?)))
+        .filter(|(s, from)| *from < s.end())
+        .collect();
+    let next = AtomicUsize::new(0);
+    let share = || {
+        let mut all = Replayed::default();
+        while let Some((segment, from)) = due.get(next.fetch_add(1, Ordering::Relaxed)) {
+            all.add(&replay_segment(segment, *from, engines)?);
+        }
+        Ok(all)
+    };
+    let threads = match log {
+        LogId::Journal => 1,
+        LogId::Flat if store.options.inline => 1,
+        LogId::Flat => due.len().clamp(1, MOST_THREADS),
+    };
+    side_by_side(threads, share).into_iter().try_fold(Replayed::default(), |mut all, part| {
+        all.add(&part?);
+        Ok(all)
+    })
+}
+
+fn replay_segment(segment: &Segment, from: u64, engines: &Engines) -> Result<Replayed> {
+    let mut all = Replayed::default();
+    let mut scan = Scan::new(segment, from, segment.end());
+    loop {
+        let group: Vec<Scanned<'_>> = scan.by_ref().take(GROUP).collect();
+        if group.is_empty() {
+            break;
+        }
+        all.add(&replay_group(segment, &group, engines)?);
+    }
+    match scan.stop() {
+        Stop::Torn(_, error) => Err(error),
+        Stop::Sealed(_) => Ok(all),
+    }
+}
+
+/// Replays some frames, whose look-ups may overlap.
+fn replay_group(segment: &Segment, group: &[Scanned<'_>], engines: &Engines) -> Result<Replayed> {
+    let mut all = Replayed { frames: group.len() as u64, ..Replayed::default() };
+    let mut records = Vec::with_capacity(group.len());
+    for scanned in group.iter().filter(|s| matches!(s.frame.header.kind, Kind::Commit | Kind::Moved)) {
+        let record = Record::decode(scanned.frame.payload())
+            .map_err(|what| Error::corrupt(segment.path(), scanned.offset, what))?;
+        records.push((scanned, record));
+    }
+    for run in records.chunk_by(|(_, a), (_, b)| a.keyspace == b.keyspace) {
+        let Some(engine) = engines.get(&run[0].1.keyspace) else { continue };
+        let keys: Vec<&[u8]> = run.iter().map(|(_, record)| record.key).collect();
+        engine.prefetch(&keys, true);
+        for (scanned, record) in run {
+            let header = scanned.frame.header;
+            all.records += 1;
+            all.bytes += header.span();
+            engine.replay(&Replay {
+                seq: header.seq,
+                key: record.key,
+                content: record.content,
+                address: Address::new(segment.slot(), scanned.offset),
+                span: u32::try_from(header.span()).unwrap_or(u32::MAX),
+            })?;
+        }
+    }
+    Ok(all)
+}

@@ -1,0 +1,253 @@
+//! # The seam under a scheduler that decides every step
+//!
+//! Shuttle's locks, atomics and threads with the interface of the real ones. Epochs are the strictest
+//! that the contract allows: what is deferred runs at the very moment the last guard that was pinned
+//! before it goes, so a pointer that outlives its guard is dead at once.
+//!
+//! ## What it cannot see
+//!
+//! Weak memory: every execution is sequentially consistent. Arguments about orderings stay arguments.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::PoisonError;
+use std::time::Duration;
+
+pub use shuttle::sync::atomic;
+pub use shuttle::thread;
+pub(crate) use shuttle::thread_local;
+
+/// As parking_lot's.
+#[derive(Default)]
+pub struct Mutex<T: ?Sized>(shuttle::sync::Mutex<T>);
+
+/// As parking_lot's.
+pub struct MutexGuard<'a, T: ?Sized> {
+    of: &'a Mutex<T>,
+    /// `None` while a condition is awaited.
+    inner: Option<shuttle::sync::MutexGuard<'a, T>>,
+}
+
+impl<T> Mutex<T> {
+    /// As parking_lot's.
+    pub const fn new(value: T) -> Mutex<T> {
+        Mutex(shuttle::sync::Mutex::new(value))
+    }
+
+    /// As parking_lot's.
+    pub fn into_inner(self) -> T {
+        self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T: ?Sized> Mutex<T> {
+    /// As parking_lot's.
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        MutexGuard { of: self, inner: Some(self.0.lock().unwrap_or_else(PoisonError::into_inner)) }
+    }
+
+    /// As parking_lot's.
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        self.0.try_lock().ok().map(|guard| MutexGuard { of: self, inner: Some(guard) })
+    }
+
+    /// As parking_lot's.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T: ?Sized> fmt::Debug for Mutex<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Mutex")
+    }
+}
+
+impl<T: ?Sized> Deref for MutexGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.inner.as_ref().expect("only a wait takes it, and gives it back")
+    }
+}
+
+impl<T: ?Sized> DerefMut for MutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.inner.as_mut().expect("only a wait takes it, and gives it back")
+    }
+}
+
+/// As parking_lot's.
+#[derive(Default)]
+pub struct Condvar(shuttle::sync::Condvar);
+
+impl Condvar {
+    /// As parking_lot's.
+    pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+        let inner = guard.inner.take().expect("only a wait takes it, and gives it back");
+        guard.inner = Some(self.0.wait(inner).unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// As parking_lot's. Time does not pass here: the wait ends at once, which is one of the things that
+    /// may happen.
+    pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, _: Duration) {
+        guard.inner = None;
+        thread::yield_now(); // others run, as they would
+        guard.inner = guard.of.lock().inner.take();
+    }
+
+    /// As parking_lot's.
+    pub fn notify_one(&self) {
+        self.0.notify_one();
+    }
+
+    /// As parking_lot's.
+    pub fn notify_all(&self) {
+        self.0.notify_all();
+    }
+}
+
+impl fmt::Debug for Condvar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Condvar")
+    }
+}
+
+/// As parking_lot's.
+#[derive(Default)]
+pub struct RwLock<T>(shuttle::sync::RwLock<T>);
+
+/// As parking_lot's.
+pub type RwLockReadGuard<'a, T> = shuttle::sync::RwLockReadGuard<'a, T>;
+/// As parking_lot's.
+pub type RwLockWriteGuard<'a, T> = shuttle::sync::RwLockWriteGuard<'a, T>;
+
+impl<T> RwLock<T> {
+    /// As parking_lot's.
+    pub const fn new(value: T) -> RwLock<T> {
+        RwLock(shuttle::sync::RwLock::new(value))
+    }
+
+    /// As parking_lot's.
+    pub fn read(&self) -> RwLockReadGuard<'_, T> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As parking_lot's.
+    pub fn write(&self) -> RwLockWriteGuard<'_, T> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> fmt::Debug for RwLock<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RwLock")
+    }
+}
+
+/// The kernel's futex: comparing and going to sleep are one step.
+#[derive(Debug, Default)]
+pub(super) struct Futex {
+    queue: Mutex<()>,
+    sleepers: Condvar,
+}
+
+impl Futex {
+    pub(super) fn wait(&self, word: &atomic::AtomicU32, seen: u32) {
+        let mut queue = self.queue.lock();
+        if word.load(atomic::Ordering::SeqCst) == seen {
+            self.sleepers.wait(&mut queue);
+        }
+    }
+
+    pub(super) fn wake(&self, _: &atomic::AtomicU32) {
+        let _queue = self.queue.lock();
+        self.sleepers.notify_all();
+    }
+}
+
+/// Epochs, at their strictest.
+pub mod epoch {
+    use super::{BTreeSet, RefCell, fmt};
+
+    type Deferred = (BTreeSet<u64>, Box<dyn FnOnce()>);
+
+    #[derive(Default)]
+    struct Pins {
+        next: u64,
+        live: BTreeSet<u64>,
+        deferred: Vec<Deferred>,
+    }
+
+    // One model runs in one thread of the system, whatever threads it plays.
+    std::thread_local! {
+        static PINS: RefCell<Pins> = RefCell::default();
+    }
+
+    /// Keeps what is deferred from now on.
+    pub struct Guard(u64);
+
+    /// A guard.
+    #[must_use]
+    pub fn pin() -> Guard {
+        PINS.with_borrow_mut(|pins| {
+            pins.next += 1;
+            let number = pins.next;
+            pins.live.insert(number);
+            Guard(number)
+        })
+    }
+
+    impl Guard {
+        /// Runs `work` once every present guard is gone.
+        pub fn defer<R>(&self, work: impl FnOnce() -> R + Send + 'static) {
+            PINS.with_borrow_mut(|pins| {
+                let present = pins.live.clone();
+                pins.deferred.push((present, Box::new(|| drop(work()))));
+            });
+        }
+
+        /// As [`Guard::defer`].
+        ///
+        /// # Safety
+        ///
+        /// * What `work` captures lives until it ran.
+        pub unsafe fn defer_unchecked<R>(&self, work: impl FnOnce() -> R) {
+            let work: Box<dyn FnOnce() + '_> = Box::new(|| drop(work()));
+            // SAFETY:
+            // * The caller's promise.
+            let work: Box<dyn FnOnce()> = unsafe { std::mem::transmute(work) };
+            PINS.with_borrow_mut(|pins| {
+                let present = pins.live.clone();
+                pins.deferred.push((present, work));
+            });
+        }
+
+        /// Nothing: what is due ran already.
+        pub fn flush(&self) {}
+    }
+
+    impl fmt::Debug for Guard {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "Guard {}", self.0)
+        }
+    }
+
+    impl Drop for Guard {
+        fn drop(&mut self) {
+            let due = PINS.with_borrow_mut(|pins| {
+                pins.live.remove(&self.0);
+                for (waits, _) in &mut pins.deferred {
+                    waits.remove(&self.0);
+                }
+                let (due, later): (Vec<_>, Vec<_>) =
+                    std::mem::take(&mut pins.deferred).into_iter().partition(|(waits, _)| waits.is_empty());
+                pins.deferred = later;
+                due
+            });
+            due.into_iter().for_each(|(_, work)| work());
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! The index under a scheduler: one writer (that is the contract), readers without a lock.
+//!
+//! Built with `--cfg shuttle` only. See testkit's `interleavings` for the knobs.
+
+use super::*;
+use std::collections::BTreeMap;
+
+use sheaf_base::sync::thread;
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::{Config, Runner};
+
+fn explore(schedules: usize, scenario: fn()) {
+    let setting = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
+    let half = setting("SHEAF_SCHEDULES").unwrap_or(schedules) / 2;
+    let seed = setting("SHEAF_SEED").unwrap_or(1) as u64;
+    let mut config = Config::new();
+    config.stack_size = 256 << 10;
+    config.silence_warnings = true;
+    Runner::new(RandomScheduler::new_from_seed(seed, half), config.clone()).run(scenario);
+    Runner::new(PctScheduler::new_from_seed(seed, 3, half), config).run(scenario);
+}
+
+fn mix(n: u64) -> u64 {
+    let mut z = n.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z ^ (z >> 31)
+}
+
+fn place(n: u64) -> Address {
+    Address::from_bits((n + 1) * 64)
+}
+
+/// An index that is about to split: `count` entries in a table of 32 slots.
+fn filled(count: u64) -> Arc<Index> {
+    let index = Index::new(crate::engine::tests::ground(true));
+    (0..count).for_each(|n| index.insert(mix(n), place(n)));
+    Arc::new(index)
+}
+
+/// How often a walk over all hash prefixes yields each entry.
+fn walk(index: &Index) -> BTreeMap<u64, u32> {
+    let mut seen = BTreeMap::new();
+    for unit in 0..index.units() {
+        let mut start = Some(0u64);
+        while let Some(from) = start {
+            let guard = &epoch::pin();
+            let (_, last) = index.visit(unit, from, guard, |address| {
+                *seen.entry(address.bits() / 64 - 1).or_default() += 1;
+            });
+            start = last.checked_add(1);
+        }
+    }
+    seen
+}
+
+#[test]
+fn a_walk_beside_splits_yields_every_entry_once() {
+    explore(4000, || {
+        let index = filled(24);
+        let writer = {
+            let index = Arc::clone(&index);
+            thread::spawn(move || (24..34).for_each(|n| index.insert(mix(n), place(n))))
+        };
+        let seen = walk(&index);
+        assert!((0..24).all(|n| seen.get(&n) == Some(&1)), "{seen:?}");
+        assert!(seen.values().all(|times| *times == 1), "{seen:?}");
+        writer.join().expect("it inserts");
+    });
+}
+
+#[test]
+fn what_stays_is_found_beside_splits_removals_and_moves() {
+    explore(4000, || {
+        let index = filled(26);
+        let writer = {
+            let index = Arc::clone(&index);
+            thread::spawn(move || {
+                for n in 26..34 {
+                    index.insert(mix(n), place(n));
+                    assert!(index.replace(mix(n - 20), place(n - 20), Address::NONE));
+                }
+                // As the cleaner repoints.
+                assert!(index.replace(mix(1), place(1), place(100)));
+            })
+        };
+        let readers = (0..2).map(|_| {
+            let index = Arc::clone(&index);
+            thread::spawn(move || {
+                for n in [0, 5, 20, 2] {
+                    let guard = &epoch::pin();
+                    assert!(index.contains(mix(n), place(n), guard), "{n}");
+                    let moved = [place(1), place(100)];
+                    let mut found = 0;
+                    index.matches(mix(1), guard, |address| {
+                        found += usize::from(moved.contains(&address));
+                        true
+                    });
+                    assert_eq!(found, 1, "a moved entry stands in one place");
+                }
+            })
+        });
+        let readers: Vec<_> = readers.collect();
+        readers.into_iter().chain([writer]).for_each(|thread| thread.join().expect("it holds"));
+    });
+}
+
+#[test]
+fn chained_entries_are_found_while_the_chain_grows() {
+    explore(1000, || {
+        let index = Arc::new(Index::new(crate::engine::tests::ground(true)));
+        (0..31).for_each(|n| index.insert(mix(7), place(n)));
+        let writer = {
+            let index = Arc::clone(&index);
+            thread::spawn(move || (31..36).for_each(|n| index.insert(mix(7), place(n))))
+        };
+        for n in [0, 15, 30] {
+            let guard = &epoch::pin();
+            assert!(index.contains(mix(7), place(n), guard));
+        }
+        writer.join().expect("it inserts");
+        let guard = &epoch::pin();
+        assert!((0..36).all(|n| index.contains(mix(7), place(n), guard)));
+    });
+}
+
+#[test]
+fn a_table_outlives_the_guards_that_saw_it() {
+    explore(1000, || {
+        let index = filled(20);
+        let retiring = {
+            let index = Arc::clone(&index);
+            // As when a dropped keyspace is buried.
+            thread::spawn(move || index.install(vec![Table::new(0, index.buckets(), false)]))
+        };
+        let guard = &epoch::pin();
+        let mut found = 0;
+        index.table(mix(3), guard).matches(mix(3), &mut |_| {
+            found += 1;
+            true
+        });
+        assert!(found <= 1);
+        retiring.join().expect("it retires");
+    });
+}

@@ -1,0 +1,87 @@
+//! An end beside those who still write, and the life after it.
+
+use sheaf::Error;
+
+use super::*;
+
+/// Writers go on while the database closes and is opened again at once: what was acknowledged is there,
+/// and nothing of the old life reaches into the new one.
+fn reopening_beside_writers(engine: &str, writes: u32) {
+    let world = World::default();
+    let db = world.open();
+    let keyspace = space(&db, "a", engine);
+    for n in 0..58 {
+        keyspace.insert(format!("before{n}"), "x").expect("it inserts");
+    }
+    let writer = {
+        let keyspace = keyspace.clone();
+        spawn(move || {
+            for n in 0..writes {
+                // Some of them large: staged beside the log.
+                let value = vec![b'v'; if n % 3 == 1 { 1500 } else { 300 }];
+                match keyspace.insert(format!("beside{n}"), value) {
+                    Ok(()) => {}
+                    Err(Error::Closed) => break,
+                    Err(other) => panic!("{other}"),
+                }
+            }
+        })
+    };
+    db.close().expect("it closes");
+    let db = world.open();
+    let again = space(&db, "a", engine);
+    for n in 0..4 {
+        again.insert(format!("after{n}"), vec![b'w'; 1500]).expect("it inserts");
+    }
+    join([writer]);
+    let check = |db: &Database| {
+        let again = space(db, "a", engine);
+        for n in 0..58 {
+            assert!(again.contains_key(format!("before{n}")).expect("it reads"), "before{n}");
+        }
+        for n in 0..4 {
+            assert_eq!(again.get(format!("after{n}")).expect("it reads").map(|v| v.len()), Some(1500));
+        }
+    };
+    check(&db);
+    db.close().expect("it closes");
+    check(&world.open());
+}
+
+#[test]
+fn an_end_beside_writers_leaves_the_next_life_alone() {
+    explore(300, || reopening_beside_writers("flat", 12));
+    explore(100, || reopening_beside_writers("ledger", 12));
+}
+
+/// Two close at once: when either call returns, the database is closed and can be opened.
+fn two_closers(engine: &str) {
+    let world = World::default();
+    let db = world.open();
+    let keyspace = space(&db, "a", engine);
+    for n in 0..30 {
+        keyspace.insert(format!("{}", n % 3), vec![b'x'; 300]).expect("it inserts");
+    }
+    let (first, second) = (db.clone(), db);
+    let next = world.clone();
+    let closer = spawn(move || match first.close() {
+        Ok(()) | Err(Error::Closed) => {}
+        Err(other) => panic!("{other}"),
+    });
+    match second.close() {
+        Ok(()) | Err(Error::Closed) => {}
+        Err(other) => panic!("{other}"),
+    }
+    let db = next.open();
+    assert!(space(&db, "a", engine).contains_key("2").expect("it reads"));
+    space(&db, "a", engine).insert("new", "life").expect("it inserts");
+    join([closer]);
+    db.persist().expect("it persists");
+    drop(db);
+    assert!(space(&next.open(), "a", engine).contains_key("new").expect("it reads"));
+}
+
+#[test]
+fn when_a_close_returns_the_database_is_closed() {
+    explore(300, || two_closers("flat"));
+}

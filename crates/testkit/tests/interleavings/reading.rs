@@ -1,0 +1,184 @@
+//! Readers without a lock beside splits, cleaning, dropping.
+
+use std::collections::BTreeMap;
+
+use super::*;
+
+/// Walks the keyspace while it grows: what was there is yielded once, nothing twice.
+fn iteration_beside_growth(engine: &str) {
+    let world = World::default();
+    let db = world.open();
+    let keyspace = space(&db, "a", engine);
+    for n in 0..20 {
+        keyspace.insert(format!("old{n}"), "x").expect("it inserts");
+    }
+    let writer = {
+        let keyspace = keyspace.clone();
+        spawn(move || {
+            for n in 0..20 {
+                keyspace.insert(format!("new{n}"), "y").expect("it inserts");
+            }
+        })
+    };
+    let reader = {
+        let keyspace = keyspace.clone();
+        spawn(move || {
+            let mut seen: BTreeMap<Vec<u8>, u32> = BTreeMap::new();
+            for pair in keyspace.iter().expect("it begins") {
+                *seen.entry(pair.expect("it reads").0.to_vec()).or_default() += 1;
+            }
+            for n in 0..20 {
+                assert_eq!(seen.get(format!("old{n}").as_bytes()), Some(&1), "old{n} of {seen:?}");
+            }
+            assert!(seen.values().all(|count| *count == 1), "a key twice: {seen:?}");
+        })
+    };
+    join([writer, reader]);
+}
+
+#[test]
+fn an_iteration_beside_splits_yields_every_pair_once() {
+    explore(600, || iteration_beside_growth("flat"));
+}
+
+/// A key that is always there is always found, whatever splits, is cleaned or rewritten beside it.
+fn gets_beside_cleaning(engine: &str) {
+    let world = World::default();
+    let db = world.open();
+    let keyspace = space(&db, "a", engine);
+    keyspace.insert("stays", "here").expect("it inserts");
+    for n in 0..120 {
+        keyspace.insert(format!("{}", n % 5), vec![b'x'; 200]).expect("it inserts");
+    }
+    db.persist().expect("it persists");
+    let maintenance = {
+        let db = db.clone();
+        spawn(move || {
+            for _ in 0..3 {
+                db.pump().expect("it pumps");
+            }
+        })
+    };
+    let writer = {
+        let keyspace = keyspace.clone();
+        spawn(move || {
+            for n in 0..8u32 {
+                keyspace.insert("moves", n.to_le_bytes()).expect("it inserts");
+                if n % 4 == 3 {
+                    keyspace.remove("1").expect("it removes");
+                }
+            }
+        })
+    };
+    let reader = {
+        let keyspace = keyspace.clone();
+        spawn(move || {
+            let mut last = None;
+            for _ in 0..8 {
+                assert_eq!(text(keyspace.get("stays").expect("it reads")).as_deref(), Some("here"));
+                let now = keyspace.get("moves").expect("it reads").map(|v| v[0]);
+                assert!(now >= last, "{now:?} after {last:?}");
+                last = now;
+            }
+        })
+    };
+    join([maintenance, writer, reader]);
+}
+
+#[test]
+fn gets_beside_cleaning_are_right() {
+    explore(150, || gets_beside_cleaning("flat"));
+}
+
+/// A snapshot that was taken before a drop shows the keyspace, also while the background buries it.
+fn views_beside_drops(engine: &str) {
+    let world = World::default();
+    let db = world.open();
+    let keyspace = space(&db, "a", engine);
+    keyspace.insert("k", "v").expect("it inserts");
+    let dropper = {
+        let db = db.clone();
+        spawn(move || assert!(db.drop_keyspace("a").expect("it drops")))
+    };
+    let maintenance = {
+        let db = db.clone();
+        spawn(move || {
+            for _ in 0..3 {
+                db.pump().expect("it pumps");
+            }
+        })
+    };
+    let reader = {
+        let db = db.clone();
+        spawn(move || {
+            let view = db.snapshot().expect("a snapshot");
+            if let Ok(keyspace) = view.keyspace("a") {
+                for _ in 0..3 {
+                    assert_eq!(text(keyspace.get("k").expect("it reads")).as_deref(), Some("v"));
+                    sheaf_base::sync::thread::yield_now();
+                }
+                assert_eq!(keyspace.iter().expect("it begins").count(), 1);
+            }
+        })
+    };
+    join([dropper, maintenance, reader]);
+}
+
+#[test]
+fn a_view_shows_a_dropped_keyspace_while_it_is_buried() {
+    explore(600, || views_beside_drops("flat"));
+    explore(300, || views_beside_drops("ledger"));
+}
+
+/// Old versions: a view repeats what it showed while its keys change, move and are trimmed.
+fn views_beside_updates(engine: &str) {
+    let world = World::default();
+    let db = world.open();
+    let keyspace = space(&db, "a", engine);
+    for n in 0..6 {
+        keyspace.insert(format!("{n}"), "old").expect("it inserts");
+    }
+    let writer = {
+        let keyspace = keyspace.clone();
+        spawn(move || {
+            for n in 0..6 {
+                match n % 3 {
+                    0 => keyspace.remove(format!("{n}")).expect("it removes"),
+                    _ => keyspace.insert(format!("{n}"), "new").expect("it inserts"),
+                }
+            }
+        })
+    };
+    let maintenance = {
+        let db = db.clone();
+        spawn(move || _ = db.pump().expect("it pumps"))
+    };
+    let reader = {
+        let db = db.clone();
+        spawn(move || {
+            let view = db.snapshot().expect("a snapshot");
+            let space = view.keyspace("a").expect("it is there");
+            let state = || {
+                let pairs: BTreeMap<Vec<u8>, Vec<u8>> = space
+                    .iter()
+                    .expect("it begins")
+                    .map(|pair| pair.map(|(k, v)| (k.to_vec(), v.to_vec())).expect("it reads"))
+                    .collect();
+                for n in 0..6 {
+                    let key = format!("{n}").into_bytes();
+                    let got = space.get(&key).expect("it reads").map(|v| v.to_vec());
+                    assert_eq!(got.as_ref(), pairs.get(&key), "get and iteration differ at {n}");
+                }
+                pairs
+            };
+            assert_eq!(state(), state(), "the view changed");
+        })
+    };
+    join([writer, maintenance, reader]);
+}
+
+#[test]
+fn a_view_repeats_what_it_showed() {
+    explore(300, || views_beside_updates("flat"));
+    explore(150, || views_beside_updates("ledger"));
+}

@@ -1,0 +1,75 @@
+//! Sync rounds: whoever waits is woken, with or without a background to help.
+
+use super::*;
+
+fn durable_writers(engine: &str, writers: usize) {
+    let world = World::default();
+    let db = world.open();
+    let keyspace = space(&db, "a", engine);
+    let threads: Vec<_> = (0..writers)
+        .map(|writer| {
+            let (db, keyspace) = (db.clone(), keyspace.clone());
+            spawn(move || {
+                for round in 0..2 {
+                    insert_durably(&db, &keyspace, &format!("{writer}.{round}"), "x");
+                }
+            })
+        })
+        .collect();
+    join(threads);
+    assert!(db.stats().durable >= db.stats().visible);
+}
+
+#[test]
+fn durable_writers_without_a_background_all_return() {
+    explore(600, || durable_writers("flat", 3));
+}
+
+fn durable_writers_beside_maintenance(engine: &str) {
+    let world = World::default();
+    let db = world.open();
+    let keyspace = space(&db, "a", engine);
+    let writers: Vec<_> = (0..2)
+        .map(|writer| {
+            let (db, keyspace) = (db.clone(), keyspace.clone());
+            spawn(move || insert_durably(&db, &keyspace, &format!("{writer}"), "x"))
+        })
+        .collect();
+    let pump = {
+        let db = db.clone();
+        spawn(move || _ = db.pump().expect("it pumps"))
+    };
+    join(writers.into_iter().chain([pump]));
+}
+
+#[test]
+fn a_tick_that_ends_leaves_no_waiter_asleep() {
+    explore(600, || durable_writers_beside_maintenance("flat"));
+    explore(200, || durable_writers_beside_maintenance("ledger"));
+}
+
+fn rounds_beside_bounds(engine: &str) {
+    let world = World::default();
+    let db = world.open();
+    let keyspace = space(&db, "a", engine);
+    // Numbers are reserved 64 at a time: one of the writers writes ROOT, which holds rounds up.
+    for n in 0..60 {
+        keyspace.insert(format!("{n}"), "x").expect("it inserts");
+    }
+    let writers: Vec<_> = (0..3)
+        .map(|writer| {
+            let (db, keyspace) = (db.clone(), keyspace.clone());
+            spawn(move || {
+                for n in 0..3 {
+                    insert_durably(&db, &keyspace, &format!("{writer}.{n}"), "y");
+                }
+            })
+        })
+        .collect();
+    join(writers);
+}
+
+#[test]
+fn a_round_held_up_by_root_leaves_no_waiter_asleep() {
+    explore(400, || rounds_beside_bounds("flat"));
+}

@@ -1,0 +1,164 @@
+//! Conditional writes: each takes effect at one moment, on what it saw.
+
+use super::*;
+
+/// One thread puts a key and removes it, another swaps what it finds: a swap that was told "yes" may
+/// not bring a removed key back.
+fn swap_beside_removal(engine: &str) {
+    let world = World::default();
+    let db = world.open();
+    let keyspace = space(&db, "a", engine);
+    let (mine, theirs) = (keyspace.clone(), keyspace.clone());
+    let other = spawn(move || {
+        mine.insert("k", "1").expect("it inserts");
+        mine.remove("k").expect("it removes");
+    });
+    let swap = spawn(move || {
+        if theirs.compare_and_swap("k", Some(b"1"), Some(b"2")).expect("it swaps") {
+            // It took effect between insert and removal, which came after it.
+            theirs.insert("swapped", "yes").expect("it inserts");
+        }
+    });
+    join([other, swap]);
+    assert_eq!(text(keyspace.get("k").expect("it reads")), None, "the removal came last");
+}
+
+#[test]
+fn a_swap_never_undoes_a_removal() {
+    for engine in ENGINES {
+        explore(
+            600,
+            if engine == "flat" { || swap_beside_removal("flat") } else { || swap_beside_removal("ledger") },
+        );
+    }
+}
+
+/// A key is absent, appears and goes again while a batch looks at it: what the batch expected is what was there.
+fn expectation_beside_removal(engine: &str) {
+    let world = World::default();
+    let db = world.open();
+    let keyspace = space(&db, "a", engine);
+    let mine = keyspace.clone();
+    let other = spawn(move || {
+        mine.insert("k", "1").expect("it inserts");
+        mine.remove("k").expect("it removes");
+    });
+    let (db2, theirs) = (db.clone(), keyspace.clone());
+    let batch = spawn(move || {
+        let mut batch = db2.batch();
+        batch.insert(&theirs, "k", "2").expect(&theirs, "k", Some(b"1"));
+        match batch.commit() {
+            Ok(()) | Err(sheaf::Error::Conflict) => {}
+            Err(other) => panic!("{other}"),
+        }
+    });
+    join([other, batch]);
+    assert_eq!(text(keyspace.get("k").expect("it reads")), None, "the removal came last");
+}
+
+#[test]
+fn a_batch_never_commits_on_what_went_meanwhile() {
+    explore(600, || expectation_beside_removal("flat"));
+    explore(600, || expectation_beside_removal("ledger"));
+}
+
+fn updates_all_count(engine: &str) {
+    let world = World::default();
+    let db = world.open();
+    let keyspace = space(&db, "a", engine);
+    let add = |keyspace: &Keyspace| {
+        let count = |old: Option<&[u8]>| old.map_or(0, |old| old[0]) + 1;
+        keyspace.update("n", |old| Some(vec![count(old)])).expect("it updates");
+    };
+    let threads: Vec<_> = (0..3)
+        .map(|_| {
+            let keyspace = keyspace.clone();
+            spawn(move || (0..2).for_each(|_| add(&keyspace)))
+        })
+        .collect();
+    join(threads);
+    assert_eq!(keyspace.get("n").expect("it reads").as_deref(), Some(&[6u8][..]));
+}
+
+#[test]
+fn updates_of_three_threads_all_count() {
+    explore(400, || updates_all_count("flat"));
+    explore(200, || updates_all_count("ledger"));
+}
+
+/// An update sleeps over many rewrites of its key and the freeing of all they stood in: the place where it
+/// saw the key may hold the key again, with another value.
+fn update_over_reuse(engine: &str) {
+    let aside = spawn(|| (0..3).for_each(|_| sheaf_base::sync::thread::yield_now()));
+    let world = World::default();
+    let db = world.open();
+    let keyspace = space(&db, "a", engine);
+    keyspace.insert("k", "0").expect("it inserts");
+    let (other, pumped) = (keyspace.clone(), db.clone());
+    let mut runs = 0u32;
+    let mut last = None;
+    keyspace
+        .update("k", |old| {
+            last = old.map(<[u8]>::to_vec);
+            runs += 1;
+            if runs == 1 {
+                // Until the key stands in a slot that was given out again.
+                for n in 1..260u32 {
+                    other.insert("k", format!("{n}")).expect("it inserts");
+                    if n % 20 == 0 {
+                        pumped.persist().expect("it persists");
+                        pumped.pump().expect("it pumps");
+                    }
+                }
+            }
+            Some(vec![7])
+        })
+        .expect("it updates");
+    assert_eq!(runs, 2, "it saw {last:?} and wrote over something else");
+    join([aside]); // the directed scheduler wants a second thread
+}
+
+#[test]
+fn an_update_over_reused_segments_sees_the_change() {
+    explore(4, || update_over_reuse("flat"));
+    explore(4, || update_over_reuse("ledger"));
+}
+
+fn batches_are_whole_in_views(engine: &str, other: &str) {
+    let world = World::default();
+    let db = world.open();
+    let (a, b) = (space(&db, "a", engine), space(&db, "b", other));
+    let writer = {
+        let (db, a, b) = (db.clone(), a.clone(), b.clone());
+        spawn(move || {
+            for n in 0..3u8 {
+                let mut batch = db.batch();
+                batch.insert(&a, "k", [n]).insert(&b, "k", [n]);
+                batch.commit().expect("it commits");
+            }
+        })
+    };
+    let reader = {
+        let db = db.clone();
+        spawn(move || {
+            let mut last = None;
+            for _ in 0..3 {
+                let view = db.snapshot().expect("a snapshot");
+                let read = |name: &str| {
+                    view.keyspace(name).expect("it is there").get("k").expect("it reads").map(|v| v[0])
+                };
+                let (left, right) = (read("a"), read("b"));
+                assert_eq!(left, right, "half a batch");
+                assert!(left >= last, "time went back");
+                last = left;
+            }
+        })
+    };
+    join([writer, reader]);
+}
+
+#[test]
+fn views_show_whole_batches_in_order() {
+    explore(300, || batches_are_whole_in_views("flat", "ledger"));
+    explore(300, || batches_are_whole_in_views("flat", "flat"));
+}
