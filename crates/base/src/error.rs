@@ -203,10 +203,11 @@ pub enum Damage {
 }
 
 impl Error {
-    /// An I/O error of `op` on `path`; a full disk becomes [`Error::NoSpace`].
+    /// An I/O error of `op` on `path`; a full disk becomes [`Error::NoSpace`], unless it shows at a sync: what
+    /// that has lost no room brings back.
     pub fn io(op: &'static str, path: &Path, source: io::Error) -> Error {
         match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded if !op.starts_with("sync") => {
                 Error::NoSpace { path: path.to_path_buf() }
             }
             _ => Error::Io { op, path: path.to_path_buf(), source },

@@ -344,7 +344,9 @@ impl Slots {
         let file = self.disk.open(&unborn, How::Create).during("create", &unborn)?;
         fill(&*file, &unborn, bytes)?;
         self.disk.rename(&unborn, path).during("rename", &unborn)?;
-        self.disk.sync_dir(&self.dir).during("sync directory", &self.dir)
+        self.disk.sync_dir(&self.dir).during("sync directory", &self.dir).inspect_err(|_| {
+            let _ = self.disk.remove(path); // the kernel may have dropped the name: the next attempt makes it anew
+        })
     }
 
     /// The newest valid slot. `Ok(None)` if neither file exists.

@@ -1,58 +1,112 @@
-//! # Faults: the n-th call of a kind fails, for every n
+//! # Faults: the n-th call fails, for every n
 //!
-//! A workload runs again and again, and each time another disk call fails, once or from then on for
-//! ever. Each failure must reach the caller as an error of the right kind; what was refused must not be
-//! there; reads answer right or with an error; a poisoned database takes no write until it is reopened.
-//! Then every handle is dropped and the database opened without faults, once as the killed process's
-//! successor and once after a power cut, and must keep its promise.
+//! A workload runs again and again, and each time another disk call fails: that one alone, or all of its
+//! kind from then on, or everything from then on, as if the device had gone. Each failure must reach the caller
+//! as an error of the right kind; what was refused must not be there; reads answer right or with an error; a
+//! poisoned database takes no write until it is reopened. Then every handle is dropped and the database
+//! opened without faults, once as the killed process's successor and twice after a power cut, and must
+//! keep its promise: take a commit, close, open again and be the same.
 //!
 //! ## What it cannot see
 //!
 //! A power cut after a failed directory sync and a reopening in the same boot: the kernel shows names that
-//! the platter lacks, and no call saves them. Two different failures in one run; failures of mapped memory; interleavings of threads.
+//! the platter lacks, and no call saves them. Two different failures in one run; failures of mapped memory;
+//! interleavings of threads. Short and interrupted transfers as such: the real disk goes on with them (its own
+//! tests), and fails as `Nothing` or `Torn` does here when it gets no further.
 
+use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use sheaf::Error;
-use sheaf_base::clock::{Clock, SystemClock};
-use sheaf_base::disk::sim::{AfterFailedSync, Class, Failure, Fault, Keep};
+use sheaf_base::disk::sim::{AfterFailedSync, Class, Failure, Fault, FaultPlan, Keep, SimDisk};
+use sheaf_base::sync::Mutex;
 
 use crate::crash::check::{Claim, End, check, quietly};
 use crate::crash::history::{History, State};
 use crate::crash::run::Run;
-use crate::crash::workload::{Step, show};
+use crate::crash::workload::{Random, Shape, Step, generate, show};
 use crate::crash::world::World;
+use crate::stage::Subject;
+use crate::tap::Lie;
+use crate::totals::{self, Budget, Stopwatch, Totals};
+
+/// The kinds of failures: EIO, ENOSPC, EDQUOT, EMFILE, EINTR, EAGAIN, a short transfer, none at all.
+pub const KINDS: [Failure; 8] = [
+    Failure::Io,
+    Failure::NoSpace,
+    Failure::Quota,
+    Failure::TooManyOpen,
+    Failure::Interrupted,
+    Failure::Again,
+    Failure::Torn { sectors: 1 },
+    Failure::Nothing,
+];
+
+/// A run ends after so many openings in a row that failed.
+const PATIENCE: u32 = 12;
+
+/// How much fails after the first failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// Nothing.
+    Once,
+    /// Every call of its kind.
+    Kind,
+    /// Every call.
+    All,
+}
+
+impl Reach {
+    const ALL: [Reach; 3] = [Reach::Once, Reach::Kind, Reach::All];
+}
 
 /// A fault in a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Case {
-    /// Which kind of call fails.
+    /// Which kind of call fails first.
     pub class: Class,
-    /// The how-manieth of them, from 1.
+    /// Which call of the run that is, from 1.
     pub nth: u64,
-    /// All after it as well.
-    pub forever: bool,
+    /// Which of its kind.
+    pub nth_of_kind: u64,
+    /// What fails after it.
+    pub reach: Reach,
     /// How.
     pub failure: Failure,
     /// What reads see after a failed sync.
     pub after: AfterFailedSync,
 }
 
+impl Case {
+    fn fault(&self) -> Fault {
+        let of_kind = Fault::new(self.class, self.failure).nth(self.nth_of_kind);
+        match self.reach {
+            Reach::Once => of_kind,
+            Reach::Kind => of_kind.forever(),
+            Reach::All => Fault::new(Class::Any, self.failure).nth(self.nth).forever(),
+        }
+    }
+
+    /// Whether a call of `class` can have failed.
+    fn can_fail(&self, class: Class) -> bool {
+        self.reach == Reach::All || self.class == class
+    }
+}
+
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Case { class, nth, forever, failure, after } = self;
-        write!(
-            f,
-            "{class:?} number {nth}{} fails as {failure:?}, {after:?}",
-            if *forever { " and all later" } else { "" }
-        )
+        let Case { class, nth, reach, failure, after, .. } = self;
+        write!(f, "call {nth} ({class:?}) fails as {failure:?}, {reach:?}, {after:?}")
     }
 }
 
 /// What was tried.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Runs in which the fault struck.
+    /// Calls of the workload without faults.
+    pub calls: u64,
+    /// Runs in which a fault struck.
     pub runs: u64,
     /// Those that ended poisoned.
     pub poisoned: u64,
@@ -60,16 +114,18 @@ pub struct Report {
     pub unnoticed: u64,
     /// Seconds it took.
     pub seconds: f64,
-    /// What went wrong.
-    pub failures: Vec<String>,
+    /// What went wrong, the first few.
+    pub failures: Vec<totals::Failure>,
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { runs, poisoned, unnoticed, seconds, failures } = self;
+        let Report { calls, runs, poisoned, unnoticed, seconds, failures } = self;
+        let rate = *runs as f64 / seconds.max(1e-9);
         write!(
             f,
-            "{runs} faults struck ({poisoned} poisoned, {unnoticed} noticed by no caller), {} wrong, {seconds:.1} s",
+            "{calls} calls, {runs} faults struck ({poisoned} poisoned, {unnoticed} noticed by no caller), \
+             {} wrong, {seconds:.1} s, {rate:.0}/s",
             failures.len()
         )
     }
@@ -77,57 +133,192 @@ impl fmt::Display for Report {
 
 /// What a case came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// The run made fewer calls of that class.
-    NotReached,
-    /// The fault struck; `noticed`: a caller got an error; `poisoned`: writes were refused after it.
-    Struck {
-        /// A caller got an error.
-        noticed: bool,
-        /// Writes were refused after it.
-        poisoned: bool,
-    },
+pub struct Struck {
+    /// A caller got an error.
+    pub noticed: bool,
+    /// Writes were refused after it.
+    pub poisoned: bool,
 }
 
-/// Fails call 1, 1 + `stride`, 1 + 2 × `stride` ... of `class` in `steps`, until the run completes.
+/// The workload of a seed, of so many operations; every second one asks for much background work. An opening
+/// makes a hundred calls: one in a hundred steps is enough of them.
 #[must_use]
-pub fn every_call(steps: &[Step], class: Class, failure: Failure, forever: bool, stride: u64) -> Report {
-    let started = SystemClock.now();
-    let mut report = Report::default();
-    let mut nth: u64 = 1;
-    loop {
-        let after = if nth.is_multiple_of(2) { AfterFailedSync::ShowsOld } else { AfterFailedSync::ShowsNew };
-        let case = Case { class, nth, forever, failure, after };
-        match quietly(|| run_case(steps, case)) {
-            Ok(Outcome::NotReached) => break,
-            Ok(Outcome::Struck { noticed, poisoned }) => {
-                report.runs += 1;
-                report.poisoned += u64::from(poisoned);
-                report.unnoticed += u64::from(!noticed);
+pub fn workload(seed: u64, steps: usize) -> Vec<Step> {
+    let busy = seed.is_multiple_of(2);
+    let shape = Shape { steps: 2 * steps, busy, drops: true, keys: 8, large: 1_100, len: 100 };
+    let mut due = 0;
+    let fits = |(number, step): &(usize, Step)| {
+        let opens = matches!(step, Step::Reopen | Step::Abandon);
+        let is_early = opens && *number < due;
+        if opens && !is_early {
+            due = number + 100;
+        }
+        !is_early
+    };
+    generate(seed, &shape).into_iter().enumerate().filter(fits).map(|(_, step)| step).take(steps).collect()
+}
+
+/// Fails the calls of random workloads of 300 operations in every way. The budget's `cases` are workloads;
+/// each gets its part of the seconds, and if they do not suffice a fair sample of its faults is tried.
+#[must_use]
+pub fn run(subject: &Subject, seed: u64, budget: Budget) -> Totals {
+    let watch = Stopwatch::start();
+    let mut totals = Totals::new("error plans", subject.engine);
+    let each = if budget.cases == u64::MAX { f64::INFINITY } else { budget.seconds / budget.cases as f64 };
+    for number in 0..budget.cases {
+        let seconds = each.min(budget.seconds - watch.seconds());
+        if seconds <= 0.0 || !totals.failures.is_empty() {
+            break;
+        }
+        let report = every_call(subject, seed.wrapping_add(number), 300, Budget { seconds, ..budget });
+        println!("error plans of {}, workload {number}: {report}", subject.engine);
+        totals.cases += report.runs;
+        totals.distinct += report.runs;
+        totals.failures.extend(report.failures);
+    }
+    totals.seconds = watch.seconds();
+    totals
+}
+
+/// Fails every call of the workload of `seed` in every way; stops when the seconds are spent.
+#[must_use]
+pub fn every_call(subject: &Subject, seed: u64, steps: usize, budget: Budget) -> Report {
+    let workload = workload(seed, steps);
+    every_case(subject, &workload, |_| true, Lie::None, |case| line(subject, seed, steps, case), budget)
+}
+
+/// As [`every_call`] with a workload of one's own, the faults that `wanted` chooses and a disk that lies;
+/// `replay` says how one is run again.
+#[must_use]
+pub fn every_case(
+    subject: &Subject,
+    workload: &[Step],
+    wanted: impl Fn(&Case) -> bool,
+    lie: Lie,
+    replay: impl Fn(&Case) -> String + Sync,
+    budget: Budget,
+) -> Report {
+    let watch = Stopwatch::start();
+    let mut cases = match cases(subject, workload) {
+        Ok(cases) => cases,
+        Err(what) => {
+            let failures = vec![totals::Failure { replay: show(workload), what }];
+            return Report { failures, ..Report::default() };
+        }
+    };
+    cases.retain(wanted);
+    let calls = cases.iter().map(|case| case.nth).max().unwrap_or_default();
+    let report = Mutex::new(Report { calls, ..Report::default() });
+    let (next, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let work = || {
+        while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if is_over.load(Ordering::Relaxed) || watch.seconds() > budget.seconds {
+                return;
             }
-            Err(what) => {
-                report.runs += 1;
-                report.failures.push(format!("{case}: {what}\n  workload: {}", show(steps)));
-                if report.failures.len() >= 5 {
-                    break;
+            let result = quietly(|| run_case(subject, workload, *case, lie, false));
+            let mut report = report.lock();
+            report.runs += 1;
+            match result {
+                Ok(Struck { noticed, poisoned }) => {
+                    report.poisoned += u64::from(poisoned);
+                    report.unnoticed += u64::from(!noticed);
+                }
+                Err(what) => {
+                    let what = format!("{case}: {what}");
+                    report.failures.push(totals::Failure { replay: replay(case), what });
+                    is_over.store(report.failures.len() >= 5, Ordering::Relaxed);
                 }
             }
         }
-        nth += stride;
-    }
-    report.seconds = (SystemClock.now() - started).as_secs_f64();
+    };
+    std::thread::scope(|scope| {
+        (1..budget.workers).for_each(|_| drop(scope.spawn(work)));
+        work();
+    });
+    let mut report = report.into_inner();
+    report.seconds = watch.seconds();
     report
 }
 
+fn line(subject: &Subject, seed: u64, steps: usize, case: &Case) -> String {
+    let kind = KINDS.iter().position(|kind| *kind == case.failure).unwrap_or_default();
+    format!(
+        "SHEAF_FAULT='{} {seed} {steps} {} {kind} {:?}' cargo test -p sheaf-testkit --test faults replay_a_fault \
+         -- --ignored --nocapture",
+        subject.engine, case.nth, case.reach
+    )
+}
+
+/// One fault again, with the story: the words of a replay line.
+pub fn replay(line: &str) -> Result<(), String> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let [engine, seed, steps, nth, kind, reach] = words[..] else {
+        return Err("a line is engine, seed, steps, call, kind, reach".into());
+    };
+    let subject = Subject::named(engine).ok_or("no such engine")?;
+    let number = |word: &str| word.parse::<u64>().map_err(|e| format!("{word:?}: {e}"));
+    let steps = usize::try_from(number(steps)?).map_err(|e| e.to_string())?;
+    let workload = workload(number(seed)?, steps);
+    let kind = usize::try_from(number(kind)?).ok().and_then(|kind| KINDS.get(kind)).ok_or("no such kind")?;
+    let nth = number(nth)?;
+    let cases = cases(&subject, &workload)?;
+    let is_it =
+        |case: &&Case| case.nth == nth && case.failure == *kind && format!("{:?}", case.reach) == reach;
+    let case = cases.iter().find(is_it).ok_or("no such case")?;
+    println!("{case}");
+    run_case(&subject, &workload, *case, Lie::None, true).map(|struck| println!("{struck:?}"))
+}
+
+/// Every call of a workload, in every way of failing.
+fn cases(subject: &Subject, workload: &[Step]) -> Result<Vec<Case>, String> {
+    let world = World::of(subject, SimDisk::new());
+    world.sim.log_classes(true);
+    let mut run = Run::new(world.clone());
+    run.all(workload).map_err(|e| format!("without any fault: {e}"))?;
+    run.abandon();
+    let mut counts: HashMap<String, u64> = HashMap::new();
+    let mut cases = Vec::new();
+    for (nth, class) in (1..).zip(world.sim.class_log()) {
+        let nth_of_kind = counts.entry(format!("{class:?}")).or_default();
+        *nth_of_kind += 1;
+        let after = if nth % 2 == 0 { AfterFailedSync::ShowsOld } else { AfterFailedSync::ShowsNew };
+        for failure in KINDS {
+            let case = |reach| Case { class, nth, nth_of_kind: *nth_of_kind, reach, failure, after };
+            let reaches = Reach::ALL.into_iter().filter(|reach| differs(class, failure, *reach));
+            cases.extend(reaches.map(case));
+        }
+    }
+    Random::new(cases.len() as u64).shuffle(&mut cases);
+    Ok(cases)
+}
+
+/// Whether a failure of this kind and reach is another than those tried anyway: where nothing is transferred
+/// no transfer is short, and a device that is gone answers EIO.
+fn differs(class: Class, failure: Failure, reach: Reach) -> bool {
+    let can_transfer = match failure {
+        Failure::Torn { .. } => class == Class::Write,
+        Failure::Nothing => matches!(class, Class::Read | Class::Write),
+        _ => true,
+    };
+    can_transfer && (reach != Reach::All || failure == Failure::Io)
+}
+
 /// Runs `steps` under one fault and checks everything.
-pub fn run_case(steps: &[Step], case: Case) -> Result<Outcome, String> {
-    let world = World::new();
+pub fn run_case(
+    subject: &Subject,
+    steps: &[Step],
+    case: Case,
+    lie: Lie,
+    tells_story: bool,
+) -> Result<Struck, String> {
+    let world = World::of(subject, SimDisk::new());
     world.sim.set_after_failed_sync(case.after);
     world.tap.set_fuse(3_000_000);
-    let fault = Fault::new(case.class, case.failure).nth(case.nth);
-    world.sim.set_faults(if case.forever { fault.forever() } else { fault });
+    world.tap.set_lie(lie);
+    world.sim.set_faults(case.fault());
     let mut run = Run::new(world.clone());
-    let mut watch = Watch { case, poisoned: false, noticed: false };
+    let mut watch = Watch { case, poisoned: false, noticed: false, shaken: false };
+    let mut refused = 0;
     for (number, step) in steps.iter().enumerate() {
         // What a process finds that opens the database after a failed sync is for `afterwards` to say.
         if watch.poisoned && matches!(step, Step::Reopen | Step::Abandon) {
@@ -139,7 +330,7 @@ pub fn run_case(steps: &[Step], case: Case) -> Result<Outcome, String> {
             }
         }
         watch.step(&mut run, number, step).map_err(|what| format!("step {number} ({step}): {what}"))?;
-        if std::env::var_os("SHEAF_FAULT").is_some() {
+        if tells_story {
             let stats = run.opened().map(|db| db.stats());
             println!(
                 "{number} {step}: injected {}, {:?}, {:?}",
@@ -148,7 +339,8 @@ pub fn run_case(steps: &[Step], case: Case) -> Result<Outcome, String> {
                 stats.map(|s| (s.visible, s.durable, s.poisoned))
             );
         }
-        if watch.poisoned && run.opened().is_none() {
+        refused = if run.opened().is_none() { refused + 1 } else { 0 };
+        if refused == PATIENCE || (watch.poisoned && refused > 0) {
             break;
         }
     }
@@ -156,31 +348,28 @@ pub fn run_case(steps: &[Step], case: Case) -> Result<Outcome, String> {
     run.abandon();
     // Dropping the last handle syncs, and nobody is left to be told that it failed.
     watch.poisoned |= world.sim.injected() > before;
+    if world.sim.injected() == 0 {
+        return Err("the fault did not strike".into());
+    }
     let history = run.history.lock().clone();
-    let struck = world.sim.injected() > 0;
-    world.sim.set_faults(sheaf_base::disk::sim::FaultPlan::default());
+    world.sim.set_faults(FaultPlan::default());
     afterwards(&world, &history, watch)?;
-    Ok(match struck {
-        true => Outcome::Struck { noticed: watch.noticed, poisoned: watch.poisoned },
-        false => Outcome::NotReached,
-    })
+    Ok(Struck { noticed: watch.noticed, poisoned: watch.poisoned })
 }
 
 /// The promises after it all, without faults.
 fn afterwards(world: &World, history: &History, watch: Watch) -> Result<(), String> {
-    let marks = history.marks;
+    let (marks, case) = (history.marks, watch.case);
     let claim = |from| Claim { history, from, durable: marks.durable, to: marks.issued, seq: marks.seq };
     // Only a failed sync may have taken what was acknowledged out of the kernel's cache.
-    let is_cache_whole =
-        !(watch.poisoned && matches!(watch.case.class, Class::Sync | Class::SyncDir | Class::Any));
+    let can_shake = case.can_fail(Class::Sync) || case.can_fail(Class::SyncDir);
+    let is_cache_whole = !(can_shake && (watch.poisoned || watch.shaken));
     let from = if is_cache_whole { marks.acked } else { marks.durable };
-    let reopened = World::on(world.sim.kill());
     // A name that a failed directory sync dropped cannot be saved by a later one: only the bytes can.
-    let end = if matches!(watch.case.class, Class::SyncDir) { End::Close } else { End::Cut };
-    check(&reopened, claim(from), end, None).map_err(|what| format!("reopened: {what}"))?;
-    for keep in [Keep::None, Keep::All, Keep::Seeded { seed: watch.case.nth, percent: 50 }] {
-        let cut = world.cut(&keep);
-        check(&cut, claim(marks.durable), End::of(watch.case.nth), None)
+    let end = if case.can_fail(Class::SyncDir) { End::Close } else { End::Cut };
+    check(&world.killed(), claim(from), end, None).map_err(|what| format!("reopened: {what}"))?;
+    for keep in [Keep::None, Keep::Seeded { seed: case.nth, percent: 50 }] {
+        check(&world.cut(&keep), claim(marks.durable), End::of(case.nth), None)
             .map_err(|what| format!("power cut, kept {keep:?}: {what}"))?;
     }
     Ok(())
@@ -192,13 +381,18 @@ struct Watch {
     case: Case,
     poisoned: bool,
     noticed: bool,
+    /// A call failed at the end of one life or the beginning of the next, where nobody can be poisoned.
+    shaken: bool,
 }
 
 impl Watch {
     fn step(&mut self, run: &mut Run, number: usize, step: &Step) -> Result<(), String> {
         let was_poisoned = self.poisoned;
         let before = run.history.lock().marks;
+        let injected = run.world.sim.injected();
+        let opens = run.opened().is_none() || matches!(step, Step::Reopen | Step::Abandon);
         let result = run.step(number, step);
+        self.shaken |= opens && run.world.sim.injected() > injected;
         let marks = run.history.lock().marks;
         if was_poisoned {
             // Commits issued after the poison never were; the one in doubt, below them, stays.
@@ -226,15 +420,33 @@ impl Watch {
     fn is_right_kind(&self, error: &Error) -> Result<(), String> {
         let fits = match error {
             Error::Poisoned { .. } => true,
-            Error::Io { source, .. } => match self.case.failure {
-                Failure::TooManyOpen => source.raw_os_error() == Some(24),
-                Failure::NoSpace => false,
-                _ => source.raw_os_error() == Some(5),
-            },
-            Error::NoSpace { .. } => self.case.failure == Failure::NoSpace,
+            Error::Io { op, source, .. } => {
+                let is_full = matches!(self.case.failure, Failure::NoSpace | Failure::Quota);
+                self.is_own(source) && (!is_full || op.starts_with("sync"))
+            }
+            Error::NoSpace { .. } => matches!(self.case.failure, Failure::NoSpace | Failure::Quota),
+            // A read that ends early says that the file does.
+            Error::Corrupt { .. } => self.case.failure == Failure::Nothing && self.case.can_fail(Class::Read),
             _ => false,
         };
         if fits { Ok(()) } else { Err(format!("the caller gets {error:?}")) }
+    }
+
+    fn is_own(&self, source: &std::io::Error) -> bool {
+        use std::io::ErrorKind;
+        let expected = match self.case.failure {
+            Failure::TooManyOpen => libc::EMFILE,
+            Failure::Interrupted => libc::EINTR,
+            Failure::Again => libc::EAGAIN,
+            // Of a sync: everywhere else it is `NoSpace`.
+            Failure::NoSpace => libc::ENOSPC,
+            Failure::Quota => libc::EDQUOT,
+            Failure::Nothing if matches!(source.kind(), ErrorKind::UnexpectedEof | ErrorKind::WriteZero) => {
+                return true;
+            }
+            Failure::Io | Failure::Torn { .. } | Failure::Nothing | Failure::Panic => libc::EIO,
+        };
+        source.raw_os_error() == Some(expected)
     }
 
     /// What the failed call leaves: a refused commit never was; one that poisoned is in doubt.
@@ -269,4 +481,24 @@ impl Watch {
             Err(error) => self.is_right_kind(&error).map_err(|what| format!("reading: {what}")),
         }
     }
+}
+
+/// The error plans' tests for one engine: `fault_suite!(flat, Subject::flat())`.
+#[macro_export]
+macro_rules! fault_suite {
+    ($module:ident, $subject:expr) => {
+        mod $module {
+            use super::*;
+            use $crate::totals::Budget;
+
+            #[test]
+            fn every_call_fails_in_every_way_and_nothing_promised_is_lost() {
+                let report = $crate::faults::every_call(&$subject, 5, 300, Budget::seconds(f64::INFINITY));
+                println!("{}: {report}", stringify!($module));
+                let failures = report.failures.iter().map(ToString::to_string).collect::<Vec<_>>();
+                assert!(failures.is_empty(), "{report}\n{}", failures.join("\n"));
+                assert!(report.runs > 10_000 && report.poisoned > 100, "{report}");
+            }
+        }
+    };
 }

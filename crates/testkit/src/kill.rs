@@ -45,7 +45,7 @@ use sheaf_base::sync::Mutex;
 
 use crate::crash::workload::{Random, value_bytes};
 use crate::stage::Subject;
-use crate::tap::{Class, Tap};
+use crate::tap::{Class, Lie, Tap};
 use crate::totals::{Budget, Failure, Totals};
 
 const DIR: &str = "SHEAF_KILL_DIR";
@@ -53,6 +53,7 @@ const ENGINE: &str = "SHEAF_KILL_ENGINE";
 const SEED: &str = "SHEAF_KILL_SEED";
 const TINY: &str = "SHEAF_KILL_TINY";
 const DEATH: &str = "SHEAF_KILL_DEATH";
+const LIE: &str = "SHEAF_KILL_LIE";
 const SPACES: [&str; 2] = ["alpha", "beta"];
 const THREADS: u8 = 2;
 /// Mark: the child has opened the database.
@@ -155,20 +156,27 @@ impl fmt::Display for Death {
 #[derive(Clone, Debug)]
 pub struct Starter {
     arguments: Vec<String>,
+    lies: bool,
 }
 
 impl Starter {
     /// A program that calls [`be_the_child`] first of all.
     #[must_use]
     pub fn program() -> Starter {
-        Starter { arguments: Vec::new() }
+        Starter { arguments: Vec::new(), lies: false }
     }
 
     /// A test executable, whose test of this name (with its modules) calls it.
     #[must_use]
     pub fn test(name: &str) -> Starter {
         let arguments = [name, "--exact", "--nocapture", "--test-threads=1"];
-        Starter { arguments: arguments.map(str::to_owned).to_vec() }
+        Starter { arguments: arguments.map(str::to_owned).to_vec(), lies: false }
+    }
+
+    /// The children's disk keeps each write to a log back until the next one: what the loop must notice.
+    #[must_use]
+    pub fn lying(self) -> Starter {
+        Starter { lies: true, ..self }
     }
 }
 
@@ -337,6 +345,9 @@ impl Victim<'_> {
         command.args(&self.ground.starter.arguments);
         command.env(ENGINE, self.ground.subject.engine).env(DIR, &self.dir).env(SEED, life.to_string());
         command.env(TINY, self.is_tiny.to_string()).env(DEATH, death.to_string());
+        if self.ground.starter.lies {
+            command.env(LIE, "1");
+        }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         command.spawn().map_err(|e| e.to_string())
     }
@@ -502,6 +513,9 @@ pub fn be_the_child() {
 /// The real disk, before whose so-manieth call of a kind the process dies.
 fn doomed(death: Death) -> Tap {
     let tap = Tap::new(Arc::new(RealDisk));
+    if std::env::var_os(LIE).is_some() {
+        tap.set_lie(Lie::WriteOneLate(".seg"));
+    }
     let mut left = death.count;
     tap.watch(move |class, path| {
         if !death.moment.counts(class, path) {

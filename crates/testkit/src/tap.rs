@@ -82,12 +82,23 @@ pub enum Lie {
     SyncOf(&'static str),
     /// `sync_dir` answers Ok and does nothing.
     SyncDir,
+    /// The same for directories whose path contains this.
+    SyncDirOf(&'static str),
     /// A sync is carried out when the next one is asked for.
     SyncOneLate,
     /// Every second sync is not carried out.
     EverySecondSync,
     /// A write of files whose name contains this reaches the disk only at the write after it.
     WriteOneLate(&'static str),
+    /// A write of files whose name contains this lacks its last eight bytes, as after a short transfer that
+    /// nobody went on with.
+    ShortWrite(&'static str),
+    /// A sync that fails answers Ok.
+    HidesFailedSync,
+    /// A sync that fails is tried once more, and the second answer is given.
+    RetriesSync,
+    /// A write that fails answers Ok.
+    HidesFailedWrite,
 }
 
 type Watcher = Box<dyn FnMut(Class, &Path) + Send>;
@@ -204,7 +215,9 @@ impl Disk for Tap {
     }
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
         self.before(Class::SyncDir, dir);
-        if self.state.lock().lie == Lie::SyncDir {
+        let lie = self.state.lock().lie;
+        let is_named = |part: &str| dir.to_string_lossy().contains(part);
+        if lie == Lie::SyncDir || matches!(lie, Lie::SyncDirOf(part) if is_named(part)) {
             return Ok(());
         }
         self.below.sync_dir(dir)
@@ -253,6 +266,25 @@ impl TapFile {
         }
     }
 
+    /// What is said of a sync that came to `answer`.
+    fn about_sync(&self, answer: io::Result<()>) -> io::Result<()> {
+        match self.state.lock().lie {
+            Lie::HidesFailedSync => Ok(()),
+            Lie::RetriesSync => answer.or_else(|_| self.below.sync()),
+            _ => answer,
+        }
+    }
+
+    /// What is written of `bytes`, and what is said of it.
+    fn about_write(&self, bytes: &[u8], write: impl FnOnce(&[u8]) -> io::Result<()>) -> io::Result<()> {
+        let lie = self.state.lock().lie;
+        match lie {
+            Lie::ShortWrite(part) if self.is_named(part) => write(&bytes[..bytes.len().saturating_sub(8)]),
+            Lie::HidesFailedWrite => write(bytes).or(Ok(())),
+            _ => write(bytes),
+        }
+    }
+
     /// Whether this write waits for the next one; that one carries it out.
     fn is_held_back(&self, offset: u64, bytes: &[u8]) -> io::Result<bool> {
         let mut state = self.state.lock();
@@ -280,7 +312,7 @@ impl File for TapFile {
         if self.is_held_back(offset, bytes)? {
             return Ok(());
         }
-        self.below.write_at(offset, bytes)
+        self.about_write(bytes, |bytes| self.below.write_at(offset, bytes))
     }
     fn len(&self) -> io::Result<u64> {
         self.before(Class::Len);
@@ -297,15 +329,15 @@ impl File for TapFile {
     fn sync(&self) -> io::Result<()> {
         self.before(Class::Sync);
         match self.to_sync() {
-            Some(file) => file.sync(),
+            Some(file) => self.about_sync(file.sync()),
             None => Ok(()),
         }
     }
     fn sync_to(&self, end: u64) -> io::Result<()> {
         self.before(Class::Sync);
         match self.to_sync() {
-            Some(file) if Arc::ptr_eq(&file, &self.below) => file.sync_to(end),
-            Some(file) => file.sync(),
+            Some(file) if Arc::ptr_eq(&file, &self.below) => self.about_sync(file.sync_to(end)),
+            Some(file) => self.about_sync(file.sync()),
             None => Ok(()),
         }
     }
@@ -324,7 +356,7 @@ impl File for TapFile {
         if self.is_held_back(offset, bytes)? {
             return Ok(());
         }
-        self.below.append_at(offset, bytes)
+        self.about_write(bytes, |bytes| self.below.append_at(offset, bytes))
     }
     fn make_resident(&self, from: u64, to: u64) {
         self.before(Class::Resident);

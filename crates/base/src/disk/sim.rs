@@ -122,6 +122,7 @@ struct Machine {
     faults: FaultPlan,
     injected: u64,
     log: Option<Vec<String>>,
+    classes: Option<Vec<Class>>,
     locks: BTreeMap<Ino, Holders>,
     zeroes_ahead: bool,
 }
@@ -165,6 +166,7 @@ impl SimDisk {
             faults: FaultPlan::default(),
             injected: 0,
             log: None,
+            classes: None,
             locks: BTreeMap::new(),
             zeroes_ahead: false,
         };
@@ -215,6 +217,17 @@ impl SimDisk {
     #[must_use]
     pub fn op_log(&self) -> Vec<String> {
         self.shared.machine.lock().log.clone().unwrap_or_default()
+    }
+
+    /// Starts (or stops and forgets) the list of the kinds of calls: those that a [`Fault`] can strike.
+    pub fn log_classes(&self, on: bool) {
+        self.shared.machine.lock().classes = on.then(Vec::new);
+    }
+
+    /// The kinds of calls since [`SimDisk::log_classes`].
+    #[must_use]
+    pub fn class_log(&self) -> Vec<Class> {
+        self.shared.machine.lock().classes.clone().unwrap_or_default()
     }
 
     /// Calls `hook` after each operation, on the thread that made it, before it returns. The hook may
@@ -327,8 +340,9 @@ impl SimDisk {
         what: impl FnOnce() -> String,
         body: impl FnOnce(&mut Machine) -> io::Result<T>,
     ) -> io::Result<T> {
+        let class = call.class;
         self.call_with_failure(call, what, |machine, failure| match failure {
-            Some(failure) => Err(failure.to_error()),
+            Some(failure) => Err(failure.to_error(class)),
             None => body(machine),
         })
     }
@@ -366,6 +380,9 @@ impl SimDisk {
 impl Machine {
     /// Counts and logs a call, and asks the plan for a fault.
     fn begin(&mut self, call: &Call<'_>, what: impl FnOnce() -> String) -> Option<Failure> {
+        if let Some(classes) = &mut self.classes {
+            classes.push(call.class);
+        }
         let failure = self.faults.strike(call.class, call.path);
         self.injected += u64::from(failure.is_some());
         if call.is_op {
@@ -452,7 +469,7 @@ impl Disk for SimDisk {
             || "sync directory".into(),
             |machine, failure| {
                 machine.volume.sync_dir(dir, failure.is_some())?;
-                failure.map_or(Ok(()), |failure| Err(failure.to_error()))
+                failure.map_or(Ok(()), |failure| Err(failure.to_error(Class::SyncDir)))
             },
         )
     }
@@ -569,7 +586,7 @@ impl File for SimFile {
         self.disk.call_with_failure(self.op(Class::Write), what, |machine, failure| {
             let bytes = SimFile::let_through(offset, bytes, failure);
             machine.volume.write(self.ino, offset, bytes)?;
-            failure.map_or(Ok(()), |failure| Err(failure.to_error()))
+            failure.map_or(Ok(()), |failure| Err(failure.to_error(Class::Write)))
         })
     }
 
@@ -599,7 +616,7 @@ impl File for SimFile {
             || "sync".into(),
             |machine, failure| {
                 machine.volume.sync(self.ino, failure.is_some());
-                failure.map_or(Ok(()), |failure| Err(failure.to_error()))
+                failure.map_or(Ok(()), |failure| Err(failure.to_error(Class::Sync)))
             },
         )
     }

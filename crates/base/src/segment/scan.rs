@@ -6,7 +6,7 @@
 
 use super::{DATA_START, Frame, Segment};
 use crate::disk::SECTOR;
-use crate::error::{Error, Result};
+use crate::error::{Error, IoContext, Result};
 use crate::frame::{ALIGN, ALIGN_BYTES, HEADER, Header, Kind};
 use crate::types::Seq;
 
@@ -67,9 +67,11 @@ impl<'a> Scan<'a> {
     pub fn resume(&mut self, newest: Seq) -> bool {
         let Some(Stop::Torn(at, _)) = &self.stop else { return false };
         let from = at + ALIGN;
-        let found =
-            find_frame(self.segment, from, self.limit, |header| header.seq <= newest && header.is_first());
-        let Some((offset, _)) = found else { return false };
+        let is_start = |header: &Header| header.seq <= newest && header.is_first();
+        // What cannot be read now is reported when somebody reads it.
+        let Ok(Some((offset, _))) = find_frame(self.segment, from, self.limit, is_start) else {
+            return false;
+        };
         (self.at, self.may_skip, self.stop) = (offset, true, None);
         true
     }
@@ -92,6 +94,7 @@ impl<'a> Scan<'a> {
                     Ok(frame) if u64::from(frame.header.gap) * ALIGN == sector - self.at => {
                         Ok(Some(Scanned { offset: sector, frame }))
                     }
+                    Err(refusal) if !refusal.is_corrupt() => Err((sector, refusal)),
                     _ => Err((self.at, first)),
                 }
             }
@@ -129,22 +132,23 @@ impl<'a> Iterator for Scan<'a> {
 }
 
 /// The highest watermark in any valid frame of `segment` at or after `from`. Only numbers in
-/// `plausible` are looked at closely, which keeps this linear on garbage.
+/// `plausible` are looked at closely, which keeps this linear on garbage. Bytes that cannot be read are an
+/// error: they might have been the proof.
 pub fn find_water(
     segment: &Segment,
     from: u64,
     limit: u64,
     plausible: std::ops::RangeInclusive<Seq>,
-) -> Option<Seq> {
+) -> Result<Option<Seq>> {
     let mut best = None;
     let mut at = from;
     let carries =
         |header: &Header| plausible.contains(&header.seq) && header.flags & crate::frame::WATER != 0;
-    while let Some((offset, frame)) = find_frame(segment, at, limit, carries) {
+    while let Some((offset, frame)) = find_frame(segment, at, limit, carries)? {
         best = best.max(frame.water());
         at = offset + ALIGN;
     }
-    best
+    Ok(best)
 }
 
 /// The first valid frame at or after `from` whose header is `wanted`.
@@ -153,26 +157,27 @@ fn find_frame<'s>(
     from: u64,
     limit: u64,
     wanted: impl Fn(&Header) -> bool,
-) -> Option<(u64, Frame<'s>)> {
+) -> Result<Option<(u64, Frame<'s>)>> {
     const CHUNK: u64 = 64 << 10;
     let mut at = from.next_multiple_of(ALIGN);
     let mut chunk = Vec::new();
     while at + HEADER as u64 <= limit {
         let len = (limit - at).min(CHUNK + HEADER as u64 - ALIGN);
         chunk.resize(usize::try_from(len).unwrap_or(0), 0);
-        // What cannot be read cannot testify.
-        segment.file().read_at(at, &mut chunk).ok()?;
+        segment.file().read_at(at, &mut chunk).during("read", segment.path())?;
         for start in (0..chunk.len() - (HEADER - 1)).step_by(ALIGN_BYTES) {
             let mut head = [0; HEADER];
             head.copy_from_slice(&chunk[start..start + HEADER]);
             let offset = at + start as u64;
-            if Header::decode(&head).is_some_and(|header| wanted(&header))
-                && let Ok(frame) = segment.frame(offset, limit)
-            {
-                return Some((offset, frame));
+            if Header::decode(&head).is_some_and(|header| wanted(&header)) {
+                match segment.frame(offset, limit) {
+                    Ok(frame) => return Ok(Some((offset, frame))),
+                    Err(refusal) if !refusal.is_corrupt() => return Err(refusal),
+                    Err(_) => {}
+                }
             }
         }
         at += CHUNK;
     }
-    None
+    Ok(None)
 }

@@ -70,30 +70,39 @@ impl Store {
         };
         let mut store = Store::blank(path, options, disk, clock, factories, &root);
         *store.lock.get_mut() = Some(lock);
-        let recovered = Recovery::new(&store, &root).run()?;
-        let (leftovers, stats) =
-            (recovered.leftovers.clone(), (recovered.frames, recovered.records, recovered.bytes_cut));
-        store.settle(&root, recovered);
-        if !store.options.read_only {
-            // Both slots, before anything is served: the one that was read may speak of an orderly close
-            // or of frames that were cut off.
-            store.slots.settle(&root)?;
-            let mut m = store.maintenance.lock();
-            store.write_root(&mut m, false)?;
-            store.write_root(&mut m, false)?;
-            drop(m);
-            store.sweep(&root, &leftovers)?;
-        }
+        let (frames_scanned, records_replayed, bytes_cut) = store.bring_up(&root).inspect_err(|_| {
+            // What knows only a part of the database must not end it in order.
+            store.closed.store(true, Ordering::Release);
+        })?;
         store.opening = OpeningStats {
             clean: root.clean,
             took: store.clock.now().saturating_sub(began),
-            frames_scanned: stats.0,
-            records_replayed: stats.1,
-            bytes_cut: stats.2,
+            frames_scanned,
+            records_replayed,
+            bytes_cut,
         };
         let store = Arc::new(store);
         store.start()?;
         Ok(store)
+    }
+
+    /// Takes over what the last life left, and makes sure of it before anything is served.
+    fn bring_up(&mut self, root: &Root) -> Result<(u64, u64, u64)> {
+        let recovered = Recovery::new(self, root).run()?;
+        let found = (recovered.frames, recovered.records, recovered.bytes_cut);
+        let leftovers = recovered.leftovers.clone();
+        self.settle(root, recovered);
+        if !self.options.read_only {
+            // Both slots, before anything is served: the one that was read may speak of an orderly close
+            // or of frames that were cut off.
+            self.slots.settle(root)?;
+            let mut m = self.maintenance.lock();
+            self.write_root(&mut m, false)?;
+            self.write_root(&mut m, false)?;
+            drop(m);
+            self.sweep(root, &leftovers)?;
+        }
+        Ok(found)
     }
 
     fn blank(
@@ -311,9 +320,14 @@ fn create_dirs(disk: &dyn Disk, path: &Path) -> Result<()> {
 /// Makes a new database: directories, then both slots.
 fn create(disk: &dyn Disk, path: &Path, slots: &Slots) -> Result<Root> {
     for name in directories() {
-        match disk.create_dir(&path.join(name)) {
-            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
-            other => other.during("create", path)?,
+        let dir = path.join(name);
+        match disk.create_dir(&dir) {
+            // Left empty by an attempt that failed, maybe at the sync of its name, which no later sync saves.
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
+                disk.remove_dir(&dir).during("remove", &dir)?;
+                disk.create_dir(&dir).during("create", &dir)?;
+            }
+            other => other.during("create", &dir)?,
         }
     }
     disk.sync_dir(path).during("sync directory", path)?;

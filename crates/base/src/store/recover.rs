@@ -36,7 +36,7 @@ use crate::disk::How;
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::frame::Kind;
 use crate::record::{Content, Record};
-use crate::root::{KeyspaceEntry, LogEntry, Root, SegmentEntry};
+use crate::root::{CheckpointRef, KeyspaceEntry, LogEntry, Root, SegmentEntry};
 use crate::segment::{self, DATA_START, Scan, Segment, Stop, find_water};
 use crate::sync::atomic::Ordering;
 use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
@@ -244,7 +244,7 @@ impl<'a> Recovery<'a> {
             survey.known = survey.known.max(*water);
         }
         for (seq, blob) in &survey.blobs {
-            if *seq > survey.known && !matches!(self.store.ground.blobs.read(blob), Ok(Some(_))) {
+            if *seq > survey.known && !self.is_whole(blob)? {
                 survey.commits.entry(*seq).or_default().bad_blob = true;
             }
         }
@@ -274,6 +274,15 @@ impl<'a> Recovery<'a> {
             survey.blobs.iter().filter(|(seq, _)| *seq <= self.cut).map(|(_, b)| *b).collect();
         self.cut_off();
         Ok(())
+    }
+
+    /// Whether a staged value is there as its record says. That it cannot be read is no answer.
+    fn is_whole(&self, blob: &BlobRef) -> Result<bool> {
+        match self.store.ground.blobs.read(blob) {
+            Ok(value) => Ok(value.is_some()),
+            Err(error) if error.is_corrupt() => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Commits known durable are missing from `first_missing` on: finds the logs to blame.
@@ -334,7 +343,8 @@ impl<'a> Recovery<'a> {
             if found.is_sealed() {
                 continue;
             }
-            let limit = found.segment.identity().capacity.min(found.segment.file().len().unwrap_or(0));
+            let len = found.segment.file().len().during("measure", found.segment.path())?;
+            let limit = found.segment.identity().capacity.min(len);
             let durable_end = found.end;
             let mut open_run = crossing.remove(&found.segment.id());
             let mut scan = Scan::new(&found.segment, 0, limit);
@@ -397,7 +407,7 @@ impl<'a> Recovery<'a> {
                         return Ok(());
                     }
                     // Only what stands behind the bad place in the same segment says that the place is to blame.
-                    let water = find_water(&found.segment, at, limit, plausible.clone());
+                    let water = find_water(&found.segment, at, limit, plausible.clone())?;
                     if water > water_behind {
                         (torn, water_behind) = (Some(error), water);
                     }
@@ -433,7 +443,8 @@ impl<'a> Recovery<'a> {
         let mut next = self.root.next_keyspace;
         if !self.root.clean {
             for found in &self.logs[LogId::Journal.index()] {
-                for scanned in Scan::new(&found.segment, 0, found.end) {
+                let mut scan = Scan::new(&found.segment, 0, found.end);
+                for scanned in scan.by_ref() {
                     let header = scanned.frame.header;
                     if header.kind != Kind::Commit || header.seq <= self.root.floor || header.seq > self.cut {
                         continue;
@@ -451,6 +462,9 @@ impl<'a> Recovery<'a> {
                         }
                         None => drop(entries.remove(&name)),
                     }
+                }
+                if let Stop::Torn(_, error) = scan.stop() {
+                    return Err(error); // the survey read all of it
                 }
             }
         }
@@ -546,6 +560,17 @@ impl<'a> Recovery<'a> {
     }
 }
 
+/// The checkpoint to go on with. Where it stood behind notes that were lost with all else in their segment, that
+/// segment begins anew, and so does replay in it.
+fn checkpoint_of(entry: &LogEntry, segments: &[Arc<Segment>]) -> CheckpointRef {
+    let mut checkpoint = entry.checkpoint.clone();
+    let is_empty = |id| segments.iter().any(|s| s.id() == id && s.end() <= DATA_START);
+    for position in checkpoint.open.iter_mut().filter(|position| is_empty(position.segment)) {
+        position.offset = DATA_START;
+    }
+    checkpoint
+}
+
 fn rewrite_file(file: &Arc<dyn crate::disk::File>, end: u64) -> std::io::Result<()> {
     let mut buffer = vec![0; REWRITE];
     let mut at = 0;
@@ -635,7 +660,7 @@ impl Store {
                     None => segment.seal(0),
                 }
             }
-            m.checkpoints[log.id.index()] = entry.checkpoint.clone();
+            m.checkpoints[log.id.index()] = checkpoint_of(entry, &segments);
             // Until it is known what the other slot names: nothing.
             log.since_checkpoint.store(recovered.replayed_bytes[log.id.index()], Ordering::Relaxed);
             log.image_bytes.store(recovered.image_bytes[log.id.index()], Ordering::Relaxed);

@@ -58,8 +58,10 @@ pub struct Plan {
     pub creation: bool,
     /// Crash from this step on only: earlier ones were looked at as the end of a shorter workload.
     pub from_step: usize,
-    /// What the disk lies about.
+    /// What the disk lies about,
     pub lie: Lie,
+    /// and what it lies about after the first crash.
+    pub later_lie: Lie,
     /// Tear sectors at any byte, and so on: see [`SimDisk`].
     pub paranoid: bool,
     /// Stop looking after so many seconds,
@@ -80,6 +82,7 @@ impl Default for Plan {
             creation: false,
             from_step: 0,
             lie: Lie::None,
+            later_lie: Lie::None,
             paranoid: false,
             seconds: f64::INFINITY,
             states: u64::MAX,
@@ -321,6 +324,7 @@ impl Explorer<'_> {
         let is_probed = self.plan.second > 0 && self.random.once_in(self.plan.second);
         let mut probe = is_probed.then(Probe::default);
         let world = World::of(&self.plan.subject, image);
+        world.tap.set_lie(self.plan.later_lie);
         let found = check(&world, claim, end, probe.as_mut()).map_err(|what| (None, what))?;
         self.seen.insert(print, found);
         match probe {

@@ -7,7 +7,10 @@ use sheaf_base::disk::sim::{Class, Failure, Fault, FaultPlan, Keep, What};
 use sheaf_testkit::corrupt::{Damage, Fixture, inspect};
 use sheaf_testkit::crash::explore::Plan;
 use sheaf_testkit::crash::world::World;
-use sheaf_testkit::faults::every_call;
+use sheaf_testkit::faults::{Case, Reach, every_case};
+use sheaf_testkit::stage::Subject;
+use sheaf_testkit::tap::Lie;
+use sheaf_testkit::totals::Budget;
 
 use crate::{keyspace, put_durably, steps, survives, text};
 
@@ -99,8 +102,11 @@ fn a_commit_whose_large_value_is_lost_is_not_there() {
 #[test]
 fn what_is_served_after_a_failed_sync_survives_the_next_power_cut() {
     let steps = steps("S[0.2=40,1.2=30] 0.3=600 S[0.4=50] B[0.2=10,1.3=700] persist 0.5=60 tick S[0.6=20]");
-    let report = every_call(&steps, Class::Sync, Failure::Io, false, 1);
-    assert!(report.failures.is_empty(), "{report}\n{}", report.failures.join("\n"));
+    let is_sync =
+        |case: &Case| (case.class, case.failure, case.reach) == (Class::Sync, Failure::Io, Reach::Once);
+    let whole = Budget::seconds(f64::INFINITY);
+    let report = every_case(&Subject::flat(), &steps, is_sync, Lie::None, ToString::to_string, whole);
+    assert!(report.failures.is_empty(), "{report}\n{:?}", report.failures);
     assert!(report.poisoned >= 4, "{report}");
 }
 

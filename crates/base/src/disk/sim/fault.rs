@@ -55,8 +55,17 @@ pub enum Failure {
     Io,
     /// ENOSPC, likewise.
     NoSpace,
+    /// EDQUOT, likewise.
+    Quota,
     /// EMFILE, likewise.
     TooManyOpen,
+    /// EINTR, likewise: of a call that must not be repeated.
+    Interrupted,
+    /// EAGAIN, likewise.
+    Again,
+    /// A transfer that makes no progress: what [`super::super::real`] makes of calls that answer 0. As
+    /// [`Failure::Io`] elsewhere.
+    Nothing,
     /// A write gets this many sectors into the cache, then EIO. As [`Failure::Io`] elsewhere.
     Torn {
         /// Sectors written, counted from the one that holds the first byte.
@@ -67,11 +76,16 @@ pub enum Failure {
 }
 
 impl Failure {
-    pub(super) fn to_error(self) -> io::Error {
+    pub(super) fn to_error(self, class: Class) -> io::Error {
         io::Error::from_raw_os_error(match self {
             Failure::NoSpace => libc::ENOSPC,
+            Failure::Quota => libc::EDQUOT,
             Failure::TooManyOpen => libc::EMFILE,
-            Failure::Io | Failure::Torn { .. } | Failure::Panic => libc::EIO,
+            Failure::Interrupted => libc::EINTR,
+            Failure::Again => libc::EAGAIN,
+            Failure::Nothing if class == Class::Read => return io::ErrorKind::UnexpectedEof.into(),
+            Failure::Nothing if class == Class::Write => return io::ErrorKind::WriteZero.into(),
+            Failure::Io | Failure::Torn { .. } | Failure::Nothing | Failure::Panic => libc::EIO,
         })
     }
 }

@@ -1,0 +1,90 @@
+//! Openings that fail: what they leave behind must be worth opening.
+
+#![expect(clippy::unwrap_used, reason = "a test's own steps work")]
+
+use std::path::{Path, PathBuf};
+
+use sheaf::{Database, Durability, Error, KeyspaceOptions};
+use sheaf_base::disk::sim::{Class, Failure, Fault, FaultPlan, Keep, SimDisk};
+use sheaf_testkit::crash::world::{PLACE, World};
+use sheaf_testkit::stage::Subject;
+
+/// A disk with a database of two pairs, one of them staged beside the log; closed in order or cut off.
+fn disk(subject: &Subject, closed: bool) -> SimDisk {
+    let world = World::of(subject, SimDisk::new());
+    let db = world.open().unwrap();
+    put(&db, subject);
+    if closed {
+        db.close().unwrap();
+    }
+    world.sim.power_cut(&Keep::None)
+}
+
+fn put(db: &Database, subject: &Subject) {
+    let keyspace = db.keyspace("k", KeyspaceOptions::default().engine(subject.engine)).unwrap();
+    let mut batch = db.batch();
+    batch.insert(&keyspace, "key", "value").insert(&keyspace, "large", [7; 3_000]);
+    batch.durability(Durability::Sync);
+    batch.commit().unwrap();
+}
+
+/// Whether what is on `sim` opens without one of its ROOT slots; then it must hold both pairs.
+fn holds_without(slot: &str, subject: &Subject, sim: &SimDisk, what: &str) -> bool {
+    let sim = sim.power_cut(&Keep::None);
+    let path: PathBuf = Path::new(PLACE).join(slot);
+    sim.overwrite(&path, 16, &[0xa5; 4]).unwrap();
+    let db = match World::of(subject, sim).open() {
+        Err(Error::Corrupt { .. }) => return false, // the other one was being written
+        other => other.unwrap(),
+    };
+    let keyspace = db.existing_keyspace("k").unwrap();
+    let keyspace = keyspace.unwrap_or_else(|| panic!("without {slot}, {what}: the keyspace is gone"));
+    assert_eq!(keyspace.get("key").unwrap().as_deref(), Some(&b"value"[..]), "without {slot}, {what}");
+    assert_eq!(keyspace.get("large").unwrap().as_deref(), Some(&[7; 3_000][..]), "without {slot}, {what}");
+    true
+}
+
+/// The n-th call of an opening fails, for every n. What knew only a part of the database may not write a ROOT:
+/// each slot that can be read still leads to everything. (A store that failed to open once ended "in order"
+/// when it was dropped, and wrote an empty catalogue over a slot.) And a read that fails is no torn tail: what
+/// was durable is not given up for it.
+#[test]
+fn an_opening_that_fails_leaves_slots_worth_opening() {
+    for subject in [Subject::flat(), Subject::ledger()] {
+        for closed in [true, false] {
+            let before = disk(&subject, closed);
+            for nth in 1.. {
+                let world = World::of(&subject, before.power_cut(&Keep::None));
+                world.sim.set_faults(Fault::new(Class::Any, Failure::Io).nth(nth));
+                let opened = world.open();
+                if world.sim.injected() == 0 {
+                    assert!(nth > 20, "an opening makes more than {nth} calls");
+                    break;
+                }
+                world.sim.set_faults(FaultPlan::default());
+                drop(opened);
+                let what = format!("{subject:?}, closed: {closed}, after a failure at call {nth}");
+                let ways = ["ROOT.0", "ROOT.1"].map(|slot| holds_without(slot, &subject, &world.sim, &what));
+                assert!(ways.contains(&true), "no slot is left, {what}");
+            }
+        }
+    }
+}
+
+/// What a failed sync has lost no room brings back: a device that is full at a sync poisons like any other.
+#[test]
+fn a_sync_that_finds_the_device_full_poisons() {
+    for failure in [Failure::NoSpace, Failure::Quota] {
+        let world = World::new();
+        let db = world.open().unwrap();
+        put(&db, &world.subject);
+        world.sim.set_faults(Fault::new(Class::Sync, failure));
+        let keyspace = db.existing_keyspace("k").unwrap().unwrap();
+        keyspace.insert("key", "later").unwrap();
+        let synced = db.persist();
+        assert!(matches!(synced, Err(Error::Poisoned { .. })), "{synced:?}");
+        world.sim.set_faults(FaultPlan::default());
+        let closed = db.close();
+        assert!(matches!(closed, Err(Error::Poisoned { .. })), "{closed:?}");
+    }
+}
