@@ -67,6 +67,11 @@ impl Log {
         self.segments.lock().values().cloned().collect()
     }
 
+    /// Bytes that its segments may hold.
+    pub(crate) fn capacity(&self) -> u64 {
+        self.segments.lock().values().map(|s| s.identity().capacity).sum()
+    }
+
     pub(crate) fn note_appended(&self, bytes: u64) {
         self.appended.fetch_add(bytes, Ordering::Relaxed);
         self.since_checkpoint.fetch_add(bytes, Ordering::Relaxed);

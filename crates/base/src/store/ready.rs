@@ -21,8 +21,12 @@ const SMALL_SEGMENT: u64 = 1 << 20;
 const SMALL_AIM: u64 = 64;
 /// Times the epoch is nudged until what was dismissed is free: twice through the epoch, three steps each.
 const EPOCHS: usize = 8;
-/// Ready segments the background keeps beyond the reserve.
+/// Ready segments the background keeps beyond the reserve in a small log ...
 const AHEAD: usize = 3;
+/// ... and one more for each of these bytes of a larger one, ...
+const AHEAD_BYTES: u64 = 128 << 20;
+/// ... up to so many: a device that is busy holds up the making of segments for tens of milliseconds.
+const AHEAD_MOST: usize = 8;
 
 impl Store {
     /// Makes one more segment of `log` ready, with room for `wanted` bytes in it, while `is_cramped` says
@@ -70,12 +74,13 @@ impl Store {
     pub(super) fn top_up(&self) -> Result<bool> {
         let mut any = false;
         for log in LogId::ALL {
+            let ahead = self.ahead(self.log(log));
             loop {
                 let want = {
                     let order = self.order.lock();
                     let ready = order.ready[log.index()].len();
                     let in_use = order.tails[log.index()].segment.is_some() || ready > 0;
-                    in_use && ready < self.geometry.reserve + if self.options.inline { 0 } else { AHEAD }
+                    in_use && ready < self.geometry.reserve + ahead
                 };
                 if !want || self.log(log).is_frozen() {
                     break;
@@ -143,8 +148,16 @@ impl Store {
         Ok(())
     }
 
+    fn ahead(&self, log: &super::log::Log) -> usize {
+        if self.options.inline {
+            return 0;
+        }
+        let more = usize::try_from(log.capacity() / AHEAD_BYTES).unwrap_or(AHEAD_MOST);
+        (AHEAD + more).min(AHEAD_MOST)
+    }
+
     fn capacity_for(&self, log: &super::log::Log, largest: u64) -> u64 {
-        let total: u64 = log.segments.lock().values().map(|s| s.identity().capacity).sum();
+        let total = log.capacity();
         let usual = (total / SEGMENTS_AIM)
             .max((total / SMALL_AIM).min(SMALL_SEGMENT))
             .next_power_of_two()
