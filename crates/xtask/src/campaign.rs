@@ -11,7 +11,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use crate::shell::{cargo, output, root, shuttle, target};
 
 /// Harnesses that the campaign program of testkit runs.
-const INSIDE: [&str; 6] = ["crash", "kill", "model", "corrupt", "linearizable", "fuzz"];
+const INSIDE: [&str; 7] = ["crash", "kill", "errors", "model", "corrupt", "linearizable", "fuzz"];
 /// Harnesses that are builds of their own.
 const OUTSIDE: [&str; 2] = ["interleavings", "sanitizers"];
 const ENGINES: [&str; 2] = ["flat", "ledger"];

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use sheaf_testkit::kill::{Starter, be_the_child};
 use sheaf_testkit::stage::Subject;
 use sheaf_testkit::totals::{Budget, Totals};
-use sheaf_testkit::{corrupt, crash, fuzz, kill, linear, model};
+use sheaf_testkit::{corrupt, crash, faults, fuzz, kill, linear, model};
 
 #[global_allocator]
 static COUNTING: sheaf_testkit::alloc::Counting = sheaf_testkit::alloc::Counting;
@@ -16,6 +16,7 @@ fn turn(harness: &str, subject: &Subject, seed: u64, budget: Budget) -> Option<T
     Some(match harness {
         "crash" => crash::families::run(subject, seed, budget),
         "kill" => kill::run(subject, &std::env::temp_dir(), &Starter::program(), seed, budget),
+        "errors" => faults::run(subject, seed, budget),
         "model" => model::run(subject, seed, budget),
         "corrupt" => corrupt::sweep::run(subject, seed, budget),
         "linearizable" => linear::run(subject, seed, budget),
