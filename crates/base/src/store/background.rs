@@ -155,7 +155,7 @@ impl Store {
         Ok(true)
     }
 
-    fn set_brake(&self) {
+    pub(super) fn set_brake(&self) {
         let over = self.pressure().clamp(BRAKE_FROM, BRAKE_FULL) - BRAKE_FROM;
         let most = u64::try_from(MAX_BRAKE.as_nanos()).unwrap_or(u64::MAX);
         self.signals.brake.store(most * over / (BRAKE_FULL - BRAKE_FROM), Ordering::Relaxed);

@@ -287,6 +287,7 @@ impl Store {
             order.staged.extend(staged.into_iter().map(Staged::keep));
             drop(order);
             if rolled {
+                self.set_brake(); // the keeper may not get to run for a while
                 self.signals.wake();
             }
             return Ok(Outcome::Done(seq));

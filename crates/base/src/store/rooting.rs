@@ -111,8 +111,8 @@ impl Store {
     }
 
     fn gather_root(&self, m: &Maintenance, clean: bool) -> Root {
-        let making = self.making.lock(); // no segment is between its number and its listing
         let _leading = self.round.lead(); // no round is between taking dirty segments and syncing them
+        let making = self.making.lock(); // no segment is between its number and its listing
         let order = self.order.lock();
         let floor = self.durable();
         let mut unsynced: HashSet<SegmentId> = HashSet::new();
