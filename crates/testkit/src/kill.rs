@@ -340,8 +340,8 @@ impl Victim<'_> {
     }
 
     fn start(&self, life: u64, death: Death) -> Result<Child, String> {
-        let executable = std::env::current_exe().map_err(|e| e.to_string())?;
-        let mut command = Command::new(executable);
+        // Not by its path: a build may replace the file while a campaign runs.
+        let mut command = Command::new("/proc/self/exe");
         command.args(&self.ground.starter.arguments);
         command.env(ENGINE, self.ground.subject.engine).env(DIR, &self.dir).env(SEED, life.to_string());
         command.env(TINY, self.is_tiny.to_string()).env(DEATH, death.to_string());
