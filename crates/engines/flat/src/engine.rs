@@ -41,7 +41,7 @@ use siphasher::sip::SipHasher13;
 use smallvec::SmallVec;
 
 use crate::cursor::FlatCursor;
-use crate::index::Index;
+use crate::index::{Index, Print};
 use crate::versions::{Old, Versions};
 
 /// The engine's name in the catalogue.
@@ -55,7 +55,7 @@ const PRIOR: usize = 1;
 const PRIOR_SPAN: usize = 2;
 /// Its staged value's number plus one; 0 for none.
 const PRIOR_BLOB: usize = 3;
-/// Without a prior entry: the print of the entries that share the key's kept bits.
+/// Without a prior entry: the print of the entries that were looked at, which share the key's kept bits.
 const PRINT: usize = 4;
 
 /// A keyspace.
@@ -74,6 +74,8 @@ pub(crate) struct Entry<'g> {
     pub(crate) address: Address,
     pub(crate) frame: Frame<'g>,
 }
+
+type Entries<'g> = SmallVec<[Entry<'g>; 2]>;
 
 impl Entry<'_> {
     fn span(&self) -> u64 {
@@ -136,10 +138,18 @@ impl FlatEngine {
 
     /// As [`FlatEngine::find`] for an entry that is about to be replaced: where the key's bytes are all
     /// there, its checksum is not worth its time, since nothing of the entry is handed out. One that does
-    /// not match is verified before it counts as another key's.
-    fn find_to_replace<'g>(&self, hash: u64, key: &[u8], guard: &'g Guard) -> Result<Option<Entry<'g>>> {
+    /// not match is verified before it counts as another key's. The print is that of all entries it looked
+    /// at.
+    fn find_to_replace<'g>(
+        &self,
+        hash: u64,
+        key: &[u8],
+        guard: &'g Guard,
+    ) -> Result<(Option<Entry<'g>>, Print)> {
         let mut found = Ok(None);
+        let mut print = Print::default();
         self.index.matches(hash, guard, |address| {
+            print.add(address);
             let read = self.ground.segments.frame_unchecked(address, guard).and_then(|(frame, segment)| {
                 let is_key = Record::decode(frame.payload()).is_ok_and(|record| record.key == key);
                 if !is_key {
@@ -155,7 +165,7 @@ impl FlatEngine {
                 }
             }
         });
-        found
+        Ok((found?, print))
     }
 
     /// Decodes a frame the index pointed at.
@@ -237,18 +247,20 @@ impl FlatEngine {
         }
     }
 
-    /// All entries of `key`, of which a replay may have found several.
-    fn entries_of<'g>(&self, hash: u64, key: &[u8], guard: &'g Guard) -> Result<SmallVec<[Entry<'g>; 2]>> {
-        let mut same = SmallVec::new();
+    /// All entries of `key`, of which a replay may have found several, and the print of all it looked at.
+    fn entries_of<'g>(&self, hash: u64, key: &[u8], guard: &'g Guard) -> Result<(Entries<'g>, Print)> {
+        let mut same = Entries::new();
         let mut failed = None;
+        let mut print = Print::default();
         self.index.matches(hash, guard, |address| {
+            print.add(address);
             match self.read(address, key, guard) {
                 Ok(entry) => same.extend(entry),
                 Err(error) => failed = Some(error),
             }
             failed.is_none()
         });
-        failed.map_or(Ok(same), Err)
+        failed.map_or(Ok((same, print)), Err)
     }
 
     /// Replays a record against `same`, the entries of its key: the highest number stays.
@@ -303,13 +315,8 @@ impl Engine for FlatEngine {
     fn prepare(&self, op: &mut Op<'_>) -> Result<Need> {
         let guard = &epoch::pin();
         let hash = self.hash(op.key);
-        (op.note, op.prior) = ([hash, 0, 0, 0, 0], Seq::ZERO);
-        let mut found = self.find_to_replace(hash, op.key, guard)?;
-        if found.is_none() {
-            // Look again behind the print: what comes in between makes the operation stale.
-            op.note[PRINT] = self.index.print(hash, guard);
-            found = self.find_to_replace(hash, op.key, guard)?;
-        }
+        let (found, print) = self.find_to_replace(hash, op.key, guard)?;
+        (op.note, op.prior) = ([hash, 0, 0, 0, print.0], Seq::ZERO);
         if let Some(entry) = found {
             op.note[PRIOR] = entry.address.bits();
             op.note[PRIOR_SPAN] = entry.span();
@@ -332,7 +339,7 @@ impl Engine for FlatEngine {
     fn is_current(&self, op: &Op<'_>) -> bool {
         let guard = &epoch::pin();
         match Address::from_bits(op.note[PRIOR]) {
-            Address::NONE => self.index.print(op.note[HASH], guard) == op.note[PRINT],
+            Address::NONE => self.index.print(op.note[HASH], guard) == Print(op.note[PRINT]),
             prior => self.index.contains(op.note[HASH], prior, guard),
         }
     }
@@ -441,8 +448,7 @@ impl Engine for FlatEngine {
         let hash = self.hash(record.key);
         loop {
             // What costs time is looked up beside other threads; `removed` is what they take turns by.
-            let print = self.index.print(hash, guard);
-            let same = self.entries_of(hash, record.key, guard)?;
+            let (same, print) = self.entries_of(hash, record.key, guard)?;
             let mut removed = self.removed.lock();
             if self.index.print(hash, guard) != print {
                 continue;

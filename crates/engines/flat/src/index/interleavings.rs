@@ -2,6 +2,7 @@
 //!
 //! Built with `--cfg shuttle` only. See testkit's `interleavings` for the knobs.
 
+use super::tests::{mix, place};
 use super::*;
 use std::collections::BTreeMap;
 
@@ -18,16 +19,6 @@ fn explore(schedules: usize, scenario: fn()) {
     config.silence_warnings = true;
     Runner::new(RandomScheduler::new_from_seed(seed, half), config.clone()).run(scenario);
     Runner::new(PctScheduler::new_from_seed(seed, 3, half), config).run(scenario);
-}
-
-fn mix(n: u64) -> u64 {
-    let mut z = n.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z ^ (z >> 31)
-}
-
-fn place(n: u64) -> Address {
-    Address::from_bits((n + 1) * 64)
 }
 
 /// An index that is about to split: `count` entries in a table of 32 slots.

@@ -64,6 +64,19 @@ impl Directory {
     }
 }
 
+/// Stands for a set of entries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Print(pub(crate) u64);
+
+impl Print {
+    /// Puts an entry into the set.
+    #[inline]
+    pub(crate) fn add(&mut self, address: Address) {
+        let mixed = (address.bits() + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29) | 1;
+        self.0 = self.0.wrapping_add(mixed);
+    }
+}
+
 /// The index of one keyspace.
 pub(crate) struct Index {
     ground: Arc<Ground>,
@@ -183,11 +196,10 @@ impl Index {
     }
 
     /// Stands for the set of entries whose kept bits are those of `hash`: equal sets, equal prints.
-    pub(crate) fn print(&self, hash: u64, guard: &Guard) -> u64 {
-        let mut print = 0u64;
+    pub(crate) fn print(&self, hash: u64, guard: &Guard) -> Print {
+        let mut print = Print::default();
         self.matches(hash, guard, |address| {
-            print = print
-                .wrapping_add((address.bits() + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29) | 1);
+            print.add(address);
             true
         });
         print
@@ -378,13 +390,13 @@ mod tests {
         Index::new(crate::engine::tests::ground(tiny))
     }
 
-    fn mix(n: u64) -> u64 {
+    pub(crate) fn mix(n: u64) -> u64 {
         let mut z = n.wrapping_mul(0x9E37_79B9_7F4A_7C15);
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         z ^ (z >> 31)
     }
 
-    fn place(n: u64) -> Address {
+    pub(crate) fn place(n: u64) -> Address {
         Address::from_bits((n + 1) * 64)
     }
 
