@@ -199,6 +199,12 @@ impl FlexSpace {
         self.len() == 0
     }
 
+    /// The number last set by [`Edit::mark`]: at opening, that of the last operation that a crash left.
+    #[must_use]
+    pub fn mark(&self) -> u64 {
+        self.shared.current.load().mark
+    }
+
     /// The state as of now, to read from for as long as it is held. What it alone needs takes space that
     /// long.
     #[must_use]
