@@ -59,10 +59,16 @@ impl Subject {
         }
     }
 
+    /// All of them: what replay lines and campaigns know.
+    #[must_use]
+    pub fn all() -> Vec<Subject> {
+        vec![Subject::flat(), Subject::ledger()]
+    }
+
     /// The subject of this name, as replay lines call it.
     #[must_use]
     pub fn named(engine: &str) -> Option<Subject> {
-        [Subject::flat(), Subject::ledger()].into_iter().find(|subject| subject.engine == engine)
+        Subject::all().into_iter().find(|subject| subject.engine == engine)
     }
 
     /// The engines of the three keyspaces of a crash workload: two under test, one in another log.
