@@ -257,11 +257,11 @@ fn look(
     answer.whole_spaces = spaces.iter().filter(|seen| seen.is_there && seen.errors.is_empty()).count();
     let to = fixture.history.prints.len() - 1;
     let fits =
-        |state: &State| spaces.iter().zip(&state.spaces).all(|(seen, pairs)| seen.agrees(pairs.as_ref()));
+        |state: &State| spaces.iter().zip(&state.spaces).all(|(seen, pairs)| seen.agrees(pairs.as_deref()));
     if !fixture.history.states[fixture.from..=to].iter().any(fits) {
         let newest = fixture.history.newest();
         let wrong: Vec<String> =
-            spaces.iter().zip(&newest.spaces).filter_map(|(s, p)| s.wrong(p.as_ref())).collect();
+            spaces.iter().zip(&newest.spaces).filter_map(|(s, p)| s.wrong(p.as_deref())).collect();
         return Err(format!("WRONG ANSWER: {} (errors: {errors:?})", wrong.join("; ")));
     }
     let mut found = Vec::new();

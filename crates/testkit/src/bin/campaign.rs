@@ -5,13 +5,14 @@
 
 use std::process::ExitCode;
 
+use sheaf_testkit::alloc::{Counting, Pool};
 use sheaf_testkit::kill::{Starter, be_the_child};
 use sheaf_testkit::stage::Subject;
 use sheaf_testkit::totals::{Budget, Totals};
 use sheaf_testkit::{corrupt, crash, faults, fuzz, kill, linear, model};
 
 #[global_allocator]
-static COUNTING: sheaf_testkit::alloc::Counting = sheaf_testkit::alloc::Counting;
+static COUNTING: Counting<Pool> = Counting(Pool);
 
 /// Victims of the kill loop a worker: most of a life is waiting for the disk.
 const VICTIMS: usize = 12;
