@@ -23,8 +23,8 @@ const MAX_BRAKE: Duration = Duration::from_micros(40);
 /// Shortest sleep of a braked writer.
 const BRAKE_SLEEP: Duration = Duration::from_micros(200);
 /// Brakes begin at this many hundredths of the space limit, and are full at [`BRAKE_FULL`].
-const BRAKE_FROM: u64 = 115;
-const BRAKE_FULL: u64 = 150;
+const BRAKE_FROM: u64 = 103;
+const BRAKE_FULL: u64 = 140;
 /// The keeper looks around at least this often.
 const KEEPER_INTERVAL: Duration = Duration::from_millis(50);
 /// ROOT is renewed after this many segments were sealed, so that openings have little to survey.
