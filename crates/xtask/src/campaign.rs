@@ -20,6 +20,8 @@ const INSIDE: [&str; 8] = ["crash", "short", "kill", "errors", "model", "corrupt
 const OUTSIDE: [&str; 2] = ["interleavings", "sanitizers"];
 /// Longest turn of a harness in seconds, where a turn can be cut short.
 const TURN: u64 = 60;
+/// Fewest cases that a turn is asked for.
+const LEAST: u64 = 10_000;
 /// From one turn's seed to the next one's: odd, so that all residues of a power of two have their turn.
 const STRIDE: u64 = 1_000_003;
 
@@ -102,6 +104,9 @@ pub(crate) fn run(words: &[String]) -> Result<(), String> {
             };
             line.add(&sum);
             line.write_down()?;
+            if sum.cases == 0 {
+                return Err(format!("{} {} did nothing", line.harness, line.engine));
+            }
             let rate = sum.cases as f64 / sum.seconds.max(1e-9);
             println!(
                 "{} s  {} {}: {} cases, {} failures, {rate:.0}/s; together {} in {} turns",
@@ -148,7 +153,8 @@ impl Program {
         let (seconds, cases) = match line.harness.as_str() {
             "errors" => ("inf".to_owned(), 1),
             "short" => ("inf".to_owned(), u64::MAX),
-            _ => (seconds.to_string(), goal.saturating_sub(line.sum.cases)),
+            // A harness shares its cases out among what it has: a turn of a few would come to none.
+            _ => (seconds.to_string(), goal.saturating_sub(line.sum.cases).max(LEAST)),
         };
         let mut command = Command::new(&self.0);
         command.args([&line.harness, &line.engine, &seed.to_string(), &seconds, &cases.to_string(), workers]);

@@ -175,7 +175,7 @@ impl Store {
     #[inline]
     pub(super) fn brake(&self) {
         let delay = self.signals.brake.load(Ordering::Relaxed);
-        if delay > 0 && !self.options.inline {
+        if delay > 0 && (!self.options.inline || cfg!(shuttle)) {
             self.sleep_off(delay);
         }
     }
