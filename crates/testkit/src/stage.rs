@@ -48,6 +48,20 @@ impl Subject {
         }
     }
 
+    /// FlatStore with an ordered index.
+    #[must_use]
+    pub fn flat_ordered() -> Subject {
+        Subject { engine: "flat-ordered", ordered: true, ..Subject::flat() }
+    }
+
+    /// FlatStore with a sorted map behind one lock.
+    #[must_use]
+    pub fn flat_plain() -> Subject {
+        let factories =
+            vec![Arc::new(LedgerFactory::default()) as Arc<dyn EngineFactory>, sheaf_flat::plain()];
+        Subject { engine: "flat-plain", ordered: true, factories, ..Subject::flat() }
+    }
+
     /// The reference engine.
     #[must_use]
     pub fn ledger() -> Subject {
@@ -62,7 +76,8 @@ impl Subject {
     /// The subject of this name, as replay lines call it.
     #[must_use]
     pub fn named(engine: &str) -> Option<Subject> {
-        [Subject::flat(), Subject::ledger()].into_iter().find(|subject| subject.engine == engine)
+        let all = [Subject::flat(), Subject::flat_ordered(), Subject::flat_plain(), Subject::ledger()];
+        all.into_iter().find(|subject| subject.engine == engine)
     }
 
     /// The engines of the three keyspaces of a crash workload: two under test, one in another log.

@@ -14,7 +14,7 @@ use crate::shell::{cargo, output, root, shuttle, target};
 const INSIDE: [&str; 7] = ["crash", "kill", "errors", "model", "corrupt", "linearizable", "fuzz"];
 /// Harnesses that are builds of their own.
 const OUTSIDE: [&str; 2] = ["interleavings", "sanitizers"];
-const ENGINES: [&str; 2] = ["flat", "ledger"];
+const ENGINES: [&str; 3] = ["flat", "flat-ordered", "ledger"];
 /// Longest turn of a harness in seconds.
 const TURN: u64 = 60;
 const LEDGER: &str = "docs/reliability/LEDGER.md";

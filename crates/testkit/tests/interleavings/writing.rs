@@ -197,4 +197,5 @@ fn overwrites_beside_cleaning(engine: &str) {
 #[test]
 fn what_an_unsynced_write_replaced_survives_cleaning_and_a_power_cut() {
     explore(1500, || overwrites_beside_cleaning("flat"));
+    explore(700, || overwrites_beside_cleaning("flat-ordered"));
 }
