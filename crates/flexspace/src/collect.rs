@@ -10,8 +10,8 @@
 //! An extent is at most 1/32 of a segment, and at most 30/32 of all segments but the reserve may live. So there
 //! is always a segment that is at most 15/16 full (paper, section 4.1), and emptying it gains more than what
 //! may be lost at a segment's end. The reserve, which users may not take, gives a pass room to copy to. Users that find
-//! no room do the steps themselves; before that, when little is left, each writes at the price of some copying,
-//! so that nobody ever waits for more than a step.
+//! no room do the steps themselves; before that, when little is left, each write waits a little (`pace.rs`), so that
+//! nobody waits for long.
 //!
 //! ## Crash
 //!
@@ -50,12 +50,20 @@ impl Writer {
     /// Little is left, or much is garbage.
     pub(crate) fn is_tight(&self) -> bool {
         let g = &self.areas.geometry;
-        let used = (self.there - self.free.len() as u64) * g.segment;
-        if self.limit < u64::from(u32::MAX) {
-            // Collection begins when 85 % of the limit is used.
-            return used > self.limit * g.segment / 20 * 17;
+        if self.room.limit < u64::from(u32::MAX) {
+            return self.room(Who::User) < 2 * self.low();
         }
+        let used = (self.room.there - (self.room.free.len() + self.room.bare.len()) as u64) * g.segment;
         used > self.total_live + self.total_live / 4 + u64::from(g.area_segments) / 2 * g.segment
+    }
+
+    /// With room for less, users are slowed down; below twice as much, garbage is collected. That is a quarter of what
+    /// neither lives nor is kept back, and in a space with much room 1/13 of the limit: collection begins when 85 % of it
+    /// are used.
+    pub(crate) fn low(&self) -> u64 {
+        let g = &self.areas.geometry;
+        let all = self.room.limit.saturating_sub(g.reserve).saturating_mul(g.segment);
+        (all.saturating_sub(self.total_live) / 4).min(all / 13)
     }
 
     /// The emptiest sealed segments whose live bytes fit into what the collector may take.
@@ -170,14 +178,22 @@ impl Shared {
         }
         // An entry may have been split since, in parts: each part is a record.
         let body = 64 + 64 * 2 * self.geometry.look.min(copies.len() * 4 + 16);
+        let needed = copies.iter().map(|(entry, _)| footprint(entry.len, self.geometry.piece)).sum();
         let mut w = loop {
             let w = self.writer.lock();
             self.check_writable()?;
-            if w.log.has_room(body) {
+            if w.room.is_short_of_buffers() || w.log.backlog() > self.geometry.log_backlog {
+                drop(w);
+                self.flush()?;
+            } else if !w.log.has_room(body) {
+                drop(w);
+                self.make_spare(crate::log::need(body))?;
+            } else if w.ready(Who::Collector) < needed && w.room(Who::Collector) >= needed {
+                drop(w);
+                self.make_ready(Who::Collector, needed)?;
+            } else {
                 break w;
             }
-            drop(w);
-            self.make_spare(crate::log::need(body))?;
         };
         // By chunk and first byte: where the copy is.
         let mut moved: BTreeMap<(u64, u64), (u64, Run)> = BTreeMap::new();
@@ -217,7 +233,7 @@ impl Shared {
         drop(version);
         self.counters.moved.fetch_add(bytes, Ordering::Relaxed);
         if !records.is_empty() {
-            self.finish(&mut w, &records)?;
+            self.finish(&mut w, &records);
         }
         trouble.map_or(Ok(()), Err)
     }
@@ -244,18 +260,13 @@ impl Shared {
         }
     }
 
-    /// After a user wrote `bytes`: if little is left, some copying for them.
-    pub(crate) fn help(&self, bytes: u64) -> Result<()> {
-        if bytes == 0 {
-            return Ok(());
+    /// After a user wrote `bytes`, with room for `left` more, which is less than `low`: the background gets time, or, where
+    /// there is none, some of its work is done here. The less is left, the more.
+    pub(crate) fn slow_down(&self, bytes: u64, left: u64, low: u64) {
+        if !self.options.inline {
+            return self.pace.wait(bytes, left);
         }
-        let scarcity = {
-            let w = self.writer.lock();
-            // The less is left, the more is copied for a byte: up to 16 for one.
-            let left = w.available(Who::User);
-            let low = (w.limit / 16).clamp(self.geometry.reserve, 64);
-            (16 * low.saturating_sub(left)).div_ceil(low)
-        };
+        let scarcity = (16 * (low - left)).div_ceil(low);
         let mut due = bytes.saturating_mul(scarcity).min(self.geometry.step * 2);
         while due > 0 {
             let before = self.counters.moved.load(Ordering::Relaxed);
@@ -266,7 +277,6 @@ impl Shared {
             }
             due = due.saturating_sub((self.counters.moved.load(Ordering::Relaxed) - before).max(4096));
         }
-        Ok(())
     }
 
     /// Writes a range again, in pieces of one extent each.

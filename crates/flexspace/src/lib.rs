@@ -37,12 +37,16 @@
 #![warn(missing_docs)]
 
 mod area;
+mod buffer;
 mod collect;
 mod edit;
 mod extent;
+mod flush;
 mod format;
 mod log;
 mod options;
+mod pace;
+mod place;
 mod recover;
 mod space;
 pub mod tree;

@@ -24,11 +24,13 @@ use sheaf_base::segment::{DATA_START, Scan, Segment, Stop, find_water};
 use sheaf_base::store::image::ImageReader;
 use sheaf_base::sync::Mutex;
 use sheaf_base::types::{Incarnation, KeyspaceId, LogId, Seq, StoreId, random_bits};
+use sheaf_base::work::Waker;
 
 use crate::area::{self, Area, Areas, DIRECTORY};
 use crate::extent::{Extent, PIECE_HEAD};
 use crate::format::{self, Head, LOG, LogEntry, Record, TREE};
 use crate::options::{Geometry, Options};
+use crate::pace::Pace;
 use crate::space::{Counters, Maintenance, Shared, Version};
 use crate::tree::{MAX_LEN, ShiftTree};
 use crate::writer::Writer;
@@ -125,8 +127,8 @@ pub(crate) fn open(disk: Arc<dyn Disk>, dir: &Path, options: Options) -> Result<
         (bytes / geometry.segment).clamp(geometry.reserve * 3, u64::from(u32::MAX) - 1)
     });
     let first = tree.publish(seq);
-    let mut writer =
-        Writer::new(Arc::clone(&disk), dir.to_path_buf(), tree, areas, limit, head.incarnation, seq, mark);
+    let memory = Arc::clone(&options.memory);
+    let mut writer = Writer::new(dir.to_path_buf(), tree, areas, limit, head.incarnation, seq, mark, memory);
     writer.count()?;
     writer.log.bytes = tapes.iter().map(|tape| tape.end - DATA_START).sum();
     head.logs.retain(|log| log.end > DATA_START);
@@ -139,6 +141,13 @@ pub(crate) fn open(disk: Arc<dyn Disk>, dir: &Path, options: Options) -> Result<
         collecting: Mutex::new(None),
         maintenance: Mutex::new(Maintenance { pair, head, checkpoint_bytes, is_closed: false }),
         syncing: Mutex::new(()),
+        flushing: Mutex::new(()),
+        making: Mutex::new(()),
+        checkpointing: Mutex::new(()),
+        pace: Pace::default(),
+        collector: Waker::default(),
+        saved: AtomicU64::new(u64::MAX),
+        looked_at: AtomicU64::new(u64::MAX),
         writer: Mutex::new(writer),
         durable: AtomicU64::new(seq),
         poison: Mutex::new(None),

@@ -73,11 +73,16 @@ impl Subject {
         }
     }
 
+    /// All of them: what replay lines and campaigns know.
+    #[must_use]
+    pub fn all() -> Vec<Subject> {
+        vec![Subject::flat(), Subject::flat_ordered(), Subject::flat_plain(), Subject::ledger()]
+    }
+
     /// The subject of this name, as replay lines call it.
     #[must_use]
     pub fn named(engine: &str) -> Option<Subject> {
-        let all = [Subject::flat(), Subject::flat_ordered(), Subject::flat_plain(), Subject::ledger()];
-        all.into_iter().find(|subject| subject.engine == engine)
+        Subject::all().into_iter().find(|subject| subject.engine == engine)
     }
 
     /// The engines of the three keyspaces of a crash workload: two under test, one in another log.

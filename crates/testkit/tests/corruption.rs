@@ -7,7 +7,7 @@ use sheaf_testkit::crash::workload::{Shape, Step, generate, parse};
 use sheaf_testkit::stage::Subject;
 
 #[global_allocator]
-static COUNTING: sheaf_testkit::alloc::Counting = sheaf_testkit::alloc::Counting;
+static COUNTING: sheaf_testkit::alloc::Counting = sheaf_testkit::alloc::Counting(std::alloc::System);
 
 sheaf_testkit::corruption_suite!(flat, Subject::flat());
 sheaf_testkit::corruption_suite!(flat_ordered, Subject::flat_ordered());

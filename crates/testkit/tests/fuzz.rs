@@ -5,7 +5,7 @@ use sheaf_testkit::stage::Subject;
 use sheaf_testkit::totals::Budget;
 
 #[global_allocator]
-static COUNTING: sheaf_testkit::alloc::Counting = sheaf_testkit::alloc::Counting;
+static COUNTING: sheaf_testkit::alloc::Counting = sheaf_testkit::alloc::Counting(std::alloc::System);
 
 #[test]
 fn no_bytes_make_flat_panic_hang_or_ask_for_the_moon() {

@@ -24,7 +24,7 @@ use crate::sync::atomic::Ordering;
 use crate::types::{KeyspaceId, LogId, SegmentId};
 
 /// A checkpoint is due after this many times its own size was appended.
-const TIMES_IMAGE: u64 = 16;
+const TIMES_IMAGE: u64 = 20;
 
 impl Store {
     /// Checkpoints logs that are due. True if there was one.

@@ -153,6 +153,7 @@ impl Store {
             closed: AtomicBool::new(false),
             poison: Mutex::new(None),
             poisoned: AtomicBool::new(false),
+            is_torn: AtomicBool::new(false),
             fork: ForkGuard::new(),
             opening: OpeningStats::default(),
             lock: Mutex::new(None),
