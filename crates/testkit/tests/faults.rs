@@ -7,6 +7,7 @@ use sheaf_testkit::tap::Lie;
 use sheaf_testkit::totals::Budget;
 
 sheaf_testkit::fault_suite!(flat, Subject::flat());
+sheaf_testkit::fault_suite!(flat_ordered, Subject::flat_ordered());
 sheaf_testkit::fault_suite!(ledger, Subject::ledger());
 
 /// The cleaner's first write into a segment of survivors fails. The segment ends empty; ROOT lists it sealed, and a

@@ -13,6 +13,11 @@ fn no_bytes_make_flat_panic_hang_or_ask_for_the_moon() {
 }
 
 #[test]
+fn no_bytes_make_flat_ordered_panic_hang_or_ask_for_the_moon() {
+    run(&Subject::flat_ordered(), 3, Budget::cases(15_000)).must_hold(15_000);
+}
+
+#[test]
 fn no_bytes_make_the_ledger_panic_hang_or_ask_for_the_moon() {
     run(&Subject::ledger(), 2, Budget::cases(15_000)).must_hold(15_000);
 }
