@@ -32,7 +32,7 @@ use crate::crash::workload::{Random, Shape, generate, parse};
 use crate::crash::world::World;
 use crate::reseal::reseal;
 use crate::stage::Subject;
-use crate::totals::{Budget, Failure, Stopwatch, Totals};
+use crate::totals::{Budget, Failure, Stopwatch, Toil, Totals};
 
 /// No opening and reading of a small database takes this many disk calls.
 const FUSE: u64 = 100_000;
@@ -258,7 +258,7 @@ impl Mutator {
 
 /// One input. What is wrong, if anything.
 fn case(ground: &Ground, target: Target, input: &[u8]) -> Result<(), String> {
-    let watch = Stopwatch::start();
+    let watch = Toil::start();
     let (fed, peak) = measure(|| {
         quietly(|| {
             ground.feed(target, input);

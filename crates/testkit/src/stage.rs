@@ -48,6 +48,20 @@ impl Subject {
         }
     }
 
+    /// FlatStore with an ordered index.
+    #[must_use]
+    pub fn flat_ordered() -> Subject {
+        Subject { engine: "flat-ordered", ordered: true, ..Subject::flat() }
+    }
+
+    /// FlatStore with a sorted map behind one lock.
+    #[must_use]
+    pub fn flat_plain() -> Subject {
+        let factories =
+            vec![Arc::new(LedgerFactory::default()) as Arc<dyn EngineFactory>, sheaf_flat::plain()];
+        Subject { engine: "flat-plain", ordered: true, factories, ..Subject::flat() }
+    }
+
     /// The reference engine.
     #[must_use]
     pub fn ledger() -> Subject {
@@ -59,10 +73,16 @@ impl Subject {
         }
     }
 
+    /// All of them: what replay lines and campaigns know.
+    #[must_use]
+    pub fn all() -> Vec<Subject> {
+        vec![Subject::flat(), Subject::flat_ordered(), Subject::flat_plain(), Subject::ledger()]
+    }
+
     /// The subject of this name, as replay lines call it.
     #[must_use]
     pub fn named(engine: &str) -> Option<Subject> {
-        [Subject::flat(), Subject::ledger()].into_iter().find(|subject| subject.engine == engine)
+        Subject::all().into_iter().find(|subject| subject.engine == engine)
     }
 
     /// The engines of the three keyspaces of a crash workload: two under test, one in another log.

@@ -5,11 +5,16 @@ use sheaf_testkit::stage::Subject;
 use sheaf_testkit::totals::Budget;
 
 #[global_allocator]
-static COUNTING: sheaf_testkit::alloc::Counting = sheaf_testkit::alloc::Counting;
+static COUNTING: sheaf_testkit::alloc::Counting = sheaf_testkit::alloc::Counting(std::alloc::System);
 
 #[test]
 fn no_bytes_make_flat_panic_hang_or_ask_for_the_moon() {
     run(&Subject::flat(), 1, Budget::cases(30_000)).must_hold(30_000);
+}
+
+#[test]
+fn no_bytes_make_flat_ordered_panic_hang_or_ask_for_the_moon() {
+    run(&Subject::flat_ordered(), 3, Budget::cases(15_000)).must_hold(15_000);
 }
 
 #[test]

@@ -28,6 +28,16 @@ fn flat_agrees_with_a_map_on_the_simulated_disk() {
 }
 
 #[test]
+fn flat_ordered_agrees_with_a_map_on_the_simulated_disk() {
+    run(&Subject::flat_ordered(), 0, Budget::cases(1_000_000).workers(2)).must_hold(1_000_000);
+}
+
+#[test]
+fn flat_plain_agrees_with_a_map_on_the_simulated_disk() {
+    run(&Subject::flat_plain(), 0, Budget::cases(100_000).workers(2)).must_hold(100_000);
+}
+
+#[test]
 fn ledger_agrees_with_a_map_on_the_simulated_disk() {
     run(&Subject::ledger(), 0, Budget::cases(1_000_000).workers(2)).must_hold(1_000_000);
 }
@@ -35,6 +45,7 @@ fn ledger_agrees_with_a_map_on_the_simulated_disk() {
 #[test]
 fn flat_agrees_with_a_map_on_the_real_disk() {
     holds("flat", 0..4, &[REAL, REAL_NORMAL], 800);
+    holds("flat-ordered", 0..4, &[REAL, REAL_NORMAL], 800);
 }
 
 #[test]
@@ -51,7 +62,7 @@ fn engines_and_geometries_agree_on_the_same_trace() {
 
 #[test]
 fn a_seed_decides_everything() {
-    for engine in ["flat", ledger::NAME] {
+    for engine in ["flat", "flat-ordered", ledger::NAME] {
         let case = case(engine, TINY, 77, 1500);
         assert_eq!(case.must_hold(), case.must_hold());
         let again: Case = case.to_string().parse().unwrap();

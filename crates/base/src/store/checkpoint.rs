@@ -24,13 +24,13 @@ use crate::sync::atomic::Ordering;
 use crate::types::{KeyspaceId, LogId, SegmentId};
 
 /// A checkpoint is due after this many times its own size was appended.
-const TIMES_IMAGE: u64 = 16;
+const TIMES_IMAGE: u64 = 20;
 
 impl Store {
     /// Checkpoints logs that are due. True if there was one.
     pub(super) fn checkpoint_if_due(&self) -> Result<bool> {
         let mut any = false;
-        for log in &self.logs {
+        for log in self.logs.iter().filter(|_| self.options.checkpoints) {
             let appended = log.since_checkpoint.load(Ordering::Relaxed);
             let image: u64 = log.image_bytes.load(Ordering::Relaxed);
             let due = self.geometry.checkpoint_bytes.max(TIMES_IMAGE * image);

@@ -1,6 +1,10 @@
 //! Conditional writes: each takes effect at one moment, on what it saw.
 
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use sheaf_base::disk::sim::Keep;
+use sheaf_testkit::tap::{Class, Tap};
 
 use super::*;
 
@@ -197,4 +201,59 @@ fn overwrites_beside_cleaning(engine: &str) {
 #[test]
 fn what_an_unsynced_write_replaced_survives_cleaning_and_a_power_cut() {
     explore(1500, || overwrites_beside_cleaning("flat"));
+    explore(700, || overwrites_beside_cleaning("flat-ordered"));
+}
+
+/// A batch fills segments that were only ready when ROOT was gathered: ROOT may not call them sealed, or a killed
+/// process's successor does not look into them. (Fails without the ready segments in `gather_root`.)
+fn batches_beside_root(engine: &str) {
+    let world = World::default();
+    let tap = Tap::new(Arc::new(world.disk.clone()));
+    let db = world.builder().disk(Arc::new(tap.clone())).open("/db").expect("it opens");
+    let keyspace = space(&db, "a", engine);
+    keyspace.insert("staged", vec![0; 2000]).expect("it inserts");
+    keyspace.insert("staged", "not any more").expect("it inserts"); // ROOT is due: a file waits to go
+    db.persist().expect("it persists");
+    let acknowledged = Arc::new(AtomicBool::new(false));
+    let kills: Arc<Mutex<Vec<(bool, SimDisk)>>> = Arc::default();
+    tap.watch({
+        let (disk, acknowledged, kills) = (world.disk.clone(), Arc::clone(&acknowledged), Arc::clone(&kills));
+        move |class, path| {
+            if class == Class::Sync && path.to_string_lossy().contains("ROOT.") {
+                kills.lock().expect("one holder").push((acknowledged.load(Ordering::Relaxed), disk.kill()));
+            }
+        }
+    });
+    let maintenance = {
+        let db = db.clone();
+        spawn(move || (0..2).for_each(|_| _ = db.pump().expect("it pumps")))
+    };
+    let writer = {
+        let (db, keyspace) = (db.clone(), keyspace.clone());
+        spawn(move || {
+            let mut batch = db.batch();
+            for n in 0..9 {
+                batch.insert(&keyspace, format!("{n}"), vec![1; 900]);
+            }
+            batch.commit().expect("it commits");
+            acknowledged.store(true, Ordering::Relaxed);
+        })
+    };
+    join([maintenance, writer]);
+    tap.unwatch();
+    for (is_acknowledged, disk) in std::mem::take(&mut *kills.lock().expect("one holder")) {
+        let after = World { disk, ..World::default() };
+        let db = after.open();
+        let keyspace = space(&db, "a", engine);
+        for n in 0..9 {
+            let is_there = keyspace.contains_key(format!("{n}")).expect("it reads");
+            assert!(is_there || !is_acknowledged, "key {n} of an acknowledged batch is lost");
+        }
+    }
+}
+
+#[test]
+fn a_kill_beside_the_writing_of_root_loses_no_batch() {
+    explore(1000, || batches_beside_root("flat"));
+    explore(1000, || batches_beside_root("ledger"));
 }
