@@ -1,6 +1,6 @@
 //! Interleavings that a scheduler thinks of: readers beside the writer, flushes, syncs, checkpoints and garbage collection.
 //!
-//! Built with `--cfg shuttle` only; `cargo xtask ci` does. `SHEAF_SCHEDULES=100000` explores longer, `SHEAF_SEED` elsewhere. A
+//! Built with `--cfg shuttle` only: `RUSTFLAGS='--cfg shuttle' cargo test -p sheaf-flexspace --test interleavings`. `SHEAF_SCHEDULES=100000` explores longer, `SHEAF_SEED` elsewhere. A
 //! failure prints its schedule; `SHEAF_SCHEDULE=... cargo test ... NAME` replays it.
 //!
 //! What it cannot see: weak memory; what arc-swap does inside a load (a switch comes before and after).
