@@ -162,12 +162,12 @@ impl Log {
         self.sealed.retain(|segment| segment.synced() < segment.end());
         let mut files = self.sealed.clone();
         self.gather();
-        if let Some(tail) = &mut self.tail {
-            if tail.segment.end() > tail.segment.synced() {
-                files.push(Arc::clone(&tail.segment));
-                tail.at = tail.at.next_multiple_of(SECTOR);
-                tail.buffer_at = tail.at;
-            }
+        if let Some(tail) = &mut self.tail
+            && tail.segment.end() > tail.segment.synced()
+        {
+            files.push(Arc::clone(&tail.segment));
+            tail.at = tail.at.next_multiple_of(SECTOR);
+            tail.buffer_at = tail.at;
         }
         files.into_iter().map(|segment| (Arc::clone(&segment), segment.end())).collect()
     }
