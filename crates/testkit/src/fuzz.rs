@@ -323,3 +323,16 @@ pub fn replay(line: &str) -> Result<(), String> {
     ground.feed(target, &input.ok_or("no bytes")?);
     Ok(())
 }
+
+/// The fuzzing of one engine's files: `fuzz_suite!(flat, Subject::flat())`.
+#[macro_export]
+macro_rules! fuzz_suite {
+    ($module:ident, $subject:expr) => {
+        mod $module {
+            #[test]
+            fn bytes_nobody_wrote_are_errors_and_nothing_worse() {
+                $crate::fuzz::run(&$subject, 1, $crate::totals::Budget::cases(20_000)).must_hold(20_000);
+            }
+        }
+    };
+}

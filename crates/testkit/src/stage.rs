@@ -59,7 +59,7 @@ impl Subject {
         }
     }
 
-    /// All of them: what replay lines and campaigns know.
+    /// All of them: what replay lines and campaigns know. `every_engine!` is the other half of the list.
     #[must_use]
     pub fn all() -> Vec<Subject> {
         vec![Subject::flat(), Subject::ledger()]
@@ -352,4 +352,14 @@ impl Drop for Stage {
             let _ = std::fs::remove_dir_all(&self.root);
         }
     }
+}
+
+/// Writes a suite's tests for every engine there is: `every_engine!(crash_suite);`. With [`Subject::all`] this is the
+/// one list; an engine that is in both passes all suites.
+#[macro_export]
+macro_rules! every_engine {
+    ($suite:ident) => {
+        $crate::$suite!(flat, $crate::stage::Subject::flat());
+        $crate::$suite!(ledger, $crate::stage::Subject::ledger());
+    };
 }
