@@ -187,12 +187,12 @@ fn the_mark_travels_with_the_state() {
     space.edit().insert(0, b"a").mark(7).commit().expect("room");
     space.sync().expect("synced");
     space.edit().insert(0, b"b").mark(8).commit().expect("room");
-    assert_eq!(space.view().mark(), 8);
+    assert_eq!((space.view().mark(), space.mark()), (8, 8));
     let cut = disk.power_cut(&sheaf_base::disk::sim::Keep::None);
     let space = open(Arc::new(cut.clone())).expect("it opens");
     assert_eq!((space.view().mark(), content(&space).expect("readable")), (7, b"a".to_vec()));
     space.close().expect("closed");
-    assert_eq!(open(Arc::new(cut)).expect("it opens").view().mark(), 7);
+    assert_eq!(open(Arc::new(cut)).expect("it opens").mark(), 7);
 }
 
 #[test]

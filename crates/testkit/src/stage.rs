@@ -48,6 +48,20 @@ impl Subject {
         }
     }
 
+    /// FlatStore with an ordered index.
+    #[must_use]
+    pub fn flat_ordered() -> Subject {
+        Subject { engine: "flat-ordered", ordered: true, ..Subject::flat() }
+    }
+
+    /// FlatStore with a sorted map behind one lock.
+    #[must_use]
+    pub fn flat_plain() -> Subject {
+        let factories =
+            vec![Arc::new(LedgerFactory::default()) as Arc<dyn EngineFactory>, sheaf_flat::plain()];
+        Subject { engine: "flat-plain", ordered: true, factories, ..Subject::flat() }
+    }
+
     /// The reference engine.
     #[must_use]
     pub fn ledger() -> Subject {
@@ -62,7 +76,7 @@ impl Subject {
     /// All of them: what replay lines and campaigns know. `every_engine!` is the other half of the list.
     #[must_use]
     pub fn all() -> Vec<Subject> {
-        vec![Subject::flat(), Subject::ledger()]
+        vec![Subject::flat(), Subject::flat_ordered(), Subject::flat_plain(), Subject::ledger()]
     }
 
     /// The subject of this name, as replay lines call it.
@@ -360,6 +374,7 @@ impl Drop for Stage {
 macro_rules! every_engine {
     ($suite:ident) => {
         $crate::$suite!(flat, $crate::stage::Subject::flat());
+        $crate::$suite!(flat_ordered, $crate::stage::Subject::flat_ordered());
         $crate::$suite!(ledger, $crate::stage::Subject::ledger());
     };
 }

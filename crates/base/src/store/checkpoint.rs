@@ -30,7 +30,7 @@ impl Store {
     /// Checkpoints logs that are due. True if there was one.
     pub(super) fn checkpoint_if_due(&self) -> Result<bool> {
         let mut any = false;
-        for log in &self.logs {
+        for log in self.logs.iter().filter(|_| self.options.checkpoints) {
             let appended = log.since_checkpoint.load(Ordering::Relaxed);
             let image: u64 = log.image_bytes.load(Ordering::Relaxed);
             let due = self.geometry.checkpoint_bytes.max(TIMES_IMAGE * image);

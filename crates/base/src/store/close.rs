@@ -208,7 +208,7 @@ impl Store {
     }
 
     fn end_in_order(&self) -> Result<()> {
-        for log in &self.logs {
+        for log in self.logs.iter().filter(|_| self.options.checkpoints) {
             if log.since_checkpoint.load(Ordering::Relaxed) > 0 {
                 match self.checkpoint(&mut self.maintenance.lock(), log) {
                     Ok(_) | Err(Error::NoSpace { .. }) => {} // opening will replay instead

@@ -53,7 +53,7 @@ use std::time::Duration;
 
 pub use kept::Kept;
 pub use order::{Outcome, Write};
-pub use report::{KeyspaceInfo, LogStats, MemoryStats, OpeningStats, Options, Stats, VerifyReport};
+pub use report::{Batching, KeyspaceInfo, LogStats, MemoryStats, OpeningStats, Options, Stats, VerifyReport};
 pub use view::View;
 
 use crate::clock::Clock;

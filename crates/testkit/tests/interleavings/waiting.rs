@@ -25,6 +25,25 @@ fn durable_writers_without_a_background_all_return() {
     explore(600, || durable_writers("flat", 3));
 }
 
+fn naive_and_lonely_writers(batching: sheaf::Batching) {
+    let world = World::default();
+    let db = world.builder().batching(batching).open("/db").expect("it opens");
+    let keyspace = space(&db, "a", "flat");
+    let threads = (0..3).map(|writer| {
+        let (db, keyspace) = (db.clone(), keyspace.clone());
+        spawn(move || insert_durably(&db, &keyspace, &format!("{writer}"), "x"))
+    });
+    join(threads.collect::<Vec<_>>());
+    assert!(db.stats().durable >= db.stats().visible);
+}
+
+#[test]
+fn writers_that_share_syncs_in_other_ways_all_return() {
+    explore(200, || naive_and_lonely_writers(sheaf::Batching::None));
+    explore(200, || naive_and_lonely_writers(sheaf::Batching::Vertical));
+    explore(200, || naive_and_lonely_writers(sheaf::Batching::Naive));
+}
+
 fn durable_writers_beside_maintenance(engine: &str) {
     let world = World::default();
     let db = world.open();

@@ -221,6 +221,7 @@ fn overwrites_beside_cleaning(engine: &str) {
 #[test]
 fn what_an_unsynced_write_replaced_survives_cleaning_and_a_power_cut() {
     explore(300, || overwrites_beside_cleaning("flat"));
+    explore(300, || overwrites_beside_cleaning("flat-ordered"));
 }
 
 /// A batch fills segments that were only ready when ROOT was gathered: ROOT may not call them sealed, or a killed
