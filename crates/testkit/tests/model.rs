@@ -16,6 +16,12 @@ const SIMULATED: &[Setting] = &[TINY, TINY, TINY, NORMAL];
 sheaf_testkit::every_engine!(model_suite);
 
 #[test]
+fn flat_plain_agrees_with_a_map_on_the_simulated_disk() {
+    let budget = sheaf_testkit::totals::Budget::cases(100_000).workers(2);
+    sheaf_testkit::model::run(&Subject::flat_plain(), 0, budget).must_hold(100_000);
+}
+
+#[test]
 fn engines_and_geometries_agree_on_the_same_trace() {
     for seed in 1000..1006 {
         case("flat", TINY, seed, 1500).agree().unwrap();
