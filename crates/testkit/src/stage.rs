@@ -73,7 +73,7 @@ impl Subject {
         }
     }
 
-    /// All of them: what replay lines and campaigns know.
+    /// All of them: what replay lines and campaigns know. `every_engine!` is the other half of the list.
     #[must_use]
     pub fn all() -> Vec<Subject> {
         vec![Subject::flat(), Subject::flat_ordered(), Subject::flat_plain(), Subject::ledger()]
@@ -366,4 +366,15 @@ impl Drop for Stage {
             let _ = std::fs::remove_dir_all(&self.root);
         }
     }
+}
+
+/// Writes a suite's tests for every engine there is: `every_engine!(crash_suite);`. With [`Subject::all`] this is the
+/// one list; an engine that is in both passes all suites.
+#[macro_export]
+macro_rules! every_engine {
+    ($suite:ident) => {
+        $crate::$suite!(flat, $crate::stage::Subject::flat());
+        $crate::$suite!(flat_ordered, $crate::stage::Subject::flat_ordered());
+        $crate::$suite!(ledger, $crate::stage::Subject::ledger());
+    };
 }

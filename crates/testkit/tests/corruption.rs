@@ -4,14 +4,10 @@
 
 use sheaf_testkit::corrupt::{Damage, Fixture, Report, corrupt, inspect};
 use sheaf_testkit::crash::workload::{Shape, Step, generate, parse};
-use sheaf_testkit::stage::Subject;
-
 #[global_allocator]
 static COUNTING: sheaf_testkit::alloc::Counting = sheaf_testkit::alloc::Counting(std::alloc::System);
 
-sheaf_testkit::corruption_suite!(flat, Subject::flat());
-sheaf_testkit::corruption_suite!(flat_ordered, Subject::flat_ordered());
-sheaf_testkit::corruption_suite!(ledger, Subject::ledger());
+sheaf_testkit::every_engine!(corruption_suite);
 
 /// `SHEAF_CORRUPT='flat Loaded 1 4711'`: the line a failure prints.
 #[test]

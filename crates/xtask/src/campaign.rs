@@ -12,7 +12,7 @@ use std::process::Command;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::ledger::{Line, Sum, today};
-use crate::shell::{cargo, output, step, target};
+use crate::shell::{cargo, output, root, step, target};
 
 /// Harnesses that the campaign program of testkit runs.
 const INSIDE: [&str; 8] = ["crash", "short", "kill", "errors", "model", "corrupt", "linearizable", "fuzz"];
@@ -20,6 +20,8 @@ const INSIDE: [&str; 8] = ["crash", "short", "kill", "errors", "model", "corrupt
 const OUTSIDE: [&str; 2] = ["interleavings", "sanitizers"];
 /// Longest turn of a harness in seconds, where a turn can be cut short.
 const TURN: u64 = 60;
+/// What the thread sanitizer reports and is none, with reasons.
+const KNOWN_TO_BE_NONE: &str = "crates/xtask/sanitizers/thread.supp";
 /// Fewest cases that a turn is asked for.
 const LEAST: u64 = 10_000;
 /// From one turn's seed to the next one's: odd, so that all residues of a power of two have their turn.
@@ -208,7 +210,8 @@ fn interleavings(seed: u64) -> Result<Sum, String> {
     Ok(Sum { cases, failures: u64::from(!well), seconds: began.elapsed().as_secs_f64() })
 }
 
-/// Histories of real threads under the thread sanitizer, then histories and damage under the address sanitizer.
+/// Histories of real threads under the thread sanitizer, then histories and damage under the address sanitizer. A report
+/// that is not explained in [`KNOWN_TO_BE_NONE`] is a failure.
 /// Both are unstable flags of the compiler, so this is no part of CI. The unit is the test program.
 fn sanitizers() -> Result<Sum, String> {
     let began = Instant::now();
@@ -221,7 +224,7 @@ fn sanitizers() -> Result<Sum, String> {
                 .env("RUSTC_BOOTSTRAP", "1")
                 .env("RUSTFLAGS", format!("-Zsanitizer={kind} -Cunsafe-allow-abi-mismatch=sanitizer"))
                 .env("CARGO_TARGET_DIR", target(kind))
-                .env("SHEAF_SANITIZED", kind);
+                .env("TSAN_OPTIONS", format!("suppressions={}", root().join(KNOWN_TO_BE_NONE).display()));
             let (well, said) = output(command)?;
             print!("{said}");
             sum.cases += 1;

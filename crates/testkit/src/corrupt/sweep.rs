@@ -35,7 +35,7 @@ const SPARE: usize = 1 << 20;
 /// Of the errors about a place, this share must point into its 4 KiB after an orderly end ...
 const PLACED: f64 = 0.95;
 /// ... and this share else: where the end of a log is damaged, all that can be said may be which commits miss.
-const PLACED_AT_THE_END: f64 = 0.6;
+const PLACED_AT_THE_END: f64 = 0.95;
 /// Errors that point elsewhere, shown if they are too many.
 const EXAMPLES: usize = 40;
 /// Ways to damage a byte.

@@ -79,3 +79,27 @@ pub(super) fn agree(case: &Case) -> Result<(), String> {
     }
     Ok(())
 }
+
+/// The model checker's tests for one engine: `model_suite!(flat, Subject::flat())`.
+#[macro_export]
+macro_rules! model_suite {
+    ($module:ident, $subject:expr) => {
+        mod $module {
+            #[test]
+            fn a_million_random_operations_answer_as_a_map_does() {
+                let budget = $crate::totals::Budget::cases(1_000_000).workers(2);
+                $crate::model::run(&$subject, 0, budget).must_hold(1_000_000);
+            }
+
+            #[test]
+            fn so_they_do_on_the_real_disk() {
+                use $crate::stage::{Place, Setting};
+                for seed in 0..4 {
+                    let setting = Setting::new(Place::Real, seed % 2 == 0, true);
+                    let engine = $subject.engine;
+                    $crate::model::Case { engine, flaw: None, setting, seed, steps: 800 }.must_hold();
+                }
+            }
+        }
+    };
+}
