@@ -221,8 +221,9 @@ impl<'a> Recovery<'a> {
                     found.push(Found { segment, entry, runs: Vec::new(), end, frames, last_seq });
                 }
                 // Its name or header never reached the device, so nothing in it did. (If more had, commits up
-                // to the durable mark are missing, and the survey says so.)
-                Err(e) if e.is_corrupt() && entry.is_none_or(|e| !e.sealed && e.end <= DATA_START) => {
+                // to the durable mark are missing, and the survey says so.) One of survivors may also be sealed
+                // as empty as it was made, if the write of the first of them failed.
+                Err(e) if e.is_corrupt() && entry.is_none_or(|e| e.end <= DATA_START) => {
                     self.leftovers.push(dir.join(segment::file_name(id)));
                     self.suspects.push(Broken::from_error(e)?);
                 }
