@@ -10,6 +10,7 @@ use sheaf_base::engine::Bounds;
 use sheaf_base::segment::Address;
 use sheaf_base::sync::epoch::Guard;
 
+use super::leaf::{Leaf, Sorted};
 use super::{Ordered, fence_above, fence_below};
 use crate::index::{Span, Walk, Way};
 
@@ -38,21 +39,26 @@ impl KeyWalk {
         if self.steps < SHORT { FEW } else { MANY }
     }
 
+    /// The slots of a leaf that are left to look at.
+    fn within<'s>(&self, leaf: &Leaf, sorted: &'s Sorted) -> &'s [u8] {
+        let from = match &self.left.low {
+            Bound::Included(key) => leaf.below(sorted, key, false),
+            Bound::Excluded(key) => leaf.below(sorted, key, true),
+            Bound::Unbounded => 0,
+        };
+        let to = match &self.left.high {
+            Bound::Included(key) => leaf.below(sorted, key, true),
+            Bound::Excluded(key) => leaf.below(sorted, key, false),
+            Bound::Unbounded => sorted.slots().len(),
+        };
+        &sorted.slots()[from.min(to)..to]
+    }
+
     fn up(&mut self, index: &Ordered, guard: &Guard, heads: &mut Vec<Address>) -> Span<Vec<u8>> {
         let low = key_of(&self.left.low);
         let (path, leaf) = index.path(Some(low.unwrap_or(&[])), false, guard);
         let sorted = leaf.sorted();
-        let from = match &self.left.low {
-            Bound::Included(key) => leaf.below(&sorted, key, false),
-            Bound::Excluded(key) => leaf.below(&sorted, key, true),
-            Bound::Unbounded => 0,
-        };
-        let to = match &self.left.high {
-            Bound::Included(key) => leaf.below(&sorted, key, true),
-            Bound::Excluded(key) => leaf.below(&sorted, key, false),
-            Bound::Unbounded => sorted.slots().len(),
-        };
-        let slots = &sorted.slots()[from.min(to)..to];
+        let slots = self.within(leaf, &sorted);
         let taken = slots.len().min(self.size());
         heads.extend(slots[..taken].iter().map(|slot| leaf.address(usize::from(*slot))));
         let next = match slots.get(taken) {
@@ -87,17 +93,7 @@ impl KeyWalk {
         let before = matches!(self.left.high, Bound::Excluded(_));
         let (path, leaf) = index.path(key_of(&self.left.high), before, guard);
         let sorted = leaf.sorted();
-        let from = match &self.left.low {
-            Bound::Included(key) => leaf.below(&sorted, key, false),
-            Bound::Excluded(key) => leaf.below(&sorted, key, true),
-            Bound::Unbounded => 0,
-        };
-        let to = match &self.left.high {
-            Bound::Included(key) => leaf.below(&sorted, key, true),
-            Bound::Excluded(key) => leaf.below(&sorted, key, false),
-            Bound::Unbounded => sorted.slots().len(),
-        };
-        let slots = &sorted.slots()[from.min(to)..to];
+        let slots = self.within(leaf, &sorted);
         let rest = slots.len() - slots.len().min(self.size());
         heads.extend(slots[rest..].iter().rev().map(|slot| leaf.address(usize::from(*slot))));
         let next = match rest.checked_sub(1).map(|before| slots[before]) {
