@@ -13,9 +13,9 @@
 //! 2. A segment's serial changes only while it is free.
 //! 3. Segments below `allocated` have blocks: writing there does not run out of space.
 
+use sheaf_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::{ArcSwapOption, Guard};
 use sheaf_base::disk::{Disk, File, How, renew_len};

@@ -16,11 +16,11 @@
 //! 2. There is one [`Filler`] of a buffer at most, and it alone writes at and behind `filled`.
 //! 3. A buffer gets another place (`from`, `filled` back) only while nobody else has it.
 
+use sheaf_base::sync::atomic::{AtomicU64, Ordering};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use sheaf_base::memory::{Memory, Part, prefer_huge_pages};
 

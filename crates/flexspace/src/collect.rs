@@ -18,20 +18,24 @@
 //! A step is an operation like others: remaps in one frame. What it copied from stays until that is durable
 //! (`upkeep.rs`).
 
+use sheaf_base::sync::atomic::Ordering;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use sheaf_base::error::{Error, Result};
 
 use crate::extent::{Extent, footprint};
 use crate::format::{Record, Run};
+use crate::place::Loan;
 use crate::space::{Shared, Version};
 use crate::tree::{Content, Entry};
 use crate::writer::{State, Who, Writer};
 
-/// Most segments that one pass empties.
+/// Fewest and most segments that one pass empties.
+const FEW: usize = 4;
 const VICTIMS: usize = 64;
+/// Bytes to copy for an entry to walk over: some 60 ns of work for some 15.
+const WALK: u64 = 24;
 
 /// A walk over the index.
 #[derive(Debug)]
@@ -80,9 +84,12 @@ impl Writer {
         let spare = if self.available(Who::Collector) > 1 { g.segment } else { 0 };
         let mut room = self.room(Who::Collector).saturating_sub(spare);
         let mut victims = HashSet::new();
-        for (live, number) in sealed.into_iter().take(VICTIMS) {
-            // The price of the walk is shared, but nearly full segments wait until there is nothing better.
-            if live > room || (victims.len() >= VICTIMS / 8 && live > g.segment / 4 * 3) {
+        // A pass walks the whole index: it copies so much that this is a small part of its work, and no more, so that
+        // segments are given back a few at a time.
+        let few = self.tree.entries().saturating_mul(WALK) / g.segment;
+        let few = usize::try_from(few).unwrap_or(VICTIMS).clamp(FEW, VICTIMS);
+        for (live, number) in sealed.into_iter().take(few) {
+            if live > room {
                 break;
             }
             room -= live;
@@ -171,44 +178,76 @@ impl Shared {
         Ok(copies)
     }
 
+    /// Writes one copy, mostly into a buffer that is lent, outside of the writer's lock.
+    fn place_copy(&self, mut bytes: &[u8], loan: &mut Option<Loan>) -> Result<Run> {
+        let mut run = Run::new();
+        while !bytes.is_empty() {
+            if let Some((len, extent)) = loan.as_mut().and_then(|loan| loan.put(bytes, &self.geometry)) {
+                run.push((len, extent));
+                bytes = &bytes[usize::try_from(len).unwrap_or(usize::MAX)..];
+                continue;
+            }
+            let mut w = self.writer.lock();
+            if let Some(full) = loan.take() {
+                w.take_back(full);
+            }
+            if w.room.is_short_of_buffers() {
+                drop(w);
+                self.flush()?;
+                w = self.writer.lock();
+            }
+            if w.room.free.is_empty() && w.room.vacant() > 0 {
+                let more = w.ready(Who::Collector) + 1;
+                drop(w);
+                self.make_ready(Who::Collector, more)?;
+                w = self.writer.lock();
+            }
+            *loan = w.lend()?;
+            if loan.is_none() {
+                run.extend(w.place(Who::Collector, bytes)?);
+                return Ok(run);
+            }
+        }
+        Ok(run)
+    }
+
     /// Writes the copies and maps to them what is still mapped to the originals.
     fn repoint(&self, copies: Vec<(Entry<Extent>, Vec<u8>)>) -> Result<()> {
         if copies.is_empty() {
             return Ok(());
         }
-        // An entry may have been split since, in parts: each part is a record.
-        let body = 64 + 64 * 2 * self.geometry.look.min(copies.len() * 4 + 16);
-        let needed = copies.iter().map(|(entry, _)| footprint(entry.len, self.geometry.piece)).sum();
-        let mut w = loop {
-            let w = self.writer.lock();
-            self.check_writable()?;
-            if w.room.is_short_of_buffers() || w.log.backlog() > self.geometry.log_backlog {
-                drop(w);
-                self.flush()?;
-            } else if !w.log.has_room(body) {
-                drop(w);
-                self.make_spare(crate::log::need(body))?;
-            } else if w.ready(Who::Collector) < needed && w.room(Who::Collector) >= needed {
-                drop(w);
-                self.make_ready(Who::Collector, needed)?;
-            } else {
-                break w;
-            }
-        };
+        self.check_writable()?;
         // By chunk and first byte: where the copy is.
         let mut moved: BTreeMap<(u64, u64), (u64, Run)> = BTreeMap::new();
-        let (mut bytes, mut trouble) = (0, None);
+        let (mut bytes, mut trouble, mut loan) = (0, None, None);
         for (entry, copy) in &copies {
-            let run = match w.place(Who::Collector, copy) {
-                Ok(run) => run,
+            match self.place_copy(copy, &mut loan) {
+                Ok(run) => moved.insert((entry.item.chunk(), entry.item.skip()), (entry.len, run)),
                 Err(error) => {
                     trouble = Some(error);
                     break; // what has a place is not copied in vain
                 }
             };
             bytes += footprint(entry.len, self.geometry.piece);
-            moved.insert((entry.item.chunk(), entry.item.skip()), (entry.len, run));
         }
+        if let Some(loan) = loan {
+            self.writer.lock().take_back(loan);
+        }
+        // An entry may have been split since, in parts: each part is a record.
+        let body = 64 + 64 * 2 * self.geometry.look.min(copies.len() * 4 + 16);
+        let mut w = loop {
+            let w = self.writer.lock();
+            self.check_writable()?;
+            if w.log.backlog() > self.geometry.log_backlog {
+                drop(w);
+                self.flush()?;
+            } else if !w.log.has_room(body) {
+                drop(w);
+                self.make_spare(crate::log::need(body))?;
+            } else {
+                break w;
+            }
+        };
         let Some((from, to)) = w.track else { return Ok(()) };
         let mut records = Vec::new();
         let mut size = 0;
@@ -235,6 +274,7 @@ impl Shared {
         if !records.is_empty() {
             self.finish(&mut w, &records);
         }
+        w.settle_filled();
         trouble.map_or(Ok(()), Err)
     }
 

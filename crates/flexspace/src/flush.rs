@@ -14,8 +14,8 @@
 //! A write that fails loses nothing: the bytes stay where they are, and the next flush writes the same to the same
 //! places. Only a failed sync leaves the disk in doubt, and poisons.
 
+use sheaf_base::sync::atomic::Ordering;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use sheaf_base::error::{IoContext, Result};
 

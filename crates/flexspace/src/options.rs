@@ -91,7 +91,7 @@ impl Geometry {
             checkpoint: 64 << 20,
             reserve: 8,
             step: 256 << 10,
-            look: 4096,
+            look: 2048,
             backlog: 512 << 10,
             log_backlog: 4 << 20,
             unsynced: 8 << 20,

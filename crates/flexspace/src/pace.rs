@@ -16,14 +16,14 @@ use sheaf_base::sync::{Condvar, Mutex};
 /// A wait shorter than this is put on the next writers' account.
 const LEAST: Duration = Duration::from_micros(500);
 /// No write waits longer.
-const MOST: Duration = Duration::from_millis(4);
+const MOST: Duration = Duration::from_millis(6);
 /// How long a round is thought to take at first, and at most.
 const FIRST: Duration = Duration::from_millis(50);
 const LONGEST: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 struct State {
-    /// When segments were given back last, and how long that takes, on an average.
+    /// When segments were given back last, and the longest time between two such events of late.
     released: Duration,
     round: Duration,
     owed: Duration,
@@ -49,7 +49,7 @@ impl Pace {
         let now = SystemClock.now();
         let mut state = self.state.lock();
         let round = now.saturating_sub(state.released).min(LONGEST);
-        state.round = (state.round * 3 + round) / 4;
+        state.round = round.max(state.round * 7 / 8);
         state.released = now;
         drop(state);
         self.given_back.notify_all();

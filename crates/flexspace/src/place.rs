@@ -10,9 +10,9 @@
 //! 2. A segment that is free or bare has no buffer.
 //! 3. At most [`BUFFERS`] buffers are in use: each is a cursor's, or in `outgoing`, or both.
 
+use sheaf_base::sync::atomic::Ordering;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use sheaf_base::disk::How;
 use sheaf_base::error::{Error, IoContext, Result};
@@ -20,15 +20,18 @@ use sheaf_base::memory::Memory;
 
 use crate::area::{Area, Areas};
 use crate::buffer::{Buffer, Filler};
-use crate::extent::{Extent, fitting, footprint};
+use crate::extent::{Extent, Seed, fitting, footprint};
 use crate::format::{Record, Run};
+use crate::options::Geometry;
 use crate::space::Shared;
 use crate::writer::{Segment, State, Who, Writer};
 
 /// Buffers of a segment's size in use at most: two that are filled, and what waits for the kernel.
-const BUFFERS: usize = 6;
-/// Free segments that are made ready ahead.
-const AHEAD: usize = 4;
+const BUFFERS: usize = 8;
+/// Garbage collection waits for a flush with so many in use: the others are the users'.
+const COLLECTED: usize = 4;
+/// Most free segments that are made ready ahead; fewer in a small space.
+const AHEAD: usize = 16;
 
 /// A segment that is being filled.
 #[derive(Debug)]
@@ -37,6 +40,17 @@ struct Cursor {
     /// Bytes taken.
     end: u64,
     filler: Option<Filler>,
+    /// The filler is lent.
+    is_lent: bool,
+}
+
+/// A cursor's buffer, to fill outside of the writer's lock.
+#[derive(Debug)]
+pub(crate) struct Loan {
+    filler: Filler,
+    segment: u32,
+    end: u64,
+    seed: Seed,
 }
 
 /// A buffer whose bytes go to the kernel.
@@ -62,6 +76,8 @@ pub(crate) struct Room {
     pub(crate) limit: u64,
     pub(crate) there: u64,
     cursors: [Option<Cursor>; 2],
+    /// What garbage collection has filled in the step under way.
+    filled: Vec<u32>,
     pub(crate) outgoing: Vec<Outgoing>,
     /// Buffers for later use.
     idle: Vec<Arc<Buffer>>,
@@ -80,6 +96,7 @@ impl Room {
             limit,
             there: 0,
             cursors: [None, None],
+            filled: Vec::new(),
             outgoing: Vec::new(),
             idle: Vec::new(),
             next_serial: incarnation << 32,
@@ -101,7 +118,8 @@ impl Room {
     }
 
     fn is_filled(&self, segment: u32) -> bool {
-        self.cursors.iter().flatten().any(|cursor| cursor.segment == segment && cursor.filler.is_some())
+        let is_open = |cursor: &Cursor| cursor.filler.is_some() || cursor.is_lent;
+        self.cursors.iter().flatten().any(|cursor| cursor.segment == segment && is_open(cursor))
     }
 
     /// A buffer for a segment's bytes from `from` on, if one may be used.
@@ -124,7 +142,7 @@ impl Room {
 
     /// Whether garbage collection would leave users no buffer.
     pub(crate) fn is_short_of_buffers(&self) -> bool {
-        self.outgoing.len() + 2 > BUFFERS
+        self.outgoing.len() >= COLLECTED
     }
 
     /// The kernel has the bytes of `segment` below `to`. A buffer that nothing will be added to is done then.
@@ -233,10 +251,27 @@ impl Writer {
 
     /// Nothing more goes into the segment that `who` fills.
     pub(crate) fn close_cursor(&mut self, who: Who) {
-        if let Some(cursor) = self.room.cursors[who as usize].take() {
-            let segment = &mut self.segments[cursor.segment as usize];
+        let Some(cursor) = self.room.cursors[who as usize].take() else { return };
+        let segment = &mut self.segments[cursor.segment as usize];
+        segment.state = match who {
             // What is not applied yet belongs to the operation after `seq`.
-            segment.state = if segment.live == 0 { State::Dead(self.seq + 1) } else { State::Sealed };
+            Who::User if segment.live == 0 => State::Dead(self.seq + 1),
+            Who::User => State::Sealed,
+            // Others' operations come between copying and remapping: nothing lives in it yet, and soon something will.
+            Who::Collector => {
+                self.room.filled.push(cursor.segment);
+                State::Sealed
+            }
+        };
+    }
+
+    /// The copies of a step are mapped, or given up: segments that nothing lives in are dead.
+    pub(crate) fn settle_filled(&mut self) {
+        for segment in std::mem::take(&mut self.room.filled) {
+            let segment = &mut self.segments[segment as usize];
+            if segment.live == 0 && segment.state == State::Sealed {
+                segment.state = State::Dead(self.seq);
+            }
         }
     }
 
@@ -251,7 +286,8 @@ impl Writer {
             if room < most.min(g.piece) {
                 self.close_cursor(who);
                 let segment = self.take(who)?;
-                self.room.cursors[who as usize] = Some(Cursor { segment, end: 0, filler: None });
+                self.room.cursors[who as usize] =
+                    Some(Cursor { segment, end: 0, filler: None, is_lent: false });
                 continue;
             }
             let (now, later) = bytes.split_at(usize::try_from(most.min(room)).unwrap_or(usize::MAX));
@@ -286,6 +322,35 @@ impl Writer {
         Ok(Extent::new(u64::from(segment) * g.segment + at))
     }
 
+    /// Garbage collection's buffer, with room for one piece at least; `None` if there is none. It comes back by
+    /// [`Writer::take_back`] before anything else is done with that cursor.
+    pub(crate) fn lend(&mut self) -> Result<Option<Loan>> {
+        let g = self.areas.geometry;
+        let who = Who::Collector;
+        let cursor = self.room.cursors[who as usize].as_ref();
+        if cursor.is_none_or(|cursor| fitting(g.segment - cursor.end, g.piece) < g.piece) {
+            self.close_cursor(who);
+            let segment = self.take(who)?;
+            self.room.cursors[who as usize] = Some(Cursor { segment, end: 0, filler: None, is_lent: false });
+        }
+        self.pick_up_filler(who);
+        let Some(cursor) = &mut self.room.cursors[who as usize] else { return Ok(None) };
+        let (segment, end) = (cursor.segment, cursor.end);
+        let (Some(filler), Some(spot)) = (cursor.filler.take(), self.areas.spot(segment)) else {
+            return Ok(None);
+        };
+        cursor.is_lent = true;
+        Ok(Some(Loan { filler, segment, end, seed: spot.seed }))
+    }
+
+    /// What was lent is back.
+    pub(crate) fn take_back(&mut self, loan: Loan) {
+        let cursor =
+            self.room.cursors[Who::Collector as usize].as_mut().expect("it stays while its buffer is lent");
+        self.unsynced += loan.end - cursor.end;
+        (cursor.end, cursor.is_lent, cursor.filler) = (loan.end, false, Some(loan.filler));
+    }
+
     /// Gives the cursor a buffer, if it has none and there may be one.
     fn pick_up_filler(&mut self, who: Who) {
         let g = self.areas.geometry;
@@ -308,22 +373,41 @@ impl Writer {
     }
 }
 
+impl Loan {
+    /// Writes the start of `bytes`, as one extent, as far as there is room; `None` if there is none.
+    pub(crate) fn put(&mut self, bytes: &[u8], g: &Geometry) -> Option<(u64, Extent)> {
+        let most = (bytes.len() as u64).min(g.max_extent);
+        let room = fitting(g.segment - self.end, g.piece);
+        if room < most.min(g.piece) {
+            return None;
+        }
+        let bytes = &bytes[..usize::try_from(most.min(room)).unwrap_or(usize::MAX)];
+        let (at, len) = (self.end, footprint(bytes.len() as u64, g.piece));
+        let (size, piece) =
+            (usize::try_from(len).unwrap_or(usize::MAX), usize::try_from(g.piece).unwrap_or(0));
+        self.filler.fill(size, |out| self.seed.encode(at, bytes, piece, out));
+        self.end += len;
+        Some((bytes.len() as u64, Extent::new(u64::from(self.segment) * g.segment + at)))
+    }
+}
+
 impl Shared {
-    /// Gives free segments blocks, and makes files for them, until `who` can write `bytes`. Outside of the writer's lock.
+    /// Gives free segments blocks, and makes files for them, until `who` can write `bytes` or there are no more. Outside of
+    /// the writer's lock.
     pub(crate) fn make_ready(&self, who: Who, bytes: u64) -> Result<()> {
         let _one = self.making.lock();
         loop {
-            let (bare, files, ready) = {
+            let (bare, files, to_come) = {
                 let w = self.writer.lock();
                 if w.ready(who) >= bytes {
                     return Ok(());
                 }
-                (w.room.bare.first().copied(), Arc::clone(&w.areas), w.room.vacant())
+                (w.room.bare.first().copied(), Arc::clone(&w.areas), w.room.limit - w.room.there)
             };
             let g = &self.geometry;
             match bare.and_then(|segment| files.spot(segment)) {
                 Some(spot) => spot.area.allocate(spot.start + g.segment)?,
-                None if ready == 0 => return self.no_space(),
+                None if to_come == 0 => return Ok(()), // the caller looks again
                 None => {
                     let gap = files.files.iter().position(Option::is_none);
                     let number = gap.unwrap_or(files.files.len());
@@ -343,7 +427,8 @@ impl Shared {
         let g = &self.geometry;
         let (bytes, is_enough) = {
             let w = self.writer.lock();
-            let wanted = AHEAD.min(usize::try_from(w.room.vacant()).unwrap_or(AHEAD));
+            let used = w.room.there - (w.room.free.len() + w.room.bare.len()) as u64;
+            let wanted = usize::try_from((used / 4 + 1).min(w.room.vacant())).unwrap_or(AHEAD).min(AHEAD);
             (w.ready(Who::Collector) + g.segment / 2, w.room.free.len() >= wanted || w.seq == 0)
         };
         if is_enough {

@@ -13,12 +13,11 @@
 //!
 //! `recover.rs` has the story.
 
+use sheaf_base::sync::atomic::{AtomicU64, Ordering};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use sheaf_base::disk::{Disk, Locked, Share};
 use sheaf_base::error::{Error, IoContext, Result};
 use sheaf_base::memory::Part;
@@ -29,6 +28,7 @@ use sheaf_base::work::{Waker, Worker};
 
 use crate::area::Areas;
 use crate::collect::Pass;
+use crate::current::Current;
 use crate::edit::Edit;
 use crate::extent::Extent;
 use crate::format::Head;
@@ -68,7 +68,7 @@ pub(crate) struct Shared {
     pub(crate) options: Options,
     pub(crate) geometry: Geometry,
     pub(crate) incarnation: Incarnation,
-    pub(crate) current: ArcSwap<Version>,
+    pub(crate) current: Current,
     pub(crate) collecting: Mutex<Option<Pass>>,
     pub(crate) maintenance: Mutex<Maintenance>,
     /// One checkpoint, sync, flush, maker of segments at a time.
@@ -80,6 +80,8 @@ pub(crate) struct Shared {
     /// The operation whose version a checkpoint is written from.
     pub(crate) saved: AtomicU64,
     pub(crate) pace: Pace,
+    /// What was damaged at opening and made again.
+    pub(crate) healed: Option<Error>,
     /// The last operation that housekeeping saw.
     pub(crate) looked_at: AtomicU64,
     pub(crate) durable: AtomicU64,
@@ -327,13 +329,20 @@ impl FlexSpace {
         self.shared.stats()
     }
 
-    /// Reads every byte there is; each damaged extent goes to `report`.
+    /// What was damaged at opening and could be made again: a checkpoint, from the one before it and its log.
+    #[must_use]
+    pub fn healed(&self) -> Option<&Error> {
+        self.shared.healed.as_ref()
+    }
+
+    /// Reads every byte there is, and both checkpoints; each damaged extent goes to `report`.
     ///
     /// # Errors
     ///
     /// None of damage; that goes to `report`.
     pub fn verify(&self, mut report: impl FnMut(Error)) -> Result<()> {
         self.shared.maintenance.lock().pair.check::<Head>(&mut report);
+        self.shared.verify_checkpoints(&mut report)?;
         self.view().verify(report)
     }
 
@@ -458,7 +467,7 @@ impl Shared {
         let tree = w.tree.publish(w.seq);
         self.account(w.tree.held_bytes());
         let version = Version { tree, areas: Arc::clone(&w.areas), mark: w.mark };
-        self.current.store(Arc::new(version));
+        self.current.store(version);
     }
 
     fn account(&self, bytes: u64) {

@@ -8,7 +8,7 @@
 //!                                                     durable mark, or if all its data checks)
 //!  release     sync, floor = n into both heads ──> segments dead at or before n are free
 //!  checkpoint  log goes on in the next segment; index as of n to a file; sync; both heads name the
-//!              file and the log's new segments ──> older files go
+//!              file, the log's new segments, and what there was before ──> files older than that go
 //! ```
 //!
 //! Data and log may become durable in any order: a frame whose data the power took is not believed. That is
@@ -16,18 +16,18 @@
 //! before a segment is used again: whichever head an opening finds, it does not question the frames that
 //! name the segment's former bytes.
 
+use sheaf_base::sync::atomic::Ordering;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use sheaf_base::engine::ImageSink;
 use sheaf_base::error::{Error, IoContext, Result};
 use sheaf_base::segment::{Identity, Segment};
-use sheaf_base::store::image::ImageWriter;
+use sheaf_base::store::image::{ImageReader, ImageWriter};
 use sheaf_base::sync::MutexGuard;
 use sheaf_base::types::{KeyspaceId, LogId, SegmentId};
 
 use crate::area::{self, DIRECTORY};
-use crate::format::{self, LOG, LogEntry, Summary, TREE};
+use crate::format::{self, Chapter, LOG, LogEntry, Summary, TREE};
 use crate::log::Log;
 use crate::space::{Maintenance, Shared};
 use crate::writer::{Who, Writer};
@@ -129,9 +129,9 @@ impl Shared {
         let replaced = w.log.spare.take();
         drop(w);
         if let Some(small) = replaced {
-            m.head.logs.retain(|log| log.id != small.id());
+            m.head.newest.logs.retain(|log| log.id != small.id());
         }
-        m.head.logs.push(LogEntry { id, end, is_final: false });
+        m.head.newest.logs.push(LogEntry { id, end, is_final: false });
         self.put_heads(m)?;
         self.writer.lock().log.spare = Some(Arc::new(segment));
         Ok(())
@@ -199,7 +199,7 @@ impl Shared {
             self.check_writable()?;
             self.spare(&mut m, 0)?;
             let mut w = self.writer.lock();
-            if w.seq == m.head.checkpoint_seq {
+            if w.seq == m.head.newest.seq {
                 return Ok(());
             }
             w.log.rotate();
@@ -238,26 +238,49 @@ impl Shared {
         self.sync()?;
         let mut m = self.maintenance.lock();
         self.check_writable()?;
-        let old = (m.head.checkpoint, std::mem::take(&mut m.head.logs));
+        let mut newest = Chapter { checkpoint: number, seq, logs: Vec::new() };
         let is_new = |log: &LogEntry| keep.is_some_and(|keep| log.id >= keep);
-        m.head.logs = old.1.iter().copied().filter(is_new).collect();
-        (m.head.checkpoint, m.head.checkpoint_seq) = (number, seq);
+        (newest.logs, m.head.newest.logs) = m.head.newest.logs.iter().partition(|log| is_new(log));
+        let before = std::mem::replace(&mut m.head.newest, newest);
+        let gone = std::mem::replace(&mut m.head.older, before);
         self.raise_floor(&mut m)?;
         m.checkpoint_bytes = bytes;
         self.counters.checkpoints.fetch_add(1, Ordering::Relaxed);
-        self.discard(old.0, old.1.into_iter().filter(|log| !is_new(log)));
+        self.discard(&gone);
         Ok(())
     }
 
     /// Removes files that neither head names. What stays is swept at the next opening.
-    fn discard(&self, checkpoint: u64, logs: impl Iterator<Item = LogEntry>) {
-        if checkpoint > 0 {
-            let _ = self.disk.remove(&self.dir.join(format::checkpoint_name(checkpoint)));
+    fn discard(&self, gone: &Chapter) {
+        if gone.checkpoint > 0 {
+            let _ = self.disk.remove(&self.dir.join(format::checkpoint_name(gone.checkpoint)));
         }
-        for log in logs {
+        for log in &gone.logs {
             let name = sheaf_base::segment::file_name(log.id);
             let _ = self.disk.remove(&self.dir.join(LOG).join(name));
         }
+    }
+
+    /// Reads both checkpoints; damage goes to `report`.
+    pub(crate) fn verify_checkpoints(&self, report: &mut impl FnMut(Error)) -> Result<()> {
+        let _one = self.checkpointing.lock();
+        let (numbers, space) = {
+            let m = self.maintenance.lock();
+            ([m.head.newest.checkpoint, m.head.older.checkpoint], m.head.space)
+        };
+        for number in numbers.into_iter().filter(|number| *number > 0) {
+            let path = self.dir.join(format::checkpoint_name(number));
+            let read = ImageReader::open(&*self.disk, path, space, KeyspaceId(0), number, |_| None);
+            let read = read.and_then(|mut image| {
+                format::load(&mut image, |_, _| {})?;
+                image.finish()
+            });
+            match read {
+                Err(error) if error.is_corrupt() => report(error),
+                other => drop(other?),
+            }
+        }
+        Ok(())
     }
 
     /// Whether the log is long: longer than a tenth of the index, and at least a fixed length.
@@ -332,9 +355,9 @@ impl Shared {
             w.close_cursor(Who::Collector);
             w.log = Log::default(); // the checkpoint has everything, and nobody can change anything any more
         }
-        let logs = std::mem::take(&mut m.head.logs);
+        let logs = std::mem::take(&mut m.head.newest.logs);
         self.raise_floor(&mut m)?;
-        self.discard(0, logs.into_iter());
+        self.discard(&Chapter { logs, ..Chapter::default() });
         m.is_closed = true;
         Ok(())
     }

@@ -351,7 +351,7 @@ impl Store {
             }
         }
         self.finish(order, seq);
-        whole.is_reached();
+        whole.reached();
         Ok(rolled)
     }
 
@@ -487,7 +487,7 @@ impl Store {
             }
             apply(seq);
             self.finish(&mut order, seq);
-            whole.is_reached();
+            whole.reached();
             return Ok(seq);
         }
     }
@@ -499,7 +499,7 @@ struct Whole<'a>(&'a Store);
 
 impl Whole<'_> {
     /// The commit is applied.
-    fn is_reached(self) {
+    fn reached(self) {
         std::mem::forget(self);
     }
 
