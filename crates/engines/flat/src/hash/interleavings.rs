@@ -121,7 +121,7 @@ fn a_table_outlives_the_guards_that_saw_it() {
         let retiring = {
             let index = Arc::clone(&index);
             // As when a dropped keyspace is buried.
-            thread::spawn(move || index.install(vec![Table::new(0, index.buckets(), false)]))
+            thread::spawn(move || index.install(vec![Table::new(0, index.buckets, false)]))
         };
         let guard = &epoch::pin();
         let mut found = 0;

@@ -41,6 +41,7 @@ mod inner;
 mod interleavings;
 mod leaf;
 mod list;
+mod maker;
 mod text;
 mod walk;
 
@@ -61,6 +62,7 @@ use crate::index::{Image, Index, Wanted};
 use inner::{CHILDREN, Child, Inner};
 use leaf::{Leaf, Limits, SLOTS};
 use list::List;
+use maker::Maker;
 use text::common;
 use walk::KeyWalk;
 
@@ -481,73 +483,6 @@ fn retire<T: 'static>(node: *mut T, guard: &Guard) {
     // * Nodes come from `Box::into_raw` and are unlinked by the writer, which retires each once (I3).
     // * The closure owns what it captures.
     unsafe { guard.defer_unchecked(move || drop(Box::from_raw(address as *mut T))) };
-}
-
-/// Makes a tree of keys that ascend, its leaves nearly full.
-struct Maker<'a> {
-    index: &'a Ordered,
-    pending: List<Address>,
-    /// What the pending leaf begins at.
-    low: Option<Vec<u8>>,
-    children: Vec<Child>,
-    separators: List<()>,
-}
-
-impl<'a> Maker<'a> {
-    fn new(index: &'a Ordered) -> Maker<'a> {
-        Maker {
-            index,
-            pending: List::default(),
-            low: None,
-            children: Vec::new(),
-            separators: List::default(),
-        }
-    }
-
-    fn push(&mut self, key: &[u8], address: Address) {
-        let words = self.pending.bytes() / 8;
-        if self.pending.len() >= self.index.sizes.packed() || words >= MOST_RESTS && !self.pending.is_empty()
-        {
-            let last = self.pending.key(self.pending.len() - 1);
-            let separator = shortest_between(last, key).to_vec();
-            self.end_leaf(Some(&separator));
-            self.separators.push(&separator, ());
-            self.low = Some(separator);
-        }
-        self.pending.push(key, address);
-    }
-
-    fn end_leaf(&mut self, high: Option<&[u8]>) {
-        let range = (0, self.pending.len());
-        self.children.push(self.index.new_leaf(&self.pending, range, (self.low.as_deref(), high)));
-        self.pending.clear();
-    }
-
-    fn finish(mut self) -> Child {
-        self.end_leaf(None);
-        let most = (self.index.sizes.children * 7 / 8).max(2);
-        for level in 1.. {
-            let (children, separators) =
-                (std::mem::take(&mut self.children), std::mem::take(&mut self.separators));
-            let mut from = 0;
-            while from < children.len() {
-                let mut to = (from + most).min(children.len());
-                if to + 1 == children.len() {
-                    to += 1; // no node of one child beside others
-                }
-                let own = part(&separators, from, to - 1);
-                self.children.push(self.index.new_inner(level, &own, &children[from..to]));
-                if to < children.len() {
-                    self.separators.push(separators.key(to - 1), ());
-                }
-                from = to;
-            }
-            if self.children.len() == 1 {
-                break;
-            }
-        }
-        self.children[0]
-    }
 }
 
 impl Index for Ordered {

@@ -1,7 +1,7 @@
 //! # A walk in the order of keys, from either end
 //!
 //! Each step comes down from the root to where the last one ended, and takes some entries of one leaf: few at
-//! first, since most ranges are short, then more. What it looked at is an interval of keys that ends where the next
+//! first, since most ranges are short and what is read for nothing costs more than the way down, then more. What it looked at is an interval of keys that ends where the next
 //! step begins, so that no key is missed or met twice whatever is split or joined in between.
 
 use std::ops::Bound;
@@ -10,42 +10,56 @@ use sheaf_base::engine::Bounds;
 use sheaf_base::segment::Address;
 use sheaf_base::sync::epoch::Guard;
 
+use super::leaf::{Leaf, Sorted};
 use super::{Ordered, fence_above, fence_below};
 use crate::index::{Span, Walk, Way};
 
-/// Entries of the first step and of later ones.
-const FIRST: usize = 12;
-const MOST: usize = 48;
+/// Entries of each of the first steps, and how many steps these are. A way down costs about as much as an entry, and
+/// half a step is read for nothing at the end: for ranges of n entries the square root of 2 n would be best.
+const FEW: usize = 10;
+const SHORT: usize = 8;
+/// Entries of a later step.
+const MANY: usize = 48;
 
 /// The walk.
 pub(crate) struct KeyWalk {
     /// What is left to look at.
     left: Bounds,
-    size: usize,
+    steps: usize,
     done: bool,
 }
 
 impl KeyWalk {
     pub(super) fn new(bounds: Bounds) -> KeyWalk {
-        KeyWalk { done: bounds.is_empty(), left: bounds, size: FIRST }
+        KeyWalk { done: bounds.is_empty(), left: bounds, steps: 0 }
+    }
+
+    /// Entries of this step.
+    fn size(&self) -> usize {
+        if self.steps < SHORT { FEW } else { MANY }
+    }
+
+    /// The slots of a leaf that are left to look at.
+    fn within<'s>(&self, leaf: &Leaf, sorted: &'s Sorted) -> &'s [u8] {
+        let from = match &self.left.low {
+            Bound::Included(key) => leaf.below(sorted, key, false),
+            Bound::Excluded(key) => leaf.below(sorted, key, true),
+            Bound::Unbounded => 0,
+        };
+        let to = match &self.left.high {
+            Bound::Included(key) => leaf.below(sorted, key, true),
+            Bound::Excluded(key) => leaf.below(sorted, key, false),
+            Bound::Unbounded => sorted.slots().len(),
+        };
+        &sorted.slots()[from.min(to)..to]
     }
 
     fn up(&mut self, index: &Ordered, guard: &Guard, heads: &mut Vec<Address>) -> Span<Vec<u8>> {
         let low = key_of(&self.left.low);
         let (path, leaf) = index.path(Some(low.unwrap_or(&[])), false, guard);
         let sorted = leaf.sorted();
-        let from = match &self.left.low {
-            Bound::Included(key) => leaf.below(&sorted, key, false),
-            Bound::Excluded(key) => leaf.below(&sorted, key, true),
-            Bound::Unbounded => 0,
-        };
-        let to = match &self.left.high {
-            Bound::Included(key) => leaf.below(&sorted, key, true),
-            Bound::Excluded(key) => leaf.below(&sorted, key, false),
-            Bound::Unbounded => sorted.slots().len(),
-        };
-        let slots = &sorted.slots()[from.min(to)..to];
-        let taken = slots.len().min(self.size);
+        let slots = self.within(leaf, &sorted);
+        let taken = slots.len().min(self.size());
         heads.extend(slots[..taken].iter().map(|slot| leaf.address(usize::from(*slot))));
         let next = match slots.get(taken) {
             Some(slot) => {
@@ -79,18 +93,8 @@ impl KeyWalk {
         let before = matches!(self.left.high, Bound::Excluded(_));
         let (path, leaf) = index.path(key_of(&self.left.high), before, guard);
         let sorted = leaf.sorted();
-        let from = match &self.left.low {
-            Bound::Included(key) => leaf.below(&sorted, key, false),
-            Bound::Excluded(key) => leaf.below(&sorted, key, true),
-            Bound::Unbounded => 0,
-        };
-        let to = match &self.left.high {
-            Bound::Included(key) => leaf.below(&sorted, key, true),
-            Bound::Excluded(key) => leaf.below(&sorted, key, false),
-            Bound::Unbounded => sorted.slots().len(),
-        };
-        let slots = &sorted.slots()[from.min(to)..to];
-        let rest = slots.len() - slots.len().min(self.size);
+        let slots = self.within(leaf, &sorted);
+        let rest = slots.len() - slots.len().min(self.size());
         heads.extend(slots[rest..].iter().rev().map(|slot| leaf.address(usize::from(*slot))));
         let next = match rest.checked_sub(1).map(|before| slots[before]) {
             Some(slot) => {
@@ -149,7 +153,7 @@ impl Walk<Ordered> for KeyWalk {
             Way::Down => self.down(index, guard, heads),
         };
         heads.retain(|address| *address != Address::NONE);
-        self.size = (2 * self.size).min(MOST);
+        self.steps += 1;
         Some(span)
     }
 }

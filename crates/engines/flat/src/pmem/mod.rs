@@ -24,7 +24,7 @@
 //!
 //! ## What this cannot say
 //!
-//! No machine of ours has such memory. [`probe`] finds it where it is and says so where it is not; the instructions run in
+//! No machine of ours has such memory. [`probe()`] finds it where it is and says so where it is not; the instructions run in
 //! a test on common memory; the protocol runs on the emulated medium, which drops, keeps or tears whatever was not
 //! fenced. Nothing here was ever measured on the real thing, so no database is put on it unasked.
 
