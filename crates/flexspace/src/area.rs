@@ -40,12 +40,17 @@ impl Area {
         let path = dir.join(DIRECTORY).join(file_name(number));
         let file = disk.open(&path, how).during("open", &path)?;
         let len = g.segment * u64::from(g.area_segments);
-        if file.len().during("measure", &path)? < len {
-            file.set_len(len).during("extend", &path)?;
+        let there = file.len().during("measure", &path)?;
+        if how != How::Read {
+            if there < len {
+                file.set_len(len).during("extend", &path)?;
+            }
+            // An earlier life may have left the length in the kernel only.
+            renew_len(&*file).during("extend", &path)?;
         }
-        // An earlier life may have left the length in the kernel only.
-        renew_len(&*file).during("extend", &path)?;
-        file.map(len);
+        if how != How::Read || there >= len {
+            file.map(len);
+        }
         let serials = (0..g.area_segments).map(|_| AtomicU64::new(0)).collect();
         Ok(Area { path, file, serials, is_dirty: AtomicBool::new(true) })
     }

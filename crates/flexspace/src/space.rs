@@ -166,16 +166,17 @@ impl FlexSpace {
     /// As for [`FlexSpace::open`].
     pub fn open_on(disk: Arc<dyn Disk>, dir: impl AsRef<Path>, options: Options) -> Result<FlexSpace> {
         let dir = dir.as_ref();
-        if options.create {
+        if options.create && !options.read_only {
             recover::make_dir(&*disk, dir)?;
         } else if disk.list(dir).is_err() {
             return Err(Error::NotFound { path: dir.to_path_buf() });
         }
-        let lock = match disk.lock(&dir.join(LOCK), Share::Exclusive).during("lock", dir)? {
+        let share = if options.read_only { Share::Shared } else { Share::Exclusive };
+        let lock = match disk.lock(&dir.join(LOCK), share).during("lock", dir)? {
             Locked::Held(lock) => lock,
             Locked::Busy(pid) => return Err(Error::Locked { path: dir.to_path_buf(), pid }),
         };
-        let is_inline = options.inline;
+        let is_inline = options.inline || options.read_only;
         let shared = Arc::new(recover::open(disk, dir, options)?);
         let worker = if is_inline {
             None
@@ -350,6 +351,9 @@ impl Drop for FlexSpace {
 
 impl Shared {
     pub(crate) fn check_writable(&self) -> Result<()> {
+        if self.options.read_only {
+            return Err(Error::ReadOnly);
+        }
         match *self.poison.lock() {
             Some(op) => Err(Error::Poisoned { op }),
             None => Ok(()),

@@ -240,6 +240,9 @@ impl Shared {
     }
 
     pub(crate) fn pump(&self) -> Result<bool> {
+        if self.options.read_only {
+            return Ok(false);
+        }
         self.check_writable()?;
         let mut m = self.maintenance.lock();
         if m.is_closed {
@@ -271,7 +274,7 @@ impl Shared {
 
     pub(crate) fn close(&self) -> Result<()> {
         let mut m: MutexGuard<'_, Maintenance> = self.maintenance.lock();
-        if m.is_closed {
+        if m.is_closed || self.options.read_only {
             return Ok(());
         }
         self.check_writable()?;

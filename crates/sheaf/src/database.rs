@@ -36,7 +36,7 @@ impl Default for Builder {
             options: Options::default(),
             disk: Arc::new(RealDisk),
             clock: Arc::new(SystemClock),
-            engines: vec![Arc::new(sheaf_flat::Flat)],
+            engines: vec![Arc::new(sheaf_flat::Flat), Arc::new(sheaf_flex::Flex)],
         }
     }
 }

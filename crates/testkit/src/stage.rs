@@ -48,6 +48,17 @@ impl Subject {
         }
     }
 
+    /// FlexDB.
+    #[must_use]
+    pub fn flex() -> Subject {
+        Subject {
+            engine: "flex",
+            ordered: true,
+            other: "flat",
+            factories: vec![Arc::new(LedgerFactory::default())],
+        }
+    }
+
     /// The reference engine.
     #[must_use]
     pub fn ledger() -> Subject {
@@ -62,7 +73,15 @@ impl Subject {
     /// The subject of this name, as replay lines call it.
     #[must_use]
     pub fn named(engine: &str) -> Option<Subject> {
-        [Subject::flat(), Subject::ledger()].into_iter().find(|subject| subject.engine == engine)
+        [Subject::flat(), Subject::flex(), Subject::ledger()]
+            .into_iter()
+            .find(|subject| subject.engine == engine)
+    }
+
+    /// Whether its log is its store, so that cleaning makes room; else a checkpoint does, which needs room itself.
+    #[must_use]
+    pub fn is_store_log(&self) -> bool {
+        self.engine == "flat"
     }
 
     /// The engines of the three keyspaces of a crash workload: two under test, one in another log.

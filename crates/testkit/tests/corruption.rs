@@ -10,6 +10,7 @@ use sheaf_testkit::stage::Subject;
 static COUNTING: sheaf_testkit::alloc::Counting = sheaf_testkit::alloc::Counting;
 
 sheaf_testkit::corruption_suite!(flat, Subject::flat());
+sheaf_testkit::corruption_suite!(flex, Subject::flex());
 sheaf_testkit::corruption_suite!(ledger, Subject::ledger());
 
 /// `SHEAF_CORRUPT='flat Loaded 1 4711'`: the line a failure prints.

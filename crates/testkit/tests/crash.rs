@@ -6,6 +6,7 @@ use sheaf_testkit::crash::replay::replay;
 use sheaf_testkit::stage::Subject;
 
 sheaf_testkit::crash_suite!(flat, Subject::flat());
+sheaf_testkit::crash_suite!(flex, Subject::flex());
 sheaf_testkit::crash_suite!(ledger, Subject::ledger());
 
 /// A checkpoint stood behind a note that was never synced; a crash took the note, the empty segment was used again

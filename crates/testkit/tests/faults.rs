@@ -3,6 +3,7 @@
 use sheaf_testkit::stage::Subject;
 
 sheaf_testkit::fault_suite!(flat, Subject::flat());
+sheaf_testkit::fault_suite!(flex, Subject::flex());
 sheaf_testkit::fault_suite!(ledger, Subject::ledger());
 
 /// `SHEAF_FAULT='<words of a line>'`: one fault again, with the story.

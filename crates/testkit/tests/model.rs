@@ -28,6 +28,11 @@ fn flat_agrees_with_a_map_on_the_simulated_disk() {
 }
 
 #[test]
+fn flex_agrees_with_a_map_on_the_simulated_disk() {
+    run(&Subject::flex(), 0, Budget::cases(1_000_000).workers(2)).must_hold(1_000_000);
+}
+
+#[test]
 fn ledger_agrees_with_a_map_on_the_simulated_disk() {
     run(&Subject::ledger(), 0, Budget::cases(1_000_000).workers(2)).must_hold(1_000_000);
 }
@@ -35,6 +40,11 @@ fn ledger_agrees_with_a_map_on_the_simulated_disk() {
 #[test]
 fn flat_agrees_with_a_map_on_the_real_disk() {
     holds("flat", 0..4, &[REAL, REAL_NORMAL], 800);
+}
+
+#[test]
+fn flex_agrees_with_a_map_on_the_real_disk() {
+    holds("flex", 0..4, &[REAL, REAL_NORMAL], 800);
 }
 
 #[test]
@@ -46,12 +56,13 @@ fn ledger_agrees_with_a_map_on_the_real_disk() {
 fn engines_and_geometries_agree_on_the_same_trace() {
     for seed in 1000..1006 {
         case("flat", TINY, seed, 1500).agree().unwrap();
+        case("flex", TINY, seed, 1500).agree().unwrap();
     }
 }
 
 #[test]
 fn a_seed_decides_everything() {
-    for engine in ["flat", ledger::NAME] {
+    for engine in ["flat", "flex", ledger::NAME] {
         let case = case(engine, TINY, 77, 1500);
         assert_eq!(case.must_hold(), case.must_hold());
         let again: Case = case.to_string().parse().unwrap();
