@@ -20,6 +20,7 @@ use std::ops::Deref;
 use std::ptr::NonNull;
 
 use sheaf_base::error::Damage;
+use sheaf_base::record::Content;
 use sheaf_base::sync::atomic::{AtomicUsize, Ordering, fence};
 use sheaf_base::types::Seq;
 
@@ -39,9 +40,16 @@ pub(crate) struct Block {
     count: u32,
     live: u32,
     runs: u32,
+    /// The highest number in it.
+    newest: u64,
 }
 
 const HEAD: usize = size_of::<Block>();
+
+/// A pair's number; of a staged value the highest there is, since it takes a look elsewhere to show it.
+fn newest_of(pair: &Pair<'_>) -> u64 {
+    if matches!(pair.content, Content::Staged(_)) { u64::MAX } else { pair.seq.0 }
+}
 
 /// A counted reference to a block.
 #[derive(Debug)]
@@ -86,6 +94,7 @@ impl Block {
             count: u32::try_from(found.len()).map_err(too_large)?,
             live: u32::try_from(live).map_err(too_large)?,
             runs,
+            newest: found.iter().map(|(_, pair)| newest_of(pair)).max().unwrap_or(0),
         };
         // SAFETY:
         // * The size is not zero.
@@ -125,6 +134,12 @@ impl Block {
     /// Keys whose newest version is no removal.
     pub(crate) fn live(&self) -> u32 {
         self.live
+    }
+
+    /// Whether a view at `at` shows every version in it as it stands: one of each key, a value, nothing newer.
+    #[inline]
+    pub(crate) fn is_plain(&self, at: Seq) -> bool {
+        self.live == self.count && self.newest <= at.0 && self.newest < u64::MAX
     }
 
     /// Runs it was read from.
@@ -247,7 +262,6 @@ impl Drop for BlockRef {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sheaf_base::record::Content;
 
     fn hash(key: &[u8]) -> u64 {
         u64::from(crc32c::crc32c(key)) << 32

@@ -9,7 +9,7 @@
 //! A step within an interval moves an index; a new interval is a descent, and one in each memtable that has keys. Pairs
 //! of the block are not copied.
 
-use std::ops::Bound;
+use std::ops::{Bound, Range};
 use std::sync::Arc;
 
 use sheaf_base::engine::{Bounds, Cursor, Want};
@@ -33,6 +33,14 @@ const LIMIT: usize = 64;
 /// Most pairs of a batch if memtables have some of them, and bytes copied for them, about.
 const LIMIT_PAIRS: usize = 64;
 const LIMIT_BYTES: usize = 256 << 10;
+
+/// The pair a cursor stands on: ranges of the block's runs, or of the copies.
+#[derive(Clone, Copy, Debug, Default)]
+struct Now {
+    is_copy: bool,
+    key: (u32, u32),
+    value: (u32, u32),
+}
 
 /// Where a pair of the batch is.
 #[derive(Clone, Copy, Debug)]
@@ -60,6 +68,9 @@ struct Walk {
     copies: Vec<u8>,
     items: Vec<Item>,
     next: usize,
+    /// Slots of the block that are shown as they are; then there are no items.
+    plain: Range<usize>,
+    now: Now,
     has_begun: bool,
     /// A staged value.
     staged: Option<Vec<u8>>,
@@ -125,6 +136,8 @@ impl FlexCursor {
             copies: Vec::new(),
             items: Vec::new(),
             next: 0,
+            plain: 0..0,
+            now: Now::default(),
             has_begun: false,
             staged: None,
             lanes: SmallVec::new(),
@@ -141,8 +154,8 @@ impl Walk {
             self.rest = (!self.bounds.is_empty()).then(|| from.clone());
         }
         self.items.clear();
-        self.next = 0;
-        while self.items.is_empty() {
+        (self.next, self.plain) = (0, 0..0);
+        while self.items.is_empty() && self.plain.is_empty() {
             let Some(rest) = self.rest.take() else { return Ok(false) };
             let guard = &epoch::pin();
             let state = engine.state(guard);
@@ -181,7 +194,7 @@ impl Walk {
         };
         let mut sources = self.sources(state, true, low, guard);
         let held = entry.as_ref().map(|entry| index.block(entry, &engine.shelf, guard)).transpose()?;
-        let block = held.as_ref().map(|held| &**held);
+        let block = held.as_deref();
         let mut slot = match (block, low) {
             (Some(block), Bound::Included(low)) => block.seek(low, false),
             (Some(block), Bound::Excluded(low)) => block.seek(low, true),
@@ -190,6 +203,16 @@ impl Walk {
         let is_within = |key: &[u8]| is_below(key, as_ref(&high));
         let is_merge = sources.iter().any(|source| source.key().is_some_and(is_within));
         let mut cut = None;
+        if let Some(block) = block.filter(|block| !is_merge && block.is_plain(self.at)) {
+            let end = match &high {
+                _ if rest.is_some() => block.len(), // the whole rest of the interval
+                Bound::Included(high) => block.seek(high, true),
+                Bound::Excluded(high) => block.seek(high, false),
+                Bound::Unbounded => block.len(),
+            };
+            self.plain = slot..end;
+            slot = block.len();
+        }
         loop {
             let stored = block.filter(|block| slot < block.len()).map(|block| block.pair(slot).key);
             let least = match is_merge {
@@ -233,7 +256,7 @@ impl Walk {
         };
         let mut sources = self.sources(state, false, high, guard);
         let held = entry.as_ref().map(|entry| index.block(entry, &engine.shelf, guard)).transpose()?;
-        let block = held.as_ref().map(|held| &**held);
+        let block = held.as_deref();
         let mut slot = match (block, high) {
             (Some(block), Bound::Included(high)) => block.seek(high, true),
             (Some(block), Bound::Excluded(high)) => block.seek(high, false),
@@ -243,6 +266,16 @@ impl Walk {
         let is_within = |key: &[u8]| is_above(key, as_ref(&low));
         let is_merge = sources.iter().any(|source| source.key().is_some_and(is_within));
         let mut cut = None;
+        if let Some(block) = block.filter(|block| !is_merge && block.is_plain(self.at)) {
+            let start = match &low {
+                _ if rest.is_some() => 0, // the whole rest of the interval
+                Bound::Included(low) => block.seek(low, false),
+                Bound::Excluded(low) => block.seek(low, true),
+                Bound::Unbounded => 0,
+            };
+            self.plain = start..slot;
+            slot = 0;
+        }
         loop {
             let stored = block.filter(|_| slot > 0).map(|block| block.pair(slot - 1).key);
             let most = match is_merge {
@@ -300,7 +333,7 @@ impl Walk {
         key: &[u8],
         sources: &mut [Source<'_>],
         block: Option<&Block>,
-        slots: std::ops::Range<usize>,
+        slots: Range<usize>,
         forward: bool,
         guard: &Guard,
     ) -> Result<()> {
@@ -346,30 +379,66 @@ impl Walk {
         Ok(())
     }
 
+    #[inline]
     fn step(&mut self, engine: &FlexEngine, forward: bool) -> Result<bool> {
-        self.staged = None;
-        self.next += 1;
-        if self.next >= self.items.len() {
-            // An error or the end latches: nothing is left.
+        loop {
+            let slot = if forward { self.plain.next() } else { self.plain.next_back() };
+            if let Some(slot) = slot {
+                self.stand_on(slot);
+                return Ok(true);
+            }
+            if self.next < self.items.len() {
+                return self.step_item(engine);
+            }
             let fetched = self.fetch(engine, forward);
             if !matches!(fetched, Ok(true)) {
-                (self.rest, self.next) = (None, 0);
-                self.items.clear();
+                self.end(); // an error or the end latches
                 return fetched;
             }
         }
-        if self.want == Want::Pairs
-            && let Some(Item::Copy(_, value, end, true)) = self.items.get(self.next).copied()
-        {
-            let blob = blob_of(&self.copies[value as usize..end as usize]);
-            let blobs = &engine.shelf.ground.blobs;
-            match blobs.read(&blob) {
-                Ok(Some(bytes)) => self.staged = Some(bytes),
-                // It is pinned by this cursor's view: it cannot have gone in order.
-                other => {
-                    (self.rest, self.next) = (None, 0);
-                    self.items.clear();
-                    return other.and_then(|_| Err(blobs.missing(&blob)));
+    }
+
+    fn end(&mut self) {
+        self.rest = None;
+        self.items.clear();
+        (self.next, self.plain) = (0, 0..0);
+    }
+
+    /// Stands on the block's version in `slot`.
+    #[inline]
+    fn stand_on(&mut self, slot: usize) {
+        let Some(block) = &self.block else { return };
+        let data = block.data();
+        let pair = block.pair(slot);
+        let value = if let Content::Put(value) = pair.content { value } else { &[] };
+        let place = |bytes: &[u8]| {
+            let from = (bytes.as_ptr() as usize).wrapping_sub(data.as_ptr() as usize);
+            let from = if bytes.is_empty() { 0 } else { u32::try_from(from).unwrap_or(0) };
+            (from, from + u32::try_from(bytes.len()).unwrap_or(0))
+        };
+        self.now = Now { is_copy: false, key: place(pair.key), value: place(value) };
+        self.staged = None;
+    }
+
+    fn step_item(&mut self, engine: &FlexEngine) -> Result<bool> {
+        let item = self.items[self.next];
+        self.next += 1;
+        match item {
+            Item::Block(slot) => self.stand_on(slot as usize),
+            Item::Copy(from, value, end, is_staged) => {
+                self.now = Now { is_copy: true, key: (from, value), value: (value, end) };
+                self.staged = None;
+                if is_staged && self.want == Want::Pairs {
+                    let blob = blob_of(&self.copies[value as usize..end as usize]);
+                    let blobs = &engine.shelf.ground.blobs;
+                    match blobs.read(&blob) {
+                        Ok(Some(bytes)) => self.staged = Some(bytes),
+                        // It is pinned by this cursor's view: it cannot have gone in order.
+                        other => {
+                            self.end();
+                            return other.and_then(|_| Err(blobs.missing(&blob)));
+                        }
+                    }
                 }
             }
         }
@@ -410,23 +479,23 @@ fn start_of_key(block: &Block, slot: usize) -> usize {
 }
 
 impl Walk {
-    fn key(&self) -> &[u8] {
-        match (self.items.get(self.next), &self.block) {
-            (Some(Item::Block(slot)), Some(block)) => block.pair(*slot as usize).key,
-            (Some(Item::Copy(from, value, ..)), _) => &self.copies[*from as usize..*value as usize],
-            _ => &[],
+    #[inline]
+    fn bytes(&self, (from, to): (u32, u32)) -> &[u8] {
+        match &self.block {
+            _ if self.now.is_copy => &self.copies[from as usize..to as usize],
+            Some(block) => &block.data()[from as usize..to as usize],
+            None => &[],
         }
     }
 
+    fn key(&self) -> &[u8] {
+        self.bytes(self.now.key)
+    }
+
     fn value(&self) -> &[u8] {
-        match (self.items.get(self.next), &self.block, &self.staged) {
-            (_, _, Some(staged)) => staged,
-            (Some(Item::Block(slot)), Some(block), _) => match block.pair(*slot as usize).content {
-                Content::Put(value) => value,
-                _ => &[],
-            },
-            (Some(Item::Copy(_, value, end, false)), ..) => &self.copies[*value as usize..*end as usize],
-            _ => &[],
+        match &self.staged {
+            Some(staged) => staged,
+            None => self.bytes(self.now.value),
         }
     }
 }

@@ -271,7 +271,9 @@ impl Table {
         if self.tree.is_empty() && space == 0 {
             return 0;
         }
-        self.tree.held_bytes() + shelf.slots.bytes() + space
+        // What is free is room for keys to come.
+        let free = (self.free.len() * size_of::<crate::slots::Slot>()) as u64;
+        self.tree.bytes() + shelf.slots.bytes() - free + space
     }
 
     /// The keyspace is gone: nothing is indexed.
