@@ -1,4 +1,4 @@
-//! One target for libFuzzer, guided by coverage: the first byte chooses which of testkit's.
+//! One program for libFuzzer, guided by coverage: `SHEAF_FUZZ_TARGET` chooses which of testkit's targets it feeds.
 #![no_main]
 
 use std::sync::OnceLock;
@@ -7,7 +7,7 @@ use libfuzzer_sys::fuzz_target;
 use sheaf_testkit::fuzz::{Ground, Target};
 use sheaf_testkit::stage::Subject;
 
-struct Shared(Ground);
+struct Shared(Ground, Target);
 
 // SAFETY:
 // * libFuzzer calls the target from one thread.
@@ -16,11 +16,16 @@ unsafe impl Sync for Shared {}
 // * As above.
 unsafe impl Send for Shared {}
 
-static GROUND: OnceLock<Shared> = OnceLock::new();
+static SHARED: OnceLock<Shared> = OnceLock::new();
+
+fn shared() -> Shared {
+    let name = std::env::var("SHEAF_FUZZ_TARGET").unwrap_or_else(|_| "database".to_owned());
+    let named = |target: &Target| format!("{target:?}").eq_ignore_ascii_case(&name);
+    let target = Target::ALL.into_iter().find(named).unwrap_or_else(|| panic!("there is no target {name}"));
+    Shared(Ground::new(&Subject::flat()), target)
+}
 
 fuzz_target!(|input: &[u8]| {
-    let ground = &GROUND.get_or_init(|| Shared(Ground::new(&Subject::flat()))).0;
-    if let Some((first, rest)) = input.split_first() {
-        ground.feed(Target::ALL[usize::from(*first) % Target::ALL.len()], rest);
-    }
+    let Shared(ground, target) = SHARED.get_or_init(shared);
+    ground.feed(*target, input);
 });

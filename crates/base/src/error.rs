@@ -52,7 +52,8 @@ pub enum Error {
         pid: Option<u32>,
     },
     /// A write or a sync failed in a way that leaves the kernel's cache in doubt. What was
-    /// acknowledged as durable is safe; reopen the database to go on. A sync is never retried.
+    /// acknowledged as durable is safe; reopen the database to go on. A sync is never retried. After a panic
+    /// in the middle of a commit (`op` is "commit") reads are refused too: half of it could be seen.
     #[error("the database refuses writes since a failed {op}; reopen it")]
     Poisoned {
         /// The operation that failed.

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use crate::codec::{Reader, Writer};
 use crate::disk::Disk;
 use crate::error::{Damage, Error, Result};
+use crate::frame::MAX_SEQ;
 use crate::pair::{self, Pair, State};
 use crate::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
 
@@ -171,6 +172,10 @@ impl Root {
         let incarnation = Incarnation(r.u64()?);
         let clean = r.u8()? != 0;
         let [floor, first_seq, seq_bound] = [r.u64()?, r.u64()?, r.u64()?].map(Seq);
+        // No store gets there, and one that began there would run out of numbers.
+        if let Some(value) = [floor.0, first_seq.0, seq_bound.0].into_iter().find(|seq| *seq > MAX_SEQ / 2) {
+            return Err(Damage::BadField { field: "sequence number", value });
+        }
         let next_segment = SegmentId(r.u64()?);
         let next_keyspace = KeyspaceId(r.u32()?);
         let blob_bound = r.u64()?;

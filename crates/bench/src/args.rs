@@ -47,6 +47,17 @@ sheaf-bench figures [OPTIONS]            measures all promised figures and print
   --sync-ms N, --dir D   as above (but the directory need not be empty)
   --json             JSON on the standard output, in place of Markdown
 
+sheaf-bench batching [OPTIONS]           how writers share syncs: none, vertical, naive, pipelined, side by side
+  --subject NAME     one of ours (flat)
+  --threads A,B,…    writers (1,2,8,32); --flight A,B,…: commits that each has in flight (1,8)
+  --rounds N         rounds; medians are printed (3)
+  --seconds S        length of a phase (1)
+  --dir D            as above
+
+sheaf-bench recovery [OPTIONS]           opening by replay of the whole log, and from a checkpoint
+  --subject NAME     one of ours (flat)
+  --pairs N, --rounds N, --dir D   as for figures
+
 sheaf-bench run WORKLOAD [OPTIONS]       one run in this process, for profilers; the database is filled first
   WORKLOAD           see list
   --subject NAME     one of ours, null, or a peer (flat)
@@ -69,6 +80,8 @@ pub(crate) enum Command {
     Compare(Compare),
     Paper(Paper),
     Report(Report),
+    Batching(Batching),
+    Recovery(Recovery),
 }
 
 /// Options of `compare`.
@@ -112,6 +125,26 @@ pub(crate) struct Figures {
     pub(crate) json: bool,
 }
 
+/// Options of `batching`.
+#[derive(Clone, Debug)]
+pub(crate) struct Batching {
+    pub(crate) subject: Subject,
+    pub(crate) threads: Vec<u64>,
+    pub(crate) flight: Vec<u64>,
+    pub(crate) rounds: u64,
+    pub(crate) phase: Duration,
+    pub(crate) dir: PathBuf,
+}
+
+/// Options of `recovery`.
+#[derive(Clone, Debug)]
+pub(crate) struct Recovery {
+    pub(crate) subject: Subject,
+    pub(crate) pairs: u64,
+    pub(crate) rounds: u64,
+    pub(crate) dir: PathBuf,
+}
+
 /// Options of `run`.
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
@@ -145,6 +178,8 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command> {
         "compare" => compare(&mut rest, arguments).map(Command::Compare),
         "paper" => paper(&mut rest, arguments).map(Command::Paper),
         "report" => report(&mut rest).map(Command::Report),
+        "batching" => batching(&mut rest).map(Command::Batching),
+        "recovery" => recovery(&mut rest).map(Command::Recovery),
         "list" => Ok(Command::List),
         "host" => Ok(Command::Host),
         "help" => Ok(Command::Help),
@@ -290,6 +325,52 @@ fn run(rest: &mut Rest<'_>) -> Result<Run> {
             other => return Err(format!("run has no option {other:?}; see sheaf-bench --help").into()),
         }
     }
+    Ok(options)
+}
+
+fn batching(rest: &mut Rest<'_>) -> Result<Batching> {
+    let mut options = Batching {
+        subject: Subject::FLAT,
+        threads: vec![1, 2, 8, 32],
+        flight: vec![1, 8],
+        rounds: 3,
+        phase: Duration::from_secs(1),
+        dir: PathBuf::from(DIR),
+    };
+    while let Some(option) = rest.next() {
+        match option {
+            "--subject" => options.subject = Subject::parse(rest.value(option)?)?,
+            "--threads" => options.threads = rest.numbers(option, 1)?,
+            "--flight" => options.flight = rest.numbers(option, 1)?,
+            "--rounds" => options.rounds = rest.number(option, 1)?,
+            "--seconds" => options.phase = rest.seconds(option)?,
+            "--dir" => options.dir = PathBuf::from(rest.value(option)?),
+            other => return Err(format!("batching has no option {other:?}; see sheaf-bench --help").into()),
+        }
+    }
+    is_ours(options.subject)?;
+    Ok(options)
+}
+
+fn is_ours(subject: Subject) -> Result<()> {
+    if subject.is_peer() || subject == Subject::NULL {
+        return Err(format!("{} is not an engine of ours", subject.name()).into());
+    }
+    Ok(())
+}
+
+fn recovery(rest: &mut Rest<'_>) -> Result<Recovery> {
+    let mut options = Recovery { subject: Subject::FLAT, pairs: PAIRS, rounds: 3, dir: PathBuf::from(DIR) };
+    while let Some(option) = rest.next() {
+        match option {
+            "--subject" => options.subject = Subject::parse(rest.value(option)?)?,
+            "--pairs" => options.pairs = pairs(rest, option)?,
+            "--rounds" => options.rounds = rest.number(option, 1)?,
+            "--dir" => options.dir = PathBuf::from(rest.value(option)?),
+            other => return Err(format!("recovery has no option {other:?}; see sheaf-bench --help").into()),
+        }
+    }
+    is_ours(options.subject)?;
     Ok(options)
 }
 

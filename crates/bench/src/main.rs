@@ -33,6 +33,7 @@
 )]
 
 mod args;
+mod batching;
 mod cap;
 mod data;
 mod drive;
@@ -46,6 +47,7 @@ mod place;
 mod plan;
 mod progress;
 mod record;
+mod recovery;
 mod report;
 mod runner;
 mod single;
@@ -80,6 +82,8 @@ fn main() -> ExitCode {
         Ok(Command::Compare(options)) => compare(&options),
         Ok(Command::Paper(options)) => paper::run(&options),
         Ok(Command::Report(options)) => report::of_files(&options),
+        Ok(Command::Recovery(options)) => recovery::run(&options),
+        Ok(Command::Batching(options)) => batching::run(&options),
         Ok(Command::List) => list(),
         Ok(Command::Host) => host::serve(),
         Err(error) => Err(error),

@@ -3,26 +3,62 @@
 //! `data/<n:08x>.area` holds segments n × 64 to n × 64 + 63. An area has its full length from the start, so
 //! that it can be mapped once; blocks come segment by segment.
 //!
+//! Bytes that are not in the kernel yet are in the segment's buffer (`buffer.rs`); readers look there first.
+//!
 //! ## Invariants
 //!
 //! 1. A piece that an extent of a published version names is written, and not written again while that
-//!    version lives: its segment is neither open below the piece nor free.
+//!    version lives: its segment is neither open below the piece nor free. It is in the segment's buffer, or,
+//!    below that or without one, in the kernel.
 //! 2. A segment's serial changes only while it is free.
+//! 3. Segments below `allocated` have blocks: writing there does not run out of space.
 
+use sheaf_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use arc_swap::{ArcSwapOption, Guard};
 use sheaf_base::disk::{Disk, File, How, renew_len};
 use sheaf_base::error::{Damage, Error, IoContext, Result};
 use sheaf_base::frame::u32_at;
 use sheaf_base::types::StoreId;
 
-use crate::extent::{Extent, PIECE_HEAD, Seed};
+use crate::buffer::Buffer;
+use crate::extent::{Extent, PIECE_HEAD, PIECE_HEAD_BYTES, Seed};
 use crate::options::Geometry;
 
 /// Where they are.
 pub(crate) const DIRECTORY: &str = "data";
+
+/// Where readers find the buffer of a segment whose bytes are not all in the kernel.
+#[derive(Debug, Default)]
+pub(crate) struct Slot {
+    is_taken: AtomicBool,
+    buffer: ArcSwapOption<Buffer>,
+}
+
+impl Slot {
+    /// Before a version names a byte of it.
+    pub(crate) fn set(&self, buffer: &Arc<Buffer>) {
+        self.buffer.store(Some(Arc::clone(buffer)));
+        self.is_taken.store(true, Ordering::Release);
+    }
+
+    /// After all of its bytes are in the kernel.
+    pub(crate) fn clear(&self) {
+        self.is_taken.store(false, Ordering::Release);
+        self.buffer.store(None);
+    }
+
+    pub(crate) fn is_taken(&self) -> bool {
+        self.is_taken.load(Ordering::Acquire)
+    }
+
+    #[inline]
+    fn get(&self) -> Option<Guard<Option<Arc<Buffer>>>> {
+        self.is_taken().then(|| self.buffer.load())
+    }
+}
 
 /// One data file.
 #[derive(Debug)]
@@ -30,6 +66,10 @@ pub(crate) struct Area {
     pub(crate) path: PathBuf,
     pub(crate) file: Arc<dyn File>,
     pub(crate) serials: Box<[AtomicU64]>,
+    /// Each segment's buffer.
+    pub(crate) slots: Box<[Slot]>,
+    /// Bytes from the start that have blocks for certain.
+    pub(crate) allocated: AtomicU64,
     /// Something was written that no sync has covered.
     pub(crate) is_dirty: AtomicBool,
 }
@@ -40,19 +80,39 @@ impl Area {
         let path = dir.join(DIRECTORY).join(file_name(number));
         let file = disk.open(&path, how).during("open", &path)?;
         let len = g.segment * u64::from(g.area_segments);
-        let there = file.len().during("measure", &path)?;
-        if how != How::Read {
-            if there < len {
+        let grow = || {
+            if file.len().during("measure", &path)? < len {
                 file.set_len(len).during("extend", &path)?;
             }
             // An earlier life may have left the length in the kernel only.
-            renew_len(&*file).during("extend", &path)?;
+            renew_len(&*file).during("extend", &path)
+        };
+        if how != How::Read
+            && let Err(error) = grow()
+        {
+            if how == How::Create {
+                let _ = disk.remove(&path); // else the next attempt finds its place taken
+            }
+            return Err(error);
         }
-        if how != How::Read || there >= len {
+        if how != How::Read || file.len().during("measure", &path)? >= len {
             file.map(len);
         }
-        let serials = (0..g.area_segments).map(|_| AtomicU64::new(0)).collect();
-        Ok(Area { path, file, serials, is_dirty: AtomicBool::new(true) })
+        Ok(Area {
+            path,
+            file,
+            serials: (0..g.area_segments).map(|_| AtomicU64::new(0)).collect(),
+            slots: (0..g.area_segments).map(|_| Slot::default()).collect(),
+            allocated: AtomicU64::new(0),
+            is_dirty: AtomicBool::new(true),
+        })
+    }
+
+    /// Gives the bytes below `end` blocks.
+    pub(crate) fn allocate(&self, end: u64) -> Result<()> {
+        self.file.allocate(end).during("allocate", &self.path)?;
+        self.allocated.fetch_max(end, Ordering::AcqRel);
+        Ok(())
     }
 }
 
@@ -110,6 +170,13 @@ impl Areas {
         }
     }
 
+    /// Whether bytes of the segment are not in the kernel.
+    pub(crate) fn is_buffered(&self, segment: u32) -> bool {
+        let (number, index) = (segment / self.geometry.area_segments, segment % self.geometry.area_segments);
+        let area = self.files.get(number as usize).and_then(Option::as_ref);
+        area.is_some_and(|area| area.slots[index as usize].is_taken())
+    }
+
     /// Fills `buf` with the bytes of `extent` from its byte `from` on.
     pub(crate) fn read(&self, extent: Extent, from: u64, mut buf: &mut [u8]) -> Result<()> {
         if extent.is_hole() {
@@ -151,47 +218,49 @@ impl Areas {
             return Err(Error::corrupt(&path, 0, Damage::Short { got: 0, expected: g.segment }));
         };
         let offset = start + within;
-        let room = g.segment.saturating_sub(within);
-        let damaged = |what| Err(Error::corrupt(&area.path, offset, what));
-        if room < PIECE_HEAD {
-            return damaged(Damage::BadLength { got: PIECE_HEAD, max: room });
+        let room = g.segment.saturating_sub(within).min(g.piece + PIECE_HEAD);
+        let most = usize::try_from(room).unwrap_or(usize::MAX);
+        let damaged = |what| Error::corrupt(&area.path, offset, what);
+        if most < PIECE_HEAD_BYTES {
+            return Err(damaged(Damage::BadLength { got: PIECE_HEAD, max: room }));
         }
-        let most = usize::try_from(room.min(g.piece + PIECE_HEAD)).unwrap_or(usize::MAX);
-        let owned;
+        let slot = area.slots[(segment % g.area_segments) as usize].get();
+        let buffered = slot.as_ref().and_then(|guard| guard.as_ref()?.tail(within));
+        if let Some(bytes) = buffered {
+            return with(checked(bytes, most, within, seed).map_err(damaged)?, &area.path, offset);
+        }
         // SAFETY:
         // * A version names this piece: its head was written before and is not written now (I1).
-        let head = match unsafe { area.file.mapped(offset, PIECE_HEAD_BYTES) } {
-            Some(head) => head,
-            None => {
-                owned = read(area, offset, most)?;
-                &owned[..]
-            }
+        let Some(head) = (unsafe { area.file.mapped(offset, PIECE_HEAD_BYTES) }) else {
+            let bytes = read(area, offset, most)?;
+            return with(checked(&bytes, most, within, seed).map_err(damaged)?, &area.path, offset);
         };
-        let (sum, len) = (u32_at(head, 0), u32_at(head, 4) as usize);
-        let end = PIECE_HEAD_BYTES + len;
-        if end > most {
-            return damaged(Damage::BadLength { got: end as u64, max: most as u64 });
-        }
-        let body = match head.get(PIECE_HEAD_BYTES..end) {
-            Some(body) => body,
-            // SAFETY:
-            // * As above. If the length is damaged, the range may reach into what is written just now: then the
-            //   bytes are garbage to us, and the sum says so.
-            None => match unsafe { area.file.mapped(offset, end) } {
-                Some(bytes) => &bytes[PIECE_HEAD_BYTES..],
-                None => return damaged(Damage::Short { got: offset, expected: offset + end as u64 }),
-            },
+        let len = (PIECE_HEAD_BYTES + u32_at(head, 4) as usize).min(most);
+        // SAFETY:
+        // * As above. If the length is damaged, the range may reach into what is written just now: then the
+        //   bytes are garbage to us, and the sum says so.
+        let Some(bytes) = (unsafe { area.file.mapped(offset, len) }) else {
+            return Err(damaged(Damage::Short { got: offset, expected: offset + len as u64 }));
         };
-        let got = seed.sum(within, body);
-        if got != sum {
-            return damaged(Damage::BadChecksum { expected: sum, got });
-        }
-        with(body, &area.path, offset)
+        with(checked(bytes, most, within, seed).map_err(damaged)?, &area.path, offset)
     }
 }
 
-/// [`PIECE_HEAD`] as a length of memory.
-const PIECE_HEAD_BYTES: usize = 8;
+/// The body of the piece that `bytes` start with, and which takes at most `most`, if its sum is right.
+#[inline]
+fn checked(bytes: &[u8], most: usize, within: u64, seed: Seed) -> Result<&[u8], Damage> {
+    let Some((head, rest)) = bytes.split_at_checked(PIECE_HEAD_BYTES) else {
+        return Err(Damage::BadLength { got: PIECE_HEAD, max: bytes.len() as u64 });
+    };
+    let (sum, len) = (u32_at(head, 0), u32_at(head, 4) as usize);
+    let Some(body) = rest.get(..len).filter(|_| PIECE_HEAD_BYTES + len <= most) else {
+        return Err(Damage::BadLength { got: (PIECE_HEAD_BYTES + len) as u64, max: most as u64 });
+    };
+    match seed.sum(within, body) {
+        got if got == sum => Ok(body),
+        got => Err(Damage::BadChecksum { expected: sum, got }),
+    }
+}
 
 fn read(area: &Area, offset: u64, len: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0; len];

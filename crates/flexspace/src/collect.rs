@@ -10,28 +10,32 @@
 //! An extent is at most 1/32 of a segment, and at most 30/32 of all segments but the reserve may live. So there
 //! is always a segment that is at most 15/16 full (paper, section 4.1), and emptying it gains more than what
 //! may be lost at a segment's end. The reserve, which users may not take, gives a pass room to copy to. Users that find
-//! no room do the steps themselves; before that, when little is left, each writes at the price of some copying,
-//! so that nobody ever waits for more than a step.
+//! no room do the steps themselves; before that, when little is left, each write waits a little (`pace.rs`), so that
+//! nobody waits for long.
 //!
 //! ## Crash
 //!
 //! A step is an operation like others: remaps in one frame. What it copied from stays until that is durable
 //! (`upkeep.rs`).
 
+use sheaf_base::sync::atomic::Ordering;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use sheaf_base::error::{Error, Result};
 
 use crate::extent::{Extent, footprint};
 use crate::format::{Record, Run};
+use crate::place::Loan;
 use crate::space::{Shared, Version};
 use crate::tree::{Content, Entry};
 use crate::writer::{State, Who, Writer};
 
-/// Most segments that one pass empties.
+/// Fewest and most segments that one pass empties.
+const FEW: usize = 4;
 const VICTIMS: usize = 64;
+/// Bytes to copy for an entry to walk over: some 60 ns of work for some 15.
+const WALK: u64 = 24;
 
 /// A walk over the index.
 #[derive(Debug)]
@@ -50,12 +54,20 @@ impl Writer {
     /// Little is left, or much is garbage.
     pub(crate) fn is_tight(&self) -> bool {
         let g = &self.areas.geometry;
-        let used = (self.there - self.free.len() as u64) * g.segment;
-        if self.limit < u64::from(u32::MAX) {
-            // Collection begins when 85 % of the limit is used.
-            return used > self.limit * g.segment / 20 * 17;
+        if self.room.limit < u64::from(u32::MAX) {
+            return self.room(Who::User) < 2 * self.low();
         }
+        let used = (self.room.there - (self.room.free.len() + self.room.bare.len()) as u64) * g.segment;
         used > self.total_live + self.total_live / 4 + u64::from(g.area_segments) / 2 * g.segment
+    }
+
+    /// With room for less, users are slowed down; below twice as much, garbage is collected. That is a quarter of what
+    /// neither lives nor is kept back, and in a space with much room 1/13 of the limit: collection begins when 85 % of it
+    /// are used.
+    pub(crate) fn low(&self) -> u64 {
+        let g = &self.areas.geometry;
+        let all = self.room.limit.saturating_sub(g.reserve).saturating_mul(g.segment);
+        (all.saturating_sub(self.total_live) / 4).min(all / 13)
     }
 
     /// The emptiest sealed segments whose live bytes fit into what the collector may take.
@@ -72,9 +84,12 @@ impl Writer {
         let spare = if self.available(Who::Collector) > 1 { g.segment } else { 0 };
         let mut room = self.room(Who::Collector).saturating_sub(spare);
         let mut victims = HashSet::new();
-        for (live, number) in sealed.into_iter().take(VICTIMS) {
-            // The price of the walk is shared, but nearly full segments wait until there is nothing better.
-            if live > room || (victims.len() >= VICTIMS / 8 && live > g.segment / 4 * 3) {
+        // A pass walks the whole index: it copies so much that this is a small part of its work, and no more, so that
+        // segments are given back a few at a time.
+        let few = self.tree.entries().saturating_mul(WALK) / g.segment;
+        let few = usize::try_from(few).unwrap_or(VICTIMS).clamp(FEW, VICTIMS);
+        for (live, number) in sealed.into_iter().take(few) {
+            if live > room {
                 break;
             }
             room -= live;
@@ -163,36 +178,76 @@ impl Shared {
         Ok(copies)
     }
 
+    /// Writes one copy, mostly into a buffer that is lent, outside of the writer's lock.
+    fn place_copy(&self, mut bytes: &[u8], loan: &mut Option<Loan>) -> Result<Run> {
+        let mut run = Run::new();
+        while !bytes.is_empty() {
+            if let Some((len, extent)) = loan.as_mut().and_then(|loan| loan.put(bytes, &self.geometry)) {
+                run.push((len, extent));
+                bytes = &bytes[usize::try_from(len).unwrap_or(usize::MAX)..];
+                continue;
+            }
+            let mut w = self.writer.lock();
+            if let Some(full) = loan.take() {
+                w.take_back(full);
+            }
+            if w.room.is_short_of_buffers() {
+                drop(w);
+                self.flush()?;
+                w = self.writer.lock();
+            }
+            if w.room.free.is_empty() && w.room.vacant() > 0 {
+                let more = w.ready(Who::Collector) + 1;
+                drop(w);
+                self.make_ready(Who::Collector, more)?;
+                w = self.writer.lock();
+            }
+            *loan = w.lend()?;
+            if loan.is_none() {
+                run.extend(w.place(Who::Collector, bytes)?);
+                return Ok(run);
+            }
+        }
+        Ok(run)
+    }
+
     /// Writes the copies and maps to them what is still mapped to the originals.
     fn repoint(&self, copies: Vec<(Entry<Extent>, Vec<u8>)>) -> Result<()> {
         if copies.is_empty() {
             return Ok(());
         }
-        // An entry may have been split since, in parts: each part is a record.
-        let body = 64 + 64 * 2 * self.geometry.look.min(copies.len() * 4 + 16);
-        let mut w = loop {
-            let w = self.writer.lock();
-            self.check_writable()?;
-            if w.log.has_room(body) {
-                break w;
-            }
-            drop(w);
-            self.make_spare(crate::log::need(body))?;
-        };
+        self.check_writable()?;
         // By chunk and first byte: where the copy is.
         let mut moved: BTreeMap<(u64, u64), (u64, Run)> = BTreeMap::new();
-        let (mut bytes, mut trouble) = (0, None);
+        let (mut bytes, mut trouble, mut loan) = (0, None, None);
         for (entry, copy) in &copies {
-            let run = match w.place(Who::Collector, copy) {
-                Ok(run) => run,
+            match self.place_copy(copy, &mut loan) {
+                Ok(run) => moved.insert((entry.item.chunk(), entry.item.skip()), (entry.len, run)),
                 Err(error) => {
                     trouble = Some(error);
                     break; // what has a place is not copied in vain
                 }
             };
             bytes += footprint(entry.len, self.geometry.piece);
-            moved.insert((entry.item.chunk(), entry.item.skip()), (entry.len, run));
         }
+        if let Some(loan) = loan {
+            self.writer.lock().take_back(loan);
+        }
+        // An entry may have been split since, in parts: each part is a record.
+        let body = 64 + 64 * 2 * self.geometry.look.min(copies.len() * 4 + 16);
+        let mut w = loop {
+            let w = self.writer.lock();
+            self.check_writable()?;
+            if w.log.backlog() > self.geometry.log_backlog {
+                drop(w);
+                self.flush()?;
+            } else if !w.log.has_room(body) {
+                drop(w);
+                self.make_spare(crate::log::need(body))?;
+            } else {
+                break w;
+            }
+        };
         let Some((from, to)) = w.track else { return Ok(()) };
         let mut records = Vec::new();
         let mut size = 0;
@@ -217,8 +272,9 @@ impl Shared {
         drop(version);
         self.counters.moved.fetch_add(bytes, Ordering::Relaxed);
         if !records.is_empty() {
-            self.finish(&mut w, &records)?;
+            self.finish(&mut w, &records);
         }
+        w.settle_filled();
         trouble.map_or(Ok(()), Err)
     }
 
@@ -244,18 +300,13 @@ impl Shared {
         }
     }
 
-    /// After a user wrote `bytes`: if little is left, some copying for them.
-    pub(crate) fn help(&self, bytes: u64) -> Result<()> {
-        if bytes == 0 {
-            return Ok(());
+    /// After a user wrote `bytes`, with room for `left` more, which is less than `low`: the background gets time, or, where
+    /// there is none, some of its work is done here. The less is left, the more.
+    pub(crate) fn slow_down(&self, bytes: u64, left: u64, low: u64) {
+        if !self.options.inline {
+            return self.pace.wait(bytes, left);
         }
-        let scarcity = {
-            let w = self.writer.lock();
-            // The less is left, the more is copied for a byte: up to 16 for one.
-            let left = w.available(Who::User);
-            let low = (w.limit / 16).clamp(self.geometry.reserve, 64);
-            (16 * low.saturating_sub(left)).div_ceil(low)
-        };
+        let scarcity = (16 * (low - left)).div_ceil(low);
         let mut due = bytes.saturating_mul(scarcity).min(self.geometry.step * 2);
         while due > 0 {
             let before = self.counters.moved.load(Ordering::Relaxed);
@@ -266,7 +317,6 @@ impl Shared {
             }
             due = due.saturating_sub((self.counters.moved.load(Ordering::Relaxed) - before).max(4096));
         }
-        Ok(())
     }
 
     /// Writes a range again, in pieces of one extent each.

@@ -22,6 +22,8 @@ use crate::tree::Content;
 
 /// Bytes before each piece.
 pub(crate) const PIECE_HEAD: u64 = 8;
+/// [`PIECE_HEAD`] as a length of memory.
+pub(crate) const PIECE_HEAD_BYTES: usize = 8;
 const ALIGN: u64 = 8;
 const SKIP_BITS: u32 = 17;
 const ADDRESS_BITS: u32 = 45;
@@ -112,16 +114,18 @@ impl Seed {
         crc32c::crc32c_append(crc32c::crc32c_append(self.0, &place), body)
     }
 
-    /// Appends the chunk of `bytes`, to stand at `offset` of the segment, to `out`.
-    pub(crate) fn encode(self, offset: u64, bytes: &[u8], piece: usize, out: &mut Vec<u8>) {
-        let start = out.len();
+    /// Writes the chunk of `bytes`, to stand at `offset` of the segment, over `out`, which is as long as its footprint.
+    pub(crate) fn encode(self, offset: u64, bytes: &[u8], piece: usize, out: &mut [u8]) {
+        let mut at = 0;
         for body in bytes.chunks(piece) {
-            let at = offset + (out.len() - start) as u64;
-            out.extend_from_slice(&self.sum(at, body).to_le_bytes());
-            out.extend_from_slice(&u32::try_from(body.len()).unwrap_or(u32::MAX).to_le_bytes());
-            out.extend_from_slice(body);
+            let end = at + PIECE_HEAD_BYTES + body.len();
+            let (head, rest) = out[at..end].split_at_mut(PIECE_HEAD_BYTES);
+            rest.copy_from_slice(body);
+            head[..4].copy_from_slice(&self.sum(offset + at as u64, body).to_le_bytes());
+            head[4..].copy_from_slice(&u32::try_from(body.len()).unwrap_or(u32::MAX).to_le_bytes());
+            at = end;
         }
-        out.resize(out.len().next_multiple_of(8), 0);
+        out[at..].fill(0);
     }
 }
 
@@ -149,8 +153,8 @@ mod tests {
                 assert!(footprint(len + 9, piece) > room / 8 * 8, "{len} in {room} is not the most");
             }
         }
-        let mut out = Vec::new();
-        Seed::new(StoreId(1), 2, 3).encode(64, &[7; 1000], 128, &mut out);
-        assert_eq!(out.len() as u64, footprint(1000, 128));
+        let mut out = vec![1; usize::try_from(footprint(1001, 128)).expect("small")];
+        Seed::new(StoreId(1), 2, 3).encode(64, &[7; 1001], 128, &mut out);
+        assert_eq!(out.iter().rev().take_while(|byte| **byte == 0).count(), 7, "padded to a multiple of 8");
     }
 }

@@ -11,7 +11,7 @@ use sheaf_base::pair::State;
 use sheaf_base::types::{SegmentId, StoreId};
 
 use crate::extent::Extent;
-use crate::tree::{MAX_LEN, ShiftTree};
+use crate::tree::MAX_LEN;
 
 /// Where the log's segments are.
 pub(crate) const LOG: &str = "log";
@@ -39,11 +39,39 @@ pub(crate) struct Head {
     pub(crate) floor: u64,
     /// No log segment or checkpoint has this number or a higher one.
     pub(crate) next_number: u64,
-    /// The checkpoint's number and what it holds; 0 if there is none.
+    /// The checkpoint, and where the log goes on from it.
+    pub(crate) newest: Chapter,
+    /// The one before, with the log up to the newest: what recovery falls back on if that is damaged.
+    pub(crate) older: Chapter,
+}
+
+/// A checkpoint and the log from there on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Chapter {
+    /// The checkpoint's number, and the last operation in it; 0 if there is none.
     pub(crate) checkpoint: u64,
-    pub(crate) checkpoint_seq: u64,
-    /// Where the log goes on from the checkpoint, in order.
+    pub(crate) seq: u64,
+    /// In order.
     pub(crate) logs: Vec<LogEntry>,
+}
+
+impl Chapter {
+    fn encode(&self, w: &mut Writer) {
+        w.u64(self.checkpoint);
+        w.u64(self.seq);
+        w.list(&self.logs, |w, log| {
+            w.u64(log.id.0);
+            w.u64(log.end);
+            w.u8(u8::from(log.is_final));
+        });
+    }
+
+    fn decode(r: &mut Reader<'_>) -> Result<Chapter, Damage> {
+        let log = |r: &mut Reader<'_>| {
+            Ok(LogEntry { id: SegmentId(r.u64()?), end: r.u64()?, is_final: r.u8()? != 0 })
+        };
+        Ok(Chapter { checkpoint: r.u64()?, seq: r.u64()?, logs: r.list(log)? })
+    }
 }
 
 impl State for Head {
@@ -60,14 +88,10 @@ impl State for Head {
         w.u128(self.space.0);
         w.u64(self.incarnation);
         w.u8(u8::from(self.is_tiny));
-        for number in [self.floor, self.next_number, self.checkpoint, self.checkpoint_seq] {
-            w.u64(number);
-        }
-        w.list(&self.logs, |w, log| {
-            w.u64(log.id.0);
-            w.u64(log.end);
-            w.u8(u8::from(log.is_final));
-        });
+        w.u64(self.floor);
+        w.u64(self.next_number);
+        self.newest.encode(&mut w);
+        self.older.encode(&mut w);
         w.0
     }
 
@@ -80,10 +104,8 @@ impl State for Head {
             is_tiny: r.u8()? != 0,
             floor: r.u64()?,
             next_number: r.u64()?,
-            checkpoint: r.u64()?,
-            checkpoint_seq: r.u64()?,
-            logs: r
-                .list(|r| Ok(LogEntry { id: SegmentId(r.u64()?), end: r.u64()?, is_final: r.u8()? != 0 }))?,
+            newest: Chapter::decode(&mut r)?,
+            older: Chapter::decode(&mut r)?,
         };
         r.finish()?;
         Ok(head)
@@ -215,8 +237,8 @@ pub(crate) fn save_entry(len: u64, extent: Extent, out: &mut dyn ImageSink) -> R
     out.put(&bytes)
 }
 
-/// Reads what [`save_summary`] and [`save_entry`] wrote.
-pub(crate) fn load(image: &mut dyn ImageSource) -> Result<(Summary, ShiftTree<Extent>)> {
+/// Reads what [`save_summary`] and [`save_entry`] wrote; the entries, in order, go to `each`.
+pub(crate) fn load(image: &mut dyn ImageSource, mut each: impl FnMut(u64, Extent)) -> Result<Summary> {
     let number = |image: &mut dyn ImageSource| {
         let mut bytes = [0; 8];
         image.fill(&mut bytes).map(|()| u64::from_le_bytes(bytes))
@@ -229,16 +251,17 @@ pub(crate) fn load(image: &mut dyn ImageSource) -> Result<(Summary, ShiftTree<Ex
         image.fill(&mut segment)?;
         serials.push((u32::from_le_bytes(segment), number(image)?));
     }
-    let mut tree = ShiftTree::new(Extent::HOLE);
+    let mut total = 0;
     for _ in 0..entries {
         let (bits, len) = (number(image)?, number(image)?);
         let extent = Extent::from_bits(bits).ok_or_else(|| image.nonsense("extent", bits))?;
-        if len == 0 || len > MAX_LEN - tree.len() {
+        if len == 0 || len > MAX_LEN - total {
             return Err(image.nonsense("extent length", len));
         }
-        tree.insert(tree.len(), len, extent);
+        total += len;
+        each(len, extent);
     }
-    Ok((Summary { seq, mark, entries, serials }, tree))
+    Ok(Summary { seq, mark, entries, serials })
 }
 
 #[cfg(test)]
@@ -266,9 +289,12 @@ mod tests {
             is_tiny: true,
             floor: 4,
             next_number: 5,
-            checkpoint: 6,
-            checkpoint_seq: 7,
-            logs: vec![LogEntry { id: SegmentId(8), end: 9, is_final: true }],
+            newest: Chapter {
+                checkpoint: 6,
+                seq: 7,
+                logs: vec![LogEntry { id: SegmentId(8), end: 9, is_final: true }],
+            },
+            older: Chapter { checkpoint: 3, seq: 2, logs: Vec::new() },
         };
         let bytes = head.encode();
         assert_eq!(Head::decode(&bytes), Ok(head));

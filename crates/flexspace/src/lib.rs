@@ -10,9 +10,12 @@
 //!      edits (one at a time)                              reads (any number, no lock)
 //!        |  data, then log, then tree                       |
 //!        v                                                  v
-//!   writer ── publishes ──> version = tree nodes + data files ── checked bytes
+//!   writer ── publishes ──> version = tree nodes + buffers + data files ── checked bytes
 //!     |    \                    ^
 //!     |     └ log: one frame an operation      (log.rs)
+//!     v
+//!   buffers in memory       (place.rs, buffer.rs)
+//!     |  flush.rs
 //!     v
 //!   segments of 4 MiB in data files, filled front to back   (area.rs, extent.rs)
 //!     ^
@@ -31,18 +34,24 @@
 //!
 //! ## Costs
 //!
-//! An operation: a copy and a sum of its bytes, one `pwrite`, 40 to 60 bytes of log, some microseconds. A read: a descent in memory,
-//! a sum and a copy out of the page cache. Memory: the index, 17 to 25 bytes an extent.
+//! An operation: a copy and a sum of its bytes, 40 to 60 bytes of log, no call of the system, some microseconds. A read: a descent in
+//! memory, a sum and a copy out of a buffer or the page cache. Memory: the index, 17 to 25 bytes an extent; buffers, at most
+//! eight segments.
 
 #![warn(missing_docs)]
 
 mod area;
+mod buffer;
 mod collect;
+mod current;
 mod edit;
 mod extent;
+mod flush;
 mod format;
 mod log;
 mod options;
+mod pace;
+mod place;
 mod recover;
 mod space;
 pub mod tree;

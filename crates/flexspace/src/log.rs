@@ -1,7 +1,8 @@
 //! # Log: what happened to the index since the checkpoint
 //!
 //! A row of base segments under the space's own id; each operation is one frame, so that it counts whole or
-//! not at all. Frames gather in memory and go to the kernel when there are enough or somebody syncs.
+//! not at all. Frames gather in memory; the flush (`flush.rs`) hands them to the kernel. A segment's `end` runs ahead of
+//! that: it says what belongs there.
 //!
 //! ## Picture
 //!
@@ -15,16 +16,18 @@
 //! 1. Numbers are dense over the segments that the head lists, in its order.
 //! 2. After a sync the next frame starts at the next sector and says up to where everything is durable.
 //! 3. The head names a segment before a frame goes into it.
+//! 4. What is in `outgoing` stays there until the kernel has it: a write that failed is done again, the same bytes to the same
+//!    place.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use sheaf_base::disk::SECTOR;
-use sheaf_base::error::{IoContext, Result};
 use sheaf_base::frame::{FIRST, HEADER, Header, Kind, LAST, WATER, body_sum, span};
 use sheaf_base::segment::{DATA_START, Segment};
 use sheaf_base::types::{SegmentId, Seq};
 
-/// Frames go to the kernel when there are so many bytes of them.
+/// Frames leave the gathering buffer when there are so many bytes of them.
 const GATHER: usize = 64 << 10;
 /// Bytes of a seal.
 const SEAL: u64 = 24;
@@ -35,9 +38,17 @@ pub(crate) struct Tail {
     pub(crate) segment: Arc<Segment>,
     /// Where the next byte goes.
     at: u64,
-    /// Frames that are not in the kernel yet, and where they go.
+    /// Frames that gather, and where they go.
     buffer: Vec<u8>,
     buffer_at: u64,
+}
+
+/// Frames on their way to the kernel.
+#[derive(Debug)]
+pub(crate) struct Chunk {
+    pub(crate) segment: Arc<Segment>,
+    pub(crate) at: u64,
+    pub(crate) bytes: Vec<u8>,
 }
 
 /// The writer's side of the log.
@@ -47,9 +58,14 @@ pub(crate) struct Log {
     /// Takes over when the tail is full.
     pub(crate) spare: Option<Arc<Segment>>,
     /// Sealed and not synced since.
-    pub(crate) unsynced: Vec<Arc<Segment>>,
-    /// Bytes since the checkpoint.
+    sealed: Vec<Arc<Segment>>,
+    /// Not in the kernel yet, in order.
+    outgoing: VecDeque<Arc<Chunk>>,
+    /// The sum of their lengths.
+    outgoing_bytes: u64,
+    /// Bytes since the checkpoint, and between the two before.
     pub(crate) bytes: u64,
+    pub(crate) pace: u64,
     /// The highest durable number that a frame says.
     water: u64,
 }
@@ -68,10 +84,10 @@ impl Log {
     }
 
     /// Appends the frame of operation `seq`. Room was asked for before.
-    pub(crate) fn append(&mut self, seq: u64, durable: u64, records: &[u8]) -> Result<()> {
+    pub(crate) fn append(&mut self, seq: u64, durable: u64, records: &[u8]) {
         let is_full = |tail: &Tail| tail.at + need(records.len()) > tail.segment.identity().capacity;
         if self.tail.as_ref().is_none_or(is_full) {
-            self.rotate()?;
+            self.rotate();
         }
         let has_water = durable > self.water;
         self.water = self.water.max(durable);
@@ -84,58 +100,76 @@ impl Log {
         let flags = FIRST | LAST | if has_water { WATER } else { 0 };
         self.bytes += tail.put(Kind::Commit, flags, seq, &body);
         if tail.buffer.len() >= GATHER {
-            tail.flush()?;
+            self.gather();
         }
-        Ok(())
+    }
+
+    /// What gathered in the tail is for the kernel now.
+    fn gather(&mut self) {
+        if let Some(chunk) = self.tail.as_mut().and_then(Tail::take) {
+            self.outgoing_bytes += chunk.bytes.len() as u64;
+            self.outgoing.push_back(chunk);
+        }
     }
 
     /// Writes down how far everything is durable, if no frame says so yet: until then damage to what was synced
     /// last can pass for an operation that never was. True if there was something to write.
-    pub(crate) fn note(&mut self, durable: u64) -> Result<bool> {
+    pub(crate) fn note(&mut self, durable: u64) -> bool {
         if durable <= self.water || self.tail.is_none() || !self.has_room(0) {
-            return Ok(false);
+            return false;
         }
         if self.tail.as_ref().is_some_and(|tail| tail.at + need(0) > tail.segment.identity().capacity) {
-            self.rotate()?;
+            self.rotate();
         }
-        let Some(tail) = &mut self.tail else { return Ok(false) };
+        let Some(tail) = &mut self.tail else { return false };
         self.water = durable;
         tail.put(Kind::Note, FIRST | LAST | WATER, durable, &durable.to_le_bytes());
-        tail.flush().map(|()| true)
+        true
     }
 
     /// Seals the tail, if there is one, and goes on in the spare, if there is one.
-    pub(crate) fn rotate(&mut self) -> Result<()> {
+    pub(crate) fn rotate(&mut self) {
         let next = self.spare.take();
-        if let Some(mut tail) = self.tail.take() {
+        if let Some(tail) = &mut self.tail {
             let id = next.as_ref().map_or(SegmentId(0), |segment| segment.id());
             tail.put(Kind::Seal, FIRST | LAST, 0, &id.0.to_le_bytes());
-            tail.flush()?;
-            self.unsynced.push(tail.segment);
+            self.sealed.push(Arc::clone(&tail.segment));
+            self.gather();
         }
         self.tail =
             next.map(|segment| Tail { segment, at: DATA_START, buffer: Vec::new(), buffer_at: DATA_START });
-        Ok(())
     }
 
-    /// Everything to the kernel; what is to be synced, and up to where.
-    pub(crate) fn flush(&mut self) -> Result<Vec<(Arc<Segment>, u64)>> {
-        let mut files: Vec<(Arc<Segment>, u64)> = std::mem::take(&mut self.unsynced)
-            .into_iter()
-            .map(|segment| {
-                let end = segment.end();
-                (segment, end)
-            })
-            .collect();
-        if let Some(tail) = &mut self.tail {
-            tail.flush()?;
-            if tail.segment.end() > tail.segment.synced() {
-                files.push((Arc::clone(&tail.segment), tail.segment.end()));
-                tail.at = tail.at.next_multiple_of(SECTOR);
-                tail.buffer_at = tail.at;
-            }
+    /// Everything there is for the kernel; it stays here until [`Log::delivered`].
+    pub(crate) fn outgoing(&mut self) -> Vec<Arc<Chunk>> {
+        self.gather();
+        self.outgoing.iter().cloned().collect()
+    }
+
+    /// The kernel has the first `count` chunks.
+    pub(crate) fn delivered(&mut self, count: usize) {
+        self.outgoing_bytes -=
+            self.outgoing.drain(..count).map(|chunk| chunk.bytes.len() as u64).sum::<u64>();
+    }
+
+    /// Bytes that are not in the kernel yet.
+    pub(crate) fn backlog(&self) -> u64 {
+        self.outgoing_bytes + self.tail.as_ref().map_or(0, |tail| tail.buffer.len() as u64)
+    }
+
+    /// What a sync of everything so far has to sync, and up to where. The next frame starts at the next sector.
+    pub(crate) fn close_sector(&mut self) -> Vec<(Arc<Segment>, u64)> {
+        self.sealed.retain(|segment| segment.synced() < segment.end());
+        let mut files = self.sealed.clone();
+        self.gather();
+        if let Some(tail) = &mut self.tail
+            && tail.segment.end() > tail.segment.synced()
+        {
+            files.push(Arc::clone(&tail.segment));
+            tail.at = tail.at.next_multiple_of(SECTOR);
+            tail.buffer_at = tail.at;
         }
-        Ok(files)
+        files.into_iter().map(|segment| (Arc::clone(&segment), segment.end())).collect()
     }
 }
 
@@ -154,16 +188,15 @@ impl Tail {
         bytes
     }
 
-    fn flush(&mut self) -> Result<()> {
-        if !self.buffer.is_empty() {
-            self.segment
-                .file()
-                .write_at(self.buffer_at, &self.buffer)
-                .during("write", self.segment.path())?;
-            self.buffer.clear();
-            self.buffer_at = self.at;
-            self.segment.publish(self.at);
+    /// What has gathered, if anything.
+    fn take(&mut self) -> Option<Arc<Chunk>> {
+        if self.buffer.is_empty() {
+            return None;
         }
-        Ok(())
+        let bytes = std::mem::replace(&mut self.buffer, Vec::with_capacity(GATHER + (4 << 10)));
+        let chunk = Chunk { segment: Arc::clone(&self.segment), at: self.buffer_at, bytes };
+        self.buffer_at = self.at;
+        self.segment.publish(self.at);
+        Some(Arc::new(chunk))
     }
 }

@@ -59,6 +59,10 @@ pub(crate) struct Geometry {
     pub(crate) step: u64,
     /// Entries that it looks at in one step.
     pub(crate) look: usize,
+    /// Bytes in memory after which background work hands them to the kernel.
+    pub(crate) backlog: u64,
+    /// Bytes of log in memory after which writers do that themselves.
+    pub(crate) log_backlog: u64,
     /// Bytes written after which background work syncs, so that no sync has much to do.
     pub(crate) unsynced: u64,
 }
@@ -76,6 +80,8 @@ impl Geometry {
                 reserve: 2,
                 step: 1 << 10,
                 look: 16,
+                backlog: 1 << 10,
+                log_backlog: 4 << 10,
                 unsynced: 8 << 10,
             };
         }
@@ -84,11 +90,13 @@ impl Geometry {
             piece: 4 << 10,
             max_extent: MAX_EXTENT,
             area_segments: 64,
-            log: [64 << 10, 16 << 20],
+            log: [256 << 10, 16 << 20],
             checkpoint: 64 << 20,
             reserve: 8,
             step: 256 << 10,
-            look: 4096,
+            look: 2048,
+            backlog: 512 << 10,
+            log_backlog: 4 << 20,
             unsynced: 8 << 20,
         }
     }

@@ -1,6 +1,7 @@
 //! # Recover: from files to a served space
 //!
-//! 1. The newest valid head. The checkpoint it names, its log segments in order.
+//! 1. The newest valid head. The checkpoint it names, its log segments in order. If that checkpoint is damaged: the one before it,
+//!    whose log is kept until there is another one.
 //! 2. *Known* is the highest durable mark: the head's floor, or what any frame says. Operations count in the order
 //!    of their numbers up to the first that is not there; above *known* one is not there either if a piece of
 //!    its data is not what its checksum says. That is the **cut**. A cut below *known* is damage and said so.
@@ -10,12 +11,11 @@
 //!
 //! A crash in here changes nothing that the next opening would see differently, and nothing here needs a new block.
 
+use sheaf_base::sync::atomic::AtomicU64;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
-use arc_swap::ArcSwap;
 use sheaf_base::disk::{Disk, How, create_dirs, renew_len};
 use sheaf_base::error::{Damage, Error, IoContext, Result};
 use sheaf_base::frame::Kind;
@@ -24,11 +24,14 @@ use sheaf_base::segment::{DATA_START, Scan, Segment, Stop, find_water};
 use sheaf_base::store::image::ImageReader;
 use sheaf_base::sync::Mutex;
 use sheaf_base::types::{Incarnation, KeyspaceId, LogId, Seq, StoreId, random_bits};
+use sheaf_base::work::Waker;
 
 use crate::area::{self, Area, Areas, DIRECTORY};
+use crate::current::Current;
 use crate::extent::{Extent, PIECE_HEAD};
-use crate::format::{self, Head, LOG, LogEntry, Record, TREE};
+use crate::format::{self, Chapter, Head, LOG, LogEntry, Record, TREE};
 use crate::options::{Geometry, Options};
+use crate::pace::Pace;
 use crate::space::{Counters, Maintenance, Shared, Version};
 use crate::tree::{MAX_LEN, ShiftTree};
 use crate::writer::Writer;
@@ -66,9 +69,8 @@ fn create(disk: &dyn Disk, dir: &Path, pair: &Pair, options: &Options) -> Result
         is_tiny: options.tiny,
         floor: 0,
         next_number: 1,
-        checkpoint: 0,
-        checkpoint_seq: 0,
-        logs: Vec::new(),
+        newest: Chapter::default(),
+        older: Chapter::default(),
     };
     pair.write(&head)?;
     let head = Head { generation: 2, ..head };
@@ -114,7 +116,7 @@ pub(crate) fn open(disk: Arc<dyn Disk>, dir: &Path, options: Options) -> Result<
     };
     let tree = ShiftTree::new(Extent::HOLE);
     let mut r = Recovery { disk: &*disk, dir, head, areas, tree, seq: 0, mark: 0 };
-    let checkpoint_bytes = r.load_checkpoint()?;
+    let (checkpoint_bytes, healed) = r.load_checkpoint()?;
     let mut tapes = r.open_logs(how)?;
     let known = r.known(&tapes)?;
     let pieces = r.replay(&mut tapes, known)?;
@@ -129,20 +131,28 @@ pub(crate) fn open(disk: Arc<dyn Disk>, dir: &Path, options: Options) -> Result<
         (bytes / geometry.segment).clamp(geometry.reserve * 3, u64::from(u32::MAX) - 1)
     });
     let first = tree.publish(seq);
-    let mut writer =
-        Writer::new(Arc::clone(&disk), dir.to_path_buf(), tree, areas, limit, head.incarnation, seq, mark);
+    let memory = Arc::clone(&options.memory);
+    let mut writer = Writer::new(dir.to_path_buf(), tree, areas, limit, head.incarnation, seq, mark, memory);
     writer.count()?;
     writer.log.bytes = tapes.iter().map(|tape| tape.end - DATA_START).sum();
-    head.logs.retain(|log| log.end > DATA_START);
+    head.newest.logs.retain(|log| log.end > DATA_START);
     let current = Version { tree: first, areas: Arc::clone(&writer.areas), mark };
     Ok(Shared {
         dir: dir.to_path_buf(),
         geometry,
         incarnation: Incarnation(head.incarnation),
-        current: ArcSwap::from_pointee(current),
+        current: Current::new(current),
         collecting: Mutex::new(None),
         maintenance: Mutex::new(Maintenance { pair, head, checkpoint_bytes, is_closed: false }),
         syncing: Mutex::new(()),
+        flushing: Mutex::new(()),
+        making: Mutex::new(()),
+        checkpointing: Mutex::new(()),
+        pace: Pace::default(),
+        collector: Waker::default(),
+        saved: AtomicU64::new(u64::MAX),
+        healed,
+        looked_at: AtomicU64::new(u64::MAX),
         writer: Mutex::new(writer),
         durable: AtomicU64::new(seq),
         poison: Mutex::new(None),
@@ -173,20 +183,41 @@ fn impossible(field: &'static str, value: u64) -> Damage {
 }
 
 impl Recovery<'_> {
-    fn load_checkpoint(&mut self) -> Result<u64> {
-        let number = self.head.checkpoint;
+    /// Loads the checkpoint. If it is damaged, the one before it, whose log goes up to the newest: what was damaged is
+    /// told, and not named any more. The checkpoint's size, and the damage.
+    fn load_checkpoint(&mut self) -> Result<(u64, Option<Error>)> {
+        let damage = match self.load(self.head.newest.checkpoint) {
+            Ok((seq, bytes)) if seq == self.head.newest.seq => return Ok((bytes, None)),
+            Ok((seq, _)) => {
+                let path = self.dir.join(format::checkpoint_name(self.head.newest.checkpoint));
+                Error::corrupt(&path, 0, impossible("operation", seq))
+            }
+            Err(error) if error.is_corrupt() => error,
+            Err(error) => return Err(error),
+        };
+        (self.tree, self.seq, self.mark) = (ShiftTree::new(Extent::HOLE), 0, 0);
+        let older = std::mem::take(&mut self.head.older);
+        let Ok((_, bytes)) = self.load(older.checkpoint) else { return Err(damage) };
+        let newest = std::mem::replace(&mut self.head.newest, older);
+        self.head.newest.logs.extend(newest.logs);
+        Ok((bytes, Some(damage)))
+    }
+
+    /// Loads the checkpoint of this number (nothing, if it is 0): its last operation, and its size.
+    fn load(&mut self, number: u64) -> Result<(u64, u64)> {
         if number == 0 {
-            return Ok(0);
+            return Ok((0, 0));
         }
         let path = self.dir.join(format::checkpoint_name(number));
         let mut image = ImageReader::open(self.disk, path, self.head.space, KeyspaceId(0), number, |_| None)?;
-        let (summary, tree) = format::load(&mut image)?;
+        let mut tree = ShiftTree::new(Extent::HOLE);
+        let summary = format::load(&mut image, |len, extent| tree.insert(tree.len(), len, extent))?;
         let bytes = image.finish()?;
         (self.tree, self.seq, self.mark) = (tree, summary.seq, summary.mark);
         for (segment, serial) in summary.serials {
             self.areas.set_serial(segment, serial);
         }
-        Ok(bytes)
+        Ok((self.seq, bytes))
     }
 
     fn open_logs(&self, how: How) -> Result<Vec<Tape>> {
@@ -201,7 +232,7 @@ impl Recovery<'_> {
             }
             Ok(Tape { entry: *entry, segment, limit, end: DATA_START })
         };
-        self.head.logs.iter().map(open).collect()
+        self.head.newest.logs.iter().map(open).collect()
     }
 
     /// The highest number that is known to be durable.
@@ -401,7 +432,7 @@ impl Recovery<'_> {
         self.head.incarnation += 1;
         self.head.floor = self.seq;
         let accepted = tapes.iter().filter(|tape| tape.end > DATA_START);
-        self.head.logs =
+        self.head.newest.logs =
             accepted.map(|tape| LogEntry { id: tape.entry.id, end: tape.end, is_final: true }).collect();
         for _ in 0..2 {
             self.head.generation += 1;
@@ -412,17 +443,17 @@ impl Recovery<'_> {
 
     /// Removes files that the head does not name. What stays is swept the next time.
     fn sweep(&self) {
-        let logs: HashSet<PathBuf> = self
-            .head
-            .logs
-            .iter()
+        let chapters = [&self.head.newest, &self.head.older];
+        let checkpoints = chapters.map(|chapter| format::checkpoint_name(chapter.checkpoint));
+        let logs = chapters.into_iter().flat_map(|chapter| &chapter.logs);
+        let named: HashSet<PathBuf> = logs
             .map(|log| PathBuf::from(LOG).join(sheaf_base::segment::file_name(log.id)))
+            .chain(checkpoints)
             .collect();
-        let checkpoint = format::checkpoint_name(self.head.checkpoint);
         for (dir, suffix) in [(LOG, ".seg"), (TREE, ".img")] {
             for entry in self.disk.list(&self.dir.join(dir)).unwrap_or_default() {
                 let path = PathBuf::from(dir).join(&entry.name);
-                if entry.name.ends_with(suffix) && path != checkpoint && !logs.contains(&path) {
+                if entry.name.ends_with(suffix) && !named.contains(&path) {
                     let _ = self.disk.remove(&self.dir.join(path));
                 }
             }

@@ -5,19 +5,19 @@
 //!
 //! ## Threads
 //!
-//! Any thread may call anything. Locks, in order: `collecting`, `maintenance`, `syncing`, `writer`. Readers take
-//! none: they load the current version. Under `writer` there is the data's and the log's `pwrite`, no sync.
+//! Any thread may call anything. Locks, in order: `collecting`, `checkpointing`, `maintenance`, `syncing`, `flushing`, `making`,
+//! `writer`. Readers take none: they load the current version. Under `writer` there is no call of the system but the data's
+//! `pwrite` when all buffers are in use. Two threads work in the background: one keeps house (`upkeep.rs`), one collects.
 //!
 //! ## Crash
 //!
 //! `recover.rs` has the story.
 
+use sheaf_base::sync::atomic::{AtomicU64, Ordering};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use sheaf_base::disk::{Disk, Locked, Share};
 use sheaf_base::error::{Error, IoContext, Result};
 use sheaf_base::memory::Part;
@@ -28,10 +28,12 @@ use sheaf_base::work::{Waker, Worker};
 
 use crate::area::Areas;
 use crate::collect::Pass;
+use crate::current::Current;
 use crate::edit::Edit;
 use crate::extent::Extent;
 use crate::format::Head;
 use crate::options::{Geometry, Options};
+use crate::pace::Pace;
 use crate::recover;
 use crate::tree::Frozen;
 use crate::view::View;
@@ -66,14 +68,26 @@ pub(crate) struct Shared {
     pub(crate) options: Options,
     pub(crate) geometry: Geometry,
     pub(crate) incarnation: Incarnation,
-    pub(crate) current: ArcSwap<Version>,
+    pub(crate) current: Current,
     pub(crate) collecting: Mutex<Option<Pass>>,
     pub(crate) maintenance: Mutex<Maintenance>,
+    /// One checkpoint, sync, flush, maker of segments at a time.
+    pub(crate) checkpointing: Mutex<()>,
     pub(crate) syncing: Mutex<()>,
+    pub(crate) flushing: Mutex<()>,
+    pub(crate) making: Mutex<()>,
     pub(crate) writer: Mutex<Writer>,
+    /// The operation whose version a checkpoint is written from.
+    pub(crate) saved: AtomicU64,
+    pub(crate) pace: Pace,
+    /// What was damaged at opening and made again.
+    pub(crate) healed: Option<Error>,
+    /// The last operation that housekeeping saw.
+    pub(crate) looked_at: AtomicU64,
     pub(crate) durable: AtomicU64,
     pub(crate) poison: Mutex<Option<&'static str>>,
     pub(crate) waker: Waker,
+    pub(crate) collector: Waker,
     pub(crate) counters: Counters,
     pub(crate) accounted: AtomicU64,
 }
@@ -144,7 +158,7 @@ pub struct Stats {
 #[derive(Debug)]
 pub struct FlexSpace {
     shared: Arc<Shared>,
-    worker: Option<Worker>,
+    workers: Vec<Worker>,
     _lock: Box<dyn std::fmt::Debug + Send + Sync>,
 }
 
@@ -172,20 +186,28 @@ impl FlexSpace {
             return Err(Error::NotFound { path: dir.to_path_buf() });
         }
         let share = if options.read_only { Share::Shared } else { Share::Exclusive };
-        let lock = match disk.lock(&dir.join(LOCK), share).during("lock", dir)? {
+        let locked = match disk.lock(&dir.join(LOCK), share) {
+            // A creation that was cut short before there was anything to lock.
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound && options.read_only => {
+                return Err(Error::NotFound { path: dir.to_path_buf() });
+            }
+            other => other.during("lock", dir)?,
+        };
+        let lock = match locked {
             Locked::Held(lock) => lock,
             Locked::Busy(pid) => return Err(Error::Locked { path: dir.to_path_buf(), pid }),
         };
         let is_inline = options.inline || options.read_only;
         let shared = Arc::new(recover::open(disk, dir, options)?);
-        let worker = if is_inline {
-            None
-        } else {
-            let background = Arc::clone(&shared);
-            let step = move || background.pump().unwrap_or(false);
-            Some(Worker::start("flexspace", shared.waker.clone(), INTERVAL, step)?)
-        };
-        Ok(FlexSpace { shared, worker, _lock: lock })
+        let mut workers = Vec::new();
+        if !is_inline {
+            let (keeper, collector) = (Arc::clone(&shared), Arc::clone(&shared));
+            let keep = move || keeper.keep().unwrap_or(false);
+            let collect = move || collector.collect_if_due().unwrap_or(false);
+            workers.push(Worker::start("flexspace", shared.waker.clone(), INTERVAL, keep)?);
+            workers.push(Worker::start("flexspace-gc", shared.collector.clone(), INTERVAL, collect)?);
+        }
+        Ok(FlexSpace { shared, workers, _lock: lock })
     }
 
     /// Length in bytes.
@@ -315,13 +337,20 @@ impl FlexSpace {
         self.shared.stats()
     }
 
-    /// Reads every byte there is; each damaged extent goes to `report`.
+    /// What was damaged at opening and could be made again: a checkpoint, from the one before it and its log.
+    #[must_use]
+    pub fn healed(&self) -> Option<&Error> {
+        self.shared.healed.as_ref()
+    }
+
+    /// Reads every byte there is, and both checkpoints; each damaged extent goes to `report`.
     ///
     /// # Errors
     ///
     /// None of damage; that goes to `report`.
     pub fn verify(&self, mut report: impl FnMut(Error)) -> Result<()> {
         self.shared.maintenance.lock().pair.check::<Head>(&mut report);
+        self.shared.verify_checkpoints(&mut report)?;
         self.view().verify(report)
     }
 
@@ -331,7 +360,7 @@ impl FlexSpace {
     ///
     /// As for [`FlexSpace::sync`].
     pub fn close(mut self) -> Result<()> {
-        drop(self.worker.take());
+        self.workers.clear();
         self.shared.close()
     }
 
@@ -342,7 +371,7 @@ impl FlexSpace {
 
 impl Drop for FlexSpace {
     fn drop(&mut self) {
-        drop(self.worker.take());
+        self.workers.clear();
         let _ = self.shared.close(); // whoever wants to know calls `close`
         let bytes = self.shared.accounted.swap(0, Ordering::Relaxed);
         self.shared.options.memory.give(Part::Index, bytes);
@@ -384,10 +413,20 @@ impl Shared {
             }
             let (bytes, body) = w.plan(ops)?;
             if bytes > 0 && !self.options.memory.has_room(0) {
-                return Err(Error::OverBudget { budget: self.options.memory.budget() });
+                if !w.room.has_buffers() {
+                    return Err(Error::OverBudget { budget: self.options.memory.budget() });
+                }
+                drop(w);
+                self.put_buffers_down()?;
+                continue;
             }
             if bytes > 0 && w.total_live.saturating_add(bytes) > w.capacity() {
                 return Err(Error::NoSpace { path: self.dir.clone() });
+            }
+            if w.log.backlog() > self.geometry.log_backlog {
+                drop(w);
+                self.flush()?;
+                continue;
             }
             // Records of segments opened by operations that failed come on top.
             let body = body + 16 * w.segments.len().min(64);
@@ -405,32 +444,41 @@ impl Shared {
                 }
                 continue;
             }
+            if bytes > 0 && w.ready(Who::User) < bytes {
+                drop(w);
+                self.make_ready(Who::User, bytes)?;
+                continue;
+            }
             let records = w.write(ops)?;
             if records.is_empty() {
                 return Ok(true);
             }
-            self.finish(&mut w, &records)?;
+            self.finish(&mut w, &records);
             self.counters.written.fetch_add(bytes, Ordering::Relaxed);
-            let is_due = self.is_work_due(&w);
+            let (is_due, is_tight) = (self.is_work_due(&w), w.is_tight());
+            let (left, low) = (w.room(Who::User), w.low());
             drop(w);
             if is_due {
                 self.waker.wake();
             }
-            return self.help(bytes).map(|()| true);
+            if is_tight {
+                self.collector.wake();
+            }
+            if bytes > 0 && left < low {
+                self.slow_down(bytes, left, low);
+            }
+            return Ok(true);
         }
     }
 
     /// Logs, applies and publishes records whose data is written.
-    pub(crate) fn finish(&self, w: &mut Writer, records: &[crate::format::Record]) -> Result<()> {
-        let durable = self.durable.load(Ordering::Acquire);
-        let logged = w.log(durable, records);
-        self.poison("append to the log", logged)?;
+    pub(crate) fn finish(&self, w: &mut Writer, records: &[crate::format::Record]) {
+        w.log(self.durable.load(Ordering::Acquire), records);
         w.apply(records);
         let tree = w.tree.publish(w.seq);
         self.account(w.tree.held_bytes());
         let version = Version { tree, areas: Arc::clone(&w.areas), mark: w.mark };
-        self.current.store(Arc::new(version));
-        Ok(())
+        self.current.store(version);
     }
 
     fn account(&self, bytes: u64) {
@@ -457,7 +505,7 @@ impl Shared {
             live_bytes: w.total_live,
             capacity: w.capacity(),
             segments: there,
-            free_segments: w.free.len() as u64,
+            free_segments: (w.room.free.len() + w.room.bare.len()) as u64,
             dead_segments: w.dead(),
             written_bytes: read(&self.counters.written),
             moved_bytes: read(&self.counters.moved),

@@ -8,7 +8,7 @@
 //!                                                     durable mark, or if all its data checks)
 //!  release     sync, floor = n into both heads ──> segments dead at or before n are free
 //!  checkpoint  log goes on in the next segment; index as of n to a file; sync; both heads name the
-//!              file and the log's new segments ──> older files go
+//!              file, the log's new segments, and what there was before ──> files older than that go
 //! ```
 //!
 //! Data and log may become durable in any order: a frame whose data the power took is not believed. That is
@@ -16,18 +16,18 @@
 //! before a segment is used again: whichever head an opening finds, it does not question the frames that
 //! name the segment's former bytes.
 
+use sheaf_base::sync::atomic::Ordering;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use sheaf_base::engine::ImageSink;
 use sheaf_base::error::{Error, IoContext, Result};
 use sheaf_base::segment::{Identity, Segment};
-use sheaf_base::store::image::ImageWriter;
+use sheaf_base::store::image::{ImageReader, ImageWriter};
 use sheaf_base::sync::MutexGuard;
 use sheaf_base::types::{KeyspaceId, LogId, SegmentId};
 
 use crate::area::{self, DIRECTORY};
-use crate::format::{self, LOG, LogEntry, Summary, TREE};
+use crate::format::{self, Chapter, LOG, LogEntry, Summary, TREE};
 use crate::log::Log;
 use crate::space::{Maintenance, Shared};
 use crate::writer::{Who, Writer};
@@ -36,15 +36,24 @@ impl Shared {
     pub(crate) fn sync(&self) -> Result<()> {
         let _one = self.syncing.lock();
         self.check_writable()?;
-        let (target, areas, flushed, has_new_names) = {
+        let (target, areas, logs, has_new_names) = {
+            let _flushing = self.flushing.lock();
             let mut w = self.writer.lock();
             if w.seq == self.durable.load(Ordering::Acquire) {
                 return Ok(());
             }
             w.unsynced = 0;
-            (w.seq, Arc::clone(&w.areas), w.log.flush(), std::mem::take(&mut w.has_new_names))
+            let logs = w.log.close_sector();
+            let plan = w.outgoing();
+            let had = (w.seq, Arc::clone(&w.areas), logs, std::mem::take(&mut w.has_new_names));
+            drop(w);
+            if let Err(error) = self.deliver(plan) {
+                self.writer.lock().has_new_names |= had.3;
+                return Err(error);
+            }
+            had
         };
-        let synced = flushed.and_then(|logs| {
+        let synced = (|| {
             for area in areas.files.iter().flatten() {
                 if area.is_dirty.swap(false, Ordering::AcqRel) {
                     area.file.sync().during("sync", &area.path)?;
@@ -55,10 +64,18 @@ impl Shared {
                 self.disk.sync_dir(&dir).during("sync directory", &dir)?;
             }
             logs.into_iter().try_for_each(|(segment, end)| segment.sync(end))
-        });
+        })();
         self.poison("sync", synced)?;
         self.counters.syncs.fetch_add(1, Ordering::Relaxed);
         self.durable.fetch_max(target, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Hands everything in buffers to the kernel and gives their memory back. Those in use later are new ones.
+    pub(crate) fn put_buffers_down(&self) -> Result<()> {
+        self.writer.lock().room.put_down_fillers();
+        self.flush()?;
+        self.writer.lock().room.forget_idle();
         Ok(())
     }
 
@@ -83,7 +100,8 @@ impl Shared {
         let (has_spare, bytes) = {
             let w = self.writer.lock();
             let fits = |spare: &Arc<Segment>| spare.identity().capacity >= need + 512;
-            (w.log.spare.as_ref().is_some_and(fits), w.log.bytes)
+            // Each as long as all before, so that few are made; after a checkpoint as before it.
+            (w.log.spare.as_ref().is_some_and(fits), w.log.bytes.max(w.log.pace))
         };
         if has_spare {
             return Ok(());
@@ -111,9 +129,9 @@ impl Shared {
         let replaced = w.log.spare.take();
         drop(w);
         if let Some(small) = replaced {
-            m.head.logs.retain(|log| log.id != small.id());
+            m.head.newest.logs.retain(|log| log.id != small.id());
         }
-        m.head.logs.push(LogEntry { id, end, is_final: false });
+        m.head.newest.logs.push(LogEntry { id, end, is_final: false });
         self.put_heads(m)?;
         self.writer.lock().log.spare = Some(Arc::new(segment));
         Ok(())
@@ -129,9 +147,14 @@ impl Shared {
             self.raise_floor(&mut m)?;
         }
         let mut w = self.writer.lock();
-        let released = w.release(m.head.floor);
+        let saved = self.saved.load(Ordering::Acquire);
+        let released = w.release(m.head.floor, (saved < u64::MAX).then_some(saved));
         self.counters.freed.fetch_add(released, Ordering::Relaxed);
         self.give_back(&mut w);
+        drop(w);
+        if released > 0 {
+            self.pace.note_release();
+        }
         Ok(released)
     }
 
@@ -147,8 +170,10 @@ impl Shared {
         let keep = u64::from(per_area) + self.geometry.reserve;
         for number in (0..w.areas.files.len()).rev() {
             let first = u32::try_from(number).unwrap_or(u32::MAX) * per_area;
-            let all_free = w.free.range(first..first + per_area).count() == per_area as usize;
-            if !all_free || (w.free.len() as u64) < keep + u64::from(per_area) {
+            let range = first..first + per_area;
+            let free = w.room.free.range(range.clone()).count() + w.room.bare.range(range).count();
+            let all = (w.room.free.len() + w.room.bare.len()) as u64;
+            if free < per_area as usize || all < keep + u64::from(per_area) {
                 continue;
             }
             let path = self.dir.join(DIRECTORY).join(area::file_name(number));
@@ -161,38 +186,45 @@ impl Shared {
 
     /// Writes the index to a file, so that the log before can go.
     pub(crate) fn checkpoint(&self) -> Result<()> {
-        let mut m = self.maintenance.lock();
-        self.check_writable()?;
-        self.write_checkpoint(&mut m)
+        let _one = self.checkpointing.lock();
+        let answer = self.write_checkpoint();
+        self.saved.store(u64::MAX, Ordering::Release);
+        answer
     }
 
-    fn write_checkpoint(&self, m: &mut Maintenance) -> Result<()> {
-        self.spare(m, 0)?;
-        let (version, serials, keep) = {
+    /// The steps of a checkpoint. Most of the time nothing else is locked: others sync, and give segments back.
+    fn write_checkpoint(&self) -> Result<()> {
+        let (tree, mark, serials, keep, number, space) = {
+            let mut m = self.maintenance.lock();
+            self.check_writable()?;
+            self.spare(&mut m, 0)?;
             let mut w = self.writer.lock();
-            if w.seq == m.head.checkpoint_seq {
+            if w.seq == m.head.newest.seq {
                 return Ok(());
             }
-            let rotated = w.log.rotate();
-            self.poison("write to the log", rotated)?;
-            w.log.bytes = 0;
+            w.log.rotate();
+            (w.log.bytes, w.log.pace) = (0, w.log.bytes);
             let keep = w.log.tail.as_ref().map(|tail| tail.segment.id());
-            (self.current.load_full(), w.serials(), keep)
+            let version = self.current.load_full();
+            // Held for its index; what it maps to may be used again meanwhile.
+            self.saved.store(version.tree.mark(), Ordering::Release);
+            let number = m.head.next_number;
+            m.head.next_number += 1;
+            (Arc::clone(&version.tree), version.mark, w.serials(), keep, number, m.head.space)
         };
-        let (seq, entries) = (version.tree.mark(), version.tree.entries());
-        let number = m.head.next_number;
-        m.head.next_number += 1;
+        let (seq, entries) = (tree.mark(), tree.entries());
         let path = self.dir.join(format::checkpoint_name(number));
         let saved = (|| {
             let mut image =
-                ImageWriter::create(&*self.disk, path.clone(), m.head.space, KeyspaceId(0), number, &[])?;
-            let summary = Summary { seq, mark: version.mark, entries, serials };
+                ImageWriter::create(&*self.disk, path.clone(), space, KeyspaceId(0), number, &[])?;
+            let summary = Summary { seq, mark, entries, serials };
             format::save_summary(&summary, &mut image as &mut dyn ImageSink)?;
-            for entry in version.tree.range(0) {
+            for entry in tree.range(0) {
                 format::save_entry(entry.len, entry.item, &mut image)?;
             }
             image.finish()
         })();
+        drop(tree);
         let bytes = match saved {
             Ok(bytes) => bytes,
             Err(error) => {
@@ -204,26 +236,51 @@ impl Shared {
         let named = self.disk.sync_dir(&dir).during("sync directory", &dir);
         self.poison("sync", named)?;
         self.sync()?;
-        let old = (m.head.checkpoint, std::mem::take(&mut m.head.logs));
+        let mut m = self.maintenance.lock();
+        self.check_writable()?;
+        let mut newest = Chapter { checkpoint: number, seq, logs: Vec::new() };
         let is_new = |log: &LogEntry| keep.is_some_and(|keep| log.id >= keep);
-        m.head.logs = old.1.iter().copied().filter(is_new).collect();
-        (m.head.checkpoint, m.head.checkpoint_seq) = (number, seq);
-        self.raise_floor(m)?;
+        (newest.logs, m.head.newest.logs) = m.head.newest.logs.iter().partition(|log| is_new(log));
+        let before = std::mem::replace(&mut m.head.newest, newest);
+        let gone = std::mem::replace(&mut m.head.older, before);
+        self.raise_floor(&mut m)?;
         m.checkpoint_bytes = bytes;
         self.counters.checkpoints.fetch_add(1, Ordering::Relaxed);
-        self.discard(old.0, old.1.into_iter().filter(|log| !is_new(log)));
+        self.discard(&gone);
         Ok(())
     }
 
     /// Removes files that neither head names. What stays is swept at the next opening.
-    fn discard(&self, checkpoint: u64, logs: impl Iterator<Item = LogEntry>) {
-        if checkpoint > 0 {
-            let _ = self.disk.remove(&self.dir.join(format::checkpoint_name(checkpoint)));
+    fn discard(&self, gone: &Chapter) {
+        if gone.checkpoint > 0 {
+            let _ = self.disk.remove(&self.dir.join(format::checkpoint_name(gone.checkpoint)));
         }
-        for log in logs {
+        for log in &gone.logs {
             let name = sheaf_base::segment::file_name(log.id);
             let _ = self.disk.remove(&self.dir.join(LOG).join(name));
         }
+    }
+
+    /// Reads both checkpoints; damage goes to `report`.
+    pub(crate) fn verify_checkpoints(&self, report: &mut impl FnMut(Error)) -> Result<()> {
+        let _one = self.checkpointing.lock();
+        let (numbers, space) = {
+            let m = self.maintenance.lock();
+            ([m.head.newest.checkpoint, m.head.older.checkpoint], m.head.space)
+        };
+        for number in numbers.into_iter().filter(|number| *number > 0) {
+            let path = self.dir.join(format::checkpoint_name(number));
+            let read = ImageReader::open(&*self.disk, path, space, KeyspaceId(0), number, |_| None);
+            let read = read.and_then(|mut image| {
+                format::load(&mut image, |_, _| {})?;
+                image.finish()
+            });
+            match read {
+                Err(error) if error.is_corrupt() => report(error),
+                other => drop(other?),
+            }
+        }
+        Ok(())
     }
 
     /// Whether the log is long: longer than a tenth of the index, and at least a fixed length.
@@ -234,60 +291,79 @@ impl Shared {
     /// A guess, made often: is there anything to do in the background?
     pub(crate) fn is_work_due(&self, w: &Writer) -> bool {
         w.unsynced > self.geometry.unsynced
+            || w.backlog() > self.geometry.backlog
             || w.log.bytes > self.geometry.checkpoint
-            || w.is_tight()
             || w.log.spare.is_none()
     }
 
+    /// A step of everything, housekeeping and garbage collection.
     pub(crate) fn pump(&self) -> Result<bool> {
         if self.options.read_only {
             return Ok(false);
         }
-        self.check_writable()?;
-        let mut m = self.maintenance.lock();
-        if m.is_closed {
+        let kept = self.keep()?;
+        Ok(self.collect_if_due()? || kept)
+    }
+
+    /// A step of housekeeping. True if there may be more.
+    pub(crate) fn keep(&self) -> Result<bool> {
+        if self.options.read_only {
             return Ok(false);
         }
-        let (is_unsynced, is_long, has_spare, dead) = {
-            let w = self.writer.lock();
+        self.check_writable()?;
+        let (is_unsynced, is_long, has_spare, is_idle) = {
+            let m = self.maintenance.lock();
+            if m.is_closed {
+                return Ok(false);
+            }
+            let mut w = self.writer.lock();
+            let is_idle = self.looked_at.swap(w.seq, Ordering::Relaxed) == w.seq;
+            if !w.log.note(self.durable.load(Ordering::Acquire)) && is_idle {
+                w.room.put_down_fillers();
+            }
             let is_unsynced = w.unsynced > self.geometry.unsynced;
-            (is_unsynced, self.is_log_long(&w, &m), w.log.spare.is_some() || w.seq == 0, w.dead())
+            (is_unsynced, self.is_log_long(&w, &m), w.log.spare.is_some() || w.seq == 0, is_idle)
         };
         if is_long {
-            return self.write_checkpoint(&mut m).map(|()| true);
+            return self.checkpoint().map(|()| true);
         }
         if !has_spare {
-            self.spare(&mut m, 0)?;
+            self.make_spare(0)?;
         }
-        drop(m);
+        let is_short = self.make_ready_ahead().unwrap_or(false); // a full disk is the writer's trouble who needs one
         if is_unsynced {
             self.sync()?;
         } else {
-            let noted = self.writer.lock().log.note(self.durable.load(Ordering::Acquire));
-            self.poison("append to the log", noted)?;
+            self.flush()?;
         }
-        let is_due = dead >= self.geometry.reserve / 2 || (dead > 0 && self.writer.lock().is_tight());
+        if is_idle {
+            self.writer.lock().room.forget_idle();
+        }
+        let (dead, is_tight) = {
+            let w = self.writer.lock();
+            (w.dead(), w.is_tight())
+        };
+        let is_due = dead >= self.geometry.reserve / 2 || (dead > 0 && is_tight);
         let released = if is_due { self.release()? } else { 0 };
-        let collected = self.collect_if_due()?;
-        Ok(is_unsynced || released > 0 || collected)
+        Ok(is_short || is_unsynced || released > 0)
     }
 
     pub(crate) fn close(&self) -> Result<()> {
-        let mut m: MutexGuard<'_, Maintenance> = self.maintenance.lock();
-        if m.is_closed || self.options.read_only {
+        if self.maintenance.lock().is_closed || self.options.read_only {
             return Ok(());
         }
         self.check_writable()?;
-        self.write_checkpoint(&mut m)?;
+        self.checkpoint()?;
+        let mut m: MutexGuard<'_, Maintenance> = self.maintenance.lock();
         {
             let mut w = self.writer.lock();
             w.close_cursor(Who::User);
             w.close_cursor(Who::Collector);
             w.log = Log::default(); // the checkpoint has everything, and nobody can change anything any more
         }
-        let logs = std::mem::take(&mut m.head.logs);
+        let logs = std::mem::take(&mut m.head.newest.logs);
         self.raise_floor(&mut m)?;
-        self.discard(0, logs.into_iter());
+        self.discard(&Chapter { logs, ..Chapter::default() });
         m.is_closed = true;
         Ok(())
     }

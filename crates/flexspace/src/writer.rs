@@ -18,18 +18,17 @@
 //! 2. A data byte is written before a record names it, and a record before a version shows it.
 //! 3. A segment gets a new serial when it is taken, and the frame that first names it says so.
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use sheaf_base::disk::{Disk, How};
-use sheaf_base::error::{Error, IoContext, Result};
+use sheaf_base::error::{Error, Result};
+use sheaf_base::memory::Memory;
 
-use crate::area::{Area, Areas};
-use crate::extent::{Extent, fitting, footprint};
-use crate::format::{self, Record, Run};
+use crate::area::Areas;
+use crate::extent::{Extent, footprint};
+use crate::format::{self, Record};
 use crate::log::Log;
+use crate::place::Room;
 use crate::tree::{Content, MAX_LEN, ShiftTree};
 
 /// Who wants room.
@@ -58,14 +57,6 @@ pub(crate) struct Segment {
     pub(crate) is_damaged: bool,
 }
 
-/// A segment that is being filled.
-#[derive(Clone, Copy, Debug)]
-struct Cursor {
-    segment: u32,
-    /// Bytes taken.
-    end: u64,
-}
-
 /// What an operation does, before it has a place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Op<'a> {
@@ -78,20 +69,13 @@ pub(crate) enum Op<'a> {
 
 #[derive(Debug)]
 pub(crate) struct Writer {
-    pub(crate) disk: Arc<dyn Disk>,
     pub(crate) dir: PathBuf,
     pub(crate) tree: ShiftTree<Extent>,
     pub(crate) areas: Arc<Areas>,
     pub(crate) segments: Vec<Segment>,
-    pub(crate) free: BTreeSet<u32>,
     pub(crate) total_live: u64,
-    /// Most segments there may be, and how many of them have a file.
-    pub(crate) limit: u64,
-    pub(crate) there: u64,
-    cursors: [Option<Cursor>; 2],
-    /// The next segment's serial; its high half is the incarnation.
-    pub(crate) next_serial: u64,
-    unlogged: Vec<Record>,
+    pub(crate) room: Room,
+    pub(crate) unlogged: Vec<Record>,
     pub(crate) log: Log,
     pub(crate) seq: u64,
     pub(crate) mark: u64,
@@ -101,7 +85,6 @@ pub(crate) struct Writer {
     pub(crate) unsynced: u64,
     /// Names in the data directory that no sync has covered.
     pub(crate) has_new_names: bool,
-    scratch: Vec<u8>,
 }
 
 /// `from..to` after `cut` bytes at `at` became `new` bytes: it covers what is left of what it covered.
@@ -122,7 +105,6 @@ fn follow((from, to): (u64, u64), at: u64, cut: u64, new: u64) -> (u64, u64) {
 impl Writer {
     #[allow(clippy::too_many_arguments)] // made in one place
     pub(crate) fn new(
-        disk: Arc<dyn Disk>,
         dir: PathBuf,
         tree: ShiftTree<Extent>,
         areas: Areas,
@@ -130,19 +112,15 @@ impl Writer {
         incarnation: u64,
         seq: u64,
         mark: u64,
+        memory: Arc<Memory>,
     ) -> Writer {
         Writer {
-            disk,
             dir,
             tree,
             areas: Arc::new(areas),
             segments: Vec::new(),
-            free: BTreeSet::new(),
             total_live: 0,
-            limit,
-            there: 0,
-            cursors: [None; 2],
-            next_serial: incarnation << 32,
+            room: Room::new(limit, incarnation, memory),
             unlogged: Vec::new(),
             log: Log::default(),
             seq,
@@ -150,7 +128,6 @@ impl Writer {
             track: None,
             unsynced: 0,
             has_new_names: true, // an earlier life may have left names in the kernel only
-            scratch: Vec::new(),
         }
     }
 
@@ -181,122 +158,11 @@ impl Writer {
         for (number, segment) in self.segments.iter_mut().enumerate() {
             if segment.live == 0 && self.areas.files[number / per_area].is_some() {
                 segment.state = State::Free;
-                let is_within = (number as u64) < self.limit;
-                self.free.extend(is_within.then(|| u32::try_from(number).unwrap_or(u32::MAX)));
+                let is_within = (number as u64) < self.room.limit;
+                self.room.bare.extend(is_within.then(|| u32::try_from(number).unwrap_or(u32::MAX)));
             }
         }
         Ok(())
-    }
-
-    /// Segments that can still be taken by `who`, those of files to come included.
-    pub(crate) fn available(&self, who: Who) -> u64 {
-        let to_come = self.limit - self.there;
-        let reserve = if who == Who::User { self.areas.geometry.reserve } else { 0 };
-        (self.free.len() as u64 + to_come).saturating_sub(reserve)
-    }
-
-    /// Bytes of footprint that may live at most: 30/32 of all but the reserve (paper, section 4.1).
-    pub(crate) fn capacity(&self) -> u64 {
-        let segments = self.limit.saturating_sub(self.areas.geometry.reserve);
-        (segments.saturating_mul(self.areas.geometry.segment) / 32).saturating_mul(30)
-    }
-
-    /// Bytes of footprint that `who` can write now.
-    pub(crate) fn room(&self, who: Who) -> u64 {
-        let g = &self.areas.geometry;
-        // A segment's last bytes stay empty if the next piece does not fit; an extent cut there takes more.
-        let lost = g.piece + 32;
-        let open = self.cursors[who as usize].map_or(0, |cursor| g.segment - cursor.end);
-        open.saturating_sub(lost) + self.available(who).saturating_mul(g.segment - lost)
-    }
-
-    /// An area came or went.
-    fn count_there(&mut self) {
-        let per_area = u64::from(self.areas.geometry.area_segments);
-        let files = (0..).zip(&self.areas.files).filter(|(_, file)| file.is_some());
-        self.there = files.map(|(n, _)| self.limit.saturating_sub(n * per_area).min(per_area)).sum();
-    }
-
-    /// Takes a free segment, or one of a new file.
-    fn take(&mut self, who: Who) -> Result<u32> {
-        if self.available(who) == 0 {
-            return Err(Error::NoSpace { path: self.dir.clone() });
-        }
-        if self.free.is_empty() {
-            self.add_area()?;
-        }
-        let segment = *self.free.first().expect("an area was added");
-        let g = self.areas.geometry;
-        let spot = self.areas.spot(segment).expect("a free segment has a file");
-        let end = spot.start + g.segment;
-        spot.area.file.allocate(end).during("allocate", &spot.area.path)?;
-        self.free.remove(&segment);
-        self.areas.set_serial(segment, self.next_serial);
-        self.unlogged.push(Record::Open { segment, serial: self.next_serial });
-        self.next_serial += 1;
-        self.segments[segment as usize].state = State::Open;
-        Ok(segment)
-    }
-
-    fn add_area(&mut self) -> Result<()> {
-        let per_area = self.areas.geometry.area_segments;
-        let gap = self.areas.files.iter().position(Option::is_none);
-        let number = gap.unwrap_or(self.areas.files.len());
-        let area = Area::open(&*self.disk, &self.dir, number, How::Create, &self.areas.geometry)?;
-        let areas = Arc::make_mut(&mut self.areas);
-        if number == areas.files.len() {
-            areas.files.push(None);
-        }
-        areas.files[number] = Some(Arc::new(area));
-        self.has_new_names = true;
-        self.count_there();
-        let first = u32::try_from(number).unwrap_or(u32::MAX) * per_area;
-        let last = first + per_area;
-        let fresh = Segment { live: 0, state: State::Free, is_damaged: false };
-        self.segments.resize(self.segments.len().max(last as usize), fresh);
-        self.segments[first as usize..last as usize].fill(fresh);
-        self.free.extend((first..last).filter(|segment| u64::from(*segment) < self.limit));
-        Ok(())
-    }
-
-    /// Nothing more goes into the segment that `who` fills.
-    pub(crate) fn close_cursor(&mut self, who: Who) {
-        if let Some(cursor) = self.cursors[who as usize].take() {
-            let segment = &mut self.segments[cursor.segment as usize];
-            // What is not applied yet belongs to the operation after `seq`.
-            segment.state = if segment.live == 0 { State::Dead(self.seq + 1) } else { State::Sealed };
-        }
-    }
-
-    /// Writes `bytes` into segments, in extents of at most the largest length.
-    pub(crate) fn place(&mut self, who: Who, mut bytes: &[u8]) -> Result<Run> {
-        let g = self.areas.geometry;
-        let mut run = Run::new();
-        while !bytes.is_empty() {
-            let most = (bytes.len() as u64).min(g.max_extent);
-            let room = self.cursors[who as usize].map_or(0, |c| fitting(g.segment - c.end, g.piece));
-            if room < most.min(g.piece) {
-                self.close_cursor(who);
-                let segment = self.take(who)?;
-                self.cursors[who as usize] = Some(Cursor { segment, end: 0 });
-                continue;
-            }
-            let Some(cursor) = &mut self.cursors[who as usize] else { continue };
-            let (now, later) = bytes.split_at(usize::try_from(most.min(room)).unwrap_or(usize::MAX));
-            let at = cursor.end;
-            cursor.end += footprint(now.len() as u64, g.piece);
-            let segment = cursor.segment;
-            let spot = self.areas.spot(segment).expect("an open segment has a file");
-            let piece = usize::try_from(g.piece).unwrap_or(usize::MAX);
-            self.scratch.clear();
-            spot.seed.encode(at, now, piece, &mut self.scratch);
-            spot.area.file.write_at(spot.start + at, &self.scratch).during("write", &spot.area.path)?;
-            spot.area.is_dirty.store(true, Ordering::Relaxed);
-            self.unsynced += self.scratch.len() as u64;
-            run.push((now.len() as u64, Extent::new(u64::from(segment) * g.segment + at)));
-            bytes = later;
-        }
-        Ok(run)
     }
 
     /// Checks the operations' ranges one after the other; the footprint of what they write, and the bytes
@@ -390,13 +256,12 @@ impl Writer {
         Ok(records)
     }
 
-    /// Logs records as one operation. A failure here poisons: the caller's duty.
-    pub(crate) fn log(&mut self, durable: u64, records: &[Record]) -> Result<()> {
+    /// Logs records as one operation.
+    pub(crate) fn log(&mut self, durable: u64, records: &[Record]) {
         let mut body = format::encode(&self.unlogged);
         body.extend_from_slice(&format::encode(records));
-        self.log.append(self.seq + 1, durable, &body)?;
+        self.log.append(self.seq + 1, durable, &body);
         self.unlogged.clear();
-        Ok(())
     }
 
     /// The operation after `seq` is these records.
@@ -484,17 +349,19 @@ impl Writer {
         }
     }
 
-    /// Dead segments whose death is at or before `floor` and that no version needs become free; how many.
-    pub(crate) fn release(&mut self, floor: u64) -> u64 {
-        let oldest = self.tree.oldest().unwrap_or(self.seq);
+    /// Dead segments whose death is at or before `floor` and that no reader needs become free; how many. The version of
+    /// `index_only` is read for its index alone.
+    pub(crate) fn release(&mut self, floor: u64, index_only: Option<u64>) -> u64 {
+        let oldest = self.tree.oldest_but(index_only).unwrap_or(self.seq);
         let mut released = 0;
-        for (number, segment) in self.segments.iter_mut().enumerate() {
+        for (number, segment) in (0..).zip(self.segments.iter_mut()) {
             if let State::Dead(seq) = segment.state
                 && seq <= floor.min(oldest)
                 && !segment.is_damaged
             {
+                debug_assert!(!self.areas.is_buffered(number), "a sync after the death flushed it");
                 segment.state = State::Free;
-                self.free.insert(u32::try_from(number).unwrap_or(u32::MAX));
+                self.room.give(number, &self.areas);
                 released += 1;
             }
         }
@@ -514,7 +381,8 @@ impl Writer {
         let first = u32::try_from(number).unwrap_or(u32::MAX) * per_area;
         Arc::make_mut(&mut self.areas).files[number] = None;
         for segment in first..first + per_area {
-            self.free.remove(&segment);
+            self.room.free.remove(&segment);
+            self.room.bare.remove(&segment);
             self.segments[segment as usize].state = State::Sealed;
         }
         self.has_new_names = true;

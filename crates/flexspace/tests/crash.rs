@@ -1,176 +1,16 @@
 //! Every moment of a workload at which the power may fail or the process be killed, and what a power cut may
-//! keep: the space opens, is the result of a prefix of the operations that contains all before the last
-//! sync, takes more, and keeps that through the next power cut. A sample of the images crashes again while it is recovering.
-//!
-//! What it cannot see: interleavings of threads; bugs of size; a third crash.
+//! keep. See `support/explore.rs`, and `seeded_bugs.rs` for the proof that it finds what it is for.
 
 mod support;
 
-use std::collections::HashSet;
-use std::sync::Arc;
-use std::sync::Mutex;
-
-use sheaf_base::disk::sim::{Keep, SimDisk};
-use support::{Step, content, open, workload};
-
-/// How far the workload had come.
-#[derive(Clone, Copy, Debug)]
-struct Marks {
-    /// States up to here were synced, or served after an opening.
-    durable: usize,
-    /// States up to here were begun.
-    issued: usize,
-}
-
-struct Point {
-    image: SimDisk,
-    marks: Marks,
-}
-
-#[derive(Default)]
-struct Totals {
-    points: usize,
-    images: usize,
-    second: usize,
-}
-
-/// Runs the steps on a disk that is forked after each of its operations; the states, and the forks.
-fn record(steps: &[Step], is_paranoid: bool) -> (Vec<Vec<u8>>, Vec<Point>) {
-    let points: Arc<Mutex<Vec<Point>>> = Arc::default();
-    let marks = Arc::new(Mutex::new(Marks { durable: 0, issued: 0 }));
-    let watch = |disk: &SimDisk| {
-        disk.set_paranoid(is_paranoid);
-        let (points, marks) = (Arc::clone(&points), Arc::clone(&marks));
-        disk.set_hook(Some(Arc::new(move |disk: &SimDisk| {
-            let marks = *marks.lock().expect("no test fails here");
-            points.lock().expect("no test fails here").push(Point { image: disk.fork(), marks });
-        })));
-    };
-    let mut disk = SimDisk::new();
-    watch(&disk);
-    let mut space = open(Arc::new(disk.clone())).expect("a new space");
-    let mut states = vec![Vec::new()];
-    for step in steps {
-        let mut state = states.last().expect("never empty").clone();
-        let step = step.fit(state.len() as u64);
-        step.apply(&mut state);
-        if state != *states.last().expect("never empty") {
-            states.push(state);
-            marks.lock().expect("no test fails here").issued = states.len() - 1;
-        }
-        match step {
-            Step::Reopen => {
-                space.close().expect("nothing fails here");
-                space = open(Arc::new(disk.clone())).expect("it opens");
-            }
-            Step::Kill => {
-                let killed = disk.kill();
-                disk.set_hook(None);
-                drop(space);
-                disk = killed;
-                watch(&disk);
-                space = open(Arc::new(disk.clone())).expect("it opens");
-                // A killed process loses what was not handed to the kernel yet.
-                let now = content(&space).expect("readable");
-                let durable = marks.lock().expect("no test fails here").durable;
-                assert!(states[durable..].contains(&now), "a kill leaves a state since the last sync");
-                states.push(now);
-            }
-            ref other => other.run(&space).expect("nothing fails here"),
-        }
-        if matches!(step, Step::Sync | Step::Reopen | Step::Kill | Step::Checkpoint) {
-            let last = states.len() - 1;
-            *marks.lock().expect("no test fails here") = Marks { durable: last, issued: last };
-        }
-    }
-    disk.set_hook(None);
-    drop(space);
-    let points = std::mem::take(&mut *points.lock().expect("no test fails here"));
-    (states, points)
-}
-
-/// Opens an image and checks everything; with `deep`, again at each moment of that.
-fn check(image: &SimDisk, states: &[Vec<u8>], marks: Marks, deep: Option<u64>) -> Result<usize, String> {
-    let moments: Arc<Mutex<Vec<SimDisk>>> = Arc::default();
-    if deep.is_some() {
-        let moments = Arc::clone(&moments);
-        image.set_hook(Some(Arc::new(move |disk: &SimDisk| {
-            moments.lock().expect("no test fails here").push(disk.fork());
-        })));
-    }
-    let space = open(Arc::new(image.clone())).map_err(|e| format!("it does not open: {e}"))?;
-    image.set_hook(None);
-    let mut now = content(&space).map_err(|e| format!("it cannot be read: {e}"))?;
-    if !(marks.durable..=marks.issued).any(|index| states[index] == now) {
-        let elsewhere = states.iter().position(|state| *state == now);
-        return Err(format!("{} bytes, which is state {elsewhere:?} and not one of {marks:?}", now.len()));
-    }
-    let served = now.clone();
-    space.insert(0, b"after the crash").map_err(|e| format!("it takes nothing: {e}"))?;
-    space.sync().map_err(|e| format!("it does not sync: {e}"))?;
-    now.splice(0..0, b"after the crash".iter().copied());
-    let next = image.power_cut(&Keep::None);
-    drop(space);
-    for again in [next, image.fork()] {
-        let space = open(Arc::new(again)).map_err(|e| format!("it does not open again: {e}"))?;
-        let bytes = content(&space).map_err(|e| format!("it cannot be read again: {e}"))?;
-        if bytes != now {
-            return Err(format!("opened again it has {} bytes instead of {}", bytes.len(), now.len()));
-        }
-        let mut finding = None;
-        space.verify(|found| finding = Some(found)).map_err(|e| format!("it cannot be verified: {e}"))?;
-        if let Some(finding) = finding {
-            return Err(format!("verify finds {finding}"));
-        }
-    }
-    let mut opened = 1;
-    if let Some(seed) = deep {
-        // Nothing was acknowledged during the opening: what it would have served is as good as what was there.
-        let moments = std::mem::take(&mut *moments.lock().expect("no test fails here"));
-        for (number, moment) in moments.iter().enumerate() {
-            for keep in moment.pending().keeps(3, 3, seed ^ number as u64) {
-                opened += check(&moment.power_cut(&keep), states, marks, None)
-                    .map_err(|what| format!("second crash at moment {number}, {keep:?}: {what}"))?;
-            }
-        }
-        let _ = served;
-    }
-    Ok(opened)
-}
-
-/// Explores the workload of `seed`; panics with what goes wrong first.
-fn explore(seed: u64, count: usize, is_paranoid: bool, totals: &mut Totals) {
-    let steps = workload(seed, count);
-    let (states, points) = record(&steps, is_paranoid);
-    let mut seen = HashSet::new();
-    for (number, point) in points.iter().enumerate() {
-        totals.points += 1;
-        let keeps = point.image.pending().keeps(4, 4, seed ^ number as u64);
-        let cuts = keeps.into_iter().map(|keep| (point.image.power_cut(&keep), format!("{keep:?}")));
-        for (image, what) in cuts.chain([(point.image.kill(), "killed".to_owned())]) {
-            let is_kill = what == "killed";
-            if !seen.insert((image.hash(), is_kill, point.marks.durable, point.marks.issued)) && !is_kill {
-                continue;
-            }
-            totals.images += 1;
-            let deep = totals.images.is_multiple_of(499).then_some(seed);
-            match check(&image, &states, point.marks, deep) {
-                Ok(opened) => totals.second += opened - 1,
-                Err(error) => {
-                    panic!(
-                        "seed {seed} of {count} steps (paranoid: {is_paranoid}), after disk operation {number}, {what}: {error}"
-                    )
-                }
-            }
-        }
-    }
-}
+use support::explore::{Totals, explore};
+use support::liar::Lie;
 
 #[test]
 fn a_crash_leaves_a_prefix_with_all_that_was_synced() {
     let mut totals = Totals::default();
     for seed in 0..7 {
-        explore(seed, 60, false, &mut totals);
+        explore(seed, 60, false, Lie::No, &mut totals).unwrap_or_else(|what| panic!("{what}"));
     }
     println!("{} moments, {} images, {} second crashes", totals.points, totals.images, totals.second);
     assert!(totals.images > 3_000 && totals.second > 100, "the search has become shallow");
@@ -180,7 +20,7 @@ fn a_crash_leaves_a_prefix_with_all_that_was_synced() {
 fn torn_sectors_and_garbage_leave_a_prefix_too() {
     let mut totals = Totals::default();
     for seed in 100..104 {
-        explore(seed, 60, true, &mut totals);
+        explore(seed, 60, true, Lie::No, &mut totals).unwrap_or_else(|what| panic!("{what}"));
     }
     assert!(totals.images > 1_500, "the search has become shallow");
 }

@@ -1,11 +1,11 @@
-//! Error plans and damage: every disk call fails once or for ever, disks fill up, every byte is changed.
+//! Error plans and damage: every disk call fails once, for ever, or every third time, disks fill up, every byte is changed.
 
 mod support;
 
 use std::path::Path;
 use std::sync::Arc;
 
-use sheaf_base::disk::sim::{Class, Failure, Fault, FaultPlan, Keep, SimDisk};
+use sheaf_base::disk::sim::{Class, Failure, Fault, FaultPlan, Keep, Repeat, SimDisk};
 use sheaf_base::error::Error;
 use support::{PLACE, Step, content, open, workload};
 
@@ -63,8 +63,8 @@ fn holds(disk: SimDisk, outcome: &Outcome, context: &str) {
     space.close().unwrap_or_else(|e| panic!("{context}: it does not close: {e}"));
 }
 
-#[test]
-fn every_failing_call_is_an_error_and_loses_nothing_that_was_synced() {
+/// Runs the workload with each call of each class failing; how many faults struck.
+fn every_call_fails(repeat: Repeat) -> u64 {
     let steps = workload(5, 60);
     let classes = [
         (Class::Write, Failure::Io),
@@ -76,27 +76,86 @@ fn every_failing_call_is_an_error_and_loses_nothing_that_was_synced() {
         (Class::Allocate, Failure::NoSpace),
         (Class::Read, Failure::Io),
         (Class::SetLen, Failure::Io),
+        (Class::Remove, Failure::Io),
     ];
     let mut struck = 0;
     for (class, failure) in classes {
         for nth in 1.. {
             let disk = SimDisk::with_seed(nth);
-            disk.set_faults(Fault::new(class, failure).nth(nth));
+            disk.set_faults(Fault::new(class, failure).nth(nth).repeat(repeat));
             let outcome = run(&disk, &steps);
             if disk.injected() == 0 {
                 break;
             }
             struck += 1;
             disk.set_faults(FaultPlan::default());
-            let context = format!("{class:?} {failure:?} number {nth}: {:?}", outcome.failed);
+            let context = format!("{class:?} {failure:?} number {nth} {repeat:?}: {:?}", outcome.failed);
             for keep in [Keep::None, Keep::All] {
                 holds(disk.power_cut(&keep), &outcome, &format!("{context}, then the power"));
             }
             holds(disk.kill(), &outcome, &context);
         }
     }
-    println!("{struck} faults");
-    assert!(struck > 300);
+    println!("{struck} faults {repeat:?}");
+    struck
+}
+
+#[test]
+fn every_failing_call_is_an_error_and_loses_nothing_that_was_synced() {
+    assert!(every_call_fails(Repeat::Once) > 250);
+}
+
+#[test]
+fn calls_that_fail_for_ever_lose_nothing_that_was_synced() {
+    assert!(every_call_fails(Repeat::Forever) > 250);
+}
+
+#[test]
+fn calls_that_fail_now_and_then_lose_nothing_that_was_synced() {
+    assert!(every_call_fails(Repeat::Every(3)) > 250);
+}
+
+/// But for failed syncs, what failed once works when it is asked for again, without another opening.
+#[test]
+fn what_failed_once_goes_on_by_itself() {
+    let steps = workload(5, 60);
+    let mut went_on = 0;
+    for class in [Class::Write, Class::Create, Class::Allocate, Class::SetLen, Class::Read] {
+        for nth in 1.. {
+            let disk = SimDisk::with_seed(nth);
+            let space = open(Arc::new(disk.clone())).expect("a new space");
+            disk.set_faults(Fault::new(class, Failure::NoSpace).nth(nth));
+            let mut model = Vec::new();
+            let mut is_poisoned = false;
+            for step in steps.iter().filter(|step| !matches!(step, Step::Kill | Step::Reopen)) {
+                let context = || format!("{class:?} number {nth}, {step:?}");
+                let mut done = step.run(&space);
+                if done.is_err() && disk.injected() > 0 {
+                    done = step.run(&space);
+                }
+                match done {
+                    Err(Error::Poisoned { .. }) => {
+                        is_poisoned = true;
+                        break;
+                    }
+                    other => other.unwrap_or_else(|e| panic!("{}: {e}", context())),
+                }
+                step.apply(&mut model);
+            }
+            if disk.injected() == 0 {
+                break;
+            }
+            if !is_poisoned {
+                went_on += 1;
+                space.sync().expect("nothing fails any more");
+                let image = disk.power_cut(&Keep::None);
+                let again = open(Arc::new(image)).expect("it opens");
+                assert_eq!(content(&again).expect("readable"), model, "{class:?} number {nth}");
+            }
+        }
+    }
+    println!("{went_on} went on");
+    assert!(went_on > 60);
 }
 
 #[test]
@@ -275,5 +334,36 @@ fn bytes_of_a_segments_earlier_use_do_not_pass() {
     match space.read(0, &mut bytes) {
         Ok(_) => assert_eq!(bytes, [199 | 2; 100]),
         Err(error) => assert!(error.is_corrupt(), "{error}"),
+    }
+}
+
+/// Checkpoints are there twice, the older one with its log: whatever happens to one, the space opens whole.
+#[test]
+fn a_damaged_checkpoint_is_made_again_from_the_one_before() {
+    for is_closed in [false, true] {
+        let (disk, model) = fixture(is_closed);
+        let newest =
+            disk.files().into_iter().filter(|(path, _)| path.extension().is_some_and(|e| e == "img"));
+        let (path, _) = newest.max().expect("there is a checkpoint");
+        let bytes = disk.read_file(&path).expect("it is there");
+        let written = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+        for at in (0..written).step_by(7) {
+            let image = disk.fork();
+            image.overwrite(&path, at as u64, &[bytes[at] ^ 1 << (at % 8)]).expect("within");
+            let space = open(Arc::new(image.clone())).unwrap_or_else(|e| panic!("byte {at}: {e}"));
+            assert!(space.healed().is_some_and(Error::is_corrupt), "byte {at}");
+            assert_eq!(content(&space).expect("readable"), model, "byte {at}");
+            space.insert(0, b"on it goes").expect("room");
+            space.close().expect("closed");
+            let again = open(Arc::new(image)).expect("it opens");
+            assert!(again.healed().is_none() && again.len() == model.len() as u64 + 10, "byte {at}");
+        }
+        let image = disk.fork();
+        image.remove_file(&path).expect("it is there");
+        assert_eq!(
+            content(&open(Arc::new(image)).expect("it opens")).expect("readable"),
+            model,
+            "none at all"
+        );
     }
 }

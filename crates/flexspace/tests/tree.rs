@@ -278,10 +278,42 @@ fn versions_that_nobody_reads_give_their_nodes_back() {
         pair.tree.remap(n * 191 % 20_000, 1, piece, |_, _| {});
         pair.tree.publish(n);
     }
-    assert!(pair.tree.versions() > 100 && pair.tree.oldest() == Some(0));
+    assert!(pair.tree.versions() <= 4 && pair.tree.oldest() == Some(0));
+    assert_eq!((pair.tree.oldest_but(Some(0)), pair.tree.oldest_but(Some(7))), (Some(99), Some(0)));
     drop(held);
     assert_eq!(pair.tree.oldest(), Some(99));
     assert_eq!(pair.tree.versions(), 1);
+}
+
+#[test]
+fn a_held_version_keeps_its_own_nodes_and_not_those_after_it() {
+    let mut tree = ShiftTree::new(Piece { id: 0, skip: 0 });
+    for n in 0..20_000u64 {
+        tree.insert(n, 1, Piece { id: n + 1, skip: 0 });
+    }
+    let held = tree.publish(0);
+    let once = tree.bytes();
+    let mut others = Vec::new();
+    for n in 1..50_000u64 {
+        tree.remap(n * 7919 % 20_000, 1, Piece { id: 1 << 40, skip: n }, |_, _| {});
+        let version = tree.publish(n);
+        if n % 1000 < 7 {
+            others.push((n, version));
+        }
+        if others.len() > 20 {
+            let (n, version) = others.swap_remove(usize::try_from(n % 20).expect("small"));
+            assert_eq!(version.mark(), n);
+            assert_eq!(version.range(0).filter(|entry| entry.item.skip > n).count(), 0);
+        }
+    }
+    // At most every version held has all its nodes for itself: here some hundred of each.
+    assert!(tree.versions() < 60, "{} versions", tree.versions());
+    assert!(tree.bytes() < once * 25, "{} after {once}", tree.bytes());
+    assert!((0..).zip(held.range(0)).all(|(n, entry)| entry.item == Piece { id: n + 1, skip: 0 }));
+    drop((held, others));
+    tree.oldest();
+    assert_eq!(tree.versions(), 1);
+    assert!(tree.bytes() < once * 11 / 10, "{} after {once}", tree.bytes());
 }
 
 #[test]

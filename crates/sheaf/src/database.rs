@@ -8,7 +8,7 @@ use sheaf_base::clock::{Clock, SystemClock};
 use sheaf_base::disk::Disk;
 use sheaf_base::disk::real::RealDisk;
 use sheaf_base::engine::EngineFactory;
-use sheaf_base::store::{KeyspaceInfo, Options, Stats, Store, VerifyReport};
+use sheaf_base::store::{Batching, KeyspaceInfo, Options, Stats, Store, VerifyReport};
 
 use crate::handle::Handle;
 use crate::{Batch, Durability, Error, Keyspace, KeyspaceOptions, Result, Snapshot};
@@ -36,7 +36,7 @@ impl Default for Builder {
             options: Options::default(),
             disk: Arc::new(RealDisk),
             clock: Arc::new(SystemClock),
-            engines: vec![Arc::new(sheaf_flat::Flat), Arc::new(sheaf_flex::Flex)],
+            engines: vec![sheaf_flat::hashed(), sheaf_flat::ordered(), Arc::new(sheaf_flex::Flex)],
         }
     }
 }
@@ -83,6 +83,22 @@ impl Builder {
     #[must_use]
     pub fn space_limit(mut self, times: f64) -> Builder {
         self.options.space_limit = times;
+        self
+    }
+
+    /// How committers that wait for the device share its syncs. For measurements (`sheaf-bench batching`): every
+    /// way keeps every promise, and the default is the fastest.
+    #[must_use]
+    pub fn batching(mut self, batching: Batching) -> Builder {
+        self.options.batching = batching;
+        self
+    }
+
+    /// Whether logs are checkpointed. Without, opening replays all of them. For measurements.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn checkpoints(mut self, checkpoints: bool) -> Builder {
+        self.options.checkpoints = checkpoints;
         self
     }
 

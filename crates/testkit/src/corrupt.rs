@@ -8,7 +8,8 @@
 //! After a kill, commits that were never synced may be missing from the end: nothing can tell a torn tail
 //! from a damaged one.
 //!
-//! [`sweep`] goes through all of it, for any engine, in five states of its life.
+//! [`sweep`] goes through all of it, for any engine, in five states of its life. `SHEAF_ELSEWHERE=1` with `--nocapture`
+//! prints every damage whose error points into another 4 KiB.
 //!
 //! ## What it cannot see
 //!
@@ -134,7 +135,7 @@ impl Damage {
 }
 
 /// What reading a damaged database came to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
     /// Everything was right and nothing reported.
     pub exact: bool,
@@ -146,6 +147,8 @@ pub struct Answer {
     pub whole_spaces: usize,
     /// An error named the damaged 4 KiB.
     pub placed: bool,
+    /// Where the first error pointed.
+    pub said: Option<(PathBuf, Option<u64>, String)>,
 }
 
 /// What was tried.
@@ -209,7 +212,7 @@ pub fn inspect(fixture: &Fixture, damage: &Damage) -> Result<Answer, String> {
     match world.open() {
         Ok(db) => look(fixture, &db, &files, damage, &mut answer)?,
         Err(error) => {
-            answer.note(damage, &named(&error, &files)?);
+            answer.note(damage, &named(&error, &files)?, &error);
             (answer.error, answer.unopened) = (true, true);
         }
     }
@@ -218,7 +221,8 @@ pub fn inspect(fixture: &Fixture, damage: &Damage) -> Result<Answer, String> {
 
 impl Answer {
     /// Takes note of where an error said that the damage is.
-    fn note(&mut self, damage: &Damage, said: &Place) {
+    fn note(&mut self, damage: &Damage, said: &Place, error: &Error) {
+        self.said.get_or_insert_with(|| (said.path.clone(), said.offset, error.to_string()));
         let (path, at) = damage.place();
         let near = |at: u64| said.offset.is_some_and(|offset| offset.abs_diff(at) < BLOCK);
         self.placed |= said.path == path && at.is_none_or(near);
@@ -246,7 +250,7 @@ fn look(
             Ok(seen) => {
                 for error in &seen.errors {
                     let place = named(error, files)?;
-                    answer.note(damage, &place);
+                    answer.note(damage, &place, error);
                     errors.push(error.to_string());
                 }
                 spaces.push(seen);
@@ -257,17 +261,17 @@ fn look(
     answer.whole_spaces = spaces.iter().filter(|seen| seen.is_there && seen.errors.is_empty()).count();
     let to = fixture.history.prints.len() - 1;
     let fits =
-        |state: &State| spaces.iter().zip(&state.spaces).all(|(seen, pairs)| seen.agrees(pairs.as_ref()));
+        |state: &State| spaces.iter().zip(&state.spaces).all(|(seen, pairs)| seen.agrees(pairs.as_deref()));
     if !fixture.history.states[fixture.from..=to].iter().any(fits) {
         let newest = fixture.history.newest();
         let wrong: Vec<String> =
-            spaces.iter().zip(&newest.spaces).filter_map(|(s, p)| s.wrong(p.as_ref())).collect();
+            spaces.iter().zip(&newest.spaces).filter_map(|(s, p)| s.wrong(p.as_deref())).collect();
         return Err(format!("WRONG ANSWER: {} (errors: {errors:?})", wrong.join("; ")));
     }
     let mut found = Vec::new();
     let verified = db.verify(|finding| found.push(finding));
     for finding in found.iter().chain(verified.as_ref().err()) {
-        answer.note(damage, &named(finding, files)?);
+        answer.note(damage, &named(finding, files)?, finding);
     }
     answer.error = !errors.is_empty() || !found.is_empty() || verified.is_err();
     if !errors.is_empty() && found.is_empty() && verified.is_ok() {

@@ -401,6 +401,8 @@ impl Watch {
             while history.marks.issued > before.issued {
                 history.withdraw();
             }
+            // A keyspace whose drop is in doubt may still be there: making it "again" is no commit.
+            history.marks = before;
             let is_write = marks.issued > before.issued;
             return match result {
                 Ok(()) if is_write => Err("a poisoned database took a write".into()),

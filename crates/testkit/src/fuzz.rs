@@ -32,7 +32,7 @@ use crate::crash::workload::{Random, Shape, generate, parse};
 use crate::crash::world::World;
 use crate::reseal::reseal;
 use crate::stage::Subject;
-use crate::totals::{Budget, Failure, Stopwatch, Totals};
+use crate::totals::{Budget, Failure, Stopwatch, Toil, Totals};
 
 /// No opening and reading of a small database takes this many disk calls.
 const FUSE: u64 = 100_000;
@@ -44,7 +44,7 @@ const SLOW: f64 = 2.0;
 const LONGEST: usize = 4096;
 
 /// Inputs that earlier finds or formats gave, by target: replayed before anything else.
-const CORPUS: [(Target, &[u8]); 10] = [
+const CORPUS: [(Target, &[u8]); 11] = [
     (Target::Record, b"\x01\x01\x01\x01kv"),
     (Target::Record, b"\x02\x05\x03key"),
     (Target::Record, b"\x03\x01\x01\xff\xff\xff\xff\x0fk\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"),
@@ -55,6 +55,7 @@ const CORPUS: [(Target, &[u8]); 10] = [
     (Target::Database, b"\x00\x00\x0c\x00\xff\x0d\x00\xff\x0e\x00\xff"),
     (Target::Database, b"\x04\x00\x04\x02\xff\x05\x02\xff\x06\x02\xff"),
     (Target::Database, b"\x07\x00\x30\x00\x01\x31\x00\x01"),
+    (Target::Database, b"\x01\x62\x40\x4c"), // a bound of numbers beyond what a frame can hold
 ];
 
 /// What is fed.
@@ -258,7 +259,7 @@ impl Mutator {
 
 /// One input. What is wrong, if anything.
 fn case(ground: &Ground, target: Target, input: &[u8]) -> Result<(), String> {
-    let watch = Stopwatch::start();
+    let watch = Toil::start();
     let (fed, peak) = measure(|| {
         quietly(|| {
             ground.feed(target, input);
@@ -322,4 +323,17 @@ pub fn replay(line: &str) -> Result<(), String> {
     let ground = Ground::new(&subject);
     ground.feed(target, &input.ok_or("no bytes")?);
     Ok(())
+}
+
+/// The fuzzing of one engine's files: `fuzz_suite!(flat, Subject::flat())`.
+#[macro_export]
+macro_rules! fuzz_suite {
+    ($module:ident, $subject:expr) => {
+        mod $module {
+            #[test]
+            fn bytes_nobody_wrote_are_errors_and_nothing_worse() {
+                $crate::fuzz::run(&$subject, 1, $crate::totals::Budget::cases(20_000)).must_hold(20_000);
+            }
+        }
+    };
 }

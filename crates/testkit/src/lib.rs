@@ -1,6 +1,25 @@
 //! # sheaf-testkit: what proves the other crates
 //!
 //! One module a harness; each says in its header what it cannot see.
+//!
+//! ## A new engine
+//!
+//! Two lines, both in [`stage`]: its [`stage::Subject`] in `Subject::all`, which campaigns, replay lines and the tests
+//! that compare engines go through, and one in `every_engine!`, which writes the tests of every suite for it:
+//!
+//! | suite | what CI runs for an engine |
+//! |---|---|
+//! | `conformance` | every promise, real and simulated disk, tiny and normal, with and without threads |
+//! | `model_suite` | a million operations against a map |
+//! | `crash_suite` | 69,000 crash states in eight families |
+//! | `kill_suite` | 500 processes killed |
+//! | `fault_suite` | every call of a workload of 300 operations, in every way |
+//! | `corruption_suite` | 70,000 damages in five states of its life |
+//! | `linear_suite` | 100,000 operations of real threads, with cuts |
+//! | `fuzz_suite` | 20,000 inputs behind right checksums |
+//!
+//! The scenarios of `tests/interleavings` name their engines, because what they aim at differs: an engine with lock-free
+//! parts of its own brings scenarios of its own. The seeded bugs prove the harnesses, not the engines: once is enough.
 
 pub mod alloc;
 pub mod conformance;

@@ -59,6 +59,20 @@ impl Subject {
         }
     }
 
+    /// FlatStore with an ordered index.
+    #[must_use]
+    pub fn flat_ordered() -> Subject {
+        Subject { engine: "flat-ordered", ordered: true, ..Subject::flat() }
+    }
+
+    /// FlatStore with a sorted map behind one lock.
+    #[must_use]
+    pub fn flat_plain() -> Subject {
+        let factories =
+            vec![Arc::new(LedgerFactory::default()) as Arc<dyn EngineFactory>, sheaf_flat::plain()];
+        Subject { engine: "flat-plain", ordered: true, factories, ..Subject::flat() }
+    }
+
     /// The reference engine.
     #[must_use]
     pub fn ledger() -> Subject {
@@ -70,18 +84,28 @@ impl Subject {
         }
     }
 
+    /// All of them: what replay lines and campaigns know. `every_engine!` is the other half of the list.
+    #[must_use]
+    pub fn all() -> Vec<Subject> {
+        vec![
+            Subject::flat(),
+            Subject::flat_ordered(),
+            Subject::flat_plain(),
+            Subject::flex(),
+            Subject::ledger(),
+        ]
+    }
+
     /// The subject of this name, as replay lines call it.
     #[must_use]
     pub fn named(engine: &str) -> Option<Subject> {
-        [Subject::flat(), Subject::flex(), Subject::ledger()]
-            .into_iter()
-            .find(|subject| subject.engine == engine)
+        Subject::all().into_iter().find(|subject| subject.engine == engine)
     }
 
     /// Whether its log is its store, so that cleaning makes room; else a checkpoint does, which needs room itself.
     #[must_use]
     pub fn is_store_log(&self) -> bool {
-        self.engine == "flat"
+        self.engine.starts_with("flat")
     }
 
     /// The engines of the three keyspaces of a crash workload: two under test, one in another log.
@@ -365,4 +389,16 @@ impl Drop for Stage {
             let _ = std::fs::remove_dir_all(&self.root);
         }
     }
+}
+
+/// Writes a suite's tests for every engine there is: `every_engine!(crash_suite);`. With [`Subject::all`] this is the
+/// one list; an engine that is in both passes all suites.
+#[macro_export]
+macro_rules! every_engine {
+    ($suite:ident) => {
+        $crate::$suite!(flat, $crate::stage::Subject::flat());
+        $crate::$suite!(flat_ordered, $crate::stage::Subject::flat_ordered());
+        $crate::$suite!(flex, $crate::stage::Subject::flex());
+        $crate::$suite!(ledger, $crate::stage::Subject::ledger());
+    };
 }

@@ -4,14 +4,12 @@
 
 use sheaf_testkit::corrupt::{Damage, Fixture, Report, corrupt, inspect};
 use sheaf_testkit::crash::workload::{Shape, Step, generate, parse};
-use sheaf_testkit::stage::Subject;
-
 #[global_allocator]
-static COUNTING: sheaf_testkit::alloc::Counting = sheaf_testkit::alloc::Counting;
+static COUNTING: sheaf_testkit::alloc::Counting = sheaf_testkit::alloc::Counting(std::alloc::System);
 
-sheaf_testkit::corruption_suite!(flat, Subject::flat());
-sheaf_testkit::corruption_suite!(flex, Subject::flex());
-sheaf_testkit::corruption_suite!(ledger, Subject::ledger());
+sheaf_testkit::corruption_suite!(flat, sheaf_testkit::stage::Subject::flat());
+sheaf_testkit::corruption_suite!(flat_ordered, sheaf_testkit::stage::Subject::flat_ordered());
+sheaf_testkit::corruption_suite!(ledger, sheaf_testkit::stage::Subject::ledger());
 
 /// `SHEAF_CORRUPT='flat Loaded 1 4711'`: the line a failure prints.
 #[test]

@@ -3,11 +3,7 @@
 //! `SHEAF_CRASH='<line>'` with `replay_a_line` (ignored) runs one failure again.
 
 use sheaf_testkit::crash::replay::replay;
-use sheaf_testkit::stage::Subject;
-
-sheaf_testkit::crash_suite!(flat, Subject::flat());
-sheaf_testkit::crash_suite!(flex, Subject::flex());
-sheaf_testkit::crash_suite!(ledger, Subject::ledger());
+sheaf_testkit::every_engine!(crash_suite);
 
 /// A checkpoint stood behind a note that was never synced; a crash took the note, the empty segment was used again
 /// from its start, and after a second crash replay began in the middle of what stood there by then.

@@ -8,6 +8,8 @@
 
 #[path = "interleavings/closing.rs"]
 mod closing;
+#[path = "interleavings/opening.rs"]
+mod opening;
 #[path = "interleavings/reading.rs"]
 mod reading;
 #[path = "interleavings/waiting.rs"]
@@ -16,9 +18,10 @@ mod waiting;
 mod writing;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use sheaf::{Builder, Database, Durability, Keyspace, KeyspaceOptions};
-use sheaf_base::clock::ManualClock;
+use sheaf_base::clock::{Clock, ManualClock};
 use sheaf_base::disk::sim::SimDisk;
 use sheaf_base::sync::thread::JoinHandle;
 use sheaf_testkit::ledger::LedgerFactory;
@@ -49,16 +52,31 @@ fn explore(schedules: u64, scenario: fn()) {
     println!("{done} schedules");
 }
 
+/// A clock that goes on whenever somebody looks at it: who waits for a time waits for a few looks.
+#[derive(Debug, Default)]
+struct Hasty(ManualClock);
+
+impl Clock for Hasty {
+    fn now(&self) -> Duration {
+        self.0.advance(Duration::from_micros(5));
+        self.0.now()
+    }
+
+    fn unix_seconds(&self) -> u64 {
+        self.0.unix_seconds()
+    }
+}
+
 /// A machine of the model.
 #[derive(Clone, Default)]
 struct World {
     disk: SimDisk,
-    clock: Arc<ManualClock>,
+    clock: Arc<Hasty>,
 }
 
 impl World {
     fn builder(&self) -> Builder {
-        let clock: Arc<ManualClock> = Arc::clone(&self.clock);
+        let clock: Arc<Hasty> = Arc::clone(&self.clock);
         Database::builder()
             .engine(Arc::new(LedgerFactory::default()))
             .disk(Arc::new(self.disk.clone()))

@@ -1,7 +1,3 @@
 //! The kill -9 loop.
 
-use sheaf_testkit::stage::Subject;
-
-sheaf_testkit::kill_suite!(flat, Subject::flat());
-sheaf_testkit::kill_suite!(flex, Subject::flex());
-sheaf_testkit::kill_suite!(ledger, Subject::ledger());
+sheaf_testkit::every_engine!(kill_suite);

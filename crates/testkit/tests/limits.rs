@@ -67,7 +67,7 @@ fn ext4(dir: &Path) -> Result<(), String> {
 fn open(path: &Path, subject: &Subject) -> (Database, Keyspace) {
     let builder = subject.factories.iter().cloned().fold(Database::builder(), sheaf::Builder::engine);
     // In the journal, room comes back with a checkpoint, which is due after 128 MiB in normal geometry.
-    let tiny = subject.engine != "flat";
+    let tiny = subject.engine == "ledger";
     let db = builder.inline(true).tiny(tiny).open(path).unwrap();
     let keyspace = db.keyspace("k", KeyspaceOptions::default().engine(subject.engine)).unwrap();
     (db, keyspace)
@@ -143,7 +143,7 @@ fn fills_and_goes_on(mount: &Mount, subject: &Subject) {
 
 #[test]
 fn a_full_tmpfs_refuses_and_goes_on_when_there_is_room() {
-    for subject in [Subject::flat(), Subject::flex(), Subject::ledger()] {
+    for subject in [Subject::flat(), Subject::flat_ordered(), Subject::flex(), Subject::ledger()] {
         let Some(mount) = Mount::new(&format!("tmpfs-{}", subject.engine), tmpfs) else { return };
         fills_and_goes_on(&mount, &subject);
     }

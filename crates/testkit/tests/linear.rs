@@ -4,9 +4,7 @@ use sheaf_testkit::linear::run;
 use sheaf_testkit::stage::Subject;
 use sheaf_testkit::totals::Budget;
 
-sheaf_testkit::linear_suite!(flat, Subject::flat());
-sheaf_testkit::linear_suite!(flex, Subject::flex());
-sheaf_testkit::linear_suite!(ledger, Subject::ledger());
+sheaf_testkit::every_engine!(linear_suite);
 
 /// `SHEAF_LINEAR='flat 17'`: the line a failure prints. Threads decide, so it runs the seed for a while.
 #[test]

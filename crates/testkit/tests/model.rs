@@ -1,55 +1,24 @@
 //! Engines agree with a sorted map, whatever is done to them in whatever order.
 
-use sheaf_testkit::ledger::{self, Flaw};
-use sheaf_testkit::model::{Case, run};
+use sheaf_testkit::ledger::Flaw;
+use sheaf_testkit::model::Case;
 use sheaf_testkit::stage::{Place, Setting, Subject};
-use sheaf_testkit::totals::Budget;
 
 const TINY: Setting = Setting::new(Place::Simulated, true, true);
 const NORMAL: Setting = Setting::new(Place::Simulated, false, true);
-const REAL: Setting = Setting::new(Place::Real, true, true);
-const REAL_NORMAL: Setting = Setting::new(Place::Real, false, true);
 
 fn case(engine: &'static str, setting: Setting, seed: u64, steps: usize) -> Case {
     Case { engine, flaw: None, setting, seed, steps }
 }
 
-fn holds(engine: &'static str, seeds: std::ops::Range<u64>, settings: &[Setting], steps: usize) {
-    for (seed, setting) in seeds.zip(settings.iter().cycle()) {
-        case(engine, *setting, seed, steps).must_hold();
-    }
-}
-
 const SIMULATED: &[Setting] = &[TINY, TINY, TINY, NORMAL];
 
-#[test]
-fn flat_agrees_with_a_map_on_the_simulated_disk() {
-    run(&Subject::flat(), 0, Budget::cases(1_000_000).workers(2)).must_hold(1_000_000);
-}
+sheaf_testkit::every_engine!(model_suite);
 
 #[test]
-fn flex_agrees_with_a_map_on_the_simulated_disk() {
-    run(&Subject::flex(), 0, Budget::cases(1_000_000).workers(2)).must_hold(1_000_000);
-}
-
-#[test]
-fn ledger_agrees_with_a_map_on_the_simulated_disk() {
-    run(&Subject::ledger(), 0, Budget::cases(1_000_000).workers(2)).must_hold(1_000_000);
-}
-
-#[test]
-fn flat_agrees_with_a_map_on_the_real_disk() {
-    holds("flat", 0..4, &[REAL, REAL_NORMAL], 800);
-}
-
-#[test]
-fn flex_agrees_with_a_map_on_the_real_disk() {
-    holds("flex", 0..4, &[REAL, REAL_NORMAL], 800);
-}
-
-#[test]
-fn ledger_agrees_with_a_map_on_the_real_disk() {
-    holds(ledger::NAME, 0..4, &[REAL, REAL_NORMAL], 800);
+fn flat_plain_agrees_with_a_map_on_the_simulated_disk() {
+    let budget = sheaf_testkit::totals::Budget::cases(100_000).workers(2);
+    sheaf_testkit::model::run(&Subject::flat_plain(), 0, budget).must_hold(100_000);
 }
 
 #[test]
@@ -62,8 +31,8 @@ fn engines_and_geometries_agree_on_the_same_trace() {
 
 #[test]
 fn a_seed_decides_everything() {
-    for engine in ["flat", "flex", ledger::NAME] {
-        let case = case(engine, TINY, 77, 1500);
+    for subject in Subject::all() {
+        let case = case(subject.engine, TINY, 77, 1500);
         assert_eq!(case.must_hold(), case.must_hold());
         let again: Case = case.to_string().parse().unwrap();
         assert_eq!(again.to_string(), case.to_string());
@@ -79,7 +48,13 @@ fn every_flaw_of_the_reference_engine_is_found_and_shrunk() {
     let mut report = Vec::new();
     for flaw in Flaw::ALL {
         let found = (0..60).zip(SIMULATED.iter().cycle()).find_map(|(seed, setting)| {
-            let case = Case { engine: ledger::NAME, flaw: Some(flaw), setting: *setting, seed, steps: 2000 };
+            let case = Case {
+                engine: sheaf_testkit::ledger::NAME,
+                flaw: Some(flaw),
+                setting: *setting,
+                seed,
+                steps: 2000,
+            };
             let failure = case.check().err()?;
             Some((seed, case.shrink(&failure)))
         });

@@ -50,7 +50,7 @@ fn holds_without(slot: &str, subject: &Subject, sim: &SimDisk, what: &str) -> bo
 /// was durable is not given up for it.
 #[test]
 fn an_opening_that_fails_leaves_slots_worth_opening() {
-    for subject in [Subject::flat(), Subject::ledger()] {
+    for subject in Subject::all() {
         for closed in [true, false] {
             let before = disk(&subject, closed);
             for nth in 1.. {

@@ -8,6 +8,7 @@ mod scenarios {
     pub(crate) mod damage;
     pub(crate) mod handles;
     pub(crate) mod order;
+    pub(crate) mod panics;
     pub(crate) mod space;
     pub(crate) mod tails;
 }

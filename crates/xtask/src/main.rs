@@ -6,15 +6,18 @@
 
 mod campaign;
 mod ci;
+mod ledger;
 mod shell;
 
 use std::process::ExitCode;
 
 const HELP: &str = "\
 cargo xtask ci                                  what CI runs
-cargo xtask campaign --minutes N [--only A,B] [--engine NAME] [--seed N] [--workers N]
-    harnesses in turn for N minutes, totals appended to docs/reliability/LEDGER.md
-    A, B of: crash kill model corrupt linearizable fuzz interleavings sanitizers";
+cargo xtask campaign [--minutes N] [--cases N] [--turns N] [--only A,B] [--engine A,B] [--seed N] [--workers N]
+    harnesses in turn, each on every engine, until the time is over or each has its cases or turns;
+    totals go to docs/reliability/LEDGER.md after every turn
+    A, B of: crash short kill errors model corrupt linearizable fuzz interleavings sanitizers
+    short: 64 turns are every short workload; errors: a turn is a workload";
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();

@@ -271,6 +271,20 @@ impl Mapping {
     }
 }
 
+/// Whether the first page of `fd` can be mapped with `MAP_SYNC`: only persistent memory can.
+pub(super) fn is_synchronous(fd: BorrowedFd<'_>) -> bool {
+    let flags = MapFlags::SHARED_VALIDATE | MapFlags::SYNC;
+    let (span, protection) = (rustix::param::page_size(), ProtFlags::READ | ProtFlags::WRITE);
+    // SAFETY:
+    // * The kernel chooses the address, so no existing memory is touched.
+    let Ok(base) = (unsafe { mmap(ptr::null_mut(), span, protection, flags, fd, 0) }) else { return false };
+    // SAFETY:
+    // * Mapped just now, whole, and nobody else knows it.
+    let unmapped = unsafe { munmap(base, span) };
+    debug_assert!(unmapped.is_ok(), "unmapping a whole mapping cannot fail");
+    true
+}
+
 impl Region {
     fn new(fd: BorrowedFd<'_>, span: usize, protection: ProtFlags) -> io::Result<Region> {
         let anywhere = ptr::null_mut();

@@ -43,6 +43,15 @@ impl RealDisk {
     }
 }
 
+/// Whether files in `dir` are persistent memory: whether one, nameless and gone afterwards, can be mapped with
+/// `MAP_SYNC`.
+pub fn maps_synchronously(dir: &Path) -> io::Result<bool> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(dir, flags, Mode::RUSR | Mode::WUSR)?;
+    rustix::fs::ftruncate(&fd, rustix::param::page_size() as u64)?;
+    Ok(super::mapping::is_synchronous(fd.as_fd()))
+}
+
 impl Disk for RealDisk {
     fn open(&self, path: &Path, how: How) -> io::Result<Arc<dyn File>> {
         let flags = match how {

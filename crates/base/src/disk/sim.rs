@@ -193,7 +193,13 @@ impl SimDisk {
     /// Its count of operations starts at 0. This disk is not changed.
     #[must_use]
     pub fn power_cut(&self, keep: &Keep) -> SimDisk {
-        SimDisk::booted(self.shared.machine.lock().volume.after_power_cut(keep))
+        self.power_cut_of(&self.pending(), keep)
+    }
+
+    /// As [`SimDisk::power_cut`], for many cuts at one moment: `pending` is what [`SimDisk::pending`] says then.
+    #[must_use]
+    pub fn power_cut_of(&self, pending: &Pending, keep: &Keep) -> SimDisk {
+        SimDisk::booted(self.shared.machine.lock().volume.after_power_cut(pending, keep))
     }
 
     /// What a power cut could lose now.

@@ -1,9 +1,9 @@
 //! # Background: ticks and maintenance, or the same work when asked
 //!
 //! Three threads a database: the *ticker* syncs what is buffered at each interval; the *maker* makes
-//! segments ready when writers take one; neither is ever held up by anything else. The *keeper* cleans,
-//! checkpoints, and lets go. In inline mode
-//! there are none and [`Store::pump`] does one step of each, so that a seed fixes everything.
+//! segments ready when writers take one, and between that unmakes those that nobody sees any more. The
+//! *keeper* cleans, checkpoints, and lets go. In inline mode there are none and [`Store::pump`] does one step
+//! of each, so that a seed fixes everything.
 //!
 //! Back-pressure: when the store log is beyond its limit, writers are slowed down smoothly, by up to
 //! [`MAX_BRAKE`] a commit, in proportion to how far it is. Delays are collected until they are long enough
@@ -23,8 +23,8 @@ const MAX_BRAKE: Duration = Duration::from_micros(40);
 /// Shortest sleep of a braked writer.
 const BRAKE_SLEEP: Duration = Duration::from_micros(200);
 /// Brakes begin at this many hundredths of the space limit, and are full at [`BRAKE_FULL`].
-const BRAKE_FROM: u64 = 115;
-const BRAKE_FULL: u64 = 150;
+const BRAKE_FROM: u64 = 103;
+const BRAKE_FULL: u64 = 140;
 /// The keeper looks around at least this often.
 const KEEPER_INTERVAL: Duration = Duration::from_millis(50);
 /// ROOT is renewed after this many segments were sealed, so that openings have little to survey.
@@ -137,9 +137,22 @@ impl Store {
             self.checkpoint_if_due(),
             self.renew_root(),
         ];
-        drop(self.ground.segments.take_dead());
+        if self.options.inline {
+            self.unmake();
+        }
         self.set_brake();
         steps.into_iter().try_fold(false, |any, step| Ok(any | step?))
+    }
+
+    /// Drops the segments that nobody sees any more. Each takes milliseconds (pages are unmapped, blocks freed):
+    /// writers are not to wait for the next ready one meanwhile.
+    fn unmake(&self) {
+        for segment in self.ground.segments.take_dead() {
+            drop(segment);
+            if !self.options.inline && self.check_writable().is_ok() {
+                let _ = self.top_up(); // as in `maker`
+            }
+        }
     }
 
     /// Writes ROOT if something waits for it.
@@ -175,7 +188,7 @@ impl Store {
     #[inline]
     pub(super) fn brake(&self) {
         let delay = self.signals.brake.load(Ordering::Relaxed);
-        if delay > 0 && !self.options.inline {
+        if delay > 0 && (!self.options.inline || cfg!(shuttle)) {
             self.sleep_off(delay);
         }
     }
@@ -221,6 +234,7 @@ fn maker(store: &Weak<Store>, signals: &Signals) {
             // Without room there is nothing to make; writers that need a segment get the error.
             let _ = store.top_up();
         }
+        store.unmake();
     }
 }
 

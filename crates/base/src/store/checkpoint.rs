@@ -25,7 +25,7 @@ use crate::sync::atomic::Ordering;
 use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
 
 /// A checkpoint is due after this many times its own size was appended.
-const TIMES_IMAGE: u64 = 16;
+const TIMES_IMAGE: u64 = 20;
 /// Steps of engines' work between two looks at the rest of the maintenance.
 const STEPS: usize = 16;
 
@@ -57,7 +57,7 @@ impl Store {
     /// Begins checkpoints of logs that are due, and moves on those that have begun. True if there was one.
     pub(super) fn checkpoint_if_due(&self) -> Result<bool> {
         let mut any = false;
-        for log in &self.logs {
+        for log in self.logs.iter().filter(|_| self.options.checkpoints) {
             let appended = log.since_checkpoint.load(Ordering::Relaxed);
             let wants = || self.kepts_of(log).iter().any(|k| k.engine().is_ok_and(|e| e.wants_checkpoint()));
             let is_due = appended >= self.due_after(log)

@@ -56,8 +56,13 @@ const LIFESPANS: usize = 16;
 const LEAST_SLACK: f64 = 0.6;
 /// A log of fewer segments' worth of live bytes gets the geometry's slack on top.
 const SMALL: u64 = 64;
+/// The part of the space limit that is aimed at: commits go on while a pass does its work.
+const AIM: f64 = 0.96;
 /// The space limit on a full disk.
 const TIGHT: f64 = 1.05;
+/// Age counts with this power. Simulated at 1.5 times the live entries, the share moved falls from 0.41 to 0.37
+/// for zipf 0.99, from 0.72 to 0.64 for 0.8, from 0.77 to 0.74 for uniform updates, against a weight of 1.
+const AGE_WEIGHT: f64 = 0.7;
 /// A victim with a larger live share than this is not worth its move.
 const FULL: f64 = 0.95;
 
@@ -138,7 +143,7 @@ impl Store {
         if self.full.load(Ordering::Relaxed) {
             return (full, times(TIGHT));
         }
-        let most = times(self.options.space_limit);
+        let most = times(self.options.space_limit * AIM);
         let images = 2 * log.image_bytes.load(Ordering::Relaxed); // the present one and the one being made
         let survivors = if live > SMALL * largest { PASS_COPIES * largest } else { 0 };
         let beside = total - full + images + self.dying_bytes.load(Ordering::Relaxed) + survivors;
@@ -190,7 +195,7 @@ impl Store {
             }
             #[allow(clippy::cast_precision_loss)]
             let age = (now - segment.sealed_at().min(now) + capacity) as f64;
-            let score = if live == 0 { f64::INFINITY } else { (1.0 - share) * age / share };
+            let score = if live == 0 { f64::INFINITY } else { (1.0 - share) * age.powf(AGE_WEIGHT) / share };
             scored.push((score, capacity - live, segment));
         }
         if tombs > limit / 8 {
@@ -267,8 +272,8 @@ impl Store {
         let lifespan = self.lifespan.load(Ordering::Relaxed);
         match age.checked_div(lifespan).unwrap_or(u64::MAX) {
             _ if victim.is_hot() => 1,
-            0..4 => 2,
-            4..16 => 3,
+            0..8 => 2,
+            8..64 => 3,
             _ => 4,
         }
     }

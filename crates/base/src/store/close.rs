@@ -154,6 +154,7 @@ impl Store {
             closed: AtomicBool::new(false),
             poison: Mutex::new(None),
             poisoned: AtomicBool::new(false),
+            is_torn: AtomicBool::new(false),
             fork: ForkGuard::new(),
             opening: OpeningStats::default(),
             lock: Mutex::new(None),
@@ -220,7 +221,7 @@ impl Store {
     }
 
     fn end_in_order(&self) -> Result<()> {
-        for log in &self.logs {
+        for log in self.logs.iter().filter(|_| self.options.checkpoints) {
             if log.since_checkpoint.load(Ordering::Relaxed) > 0 {
                 match self.checkpoint(log) {
                     Ok(_) | Err(Error::NoSpace { .. }) => {} // opening will replay instead

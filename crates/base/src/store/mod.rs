@@ -53,7 +53,7 @@ use std::time::Duration;
 
 pub use kept::Kept;
 pub use order::{Outcome, Write};
-pub use report::{KeyspaceInfo, LogStats, MemoryStats, OpeningStats, Options, Stats, VerifyReport};
+pub use report::{Batching, KeyspaceInfo, LogStats, MemoryStats, OpeningStats, Options, Stats, VerifyReport};
 pub use view::View;
 
 use crate::clock::Clock;
@@ -178,6 +178,8 @@ pub struct Store {
     closed: AtomicBool,
     poison: Mutex<Option<&'static str>>,
     poisoned: AtomicBool,
+    /// A commit is half applied: not even reads.
+    is_torn: AtomicBool,
     fork: ForkGuard,
     opening: OpeningStats,
     /// Held for life; `None` after closing.
@@ -216,11 +218,14 @@ impl Store {
         Seq(self.durable.load(Ordering::Acquire))
     }
 
-    /// An error if the database is closed, or this is a forked child.
+    /// An error if the database is closed, a commit is half applied, or this is a forked child.
     #[inline]
     pub fn check_open(&self) -> Result<()> {
         if self.closed.load(Ordering::Relaxed) || self.fork.is_child() {
             return Err(Error::Closed);
+        }
+        if self.is_torn.load(Ordering::Acquire) {
+            return Err(self.poison_error());
         }
         Ok(())
     }
@@ -249,6 +254,12 @@ impl Store {
         self.round.wake();
         self.signals.wake();
         self.poison_error()
+    }
+
+    /// As [`Store::poison`], and nothing is read any more either.
+    pub(crate) fn poison_reads(&self, op: &'static str) {
+        self.is_torn.store(true, Ordering::Release);
+        drop(self.poison(op));
     }
 
     pub(crate) fn log(&self, id: LogId) -> &Log {

@@ -15,6 +15,8 @@
 //! 2. Frames of one commit stand in each log as one unbroken run; where it crosses into the next segment
 //!    the full one ends with a seal.
 //! 3. `apply` sees commits in the order of their numbers.
+//! 4. A panic between a commit's number and its end poisons, and reads too once it is being applied: what is half
+//!    applied is never seen. Its frames are in the log, whole or not, so an opening takes all of it or nothing.
 //!
 //! ## Costs
 //!
@@ -332,10 +334,16 @@ impl Store {
         writes: &mut [Write<'_>],
         encoded: &mut Encoded,
     ) -> Result<bool> {
-        let rolled = self.append(order, seq, encoded, |index, address, span| {
+        let mut whole = Whole { store: self, is_begun: false };
+        let appended = self.append(order, seq, encoded, |index, address, span| {
             writes[index].op.address = address;
             writes[index].op.span = span;
-        })?;
+        });
+        let rolled = match appended {
+            Ok(rolled) => rolled,
+            Err(error) => return whole.give_up(error),
+        };
+        whole.is_begun = true;
         for write in writes.iter() {
             if write.op.address != Address::NONE
                 && let Ok(engine) = write.kept.engine()
@@ -344,6 +352,7 @@ impl Store {
             }
         }
         self.finish(order, seq);
+        whole.reached();
         Ok(rolled)
     }
 
@@ -473,10 +482,45 @@ impl Store {
                 continue;
             }
             let seq = order.next_seq;
-            self.append(&mut order, seq, &mut encoded, |_, _, _| {})?;
+            let mut whole = Whole { store: self, is_begun: false };
+            if let Err(error) = self.append(&mut order, seq, &mut encoded, |_, _, _| {}) {
+                return whole.give_up(error);
+            }
+            whole.is_begun = true;
             apply(seq);
             self.finish(&mut order, seq);
+            whole.reached();
             return Ok(seq);
+        }
+    }
+}
+
+/// Stands for a commit between its number and its end. A panic in between, an engine's or ours, leaves half of it in
+/// the indexes: nobody may read that, and no other commit may take the number.
+struct Whole<'a> {
+    store: &'a Store,
+    /// The engines have begun to see it.
+    is_begun: bool,
+}
+
+impl Whole<'_> {
+    /// The commit is applied.
+    fn reached(self) {
+        std::mem::forget(self);
+    }
+
+    /// The append failed, which has poisoned; nothing was applied.
+    fn give_up<T>(self, error: Error) -> Result<T> {
+        std::mem::forget(self);
+        Err(error)
+    }
+}
+
+impl Drop for Whole<'_> {
+    fn drop(&mut self) {
+        match self.is_begun {
+            true => self.store.poison_reads("commit"),
+            false => drop(self.store.poison("append")),
         }
     }
 }

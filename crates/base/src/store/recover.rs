@@ -89,8 +89,8 @@ pub(super) struct Recovery<'a> {
     logs: Vec<Vec<Found>>,
     broken: Vec<Option<Broken>>,
     leftovers: Vec<std::path::PathBuf>,
-    /// Segments whose damaged header looks as if it had never been written.
-    suspects: Vec<Broken>,
+    /// Segments whose damaged header may never have been written, and whether nothing stands there at all.
+    suspects: Vec<(Broken, bool)>,
     accepted_blobs: Vec<BlobRef>,
     cut: Seq,
     frames: u64,
@@ -221,10 +221,11 @@ impl<'a> Recovery<'a> {
                     found.push(Found { segment, entry, runs: Vec::new(), end, frames, last_seq });
                 }
                 // Its name or header never reached the device, so nothing in it did. (If more had, commits up
-                // to the durable mark are missing, and the survey says so.)
-                Err(e) if e.is_corrupt() && entry.is_none_or(|e| !e.sealed && e.end <= DATA_START) => {
+                // to the durable mark are missing, and the survey says so.) One of survivors may also be sealed
+                // as empty as it was made, if the write of the first of them failed.
+                Err(e) if e.is_corrupt() && entry.is_none_or(|e| e.end <= DATA_START) => {
                     self.leftovers.push(dir.join(segment::file_name(id)));
-                    self.suspects.push(Broken::from_error(e)?);
+                    self.suspects.push((Broken::from_error(e)?, self.is_blank(log, id)));
                 }
                 Err(e) => damage = Some(Broken::from_error(e)?),
             }
@@ -302,14 +303,18 @@ impl<'a> Recovery<'a> {
         if !blamed {
             let culprits: Vec<Option<Broken>> =
                 LogId::ALL.into_iter().map(|log| self.culprit(log)).collect::<Result<_>>()?;
-            // A header that was never written is many a segment's; one that was, and is wrong, says more.
-            let is_unwritten = |b: &&Broken| matches!(b.what, Damage::BadMagic | Damage::Short { .. });
-            let any = culprits.iter().flatten().next().or(self.suspects.iter().min_by_key(is_unwritten));
+            // The surest first: what was found damaged by itself, frames behind a bad place, a header that is there
+            // and wrong, a bad place with something in it. What was never written comes last: many segments are not.
+            let written = self.suspects.iter().filter(|(_, is_blank)| !is_blank);
+            let any = self.broken.iter().chain(&culprits).flatten().next().cloned();
+            let any = any.or_else(|| written.map(|(broken, _)| broken).next().cloned());
+            let any = any.or_else(|| LogId::ALL.into_iter().find_map(|log| self.torn(log)));
+            let any = any.or_else(|| self.suspects.first().map(|(broken, _)| broken.clone()));
             for log in LogId::ALL {
                 let what = Damage::MissingCommits { first_missing: first_missing.0, durable: durable.0 };
                 let path = self.store.log(log).dir.clone();
                 let unknown = Broken { path, offset: 0, what };
-                let culprit = culprits[log.index()].as_ref().or(any).unwrap_or(&unknown).clone();
+                let culprit = culprits[log.index()].as_ref().or(any.as_ref()).unwrap_or(&unknown).clone();
                 self.broken[log.index()].get_or_insert(culprit);
             }
         }
@@ -330,6 +335,30 @@ impl<'a> Recovery<'a> {
             }
         }
         Ok(None)
+    }
+
+    /// The first bad place in `log` that is not just the end of what was written.
+    fn torn(&self, log: LogId) -> Option<Broken> {
+        self.logs[log.index()].iter().filter(|found| !found.is_sealed()).find_map(|found| {
+            let file = found.segment.file();
+            let limit = found.segment.identity().capacity.min(file.len().ok()?);
+            let mut scan = Scan::new(&found.segment, 0, limit);
+            scan.by_ref().for_each(drop);
+            let Stop::Torn(at, error) = scan.stop() else { return None };
+            let mut rest = vec![0; usize::try_from(limit.checked_sub(at)?).ok()?];
+            file.read_at(at, &mut rest).ok()?;
+            let is_written = rest.iter().any(|byte| *byte != 0);
+            is_written.then(|| Broken::from_error(error).ok()).flatten()
+        })
+    }
+
+    /// Whether nothing was ever written where the header of a segment should be.
+    fn is_blank(&self, log: LogId, id: SegmentId) -> bool {
+        let path = self.store.log(log).dir.join(segment::file_name(id));
+        let Ok(file) = self.store.disk.open(&path, How::Read) else { return true };
+        let len = file.len().unwrap_or(0).min(DATA_START);
+        let mut header = vec![0; usize::try_from(len).unwrap_or(0)];
+        file.read_at(0, &mut header).is_ok() && header.iter().all(|byte| *byte == 0)
     }
 
     fn survey_log(&mut self, log: LogId, survey: &mut Survey) -> Result<()> {

@@ -24,6 +24,30 @@ pub struct Options {
     pub tiny: bool,
     /// No background threads.
     pub inline: bool,
+    /// How committers share syncs.
+    pub batching: Batching,
+    /// Whether logs are checkpointed, in which case opening need not replay all of them.
+    pub checkpoints: bool,
+}
+
+/// How committers that wait for the device share what it does for them: FlatStore's ways (§3.3), to be measured
+/// against each other. All keep every promise; the default is the fastest (decisions/0009).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Batching {
+    /// A sync for each wait, whatever the device has by then.
+    None,
+    /// A sync for what the waiting thread committed itself since its last one.
+    Vertical,
+    /// A sync for everybody, and nobody commits while it runs.
+    Naive,
+    /// A sync for everybody, while others go on: the next round gathers beside it.
+    #[default]
+    Pipelined,
+}
+
+impl Batching {
+    /// All of them.
+    pub const ALL: [Batching; 4] = [Batching::None, Batching::Vertical, Batching::Naive, Batching::Pipelined];
 }
 
 impl Default for Options {
@@ -37,6 +61,8 @@ impl Default for Options {
             space_limit: 1.6,
             tiny: false,
             inline: false,
+            batching: Batching::default(),
+            checkpoints: true,
         }
     }
 }

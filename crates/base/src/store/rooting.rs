@@ -124,6 +124,8 @@ impl Store {
             unsynced.extend(tail.unsynced.iter().map(|s| s.id()));
             unsynced.extend(tail.segment.iter().map(|s| s.id()));
         }
+        // What is empty now may be full and sealed by commits above `floor` before it is looked at below.
+        unsynced.extend(order.ready.iter().flatten().map(|s| s.id()));
         drop(order);
         unsynced.extend(m.unsynced.iter().map(|s| s.id())); // full survivor segments
         let mut root = Root {

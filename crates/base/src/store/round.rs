@@ -11,6 +11,9 @@
 //!  waiter:  durable >= n ?  yield a few times, else sleep until the round ends
 //! ```
 //!
+//! Other ways to share syncs can be chosen at opening ([`Batching`]), so that this one can be measured against
+//! them: a round for each waiter's own commits, or one that keeps committers out while it syncs.
+//!
 //! ## Invariants
 //!
 //! 1. One round at a time (the leader lock), so durable marks are monotonic and a sync never overtakes.
@@ -18,16 +21,19 @@
 //! 3. A failed sync is never repeated: the store is poisoned.
 //! 4. Whoever sleeps found the leader lock taken, and is woken after it is free: nobody sleeps without a leader.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Store;
-use super::tail::{TAILS, log_of};
+use super::order::Order;
+use super::tail::{TAILS, log_of, tail_of};
+use super::{Batching, Store};
+use crate::disk::File;
 use crate::error::{IoContext, Result};
 use crate::segment::Segment;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard, WaitWord};
-use crate::types::{Durability, LogId, Seq};
+use crate::types::{Durability, Incarnation, LogId, Seq, StoreId};
 
 /// A round is held up for at most this part of what its syncs take, within the limits below.
 const GATHER_SHARE: u32 = 3;
@@ -35,6 +41,21 @@ const GATHER_LEAST: Duration = Duration::from_micros(20);
 const GATHER_MOST: Duration = Duration::from_micros(100);
 /// Times a waiter yields before it sleeps; a model need not wait long for the rare case.
 const YIELDS: u32 = if cfg!(shuttle) { 1 } else { 20 };
+
+/// A number, and the staged files and segments (up to their ends) that hold what the device may lack below it.
+type Unsynced = (Seq, Vec<Arc<dyn File>>, Vec<(u64, Arc<Segment>)>);
+
+/// Whether a round that finds nothing unsynced syncs all the same.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Whether {
+    Dirty,
+    Always,
+}
+
+crate::sync::thread_local! {
+    /// What the thread's own rounds have made durable, and of which opening of which store.
+    static OWN: Cell<Option<((Incarnation, StoreId), Seq)>> = const { Cell::new(None) };
+}
 
 /// The state of sync rounds.
 #[derive(Debug, Default)]
@@ -99,7 +120,11 @@ impl Store {
     pub fn acknowledge(&self, seq: Seq, durability: Durability) -> Result<()> {
         match durability {
             Durability::Buffer => Ok(()), // what is visible is in the kernel (store I1)
-            Durability::Sync => self.wait_durable(seq),
+            Durability::Sync => match self.options.batching {
+                Batching::None => self.wait_alone(seq, false),
+                Batching::Vertical => self.wait_alone(seq, true),
+                Batching::Naive | Batching::Pipelined => self.wait_durable(seq),
+            },
         }
     }
 
@@ -121,6 +146,26 @@ impl Store {
         self.wait_in_line(seq)
     }
 
+    /// A round for the caller alone, whatever others' rounds have done for it. If it is `vertical`, not for what
+    /// an earlier round of its own has done.
+    fn wait_alone(&self, seq: Seq, vertical: bool) -> Result<()> {
+        let done = (self.incarnation, self.id);
+        let mine = OWN.with(|own| own.get().filter(|(of, _)| *of == done).map(|(_, upto)| upto));
+        if vertical && mine.is_some_and(|upto| upto >= seq) {
+            return Ok(());
+        }
+        self.counters.sync_waits.fetch_add(1, Ordering::Relaxed);
+        let _leading = self.round.lead();
+        match self.check_writable() {
+            Err(_) if self.durable() >= seq => return Ok(()),
+            other => other?,
+        }
+        self.round.demand.fetch_add(1, Ordering::Relaxed);
+        self.sync_as_leader(Whether::Always)?;
+        OWN.with(|own| own.set(Some((done, self.durable()))));
+        Ok(())
+    }
+
     fn wait_in_line(&self, seq: Seq) -> Result<()> {
         let mut yields = 0;
         loop {
@@ -135,7 +180,7 @@ impl Store {
                 }
                 self.gather();
                 self.round.demand.fetch_add(1, Ordering::Relaxed);
-                self.sync_as_leader()?;
+                self.sync_as_leader(Whether::Dirty)?;
                 continue;
             }
             if yields < YIELDS {
@@ -152,7 +197,8 @@ impl Store {
         let round = &self.round;
         let last = round.last.load(Ordering::Relaxed);
         let short = || round.arrived.load(Ordering::Acquire) - round.captured.load(Ordering::Relaxed) < last;
-        if last <= 1 || self.options.inline || !short() {
+        // (A model's stores are inline, and their clock passes by being looked at.)
+        if last <= 1 || (self.options.inline && !cfg!(shuttle)) || !short() {
             return;
         }
         let took = Duration::from_nanos(round.took.load(Ordering::Relaxed));
@@ -170,7 +216,7 @@ impl Store {
         }
         let _leading = self.round.lead();
         if self.durable() < self.visible() {
-            self.sync_as_leader()?;
+            self.sync_as_leader(Whether::Dirty)?;
             return Ok(true);
         }
         self.note_water()
@@ -207,27 +253,15 @@ impl Store {
     /// The last round of all, after the last commit.
     pub(super) fn sync_for_close(&self) -> Result<()> {
         let _leading = self.round.lead();
-        self.sync_as_leader()
+        self.sync_as_leader(Whether::Dirty)
     }
 
     /// One round. The caller holds the leader lock.
-    fn sync_as_leader(&self) -> Result<()> {
-        let (seq, blobs, segments) = {
-            let mut order = self.order.lock();
-            let mut segments = Vec::new();
-            for tail in &mut order.tails {
-                segments.extend(tail.unsynced.drain(..).map(|s| (s.end(), s)));
-                if std::mem::take(&mut tail.dirty) {
-                    segments.extend(tail.segment.iter().map(|s| (s.end(), Arc::clone(s))));
-                }
-                tail.close_sector();
-            }
-            self.unsynced_since.store(0, Ordering::Relaxed);
-            let arrived = self.round.arrived.load(Ordering::Acquire);
-            let before = self.round.captured.swap(arrived, Ordering::Relaxed);
-            self.round.last.store(arrived - before, Ordering::Relaxed);
-            (self.visible(), std::mem::take(&mut order.staged), segments)
-        };
+    fn sync_as_leader(&self, whether: Whether) -> Result<()> {
+        let mut order = self.order.lock();
+        let (seq, blobs, segments) = self.take_unsynced(&mut order, whether);
+        // What makes batching naive: nobody commits until it is over.
+        let order = (self.options.batching == Batching::Naive).then_some(order);
         let began = self.clock.now();
         let blob_dir = self.ground.blobs.dir();
         let synced = blobs
@@ -247,6 +281,28 @@ impl Store {
             self.log(log).water_due.store(true, Ordering::Relaxed);
         }
         self.counters.sync_rounds.fetch_add(1, Ordering::Relaxed);
+        drop(order);
         Ok(())
+    }
+
+    /// Under the commit lock: what a round has to sync for everything up to the number it answers.
+    fn take_unsynced(&self, order: &mut Order, whether: Whether) -> Unsynced {
+        let mut segments = Vec::new();
+        for tail in &mut order.tails {
+            segments.extend(tail.unsynced.drain(..).map(|s| (s.end(), s)));
+            if std::mem::take(&mut tail.dirty) {
+                segments.extend(tail.segment.iter().map(|s| (s.end(), Arc::clone(s))));
+            }
+            tail.close_sector();
+        }
+        if segments.is_empty() && whether == Whether::Always {
+            let tail = &order.tails[tail_of(LogId::Flat, false)];
+            segments.extend(tail.segment.iter().map(|s| (s.end(), Arc::clone(s))));
+        }
+        self.unsynced_since.store(0, Ordering::Relaxed);
+        let arrived = self.round.arrived.load(Ordering::Acquire);
+        let before = self.round.captured.swap(arrived, Ordering::Relaxed);
+        self.round.last.store(arrived - before, Ordering::Relaxed);
+        (self.visible(), std::mem::take(&mut order.staged), segments)
     }
 }

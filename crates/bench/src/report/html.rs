@@ -5,6 +5,8 @@
 
 use std::fmt::Write;
 
+use pulldown_cmark::Parser;
+
 use super::plot::{Bar, Curve, Scale, bars, curves, escaped};
 use super::{Axis, Metric, Row, Summary, TOLERANCE, markdown, pairs, threads};
 use crate::subjects::Subject;
@@ -19,8 +21,10 @@ struct Section {
     body: String,
 }
 
-pub(super) fn page(summary: &Summary) -> String {
+/// The page of `summary`; `lead`, Markdown, comes first.
+pub(super) fn page(summary: &Summary, lead: Option<&str>) -> String {
     let sections: Vec<Section> = [
+        lead.map(papers),
         overview(summary),
         throughput(summary),
         latency(summary),
@@ -89,6 +93,18 @@ fn legend(summary: &Summary) -> String {
         )
     };
     format!(r#"<ul class="legend">{}</ul>"#, stores(summary).map(item).collect::<String>())
+}
+
+/// What the papers measured beside what was measured here, and each claim's fate.
+fn papers(markdown: &str) -> Section {
+    let mut body = String::new();
+    pulldown_cmark::html::push_html(
+        &mut body,
+        Parser::new_ext(markdown, pulldown_cmark::Options::ENABLE_TABLES),
+    );
+    let body =
+        body.replace("<table>", r#"<div class="scroll"><table>"#).replace("</table>", "</table></div>");
+    Section { id: "papers", heading: "The papers", body: format!(r#"<div class="papers">{body}</div>"#) }
 }
 
 /// All speeds in one table.
@@ -356,7 +372,7 @@ mod tests {
 
     #[test]
     fn the_page_stands_alone_and_has_its_plots() {
-        let html = page(&Summary::new(&[stored()]));
+        let html = page(&Summary::new(&[stored()]), None);
         for part in
             ["At a glance", "Throughput by engine", "Latency", "Write amplification", "Scaling with size"]
         {
@@ -372,5 +388,16 @@ mod tests {
             assert_eq!(opened, closed, "{tag}");
         }
         assert!(!html.contains("NaN") && !html.contains("inf"), "a figure is no number");
+    }
+
+    #[test]
+    fn a_papers_report_comes_first() {
+        let lead = "## A paper\n\n| load | ours |\n|---|---|\n| get | 7 k/s |\n\n- **holds**: a < b\n";
+        let html = page(&Summary::new(&[stored()]), Some(lead));
+        let papers = html.find(r#"<section id="papers">"#).unwrap();
+        assert!(papers < html.find(r#"<section id="overview">"#).unwrap());
+        for part in ["<h2>A paper</h2>", "<td>7 k/s</td>", "<strong>holds</strong>: a &lt; b"] {
+            assert!(html.contains(part), "{part}");
+        }
     }
 }

@@ -352,7 +352,7 @@ pub(crate) fn write_with(out: &Path, runs: &[Vec<Line>], lead: Option<&str>) -> 
     let text = markdown::report(&summary);
     println!("{}", lead.unwrap_or(&text));
     fs::write(out.join(markdown_file), format!("{}{text}", lead.unwrap_or_default()))?;
-    fs::write(out.join(html_file), html::page(&summary))?;
+    fs::write(out.join(html_file), html::page(&summary, lead))?;
     eprintln!("written: {}, {LINES} beside it", out.join(html_file).display());
     Ok(())
 }

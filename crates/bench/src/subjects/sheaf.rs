@@ -44,8 +44,12 @@ impl Store for Sheaf {
 
     fn inner(&self) -> Option<Inner> {
         let stats = self.database.stats();
-        let log =
-            stats.logs.iter().find(|log| log.name == self.keyspace.engine()).cloned().unwrap_or_default();
+        let log = stats
+            .logs
+            .iter()
+            .find(|log| self.keyspace.engine().starts_with(log.name))
+            .cloned()
+            .unwrap_or_default();
         Some(Inner {
             index_bytes: stats.memory.index,
             keys: self.keyspace.stats().map_or(0, |engine| engine.keys),

@@ -21,7 +21,6 @@
 
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
-use std::hash::Hasher;
 use std::sync::Arc;
 
 use sheaf_base::engine::{
@@ -37,15 +36,11 @@ use sheaf_base::sync::atomic::{AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::{LogId, Seq};
 use sheaf_base::views::Views;
-use siphasher::sip::SipHasher13;
 use smallvec::SmallVec;
 
 use crate::cursor::FlatCursor;
-use crate::index::{Index, Print};
+use crate::index::{Index, Print, Wanted};
 use crate::versions::{Old, Versions};
-
-/// The engine's name in the catalogue.
-pub(crate) const NAME: &str = "flat";
 
 // The words of an operation's note.
 const HASH: usize = 0;
@@ -59,10 +54,10 @@ const PRIOR_BLOB: usize = 3;
 const PRINT: usize = 4;
 
 /// A keyspace.
-pub(crate) struct FlatEngine {
+pub(crate) struct FlatEngine<I: Index> {
     pub(crate) ground: Arc<Ground>,
-    pub(crate) index: Index,
-    pub(crate) versions: Versions,
+    pub(crate) index: I,
+    pub(crate) versions: Versions<I::Place>,
     keys: AtomicU64,
     blobs: Mutex<HashSet<u64>>,
     /// Removals seen by replay, until it ends; its threads change the index one at a time, under this lock.
@@ -87,10 +82,10 @@ impl Entry<'_> {
     }
 }
 
-impl FlatEngine {
-    pub(crate) fn new(ground: Arc<Ground>) -> FlatEngine {
+impl<I: Index> FlatEngine<I> {
+    pub(crate) fn new(ground: Arc<Ground>) -> FlatEngine<I> {
         FlatEngine {
-            index: Index::new(Arc::clone(&ground)),
+            index: I::new(Arc::clone(&ground)),
             versions: Versions::new(Arc::clone(&ground)),
             ground,
             keys: AtomicU64::new(0),
@@ -99,11 +94,9 @@ impl FlatEngine {
         }
     }
 
-    pub(crate) fn hash(&self, key: &[u8]) -> u64 {
-        let [k0, k1] = self.ground.hash_key;
-        let mut hasher = SipHasher13::new_with_keys(k0, k1);
-        hasher.write(key);
-        hasher.finish()
+    /// The key on its way into the index.
+    fn wanted<'k>(&self, key: &'k [u8]) -> Wanted<'k> {
+        Wanted { key, hash: self.index.hash(key) }
     }
 
     pub(crate) fn set_keys(&self, keys: u64) {
@@ -116,9 +109,9 @@ impl FlatEngine {
 
     /// The entry of `key` that the index points at.
     #[inline]
-    fn find<'g>(&self, hash: u64, key: &[u8], guard: &'g Guard) -> Result<Option<Entry<'g>>> {
+    fn find<'g>(&self, wanted: Wanted<'_>, guard: &'g Guard) -> Result<Option<Entry<'g>>> {
         let mut found = Ok(None);
-        self.index.matches(hash, guard, |address| match self.read(address, key, guard) {
+        self.index.matches(wanted, guard, |address| match self.read(address, wanted.key, guard) {
             Ok(None) => true,
             other => {
                 found = other;
@@ -142,16 +135,15 @@ impl FlatEngine {
     /// at.
     fn find_to_replace<'g>(
         &self,
-        hash: u64,
-        key: &[u8],
+        wanted: Wanted<'_>,
         guard: &'g Guard,
     ) -> Result<(Option<Entry<'g>>, Print)> {
         let mut found = Ok(None);
         let mut print = Print::default();
-        self.index.matches(hash, guard, |address| {
+        self.index.matches(wanted, guard, |address| {
             print.add(address);
             let read = self.ground.segments.frame_unchecked(address, guard).and_then(|(frame, segment)| {
-                let is_key = Record::decode(frame.payload()).is_ok_and(|record| record.key == key);
+                let is_key = Record::decode(frame.payload()).is_ok_and(|record| record.key == wanted.key);
                 if !is_key {
                     segment.check(address.offset(), &frame)?;
                 }
@@ -199,13 +191,13 @@ impl FlatEngine {
     }
 
     /// The entry of `key` that a view at `at` shows.
-    fn find_at<'g>(&self, at: Seq, hash: u64, key: &[u8], guard: &'g Guard) -> Result<Option<Entry<'g>>> {
-        let head = self.find(hash, key, guard)?;
+    fn find_at<'g>(&self, at: Seq, wanted: Wanted<'_>, guard: &'g Guard) -> Result<Option<Entry<'g>>> {
+        let head = self.find(wanted, guard)?;
         if at == Seq::LATEST || head.as_ref().is_some_and(|entry| entry.seq() <= at) {
             return Ok(head);
         }
-        for address in self.versions.at(self.index.unit_of(hash), hash, at) {
-            if let Some(entry) = self.read(address, key, guard)? {
+        for address in self.versions.at(&self.index.place(wanted), at) {
+            if let Some(entry) = self.read(address, wanted.key, guard)? {
                 return Ok(Some(entry));
             }
         }
@@ -227,34 +219,22 @@ impl FlatEngine {
         }
     }
 
-    /// The entry that `op` replaces, as `prepare` noted it.
-    fn prior(op: &Op<'_>, died: Seq) -> Option<Old> {
-        let address = Address::from_bits(op.note[PRIOR]);
-        (address != Address::NONE).then(|| Old {
-            address,
-            span: u32::try_from(op.note[PRIOR_SPAN]).unwrap_or(u32::MAX),
-            born: op.prior,
-            died,
-            blob: op.note[PRIOR_BLOB].checked_sub(1),
-        })
-    }
-
-    fn forget(&self, hash: u64, old: Old, views: &Views, guard: &Guard) {
+    fn forget(&self, wanted: Wanted<'_>, old: Old, views: &Views, guard: &Guard) {
         if views.needs(old.born, old.died) {
-            self.versions.push(self.index.unit_of(hash), hash, old);
+            self.versions.push(self.index.place(wanted), old);
         } else {
             self.bury(&old, guard);
         }
     }
 
     /// All entries of `key`, of which a replay may have found several, and the print of all it looked at.
-    fn entries_of<'g>(&self, hash: u64, key: &[u8], guard: &'g Guard) -> Result<(Entries<'g>, Print)> {
+    fn entries_of<'g>(&self, wanted: Wanted<'_>, guard: &'g Guard) -> Result<(Entries<'g>, Print)> {
         let mut same = Entries::new();
         let mut failed = None;
         let mut print = Print::default();
-        self.index.matches(hash, guard, |address| {
+        self.index.matches(wanted, guard, |address| {
             print.add(address);
-            match self.read(address, key, guard) {
+            match self.read(address, wanted.key, guard) {
                 Ok(entry) => same.extend(entry),
                 Err(error) => failed = Some(error),
             }
@@ -264,7 +244,13 @@ impl FlatEngine {
     }
 
     /// Replays a record against `same`, the entries of its key: the highest number stays.
-    fn settle(&self, record: &Replay<'_>, hash: u64, same: &[Entry<'_>], guard: &Guard) -> Result<()> {
+    fn settle(
+        &self,
+        record: &Replay<'_>,
+        wanted: Wanted<'_>,
+        same: &[Entry<'_>],
+        guard: &Guard,
+    ) -> Result<()> {
         let is_put = !matches!(record.content, Content::Remove);
         let newest = same.iter().map(Entry::seq).max();
         // Of two copies with the same number the one already there stays, one word of it.
@@ -274,7 +260,7 @@ impl FlatEngine {
             if Some(entry.address) == keep {
                 continue;
             }
-            self.index.replace(hash, entry.address, Address::NONE);
+            self.index.replace(wanted, entry.address, Address::NONE);
             self.keys.fetch_sub(1, Ordering::Relaxed);
             self.account(entry.address, -i64::try_from(entry.span()).unwrap_or(0), guard);
             if let Content::Staged(blob) = self.record(entry.address, &entry.frame, guard)?.content {
@@ -282,7 +268,7 @@ impl FlatEngine {
             }
         }
         if wins && is_put {
-            self.index.insert(hash, record.address);
+            self.index.insert(wanted, record.address);
             self.keys.fetch_add(1, Ordering::Relaxed);
             self.account(record.address, i64::from(record.span), guard);
         }
@@ -295,13 +281,30 @@ impl FlatEngine {
     }
 }
 
-impl Engine for FlatEngine {
+/// The key of `op`, with the hash that `prepare` noted.
+fn noted<'a>(op: &Op<'a>) -> Wanted<'a> {
+    Wanted { key: op.key, hash: op.note[HASH] }
+}
+
+/// The entry that `op` replaces, as `prepare` noted it.
+fn prior_of(op: &Op<'_>, died: Seq) -> Option<Old> {
+    let address = Address::from_bits(op.note[PRIOR]);
+    (address != Address::NONE).then(|| Old {
+        address,
+        span: u32::try_from(op.note[PRIOR_SPAN]).unwrap_or(u32::MAX),
+        born: op.prior,
+        died,
+        blob: op.note[PRIOR_BLOB].checked_sub(1),
+    })
+}
+
+impl<I: Index> Engine for FlatEngine<I> {
     fn name(&self) -> &'static str {
-        NAME
+        I::NAME
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { ordered: false }
+        Capabilities { ordered: I::ORDERED }
     }
 
     fn log(&self) -> LogId {
@@ -314,9 +317,9 @@ impl Engine for FlatEngine {
 
     fn prepare(&self, op: &mut Op<'_>) -> Result<Need> {
         let guard = &epoch::pin();
-        let hash = self.hash(op.key);
-        let (found, print) = self.find_to_replace(hash, op.key, guard)?;
-        (op.note, op.prior) = ([hash, 0, 0, 0, print.0], Seq::ZERO);
+        let wanted = self.wanted(op.key);
+        let (found, print) = self.find_to_replace(wanted, guard)?;
+        (op.note, op.prior) = ([wanted.hash, 0, 0, 0, print.0], Seq::ZERO);
         if let Some(entry) = found {
             op.note[PRIOR] = entry.address.bits();
             op.note[PRIOR_SPAN] = entry.span();
@@ -329,7 +332,7 @@ impl Engine for FlatEngine {
         match op.action {
             Action::Remove => Ok(Need::Nothing),
             Action::Expect => Ok(Need::Record),
-            Action::Put(_) | Action::Staged(_) if !self.index.may_take(hash, guard) => {
+            Action::Put(_) | Action::Staged(_) if !self.index.may_take(wanted, guard) => {
                 Err(Error::OverBudget { budget: self.ground.memory.budget() })
             }
             Action::Put(_) | Action::Staged(_) => Ok(Need::Record),
@@ -338,27 +341,28 @@ impl Engine for FlatEngine {
 
     fn is_current(&self, op: &Op<'_>) -> bool {
         let guard = &epoch::pin();
+        let wanted = noted(op);
         match Address::from_bits(op.note[PRIOR]) {
-            Address::NONE => self.index.print(op.note[HASH], guard) == Print(op.note[PRINT]),
-            prior => self.index.contains(op.note[HASH], prior, guard),
+            Address::NONE => self.index.print(wanted, guard) == Print(op.note[PRINT]),
+            prior => self.index.contains(wanted, prior, guard),
         }
     }
 
     fn apply(&self, seq: Seq, op: &Op<'_>, views: &Views) {
         let guard = &epoch::pin();
-        let hash = op.note[HASH];
-        let prior = FlatEngine::prior(op, seq);
+        let wanted = noted(op);
+        let prior = prior_of(op, seq);
         let is_put = !matches!(op.action, Action::Remove);
         if let Some(old) = prior {
-            self.forget(hash, old, views, guard); // before the index changes (I2)
+            self.forget(wanted, old, views, guard); // before the index changes (I2)
         }
         let to = if is_put { op.address } else { Address::NONE };
         match prior {
             Some(old) => {
-                let replaced = self.index.replace(hash, old.address, to);
+                let replaced = self.index.replace(wanted, old.address, to);
                 debug_assert!(replaced, "is_current saw it under this lock");
             }
-            None => self.index.insert(hash, to),
+            None => self.index.insert(wanted, to),
         }
         if is_put {
             self.account(to, i64::from(op.span), guard);
@@ -376,11 +380,11 @@ impl Engine for FlatEngine {
 
     #[inline]
     fn get(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        let hash = self.hash(key);
+        let wanted = self.wanted(key);
         let mut missing = None;
         loop {
             let guard = &epoch::pin();
-            let Some(entry) = self.find_at(at, hash, key, guard)? else { return Ok(false) };
+            let Some(entry) = self.find_at(at, wanted, guard)? else { return Ok(false) };
             let record = self.record(entry.address, &entry.frame, guard)?;
             if self.give(record.content, found)? {
                 return Ok(true);
@@ -396,18 +400,18 @@ impl Engine for FlatEngine {
 
     fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {
         let guard = &epoch::pin();
-        Ok(self.find_at(at, self.hash(key), key, guard)?.is_some())
+        Ok(self.find_at(at, self.wanted(key), guard)?.is_some())
     }
 
     fn prefetch(&self, keys: &[&[u8]], entries: bool) {
         let guard = &epoch::pin();
-        let hashes: SmallVec<[u64; 32]> = keys.iter().map(|key| self.hash(key)).collect();
-        hashes.iter().for_each(|hash| self.index.prefetch(*hash, guard));
+        let all: SmallVec<[Wanted<'_>; 32]> = keys.iter().map(|key| self.wanted(key)).collect();
+        all.iter().for_each(|wanted| self.index.prefetch(*wanted, guard));
         if !entries {
             return;
         }
-        for hash in hashes {
-            self.index.matches(hash, guard, |address| {
+        for wanted in all {
+            self.index.matches(wanted, guard, |address| {
                 self.ground.segments.prefetch(address, guard);
                 false
             });
@@ -415,10 +419,10 @@ impl Engine for FlatEngine {
     }
 
     fn cursor(self: Arc<Self>, at: Seq, bounds: Bounds, want: Want) -> Result<Box<dyn Cursor>> {
-        if !bounds.is_all() {
-            return Err(Error::Unsupported { engine: NAME, feature: "ranges" });
+        if !I::ORDERED && !bounds.is_all() {
+            return Err(Error::Unsupported { engine: I::NAME, feature: "ranges" });
         }
-        Ok(Box::new(FlatCursor::new(self, at, want)))
+        Ok(Box::new(FlatCursor::new(self, at, bounds, want)))
     }
 
     fn len(&self) -> Result<u64> {
@@ -445,12 +449,12 @@ impl Engine for FlatEngine {
 
     fn replay(&self, record: &Replay<'_>) -> Result<()> {
         let guard = &epoch::pin();
-        let hash = self.hash(record.key);
+        let wanted = self.wanted(record.key);
         loop {
             // What costs time is looked up beside other threads; `removed` is what they take turns by.
-            let (same, print) = self.entries_of(hash, record.key, guard)?;
+            let (same, print) = self.entries_of(wanted, guard)?;
             let mut removed = self.removed.lock();
-            if self.index.print(hash, guard) != print {
+            if self.index.print(wanted, guard) != print {
                 continue;
             }
             if removed.get(record.key).is_some_and(|seq| *seq > record.seq) {
@@ -462,7 +466,7 @@ impl Engine for FlatEngine {
                     segment.account_tomb(u64::from(record.span));
                 }
             }
-            return self.settle(record, hash, &same, guard);
+            return self.settle(record, wanted, &same, guard);
         }
     }
 
@@ -476,11 +480,10 @@ impl Engine for FlatEngine {
 
     fn hold(&self, key: &[u8], address: Address) -> Hold {
         let guard = &epoch::pin();
-        let hash = self.hash(key);
-        if self.index.contains(hash, address, guard) {
+        let wanted = self.wanted(key);
+        if self.index.contains(wanted, address, guard) {
             Hold::Head
-        } else if !self.versions.is_empty() && self.versions.contains(self.index.unit_of(hash), hash, address)
-        {
+        } else if !self.versions.is_empty() && self.versions.contains(&self.index.place(wanted), address) {
             Hold::Pinned
         } else {
             Hold::Dead
@@ -488,9 +491,9 @@ impl Engine for FlatEngine {
     }
 
     fn moved(&self, key: &[u8], from: Address, to: Address) -> bool {
-        let hash = self.hash(key);
-        self.index.replace(hash, from, to)
-            || (!self.versions.is_empty() && self.versions.replace(self.index.unit_of(hash), hash, from, to))
+        let wanted = self.wanted(key);
+        self.index.replace(wanted, from, to)
+            || (!self.versions.is_empty() && self.versions.replace(&self.index.place(wanted), from, to))
     }
 
     fn stats(&self) -> EngineStats {
@@ -507,21 +510,12 @@ impl Engine for FlatEngine {
 
     fn retire(&self) {
         let guard = &epoch::pin();
-        let entries = self.index.each_table::<std::convert::Infallible>(|table, _| {
-            table.each_bucket(|words, _| {
-                for word in words {
-                    let address = word.address();
-                    if address != Address::NONE
-                        && let Ok(frame) = self.ground.segments.frame(address, guard)
-                    {
-                        self.account(address, -i64::try_from(frame.span()).unwrap_or(0), guard);
-                    }
-                }
-                Ok(())
-            })
+        self.index.each(|address| {
+            if let Ok(frame) = self.ground.segments.frame(address, guard) {
+                self.account(address, -i64::try_from(frame.span()).unwrap_or(0), guard);
+            }
         });
-        let Ok(()) = entries;
-        self.index.install(vec![crate::index::Table::new(0, self.index.buckets(), false)]);
+        self.index.clear();
         self.set_keys(0);
     }
 }
@@ -529,6 +523,7 @@ impl Engine for FlatEngine {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::hash::Hash;
     use sheaf_base::blob::Blobs;
     use sheaf_base::disk::sim::SimDisk;
     use sheaf_base::types::StoreId;
@@ -541,7 +536,7 @@ pub(crate) mod tests {
 
     #[test]
     fn an_empty_keyspace_holds_nothing() {
-        let engine = FlatEngine::new(ground(true));
+        let engine = FlatEngine::<Hash>::new(ground(true));
         assert!(!engine.contains(Seq::LATEST, b"key").unwrap());
         assert_eq!(engine.hold(b"key", Address::new(0, 512)), Hold::Dead);
         let mut remove = Op::new(b"key", Action::Remove);

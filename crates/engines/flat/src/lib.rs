@@ -12,33 +12,66 @@
 //!   segments of the store log:   ... | frame | frame | frame | ...
 //! ```
 //!
+//! ## Variants
+//!
+//! | engine | index | ranges |
+//! |---|---|---|
+//! | `flat` | hashed: FlatStore-H | no |
+//! | `flat-ordered` | ordered: in the place of FlatStore-M's | both ways |
+//! | `flat-plain` | `BTreeMap` behind one lock: tells the log's share of a figure from the index's | both ways |
+//!
 //! ## Files
 //!
-//! `engine` the contract; `index` the hash index; `versions` old entries that views need; `cursor`
-//! unordered iteration; `image` what a checkpoint holds.
+//! `engine` the contract; `index` what it asks of an index; `hash`, `ordered`, `plain` the indexes; `versions` old
+//! entries that views need; `cursor` iteration; `image` what a checkpoint holds.
 
 mod cursor;
 mod engine;
+mod hash;
 mod image;
 mod index;
+mod ordered;
+mod plain;
+pub mod pmem;
 mod versions;
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use sheaf_base::engine::{Engine, EngineFactory};
 use sheaf_base::ground::Ground;
 use sheaf_base::types::KeyspaceId;
 
-/// Makes keyspaces kept by FlatStore with a hash index.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Flat;
+use engine::FlatEngine;
+use index::Index;
 
-impl EngineFactory for Flat {
+/// Makes keyspaces with one index.
+struct Made<I>(PhantomData<fn() -> I>);
+
+impl<I: Index> EngineFactory for Made<I> {
     fn name(&self) -> &'static str {
-        engine::NAME
+        I::NAME
     }
 
     fn create(&self, _id: KeyspaceId, ground: &Arc<Ground>) -> Arc<dyn Engine> {
-        Arc::new(engine::FlatEngine::new(Arc::clone(ground)))
+        Arc::new(FlatEngine::<I>::new(Arc::clone(ground)))
     }
+}
+
+/// FlatStore with a hash index: `flat`.
+#[must_use]
+pub fn hashed() -> Arc<dyn EngineFactory> {
+    Arc::new(Made::<hash::Hash>(PhantomData))
+}
+
+/// FlatStore with an ordered index: `flat-ordered`.
+#[must_use]
+pub fn ordered() -> Arc<dyn EngineFactory> {
+    Arc::new(Made::<ordered::Ordered>(PhantomData))
+}
+
+/// FlatStore with the simplest index there is, for comparison: `flat-plain`.
+#[must_use]
+pub fn plain() -> Arc<dyn EngineFactory> {
+    Arc::new(Made::<plain::Plain>(PhantomData))
 }

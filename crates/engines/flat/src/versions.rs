@@ -1,8 +1,8 @@
 //! # Old versions that views need
 //!
-//! Where a view is older than a key's newest entry, the entry it shows stands here, by place in the index
-//! (unit, then hash), so that a cursor finds a table's old versions together. At most one version a key and
-//! view: a version is kept only if a view falls into its life.
+//! Where a view is older than a key's newest entry, the entry it shows stands here, by the key's place in the
+//! index, so that a cursor finds the old versions of a piece together. At most one version a key and view: a
+//! version is kept only if a view falls into its life.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,6 +15,8 @@ use sheaf_base::sync::atomic::{AtomicU64, Ordering};
 use sheaf_base::types::Seq;
 use sheaf_base::views::Views;
 
+use crate::index::Span;
+
 /// A superseded entry.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Old {
@@ -25,23 +27,38 @@ pub(crate) struct Old {
     pub(crate) blob: Option<u64>,
 }
 
-/// Estimate of one version's memory.
+/// Estimate of one version's memory, its place aside.
 const BYTES: u64 = 96;
 
-/// The versions of one keyspace.
-pub(crate) struct Versions {
-    ground: Arc<Ground>,
-    map: RwLock<BTreeMap<(usize, u64), Vec<Old>>>,
-    count: AtomicU64,
+/// What versions are kept by.
+pub(crate) trait Place: Ord + Send + Sync {
+    /// Bytes it has beside itself.
+    fn bytes(&self) -> u64;
 }
 
-impl Versions {
-    pub(crate) fn new(ground: Arc<Ground>) -> Versions {
-        Versions { ground, map: RwLock::default(), count: AtomicU64::new(0) }
+impl Place for (usize, u64) {
+    fn bytes(&self) -> u64 {
+        0
     }
+}
 
-    pub(crate) fn count(&self) -> u64 {
-        self.count.load(Ordering::Relaxed)
+impl Place for Vec<u8> {
+    fn bytes(&self) -> u64 {
+        self.len() as u64
+    }
+}
+
+/// The versions of one keyspace.
+pub(crate) struct Versions<P> {
+    ground: Arc<Ground>,
+    map: RwLock<BTreeMap<P, Vec<Old>>>,
+    count: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl<P: Place> Versions<P> {
+    pub(crate) fn new(ground: Arc<Ground>) -> Versions<P> {
+        Versions { ground, map: RwLock::default(), count: AtomicU64::new(0), bytes: AtomicU64::new(0) }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -49,35 +66,37 @@ impl Versions {
     }
 
     /// Keeps `old`.
-    pub(crate) fn push(&self, unit: usize, hash: u64, old: Old) {
-        self.map.write().entry((unit, hash)).or_default().push(old);
+    pub(crate) fn push(&self, place: P, old: Old) {
+        let bytes = BYTES + place.bytes();
+        self.map.write().entry(place).or_default().push(old);
         self.count.fetch_add(1, Ordering::Release);
-        self.ground.memory.take(Part::Versions, BYTES);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.ground.memory.take(Part::Versions, bytes);
     }
 
-    /// The versions under `hash` that a view at `at` may show: several only if keys share the hash.
-    pub(crate) fn at(&self, unit: usize, hash: u64, at: Seq) -> Vec<Address> {
+    /// The versions at `place` that a view at `at` may show: several only if keys share the place.
+    pub(crate) fn at(&self, place: &P, at: Seq) -> Vec<Address> {
         let map = self.map.read();
-        let olds = map.get(&(unit, hash)).map_or(&[][..], Vec::as_slice);
+        let olds = map.get(place).map_or(&[][..], Vec::as_slice);
         olds.iter().filter(|o| o.born <= at && at < o.died).map(|o| o.address).collect()
     }
 
-    /// The versions of `unit` with hashes from `first` to `last` that a view at `at` shows.
-    pub(crate) fn range(&self, unit: usize, first: u64, last: u64, at: Seq) -> Vec<Address> {
+    /// The versions within `span` that a view at `at` shows, in the order of places.
+    pub(crate) fn range(&self, span: Span<P>, at: Seq) -> Vec<Address> {
         let map = self.map.read();
-        let olds = map.range((unit, first)..=(unit, last)).flat_map(|(_, olds)| olds);
+        let olds = map.range(span).flat_map(|(_, olds)| olds);
         olds.filter(|o| o.born <= at && at < o.died).map(|o| o.address).collect()
     }
 
     /// True if a version stands at `address`.
-    pub(crate) fn contains(&self, unit: usize, hash: u64, address: Address) -> bool {
-        self.map.read().get(&(unit, hash)).is_some_and(|olds| olds.iter().any(|o| o.address == address))
+    pub(crate) fn contains(&self, place: &P, address: Address) -> bool {
+        self.map.read().get(place).is_some_and(|olds| olds.iter().any(|o| o.address == address))
     }
 
     /// Points the version at `from` to `to`.
-    pub(crate) fn replace(&self, unit: usize, hash: u64, from: Address, to: Address) -> bool {
+    pub(crate) fn replace(&self, place: &P, from: Address, to: Address) -> bool {
         let mut map = self.map.write();
-        let olds = map.get_mut(&(unit, hash)).into_iter().flatten();
+        let olds = map.get_mut(place).into_iter().flatten();
         let mut found = false;
         for old in olds.filter(|o| o.address == from) {
             old.address = to;
@@ -89,24 +108,33 @@ impl Versions {
     /// Takes the versions that died up to `visible` and no view needs.
     pub(crate) fn trim(&self, views: &Views, visible: Seq) -> Vec<Old> {
         let mut gone = Vec::new();
-        self.map.write().retain(|_, olds| {
+        let mut bytes = 0;
+        self.map.write().retain(|place, olds| {
             olds.retain(|old| {
                 let stays = old.died > visible || views.needs(old.born, old.died);
                 if !stays {
                     gone.push(*old);
+                    bytes += BYTES + place.bytes();
                 }
                 stays
             });
             !olds.is_empty()
         });
         self.count.fetch_sub(gone.len() as u64, Ordering::Release);
-        self.ground.memory.give(Part::Versions, BYTES * gone.len() as u64);
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.ground.memory.give(Part::Versions, bytes);
         gone
     }
 }
 
-impl Drop for Versions {
+impl<P> Versions<P> {
+    pub(crate) fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+}
+
+impl<P> Drop for Versions<P> {
     fn drop(&mut self) {
-        self.ground.memory.give(Part::Versions, BYTES * self.count());
+        self.ground.memory.give(Part::Versions, self.bytes.load(Ordering::Relaxed));
     }
 }

@@ -222,7 +222,8 @@ impl FlexEngine {
         let frozen = match &state.frozen {
             Some(frozen) if !self.is_moved() && frozen.newest() <= certain => frozen,
             _ => {
-                table.reclaim(&self.shelf, guard);
+                guard.flush(); // states that nobody reads any more hold nodes and slots
+                table.settle(&self.shelf, guard);
                 return table.space.as_ref().map_or(Ok(false), |space| space.pump());
             }
         };
@@ -250,6 +251,7 @@ impl FlexEngine {
             self.memtable_gone(frozen);
             self.set_moved();
         }
+        guard.flush();
         if let Some(space) = &table.space {
             space.pump()?;
         }

@@ -26,6 +26,9 @@ use crate::index::{Index, Interval, Shelf};
 use crate::prefix::{Prefix, Sep};
 use crate::slots::Figures;
 
+/// What an extent takes in the space's index; nodes that removals left free are room for extents to come.
+const EXTENT_BYTES: u64 = 26;
+
 /// An interval to be.
 #[derive(Debug)]
 pub(crate) struct Piece {
@@ -252,6 +255,13 @@ impl Table {
         Arc::new(Index { prefix: Arc::clone(&self.prefix), tree, view, _token: Arc::clone(&self.token) })
     }
 
+    /// Takes back what versions that are gone held.
+    pub(crate) fn settle(&mut self, shelf: &Shelf, guard: &Guard) {
+        self.tree.oldest();
+        self.reclaim(shelf, guard);
+        self.account(shelf);
+    }
+
     /// Takes slots back that no index names any more.
     pub(crate) fn reclaim(&mut self, shelf: &Shelf, guard: &Guard) {
         while let Some((token, _)) = self.graves.front()
@@ -267,7 +277,10 @@ impl Table {
 
     /// Bytes of the indexes: ours and the space's.
     pub(crate) fn index_bytes(&self, shelf: &Shelf) -> u64 {
-        let space = self.space.as_ref().map_or(0, |space| space.stats().index_bytes);
+        let space = self.space.as_ref().map_or(0, |space| {
+            let stats = space.stats();
+            stats.index_bytes.min(stats.extents * EXTENT_BYTES)
+        });
         if self.tree.is_empty() && space == 0 {
             return 0;
         }

@@ -10,10 +10,10 @@
 //! 3. Who may read and write a slot is the caller's business: see the contracts below. [`super::ShiftTree`]
 //!    keeps them by stamps (A1 to A3 there).
 
+use sheaf_base::sync::atomic::{AtomicPtr, Ordering};
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, Ordering};
 
 use sheaf_base::memory::prefer_huge_pages;
 

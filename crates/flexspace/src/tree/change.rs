@@ -36,13 +36,13 @@ impl Place {
 
 /// Nodes, and the right to change them.
 impl<T: Content> ShiftTree<T> {
-    fn leaf(&self, id: u32) -> &Leaf<T> {
+    pub(super) fn leaf(&self, id: u32) -> &Leaf<T> {
         // SAFETY:
         // * Ids come from the tree itself (A1), and `&self` keeps the writer away.
         unsafe { self.leaves.slab().get(id) }
     }
 
-    fn inner(&self, id: u32) -> &Inner<T::Pivot> {
+    pub(super) fn inner(&self, id: u32) -> &Inner<T::Pivot> {
         // SAFETY:
         // * As for `leaf`.
         unsafe { self.inners.slab().get(id) }
@@ -94,7 +94,7 @@ impl<T: Content> ShiftTree<T> {
     fn drop_leaf(&mut self, id: u32) {
         let is_old = self.leaf(id).stamp != self.stamp;
         match self.versions.back_mut() {
-            Some(newest) if is_old => newest.leaves.push(id),
+            Some(newest) if is_old => newest.lists.leaves.push(id),
             // SAFETY:
             // * Made since the last publication: no version has it (A3), and the caller forgets it.
             _ => unsafe { self.leaves.free(id) },
@@ -104,7 +104,7 @@ impl<T: Content> ShiftTree<T> {
     fn drop_inner(&mut self, id: u32) {
         let is_old = self.inner(id).stamp != self.stamp;
         match self.versions.back_mut() {
-            Some(newest) if is_old => newest.inners.push(id),
+            Some(newest) if is_old => newest.lists.inners.push(id),
             // SAFETY:
             // * As for `drop_leaf`.
             _ => unsafe { self.inners.free(id) },

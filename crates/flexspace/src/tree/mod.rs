@@ -34,8 +34,9 @@
 //!    sparse nodes merge with a sibling where that fits.
 //! 3. (A1) Every number in the root, and in the nodes below it, is of a node that is allocated and not freed.
 //! 4. (A2) A node with an older stamp than the tree's is never written: versions may reach it.
-//! 5. (A3) A node that a version can reach is freed only after that version, and all before it, are gone: a version that is
-//!    gone is one whose only owner is the tree's list.
+//! 5. (A3) A node is freed only when no version that can reach it is left: those from its stamp's period on to the one whose
+//!    list it is in. A version that is gone is one whose only owner is the tree's list. So a version that is held
+//!    keeps its own nodes and not those of the versions after it.
 //!
 //! ## Threads
 //!
@@ -110,12 +111,23 @@ pub struct Frozen<T: Content> {
     mark: u64,
 }
 
-/// What a version leaves behind when it goes: nodes that the versions after it do not need.
+/// Versions looked at on each publication.
+const FEW: usize = 3;
+
+/// Nodes, by kind.
+#[derive(Debug, Default)]
+struct Lists {
+    leaves: Vec<u32>,
+    inners: Vec<u32>,
+}
+
+/// A version, the stamp of the newest nodes it reaches, and what it leaves behind when it goes: nodes that
+/// the versions after it do not need.
 #[derive(Debug)]
 struct Version<T: Content> {
     frozen: Arc<Frozen<T>>,
-    leaves: Vec<u32>,
-    inners: Vec<u32>,
+    stamp: u64,
+    lists: Lists,
 }
 
 /// The tree.
@@ -126,6 +138,8 @@ pub struct ShiftTree<T: Content> {
     root: Root,
     stamp: u64,
     versions: VecDeque<Version<T>>,
+    /// Which version [`ShiftTree::publish`] looked at last, apart from the oldest and the newest.
+    turn: usize,
     /// The last leaf and where it starts, if it may be appended to as it is.
     tail: Option<(u32, u64)>,
     /// An entry, to fill arrays with.
@@ -302,6 +316,7 @@ impl<T: Content> ShiftTree<T> {
             root,
             stamp: 0,
             versions: VecDeque::new(),
+            turn: 0,
             tail: None,
             filler,
         }
@@ -426,41 +441,86 @@ impl<T: Content> ShiftTree<T> {
     /// Freezes the present state for readers, under a name of the caller's. Gives back what versions that are gone
     /// kept.
     pub fn publish(&mut self, mark: u64) -> Arc<Frozen<T>> {
-        let (leaves, inners) = self.reclaim();
+        let lists = self.reclaim(FEW);
+        let frozen = Arc::new(Frozen { mark, ..self.frozen() });
+        let kept = Arc::clone(&frozen);
+        self.versions.push_back(Version { frozen: kept, stamp: self.stamp, lists });
         self.stamp += 1;
         self.tail = None;
-        let frozen = Arc::new(Frozen { mark, ..self.frozen() });
-        self.versions.push_back(Version { frozen: Arc::clone(&frozen), leaves, inners });
         frozen
     }
 
     /// The mark of the oldest version that is still being read, or of the newest.
     pub fn oldest(&mut self) -> Option<u64> {
-        self.reclaim();
-        Some(self.versions.front()?.frozen.mark)
+        self.oldest_but(None)
     }
 
-    /// Frees what the oldest versions kept, if nobody has them any more. The lists are empty.
-    fn reclaim(&mut self) -> (Vec<u32>, Vec<u32>) {
-        let mut lists = (Vec::new(), Vec::new());
-        while self.versions.len() > 1
-            && let Some(oldest) = self.versions.front_mut()
-            && Arc::get_mut(&mut oldest.frozen).is_some()
-            && let Some(mut gone) = self.versions.pop_front()
-        {
-            for id in gone.leaves.drain(..) {
+    /// As [`ShiftTree::oldest`], not counting the version of that mark if it has but one owner.
+    pub fn oldest_but(&mut self, excepted: Option<u64>) -> Option<u64> {
+        self.reclaim(usize::MAX);
+        let newest = self.versions.back()?.frozen.mark;
+        let counts = |version: &&Version<T>| {
+            Some(version.frozen.mark) != excepted || Arc::strong_count(&version.frozen) > 2
+        };
+        Some(self.versions.iter().find(counts).map_or(newest, |version| version.frozen.mark))
+    }
+
+    /// Takes versions that nobody has any more off the list, looking at `most` of them: the one before the newest,
+    /// which is the usual one to go, the oldest, and others in turn. A pair of empty lists, for the next version.
+    fn reclaim(&mut self, most: usize) -> Lists {
+        let mut lists = Lists::default();
+        let older = self.versions.len().saturating_sub(1);
+        if older <= most {
+            // From the newest on, so that what one hands to the one before it is looked at once.
+            for index in (0..older).rev() {
+                self.reclaim_one(index, &mut lists);
+            }
+            return lists;
+        }
+        self.turn = (self.turn + 1) % older;
+        let mut indices = [older - 1, self.turn, 0];
+        indices.sort_unstable_by(|a, b| b.cmp(a));
+        for (number, index) in indices.into_iter().enumerate() {
+            if number == 0 || index != indices[number - 1] {
+                self.reclaim_one(index, &mut lists);
+            }
+        }
+        lists
+    }
+
+    /// If nobody has version `index` any more, it goes: what it kept is freed, but for nodes that the version before
+    /// it may reach, which that one keeps from now on.
+    fn reclaim_one(&mut self, index: usize, lists: &mut Lists) {
+        if Arc::get_mut(&mut self.versions[index].frozen).is_none() {
+            return;
+        }
+        let Some(mut gone) = self.versions.remove(index) else { return };
+        let before = index.checked_sub(1).map(|index| &mut self.versions[index]);
+        let (mut kept, reach) = match before {
+            Some(version) => (std::mem::take(&mut version.lists), Some(version.stamp)),
+            None => (Lists::default(), None),
+        };
+        for id in gone.lists.leaves.drain(..) {
+            if reach.is_some_and(|reach| self.leaf(id).stamp <= reach) {
+                kept.leaves.push(id);
+            } else {
                 // SAFETY:
-                // * Replaced after the oldest version there was; that one is gone, and later ones never
-                //   had it (A3).
+                // * Replaced after `gone` was frozen, made after the version before it was: only `gone` had it (A3).
                 unsafe { self.leaves.free(id) }
             }
-            for id in gone.inners.drain(..) {
+        }
+        for id in gone.lists.inners.drain(..) {
+            if reach.is_some_and(|reach| self.inner(id).stamp <= reach) {
+                kept.inners.push(id);
+            } else {
                 // SAFETY:
                 // * As above.
                 unsafe { self.inners.free(id) }
             }
-            lists = (gone.leaves, gone.inners);
         }
-        lists
+        if let Some(index) = index.checked_sub(1) {
+            self.versions[index].lists = kept;
+        }
+        *lists = gone.lists;
     }
 }

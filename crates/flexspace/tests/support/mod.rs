@@ -3,6 +3,9 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 #![allow(clippy::cast_possible_truncation, reason = "numbers here are small by construction")]
 
+pub(crate) mod explore;
+pub(crate) mod liar;
+
 use std::sync::Arc;
 
 use sheaf_base::disk::Disk;

@@ -1,21 +1,30 @@
-//! One turn of one harness: `campaign HARNESS ENGINE SEED SECONDS WORKERS`. `cargo xtask campaign` calls it.
+//! One turn of one harness: `campaign HARNESS ENGINE SEED SECONDS CASES WORKERS`; `campaign engines` lists them.
+//! `cargo xtask campaign` calls it.
 //!
 //! Prints what went wrong with the lines that replay it, then `TOTALS cases failures seconds`.
 
 use std::process::ExitCode;
 
+use sheaf_testkit::alloc::{Counting, Pool};
 use sheaf_testkit::kill::{Starter, be_the_child};
 use sheaf_testkit::stage::Subject;
 use sheaf_testkit::totals::{Budget, Totals};
 use sheaf_testkit::{corrupt, crash, faults, fuzz, kill, linear, model};
 
 #[global_allocator]
-static COUNTING: sheaf_testkit::alloc::Counting = sheaf_testkit::alloc::Counting;
+static COUNTING: Counting<Pool> = Counting(Pool);
+
+/// Victims of the kill loop a worker: most of a life is waiting for the disk.
+const VICTIMS: usize = 12;
 
 fn turn(harness: &str, subject: &Subject, seed: u64, budget: Budget) -> Option<Totals> {
     Some(match harness {
         "crash" => crash::families::run(subject, seed, budget),
-        "kill" => kill::run(subject, &std::env::temp_dir(), &Starter::program(), seed, budget),
+        "short" => crash::families::run_short(subject, seed, budget),
+        "kill" => {
+            let budget = budget.workers(budget.workers * VICTIMS);
+            kill::run(subject, &std::env::temp_dir(), &Starter::program(), seed, budget)
+        }
         "errors" => faults::run(subject, seed, budget),
         "model" => model::run(subject, seed, budget),
         "corrupt" => corrupt::sweep::run(subject, seed, budget),
@@ -28,17 +37,22 @@ fn turn(harness: &str, subject: &Subject, seed: u64, budget: Budget) -> Option<T
 fn main() -> ExitCode {
     be_the_child();
     let words: Vec<String> = std::env::args().skip(1).collect();
-    let [harness, engine, seed, seconds, workers] = words.as_slice() else {
-        eprintln!("campaign HARNESS ENGINE SEED SECONDS WORKERS");
+    if words == ["engines"] {
+        Subject::all().iter().for_each(|subject| println!("{}", subject.engine));
+        return ExitCode::SUCCESS;
+    }
+    let [harness, engine, seed, seconds, cases, workers] = words.as_slice() else {
+        eprintln!("campaign HARNESS ENGINE SEED SECONDS CASES WORKERS");
         return ExitCode::from(2);
     };
     let subject = Subject::named(engine);
-    let numbers = (seed.parse().ok(), seconds.parse().ok(), workers.parse().ok());
-    let (Some(subject), (Some(seed), Some(seconds), Some(workers))) = (subject, numbers) else {
+    let numbers = (seed.parse().ok(), seconds.parse().ok(), cases.parse().ok(), workers.parse().ok());
+    let (Some(subject), (Some(seed), Some(seconds), Some(cases), Some(workers))) = (subject, numbers) else {
         eprintln!("what is {words:?}?");
         return ExitCode::from(2);
     };
-    let Some(totals) = turn(harness, &subject, seed, Budget::seconds(seconds).workers(workers)) else {
+    let budget = Budget { seconds, cases, workers };
+    let Some(totals) = turn(harness, &subject, seed, budget) else {
         eprintln!("there is no harness {harness}");
         return ExitCode::from(2);
     };

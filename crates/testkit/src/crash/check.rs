@@ -159,7 +159,9 @@ fn second_life(world: &World, state: &State, seq: u64) -> Result<(), String> {
 }
 
 fn note(shared: &Mutex<Probe>, changes: Vec<Change>, state: &mut State) {
-    changes.iter().for_each(|change| state.apply(change));
+    for change in &changes {
+        state.apply(change);
+    }
     if let Some(history) = shared.lock().aftermath.as_mut() {
         history.issue(changes);
     }

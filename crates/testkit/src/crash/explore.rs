@@ -26,7 +26,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use sheaf_base::disk::sim::{Keep, SimDisk};
+use sheaf_base::disk::sim::{Keep, Pending, SimDisk};
 use sheaf_base::sync::Mutex;
 
 use super::check::{Claim, End, Found, Moment, Probe, check, quietly};
@@ -262,8 +262,9 @@ impl Explorer<'_> {
         };
         let mut due: Vec<usize> = (0..points.len()).filter(|number| is_due(&points[*number])).collect();
         for number in &due {
+            let pending = points[*number].image.pending();
             for keep in [None, Some(Keep::None), Some(Keep::All)] {
-                self.state(*number, &points[*number], keep)?;
+                self.state(*number, &points[*number], &pending, keep)?;
             }
         }
         self.random.shuffle(&mut due);
@@ -273,7 +274,7 @@ impl Explorer<'_> {
                 if self.is_over() {
                     return Ok(());
                 }
-                self.state(number, &points[number], Some(keep))?;
+                self.state(number, &points[number], &pending, Some(keep))?;
             }
         }
         Ok(())
@@ -284,12 +285,18 @@ impl Explorer<'_> {
     }
 
     /// One choice at one moment. `None` is a killed process.
-    fn state(&mut self, number: usize, point: &Point, keep: Option<Keep>) -> Result<(), Trouble> {
+    fn state(
+        &mut self,
+        number: usize,
+        point: &Point,
+        pending: &Pending,
+        keep: Option<Keep>,
+    ) -> Result<(), Trouble> {
         if self.is_over() {
             return Ok(());
         }
         self.report.states += 1;
-        self.try_state(number, point, keep.as_ref()).map_err(|(second, what)| Trouble {
+        self.try_state(number, point, pending, keep.as_ref()).map_err(|(second, what)| Trouble {
             point: number,
             keep,
             second,
@@ -301,10 +308,11 @@ impl Explorer<'_> {
         &mut self,
         number: usize,
         point: &Point,
+        pending: &Pending,
         keep: Option<&Keep>,
     ) -> Result<(), (Option<(usize, Keep)>, String)> {
         let image = match keep {
-            Some(keep) => point.image.power_cut(keep),
+            Some(keep) => point.image.power_cut_of(pending, keep),
             None => point.image.kill(),
         };
         let from = if keep.is_some() { point.marks.durable } else { point.marks.acked };
@@ -359,12 +367,13 @@ impl Explorer<'_> {
         let mut moments: Vec<(usize, &Moment)> = probe.moments.iter().enumerate().collect();
         self.random.shuffle(&mut moments);
         for (number, moment) in moments {
-            for keep in self.some_keeps(&moment.image) {
+            let pending = moment.image.pending();
+            for keep in self.some_keeps(&pending) {
                 if self.is_over() || self.report.states >= last {
                     return Ok(());
                 }
                 self.report.states += 1;
-                let world = World::of(&self.plan.subject, moment.image.power_cut(&keep));
+                let world = World::of(&self.plan.subject, moment.image.power_cut_of(&pending, &keep));
                 let promised = moment.marks.map(|marks| (marks.durable, marks.issued));
                 if !seen.insert((world.sim.hash(), promised)) {
                     continue;
@@ -378,9 +387,9 @@ impl Explorer<'_> {
     }
 
     /// Nothing, everything, and some choices in between.
-    fn some_keeps(&mut self, image: &SimDisk) -> Vec<Keep> {
+    fn some_keeps(&mut self, pending: &Pending) -> Vec<Keep> {
         let wanted = self.plan.second_keeps;
-        let mut keeps = image.pending().keeps(4, wanted as u64, self.random.next());
+        let mut keeps = pending.keeps(4, wanted as u64, self.random.next());
         let last = keeps.len() - 1;
         keeps.swap(1.min(last), last); // of all subsets the last is everything; else it is any
         for place in 2..wanted.min(keeps.len()) {

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 use sheaf::{Database, Error};
 
@@ -35,40 +36,51 @@ pub type Pairs = BTreeMap<Vec<u8>, Vec<u8>>;
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct State {
     /// Its keyspaces; `None` if there is none of that number.
-    pub spaces: [Option<Pairs>; NAMES.len()],
+    pub spaces: [Option<Arc<Pairs>>; NAMES.len()],
 }
 
 impl State {
-    /// Carries out one change.
-    pub fn apply(&mut self, change: &Change) {
-        match change {
-            Change::Create(space) | Change::Clear(space) => self.spaces[*space] = Some(Pairs::new()),
-            Change::Drop(space) => self.spaces[*space] = None,
-            Change::Put(space, key, value) => {
-                if let Some(pairs) = &mut self.spaces[*space] {
-                    pairs.insert(key.clone(), value.clone());
-                }
-            }
-            Change::Remove(space, key) => {
-                if let Some(pairs) = &mut self.spaces[*space] {
-                    pairs.remove(key);
-                }
-            }
-        }
+    /// Carries out one change. What its print grows by.
+    pub fn apply(&mut self, change: &Change) -> u64 {
+        let (Change::Create(space) | Change::Drop(space) | Change::Clear(space)) = change else {
+            return self.change_pair(change);
+        };
+        let before = self.space_print(*space);
+        self.spaces[*space] = (!matches!(change, Change::Drop(_))).then(Arc::default);
+        self.space_print(*space).wrapping_sub(before)
+    }
+
+    fn change_pair(&mut self, change: &Change) -> u64 {
+        let (space, key, value) = match change {
+            Change::Put(space, key, value) => (*space, key, Some(value)),
+            Change::Remove(space, key) => (*space, key, None),
+            _ => return 0,
+        };
+        let Some(pairs) = &mut self.spaces[space] else {
+            return 0;
+        };
+        let pairs = Arc::make_mut(pairs);
+        let before = match value {
+            Some(value) => pairs.insert(key.clone(), value.clone()),
+            None => pairs.remove(key),
+        };
+        let print = |value: Option<&Vec<u8>>| value.map_or(0, |value| pair_print(space, Some(key), value));
+        print(value).wrapping_sub(print(before.as_ref()))
     }
 
     /// A fingerprint that differs between different states.
     #[must_use]
     pub fn print(&self) -> u64 {
-        let mut print = 0u64;
-        for (space, pairs) in self.spaces.iter().enumerate() {
-            let Some(pairs) = pairs else { continue };
-            print = print.wrapping_add(pair_print(space, None, &[]));
-            for (key, value) in pairs {
-                print = print.wrapping_add(pair_print(space, Some(key), value));
-            }
-        }
-        print
+        (0..NAMES.len()).fold(0, |print: u64, space| print.wrapping_add(self.space_print(space)))
+    }
+
+    fn space_print(&self, space: usize) -> u64 {
+        let Some(pairs) = &self.spaces[space] else {
+            return 0;
+        };
+        pairs.iter().fold(pair_print(space, None, &[]), |print, (key, value)| {
+            print.wrapping_add(pair_print(space, Some(key), value))
+        })
     }
 
     /// Reads the whole of `db`: every pair by iteration, and every one of them again by `get`.
@@ -95,7 +107,7 @@ impl State {
             if keyspace.len()? != pairs.len() as u64 {
                 pairs.insert(b"(len)".to_vec(), keyspace.len()?.to_string().into_bytes());
             }
-            state.spaces[space] = Some(pairs);
+            state.spaces[space] = Some(Arc::new(pairs));
         }
         Ok(state)
     }
@@ -134,7 +146,7 @@ impl State {
             .zip(&other.spaces)
             .map(|(a, b)| {
                 let missing = usize::from(a.is_some() != b.is_some()) * 3;
-                let (a, b) = (a.as_ref().unwrap_or(&empty), b.as_ref().unwrap_or(&empty));
+                let (a, b) = (a.as_deref().unwrap_or(&empty), b.as_deref().unwrap_or(&empty));
                 missing
                     + a.iter().filter(|(k, v)| b.get(*k) != Some(v)).count()
                     + b.keys().filter(|k| !a.contains_key(*k)).count()
@@ -148,7 +160,7 @@ impl fmt::Debug for State {
         for (space, pairs) in self.spaces.iter().enumerate() {
             let Some(pairs) = pairs else { continue };
             write!(f, "{}{{", NAMES[space])?;
-            for (key, value) in pairs {
+            for (key, value) in pairs.iter() {
                 write!(f, "{}={} ", short(key), short(value))?;
             }
             write!(f, "}} ")?;
@@ -269,10 +281,9 @@ impl History {
     /// A commit begins.
     pub fn issue(&mut self, changes: Vec<Change>) {
         let mut state = self.newest().clone();
-        for change in &changes {
-            state.apply(change);
-        }
-        self.prints.push(state.print());
+        let last = self.prints.last().copied().unwrap_or_default();
+        let print = changes.iter().fold(last, |print, change| print.wrapping_add(state.apply(change)));
+        self.prints.push(print);
         self.states.push(state);
         self.commits.push(changes);
         self.marks.issued = self.commits.len();

@@ -22,10 +22,15 @@ pub enum Flaw {
     SkipsLowest,
     /// Keys that only a snapshot still sees are counted.
     CountsTombstones,
+    /// `apply` panics at the key [`Flaw::PANICS_AT`]. Not in [`Flaw::ALL`]: no harness has to find it.
+    PanicsInApply,
 }
 
 impl Flaw {
-    /// All of them.
+    /// Where [`Flaw::PanicsInApply`] does.
+    pub const PANICS_AT: &[u8] = b"panic";
+
+    /// All that a harness finds.
     pub const ALL: [Flaw; 8] = [
         Flaw::DropsPinned,
         Flaw::IncludesRangeEnd,

@@ -204,6 +204,7 @@ impl Engine for Ledger {
             Action::Remove => Stored::Gone,
             Action::Expect => return,
         };
+        assert!(!(self.has(Flaw::PanicsInApply) && op.key == Flaw::PANICS_AT), "as it was told");
         let keeps = !self.has(Flaw::DropsPinned);
         let change = self
             .table

@@ -68,7 +68,7 @@ impl FromStr for Case {
         };
         let number = |word: &str| word.parse::<u64>().map_err(|e| format!("{word}: {e}"));
         Ok(Case {
-            engine: if *engine == "flat" { "flat" } else { crate::ledger::NAME },
+            engine: Subject::named(engine).ok_or_else(|| format!("no engine {engine}"))?.engine,
             flaw: flaw.first().and_then(|name| Flaw::ALL.into_iter().find(|f| format!("{f:?}") == **name)),
             setting: Setting::named(setting).ok_or_else(|| format!("no setting {setting}"))?,
             seed: number(seed)?,
@@ -81,8 +81,7 @@ impl Case {
     fn subject(&self) -> Subject {
         match self.flaw {
             Some(flaw) => Subject::flawed(flaw),
-            None if self.engine == "flat" => Subject::flat(),
-            None => Subject::ledger(),
+            None => Subject::named(self.engine).unwrap_or_else(Subject::ledger),
         }
     }
 

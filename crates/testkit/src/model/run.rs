@@ -37,7 +37,7 @@ pub fn run(subject: &Subject, seed: u64, budget: Budget) -> Totals {
                 steps: STEPS,
             };
             let (played, result) = match number % EVERYWHERE {
-                0 => (4, agree(&case)),
+                0 => (2 * Subject::all().len() as u64, agree(&case)),
                 _ => (1, case.check().map(drop).map_err(|failure| case.report(&failure))),
             };
             let mut totals = totals.lock();
@@ -61,13 +61,13 @@ fn has_room(totals: &Totals, budget: Budget) -> bool {
     totals.cases < budget.cases && totals.failures.len() < 3
 }
 
-/// Plays one sequence, without what some engine cannot do, on two engines in two geometries: everything
+/// Plays one sequence, without what some engine cannot do, on all engines in two geometries: everything
 /// that was observed must be the same.
 pub(super) fn agree(case: &Case) -> Result<(), String> {
     let mut all = steps::generate(case.seed, case.steps, TINY);
     all.retain(|step| !matches!(step, steps::Step::RemoveRange { .. }));
     let mut first = None;
-    for subject in [Subject::flat(), Subject::ledger()] {
+    for subject in Subject::all() {
         for setting in [TINY, NORMAL] {
             let digest = play::play(&subject, setting, &all)
                 .map_err(|failure: Failure| format!("{subject:?} {setting:?}: {failure}"))?;
@@ -78,4 +78,28 @@ pub(super) fn agree(case: &Case) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// The model checker's tests for one engine: `model_suite!(flat, Subject::flat())`.
+#[macro_export]
+macro_rules! model_suite {
+    ($module:ident, $subject:expr) => {
+        mod $module {
+            #[test]
+            fn a_million_random_operations_answer_as_a_map_does() {
+                let budget = $crate::totals::Budget::cases(1_000_000).workers(2);
+                $crate::model::run(&$subject, 0, budget).must_hold(1_000_000);
+            }
+
+            #[test]
+            fn so_they_do_on_the_real_disk() {
+                use $crate::stage::{Place, Setting};
+                for seed in 0..4 {
+                    let setting = Setting::new(Place::Real, seed % 2 == 0, true);
+                    let engine = $subject.engine;
+                    $crate::model::Case { engine, flaw: None, setting, seed, steps: 800 }.must_hold();
+                }
+            }
+        }
+    };
 }

@@ -39,6 +39,7 @@ fn iteration_beside_growth(engine: &str) {
 #[test]
 fn an_iteration_beside_splits_yields_every_pair_once() {
     explore(600, || iteration_beside_growth("flat"));
+    explore(600, || iteration_beside_growth("flat-ordered"));
 }
 
 /// A key that is always there is always found, whatever splits, is cleaned or rewritten beside it.
@@ -88,6 +89,7 @@ fn gets_beside_cleaning(engine: &str) {
 #[test]
 fn gets_beside_cleaning_are_right() {
     explore(150, || gets_beside_cleaning("flat"));
+    explore(150, || gets_beside_cleaning("flat-ordered"));
 }
 
 /// A snapshot that was taken before a drop shows the keyspace, also while the background buries it.
@@ -180,5 +182,6 @@ fn views_beside_updates(engine: &str) {
 #[test]
 fn a_view_repeats_what_it_showed() {
     explore(300, || views_beside_updates("flat"));
+    explore(300, || views_beside_updates("flat-ordered"));
     explore(150, || views_beside_updates("ledger"));
 }

@@ -25,6 +25,25 @@ fn durable_writers_without_a_background_all_return() {
     explore(600, || durable_writers("flat", 3));
 }
 
+fn naive_and_lonely_writers(batching: sheaf::Batching) {
+    let world = World::default();
+    let db = world.builder().batching(batching).open("/db").expect("it opens");
+    let keyspace = space(&db, "a", "flat");
+    let threads = (0..3).map(|writer| {
+        let (db, keyspace) = (db.clone(), keyspace.clone());
+        spawn(move || insert_durably(&db, &keyspace, &format!("{writer}"), "x"))
+    });
+    join(threads.collect::<Vec<_>>());
+    assert!(db.stats().durable >= db.stats().visible);
+}
+
+#[test]
+fn writers_that_share_syncs_in_other_ways_all_return() {
+    explore(200, || naive_and_lonely_writers(sheaf::Batching::None));
+    explore(200, || naive_and_lonely_writers(sheaf::Batching::Vertical));
+    explore(200, || naive_and_lonely_writers(sheaf::Batching::Naive));
+}
+
 fn durable_writers_beside_maintenance(engine: &str) {
     let world = World::default();
     let db = world.open();
@@ -72,4 +91,60 @@ fn rounds_beside_bounds(engine: &str) {
 #[test]
 fn a_round_held_up_by_root_leaves_no_waiter_asleep() {
     explore(400, || rounds_beside_bounds("flat"));
+}
+
+/// Three writers again and again, so that leaders gather: some come in time, some do not, and nobody is left behind.
+fn gathering_leaders(engine: &str) {
+    let world = World::default();
+    let db = world.open();
+    let keyspace = space(&db, "a", engine);
+    let writers: Vec<_> = (0..3)
+        .map(|writer| {
+            let (db, keyspace) = (db.clone(), keyspace.clone());
+            spawn(move || {
+                for n in 0..4 {
+                    insert_durably(&db, &keyspace, &format!("{writer}.{n}"), "y");
+                }
+            })
+        })
+        .collect();
+    join(writers);
+    assert_eq!(keyspace.len().expect("it counts"), 12);
+}
+
+#[test]
+fn leaders_that_gather_leave_nobody_behind() {
+    explore(600, || gathering_leaders("flat"));
+}
+
+/// Writers who are held up because the log is over its limit, beside cleaning that lets them go and beside none.
+fn braked_writers(engine: &str) {
+    let world = World::default();
+    let db = world.open();
+    let keyspace = space(&db, "a", engine);
+    for n in 0..400 {
+        keyspace.insert(format!("{}", n % 5), vec![b'x'; 300]).expect("it inserts");
+    }
+    assert!(db.stats().brakes > 0, "nobody was held up");
+    let writers: Vec<_> = (0..2)
+        .map(|writer| {
+            let keyspace = keyspace.clone();
+            spawn(move || {
+                for n in 0..4 {
+                    keyspace.insert(format!("{writer}.{n}"), vec![b'y'; 300]).expect("it inserts");
+                }
+            })
+        })
+        .collect();
+    let pump = {
+        let db = db.clone();
+        spawn(move || _ = db.pump().expect("it pumps"))
+    };
+    join(writers.into_iter().chain([pump]));
+    assert_eq!(keyspace.len().expect("it counts"), 13);
+}
+
+#[test]
+fn writers_who_are_held_up_go_on() {
+    explore(150, || braked_writers("flat"));
 }

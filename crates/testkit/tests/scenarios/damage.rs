@@ -59,7 +59,7 @@ fn rot_in_one_keyspace_leaves_the_other_whole() {
 /// file is missing, and nobody searches for ever.
 #[test]
 fn a_staged_value_that_vanishes_under_the_open_database_is_damage() {
-    for subject in [Subject::flat(), Subject::ledger()] {
+    for subject in Subject::all() {
         let stage = Stage::new(&subject, Setting::new(Place::Simulated, true, true));
         let db = stage.open();
         let keyspace = stage.keyspace(&db, "a");

@@ -236,17 +236,16 @@ impl Volume {
         Pending { units }
     }
 
-    /// The volume after a power cut: the platter with the kept units.
-    pub(super) fn after_power_cut(&self, keep: &Keep) -> Volume {
-        let mut pending = self.pending().units;
-        let mut index = 0..;
-        pending.retain(|unit| keep.keeps(index.next().expect("endless"), unit));
+    /// The volume after a power cut: the platter with the kept ones of the `pending` units.
+    pub(super) fn after_power_cut(&self, pending: &Pending, keep: &Keep) -> Volume {
+        let units = pending.units.iter().enumerate();
+        let units = units.filter(|(index, unit)| keep.keeps(*index, unit)).map(|(_, unit)| unit);
         let mut wild = Random::new(keep.seed() ^ mix(self.op));
         let mut after = self.clone();
         after.op = 0;
         after.random = wild.clone();
         let mut kept: BTreeMap<Ino, Vec<Piece>> = BTreeMap::new();
-        for unit in &pending {
+        for unit in units {
             match unit.source {
                 Source::Piece(ino, piece) => kept.entry(ino).or_default().push(piece),
                 Source::Change(index) => {

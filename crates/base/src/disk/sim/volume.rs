@@ -12,10 +12,9 @@
 //! 3. `used` is the number of blocks in the caches of all files that have a name or are open.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsStr;
 use std::hash::{Hash, Hasher};
 use std::io;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use siphasher::sip::SipHasher13;
@@ -102,17 +101,25 @@ impl Volume {
 
     /// The same without any open file: those without a name are gone.
     pub(super) fn with_all_closed(mut self) -> Volume {
-        self.open.clear();
-        self.forget_unreachable();
-        self.recount();
+        for ino in std::mem::take(&mut self.open).into_keys() {
+            self.let_go(ino);
+        }
         self
     }
 
     // --- names -------------------------------------------------------------------------------
 
     pub(super) fn ino(&self, path: &Path) -> io::Result<Ino> {
+        let words = words(path)?;
+        match words.clone().any(|word| word == "..") {
+            true => self.walk_down(parts(path)?.into_iter()),
+            false => self.walk_down(words),
+        }
+    }
+
+    fn walk_down<'a>(&self, names: impl Iterator<Item = &'a str>) -> io::Result<Ino> {
         let mut ino = ROOT;
-        for name in parts(path)? {
+        for name in names {
             ino = *self.dir(ino)?.names.get(name).ok_or(io::ErrorKind::NotFound)?;
         }
         Ok(ino)
@@ -129,7 +136,7 @@ impl Volume {
     pub(super) fn place(&self, path: &Path) -> io::Result<Place> {
         let parts = parts(path)?;
         let (name, parents) = parts.split_last().ok_or(io::ErrorKind::InvalidInput)?;
-        let dir = self.ino(&parents.iter().collect::<PathBuf>())?;
+        let dir = self.walk_down(parents.iter().copied())?;
         self.dir(dir)?;
         let name = (*name).to_owned();
         Ok(Place { dir, name })
@@ -316,17 +323,29 @@ impl Volume {
         *count -= 1;
         if *count == 0 {
             self.open.remove(&ino);
-            if !self.is_named(ino) {
-                self.forget_unreachable();
-                self.recount();
-            }
+            self.let_go(ino);
         }
     }
 
-    /// True if the file can be found under the last name it got: then it lives, open or not. (False may
-    /// also mean that a directory above it was renamed.)
-    fn is_named(&self, ino: Ino) -> bool {
-        self.ino(&self.file(ino).path).is_ok_and(|found| found == ino)
+    /// The file, which nobody has open any more, goes if nothing else keeps it (invariant 2), and so does its space.
+    fn let_go(&mut self, ino: Ino) {
+        let is_found = self.ino(&self.file(ino).path).is_ok_and(|found| found == ino);
+        if is_found || self.has_name(ino, |dir| &dir.names) {
+            return;
+        }
+        self.used -= self.file(ino).cache().used();
+        let is_pending = self.changes.iter().any(|change| change.ino == ino);
+        if !is_pending && !self.has_name(ino, |dir| &dir.durable) {
+            self.nodes.remove(&ino);
+        }
+    }
+
+    fn has_name(&self, ino: Ino, names: impl Fn(&Dir) -> &Names) -> bool {
+        let dirs = self.nodes.values().filter_map(|node| match node {
+            Node::Dir(dir) => Some(dir),
+            Node::File(_) => None,
+        });
+        dirs.flat_map(|dir| names(dir).values()).any(|found| *found == ino)
     }
 
     /// Writes what there is space for; then fails if that was not all.
@@ -524,18 +543,18 @@ impl Volume {
 /// The names along a path from the root. Absolute and relative paths are the same.
 fn parts(path: &Path) -> io::Result<Vec<&str>> {
     let mut parts = Vec::new();
-    for component in path.components() {
-        match component {
-            Component::Normal(name) => parts.push(utf8(name)?),
-            Component::ParentDir => {
-                parts.pop();
-            }
-            Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
+    for name in words(path)? {
+        if name == ".." {
+            parts.pop();
+        } else {
+            parts.push(name);
         }
     }
     Ok(parts)
 }
 
-fn utf8(name: &OsStr) -> io::Result<&str> {
-    name.to_str().ok_or_else(|| io::ErrorKind::InvalidInput.into())
+/// What stands between the slashes of a path. Every call looks a path up, so this does not allocate.
+fn words(path: &Path) -> io::Result<impl Iterator<Item = &str> + Clone> {
+    let text = path.to_str().ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(text.split('/').filter(|word| !word.is_empty() && *word != "."))
 }

@@ -22,14 +22,14 @@ fn explore(schedules: usize, scenario: fn()) {
 }
 
 /// An index that is about to split: `count` entries in a table of 32 slots.
-fn filled(count: u64) -> Arc<Index> {
-    let index = Index::new(crate::engine::tests::ground(true));
-    (0..count).for_each(|n| index.insert(mix(n), place(n)));
+fn filled(count: u64) -> Arc<Hash> {
+    let index = Hash::empty(crate::engine::tests::ground(true));
+    (0..count).for_each(|n| index.add(mix(n), place(n)));
     Arc::new(index)
 }
 
 /// How often a walk over all hash prefixes yields each entry.
-fn walk(index: &Index) -> BTreeMap<u64, u32> {
+fn walk(index: &Hash) -> BTreeMap<u64, u32> {
     let mut seen = BTreeMap::new();
     for unit in 0..index.units() {
         let mut start = Some(0u64);
@@ -50,7 +50,7 @@ fn a_walk_beside_splits_yields_every_entry_once() {
         let index = filled(24);
         let writer = {
             let index = Arc::clone(&index);
-            thread::spawn(move || (24..34).for_each(|n| index.insert(mix(n), place(n))))
+            thread::spawn(move || (24..34).for_each(|n| index.add(mix(n), place(n))))
         };
         let seen = walk(&index);
         assert!((0..24).all(|n| seen.get(&n) == Some(&1)), "{seen:?}");
@@ -67,11 +67,11 @@ fn what_stays_is_found_beside_splits_removals_and_moves() {
             let index = Arc::clone(&index);
             thread::spawn(move || {
                 for n in 26..34 {
-                    index.insert(mix(n), place(n));
-                    assert!(index.replace(mix(n - 20), place(n - 20), Address::NONE));
+                    index.add(mix(n), place(n));
+                    assert!(index.repoint(mix(n - 20), place(n - 20), Address::NONE));
                 }
                 // As the cleaner repoints.
-                assert!(index.replace(mix(1), place(1), place(100)));
+                assert!(index.repoint(mix(1), place(1), place(100)));
             })
         };
         let readers = (0..2).map(|_| {
@@ -82,7 +82,7 @@ fn what_stays_is_found_beside_splits_removals_and_moves() {
                     assert!(index.contains(mix(n), place(n), guard), "{n}");
                     let moved = [place(1), place(100)];
                     let mut found = 0;
-                    index.matches(mix(1), guard, |address| {
+                    index.matches_of(mix(1), guard, |address| {
                         found += usize::from(moved.contains(&address));
                         true
                     });
@@ -98,11 +98,11 @@ fn what_stays_is_found_beside_splits_removals_and_moves() {
 #[test]
 fn chained_entries_are_found_while_the_chain_grows() {
     explore(1000, || {
-        let index = Arc::new(Index::new(crate::engine::tests::ground(true)));
-        (0..31).for_each(|n| index.insert(mix(7), place(n)));
+        let index = Arc::new(Hash::empty(crate::engine::tests::ground(true)));
+        (0..31).for_each(|n| index.add(mix(7), place(n)));
         let writer = {
             let index = Arc::clone(&index);
-            thread::spawn(move || (31..36).for_each(|n| index.insert(mix(7), place(n))))
+            thread::spawn(move || (31..36).for_each(|n| index.add(mix(7), place(n))))
         };
         for n in [0, 15, 30] {
             let guard = &epoch::pin();

@@ -27,18 +27,27 @@
 //! 12.5 bytes a key on average. A look-up is two dependent loads, of which the directory is usually cached.
 
 mod arena;
+mod image;
 #[cfg(all(test, shuttle))]
 mod interleavings;
 mod table;
 
+use std::convert::Infallible;
+use std::hash::Hasher;
+use std::ops::Bound;
 use std::sync::Arc;
 
+use sheaf_base::engine::{Bounds, ImageSink};
+use sheaf_base::error::Result;
 use sheaf_base::ground::Ground;
 use sheaf_base::memory::Part;
 use sheaf_base::segment::Address;
 use sheaf_base::sync::Mutex;
 use sheaf_base::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
+use siphasher::sip::SipHasher13;
+
+use crate::index::{Image, Index, Span, Walk, Wanted, Way};
 
 pub(crate) use table::{SLOTS, Table, Word};
 
@@ -64,21 +73,8 @@ impl Directory {
     }
 }
 
-/// Stands for a set of entries.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Print(pub(crate) u64);
-
-impl Print {
-    /// Puts an entry into the set.
-    #[inline]
-    pub(crate) fn add(&mut self, address: Address) {
-        let mixed = (address.bits() + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29) | 1;
-        self.0 = self.0.wrapping_add(mixed);
-    }
-}
-
 /// The index of one keyspace.
-pub(crate) struct Index {
+pub(crate) struct Hash {
     ground: Arc<Ground>,
     /// From `Box::into_raw`; never null before the drop.
     directory: AtomicPtr<Directory>,
@@ -87,11 +83,11 @@ pub(crate) struct Index {
     bytes: AtomicU64,
 }
 
-impl Index {
+impl Hash {
     /// An empty index.
-    pub(crate) fn new(ground: Arc<Ground>) -> Index {
+    fn empty(ground: Arc<Ground>) -> Hash {
         let buckets = if ground.tiny { 4 } else { 256 };
-        let index = Index {
+        let index = Hash {
             ground,
             directory: AtomicPtr::default(),
             buckets,
@@ -102,26 +98,9 @@ impl Index {
         index
     }
 
-    /// Buckets of a table.
-    pub(crate) fn buckets(&self) -> usize {
-        self.buckets
-    }
-
-    /// Bytes of tables and directory.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
-    }
-
-    /// True if a new key of `hash` finds a place, or the budget has room for the growth it may bring.
-    pub(crate) fn may_take(&self, hash: u64, guard: &Guard) -> bool {
-        // Two tables for one, and a directory of twice the size.
-        let growth = 2 * Table::bytes(self.buckets) + directory_bytes(self.directory(guard).depth + 1);
-        self.ground.memory.has_room(growth) || self.table(hash, guard).has_slot(hash)
-    }
-
     /// Whether new tables should stand on huge pages.
     fn is_large(&self) -> bool {
-        self.bytes() >= LARGE
+        self.bytes.load(Ordering::Relaxed) >= LARGE
     }
 
     fn account(&self, grown: u64, shrunk: u64) {
@@ -185,7 +164,7 @@ impl Index {
     /// Calls `each` with the address of every entry whose kept bits are those of `hash`, until it
     /// returns false.
     #[inline]
-    pub(crate) fn matches(&self, hash: u64, guard: &Guard, mut each: impl FnMut(Address) -> bool) {
+    fn matches_of(&self, hash: u64, guard: &Guard, mut each: impl FnMut(Address) -> bool) {
         let mut table = Some(self.table(hash, guard));
         while let Some(here) = table {
             if !here.matches(hash, &mut each) {
@@ -195,33 +174,19 @@ impl Index {
         }
     }
 
-    /// Stands for the set of entries whose kept bits are those of `hash`: equal sets, equal prints.
-    pub(crate) fn print(&self, hash: u64, guard: &Guard) -> Print {
-        let mut print = Print::default();
-        self.matches(hash, guard, |address| {
-            print.add(address);
-            true
-        });
-        print
-    }
-
     /// True if an entry of `hash` stands at `address`.
-    pub(crate) fn contains(&self, hash: u64, address: Address, guard: &Guard) -> bool {
+    #[cfg(test)]
+    fn contains(&self, hash: u64, address: Address, guard: &Guard) -> bool {
         let mut found = false;
-        self.matches(hash, guard, |at| {
+        self.matches_of(hash, guard, |at| {
             found |= at == address;
             !found
         });
         found
     }
 
-    /// Asks for the home bucket of `hash` to be loaded.
-    pub(crate) fn prefetch(&self, hash: u64, guard: &Guard) {
-        self.table(hash, guard).prefetch(hash);
-    }
-
     /// Points the entry at `from` to `to` (`NONE` removes it). False if there is none. Under the commit lock.
-    pub(crate) fn replace(&self, hash: u64, from: Address, to: Address) -> bool {
+    fn repoint(&self, hash: u64, from: Address, to: Address) -> bool {
         let guard = &epoch::pin();
         let mut table = Some(self.table(hash, guard));
         while let Some(here) = table {
@@ -234,7 +199,7 @@ impl Index {
     }
 
     /// Adds an entry. Under the commit lock.
-    pub(crate) fn insert(&self, hash: u64, address: Address) {
+    fn add(&self, hash: u64, address: Address) {
         let guard = &epoch::pin();
         let _writer = self.writer.lock();
         loop {
@@ -341,6 +306,118 @@ impl Index {
     }
 }
 
+impl Index for Hash {
+    const NAME: &'static str = "flat";
+    const ORDERED: bool = false;
+    /// The unit, then the hash.
+    type Place = (usize, u64);
+    type Walk = Units;
+
+    fn new(ground: Arc<Ground>) -> Hash {
+        Hash::empty(ground)
+    }
+
+    fn hash(&self, key: &[u8]) -> u64 {
+        let [k0, k1] = self.ground.hash_key;
+        let mut hasher = SipHasher13::new_with_keys(k0, k1);
+        hasher.write(key);
+        hasher.finish()
+    }
+
+    fn place(&self, wanted: Wanted<'_>) -> (usize, u64) {
+        (self.unit_of(wanted.hash), wanted.hash)
+    }
+
+    #[inline]
+    fn matches(&self, wanted: Wanted<'_>, guard: &Guard, each: impl FnMut(Address) -> bool) {
+        self.matches_of(wanted.hash, guard, each);
+    }
+
+    fn prefetch(&self, wanted: Wanted<'_>, guard: &Guard) {
+        self.table(wanted.hash, guard).prefetch(wanted.hash);
+    }
+
+    fn may_take(&self, wanted: Wanted<'_>, guard: &Guard) -> bool {
+        // Two tables for one, and a directory of twice the size.
+        let growth = 2 * Table::bytes(self.buckets) + directory_bytes(self.directory(guard).depth + 1);
+        self.ground.memory.has_room(growth) || self.table(wanted.hash, guard).has_slot(wanted.hash)
+    }
+
+    fn insert(&self, wanted: Wanted<'_>, address: Address) {
+        self.add(wanted.hash, address);
+    }
+
+    fn replace(&self, wanted: Wanted<'_>, from: Address, to: Address) -> bool {
+        self.repoint(wanted.hash, from, to)
+    }
+
+    fn walk(_bounds: Bounds) -> Units {
+        Units::default()
+    }
+
+    fn each(&self, mut each: impl FnMut(Address)) {
+        let all = self.each_table::<Infallible>(|table, guard| {
+            let mut here = Some(table);
+            while let Some(table) = here {
+                let words = table.each_bucket::<Infallible>(|words, _| {
+                    let held = words.iter().map(|word| word.address()).filter(|at| *at != Address::NONE);
+                    held.for_each(&mut each);
+                    Ok(())
+                });
+                let Ok(()) = words;
+                here = table.next(guard);
+            }
+            Ok(())
+        });
+        let Ok(()) = all;
+    }
+
+    fn clear(&self) {
+        self.install(vec![Table::new(0, self.buckets, false)]);
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
+        image::save(self, out)
+    }
+
+    fn load(&self, image: &mut Image<'_>) -> Result<()> {
+        image::load(self, image)
+    }
+}
+
+/// A walk over all entries: by units of home buckets, and in each by all hash prefixes, so that splits on the way
+/// neither hide nor repeat a key: an entry's unit never changes, and within a unit tables only divide.
+#[derive(Default)]
+pub(crate) struct Units {
+    unit: usize,
+    start: u64,
+}
+
+impl Walk<Hash> for Units {
+    fn step(
+        &mut self,
+        index: &Hash,
+        _way: Way,
+        guard: &Guard,
+        heads: &mut Vec<Address>,
+    ) -> Option<Span<(usize, u64)>> {
+        let unit = self.unit;
+        if unit >= index.units() {
+            return None;
+        }
+        let (first, last) = index.visit(unit, self.start, guard, |address| heads.push(address));
+        match last.checked_add(1) {
+            Some(next) => self.start = next,
+            None => (self.unit, self.start) = (unit + 1, 0),
+        }
+        Some((Bound::Included((unit, first)), Bound::Included((unit, last))))
+    }
+}
+
 /// The hashes that share the first `depth` bits of `hash`.
 fn range_of(hash: u64, depth: u32) -> (u64, u64) {
     let rest = u64::MAX.checked_shr(depth).unwrap_or(0);
@@ -373,7 +450,7 @@ unsafe fn retire_directory(directory: *mut Directory, guard: &Guard) {
     unsafe { guard.defer_unchecked(move || drop(Box::from_raw(address as *mut Directory))) };
 }
 
-impl Drop for Index {
+impl Drop for Hash {
     fn drop(&mut self) {
         let guard = &epoch::pin();
         let old = self.directory.swap(std::ptr::null_mut(), Ordering::AcqRel);
@@ -386,8 +463,8 @@ mod tests {
     use super::*;
     use std::collections::HashMap;
 
-    fn index(tiny: bool) -> Index {
-        Index::new(crate::engine::tests::ground(tiny))
+    fn index(tiny: bool) -> Hash {
+        Hash::empty(crate::engine::tests::ground(tiny))
     }
 
     pub(crate) fn mix(n: u64) -> u64 {
@@ -407,11 +484,11 @@ mod tests {
             let guard = &epoch::pin();
             let count = if tiny { 3000 } else { 60_000 };
             for n in 0..count {
-                index.insert(mix(n), place(n));
+                index.add(mix(n), place(n));
             }
             assert!((0..count).all(|n| index.contains(mix(n), place(n), guard)));
             for n in (0..count).step_by(2) {
-                assert!(index.replace(mix(n), place(n), Address::NONE));
+                assert!(index.repoint(mix(n), place(n), Address::NONE));
             }
             assert!((0..count).all(|n| index.contains(mix(n), place(n), guard) == (n % 2 == 1)));
         }
@@ -422,10 +499,10 @@ mod tests {
         let index = index(true);
         let guard = &epoch::pin();
         for n in 0..500 {
-            index.insert(mix(n % 3), place(n));
+            index.add(mix(n % 3), place(n));
         }
         assert!((0..500).all(|n| index.contains(mix(n % 3), place(n), guard)));
-        assert!(index.replace(mix(1), place(400), place(1000)));
+        assert!(index.repoint(mix(1), place(400), place(1000)));
         assert!(index.contains(mix(1), place(1000), guard) && !index.contains(mix(1), place(400), guard));
     }
 
@@ -434,7 +511,7 @@ mod tests {
         let index = index(true);
         let guard = &epoch::pin();
         let hashes: HashMap<Address, u64> = (0..2000).map(|n| (place(n), mix(n))).collect();
-        hashes.iter().for_each(|(address, hash)| index.insert(*hash, *address));
+        hashes.iter().for_each(|(address, hash)| index.add(*hash, *address));
         let mut seen = HashMap::new();
         for unit in 0..index.units() {
             let mut start = Some(0u64);
@@ -457,7 +534,7 @@ mod tests {
         let index = index(false);
         let mut worst = 0.0f64;
         for n in 0..400_000u64 {
-            index.insert(mix(n), place(n));
+            index.add(mix(n), place(n));
             if n > 50_000 && n.is_multiple_of(10_000) {
                 worst = worst.max(index.bytes() as f64 / n as f64);
             }

@@ -1,0 +1,170 @@
+//! # Batching: FlatStore's ways to share syncs, side by side (§3.3, Fig. 11 and 12)
+//!
+//! Each writer puts pairs of 8 + 8 bytes and has some commits in flight: it waits for its oldest one when they are as many
+//! as asked. Rounds go through all ways before the next one begins, in reversed order in every other round.
+//!
+//! ```text
+//!   submit -> ... `flight` tickets ... -> wait for the oldest: that is its latency
+//! ```
+//!
+//! A batch is what one round of syncs made durable: commits over rounds.
+
+use std::collections::VecDeque;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use ::sheaf::{Batching, Commit, Database, Durability, Keyspace, KeyspaceOptions};
+use hdrhistogram::Histogram;
+
+use crate::Result;
+use crate::args;
+use crate::keys::mix;
+use crate::measure::median;
+use crate::place::Place;
+
+/// Disk that a database may take.
+const NEED: u64 = 8 << 30;
+/// Pairs there are.
+const PAIRS: u64 = 1_000_000;
+
+/// What one phase came to.
+struct Figure {
+    per_second: f64,
+    mean_us: f64,
+    p99_us: f64,
+    batch: f64,
+}
+
+/// Measures and prints.
+pub(crate) fn run(options: &args::Batching) -> Result<()> {
+    let place = Place::new(&options.dir, NEED)?;
+    println!(
+        "| durability | writers | in flight | batching | commits/s | mean µs | p99 µs | commits a round |"
+    );
+    println!("|---|---|---|---|---|---|---|---|");
+    // Durable ones first: what buffered ones leave to write back and to discard would slow them down.
+    for durability in [Durability::Sync, Durability::Buffer] {
+        for flight in &options.flight {
+            for threads in &options.threads {
+                row(options, &place, durability, *threads, *flight)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn row(
+    options: &args::Batching,
+    place: &Place,
+    durability: Durability,
+    threads: u64,
+    flight: u64,
+) -> Result<()> {
+    let mut figures: [Vec<Figure>; Batching::ALL.len()] = Default::default();
+    for round in 0..options.rounds {
+        let mut ways: Vec<usize> = (0..Batching::ALL.len()).collect();
+        if round % 2 == 1 {
+            ways.reverse();
+        }
+        for way in ways {
+            let dir = place.fresh("batching")?;
+            let db = Database::builder().batching(Batching::ALL[way]).open(&dir)?;
+            let keyspace = db.keyspace("k", KeyspaceOptions::default().engine(options.subject.name()))?;
+            figures[way].push(phase(&db, &keyspace, durability, threads, flight, options.phase)?);
+            drop(keyspace);
+            db.close()?;
+        }
+    }
+    for (way, figures) in Batching::ALL.iter().zip(&figures) {
+        let of = |field: fn(&Figure) -> f64| {
+            median(&figures.iter().map(field).collect::<Vec<_>>()).unwrap_or_default()
+        };
+        println!(
+            "| {durability:?} | {threads} | {flight} | {way:?} | {:.0} | {:.1} | {:.0} | {:.1} |",
+            of(|f| f.per_second),
+            of(|f| f.mean_us),
+            of(|f| f.p99_us),
+            of(|f| f.batch)
+        );
+    }
+    Ok(())
+}
+
+/// One phase of all writers.
+fn phase(
+    db: &Database,
+    keyspace: &Keyspace,
+    durability: Durability,
+    threads: u64,
+    flight: u64,
+    time: Duration,
+) -> Result<Figure> {
+    let stop = AtomicBool::new(false);
+    let start = Barrier::new(usize::try_from(threads)? + 1);
+    let before = db.stats().sync_rounds;
+    let (took, parts) = std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..threads)
+            .map(|thread| {
+                let (stop, start) = (&stop, &start);
+                scope.spawn(move || {
+                    start.wait();
+                    writer(db, keyspace, durability, thread, flight, stop)
+                })
+            })
+            .collect();
+        start.wait();
+        let began = Instant::now();
+        std::thread::sleep(time);
+        stop.store(true, Ordering::Relaxed);
+        let parts: Vec<Result<Histogram<u64>>> = writers
+            .into_iter()
+            .map(|writer| writer.join().map_err(|_| "a writer panicked".into()).and_then(|part| part))
+            .collect();
+        (began.elapsed(), parts)
+    });
+    let mut all = Histogram::<u64>::new(3)?;
+    for part in parts {
+        all.add(part?)?;
+    }
+    let rounds = db.stats().sync_rounds - before;
+    Ok(Figure {
+        per_second: all.len() as f64 / took.as_secs_f64(),
+        mean_us: all.mean() / 1e3,
+        p99_us: all.value_at_quantile(0.99) as f64 / 1e3,
+        batch: all.len() as f64 / rounds.max(1) as f64,
+    })
+}
+
+/// One writer: the latencies of its commits in nanoseconds.
+fn writer(
+    db: &Database,
+    keyspace: &Keyspace,
+    durability: Durability,
+    thread: u64,
+    flight: u64,
+    stop: &AtomicBool,
+) -> Result<Histogram<u64>> {
+    let mut latencies = Histogram::<u64>::new(3)?;
+    let mut tickets: VecDeque<(Instant, Commit)> = VecDeque::new();
+    let mut number = thread << 32;
+    let wait = |(began, ticket): (Instant, Commit), latencies: &mut Histogram<u64>| -> Result<()> {
+        ticket.wait()?;
+        Ok(latencies.record(u64::try_from(began.elapsed().as_nanos())?)?)
+    };
+    while !stop.load(Ordering::Relaxed) {
+        number += 1;
+        let key = (mix(number) % PAIRS).to_be_bytes();
+        let began = Instant::now();
+        let mut batch = db.batch();
+        batch.durability(durability).insert(keyspace, key, number.to_be_bytes());
+        tickets.push_back((began, batch.submit()?));
+        if tickets.len() as u64 >= flight
+            && let Some(oldest) = tickets.pop_front()
+        {
+            wait(oldest, &mut latencies)?;
+        }
+    }
+    tickets.into_iter().try_for_each(|ticket| wait(ticket, &mut latencies))?;
+    Ok(latencies)
+}

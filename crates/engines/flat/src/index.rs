@@ -1,0 +1,202 @@
+//! # Index: what the engine asks of what maps keys to entries
+//!
+//! FlatStore runs on any volatile index (§3.1); so does this engine. An index says where the newest entry of
+//! each live key stands; the log says everything else, so an index may answer with entries of other keys and
+//! have them told apart by what is read.
+//!
+//! | index | keeps | order |
+//! |---|---|---|
+//! | [`crate::hash`] | some bits of each key's hash | none |
+//! | [`crate::ordered`] | whole keys | of bytes |
+//! | [`crate::plain`] | whole keys, behind one lock: for comparison | of bytes |
+//!
+//! ## Threads
+//!
+//! What changes an index has one caller at a time: who holds the commit lock, or replay's. Readers come
+//! at any time and bring an epoch guard.
+
+use std::ops::Bound;
+use std::sync::Arc;
+
+use sheaf_base::engine::{Bounds, ImageSink, ImageSource};
+use sheaf_base::error::{Error, Result};
+use sheaf_base::ground::Ground;
+use sheaf_base::segment::{Address, DATA_START};
+use sheaf_base::sync::epoch::{self, Guard};
+
+use crate::versions::Place;
+
+/// A key on its way into an index.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted<'k> {
+    pub(crate) key: &'k [u8],
+    /// Its hash; zero for an index that needs none.
+    pub(crate) hash: u64,
+}
+
+/// Stands for a set of entries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Print(pub(crate) u64);
+
+impl Print {
+    /// Puts an entry into the set.
+    #[inline]
+    pub(crate) fn add(&mut self, address: Address) {
+        let mixed = (address.bits() + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29) | 1;
+        self.0 = self.0.wrapping_add(mixed);
+    }
+}
+
+/// A range of places.
+pub(crate) type Span<P> = (Bound<P>, Bound<P>);
+
+/// A walk over an index.
+pub(crate) trait Walk<I: Index>: Send {
+    /// Adds the entries of the next piece, from the low end or from the high one, to `heads`, in the order of
+    /// the walk. Answers which places it looked at, or `None` at the end.
+    fn step(
+        &mut self,
+        index: &I,
+        way: Way,
+        guard: &Guard,
+        heads: &mut Vec<Address>,
+    ) -> Option<Span<I::Place>>;
+}
+
+/// From which end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Up,
+    Down,
+}
+
+/// See the module.
+pub(crate) trait Index: Send + Sync + Sized + 'static {
+    /// The name of an engine with this index in the catalogue.
+    const NAME: &'static str;
+    /// Whether it walks in the order of keys, both ways.
+    const ORDERED: bool;
+    /// Where a key stands among others: what old versions are kept by.
+    type Place: Place;
+    /// A walk over it.
+    type Walk: Walk<Self>;
+
+    /// An empty index.
+    fn new(ground: Arc<Ground>) -> Self;
+    /// The hash of a key, where one is needed.
+    fn hash(&self, key: &[u8]) -> u64;
+    /// Where a key stands.
+    fn place(&self, wanted: Wanted<'_>) -> Self::Place;
+
+    /// Calls `each` with every entry that may be the key's, until it answers false.
+    fn matches(&self, wanted: Wanted<'_>, guard: &Guard, each: impl FnMut(Address) -> bool);
+    /// Asks for what a look-up reads to be loaded.
+    fn prefetch(&self, wanted: Wanted<'_>, guard: &Guard);
+    /// True if a new key finds a place, or the budget has room for the growth it may bring.
+    fn may_take(&self, wanted: Wanted<'_>, guard: &Guard) -> bool;
+    /// Adds the entry of a key that has none.
+    fn insert(&self, wanted: Wanted<'_>, address: Address);
+    /// Points the entry at `from` to `to` (`NONE` removes it). False if there is none.
+    fn replace(&self, wanted: Wanted<'_>, from: Address, to: Address) -> bool;
+
+    /// A walk over the keys within `bounds`, which are all if it is not ordered.
+    fn walk(bounds: Bounds) -> Self::Walk;
+    /// Calls `each` with every entry.
+    fn each(&self, each: impl FnMut(Address));
+    /// Forgets everything.
+    fn clear(&self);
+    /// Bytes it takes.
+    fn bytes(&self) -> u64;
+
+    /// Writes what [`Index::load`] reads.
+    fn save(&self, out: &mut dyn ImageSink) -> Result<()>;
+    /// Takes up an image, into an empty index.
+    fn load(&self, image: &mut Image<'_>) -> Result<()>;
+
+    /// Stands for the set of entries that may be the key's: equal sets, equal prints.
+    fn print(&self, wanted: Wanted<'_>, guard: &Guard) -> Print {
+        let mut print = Print::default();
+        self.matches(wanted, guard, |address| {
+            print.add(address);
+            true
+        });
+        print
+    }
+
+    /// True if an entry that may be the key's stands at `address`.
+    fn contains(&self, wanted: Wanted<'_>, address: Address, guard: &Guard) -> bool {
+        let mut found = false;
+        self.matches(wanted, guard, |at| {
+            found |= at == address;
+            !found
+        });
+        found
+    }
+}
+
+/// An image being read, and what it is found to hold.
+pub(crate) struct Image<'a> {
+    source: &'a mut dyn ImageSource,
+    pub(crate) keys: u64,
+    /// Entries in each slot's segment.
+    live: Vec<u64>,
+}
+
+impl<'a> Image<'a> {
+    pub(crate) fn new(source: &'a mut dyn ImageSource) -> Image<'a> {
+        Image { source, keys: 0, live: Vec::new() }
+    }
+
+    pub(crate) fn fill(&mut self, bytes: &mut [u8]) -> Result<()> {
+        self.source.fill(bytes)
+    }
+
+    pub(crate) fn u8(&mut self) -> Result<u8> {
+        let mut byte = [0];
+        self.fill(&mut byte)?;
+        Ok(byte[0])
+    }
+
+    pub(crate) fn u32(&mut self) -> Result<u32> {
+        let mut bytes = [0; 4];
+        self.fill(&mut bytes)?;
+        Ok(u32::from_le_bytes(bytes))
+    }
+
+    pub(crate) fn u64(&mut self) -> Result<u64> {
+        let mut bytes = [0; 8];
+        self.fill(&mut bytes)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    pub(crate) fn nonsense(&self, field: &'static str, value: u64) -> Error {
+        self.source.nonsense(field, value)
+    }
+
+    /// Counts an entry; where it stands now, or `None` if its segment is gone: what lived there was superseded
+    /// or moved since, and replay brings it.
+    pub(crate) fn entry(&mut self, then: Address) -> Result<Option<Address>> {
+        if then.offset() < DATA_START {
+            return Err(self.nonsense("address", then.bits()));
+        }
+        let Some(slot) = self.source.slot_of(then.slot()) else { return Ok(None) };
+        let index = slot as usize; // of 16 bits
+        if index >= self.live.len() {
+            self.live.resize(index + 1, 0);
+        }
+        self.live[index] += 1;
+        self.keys += 1;
+        Ok(Some(Address::new(slot, then.offset())))
+    }
+
+    /// Accounts what was found as live: by the mean frame of its segment, until it is superseded.
+    pub(crate) fn account(&self, ground: &Ground) {
+        let guard = epoch::pin();
+        for (slot, count) in (0..).zip(&self.live).filter(|(_, count)| **count > 0) {
+            if let Some(segment) = ground.segments.at(slot, &guard) {
+                let mean = (segment.end() - DATA_START) / u64::from(segment.frames().max(1));
+                segment.account(i64::try_from(count * mean).unwrap_or(0));
+            }
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! # Inner node: separators, and a child on each side of each
+//!
+//! ## Invariants
+//!
+//! 1. Separators never change; a node that needs others is replaced. A child is replaced in place only by one
+//!    with the same range of keys. So readers take no lock, and one that is in a node that was replaced comes to
+//!    leaves as they were when they were replaced.
+//! 2. The keys of child i are not less than separator i - 1, and less than separator i.
+//! 3. Separators are the shortest keys that tell two neighbours apart, kept without what all of the node's have in
+//!    common.
+
+use std::cmp::Ordering as Order;
+use std::ptr;
+
+use sheaf_base::sync::atomic::{AtomicPtr, Ordering};
+
+use super::leaf::{Leaf, prefetch_lines};
+use super::list::List;
+use super::text::{Text, common, rest_words, spell};
+
+/// Most children of a node.
+pub(super) const CHILDREN: usize = 64;
+
+/// A node's child: a leaf below level 1, else a node. Its level tells.
+pub(super) type Child = *mut Leaf;
+
+/// See the module.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub(super) struct Inner {
+    /// 1 above the leaves.
+    level: usize,
+    count: usize,
+    prefix: Box<[u8]>,
+    rests: Box<[u64]>,
+    heads: [u64; CHILDREN - 1],
+    words: [u64; CHILDREN - 1],
+    children: [AtomicPtr<Leaf>; CHILDREN],
+}
+
+/// Lines of the cache that hold what a search reads first.
+const LINES: usize = 9;
+
+impl Inner {
+    /// A node of `children`, with `separators[i]` before child i + 1.
+    pub(super) fn new(level: usize, separators: &List<()>, children: &[Child]) -> Box<Inner> {
+        debug_assert!(separators.len() + 1 == children.len() && children.len() <= CHILDREN);
+        let prefix = match separators.len().checked_sub(1) {
+            Some(last) => common(separators.key(0), separators.key(last)),
+            None => 0,
+        };
+        let mut node = Box::new(Inner {
+            level,
+            count: children.len(),
+            prefix: if separators.is_empty() { Box::default() } else { separators.key(0)[..prefix].into() },
+            rests: Box::default(),
+            heads: [0; CHILDREN - 1],
+            words: [0; CHILDREN - 1],
+            children: std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())),
+        });
+        let words: usize = separators.iter().map(|(key, ())| rest_words(key.len() - prefix)).sum();
+        let mut rests = Vec::with_capacity(words);
+        for (index, (key, ())) in separators.iter().enumerate() {
+            let text = Text::new(key, prefix);
+            node.heads[index] = text.head;
+            node.words[index] = text.word(rests.len());
+            text.each_rest(|word| rests.push(word));
+        }
+        node.rests = rests.into_boxed_slice();
+        for (place, child) in node.children.iter().zip(children) {
+            place.store(*child, Ordering::Relaxed);
+        }
+        node
+    }
+
+    /// Asks for what a search reads first to be loaded: else it would wait for line after line.
+    #[inline]
+    pub(super) fn prefetch(node: *const Inner) {
+        prefetch_lines(node.cast(), LINES);
+    }
+
+    pub(super) fn level(&self) -> usize {
+        self.level
+    }
+
+    /// How many children it has.
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Bytes it takes.
+    pub(super) fn bytes(&self) -> u64 {
+        (size_of::<Inner>() + self.prefix.len() + 8 * self.rests.len()) as u64
+    }
+
+    /// Child `index`.
+    #[inline]
+    pub(super) fn child(&self, index: usize) -> Child {
+        self.children[index].load(Ordering::Acquire)
+    }
+
+    /// Puts another child of the same range in the place of child `index`.
+    pub(super) fn replace(&self, index: usize, child: Child) {
+        self.children[index].store(child, Ordering::Release);
+    }
+
+    /// The child that holds `key`; if `before`, the one that holds what is just before it.
+    #[inline]
+    pub(super) fn find(&self, key: &[u8], before: bool) -> usize {
+        let count = self.count - 1;
+        if !key.starts_with(&self.prefix) {
+            return if *key < *self.prefix { 0 } else { count };
+        }
+        let text = Text::new(key, self.prefix.len());
+        let heads = &self.heads[..count];
+        let mut index = heads.partition_point(|head| *head < text.head);
+        while index < count && heads[index] == text.head {
+            match text.compare_rest(self.words[index], |at| self.rests[at]) {
+                Order::Less => {}
+                Order::Equal if !before => {}
+                _ => break,
+            }
+            index += 1;
+        }
+        index
+    }
+
+    /// Appends separator `index` to `out`.
+    pub(super) fn spell(&self, index: usize, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.prefix);
+        spell(self.heads[index], self.words[index], |at| self.rests[at], out);
+    }
+}

@@ -1,0 +1,131 @@
+//! The ordered index under a scheduler: one writer (that is the contract), readers without a lock.
+//!
+//! Built with `--cfg shuttle` only. See testkit's `interleavings` for the knobs.
+
+use super::*;
+use crate::index::{Walk, Way};
+
+use sheaf_base::sync::thread;
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::{Config, Runner};
+
+fn explore(schedules: usize, scenario: fn()) {
+    let setting = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
+    let half = setting("SHEAF_SCHEDULES").unwrap_or(schedules) / 2;
+    let seed = setting("SHEAF_SEED").unwrap_or(1) as u64;
+    let mut config = Config::new();
+    config.stack_size = 256 << 10;
+    config.silence_warnings = true;
+    Runner::new(RandomScheduler::new_from_seed(seed, half), config.clone()).run(scenario);
+    Runner::new(PctScheduler::new_from_seed(seed, 3, half), config).run(scenario);
+}
+
+fn key(n: u64) -> Vec<u8> {
+    // Some with a rest, some without; out of order as they come.
+    let mixed = n * 37 % 101;
+    format!("{mixed:03}{}", "-and-more".repeat(usize::try_from(n % 2).expect("0 or 1"))).into_bytes()
+}
+
+fn place(n: u64) -> Address {
+    Address::from_bits((n + 1) * 64)
+}
+
+fn filled(count: u64) -> Arc<Ordered> {
+    let index = Ordered::empty(crate::engine::tests::ground(true));
+    (0..count).for_each(|n| index.put(&key(n), place(n)));
+    Arc::new(index)
+}
+
+fn find(index: &Ordered, n: u64) -> Option<Address> {
+    let guard = &epoch::pin();
+    let key = key(n);
+    let leaf = index.leaf_of(&key, guard);
+    leaf.find(&leaf.text(&key)).map(|slot| leaf.address(slot)).filter(|at| *at != Address::NONE)
+}
+
+/// All entries, in the order of a walk that may be interrupted between its steps.
+fn walk(index: &Ordered, way: Way) -> Vec<Address> {
+    let mut walk = Ordered::walk(Bounds::all());
+    let (mut all, mut heads) = (Vec::new(), Vec::new());
+    loop {
+        let guard = &epoch::pin();
+        if walk.step(index, way, guard, &mut heads).is_none() {
+            return all;
+        }
+        all.append(&mut heads);
+    }
+}
+
+fn number(address: Address) -> u64 {
+    address.bits() / 64 - 1
+}
+
+#[test]
+fn a_walk_beside_splits_yields_every_entry_once_and_in_order() {
+    explore(3000, || {
+        let index = filled(20);
+        let writer = {
+            let index = Arc::clone(&index);
+            thread::spawn(move || (20..30).for_each(|n| index.put(&key(n), place(n))))
+        };
+        for way in [Way::Up, Way::Down] {
+            let seen: Vec<u64> = walk(&index, way).into_iter().map(number).collect();
+            let keys: Vec<Vec<u8>> = seen.iter().map(|n| key(*n)).collect();
+            let ordered = keys.windows(2).all(|pair| (pair[0] < pair[1]) == (way == Way::Up));
+            assert!(ordered && (0..20).all(|n| seen.contains(&n)), "{way:?} {seen:?}");
+        }
+        writer.join().expect("it inserts");
+    });
+}
+
+#[test]
+fn what_stays_is_found_beside_splits_joins_and_moves() {
+    explore(3000, || {
+        let index = filled(24);
+        let writer = {
+            let index = Arc::clone(&index);
+            thread::spawn(move || {
+                for n in 4..24 {
+                    assert!(index.repoint(&key(n), place(n), Address::NONE));
+                }
+                assert!(index.repoint(&key(1), place(1), place(100)));
+                (24..30).for_each(|n| index.put(&key(n), place(n)));
+                index.put(&key(5), place(5)); // back again
+            })
+        };
+        let readers: Vec<_> = (0..2)
+            .map(|_| {
+                let index = Arc::clone(&index);
+                thread::spawn(move || {
+                    for n in [0, 2, 3] {
+                        assert_eq!(find(&index, n), Some(place(n)));
+                    }
+                    let moved = find(&index, 1).expect("it is always there");
+                    assert!([place(1), place(100)].contains(&moved));
+                    let seen = walk(&index, Way::Up);
+                    let times = |at: &[Address]| seen.iter().filter(|a| at.contains(a)).count();
+                    assert!([0, 2, 3].iter().all(|n| times(&[place(*n)]) == 1), "{seen:?}");
+                    assert_eq!(times(&[place(1), place(100)]), 1, "a moved entry stands in one place");
+                })
+            })
+            .collect();
+        readers.into_iter().chain([writer]).for_each(|thread| thread.join().expect("it holds"));
+        assert_eq!(find(&index, 5), Some(place(5)));
+        assert_eq!(find(&index, 6), None);
+    });
+}
+
+#[test]
+fn a_tree_outlives_the_guards_that_saw_it() {
+    explore(1000, || {
+        let index = filled(20);
+        let retiring = {
+            let index = Arc::clone(&index);
+            // As when a dropped keyspace is buried.
+            thread::spawn(move || index.clear())
+        };
+        let seen = walk(&index, Way::Up);
+        assert!(seen.len() <= 20);
+        retiring.join().expect("it retires");
+    });
+}

@@ -1,0 +1,442 @@
+//! # Leaf: up to sixty keys and where their entries stand
+//!
+//! ## Picture
+//!
+//! ```text
+//!  | state, prefix, rests | slot 0 | slot 1 | ... sorted ... | fresh, as they came |      16 lines of the cache
+//!                           head 8, word 8: [place of the rest | length | address 40]
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. A slot's head, and all of its word but the address, never change once `state` counts it. The address is
+//!    stored in one piece; `NONE` is a key that was removed, and may come back.
+//! 2. `state` says how many slots there are and how many of them are sorted; it only grows. New keys are put
+//!    behind; one that follows all others in order extends the sorted part. So readers need no lock, no
+//!    version and no second look.
+//! 3. A leaf's range of keys never changes; they all begin with its prefix, which is what the ends of the range
+//!    have in common. A leaf that is full is replaced by others.
+//! 4. One writer at a time.
+
+use std::cmp::Ordering as Order;
+
+use sheaf_base::segment::Address;
+use sheaf_base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::list::List;
+use super::text::{OWN, Text, is_long, place_of, rest_words, spell, with_place, words_of};
+
+/// Slots of a leaf: with what is before them it takes 1024 bytes.
+pub(super) const SLOTS: usize = 60;
+const COUNT: u64 = 0xffff_ffff;
+const SORTED_SHIFT: u32 = 32;
+/// Lines of the cache that hold the head of a leaf and its first slots.
+const LINES: usize = 12;
+const LINE: usize = 64;
+
+#[derive(Debug, Default)]
+struct Slot {
+    head: AtomicU64,
+    word: AtomicU64,
+}
+
+/// How full leaves may be, and how many keys may wait unsorted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) slots: usize,
+    pub(super) fresh: usize,
+}
+
+/// See the module.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub(super) struct Leaf {
+    state: AtomicU64,
+    /// Keys that were removed; the writer's.
+    dead: AtomicU32,
+    /// Words of rests in use; the writer's.
+    used: AtomicU32,
+    prefix: Box<[u8]>,
+    rests: Box<[AtomicU64]>,
+    slots: [Slot; SLOTS],
+}
+
+#[cfg(not(shuttle))]
+const _: () = assert!(size_of::<Leaf>() == 1024 || size_of::<usize>() != 8);
+
+/// The slots of a leaf in the order of their keys.
+pub(super) struct Sorted {
+    slots: [u8; SLOTS],
+    count: usize,
+}
+
+impl Sorted {
+    pub(super) fn slots(&self) -> &[u8] {
+        &self.slots[..self.count]
+    }
+}
+
+/// Words for the rests of keys to come: as many as the present ones take a key, and then some.
+fn room_for_rests(used: usize, keys: usize, fresh: usize) -> usize {
+    if used == 0 { 0 } else { (used.div_ceil(keys.max(1)) + 1) * fresh }
+}
+
+impl Leaf {
+    /// A leaf of the keys `from..to` of `list`, which begin with the prefix of `prefix` bytes.
+    pub(super) fn new(
+        list: &List<Address>,
+        (from, to): (usize, usize),
+        prefix: &[u8],
+        limits: Limits,
+    ) -> Box<Leaf> {
+        debug_assert!(to - from <= limits.slots);
+        let used: usize = (from..to).map(|i| rest_words(list.key(i).len() - prefix.len())).sum();
+        let room = used + room_for_rests(used, to - from, limits.fresh);
+        let leaf = Leaf::empty(prefix, room);
+        for index in from..to {
+            leaf.put(index - from, Text::new(list.key(index), prefix.len()), list.item(index));
+        }
+        leaf.count_sorted(to - from);
+        leaf
+    }
+
+    fn empty(prefix: &[u8], rests: usize) -> Box<Leaf> {
+        Box::new(Leaf {
+            state: AtomicU64::new(0),
+            dead: AtomicU32::new(0),
+            used: AtomicU32::new(0),
+            prefix: prefix.into(),
+            rests: (0..rests).map(|_| AtomicU64::new(0)).collect(),
+            slots: std::array::from_fn(|_| Slot::default()),
+        })
+    }
+
+    fn count_sorted(&self, count: usize) {
+        self.state.store((count as u64) << SORTED_SHIFT | count as u64, Ordering::Release);
+    }
+
+    /// The same range with the removed keys gone and `text` added, all of them sorted.
+    pub(super) fn renewed(&self, text: &Text<'_>, address: Address, limits: Limits) -> Box<Leaf> {
+        let sorted = self.sorted();
+        let words = |slot: u8| {
+            let word = self.slots[usize::from(slot)].word.load(Ordering::Relaxed);
+            if is_long(word) { words_of(self.rest(place_of(word))) } else { 0 }
+        };
+        let used = sorted.slots().iter().map(|slot| words(*slot)).sum::<usize>() + rest_words(text.len);
+        let room = room_for_rests(used, sorted.count + 1, limits.fresh);
+        let leaf = Leaf::empty(&self.prefix, used + room);
+        let mut count = 0;
+        let mut is_in = false;
+        for slot in sorted.slots().iter().map(|slot| usize::from(*slot)) {
+            if !is_in && self.compare(slot, text) == Order::Greater {
+                leaf.put(count, *text, address);
+                (count, is_in) = (count + 1, true);
+            }
+            if self.address(slot) != Address::NONE {
+                leaf.copy(count, self, slot);
+                count += 1;
+            }
+        }
+        if !is_in {
+            leaf.put(count, *text, address);
+            count += 1;
+        }
+        leaf.count_sorted(count);
+        leaf
+    }
+
+    fn rest(&self, at: usize) -> u64 {
+        // Within bounds by I1; a place is made with its words.
+        self.rests.get(at).map_or(0, |word| word.load(Ordering::Relaxed))
+    }
+
+    fn take_rests(&self, words: usize) -> usize {
+        let place = self.used.load(Ordering::Relaxed);
+        self.used.store(place + u32::try_from(words).unwrap_or(u32::MAX), Ordering::Relaxed);
+        place as usize
+    }
+
+    /// Fills a slot that `state` does not count yet.
+    fn put(&self, slot: usize, text: Text<'_>, address: Address) {
+        let place = self.take_rests(rest_words(text.len));
+        let mut at = place;
+        text.each_rest(|word| {
+            self.rests[at].store(word, Ordering::Relaxed);
+            at += 1;
+        });
+        self.slots[slot].head.store(text.head, Ordering::Relaxed);
+        self.slots[slot].word.store(text.word(place) | address.bits(), Ordering::Relaxed);
+    }
+
+    /// As [`Leaf::put`], from a slot of a leaf with the same prefix.
+    fn copy(&self, slot: usize, from: &Leaf, other: usize) {
+        let mut word = from.slots[other].word.load(Ordering::Relaxed);
+        if is_long(word) {
+            let at = place_of(word);
+            let count = words_of(from.rest(at));
+            let place = self.take_rests(count);
+            for index in 0..count {
+                self.rests[place + index].store(from.rest(at + index), Ordering::Relaxed);
+            }
+            word = with_place(word, place);
+        }
+        self.slots[slot].head.store(from.slots[other].head.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.slots[slot].word.store(word, Ordering::Relaxed);
+    }
+
+    /// Sorted slots, and all slots.
+    #[inline]
+    fn counts(&self) -> (usize, usize) {
+        let state = self.state.load(Ordering::Acquire);
+        ((state >> SORTED_SHIFT) as u32 as usize, (state & COUNT) as u32 as usize)
+    }
+
+    /// Asks for its lines to be loaded.
+    #[inline]
+    pub(super) fn prefetch(leaf: *const Leaf) {
+        prefetch_lines(leaf.cast(), LINES);
+    }
+
+    /// `key`, which is in its range, behind the prefix.
+    #[inline]
+    pub(super) fn text<'k>(&self, key: &'k [u8]) -> Text<'k> {
+        Text::new(key, self.prefix.len())
+    }
+
+    /// Keys it holds.
+    pub(super) fn live(&self) -> usize {
+        self.counts().1 - self.dead.load(Ordering::Relaxed) as usize
+    }
+
+    /// Whether some of its keys were removed.
+    pub(super) fn has_removed(&self) -> bool {
+        self.dead.load(Ordering::Relaxed) > 0
+    }
+
+    /// Bytes it takes.
+    pub(super) fn bytes(&self) -> u64 {
+        (size_of::<Leaf>() + self.prefix.len() + 8 * self.rests.len()) as u64
+    }
+
+    /// Words of rests it holds.
+    pub(super) fn rest_words(&self) -> usize {
+        self.used.load(Ordering::Relaxed) as usize
+    }
+
+    /// True if every key came behind all others.
+    pub(super) fn is_ascending(&self) -> bool {
+        let (sorted, count) = self.counts();
+        sorted == count
+    }
+
+    fn head(&self, slot: usize) -> u64 {
+        self.slots[slot].head.load(Ordering::Relaxed)
+    }
+
+    /// How the key in `slot` compares with `text`.
+    fn compare(&self, slot: usize, text: &Text<'_>) -> Order {
+        self.head(slot).cmp(&text.head).then_with(|| self.compare_rest(slot, text))
+    }
+
+    fn compare_rest(&self, slot: usize, text: &Text<'_>) -> Order {
+        text.compare_rest(self.slots[slot].word.load(Ordering::Relaxed), |at| self.rest(at))
+    }
+
+    /// The first of the sorted slots whose key is not less than `text`.
+    #[inline]
+    fn lower(&self, sorted: usize, text: &Text<'_>) -> usize {
+        let mut low = first_where(0, sorted, |slot| self.head(slot) >= text.head);
+        if low < sorted && self.head(low) == text.head && self.compare_rest(low, text) == Order::Less {
+            let end = first_where(low, sorted, |slot| self.head(slot) > text.head);
+            low = first_where(low, end, |slot| self.compare_rest(slot, text) != Order::Less);
+        }
+        low
+    }
+
+    /// The slot of a key, removed or not.
+    #[inline]
+    pub(super) fn find(&self, text: &Text<'_>) -> Option<usize> {
+        let (sorted, count) = self.counts();
+        let slot = self.lower(sorted, text);
+        let is_it =
+            |slot: &usize| self.head(*slot) == text.head && self.compare_rest(*slot, text) == Order::Equal;
+        Some(slot).filter(|slot| *slot < sorted && is_it(slot)).or_else(|| (sorted..count).find(is_it))
+    }
+
+    /// The slot of a key, if it is there; if it is not, perhaps that of another one: where only one key has
+    /// this head, its rest, which stands elsewhere, is not looked at. Entries say whose they are.
+    #[inline]
+    pub(super) fn find_likely(&self, text: &Text<'_>) -> Option<usize> {
+        let (sorted, count) = self.counts();
+        let slot = first_where(0, sorted, |slot| self.head(slot) >= text.head);
+        let has_head = |slot: usize| self.head(slot) == text.head;
+        let mut all = (sorted..count).filter(|slot| has_head(*slot));
+        let found = match (slot < sorted && has_head(slot), all.next()) {
+            (true, None) if slot + 1 == sorted || !has_head(slot + 1) => slot,
+            (false, None) => return None,
+            (false, Some(fresh)) if all.next().is_none() => fresh,
+            _ => return self.find(text),
+        };
+        text.has_length_of(self.slots[found].word.load(Ordering::Relaxed)).then_some(found)
+    }
+
+    /// The slot of the entry of a key at `address`.
+    pub(super) fn find_at(&self, text: &Text<'_>, address: Address) -> Option<usize> {
+        let (sorted, count) = self.counts();
+        let first = first_where(0, sorted, |slot| self.head(slot) >= text.head);
+        let run = (first..sorted).take_while(|slot| self.head(*slot) == text.head);
+        let fresh = (sorted..count).filter(|slot| self.head(*slot) == text.head);
+        run.chain(fresh).find(|slot| self.address(*slot) == address)
+    }
+
+    /// Where the entry of `slot` stands.
+    #[inline]
+    pub(super) fn address(&self, slot: usize) -> Address {
+        Address::from_bits(self.slots[slot].word.load(Ordering::Acquire))
+    }
+
+    /// Points `slot` to `address`.
+    pub(super) fn set(&self, slot: usize, address: Address) {
+        let word = &self.slots[slot].word;
+        let before = word.load(Ordering::Relaxed);
+        let dead =
+            i32::from(address == Address::NONE) - i32::from(Address::from_bits(before) == Address::NONE);
+        self.dead.store(self.dead.load(Ordering::Relaxed).wrapping_add_signed(dead), Ordering::Relaxed);
+        word.store(before & !OWN | address.bits(), Ordering::Release);
+    }
+
+    /// Whether a key of `len` bytes behind the prefix could be added as the leaf is.
+    fn has_room(&self, len: usize, limits: Limits) -> bool {
+        let (sorted, count) = self.counts();
+        count < limits.slots
+            && count - sorted < limits.fresh
+            && self.rest_words() + rest_words(len) <= self.rests.len()
+    }
+
+    /// Adds a key that is not there. False if it needs a new leaf.
+    pub(super) fn add(&self, text: &Text<'_>, address: Address, limits: Limits) -> bool {
+        if !self.has_room(text.len, limits) {
+            return false;
+        }
+        let (sorted, count) = self.counts();
+        let follows = sorted == count && (count == 0 || self.compare(count - 1, text) == Order::Less);
+        self.put(count, *text, address);
+        let sorted = if follows { sorted + 1 } else { sorted };
+        self.state.store((sorted as u64) << SORTED_SHIFT | (count as u64 + 1), Ordering::Release);
+        true
+    }
+
+    /// All its slots in the order of their keys.
+    pub(super) fn sorted(&self) -> Sorted {
+        let (sorted, count) = self.counts();
+        let mut all = Sorted { slots: [0; SLOTS], count: sorted };
+        for (slot, place) in (0..).zip(&mut all.slots[..sorted]) {
+            *place = slot;
+        }
+        for slot in sorted..count {
+            let order = |other: &u8| self.compare_slots(usize::from(*other), slot);
+            let at = all.slots().partition_point(|other| order(other) == Order::Less);
+            all.slots.copy_within(at..all.count, at + 1);
+            all.slots[at] = u8::try_from(slot).unwrap_or(u8::MAX);
+            all.count += 1;
+        }
+        all
+    }
+
+    fn compare_slots(&self, a: usize, b: usize) -> Order {
+        self.head(a).cmp(&self.head(b)).then_with(|| {
+            let mut key = Vec::new();
+            self.spell_text(b, &mut key);
+            self.compare_rest(a, &Text::new(&key, 0))
+        })
+    }
+
+    fn spell_text(&self, slot: usize, out: &mut Vec<u8>) {
+        spell(self.head(slot), self.slots[slot].word.load(Ordering::Relaxed), |at| self.rest(at), out);
+    }
+
+    /// Appends the key of `slot` to `out`.
+    pub(super) fn spell(&self, slot: usize, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.prefix);
+        self.spell_text(slot, out);
+    }
+
+    /// Adds the keys it holds from `from` on to `list`, in order.
+    pub(super) fn list_from(&self, from: &[u8], list: &mut List<Address>) {
+        let sorted = self.sorted();
+        let first = self.below(&sorted, from, false);
+        for slot in sorted.slots()[first..].iter().map(|slot| usize::from(*slot)) {
+            let address = self.address(slot);
+            if address != Address::NONE {
+                list.push_with(address, |bytes| self.spell(slot, bytes));
+            }
+        }
+    }
+
+    /// All the keys it holds, with one more key, which it does not hold; where that stands in the list.
+    pub(super) fn list_with(&self, key: &[u8], address: Address, list: &mut List<Address>) -> usize {
+        let text = self.text(key);
+        let mut place = None;
+        for slot in self.sorted().slots().iter().map(|slot| usize::from(*slot)) {
+            if place.is_none() && self.compare(slot, &text) == Order::Greater {
+                place = Some(list.len());
+                list.push(key, address);
+            }
+            let at = self.address(slot);
+            if at != Address::NONE {
+                list.push_with(at, |bytes| self.spell(slot, bytes));
+            }
+        }
+        place.unwrap_or_else(|| {
+            list.push(key, address);
+            list.len() - 1
+        })
+    }
+
+    /// How many of `sorted` have keys less than `key`, or at most `key` if `or_equal`.
+    pub(super) fn below(&self, sorted: &Sorted, key: &[u8], or_equal: bool) -> usize {
+        // Not every limit of a walk lies in the leaf's range.
+        if !key.starts_with(&self.prefix) {
+            return if *key < *self.prefix { 0 } else { sorted.count };
+        }
+        let text = self.text(key);
+        sorted.slots().partition_point(|slot| match self.compare(usize::from(*slot), &text) {
+            Order::Less => true,
+            Order::Equal => or_equal,
+            Order::Greater => false,
+        })
+    }
+}
+
+/// The first of `from..to` that is `wanted`, where all behind one are.
+#[inline]
+fn first_where(from: usize, to: usize, wanted: impl Fn(usize) -> bool) -> usize {
+    let (mut from, mut len) = (from, to - from);
+    while len > 0 {
+        let half = len / 2;
+        if wanted(from + half) {
+            len = half;
+        } else {
+            from += half + 1;
+            len -= half + 1;
+        }
+    }
+    from
+}
+
+/// Asks for `count` lines of the cache to be loaded.
+#[inline]
+pub(super) fn prefetch_lines(from: *const u8, count: usize) {
+    for line in 0..count {
+        let at = from.wrapping_add(line * LINE);
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY:
+            // * A prefetch has no effect but speed, whatever the address.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>()) }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = at;
+    }
+}

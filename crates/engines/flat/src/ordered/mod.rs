@@ -1,0 +1,646 @@
+//! # The ordered index: a B+-tree over whole keys, one writer, readers that never wait
+//!
+//! In the place of FlatStore-M's Masstree (§4.2). Keys are kept whole, without what their neighbours have in common, so
+//! that nothing has to be read from the log to find a place: changes cannot fail, and damage in the log
+//! stays where it is.
+//!
+//! ## Picture
+//!
+//! ```text
+//!             | separators, children |                    Inner: replaced when a child is split or joined
+//!            /            |           \
+//!   | separators, children |   ...                        children are replaced in place by ones of the same range
+//!    /        |         \
+//!  | sorted keys ... | fresh keys |                       Leaf: sixty slots; new keys are put behind the sorted ones
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. What a reader can see in a node never changes, but for a slot's address and an inner node's child, each stored in
+//!    one piece (leaf I1, I2; inner I1). A leaf whose eight places for fresh keys are taken is replaced by one that
+//!    is sorted; that is what a lock or a version that readers check would cost elsewhere.
+//! 2. Leaves tile the keys; the range of a leaf never changes.
+//! 3. Nodes that are replaced are unlinked first and retired through the epoch.
+//! 4. A reader in a node that was replaced sees a state of after it began: of each key in it, as it was when its leaf
+//!    was replaced.
+//!
+//! ## Threads
+//!
+//! Changes take `writer`, beside the commit lock that orders them. Readers bring a guard.
+//!
+//! ## Costs
+//!
+//! A look-up is the inner nodes, which the caches hold, one leaf (its first twelve lines asked for at once) and the entry. A new
+//! key is two stores and, every eighth time, a leaf of 1 KiB; leaves split at 58 keys and join at 15. Memory: 16
+//! bytes a slot, two thirds of them taken after random inserts, and what is left of the key behind prefix and
+//! head: 34 bytes for keys of 27 that differ in 16.
+
+pub(crate) mod image;
+mod inner;
+#[cfg(all(test, shuttle))]
+mod interleavings;
+mod leaf;
+mod list;
+mod text;
+mod walk;
+
+use std::ptr;
+use std::sync::Arc;
+
+use sheaf_base::engine::{Bounds, ImageSink};
+use sheaf_base::error::Result;
+use sheaf_base::ground::Ground;
+use sheaf_base::memory::Part;
+use sheaf_base::segment::Address;
+use sheaf_base::sync::Mutex;
+use sheaf_base::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use sheaf_base::sync::epoch::{self, Guard};
+use smallvec::SmallVec;
+
+use crate::index::{Image, Index, Wanted};
+use inner::{CHILDREN, Child, Inner};
+use leaf::{Leaf, Limits, SLOTS};
+use list::List;
+use text::common;
+use walk::KeyWalk;
+
+/// A leaf with more words of rests than this is split, if it holds two keys.
+const MOST_RESTS: usize = 8 << 10;
+
+/// Sizes of nodes.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    leaf: Limits,
+    children: usize,
+}
+
+impl Sizes {
+    fn new(tiny: bool) -> Sizes {
+        if tiny {
+            Sizes { leaf: Limits { slots: 6, fresh: 2 }, children: 4 }
+        } else {
+            Sizes { leaf: Limits { slots: SLOTS, fresh: 8 }, children: CHILDREN }
+        }
+    }
+
+    /// Keys of a leaf that is made whole: some are going to follow.
+    fn packed(&self) -> usize {
+        self.leaf.slots * 7 / 8
+    }
+
+    /// Beyond this a leaf is split.
+    fn most(&self) -> usize {
+        self.leaf.slots - self.leaf.fresh / 4 - 1
+    }
+}
+
+/// See the module.
+pub(crate) struct Ordered {
+    ground: Arc<Ground>,
+    sizes: Sizes,
+    /// From `Box::into_raw`; never null before the drop. Level 1 at least.
+    root: AtomicPtr<Inner>,
+    writer: Mutex<()>,
+    bytes: AtomicU64,
+}
+
+/// The way from the root to a leaf: nodes, and which child was taken.
+type Path<'g> = SmallVec<[(&'g Inner, usize); 6]>;
+
+impl Ordered {
+    fn empty(ground: Arc<Ground>) -> Ordered {
+        let sizes = Sizes::new(ground.tiny);
+        let index = Ordered {
+            ground,
+            sizes,
+            root: AtomicPtr::new(ptr::null_mut()),
+            writer: Mutex::new(()),
+            bytes: AtomicU64::new(0),
+        };
+        index.install(index.made_of(&mut std::iter::empty()));
+        index
+    }
+
+    fn account(&self, grown: u64, shrunk: u64) {
+        self.bytes.fetch_add(grown.wrapping_sub(shrunk), Ordering::Relaxed);
+        self.ground.memory.take(Part::Index, grown);
+        self.ground.memory.give(Part::Index, shrunk);
+    }
+
+    fn root<'g>(&self, _guard: &'g Guard) -> &'g Inner {
+        // SAFETY:
+        // * Never null before the drop; retired through the epoch (I3), and the guard was pinned before the load.
+        unsafe { &*self.root.load(Ordering::Acquire) }
+    }
+
+    /// The leaf that `child` is.
+    #[inline]
+    fn leaf(child: Child, _guard: &Guard) -> &Leaf {
+        // SAFETY:
+        // * A child of a node of level 1, loaded under the guard: a leaf, retired through the epoch (I3).
+        unsafe { &*child }
+    }
+
+    /// The node that `child` is.
+    #[inline]
+    fn inner(child: Child, _guard: &Guard) -> &Inner {
+        // SAFETY:
+        // * A child of a node above level 1, loaded under the guard: a node, retired through the epoch (I3).
+        unsafe { &*child.cast::<Inner>() }
+    }
+
+    /// The leaf of `key`.
+    #[inline]
+    fn leaf_of<'g>(&self, key: &[u8], guard: &'g Guard) -> &'g Leaf {
+        let mut node = self.root(guard);
+        loop {
+            let child = node.child(node.find(key, false));
+            if node.level() == 1 {
+                Leaf::prefetch(child);
+                return Ordered::leaf(child, guard);
+            }
+            Inner::prefetch(child.cast());
+            node = Ordered::inner(child, guard);
+        }
+    }
+
+    /// The leaf of `key` and the way to it; if `before`, the leaf of what is just before `key`; the last leaf
+    /// without a key.
+    fn path<'g>(&self, key: Option<&[u8]>, before: bool, guard: &'g Guard) -> (Path<'g>, &'g Leaf) {
+        let mut path = Path::new();
+        let mut node = self.root(guard);
+        loop {
+            let index = key.map_or(node.count() - 1, |key| node.find(key, before));
+            path.push((node, index));
+            let child = node.child(index);
+            if node.level() == 1 {
+                Leaf::prefetch(child);
+                return (path, Ordered::leaf(child, guard));
+            }
+            Inner::prefetch(child.cast());
+            node = Ordered::inner(child, guard);
+        }
+    }
+
+    /// Adds a key, or brings one back that was removed.
+    fn put(&self, key: &[u8], address: Address) {
+        let guard = &epoch::pin();
+        let _writer = self.writer.lock();
+        let leaf = self.leaf_of(key, guard);
+        let text = leaf.text(key);
+        match leaf.find(&text) {
+            Some(slot) => leaf.set(slot, address),
+            None if leaf.add(&text, address, self.sizes.leaf) => {}
+            None => self.grow(key, address, guard),
+        }
+    }
+
+    /// Replaces the leaf of `key` by one or two that hold it too.
+    fn grow(&self, key: &[u8], address: Address, guard: &Guard) {
+        let (path, leaf) = self.path(Some(key), false, guard);
+        let fits = leaf.live() < self.sizes.most() && leaf.rest_words() <= MOST_RESTS;
+        if fits || leaf.live() == 0 {
+            let new = leaf.renewed(&leaf.text(key), address, self.sizes.leaf);
+            self.account(new.bytes(), leaf.bytes());
+            self.swap_leaf(&path, leaf, Box::into_raw(new), guard);
+            return;
+        }
+        let mut list = List::default();
+        let at = leaf.list_with(key, address, &mut list);
+        // A key behind all others of a leaf that was filled in order: more will follow.
+        let middle = if at + 1 == list.len() && leaf.is_ascending() { at } else { list.len() / 2 };
+        let separator = shortest_between(list.key(middle - 1), list.key(middle)).to_vec();
+        let (low, high) = fences(&path, path.len());
+        let pair = [
+            self.new_leaf(&list, (0, middle), (low.as_deref(), Some(&separator))),
+            self.new_leaf(&list, (middle, list.len()), (Some(&separator), high.as_deref())),
+        ];
+        let mut separators = List::default();
+        separators.push(&separator, ());
+        let at = path.last().map_or(0, |(_, index)| *index);
+        self.splice(&path, (at, at + 1), &pair, &separators, guard);
+        self.retire_leaf(leaf, guard);
+    }
+
+    /// A leaf of the keys `from..to` of `list` for the range between `fences`.
+    fn new_leaf(
+        &self,
+        list: &List<Address>,
+        range: (usize, usize),
+        (low, high): (Option<&[u8]>, Option<&[u8]>),
+    ) -> Child {
+        let (low, high) = (low.unwrap_or(&[]), high.unwrap_or(&[]));
+        let leaf = Leaf::new(list, range, &low[..common(low, high)], self.sizes.leaf);
+        self.account(leaf.bytes(), 0);
+        Box::into_raw(leaf)
+    }
+
+    /// Puts `new` in the place of `leaf`, at the end of `path`.
+    fn swap_leaf(&self, path: &Path<'_>, leaf: &Leaf, new: Child, guard: &Guard) {
+        if let Some((parent, index)) = path.last() {
+            parent.replace(*index, new);
+        }
+        retire(ptr::from_ref(leaf).cast_mut(), guard);
+    }
+
+    fn retire_leaf(&self, leaf: &Leaf, guard: &Guard) {
+        self.account(0, leaf.bytes());
+        retire(ptr::from_ref(leaf).cast_mut(), guard);
+    }
+
+    /// Gives the last node of `path` `new` children, told apart by `separators`, in the place of its children
+    /// `from..to`. Nodes above are split or joined as need be.
+    fn splice(
+        &self,
+        path: &[(&Inner, usize)],
+        (from, to): (usize, usize),
+        new: &[Child],
+        separators: &List<()>,
+        guard: &Guard,
+    ) {
+        let Some(((node, _), above)) = path.split_last() else { return };
+        let mut children: SmallVec<[Child; 96]> = SmallVec::new();
+        let mut all = List::default();
+        children.extend((0..from).map(|index| node.child(index)));
+        children.extend_from_slice(new);
+        children.extend((to..node.count()).map(|index| node.child(index)));
+        (0..from).for_each(|index| all.push_with((), |bytes| node.spell(index, bytes)));
+        separators.iter().for_each(|(key, ())| all.push(key, ()));
+        (to - 1..node.count() - 1).for_each(|index| all.push_with((), |bytes| node.spell(index, bytes)));
+        self.settle(node, above, &children, &all, guard);
+        self.retire_inner(node, guard);
+    }
+
+    /// Puts a node of `children`, or two, in the place of `node`, which is the child that the last of `above`
+    /// took.
+    fn settle(
+        &self,
+        node: &Inner,
+        above: &[(&Inner, usize)],
+        children: &[Child],
+        separators: &List<()>,
+        guard: &Guard,
+    ) {
+        let level = node.level();
+        if children.len() > self.sizes.children {
+            let is_last = above.iter().all(|(node, index)| index + 1 == node.count());
+            // The last node of a level grows at its end when keys ascend.
+            let middle = if is_last { self.sizes.children * 7 / 8 } else { children.len() / 2 };
+            let pair = [
+                self.new_inner(level, &part(separators, 0, middle - 1), &children[..middle]),
+                self.new_inner(level, &part(separators, middle, separators.len()), &children[middle..]),
+            ];
+            let mut between = List::default();
+            between.push(separators.key(middle - 1), ());
+            match above.last() {
+                Some((_, index)) => self.splice(above, (*index, index + 1), &pair, &between, guard),
+                None => self.root.store(self.new_inner(level + 1, &between, &pair).cast(), Ordering::Release),
+            }
+            return;
+        }
+        match above.last() {
+            None if children.len() == 1 && level > 1 => {
+                self.root.store(children[0].cast(), Ordering::Release);
+            }
+            None => self.root.store(self.new_inner(level, separators, children).cast(), Ordering::Release),
+            Some((parent, index)) => {
+                let new = self.new_inner(level, separators, children);
+                parent.replace(*index, new);
+                if children.len() <= self.sizes.children / 4 {
+                    self.join_inner(above, guard);
+                }
+            }
+        }
+    }
+
+    /// Joins the node that the last of `path` took with one beside it, if they fit into one.
+    fn join_inner(&self, path: &[(&Inner, usize)], guard: &Guard) {
+        let Some((parent, index)) = path.last() else { return };
+        let count = |index: usize| Ordered::inner(parent.child(index), guard).count();
+        let fits = |left: usize| count(left) + count(left + 1) <= self.sizes.children * 3 / 4;
+        let Some(left) = neighbours(*index, parent.count()).find(|left| fits(*left)) else { return };
+        let nodes = [left, left + 1].map(|index| Ordered::inner(parent.child(index), guard));
+        let mut children: SmallVec<[Child; CHILDREN]> = SmallVec::new();
+        let mut separators = List::default();
+        for (number, node) in nodes.iter().enumerate() {
+            if number > 0 {
+                separators.push_with((), |bytes| parent.spell(left, bytes));
+            }
+            children.extend((0..node.count()).map(|index| node.child(index)));
+            (0..node.count() - 1).for_each(|index| {
+                separators.push_with((), |bytes| node.spell(index, bytes));
+            });
+        }
+        let joined = self.new_inner(nodes[0].level(), &separators, &children);
+        self.splice(path, (left, left + 2), &[joined], &List::default(), guard);
+        nodes.iter().for_each(|node| self.retire_inner(node, guard));
+    }
+
+    fn new_inner(&self, level: usize, separators: &List<()>, children: &[Child]) -> Child {
+        let node = Inner::new(level, separators, children);
+        self.account(node.bytes(), 0);
+        Box::into_raw(node).cast()
+    }
+
+    fn retire_inner(&self, node: &Inner, guard: &Guard) {
+        self.account(0, node.bytes());
+        retire(ptr::from_ref(node).cast_mut(), guard);
+    }
+
+    /// Points the entry of `key` at `from` to `to`.
+    fn repoint(&self, key: &[u8], from: Address, to: Address) -> bool {
+        let guard = &epoch::pin();
+        let _writer = self.writer.lock();
+        let leaf = self.leaf_of(key, guard);
+        let Some(slot) = leaf.find_at(&leaf.text(key), from) else { return false };
+        leaf.set(slot, to);
+        if to == Address::NONE && leaf.live() <= self.sizes.leaf.slots / 4 {
+            self.join_leaf(key, guard);
+        }
+        true
+    }
+
+    /// Joins the leaf of `key` with one beside it, if they fit into one, or it is empty.
+    fn join_leaf(&self, key: &[u8], guard: &Guard) {
+        let (path, leaf) = self.path(Some(key), false, guard);
+        let Some((parent, index)) = path.last() else { return };
+        let at = |index: usize| Ordered::leaf(parent.child(index), guard);
+        let is_empty = leaf.live() == 0;
+        let fits = |left: usize| {
+            let (a, b) = (at(left), at(left + 1));
+            let keys = a.live() + b.live();
+            keys <= self.sizes.leaf.slots * 3 / 4 && a.rest_words() + b.rest_words() <= MOST_RESTS
+                || is_empty && keys <= self.sizes.most()
+        };
+        let Some(left) = neighbours(*index, parent.count()).find(|left| fits(*left)) else { return };
+        let leaves = [at(left), at(left + 1)];
+        let mut list = List::default();
+        leaves.iter().for_each(|leaf| leaf.list_from(&[], &mut list));
+        let (low, high) = (fence_below(&path, path.len(), left), fence_above(&path, path.len(), left + 1));
+        let joined = self.new_leaf(&list, (0, list.len()), (low.as_deref(), high.as_deref()));
+        self.splice(&path, (left, left + 2), &[joined], &List::default(), guard);
+        leaves.iter().for_each(|leaf| self.retire_leaf(leaf, guard));
+    }
+
+    /// A tree of `pairs`, which ascend.
+    fn made_of(&self, pairs: &mut dyn Iterator<Item = (&[u8], Address)>) -> Child {
+        let mut maker = Maker::new(self);
+        pairs.for_each(|(key, address)| maker.push(key, address));
+        maker.finish()
+    }
+
+    /// Replaces everything by the tree under `root`.
+    fn install(&self, root: Child) {
+        let guard = &epoch::pin();
+        let _writer = self.writer.lock();
+        let old = self.root.swap(root.cast(), Ordering::AcqRel);
+        if !old.is_null() {
+            self.retire_all(old.cast(), None, guard);
+        }
+    }
+
+    /// Retires everything under `child`, of a node of `level` or a leaf.
+    fn retire_all(&self, child: Child, level: Option<usize>, guard: &Guard) {
+        if level == Some(0) {
+            self.retire_leaf(Ordered::leaf(child, guard), guard);
+            return;
+        }
+        let node = Ordered::inner(child, guard);
+        (0..node.count()).for_each(|index| self.retire_all(node.child(index), Some(node.level() - 1), guard));
+        self.retire_inner(node, guard);
+    }
+
+    /// Calls `each` with the pairs of every leaf, in order.
+    fn each_leaf(&self, each: &mut dyn FnMut(&List<Address>) -> Result<()>) -> Result<()> {
+        let mut from = Vec::new();
+        let mut list = List::default();
+        loop {
+            let guard = &epoch::pin();
+            let (path, leaf) = self.path(Some(&from), false, guard);
+            list.clear();
+            leaf.list_from(&from, &mut list); // its range may begin before: leaves are joined
+            each(&list)?;
+            match fences(&path, path.len()).1 {
+                Some(fence) => from = fence,
+                None => return Ok(()),
+            }
+        }
+    }
+}
+
+/// The child before and the child after `index` of `count`, as the left one of the pair.
+fn neighbours(index: usize, count: usize) -> impl Iterator<Item = usize> {
+    [Some(index).filter(|index| index + 1 < count), index.checked_sub(1)].into_iter().flatten()
+}
+
+/// The separators `from..to`.
+fn part(separators: &List<()>, from: usize, to: usize) -> List<()> {
+    let mut part = List::default();
+    (from..to).for_each(|index| part.push(separators.key(index), ()));
+    part
+}
+
+/// The shortest key above `a` and not above `b`.
+fn shortest_between<'k>(a: &[u8], b: &'k [u8]) -> &'k [u8] {
+    debug_assert!(a < b);
+    &b[..(common(a, b) + 1).min(b.len())]
+}
+
+/// The lower end of child `index` of the last of the first `depth` nodes of a path; `None`: there is none.
+fn fence_below(path: &[(&Inner, usize)], depth: usize, index: usize) -> Option<Vec<u8>> {
+    let (node, _) = path.get(depth.checked_sub(1)?)?;
+    if let Some(separator) = index.checked_sub(1) {
+        let mut key = Vec::new();
+        node.spell(separator, &mut key);
+        return Some(key);
+    }
+    fence_below(path, depth - 1, path.get(depth.checked_sub(2)?)?.1)
+}
+
+/// The upper end, as [`fence_below`].
+fn fence_above(path: &[(&Inner, usize)], depth: usize, index: usize) -> Option<Vec<u8>> {
+    let (node, _) = path.get(depth.checked_sub(1)?)?;
+    if index + 1 < node.count() {
+        let mut key = Vec::new();
+        node.spell(index, &mut key);
+        return Some(key);
+    }
+    fence_above(path, depth - 1, path.get(depth.checked_sub(2)?)?.1)
+}
+
+/// Both ends of the range of what a path leads to.
+fn fences(path: &[(&Inner, usize)], depth: usize) -> (Option<Vec<u8>>, Option<Vec<u8>>) {
+    let index = depth.checked_sub(1).and_then(|last| path.get(last)).map_or(0, |(_, index)| *index);
+    (fence_below(path, depth, index), fence_above(path, depth, index))
+}
+
+/// Frees `node` once all present guards are gone. It is unlinked, and retired once.
+fn retire<T: 'static>(node: *mut T, guard: &Guard) {
+    let address = node as usize;
+    // SAFETY:
+    // * Nodes come from `Box::into_raw` and are unlinked by the writer, which retires each once (I3).
+    // * The closure owns what it captures.
+    unsafe { guard.defer_unchecked(move || drop(Box::from_raw(address as *mut T))) };
+}
+
+/// Makes a tree of keys that ascend, its leaves nearly full.
+struct Maker<'a> {
+    index: &'a Ordered,
+    pending: List<Address>,
+    /// What the pending leaf begins at.
+    low: Option<Vec<u8>>,
+    children: Vec<Child>,
+    separators: List<()>,
+}
+
+impl<'a> Maker<'a> {
+    fn new(index: &'a Ordered) -> Maker<'a> {
+        Maker {
+            index,
+            pending: List::default(),
+            low: None,
+            children: Vec::new(),
+            separators: List::default(),
+        }
+    }
+
+    fn push(&mut self, key: &[u8], address: Address) {
+        let words = self.pending.bytes() / 8;
+        if self.pending.len() >= self.index.sizes.packed() || words >= MOST_RESTS && !self.pending.is_empty()
+        {
+            let last = self.pending.key(self.pending.len() - 1);
+            let separator = shortest_between(last, key).to_vec();
+            self.end_leaf(Some(&separator));
+            self.separators.push(&separator, ());
+            self.low = Some(separator);
+        }
+        self.pending.push(key, address);
+    }
+
+    fn end_leaf(&mut self, high: Option<&[u8]>) {
+        let range = (0, self.pending.len());
+        self.children.push(self.index.new_leaf(&self.pending, range, (self.low.as_deref(), high)));
+        self.pending.clear();
+    }
+
+    fn finish(mut self) -> Child {
+        self.end_leaf(None);
+        let most = (self.index.sizes.children * 7 / 8).max(2);
+        for level in 1.. {
+            let (children, separators) =
+                (std::mem::take(&mut self.children), std::mem::take(&mut self.separators));
+            let mut from = 0;
+            while from < children.len() {
+                let mut to = (from + most).min(children.len());
+                if to + 1 == children.len() {
+                    to += 1; // no node of one child beside others
+                }
+                let own = part(&separators, from, to - 1);
+                self.children.push(self.index.new_inner(level, &own, &children[from..to]));
+                if to < children.len() {
+                    self.separators.push(separators.key(to - 1), ());
+                }
+                from = to;
+            }
+            if self.children.len() == 1 {
+                break;
+            }
+        }
+        self.children[0]
+    }
+}
+
+impl Index for Ordered {
+    const NAME: &'static str = "flat-ordered";
+    const ORDERED: bool = true;
+    type Place = Vec<u8>;
+    type Walk = KeyWalk;
+
+    fn new(ground: Arc<Ground>) -> Ordered {
+        Ordered::empty(ground)
+    }
+
+    fn hash(&self, _key: &[u8]) -> u64 {
+        0
+    }
+
+    fn place(&self, wanted: Wanted<'_>) -> Vec<u8> {
+        wanted.key.to_vec()
+    }
+
+    #[inline]
+    fn matches(&self, wanted: Wanted<'_>, guard: &Guard, mut each: impl FnMut(Address) -> bool) {
+        let leaf = self.leaf_of(wanted.key, guard);
+        let slot = leaf.find_likely(&leaf.text(wanted.key));
+        if let Some(address) = slot.map(|slot| leaf.address(slot)).filter(|at| *at != Address::NONE) {
+            each(address);
+        }
+    }
+
+    fn prefetch(&self, wanted: Wanted<'_>, guard: &Guard) {
+        self.leaf_of(wanted.key, guard); // asks for its lines
+    }
+
+    fn may_take(&self, wanted: Wanted<'_>, guard: &Guard) -> bool {
+        let leaf = self.leaf_of(wanted.key, guard);
+        // Two leaves for one, and two nodes for one on each level.
+        let nodes = (self.root(guard).level() + 1) * size_of::<Inner>();
+        let growth = 2 * (leaf.bytes() + 2 * wanted.key.len() as u64) + 2 * nodes as u64;
+        // A leaf with removed keys takes new ones in their place. A free slot is no reason: all new keys of a batch
+        // may be for the same one.
+        self.ground.memory.has_room(growth) || leaf.has_removed()
+    }
+
+    fn insert(&self, wanted: Wanted<'_>, address: Address) {
+        self.put(wanted.key, address);
+    }
+
+    fn replace(&self, wanted: Wanted<'_>, from: Address, to: Address) -> bool {
+        self.repoint(wanted.key, from, to)
+    }
+
+    fn walk(bounds: Bounds) -> KeyWalk {
+        KeyWalk::new(bounds)
+    }
+
+    fn each(&self, mut each: impl FnMut(Address)) {
+        let all = self.each_leaf(&mut |list| {
+            list.iter().for_each(|(_, address)| each(address));
+            Ok(())
+        });
+        debug_assert!(all.is_ok(), "nothing in it fails");
+    }
+
+    fn clear(&self) {
+        self.install(self.made_of(&mut std::iter::empty()));
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
+        let mut block = image::Block::default();
+        self.each_leaf(&mut |list| block.put(list.iter(), out))?;
+        block.end(out)
+    }
+
+    fn load(&self, image: &mut Image<'_>) -> Result<()> {
+        let mut maker = Maker::new(self);
+        let loaded = image::load(image, &mut |key, address| maker.push(key, address));
+        // Also of an image that is damaged: what was made belongs to somebody.
+        self.install(maker.finish());
+        loaded
+    }
+}
+
+impl Drop for Ordered {
+    fn drop(&mut self) {
+        let guard = &epoch::pin();
+        let root = self.root.swap(ptr::null_mut(), Ordering::AcqRel);
+        self.retire_all(root.cast(), None, guard);
+    }
+}
+
+#[cfg(test)]
+mod tests;

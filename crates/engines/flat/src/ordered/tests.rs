@@ -1,0 +1,252 @@
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+use super::*;
+use crate::index::{Walk, Way};
+
+fn index(tiny: bool) -> Ordered {
+    Ordered::empty(crate::engine::tests::ground(tiny))
+}
+
+fn mix(n: u64) -> u64 {
+    let mut z = n.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z ^ (z >> 31)
+}
+
+fn place(n: u64) -> Address {
+    Address::from_bits((n + 1) * 64)
+}
+
+fn find(index: &Ordered, key: &[u8]) -> Option<Address> {
+    let guard = &epoch::pin();
+    let leaf = index.leaf_of(key, guard);
+    let text = leaf.text(key);
+    let found = leaf.find(&text).map(|slot| leaf.address(slot)).filter(|at| *at != Address::NONE);
+    let mut likely = None;
+    index.matches(Wanted { key, hash: 0 }, guard, |address| {
+        likely = Some(address);
+        true
+    });
+    assert!(found.is_none() || likely == found, "what is there is likely there");
+    found
+}
+
+/// Families of keys that make trouble: long common parts, ends at every length, zeros, one byte apart.
+fn keys(family: u64, n: u64) -> Vec<u8> {
+    match family % 5 {
+        0 => mix(n).to_be_bytes().to_vec(),
+        1 => format!("a prefix that all of these keys share, and then some: {:x}", mix(n) % 997).into_bytes(),
+        2 => vec![0; usize::try_from(n % 400).unwrap()],
+        3 => [&b"\0\0\0\0\0\0\0\0"[..], &n.to_be_bytes(), &vec![0; usize::try_from(n % 3).unwrap()]].concat(),
+        _ => n.to_be_bytes().to_vec(),
+    }
+}
+
+/// What a walk yields, with the pieces it looked at checked to follow each other.
+fn walked(index: &Ordered, bounds: &Bounds, way: Way) -> Vec<Address> {
+    let mut walk = Ordered::walk(bounds.clone());
+    let mut all = Vec::new();
+    let mut heads = Vec::new();
+    while let Some(span) = walk.step(index, way, &epoch::pin(), &mut heads) {
+        let _ = BTreeMap::from([(Vec::new(), ())]).range(span); // a span that is none panics
+        all.append(&mut heads);
+    }
+    all
+}
+
+fn bounds_of(a: Bound<Vec<u8>>, b: Bound<Vec<u8>>) -> Bounds {
+    Bounds { low: a, high: b }
+}
+
+fn agree(index: &Ordered, model: &BTreeMap<Vec<u8>, Address>) {
+    for (key, address) in model {
+        assert_eq!(find(index, key), Some(*address), "{key:?}");
+    }
+    let all: Vec<Address> = model.values().copied().collect();
+    assert_eq!(walked(index, &Bounds::all(), Way::Up), all);
+    let down = walked(index, &Bounds::all(), Way::Down);
+    assert!(down.iter().eq(all.iter().rev()), "downwards");
+    let mut listed = Vec::new();
+    index.each(|address| listed.push(address));
+    assert_eq!(listed, all);
+}
+
+fn some_ranges(index: &Ordered, model: &BTreeMap<Vec<u8>, Address>, seed: u64) {
+    let keys: Vec<&Vec<u8>> = model.keys().collect();
+    if keys.is_empty() {
+        return;
+    }
+    for n in 0..12 {
+        let pick = |salt: u64| {
+            let mut key = keys[usize::try_from(mix(seed ^ n ^ salt) % keys.len() as u64).unwrap()].clone();
+            if n % 3 == 1 {
+                key.push(1);
+            }
+            match mix(seed + n + salt) % 5 {
+                0 | 1 => Bound::Included(key),
+                2 | 3 => Bound::Excluded(key),
+                _ => Bound::Unbounded,
+            }
+        };
+        let bounds = bounds_of(pick(1), pick(2));
+        let wanted: Vec<Address> = match bounds.is_empty() {
+            true => Vec::new(),
+            false => model.range((bounds.low.clone(), bounds.high.clone())).map(|(_, at)| *at).collect(),
+        };
+        assert_eq!(walked(index, &bounds, Way::Up), wanted, "{bounds:?}");
+        assert!(walked(index, &bounds, Way::Down).iter().eq(wanted.iter().rev()), "{bounds:?} down");
+    }
+}
+
+#[test]
+fn whatever_is_done_it_agrees_with_a_sorted_map() {
+    for tiny in [true, false] {
+        for family in 0..6 {
+            let index = index(tiny);
+            let mut model = BTreeMap::new();
+            let span = if tiny { 300 } else { 3000 };
+            for step in 0..4 * span {
+                let family = if family == 5 { mix(step) } else { family };
+                // Phases of growing and of shrinking.
+                let grows = (step / span) % 2 == 0;
+                let key = keys(family, mix(step ^ 99) % span);
+                let add = mix(step) % 8 < if grows { 6 } else { 1 };
+                match (model.get(&key).copied(), add) {
+                    (None, true) => {
+                        index.put(&key, place(step));
+                        model.insert(key, place(step));
+                    }
+                    (Some(before), true) => {
+                        assert!(!index.repoint(&key, place(step), place(0)), "of another place");
+                        assert!(index.repoint(&key, before, place(step)));
+                        model.insert(key, place(step));
+                    }
+                    (Some(before), false) => {
+                        assert!(index.repoint(&key, before, Address::NONE));
+                        assert_eq!(find(&index, &key), None);
+                        model.remove(&key);
+                    }
+                    (None, false) => assert_eq!(find(&index, &key), None),
+                }
+                if step % 257 == 0 {
+                    some_ranges(&index, &model, step);
+                }
+            }
+            agree(&index, &model);
+            for (key, address) in std::mem::take(&mut model) {
+                assert!(index.repoint(&key, address, Address::NONE));
+            }
+            agree(&index, &model);
+            let empty = Ordered::empty(crate::engine::tests::ground(tiny)).bytes();
+            assert!(index.bytes() < 8 * empty, "{} bytes of an empty tree keep {}", empty, index.bytes());
+        }
+    }
+}
+
+#[test]
+fn the_longest_keys_stand_beside_each_other() {
+    let index = index(false);
+    let mut model = BTreeMap::new();
+    for n in 0..40u64 {
+        let mut key = vec![b'k'; 65_535 - usize::try_from(n % 7).unwrap()];
+        let at = key.len() - 8;
+        key[at..].copy_from_slice(&mix(n).to_be_bytes());
+        index.put(&key, place(n));
+        model.insert(key, place(n));
+    }
+    agree(&index, &model);
+}
+
+#[test]
+fn an_image_brings_everything_back() {
+    struct Bytes(Vec<u8>, usize);
+    impl ImageSink for Bytes {
+        fn put(&mut self, bytes: &[u8]) -> Result<()> {
+            self.0.extend_from_slice(bytes);
+            Ok(())
+        }
+    }
+    impl sheaf_base::engine::ImageSource for Bytes {
+        fn fill(&mut self, bytes: &mut [u8]) -> Result<()> {
+            let end = self.1 + bytes.len();
+            bytes.copy_from_slice(self.0.get(self.1..end).ok_or(self.nonsense("end", 0))?);
+            self.1 = end;
+            Ok(())
+        }
+        fn nonsense(&self, field: &'static str, value: u64) -> sheaf_base::error::Error {
+            let what = sheaf_base::error::Damage::BadField { field, value };
+            sheaf_base::error::Error::corrupt(std::path::Path::new("image"), self.1 as u64, what)
+        }
+        fn slot_of(&self, slot: u32) -> Option<u32> {
+            (slot != 1).then_some(slot) // a segment that is gone
+        }
+    }
+    for tiny in [true, false] {
+        for count in [0, 1, 7, 2000] {
+            let before = index(tiny);
+            let mut model = BTreeMap::new();
+            for n in 0..count {
+                let address = Address::new(u32::try_from(n % 3).unwrap(), 512 + 8 * n);
+                let key = keys(n, n);
+                if model.contains_key(&key) {
+                    continue;
+                }
+                before.put(&key, address);
+                model.insert(key, address);
+            }
+            let mut bytes = Bytes(Vec::new(), 0);
+            before.save(&mut bytes).unwrap();
+            model.retain(|_, address| address.slot() != 1);
+            let after = index(tiny);
+            let mut image = Image::new(&mut bytes);
+            after.load(&mut image).unwrap();
+            assert_eq!(image.keys, model.len() as u64);
+            agree(&after, &model);
+            // And goes on from there.
+            for n in count..2 * count {
+                let key = keys(0, n);
+                if model.insert(key.clone(), place(n)).is_none() {
+                    after.put(&key, place(n));
+                }
+            }
+            if count > 0 {
+                for cut in [0, bytes.0.len() / 2, bytes.0.len() - 1] {
+                    let mut short = Bytes(bytes.0[..cut].to_vec(), 0);
+                    assert!(index(tiny).load(&mut Image::new(&mut short)).is_err(), "cut to {cut}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn memory_per_key_stays_within_what_the_readme_says() {
+    for (what, layout, most) in [("8 bytes", 0, 8 + 24), ("27 bytes", 1, 27 + 24)] {
+        let index = index(false);
+        let mut worst = 0.0f64;
+        for n in 0..300_000u64 {
+            let key = match layout {
+                0 => mix(n).to_be_bytes().to_vec(),
+                _ => format!("sheaf-bench{:016x}", mix(n)).into_bytes(),
+            };
+            index.put(&key, place(n));
+            if n > 50_000 && n.is_multiple_of(5_000) {
+                worst = worst.max(index.bytes() as f64 / n as f64);
+            }
+        }
+        println!("{what}: {worst:.1} bytes a key");
+        assert!(worst < f64::from(most), "{what}: {worst} bytes a key");
+    }
+}
+
+#[test]
+fn keys_that_ascend_fill_their_leaves() {
+    let index = index(false);
+    for n in 0..200_000u64 {
+        index.put(&n.to_be_bytes(), place(n));
+    }
+    let bytes = index.bytes() as f64 / 200_000.0;
+    println!("{bytes:.1} bytes a key");
+    assert!(bytes < 20.0, "{bytes} bytes a key");
+}

@@ -1,0 +1,205 @@
+//! # Keys as nodes keep them: eight bytes to compare first, the rest apart
+//!
+//! ```text
+//!  key  =  prefix of the node | head: 8 bytes, big-endian, zeros behind its end | rest
+//!  word =  place of the rest 20 | bytes of the head, or 15: there is a rest 4 | the node's own 40
+//!  rest =  6 bytes, bytes of the rest 2 | 8 bytes | ...          words, zeros behind the end
+//! ```
+//!
+//! Heads compare as numbers do; rests are looked at where heads agree. A key ends before another that goes on with
+//! zeros, so where all bytes agree the shorter one is less.
+
+use std::cmp::Ordering;
+
+/// Bytes of a head.
+pub(super) const HEAD: usize = 8;
+/// Bytes of the rest in its first word.
+const FIRST: usize = 6;
+const LEN_SHIFT: u32 = 40;
+const LEN: u64 = 0xf;
+/// There is a rest.
+const LONG: u64 = 0xf;
+const PLACE_SHIFT: u32 = 44;
+/// The bits of a word that belong to the node.
+pub(super) const OWN: u64 = (1 << LEN_SHIFT) - 1;
+
+/// The first eight bytes as a number, with zeros behind the end.
+#[inline]
+fn number(bytes: &[u8]) -> u64 {
+    match bytes.first_chunk() {
+        Some(eight) => u64::from_be_bytes(*eight),
+        None => {
+            let mut eight = [0; HEAD];
+            eight[..bytes.len()].copy_from_slice(bytes);
+            u64::from_be_bytes(eight)
+        }
+    }
+}
+
+/// The first word of a rest without its length.
+#[inline]
+fn first_of(rest: &[u8]) -> u64 {
+    number(&rest[..rest.len().min(FIRST)]) >> 16
+}
+
+/// Bytes that `a` and `b` begin with.
+pub(super) fn common(a: &[u8], b: &[u8]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+/// Words that the rest of a key with `len` bytes behind the prefix takes.
+#[inline]
+pub(super) fn rest_words(len: usize) -> usize {
+    if len <= HEAD { 0 } else { 1 + (len - HEAD).saturating_sub(FIRST).div_ceil(HEAD) }
+}
+
+/// A key behind a prefix, ready to be compared.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Text<'k> {
+    pub(super) head: u64,
+    rest: &'k [u8],
+    /// Bytes behind the prefix.
+    pub(super) len: usize,
+}
+
+impl<'k> Text<'k> {
+    /// The part of `key` behind its first `prefix` bytes, which it shares with the node's keys.
+    #[inline]
+    pub(super) fn new(key: &'k [u8], prefix: usize) -> Text<'k> {
+        let key = key.get(prefix..).unwrap_or(&[]);
+        Text { head: number(key), rest: key.get(HEAD..).unwrap_or(&[]), len: key.len() }
+    }
+
+    /// False if the key of `word` has another length in the head.
+    #[inline]
+    pub(super) fn has_length_of(&self, word: u64) -> bool {
+        word >> LEN_SHIFT & LEN == if self.len <= HEAD { self.len as u64 } else { LONG }
+    }
+
+    /// The word of this key, its rest standing at `place`.
+    pub(super) fn word(&self, place: usize) -> u64 {
+        let len = if self.len <= HEAD { self.len as u64 } else { LONG };
+        (place as u64) << PLACE_SHIFT | len << LEN_SHIFT
+    }
+
+    /// Hands the words of the rest to `put`, in order.
+    pub(super) fn each_rest(&self, mut put: impl FnMut(u64)) {
+        if self.len > HEAD {
+            put(first_of(self.rest) << 16 | self.rest.len() as u64);
+            self.rest[self.rest.len().min(FIRST)..].chunks(HEAD).for_each(|chunk| put(number(chunk)));
+        }
+    }
+
+    /// How the key of `word`, whose head is the same, compares with this one.
+    #[inline]
+    pub(super) fn compare_rest(&self, word: u64, rests: impl Fn(usize) -> u64) -> Ordering {
+        let len = word >> LEN_SHIFT & LEN;
+        if len != LONG {
+            return len.cmp(&(self.len as u64));
+        }
+        if self.len <= HEAD {
+            return Ordering::Greater;
+        }
+        let place = place_of(word);
+        let first = rests(place);
+        let got = length_of(first);
+        let ours = &self.rest[self.rest.len().min(FIRST)..];
+        let theirs = got.saturating_sub(FIRST).div_ceil(HEAD);
+        (first >> 16)
+            .cmp(&first_of(self.rest))
+            .then_with(|| {
+                let words = ours.chunks(HEAD).map(number).zip((0..theirs).map(|at| rests(place + 1 + at)));
+                words.map(|(ours, theirs)| theirs.cmp(&ours)).find(|o| o.is_ne()).unwrap_or(Ordering::Equal)
+            })
+            .then_with(|| got.cmp(&self.rest.len()))
+    }
+}
+
+/// Where the rest of the key of `word` stands.
+#[inline]
+pub(super) fn place_of(word: u64) -> usize {
+    usize::try_from(word >> PLACE_SHIFT).unwrap_or(0)
+}
+
+/// The same word with its rest at `place`.
+pub(super) fn with_place(word: u64, place: usize) -> u64 {
+    word & ((1 << PLACE_SHIFT) - 1) | (place as u64) << PLACE_SHIFT
+}
+
+/// Whether the key of `word` has a rest.
+#[inline]
+pub(super) fn is_long(word: u64) -> bool {
+    word >> LEN_SHIFT & LEN == LONG
+}
+
+/// Bytes of a rest by its first word.
+fn length_of(first: u64) -> usize {
+    usize::try_from(first & 0xffff).unwrap_or(0)
+}
+
+/// Words that the rest takes whose first word is `first`.
+pub(super) fn words_of(first: u64) -> usize {
+    rest_words(HEAD + length_of(first))
+}
+
+/// Appends the bytes of the key with this head and word to `out`.
+pub(super) fn spell(head: u64, word: u64, rests: impl Fn(usize) -> u64, out: &mut Vec<u8>) {
+    let head = head.to_be_bytes();
+    if !is_long(word) {
+        let len = usize::try_from(word >> LEN_SHIFT & LEN).unwrap_or(HEAD).min(HEAD);
+        out.extend_from_slice(&head[..len]);
+        return;
+    }
+    out.extend_from_slice(&head);
+    let place = place_of(word);
+    let first = rests(place);
+    let end = out.len() + length_of(first);
+    out.extend_from_slice(&first.to_be_bytes()[..FIRST]);
+    for at in 1..words_of(first) {
+        out.extend_from_slice(&rests(place + at).to_be_bytes());
+    }
+    out.truncate(end);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_compare_and_come_back_as_bytes_do() {
+        let mut keys: Vec<Vec<u8>> = Vec::new();
+        for len in [0, 1, 2, 7, 8, 9, 13, 14, 15, 16, 21, 22, 23, 30] {
+            for fill in [0u8, 1, 255] {
+                for last in [0u8, 1, 255] {
+                    let mut key = vec![fill; len];
+                    key.iter_mut().last().into_iter().for_each(|byte| *byte = last);
+                    keys.push(key);
+                }
+            }
+        }
+        keys.push(vec![7; 65_535]);
+        for prefix in [0, 3] {
+            for a in &keys {
+                let a: Vec<u8> = [&b"pre"[..prefix], a].concat();
+                let text = Text::new(&a, prefix);
+                let mut rests = vec![99; 5];
+                let word = text.word(rests.len());
+                text.each_rest(|word| rests.push(word));
+                assert_eq!(rests.len() - 5, rest_words(text.len));
+                if is_long(word) {
+                    assert_eq!(words_of(rests[5]), rests.len() - 5);
+                }
+                let mut spelt = b"pre"[..prefix].to_vec();
+                spell(text.head, word, |at| rests[at], &mut spelt);
+                assert_eq!(spelt, a);
+                for b in &keys {
+                    let b: Vec<u8> = [&b"pre"[..prefix], b].concat();
+                    let other = Text::new(&b, prefix);
+                    let got =
+                        text.head.cmp(&other.head).then_with(|| other.compare_rest(word, |at| rests[at]));
+                    assert_eq!(got, a.cmp(&b), "{a:?} {b:?}");
+                }
+            }
+        }
+    }
+}

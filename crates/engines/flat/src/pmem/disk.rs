@@ -1,0 +1,210 @@
+//! # A disk whose files are persistent memory
+//!
+//! Names are kept by an ordinary disk, as a file system on such memory does (ext4 and XFS with DAX): creating,
+//! removing and syncing a directory go there, and so do lengths. Bytes live in [`Emulated`] lines.
+//!
+//! ## Invariants
+//!
+//! 1. `sync_to(end)` flushes the lines written since the last one and fences: once, whatever the number of commits.
+//! 2. A file's length and blocks are the file system's: what changed them is followed by one sync there, with the next sync
+//!    of the file.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sheaf_base::disk::sim::{Keep, SimDisk};
+use sheaf_base::disk::{Disk, Entry, File, How, Locked, Share};
+use sheaf_base::sync::Mutex;
+use sheaf_base::sync::atomic::{AtomicBool, Ordering};
+
+use super::{Emulated, Fate, Lines, Told};
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct PmDisk {
+    names: SimDisk,
+    files: Arc<Mutex<BTreeMap<PathBuf, Arc<PmFile>>>>,
+}
+
+impl PmDisk {
+    /// The files of `names`, taken into memory.
+    pub fn new(names: SimDisk) -> io::Result<PmDisk> {
+        let disk = PmDisk { names, files: Arc::default() };
+        for (path, _) in disk.names.files() {
+            let bytes = disk.names.read_file(&path)?;
+            let inner = disk.names.open(&path, How::Write)?;
+            disk.files.lock().insert(path, PmFile::new(inner, Emulated::holding(bytes)));
+        }
+        Ok(disk)
+    }
+
+    /// The machine after the power went: names that were synced, and of each file's bytes what was fenced and what
+    /// `fate` leaves of the rest.
+    pub fn power_cut(&self, fate: Fate) -> io::Result<PmDisk> {
+        let names = self.names.power_cut(&Keep::None);
+        let files = self.files.lock();
+        for (path, len) in names.files() {
+            if let Some(file) = files.get(&path) {
+                let mut bytes = file.lines.after_power_cut(fate);
+                bytes.resize(usize::try_from(len).map_err(io::Error::other)?, 0);
+                names.put_file(&path, &bytes)?;
+            }
+        }
+        PmDisk::new(names)
+    }
+
+    /// What all its files were told together.
+    #[must_use]
+    pub fn told(&self) -> Told {
+        let mut all = Told::default();
+        for file in self.files.lock().values() {
+            let told = file.lines.told();
+            all.lines += told.lines;
+            all.fences += told.fences;
+        }
+        all
+    }
+}
+
+/// One file.
+#[derive(Debug)]
+struct PmFile {
+    /// Its name's and its length's keeper.
+    inner: Arc<dyn File>,
+    lines: Emulated,
+    /// Written since the last sync: from, to.
+    written: Mutex<Vec<(usize, usize)>>,
+    resized: AtomicBool,
+}
+
+impl PmFile {
+    fn new(inner: Arc<dyn File>, lines: Emulated) -> Arc<PmFile> {
+        Arc::new(PmFile { inner, lines, written: Mutex::default(), resized: AtomicBool::new(false) })
+    }
+
+    fn resize(&self, len: u64) -> io::Result<()> {
+        self.lines.resize(usize::try_from(len).map_err(io::Error::other)?);
+        self.resized.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Flushes what was written below `end`, fences, and keeps the rest in mind.
+    fn write_back(&self, end: usize) -> io::Result<()> {
+        if self.resized.swap(false, Ordering::Relaxed) {
+            self.inner.sync()?;
+        }
+        let mut written = self.written.lock();
+        written.retain(|(from, to)| {
+            if *from < end {
+                self.lines.flush(*from, to - from);
+            }
+            *from >= end
+        });
+        self.lines.fence();
+        Ok(())
+    }
+}
+
+impl File for PmFile {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let at = usize::try_from(offset).map_err(io::Error::other)?;
+        if at.checked_add(buf.len()).is_none_or(|end| end > self.lines.len()) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.lines.load(at, buf);
+        Ok(())
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let at = usize::try_from(offset).map_err(io::Error::other)?;
+        let end = at + bytes.len();
+        if end > self.lines.len() {
+            self.inner.set_len(end as u64)?;
+            self.resize(end as u64)?;
+        }
+        self.lines.store(at, bytes);
+        let mut written = self.written.lock();
+        match written.last_mut() {
+            Some((_, to)) if *to == at => *to = end,
+            _ => written.push((at, end)),
+        }
+        Ok(())
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.lines.len() as u64)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.inner.set_len(len)?;
+        self.resize(len)
+    }
+
+    fn allocate(&self, len: u64) -> io::Result<()> {
+        self.inner.allocate(len)?;
+        if len > self.lines.len() as u64 { self.resize(len) } else { Ok(()) }
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.write_back(usize::MAX)
+    }
+
+    fn sync_to(&self, end: u64) -> io::Result<()> {
+        self.write_back(usize::try_from(end).unwrap_or(usize::MAX))
+    }
+}
+
+impl Disk for PmDisk {
+    fn open(&self, path: &Path, how: How) -> io::Result<Arc<dyn File>> {
+        let inner = self.names.open(path, how)?;
+        let mut files = self.files.lock();
+        if how == How::Create {
+            files.insert(path.to_path_buf(), PmFile::new(inner, Emulated::new(0)));
+        }
+        match files.get(path) {
+            Some(file) => Ok(Arc::clone(file) as Arc<dyn File>),
+            None => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
+        self.names.list(dir)
+    }
+
+    fn create_dir(&self, dir: &Path) -> io::Result<()> {
+        self.names.create_dir(dir)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.names.remove(path)?;
+        self.files.lock().remove(path);
+        Ok(())
+    }
+
+    fn remove_dir(&self, dir: &Path) -> io::Result<()> {
+        self.names.remove_dir(dir)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.names.rename(from, to)?;
+        let mut files = self.files.lock();
+        if let Some(file) = files.remove(from) {
+            files.insert(to.to_path_buf(), file);
+        }
+        Ok(())
+    }
+
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        self.names.sync_dir(dir)
+    }
+
+    fn lock(&self, path: &Path, share: Share) -> io::Result<Locked> {
+        self.names.lock(path, share)
+    }
+
+    fn free_space(&self, path: &Path) -> io::Result<u64> {
+        self.names.free_space(path)
+    }
+}

@@ -1,0 +1,99 @@
+//! # Is there persistent memory?
+//!
+//! Only a mapping with `MAP_SYNC` proves that a file is such memory (mmap(2)); devices and the kernel's word on
+//! what survives a power cut are shown beside it.
+
+use std::path::{Path, PathBuf};
+
+use sheaf_base::disk::{Disk, How};
+
+use super::Flush;
+
+/// How far a store has to get to outlive the power, by the kernel's word for a region.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Domain {
+    /// The processor's caches are saved too (eADR): no flush is needed.
+    Caches,
+    /// What has left the caches is saved: flush and fence.
+    Memory,
+    /// Another word.
+    Other(String),
+}
+
+/// What was found. Empty and `false`: there is none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// A file in the directory asked about can be mapped with `MAP_SYNC`.
+    pub maps_synchronously: bool,
+    /// Devices under /dev/dax.
+    pub devices: Vec<PathBuf>,
+    /// Regions of the kernel's non-volatile memory bus.
+    pub domains: Vec<(String, Domain)>,
+    /// How this processor writes lines back.
+    pub flush: Option<Flush>,
+}
+
+impl Found {
+    /// Whether files in the directory are persistent memory, and the processor can write it back.
+    #[must_use]
+    pub fn is_usable(&self) -> bool {
+        self.maps_synchronously && self.flush.is_some()
+    }
+}
+
+const REGIONS: &str = "/sys/bus/nd/devices";
+
+/// Looks for persistent memory on this machine, and in `dir` of its file systems.
+#[must_use]
+pub fn probe(disk: &dyn Disk, dir: &Path) -> Found {
+    let names = |dir: &str| {
+        let entries = disk.list(Path::new(dir)).unwrap_or_default();
+        entries.into_iter().map(|entry| entry.name).collect::<Vec<_>>()
+    };
+    let devices = names("/dev").into_iter().filter(|name| name.starts_with("dax"));
+    let regions = names(REGIONS).into_iter().filter(|name| name.starts_with("region"));
+    let domain = |region: String| {
+        let path = Path::new(REGIONS).join(&region).join("persistence_domain");
+        Some((region, parse(&first_word(disk, &path)?)))
+    };
+    Found {
+        maps_synchronously: sheaf_base::disk::real::maps_synchronously(dir).unwrap_or(false),
+        devices: devices.map(|name| Path::new("/dev").join(name)).collect(),
+        domains: regions.filter_map(domain).collect(),
+        flush: Flush::best(),
+    }
+}
+
+fn parse(word: &str) -> Domain {
+    match word {
+        "cpu_cache" => Domain::Caches,
+        "memory_controller" => Domain::Memory,
+        other => Domain::Other(other.to_owned()),
+    }
+}
+
+/// A file of the kernel's says one word, and lies about its length.
+fn first_word(disk: &dyn Disk, path: &Path) -> Option<String> {
+    let file = disk.open(path, How::Read).ok()?;
+    let mut word = Vec::new();
+    for at in 0..64 {
+        let mut byte = [0];
+        if file.read_at(at, &mut byte).is_err() || byte[0].is_ascii_whitespace() {
+            break;
+        }
+        word.push(byte[0]);
+    }
+    String::from_utf8(word).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_the_kernel_are_understood() {
+        assert_eq!(parse("cpu_cache"), Domain::Caches);
+        assert_eq!(parse("memory_controller"), Domain::Memory);
+        assert_eq!(parse("none"), Domain::Other("none".into()));
+    }
+}

@@ -1,0 +1,158 @@
+//! # Buffer: a segment's bytes on their way to the kernel
+//!
+//! What is written goes into memory first: an operation then costs a copy and a sum, no system call, and never
+//! waits for the file system. A flush (`flush.rs`) hands the bytes over in large pieces. Until then readers find them here.
+//!
+//! ## Picture
+//!
+//! ```text
+//!  segment  0 ............ from ---------------- filled ................... end
+//!           in the kernel       readers see it          the filler's alone
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. Bytes of `[from, filled)` are written and never written again: `filled` only grows while the buffer is shared.
+//! 2. There is one [`Filler`] of a buffer at most, and it alone writes at and behind `filled`.
+//! 3. A buffer gets another place (`from`, `filled` back) only while nobody else has it.
+
+use sheaf_base::sync::atomic::{AtomicU64, Ordering};
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+use std::slice;
+use std::sync::Arc;
+
+use sheaf_base::memory::{Memory, Part, prefer_huge_pages};
+
+const HUGE_PAGE: usize = 2 << 20;
+
+/// Memory for the bytes of a segment from `from` on.
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    start: NonNull<u8>,
+    layout: Layout,
+    from: u64,
+    filled: AtomicU64,
+    memory: Arc<Memory>,
+}
+
+// SAFETY:
+// * The memory belongs to the buffer, not to a thread.
+unsafe impl Send for Buffer {}
+// SAFETY:
+// * Through `&Buffer` only bytes below `filled` are read, which nobody writes (invariant 1).
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    fn new(len: usize, memory: &Arc<Memory>) -> Buffer {
+        let align = if len < HUGE_PAGE { 8 } else { HUGE_PAGE };
+        let layout = Layout::from_size_align(len, align).expect("a segment is some MiB");
+        assert!(layout.size() > 0, "a segment has bytes");
+        // SAFETY:
+        // * The size is not zero.
+        let start = unsafe { alloc_zeroed(layout) };
+        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
+        if len >= HUGE_PAGE {
+            prefer_huge_pages(start, len);
+        }
+        memory.take(Part::Buffers, len as u64);
+        Buffer { start, layout, from: 0, filled: AtomicU64::new(0), memory: Arc::clone(memory) }
+    }
+
+    /// Bytes of the segment below are written.
+    pub(crate) fn filled(&self) -> u64 {
+        self.filled.load(Ordering::Acquire)
+    }
+
+    /// The written bytes of the segment from `at` on; `None` if there are none here: before and behind they are in the
+    /// kernel.
+    #[inline]
+    pub(crate) fn tail(&self, at: u64) -> Option<&[u8]> {
+        let skip = usize::try_from(at.checked_sub(self.from)?).ok()?;
+        let len = usize::try_from(self.filled().checked_sub(at)?).ok().filter(|len| *len > 0)?;
+        debug_assert!(skip + len <= self.layout.size());
+        // SAFETY:
+        // * `from <= at <= filled`, and `filled - from` bytes are allocated: in bounds.
+        // * Initialised (zeroed at first), and written no more (invariant 1); the load of `filled` saw them.
+        Some(unsafe { slice::from_raw_parts(self.start.add(skip).as_ptr(), len) })
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY:
+        // * Allocated with this layout in `new`, freed once.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+        self.memory.give(Part::Buffers, self.layout.size() as u64);
+    }
+}
+
+/// The right to write into a buffer.
+#[derive(Debug)]
+pub(crate) struct Filler(Arc<Buffer>);
+
+impl Filler {
+    /// Of a new buffer of `len` bytes for a segment's bytes from `from` on.
+    pub(crate) fn new(len: usize, from: u64, memory: &Arc<Memory>) -> Filler {
+        Filler::reuse(Arc::new(Buffer::new(len, memory)), from).expect("a new one is ours alone")
+    }
+
+    /// Of a buffer that nobody else has; `None` (and one less) if somebody does.
+    pub(crate) fn reuse(mut buffer: Arc<Buffer>, from: u64) -> Option<Filler> {
+        let alone = Arc::get_mut(&mut buffer)?;
+        alone.from = from;
+        *alone.filled.get_mut() = from;
+        Some(Filler(buffer))
+    }
+
+    /// For readers and the flush.
+    pub(crate) fn buffer(&self) -> &Arc<Buffer> {
+        &self.0
+    }
+
+    /// Lets `with` write the next `len` bytes, all of them, and then shows them to readers.
+    ///
+    /// # Panics
+    ///
+    /// If the segment has not so many bytes.
+    pub(crate) fn fill(&mut self, len: usize, with: impl FnOnce(&mut [u8])) {
+        let filled = self.0.filled.load(Ordering::Relaxed);
+        let skip = usize::try_from(filled - self.0.from).unwrap_or(usize::MAX);
+        assert!(len <= self.0.layout.size() - skip, "an extent is within its segment");
+        // SAFETY:
+        // * In bounds: asserted. Initialised: zeroed at first.
+        // * Behind `filled` nobody reads (invariant 1), and nobody else writes (invariant 2, and `&mut self`).
+        with(unsafe { slice::from_raw_parts_mut(self.0.start.add(skip).as_ptr(), len) });
+        self.0.filled.store(filled + len as u64, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readers_see_what_is_filled_and_nothing_else() {
+        let memory = Arc::new(Memory::new(100));
+        let mut filler = Filler::new(64, 1000, &memory);
+        filler.fill(8, |out| out.fill(7));
+        let buffer = Arc::clone(filler.buffer());
+        assert_eq!(buffer.tail(1004), Some(&[7; 4][..]));
+        assert_eq!((buffer.tail(1008), buffer.tail(999), buffer.tail(1009)), (None, None, None));
+        filler.fill(56, |out| out.fill(8));
+        assert_eq!(buffer.tail(1060), Some(&[8; 4][..]));
+        drop(filler);
+        assert!(Filler::reuse(Arc::clone(&buffer), 0).is_none(), "a reader has it");
+        let filler = Filler::reuse(buffer, 5).expect("ours alone");
+        assert_eq!(filler.buffer().filled(), 5);
+        assert_eq!(memory.total(), 64);
+        drop(filler);
+        assert_eq!(memory.total(), 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "within its segment")]
+    fn no_byte_behind_the_end_is_given_out() {
+        Filler::new(64, 0, &Arc::new(Memory::new(100))).fill(65, |_| {});
+    }
+}

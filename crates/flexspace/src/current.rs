@@ -1,0 +1,50 @@
+//! # Current: the version that readers get, without a lock
+//!
+//! Under the model of interleavings (`--cfg shuttle`) a switch of threads may come at each load and store.
+
+use std::sync::Arc;
+
+use arc_swap::{ArcSwap, Guard};
+
+use crate::space::Version;
+
+/// The newest version.
+#[derive(Debug)]
+pub(crate) struct Current(ArcSwap<Version>);
+
+/// Where others may run in between.
+#[inline]
+fn step() {
+    #[cfg(shuttle)]
+    sheaf_base::sync::thread::yield_now();
+}
+
+impl Current {
+    pub(crate) fn new(version: Version) -> Current {
+        Current(ArcSwap::from_pointee(version))
+    }
+
+    /// To read from at once.
+    #[inline]
+    pub(crate) fn load(&self) -> Guard<Arc<Version>> {
+        step();
+        let version = self.0.load();
+        step();
+        version
+    }
+
+    /// To keep.
+    pub(crate) fn load_full(&self) -> Arc<Version> {
+        step();
+        let version = self.0.load_full();
+        step();
+        version
+    }
+
+    /// Readers get `version` from now on.
+    pub(crate) fn store(&self, version: Version) {
+        step();
+        self.0.store(Arc::new(version));
+        step();
+    }
+}

@@ -1,0 +1,160 @@
+//! Interleavings that a scheduler thinks of: readers beside the writer, flushes, syncs, checkpoints and garbage collection.
+//!
+//! Built with `--cfg shuttle` only: `RUSTFLAGS='--cfg shuttle' cargo test -p sheaf-flexspace --test interleavings`. `SHEAF_SCHEDULES=100000` explores longer, `SHEAF_SEED` elsewhere. A
+//! failure prints its schedule; `SHEAF_SCHEDULE=... cargo test ... NAME` replays it.
+//!
+//! What it cannot see: weak memory; what arc-swap does inside a load (a switch comes before and after).
+
+#![cfg(shuttle)]
+
+use std::sync::Arc;
+
+use sheaf_base::disk::sim::{Keep, SimDisk};
+use sheaf_base::sync::thread;
+use sheaf_flexspace::{FlexSpace, Options};
+use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler};
+use shuttle::{Config, Runner};
+
+const BLOCK: u64 = 64;
+
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
+}
+
+/// Runs `scenario` under so many schedules: half of them random, half with few preemptions.
+fn explore(schedules: u64, scenario: fn()) {
+    let mut config = Config::new();
+    config.stack_size = 512 << 10;
+    config.silence_warnings = true;
+    if let Ok(schedule) = std::env::var("SHEAF_SCHEDULE") {
+        Runner::new(ReplayScheduler::new_from_encoded(&schedule), config).run(scenario);
+        return;
+    }
+    let seed = setting("SHEAF_SEED", 1);
+    let half = usize::try_from(setting("SHEAF_SCHEDULES", schedules) / 2).expect("small");
+    let mut done = Runner::new(RandomScheduler::new_from_seed(seed, half), config.clone()).run(scenario);
+    done += Runner::new(PctScheduler::new_from_seed(seed, 3, half), config).run(scenario);
+    println!("{done} schedules");
+}
+
+fn open(disk: &SimDisk) -> FlexSpace {
+    let options = Options { tiny: true, inline: true, limit: Some(12 << 12), ..Options::default() };
+    FlexSpace::open_on(Arc::new(disk.clone()), "/space", options).expect("it opens")
+}
+
+/// A space of blocks, each filled with one number.
+fn filled(blocks: u64) -> (SimDisk, Arc<FlexSpace>) {
+    let disk = SimDisk::new();
+    let space = open(&disk);
+    for n in 0..blocks {
+        space.insert(n * BLOCK, &[1; BLOCK as usize]).expect("room");
+    }
+    space.sync().expect("synced");
+    (disk, Arc::new(space))
+}
+
+mod reading {
+    use super::*;
+
+    /// A view is read twice while everything goes on, and is the same; each block is whole.
+    #[test]
+    fn views_stay_as_they_are_beside_writes_flushes_and_collection() {
+        explore(300, || {
+            let (_disk, space) = filled(24);
+            let writer = {
+                let space = Arc::clone(&space);
+                thread::spawn(move || {
+                    for n in 0..10u8 {
+                        let at = u64::from(n) * 7 % 24 * BLOCK;
+                        space.write(at, &[n + 2; BLOCK as usize]).expect("room");
+                        if n % 4 == 3 {
+                            space
+                                .edit()
+                                .collapse(0, BLOCK)
+                                .insert(0, &[99; BLOCK as usize])
+                                .commit()
+                                .expect("room");
+                        }
+                    }
+                })
+            };
+            let keeper = {
+                let space = Arc::clone(&space);
+                thread::spawn(move || {
+                    for _ in 0..4 {
+                        space.pump().expect("nothing fails here");
+                    }
+                })
+            };
+            for _ in 0..3 {
+                let view = space.view();
+                let (mut once, mut twice) = (vec![0; 24 * BLOCK as usize], vec![0; 24 * BLOCK as usize]);
+                view.read(0, &mut once).expect("nothing is damaged");
+                view.read(0, &mut twice).expect("nothing is damaged");
+                assert!(once == twice, "a view changed");
+                assert!(once.chunks(BLOCK as usize).all(|block| block.iter().all(|byte| *byte == block[0])));
+            }
+            writer.join().expect("no panic");
+            keeper.join().expect("no panic");
+        });
+    }
+
+    /// Segments are emptied, given back and written again under a reader who loads a version for each read.
+    #[test]
+    fn segments_that_are_used_again_were_read_by_nobody() {
+        explore(200, || {
+            let (_disk, space) = filled(24);
+            let churn = {
+                let space = Arc::clone(&space);
+                thread::spawn(move || {
+                    for round in 0..3u8 {
+                        space.write(0, &[round + 2; 20 * BLOCK as usize]).expect("room");
+                        while space.pump().expect("nothing fails here") {}
+                    }
+                })
+            };
+            for n in 0..12 {
+                let mut block = [0; BLOCK as usize];
+                space.read(n % 20 * BLOCK, &mut block).expect("nothing is damaged");
+                assert!(block.iter().all(|byte| *byte == block[0]), "{block:?}");
+            }
+            churn.join().expect("no panic");
+        });
+    }
+}
+
+mod writing {
+    use super::*;
+
+    /// What was done before a sync is there after the power went, whoever else wrote, synced or made a checkpoint.
+    #[test]
+    fn a_sync_covers_what_was_before_it_beside_other_syncs_and_checkpoints() {
+        explore(200, || {
+            let (disk, space) = filled(2);
+            let threads: Vec<_> = (0..3u8)
+                .map(|id| {
+                    let (space, disk) = (Arc::clone(&space), disk.clone());
+                    thread::spawn(move || {
+                        for round in 0..2u8 {
+                            let number = 10 + id * 10 + round;
+                            space.insert(0, &[number; 3]).expect("room");
+                            match id {
+                                0 => space.checkpoint().expect("nothing fails here"),
+                                1 => drop(space.pump().expect("nothing fails here")),
+                                _ => {}
+                            }
+                            space.sync().expect("synced");
+                            let after = open(&disk.power_cut(&Keep::None));
+                            let mut bytes = vec![0; usize::try_from(after.len()).expect("small")];
+                            after.read(0, &mut bytes).expect("nothing is damaged");
+                            assert_eq!(bytes.iter().filter(|byte| **byte == number).count(), 3, "{number}");
+                        }
+                    })
+                })
+                .collect();
+            threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+            let stats = space.stats();
+            assert_eq!((stats.operations, stats.len), (2 + 6, 2 * BLOCK + 18));
+        });
+    }
+}
