@@ -15,9 +15,19 @@
 //! `apply` runs under the lock, after the bytes are in the kernel: what is visible is always logged, and
 //! the order of applies is the order of commits (commit.md R7, R16; decisions/0003).
 //!
+//! ## Life of a checkpoint
+//!
+//! ```text
+//!   [commit lock: position, freeze] -> a sync round, ROOT -> work, step by step -> save -> ROOT
+//! ```
+//!
+//! An engine of the journal may keep its data in files of its own, below [`crate::ground::Home`]. It writes there
+//! only what was frozen: that is durable in the journal and below ROOT's floor by then, so that no
+//! recovery ends before what the files hold (commit.md R12, scenario 8).
+//!
 //! ## Life of an opening
 //!
-//! `restore` from the last published image, `replay` of records (each at most once in ascending seq
+//! `restore` from the last published image (else `restore_without`), `replay` of records (each at most once in ascending seq
 //! per key is *not* promised: an engine compares seqs; replaying a record twice changes nothing),
 //! `replayed`, then live.
 
@@ -253,11 +263,40 @@ pub trait Engine: Send + Sync {
     /// Views went: versions superseded at or before `visible` that none of `views` needs may go. `views`
     /// is a copy of the registry as of `visible`; later views cannot need such versions.
     fn trim(&self, views: &Views, visible: Seq);
-    /// Writes an image of at least everything up to the last commit before the call, fuzzily: later
-    /// commits may be in it or not.
+    /// Under the commit lock: a checkpoint begins, and everything committed so far is to be in the image that
+    /// ends it. Short: an engine that moves data sets aside here what [`Engine::work`] then moves.
+    fn freeze(&self) {}
+    /// One bounded step of moving what was frozen to where it stays, or of what else is due. Commits up to `certain`
+    /// are durable, and ROOT says so: nothing above may be handed to the kernel in another place than the log. `views` is
+    /// a copy of the present registry. True if there is more to do.
+    fn work(&self, views: &Views, certain: Seq) -> Result<bool> {
+        let _ = (views, certain);
+        Ok(false)
+    }
+    /// What was frozen has been moved: the image can be saved.
+    fn is_settled(&self) -> bool {
+        true
+    }
+    /// Bytes of its log after which a checkpoint pays at the earliest, if it knows better than the store.
+    fn checkpoint_after(&self) -> u64 {
+        0
+    }
+    /// It wants a checkpoint, because what would be frozen takes too much memory, or has been at rest for long.
+    fn wants_checkpoint(&self) -> bool {
+        false
+    }
+    /// Writes an image of at least everything up to the last commit before [`Engine::freeze`], fuzzily: later
+    /// commits may be in it or not. What it names elsewhere is durable on return.
     fn save(&self, out: &mut dyn ImageSink) -> Result<()>;
+    /// Under the commit lock: the image is durable, and the records before the freeze are about to go.
+    fn saved(&self) {}
     /// Takes up an image. Entries in segments that are gone are dropped: replay brings them.
     fn restore(&self, image: &mut dyn ImageSource) -> Result<()>;
+    /// Takes up what there is without an image: none was made, or it is damaged, as `damage` says. An engine
+    /// whose data stands elsewhere finds it there; the others fail with the damage.
+    fn restore_without(&self, damage: Option<Error>) -> Result<()> {
+        damage.map_or(Ok(()), Err)
+    }
     /// One record, at opening: of the journal in the order of the log, from one thread; of the flat log in
     /// any order, from several.
     fn replay(&self, record: &Replay<'_>) -> Result<()>;
@@ -284,6 +323,10 @@ pub trait Engine: Send + Sync {
     /// The keyspace was dropped and nobody reads it any more: give back memory and account its
     /// entries as dead.
     fn retire(&self);
+    /// The database closes: files of the engine's own are closed before its lock is given back.
+    fn close(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// Makes the keyspaces of one kind.

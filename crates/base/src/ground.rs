@@ -1,17 +1,85 @@
 //! # Ground: what an engine may use
 //!
-//! Services of the base that engines read from. No paths, no syncs, no threads.
+//! Services of the base that engines read from. No syncs, no threads; a path only for the engine that keeps
+//! files of its own ([`Home`]).
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::blob::Blobs;
+use crate::disk::Disk;
+use crate::error::{IoContext, Result};
 use crate::memory::Memory;
 use crate::segment::{SLOT_COUNT, Segments};
 use crate::sync::Mutex;
-use crate::types::Seq;
+use crate::types::{KeyspaceId, Seq};
 
 /// Segments there can be at a time in tiny geometry, which is opened a million times.
 const TINY_SLOTS: usize = 1 << 12;
+
+/// Where the directories of engines' own files are.
+const OWN: &str = "own";
+
+/// A place for files of an engine's own: one directory a keyspace, which is made when it is needed.
+#[derive(Debug)]
+pub struct Home {
+    /// The disk it is on.
+    pub disk: Arc<dyn Disk>,
+    /// Nothing may be written.
+    pub read_only: bool,
+    dir: PathBuf,
+}
+
+impl Home {
+    /// Below the database's directory.
+    #[must_use]
+    pub fn new(disk: Arc<dyn Disk>, database: &Path, read_only: bool) -> Home {
+        Home { disk, read_only, dir: database.join(OWN) }
+    }
+
+    /// The directory of a keyspace.
+    #[must_use]
+    pub fn of(&self, id: KeyspaceId) -> PathBuf {
+        self.dir.join(format!("{:08x}", id.0))
+    }
+
+    /// Whether the keyspace has a directory.
+    #[must_use]
+    pub fn exists(&self, id: KeyspaceId) -> bool {
+        self.disk.list(&self.of(id)).is_ok()
+    }
+
+    /// Removes the directory of a keyspace that is durably dropped. What stays is swept at the next opening.
+    pub fn remove(&self, id: KeyspaceId) -> Result<()> {
+        self.remove_tree(&self.of(id))
+    }
+
+    fn remove_tree(&self, dir: &Path) -> Result<()> {
+        let entries = match self.disk.list(dir) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            other => other.during("list", dir)?,
+        };
+        for entry in entries {
+            let path = dir.join(&entry.name);
+            match entry.is_dir {
+                true => self.remove_tree(&path)?,
+                false => self.disk.remove(&path).during("remove", &path)?,
+            }
+        }
+        self.disk.remove_dir(dir).during("remove", dir)
+    }
+
+    /// Removes the directories of keyspaces that are not there any more.
+    pub fn sweep(&self, is_there: impl Fn(KeyspaceId) -> bool) -> Result<()> {
+        for entry in self.disk.list(&self.dir).unwrap_or_default() {
+            let id = u32::from_str_radix(&entry.name, 16).map(KeyspaceId);
+            if id.is_ok_and(|id| entry.name.len() == 8 && !is_there(id)) {
+                self.remove_tree(&self.dir.join(&entry.name))?;
+            }
+        }
+        Ok(())
+    }
+}
 
 /// The services.
 #[derive(Debug)]
@@ -26,6 +94,10 @@ pub struct Ground {
     pub hash_key: [u64; 2],
     /// Directory and bucket sizes small enough that everything happens within 200 operations.
     pub tiny: bool,
+    /// Background work is done when asked for only.
+    pub inline: bool,
+    /// For files of engines' own; none where there is no database around.
+    pub home: Option<Home>,
     dead_blobs: Mutex<Vec<(Seq, u64)>>,
 }
 
@@ -40,8 +112,17 @@ impl Ground {
             memory: Memory::new(budget),
             hash_key: [crate::frame::u64_at(&key, 0), crate::frame::u64_at(&key, 8)],
             tiny,
+            inline: true,
+            home: None,
             dead_blobs: Mutex::default(),
         }
+    }
+
+    /// The same, with a place for files of engines' own.
+    #[must_use]
+    pub fn with_home(mut self, home: Home, inline: bool) -> Ground {
+        (self.home, self.inline) = (Some(home), inline);
+        self
     }
 
     /// Blob `id` was superseded by commit `seq` and no view needs it: it goes when that is durable.

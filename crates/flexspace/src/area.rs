@@ -87,13 +87,17 @@ impl Area {
             // An earlier life may have left the length in the kernel only.
             renew_len(&*file).during("extend", &path)
         };
-        if let Err(error) = grow() {
+        if how != How::Read
+            && let Err(error) = grow()
+        {
             if how == How::Create {
                 let _ = disk.remove(&path); // else the next attempt finds its place taken
             }
             return Err(error);
         }
-        file.map(len);
+        if how != How::Read || file.len().during("measure", &path)? >= len {
+            file.map(len);
+        }
         Ok(Area {
             path,
             file,

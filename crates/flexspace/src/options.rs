@@ -14,6 +14,8 @@ pub struct Options {
     /// Most bytes of data files, holes and bookkeeping aside; at least a few dozen segments of 4 MiB. Without
     /// a limit the disk is it. Of a limit 15/16 can be used (see [`crate::Stats::capacity`]).
     pub limit: Option<u64>,
+    /// Change nothing on disk: nothing can be written, and several may read at a time. Default: no.
+    pub read_only: bool,
     /// Where the index in memory is accounted (as [`sheaf_base::memory::Part::Index`]); with the budget used up, bytes
     /// can be removed but not added.
     pub memory: Arc<Memory>,
@@ -27,6 +29,7 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             create: true,
+            read_only: false,
             limit: None,
             memory: Arc::new(Memory::new(u64::MAX)),
             inline: false,

@@ -101,26 +101,30 @@ struct Tape {
 pub(crate) fn open(disk: Arc<dyn Disk>, dir: &Path, options: Options) -> Result<Shared> {
     let pair = Pair::new(Arc::clone(&disk), dir);
     let head = match pair.read::<Head>()? {
-        Some(head) => head,
-        None if options.create => create(&*disk, dir, &pair, &options)?,
-        None => return Err(Error::NotFound { path: dir.to_path_buf() }),
+        // Of the first generation there is a head only where a creation was cut short.
+        Some(head) if head.generation > 1 => head,
+        _ if options.create && !options.read_only => create(&*disk, dir, &pair, &options)?,
+        _ => return Err(Error::NotFound { path: dir.to_path_buf() }),
     };
     let geometry = Geometry::new(head.is_tiny);
+    let how = if options.read_only { How::Read } else { How::Write };
     let areas = Areas {
         space: head.space,
         geometry,
         dir: dir.join(DIRECTORY),
-        files: open_areas(&*disk, dir, &geometry)?,
+        files: open_areas(&*disk, dir, how, &geometry)?,
     };
     let tree = ShiftTree::new(Extent::HOLE);
     let mut r = Recovery { disk: &*disk, dir, head, areas, tree, seq: 0, mark: 0 };
     let (checkpoint_bytes, healed) = r.load_checkpoint()?;
-    let mut tapes = r.open_logs()?;
+    let mut tapes = r.open_logs(how)?;
     let known = r.known(&tapes)?;
     let pieces = r.replay(&mut tapes, known)?;
-    r.settle(&tapes, &pieces)?;
-    r.adopt(&pair, &tapes)?;
-    r.sweep();
+    if !options.read_only {
+        r.settle(&tapes, &pieces)?;
+        r.adopt(&pair, &tapes)?;
+        r.sweep();
+    }
 
     let Recovery { mut head, areas, mut tree, seq, mark, .. } = r;
     let limit = options.limit.map_or(u64::from(u32::MAX), |bytes| {
@@ -160,12 +164,12 @@ pub(crate) fn open(disk: Arc<dyn Disk>, dir: &Path, options: Options) -> Result<
     })
 }
 
-fn open_areas(disk: &dyn Disk, dir: &Path, geometry: &Geometry) -> Result<Vec<Option<Arc<Area>>>> {
+fn open_areas(disk: &dyn Disk, dir: &Path, how: How, geometry: &Geometry) -> Result<Vec<Option<Arc<Area>>>> {
     let mut files = Vec::new();
     let data = dir.join(DIRECTORY);
     for entry in disk.list(&data).during("list", &data)? {
         if let Some(number) = area::number_of(&entry.name).filter(|number| *number < MAX_AREAS) {
-            let area = Area::open(disk, dir, number, How::Write, geometry)?;
+            let area = Area::open(disk, dir, number, how, geometry)?;
             files.resize_with(files.len().max(number + 1), || None);
             files[number] = Some(Arc::new(area));
         }
@@ -216,11 +220,10 @@ impl Recovery<'_> {
         Ok((self.seq, bytes))
     }
 
-    fn open_logs(&self) -> Result<Vec<Tape>> {
+    fn open_logs(&self, how: How) -> Result<Vec<Tape>> {
         let dir = self.dir.join(LOG);
         let open = |entry: &LogEntry| {
-            let segment =
-                Segment::open(self.disk, &dir, entry.id, self.head.space, LogId::Journal, How::Write)?;
+            let segment = Segment::open(self.disk, &dir, entry.id, self.head.space, LogId::Journal, how)?;
             let len = segment.file().len().during("measure", segment.path())?;
             let limit = if entry.is_final { entry.end } else { segment.identity().capacity.min(len) };
             if limit > len {

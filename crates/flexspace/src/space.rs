@@ -180,16 +180,24 @@ impl FlexSpace {
     /// As for [`FlexSpace::open`].
     pub fn open_on(disk: Arc<dyn Disk>, dir: impl AsRef<Path>, options: Options) -> Result<FlexSpace> {
         let dir = dir.as_ref();
-        if options.create {
+        if options.create && !options.read_only {
             recover::make_dir(&*disk, dir)?;
         } else if disk.list(dir).is_err() {
             return Err(Error::NotFound { path: dir.to_path_buf() });
         }
-        let lock = match disk.lock(&dir.join(LOCK), Share::Exclusive).during("lock", dir)? {
+        let share = if options.read_only { Share::Shared } else { Share::Exclusive };
+        let locked = match disk.lock(&dir.join(LOCK), share) {
+            // A creation that was cut short before there was anything to lock.
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound && options.read_only => {
+                return Err(Error::NotFound { path: dir.to_path_buf() });
+            }
+            other => other.during("lock", dir)?,
+        };
+        let lock = match locked {
             Locked::Held(lock) => lock,
             Locked::Busy(pid) => return Err(Error::Locked { path: dir.to_path_buf(), pid }),
         };
-        let is_inline = options.inline;
+        let is_inline = options.inline || options.read_only;
         let shared = Arc::new(recover::open(disk, dir, options)?);
         let mut workers = Vec::new();
         if !is_inline {
@@ -372,6 +380,9 @@ impl Drop for FlexSpace {
 
 impl Shared {
     pub(crate) fn check_writable(&self) -> Result<()> {
+        if self.options.read_only {
+            return Err(Error::ReadOnly);
+        }
         match *self.poison.lock() {
             Some(op) => Err(Error::Poisoned { op }),
             None => Ok(()),

@@ -298,12 +298,18 @@ impl Shared {
 
     /// A step of everything, housekeeping and garbage collection.
     pub(crate) fn pump(&self) -> Result<bool> {
+        if self.options.read_only {
+            return Ok(false);
+        }
         let kept = self.keep()?;
         Ok(self.collect_if_due()? || kept)
     }
 
     /// A step of housekeeping. True if there may be more.
     pub(crate) fn keep(&self) -> Result<bool> {
+        if self.options.read_only {
+            return Ok(false);
+        }
         self.check_writable()?;
         let (is_unsynced, is_long, has_spare, is_idle) = {
             let m = self.maintenance.lock();
@@ -343,7 +349,7 @@ impl Shared {
     }
 
     pub(crate) fn close(&self) -> Result<()> {
-        if self.maintenance.lock().is_closed {
+        if self.maintenance.lock().is_closed || self.options.read_only {
             return Ok(());
         }
         self.check_writable()?;

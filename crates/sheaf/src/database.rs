@@ -36,7 +36,7 @@ impl Default for Builder {
             options: Options::default(),
             disk: Arc::new(RealDisk),
             clock: Arc::new(SystemClock),
-            engines: vec![sheaf_flat::hashed(), sheaf_flat::ordered()],
+            engines: vec![sheaf_flat::hashed(), sheaf_flat::ordered(), Arc::new(sheaf_flex::Flex)],
         }
     }
 }

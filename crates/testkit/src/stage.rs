@@ -48,6 +48,17 @@ impl Subject {
         }
     }
 
+    /// FlexDB.
+    #[must_use]
+    pub fn flex() -> Subject {
+        Subject {
+            engine: "flex",
+            ordered: true,
+            other: "flat",
+            factories: vec![Arc::new(LedgerFactory::default())],
+        }
+    }
+
     /// FlatStore with an ordered index.
     #[must_use]
     pub fn flat_ordered() -> Subject {
@@ -76,13 +87,25 @@ impl Subject {
     /// All of them: what replay lines and campaigns know. `every_engine!` is the other half of the list.
     #[must_use]
     pub fn all() -> Vec<Subject> {
-        vec![Subject::flat(), Subject::flat_ordered(), Subject::flat_plain(), Subject::ledger()]
+        vec![
+            Subject::flat(),
+            Subject::flat_ordered(),
+            Subject::flat_plain(),
+            Subject::flex(),
+            Subject::ledger(),
+        ]
     }
 
     /// The subject of this name, as replay lines call it.
     #[must_use]
     pub fn named(engine: &str) -> Option<Subject> {
         Subject::all().into_iter().find(|subject| subject.engine == engine)
+    }
+
+    /// Whether its log is its store, so that cleaning makes room; else a checkpoint does, which needs room itself.
+    #[must_use]
+    pub fn is_store_log(&self) -> bool {
+        self.engine.starts_with("flat")
     }
 
     /// The engines of the three keyspaces of a crash workload: two under test, one in another log.
@@ -375,6 +398,7 @@ macro_rules! every_engine {
     ($suite:ident) => {
         $crate::$suite!(flat, $crate::stage::Subject::flat());
         $crate::$suite!(flat_ordered, $crate::stage::Subject::flat_ordered());
+        $crate::$suite!(flex, $crate::stage::Subject::flex());
         $crate::$suite!(ledger, $crate::stage::Subject::ledger());
     };
 }

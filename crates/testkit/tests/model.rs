@@ -25,6 +25,7 @@ fn flat_plain_agrees_with_a_map_on_the_simulated_disk() {
 fn engines_and_geometries_agree_on_the_same_trace() {
     for seed in 1000..1006 {
         case("flat", TINY, seed, 1500).agree().unwrap();
+        case("flex", TINY, seed, 1500).agree().unwrap();
     }
 }
 

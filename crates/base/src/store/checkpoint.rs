@@ -3,7 +3,8 @@
 //! ## Picture
 //!
 //! ```text
-//!  position c (seq, open segments, next number) | images, fuzzily, while commits go on | W >= c2 | ROOT
+//!  position c (seq, open segments, next number), freeze | engines move what is frozen, while commits go on
+//!      | images, fuzzily | W >= c2 | ROOT
 //! ```
 //!
 //! An image holds everything up to c and some of what came until c2; replay from c brings the rest
@@ -17,71 +18,199 @@ use super::log::Log;
 use super::rooting::{Dying, Maintenance};
 use super::tail::log_of;
 use super::{Kept, Store};
-use crate::error::{IoContext, Result};
+use crate::error::{Error, IoContext, Result};
 use crate::root::{CheckpointRef, Position};
 use crate::segment::DATA_START;
 use crate::sync::atomic::Ordering;
-use crate::types::{KeyspaceId, LogId, SegmentId};
+use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
 
 /// A checkpoint is due after this many times its own size was appended.
 const TIMES_IMAGE: u64 = 20;
+/// Steps of engines' work between two looks at the rest of the maintenance.
+const STEPS: usize = 16;
+
+/// A checkpoint that has begun: its position is taken, and engines move what they froze there.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    reference: CheckpointRef,
+    kepts: Vec<Arc<Kept>>,
+    slots: Vec<(u32, SegmentId)>,
+    appended: u64,
+}
 
 impl Store {
-    /// Checkpoints logs that are due. True if there was one.
+    /// Bytes appended to `log` after which its checkpoint is due.
+    fn due_after(&self, log: &Log) -> u64 {
+        let asked =
+            |k: &Arc<Kept>| k.engine().ok().filter(|_| k.log() == log.id).map(|e| e.checkpoint_after());
+        let asked = self.catalogue.map().values().filter_map(asked).max().unwrap_or(0);
+        self.geometry.checkpoint_bytes.max(asked).max(TIMES_IMAGE * log.image_bytes.load(Ordering::Relaxed))
+    }
+
+    /// How far the journal has grown beyond twice what makes a checkpoint due, in hundredths.
+    pub(super) fn journal_pressure(&self) -> u64 {
+        let log = self.log(LogId::Journal);
+        let appended = log.since_checkpoint.load(Ordering::Relaxed);
+        appended.saturating_mul(50).checked_div(self.due_after(log)).unwrap_or(0)
+    }
+
+    /// Begins checkpoints of logs that are due, and moves on those that have begun. True if there was one.
     pub(super) fn checkpoint_if_due(&self) -> Result<bool> {
         let mut any = false;
         for log in self.logs.iter().filter(|_| self.options.checkpoints) {
             let appended = log.since_checkpoint.load(Ordering::Relaxed);
-            let image: u64 = log.image_bytes.load(Ordering::Relaxed);
-            let due = self.geometry.checkpoint_bytes.max(TIMES_IMAGE * image);
-            if appended >= due || (appended > 0 && log.tombs_in_the_way.swap(false, Ordering::Relaxed)) {
-                any |= self.checkpoint(&mut self.maintenance.lock(), log)?;
+            let wants = || self.kepts_of(log).iter().any(|k| k.engine().is_ok_and(|e| e.wants_checkpoint()));
+            let is_due = appended >= self.due_after(log)
+                || (appended > 0 && (log.tombs_in_the_way.swap(false, Ordering::Relaxed) || wants()));
+            if is_due {
+                any |= self.begin_checkpoint(&mut self.maintenance.lock(), log)?;
             }
+            any |= self.advance_checkpoint(log)?;
         }
         Ok(any)
     }
 
-    /// Checkpoints the keyspaces of `log`. False if damage forbids it.
-    pub(super) fn checkpoint(&self, m: &mut Maintenance, log: &Log) -> Result<bool> {
-        let kepts: Vec<Arc<Kept>> =
-            self.catalogue.map().values().filter(|k| k.log() == log.id).cloned().collect();
-        if log.is_frozen() || kepts.iter().any(|k| k.engine().is_err()) {
+    /// Checkpoints the keyspaces of `log` as of now. False if damage forbids it.
+    pub(super) fn checkpoint(&self, log: &Log) -> Result<bool> {
+        while self.maintenance.lock().pending[log.id.index()].is_some() {
+            self.advance_checkpoint(log)?;
+        }
+        if !self.begin_checkpoint(&mut self.maintenance.lock(), log)? {
             return Ok(false);
         }
-        let mut reference = self.position(m, log);
+        while self.maintenance.lock().pending[log.id.index()].is_some() {
+            self.advance_checkpoint(log)?;
+        }
+        Ok(true)
+    }
+
+    /// The keyspaces of `log` that can be used, dropped ones that a view still shows among them: their records go with
+    /// the log as well.
+    fn kepts_of(&self, log: &Log) -> Vec<Arc<Kept>> {
+        let mut kepts = self.catalogue.all();
+        kepts.retain(|kept| kept.log() == log.id && kept.engine().is_ok());
+        kepts
+    }
+
+    /// Takes the position of a checkpoint, and has engines freeze what is in memory. False if one is under way, or
+    /// damage forbids it.
+    fn begin_checkpoint(&self, m: &mut Maintenance, log: &Log) -> Result<bool> {
+        let is_damaged = |k: &Arc<Kept>| k.log() == log.id && k.engine().is_err();
+        if m.pending[log.id.index()].is_some()
+            || log.is_frozen()
+            || self.catalogue.map().values().any(is_damaged)
+        {
+            return Ok(false);
+        }
+        let kepts = self.kepts_of(log);
+        let mut reference = self.position(m, log, &kepts);
         let slots: Vec<_> = log.list().iter().map(|s| (s.slot(), s.id())).collect();
         reference.number = m.next_image;
         m.next_image += 1;
         let appended = log.since_checkpoint.load(Ordering::Relaxed);
-        let saved = self.save_images(&kepts, &mut reference, &slots);
+        let frozen = reference.seq;
+        m.pending[log.id.index()] = Some(Pending { reference, kepts, slots, appended });
+        self.make_certain(m, log, frozen)?;
+        Ok(true)
+    }
+
+    /// What engines move to files of their own is durable first, and ROOT says so: no recovery ends before it.
+    fn make_certain(&self, m: &mut Maintenance, log: &Log, frozen: Seq) -> Result<()> {
+        if log.id == LogId::Journal {
+            self.wait_durable(frozen)?;
+            self.write_root(m, false)?;
+            m.certain = frozen;
+        }
+        Ok(())
+    }
+
+    /// Some steps of the engines' work, and the end of the checkpoint once all is moved. True if there was anything.
+    fn advance_checkpoint(&self, log: &Log) -> Result<bool> {
+        {
+            let mut m = self.maintenance.lock();
+            let Some(pending) = m.pending[log.id.index()].as_ref() else {
+                drop(m);
+                return self.work(&self.kepts_of(log));
+            };
+            let frozen = pending.reference.seq;
+            if log.id == LogId::Journal && m.certain < frozen {
+                self.make_certain(&mut m, log, frozen)?; // the first attempt failed
+            }
+        }
+        let kepts = match &self.maintenance.lock().pending[log.id.index()] {
+            Some(pending) => pending.kepts.clone(),
+            None => return Ok(true),
+        };
+        self.work(&kepts)?;
+        if kepts.iter().all(|k| k.engine().is_ok_and(|e| e.is_settled())) {
+            self.end_checkpoint(&mut self.maintenance.lock(), log)?;
+        }
+        Ok(true)
+    }
+
+    /// Steps of the engines' own work. True if there is more.
+    fn work(&self, kepts: &[Arc<Kept>]) -> Result<bool> {
+        let certain = self.maintenance.lock().certain;
+        let views = self.order.lock().views.clone();
+        let mut more = false;
+        for kept in kepts {
+            let Ok(engine) = kept.engine() else { continue };
+            for _ in 0..if self.options.inline { 1 } else { STEPS } {
+                match engine.work(&views, certain) {
+                    Ok(true) => more = true,
+                    Ok(false) => break,
+                    Err(Error::Poisoned { op }) => return Err(self.poison(op)),
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(more)
+    }
+
+    /// Saves the images of a checkpoint whose engines have moved what they froze, and lets the log before it go.
+    fn end_checkpoint(&self, m: &mut Maintenance, log: &Log) -> Result<()> {
+        let Some(pending) = m.pending[log.id.index()].take() else { return Ok(()) };
+        let mut reference = pending.reference.clone();
+        let saved = self
+            .save_images(&pending.kepts, &mut reference, &pending.slots)
+            // The images hold nothing beyond what is durable ...
+            .and_then(|bytes| self.wait_durable(self.visible()).map(|()| bytes))
+            // ... and point at no copy that could still go.
+            .and_then(|bytes| self.sync_survivors(m).map(|()| bytes));
         let bytes = match saved {
             Ok(bytes) => bytes,
             Err(error) => {
                 for id in &reference.keyspaces {
                     let _ = self.disk.remove(&self.image_path(*id, reference.number)); // else swept
                 }
-                return Err(error);
+                m.pending[log.id.index()] = Some(pending); // what is frozen stays so
+                return Err(match error {
+                    Error::Poisoned { op } => self.poison(op),
+                    other => other,
+                });
             }
         };
-        self.wait_durable(self.visible())?; // the images hold nothing beyond ...
-        self.sync_survivors(m)?; // ... and point at no copy that could still go
         let old = std::mem::replace(&mut m.checkpoints[log.id.index()], reference);
         for id in old.keyspaces {
             m.dies(Dying::File(self.image_path(id, old.number)));
+        }
+        {
+            let _order = self.order.lock();
+            pending.kepts.iter().filter_map(|k| k.engine().ok()).for_each(|engine| engine.saved());
         }
         if log.id == LogId::Journal {
             self.cut_journal(m, log);
         }
         self.write_root(m, false)?;
-        log.since_checkpoint.fetch_sub(appended, Ordering::Relaxed);
+        log.since_checkpoint.fetch_sub(pending.appended, Ordering::Relaxed);
         log.image_bytes.store(bytes, Ordering::Relaxed);
         self.counters.checkpoints.fetch_add(1, Ordering::Relaxed);
         self.counters.checkpoint_bytes.fetch_add(bytes, Ordering::Relaxed);
-        Ok(true)
+        Ok(())
     }
 
     /// Where replay has to start for everything that is not applied now.
-    fn position(&self, m: &Maintenance, log: &Log) -> CheckpointRef {
+    fn position(&self, m: &Maintenance, log: &Log, kepts: &[Arc<Kept>]) -> CheckpointRef {
         let making = self.making.lock();
         let order = self.order.lock();
         let mut open: Vec<Position> = Vec::new();
@@ -93,6 +222,7 @@ impl Store {
         );
         let survivors = m.survivors[log.id.index()].iter().flatten();
         open.extend(survivors.map(|s| Position { segment: s.segment.id(), offset: s.offset }));
+        kepts.iter().filter_map(|k| k.engine().ok()).for_each(|engine| engine.freeze());
         CheckpointRef {
             number: 0,
             seq: self.visible(),

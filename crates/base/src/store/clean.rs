@@ -162,7 +162,7 @@ impl Store {
             return 0;
         }
         let (disk, limit) = self.space(self.log(LogId::Flat));
-        (disk * 100).checked_div(limit).unwrap_or(0)
+        (disk * 100).checked_div(limit).unwrap_or(0).max(self.journal_pressure())
     }
 
     /// The victims whose cleaning costs least for what it wins.

@@ -16,7 +16,7 @@ use crate::disk::{Disk, Locked, Share, create_dirs};
 use crate::engine::EngineFactory;
 use crate::error::{Error, IoContext, Result};
 use crate::fork::ForkGuard;
-use crate::ground::Ground;
+use crate::ground::{Ground, Home};
 use crate::root::{Root, Slots};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -114,7 +114,8 @@ impl Store {
         root: &Root,
     ) -> Store {
         let blobs = Blobs::new(Arc::clone(&disk), path.join(BLOBS), root.store, root.blob_bound);
-        let ground = Ground::new(blobs, options.memory, root.hash_key, options.tiny);
+        let ground = Ground::new(blobs, options.memory, root.hash_key, options.tiny)
+            .with_home(Home::new(Arc::clone(&disk), path, options.read_only), options.inline);
         Store {
             dir: path.to_path_buf(),
             geometry: Geometry::new(options.tiny),
@@ -180,7 +181,19 @@ impl Store {
         drop(self.maintenance.lock());
         drop(self.making.lock());
         drop(self.order.lock());
+        let engines = self.close_engines();
         self.lock.lock().take();
+        ended.and(engines)
+    }
+
+    /// Closes the engines' own files.
+    fn close_engines(&self) -> Result<()> {
+        let mut ended = Ok(());
+        for kept in self.catalogue.all() {
+            if let Ok(engine) = kept.engine() {
+                ended = ended.and(engine.close());
+            }
+        }
         ended
     }
 
@@ -210,7 +223,7 @@ impl Store {
     fn end_in_order(&self) -> Result<()> {
         for log in self.logs.iter().filter(|_| self.options.checkpoints) {
             if log.since_checkpoint.load(Ordering::Relaxed) > 0 {
-                match self.checkpoint(&mut self.maintenance.lock(), log) {
+                match self.checkpoint(log) {
                     Ok(_) | Err(Error::NoSpace { .. }) => {} // opening will replay instead
                     Err(error) => return Err(error),
                 }

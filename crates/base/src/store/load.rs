@@ -108,8 +108,20 @@ pub(super) fn load(
 /// Hands its image to a keyspace's engine; returns its bytes.
 fn restore(store: &Store, checkpoint: &CheckpointRef, kept: &Kept, segments: &[Arc<Segment>]) -> Result<u64> {
     if !checkpoint.keyspaces.contains(&kept.id()) {
-        return Ok(0);
+        return kept.engine()?.restore_without(None).map(|()| 0);
     }
+    match restore_image(store, checkpoint, kept, segments) {
+        Err(damage @ Error::Corrupt { .. }) => kept.engine()?.restore_without(Some(damage)).map(|()| 0),
+        other => other,
+    }
+}
+
+fn restore_image(
+    store: &Store,
+    checkpoint: &CheckpointRef,
+    kept: &Kept,
+    segments: &[Arc<Segment>],
+) -> Result<u64> {
     let path = store.image_path(kept.id(), checkpoint.number);
     let slot_now =
         |id: SegmentId| segments.binary_search_by_key(&id, |s| s.id()).ok().map(|i| segments[i].slot());

@@ -637,6 +637,9 @@ impl Store {
             }
         }
         let kepts = self.catalogue.map();
+        if let Some(home) = &self.ground.home {
+            home.sweep(|id| kepts.values().any(|kept| kept.id() == id))?;
+        }
         if kepts.values().any(|kept| kept.engine().is_err()) {
             return Ok(()); // an orphan cannot be told from a value of a damaged keyspace
         }

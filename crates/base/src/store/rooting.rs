@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::Store;
+use super::checkpoint::Pending;
 use super::log::Log;
 use crate::error::{Error, Result};
 use crate::root::{CheckpointRef, LogEntry, Root};
@@ -53,6 +54,9 @@ pub(crate) struct Maintenance {
     pub(crate) unsynced: Vec<Arc<Segment>>,
     /// What goes, with the first generation of ROOT that does not name it.
     pub(crate) dying: Vec<(u64, Dying)>,
+    /// Checkpoints under way, and up to where the journal's is certain: durable, and ROOT says so.
+    pub(crate) pending: [Option<Pending>; LogId::ALL.len()],
+    pub(crate) certain: Seq,
     /// The number of the next image.
     pub(crate) next_image: u64,
 }

@@ -116,7 +116,8 @@ pub fn a_full_disk_takes_writes_again_once_there_is_room(stage: &Stage) {
 }
 
 pub fn a_full_disk_makes_room_by_removing(stage: &Stage) {
-    if !checkpoints_are_small(stage) {
+    // Without room for an image the journal cannot be cut, and room comes from elsewhere.
+    if !stage.subject.is_store_log() {
         return;
     }
     let (db, ks, _other, mut expected) = full(stage);

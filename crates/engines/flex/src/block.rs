@@ -1,0 +1,292 @@
+//! # Block: an interval in memory
+//!
+//! The bytes of an interval as they stand in the space, with a directory before them: fingerprints, then where each
+//! version stands, in the order of keys and falling numbers. One allocation: a look-up is the head with the
+//! fingerprints, then one pair.
+//!
+//! ## Picture
+//!
+//! ```text
+//!  references | size | versions, live keys, runs | fingerprint 2 ... | place 4 ... | runs
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. Nothing changes but the count of references. The last one frees it.
+//! 2. Every place was decoded when the block was built, so decoding it again cannot fail.
+
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::ops::Deref;
+use std::ptr::NonNull;
+
+use sheaf_base::error::Damage;
+use sheaf_base::record::Content;
+use sheaf_base::sync::atomic::{AtomicUsize, Ordering, fence};
+use sheaf_base::types::Seq;
+
+use crate::run::{self, Pair};
+
+/// The fingerprint of a hash.
+#[inline]
+pub(crate) fn print_of(hash: u64) -> u16 {
+    u16::try_from(hash >> 32 & u64::from(u16::MAX)).unwrap_or(0)
+}
+
+/// A block's head; the rest stands behind it.
+#[repr(C)]
+pub(crate) struct Block {
+    references: AtomicUsize,
+    size: u32,
+    count: u32,
+    live: u32,
+    runs: u32,
+    /// The highest number in it.
+    newest: u64,
+}
+
+const HEAD: usize = size_of::<Block>();
+
+/// A pair's number; of a staged value the highest there is, since it takes a look elsewhere to show it.
+fn newest_of(pair: &Pair<'_>) -> u64 {
+    if matches!(pair.content, Content::Staged(_)) { u64::MAX } else { pair.seq.0 }
+}
+
+/// A counted reference to a block.
+#[derive(Debug)]
+pub(crate) struct BlockRef(NonNull<Block>);
+
+// SAFETY:
+// * A block is never written but for its count, which is an atomic.
+unsafe impl Send for BlockRef {}
+// SAFETY:
+// * As above.
+unsafe impl Sync for BlockRef {}
+
+fn layout(size: usize) -> Layout {
+    Layout::from_size_align(size, 8).expect("an interval is below 2^32 bytes")
+}
+
+impl std::fmt::Debug for Block {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Block of {}", self.count)
+    }
+}
+
+impl Block {
+    /// The block of an interval's bytes. Versions that came twice are one.
+    pub(crate) fn build(data: &[u8], hash: impl Fn(&[u8]) -> u64) -> Result<BlockRef, Damage> {
+        let mut found: Vec<(u32, Pair<'_>)> = Vec::with_capacity(16);
+        let runs = run::walk(data, |at, pair| found.push((u32::try_from(at).unwrap_or(u32::MAX), pair)))?;
+        if runs > 1 {
+            found.sort_by(|(_, a), (_, b)| a.key.cmp(b.key).then(b.seq.cmp(&a.seq)));
+            found.dedup_by(|(_, a), (_, b)| a.key == b.key && a.seq == b.seq);
+        } else if !found.is_sorted_by(|(_, a), (_, b)| (a.key, b.seq) < (b.key, a.seq)) {
+            return Err(Damage::BadField { field: "order of pairs", value: found.len() as u64 });
+        }
+        let is_newest = |at: usize| at == 0 || found[at - 1].1.key != found[at].1.key;
+        let live = (0..found.len()).filter(|at| is_newest(*at) && !found[*at].1.is_tomb()).count();
+        let directory = (found.len() * 2).next_multiple_of(4) + found.len() * 4;
+        let size = HEAD + directory + data.len();
+        let too_large = |_| Damage::BadLength { got: size as u64, max: u64::from(u32::MAX) };
+        let head = Block {
+            references: AtomicUsize::new(1),
+            size: u32::try_from(size).map_err(too_large)?,
+            count: u32::try_from(found.len()).map_err(too_large)?,
+            live: u32::try_from(live).map_err(too_large)?,
+            runs,
+            newest: found.iter().map(|(_, pair)| newest_of(pair)).max().unwrap_or(0),
+        };
+        // SAFETY:
+        // * The size is not zero.
+        let start = unsafe { alloc(layout(size)) };
+        let Some(block) = NonNull::new(start.cast::<Block>()) else { handle_alloc_error(layout(size)) };
+        // SAFETY:
+        // * The allocation has room for head, directory and data, in this order, and is aligned for the head; the
+        //   fingerprints behind it for two bytes, the places for four; nobody else knows it.
+        unsafe {
+            block.as_ptr().write(head);
+            let prints = start.add(HEAD).cast::<u16>();
+            let places = start.add(HEAD + (found.len() * 2).next_multiple_of(4)).cast::<u32>();
+            for (slot, (at, pair)) in found.iter().enumerate() {
+                prints.add(slot).write(print_of(hash(pair.key)));
+                places.add(slot).write(*at);
+            }
+            std::ptr::copy_nonoverlapping(data.as_ptr(), start.add(HEAD + directory), data.len());
+        }
+        Ok(BlockRef(block))
+    }
+
+    fn start(&self) -> *const u8 {
+        (&raw const *self).cast()
+    }
+
+    /// Bytes of memory.
+    pub(crate) fn size(&self) -> u64 {
+        u64::from(self.size)
+    }
+
+    /// Versions in it.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.count as usize
+    }
+
+    /// Keys whose newest version is no removal.
+    pub(crate) fn live(&self) -> u32 {
+        self.live
+    }
+
+    /// Whether a view at `at` shows every version in it as it stands: one of each key, a value, nothing newer.
+    #[inline]
+    pub(crate) fn is_plain(&self, at: Seq) -> bool {
+        self.live == self.count && self.newest <= at.0 && self.newest < u64::MAX
+    }
+
+    /// Runs it was read from.
+    pub(crate) fn runs(&self) -> u32 {
+        self.runs
+    }
+
+    #[inline]
+    fn prints(&self) -> &[u16] {
+        // SAFETY:
+        // * Written by `build`: so many, right behind the head.
+        unsafe { std::slice::from_raw_parts(self.start().add(HEAD).cast(), self.len()) }
+    }
+
+    #[inline]
+    fn places(&self) -> &[u32] {
+        let at = HEAD + (self.len() * 2).next_multiple_of(4);
+        // SAFETY:
+        // * Written by `build`: so many, behind the fingerprints, aligned to four.
+        unsafe { std::slice::from_raw_parts(self.start().add(at).cast(), self.len()) }
+    }
+
+    /// The runs.
+    #[inline]
+    pub(crate) fn data(&self) -> &[u8] {
+        let at = HEAD + (self.len() * 2).next_multiple_of(4) + self.len() * 4;
+        // SAFETY:
+        // * Written by `build`: the rest of the allocation.
+        unsafe { std::slice::from_raw_parts(self.start().add(at), self.size as usize - at) }
+    }
+
+    /// The version in `slot`.
+    #[inline]
+    pub(crate) fn pair(&self, slot: usize) -> Pair<'_> {
+        match Pair::decode(self.data(), self.places()[slot] as usize) {
+            Ok((pair, _)) => pair,
+            Err(_) => unreachable!("decoded when the block was built (I2)"),
+        }
+    }
+
+    /// The version of `key` that a view at `at` shows.
+    #[inline]
+    pub(crate) fn find(&self, print: u16, key: &[u8], at: Seq) -> Option<Pair<'_>> {
+        for (slot, mine) in self.prints().iter().enumerate() {
+            if *mine == print {
+                let pair = self.pair(slot);
+                if pair.key == key && pair.seq <= at {
+                    return Some(pair);
+                }
+            }
+        }
+        None
+    }
+
+    /// The first slot whose key is not before `key`; behind it, if `behind`.
+    pub(crate) fn seek(&self, key: &[u8], behind: bool) -> usize {
+        let (mut low, mut high) = (0, self.len());
+        while low < high {
+            let middle = (low + high) / 2;
+            let found = self.pair(middle).key;
+            if found < key || (behind && found == key) { low = middle + 1 } else { high = middle }
+        }
+        low
+    }
+}
+
+impl BlockRef {
+    /// Gives the reference away as a pointer.
+    pub(crate) fn into_raw(self) -> *mut Block {
+        let pointer = self.0.as_ptr();
+        std::mem::forget(self);
+        pointer
+    }
+
+    /// Takes a reference that was given away.
+    ///
+    /// # Safety
+    ///
+    /// * The pointer comes from [`BlockRef::into_raw`], once for each call.
+    pub(crate) unsafe fn from_raw(pointer: *mut Block) -> Option<BlockRef> {
+        NonNull::new(pointer).map(BlockRef)
+    }
+
+    /// Another reference to a block that is still there.
+    pub(crate) fn of(block: &Block) -> BlockRef {
+        block.references.fetch_add(1, Ordering::Relaxed);
+        BlockRef(NonNull::from(block))
+    }
+}
+
+impl Deref for BlockRef {
+    type Target = Block;
+
+    #[inline]
+    fn deref(&self) -> &Block {
+        // SAFETY:
+        // * There is a reference, this one, so it is not freed (I1).
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl Clone for BlockRef {
+    fn clone(&self) -> BlockRef {
+        BlockRef::of(self)
+    }
+}
+
+impl Drop for BlockRef {
+    fn drop(&mut self) {
+        if self.references.fetch_sub(1, Ordering::Release) == 1 {
+            fence(Ordering::Acquire);
+            let size = self.size as usize;
+            // SAFETY:
+            // * Allocated with this layout in `build`; this was the last reference.
+            unsafe { dealloc(self.0.as_ptr().cast(), layout(size)) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hash(key: &[u8]) -> u64 {
+        u64::from(crc32c::crc32c(key)) << 32
+    }
+
+    #[test]
+    fn versions_are_found_as_views_show_them() {
+        let put = |key, seq, value| Pair { key, seq: Seq(seq), content: Content::Put(value) };
+        let mut data = Vec::new();
+        run::encode(true, [put(&b"a"[..], 1, &b"one"[..]), put(b"c", 2, b"two")].into_iter(), &mut data);
+        let gone = Pair { key: b"c", seq: Seq(9), content: Content::Remove };
+        run::encode(false, [put(b"b", 7, b"seven"), gone, put(b"c", 2, b"two")].into_iter(), &mut data);
+        let block = Block::build(&data, hash).expect("it is well formed");
+        assert_eq!((block.len(), block.live(), block.runs()), (4, 2, 2));
+        let find = |key: &[u8], at| block.find(print_of(hash(key)), key, at).map(|pair| pair.content);
+        assert_eq!(find(b"c", Seq::LATEST), Some(Content::Remove));
+        assert_eq!(find(b"c", Seq(8)), Some(Content::Put(b"two")));
+        assert_eq!(find(b"c", Seq(1)), None);
+        assert_eq!(find(b"b", Seq::LATEST), Some(Content::Put(b"seven")));
+        assert_eq!(find(b"d", Seq::LATEST), None);
+        assert_eq!((block.seek(b"b", false), block.seek(b"b", true), block.seek(b"c", true)), (1, 2, 4));
+        assert_eq!(block.data(), data);
+        let other = block.clone();
+        drop(block);
+        assert_eq!(other.pair(0).key, b"a");
+        assert!(Block::build(&data[..data.len() - 1], hash).is_err());
+    }
+}

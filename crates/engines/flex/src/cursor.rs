@@ -1,0 +1,589 @@
+//! # Cursor: an interval at a time, merged with what the memtables have there
+//!
+//! A cursor holds no state between calls but a reference to one block and copies of what memtables had beside it. For the
+//! next interval it looks at the present state again, behind the key where it stood: versions that its view needs are in
+//! every state, wherever they have moved meanwhile.
+//!
+//! ## Costs
+//!
+//! A step within an interval moves an index; a new interval is a descent, and one in each memtable that has keys. Pairs
+//! of the block are not copied.
+
+use std::ops::{Bound, Range};
+use std::sync::Arc;
+
+use sheaf_base::engine::{Bounds, Cursor, Want};
+use sheaf_base::error::Result;
+use sheaf_base::record::Content;
+use sheaf_base::sync::epoch::{self, Guard};
+use sheaf_base::types::Seq;
+use sheaf_flexspace::tree::Entry as TreeEntry;
+use smallvec::SmallVec;
+
+use crate::arena::Place;
+use crate::block::{Block, BlockRef};
+use crate::engine::FlexEngine;
+use crate::index::{Interval, State};
+use crate::memtable::{Memtable, blob_bytes, blob_of};
+use crate::prefix::{is_above, is_below};
+use crate::slots::UNKNOWN;
+
+/// Keys looked up in a memtable at a time.
+const LIMIT: usize = 64;
+/// Most pairs of a batch if memtables have some of them, and bytes copied for them, about.
+const LIMIT_PAIRS: usize = 64;
+const LIMIT_BYTES: usize = 256 << 10;
+
+/// The pair a cursor stands on: ranges of the block's runs, or of the copies.
+#[derive(Clone, Copy, Debug, Default)]
+struct Now {
+    is_copy: bool,
+    key: (u32, u32),
+    value: (u32, u32),
+}
+
+/// Where a pair of the batch is.
+#[derive(Clone, Copy, Debug)]
+enum Item {
+    /// A slot of the block.
+    Block(u32),
+    /// In the copies: where the key starts, where the value, where it ends, and whether that is a staged one's name.
+    Copy(u32, u32, u32, bool),
+}
+
+/// A cursor over a keyspace at one view.
+pub(crate) struct FlexCursor {
+    engine: Arc<FlexEngine>,
+    walk: Walk,
+}
+
+/// Where a cursor is.
+struct Walk {
+    at: Seq,
+    bounds: Bounds,
+    want: Want,
+    /// What is left: everything behind (before) it, unless it ended.
+    rest: Option<Bound<Vec<u8>>>,
+    block: Option<BlockRef>,
+    copies: Vec<u8>,
+    items: Vec<Item>,
+    next: usize,
+    /// Slots of the block that are shown as they are; then there are no items.
+    plain: Range<usize>,
+    now: Now,
+    has_begun: bool,
+    /// A staged value.
+    staged: Option<Vec<u8>>,
+    lanes: SmallVec<[Lane; 2]>,
+}
+
+/// What a memtable has next. Records stay where they are, and what comes to be among them is younger than the view: so a
+/// lane goes on from interval to interval.
+#[derive(Debug, Default)]
+struct Lane {
+    /// The memtable.
+    number: u32,
+    places: Vec<Place>,
+    next: usize,
+    /// There are no more behind `places`.
+    has_all: bool,
+}
+
+/// A lane and its memtable.
+struct Source<'a> {
+    memtable: &'a Memtable,
+    lane: Lane,
+}
+
+impl<'a> Source<'a> {
+    fn key(&self) -> Option<&'a [u8]> {
+        self.lane.places.get(self.lane.next).map(|place| self.memtable.entry(*place).key())
+    }
+
+    fn fill(&mut self, forward: bool, from: Bound<&[u8]>, guard: &Guard) {
+        self.lane.places.clear();
+        self.lane.next = 0;
+        if forward {
+            self.memtable.ascend(from, LIMIT, guard, &mut self.lane.places);
+        } else {
+            self.memtable.fall(from, LIMIT, guard, &mut self.lane.places);
+        }
+        self.lane.has_all = self.lane.places.len() < LIMIT;
+    }
+
+    /// To the next record.
+    fn advance(&mut self, forward: bool, guard: &Guard) {
+        let last = self.lane.places[self.lane.next];
+        self.lane.next += 1;
+        if self.lane.next == self.lane.places.len() && !self.lane.has_all {
+            self.fill(forward, Bound::Excluded(self.memtable.entry(last).key()), guard);
+        }
+    }
+}
+
+fn as_ref(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
+    bound.as_ref().map(Vec::as_slice)
+}
+
+impl FlexCursor {
+    pub(crate) fn new(engine: Arc<FlexEngine>, at: Seq, bounds: Bounds, want: Want) -> FlexCursor {
+        let walk = Walk {
+            at,
+            bounds,
+            want,
+            rest: None,
+            block: None,
+            copies: Vec::new(),
+            items: Vec::new(),
+            next: 0,
+            plain: 0..0,
+            now: Now::default(),
+            has_begun: false,
+            staged: None,
+            lanes: SmallVec::new(),
+        };
+        FlexCursor { engine, walk }
+    }
+}
+
+impl Walk {
+    /// Fetches pairs until there are some. False at the end.
+    fn fetch(&mut self, engine: &FlexEngine, forward: bool) -> Result<bool> {
+        if !std::mem::replace(&mut self.has_begun, true) {
+            let from = if forward { &self.bounds.low } else { &self.bounds.high };
+            self.rest = (!self.bounds.is_empty()).then(|| from.clone());
+        }
+        self.items.clear();
+        (self.next, self.plain) = (0, 0..0);
+        while self.items.is_empty() && self.plain.is_empty() {
+            let Some(rest) = self.rest.take() else { return Ok(false) };
+            let guard = &epoch::pin();
+            let state = engine.state(guard);
+            self.copies.clear();
+            self.block = None;
+            self.rest = if forward {
+                self.ascend(engine, &rest, state, guard)?
+            } else {
+                self.fall(engine, &rest, state, guard)?
+            };
+        }
+        Ok(true)
+    }
+
+    /// Fetches what lies from `low` to the end of its interval; from where it goes on.
+    fn ascend(
+        &mut self,
+        engine: &FlexEngine,
+        low: &Bound<Vec<u8>>,
+        state: &State,
+        guard: &Guard,
+    ) -> Result<Option<Bound<Vec<u8>>>> {
+        let (index, low) = (&state.index, as_ref(low));
+        let key: &[u8] = match low {
+            Bound::Included(key) | Bound::Excluded(key) => key,
+            Bound::Unbounded => &[],
+        };
+        let entry = index.find(key);
+        let behind = entry.as_ref().and_then(|entry| index.next(entry)).map(|next| index.sep(&next.item));
+        // What is fetched ends before the next interval, or at the upper bound.
+        let sep = behind.filter(|sep| is_below(sep, as_ref(&self.bounds.high)));
+        let rest = sep.clone().map(Bound::Included);
+        let high = match sep {
+            Some(sep) => Bound::Excluded(sep),
+            None => self.bounds.high.clone(),
+        };
+        let mut sources = self.sources(state, true, low, guard);
+        let held = entry.as_ref().map(|entry| index.block(entry, &engine.shelf, guard)).transpose()?;
+        let block = held.as_deref();
+        let mut slot = match (block, low) {
+            (Some(block), Bound::Included(low)) => block.seek(low, false),
+            (Some(block), Bound::Excluded(low)) => block.seek(low, true),
+            _ => 0,
+        };
+        let is_within = |key: &[u8]| is_below(key, as_ref(&high));
+        let is_merge = sources.iter().any(|source| source.key().is_some_and(is_within));
+        let mut cut = None;
+        if let Some(block) = block.filter(|block| !is_merge && block.is_plain(self.at)) {
+            let end = match &high {
+                _ if rest.is_some() => block.len(), // the whole rest of the interval
+                Bound::Included(high) => block.seek(high, true),
+                Bound::Excluded(high) => block.seek(high, false),
+                Bound::Unbounded => block.len(),
+            };
+            self.plain = slot..end;
+            slot = block.len();
+        }
+        loop {
+            let stored = block.filter(|block| slot < block.len()).map(|block| block.pair(slot).key);
+            let least = match is_merge {
+                true => sources.iter().filter_map(Source::key).chain(stored).min(),
+                false => stored,
+            };
+            let Some(key) = least.filter(|key| is_within(key)) else { break };
+            if is_merge && (self.items.len() >= LIMIT_PAIRS || self.copies.len() > LIMIT_BYTES) {
+                cut = Some(Bound::Included(key.to_vec()));
+                break;
+            }
+            let end = match block {
+                Some(block) if stored == Some(key) => end_of_key(block, slot),
+                _ => slot,
+            };
+            let merged: &mut [Source<'_>] = if is_merge { &mut sources } else { &mut [] };
+            self.take(engine, key, merged, block, slot..end, true, guard)?;
+            slot = end;
+        }
+        self.lanes = sources.into_iter().map(|source| source.lane).collect();
+        self.block = held.map(|held| held.keep());
+        Ok(cut.or(rest))
+    }
+
+    /// As [`Walk::ascend`], downwards.
+    fn fall(
+        &mut self,
+        engine: &FlexEngine,
+        high: &Bound<Vec<u8>>,
+        state: &State,
+        guard: &Guard,
+    ) -> Result<Option<Bound<Vec<u8>>>> {
+        let (index, high) = (&state.index, as_ref(high));
+        let entry = index.find_last(high);
+        let sep = entry.as_ref().map(|entry| index.sep(&entry.item)).filter(|sep| !sep.is_empty());
+        let sep = sep.filter(|sep| is_above(sep, as_ref(&self.bounds.low)));
+        let rest = sep.clone().map(Bound::Excluded);
+        let low = match sep {
+            Some(sep) => Bound::Included(sep),
+            None => self.bounds.low.clone(),
+        };
+        let mut sources = self.sources(state, false, high, guard);
+        let held = entry.as_ref().map(|entry| index.block(entry, &engine.shelf, guard)).transpose()?;
+        let block = held.as_deref();
+        let mut slot = match (block, high) {
+            (Some(block), Bound::Included(high)) => block.seek(high, true),
+            (Some(block), Bound::Excluded(high)) => block.seek(high, false),
+            (Some(block), Bound::Unbounded) => block.len(),
+            (None, _) => 0,
+        };
+        let is_within = |key: &[u8]| is_above(key, as_ref(&low));
+        let is_merge = sources.iter().any(|source| source.key().is_some_and(is_within));
+        let mut cut = None;
+        if let Some(block) = block.filter(|block| !is_merge && block.is_plain(self.at)) {
+            let start = match &low {
+                _ if rest.is_some() => 0, // the whole rest of the interval
+                Bound::Included(low) => block.seek(low, false),
+                Bound::Excluded(low) => block.seek(low, true),
+                Bound::Unbounded => 0,
+            };
+            self.plain = start..slot;
+            slot = 0;
+        }
+        loop {
+            let stored = block.filter(|_| slot > 0).map(|block| block.pair(slot - 1).key);
+            let most = match is_merge {
+                true => sources.iter().filter_map(Source::key).chain(stored).max(),
+                false => stored,
+            };
+            let Some(key) = most.filter(|key| is_within(key)) else { break };
+            if is_merge && (self.items.len() >= LIMIT_PAIRS || self.copies.len() > LIMIT_BYTES) {
+                cut = Some(Bound::Included(key.to_vec()));
+                break;
+            }
+            let start = match block {
+                Some(block) if stored == Some(key) => start_of_key(block, slot - 1),
+                _ => slot,
+            };
+            let merged: &mut [Source<'_>] = if is_merge { &mut sources } else { &mut [] };
+            self.take(engine, key, merged, block, start..slot, false, guard)?;
+            slot = start;
+        }
+        self.lanes = sources.into_iter().map(|source| source.lane).collect();
+        self.block = held.map(|held| held.keep());
+        Ok(cut.or(rest))
+    }
+
+    /// The memtables, with what is left of the lanes of those that were there before.
+    fn sources<'s>(
+        &mut self,
+        state: &'s State,
+        forward: bool,
+        from: Bound<&[u8]>,
+        guard: &Guard,
+    ) -> SmallVec<[Source<'s>; 2]> {
+        let mut lanes = std::mem::take(&mut self.lanes);
+        let source = |memtable: &'s Arc<Memtable>| match lanes
+            .iter_mut()
+            .find(|lane| lane.number == memtable.number)
+        {
+            Some(lane) => Source { memtable, lane: std::mem::take(lane) },
+            None => {
+                let lane = Lane { number: memtable.number, ..Lane::default() };
+                let mut source = Source { memtable, lane };
+                source.fill(forward, from, guard);
+                source
+            }
+        };
+        state.memtables().map(source).collect()
+    }
+
+    /// Takes what the view shows of `key`: from the first source that has a version for it. The block has its versions
+    /// in `slots`.
+    #[allow(clippy::too_many_arguments)] // two callers
+    fn take(
+        &mut self,
+        engine: &FlexEngine,
+        key: &[u8],
+        sources: &mut [Source<'_>],
+        block: Option<&Block>,
+        slots: Range<usize>,
+        forward: bool,
+        guard: &Guard,
+    ) -> Result<()> {
+        let mut is_decided = false;
+        for source in sources {
+            if source.key() != Some(key) {
+                continue;
+            }
+            let memtable = source.memtable;
+            let entry = memtable.entry(source.lane.places[source.lane.next]);
+            source.advance(forward, guard);
+            if is_decided {
+                continue;
+            }
+            let Some(version) = entry.at(self.at) else { continue };
+            is_decided = true;
+            if version.word.is_tomb() {
+                continue;
+            }
+            let ground = &engine.shelf.ground;
+            let (copies, items) = (&mut self.copies, &mut self.items);
+            let with_value = self.want == Want::Pairs;
+            memtable.content(version.word, ground, guard, |content| {
+                items.push(copy(copies, key, &content, with_value));
+                Ok(())
+            })?;
+        }
+        let Some(block) = block.filter(|_| !is_decided) else { return Ok(()) };
+        for slot in slots {
+            let pair = block.pair(slot);
+            if pair.seq > self.at {
+                continue;
+            }
+            match pair.content {
+                Content::Put(_) => self.items.push(Item::Block(u32::try_from(slot).unwrap_or(u32::MAX))),
+                Content::Staged(_) => {
+                    self.items.push(copy(&mut self.copies, key, &pair.content, self.want == Want::Pairs));
+                }
+                Content::Remove => {}
+            }
+            return Ok(());
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn step(&mut self, engine: &FlexEngine, forward: bool) -> Result<bool> {
+        loop {
+            let slot = if forward { self.plain.next() } else { self.plain.next_back() };
+            if let Some(slot) = slot {
+                self.stand_on(slot);
+                return Ok(true);
+            }
+            if self.next < self.items.len() {
+                return self.step_item(engine);
+            }
+            let fetched = self.fetch(engine, forward);
+            if !matches!(fetched, Ok(true)) {
+                self.end(); // an error or the end latches
+                return fetched;
+            }
+        }
+    }
+
+    fn end(&mut self) {
+        self.rest = None;
+        self.items.clear();
+        (self.next, self.plain) = (0, 0..0);
+    }
+
+    /// Stands on the block's version in `slot`.
+    #[inline]
+    fn stand_on(&mut self, slot: usize) {
+        let Some(block) = &self.block else { return };
+        let data = block.data();
+        let pair = block.pair(slot);
+        let value = if let Content::Put(value) = pair.content { value } else { &[] };
+        let place = |bytes: &[u8]| {
+            let from = (bytes.as_ptr() as usize).wrapping_sub(data.as_ptr() as usize);
+            let from = if bytes.is_empty() { 0 } else { u32::try_from(from).unwrap_or(0) };
+            (from, from + u32::try_from(bytes.len()).unwrap_or(0))
+        };
+        self.now = Now { is_copy: false, key: place(pair.key), value: place(value) };
+        self.staged = None;
+    }
+
+    fn step_item(&mut self, engine: &FlexEngine) -> Result<bool> {
+        let item = self.items[self.next];
+        self.next += 1;
+        match item {
+            Item::Block(slot) => self.stand_on(slot as usize),
+            Item::Copy(from, value, end, is_staged) => {
+                self.now = Now { is_copy: true, key: (from, value), value: (value, end) };
+                self.staged = None;
+                if is_staged && self.want == Want::Pairs {
+                    let blob = blob_of(&self.copies[value as usize..end as usize]);
+                    let blobs = &engine.shelf.ground.blobs;
+                    match blobs.read(&blob) {
+                        Ok(Some(bytes)) => self.staged = Some(bytes),
+                        // It is pinned by this cursor's view: it cannot have gone in order.
+                        other => {
+                            self.end();
+                            return other.and_then(|_| Err(blobs.missing(&blob)));
+                        }
+                    }
+                }
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Copies a pair.
+fn copy(copies: &mut Vec<u8>, key: &[u8], content: &Content<'_>, with_value: bool) -> Item {
+    let at = |copies: &Vec<u8>| u32::try_from(copies.len()).unwrap_or(u32::MAX);
+    let from = at(copies);
+    copies.extend_from_slice(key);
+    let value = at(copies);
+    let is_staged = match content {
+        Content::Put(bytes) if with_value => {
+            copies.extend_from_slice(bytes);
+            false
+        }
+        Content::Staged(blob) => {
+            copies.extend_from_slice(&blob_bytes(blob));
+            true
+        }
+        _ => false,
+    };
+    Item::Copy(from, value, at(copies), is_staged)
+}
+
+/// Behind the versions of the key in `slot`.
+fn end_of_key(block: &Block, slot: usize) -> usize {
+    let key = block.pair(slot).key;
+    (slot + 1..block.len()).find(|slot| block.pair(*slot).key != key).unwrap_or(block.len())
+}
+
+/// The first of the versions of the key in `slot`.
+fn start_of_key(block: &Block, slot: usize) -> usize {
+    let key = block.pair(slot).key;
+    (0..slot).rev().find(|slot| block.pair(*slot).key != key).map_or(0, |slot| slot + 1)
+}
+
+impl Walk {
+    #[inline]
+    fn bytes(&self, (from, to): (u32, u32)) -> &[u8] {
+        match &self.block {
+            _ if self.now.is_copy => &self.copies[from as usize..to as usize],
+            Some(block) => &block.data()[from as usize..to as usize],
+            None => &[],
+        }
+    }
+
+    fn key(&self) -> &[u8] {
+        self.bytes(self.now.key)
+    }
+
+    fn value(&self) -> &[u8] {
+        match &self.staged {
+            Some(staged) => staged,
+            None => self.bytes(self.now.value),
+        }
+    }
+}
+
+impl Cursor for FlexCursor {
+    fn next(&mut self) -> Result<bool> {
+        self.walk.step(&self.engine, true)
+    }
+
+    fn prev(&mut self) -> Result<bool> {
+        self.walk.step(&self.engine, false)
+    }
+
+    fn key(&self) -> &[u8] {
+        self.walk.key()
+    }
+
+    fn value(&self) -> &[u8] {
+        self.walk.value()
+    }
+}
+
+impl FlexEngine {
+    /// Live keys. Intervals that no memtable has a key of say how many they have, if that is known.
+    pub(crate) fn count_keys(&self) -> Result<u64> {
+        let guard = &epoch::pin();
+        let state = self.state(guard);
+        let mut lanes: Vec<Source<'_>> = Vec::new();
+        for memtable in state.memtables() {
+            let mut places = Vec::new();
+            memtable.ascend(Bound::Unbounded, usize::MAX, guard, &mut places);
+            lanes.push(Source { memtable, lane: Lane { places, has_all: true, ..Lane::default() } });
+        }
+        let mut total = 0;
+        let mut entries = state.index.tree.range(0).peekable();
+        if entries.peek().is_none() {
+            return Ok(count_lanes(&mut lanes, None, None));
+        }
+        while let Some(entry) = entries.next() {
+            let sep = entries.peek().map(|next| state.index.sep(&next.item));
+            total += self.count_interval(state, &entry, sep.as_deref(), &mut lanes, guard)?;
+        }
+        Ok(total)
+    }
+
+    fn count_interval(
+        &self,
+        state: &State,
+        entry: &TreeEntry<Interval>,
+        sep: Option<&[u8]>,
+        lanes: &mut [Source<'_>],
+        guard: &Guard,
+    ) -> Result<u64> {
+        let is_within = |key: &[u8]| sep.is_none_or(|sep| key < sep);
+        if !lanes.iter().any(|lane| lane.key().is_some_and(is_within)) {
+            let live = self.shelf.slots.get(entry.item.slot).figures().live;
+            if live != UNKNOWN {
+                return Ok(u64::from(live));
+            }
+        }
+        let block = state.index.block(entry, &self.shelf, guard)?;
+        Ok(count_lanes(lanes, Some(&block), sep))
+    }
+
+    /// Whether there is no live key.
+    pub(crate) fn has_no_key(&self) -> Result<bool> {
+        self.count_keys().map(|count| count == 0)
+    }
+}
+
+/// Keys before `sep` that have a value, in memtables or the block.
+fn count_lanes(lanes: &mut [Source<'_>], block: Option<&Block>, sep: Option<&[u8]>) -> u64 {
+    let mut count = 0;
+    let mut slot = 0;
+    loop {
+        let stored = block.filter(|block| slot < block.len()).map(|block| block.pair(slot).key);
+        let least = lanes.iter().filter_map(Source::key).chain(stored).min();
+        let Some(key) = least.filter(|key| sep.is_none_or(|sep| *key < sep)) else { return count };
+        let mut live = None;
+        for lane in lanes.iter_mut().filter(|lane| lane.key() == Some(key)) {
+            let entry = lane.memtable.entry(lane.lane.places[lane.lane.next]);
+            live.get_or_insert(!entry.newest().word.is_tomb());
+            lane.lane.next += 1;
+        }
+        if let Some(block) = block.filter(|_| stored == Some(key)) {
+            live.get_or_insert(!block.pair(slot).is_tomb());
+            slot = end_of_key(block, slot);
+        }
+        count += u64::from(live == Some(true));
+    }
+}

@@ -1,0 +1,361 @@
+//! # Image: what a checkpoint says of a keyspace
+//!
+//! ```text
+//!  layout 1 | mark 8 | prefix | intervals 8 | interval ... | staged values 8 | id 8 ... | pairs 8 | pair ...
+//!  prefix    length 2 | bytes
+//!  interval  separator's length 2 | separator | length in the space 8 | versions 4 | live keys 4 | runs 4
+//!  pair      key length 2 | key | seq 8 | kind 1 | value length 4 | value           kinds as in runs
+//! ```
+//!
+//! Little-endian. The mark is the space's: with another one there, a crash has left the space further on than the image,
+//! and the index is read from the space instead. Pairs are those of a keyspace so small that it has no space.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use sheaf_base::engine::{ImageSink, ImageSource};
+use sheaf_base::error::{Damage, Error, Result};
+use sheaf_base::record::Content;
+use sheaf_base::sync::epoch::{self, Guard};
+use sheaf_base::types::{MAX_KEY, Seq};
+use sheaf_flexspace::View;
+
+use crate::engine::FlexEngine;
+use crate::index::{Interval, State};
+use crate::memtable::{Memtable, Version, blob_bytes, blob_of};
+use crate::prefix::{Prefix, between};
+use crate::run::{self, RUN_HEAD};
+use crate::slots::Figures;
+use crate::table::Table;
+
+const LAYOUT: u8 = 1;
+/// What is allocated before the bytes behind a length were seen.
+const CAREFUL: usize = 1 << 16;
+
+/// A key that stays in memory, with its versions, the newest first.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    key: Vec<u8>,
+    versions: Vec<(Seq, Value)>,
+}
+
+#[derive(Clone, Debug)]
+enum Value {
+    Put(Vec<u8>),
+    Staged([u8; 16]),
+    Gone,
+}
+
+impl Value {
+    fn of(content: &Content<'_>) -> Value {
+        match content {
+            Content::Put(value) => Value::Put(value.to_vec()),
+            Content::Staged(blob) => Value::Staged(blob_bytes(blob)),
+            Content::Remove => Value::Gone,
+        }
+    }
+
+    fn content(&self) -> Content<'_> {
+        match self {
+            Value::Put(value) => Content::Put(value),
+            Value::Staged(bytes) => Content::Staged(blob_of(bytes)),
+            Value::Gone => Content::Remove,
+        }
+    }
+}
+
+impl FlexEngine {
+    /// Writes the image. All that was frozen has been moved, or stays.
+    pub(crate) fn save_image(&self, out: &mut dyn ImageSink) -> Result<()> {
+        let mut table = self.table.lock();
+        let guard = &epoch::pin();
+        if let Some(space) = &table.space {
+            space.sync()?;
+        }
+        let kept = match &self.state(guard).frozen {
+            Some(frozen) => self.copy_of(frozen, guard)?,
+            None => Vec::new(),
+        };
+        out.put(&[LAYOUT])?;
+        out.put(&table.mark.to_le_bytes())?;
+        put_short(out, table.prefix.bytes())?;
+        let mut entries = Vec::new();
+        table.tree.read(|tree| entries.extend(tree.range(0)));
+        out.put(&(entries.len() as u64).to_le_bytes())?;
+        let mut sep = Vec::new();
+        for entry in &entries {
+            sep.clear();
+            entry.item.sep.write(&table.prefix, &mut sep);
+            put_short(out, &sep)?;
+            let figures = self.shelf.slots.get(entry.item.slot).figures();
+            let mut bytes = [0; 20];
+            bytes[..8].copy_from_slice(&entry.len.to_le_bytes());
+            bytes[8..12].copy_from_slice(&figures.entries.to_le_bytes());
+            bytes[12..16].copy_from_slice(&figures.live.to_le_bytes());
+            bytes[16..].copy_from_slice(&figures.runs.to_le_bytes());
+            out.put(&bytes)?;
+        }
+        out.put(&(table.blobs.len() as u64).to_le_bytes())?;
+        for id in &table.blobs {
+            out.put(&id.to_le_bytes())?;
+        }
+        let newest = kept.iter().filter_map(|kept| Some((&kept.key, kept.versions.first()?)));
+        let live: Vec<_> = newest.filter(|(_, (_, value))| !matches!(value, Value::Gone)).collect();
+        out.put(&(live.len() as u64).to_le_bytes())?;
+        for (key, (seq, value)) in live {
+            put_short(out, key)?;
+            out.put(&seq.0.to_le_bytes())?;
+            let (kind, bytes) = match value {
+                Value::Put(value) => (0, &value[..]),
+                Value::Staged(bytes) => (1, &bytes[..]),
+                Value::Gone => (2, &[][..]),
+            };
+            out.put(&[kind])?;
+            out.put(&u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_le_bytes())?;
+            out.put(bytes)?;
+        }
+        table.kept = (!kept.is_empty()).then_some(kept);
+        Ok(())
+    }
+
+    /// The pairs of a memtable, read while the journal has them.
+    fn copy_of(&self, memtable: &Memtable, guard: &Guard) -> Result<Vec<Kept>> {
+        let mut places = Vec::new();
+        memtable.ascend(std::ops::Bound::Unbounded, usize::MAX, guard, &mut places);
+        let mut kept = Vec::with_capacity(places.len());
+        for place in places {
+            let entry = memtable.entry(place);
+            let mut versions: Vec<(Seq, Value)> = Vec::new();
+            for version in entry.versions() {
+                if versions.last().is_some_and(|(seq, _)| *seq <= version.seq) {
+                    continue; // seen twice
+                }
+                memtable.content(version.word, &self.shelf.ground, guard, |content| {
+                    versions.push((version.seq, Value::of(&content)));
+                    Ok(())
+                })?;
+            }
+            while versions.last().is_some_and(|(_, value)| matches!(value, Value::Gone)) {
+                versions.pop(); // a removal hides nothing where there is nothing below
+            }
+            kept.push(Kept { key: entry.key().to_vec(), versions });
+        }
+        Ok(kept)
+    }
+
+    /// The image is durable: what stays in memory goes to the active memtable, with bytes of its own. Under the
+    /// commit lock.
+    pub(crate) fn take_back_kept(&self) {
+        let guard = &epoch::pin();
+        let state = self.state(guard);
+        let Some(frozen) = &state.frozen else { return };
+        let kept = self.table.lock().kept.take();
+        for Kept { key, versions } in kept.into_iter().flatten() {
+            self.add_owned(&state.active, &key, &versions, guard);
+        }
+        self.memtable_gone(frozen);
+        self.publish(guard, |now| State {
+            active: Arc::clone(&now.active),
+            frozen: None,
+            index: Arc::clone(&now.index),
+        });
+    }
+
+    fn add_owned(&self, memtable: &Memtable, key: &[u8], versions: &[(Seq, Value)], guard: &Guard) {
+        let hash = self.shelf.hash(key);
+        let own = |(seq, value): &(Seq, Value)| Version { word: memtable.own(&value.content()), seq: *seq };
+        let before = memtable.bytes();
+        if let Some(entry) = memtable.find(hash, key, guard) {
+            let older: Vec<Version> = versions.iter().map(own).collect();
+            memtable.append_older(entry.place, &older);
+        } else if let Some(newest) = versions.first() {
+            memtable.add(hash, key, own(newest), guard);
+            if let Some(entry) = memtable.find(hash, key, guard) {
+                let older: Vec<Version> = versions[1..].iter().map(own).collect();
+                memtable.append_older(entry.place, &older);
+            }
+        }
+        self.memory_taken(memtable.bytes() - before);
+    }
+
+    /// Takes up an image, if it is of the space as it is; else what the space says.
+    pub(crate) fn restore_image(&self, image: &mut dyn ImageSource) -> Result<()> {
+        let mut table = self.table.lock();
+        let guard = &epoch::pin();
+        table.open(&self.shelf.ground, self.id, false)?;
+        let layout = take::<1>(image)?[0];
+        if layout != LAYOUT {
+            return Err(image.nonsense("layout", u64::from(layout)));
+        }
+        let mark = u64::from_le_bytes(take(image)?);
+        let is_current = table.mark == mark;
+        table.least = mark;
+        if table.mark < mark {
+            return Err(image.nonsense("mark", mark));
+        }
+        table.prefix = Arc::new(Prefix::new(&take_short(image)?));
+        let len = table.space.as_ref().map_or(0, |space| space.len());
+        let intervals = u64::from_le_bytes(take(image)?);
+        let mut last: Option<Vec<u8>> = None;
+        for _ in 0..intervals {
+            let sep = take_short(image)?;
+            let bytes: [u8; 20] = take(image)?;
+            let number = |at: usize| sheaf_base::frame::u32_at(&bytes, at);
+            let piece = sheaf_base::frame::u64_at(&bytes, 0);
+            if !is_current {
+                continue;
+            }
+            let ascends = last.as_ref().map_or(sep.is_empty(), |last| *last < sep);
+            if !ascends || piece == 0 || piece > len - table.tree.len() {
+                return Err(image.nonsense("interval", piece));
+            }
+            let figures = Figures { entries: number(8), live: number(12), runs: number(16) };
+            let item = table.new_interval(&sep, figures, &self.shelf);
+            let at = table.tree.len();
+            table.tree.insert(at, piece, item);
+            last = Some(sep);
+        }
+        if is_current && table.tree.len() != len {
+            return Err(image.nonsense("length of the space", len));
+        }
+        let blobs = u64::from_le_bytes(take(image)?);
+        for _ in 0..blobs {
+            let id = u64::from_le_bytes(take(image)?);
+            table.blobs.insert(id);
+        }
+        let pairs = u64::from_le_bytes(take(image)?);
+        for _ in 0..pairs {
+            let key = take_short(image)?;
+            let seq = Seq(u64::from_le_bytes(take(image)?));
+            let kind = take::<1>(image)?[0];
+            let len = u32::from_le_bytes(take(image)?);
+            let value = take_bytes(image, len as usize)?;
+            let value = match (kind, <[u8; 16]>::try_from(&value[..])) {
+                (0, _) => Value::Put(value),
+                (1, Ok(bytes)) => Value::Staged(bytes),
+                _ => return Err(image.nonsense("kind", u64::from(kind))),
+            };
+            if let Content::Staged(blob) = value.content() {
+                self.blobs.lock().insert(blob.id);
+            }
+            self.add_owned(&self.state(guard).active, &key, &[(seq, value)], guard);
+        }
+        if !is_current {
+            self.read_space(&mut table)?;
+        }
+        self.serve(&mut table, guard);
+        Ok(())
+    }
+
+    /// Takes up what the space says, without an image. Fails with `damage`, if the image may have had what the space has
+    /// not.
+    pub(crate) fn restore_from_space(&self, damage: Option<Error>) -> Result<()> {
+        let mut table = self.table.lock();
+        let guard = &epoch::pin();
+        table.forget(); // what a damaged image brought before it was found out
+        table.open(&self.shelf.ground, self.id, false)?;
+        if let Some(damage) = damage.filter(|_| !table.is_complete() || table.mark < table.least) {
+            return Err(damage);
+        }
+        self.read_space(&mut table)?;
+        self.serve(&mut table, guard);
+        Ok(())
+    }
+
+    fn serve(&self, table: &mut Table, guard: &Guard) {
+        self.blobs.lock().extend(table.blobs.iter().copied());
+        let index = table.publish(&self.shelf, guard);
+        self.publish(guard, |now| State { active: Arc::clone(&now.active), frozen: None, index });
+    }
+
+    /// Walks all runs of the space: where intervals begin, what they are.
+    fn read_space(&self, table: &mut Table) -> Result<()> {
+        let Some(view) = table.space.as_ref().map(|space| space.view()) else { return Ok(()) };
+        table.blobs = HashSet::new();
+        let (mut start, mut at) = (0, 0);
+        let mut last: Option<Vec<u8>> = None;
+        while at < view.len() {
+            let mut head = [0; RUN_HEAD];
+            let got = view.read(at, &mut head)?;
+            let damaged = |what| Error::corrupt(&self.shelf.path, at, what);
+            let (begins, head, len) = run::head(&head[..got]).map_err(damaged)?;
+            let left = view.len() - at - head as u64;
+            if len > left || begins != (at == start) && at == start {
+                return Err(damaged(Damage::BadLength { got: len, max: left }));
+            }
+            if begins && at > start {
+                self.read_interval(table, &view, start, at, &mut last)?;
+                start = at;
+            }
+            at += head as u64 + len;
+        }
+        if at > start {
+            self.read_interval(table, &view, start, at, &mut last)?;
+        }
+        Ok(())
+    }
+
+    fn read_interval(
+        &self,
+        table: &mut Table,
+        view: &View,
+        start: u64,
+        end: u64,
+        last: &mut Option<Vec<u8>>,
+    ) -> Result<()> {
+        let mut data = vec![0; usize::try_from(end - start).unwrap_or(usize::MAX)];
+        view.read(start, &mut data)?;
+        let damaged = |what| Error::corrupt(&self.shelf.path, start, what);
+        let block = crate::block::Block::build(&data, |key| self.shelf.hash(key)).map_err(damaged)?;
+        let disorder = Damage::BadField { field: "order of intervals", value: start };
+        if block.len() == 0 {
+            return Err(damaged(disorder));
+        }
+        let first = block.pair(0).key;
+        let sep = match last {
+            None => Vec::new(),
+            Some(last) if &last[..] < first => between(last, first),
+            Some(_) => return Err(damaged(disorder)),
+        };
+        let entries = u32::try_from(block.len()).unwrap_or(u32::MAX);
+        let figures = Figures { entries, live: block.live(), runs: block.runs() };
+        for slot in 0..block.len() {
+            if let Content::Staged(blob) = block.pair(slot).content {
+                table.blobs.insert(blob.id);
+            }
+        }
+        let item: Interval = table.new_interval(&sep, figures, &self.shelf);
+        table.tree.insert(start, end - start, item);
+        *last = Some(block.pair(block.len() - 1).key.to_vec());
+        Ok(())
+    }
+}
+
+#[allow(clippy::cast_possible_truncation)] // keys, separators and prefixes have at most 65,535 bytes
+fn put_short(out: &mut dyn ImageSink, bytes: &[u8]) -> Result<()> {
+    out.put(&(bytes.len() as u16).to_le_bytes())?;
+    out.put(bytes)
+}
+
+fn take<const N: usize>(image: &mut dyn ImageSource) -> Result<[u8; N]> {
+    let mut bytes = [0; N];
+    image.fill(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn take_short(image: &mut dyn ImageSource) -> Result<Vec<u8>> {
+    let len = usize::from(u16::from_le_bytes(take(image)?));
+    debug_assert!(len <= MAX_KEY);
+    take_bytes(image, len)
+}
+
+/// `len` bytes, allocated no faster than the image proves to have them.
+fn take_bytes(image: &mut dyn ImageSource, len: usize) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    while bytes.len() < len {
+        let from = bytes.len();
+        bytes.resize(len.min(from + CAREFUL), 0);
+        image.fill(&mut bytes[from..])?;
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,200 @@
+//! # Index: from keys to intervals
+//!
+//! The sparse index is the second shift tree beside the space's own (paper, section 5.1): an entry is an interval of the
+//! space, its length is the interval's, and its pivot the separator below all its keys. So an interval that grows moves all
+//! behind it by one number per level here as there.
+//!
+//! ## States
+//!
+//! ```text
+//!  State ── active memtable        what commits go to
+//!        ── frozen memtable        being moved into the space, if there is one
+//!        ── Index ── tree of intervals ─┐ published together: offsets are of this view
+//!                 ── view of the space ─┘
+//! ```
+//!
+//! A reader pins the epoch and loads the state: one moment of everything. What is frozen stays in the state until all of
+//! it is in the space, so a key is found in one of them, or in both alike.
+
+use std::cmp::Ordering;
+use std::ops::{Bound, Deref};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use sheaf_base::error::{Error, Result};
+use sheaf_base::ground::Ground;
+use sheaf_base::sync::epoch::Guard;
+use sheaf_flexspace::View;
+use sheaf_flexspace::tree::{Content, Entry, Frozen};
+
+use crate::block::{Block, BlockRef};
+use crate::memtable::Memtable;
+use crate::prefix::{Prefix, Sep};
+use crate::slots::Slots;
+
+/// An interval of the space.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Interval {
+    pub(crate) sep: Sep,
+    pub(crate) slot: u32,
+}
+
+impl Interval {
+    pub(crate) const NONE: Interval = Interval { sep: Sep::LOWEST, slot: 0 };
+}
+
+impl Content for Interval {
+    type Pivot = Sep;
+    fn pivot(&self) -> Sep {
+        self.sep
+    }
+    fn tail(self, _: u64) -> Interval {
+        self // intervals are cut out whole, never split
+    }
+    fn joins(&self, _: u64, _: &Interval) -> bool {
+        false
+    }
+}
+
+/// The sparse index as readers have it.
+#[derive(Debug)]
+pub(crate) struct Index {
+    pub(crate) prefix: Arc<Prefix>,
+    pub(crate) tree: Arc<Frozen<Interval>>,
+    pub(crate) view: Option<View>,
+    /// Whoever has the index has this: the committer sees when nobody does.
+    pub(crate) _token: Arc<()>,
+}
+
+/// One moment of a keyspace.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) active: Arc<Memtable>,
+    pub(crate) frozen: Option<Arc<Memtable>>,
+    pub(crate) index: Arc<Index>,
+}
+
+impl State {
+    /// The memtables, the newer one first.
+    #[inline]
+    pub(crate) fn memtables(&self) -> impl Iterator<Item = &Arc<Memtable>> {
+        std::iter::once(&self.active).chain(&self.frozen).filter(|memtable| !memtable.is_empty())
+    }
+}
+
+/// A block that stays for as long as it is looked at.
+pub(crate) enum Held<'g> {
+    /// In its slot, or on its way out of there.
+    Cached(&'g Block),
+    /// Read just now.
+    Own(BlockRef),
+}
+
+impl Deref for Held<'_> {
+    type Target = Block;
+
+    #[inline]
+    fn deref(&self) -> &Block {
+        match self {
+            Held::Cached(block) => block,
+            Held::Own(block) => block,
+        }
+    }
+}
+
+impl Held<'_> {
+    /// A reference that outlives the guard.
+    pub(crate) fn keep(&self) -> BlockRef {
+        BlockRef::of(self)
+    }
+}
+
+/// What reading a block needs beside the index.
+#[derive(Debug)]
+pub(crate) struct Shelf {
+    pub(crate) slots: Slots,
+    pub(crate) ground: Arc<Ground>,
+    /// Where the space is, for errors.
+    pub(crate) path: PathBuf,
+}
+
+impl Shelf {
+    /// The hash of a key, by the database's secret.
+    #[inline]
+    pub(crate) fn hash(&self, key: &[u8]) -> u64 {
+        use std::hash::Hasher;
+        let [k0, k1] = self.ground.hash_key;
+        let mut hasher = siphasher::sip::SipHasher13::new_with_keys(k0, k1);
+        hasher.write(key);
+        hasher.finish()
+    }
+}
+
+impl Index {
+    /// The interval that `key` belongs to.
+    #[inline]
+    pub(crate) fn find(&self, key: &[u8]) -> Option<Entry<Interval>> {
+        let (head, prefix) = (self.prefix.head(key), &*self.prefix);
+        self.tree.find(|sep| sep.cmp(head, key, prefix) != Ordering::Greater)
+    }
+
+    /// The last interval that has keys at or before the upper bound, if any can be there.
+    pub(crate) fn find_last(&self, high: Bound<&[u8]>) -> Option<Entry<Interval>> {
+        match high {
+            Bound::Included(key) => self.find(key),
+            Bound::Excluded(key) => {
+                let (head, prefix) = (self.prefix.head(key), &*self.prefix);
+                self.tree.find(|sep| sep.cmp(head, key, prefix) == Ordering::Less)
+            }
+            Bound::Unbounded => self.tree.get(self.tree.len().checked_sub(1)?),
+        }
+    }
+
+    /// The interval behind `entry`.
+    pub(crate) fn next(&self, entry: &Entry<Interval>) -> Option<Entry<Interval>> {
+        self.tree.get(entry.start + entry.len)
+    }
+
+    /// The interval before `entry`.
+    pub(crate) fn previous(&self, entry: &Entry<Interval>) -> Option<Entry<Interval>> {
+        self.tree.get(entry.start.checked_sub(1)?)
+    }
+
+    /// The separator's bytes of an interval.
+    pub(crate) fn sep(&self, interval: &Interval) -> Vec<u8> {
+        interval.sep.bytes(&self.prefix)
+    }
+
+    /// The block of an interval.
+    #[inline]
+    pub(crate) fn block<'g>(
+        &self,
+        entry: &Entry<Interval>,
+        shelf: &Shelf,
+        guard: &'g Guard,
+    ) -> Result<Held<'g>> {
+        match shelf.slots.get(entry.item.slot).block(guard) {
+            Some(block) => Ok(Held::Cached(block)),
+            None => self.load(entry, shelf, guard).map(Held::Own),
+        }
+    }
+
+    /// Reads the block of an interval from the space, and puts it into its slot.
+    #[cold]
+    pub(crate) fn load(&self, entry: &Entry<Interval>, shelf: &Shelf, guard: &Guard) -> Result<BlockRef> {
+        let block = self.read(entry.start, entry.len, shelf)?;
+        let slot = shelf.slots.get(entry.item.slot);
+        slot.learn_live(block.live());
+        shelf.slots.offer(entry.item.slot, &block, &shelf.ground, guard);
+        Ok(block)
+    }
+
+    /// Reads an interval.
+    pub(crate) fn read(&self, start: u64, len: u64, shelf: &Shelf) -> Result<BlockRef> {
+        let mut data = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
+        if let Some(view) = &self.view {
+            view.read(start, &mut data)?;
+        }
+        Block::build(&data, |key| shelf.hash(key)).map_err(|what| Error::corrupt(&shelf.path, start, what))
+    }
+}

@@ -1,0 +1,616 @@
+//! # Memtable: what the journal has and the space has not
+//!
+//! Keys in memory, values where the journal has them: a record says where a key's newest entry stands. Found by a
+//! hash, and in order (`order.rs`).
+//!
+//! ## Picture
+//!
+//! ```text
+//!  hash -> stripe -> cell: tag 32 | record 32 ──┐          ordered tree ──┐
+//!                                               v                         v
+//!  record:  word 8 | seq 8 | older 4 | key length 4 | key
+//!             |                └──> older version: word 8 | seq 8 | older 4      (only while views need it)
+//!             └──> flags | address of the frame in the journal, or of a copy in the arena
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. One writer: whoever holds the commit lock (or opens the database). Readers take no lock.
+//! 2. A record is never moved nor removed; only its word, number and chain change. Its number is stored before the word,
+//!    and a reader loads the word first: the number it then sees is that of the word or a later one.
+//! 3. A version that a view needs is in the chain before the word says something newer.
+//! 4. A frame's address is good while the memtable is part of the current state: the journal before a checkpoint
+//!    goes after the state has changed, and segments go after the readers of that moment.
+//! 5. `len` of a stripe counts the records that whoever loaded it will find in it.
+
+use std::ops::Bound;
+use std::ptr;
+
+use sheaf_base::blob::BlobRef;
+use sheaf_base::error::{Damage, Error, Result};
+use sheaf_base::frame::{u32_at, u64_at};
+use sheaf_base::ground::Ground;
+use sheaf_base::record::{Content, Record};
+use sheaf_base::segment::{Address, Frame};
+use sheaf_base::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use sheaf_base::sync::epoch::Guard;
+use sheaf_base::types::Seq;
+use sheaf_base::views::Views;
+
+use crate::arena::{Arena, Place, high, low};
+use crate::order::{Keys, Order};
+use crate::prefix::Prefix;
+
+/// Stripes of the hash table: each grows on its own, so that no growth takes long.
+const STRIPES: usize = 256;
+const TINY_STRIPES: usize = 4;
+/// Cells of a new stripe.
+const FIRST_CELLS: usize = 8;
+/// Bytes of a record before its key.
+const HEAD: usize = 24;
+
+const TOMB: u64 = 1 << 62;
+const STAGED: u64 = 1 << 61;
+const OWNED: u64 = 1 << 60;
+
+/// What a version of a key is, in a word: where its frame or its copy stands, and of what kind it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Word(u64);
+
+impl Word {
+    /// The entry whose frame stands at `address`.
+    pub(crate) fn of(content: &Content<'_>, address: Address) -> Word {
+        Word(address.bits() | kind_of(content))
+    }
+
+    pub(crate) fn is_tomb(self) -> bool {
+        self.0 & TOMB != 0
+    }
+
+    pub(crate) fn is_staged(self) -> bool {
+        self.0 & STAGED != 0
+    }
+
+    pub(crate) fn bits(self) -> u64 {
+        self.0
+    }
+}
+
+fn kind_of(content: &Content<'_>) -> u64 {
+    match content {
+        Content::Put(_) => 0,
+        Content::Staged(_) => STAGED,
+        Content::Remove => TOMB,
+    }
+}
+
+#[repr(C)]
+struct Head {
+    word: AtomicU64,
+    seq: AtomicU64,
+    older: AtomicU32,
+    key_len: AtomicU32,
+}
+
+/// A record of a memtable.
+#[derive(Clone, Copy)]
+pub(crate) struct Entry<'m> {
+    memtable: &'m Memtable,
+    pub(crate) place: Place,
+}
+
+/// One version of a key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Version {
+    pub(crate) word: Word,
+    pub(crate) seq: Seq,
+}
+
+impl<'m> Entry<'m> {
+    fn head(&self) -> &'m Head {
+        self.memtable.head(self.place)
+    }
+
+    pub(crate) fn key(&self) -> &'m [u8] {
+        self.memtable.key(self.place)
+    }
+
+    /// The newest version.
+    #[inline]
+    pub(crate) fn newest(&self) -> Version {
+        let word = Word(self.head().word.load(Ordering::Acquire));
+        Version { word, seq: Seq(self.head().seq.load(Ordering::Acquire)) }
+    }
+
+    /// All versions, the newest first. A version may come twice.
+    pub(crate) fn versions(&self) -> impl Iterator<Item = Version> + 'm {
+        let newest = self.newest(); // before the chain (I3)
+        let mut next = self.head().older.load(Ordering::Acquire);
+        let memtable = self.memtable;
+        let older = std::iter::from_fn(move || {
+            let head = (next != 0).then(|| memtable.head(next))?;
+            next = head.older.load(Ordering::Acquire);
+            let word = Word(head.word.load(Ordering::Relaxed));
+            Some(Version { word, seq: Seq(head.seq.load(Ordering::Relaxed)) })
+        });
+        std::iter::once(newest).chain(older)
+    }
+
+    /// The version that a view at `at` shows.
+    #[inline]
+    pub(crate) fn at(&self, at: Seq) -> Option<Version> {
+        if at == Seq::LATEST {
+            return Some(self.newest());
+        }
+        self.versions().find(|version| version.seq <= at)
+    }
+}
+
+#[derive(Debug)]
+struct Cells {
+    cells: Box<[AtomicU64]>,
+}
+
+impl Cells {
+    fn new(count: usize) -> Cells {
+        Cells { cells: (0..count).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    /// Where the search for a tag begins, and what to wrap around with.
+    fn start(&self, tag: u32) -> (usize, usize) {
+        let mask = self.cells.len() - 1;
+        (tag as usize & mask, mask)
+    }
+
+    fn put(&self, cell: u64) {
+        let (mut slot, mask) = self.start(high(cell));
+        while self.cells[slot].load(Ordering::Relaxed) != 0 {
+            slot = (slot + 1) & mask;
+        }
+        self.cells[slot].store(cell, Ordering::Release);
+    }
+}
+
+#[derive(Debug)]
+struct Stripe {
+    cells: AtomicPtr<Cells>,
+    len: AtomicU32,
+}
+
+/// A memtable.
+#[derive(Debug)]
+pub(crate) struct Memtable {
+    /// Tells one from the next.
+    pub(crate) number: u32,
+    arena: Arena,
+    stripes: Box<[Stripe]>,
+    order: Order,
+    count: AtomicU64,
+    /// Bytes of memory.
+    bytes: AtomicU64,
+    /// The newest commit in it.
+    newest: AtomicU64,
+}
+
+impl Keys for Memtable {
+    #[inline]
+    fn key(&self, record: Place) -> &[u8] {
+        let len = self.head(record).key_len.load(Ordering::Relaxed) as usize;
+        // SAFETY:
+        // * A record's key was written behind its head before its place was published, and never changes.
+        unsafe { std::slice::from_raw_parts(self.arena.at(record).add(HEAD), len) }
+    }
+}
+
+impl Memtable {
+    pub(crate) fn new(number: u32, prefix: Prefix, tiny: bool) -> Memtable {
+        let arena = Arena::new();
+        let order = Order::new(&arena, prefix, tiny);
+        let stripe = || Stripe { cells: AtomicPtr::new(ptr::null_mut()), len: AtomicU32::new(0) };
+        Memtable {
+            number,
+            stripes: (0..if tiny { TINY_STRIPES } else { STRIPES }).map(|_| stripe()).collect(),
+            bytes: AtomicU64::new(0),
+            order,
+            arena,
+            count: AtomicU64::new(0),
+            newest: AtomicU64::new(0),
+        }
+    }
+
+    #[inline]
+    fn head(&self, place: Place) -> &Head {
+        // SAFETY:
+        // * Places of records and of older versions start with a head; its fields are atomics.
+        unsafe { &*self.arena.at(place).cast::<Head>() }
+    }
+
+    /// Keys in it, removed ones included.
+    #[inline]
+    pub(crate) fn count(&self) -> u64 {
+        self.count.load(Ordering::Acquire)
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count() == 0
+    }
+
+    /// Bytes of memory.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed) + self.order.bytes()
+    }
+
+    /// The newest commit in it.
+    pub(crate) fn newest(&self) -> Seq {
+        Seq(self.newest.load(Ordering::Acquire))
+    }
+
+    /// What the heads of its keys leave out.
+    pub(crate) fn prefix(&self, guard: &Guard) -> Prefix {
+        self.order.prefix(guard)
+    }
+
+    #[inline]
+    fn stripe(&self, hash: u64) -> &Stripe {
+        &self.stripes[high(hash) as usize >> 24 & (self.stripes.len() - 1)]
+    }
+
+    /// How many records share `hash`'s stripe; see (I5).
+    #[inline]
+    pub(crate) fn stripe_len(&self, hash: u64) -> u32 {
+        self.stripe(hash).len.load(Ordering::Acquire)
+    }
+
+    #[inline]
+    fn cells<'g>(stripe: &Stripe, _guard: &'g Guard) -> Option<&'g Cells> {
+        // SAFETY:
+        // * Made from a box; freed only after all guards of the moment when it was replaced, or with `self`.
+        unsafe { stripe.cells.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// The record of `key`.
+    #[inline]
+    pub(crate) fn find(&self, hash: u64, key: &[u8], guard: &Guard) -> Option<Entry<'_>> {
+        let cells = Memtable::cells(self.stripe(hash), guard)?;
+        let tag = low(hash);
+        let (mut slot, mask) = cells.start(tag);
+        loop {
+            let cell = cells.cells[slot].load(Ordering::Acquire);
+            if cell == 0 {
+                return None;
+            }
+            if high(cell) == tag {
+                let place = low(cell);
+                if self.key(place) == key {
+                    return Some(Entry { memtable: self, place });
+                }
+            }
+            slot = (slot + 1) & mask;
+        }
+    }
+
+    /// The record at a place that came from here.
+    pub(crate) fn entry(&self, place: Place) -> Entry<'_> {
+        Entry { memtable: self, place }
+    }
+
+    /// Hints that `hash` is about to be looked up.
+    pub(crate) fn prefetch(&self, hash: u64, guard: &Guard) {
+        if let Some(cells) = Memtable::cells(self.stripe(hash), guard) {
+            let (slot, _) = cells.start(low(hash));
+            prefetch(&raw const cells.cells[slot]);
+        }
+    }
+
+    /// What a new key costs in memory, about.
+    pub(crate) fn cost(key: &[u8]) -> u64 {
+        (HEAD + key.len() + 8 + 16 + 18) as u64
+    }
+
+    /// Adds a record for a key that has none. One writer.
+    pub(crate) fn add(&self, hash: u64, key: &[u8], version: Version, guard: &Guard) {
+        let place = self.arena.alloc(HEAD + key.len(), false);
+        let head = self.head(place);
+        head.word.store(version.word.0, Ordering::Relaxed);
+        head.seq.store(version.seq.0, Ordering::Relaxed);
+        head.key_len.store(u32::try_from(key.len()).unwrap_or(0), Ordering::Relaxed);
+        // SAFETY:
+        // * The place was given out just now with room for the key behind the head; nobody else knows it.
+        unsafe { ptr::copy_nonoverlapping(key.as_ptr(), self.arena.at(place).add(HEAD), key.len()) };
+        self.hash_in(hash, place, guard);
+        self.order.insert(&self.arena, self, place, guard);
+        self.newest.fetch_max(version.seq.0, Ordering::AcqRel);
+        self.bytes.fetch_add(((HEAD + key.len()).next_multiple_of(8)) as u64, Ordering::Relaxed);
+        self.count.fetch_add(1, Ordering::Release);
+    }
+
+    fn hash_in(&self, hash: u64, place: Place, guard: &Guard) {
+        let stripe = self.stripe(hash);
+        let len = stripe.len.load(Ordering::Relaxed) as usize;
+        let cells = Memtable::cells(stripe, guard);
+        let room = cells.map_or(0, |cells| cells.cells.len() / 4 * 3);
+        if len >= room {
+            let grown = Cells::new(cells.map_or(FIRST_CELLS, |cells| cells.cells.len() * 2));
+            for cell in cells.iter().flat_map(|cells| &cells.cells) {
+                let cell = cell.load(Ordering::Relaxed);
+                if cell != 0 {
+                    grown.put(cell);
+                }
+            }
+            self.bytes.fetch_add(
+                (8 * (grown.cells.len() - cells.map_or(0, |cells| cells.cells.len()))) as u64,
+                Ordering::Relaxed,
+            );
+            let old = stripe.cells.swap(Box::into_raw(Box::new(grown)), Ordering::AcqRel) as usize;
+            if old != 0 {
+                guard.defer(move || {
+                    // SAFETY:
+                    // * Made from a box, replaced just now; every guard that may have seen it is gone.
+                    drop(unsafe { Box::from_raw(old as *mut Cells) });
+                });
+            }
+        }
+        if let Some(cells) = Memtable::cells(stripe, guard) {
+            cells.put((hash & u64::from(u32::MAX)) << 32 | u64::from(place));
+        }
+        stripe.len.store(u32::try_from(len + 1).unwrap_or(u32::MAX), Ordering::Release); // (I5)
+    }
+
+    /// Gives a record a newer version. One writer. If a view needs the one before, it is kept; if not, false.
+    pub(crate) fn replace(&self, place: Place, version: Version, views: &Views) -> bool {
+        let head = self.head(place);
+        let old = self.entry(place).newest();
+        let is_kept = views.needs(old.seq, version.seq);
+        if is_kept {
+            let kept = self.older(old, head.older.load(Ordering::Relaxed));
+            head.older.store(kept, Ordering::Release); // (I3)
+        }
+        head.seq.store(version.seq.0, Ordering::Release); // (I2)
+        head.word.store(version.word.0, Ordering::Release);
+        self.newest.fetch_max(version.seq.0, Ordering::AcqRel);
+        is_kept
+    }
+
+    fn older(&self, version: Version, next: Place) -> Place {
+        let place = self.arena.alloc(HEAD, false);
+        let head = self.head(place);
+        head.word.store(version.word.0, Ordering::Relaxed);
+        head.seq.store(version.seq.0, Ordering::Relaxed);
+        head.older.store(next, Ordering::Relaxed);
+        self.bytes.fetch_add(HEAD as u64, Ordering::Relaxed);
+        place
+    }
+
+    /// Puts versions behind those that a record has. One writer.
+    pub(crate) fn append_older(&self, place: Place, versions: &[Version]) {
+        let mut last = place;
+        loop {
+            let next = self.head(last).older.load(Ordering::Relaxed);
+            if next == 0 {
+                break;
+            }
+            last = next;
+        }
+        let mut chain = 0;
+        for version in versions.iter().rev() {
+            chain = self.older(*version, chain);
+        }
+        self.head(last).older.store(chain, Ordering::Release);
+    }
+
+    /// Keeps a copy of `content`. One writer.
+    pub(crate) fn own(&self, content: &Content<'_>) -> Word {
+        let staged;
+        let bytes = match content {
+            Content::Put(value) => *value,
+            Content::Staged(blob) => {
+                staged = blob_bytes(blob);
+                &staged[..]
+            }
+            Content::Remove => &[],
+        };
+        let place = self.arena.alloc(8 + bytes.len(), false);
+        let start = self.arena.at(place);
+        // SAFETY:
+        // * The place was given out just now with room for so much, and nobody else knows it.
+        unsafe {
+            start.cast::<u64>().write(bytes.len() as u64);
+            ptr::copy_nonoverlapping(bytes.as_ptr(), start.add(8), bytes.len());
+        }
+        self.bytes.fetch_add(8 + bytes.len() as u64, Ordering::Relaxed);
+        Word(u64::from(place) | OWNED | kind_of(content))
+    }
+
+    /// Calls `with` with what a version says.
+    #[inline]
+    pub(crate) fn content<R>(
+        &self,
+        word: Word,
+        ground: &Ground,
+        guard: &Guard,
+        with: impl FnOnce(Content<'_>) -> Result<R>,
+    ) -> Result<R> {
+        if word.is_tomb() {
+            return with(Content::Remove);
+        }
+        if word.0 & OWNED != 0 {
+            let start = self.arena.at(low(word.0));
+            // SAFETY:
+            // * Written by `own` before the word was published: a length and so many bytes, which never change.
+            let bytes = unsafe {
+                let len = start.cast::<u64>().read();
+                std::slice::from_raw_parts(start.add(8), usize::try_from(len).unwrap_or(0))
+            };
+            return with(if word.is_staged() {
+                Content::Staged(blob_of(bytes))
+            } else {
+                Content::Put(bytes)
+            });
+        }
+        let address = Address::from_bits(word.0);
+        let frame: Frame<'_> = ground.segments.frame(address, guard)?;
+        match Record::decode(frame.payload()) {
+            Ok(record) => with(record.content),
+            Err(what) => Err(damaged(ground, address, what, guard)),
+        }
+    }
+
+    /// Hints that a version is about to be read.
+    pub(crate) fn prefetch_frame(&self, word: Word, ground: &Ground, guard: &Guard) {
+        if word.0 & (OWNED | TOMB) == 0 {
+            ground.segments.prefetch(Address::from_bits(word.0), guard);
+        }
+    }
+
+    /// Appends to `out` the records from `low` on, until there are `limit`.
+    pub(crate) fn ascend(&self, low: Bound<&[u8]>, limit: usize, guard: &Guard, out: &mut Vec<Place>) {
+        self.order.ascend(&self.arena, self, low, limit, guard, out);
+    }
+
+    /// Appends to `out` the records from `high` down, until there are `limit`.
+    pub(crate) fn fall(&self, high: Bound<&[u8]>, limit: usize, guard: &Guard, out: &mut Vec<Place>) {
+        self.order.fall(&self.arena, self, high, limit, guard, out);
+    }
+}
+
+impl Drop for Memtable {
+    fn drop(&mut self) {
+        for stripe in &self.stripes {
+            let cells = stripe.cells.load(Ordering::Relaxed);
+            if !cells.is_null() {
+                // SAFETY:
+                // * Made from a box, and `&mut self`: nobody reads it.
+                drop(unsafe { Box::from_raw(cells) });
+            }
+        }
+    }
+}
+
+/// A staged value's reference as bytes.
+pub(crate) fn blob_bytes(blob: &BlobRef) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&blob.id.to_le_bytes());
+    bytes[8..12].copy_from_slice(&blob.len.to_le_bytes());
+    bytes[12..].copy_from_slice(&blob.sum.to_le_bytes());
+    bytes
+}
+
+/// The reference that `bytes`, 16 of them, are.
+pub(crate) fn blob_of(bytes: &[u8]) -> BlobRef {
+    BlobRef { id: u64_at(bytes, 0), len: u32_at(bytes, 8), sum: u32_at(bytes, 12) }
+}
+
+fn damaged(ground: &Ground, address: Address, what: Damage, guard: &Guard) -> Error {
+    match ground.segments.at(address.slot(), guard) {
+        Some(segment) => Error::corrupt(segment.path(), address.offset(), what),
+        None => Error::Invalid { what: "address", why: what.to_string() },
+    }
+}
+
+/// Asks for a cache line to be loaded soon.
+#[inline]
+pub(crate) fn prefetch<T>(address: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY:
+        // * A hint: it never faults, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sheaf_base::sync::epoch;
+    use std::collections::BTreeMap;
+
+    fn keys(memtable: &Memtable, places: &[Place]) -> Vec<Vec<u8>> {
+        places.iter().map(|place| memtable.key(*place).to_vec()).collect()
+    }
+
+    fn check(tiny: bool, keys_of: impl Iterator<Item = Vec<u8>>) {
+        let memtable = Memtable::new(1, Prefix::default(), tiny);
+        let guard = &epoch::pin();
+        let mut expected = BTreeMap::new();
+        let hash = |key: &[u8]| u64::from(crc32c::crc32c(key)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        for (number, key) in (1..).zip(keys_of) {
+            let version = Version { word: Word(number), seq: Seq(number) };
+            match memtable.find(hash(&key), &key, guard) {
+                Some(entry) => assert!(!memtable.replace(entry.place, version, &Views::default())),
+                None => memtable.add(hash(&key), &key, version, guard),
+            }
+            expected.insert(key, number);
+        }
+        assert_eq!(memtable.count(), expected.len() as u64);
+        for (key, number) in &expected {
+            let found = memtable.find(hash(key), key, guard).expect("it was added");
+            assert_eq!((found.newest().seq, found.key()), (Seq(*number), &key[..]));
+        }
+        let all: Vec<Vec<u8>> = expected.keys().cloned().collect();
+        let mut places = Vec::new();
+        memtable.ascend(Bound::Unbounded, usize::MAX, guard, &mut places);
+        assert_eq!(keys(&memtable, &places), all);
+        places.clear();
+        memtable.fall(Bound::Unbounded, usize::MAX, guard, &mut places);
+        assert_eq!(keys(&memtable, &places), all.iter().rev().cloned().collect::<Vec<_>>());
+        for key in all.iter().step_by(all.len() / 50 + 1) {
+            for bound in [Bound::Included(&key[..]), Bound::Excluded(&key[..])] {
+                for limit in [1, 3, 100] {
+                    places.clear();
+                    memtable.ascend(bound, limit, guard, &mut places);
+                    let range = expected.range::<[u8], _>((bound, Bound::Unbounded));
+                    assert_eq!(
+                        keys(&memtable, &places),
+                        range.take(limit).map(|(k, _)| k.clone()).collect::<Vec<_>>()
+                    );
+                    places.clear();
+                    memtable.fall(bound, limit, guard, &mut places);
+                    let range = expected.range::<[u8], _>((Bound::Unbounded, bound)).rev();
+                    assert_eq!(
+                        keys(&memtable, &places),
+                        range.take(limit).map(|(k, _)| k.clone()).collect::<Vec<_>>()
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn it_holds_what_it_was_given_in_order() {
+        let random = |i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        for tiny in [true, false] {
+            check(tiny, (0..5000).map(|i| format!("user{:016x}", random(i)).into_bytes()));
+            check(tiny, (0..5000).map(|i| format!("user{i:016}").into_bytes()));
+            check(tiny, (0..5000).rev().map(|i| format!("user{i:016}").into_bytes()));
+            check(
+                tiny,
+                (0..3000)
+                    .map(|i| random(i % 1500).to_be_bytes()[..usize::try_from(i % 9).unwrap_or(0)].to_vec()),
+            );
+            check(tiny, (0..3000).map(|i| vec![0; usize::try_from(random(i) % 300).unwrap_or(0)]));
+        }
+    }
+
+    #[test]
+    fn versions_that_views_need_stay() {
+        let memtable = Memtable::new(1, Prefix::default(), true);
+        let guard = &epoch::pin();
+        let version = |seq| Version { word: Word(seq), seq: Seq(seq) };
+        let mut views = Views::default();
+        memtable.add(7, b"k", version(3), guard);
+        let entry = memtable.find(7, b"k", guard).expect("it was added");
+        views.register(Seq(4));
+        assert!(memtable.replace(entry.place, version(5), &views));
+        assert!(!memtable.replace(entry.place, version(6), &views));
+        assert_eq!(entry.at(Seq(4)).map(|v| v.seq), Some(Seq(3)));
+        assert_eq!(entry.at(Seq::LATEST).map(|v| v.seq), Some(Seq(6)));
+        assert!(entry.at(Seq(2)).is_none());
+        memtable.append_older(entry.place, &[version(2), version(1)]);
+        assert_eq!(entry.at(Seq(2)).map(|v| v.seq), Some(Seq(2)));
+        assert_eq!(entry.versions().map(|v| v.seq.0).collect::<Vec<_>>(), [6, 3, 2, 1]);
+    }
+}

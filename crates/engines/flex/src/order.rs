@@ -1,0 +1,507 @@
+//! # Order: the keys of a memtable, sorted
+//!
+//! A B+-tree of heads and places of records, for one writer (the commit lock) and readers that take no lock. Keys
+//! only come, never go, so nodes stay what they are to their place: they only fill and split.
+//!
+//! ## Picture
+//!
+//! ```text
+//!  inner   version | count | head, record of separator | child     entry 0 has no separator: it is below all
+//!  leaf    version | count | head, record              |
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. A node's version is odd while it is being changed. A reader that saw the same even version before and after
+//!    saw a state of the node (a sequence lock; every field is an atomic).
+//! 2. A split changes parent and child while both are odd, and a new root is published before the old one is even
+//!    again. A reader checks a parent (for the root: that it still is the root) after it has the child's version: so it
+//!    never looks for a key in a node that has given it away.
+//! 3. A record's place is published after the record. Places in a node, also stale ones, are of records or 0.
+//! 4. A separator is the key of a record of the leaf that it leads to.
+//!
+//! ## Costs
+//!
+//! A key: 12 bytes in leaves that are two thirds full; inserting one, a descent and the move of half a leaf. The
+//! first few thousand keys may be sorted anew when it shows what they share.
+
+use std::ops::Bound;
+
+use sheaf_base::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
+use sheaf_base::sync::epoch::Guard;
+
+use crate::arena::{Arena, Place};
+use crate::prefix::{Prefix, common, is_above, is_below};
+
+/// Entries of a node.
+const CAPACITY: usize = 64;
+/// The tree may be built anew when it has so many keys, and then again at each power of four ...
+const FIRST_LOOK: u64 = 16;
+/// ... up to here: a new memtable learns from the one before.
+const LAST_LOOK: u64 = 1 << 16;
+/// Where keys seem to grow, so many bytes of what they share count as if they did not share them.
+const GROWTH: usize = 2;
+
+#[repr(C, align(64))]
+struct Node {
+    version: AtomicU32,
+    count: AtomicU32,
+    heads: [AtomicU64; CAPACITY],
+    records: [AtomicU32; CAPACITY],
+    /// Of inner nodes; leaves end before.
+    children: [AtomicU32; CAPACITY],
+}
+
+const LEAF_BYTES: usize = std::mem::offset_of!(Node, children);
+
+/// Where the keys of records are.
+pub(crate) trait Keys {
+    /// The key of a record.
+    fn key(&self, record: Place) -> &[u8];
+}
+
+/// One way of cutting heads, and the nodes that go with it.
+#[derive(Debug)]
+struct Tree {
+    prefix: Prefix,
+    /// Node in the low half, height in the high one: 1 if it is a leaf.
+    root: AtomicU64,
+}
+
+/// The sorted keys.
+#[derive(Debug)]
+pub(crate) struct Order {
+    tree: AtomicPtr<Tree>,
+    /// Entries a node takes: fewer in tests.
+    capacity: usize,
+    count: AtomicU64,
+    foreign: AtomicU64,
+    bytes: AtomicU64,
+}
+
+/// A leaf, and the version it must still have when it was read.
+struct Found {
+    leaf: Place,
+    version: u32,
+    /// The record whose key is the lowest of the next leaf; 0 if there is none.
+    fence: Place,
+}
+
+/// What a reader looks for: the last child at or before a key, or strictly before it.
+#[derive(Clone, Copy)]
+enum Aim<'a> {
+    At(&'a [u8]),
+    Before(&'a [u8]),
+    First,
+    Last,
+}
+
+fn pack(node: Place, height: u64) -> u64 {
+    height << 32 | u64::from(node)
+}
+
+fn unpack(root: u64) -> (Place, u64) {
+    (Place::try_from(root & u64::from(u32::MAX)).unwrap_or(0), root >> 32)
+}
+
+/// A node of the arena.
+#[inline]
+fn node(arena: &Arena, place: Place) -> &Node {
+    // SAFETY:
+    // * Only places that `alloc` gave out for nodes get here. Of a leaf the children are never looked at.
+    // * All fields are atomics, and zeros are a valid node.
+    unsafe { &*arena.at(place).cast::<Node>() }
+}
+
+impl Node {
+    /// The version, once nobody changes the node.
+    #[inline]
+    fn settled(&self) -> u32 {
+        loop {
+            let version = self.version.load(Ordering::Acquire);
+            if version.is_multiple_of(2) {
+                return version;
+            }
+            std::hint::spin_loop();
+            sheaf_base::sync::thread::yield_now();
+        }
+    }
+
+    /// Whether what was read since `version` counts.
+    #[inline]
+    fn is_still(&self, version: u32) -> bool {
+        fence(Ordering::Acquire);
+        self.version.load(Ordering::Relaxed) == version
+    }
+
+    fn begin(&self) {
+        self.version.store(self.version.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        fence(Ordering::Release);
+    }
+
+    fn end(&self) {
+        self.version.store(self.version.load(Ordering::Relaxed) + 1, Ordering::Release);
+    }
+
+    #[inline]
+    fn count(&self) -> usize {
+        (self.count.load(Ordering::Relaxed) as usize).min(CAPACITY)
+    }
+
+    fn set(&self, slot: usize, head: u64, record: Place) {
+        self.heads[slot].store(head, Ordering::Relaxed);
+        self.records[slot].store(record, Ordering::Release); // (I3)
+    }
+
+    /// How many entries from `first` on lie before `key`, or at it if `with`; counted from 0.
+    #[inline]
+    fn position<K: Keys>(
+        &self,
+        first: usize,
+        count: usize,
+        head: u64,
+        key: &[u8],
+        with: bool,
+        keys: &K,
+    ) -> usize {
+        let is_before = |slot: usize| {
+            let mine = self.heads[slot].load(Ordering::Relaxed);
+            if mine != head {
+                return mine < head;
+            }
+            let record = self.records[slot].load(Ordering::Acquire);
+            // 0 is what a reader sees of a node that changes; it will find out.
+            record != 0 && if with { keys.key(record) <= key } else { keys.key(record) < key }
+        };
+        let (mut low, mut high) = (first, count);
+        while low < high {
+            let middle = (low + high) / 2;
+            if is_before(middle) { low = middle + 1 } else { high = middle }
+        }
+        low
+    }
+}
+
+impl Order {
+    pub(crate) fn new(arena: &Arena, prefix: Prefix, tiny: bool) -> Order {
+        let root = arena.alloc(LEAF_BYTES, true);
+        let tree = Tree { prefix, root: AtomicU64::new(pack(root, 1)) };
+        Order {
+            tree: AtomicPtr::new(Box::into_raw(Box::new(tree))),
+            capacity: if tiny { 4 } else { CAPACITY },
+            count: AtomicU64::new(0),
+            foreign: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+        }
+    }
+
+    #[inline]
+    fn tree<'g>(&self, _guard: &'g Guard) -> &'g Tree {
+        // SAFETY:
+        // * Made from a box; freed only after all guards of the moment when it was replaced, or with `self`.
+        unsafe { &*self.tree.load(Ordering::Acquire) }
+    }
+
+    /// What heads leave out.
+    pub(crate) fn prefix(&self, guard: &Guard) -> Prefix {
+        self.tree(guard).prefix.clone()
+    }
+
+    /// Bytes of its nodes but the first.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    fn new_node(&self, arena: &Arena, is_leaf: bool) -> Place {
+        let bytes = if is_leaf { LEAF_BYTES } else { size_of::<Node>() };
+        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        arena.alloc(bytes, true)
+    }
+
+    /// Adds a record whose key is not there. One writer.
+    pub(crate) fn insert<K: Keys>(&self, arena: &Arena, keys: &K, record: Place, guard: &Guard) {
+        let tree = self.tree(guard);
+        self.insert_into(tree, arena, keys, record);
+        let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
+        if Prefix::is_foreign(tree.prefix.head(keys.key(record))) {
+            self.foreign.fetch_add(1, Ordering::Relaxed);
+        }
+        if (FIRST_LOOK..=LAST_LOOK).contains(&count)
+            && count.is_power_of_two()
+            && count.ilog2().is_multiple_of(2)
+        {
+            self.look_again(arena, keys, guard);
+        }
+    }
+
+    fn insert_into<K: Keys>(&self, tree: &Tree, arena: &Arena, keys: &K, record: Place) {
+        let key = keys.key(record);
+        let head = tree.prefix.head(key);
+        let (mut place, mut height) = unpack(tree.root.load(Ordering::Relaxed));
+        if node(arena, place).count() == self.capacity {
+            (place, height) = self.grow(tree, arena, keys, place, height, key, head);
+        }
+        let mut is_last = true;
+        while height > 1 {
+            let parent = node(arena, place);
+            let count = parent.count();
+            let mut slot = parent.position(1, count, head, key, true, keys) - 1;
+            is_last &= slot + 1 == count;
+            let child = parent.children[slot].load(Ordering::Relaxed);
+            if node(arena, child).count() == self.capacity {
+                self.split(
+                    arena,
+                    parent,
+                    slot,
+                    height - 1,
+                    self.middle(node(arena, child), is_last, head, key, keys),
+                );
+                slot = parent.position(1, parent.count(), head, key, true, keys) - 1;
+                is_last &= slot + 1 == parent.count();
+            }
+            place = parent.children[slot].load(Ordering::Relaxed);
+            height -= 1;
+        }
+        let leaf = node(arena, place);
+        let count = leaf.count();
+        let slot = leaf.position(0, count, head, key, false, keys);
+        leaf.begin();
+        for from in (slot..count).rev() {
+            leaf.set(
+                from + 1,
+                leaf.heads[from].load(Ordering::Relaxed),
+                leaf.records[from].load(Ordering::Relaxed),
+            );
+        }
+        leaf.set(slot, head, record);
+        leaf.count.store(u32::try_from(count + 1).unwrap_or(0), Ordering::Relaxed);
+        leaf.end();
+    }
+
+    /// Where a full node is split: at its end if keys seem to ascend.
+    fn middle<K: Keys>(&self, full: &Node, is_last: bool, head: u64, key: &[u8], keys: &K) -> usize {
+        let ascends = is_last && full.position(1, self.capacity, head, key, false, keys) == self.capacity;
+        if ascends { self.capacity - 1 } else { self.capacity / 2 }
+    }
+
+    /// Puts a new root above a full one.
+    #[allow(clippy::too_many_arguments)] // called in one place
+    fn grow<K: Keys>(
+        &self,
+        tree: &Tree,
+        arena: &Arena,
+        keys: &K,
+        old: Place,
+        height: u64,
+        key: &[u8],
+        head: u64,
+    ) -> (Place, u64) {
+        let place = self.new_node(arena, false);
+        let root = node(arena, place);
+        root.children[0].store(old, Ordering::Relaxed);
+        root.count.store(1, Ordering::Relaxed);
+        let middle = self.middle(node(arena, old), true, head, key, keys);
+        root.begin();
+        node(arena, old).begin();
+        // Whoever came by the old root looks whether it is one still, and waits here (I2).
+        tree.root.store(pack(place, height + 1), Ordering::Release);
+        node(arena, old).end();
+        root.end();
+        self.split(arena, root, 0, height, middle);
+        (place, height + 1)
+    }
+
+    /// Moves the entries from `middle` on of a child into a new one beside it.
+    fn split(&self, arena: &Arena, parent: &Node, slot: usize, height: u64, middle: usize) {
+        let left = node(arena, parent.children[slot].load(Ordering::Relaxed));
+        let place = self.new_node(arena, height == 1);
+        let right = node(arena, place);
+        let count = left.count();
+        for from in middle..count {
+            right.set(
+                from - middle,
+                left.heads[from].load(Ordering::Relaxed),
+                left.records[from].load(Ordering::Relaxed),
+            );
+            if height > 1 {
+                right.children[from - middle]
+                    .store(left.children[from].load(Ordering::Relaxed), Ordering::Relaxed);
+            }
+        }
+        right.count.store(u32::try_from(count - middle).unwrap_or(0), Ordering::Relaxed);
+        let (head, record) =
+            (left.heads[middle].load(Ordering::Relaxed), left.records[middle].load(Ordering::Relaxed));
+        parent.begin();
+        left.begin();
+        left.count.store(u32::try_from(middle).unwrap_or(0), Ordering::Relaxed);
+        let count = parent.count();
+        for from in (slot + 1..count).rev() {
+            parent.set(
+                from + 1,
+                parent.heads[from].load(Ordering::Relaxed),
+                parent.records[from].load(Ordering::Relaxed),
+            );
+            parent.children[from + 1].store(parent.children[from].load(Ordering::Relaxed), Ordering::Release);
+        }
+        parent.set(slot + 1, head, record);
+        parent.children[slot + 1].store(place, Ordering::Release);
+        parent.count.store(u32::try_from(count + 1).unwrap_or(0), Ordering::Relaxed);
+        left.end();
+        parent.end();
+    }
+
+    /// Cuts heads anew, if the keys so far say so.
+    #[cold]
+    fn look_again<K: Keys>(&self, arena: &Arena, keys: &K, guard: &Guard) {
+        let mut records = Vec::new();
+        self.ascend(arena, keys, Bound::Unbounded, usize::MAX, guard, &mut records);
+        let (Some(first), Some(last)) = (records.first(), records.last()) else { return };
+        let (first, last) = (keys.key(*first), keys.key(*last));
+        let shared = common(first, last);
+        let old = self.tree(guard);
+        let grows = self.foreign.load(Ordering::Relaxed) * 8 > records.len() as u64;
+        if !grows && shared <= old.prefix.len() {
+            return;
+        }
+        let len = if grows { shared.saturating_sub(GROWTH) } else { shared };
+        let prefix = Prefix::new(&first[..len]);
+        if prefix == old.prefix {
+            return;
+        }
+        let root = self.new_node(arena, true);
+        let tree = Tree { prefix, root: AtomicU64::new(pack(root, 1)) };
+        let mut foreign = 0;
+        for record in &records {
+            self.insert_into(&tree, arena, keys, *record);
+            foreign += u64::from(Prefix::is_foreign(tree.prefix.head(keys.key(*record))));
+        }
+        self.foreign.store(foreign, Ordering::Relaxed);
+        let old = self.tree.swap(Box::into_raw(Box::new(tree)), Ordering::AcqRel) as usize;
+        guard.defer(move || {
+            // SAFETY:
+            // * Made from a box, replaced just now; every guard that may have seen it is gone.
+            drop(unsafe { Box::from_raw(old as *mut Tree) });
+        });
+    }
+
+    /// The leaf that holds what is aimed at, if anything does.
+    fn descend<K: Keys>(&self, tree: &Tree, arena: &Arena, keys: &K, aim: Aim<'_>) -> Found {
+        let head = match aim {
+            Aim::At(key) | Aim::Before(key) => tree.prefix.head(key),
+            Aim::First | Aim::Last => 0,
+        };
+        'again: loop {
+            let root = tree.root.load(Ordering::Acquire);
+            let (mut place, mut height) = unpack(root);
+            let mut version = node(arena, place).settled();
+            if tree.root.load(Ordering::Acquire) != root {
+                continue;
+            }
+            let mut fence = 0;
+            while height > 1 {
+                let parent = node(arena, place);
+                let count = parent.count();
+                let slot = match aim {
+                    Aim::At(key) => parent.position(1, count, head, key, true, keys) - 1,
+                    Aim::Before(key) => parent.position(1, count, head, key, false, keys) - 1,
+                    Aim::First => 0,
+                    Aim::Last => count.saturating_sub(1),
+                };
+                let child = parent.children[slot].load(Ordering::Acquire);
+                let next =
+                    if slot + 1 < count { parent.records[slot + 1].load(Ordering::Acquire) } else { 0 };
+                if !parent.is_still(version) {
+                    continue 'again;
+                }
+                let below = node(arena, child).settled();
+                if !parent.is_still(version) {
+                    continue 'again;
+                }
+                if next != 0 {
+                    fence = next;
+                }
+                (place, version, height) = (child, below, height - 1);
+            }
+            return Found { leaf: place, version, fence };
+        }
+    }
+
+    /// Reads all of a leaf; false if it changed meanwhile.
+    fn read(arena: &Arena, found: &Found, out: &mut [Place; CAPACITY]) -> Option<usize> {
+        let leaf = node(arena, found.leaf);
+        let count = leaf.count();
+        for (slot, out) in out.iter_mut().enumerate().take(count) {
+            *out = leaf.records[slot].load(Ordering::Acquire);
+        }
+        leaf.is_still(found.version).then_some(count)
+    }
+
+    /// Appends to `out` the records from `low` on, in order, until there are `limit`.
+    pub(crate) fn ascend<K: Keys>(
+        &self,
+        arena: &Arena,
+        keys: &K,
+        low: Bound<&[u8]>,
+        limit: usize,
+        guard: &Guard,
+        out: &mut Vec<Place>,
+    ) {
+        let tree = self.tree(guard);
+        let mut low = low;
+        let mut buffer = [0; CAPACITY];
+        while out.len() < limit {
+            let aim = match low {
+                Bound::Included(key) | Bound::Excluded(key) => Aim::At(key),
+                Bound::Unbounded => Aim::First,
+            };
+            let found = self.descend(tree, arena, keys, aim);
+            let Some(count) = Order::read(arena, &found, &mut buffer) else { continue };
+            let from = buffer[..count].partition_point(|record| !is_above(keys.key(*record), low));
+            let now = (count - from).min(limit - out.len());
+            out.extend_from_slice(&buffer[from..from + now]);
+            if found.fence == 0 {
+                return;
+            }
+            low = Bound::Included(keys.key(found.fence));
+        }
+    }
+
+    /// Appends to `out` the records from `high` down, in falling order, until there are `limit`.
+    pub(crate) fn fall<K: Keys>(
+        &self,
+        arena: &Arena,
+        keys: &K,
+        high: Bound<&[u8]>,
+        limit: usize,
+        guard: &Guard,
+        out: &mut Vec<Place>,
+    ) {
+        let tree = self.tree(guard);
+        let mut high = high;
+        let mut buffer = [0; CAPACITY];
+        while out.len() < limit {
+            let aim = match high {
+                Bound::Included(key) => Aim::At(key),
+                Bound::Excluded(key) => Aim::Before(key),
+                Bound::Unbounded => Aim::Last,
+            };
+            let found = self.descend(tree, arena, keys, aim);
+            let Some(count) = Order::read(arena, &found, &mut buffer) else { continue };
+            let to = buffer[..count].partition_point(|record| is_below(keys.key(*record), high));
+            if to == 0 {
+                return; // only the first leaf can have nothing (I4)
+            }
+            let now = to.min(limit - out.len());
+            out.extend(buffer[to - now..to].iter().rev());
+            high = Bound::Excluded(keys.key(buffer[to - now]));
+        }
+    }
+}
+
+impl Drop for Order {
+    fn drop(&mut self) {
+        // SAFETY:
+        // * Made from a box, and `&mut self`: nobody reads it.
+        drop(unsafe { Box::from_raw(self.tree.load(Ordering::Relaxed)) });
+    }
+}

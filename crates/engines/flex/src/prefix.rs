@@ -1,0 +1,251 @@
+//! # Prefix: what keys have in common, and heads that order them
+//!
+//! Keys of one keyspace tend to start alike. A *head* is the eight bytes behind what they share, as a number: it
+//! orders keys as their bytes do, and only ties need the bytes themselves.
+//!
+//! ## Invariants
+//!
+//! 1. Heads are monotonic: `a <= b` implies `head(a) <= head(b)`, for any keys and any prefix. What does not start
+//!    with the prefix has the lowest or the highest head.
+//! 2. A separator whose bytes are the prefix and at most eight more is in its number: see [`Sep`].
+
+use std::cmp::Ordering;
+use std::ops::Bound;
+
+/// Bytes of a head.
+const HEAD: usize = 8;
+
+/// What keys share.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Prefix(Box<[u8]>);
+
+impl Prefix {
+    pub(crate) fn new(bytes: &[u8]) -> Prefix {
+        Prefix(bytes.into())
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The eight bytes behind the prefix, zeros where there are fewer; `None` for a key that does not start with it.
+    #[inline]
+    fn raw(&self, key: &[u8]) -> Option<u64> {
+        let rest = key.strip_prefix(&*self.0)?;
+        Some(match rest.first_chunk::<HEAD>() {
+            Some(head) => u64::from_be_bytes(*head),
+            None => {
+                let mut head = [0; HEAD];
+                head[..rest.len()].copy_from_slice(rest);
+                u64::from_be_bytes(head)
+            }
+        })
+    }
+
+    /// The head of `key`.
+    #[inline]
+    pub(crate) fn head(&self, key: &[u8]) -> u64 {
+        match self.raw(key) {
+            Some(raw) => raw.clamp(1, u64::MAX - 1),
+            None if key < &*self.0 => 0,
+            None => u64::MAX,
+        }
+    }
+
+    /// Whether a head says that its key does not start with the prefix.
+    pub(crate) fn is_foreign(head: u64) -> bool {
+        head == 0 || head == u64::MAX
+    }
+}
+
+/// How many bytes two keys share.
+pub(crate) fn common(a: &[u8], b: &[u8]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+/// The shortest key above `low` and not above `high`, which is above `low`.
+pub(crate) fn between(low: &[u8], high: &[u8]) -> Vec<u8> {
+    debug_assert!(low < high);
+    high[..high.len().min(common(low, high) + 1)].to_vec()
+}
+
+/// Whether `key` lies at or behind the lower bound.
+pub(crate) fn is_above(key: &[u8], low: Bound<&[u8]>) -> bool {
+    match low {
+        Bound::Included(low) => key >= low,
+        Bound::Excluded(low) => key > low,
+        Bound::Unbounded => true,
+    }
+}
+
+/// Whether `key` lies at or before the upper bound.
+pub(crate) fn is_below(key: &[u8], high: Bound<&[u8]>) -> bool {
+    match high {
+        Bound::Included(high) => key <= high,
+        Bound::Excluded(high) => key < high,
+        Bound::Unbounded => true,
+    }
+}
+
+/// A key that separates two intervals, in two words: its head, and its length behind the prefix or, if that does
+/// not say it all, the place of its bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sep {
+    head: u64,
+    /// At most eight: the length. Else a pointer to bytes that outlive it.
+    rest: *const Box<[u8]>,
+}
+
+// SAFETY:
+// * What `rest` points at is never written while a `Sep` with it can be reached (`slots.rs` I2), and bytes may be
+//   read from any thread.
+unsafe impl Send for Sep {}
+// SAFETY:
+// * As above.
+unsafe impl Sync for Sep {}
+
+impl Sep {
+    /// Before all keys.
+    pub(crate) const LOWEST: Sep = Sep { head: 0, rest: std::ptr::null() };
+
+    /// The separator `bytes`; `None` if they do not fit into two words.
+    pub(crate) fn inline(prefix: &Prefix, bytes: &[u8]) -> Option<Sep> {
+        if bytes.is_empty() {
+            return Some(Sep::LOWEST);
+        }
+        let raw = prefix.raw(bytes)?;
+        let len = bytes.len() - prefix.len();
+        // At the limits heads of several keys fall together.
+        (len <= HEAD && (2..=u64::MAX - 2).contains(&raw))
+            .then(|| Sep { head: raw, rest: std::ptr::without_provenance(len) })
+    }
+
+    /// The separator whose bytes are at `bytes`.
+    ///
+    /// # Safety
+    ///
+    /// * The bytes stay as they are while the result, or a copy of it, is used.
+    pub(crate) unsafe fn outside(prefix: &Prefix, bytes: *const Box<[u8]>) -> Sep {
+        // SAFETY:
+        // * The caller's promise.
+        Sep { head: prefix.head(unsafe { &*bytes }), rest: bytes }
+    }
+
+    fn long(&self) -> Option<&[u8]> {
+        // SAFETY:
+        // * Not a length, so made by `outside`, whose caller promised that the bytes stay.
+        (self.rest.addr() > HEAD).then(|| unsafe { &**self.rest })
+    }
+
+    /// True before all keys.
+    pub(crate) fn is_lowest(&self) -> bool {
+        self.head == 0 && self.rest.is_null()
+    }
+
+    /// Whether its bytes are outside.
+    pub(crate) fn is_long(&self) -> bool {
+        self.rest.addr() > HEAD
+    }
+
+    /// Appends its bytes to `out`.
+    pub(crate) fn write(&self, prefix: &Prefix, out: &mut Vec<u8>) {
+        if let Some(long) = self.long() {
+            out.extend_from_slice(long);
+        } else if !self.is_lowest() {
+            out.extend_from_slice(prefix.bytes());
+            out.extend_from_slice(&self.head.to_be_bytes()[..self.rest.addr()]);
+        }
+    }
+
+    /// Its bytes.
+    pub(crate) fn bytes(&self, prefix: &Prefix) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.write(prefix, &mut bytes);
+        bytes
+    }
+
+    /// How it compares to `key`, whose head is `head`, under the same prefix. The lowest is below all keys.
+    #[inline]
+    pub(crate) fn cmp(&self, head: u64, key: &[u8], prefix: &Prefix) -> Ordering {
+        match self.head.cmp(&head) {
+            Ordering::Equal => self.cmp_tied(key, prefix),
+            other => other,
+        }
+    }
+
+    #[cold]
+    fn cmp_tied(&self, key: &[u8], prefix: &Prefix) -> Ordering {
+        if let Some(long) = self.long() {
+            return long.cmp(key);
+        }
+        if self.is_lowest() {
+            return Ordering::Less;
+        }
+        // The head is not at a limit, so the key starts with the prefix and agrees in what follows, zeros
+        // where either ends: the shorter one is lower.
+        self.rest.addr().cmp(&(key.len() - prefix.len()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn samples() -> Vec<Vec<u8>> {
+        let mut keys: Vec<Vec<u8>> = vec![vec![], b"a".to_vec(), b"ab".to_vec(), b"abc".to_vec()];
+        for tail in
+            [&b""[..], b"\0", b"\0\0", b"\x01", b"x", b"xy", b"\xff", b"\xff\xff\xff\xff\xff\xff\xff\xff\xff"]
+        {
+            for prefix in
+                [&b""[..], b"ab", b"user", b"user1234567", b"v", b"\xff\xff\xff\xff\xff\xff\xff\xff"]
+            {
+                keys.push([prefix, tail].concat());
+            }
+        }
+        keys.push(vec![0; 8]);
+        keys.push([&b"ab"[..], &[0; 7], &[1]].concat());
+        keys.sort();
+        keys.dedup();
+        keys
+    }
+
+    #[test]
+    fn heads_and_separators_order_as_bytes_do() {
+        for prefix in [&b""[..], b"ab", b"user", b"v\xff"] {
+            let prefix = Prefix::new(prefix);
+            for a in samples() {
+                let boxed: Box<Box<[u8]>> = Box::new(a.clone().into());
+                // SAFETY:
+                // * The box outlives the separator.
+                let sep = Sep::inline(&prefix, &a)
+                    .unwrap_or_else(|| unsafe { Sep::outside(&prefix, &raw const *boxed) });
+                assert_eq!(sep.bytes(&prefix), a);
+                for b in samples() {
+                    if a <= b {
+                        assert!(prefix.head(&a) <= prefix.head(&b), "{a:?} {b:?}");
+                    }
+                    if sep.is_lowest() {
+                        assert_ne!(sep.cmp(prefix.head(&b), &b, &prefix), Ordering::Greater);
+                        continue;
+                    }
+                    assert_eq!(
+                        sep.cmp(prefix.head(&b), &b, &prefix),
+                        a.cmp(&b),
+                        "{a:?} {b:?} after {prefix:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_between_is_short() {
+        assert_eq!(between(b"user1", b"user2999"), b"user2");
+        assert_eq!(between(b"user", b"user2999"), b"user2");
+        assert_eq!(between(b"", b"x"), b"x");
+    }
+}

@@ -1,0 +1,205 @@
+//! # Runs: how pairs stand in the space
+//!
+//! An interval is one or more *runs*, one behind the other: the first sorted, each later one what a commit
+//! added. Runs say how long they are and whether they begin an interval, so that a walk finds all intervals again.
+//!
+//! ## Picture
+//!
+//! ```text
+//!  run    kind 1 | bytes of pairs: varint | pair ...          kind 0xF1: begins an interval, 0xF2: goes on in it
+//!  pair   key length: varint | value length * 4 + kind: varint | seq: varint | key | value
+//! ```
+//!
+//! A pair's kind is 0 for a value, 1 for a staged value's reference (16 bytes), 2 for a removal. Within a run pairs are
+//! sorted by key, and by falling number within a key. docs/format/flex.md is the specification.
+
+use sheaf_base::error::Damage;
+use sheaf_base::record::Content;
+use sheaf_base::types::{MAX_KEY, Seq};
+
+use crate::memtable::{blob_bytes, blob_of};
+
+/// A run that begins an interval.
+const BASE: u8 = 0xF1;
+/// A run that goes on in one.
+const MORE: u8 = 0xF2;
+const PUT: u64 = 0;
+const STAGED: u64 = 1;
+const TOMB: u64 = 2;
+/// Most bytes of a run before its pairs.
+pub(crate) const RUN_HEAD: usize = 11;
+
+/// A version of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pair<'a> {
+    pub(crate) key: &'a [u8],
+    pub(crate) seq: Seq,
+    pub(crate) content: Content<'a>,
+}
+
+fn put_varint(out: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        out.push((number & 0x7f) as u8 | 0x80);
+        number >>= 7;
+    }
+    out.push((number & 0x7f) as u8);
+}
+
+fn varint_len(number: u64) -> usize {
+    (64 - (number | 1).leading_zeros() as usize).div_ceil(7)
+}
+
+#[inline]
+fn take_varint(bytes: &[u8], at: &mut usize) -> Result<u64, Damage> {
+    let short = Damage::BadLength { got: bytes.len() as u64, max: *at as u64 + 1 };
+    let first = *bytes.get(*at).ok_or(short)?;
+    *at += 1;
+    if first < 0x80 {
+        return Ok(u64::from(first));
+    }
+    let mut number = u64::from(first & 0x7f);
+    for shift in (7..64).step_by(7) {
+        let byte =
+            *bytes.get(*at).ok_or(Damage::BadLength { got: bytes.len() as u64, max: *at as u64 + 1 })?;
+        *at += 1;
+        number |= u64::from(byte & 0x7f) << shift;
+        if byte < 0x80 {
+            return Ok(number);
+        }
+    }
+    Err(Damage::BadField { field: "varint", value: number })
+}
+
+impl<'a> Pair<'a> {
+    fn tail(&self) -> (u64, usize) {
+        match self.content {
+            Content::Put(value) => (PUT, value.len()),
+            Content::Staged(_) => (STAGED, 16),
+            Content::Remove => (TOMB, 0),
+        }
+    }
+
+    /// Bytes it takes.
+    pub(crate) fn len(&self) -> usize {
+        let (kind, len) = self.tail();
+        varint_len(self.key.len() as u64)
+            + varint_len((len as u64) << 2 | kind)
+            + varint_len(self.seq.0)
+            + self.key.len()
+            + len
+    }
+
+    pub(crate) fn is_tomb(&self) -> bool {
+        matches!(self.content, Content::Remove)
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        let (kind, len) = self.tail();
+        put_varint(out, self.key.len() as u64);
+        put_varint(out, (len as u64) << 2 | kind);
+        put_varint(out, self.seq.0);
+        out.extend_from_slice(self.key);
+        match self.content {
+            Content::Put(value) => out.extend_from_slice(value),
+            Content::Staged(blob) => out.extend_from_slice(&blob_bytes(&blob)),
+            Content::Remove => {}
+        }
+    }
+
+    /// The pair at `at` of `bytes`, and where it ends.
+    #[inline]
+    pub(crate) fn decode(bytes: &'a [u8], at: usize) -> Result<(Pair<'a>, usize), Damage> {
+        let mut at = at;
+        let key_len = take_varint(bytes, &mut at)?;
+        let tail = take_varint(bytes, &mut at)?;
+        let seq = Seq(take_varint(bytes, &mut at)?);
+        let (kind, len) = (tail & 3, tail >> 2);
+        let left = (bytes.len() - at) as u64;
+        let too_long = || Damage::BadLength { got: key_len.saturating_add(len), max: left };
+        if key_len > MAX_KEY as u64 || key_len.checked_add(len).is_none_or(|both| both > left) {
+            return Err(too_long());
+        }
+        let key_end = at + usize::try_from(key_len).map_err(|_| too_long())?;
+        let end = key_end + usize::try_from(len).map_err(|_| too_long())?;
+        let value = &bytes[key_end..end];
+        let content = match kind {
+            PUT => Content::Put(value),
+            STAGED if len == 16 => Content::Staged(blob_of(value)),
+            TOMB if len == 0 => Content::Remove,
+            _ => return Err(Damage::BadField { field: "pair kind", value: tail }),
+        };
+        Ok((Pair { key: &bytes[at..key_end], seq, content }, end))
+    }
+}
+
+/// Appends a run of `pairs` to `out`.
+pub(crate) fn encode<'a>(begins: bool, pairs: impl Iterator<Item = Pair<'a>> + Clone, out: &mut Vec<u8>) {
+    out.push(if begins { BASE } else { MORE });
+    put_varint(out, pairs.clone().map(|pair| pair.len() as u64).sum());
+    pairs.for_each(|pair| pair.encode(out));
+}
+
+/// A run's head: whether it begins an interval, how long the head is, and how many bytes of pairs follow.
+pub(crate) fn head(bytes: &[u8]) -> Result<(bool, usize, u64), Damage> {
+    let mut at = 1;
+    let begins = match bytes.first() {
+        Some(&BASE) => true,
+        Some(&MORE) => false,
+        Some(other) => return Err(Damage::BadField { field: "run", value: u64::from(*other) }),
+        None => return Err(Damage::BadLength { got: 0, max: 1 }),
+    };
+    let len = take_varint(bytes, &mut at)?;
+    Ok((begins, at, len))
+}
+
+/// Calls `each` with where each pair of an interval stands and what it is; the number of runs.
+pub(crate) fn walk<'a>(bytes: &'a [u8], mut each: impl FnMut(usize, Pair<'a>)) -> Result<u32, Damage> {
+    let mut at = 0;
+    let mut runs = 0;
+    while at < bytes.len() {
+        let (begins, head, len) = head(&bytes[at..])?;
+        let left = (bytes.len() - at - head) as u64;
+        if begins != (at == 0) || len > left {
+            return Err(Damage::BadLength { got: len, max: left });
+        }
+        at += head;
+        let end = at + usize::try_from(len).unwrap_or(0);
+        while at < end {
+            let (pair, next) = Pair::decode(&bytes[..end], at)?;
+            each(at, pair);
+            at = next;
+        }
+        runs += 1;
+    }
+    Ok(runs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sheaf_base::blob::BlobRef;
+
+    #[test]
+    fn runs_come_back_and_no_prefix_of_them_does() {
+        let long = vec![7; 300];
+        let pairs = [
+            Pair { key: b"", seq: Seq(1), content: Content::Put(b"") },
+            Pair { key: b"a", seq: Seq(u64::MAX), content: Content::Remove },
+            Pair { key: &long, seq: Seq(1 << 20), content: Content::Put(&long) },
+            Pair { key: b"z", seq: Seq(300), content: Content::Staged(BlobRef { id: 1, len: 2, sum: 3 }) },
+        ];
+        let mut bytes = Vec::new();
+        encode(true, pairs[1..].iter().copied(), &mut bytes);
+        encode(false, pairs[..1].iter().copied(), &mut bytes);
+        assert!(bytes.len() <= pairs.iter().map(Pair::len).sum::<usize>() + 2 * RUN_HEAD);
+        let mut found = Vec::new();
+        assert_eq!(walk(&bytes, |_, pair| found.push(pair)), Ok(2));
+        assert_eq!(found, [pairs[1], pairs[2], pairs[3], pairs[0]]);
+        for len in 1..bytes.len() {
+            let mut count = 0;
+            let end = walk(&bytes[..len], |_, _| count += 1);
+            assert!(end.is_err() || (end == Ok(1) && count == 3), "{len}");
+        }
+        assert!(walk(&bytes[1..], |_, _| {}).is_err());
+    }
+}

@@ -1,0 +1,257 @@
+//! # Slots: what is known of each interval, and the cache of their blocks
+//!
+//! An interval of the sparse index names a slot: its block, if it is in memory, a few figures, and its separator if that is
+//! long. Content of an interval never changes: a commit makes a new one with a new slot.
+//!
+//! ## Invariants
+//!
+//! 1. A slot stays where it is. The committer alone gives slots out and takes them back, the latter when no state that a
+//!    reader may have names them.
+//! 2. All but block and mark are written before an index names the slot, and not again while one does.
+//! 3. A block in a slot is counted in the budget's cache. It leaves by a swap, and is freed when the readers of that
+//!    moment are gone.
+//!
+//! ## Eviction
+//!
+//! CLOCK: reading a block marks its slot; a hand goes around, takes marks away and evicts what has none. It moves when a
+//! block is added beyond the budget, which the cache shares with everything else and gives way to.
+
+use std::ptr;
+
+use sheaf_base::ground::Ground;
+use sheaf_base::memory::Part;
+use sheaf_base::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use sheaf_base::sync::epoch::Guard;
+
+use crate::block::{Block, BlockRef};
+
+/// Slots of the first chunk; chunk k has `FIRST << k`.
+const FIRST: u32 = 64;
+const CHUNKS: usize = 26;
+/// Slots that the hand looks at, at most, to make room for one block.
+const TURN: u32 = 1024;
+/// Live keys are not known: something was appended to a block that was not in memory.
+pub(crate) const UNKNOWN: u32 = u32::MAX;
+
+/// One interval.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    block: AtomicPtr<Block>,
+    marked: AtomicU32,
+    /// Versions in it, or more if some came twice.
+    entries: AtomicU32,
+    live: AtomicU32,
+    runs: AtomicU32,
+    sep: AtomicPtr<Box<[u8]>>,
+}
+
+/// The figures of an interval.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Figures {
+    pub(crate) entries: u32,
+    pub(crate) live: u32,
+    pub(crate) runs: u32,
+}
+
+/// All slots.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    chunks: [AtomicPtr<Slot>; CHUNKS],
+    next: AtomicU32,
+    hand: AtomicU32,
+}
+
+fn place(id: u32) -> (usize, usize) {
+    let number = u64::from(id) + u64::from(FIRST);
+    let chunk = (number.ilog2() - FIRST.ilog2()) as usize;
+    (chunk, usize::try_from(number).unwrap_or(usize::MAX) - ((FIRST as usize) << chunk))
+}
+
+impl Slots {
+    pub(crate) fn new() -> Slots {
+        Slots {
+            chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS],
+            next: AtomicU32::new(0),
+            hand: AtomicU32::new(0),
+        }
+    }
+
+    /// The slot `id`, which was given out.
+    #[inline]
+    pub(crate) fn get(&self, id: u32) -> &Slot {
+        let (chunk, index) = place(id);
+        // SAFETY:
+        // * Given out, so its chunk is there, and chunks stay as long as `self`.
+        unsafe { &*self.chunks[chunk].load(Ordering::Acquire).add(index) }
+    }
+
+    /// One more slot. The committer alone.
+    pub(crate) fn add(&self) -> u32 {
+        let id = self.next.load(Ordering::Relaxed);
+        let (chunk, index) = place(id);
+        assert!(chunk < CHUNKS, "more than 10^9 intervals");
+        if index == 0 {
+            let slots: Box<[Slot]> = (0..(FIRST as usize) << chunk).map(|_| Slot::empty()).collect();
+            self.chunks[chunk].store(Box::into_raw(slots).cast(), Ordering::Release);
+        }
+        self.next.store(id + 1, Ordering::Release);
+        id
+    }
+
+    /// Bytes of all slots.
+    pub(crate) fn bytes(&self) -> u64 {
+        u64::from(self.next.load(Ordering::Relaxed)) * size_of::<Slot>() as u64
+    }
+
+    /// Puts a block into its slot, if the budget has room for it or can be given some.
+    pub(crate) fn offer(&self, id: u32, block: &BlockRef, ground: &Ground, guard: &Guard) {
+        let size = block.size();
+        if !ground.memory.has_room(size) && !self.make_room(size, ground, guard) {
+            return;
+        }
+        let slot = self.get(id);
+        let given = block.clone().into_raw();
+        ground.memory.take(Part::Cache, size);
+        let put = slot.block.compare_exchange(ptr::null_mut(), given, Ordering::AcqRel, Ordering::Relaxed);
+        if put.is_err() {
+            ground.memory.give(Part::Cache, size);
+            // SAFETY:
+            // * Given away just now, to nobody.
+            drop(unsafe { BlockRef::from_raw(given) });
+        }
+        slot.marked.store(1, Ordering::Relaxed);
+    }
+
+    /// Moves the hand until `size` bytes fit. False if they still do not.
+    fn make_room(&self, size: u64, ground: &Ground, guard: &Guard) -> bool {
+        let count = self.next.load(Ordering::Acquire);
+        for _ in 0..TURN.min(count.saturating_mul(2)) {
+            if ground.memory.has_room(size) {
+                return true;
+            }
+            let slot = self.get(self.hand.fetch_add(1, Ordering::Relaxed) % count);
+            if slot.marked.swap(0, Ordering::Relaxed) == 0 {
+                slot.evict(ground, guard);
+            }
+        }
+        ground.memory.has_room(size)
+    }
+
+    /// Evicts everything.
+    pub(crate) fn clear(&self, ground: &Ground, guard: &Guard) {
+        for id in 0..self.next.load(Ordering::Acquire) {
+            self.get(id).evict(ground, guard);
+        }
+    }
+}
+
+impl Slot {
+    fn empty() -> Slot {
+        Slot {
+            block: AtomicPtr::new(ptr::null_mut()),
+            marked: AtomicU32::new(0),
+            entries: AtomicU32::new(0),
+            live: AtomicU32::new(0),
+            runs: AtomicU32::new(0),
+            sep: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    /// Its block, if it is in memory.
+    #[inline]
+    pub(crate) fn block<'g>(&self, _guard: &'g Guard) -> Option<&'g Block> {
+        // SAFETY:
+        // * A slot holds a reference to its block; what is swapped out is given back only after all guards of that
+        //   moment (I3), and ours was there before this load.
+        let block = unsafe { self.block.load(Ordering::Acquire).as_ref() }?;
+        if self.marked.load(Ordering::Relaxed) == 0 {
+            self.marked.store(1, Ordering::Relaxed);
+        }
+        Some(block)
+    }
+
+    /// Whether its block is in memory.
+    pub(crate) fn is_cached(&self) -> bool {
+        !self.block.load(Ordering::Relaxed).is_null()
+    }
+
+    pub(crate) fn figures(&self) -> Figures {
+        Figures {
+            entries: self.entries.load(Ordering::Relaxed),
+            live: self.live.load(Ordering::Relaxed),
+            runs: self.runs.load(Ordering::Relaxed),
+        }
+    }
+
+    pub(crate) fn set_figures(&self, figures: Figures) {
+        self.entries.store(figures.entries, Ordering::Relaxed);
+        self.live.store(figures.live, Ordering::Relaxed);
+        self.runs.store(figures.runs, Ordering::Relaxed);
+    }
+
+    /// Live keys were counted.
+    pub(crate) fn learn_live(&self, live: u32) {
+        self.live.store(live, Ordering::Relaxed);
+    }
+
+    /// Keeps a separator's bytes; where they are.
+    pub(crate) fn keep_sep(&self, bytes: &[u8]) -> *const Box<[u8]> {
+        let kept = Box::into_raw(Box::new(Box::<[u8]>::from(bytes)));
+        debug_assert!(self.sep.load(Ordering::Relaxed).is_null(), "taken back before");
+        self.sep.store(kept, Ordering::Release);
+        kept
+    }
+
+    pub(crate) fn evict(&self, ground: &Ground, guard: &Guard) {
+        let block = self.block.swap(ptr::null_mut(), Ordering::AcqRel);
+        if block.is_null() {
+            return;
+        }
+        let block = block as usize;
+        // SAFETY:
+        // * Swapped out: the slot's reference is ours to give back.
+        let size = unsafe { (*(block as *const Block)).size() };
+        ground.memory.give(Part::Cache, size);
+        guard.defer(move || {
+            // SAFETY:
+            // * As above; every guard that may have loaded it from the slot is gone.
+            drop(unsafe { BlockRef::from_raw(block as *mut Block) });
+        });
+    }
+
+    /// Nobody reads it any more: it may be given out again.
+    pub(crate) fn take_back(&self, ground: &Ground, guard: &Guard) {
+        self.evict(ground, guard);
+        self.drop_sep();
+    }
+
+    fn drop_sep(&self) {
+        let sep = self.sep.swap(ptr::null_mut(), Ordering::AcqRel);
+        if !sep.is_null() {
+            // SAFETY:
+            // * Made from a box in `keep_sep`; no index that names it is read any more (I1).
+            drop(unsafe { Box::from_raw(sep) });
+        }
+    }
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        for (number, chunk) in self.chunks.iter().enumerate() {
+            let start = chunk.load(Ordering::Relaxed);
+            if start.is_null() {
+                continue;
+            }
+            let slots = ptr::slice_from_raw_parts_mut(start, (FIRST as usize) << number);
+            // SAFETY:
+            // * Made from a box of this length in `add`; `&mut self`: nobody reads it.
+            let slots = unsafe { Box::from_raw(slots) };
+            for slot in &slots {
+                slot.drop_sep();
+                // SAFETY:
+                // * The slot's own reference; the slot goes now.
+                drop(unsafe { BlockRef::from_raw(slot.block.load(Ordering::Relaxed)) });
+            }
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! # Table: the committer's side of the sparse index
+//!
+//! Who changes the space and the index does it here, under one lock: an edit of the space, the same change of the tree,
+//! then both are published together.
+//!
+//! ## Invariants
+//!
+//! 1. The tree and the space agree: an interval of the tree is, in the space, its runs and nothing else.
+//! 2. A slot that no longer belongs to an interval is given out again when every index that names it is gone.
+//! 3. The space's mark counts our edits, and says in its lowest bit whether a memtable was ever moved whole: before that,
+//!    pairs may be in the image only. An image of the index with the same mark describes the space.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
+
+use sheaf_base::error::{Error, Result};
+use sheaf_base::ground::Ground;
+use sheaf_base::memory::{Memory, Part};
+use sheaf_base::sync::epoch::Guard;
+use sheaf_base::types::{KeyspaceId, Seq};
+use sheaf_flexspace::tree::ShiftTree;
+use sheaf_flexspace::{FlexSpace, Options};
+
+use crate::block::BlockRef;
+use crate::index::{Index, Interval, Shelf};
+use crate::prefix::{Prefix, Sep};
+use crate::slots::Figures;
+
+/// What an extent takes in the space's index; nodes that removals left free are room for extents to come.
+const EXTENT_BYTES: u64 = 26;
+
+/// An interval to be.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    /// Its separator; without one, that of the first interval it replaces.
+    pub(crate) sep: Option<Vec<u8>>,
+    /// Its runs, or the one that is added.
+    pub(crate) data: Vec<u8>,
+    pub(crate) figures: Figures,
+    /// The whole interval, where it is known.
+    pub(crate) block: Option<BlockRef>,
+}
+
+/// A change of a stretch of the space.
+#[derive(Debug)]
+pub(crate) struct Change {
+    /// Where the stretch is, before all changes of the plan.
+    pub(crate) at: u64,
+    pub(crate) len: u64,
+    /// The slots of its intervals.
+    pub(crate) old: Vec<u32>,
+    /// The separator of its first interval.
+    pub(crate) sep: Sep,
+    /// What stands there stays, and the only piece goes behind it, into the same interval.
+    pub(crate) appends: bool,
+    pub(crate) pieces: Vec<Piece>,
+}
+
+/// Changes of disjoint stretches, in order, and what becomes of staged values.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    pub(crate) changes: Vec<Change>,
+    /// Staged values that the space names from now on.
+    pub(crate) named: Vec<u64>,
+    /// Those it does not any more, and which commits superseded them.
+    pub(crate) dead: Vec<(Seq, u64)>,
+    /// Nothing is rewritten: the edit was too large.
+    pub(crate) appends: bool,
+    pub(crate) counts: Counts,
+}
+
+/// What the committer chose, how often.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) inserted: u64,
+    pub(crate) appended: u64,
+    pub(crate) rewritten: u64,
+    pub(crate) merged: u64,
+    pub(crate) bytes: u64,
+}
+
+/// The committer's side.
+#[derive(Debug)]
+pub(crate) struct Table {
+    pub(crate) space: Option<FlexSpace>,
+    pub(crate) tree: ShiftTree<Interval>,
+    pub(crate) prefix: Arc<Prefix>,
+    pub(crate) mark: u64,
+    /// The space had come so far when the image was made: with less it is damaged.
+    pub(crate) least: u64,
+    /// Staged values that the space names.
+    pub(crate) blobs: HashSet<u64>,
+    /// The last key of the frozen memtable that was moved.
+    pub(crate) progress: Option<Vec<u8>>,
+    /// Pairs of a frozen memtable that stay in memory: see `image.rs`.
+    pub(crate) kept: Option<Vec<crate::image::Kept>>,
+    pub(crate) counts: Counts,
+    token: Arc<()>,
+    /// Slots that the tree names no more since the last publication.
+    buried: Vec<u32>,
+    graves: VecDeque<(Arc<()>, Vec<u32>)>,
+    free: Vec<u32>,
+    accounted: u64,
+    publications: u64,
+}
+
+impl Table {
+    pub(crate) fn new() -> Table {
+        Table {
+            space: None,
+            tree: ShiftTree::new(Interval::NONE),
+            prefix: Arc::default(),
+            mark: 0,
+            least: 0,
+            blobs: HashSet::new(),
+            progress: None,
+            kept: None,
+            counts: Counts::default(),
+            token: Arc::default(),
+            buried: Vec::new(),
+            graves: VecDeque::new(),
+            free: Vec::new(),
+            accounted: 0,
+            publications: 0,
+        }
+    }
+
+    /// Opens the keyspace's space, and makes it if there is none and `create` says so.
+    pub(crate) fn open(&mut self, ground: &Ground, id: KeyspaceId, create: bool) -> Result<()> {
+        let Some(home) = &ground.home else { return Ok(()) };
+        if self.space.is_some() || (!create && !home.exists(id)) {
+            return Ok(());
+        }
+        let options = Options {
+            create,
+            read_only: home.read_only,
+            memory: Arc::new(Memory::new(u64::MAX)), // accounted by us, with the rest of the index
+            inline: true,
+            tiny: ground.tiny,
+            ..Options::default()
+        };
+        match FlexSpace::open_on(Arc::clone(&home.disk), home.of(id), options) {
+            Ok(space) => {
+                self.mark = space.view().mark();
+                self.space = Some(space);
+                Ok(())
+            }
+            // A creation that was cut short: there never was anything in it.
+            Err(Error::NotFound { .. }) if !create => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether a memtable was ever moved whole into the space.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.mark & 1 == 1
+    }
+
+    /// Does what is planned: in the space, then in the tree. `is_last` of a memtable.
+    pub(crate) fn commit(&mut self, plan: &Plan, is_last: bool, shelf: &Shelf, guard: &Guard) -> Result<()> {
+        if plan.changes.is_empty() && (self.is_complete() || !is_last) {
+            return Ok(());
+        }
+        let mark = (self.mark + 2) | u64::from(is_last);
+        self.edit(plan, mark)?;
+        self.mark = mark;
+        let mut shift = 0u64; // wrapped
+        for change in &plan.changes {
+            let at = change.at.wrapping_add(shift);
+            if change.len > 0 {
+                self.tree.collapse(at, change.len, |_, _| {});
+            }
+            self.buried.extend_from_slice(&change.old);
+            let mut to = at;
+            for piece in &change.pieces {
+                let before = if change.appends { change.len } else { 0 };
+                let len = before + piece.data.len() as u64;
+                let item = self.interval(change, piece, shelf);
+                if let Some(block) = &piece.block {
+                    shelf.slots.offer(item.slot, block, &shelf.ground, guard);
+                }
+                self.tree.insert(to, len, item);
+                to += len;
+            }
+            shift = shift.wrapping_add(to - at).wrapping_sub(change.len);
+        }
+        self.blobs.extend(plan.named.iter().copied());
+        for (_, id) in &plan.dead {
+            self.blobs.remove(id);
+        }
+        let counts = &mut self.counts;
+        counts.inserted += plan.counts.inserted;
+        counts.appended += plan.counts.appended;
+        counts.rewritten += plan.counts.rewritten;
+        counts.merged += plan.counts.merged;
+        counts.bytes += plan.counts.bytes;
+        Ok(())
+    }
+
+    fn edit(&self, plan: &Plan, mark: u64) -> Result<()> {
+        let Some(space) = &self.space else { return Ok(()) };
+        let mut edit = space.edit();
+        let mut shift = 0u64; // wrapped
+        for change in &plan.changes {
+            let at = change.at.wrapping_add(shift);
+            let mut to = at;
+            if change.appends {
+                to += change.len;
+            } else if change.len > 0 {
+                edit = edit.collapse(at, change.len);
+                shift = shift.wrapping_sub(change.len);
+            }
+            for piece in &change.pieces {
+                edit = edit.insert(to, &piece.data);
+                to += piece.data.len() as u64;
+                shift = shift.wrapping_add(piece.data.len() as u64);
+            }
+        }
+        edit.mark(mark).commit()
+    }
+
+    /// The slot and separator of a new interval.
+    fn interval(&mut self, change: &Change, piece: &Piece, shelf: &Shelf) -> Interval {
+        let bytes = match &piece.sep {
+            Some(bytes) => bytes.clone(),
+            None => change.sep.bytes(&self.prefix),
+        };
+        self.new_interval(&bytes, piece.figures, shelf)
+    }
+
+    /// An interval with a slot of its own.
+    pub(crate) fn new_interval(&mut self, sep: &[u8], figures: Figures, shelf: &Shelf) -> Interval {
+        let slot = self.free.pop().unwrap_or_else(|| shelf.slots.add());
+        let kept = shelf.slots.get(slot);
+        kept.set_figures(figures);
+        let sep = Sep::inline(&self.prefix, sep).unwrap_or_else(|| {
+            // SAFETY:
+            // * The slot keeps the bytes until no index that names it is left (slots I1), and whoever has a copy of
+            //   the separator has such an index.
+            unsafe { Sep::outside(&self.prefix, kept.keep_sep(sep)) }
+        });
+        Interval { sep, slot }
+    }
+
+    /// The present state for readers. The caller makes it known.
+    pub(crate) fn publish(&mut self, shelf: &Shelf, guard: &Guard) -> Arc<Index> {
+        // Also without a slot: whoever has an older index than the next grave's must be waited for too.
+        let before = std::mem::take(&mut self.token);
+        self.graves.push_back((before, std::mem::take(&mut self.buried)));
+        self.publications += 1;
+        let tree = self.tree.publish(self.publications);
+        let view = self.space.as_ref().map(FlexSpace::view);
+        self.reclaim(shelf, guard);
+        self.account(shelf);
+        Arc::new(Index { prefix: Arc::clone(&self.prefix), tree, view, _token: Arc::clone(&self.token) })
+    }
+
+    /// Takes back what versions that are gone held.
+    pub(crate) fn settle(&mut self, shelf: &Shelf, guard: &Guard) {
+        self.tree.oldest();
+        self.reclaim(shelf, guard);
+        self.account(shelf);
+    }
+
+    /// Takes slots back that no index names any more.
+    pub(crate) fn reclaim(&mut self, shelf: &Shelf, guard: &Guard) {
+        while let Some((token, _)) = self.graves.front()
+            && Arc::strong_count(token) == 1
+            && let Some((_, slots)) = self.graves.pop_front()
+        {
+            for slot in slots {
+                shelf.slots.get(slot).take_back(&shelf.ground, guard);
+                self.free.push(slot);
+            }
+        }
+    }
+
+    /// Bytes of the indexes: ours and the space's.
+    pub(crate) fn index_bytes(&self, shelf: &Shelf) -> u64 {
+        let space = self.space.as_ref().map_or(0, |space| {
+            let stats = space.stats();
+            stats.index_bytes.min(stats.extents * EXTENT_BYTES)
+        });
+        if self.tree.is_empty() && space == 0 {
+            return 0;
+        }
+        // What is free is room for keys to come.
+        let free = (self.free.len() * size_of::<crate::slots::Slot>()) as u64;
+        self.tree.bytes() + shelf.slots.bytes() - free + space
+    }
+
+    /// The keyspace is gone: nothing is indexed.
+    pub(crate) fn forget(&mut self) {
+        (self.tree, self.progress, self.kept) = (ShiftTree::new(Interval::NONE), None, None);
+        self.blobs = HashSet::new();
+    }
+
+    fn account(&mut self, shelf: &Shelf) {
+        let bytes = self.index_bytes(shelf);
+        if bytes > self.accounted {
+            shelf.ground.memory.take(Part::Index, bytes - self.accounted);
+        } else {
+            shelf.ground.memory.give(Part::Index, self.accounted - bytes);
+        }
+        self.accounted = bytes;
+    }
+
+    /// Cuts separators' heads anew, if too many do not fit into two words.
+    pub(crate) fn look_at_heads(&mut self, shelf: &Shelf, guard: &Guard) {
+        let (mut long, mut first, mut last) = (0u64, None, None);
+        self.tree.read(|tree| {
+            for entry in tree.range(0) {
+                long += u64::from(entry.item.sep.is_long());
+                if first.is_none() && !entry.item.sep.is_lowest() {
+                    first = Some(entry.item.sep);
+                }
+                last = Some(entry.item.sep);
+            }
+        });
+        let (Some(first), Some(last)) = (first, last) else { return };
+        let (first, last) = (first.bytes(&self.prefix), last.bytes(&self.prefix));
+        let shared = crate::prefix::common(&first, &last);
+        let prefix = Prefix::new(&first[..shared.min(first.len().saturating_sub(1))]);
+        let is_worse = long * 4 > self.tree.entries();
+        let is_longer = self.prefix.len() < prefix.len() && self.tree.entries() > 1;
+        if (!is_worse && !is_longer) || prefix == *self.prefix {
+            return;
+        }
+        self.prefix_by(prefix, shelf, guard);
+    }
+
+    fn prefix_by(&mut self, prefix: Prefix, shelf: &Shelf, guard: &Guard) {
+        let mut entries = Vec::new();
+        self.tree.read(|tree| entries.extend(tree.range(0)));
+        let before = std::mem::replace(&mut self.prefix, Arc::new(prefix));
+        let mut tree = ShiftTree::new(Interval::NONE);
+        for entry in entries {
+            let bytes = entry.item.sep.bytes(&before);
+            let old = shelf.slots.get(entry.item.slot);
+            let item = self.new_interval(&bytes, old.figures(), shelf);
+            if let Some(block) = old.block(guard) {
+                shelf.slots.offer(item.slot, &BlockRef::of(block), &shelf.ground, guard);
+            }
+            self.buried.push(entry.item.slot);
+            tree.insert(entry.start, entry.len, item);
+        }
+        self.tree = tree;
+    }
+}
