@@ -108,6 +108,13 @@ impl Subject {
         self.engine.starts_with("flat")
     }
 
+    /// Whether removals give back memory for new keys. Not yet so in `flex`, whose removals stand in memory until they
+    /// are moved: a gap that its README names.
+    #[must_use]
+    pub fn has_room_after_removals(&self) -> bool {
+        self.engine != "flex"
+    }
+
     /// The engines of the three keyspaces of a crash workload: two under test, one in another log.
     #[must_use]
     pub fn engines(&self) -> [&'static str; 3] {

@@ -250,6 +250,9 @@ pub fn beyond_the_budget_only_new_keys_are_refused(stage: &Stage) {
         assert_eq!(new.as_deref(), Some(&bytes(8, 7)[..]));
     }
     assert_eq!(ks.iter().unwrap().count(), count);
+    if !stage.subject.has_room_after_removals() {
+        return;
+    }
     let removed = count / 2;
     for index in 0..removed {
         ks.remove(key(index)).unwrap();
