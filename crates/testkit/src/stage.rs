@@ -108,10 +108,10 @@ impl Subject {
         self.engine.starts_with("flat")
     }
 
-    /// Whether removals give back memory for new keys. Not yet so in `flex`, whose removals stand in memory until they
-    /// are moved: a gap that its README names.
+    /// Whether it stays within a budget that is used up, and removals give back memory for new keys. Not yet so in
+    /// `flex`: a gap that its README names.
     #[must_use]
-    pub fn has_room_after_removals(&self) -> bool {
+    pub fn keeps_its_budget(&self) -> bool {
         self.engine != "flex"
     }
 
