@@ -126,20 +126,17 @@ impl Store {
 
     /// Some steps of the engines' work, and the end of the checkpoint once all is moved. True if there was anything.
     fn advance_checkpoint(&self, log: &Log) -> Result<bool> {
-        {
+        let kepts = {
             let mut m = self.maintenance.lock();
             let Some(pending) = m.pending[log.id.index()].as_ref() else {
                 drop(m);
                 return self.work(&self.kepts_of(log));
             };
-            let frozen = pending.reference.seq;
+            let (frozen, kepts) = (pending.reference.seq, pending.kepts.clone());
             if log.id == LogId::Journal && m.certain < frozen {
                 self.make_certain(&mut m, log, frozen)?; // the first attempt failed
             }
-        }
-        let kepts = match &self.maintenance.lock().pending[log.id.index()] {
-            Some(pending) => pending.kepts.clone(),
-            None => return Ok(true),
+            kepts
         };
         self.work(&kepts)?;
         if kepts.iter().all(|k| k.engine().is_ok_and(|e| e.is_settled())) {

@@ -31,7 +31,7 @@ pub struct Options {
 }
 
 /// How committers that wait for the device share what it does for them: FlatStore's ways (§3.3), to be measured
-/// against each other. All keep every promise; the default is the fastest (decisions/0009).
+/// against each other. All keep every promise; the default is the fastest (decisions/0011).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Batching {
     /// A sync for each wait, whatever the device has by then.

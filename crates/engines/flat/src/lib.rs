@@ -30,6 +30,8 @@ mod engine;
 mod hash;
 mod image;
 mod index;
+#[cfg(all(test, shuttle))]
+mod interleavings;
 mod ordered;
 mod plain;
 pub mod pmem;

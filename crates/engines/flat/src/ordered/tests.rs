@@ -1,3 +1,5 @@
+//! The ordered index against a sorted map, at its limits, and what it takes a key.
+
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
