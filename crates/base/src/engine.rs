@@ -209,6 +209,8 @@ pub trait ImageSource {
     fn nonsense(&self, field: &'static str, value: u64) -> Error;
     /// The present slot of the segment that had `slot` when the image was made, or `None` if it is gone.
     fn slot_of(&self, slot: u32) -> Option<u32>;
+    /// The commit number `stored` in the image; damage if no commit that counts has it.
+    fn seq(&self, stored: u64) -> Result<Seq>;
 }
 
 /// Figures of one keyspace.

@@ -22,7 +22,7 @@ use crate::error::{Damage, Error, IoContext, Result};
 use crate::frame::{u32_at, u64_at};
 use crate::root::FORMAT;
 use crate::segment::SLOT_COUNT;
-use crate::types::{KeyspaceId, SegmentId, StoreId};
+use crate::types::{KeyspaceId, SegmentId, Seq, StoreId};
 
 pub(crate) const DIRECTORY: &str = "images";
 const MAGIC: &[u8; 8] = b"SHEAFIMG";
@@ -142,6 +142,8 @@ pub struct ImageReader {
     taken: usize,
     /// By the slot of then: the slot of now.
     slots: Vec<Option<u32>>,
+    /// The last commit that counts.
+    newest: Seq,
 }
 
 impl ImageReader {
@@ -171,6 +173,7 @@ impl ImageReader {
             chunk: Vec::new(),
             taken: 0,
             slots: Vec::new(),
+            newest: Seq::LATEST,
         };
         reader.check_head(&head(store, id, number))?;
         reader.next_chunk()?;
@@ -188,6 +191,12 @@ impl ImageReader {
             reader.slots[index] = slot_now(id);
         }
         Ok(reader)
+    }
+
+    /// Commits beyond `newest` do not count, and no image holds any.
+    #[must_use]
+    pub fn up_to(self, newest: Seq) -> ImageReader {
+        ImageReader { newest, ..self }
     }
 
     fn check_head(&self, expected: &[u8; HEAD]) -> Result<()> {
@@ -296,5 +305,12 @@ impl ImageSource for ImageReader {
 
     fn slot_of(&self, slot: u32) -> Option<u32> {
         self.slots.get(usize::try_from(slot).ok()?).copied().flatten()
+    }
+
+    fn seq(&self, stored: u64) -> Result<Seq> {
+        if Seq(stored) > self.newest {
+            return Err(self.nonsense("sequence number", stored));
+        }
+        Ok(Seq(stored))
     }
 }

@@ -26,13 +26,13 @@ use super::image::ImageReader;
 use super::kept::Broken;
 use super::{Kept, Store};
 use crate::engine::{Engine, Replay};
-use crate::error::{Error, Result};
+use crate::error::{Damage, Error, Result};
 use crate::frame::Kind;
 use crate::record::Record;
 use crate::root::{CheckpointRef, Root};
 use crate::segment::{Address, DATA_START, Scan, Scanned, Segment, Stop};
 use crate::sync::atomic::{AtomicUsize, Ordering};
-use crate::types::{KeyspaceId, LogId, SegmentId};
+use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
 
 /// Frames replayed together.
 const GROUP: usize = 32;
@@ -51,13 +51,14 @@ pub(super) struct Loaded {
 
 type Engines = HashMap<KeyspaceId, Arc<dyn Engine>>;
 
-/// Restores images and replays records. Logs found damaged on the way are added to `broken`.
+/// Restores images and replays records up to `cut`. Logs found damaged on the way are added to `broken`.
 pub(super) fn load(
     store: &Store,
     root: &Root,
     broken: &mut [Option<Broken>],
     map: Map,
     admitted: &[Vec<Arc<Segment>>],
+    cut: Seq,
 ) -> Result<Loaded> {
     let mut closed: HashMap<KeyspaceId, Broken> = HashMap::new();
     let mut image_bytes = [0; LogId::ALL.len()];
@@ -65,7 +66,7 @@ pub(super) fn load(
         let log = kept.log().index();
         let restored = match &broken[log] {
             Some(damage) => Err(damage.error()),
-            None => restore(store, &root.logs[log].checkpoint, kept, &admitted[log]),
+            None => restore(store, &root.logs[log].checkpoint, kept, &admitted[log], cut),
         };
         match restored {
             Ok(bytes) => image_bytes[log] += bytes,
@@ -82,7 +83,7 @@ pub(super) fn load(
     let mut all = Replayed::default();
     let mut replayed_bytes = [0; LogId::ALL.len()];
     for log in LogId::ALL.into_iter().filter(|log| broken[log.index()].is_none()).collect::<Vec<_>>() {
-        match replay(store, log, &root.logs[log.index()].checkpoint, &admitted[log.index()], &engines) {
+        match replay(store, log, &root.logs[log.index()].checkpoint, &admitted[log.index()], &engines, cut) {
             Ok(replayed) => {
                 all.add(&replayed);
                 replayed_bytes[log.index()] = replayed.bytes;
@@ -106,11 +107,17 @@ pub(super) fn load(
 }
 
 /// Hands its image to a keyspace's engine; returns its bytes.
-fn restore(store: &Store, checkpoint: &CheckpointRef, kept: &Kept, segments: &[Arc<Segment>]) -> Result<u64> {
+fn restore(
+    store: &Store,
+    checkpoint: &CheckpointRef,
+    kept: &Kept,
+    segments: &[Arc<Segment>],
+    cut: Seq,
+) -> Result<u64> {
     if !checkpoint.keyspaces.contains(&kept.id()) {
         return kept.engine()?.restore_without(None).map(|()| 0);
     }
-    match restore_image(store, checkpoint, kept, segments) {
+    match restore_image(store, checkpoint, kept, segments, cut) {
         Err(damage @ Error::Corrupt { .. }) => kept.engine()?.restore_without(Some(damage)).map(|()| 0),
         other => other,
     }
@@ -121,11 +128,13 @@ fn restore_image(
     checkpoint: &CheckpointRef,
     kept: &Kept,
     segments: &[Arc<Segment>],
+    cut: Seq,
 ) -> Result<u64> {
     let path = store.image_path(kept.id(), checkpoint.number);
     let slot_now =
         |id: SegmentId| segments.binary_search_by_key(&id, |s| s.id()).ok().map(|i| segments[i].slot());
-    let mut image = ImageReader::open(&*store.disk, path, store.id, kept.id(), checkpoint.number, slot_now)?;
+    let image = ImageReader::open(&*store.disk, path, store.id, kept.id(), checkpoint.number, slot_now)?;
+    let mut image = image.up_to(cut);
     kept.engine()?.restore(&mut image)?;
     image.finish()
 }
@@ -153,6 +162,7 @@ fn replay(
     checkpoint: &CheckpointRef,
     segments: &[Arc<Segment>],
     engines: &Engines,
+    cut: Seq,
 ) -> Result<Replayed> {
     let begins = |segment: &Segment| match checkpoint.open.iter().find(|p| p.segment == segment.id()) {
         _ if segment.id() >= checkpoint.next_segment => Some(DATA_START),
@@ -167,7 +177,7 @@ fn replay(
     let share = || {
         let mut all = Replayed::default();
         while let Some((segment, from)) = due.get(next.fetch_add(1, Ordering::Relaxed)) {
-            all.add(&replay_segment(segment, *from, engines)?);
+            all.add(&replay_segment(segment, *from, engines, cut)?);
         }
         Ok(all)
     };
@@ -182,7 +192,7 @@ fn replay(
     })
 }
 
-fn replay_segment(segment: &Segment, from: u64, engines: &Engines) -> Result<Replayed> {
+fn replay_segment(segment: &Segment, from: u64, engines: &Engines, cut: Seq) -> Result<Replayed> {
     let mut all = Replayed::default();
     let mut scan = Scan::new(segment, from, segment.end());
     loop {
@@ -190,7 +200,7 @@ fn replay_segment(segment: &Segment, from: u64, engines: &Engines) -> Result<Rep
         if group.is_empty() {
             break;
         }
-        all.add(&replay_group(segment, &group, engines)?);
+        all.add(&replay_group(segment, &group, engines, cut)?);
     }
     match scan.stop() {
         Stop::Torn(_, error) => Err(error),
@@ -199,12 +209,16 @@ fn replay_segment(segment: &Segment, from: u64, engines: &Engines) -> Result<Rep
 }
 
 /// Replays some frames, whose look-ups may overlap.
-fn replay_group(segment: &Segment, group: &[Scanned<'_>], engines: &Engines) -> Result<Replayed> {
+fn replay_group(segment: &Segment, group: &[Scanned<'_>], engines: &Engines, cut: Seq) -> Result<Replayed> {
     let mut all = Replayed { frames: group.len() as u64, ..Replayed::default() };
     let mut records = Vec::with_capacity(group.len());
     for scanned in group.iter().filter(|s| matches!(s.frame.header.kind, Kind::Commit | Kind::Moved)) {
-        let record = Record::decode(scanned.frame.payload())
-            .map_err(|what| Error::corrupt(segment.path(), scanned.offset, what))?;
+        let damaged = |what| Error::corrupt(segment.path(), scanned.offset, what);
+        let seq = scanned.frame.header.seq;
+        if seq > cut {
+            return Err(damaged(Damage::BadField { field: "sequence number", value: seq.0 }));
+        }
+        let record = Record::decode(scanned.frame.payload()).map_err(damaged)?;
         records.push((scanned, record));
     }
     for run in records.chunk_by(|(_, a), (_, b)| a.keyspace == b.keyspace) {

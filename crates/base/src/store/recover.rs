@@ -152,7 +152,7 @@ impl<'a> Recovery<'a> {
             self.rewrite()?;
         }
         let admitted = self.admit()?;
-        let loaded = load(self.store, self.root, &mut self.broken, map, &admitted)?;
+        let loaded = load(self.store, self.root, &mut self.broken, map, &admitted, self.cut)?;
         let logs = self.entries(admitted);
         // What stands beside damage may be needed to repair it.
         let frozen = |path: &std::path::PathBuf| {

@@ -226,7 +226,8 @@ impl FlexEngine {
         let pairs = u64::from_le_bytes(take(image)?);
         for _ in 0..pairs {
             let key = take_short(image)?;
-            let seq = Seq(u64::from_le_bytes(take(image)?));
+            let seq = u64::from_le_bytes(take(image)?);
+            let seq = image.seq(seq)?;
             let kind = take::<1>(image)?[0];
             let len = u32::from_le_bytes(take(image)?);
             let value = take_bytes(image, len as usize)?;

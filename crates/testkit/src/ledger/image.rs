@@ -14,7 +14,7 @@ use std::ops::Bound;
 use sheaf_base::blob::BlobRef;
 use sheaf_base::engine::{ImageSink, ImageSource};
 use sheaf_base::error::Result;
-use sheaf_base::types::{MAX_KEY, Seq};
+use sheaf_base::types::MAX_KEY;
 
 use super::{Flaw, Ledger, Stored, Version};
 
@@ -76,7 +76,8 @@ pub(super) fn restore(ledger: &Ledger, source: &mut dyn ImageSource) -> Result<(
         if kind != INLINE && kind != BLOB {
             return Err(source.nonsense("entry kind", u64::from(kind)));
         }
-        let seq = Seq(u64::from_le_bytes(take(source)?));
+        let seq = u64::from_le_bytes(take(source)?);
+        let seq = source.seq(seq)?;
         let key_len = u32::from_le_bytes(take(source)?) as usize;
         if key_len > MAX_KEY {
             return Err(source.nonsense("key length", key_len as u64));

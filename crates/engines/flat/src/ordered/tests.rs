@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use super::*;
+use sheaf_base::types::Seq;
+
 use crate::index::{Walk, Way};
 
 fn index(tiny: bool) -> Ordered {
@@ -182,6 +184,9 @@ fn an_image_brings_everything_back() {
         }
         fn slot_of(&self, slot: u32) -> Option<u32> {
             (slot != 1).then_some(slot) // a segment that is gone
+        }
+        fn seq(&self, stored: u64) -> Result<Seq> {
+            Ok(Seq(stored))
         }
     }
     for tiny in [true, false] {
