@@ -3,9 +3,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use sheaf::{Durability, Error};
-use sheaf_testkit::crash::check::quietly;
 use sheaf_testkit::ledger::Flaw;
 use sheaf_testkit::stage::{Place, Setting, Stage, Subject};
+use sheaf_testkit::trial::trial;
 
 /// The first key of a batch is applied, the second one's engine panics, the third and fourth never see it. Nobody may
 /// read the half, write behind it, or take its number; the next opening has the batch whole or not at all.
@@ -19,7 +19,7 @@ fn a_panic_in_apply_poisons_and_leaves_no_half_commit() {
     let view = db.snapshot().unwrap();
     let mut iter = ledger.iter().unwrap();
     let seq = db.stats().visible;
-    let panicked = quietly(|| {
+    let panicked = trial("a panic in apply", || {
         let mut batch = db.batch();
         batch.insert(&flat, "first", "1").insert(&ledger, Flaw::PANICS_AT, "2");
         batch.insert(&ledger, "third", "3").insert(&flat, "fourth", "4").durability(Durability::Sync);
