@@ -50,15 +50,18 @@ pub(crate) fn make_dir(disk: &dyn Disk, dir: &Path) -> Result<()> {
 fn create(disk: &dyn Disk, dir: &Path, pair: &Pair, options: &Options) -> Result<Head> {
     for name in [DIRECTORY, LOG, TREE] {
         let path = dir.join(name);
-        match disk.create_dir(&path) {
-            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
-                // Nothing is ever in there before a head is durable.
-                if !disk.list(&path).during("list", &path)?.is_empty() {
-                    let what = Damage::Short { got: 0, expected: 1 };
-                    return Err(Error::corrupt(&dir.join("HEAD.0"), 0, what));
-                }
+        if let Err(e) = disk.create_dir(&path) {
+            if e.kind() != std::io::ErrorKind::AlreadyExists {
+                return Err(Error::io("create", &path, e));
             }
-            other => other.during("create", &path)?,
+            // Nothing is ever in there before a head is durable.
+            if !disk.list(&path).during("list", &path)?.is_empty() {
+                let what = Damage::Short { got: 0, expected: 1 };
+                return Err(Error::corrupt(&dir.join("HEAD.0"), 0, what));
+            }
+            // A failed sync may have dropped the name, which the kernel goes on showing: no later one would save it.
+            disk.remove_dir(&path).during("remove", &path)?;
+            disk.create_dir(&path).during("create", &path)?;
         }
     }
     disk.sync_dir(dir).during("sync directory", dir)?;

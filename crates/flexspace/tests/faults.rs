@@ -5,7 +5,7 @@ mod support;
 use std::path::Path;
 use std::sync::Arc;
 
-use sheaf_base::disk::sim::{Class, Failure, Fault, FaultPlan, Keep, Repeat, SimDisk};
+use sheaf_base::disk::sim::{AfterFailedSync, Class, Failure, Fault, FaultPlan, Keep, Repeat, SimDisk};
 use sheaf_base::error::Error;
 use support::{PLACE, Step, content, open, workload};
 
@@ -156,6 +156,37 @@ fn what_failed_once_goes_on_by_itself() {
     }
     println!("{went_on} went on");
     assert!(went_on > 60);
+}
+
+/// A creation that failed is made good by the next attempt, also where a failed sync has dropped names that the kernel
+/// goes on showing.
+#[test]
+fn a_creation_that_failed_once_is_made_whole_by_the_next() {
+    for (class, after) in [
+        (Class::SyncDir, AfterFailedSync::ShowsNew),
+        (Class::SyncDir, AfterFailedSync::ShowsOld),
+        (Class::Sync, AfterFailedSync::ShowsNew),
+        (Class::Create, AfterFailedSync::ShowsNew),
+        (Class::Write, AfterFailedSync::ShowsNew),
+    ] {
+        for nth in 1.. {
+            let disk = SimDisk::with_seed(nth);
+            disk.set_after_failed_sync(after);
+            disk.set_faults(Fault::new(class, Failure::Io).nth(nth));
+            let first = open(Arc::new(disk.clone()));
+            if disk.injected() == 0 {
+                assert!(nth > 1, "{class:?} was never called");
+                break;
+            }
+            drop(first);
+            let space = open(Arc::new(disk.clone())).expect("nothing fails any more");
+            space.insert(0, &[7; 5000]).expect("a sound space");
+            space.sync().expect("synced");
+            let again = open(Arc::new(disk.power_cut(&Keep::None)));
+            let again = again.unwrap_or_else(|e| panic!("{class:?} number {nth}, {after:?}: {e}"));
+            assert_eq!(content(&again).expect("readable"), [7; 5000], "{class:?} number {nth}");
+        }
+    }
 }
 
 #[test]
