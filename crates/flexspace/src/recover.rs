@@ -124,6 +124,7 @@ pub(crate) fn open(disk: Arc<dyn Disk>, dir: &Path, options: Options) -> Result<
     let known = r.known(&tapes)?;
     let pieces = r.replay(&mut tapes, known)?;
     if !options.read_only {
+        r.settle_names()?;
         r.settle(&tapes, &pieces)?;
         r.adopt(&pair, &tapes)?;
         r.sweep();
@@ -414,10 +415,6 @@ impl Recovery<'_> {
         for area in files {
             area.file.sync().during("sync", &area.path)?;
         }
-        if !extents.is_empty() {
-            let data = self.dir.join(DIRECTORY);
-            self.disk.sync_dir(&data).during("sync directory", &data)?;
-        }
         for tape in tapes.iter().filter(|tape| !tape.entry.is_final && tape.end > DATA_START) {
             let (file, path) = (tape.segment.file(), tape.segment.path());
             let mut bytes = vec![0; usize::try_from(tape.end - DATA_START).unwrap_or(0)];
@@ -427,6 +424,24 @@ impl Recovery<'_> {
             file.sync().during("sync", path)?;
         }
         Ok(())
+    }
+
+    /// Areas have durable names before anything is in them. One that holds nothing may have been left by a creation that
+    /// was cut short: where its name cannot be made durable it goes, since no later sync would save it.
+    fn settle_names(&self) -> Result<()> {
+        let data = self.dir.join(DIRECTORY);
+        let Err(error) = self.disk.sync_dir(&data) else { return Ok(()) };
+        let per_area = self.areas.geometry.area_segments;
+        let holding: HashSet<u32> = self.tree.read(|tree| {
+            let extents = tree.range(0).filter(|entry| !entry.item.is_hole());
+            extents.map(|entry| self.areas.segment_of(entry.item) / per_area).collect()
+        });
+        for (number, area) in (0..).zip(&self.areas.files) {
+            if let Some(area) = area.as_ref().filter(|_| !holding.contains(&number)) {
+                let _ = self.disk.remove(&area.path); // what stays is tried again the next time
+            }
+        }
+        Err(Error::io("sync directory", &data, error))
     }
 
     /// Both heads say what was found, and who writes now.
