@@ -14,7 +14,6 @@ use sheaf_base::sync::atomic::Ordering;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use sheaf_base::disk::How;
 use sheaf_base::error::{Error, IoContext, Result};
 use sheaf_base::memory::Memory;
 
@@ -410,7 +409,7 @@ impl Shared {
                 None => {
                     let gap = files.files.iter().position(Option::is_none);
                     let number = gap.unwrap_or(files.files.len());
-                    let area = Area::open(&*self.disk, &self.dir, number, How::Create, g)?;
+                    let area = Area::create(&*self.disk, &self.dir, number, g)?;
                     self.name_durably(&area)?;
                     self.writer.lock().add_area(number, area);
                 }

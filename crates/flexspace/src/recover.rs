@@ -28,12 +28,12 @@ use sheaf_base::work::Waker;
 
 use crate::area::{self, Area, Areas, DIRECTORY};
 use crate::current::Current;
-use crate::extent::{Extent, PIECE_HEAD};
+use crate::extent::{Extent, PIECE_HEAD, footprint};
 use crate::format::{self, Chapter, Head, LOG, LogEntry, Record, TREE};
 use crate::options::{Geometry, Options};
 use crate::pace::Pace;
 use crate::space::{Counters, Maintenance, Shared, Version};
-use crate::tree::{MAX_LEN, ShiftTree};
+use crate::tree::{Frozen, MAX_LEN, ShiftTree};
 use crate::writer::Writer;
 
 /// Most areas there may be: what an extent's address can reach.
@@ -126,6 +126,7 @@ pub(crate) fn open(disk: Arc<dyn Disk>, dir: &Path, options: Options) -> Result<
     if !options.read_only {
         r.settle_names()?;
         r.settle(&tapes, &pieces)?;
+        r.stretch()?;
         r.adopt(&pair, &tapes)?;
         r.sweep();
     }
@@ -392,6 +393,35 @@ impl Recovery<'_> {
             Record::Open { .. } => {}
         }
         Ok(())
+    }
+
+    /// Gives files that a creation cut short their length. One that lacks bytes of an extent was cut by something else: it
+    /// stays as it is, and reading says what is missing.
+    fn stretch(&self) -> Result<()> {
+        for (number, area) in self.areas.files.iter().enumerate() {
+            let Some(area) = area else { continue };
+            let found = area.file.len().during("measure", &area.path)?;
+            if found >= area.len || found >= self.end_of(number) {
+                area.stretch(found)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the last extent in an area ends.
+    fn end_of(&self, number: usize) -> u64 {
+        let geometry = &self.areas.geometry;
+        let ends = |tree: &Frozen<Extent>| {
+            let extents = tree.range(0).filter(|entry| !entry.item.is_hole());
+            let ends = extents.filter_map(|entry| {
+                let segment = self.areas.segment_of(entry.item);
+                let start = self.areas.spot(segment)?.start + entry.item.chunk() % geometry.segment;
+                let is_here = segment / geometry.area_segments == u32::try_from(number).unwrap_or(u32::MAX);
+                is_here.then(|| start + footprint(entry.item.skip() + entry.len, geometry.piece))
+            });
+            ends.max().unwrap_or(0)
+        };
+        self.tree.read(ends)
     }
 
     /// Makes what was accepted above the floor durable where it is.
