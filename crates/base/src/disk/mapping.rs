@@ -33,6 +33,9 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use super::sigbus::Registration;
 use crate::fork::ForkGuard;
 
+/// Bytes of a line of the cache.
+const LINE: usize = 64;
+
 /// What became of a [`Mapping::store`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stored {
@@ -126,21 +129,24 @@ impl Mapping {
         Some(unsafe { slice::from_raw_parts(start, len) })
     }
 
-    /// Asks the processor for the cache line at `offset`.
+    /// Asks the processor for `lines` of the cache from `offset` on.
     #[inline]
-    pub(super) fn prefetch(&self, offset: u64) {
+    pub(super) fn prefetch(&self, offset: u64, lines: usize) {
         let Some(start) = self.start_of(offset, 1) else {
             return;
         };
-        #[cfg(target_arch = "x86_64")]
-        {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY:
-            // * A prefetch has no effect but speed, whatever the address.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(start.cast_const().cast::<i8>()) }
+        for line in 0..lines {
+            let at = start.cast_const().wrapping_add(line * LINE);
+            #[cfg(target_arch = "x86_64")]
+            {
+                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+                // SAFETY:
+                // * A prefetch has no effect but speed, whatever the address.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>()) }
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            let _ = at;
         }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = start;
     }
 
     /// Copies `bytes` to `offset` if the whole range is resident and nobody else is storing.

@@ -42,10 +42,11 @@ mod interleavings;
 mod leaf;
 mod list;
 mod maker;
+mod place;
 mod text;
 mod walk;
 
-use std::ptr;
+use std::ptr::{self, with_exposed_provenance_mut};
 use std::sync::Arc;
 
 use sheaf_base::engine::{Bounds, ImageSink};
@@ -63,11 +64,15 @@ use inner::{CHILDREN, Child, Inner};
 use leaf::{Leaf, Limits, SLOTS};
 use list::List;
 use maker::Maker;
+use place::Placed;
 use text::common;
 use walk::KeyWalk;
 
 /// A leaf with more words of rests than this is split, if it holds two keys.
 const MOST_RESTS: usize = 8 << 10;
+
+/// An index of more bytes has its new leaves on huge pages.
+const LARGE: u64 = 4 << 20;
 
 /// Sizes of nodes.
 #[derive(Clone, Copy, Debug)]
@@ -121,6 +126,11 @@ impl Ordered {
         };
         index.install(index.made_of(&mut std::iter::empty()));
         index
+    }
+
+    /// Whether its leaves belong on huge pages.
+    fn is_large(&self) -> bool {
+        self.bytes() > LARGE
     }
 
     fn account(&self, grown: u64, shrunk: u64) {
@@ -202,9 +212,9 @@ impl Ordered {
         let (path, leaf) = self.path(Some(key), false, guard);
         let fits = leaf.live() < self.sizes.most() && leaf.rest_words() <= MOST_RESTS;
         if fits || leaf.live() == 0 {
-            let new = leaf.renewed(&leaf.text(key), address, self.sizes.leaf);
+            let new = leaf.renewed(&leaf.text(key), address, self.sizes.leaf, self.is_large());
             self.account(new.bytes(), leaf.bytes());
-            self.swap_leaf(&path, leaf, Box::into_raw(new), guard);
+            self.swap_leaf(&path, leaf, new.into_raw(), guard);
             return;
         }
         let mut list = List::default();
@@ -232,9 +242,9 @@ impl Ordered {
         (low, high): (Option<&[u8]>, Option<&[u8]>),
     ) -> Child {
         let (low, high) = (low.unwrap_or(&[]), high.unwrap_or(&[]));
-        let leaf = Leaf::new(list, range, &low[..common(low, high)], self.sizes.leaf);
+        let leaf = Leaf::new(list, range, &low[..common(low, high)], self.sizes.leaf, self.is_large());
         self.account(leaf.bytes(), 0);
-        Box::into_raw(leaf)
+        leaf.into_raw()
     }
 
     /// Puts `new` in the place of `leaf`, at the end of `path`.
@@ -242,12 +252,12 @@ impl Ordered {
         if let Some((parent, index)) = path.last() {
             parent.replace(*index, new);
         }
-        retire(ptr::from_ref(leaf).cast_mut(), guard);
+        retire_leaf(leaf, guard);
     }
 
     fn retire_leaf(&self, leaf: &Leaf, guard: &Guard) {
         self.account(0, leaf.bytes());
-        retire(ptr::from_ref(leaf).cast_mut(), guard);
+        retire_leaf(leaf, guard);
     }
 
     /// Gives the last node of `path` `new` children, told apart by `separators`, in the place of its children
@@ -346,7 +356,11 @@ impl Ordered {
 
     fn retire_inner(&self, node: &Inner, guard: &Guard) {
         self.account(0, node.bytes());
-        retire(ptr::from_ref(node).cast_mut(), guard);
+        let address = ptr::from_ref(node).expose_provenance();
+        // SAFETY:
+        // * Nodes come from `Box::into_raw` and are unlinked by the writer, which retires each once (I3).
+        // * The closure owns what it captures.
+        unsafe { guard.defer_unchecked(move || drop(Box::from_raw(with_exposed_provenance_mut::<Inner>(address)))) };
     }
 
     /// Points the entry of `key` at `from` to `to`.
@@ -476,13 +490,13 @@ fn fences(path: &[(&Inner, usize)], depth: usize) -> (Option<Vec<u8>>, Option<Ve
     (fence_below(path, depth, index), fence_above(path, depth, index))
 }
 
-/// Frees `node` once all present guards are gone. It is unlinked, and retired once.
-fn retire<T: 'static>(node: *mut T, guard: &Guard) {
-    let address = node as usize;
+/// Frees `leaf` once all present guards are gone. It is unlinked, and retired once.
+fn retire_leaf(leaf: &Leaf, guard: &Guard) {
+    let address = ptr::from_ref(leaf).expose_provenance();
     // SAFETY:
-    // * Nodes come from `Box::into_raw` and are unlinked by the writer, which retires each once (I3).
+    // * Leaves come from `Placed::into_raw` and are unlinked by the writer, which retires each once (I3).
     // * The closure owns what it captures.
-    unsafe { guard.defer_unchecked(move || drop(Box::from_raw(address as *mut T))) };
+    unsafe { guard.defer_unchecked(move || drop(Placed::from_raw(with_exposed_provenance_mut(address)))) };
 }
 
 impl Index for Ordered {
