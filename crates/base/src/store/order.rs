@@ -44,6 +44,9 @@ use crate::sync::epoch;
 use crate::types::{KeyspaceId, LogId, MAX_KEY, MAX_VALUE, Seq};
 use crate::views::Views;
 
+/// Times that one commit has memory taken back, and tries again.
+const MOST_RELIEFS: usize = 2;
+
 /// One operation of a commit.
 #[derive(Debug)]
 pub struct Write<'a> {
@@ -184,13 +187,12 @@ impl Store {
         self.check_writable()?;
         self.brake();
         let mut staged = self.stage(writes)?;
-        let (mut may_clean, mut may_checkpoint) = (removes_only(writes), true);
+        let (mut may_clean, mut reliefs) = (removes_only(writes), 0..MOST_RELIEFS);
         loop {
             // What makes room does so without the guard: it would keep what is freed from going.
             match self.commit_pinned(writes, &mut staged) {
                 Err(Error::NoSpace { .. }) if mem::take(&mut may_clean) && self.relieve()? => {}
-                Err(Error::OverBudget { .. })
-                    if mem::take(&mut may_checkpoint) && self.relieve_memory(writes)? => {}
+                Err(Error::OverBudget { .. }) if reliefs.next().is_some() => self.reclaim_memory(writes)?,
                 Ok(done) => {
                     if self.ground.memory.is_exceeded() {
                         let _ = self.relieve_memory(writes); // the commit stands; the next one has the trouble

@@ -27,7 +27,7 @@ const COMMITS_SHARE: u64 = 16;
 /// Commits of more bytes are written: pages made resident for them would be written twice, with zeros first.
 const STORED_MOST: u64 = 4096;
 /// Times the epoch is nudged until what was dismissed is free: twice through the epoch, three steps each.
-const EPOCHS: usize = 8;
+pub(super) const EPOCHS: usize = 8;
 /// Ready segments the background keeps beyond the reserve in a small log ...
 const AHEAD: usize = 3;
 /// ... and one more for each of these bytes of a larger one, ...

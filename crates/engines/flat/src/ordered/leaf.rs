@@ -132,13 +132,7 @@ impl Leaf {
     }
 
     /// The same range with the removed keys gone and `text` added, all of them sorted.
-    pub(super) fn renewed(
-        &self,
-        text: &Text<'_>,
-        address: Address,
-        limits: Limits,
-        large: bool,
-    ) -> Placed {
+    pub(super) fn renewed(&self, text: &Text<'_>, address: Address, limits: Limits, large: bool) -> Placed {
         let sorted = self.sorted();
         let words = |slot: u8| {
             let word = self.slots[usize::from(slot)].word.load(Ordering::Relaxed);
@@ -321,8 +315,7 @@ impl Leaf {
     pub(super) fn set(&self, slot: usize, address: Address) {
         let word = &self.slots[slot].word;
         let before = word.load(Ordering::Relaxed);
-        let dead =
-            i8::from(address == Address::NONE) - i8::from(Address::from_bits(before) == Address::NONE);
+        let dead = i8::from(address == Address::NONE) - i8::from(Address::from_bits(before) == Address::NONE);
         self.dead.store(self.dead.load(Ordering::Relaxed).wrapping_add_signed(dead), Ordering::Relaxed);
         word.store(before & !OWN | address.bits(), Ordering::Release);
     }

@@ -360,7 +360,9 @@ impl Ordered {
         // SAFETY:
         // * Nodes come from `Box::into_raw` and are unlinked by the writer, which retires each once (I3).
         // * The closure owns what it captures.
-        unsafe { guard.defer_unchecked(move || drop(Box::from_raw(with_exposed_provenance_mut::<Inner>(address)))) };
+        unsafe {
+            guard.defer_unchecked(move || drop(Box::from_raw(with_exposed_provenance_mut::<Inner>(address))))
+        };
     }
 
     /// Points the entry of `key` at `from` to `to`.
