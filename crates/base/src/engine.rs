@@ -79,13 +79,15 @@ pub struct Op<'a> {
     pub address: Address,
     /// Bytes of its frame; set before `apply`.
     pub span: u32,
+    /// Set before `prepare`: how many operations of the same commit are before it. What they take is not taken yet.
+    pub ahead: u32,
 }
 
 impl<'a> Op<'a> {
     /// An operation that nobody has looked at yet.
     #[must_use]
     pub fn new(key: &'a [u8], action: Action<'a>) -> Op<'a> {
-        Op { key, action, prior: Seq::ZERO, note: [0; 5], address: Address::NONE, span: 0 }
+        Op { key, action, prior: Seq::ZERO, note: [0; 5], address: Address::NONE, span: 0, ahead: 0 }
     }
 }
 
@@ -285,6 +287,10 @@ pub trait Engine: Send + Sync {
     }
     /// It wants a checkpoint, because what would be frozen takes too much memory, or has been at rest for long.
     fn wants_checkpoint(&self) -> bool {
+        false
+    }
+    /// Much of the budget would come back with a checkpoint.
+    fn is_swollen(&self) -> bool {
         false
     }
     /// Writes an image of at least everything up to the last commit before [`Engine::freeze`], fuzzily: later

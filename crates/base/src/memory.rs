@@ -91,6 +91,12 @@ impl Memory {
         self.total().saturating_add(bytes) <= self.budget
     }
 
+    /// True if more is taken than there is, even without the caches.
+    #[must_use]
+    pub fn is_exceeded(&self) -> bool {
+        self.total() > self.budget && self.total().saturating_sub(self.used(Part::Cache)) > self.budget
+    }
+
     /// Takes `bytes` for `part`, whether they fit or not: whoever must be able to refuse asks
     /// [`Memory::has_room`] first.
     pub fn take(&self, part: Part, bytes: u64) {

@@ -36,3 +36,4 @@ pub mod reseal;
 pub mod stage;
 pub mod tap;
 pub mod totals;
+pub mod trial;

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use super::image::{self, ImageWriter};
 use super::log::Log;
+use super::order::Write;
 use super::rooting::{Dying, Maintenance};
 use super::tail::log_of;
 use super::{Kept, Store};
@@ -84,6 +85,17 @@ impl Store {
         Ok(true)
     }
 
+    /// The budget is used up: if an engine that `writes` go to holds much of it until a checkpoint, makes one. True if it
+    /// did. The caller holds no guard.
+    pub(super) fn relieve_memory(&self, writes: &[Write<'_>]) -> Result<bool> {
+        let swollen = writes.iter().find(|w| w.kept.engine().is_ok_and(|e| e.is_swollen()));
+        let Some(write) = swollen.filter(|_| self.options.checkpoints) else { return Ok(false) };
+        match self.checkpoint(self.log(write.kept.log())) {
+            Err(Error::NoSpace { .. }) => Ok(false),
+            other => other,
+        }
+    }
+
     /// The keyspaces of `log` that can be used, dropped ones that a view still shows among them: their records go with
     /// the log as well.
     fn kepts_of(&self, log: &Log) -> Vec<Arc<Kept>> {
@@ -139,8 +151,11 @@ impl Store {
             kepts
         };
         self.work(&kepts)?;
-        if kepts.iter().all(|k| k.engine().is_ok_and(|e| e.is_settled())) {
-            self.end_checkpoint(&mut self.maintenance.lock(), log)?;
+        let mut m = self.maintenance.lock();
+        // Of what is pending now: another thread may have ended the one above and begun the next.
+        let is_settled = |p: &Pending| p.kepts.iter().all(|k| k.engine().is_ok_and(|e| e.is_settled()));
+        if m.pending[log.id.index()].as_ref().is_some_and(is_settled) {
+            self.end_checkpoint(&mut m, log)?;
         }
         Ok(true)
     }

@@ -25,6 +25,7 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::mem;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -182,18 +183,26 @@ impl Store {
     pub fn commit(&self, writes: &mut [Write<'_>]) -> Result<Outcome> {
         self.check_writable()?;
         self.brake();
-        let staged = self.stage(writes)?;
-        let removes_only = removes_only(writes);
-        match self.commit_pinned(writes, staged) {
-            // Not under the guard: it would keep what cleaning frees from going.
-            Err(Error::NoSpace { .. }) if removes_only && self.relieve()? => {
-                self.commit_pinned(writes, SmallVec::new())
+        let mut staged = self.stage(writes)?;
+        let (mut may_clean, mut may_checkpoint) = (removes_only(writes), true);
+        loop {
+            // What makes room does so without the guard: it would keep what is freed from going.
+            match self.commit_pinned(writes, &mut staged) {
+                Err(Error::NoSpace { .. }) if mem::take(&mut may_clean) && self.relieve()? => {}
+                Err(Error::OverBudget { .. })
+                    if mem::take(&mut may_checkpoint) && self.relieve_memory(writes)? => {}
+                Ok(done) => {
+                    if self.ground.memory.is_exceeded() {
+                        let _ = self.relieve_memory(writes); // the commit stands; the next one has the trouble
+                    }
+                    return Ok(done);
+                }
+                refused => return refused,
             }
-            other => other,
         }
     }
 
-    fn commit_pinned(&self, writes: &mut [Write<'_>], staged: SmallVec<[Staged; 1]>) -> Result<Outcome> {
+    fn commit_pinned(&self, writes: &mut [Write<'_>], staged: &mut SmallVec<[Staged; 1]>) -> Result<Outcome> {
         let _pin = epoch::pin(); // engines' notes hold addresses until apply
         ENCODED.with(|encoded| self.commit_encoded(writes, staged, &mut encoded.borrow_mut()))
     }
@@ -233,11 +242,12 @@ impl Store {
     fn commit_encoded(
         &self,
         writes: &mut [Write<'_>],
-        staged: SmallVec<[Staged; 1]>,
+        staged: &mut SmallVec<[Staged; 1]>,
         encoded: &mut Encoded,
     ) -> Result<Outcome> {
         let mut needs: SmallVec<[Need; 4]> = SmallVec::new();
-        for write in writes.iter_mut() {
+        for (ahead, write) in (0..).zip(writes.iter_mut()) {
+            write.op.ahead = ahead;
             needs.push(match write.op.action {
                 Action::Expect => match write.expects_what_is()? {
                     true => Need::Nothing,
@@ -286,7 +296,7 @@ impl Store {
             }
             let seq = order.next_seq;
             let rolled = self.place(&mut order, seq, writes, encoded)?;
-            order.staged.extend(staged.into_iter().map(Staged::keep));
+            order.staged.extend(staged.drain(..).map(Staged::keep));
             drop(order);
             if rolled {
                 self.set_brake(); // the keeper may not get to run for a while
