@@ -33,9 +33,6 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use super::sigbus::Registration;
 use crate::fork::ForkGuard;
 
-/// Bytes of a line of the cache.
-const LINE: usize = 64;
-
 /// What became of a [`Mapping::store`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stored {
@@ -132,20 +129,8 @@ impl Mapping {
     /// Asks the processor for `lines` of the cache from `offset` on.
     #[inline]
     pub(super) fn prefetch(&self, offset: u64, lines: usize) {
-        let Some(start) = self.start_of(offset, 1) else {
-            return;
-        };
-        for line in 0..lines {
-            let at = start.cast_const().wrapping_add(line * LINE);
-            #[cfg(target_arch = "x86_64")]
-            {
-                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-                // SAFETY:
-                // * A prefetch has no effect but speed, whatever the address.
-                unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>()) }
-            }
-            #[cfg(not(target_arch = "x86_64"))]
-            let _ = at;
+        if let Some(start) = self.start_of(offset, 1) {
+            crate::memory::prefetch(start.cast_const(), lines);
         }
     }
 

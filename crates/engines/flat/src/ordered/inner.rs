@@ -12,9 +12,10 @@
 use std::cmp::Ordering as Order;
 use std::ptr;
 
+use sheaf_base::memory::prefetch;
 use sheaf_base::sync::atomic::{AtomicPtr, Ordering};
 
-use super::leaf::{Leaf, prefetch_lines};
+use super::leaf::Leaf;
 use super::list::List;
 use super::text::{Prefix, Text, common, rest_words, spell};
 
@@ -77,7 +78,7 @@ impl Inner {
     /// Asks for what a search reads first to be loaded: else it would wait for line after line.
     #[inline]
     pub(super) fn prefetch(node: *const Inner) {
-        prefetch_lines(node.cast(), LINES);
+        prefetch(node.cast(), LINES);
     }
 
     pub(super) fn level(&self) -> usize {

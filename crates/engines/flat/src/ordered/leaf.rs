@@ -20,6 +20,7 @@
 
 use std::cmp::Ordering as Order;
 
+use sheaf_base::memory::prefetch;
 use sheaf_base::segment::Address;
 use sheaf_base::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -33,7 +34,6 @@ const COUNT: u16 = 0xff;
 const SORTED_SHIFT: u32 = 8;
 /// Lines of the cache that hold the head of a leaf and its first slots.
 const LINES: usize = 12;
-const LINE: usize = 64;
 
 #[derive(Debug, Default)]
 struct Slot {
@@ -86,7 +86,7 @@ fn room_for_rests(used: usize, keys: usize, fresh: usize) -> usize {
 
 impl Leaf {
     /// A leaf of the keys `from..to` of `list`, which begin with `prefix`; in a chunk if the index is `large`.
-    pub(super) fn new(
+    pub(super) fn of(
         list: &List<Address>,
         (from, to): (usize, usize),
         prefix: &[u8],
@@ -210,7 +210,7 @@ impl Leaf {
     /// Asks for its lines to be loaded.
     #[inline]
     pub(super) fn prefetch(leaf: *const Leaf) {
-        prefetch_lines(leaf.cast(), LINES);
+        prefetch(leaf.cast(), LINES);
     }
 
     /// `key`, which is in its range, behind the prefix.
@@ -373,7 +373,7 @@ impl Leaf {
     pub(super) fn prefetch_rest(&self, slot: usize) {
         let word = self.slots[slot].word.load(Ordering::Relaxed);
         if is_long(word) {
-            prefetch_lines(self.rests.as_ptr().wrapping_add(place_of(word)).cast(), 1);
+            prefetch(self.rests.as_ptr().wrapping_add(place_of(word)).cast(), 1);
         }
     }
 
@@ -446,21 +446,4 @@ fn first_where(from: usize, to: usize, wanted: impl Fn(usize) -> bool) -> usize 
         }
     }
     from
-}
-
-/// Asks for `count` lines of the cache to be loaded.
-#[inline]
-pub(super) fn prefetch_lines(from: *const u8, count: usize) {
-    for line in 0..count {
-        let at = from.wrapping_add(line * LINE);
-        #[cfg(target_arch = "x86_64")]
-        {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY:
-            // * A prefetch has no effect but speed, whatever the address.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>()) }
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = at;
-    }
 }

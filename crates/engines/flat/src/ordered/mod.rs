@@ -46,6 +46,7 @@ mod place;
 mod text;
 mod walk;
 
+use std::collections::BTreeMap;
 use std::ptr::{self, with_exposed_provenance_mut};
 use std::sync::Arc;
 
@@ -59,11 +60,11 @@ use sheaf_base::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
 use smallvec::SmallVec;
 
-use crate::index::{Image, Index, Wanted};
+use crate::index::{Bulk, Image, Index, Pairs, Wanted};
 use inner::{CHILDREN, Child, Inner};
 use leaf::{Leaf, Limits, SLOTS};
 use list::List;
-use maker::Maker;
+use maker::{Leaves, Maker};
 use place::Placed;
 use text::common;
 use walk::KeyWalk;
@@ -109,6 +110,8 @@ pub(crate) struct Ordered {
     root: AtomicPtr<Inner>,
     writer: Mutex<()>,
     bytes: AtomicU64,
+    /// What [`Bulk::make`] made, by part, with what the part begins at.
+    made: Mutex<BTreeMap<usize, (Vec<u8>, Leaves)>>,
 }
 
 /// The way from the root to a leaf: nodes, and which child was taken.
@@ -123,6 +126,7 @@ impl Ordered {
             root: AtomicPtr::new(ptr::null_mut()),
             writer: Mutex::new(()),
             bytes: AtomicU64::new(0),
+            made: Mutex::default(),
         };
         index.install(index.made_of(&mut std::iter::empty()));
         index
@@ -242,7 +246,7 @@ impl Ordered {
         (low, high): (Option<&[u8]>, Option<&[u8]>),
     ) -> Child {
         let (low, high) = (low.unwrap_or(&[]), high.unwrap_or(&[]));
-        let leaf = Leaf::new(list, range, &low[..common(low, high)], self.sizes.leaf, self.is_large());
+        let leaf = Leaf::of(list, range, &low[..common(low, high)], self.sizes.leaf, self.is_large());
         self.account(leaf.bytes(), 0);
         leaf.into_raw()
     }
@@ -402,9 +406,9 @@ impl Ordered {
 
     /// A tree of `pairs`, which ascend.
     fn made_of(&self, pairs: &mut dyn Iterator<Item = (&[u8], Address)>) -> Child {
-        let mut maker = Maker::new(self);
+        let mut maker = Maker::new(self, None);
         pairs.for_each(|(key, address)| maker.push(key, address));
-        maker.finish()
+        maker.leaves(None).tree(self)
     }
 
     /// Replaces everything by the tree under `root`.
@@ -570,6 +574,10 @@ impl Index for Ordered {
         self.bytes.load(Ordering::Relaxed)
     }
 
+    fn bulk(&self) -> Option<&dyn Bulk> {
+        Some(self)
+    }
+
     fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
         let mut block = image::Block::default();
         self.each_leaf(&mut |list| block.put(list.iter(), out))?;
@@ -577,11 +585,26 @@ impl Index for Ordered {
     }
 
     fn load(&self, image: &mut Image<'_>) -> Result<()> {
-        let mut maker = Maker::new(self);
+        let mut maker = Maker::new(self, None);
         let loaded = image::load(image, &mut |key, address| maker.push(key, address));
         // Also of an image that is damaged: what was made belongs to somebody.
-        self.install(maker.finish());
+        self.install(maker.leaves(None).tree(self));
         loaded
+    }
+}
+
+impl Bulk for Ordered {
+    fn make(&self, part: usize, low: Option<&[u8]>, high: Option<&[u8]>, pairs: &mut Pairs<'_>) {
+        let mut maker = Maker::new(self, low);
+        pairs(&mut |key, address| maker.push(key, address));
+        self.made.lock().insert(part, (low.unwrap_or(&[]).to_vec(), maker.leaves(high)));
+    }
+
+    fn join(&self) {
+        let mut made = std::mem::take(&mut *self.made.lock()).into_values();
+        let Some((_, mut all)) = made.next() else { return };
+        made.for_each(|(low, leaves)| all.append(&low, leaves));
+        self.install(all.tree(self));
     }
 }
 
