@@ -611,6 +611,7 @@ impl Bulk for Ordered {
 
 impl Drop for Ordered {
     fn drop(&mut self) {
+        self.join(); // what was made and never joined was accounted too
         let guard = &epoch::pin();
         let root = self.root.swap(ptr::null_mut(), Ordering::AcqRel);
         self.retire_all(root.cast(), None, guard);
