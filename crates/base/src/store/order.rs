@@ -128,6 +128,8 @@ crate::sync::thread_local! {
     static ENCODED: RefCell<Encoded> = RefCell::new(Encoded::default());
 }
 
+/// Operations of a batch whose look-ups overlap.
+const TOGETHER: usize = 16;
 /// Buffers above this are given back after use.
 const KEEP_BUFFER: usize = 1 << 20;
 
@@ -248,8 +250,12 @@ impl Store {
         encoded: &mut Encoded,
     ) -> Result<Outcome> {
         let mut needs: SmallVec<[Need; 4]> = SmallVec::new();
-        for (ahead, write) in (0..).zip(writes.iter_mut()) {
-            write.op.ahead = ahead;
+        for index in 0..writes.len() {
+            if index.is_multiple_of(TOGETHER) {
+                prefetch(&writes[index..writes.len().min(index + TOGETHER)])?;
+            }
+            let write = &mut writes[index];
+            write.op.ahead = u32::try_from(index).unwrap_or(u32::MAX);
             needs.push(match write.op.action {
                 Action::Expect => match write.expects_what_is()? {
                     true => Need::Nothing,
@@ -535,6 +541,17 @@ impl Drop for Whole<'_> {
             false => drop(self.store.poison("append")),
         }
     }
+}
+
+/// What the engines look up for several operations is loaded together.
+fn prefetch(writes: &[Write<'_>]) -> Result<()> {
+    if writes.len() > 1 {
+        for run in writes.chunk_by(|a, b| Arc::ptr_eq(a.kept, b.kept)) {
+            let keys: SmallVec<[&[u8]; TOGETHER]> = run.iter().map(|write| write.op.key).collect();
+            run[0].kept.engine()?.prefetch(&keys, true);
+        }
+    }
+    Ok(())
 }
 
 /// Commits that only remove may use the reserve.

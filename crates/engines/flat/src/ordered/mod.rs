@@ -30,7 +30,8 @@
 //!
 //! ## Costs
 //!
-//! A look-up is the inner nodes, which the caches hold, one leaf (its first twelve lines asked for at once) and the entry. A new
+//! A look-up is the inner nodes, which the caches hold, one leaf (its first twelve lines asked for at once; on a huge page
+//! if there are many, see `place`) and the entry. A new
 //! key is two stores and, every eighth time, a leaf of 1 KiB; leaves split at 58 keys and join at 15. Memory: 16
 //! bytes a slot, two thirds of them taken after random inserts, and what is left of the key behind prefix and
 //! head: 34 bytes for keys of 27 that differ in 16.
@@ -610,6 +611,7 @@ impl Bulk for Ordered {
 
 impl Drop for Ordered {
     fn drop(&mut self) {
+        self.join(); // what was made and never joined was accounted too
         let guard = &epoch::pin();
         let root = self.root.swap(ptr::null_mut(), Ordering::AcqRel);
         self.retire_all(root.cast(), None, guard);
