@@ -53,7 +53,8 @@ pub enum Error {
     },
     /// A write or a sync failed in a way that leaves the kernel's cache in doubt. What was
     /// acknowledged as durable is safe; reopen the database to go on. A sync is never retried. After a panic
-    /// in the middle of a commit (`op` is "commit") reads are refused too: half of it could be seen.
+    /// in the middle of a commit (`op` is "commit") reads are refused too: half of it could be seen. After one in a
+    /// background thread (`op` is "background work") they go on.
     #[error("the database refuses writes since a failed {op}; reopen it")]
     Poisoned {
         /// The operation that failed.

@@ -16,6 +16,26 @@ pub fn prefer_huge_pages(start: NonNull<u8>, len: usize) {
     let _ = unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxHugepage) };
 }
 
+/// Bytes of a line of the cache.
+const LINE: usize = 64;
+
+/// Asks the processor for `lines` of the cache from `from` on, which need not be an address of anything.
+#[inline]
+pub fn prefetch(from: *const u8, lines: usize) {
+    for line in 0..lines {
+        let at = from.wrapping_add(line * LINE);
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY:
+            // * A prefetch has no effect but speed, whatever the address.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>()) }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = at;
+    }
+}
+
 /// What the memory is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]

@@ -26,10 +26,10 @@ use sheaf_base::clock::{Clock, SystemClock};
 use sheaf_base::disk::SECTOR_BYTES;
 use sheaf_base::disk::sim::SimDisk;
 
-use crate::crash::check::quietly;
 use crate::crash::history::{History, NAMES, Pairs, State};
 use crate::crash::world::World;
 use crate::stage::Subject;
+use crate::trial::trial;
 
 /// No open and read of a small database takes this many disk calls.
 const FUSE: u64 = 100_000;
@@ -186,7 +186,7 @@ pub fn corrupt(fixture: &Fixture, damages: impl IntoIterator<Item = Damage>) -> 
     let mut report = Report::default();
     for damage in damages {
         report.cases += 1;
-        match quietly(|| inspect(fixture, &damage)) {
+        match trial(damage.to_string(), || inspect(fixture, &damage)) {
             Ok(answer) => {
                 report.exact += u64::from(answer.exact);
                 report.errors += u64::from(answer.error);

@@ -26,13 +26,13 @@ use sheaf_base::types::{LogId, SegmentId, Seq, StoreId};
 
 use crate::alloc::measure;
 use crate::corrupt::Fixture;
-use crate::crash::check::quietly;
 use crate::crash::history::NAMES;
 use crate::crash::workload::{Random, Shape, generate, parse};
 use crate::crash::world::World;
 use crate::reseal::reseal;
 use crate::stage::Subject;
 use crate::totals::{Budget, Failure, Stopwatch, Toil, Totals};
+use crate::trial::trial;
 
 /// No opening and reading of a small database takes this many disk calls.
 const FUSE: u64 = 100_000;
@@ -258,10 +258,10 @@ impl Mutator {
 }
 
 /// One input. What is wrong, if anything.
-fn case(ground: &Ground, target: Target, input: &[u8]) -> Result<(), String> {
+fn case(ground: &Ground, target: Target, input: &[u8], line: &str) -> Result<(), String> {
     let watch = Toil::start();
     let (fed, peak) = measure(|| {
-        quietly(|| {
+        trial(line, || {
             ground.feed(target, input);
             Ok(())
         })
@@ -295,8 +295,9 @@ pub fn run(subject: &Subject, seed: u64, budget: Budget) -> Totals {
     while totals.cases < budget.cases && watch.seconds() < budget.seconds && totals.failures.len() < 5 {
         let (target, input) = corpus.next().unwrap_or_else(|| mutator.next());
         totals.cases += 1;
-        if let Err(what) = case(&ground, target, &input) {
-            totals.failures.push(Failure { replay: replay_line(subject, target, &input), what });
+        let replay = replay_line(subject, target, &input);
+        if let Err(what) = case(&ground, target, &input, &replay) {
+            totals.failures.push(Failure { replay, what });
         }
     }
     totals.distinct = totals.cases;

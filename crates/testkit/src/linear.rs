@@ -26,10 +26,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use sheaf::{Database, Error, Keyspace};
 use sheaf_base::disk::sim::SimDisk;
 
-use crate::crash::check::quietly;
 use crate::crash::workload::Random;
 use crate::stage::{Place, Setting, Stage, Subject};
 use crate::totals::{Budget, Failure, Stopwatch, Totals};
+use crate::trial::trial;
 
 /// Threads of a history, and what each does.
 const THREADS: u64 = 4;
@@ -507,18 +507,16 @@ pub fn run(subject: &Subject, seed: u64, budget: Budget) -> Totals {
         if totals.cases >= budget.cases || watch.seconds() >= budget.seconds || totals.failures.len() >= 3 {
             break;
         }
-        match quietly(|| history(subject, number)) {
+        let replay = format!(
+            "SHEAF_LINEAR='{} {number}' cargo test -p sheaf-testkit --test linear -- --ignored --nocapture replay",
+            subject.engine
+        );
+        match trial(&replay, || history(subject, number)) {
             Ok(ops) => {
                 totals.cases += ops;
                 totals.distinct += ops;
             }
-            Err(what) => totals.failures.push(Failure {
-                replay: format!(
-                    "SHEAF_LINEAR='{} {number}' cargo test -p sheaf-testkit --test linear -- --ignored --nocapture replay",
-                    subject.engine
-                ),
-                what,
-            }),
+            Err(what) => totals.failures.push(Failure { replay, what }),
         }
     }
     totals.seconds = watch.seconds();

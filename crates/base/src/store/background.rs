@@ -5,6 +5,8 @@
 //! *keeper* cleans, checkpoints, and lets go. In inline mode there are none and [`Store::pump`] does one step
 //! of each, so that a seed fixes everything.
 //!
+//! A panic in any of it poisons: whoever goes on without syncs or cleaning would learn of it too late.
+//!
 //! Back-pressure: when the store log is beyond its limit, writers are slowed down smoothly, by up to
 //! [`MAX_BRAKE`] a commit, in proportion to how far it is. Delays are collected until they are long enough
 //! to sleep for.
@@ -66,6 +68,17 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<Worker> {
     thread.map(Worker).map_err(|source| Error::Io { op: "start a thread for", path: name.into(), source })
 }
 
+/// Stands for a step of background work: a panic in it, an engine's or ours, poisons.
+struct Step<'a>(&'a Store);
+
+impl Drop for Step<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            drop(self.0.poison("background work"));
+        }
+    }
+}
+
 /// Runs `body` on so many threads, this one among them, but no more than there are cores; returns what they
 /// return.
 pub(super) fn side_by_side<T: Send>(threads: usize, body: impl Fn() -> T + Sync) -> Vec<T> {
@@ -122,6 +135,7 @@ impl Store {
     /// One step of everything that is due. True if there was anything.
     pub fn pump(&self) -> Result<bool> {
         self.check_writable()?;
+        let _step = Step(self);
         let ticked = self.tick()?;
         Ok(self.keep()? | ticked)
     }
@@ -216,6 +230,7 @@ fn ticker(store: &Weak<Store>, signals: &Signals, interval: Duration) {
             }
         }
         let Some(store) = store.upgrade().filter(|_| !signals.stop.load(Ordering::Acquire)) else { return };
+        let _step = Step(&store);
         // A failed sync has poisoned the store, which is how it is reported.
         let _ = store.tick();
     }
@@ -230,6 +245,7 @@ fn maker(store: &Weak<Store>, signals: &Signals) {
             }
         }
         let Some(store) = store.upgrade().filter(|_| !signals.stop.load(Ordering::Acquire)) else { return };
+        let _step = Step(&store);
         if store.check_writable().is_ok() {
             // Without room there is nothing to make; writers that need a segment get the error.
             let _ = store.top_up();
@@ -248,6 +264,7 @@ fn keeper(store: &Weak<Store>, signals: &Signals) {
             *due = false;
         }
         let Some(store) = store.upgrade().filter(|_| !signals.stop.load(Ordering::Acquire)) else { return };
+        let _step = Step(&store);
         if store.check_writable().is_err() {
             continue;
         }

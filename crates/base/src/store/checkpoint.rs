@@ -16,6 +16,7 @@ use std::sync::Arc;
 use super::image::{self, ImageWriter};
 use super::log::Log;
 use super::order::Write;
+use super::ready::EPOCHS;
 use super::rooting::{Dying, Maintenance};
 use super::tail::log_of;
 use super::{Kept, Store};
@@ -85,15 +86,23 @@ impl Store {
         Ok(true)
     }
 
-    /// The budget is used up: if an engine that `writes` go to holds much of it until a checkpoint, makes one. True if it
-    /// did. The caller holds no guard.
-    pub(super) fn relieve_memory(&self, writes: &[Write<'_>]) -> Result<bool> {
+    /// The budget is used up: what engines that `writes` go to hold until a checkpoint comes back by one. The caller holds
+    /// no guard.
+    pub(super) fn relieve_memory(&self, writes: &[Write<'_>]) -> Result<()> {
         let swollen = writes.iter().find(|w| w.kept.engine().is_ok_and(|e| e.is_swollen()));
-        let Some(write) = swollen.filter(|_| self.options.checkpoints) else { return Ok(false) };
+        let Some(write) = swollen.filter(|_| self.options.checkpoints) else { return Ok(()) };
         match self.checkpoint(self.log(write.kept.log())) {
-            Err(Error::NoSpace { .. }) => Ok(false),
-            other => other,
+            Err(Error::NoSpace { .. }) => Ok(()),
+            other => other.map(drop),
         }
+    }
+
+    /// As [`Store::relieve_memory`], and waits for what has been let go, but may still be seen by somebody.
+    pub(super) fn reclaim_memory(&self, writes: &[Write<'_>]) -> Result<()> {
+        self.relieve_memory(writes)?;
+        let mut kepts: Vec<Arc<Kept>> = writes.iter().map(|w| Arc::clone(w.kept)).collect();
+        kepts.dedup_by_key(|kept| kept.id());
+        (0..EPOCHS).try_for_each(|_| self.work(&kepts).map(drop))
     }
 
     /// The keyspaces of `log` that can be used, dropped ones that a view still shows among them: their records go with

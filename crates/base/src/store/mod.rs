@@ -8,7 +8,7 @@
 //!  ready       segments made ahead of the writers               rooting   what goes into ROOT, what may go
 //!  catalogue   keyspaces as commits                             view      snapshots' registrations
 //!  clean       survivors out, victims away                      checkpoint, image   what makes opening fast
-//!  recover     from files to a served state                     background  ticks and maintenance
+//!  recover, survey, load   from files to a served state         background  ticks and maintenance
 //! ```
 //!
 //! ## Invariants
@@ -43,6 +43,7 @@ mod recover;
 mod report;
 mod rooting;
 mod round;
+mod survey;
 mod tail;
 mod verify;
 mod view;

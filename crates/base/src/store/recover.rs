@@ -7,11 +7,10 @@
 //!       -> [write: rewrite the tail in place, sync, restamp empty segments] -> ROOT -> serve
 //! ```
 //!
-//! ## What counts
+//! ## What is written
 //!
-//! * `known` (Wrec): the highest of ROOT's floor and every watermark found, also behind a bad frame. Up to
-//!   it everything was durable: if a commit is missing there, that is damage, not a torn tail.
-//! * `cut`: above the floor commits count up to the first number that is missing or incomplete.
+//! `survey` says what counts.
+//!
 //! * What is accepted may stand in the page cache only (a failed sync before, same boot): it is written
 //!   again, the same bytes to the same places, and synced before anything relies on it. This needs no new
 //!   blocks, and a crash meanwhile changes nothing (commit.md R10, scenario 10; decisions/0004).
@@ -22,7 +21,7 @@
 //!
 //! One thread until the flat log is replayed (`load`); nobody else knows the store yet.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use super::catalogue::{Catalogue, Map, decode_entry};
@@ -35,9 +34,9 @@ use crate::blob::BlobRef;
 use crate::disk::How;
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::frame::Kind;
-use crate::record::{Content, Record};
+use crate::record::Record;
 use crate::root::{CheckpointRef, KeyspaceEntry, LogEntry, Root, SegmentEntry};
-use crate::segment::{self, DATA_START, Scan, Segment, Stop, find_water};
+use crate::segment::{self, DATA_START, Scan, Segment, Stop};
 use crate::sync::atomic::Ordering;
 use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
 
@@ -45,57 +44,38 @@ use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
 const REWRITE: usize = 1 << 20;
 
 /// A segment on its way into service.
-struct Found {
-    segment: Segment,
+pub(super) struct Found {
+    pub(super) segment: Segment,
     /// What ROOT says of it; `None` if it is newer than ROOT.
-    entry: Option<SegmentEntry>,
+    pub(super) entry: Option<SegmentEntry>,
     /// Where what stands before each commit's run ends, in order.
-    runs: Vec<(u64, Seq)>,
+    pub(super) runs: Vec<(u64, Seq)>,
     /// The end of what may count.
-    end: u64,
-    frames: u32,
-    last_seq: Seq,
+    pub(super) end: u64,
+    pub(super) frames: u32,
+    pub(super) last_seq: Seq,
 }
 
 impl Found {
-    fn is_sealed(&self) -> bool {
+    pub(super) fn is_sealed(&self) -> bool {
         self.entry.is_some_and(|e| e.sealed)
     }
 }
 
-/// What a survey found of one commit.
-#[derive(Default)]
-struct Seen {
-    parts: u8,
-    complete: u8,
-    bad_blob: bool,
-}
-
-/// What the survey of all unsealed segments found.
-#[derive(Default)]
-struct Survey {
-    commits: HashMap<Seq, Seen>,
-    known: Seq,
-    /// Logs in which a watermark stands behind a bad frame, with the bad frame's error.
-    behind: Vec<(LogId, Seq, Error)>,
-    blobs: Vec<(Seq, BlobRef)>,
-    frames: u64,
-}
-
 /// State of an opening.
 pub(super) struct Recovery<'a> {
-    store: &'a Store,
-    root: &'a Root,
-    logs: Vec<Vec<Found>>,
-    broken: Vec<Option<Broken>>,
-    leftovers: Vec<std::path::PathBuf>,
+    pub(super) store: &'a Store,
+    pub(super) root: &'a Root,
+    pub(super) logs: Vec<Vec<Found>>,
+    pub(super) broken: Vec<Option<Broken>>,
+    pub(super) leftovers: Vec<std::path::PathBuf>,
     /// Segments whose damaged header may never have been written, and whether nothing stands there at all.
-    suspects: Vec<(Broken, bool)>,
-    accepted_blobs: Vec<BlobRef>,
-    cut: Seq,
-    frames: u64,
-    bytes_cut: u64,
-    next_segment: u64,
+    pub(super) suspects: Vec<(Broken, bool)>,
+    pub(super) accepted_blobs: Vec<BlobRef>,
+    pub(super) cut: Seq,
+    pub(super) frames: u64,
+    pub(super) bytes_cut: u64,
+    pub(super) next_segment: u64,
 }
 
 /// What an opening found out that outlives it.
@@ -231,238 +211,6 @@ impl<'a> Recovery<'a> {
             }
         }
         Ok((found, damage))
-    }
-
-    /// Reads the unsealed segments and finds the cut.
-    fn survey(&mut self) -> Result<()> {
-        let mut survey = Survey { known: self.root.floor, ..Survey::default() };
-        for log in LogId::ALL {
-            if self.broken[log.index()].is_none() {
-                self.survey_log(log, &mut survey)?;
-            }
-        }
-        for (_, water, _) in &survey.behind {
-            survey.known = survey.known.max(*water);
-        }
-        for (seq, blob) in &survey.blobs {
-            if *seq > survey.known && !self.is_whole(blob)? {
-                survey.commits.entry(*seq).or_default().bad_blob = true;
-            }
-        }
-        self.frames += survey.frames;
-        let first = self.root.first_seq.max(self.root.floor.next());
-        let behind = std::mem::take(&mut survey.behind);
-        let whole = |seq: Seq| {
-            survey
-                .commits
-                .get(&seq)
-                .is_some_and(|s| s.parts > 0 && s.complete == (1 << s.parts) - 1 && !s.bad_blob)
-        };
-        let mut next = first;
-        while whole(next) {
-            next = next.next();
-        }
-        if next <= survey.known && first <= survey.known {
-            self.declare_damage(next, survey.known, behind)?;
-            // The other logs' commits up to the durable mark count, and what follows without a gap.
-            next = next.max(survey.known.next());
-            while whole(next) {
-                next = next.next();
-            }
-        }
-        self.cut = if next == first { self.root.floor } else { Seq(next.0 - 1) };
-        self.accepted_blobs =
-            survey.blobs.iter().filter(|(seq, _)| *seq <= self.cut).map(|(_, b)| *b).collect();
-        self.cut_off();
-        Ok(())
-    }
-
-    /// Whether a staged value is there as its record says. That it cannot be read is no answer.
-    fn is_whole(&self, blob: &BlobRef) -> Result<bool> {
-        match self.store.ground.blobs.read(blob) {
-            Ok(value) => Ok(value.is_some()),
-            Err(error) if error.is_corrupt() => Ok(false),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Commits known durable are missing from `first_missing` on: finds the logs to blame.
-    fn declare_damage(
-        &mut self,
-        first_missing: Seq,
-        durable: Seq,
-        behind: Vec<(LogId, Seq, Error)>,
-    ) -> Result<()> {
-        let mut blamed = false;
-        for (log, water, error) in behind {
-            if water >= first_missing {
-                self.broken[log.index()] = Some(Broken::from_error(error)?);
-                blamed = true;
-            }
-        }
-        if !blamed {
-            let culprits: Vec<Option<Broken>> =
-                LogId::ALL.into_iter().map(|log| self.culprit(log)).collect::<Result<_>>()?;
-            // The surest first: what was found damaged by itself, frames behind a bad place, a header that is there
-            // and wrong, a bad place with something in it. What was never written comes last: many segments are not.
-            let written = self.suspects.iter().filter(|(_, is_blank)| !is_blank);
-            let any = self.broken.iter().chain(&culprits).flatten().next().cloned();
-            let any = any.or_else(|| written.map(|(broken, _)| broken).next().cloned());
-            let any = any.or_else(|| LogId::ALL.into_iter().find_map(|log| self.torn(log)));
-            let any = any.or_else(|| self.suspects.first().map(|(broken, _)| broken.clone()));
-            for log in LogId::ALL {
-                let what = Damage::MissingCommits { first_missing: first_missing.0, durable: durable.0 };
-                let path = self.store.log(log).dir.clone();
-                let unknown = Broken { path, offset: 0, what };
-                let culprit = culprits[log.index()].as_ref().or(any.as_ref()).unwrap_or(&unknown).clone();
-                self.broken[log.index()].get_or_insert(culprit);
-            }
-        }
-        Ok(())
-    }
-
-    /// The bad place in `log` that valid frames stand behind, if there is one.
-    fn culprit(&self, log: LogId) -> Result<Option<Broken>> {
-        for found in self.logs[log.index()].iter().filter(|f| !f.is_sealed()) {
-            let limit = found.segment.identity().capacity.min(found.segment.file().len().unwrap_or(0));
-            let mut scan = Scan::new(&found.segment, 0, limit);
-            scan.by_ref().for_each(drop);
-            let error = scan.take_error();
-            if scan.resume(self.root.seq_bound)
-                && let Some(error) = error
-            {
-                return Broken::from_error(error).map(Some);
-            }
-        }
-        Ok(None)
-    }
-
-    /// The first bad place in `log` that is not just the end of what was written.
-    fn torn(&self, log: LogId) -> Option<Broken> {
-        self.logs[log.index()].iter().filter(|found| !found.is_sealed()).find_map(|found| {
-            let file = found.segment.file();
-            let limit = found.segment.identity().capacity.min(file.len().ok()?);
-            let mut scan = Scan::new(&found.segment, 0, limit);
-            scan.by_ref().for_each(drop);
-            let Stop::Torn(at, error) = scan.stop() else { return None };
-            let mut rest = vec![0; usize::try_from(limit.checked_sub(at)?).ok()?];
-            file.read_at(at, &mut rest).ok()?;
-            let is_written = rest.iter().any(|byte| *byte != 0);
-            is_written.then(|| Broken::from_error(error).ok()).flatten()
-        })
-    }
-
-    /// Whether nothing was ever written where the header of a segment should be.
-    fn is_blank(&self, log: LogId, id: SegmentId) -> bool {
-        let path = self.store.log(log).dir.join(segment::file_name(id));
-        let Ok(file) = self.store.disk.open(&path, How::Read) else { return true };
-        let len = file.len().unwrap_or(0).min(DATA_START);
-        let mut header = vec![0; usize::try_from(len).unwrap_or(0)];
-        file.read_at(0, &mut header).is_ok() && header.iter().all(|byte| *byte == 0)
-    }
-
-    fn survey_log(&mut self, log: LogId, survey: &mut Survey) -> Result<()> {
-        let floor = self.root.floor;
-        let plausible = Seq::ZERO..=Seq(self.root.seq_bound.0.saturating_add(1));
-        // Commits whose runs go on in the segment that a seal named (tail I1).
-        let mut crossing: HashMap<SegmentId, Seq> = HashMap::new();
-        let mut torn: Option<Error> = None;
-        let mut water_behind = None;
-        for found in &mut self.logs[log.index()] {
-            if found.is_sealed() {
-                continue;
-            }
-            let len = found.segment.file().len().during("measure", found.segment.path())?;
-            let limit = found.segment.identity().capacity.min(len);
-            let durable_end = found.end;
-            let mut open_run = crossing.remove(&found.segment.id());
-            let mut scan = Scan::new(&found.segment, 0, limit);
-            (found.frames, found.end) = (0, DATA_START);
-            for scanned in scan.by_ref() {
-                let header = scanned.frame.header;
-                survey.frames += 1;
-                let before = found.end;
-                found.end = scanned.offset + header.span();
-                if let Some(water) = scanned.frame.water() {
-                    survey.known = survey.known.max(water);
-                }
-                if header.kind == Kind::Seal
-                    && let (Some(seq), Some(next)) = (open_run, scanned.frame.sealed_to())
-                {
-                    crossing.insert(next, seq);
-                }
-                if header.kind != Kind::Commit {
-                    found.frames += u32::from(header.kind == Kind::Moved);
-                    found.last_seq =
-                        found.last_seq.max(if header.kind == Kind::Moved { header.seq } else { Seq::ZERO });
-                    continue;
-                }
-                found.frames += 1;
-                if header.is_first() {
-                    open_run = Some(header.seq);
-                }
-                if header.is_first() || found.runs.last().is_none_or(|(_, seq)| *seq != header.seq) {
-                    found.runs.push((before, header.seq)); // without the gap: an end is the end of a frame
-                }
-                if header.seq > floor
-                    && let Ok(Record { content: Content::Staged(blob), .. }) =
-                        Record::decode(scanned.frame.payload())
-                {
-                    survey.blobs.push((header.seq, blob));
-                }
-                if header.is_last() {
-                    if open_run == Some(header.seq) && header.seq > floor {
-                        let seen = survey.commits.entry(header.seq).or_default();
-                        seen.parts = header.parts;
-                        seen.complete |= 1 << header.part.min(7);
-                    }
-                    open_run = None;
-                }
-            }
-            match scan.stop() {
-                Stop::Sealed(_) if found.end < durable_end => {
-                    // The file ends before what ROOT knows to be durable.
-                    let what = Damage::Short { got: limit, expected: durable_end };
-                    let error = Error::corrupt(found.segment.path(), found.end, what);
-                    self.broken[log.index()] = Some(Broken::from_error(error)?);
-                    return Ok(());
-                }
-                Stop::Sealed(_) => {}
-                Stop::Torn(_, error) if !error.is_corrupt() => return Err(error),
-                Stop::Torn(at, error) => {
-                    if found.end < durable_end {
-                        // A frame that ROOT knows to be durable: damage, whatever its number.
-                        self.broken[log.index()] = Some(Broken::from_error(error)?);
-                        return Ok(());
-                    }
-                    // Only what stands behind the bad place in the same segment says that the place is to blame.
-                    let water = find_water(&found.segment, at, limit, plausible.clone())?;
-                    if water > water_behind {
-                        (torn, water_behind) = (Some(error), water);
-                    }
-                }
-            }
-        }
-        survey.behind.extend(torn.zip(water_behind).map(|(error, water)| (log, water, error)));
-        Ok(())
-    }
-
-    /// Ends each unsealed segment before the first commit above the cut.
-    fn cut_off(&mut self) {
-        let cut = self.cut;
-        for (log, founds) in self.logs.iter_mut().enumerate() {
-            if self.broken[log].is_some() {
-                continue;
-            }
-            for found in founds.iter_mut().filter(|f| !f.is_sealed()) {
-                if let Some((offset, _)) = found.runs.iter().find(|(_, seq)| *seq > cut) {
-                    self.bytes_cut += found.end - *offset;
-                    found.end = *offset;
-                }
-                let last = found.runs.iter().map(|(_, seq)| *seq).filter(|seq| *seq <= cut).max();
-                found.last_seq = found.last_seq.max(last.unwrap_or_default());
-            }
-        }
     }
 
     /// The keyspaces at the cut, and the next one's number.

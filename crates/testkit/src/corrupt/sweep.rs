@@ -22,11 +22,11 @@ use sheaf_base::sync::Mutex;
 
 use super::{Damage, Fixture, inspect};
 use crate::alloc::{Peak, measure};
-use crate::crash::check::quietly;
 use crate::crash::workload::{Random, Shape, Step, generate, parse};
 use crate::reseal::reseal;
 use crate::stage::Subject;
 use crate::totals::{Budget, Failure, Stopwatch, Toil, Totals};
+use crate::trial::trial;
 
 /// Seconds a case may take.
 const SLOW: f64 = 1.0;
@@ -273,12 +273,12 @@ impl Target {
     }
 
     /// Does it and judges the answer. Whether an error said where, if that could be said.
-    fn judge(&self, damage: &Damage) -> Result<Option<bool>, String> {
+    fn judge(&self, damage: &Damage, replay: &str) -> Result<Option<bool>, String> {
         let watch = Toil::start();
         let is_shorter = matches!(damage, Damage::Length(path, len) if *len < self.len_of(path));
         // What says that more was durable may be cut off with it, unless the end was orderly.
         let fixture = if is_shorter && !self.life.is_closed() { &self.forgetful } else { &self.fixture };
-        let (answer, peak) = measure(|| quietly(|| inspect(fixture, damage)));
+        let (answer, peak) = measure(|| trial(replay, || inspect(fixture, damage)));
         let answer = answer?;
         if watch.seconds() > SLOW {
             return Err(format!("it takes {:.1} s", watch.seconds()));
@@ -350,7 +350,8 @@ pub fn run(subject: &Subject, seed: u64, budget: Budget) -> Totals {
             let Some(target) = target else { continue };
             let number = pass * target.breadth() + at;
             let damage = target.damage(seed, number);
-            let judged = target.judge(&damage);
+            let replay = replay_line(subject, target.life, seed, number);
+            let judged = target.judge(&damage, &replay);
             let kind = usize::from(!target.life.is_closed());
             let mut totals = totals.lock();
             totals.cases += 1;
@@ -362,10 +363,9 @@ pub fn run(subject: &Subject, seed: u64, budget: Budget) -> Totals {
                         elsewhere.lock().push(format!("{:?}, {damage}", target.life));
                     }
                 }
-                Err(what) => totals.failures.push(Failure {
-                    replay: replay_line(subject, target.life, seed, number),
-                    what: format!("{:?}, {damage}: {what}", target.life),
-                }),
+                Err(what) => totals
+                    .failures
+                    .push(Failure { replay, what: format!("{:?}, {damage}: {what}", target.life) }),
             }
         }
     };
@@ -414,7 +414,7 @@ pub fn replay(line: &str) -> Result<(), String> {
     let target = Target::new(&subject, life);
     let damage = target.damage(parse(seed)?, parse(number)?);
     println!("{damage}");
-    target.judge(&damage).map(drop)
+    target.judge(&damage, line).map(drop)
 }
 
 /// The corrupter's tests for one engine: `corruption_suite!(flat, Subject::flat())`.

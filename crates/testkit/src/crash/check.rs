@@ -9,9 +9,7 @@
 
 #![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
 
-use std::cell::{Cell, RefCell};
-use std::panic::{self, AssertUnwindSafe};
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 
 use sheaf::{Database, Durability, KeyspaceOptions};
 use sheaf_base::disk::sim::{Keep, SimDisk};
@@ -19,6 +17,7 @@ use sheaf_base::sync::Mutex;
 
 use super::history::{Change, History, Marks, NAMES, State};
 use super::world::World;
+use crate::trial::trial;
 
 /// No recovery in tiny geometry takes this many disk calls.
 const FUSE: u64 = 200_000;
@@ -95,7 +94,7 @@ pub fn check(world: &World, claim: Claim<'_>, end: End, probe: Option<&mut Probe
         });
     }
     world.tap.set_fuse(FUSE);
-    let found = quietly(|| {
+    let found = trial("the check of a crash state", || {
         let (found, state) = first_life(world, claim, &shared, end)?;
         world.tap.unwatch();
         let next = if end == End::Close { world.clone() } else { world.cut(&Keep::None) };
@@ -203,28 +202,4 @@ fn commit(db: &Database, changes: &[Change]) -> sheaf::Result<u64> {
     let ticket = batch.submit()?;
     ticket.wait()?;
     Ok(ticket.seq())
-}
-
-thread_local! {
-    static QUIET: Cell<bool> = const { Cell::new(false) };
-    static LAST_PANIC: RefCell<String> = const { RefCell::new(String::new()) };
-}
-
-/// Runs `work`; a panic becomes an error that says where, and is not printed.
-pub fn quietly<R>(work: impl FnOnce() -> Result<R, String>) -> Result<R, String> {
-    static HOOK: Once = Once::new();
-    HOOK.call_once(|| {
-        let before = panic::take_hook();
-        panic::set_hook(Box::new(move |info| {
-            if QUIET.get() {
-                LAST_PANIC.replace(info.to_string());
-            } else {
-                before(info);
-            }
-        }));
-    });
-    let outer = QUIET.replace(true);
-    let result = panic::catch_unwind(AssertUnwindSafe(work));
-    QUIET.set(outer);
-    result.unwrap_or_else(|_| Err(LAST_PANIC.take()))
 }

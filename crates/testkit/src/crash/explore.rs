@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use sheaf_base::disk::sim::{Keep, Pending, SimDisk};
 use sheaf_base::sync::Mutex;
 
-use super::check::{Claim, End, Found, Moment, Probe, check, quietly};
+use super::check::{Claim, End, Found, Moment, Probe, check};
 use super::history::{History, Marks};
 use super::replay::show_keep;
 use super::run::Run;
@@ -38,6 +38,7 @@ use super::world::World;
 use crate::stage::Subject;
 use crate::tap::Lie;
 use crate::totals::Stopwatch;
+use crate::trial::trial;
 
 /// How thoroughly to look, and at what.
 #[derive(Clone, Debug)]
@@ -196,7 +197,7 @@ pub fn record(steps: &[Step], plan: &Plan) -> (Vec<Point>, History, Result<(), S
         let image = if step >= from_step { sim.fork() } else { SimDisk::new() };
         out.lock().push(Point { image, marks, step });
     });
-    let ran = quietly(|| {
+    let ran = trial(name_of(steps, plan), || {
         let fails = |e| format!("the workload fails: {e}");
         run.db().map_err(fails)?;
         for (number, step) in steps.iter().enumerate() {
@@ -212,6 +213,10 @@ pub fn record(steps: &[Step], plan: &Plan) -> (Vec<Point>, History, Result<(), S
     (points, history, ran)
 }
 
+fn name_of(steps: &[Step], plan: &Plan) -> String {
+    format!("{}: {}", super::replay::setting(plan), show(steps))
+}
+
 /// Explores one workload until something goes wrong.
 #[must_use]
 pub fn explore(steps: &[Step], plan: &Plan) -> Report {
@@ -222,6 +227,7 @@ pub fn explore(steps: &[Step], plan: &Plan) -> Report {
         history: &history,
         seen: HashMap::new(),
         random: Random::new(steps.len() as u64),
+        name: name_of(steps, plan),
         report: Report { workloads: 1, points: points.len() as u64, ..Report::default() },
         watch,
     };
@@ -253,6 +259,8 @@ struct Explorer<'a> {
     random: Random,
     report: Report,
     watch: Stopwatch,
+    /// Of the plan and the workload, as a replay line begins.
+    name: String,
 }
 
 impl Explorer<'_> {
@@ -333,7 +341,8 @@ impl Explorer<'_> {
         let mut probe = is_probed.then(Probe::default);
         let world = World::of(&self.plan.subject, image);
         world.tap.set_lie(self.plan.later_lie);
-        let found = check(&world, claim, end, probe.as_mut()).map_err(|what| (None, what))?;
+        let name = format!("{} @ {number} {}", self.name, keep.map_or("killed".into(), show_keep));
+        let found = trial(name, || check(&world, claim, end, probe.as_mut())).map_err(|what| (None, what))?;
         self.seen.insert(print, found);
         match probe {
             Some(probe) => self

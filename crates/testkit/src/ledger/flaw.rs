@@ -24,6 +24,8 @@ pub enum Flaw {
     CountsTombstones,
     /// `apply` panics at the key [`Flaw::PANICS_AT`]. Not in [`Flaw::ALL`]: no harness has to find it.
     PanicsInApply,
+    /// `save` panics. Not in [`Flaw::ALL`] either.
+    PanicsInSave,
 }
 
 impl Flaw {

@@ -248,6 +248,7 @@ impl Engine for Ledger {
     }
 
     fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
+        assert!(!self.has(Flaw::PanicsInSave), "as it was told");
         image::save(self, out)
     }
 

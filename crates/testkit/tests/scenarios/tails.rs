@@ -205,7 +205,7 @@ fn a_committer_that_dies_in_mid_commit_leaves_no_hole() {
         let db = world.open().unwrap();
         let k = keyspace(&db, "k");
         world.sim.set_faults(Fault::new(Class::Write, Failure::Panic).nth(nth));
-        let died = sheaf_testkit::crash::check::quietly(|| {
+        let died = sheaf_testkit::trial::trial("a writer dies", || {
             (0..10).try_for_each(|n| k.insert("count", [n]).map_err(|e| e.to_string()))
         });
         let written = k.get("count").unwrap().map_or(0, |v| v[0] + 1);
