@@ -24,12 +24,24 @@ use sheaf_base::record::Content;
 use sheaf_base::sync::atomic::{AtomicUsize, Ordering, fence};
 use sheaf_base::types::Seq;
 
+use crate::memtable::prefetch;
 use crate::run::{self, Pair};
 
 /// The fingerprint of a hash.
 #[inline]
 pub(crate) fn print_of(hash: u64) -> u16 {
     u16::try_from(hash >> 32 & u64::from(u16::MAX)).unwrap_or(0)
+}
+
+/// Most bytes that are asked for ahead.
+const AHEAD: u64 = 4 << 10;
+
+/// Asks for the cache lines from `start` on.
+#[inline]
+pub(crate) fn prefetch_bytes(start: *const u8, len: u64) {
+    for line in (0..usize::try_from(len.min(AHEAD)).unwrap_or(0)).step_by(64) {
+        prefetch(start.wrapping_add(line));
+    }
 }
 
 /// A block's head; the rest stands behind it.

@@ -440,7 +440,7 @@ impl FlexEngine {
             let mut whole = Vec::with_capacity(block.data().len() + data.len());
             whole.extend_from_slice(block.data());
             whole.extend_from_slice(&data);
-            Block::build(&whole, |key| self.shelf.hash(key)).ok()
+            self.shelf.block_of(&whole).ok()
         });
         let added = u32::try_from(changes.len()).unwrap_or(u32::MAX);
         let figures = Figures {
@@ -593,7 +593,7 @@ impl FlexEngine {
     fn piece(&self, pairs: &[Pair<'_>], sep: Option<Vec<u8>>) -> Piece {
         let mut data = Vec::with_capacity(pairs.iter().map(Pair::len).sum::<usize>() + RUN_HEAD);
         run::encode(true, pairs.iter().copied(), &mut data);
-        let block = Block::build(&data, |key| self.shelf.hash(key)).ok();
+        let block = self.shelf.block_of(&data).ok();
         let figures = Figures {
             entries: u32::try_from(pairs.len()).unwrap_or(u32::MAX),
             live: block.as_ref().map_or(UNKNOWN, |block| block.live()),

@@ -6,8 +6,9 @@
 //!
 //! ## Costs
 //!
-//! A step within an interval moves an index; a new interval is a descent, and one in each memtable that has keys. Pairs
-//! of the block are not copied.
+//! A step within an interval moves an index; a new interval is a descent, unless the index is the same still, and one in each
+//! memtable that has keys. Pairs of the block are not copied. The block of the next interval is on its way to the processor's
+//! cache while this one is shown.
 
 use std::ops::{Bound, Range};
 use std::sync::Arc;
@@ -23,8 +24,8 @@ use smallvec::SmallVec;
 use crate::arena::Place;
 use crate::block::{Block, BlockRef};
 use crate::engine::FlexEngine;
-use crate::index::{Interval, State};
-use crate::memtable::{Memtable, blob_bytes, blob_of};
+use crate::index::{Index, Interval, State};
+use crate::memtable::{Memtable, blob_bytes, blob_of, prefetch};
 use crate::prefix::{is_above, is_below};
 use crate::slots::UNKNOWN;
 
@@ -72,9 +73,18 @@ struct Walk {
     plain: Range<usize>,
     now: Now,
     has_begun: bool,
+    ahead: Option<Ahead>,
     /// A staged value.
     staged: Option<Vec<u8>>,
     lanes: SmallVec<[Lane; 2]>,
+}
+
+/// The interval that a walk goes on with, and the one behind, in the index of that number: in another one they mean nothing.
+#[derive(Clone, Copy, Debug)]
+struct Ahead {
+    number: u64,
+    next: TreeEntry<Interval>,
+    after: Option<TreeEntry<Interval>>,
 }
 
 /// What a memtable has next. Records stay where they are, and what comes to be among them is younger than the view: so a
@@ -139,6 +149,7 @@ impl FlexCursor {
             plain: 0..0,
             now: Now::default(),
             has_begun: false,
+            ahead: None,
             staged: None,
             lanes: SmallVec::new(),
         };
@@ -183,8 +194,13 @@ impl Walk {
             Bound::Included(key) | Bound::Excluded(key) => key,
             Bound::Unbounded => &[],
         };
-        let entry = index.find(key);
-        let behind = entry.as_ref().and_then(|entry| index.next(entry)).map(|next| index.sep(&next.item));
+        let known = self.take_ahead(index);
+        let entry = known.map(|known| known.next).or_else(|| engine.first_block(index.find(key), guard));
+        let next = match known {
+            Some(known) => known.after,
+            None => entry.as_ref().and_then(|entry| index.next(entry)),
+        };
+        let behind = next.map(|next| index.sep(&next.item));
         // What is fetched ends before the next interval, or at the upper bound.
         let sep = behind.filter(|sep| is_below(sep, as_ref(&self.bounds.high)));
         let rest = sep.clone().map(Bound::Included);
@@ -195,7 +211,9 @@ impl Walk {
         let mut sources = self.sources(state, true, low, guard);
         let held = entry.as_ref().map(|entry| index.block(entry, &engine.shelf, guard)).transpose()?;
         let block = held.as_deref();
+        self.look_ahead(engine, index, next.filter(|_| rest.is_some()), Index::next, guard);
         let mut slot = match (block, low) {
+            _ if known.is_some() => 0, // all of it lies behind its separator
             (Some(block), Bound::Included(low)) => block.seek(low, false),
             (Some(block), Bound::Excluded(low)) => block.seek(low, true),
             _ => 0,
@@ -222,6 +240,7 @@ impl Walk {
             let Some(key) = least.filter(|key| is_within(key)) else { break };
             if is_merge && (self.items.len() >= LIMIT_PAIRS || self.copies.len() > LIMIT_BYTES) {
                 cut = Some(Bound::Included(key.to_vec()));
+                self.ahead = None;
                 break;
             }
             let end = match block {
@@ -246,7 +265,9 @@ impl Walk {
         guard: &Guard,
     ) -> Result<Option<Bound<Vec<u8>>>> {
         let (index, high) = (&state.index, as_ref(high));
-        let entry = index.find_last(high);
+        let known = self.take_ahead(index);
+        let entry =
+            known.map(|known| known.next).or_else(|| engine.first_block(index.find_last(high), guard));
         let sep = entry.as_ref().map(|entry| index.sep(&entry.item)).filter(|sep| !sep.is_empty());
         let sep = sep.filter(|sep| is_above(sep, as_ref(&self.bounds.low)));
         let rest = sep.clone().map(Bound::Excluded);
@@ -257,7 +278,13 @@ impl Walk {
         let mut sources = self.sources(state, false, high, guard);
         let held = entry.as_ref().map(|entry| index.block(entry, &engine.shelf, guard)).transpose()?;
         let block = held.as_deref();
+        let next = match known {
+            Some(known) => known.after,
+            None => entry.as_ref().and_then(|entry| index.previous(entry)),
+        };
+        self.look_ahead(engine, index, next.filter(|_| rest.is_some()), Index::previous, guard);
         let mut slot = match (block, high) {
+            (Some(block), _) if known.is_some() => block.len(), // all of it lies before the separator behind it
             (Some(block), Bound::Included(high)) => block.seek(high, true),
             (Some(block), Bound::Excluded(high)) => block.seek(high, false),
             (Some(block), Bound::Unbounded) => block.len(),
@@ -285,6 +312,7 @@ impl Walk {
             let Some(key) = most.filter(|key| is_within(key)) else { break };
             if is_merge && (self.items.len() >= LIMIT_PAIRS || self.copies.len() > LIMIT_BYTES) {
                 cut = Some(Bound::Included(key.to_vec()));
+                self.ahead = None;
                 break;
             }
             let start = match block {
@@ -298,6 +326,31 @@ impl Walk {
         self.lanes = sources.into_iter().map(|source| source.lane).collect();
         self.block = held.map(|held| held.keep());
         Ok(cut.or(rest))
+    }
+
+    /// The interval to go on with, if the index is still the one it was found in.
+    fn take_ahead(&mut self, index: &Index) -> Option<Ahead> {
+        self.ahead.take().filter(|ahead| ahead.number == index.number)
+    }
+
+    /// Remembers the interval to go on with, and has its block loaded while this one is shown, and the slot of the one
+    /// behind: so that no miss waits for another.
+    fn look_ahead(
+        &mut self,
+        engine: &FlexEngine,
+        index: &Index,
+        next: Option<TreeEntry<Interval>>,
+        behind: impl Fn(&Index, &TreeEntry<Interval>) -> Option<TreeEntry<Interval>>,
+        guard: &Guard,
+    ) {
+        let Some(next) = next else { return };
+        let slots = &engine.shelf.slots;
+        slots.get(next.item.slot).prefetch(next.len, guard);
+        let after = behind(index, &next);
+        if let Some(after) = &after {
+            prefetch(slots.get(after.item.slot));
+        }
+        self.ahead = Some(Ahead { number: index.number, next, after });
     }
 
     /// The memtables, with what is left of the lanes of those that were there before.
@@ -519,6 +572,16 @@ impl Cursor for FlexCursor {
 }
 
 impl FlexEngine {
+    /// Has the block of the interval that a walk begins with loaded: its pairs stand in any order, and their misses would
+    /// come one after the other.
+    #[inline]
+    fn first_block(&self, entry: Option<TreeEntry<Interval>>, guard: &Guard) -> Option<TreeEntry<Interval>> {
+        if let Some(entry) = &entry {
+            self.shelf.slots.get(entry.item.slot).prefetch(entry.len, guard);
+        }
+        entry
+    }
+
     /// Live keys. Intervals that no memtable has a key of say how many they have, if that is known.
     pub(crate) fn count_keys(&self) -> Result<u64> {
         let guard = &epoch::pin();

@@ -307,7 +307,7 @@ impl FlexEngine {
         let mut data = vec![0; usize::try_from(end - start).unwrap_or(usize::MAX)];
         view.read(start, &mut data)?;
         let damaged = |what| Error::corrupt(&self.shelf.path, start, what);
-        let block = crate::block::Block::build(&data, |key| self.shelf.hash(key)).map_err(damaged)?;
+        let block = self.shelf.block_of(&data).map_err(damaged)?;
         let disorder = Damage::BadField { field: "order of intervals", value: start };
         if block.len() == 0 {
             return Err(damaged(disorder));

@@ -21,7 +21,7 @@ use std::ops::{Bound, Deref};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use sheaf_base::error::{Error, Result};
+use sheaf_base::error::{Damage, Error, Result};
 use sheaf_base::ground::Ground;
 use sheaf_base::sync::epoch::Guard;
 use sheaf_flexspace::View;
@@ -59,6 +59,8 @@ impl Content for Interval {
 /// The sparse index as readers have it.
 #[derive(Debug)]
 pub(crate) struct Index {
+    /// Tells one from all others of the keyspace.
+    pub(crate) number: u64,
     pub(crate) prefix: Arc<Prefix>,
     pub(crate) tree: Arc<Frozen<Interval>>,
     pub(crate) view: Option<View>,
@@ -128,6 +130,11 @@ impl Shelf {
         hasher.write(key);
         hasher.finish()
     }
+
+    /// The block of an interval's bytes.
+    pub(crate) fn block_of(&self, data: &[u8]) -> Result<BlockRef, Damage> {
+        Block::build(data, |key| self.hash(key))
+    }
 }
 
 impl Index {
@@ -195,6 +202,6 @@ impl Index {
         if let Some(view) = &self.view {
             view.read(start, &mut data)?;
         }
-        Block::build(&data, |key| shelf.hash(key)).map_err(|what| Error::corrupt(&shelf.path, start, what))
+        shelf.block_of(&data).map_err(|what| Error::corrupt(&shelf.path, start, what))
     }
 }

@@ -23,13 +23,15 @@ use sheaf_base::memory::Part;
 use sheaf_base::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use sheaf_base::sync::epoch::Guard;
 
-use crate::block::{Block, BlockRef};
+use crate::block::{Block, BlockRef, prefetch_bytes};
 
 /// Slots of the first chunk; chunk k has `FIRST << k`.
 const FIRST: u32 = 64;
 const CHUNKS: usize = 26;
 /// Slots that the hand looks at, at most, to make room for one block.
 const TURN: u32 = 1024;
+/// What a block takes beside the interval's bytes, about.
+const DIRECTORY: u64 = 128;
 /// Live keys are not known: something was appended to a block that was not in memory.
 pub(crate) const UNKNOWN: u32 = u32::MAX;
 
@@ -168,6 +170,15 @@ impl Slot {
             self.marked.store(1, Ordering::Relaxed);
         }
         Some(block)
+    }
+
+    /// Asks for its block, of an interval of `len` bytes, to be in the processor's cache soon.
+    #[inline]
+    pub(crate) fn prefetch(&self, len: u64, _guard: &Guard) {
+        let block = self.block.load(Ordering::Relaxed);
+        if !block.is_null() {
+            prefetch_bytes(block.cast(), len + DIRECTORY);
+        }
     }
 
     /// Whether its block is in memory.

@@ -249,7 +249,13 @@ impl Table {
         let view = self.space.as_ref().map(FlexSpace::view);
         self.reclaim(shelf, guard);
         self.account(shelf);
-        Arc::new(Index { prefix: Arc::clone(&self.prefix), tree, view, _token: Arc::clone(&self.token) })
+        Arc::new(Index {
+            number: self.publications,
+            prefix: Arc::clone(&self.prefix),
+            tree,
+            view,
+            _token: Arc::clone(&self.token),
+        })
     }
 
     /// Takes back what versions that are gone held.
