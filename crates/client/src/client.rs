@@ -21,6 +21,7 @@ use std::sync::atomic::{Ordering, fence};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use sheaf::Durability;
 use sheaf_flatrpc::address::Address;
+use sheaf_flatrpc::hello::Mode;
 use sheaf_flatrpc::link::{Applied, Link};
 use sheaf_flatrpc::memory::Memory;
 use sheaf_flatrpc::message::{Pair, Range, Reply, Request};
@@ -155,6 +156,7 @@ pub struct Client {
     asleep: usize,
     requests: Vec<Outgoing>,
     replies: Vec<Replies>,
+    mode: Mode,
     agent: usize,
     window: usize,
     max_message: usize,
@@ -176,7 +178,7 @@ impl Client {
             let ring = Incoming::new(layout, index);
             Replies { credit: ring.credit(), ring, message: Vec::new() }
         };
-        let rings = if options.mode == sheaf_flatrpc::hello::Mode::Agent { 1 } else { number(welcome.workers) };
+        let rings = if options.mode == Mode::Agent { 1 } else { number(welcome.workers) };
         Ok(Client {
             inbox,
             links,
@@ -184,6 +186,7 @@ impl Client {
             asleep: layout.of_peer().asleep(),
             requests: (0..number(welcome.workers)).map(|index| Outgoing::new(layout, index)).collect(),
             replies: (0..rings).map(replies).collect(),
+            mode: options.mode,
             agent: number(welcome.agent),
             window: number(welcome.window),
             max_message: number(welcome.max_message),
@@ -195,6 +198,12 @@ impl Client {
             spin: Spin::default(),
             lost: false,
         })
+    }
+
+    /// How replies come back.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.mode
     }
 
     /// How many workers the server has.
@@ -377,8 +386,7 @@ impl Client {
         let link = if self.links.len() == 1 { 0 } else { worker };
         let mut from = 0;
         loop {
-            let pushed =
-                self.requests[worker].push(&self.inbox, &mut *self.links[link], message, from);
+            let pushed = self.requests[worker].push(&self.inbox, &mut *self.links[link], message, from);
             if let Some(to) = self.hold(pushed)? {
                 from = to;
                 let posted = self.links[link].post(worker);
@@ -542,6 +550,7 @@ impl Client {
         fence(Ordering::SeqCst);
         let polled = if self.is_awake(worker) { Ok(()) } else { self.poll_bell(timeout) };
         peer.word(self.asleep).store(0, Ordering::Relaxed);
+        self.spin.slept();
         polled
     }
 

@@ -195,7 +195,8 @@ impl Applier {
 
     /// Reads once and applies what came. `wrote` hears the first word of every frame that is there.
     pub fn apply(&mut self, wrote: &mut dyn FnMut(usize)) -> io::Result<Applied> {
-        let got = match rustix::net::recv(&*self.socket, &mut self.buffer[self.filled..], RecvFlags::empty()) {
+        let got = match rustix::net::recv(&*self.socket, &mut self.buffer[self.filled..], RecvFlags::empty())
+        {
             Ok((_, 0)) => return Ok(Applied::End),
             Ok((_, count)) => count,
             Err(Errno::AGAIN) => return Ok(Applied::All),
@@ -210,7 +211,8 @@ impl Applier {
             if self.left == 0 {
                 let Some((frame, _)) = bytes.split_first_chunk::<FRAME>() else { break };
                 let [a, b, c, d, e, f, g, h] = *frame;
-                let number = |bytes: [u8; 4]| usize::try_from(u32::from_le_bytes(bytes)).unwrap_or(usize::MAX);
+                let number =
+                    |bytes: [u8; 4]| usize::try_from(u32::from_le_bytes(bytes)).unwrap_or(usize::MAX);
                 let (at, count) = (number([a, b, c, d]), number([e, f, g, h]));
                 if count == 0 || at >= self.inbox.len() || count > self.inbox.len() - at {
                     return Err(crate::ring::Violation("a write beyond the inbox").into());

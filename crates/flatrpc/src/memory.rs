@@ -54,7 +54,8 @@ impl Memory {
     /// `count` zeroes in a file without a name that can be handed to another process. With `read_only`, nobody
     /// but this mapping can ever write it.
     pub fn create(count: usize, read_only: bool) -> io::Result<(Memory, OwnedFd)> {
-        let file = rustix::fs::memfd_create("sheaf-flatrpc", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let file =
+            rustix::fs::memfd_create("sheaf-flatrpc", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&file, byte_len(count)? as u64)?;
         let memory = Memory::map_file(&file, count, ProtFlags::READ | ProtFlags::WRITE)?;
         let mut seals = SealFlags::SHRINK | SealFlags::GROW;

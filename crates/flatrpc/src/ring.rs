@@ -224,7 +224,10 @@ impl Outgoing {
 /// Word in the ring, and how many words are left to its end.
 fn place(position: u64, size: u64) -> (usize, usize) {
     let first = position & (size - 1);
-    (usize::try_from(first).expect("rings are small"), usize::try_from(size - first).expect("rings are small"))
+    (
+        usize::try_from(first).expect("rings are small"),
+        usize::try_from(size - first).expect("rings are small"),
+    )
 }
 
 /// The end of a ring that reads.

@@ -38,7 +38,7 @@ use sheaf_flatrpc::ring::{Incoming, Layout, MAX_RINGS, Outgoing};
 use crate::commands::Whom;
 use crate::port::{Port, Wire};
 use crate::session::Session;
-use crate::shared::{Shared, bell};
+use crate::shared::{Alarm, Shared, bell};
 use crate::worker::Arrival;
 
 /// How long a hello, or the connections that make up a party, may take.
@@ -117,7 +117,10 @@ impl Door {
     }
 
     pub(crate) fn run(mut self) {
-        while !self.shared.draining.load(Ordering::SeqCst) {
+        let shared = Arc::clone(&self.shared);
+        let _alarm = Alarm(&shared);
+        let is_over = || shared.draining.load(Ordering::SeqCst) || shared.stop.load(Ordering::SeqCst);
+        while !is_over() {
             self.wait();
             for at in 0..self.listeners.len() {
                 while let Some(guest) = self.accept(at) {
@@ -143,8 +146,10 @@ impl Door {
         let listeners = self.listeners.iter().filter(|_| !is_full).map(|l| PollFd::new(l, PollFlags::IN));
         let mut polled: Vec<PollFd<'_>> = guests.chain(listeners).collect();
         polled.push(PollFd::new(&self.shared.door_bell, PollFlags::IN));
-        let patience = self.guests.iter().map(|guest| guest.until).chain(self.parties.iter().map(|p| p.until));
-        let left = patience.min().map(|until| until.saturating_duration_since(now()) + Duration::from_millis(1));
+        let patience =
+            self.guests.iter().map(|guest| guest.until).chain(self.parties.iter().map(|p| p.until));
+        let left =
+            patience.min().map(|until| until.saturating_duration_since(now()) + Duration::from_millis(1));
         let timeout: Option<Timespec> = left.and_then(|left| left.try_into().ok());
         let _ = rustix::event::poll(&mut polled, timeout.as_ref()); // whatever it says, we look
     }
@@ -272,8 +277,7 @@ impl Door {
         let mut control = SendAncillaryBuffer::new(&mut space);
         assert!(control.push(SendAncillaryMessage::ScmRights(&handed)), "room for all of them");
         let bytes = welcome.encode();
-        let sent =
-            rustix::net::sendmsg(&socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
+        let sent = rustix::net::sendmsg(&socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
         if sent != FIXED {
             return Err(io::ErrorKind::WriteZero.into());
         }
@@ -282,11 +286,11 @@ impl Door {
             let bell = their_bell.try_clone()?;
             let wake = Wake { board: Arc::clone(&session.inbox), at: session.layout.asleep(), bell };
             let link = SharedLink::new(Arc::clone(&theirs), vec![wake]);
-            Ok(make_port(session, worker, Wire {
-                link: Box::new(link),
-                applier: None,
-                socket: Arc::new(socket.try_clone()?),
-            }))
+            Ok(make_port(
+                session,
+                worker,
+                Wire { link: Box::new(link), applier: None, socket: Arc::new(socket.try_clone()?) },
+            ))
         };
         let mut ports = Vec::with_capacity(workers);
         for worker in 0..workers {
@@ -380,7 +384,8 @@ fn secret() -> u128 {
 }
 
 fn listen(address: Address) -> io::Result<Listener> {
-    let named = |error: io::Error| io::Error::new(error.kind(), format!("cannot listen at {address}: {error}"));
+    let named =
+        |error: io::Error| io::Error::new(error.kind(), format!("cannot listen at {address}: {error}"));
     match &address {
         Address::Shared(path) => {
             let listener = bind(path).map_err(named)?;

@@ -263,8 +263,8 @@ impl Worker {
         let pairs = if range.snapshot == 0 {
             self.keyspace(range.keyspace)?.range::<&[u8]>(bounds)?
         } else {
-            let space =
-                session.space(range.snapshot, range.keyspace, || Ok(self.keyspace(range.keyspace)?.name()))?;
+            let space = session
+                .space(range.snapshot, range.keyspace, || Ok(self.keyspace(range.keyspace)?.name()))?;
             space.range::<&[u8]>(bounds)?
         };
         let answer = Answer::to(id, &mut self.reply).pairs();

@@ -209,7 +209,8 @@ impl Server {
         let mut server =
             Server { shared: Arc::clone(&shared), addresses, threads: Vec::new(), waiter: None, quiet };
         for (index, (commands, epoll)) in ends.workers.into_iter().enumerate() {
-            let worker = worker::Worker::new(Arc::clone(&shared), index, commands, epoll, quiet_sender.clone())?;
+            let worker =
+                worker::Worker::new(Arc::clone(&shared), index, commands, epoll, quiet_sender.clone())?;
             server.threads.push(spawn(format!("sheaf-rpc-{index}"), || worker.run())?);
         }
         assert_eq!(server.threads.len(), workers);

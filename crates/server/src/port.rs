@@ -67,7 +67,12 @@ pub(crate) struct Wire {
 }
 
 impl Port {
-    pub(crate) fn new(session: &Arc<Session>, ring: Outgoing, credits: Vec<(usize, Credit)>, wire: Wire) -> Port {
+    pub(crate) fn new(
+        session: &Arc<Session>,
+        ring: Outgoing,
+        credits: Vec<(usize, Credit)>,
+        wire: Wire,
+    ) -> Port {
         Port {
             session: Arc::clone(session),
             link: wire.link,

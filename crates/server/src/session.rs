@@ -85,7 +85,8 @@ impl Session {
 
     /// One bit a worker that is writing.
     pub(crate) fn writing(&self) -> u64 {
-        let bit = |(lane, state): (usize, &LaneState)| u64::from(state.writing.load(Ordering::SeqCst)) << lane;
+        let bit =
+            |(lane, state): (usize, &LaneState)| u64::from(state.writing.load(Ordering::SeqCst)) << lane;
         self.lanes.iter().enumerate().map(bit).fold(0, |all, bit| all | bit)
     }
 
@@ -94,7 +95,11 @@ impl Session {
     }
 
     /// Keeps a snapshot under a number, unless there are `most`.
-    pub(crate) fn keep(&self, most: usize, take: impl FnOnce() -> Result<Snapshot>) -> Result<Option<(u32, u64)>> {
+    pub(crate) fn keep(
+        &self,
+        most: usize,
+        take: impl FnOnce() -> Result<Snapshot>,
+    ) -> Result<Option<(u32, u64)>> {
         let mut snapshots = self.snapshots();
         if snapshots.held.len() >= most || snapshots.last == u32::MAX {
             return Ok(None);

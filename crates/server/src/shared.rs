@@ -84,7 +84,11 @@ pub(crate) fn bell() -> io::Result<OwnedFd> {
 }
 
 impl Shared {
-    pub(crate) fn new(db: Database, limits: Limits, token: Option<String>) -> io::Result<(Arc<Shared>, Ends)> {
+    pub(crate) fn new(
+        db: Database,
+        limits: Limits,
+        token: Option<String>,
+    ) -> io::Result<(Arc<Shared>, Ends)> {
         let (board, board_file) = Memory::create(limits.workers * BOARD_LINE, true)?;
         let board = Arc::new(board);
         let mut desks = Vec::new();
@@ -141,6 +145,19 @@ impl Shared {
             refused: self.refused.load(Ordering::Relaxed),
             violations: self.violations.load(Ordering::Relaxed),
             busy: self.busy.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// Ends the server if the thread that holds it panics: clients learn it from their connections, the owner at
+/// the close.
+pub(crate) struct Alarm<'a>(pub(crate) &'a Shared);
+
+impl Drop for Alarm<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.stop.store(true, Ordering::SeqCst);
+            self.0.ring_all();
         }
     }
 }

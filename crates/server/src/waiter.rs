@@ -14,9 +14,10 @@ use sheaf_flatrpc::message::Answer;
 
 use crate::commands::{Command, Job, Payload, Reader};
 use crate::keyspaces::Opened;
-use crate::shared::Shared;
+use crate::shared::{Alarm, Shared};
 
 pub(crate) fn run(shared: &Shared, jobs: &Receiver<Job>) {
+    let _alarm = Alarm(shared);
     let mut line = Vec::new();
     while let Ok(first) = jobs.recv() {
         line.push(first);

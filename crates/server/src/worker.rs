@@ -23,7 +23,7 @@ use sheaf_flatrpc::spin::Spin;
 use crate::commands::{Command, Job};
 use crate::port::{Port, Ready};
 use crate::session::Session;
-use crate::shared::Shared;
+use crate::shared::{Alarm, Shared};
 
 /// Requests of one lane in a row before others have their turn.
 const BURST: usize = 16;
@@ -58,8 +58,7 @@ impl Lane {
     /// Whether there is something to do for it.
     fn is_ready(&self, outbox: usize) -> bool {
         self.session.dead.load(Ordering::Acquire)
-            || (self.ring.has_any(&self.session.inbox)
-                && self.session.owed.load(Ordering::SeqCst) <= outbox)
+            || (self.ring.has_any(&self.session.inbox) && self.session.owed.load(Ordering::SeqCst) <= outbox)
     }
 }
 
@@ -84,18 +83,6 @@ pub(crate) struct Worker {
     pub(crate) reply: Vec<u8>,
     spin: Spin,
     passes: u32,
-}
-
-/// Ends the server if its worker panics.
-struct Alarm<'a>(&'a Shared);
-
-impl Drop for Alarm<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.stop.store(true, Ordering::SeqCst);
-            self.0.ring_all();
-        }
-    }
 }
 
 impl Worker {
@@ -137,6 +124,7 @@ impl Worker {
             self.spin = spin;
             if !seen {
                 self.sleep();
+                self.spin.slept();
             }
         }
         self.pass(); // replies that are on their way
@@ -162,7 +150,10 @@ impl Worker {
         self.pending.is_some()
             || self.shared.desks[self.index].has_mail.load(Ordering::Relaxed)
             || self.has_events()
-            || self.used.iter().any(|slot| self.lanes[*slot].as_ref().is_some_and(|lane| lane.is_ready(outbox)))
+            || self
+                .used
+                .iter()
+                .any(|slot| self.lanes[*slot].as_ref().is_some_and(|lane| lane.is_ready(outbox)))
     }
 
     /// Whether a socket has something: a system call, so not at every look.
@@ -244,13 +235,16 @@ impl Worker {
 
     /// Events of sockets; whether there were any events.
     fn poll(&mut self, timeout: Option<&Timespec>) -> bool {
-        let mut events = [const { epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) } }; 64];
+        let mut events = [const {
+            epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }
+        }; 64];
         // An interruption is like no event: the next pass looks again.
         let count = epoll::wait(&self.epoll, &mut events, timeout).unwrap_or(0);
         for event in &events[..count] {
             let (flags, data) = (event.flags, event.data.u64());
             if data & 1 == 0
-                && let Some(port) = usize::try_from(data >> 1).ok().and_then(|slot| self.ports.get_mut(slot)?.as_mut())
+                && let Some(port) =
+                    usize::try_from(data >> 1).ok().and_then(|slot| self.ports.get_mut(slot)?.as_mut())
             {
                 let gone = epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR;
                 if !port.is_applied() && flags.intersects(gone) {
@@ -272,13 +266,17 @@ impl Worker {
     fn apply(&mut self) -> bool {
         let mut any = false;
         for at in 0..self.used.len() {
-            let Some(port) = self.ports[self.used[at]].as_mut().filter(|port| port.readable) else { continue };
+            let Some(port) = self.ports[self.used[at]].as_mut().filter(|port| port.readable) else {
+                continue;
+            };
             any = true;
             let session = Arc::clone(&port.session);
             match port.apply() {
                 Ok(Some(lanes)) => {
                     let others = (0..self.shared.desks.len()).filter(|lane| *lane != self.index);
-                    others.filter(|lane| lanes & 1 << lane != 0).for_each(|lane| self.shared.desks[lane].wake.ring());
+                    others
+                        .filter(|lane| lanes & 1 << lane != 0)
+                        .for_each(|lane| self.shared.desks[lane].wake.ring());
                 }
                 Ok(None) => self.shared.end(&session),
                 Err(error) => self.fail(&session, &error),
