@@ -1,12 +1,17 @@
 //! # Every request, on every way
 
 use sheaf_client::{Batch, Client, Durability, Error, Keyspace, Reply, Request};
+use sheaf_server::Limits;
 
 use crate::support::{House, WAYS, limits};
 
 fn on_every_way(workers: usize, test: impl Fn(&House, &mut Client)) {
+    within(limits(workers), test);
+}
+
+fn within(limits: Limits, test: impl Fn(&House, &mut Client)) {
     for way in WAYS {
-        let house = House::new(limits(workers));
+        let house = House::new(limits);
         let mut client = house.client(way);
         test(&house, &mut client);
         drop(client);
@@ -96,9 +101,9 @@ fn batches_are_whole_and_only_if_expectations_hold() {
 
 #[test]
 fn ranges_come_in_order_in_both_directions_and_in_parts() {
-    on_every_way(2, |_, client| {
+    within(Limits { message: 1 << 17, ..limits(2) }, |_, client| {
         let ordered = client.keyspace_of("o", "flat-ordered").expect("a keyspace");
-        let value = vec![7; 60_000];
+        let value = vec![7; 6_000];
         for number in 0..100u32 {
             client.insert(ordered, format!("{number:03}"), &value).expect("an insert");
         }
@@ -107,7 +112,7 @@ fn ranges_come_in_order_in_both_directions_and_in_parts() {
         };
         let forward = keys(client.range(ordered, None, "010".."020", false, 1000).expect("a range"));
         assert_eq!(forward, (10..20).map(|n| format!("{n:03}")).collect::<Vec<_>>());
-        // 6 MB: more than a message.
+        // 600 kB: more than a message.
         let all = keys(client.range::<&str>(ordered, None, .., true, usize::MAX).expect("a range"));
         assert_eq!(all, (0..100).rev().map(|n| format!("{n:03}")).collect::<Vec<_>>());
         assert_eq!(client.range::<&str>(ordered, None, .., false, 7).expect("a range").len(), 7);
