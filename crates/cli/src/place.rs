@@ -61,7 +61,6 @@ impl Target {
 }
 
 /// The first line of a file that holds a token.
-#[expect(clippy::disallowed_methods, reason = "a file of the user's, not of a database")]
 pub(crate) fn token_of(file: Option<&Path>) -> Result<Option<String>> {
     let Some(path) = file else { return Ok(None) };
     let text = std::fs::read_to_string(path).map_err(Failure::stream("read", path))?;

@@ -321,7 +321,6 @@ impl Client {
 
     /// The pairs within `range`, at most `limit`, in key order. Needs an ordered engine unless the range is
     /// everything. It is asked for in parts, each as of its own moment unless a snapshot is named.
-    #[expect(clippy::type_complexity, reason = "pairs of bytes")]
     pub fn range<K: AsRef<[u8]>>(
         &mut self,
         keyspace: Keyspace,

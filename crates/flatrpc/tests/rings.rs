@@ -1,6 +1,8 @@
 //! Rings over both kinds of link: what goes in comes out, whatever its length; what a hostile peer does to its
 //! inbox is a violation or a message, never a panic.
 
+#![allow(clippy::cast_possible_truncation, reason = "numbers are cut on purpose")]
+
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;

@@ -38,7 +38,7 @@ pub(crate) fn run(args: &Call) -> Result {
             let high = to.as_ref().map_or(Bound::Unbounded, |key| Bound::Excluded(key.as_bytes()));
             let snapshot = client.snapshot()?; // however many parts it comes in
             let limit = limit.unwrap_or(usize::MAX);
-            return print(&client.range(keyspace, Some(&snapshot), (low, high), *reverse, limit)?);
+            return print(&client.range::<&[u8]>(keyspace, Some(&snapshot), (low, high), *reverse, limit)?);
         }
         CallVerb::Persist => client.persist()?,
         CallVerb::Ping => {

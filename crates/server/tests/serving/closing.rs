@@ -15,7 +15,7 @@ fn write_until_gone(mut client: Client, name: &str, started: &AtomicBool) -> Vec
     let mut tickets = Vec::new();
     for number in 0u64.. {
         let key = number.to_be_bytes();
-        let durability = if number % 5 == 0 { Durability::Sync } else { Durability::Buffer };
+        let durability = if number.is_multiple_of(5) { Durability::Sync } else { Durability::Buffer };
         match client.submit(&keyspace.write(&key, Some(&key), durability)) {
             Ok(ticket) => tickets.push((ticket, number)),
             Err(Error::Lost(_)) => break,

@@ -176,7 +176,7 @@ fn errors_of_the_contract_arrive_as_they_are() {
 
 fn submit(client: &mut Client, keyspace: Keyspace, number: u32) -> sheaf_client::Ticket {
     let (key, value) = (number.to_be_bytes(), [number as u8; 100]);
-    let durability = if number % 7 == 0 { Durability::Sync } else { Durability::Buffer };
+    let durability = if number.is_multiple_of(7) { Durability::Sync } else { Durability::Buffer };
     client.submit(&keyspace.write(&key, Some(&value), durability)).expect("submitted")
 }
 
@@ -194,7 +194,7 @@ fn many_in_flight_are_all_answered_and_commits_in_their_order() {
             let Ok(Reply::Done { seq }) = reply else { panic!("not done: {reply:?}") };
             let number = gated.binary_search(&ticket).expect("one of them");
             if client_is_gated(client) {
-                let class = usize::from(number % 7 == 0);
+                let class = usize::from(number.is_multiple_of(7));
                 assert!(seq > last[class], "{seq} behind {}", last[class]);
                 last[class] = seq;
             }
