@@ -124,8 +124,8 @@ fn garbage_in_a_ring_ends_that_session_alone() {
             state >> 24
         };
         for at in 0..rogue.inbox.len() {
-            if seed % 3 != 0 || at < 64 {
-                let value = if seed % 2 == 0 { random() % 50 } else { random() << 17 };
+            if !seed.is_multiple_of(3) || at < 64 {
+                let value = if seed.is_multiple_of(2) { random() % 50 } else { random() << 17 };
                 rogue.inbox.word(at).store(value, Ordering::Relaxed);
             }
         }
