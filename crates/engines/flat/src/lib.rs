@@ -35,6 +35,7 @@ mod interleavings;
 mod ordered;
 mod plain;
 pub mod pmem;
+mod replay;
 mod versions;
 
 use std::marker::PhantomData;
