@@ -30,7 +30,7 @@
 //! | [`hello`] | the first bytes of a connection |
 //! | [`spin`] | how long to look before sleeping |
 //!
-//! docs/format/flatrpc.md has every byte, docs/decisions/0012 why it is so.
+//! docs/format/flatrpc.md has every byte, docs/decisions/0014 why it is so.
 
 pub mod address;
 mod fault;
