@@ -8,7 +8,8 @@
 
 use std::time::{Duration, Instant};
 
-/// Bounds of the budget, in looks. The upper one is 50 to 100 µs of looking; a quarter of it was no better with any number of clients.
+/// Bounds of the budget, in looks. The upper one is 50 to 100 µs of looking; a quarter of it was no better,
+/// as far as one noisy run can tell.
 const LEAST: u32 = 64;
 const MOST: u32 = 1 << 11;
 /// A sleep that is shorter was not worth it: falling asleep and being woken takes a good part of it.
