@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Args, Parser, Subcommand};
+use sheaf_server::Address;
 
 use crate::notation::parse_size;
 
@@ -139,6 +140,29 @@ Asks first if stdin is a terminal; elsewhere it needs --yes.
 Example:
   sheaf drop my.db users --yes")]
     Drop(Drop),
+    /// Serve the database to other processes, until it is told to end (Ctrl-C, SIGTERM)
+    #[command(after_long_help = "\
+An ADDRESS with a slash in it is a socket through which processes of the same user get
+shared memory; HOST:PORT or PORT is TCP. TCP stays on this machine unless HOST says
+otherwise, and then needs --token-file. The token and everything else goes over the wire
+as it is: use a tunnel between machines. The option can be given more than once.
+
+Creates the database if need be. While it is served nobody else can open it: use
+`sheaf call`, or the crate sheaf-client.
+
+Examples:
+  sheaf serve my.db --flatrpc /tmp/my.sock
+  sheaf serve my.db --flatrpc /tmp/my.sock --flatrpc 7421 --workers 4
+  sheaf serve my.db --flatrpc 0.0.0.0:7421 --token-file token.txt")]
+    Serve(Serve),
+    /// Use a database that another process serves
+    #[command(after_long_help = "\
+Examples:
+  sheaf call /tmp/my.sock put ada lovelace
+  sheaf call /tmp/my.sock get ada
+  sheaf call 7421 --keyspace words scan --limit 3
+  sheaf call host:7421 --token-file token.txt ping")]
+    Call(Call),
     /// See it work: load, query, batch, snapshot, kill a writer, reopen, verify
     #[command(after_long_help = "\
 Works in a temporary directory, which is removed at the end, on the source lines of the
@@ -319,6 +343,87 @@ pub(crate) struct Drop {
     /// Do not ask
     #[arg(short, long)]
     pub(crate) yes: bool,
+}
+
+/// Arguments of `serve`.
+#[derive(Debug, Args)]
+pub(crate) struct Serve {
+    /// The database.
+    #[command(flatten)]
+    pub(crate) place: Place,
+    /// Where to listen
+    #[arg(long, required = true, value_name = "ADDRESS")]
+    pub(crate) flatrpc: Vec<Address>,
+    /// What clients over TCP have to show: the first line of FILE
+    #[arg(long, value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// Threads that execute requests (half of the processors)
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) workers: Option<usize>,
+}
+
+/// Arguments of `call`.
+#[derive(Debug, Args)]
+pub(crate) struct Call {
+    /// Where the server listens, as for `serve --flatrpc`
+    pub(crate) address: Address,
+    /// The keyspace
+    #[arg(short, long, value_name = "NAME", default_value = "default")]
+    pub(crate) keyspace: String,
+    /// What the server wants to see: the first line of FILE
+    #[arg(long, value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// What to ask it
+    #[command(subcommand)]
+    pub(crate) request: CallVerb,
+}
+
+/// What a served database can be asked.
+#[derive(Debug, Subcommand)]
+pub(crate) enum CallVerb {
+    /// Set a key to a value; creates the keyspace if need be
+    Put {
+        #[command(flatten)]
+        creation: Creation,
+        #[command(flatten)]
+        durable: Durable,
+        /// The key
+        key: OsString,
+        /// The value
+        value: OsString,
+    },
+    /// Print the value of a key, byte for byte
+    Get {
+        /// The key
+        key: OsString,
+    },
+    /// Remove keys, all in one commit
+    Del {
+        #[command(flatten)]
+        durable: Durable,
+        /// The keys
+        #[arg(required = true, value_name = "KEY")]
+        keys: Vec<OsString>,
+    },
+    /// List pairs, escaped, one a line
+    Scan {
+        /// From this key on
+        #[arg(long, value_name = "KEY")]
+        from: Option<OsString>,
+        /// Up to, and without, this key
+        #[arg(long, value_name = "KEY")]
+        to: Option<OsString>,
+        /// At most so many pairs
+        #[arg(long, value_name = "COUNT")]
+        limit: Option<usize>,
+        /// From the highest key down
+        #[arg(long)]
+        reverse: bool,
+    },
+    /// Have everything on the device
+    Persist,
+    /// Ask for an answer, and say how long it took
+    Ping,
 }
 
 /// Arguments of `demo`.

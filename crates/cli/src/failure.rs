@@ -90,6 +90,15 @@ impl From<sheaf::Error> for Failure {
     }
 }
 
+impl From<sheaf_client::Error> for Failure {
+    fn from(error: sheaf_client::Error) -> Failure {
+        match error {
+            sheaf_client::Error::Database(error) => Failure::Database(error),
+            other => Failure::Refused(other.to_string()),
+        }
+    }
+}
+
 /// Errors of writing to stdout.
 impl From<io::Error> for Failure {
     fn from(source: io::Error) -> Failure {

@@ -49,6 +49,8 @@ fn run(verb: Verb) -> Result {
         Verb::Verify(args) => verbs::verify::run(&args),
         Verb::Keyspaces(args) => verbs::keyspaces::run(&args),
         Verb::Drop(args) => verbs::drop::run(&args),
+        Verb::Serve(args) => verbs::serve::run(&args),
+        Verb::Call(args) => verbs::call::run(&args),
         Verb::Demo(args) => demo::run(&args),
         Verb::DemoWriter { database } => demo::writer::run(&database),
     }

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use sheaf::{Database, Error, Keyspace, KeyspaceOptions};
 
@@ -21,7 +22,7 @@ impl Place {
     }
 
     /// Opens it for writing, or creates it.
-    fn create(&self) -> Result<Database> {
+    pub(crate) fn create(&self) -> Result<Database> {
         Ok(Database::builder().memory(self.memory).open(&self.database)?)
     }
 }
@@ -56,6 +57,16 @@ impl Target {
     fn existing(&self, db: &Database) -> Result<Keyspace> {
         let missing = || Failure::Database(Error::NoKeyspace { name: self.keyspace.clone() });
         db.existing_keyspace(&self.keyspace)?.ok_or_else(missing)
+    }
+}
+
+/// The first line of a file that holds a token.
+pub(crate) fn token_of(file: Option<&Path>) -> Result<Option<String>> {
+    let Some(path) = file else { return Ok(None) };
+    let text = std::fs::read_to_string(path).map_err(Failure::stream("read", path))?;
+    match text.lines().next().map(str::trim) {
+        Some(token) if !token.is_empty() => Ok(Some(token.to_owned())),
+        _ => Err(Failure::Usage(format!("{} has no token in its first line", path.display()))),
     }
 }
 

@@ -105,7 +105,7 @@ impl Batch {
                 break seq;
             }
         };
-        Ok(Commit { store: self.store, seq, durability })
+        Ok(Commit::new(self.store, seq, durability))
     }
 
     /// All keyspaces must be of the batch's database.
@@ -190,7 +190,7 @@ impl Batch {
     }
 }
 
-/// A ticket for a submitted batch.
+/// A ticket for what was submitted.
 pub struct Commit {
     store: Arc<Handle>,
     seq: Seq,
@@ -198,6 +198,10 @@ pub struct Commit {
 }
 
 impl Commit {
+    pub(crate) fn new(store: Arc<Handle>, seq: Seq, durability: Durability) -> Commit {
+        Commit { store, seq, durability }
+    }
+
     /// The commit's sequence number: greater than that of every commit acknowledged before. A batch
     /// that changed nothing has that of the newest commit.
     #[must_use]

@@ -10,7 +10,7 @@ use sheaf_base::types::Seq;
 
 use crate::handle::Handle;
 use crate::iter::{Iter, Keys, bounds_of, prefix_bounds};
-use crate::{Capabilities, EngineStats, Error, Result, Value};
+use crate::{Capabilities, Commit, Durability, EngineStats, Error, Result, Value};
 
 /// How many keys [`Keyspace::remove_range`] removes in one commit.
 const REMOVE_CHUNK: usize = 1024;
@@ -98,12 +98,36 @@ impl Keyspace {
         self.write(key.as_ref(), Action::Remove)
     }
 
+    /// Sets `key` to `value` and returns a ticket, as [`crate::Batch::submit`] does for many operations, without
+    /// waiting for the device.
+    pub fn submit_insert(
+        &self,
+        key: impl AsRef<[u8]>,
+        value: impl AsRef<[u8]>,
+        durability: Durability,
+    ) -> Result<Commit> {
+        let seq = self.apply(key.as_ref(), Action::Put(value.as_ref()))?;
+        Ok(Commit::new(Arc::clone(self.store()), seq, durability))
+    }
+
+    /// Removes `key` and returns a ticket.
+    pub fn submit_remove(&self, key: impl AsRef<[u8]>, durability: Durability) -> Result<Commit> {
+        let seq = self.apply(key.as_ref(), Action::Remove)?;
+        Ok(Commit::new(Arc::clone(self.store()), seq, durability))
+    }
+
     fn write(&self, key: &[u8], action: Action<'_>) -> Result<()> {
+        let seq = self.apply(key, action)?;
+        self.store().acknowledge(seq, self.store().durability())
+    }
+
+    /// Commits one operation.
+    fn apply(&self, key: &[u8], action: Action<'_>) -> Result<Seq> {
         loop {
             let kept = self.kept()?;
             let mut writes = [Write { kept: &kept, op: Op::new(key, action) }];
             match self.store().commit(&mut writes) {
-                Ok(Outcome::Done(seq)) => return self.store().acknowledge(seq, self.store().durability()),
+                Ok(Outcome::Done(seq)) => return Ok(seq),
                 Ok(Outcome::Stale) => return Err(Error::Conflict),
                 Err(Error::NoKeyspace { .. }) => {} // cleared meanwhile, or dropped: `kept` knows
                 Err(other) => return Err(other),

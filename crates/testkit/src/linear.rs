@@ -46,13 +46,16 @@ fn now() -> u64 {
 }
 
 /// A key: which keyspace, which number.
-type Key = (usize, u64);
+pub type Key = (usize, u64);
 
 /// What an operation did to one key, and what it was told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Did {
+pub enum Did {
+    /// Read this.
     Got(Option<u64>),
+    /// Wrote this.
     Put(u64),
+    /// Removed it.
     Removed,
     /// Expected, new, whether it was so.
     Swapped(Option<u64>, Option<u64>, bool),
@@ -76,11 +79,15 @@ impl Did {
 
 /// One operation on one key.
 #[derive(Clone, Copy, Debug)]
-struct Op {
-    key: Key,
-    did: Did,
-    began: u64,
-    ended: u64,
+pub struct Op {
+    /// On which key.
+    pub key: Key,
+    /// What.
+    pub did: Did,
+    /// From when; the moments of a history are numbers, all different.
+    pub began: u64,
+    /// Until when. `u64::MAX`: it was never answered.
+    pub ended: u64,
 }
 
 /// A commit with its number.
@@ -269,8 +276,8 @@ impl Actor<'_> {
     }
 }
 
-/// Whether one order within the times explains the operations of one key.
-fn is_linearizable(ops: &mut [Op], first: Option<u64>) -> bool {
+/// Whether one order within the times explains the operations of one key, which has the value `first` before.
+pub fn is_linearizable(ops: &mut [Op], first: Option<u64>) -> bool {
     ops.sort_unstable_by_key(|op| op.began);
     // A place in the search: operations before `done` are taken, of those behind it the ones in `mask`.
     let mut seen: HashSet<(usize, u128, Option<u64>)> = HashSet::new();

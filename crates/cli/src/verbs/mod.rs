@@ -3,6 +3,7 @@
 //! Each has one entry, `run`, that takes its arguments, opens what they name, and answers with a
 //! [`crate::failure::Failure`] if it did not do what was asked.
 
+pub(crate) mod call;
 pub(crate) mod del;
 pub(crate) mod drop;
 pub(crate) mod dump;
@@ -11,5 +12,6 @@ pub(crate) mod keyspaces;
 pub(crate) mod load;
 pub(crate) mod put;
 pub(crate) mod scan;
+pub(crate) mod serve;
 pub(crate) mod stats;
 pub(crate) mod verify;

@@ -7,5 +7,6 @@
 mod demo;
 mod mistakes;
 mod pipes;
+mod served;
 mod support;
 mod verbs;

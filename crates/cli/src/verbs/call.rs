@@ -1,0 +1,94 @@
+//! # `call`: one request to a served database
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::ops::Bound;
+use std::os::unix::ffi::OsStrExt;
+
+use sheaf_client::{Batch, Client, Durability, Options};
+
+use crate::args::{Call, CallVerb};
+use crate::failure::{Failure, Result};
+use crate::notation::{self, escape};
+use crate::output::{NAME, Watch, on_stdout, stdout, time};
+use crate::place::token_of;
+
+pub(crate) fn run(args: &Call) -> Result {
+    let token = token_of(args.token_file.as_deref())?.unwrap_or_default();
+    let mut client = Client::connect(&args.address, &Options { token, ..Options::default() })?;
+    let name = &args.keyspace;
+    match &args.request {
+        CallVerb::Put { creation, durable, key, value } => {
+            let keyspace = client.keyspace_of(name, creation.engine.as_deref().unwrap_or_default())?;
+            let mut batch = Batch::default();
+            batch.durability(durability(durable.durable)).insert(keyspace, key.as_bytes(), value.as_bytes());
+            client.commit(&batch)?;
+        }
+        CallVerb::Get { key } => {
+            let keyspace = client.existing_keyspace(name)?;
+            let value = client.get(keyspace, key.as_bytes())?.ok_or_else(|| missing(key, name))?;
+            let mut out = stdout();
+            out.write_all(&value)?;
+            out.flush()?;
+        }
+        CallVerb::Del { durable, keys } => return del(&mut client, name, durability(durable.durable), keys),
+        CallVerb::Scan { from, to, limit, reverse } => {
+            let keyspace = client.existing_keyspace(name)?;
+            let low = from.as_ref().map_or(Bound::Unbounded, |key| Bound::Included(key.as_bytes()));
+            let high = to.as_ref().map_or(Bound::Unbounded, |key| Bound::Excluded(key.as_bytes()));
+            let snapshot = client.snapshot()?; // however many parts it comes in
+            let limit = limit.unwrap_or(usize::MAX);
+            return print(&client.range::<&[u8]>(keyspace, Some(&snapshot), (low, high), *reverse, limit)?);
+        }
+        CallVerb::Persist => client.persist()?,
+        CallVerb::Ping => {
+            let watch = Watch::start();
+            client.ping()?;
+            let mut out = stdout();
+            writeln!(out, "an answer after {} from {} worker(s)", time(watch.elapsed()), client.workers())?;
+            out.flush()?;
+        }
+    }
+    Ok(())
+}
+
+fn durability(durable: bool) -> Durability {
+    if durable { Durability::Sync } else { Durability::Buffer }
+}
+
+fn missing(key: &OsString, keyspace: &str) -> Failure {
+    let mut shown = String::new();
+    notation::escape(key.as_bytes(), &mut shown);
+    Failure::Missing(format!("there is no key {shown} in keyspace {keyspace}"))
+}
+
+/// Removes all; complains of the first that was not there.
+fn del(client: &mut Client, name: &str, durability: Durability, keys: &[OsString]) -> Result {
+    let keyspace = client.existing_keyspace(name)?;
+    let mut absent = None;
+    let mut batch = Batch::default();
+    batch.durability(durability);
+    for key in keys {
+        if client.get(keyspace, key.as_bytes())?.is_none() {
+            absent.get_or_insert(key);
+        }
+        batch.remove(keyspace, key.as_bytes());
+    }
+    client.commit(&batch)?;
+    absent.map_or(Ok(()), |key| Err(missing(key, name)))
+}
+
+fn print(pairs: &[(Vec<u8>, Vec<u8>)]) -> Result {
+    let name = on_stdout(NAME);
+    let mut out = stdout();
+    let mut line = String::new();
+    for (key, value) in pairs {
+        line.clear();
+        escape(key, &mut line);
+        write!(out, "{name}{line}{name:#}\t")?;
+        line.clear();
+        escape(value, &mut line);
+        writeln!(out, "{line}")?;
+    }
+    Ok(out.flush()?)
+}

@@ -1,0 +1,47 @@
+//! # `serve`: the database for other processes
+//!
+//! Ends in order on SIGINT and SIGTERM; a killed server loses nothing that it acknowledged, either.
+
+use std::io::Write;
+
+use sheaf_server::{Builder, Limits, rdma};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::args::Serve;
+use crate::failure::{Failure, Result};
+use crate::output::{HINT, stdout};
+use crate::place::token_of;
+
+pub(crate) fn run(args: &Serve) -> Result {
+    let token = token_of(args.token_file.as_deref())?; // first: a mistake creates nothing
+    let refused = |error: std::io::Error| Failure::Refused(error.to_string());
+    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(refused)?;
+    let db = args.place.create()?;
+    let mut limits = Limits::default();
+    limits.workers = args.workers.unwrap_or(limits.workers);
+    let mut builder = Builder::default().limits(limits);
+    for address in &args.flatrpc {
+        builder = builder.listen(address.clone());
+    }
+    if let Some(token) = &token {
+        builder = builder.token(token);
+    }
+    let server = builder.start(&db).map_err(refused)?;
+    let mut out = stdout();
+    for address in server.addresses() {
+        writeln!(out, "serving {} at {address}", args.place.database.display())?;
+    }
+    out.flush()?;
+    drop(out);
+    let cards = rdma::devices();
+    if !cards.is_empty() {
+        anstream::eprintln!(
+            "{HINT}RDMA cards ({}) are not used: there is no link for them{HINT:#}",
+            cards.join(", ")
+        );
+    }
+    let _ = signals.forever().next();
+    server.close().map_err(refused)?;
+    Ok(db.close()?)
+}

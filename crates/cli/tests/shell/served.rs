@@ -1,0 +1,70 @@
+//! # `serve` and `call`
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use crate::support::Sandbox;
+
+struct Served {
+    child: Child,
+    addresses: Vec<String>,
+}
+
+impl Served {
+    fn start(sandbox: &Sandbox, args: &[&str], addresses: usize) -> Served {
+        let all = [&["serve", "db"], args].concat();
+        let mut child = sandbox.command(&all).stdout(Stdio::piped()).spawn().expect("the program starts");
+        let lines = BufReader::new(child.stdout.take().expect("piped")).lines().take(addresses);
+        let address = |line: std::io::Result<String>| {
+            let line = line.expect("a line");
+            line.strip_prefix("serving db at ").expect("an address").to_owned()
+        };
+        Served { addresses: lines.map(address).collect(), child }
+    }
+
+    /// Asks it to end, and waits for that.
+    fn end(mut self) {
+        let asked = Command::new("kill").arg(self.child.id().to_string()).status().expect("kill runs");
+        assert!(asked.success());
+        assert!(self.child.wait().expect("it ends").success());
+    }
+}
+
+#[test]
+fn a_served_database_can_be_called_over_both_transports_and_is_all_there_afterwards() {
+    let sandbox = Sandbox::new();
+    let served = Served::start(&sandbox, &["--flatrpc", "./sock", "--flatrpc", "0"], 2);
+    assert_eq!(served.addresses.len(), 2);
+    for address in &served.addresses {
+        let call = |words: &[&str]| sandbox.run(&[&["call", address], words].concat());
+        assert!(call(&["ping"]).succeeds().stdout().contains("an answer after"));
+        call(&["put", "ada", "lovelace"]).succeeds();
+        call(&["put", "--durable", "tab\there", "x"]).succeeds();
+        call(&["get", "ada"]).succeeds().prints("lovelace");
+        assert_eq!(call(&["scan", "--limit", "5"]).succeeds().lines().len(), 2);
+        call(&["--keyspace", "o", "put", "--engine", "flat-ordered", "a", "1"]).succeeds();
+        call(&["--keyspace", "o", "scan", "--from", "a"]).succeeds().prints("a\t1\n");
+        call(&["del", "ada"]).succeeds();
+        call(&["get", "ada"]).exits(1);
+        call(&["--keyspace", "none", "get", "ada"]).exits(1);
+        call(&["persist"]).succeeds();
+    }
+    sandbox.run(&["get", "db", "a"]).exits(4);
+    served.end();
+    sandbox.run(&["get", "db", "tab\there"]).succeeds().prints("x");
+    sandbox.run(&["call", "./sock", "ping"]).exits(4);
+}
+
+#[test]
+fn beyond_this_machine_a_token_is_demanded_and_checked() {
+    let sandbox = Sandbox::new();
+    sandbox.run(&["serve", "db", "--flatrpc", "0.0.0.0:0"]).exits(4);
+    sandbox.write("token", "open sesame\n");
+    sandbox.write("wrong", "open\n");
+    let served = Served::start(&sandbox, &["--flatrpc", "0.0.0.0:0", "--token-file", "token"], 1);
+    let at = served.addresses[0].replace("0.0.0.0", "127.0.0.1");
+    sandbox.run(&["call", &at, "ping"]).exits(4);
+    sandbox.run(&["call", &at, "--token-file", "wrong", "ping"]).exits(4);
+    sandbox.run(&["call", &at, "--token-file", "token", "ping"]).succeeds();
+    served.end();
+}

@@ -1,0 +1,223 @@
+//! # Memory: words that a peer may write at any time
+//!
+//! A buffer that one side writes into and the other reads, at once and without a lock: mapped into both
+//! processes (shared memory), or kept in ours and written by whoever reads the peer's socket (TCP). Words of
+//! 64 bits, atomic each: what a hostile peer writes while we read is some value, never undefined behaviour.
+//!
+//! ## Invariants
+//!
+//! 1. Words are read and written as relaxed atomics only; no reference into the bytes exists.
+//! 2. A mapped file cannot shrink while it is mapped: it is a memfd that is sealed against that, by us when we
+//!    made it, and checked when we got it. So no access ends in a signal.
+//! 3. Whoever reads copies a thing out before looking at it twice.
+//!
+//! ## Threads
+//!
+//! Any. Order between words comes from [`Memory::publish`] and [`Memory::observe`].
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// What nobody needs a larger one for: 1 GiB.
+const MAX_WORDS: usize = 1 << 27;
+
+/// Words shared with a peer.
+#[derive(Debug)]
+pub struct Memory {
+    words: NonNull<AtomicU64>,
+    count: usize,
+    /// Backs `words` unless they are a mapping.
+    heap: Option<Box<[AtomicU64]>>,
+}
+
+// SAFETY:
+// * `words` points at atomics that live as long as `self`, and they are all that is ever accessed.
+unsafe impl Send for Memory {}
+// SAFETY:
+// * As above: atomics may be shared.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// `count` zeroes of our own.
+    #[must_use]
+    pub fn heap(count: usize) -> Memory {
+        let heap: Box<[AtomicU64]> = (0..count).map(|_| AtomicU64::new(0)).collect();
+        let words = NonNull::from(&*heap).cast();
+        Memory { words, count, heap: Some(heap) }
+    }
+
+    /// `count` zeroes in a file without a name that can be handed to another process. With `read_only`, nobody
+    /// but this mapping can ever write it.
+    pub fn create(count: usize, read_only: bool) -> io::Result<(Memory, OwnedFd)> {
+        let file =
+            rustix::fs::memfd_create("sheaf-flatrpc", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&file, byte_len(count)? as u64)?;
+        let memory = Memory::map_file(&file, count, ProtFlags::READ | ProtFlags::WRITE)?;
+        let mut seals = SealFlags::SHRINK | SealFlags::GROW;
+        if read_only {
+            seals |= SealFlags::FUTURE_WRITE;
+        }
+        rustix::fs::fcntl_add_seals(&file, seals | SealFlags::SEAL)?;
+        Ok((memory, file))
+    }
+
+    /// Maps `count` words of a file that [`Memory::create`] made in another process.
+    pub fn map(file: impl AsFd, count: usize, read_only: bool) -> io::Result<Memory> {
+        let sealed = rustix::fs::fcntl_get_seals(&file)?.contains(SealFlags::SHRINK);
+        let held = u64::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
+        if !sealed || held < byte_len(count)? as u64 {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the memory handed over could vanish"));
+        }
+        let write = if read_only { ProtFlags::empty() } else { ProtFlags::WRITE };
+        Memory::map_file(&file, count, ProtFlags::READ | write)
+    }
+
+    fn map_file(file: impl AsFd, count: usize, prot: ProtFlags) -> io::Result<Memory> {
+        let bytes = byte_len(count)?;
+        // SAFETY:
+        // * A null hint: the kernel picks a range that nothing else uses.
+        let start =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, prot, MapFlags::SHARED, file, 0) }?;
+        let words = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Memory { words, count, heap: None })
+    }
+
+    /// How many words.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// The word at `at`. Panics beyond the end: places are ours or checked before.
+    #[inline]
+    #[must_use]
+    pub fn word(&self, at: usize) -> &AtomicU64 {
+        assert!(at < self.count, "word {at} of {}", self.count);
+        // SAFETY:
+        // * `at` is within the allocation or mapping, which lives as long as `self` (checked above; I2).
+        // * Mappings start at a page, heaps at an `AtomicU64`: aligned. All bytes are initialized.
+        unsafe { self.words.add(at).as_ref() }
+    }
+
+    /// Writes `bytes` from word `at` on; the last word is filled up with zeroes.
+    #[inline]
+    pub fn store(&self, at: usize, bytes: &[u8]) {
+        let words = self.words(at, bytes.len().div_ceil(8));
+        let (whole, rest) = bytes.as_chunks::<8>();
+        for (word, chunk) in words.iter().zip(whole) {
+            word.store(u64::from_le_bytes(*chunk), Ordering::Relaxed);
+        }
+        if let (Some(word), false) = (words.last(), rest.is_empty()) {
+            let mut last = [0; 8];
+            last[..rest.len()].copy_from_slice(rest);
+            word.store(u64::from_le_bytes(last), Ordering::Relaxed);
+        }
+    }
+
+    /// Copies words from `at` on into `bytes`, the last one in part.
+    #[inline]
+    pub fn load(&self, at: usize, bytes: &mut [u8]) {
+        let words = self.words(at, bytes.len().div_ceil(8));
+        let (whole, rest) = bytes.as_chunks_mut::<8>();
+        for (word, chunk) in words.iter().zip(whole) {
+            *chunk = word.load(Ordering::Relaxed).to_le_bytes();
+        }
+        if let (Some(word), false) = (words.last(), rest.is_empty()) {
+            let last = word.load(Ordering::Relaxed).to_le_bytes();
+            rest.copy_from_slice(&last[..rest.len()]);
+        }
+    }
+
+    #[inline]
+    fn words(&self, at: usize, count: usize) -> &[AtomicU64] {
+        assert!(at <= self.count && count <= self.count - at, "{count} words at {at} of {}", self.count);
+        // SAFETY:
+        // * As in `word`, for `count` words that were checked to be within.
+        unsafe { std::slice::from_raw_parts(self.words.as_ptr().add(at), count) }
+    }
+
+    /// Stores `value` after everything this thread wrote before: who observes it sees that, too.
+    #[inline]
+    pub fn publish(&self, at: usize, value: u64) {
+        fence(Ordering::Release);
+        self.word(at).store(value, Ordering::Relaxed);
+    }
+
+    /// The word at `at`, and with it all that was written before it was published.
+    #[inline]
+    #[must_use]
+    pub fn observe(&self, at: usize) -> u64 {
+        self.word(at).load(Ordering::Acquire)
+    }
+}
+
+fn byte_len(count: usize) -> io::Result<usize> {
+    if count == 0 || count > MAX_WORDS {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "no such size of shared memory"));
+    }
+    Ok(count * 8)
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if self.heap.is_none() {
+            // SAFETY:
+            // * The range was mapped by `map_file` with this length, and no reference outlives `self`.
+            let unmapped = unsafe { rustix::mm::munmap(self.words.as_ptr().cast(), self.count * 8) };
+            debug_assert!(unmapped.is_ok());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_survive_in_both_kinds_of_memory_also_between_two_mappings() {
+        let (ours, file) = Memory::create(1024, false).unwrap();
+        let theirs = Memory::map(&file, 1024, false).unwrap();
+        let heap = Memory::heap(1024);
+        for len in 0..40 {
+            let bytes: Vec<u8> = (1..=len).collect();
+            let mut back = vec![0; usize::from(len)];
+            ours.store(7, &bytes);
+            theirs.load(7, &mut back);
+            assert_eq!(back, bytes);
+            heap.store(7, &bytes);
+            heap.load(7, &mut back);
+            assert_eq!(back, bytes);
+        }
+    }
+
+    #[test]
+    fn what_is_handed_over_cannot_be_made_shorter() {
+        let (_memory, file) = Memory::create(1024, false).unwrap();
+        assert!(rustix::fs::ftruncate(&file, 0).is_err());
+        let unsealed = rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&unsealed, 8192).unwrap();
+        assert!(Memory::map(&unsealed, 1024, false).is_err());
+        assert!(Memory::map(&file, 4096, false).is_err());
+    }
+
+    #[test]
+    fn read_only_memory_can_be_written_by_its_maker_alone() {
+        let (memory, file) = Memory::create(8, true).unwrap();
+        assert!(Memory::map(&file, 8, false).is_err());
+        assert!(rustix::io::write(&file, b"x").is_err());
+        let theirs = Memory::map(&file, 8, true).unwrap();
+        memory.publish(3, 9);
+        assert_eq!(theirs.observe(3), 9);
+    }
+}

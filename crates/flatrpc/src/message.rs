@@ -1,0 +1,522 @@
+//! # Messages: what a client asks, what it is told
+//!
+//! A message is the payload of one or more records of a ring: a number that the client chose, a kind, and the
+//! kind's fields. docs/format/flatrpc.md has every byte.
+//!
+//! ## Invariants
+//!
+//! 1. Bytes from the peer are hostile. Decoding is total: any bytes give a message or [`Malformed`]; nothing
+//!    is allocated by a count or a length that the bytes themselves do not back; nothing may be left over.
+//! 2. What is encoded decodes to itself.
+
+use std::ops::Bound;
+
+use sheaf::{Durability, Error};
+
+use crate::fault;
+
+/// Bytes that are no message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not a message: {0}")]
+pub struct Malformed(pub &'static str);
+
+type Result<T, E = Malformed> = std::result::Result<T, E>;
+
+/// A change within a batch; `None` removes the key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pair<'a> {
+    /// The number of the keyspace.
+    pub keyspace: u32,
+    /// The key.
+    pub key: &'a [u8],
+    /// The value, or that there is none.
+    pub value: Option<&'a [u8]>,
+}
+
+/// A walk over a range of keys.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Range<'a> {
+    /// The number of the keyspace.
+    pub keyspace: u32,
+    /// The snapshot to look at; 0 for now.
+    pub snapshot: u32,
+    /// Where it starts and ends.
+    pub low: Bound<&'a [u8]>,
+    /// See `low`.
+    pub high: Bound<&'a [u8]>,
+    /// From the highest key down.
+    pub reverse: bool,
+    /// Most pairs to answer with.
+    pub limit: u32,
+}
+
+/// What a client asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request<'a> {
+    /// An answer, please.
+    Ping,
+    /// The number of a keyspace, which is created if an engine is named or asked by default.
+    Keyspace {
+        /// Its name.
+        name: &'a str,
+        /// The engine for a new one; empty for the default.
+        engine: &'a str,
+        /// Whether it may be created.
+        create: bool,
+    },
+    /// The value of a key.
+    Get {
+        /// The number of the keyspace.
+        keyspace: u32,
+        /// The snapshot to look at; 0 for now.
+        snapshot: u32,
+        /// The key.
+        key: &'a [u8],
+    },
+    /// Sets or removes a key.
+    Write {
+        /// The key and its value.
+        pair: Pair<'a>,
+        /// When it is answered.
+        durability: Durability,
+    },
+    /// Many changes as one commit, if the expectations hold.
+    Batch {
+        /// When it is answered.
+        durability: Durability,
+        /// Values that keys must have.
+        expectations: Vec<Pair<'a>>,
+        /// The changes; the last on a key wins.
+        changes: Vec<Pair<'a>>,
+    },
+    /// The pairs of a range.
+    Range(Range<'a>),
+    /// A snapshot, to be named in later requests.
+    Snapshot,
+    /// The snapshot is not needed any more.
+    Release {
+        /// Its number.
+        snapshot: u32,
+    },
+    /// Everything acknowledged is to be on the device.
+    Persist,
+}
+
+/// What a client is told.
+#[derive(Debug)]
+pub enum Reply {
+    /// Done; a commit has this number, other requests 0.
+    Done {
+        /// The commit's sequence number.
+        seq: u64,
+    },
+    /// The value of a key, if it has one.
+    Value(Option<Vec<u8>>),
+    /// Pairs of a range, in its order.
+    Pairs {
+        /// Keys and values.
+        pairs: Vec<(Vec<u8>, Vec<u8>)>,
+        /// There are more behind the last one.
+        more: bool,
+    },
+    /// The number of a keyspace.
+    Keyspace {
+        /// Its number, for this server's life.
+        number: u32,
+        /// Whether it can do ranges.
+        ordered: bool,
+    },
+    /// A snapshot.
+    Snapshot {
+        /// Its number, for this connection.
+        number: u32,
+        /// The last commit it shows.
+        seq: u64,
+    },
+    /// Nothing was done: the server has too much to do, or the client too much of something open.
+    Busy,
+    /// The database's answer is an error.
+    Failed(Error),
+}
+
+const PING: u8 = 0;
+const KEYSPACE: u8 = 1;
+const GET: u8 = 2;
+const INSERT: u8 = 3;
+const REMOVE: u8 = 4;
+const BATCH: u8 = 5;
+const RANGE: u8 = 6;
+const SNAPSHOT: u8 = 7;
+const RELEASE: u8 = 8;
+const PERSIST: u8 = 9;
+
+const DONE: u8 = 0;
+const VALUE: u8 = 1;
+const MISSING: u8 = 2;
+const PAIRS: u8 = 3;
+const OPENED: u8 = 4;
+const HANDLE: u8 = 5;
+const BUSY: u8 = 6;
+const FAILED: u8 = 7;
+
+/// Least bytes of a pair in a batch: keyspace, lengths.
+const LEAST_PAIR: usize = 13;
+
+impl Request<'_> {
+    /// Appends it to `out` under the number `id`.
+    pub fn encode(&self, id: u64, out: &mut Vec<u8>) {
+        let mut out = Encoder(out);
+        out.u64(id);
+        match self {
+            Request::Ping => out.u8(PING),
+            Request::Keyspace { name, engine, create } => {
+                out.u8(KEYSPACE);
+                out.u8(u8::from(*create));
+                out.bytes(name.as_bytes());
+                out.bytes(engine.as_bytes());
+            }
+            Request::Get { keyspace, snapshot, key } => {
+                out.u8(GET);
+                out.u32(*keyspace);
+                out.u32(*snapshot);
+                out.bytes(key);
+            }
+            Request::Write { pair, durability } => {
+                out.u8(if pair.value.is_some() { INSERT } else { REMOVE });
+                out.durability(*durability);
+                out.u32(pair.keyspace);
+                out.bytes(pair.key);
+                if let Some(value) = pair.value {
+                    out.bytes(value);
+                }
+            }
+            Request::Batch { durability, expectations, changes } => {
+                out.u8(BATCH);
+                out.durability(*durability);
+                out.pairs(expectations);
+                out.pairs(changes);
+            }
+            Request::Range(range) => {
+                out.u8(RANGE);
+                out.u8(u8::from(range.reverse));
+                out.u32(range.keyspace);
+                out.u32(range.snapshot);
+                out.u32(range.limit);
+                out.bound(range.low);
+                out.bound(range.high);
+            }
+            Request::Snapshot => out.u8(SNAPSHOT),
+            Request::Release { snapshot } => {
+                out.u8(RELEASE);
+                out.u32(*snapshot);
+            }
+            Request::Persist => out.u8(PERSIST),
+        }
+    }
+}
+
+impl<'a> Request<'a> {
+    /// The number and the request in `bytes`.
+    pub fn decode(bytes: &'a [u8]) -> Result<(u64, Request<'a>)> {
+        let mut from = Decoder(bytes);
+        let id = from.u64()?;
+        let request = match from.u8()? {
+            PING => Request::Ping,
+            KEYSPACE => {
+                let create = from.flag()?;
+                Request::Keyspace { name: from.text()?, engine: from.text()?, create }
+            }
+            GET => Request::Get { keyspace: from.u32()?, snapshot: from.u32()?, key: from.bytes()? },
+            kind @ (INSERT | REMOVE) => {
+                let durability = from.durability()?;
+                let (keyspace, key) = (from.u32()?, from.bytes()?);
+                let value = if kind == INSERT { Some(from.bytes()?) } else { None };
+                Request::Write { pair: Pair { keyspace, key, value }, durability }
+            }
+            BATCH => Request::Batch {
+                durability: from.durability()?,
+                expectations: from.pairs()?,
+                changes: from.pairs()?,
+            },
+            RANGE => {
+                let reverse = from.flag()?;
+                let (keyspace, snapshot, limit) = (from.u32()?, from.u32()?, from.u32()?);
+                let (low, high) = (from.bound()?, from.bound()?);
+                Request::Range(Range { keyspace, snapshot, low, high, reverse, limit })
+            }
+            SNAPSHOT => Request::Snapshot,
+            RELEASE => Request::Release { snapshot: from.u32()? },
+            PERSIST => Request::Persist,
+            _ => return Err(Malformed("an unknown request")),
+        };
+        from.end()?;
+        Ok((id, request))
+    }
+}
+
+/// Encodes an answer in place of a [`Reply`] that would own what it holds.
+pub struct Answer<'a>(Encoder<'a>);
+
+impl<'a> Answer<'a> {
+    /// An answer to request `id`, appended to `out`.
+    pub fn to(id: u64, out: &'a mut Vec<u8>) -> Answer<'a> {
+        let mut out = Encoder(out);
+        out.u64(id);
+        Answer(out)
+    }
+
+    /// See [`Reply::Done`].
+    pub fn done(mut self, seq: u64) {
+        self.0.u8(DONE);
+        self.0.u64(seq);
+    }
+
+    /// See [`Reply::Value`].
+    pub fn value(mut self, value: &[u8]) {
+        self.0.u8(VALUE);
+        self.0.bytes(value);
+    }
+
+    /// No value.
+    pub fn missing(mut self) {
+        self.0.u8(MISSING);
+    }
+
+    /// See [`Reply::Keyspace`].
+    pub fn keyspace(mut self, number: u32, ordered: bool) {
+        self.0.u8(OPENED);
+        self.0.u32(number);
+        self.0.u8(u8::from(ordered));
+    }
+
+    /// See [`Reply::Snapshot`].
+    pub fn snapshot(mut self, number: u32, seq: u64) {
+        self.0.u8(HANDLE);
+        self.0.u32(number);
+        self.0.u64(seq);
+    }
+
+    /// See [`Reply::Busy`].
+    pub fn busy(mut self) {
+        self.0.u8(BUSY);
+    }
+
+    /// See [`Reply::Failed`].
+    pub fn failed(mut self, error: &Error) {
+        self.0.u8(FAILED);
+        fault::encode(error, &mut self.0);
+    }
+
+    /// Pairs, one after the other.
+    #[must_use]
+    pub fn pairs(mut self) -> PairsAnswer<'a> {
+        self.0.u8(PAIRS);
+        let head = self.0.0.len();
+        self.0.u8(0);
+        self.0.u32(0);
+        PairsAnswer { out: self.0.0, head, count: 0 }
+    }
+}
+
+/// Pairs of an answer that is being written.
+pub struct PairsAnswer<'a> {
+    out: &'a mut Vec<u8>,
+    head: usize,
+    count: u32,
+}
+
+impl PairsAnswer<'_> {
+    /// Bytes that a pair takes.
+    #[must_use]
+    pub fn cost(key: &[u8], value: &[u8]) -> usize {
+        8 + key.len() + value.len()
+    }
+
+    /// Bytes of the whole message so far.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.out.len()
+    }
+
+    /// One more.
+    pub fn push(&mut self, key: &[u8], value: &[u8]) {
+        let mut out = Encoder(self.out);
+        out.bytes(key);
+        out.bytes(value);
+        self.count += 1;
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// The end; `more` if the range goes on.
+    pub fn end(self, more: bool) {
+        self.out[self.head] = u8::from(more);
+        self.out[self.head + 1..self.head + 5].copy_from_slice(&self.count.to_le_bytes());
+    }
+}
+
+impl Reply {
+    /// The number of the request, and the reply to it, in `bytes`.
+    pub fn decode(bytes: &[u8]) -> Result<(u64, Reply)> {
+        let mut from = Decoder(bytes);
+        let id = from.u64()?;
+        let reply = match from.u8()? {
+            DONE => Reply::Done { seq: from.u64()? },
+            VALUE => Reply::Value(Some(from.bytes()?.to_vec())),
+            MISSING => Reply::Value(None),
+            PAIRS => {
+                let more = from.flag()?;
+                let count = from.count(8)?;
+                let mut pairs = Vec::with_capacity(count);
+                for _ in 0..count {
+                    pairs.push((from.bytes()?.to_vec(), from.bytes()?.to_vec()));
+                }
+                Reply::Pairs { pairs, more }
+            }
+            OPENED => Reply::Keyspace { number: from.u32()?, ordered: from.flag()? },
+            HANDLE => Reply::Snapshot { number: from.u32()?, seq: from.u64()? },
+            BUSY => Reply::Busy,
+            FAILED => Reply::Failed(fault::decode(&mut from)?),
+            _ => return Err(Malformed("an unknown reply")),
+        };
+        from.end()?;
+        Ok((id, reply))
+    }
+}
+
+/// Appends numbers and bytes.
+pub(crate) struct Encoder<'a>(pub(crate) &'a mut Vec<u8>);
+
+impl Encoder<'_> {
+    pub(crate) fn u8(&mut self, number: u8) {
+        self.0.push(number);
+    }
+
+    pub(crate) fn u32(&mut self, number: u32) {
+        self.0.extend_from_slice(&number.to_le_bytes());
+    }
+
+    pub(crate) fn u64(&mut self, number: u64) {
+        self.0.extend_from_slice(&number.to_le_bytes());
+    }
+
+    /// Bytes behind their length. What is longer than a message can be is cut: the receiver refuses it.
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
+        self.u32(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
+        self.0.extend_from_slice(bytes);
+    }
+
+    fn durability(&mut self, durability: Durability) {
+        self.u8(u8::from(durability == Durability::Sync));
+    }
+
+    fn bound(&mut self, bound: Bound<&[u8]>) {
+        match bound {
+            Bound::Unbounded => self.u8(0),
+            Bound::Included(key) => {
+                self.u8(1);
+                self.bytes(key);
+            }
+            Bound::Excluded(key) => {
+                self.u8(2);
+                self.bytes(key);
+            }
+        }
+    }
+
+    fn pairs(&mut self, pairs: &[Pair<'_>]) {
+        self.u32(u32::try_from(pairs.len()).unwrap_or(u32::MAX));
+        for pair in pairs {
+            self.u32(pair.keyspace);
+            self.u8(u8::from(pair.value.is_some()));
+            self.bytes(pair.key);
+            self.bytes(pair.value.unwrap_or_default());
+        }
+    }
+}
+
+/// Reads numbers and bytes, as far as there are any.
+pub(crate) struct Decoder<'a>(pub(crate) &'a [u8]);
+
+impl<'a> Decoder<'a> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let (head, rest) = self.0.split_first_chunk::<N>().ok_or(Malformed("it ends too early"))?;
+        self.0 = rest;
+        Ok(*head)
+    }
+
+    pub(crate) fn u8(&mut self) -> Result<u8> {
+        Ok(self.array::<1>()?[0])
+    }
+
+    pub(crate) fn u32(&mut self) -> Result<u32> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+
+    pub(crate) fn u64(&mut self) -> Result<u64> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    pub(crate) fn bytes(&mut self) -> Result<&'a [u8]> {
+        let len = usize::try_from(self.u32()?).map_err(|_| Malformed("a length beyond memory"))?;
+        let (head, rest) = self.0.split_at_checked(len).ok_or(Malformed("it ends too early"))?;
+        self.0 = rest;
+        Ok(head)
+    }
+
+    pub(crate) fn text(&mut self) -> Result<&'a str> {
+        std::str::from_utf8(self.bytes()?).map_err(|_| Malformed("a text that is not UTF-8"))
+    }
+
+    pub(crate) fn flag(&mut self) -> Result<bool> {
+        match self.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(Malformed("a flag that is neither 0 nor 1")),
+        }
+    }
+
+    /// A count of things of at least `least` bytes each, which are there.
+    fn count(&mut self, least: usize) -> Result<usize> {
+        let count = usize::try_from(self.u32()?).map_err(|_| Malformed("a count beyond memory"))?;
+        if count > self.0.len() / least {
+            return Err(Malformed("a count of more than there is"));
+        }
+        Ok(count)
+    }
+
+    fn durability(&mut self) -> Result<Durability> {
+        Ok(if self.flag()? { Durability::Sync } else { Durability::Buffer })
+    }
+
+    fn bound(&mut self) -> Result<Bound<&'a [u8]>> {
+        match self.u8()? {
+            0 => Ok(Bound::Unbounded),
+            1 => Ok(Bound::Included(self.bytes()?)),
+            2 => Ok(Bound::Excluded(self.bytes()?)),
+            _ => Err(Malformed("an unknown bound")),
+        }
+    }
+
+    fn pairs(&mut self) -> Result<Vec<Pair<'a>>> {
+        let count = self.count(LEAST_PAIR)?;
+        let mut pairs = Vec::with_capacity(count);
+        for _ in 0..count {
+            let (keyspace, has_value) = (self.u32()?, self.flag()?);
+            let (key, value) = (self.bytes()?, self.bytes()?);
+            if !has_value && !value.is_empty() {
+                return Err(Malformed("a value of what has none"));
+            }
+            pairs.push(Pair { keyspace, key, value: has_value.then_some(value) });
+        }
+        Ok(pairs)
+    }
+
+    fn end(&self) -> Result<()> {
+        if self.0.is_empty() { Ok(()) } else { Err(Malformed("something is left over")) }
+    }
+}

@@ -1,0 +1,418 @@
+//! # Door: listening, hello, sessions
+//!
+//! One thread for everybody who is not a client yet. None of them can hold it up: sockets do not block, a
+//! hello has a fixed length and [`PATIENCE`] to arrive, and at most [`MOST_GUESTS`] wait at a time.
+//!
+//! ```text
+//!   listener ─> guest: hello arrives ─┬─> refused: the answer says why
+//!                                     ├─> session over shared memory: memory and bells go with the answer
+//!                                     ├─> session over TCP
+//!                                     └─> all-to-all over TCP: a party, until every worker has a connection
+//! ```
+//!
+//! Over a Unix socket the kernel says who the other process belongs to: only our own user is let in. Over
+//! TCP the token decides, if there is one.
+
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::net::TcpListener;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, acceptfrom_with, recv, send,
+};
+use sheaf_flatrpc::address::Address;
+use sheaf_flatrpc::hello::{FIXED, Hello, Join, MAX_TOKEN, Mode, Status, VERSION, Welcome, is_same};
+use sheaf_flatrpc::link::{Applier, SharedLink, TcpLink, Wake};
+use sheaf_flatrpc::memory::Memory;
+use sheaf_flatrpc::ring::{Incoming, Layout, MAX_RINGS, Outgoing};
+
+use crate::commands::Whom;
+use crate::port::{Port, Wire};
+use crate::session::Session;
+use crate::shared::{Alarm, Shared, bell};
+use crate::worker::Arrival;
+
+/// How long a hello, or the connections that make up a party, may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Connections that have not said hello yet.
+const MOST_GUESTS: usize = 128;
+
+enum Listener {
+    Shared(UnixListener, PathBuf),
+    Tcp(TcpListener),
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Listener::Shared(listener, _) => listener.as_fd(),
+            Listener::Tcp(listener) => listener.as_fd(),
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Listener::Shared(_, path) = self {
+            remove(path);
+        }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a socket's name, not a file of a database")]
+fn remove(path: &Path) {
+    let _ = std::fs::remove_file(path); // one that is gone is gone
+}
+
+/// A connection that is about to say hello.
+struct Guest {
+    socket: OwnedFd,
+    is_shared: bool,
+    said: Vec<u8>,
+    until: Instant,
+}
+
+/// A session over TCP whose connections arrive one by one.
+struct Party {
+    session: Arc<Session>,
+    secret: u128,
+    sockets: Vec<Option<OwnedFd>>,
+    until: Instant,
+}
+
+pub(crate) struct Door {
+    shared: Arc<Shared>,
+    listeners: Vec<Listener>,
+    guests: Vec<Guest>,
+    parties: Vec<Party>,
+    sessions: AtomicU64,
+}
+
+#[expect(clippy::disallowed_methods, reason = "patience with guests; nothing of the database hangs on it")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+impl Door {
+    pub(crate) fn open(shared: Arc<Shared>, addresses: Vec<Address>) -> io::Result<Door> {
+        let listeners = addresses.into_iter().map(listen).collect::<io::Result<Vec<_>>>()?;
+        Ok(Door { shared, listeners, guests: Vec::new(), parties: Vec::new(), sessions: AtomicU64::new(1) })
+    }
+
+    pub(crate) fn addresses(&self) -> Vec<Address> {
+        let of = |listener: &Listener| match listener {
+            Listener::Shared(_, path) => Some(Address::Shared(path.clone())),
+            Listener::Tcp(listener) => listener.local_addr().ok().map(Address::Tcp),
+        };
+        self.listeners.iter().filter_map(of).collect()
+    }
+
+    pub(crate) fn run(mut self) {
+        let shared = Arc::clone(&self.shared);
+        let _alarm = Alarm(&shared);
+        let is_over = || shared.draining.load(Ordering::SeqCst) || shared.stop.load(Ordering::SeqCst);
+        while !is_over() {
+            self.wait();
+            for at in 0..self.listeners.len() {
+                while let Some(guest) = self.accept(at) {
+                    self.guests.push(guest);
+                }
+            }
+            for guest in std::mem::take(&mut self.guests) {
+                self.listen_to(guest);
+            }
+            let now = now();
+            let before = self.guests.len() + self.parties.len();
+            self.guests.retain(|guest| guest.until > now);
+            self.parties.retain(|party| party.until > now);
+            let late = before - self.guests.len() - self.parties.len();
+            self.shared.refused.fetch_add(late as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// Waits for somebody to come or to speak, or to run out of time.
+    fn wait(&self) {
+        let guests = self.guests.iter().map(|guest| PollFd::new(&guest.socket, PollFlags::IN));
+        let is_full = self.guests.len() >= MOST_GUESTS;
+        let listeners = self.listeners.iter().filter(|_| !is_full).map(|l| PollFd::new(l, PollFlags::IN));
+        let mut polled: Vec<PollFd<'_>> = guests.chain(listeners).collect();
+        polled.push(PollFd::new(&self.shared.door_bell, PollFlags::IN));
+        let patience =
+            self.guests.iter().map(|guest| guest.until).chain(self.parties.iter().map(|p| p.until));
+        let left =
+            patience.min().map(|until| until.saturating_duration_since(now()) + Duration::from_millis(1));
+        let timeout: Option<Timespec> = left.and_then(|left| left.try_into().ok());
+        let _ = rustix::event::poll(&mut polled, timeout.as_ref()); // whatever it says, we look
+    }
+
+    fn accept(&self, listener: usize) -> Option<Guest> {
+        if self.guests.len() >= MOST_GUESTS {
+            return None;
+        }
+        let listener = &self.listeners[listener];
+        // An error is a connection that went away, or no descriptor left: others get their turn.
+        let (socket, _) = acceptfrom_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).ok()?;
+        let is_shared = matches!(listener, Listener::Shared(..));
+        Some(Guest { socket, is_shared, said: Vec::new(), until: now() + PATIENCE })
+    }
+
+    /// Hears what a guest says. It stays, comes in, or goes.
+    fn listen_to(&mut self, mut guest: Guest) {
+        let mut bytes = [0; FIXED + MAX_TOKEN + 1];
+        let room = bytes.len() - guest.said.len();
+        let heard = match recv(&guest.socket, &mut bytes[..room], RecvFlags::empty()) {
+            Ok((_, 0)) => return self.refuse(None, Status::Malformed),
+            Ok((_, count)) => count,
+            Err(Errno::AGAIN | Errno::INTR) => return self.guests.push(guest),
+            Err(_) => return self.refuse(None, Status::Malformed),
+        };
+        guest.said.extend_from_slice(&bytes[..heard]);
+        match Hello::decode(&guest.said) {
+            Ok(None) => self.guests.push(guest),
+            Ok(Some(hello)) => self.greet(guest, &hello),
+            Err(status) => self.refuse(Some(&guest.socket), status),
+        }
+    }
+
+    fn refuse(&self, socket: Option<&OwnedFd>, status: Status) {
+        self.shared.refused.fetch_add(1, Ordering::Relaxed);
+        if let Some(socket) = socket {
+            let _ = send(socket, &Welcome::refusal(status).encode(), SendFlags::NOSIGNAL);
+        }
+    }
+
+    /// Whether it may come in.
+    fn knows(&self, guest: &Guest, hello: &Hello) -> bool {
+        if guest.is_shared {
+            let other = rustix::net::sockopt::socket_peercred(&guest.socket);
+            return other.is_ok_and(|other| other.uid == rustix::process::geteuid());
+        }
+        self.shared.token.as_ref().is_none_or(|token| is_same(token.as_bytes(), &hello.token))
+    }
+
+    fn greet(&mut self, guest: Guest, hello: &Hello) {
+        if !self.knows(&guest, hello) {
+            return self.refuse(Some(&guest.socket), Status::Denied);
+        }
+        if let Some(join) = hello.join {
+            return self.join(guest, join);
+        }
+        let Some(slot) = self.shared.slots.take() else {
+            return self.refuse(Some(&guest.socket), Status::Busy);
+        };
+        let number = self.sessions.fetch_add(1, Ordering::Relaxed);
+        let whom = Whom { slot, session: number };
+        if let Err(socket) = self.open_session(guest, hello.mode, whom) {
+            self.refuse(socket.as_ref(), Status::Busy); // no memory, no descriptors
+        }
+    }
+
+    /// Makes a session for a guest. The error is the guest's socket, unless it had its answer.
+    fn open_session(&mut self, guest: Guest, mode: Mode, whom: Whom) -> Result<(), Option<OwnedFd>> {
+        let limits = &self.shared.limits;
+        let workers = limits.workers;
+        let agent = usize::try_from(whom.session % workers as u64).expect("below the number of workers");
+        let replies = if mode == Mode::Agent { 1 } else { workers };
+        let layout = Layout::new(workers, replies, limits.ring).expect("limits were checked at the start");
+        let welcome = Welcome {
+            version: VERSION,
+            status: Status::Welcome,
+            workers: small(workers),
+            agent: small(agent),
+            ring: u32::try_from(limits.ring).expect("limits were checked at the start"),
+            window: limits.window,
+            max_message: limits.message,
+            session: whom.session,
+            secret: secret(),
+        };
+        let slots = Arc::clone(&self.shared.slots);
+        let session = |inbox| Session::new(whom, mode, agent, workers, layout, inbox, slots);
+        if guest.is_shared {
+            let made = Memory::create(layout.words(), false);
+            let Ok((inbox, file)) = made else {
+                slots_back(&self.shared, whom);
+                return Err(Some(guest.socket));
+            };
+            let session = Arc::new(session(Arc::new(inbox)));
+            return self.hand_over(guest.socket, &session, &file, &welcome).map_err(|_| None);
+        }
+        let session = Arc::new(session(Arc::new(Memory::heap(layout.words()))));
+        let _ = rustix::net::sockopt::set_tcp_nodelay(&guest.socket, true); // slower without, no worse
+        if send(&guest.socket, &welcome.encode(), SendFlags::NOSIGNAL) != Ok(FIXED) {
+            return Err(None);
+        }
+        let mut sockets: Vec<Option<OwnedFd>> = (0..workers).map(|_| None).collect();
+        sockets[agent] = Some(guest.socket);
+        let party = Party { session, secret: welcome.secret, sockets, until: now() + PATIENCE };
+        self.admit_or_wait(party);
+        Ok(())
+    }
+
+    /// Memory and bells for a client on this machine.
+    fn hand_over(
+        &self,
+        socket: OwnedFd,
+        session: &Arc<Session>,
+        inbox_file: &OwnedFd,
+        welcome: &Welcome,
+    ) -> io::Result<()> {
+        let workers = session.lanes.len();
+        let (theirs, their_file) = Memory::create(session.layout.of_peer().words(), false)?;
+        let theirs = Arc::new(theirs);
+        let their_bell = bell()?;
+        let bells = (0..workers).map(|_| bell()).collect::<io::Result<Vec<_>>>()?;
+        let mut handed = vec![inbox_file.as_fd(), their_file.as_fd(), self.shared.board_file.as_fd()];
+        handed.push(their_bell.as_fd());
+        handed.extend(bells.iter().map(AsFd::as_fd));
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_RINGS + 4))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&handed)), "room for all of them");
+        let bytes = welcome.encode();
+        let sent = rustix::net::sendmsg(&socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
+        if sent != FIXED {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        let socket = Arc::new(socket);
+        let port = |worker: usize| -> io::Result<Port> {
+            let bell = their_bell.try_clone()?;
+            let wake = Wake { board: Arc::clone(&session.inbox), at: session.layout.asleep(), bell };
+            let link = SharedLink::new(Arc::clone(&theirs), vec![wake]);
+            Ok(make_port(
+                session,
+                worker,
+                Wire { link: Box::new(link), applier: None, socket: Arc::new(socket.try_clone()?) },
+            ))
+        };
+        let mut ports = Vec::with_capacity(workers);
+        for worker in 0..workers {
+            ports.push(if session.owner(worker) == worker { Some(port(worker)?) } else { None });
+        }
+        if session.mode == Mode::Agent {
+            debug_assert!(ports[session.agent].is_some());
+        }
+        let parts = ports.into_iter().zip(bells.into_iter().map(Some)).collect();
+        self.deliver(session, parts);
+        Ok(())
+    }
+
+    fn join(&mut self, guest: Guest, join: Join) {
+        let worker = usize::try_from(join.worker).unwrap_or(usize::MAX);
+        let party = self.parties.iter().position(|party| {
+            party.session.whom.session == join.session
+                && is_same(&party.secret.to_le_bytes(), &join.secret.to_le_bytes())
+                && party.sockets.get(worker).is_some_and(Option::is_none)
+        });
+        let Some(at) = party.filter(|_| !guest.is_shared) else {
+            return self.refuse(Some(&guest.socket), Status::Denied);
+        };
+        let welcome = Welcome { status: Status::Welcome, ..Welcome::refusal(Status::Welcome) };
+        let _ = rustix::net::sockopt::set_tcp_nodelay(&guest.socket, true);
+        if send(&guest.socket, &welcome.encode(), SendFlags::NOSIGNAL) != Ok(FIXED) {
+            return self.refuse(None, Status::Malformed);
+        }
+        let mut party = self.parties.swap_remove(at);
+        party.sockets[worker] = Some(guest.socket);
+        self.admit_or_wait(party);
+    }
+
+    /// Lets a session over TCP in once its connections are there.
+    fn admit_or_wait(&mut self, party: Party) {
+        let session = &party.session;
+        let mut needed = (0..party.sockets.len()).filter(|worker| session.owner(*worker) == *worker);
+        if needed.any(|worker| party.sockets[worker].is_none()) {
+            self.parties.push(party);
+            return;
+        }
+        let Party { session, sockets, .. } = party;
+        let part = |(worker, socket): (usize, Option<OwnedFd>)| {
+            let port = socket.map(|socket| {
+                let socket = Arc::new(socket);
+                let link = Box::new(TcpLink::new(Arc::clone(&socket)));
+                let applier = Some(Applier::new(Arc::clone(&socket), Arc::clone(&session.inbox)));
+                make_port(&session, worker, Wire { link, applier, socket })
+            });
+            (port, None)
+        };
+        let parts = sockets.into_iter().enumerate().map(part).collect();
+        self.deliver(&session, parts);
+    }
+
+    /// Gives each worker its part.
+    fn deliver(&self, session: &Arc<Session>, parts: Vec<(Option<Port>, Option<OwnedFd>)>) {
+        self.shared.accepted.fetch_add(1, Ordering::Relaxed);
+        for (worker, (port, bell)) in parts.into_iter().enumerate() {
+            let ring = Incoming::new(session.layout, worker);
+            let arrival = Arrival { session: Arc::clone(session), ring, bell, port };
+            self.shared.desks[worker].deliver(arrival);
+        }
+    }
+}
+
+fn make_port(session: &Arc<Session>, worker: usize, wire: Wire) -> Port {
+    let (ring, lanes) = match session.mode {
+        Mode::Agent => (0, 0..session.lanes.len()),
+        Mode::AllToAll => (worker, worker..worker + 1),
+    };
+    let ring = Outgoing::new(session.layout, ring);
+    let credits = lanes.map(|lane| (lane, Incoming::new(session.layout, lane).credit())).collect();
+    Port::new(session, ring, credits, wire)
+}
+
+/// A place that no session came to hold.
+fn slots_back(shared: &Shared, whom: Whom) {
+    shared.slots.give_back(whom.slot);
+}
+
+fn small(number: usize) -> u32 {
+    u32::try_from(number).expect("at most 64")
+}
+
+/// What nobody can guess: std's hash keys are drawn from the system.
+fn secret() -> u128 {
+    use std::hash::{BuildHasher, RandomState};
+    let word = || u128::from(RandomState::new().hash_one(std::process::id()));
+    word() << 64 | word()
+}
+
+fn listen(address: Address) -> io::Result<Listener> {
+    let named =
+        |error: io::Error| io::Error::new(error.kind(), format!("cannot listen at {address}: {error}"));
+    match &address {
+        Address::Shared(path) => {
+            let listener = bind(path).map_err(named)?;
+            listener.set_nonblocking(true)?;
+            Ok(Listener::Shared(listener, path.clone()))
+        }
+        Address::Tcp(at) => {
+            let listener = TcpListener::bind(at).map_err(named)?;
+            listener.set_nonblocking(true)?;
+            Ok(Listener::Tcp(listener))
+        }
+    }
+}
+
+/// A Unix socket for its owner. A name that a dead server left behind is taken over.
+fn bind(path: &Path) -> io::Result<UnixListener> {
+    let listener = match UnixListener::bind(path) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            match UnixStream::connect(path) {
+                Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => remove(path),
+                _ => return Err(error),
+            }
+            UnixListener::bind(path)?
+        }
+        other => other?,
+    };
+    // Until this line others could connect: the check of who they are turns them away all the same.
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}

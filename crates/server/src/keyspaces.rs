@@ -1,0 +1,55 @@
+//! # Keyspaces: numbers for names
+//!
+//! Requests name keyspaces by number. A number is given out once and means the same for all clients until the
+//! server ends; a keyspace that was dropped and created again gets another.
+
+use std::sync::{Mutex, PoisonError};
+
+use sheaf::{Database, Error, Keyspace, KeyspaceOptions, Result};
+
+/// Numbers that can be given out: what is dropped and created again and again uses them up.
+const MOST: usize = 1 << 16;
+
+/// All numbers given out.
+#[derive(Default)]
+pub(crate) struct Keyspaces {
+    all: Mutex<Vec<Keyspace>>,
+}
+
+/// An opened keyspace, or that there are too many.
+pub(crate) enum Opened {
+    Number { number: u32, ordered: bool },
+    Busy,
+}
+
+impl Keyspaces {
+    /// Opens or creates `name`. May wait for the device.
+    pub(crate) fn open(&self, db: &Database, name: &str, engine: &str, create: bool) -> Result<Opened> {
+        let keyspace = if create {
+            let options = KeyspaceOptions::default();
+            db.keyspace(name, if engine.is_empty() { options } else { options.engine(engine) })?
+        } else {
+            let missing = || Error::NoKeyspace { name: name.to_owned() };
+            db.existing_keyspace(name)?.ok_or_else(missing)?
+        };
+        let ordered = keyspace.capabilities()?.ordered;
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        // One that was dropped has its name still, but can do nothing.
+        let known = |old: &Keyspace| old.name() == name && old.capabilities().is_ok();
+        let number = match all.iter().position(known) {
+            Some(number) => number,
+            None if all.len() < MOST => {
+                all.push(keyspace);
+                all.len() - 1
+            }
+            None => return Ok(Opened::Busy),
+        };
+        Ok(u32::try_from(number).map_or(Opened::Busy, |number| Opened::Number { number, ordered }))
+    }
+
+    /// The keyspace with this number.
+    pub(crate) fn get(&self, number: u32) -> Option<Keyspace> {
+        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get(usize::try_from(number).ok()?).cloned()
+    }
+}

@@ -1,0 +1,203 @@
+//! # Ports: the way back to a client
+//!
+//! A port is owned by one worker: the client's agent, or with all-to-all every worker for its own lane. All
+//! writes into the client's memory go through it.
+//!
+//! ```text
+//!   commits ─> gate ─┬─> outbox ─> ring of the client ─> link
+//!   other replies ───┼─────^
+//!                    └─> waiter (durable ones), whose answers come back as other replies
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. Replies leave in the order they entered the outbox; the outbox is empty or the ring has no room.
+//! 2. The session's `owed` counts every byte between a worker and the ring, and nothing else.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use sheaf::Commit;
+use sheaf_flatrpc::link::{Applied, Applier, Link};
+use sheaf_flatrpc::ring::{Credit, Outgoing};
+
+use crate::commands::{Payload, Reader};
+use crate::gate::Gate;
+use crate::session::Session;
+
+/// What the gate lets out.
+pub(crate) enum Ready {
+    Reply(Payload),
+    Durable { to: Reader, id: u64, commit: Commit },
+}
+
+/// Looks at a socket in a row before others have their turn.
+const LOOKS: usize = 4;
+
+pub(crate) struct Port {
+    pub(crate) session: Arc<Session>,
+    link: Box<dyn Link>,
+    ring: Outgoing,
+    /// What the client was told about the lanes of this port.
+    credits: Vec<(usize, Credit)>,
+    outbox: VecDeque<Payload>,
+    /// Bytes of the first in the outbox that are in the ring already.
+    sent: usize,
+    pub(crate) gate: Gate<Ready>,
+    applier: Option<Applier>,
+    pub(crate) socket: Arc<OwnedFd>,
+    /// The socket may have something.
+    pub(crate) readable: bool,
+    /// The peer said that there will be no more: read to the end.
+    pub(crate) ending: bool,
+    /// Something was written that the client was not woken for.
+    dirty: bool,
+    /// The socket takes no more now; it says when it does.
+    pub(crate) blocked: bool,
+}
+
+/// The parts that differ between transports.
+pub(crate) struct Wire {
+    pub(crate) link: Box<dyn Link>,
+    pub(crate) applier: Option<Applier>,
+    pub(crate) socket: Arc<OwnedFd>,
+}
+
+impl Port {
+    pub(crate) fn new(
+        session: &Arc<Session>,
+        ring: Outgoing,
+        credits: Vec<(usize, Credit)>,
+        wire: Wire,
+    ) -> Port {
+        Port {
+            session: Arc::clone(session),
+            link: wire.link,
+            ring,
+            credits,
+            outbox: VecDeque::new(),
+            sent: 0,
+            gate: Gate::new(session.lanes.len()),
+            readable: wire.applier.is_some(),
+            ending: false,
+            applier: wire.applier,
+            socket: wire.socket,
+            dirty: false,
+            blocked: false,
+        }
+    }
+
+    /// Whether the client writes through the socket.
+    pub(crate) fn is_applied(&self) -> bool {
+        self.applier.is_some()
+    }
+
+    /// A reply from the owner itself, which nobody has counted as owed.
+    pub(crate) fn reply(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if self.outbox.is_empty() {
+            let pushed = self.push(bytes, 0)?;
+            if pushed == bytes.len() {
+                return Ok(());
+            }
+            self.sent = pushed;
+        }
+        self.session.owed.fetch_add(bytes.len(), Ordering::SeqCst);
+        self.outbox.push_back(Payload::new(bytes));
+        Ok(())
+    }
+
+    /// A reply that was counted as owed.
+    pub(crate) fn enqueue(&mut self, payload: Payload) -> io::Result<()> {
+        self.outbox.push_back(payload);
+        self.drain().map(drop)
+    }
+
+    /// How far a message is in the ring after this.
+    fn push(&mut self, bytes: &[u8], from: usize) -> io::Result<usize> {
+        match self.ring.push(&self.session.inbox, &mut *self.link, bytes, from)? {
+            Some(to) => {
+                self.dirty = true;
+                Ok(to)
+            }
+            None => Ok(from),
+        }
+    }
+
+    /// Moves replies into the ring while there is room; whether any was moved.
+    fn drain(&mut self) -> io::Result<bool> {
+        let mut any = false;
+        while let Some(first) = self.outbox.pop_front() {
+            let (from, len) = (self.sent, first.bytes().len());
+            self.sent = self.push(first.bytes(), from)?;
+            any |= self.sent > from;
+            if self.sent < len {
+                self.outbox.push_front(first);
+                break;
+            }
+            self.sent = 0;
+            self.session.owed.fetch_sub(len, Ordering::SeqCst);
+        }
+        Ok(any)
+    }
+
+    /// Moves what can be moved, and tells the client; whether anything was moved.
+    pub(crate) fn settle(&mut self) -> io::Result<bool> {
+        let drained = self.drain()?;
+        self.tell_credits()?;
+        self.flush()?;
+        Ok(drained)
+    }
+
+    /// Tells the client how far its rings were read, where that is due.
+    fn tell_credits(&mut self) -> io::Result<()> {
+        for (lane, credit) in &mut self.credits {
+            let head = self.session.lanes[*lane].head.load(Ordering::Acquire);
+            self.dirty |= credit.tell(&mut *self.link, head)?;
+        }
+        Ok(())
+    }
+
+    /// Wakes the client for what was written.
+    fn flush(&mut self) -> io::Result<()> {
+        if self.dirty && !self.blocked {
+            self.link.post(0)?;
+            self.blocked = !self.link.flush()?;
+            self.dirty = false;
+        }
+        Ok(())
+    }
+
+    /// The socket takes more.
+    pub(crate) fn unblock(&mut self) {
+        self.blocked = false;
+        self.dirty = true;
+    }
+
+    /// Applies what the socket has, for a while, and returns one bit for each lane that has news. `None`: the
+    /// client has closed.
+    pub(crate) fn apply(&mut self) -> io::Result<Option<u64>> {
+        let Some(applier) = &mut self.applier else { return Ok(Some(0)) };
+        let layout = self.session.layout;
+        let mut lanes = 0;
+        for _ in 0..LOOKS {
+            let applied = applier.apply(&mut |at| {
+                if let Some(lane) = layout.ring_of_tail(at) {
+                    lanes |= 1 << lane;
+                }
+            })?;
+            match applied {
+                Applied::Some => {}
+                Applied::All if self.ending => {}
+                Applied::All => {
+                    self.readable = false;
+                    break;
+                }
+                Applied::End => return Ok(None),
+            }
+        }
+        Ok(Some(lanes))
+    }
+}

@@ -1,0 +1,190 @@
+//! # Sessions: one client, as all threads see it
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use sheaf::{Error, KeyspaceSnapshot, Result, Snapshot};
+use sheaf_flatrpc::hello::Mode;
+use sheaf_flatrpc::memory::Memory;
+use sheaf_flatrpc::ring::Layout;
+
+use crate::commands::Whom;
+
+/// What a worker says about one client. A cache line of its own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct LaneState {
+    /// How far the client's ring was read.
+    pub(crate) head: AtomicU64,
+    /// The worker is about to commit, or has not handed over the reply yet (see `gate`).
+    pub(crate) writing: AtomicBool,
+}
+
+/// One client.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) whom: Whom,
+    pub(crate) mode: Mode,
+    pub(crate) agent: usize,
+    /// What the client writes.
+    pub(crate) inbox: Arc<Memory>,
+    /// Layout of `inbox`.
+    pub(crate) layout: Layout,
+    /// It is over: each worker lets go of its part.
+    pub(crate) dead: AtomicBool,
+    pub(crate) lanes: Box<[LaneState]>,
+    /// Bytes of replies that are not in the client's ring yet.
+    pub(crate) owed: AtomicUsize,
+    /// A worker left requests in a ring because too much was owed.
+    pub(crate) paused: AtomicBool,
+    /// Requests that wait for the device.
+    pub(crate) waiting: AtomicU32,
+    snapshots: Mutex<Snapshots>,
+    slots: Arc<Slots>,
+}
+
+impl Session {
+    pub(crate) fn new(
+        whom: Whom,
+        mode: Mode,
+        agent: usize,
+        workers: usize,
+        layout: Layout,
+        inbox: Arc<Memory>,
+        slots: Arc<Slots>,
+    ) -> Session {
+        Session {
+            whom,
+            mode,
+            agent,
+            inbox,
+            layout,
+            dead: AtomicBool::new(false),
+            lanes: (0..workers).map(|_| LaneState::default()).collect(),
+            owed: AtomicUsize::new(0),
+            paused: AtomicBool::new(false),
+            waiting: AtomicU32::new(0),
+            snapshots: Mutex::default(),
+            slots,
+        }
+    }
+
+    /// The worker whose port takes replies of `lane`.
+    pub(crate) fn owner(&self, lane: usize) -> usize {
+        match self.mode {
+            Mode::Agent => self.agent,
+            Mode::AllToAll => lane,
+        }
+    }
+
+    /// Whether replies of several workers meet in one port.
+    pub(crate) fn is_gated(&self) -> bool {
+        self.mode == Mode::Agent && self.lanes.len() > 1
+    }
+
+    /// One bit a worker that is writing.
+    pub(crate) fn writing(&self) -> u64 {
+        let bit =
+            |(lane, state): (usize, &LaneState)| u64::from(state.writing.load(Ordering::SeqCst)) << lane;
+        self.lanes.iter().enumerate().map(bit).fold(0, |all, bit| all | bit)
+    }
+
+    fn snapshots(&self) -> std::sync::MutexGuard<'_, Snapshots> {
+        self.snapshots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps a snapshot under a number, unless there are `most`.
+    pub(crate) fn keep(
+        &self,
+        most: usize,
+        take: impl FnOnce() -> Result<Snapshot>,
+    ) -> Result<Option<(u32, u64)>> {
+        let mut snapshots = self.snapshots();
+        if snapshots.held.len() >= most || snapshots.last == u32::MAX {
+            return Ok(None);
+        }
+        let snapshot = take()?;
+        let seq = snapshot.seq();
+        snapshots.last += 1;
+        let number = snapshots.last;
+        snapshots.held.insert(number, Held { snapshot, spaces: HashMap::new() });
+        Ok(Some((number, seq)))
+    }
+
+    /// Lets go of a snapshot.
+    pub(crate) fn release(&self, number: u32) -> Result<()> {
+        let held = self.snapshots().held.remove(&number);
+        held.map(drop).ok_or_else(|| no_snapshot(number))
+    }
+
+    /// A keyspace in a snapshot. `name` is asked for at the first use.
+    pub(crate) fn space(
+        &self,
+        snapshot: u32,
+        keyspace: u32,
+        name: impl FnOnce() -> Result<String>,
+    ) -> Result<KeyspaceSnapshot> {
+        let mut snapshots = self.snapshots();
+        let held = snapshots.held.get_mut(&snapshot).ok_or_else(|| no_snapshot(snapshot))?;
+        if let Some(space) = held.spaces.get(&keyspace) {
+            return Ok(space.clone());
+        }
+        let space = held.snapshot.keyspace(&name()?)?;
+        held.spaces.insert(keyspace, space.clone());
+        Ok(space)
+    }
+}
+
+fn no_snapshot(number: u32) -> Error {
+    Error::Invalid { what: "snapshot", why: format!("this connection has none with the number {number}") }
+}
+
+/// The snapshots of a client.
+#[derive(Default)]
+struct Snapshots {
+    last: u32,
+    held: HashMap<u32, Held>,
+}
+
+impl std::fmt::Debug for Snapshots {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} snapshots", self.held.len())
+    }
+}
+
+struct Held {
+    snapshot: Snapshot,
+    spaces: HashMap<u32, KeyspaceSnapshot>,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.slots.give_back(self.whom.slot);
+    }
+}
+
+/// Places for sessions. One is free again when no thread knows the session any more.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    free: Mutex<Vec<usize>>,
+    total: usize,
+}
+
+impl Slots {
+    pub(crate) fn new(count: usize) -> Slots {
+        Slots { free: Mutex::new((0..count).rev().collect()), total: count }
+    }
+
+    pub(crate) fn take(&self) -> Option<usize> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+
+    pub(crate) fn give_back(&self, slot: usize) {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).push(slot);
+    }
+
+    pub(crate) fn used(&self) -> usize {
+        self.total - self.free.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+}

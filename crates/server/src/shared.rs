@@ -1,0 +1,163 @@
+//! # What the threads of a server share
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use sheaf::Database;
+use sheaf_flatrpc::link::Wake;
+use sheaf_flatrpc::memory::Memory;
+
+use crate::commands::{Command, Job};
+use crate::keyspaces::Keyspaces;
+use crate::session::{Session, Slots};
+use crate::worker::Arrival;
+use crate::{Limits, Stats};
+
+/// Words of the board that one worker has.
+pub(crate) const BOARD_LINE: usize = 8;
+/// What an epoll says when it is the worker's own bell.
+pub(crate) const OWN_BELL: u64 = u64::MAX;
+
+/// How others reach a worker.
+pub(crate) struct Desk {
+    pub(crate) wake: Wake,
+    commands: Sender<Command>,
+    mail: Mutex<Vec<Arrival>>,
+    pub(crate) has_mail: AtomicBool,
+}
+
+impl Desk {
+    /// Hands over a command. The worker learns of it when it is rung.
+    pub(crate) fn send(&self, command: Command) {
+        let _ = self.commands.send(command); // a worker that is gone has no clients any more
+    }
+
+    /// Hands over a part of a new session.
+    pub(crate) fn deliver(&self, arrival: Arrival) {
+        self.mail.lock().unwrap_or_else(PoisonError::into_inner).push(arrival);
+        self.has_mail.store(true, Ordering::SeqCst);
+        self.wake.ring();
+    }
+
+    pub(crate) fn take_mail(&self) -> Vec<Arrival> {
+        self.has_mail.store(false, Ordering::SeqCst);
+        std::mem::take(&mut *self.mail.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+pub(crate) struct Shared {
+    pub(crate) db: Database,
+    pub(crate) limits: Limits,
+    pub(crate) token: Option<String>,
+    pub(crate) desks: Vec<Desk>,
+    /// Where workers say that they sleep; clients can read it.
+    pub(crate) board_file: OwnedFd,
+    pub(crate) jobs: Sender<Job>,
+    pub(crate) keyspaces: Keyspaces,
+    pub(crate) slots: Arc<Slots>,
+    /// Requests of all clients that wait for the device.
+    pub(crate) waiting: Arc<AtomicUsize>,
+    /// No request is taken any more.
+    pub(crate) draining: AtomicBool,
+    /// Threads end.
+    pub(crate) stop: AtomicBool,
+    pub(crate) door_bell: OwnedFd,
+    pub(crate) accepted: AtomicU64,
+    pub(crate) refused: AtomicU64,
+    pub(crate) violations: AtomicU64,
+    pub(crate) busy: AtomicU64,
+}
+
+/// The other ends of what [`Shared`] sends to.
+pub(crate) struct Ends {
+    pub(crate) workers: Vec<(Receiver<Command>, OwnedFd)>,
+    pub(crate) jobs: Receiver<Job>,
+}
+
+/// A counter of events that does not block.
+pub(crate) fn bell() -> io::Result<OwnedFd> {
+    Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
+}
+
+impl Shared {
+    pub(crate) fn new(
+        db: Database,
+        limits: Limits,
+        token: Option<String>,
+    ) -> io::Result<(Arc<Shared>, Ends)> {
+        let (board, board_file) = Memory::create(limits.workers * BOARD_LINE, true)?;
+        let board = Arc::new(board);
+        let mut desks = Vec::new();
+        let mut workers = Vec::new();
+        for worker in 0..limits.workers {
+            let (commands, receiver) = channel();
+            let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+            let bell = bell()?;
+            let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+            epoll::add(&epoll, &bell, epoll::EventData::new_u64(OWN_BELL), flags)?;
+            let wake = Wake { board: Arc::clone(&board), at: worker * BOARD_LINE, bell };
+            desks.push(Desk { wake, commands, mail: Mutex::default(), has_mail: AtomicBool::new(false) });
+            workers.push((receiver, epoll));
+        }
+        let (jobs, job_receiver) = channel();
+        let shared = Shared {
+            db,
+            limits,
+            token,
+            desks,
+            board_file,
+            jobs,
+            keyspaces: Keyspaces::default(),
+            slots: Arc::new(Slots::new(limits.clients)),
+            waiting: Arc::default(),
+            draining: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            door_bell: bell()?,
+            accepted: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            violations: AtomicU64::new(0),
+            busy: AtomicU64::new(0),
+        };
+        Ok((Arc::new(shared), Ends { workers, jobs: job_receiver }))
+    }
+
+    /// Wakes everybody.
+    pub(crate) fn ring_all(&self) {
+        self.desks.iter().for_each(|desk| desk.wake.ring());
+        sheaf_flatrpc::link::ring(&self.door_bell);
+    }
+
+    /// Ends a session: each worker that has a part of it lets go.
+    pub(crate) fn end(&self, session: &Session) {
+        if !session.dead.swap(true, Ordering::SeqCst) {
+            self.desks.iter().for_each(|desk| desk.wake.ring());
+        }
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        Stats {
+            clients: self.slots.used(),
+            accepted: self.accepted.load(Ordering::Relaxed),
+            refused: self.refused.load(Ordering::Relaxed),
+            violations: self.violations.load(Ordering::Relaxed),
+            busy: self.busy.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// Ends the server if the thread that holds it panics: clients learn it from their connections, the owner at
+/// the close.
+pub(crate) struct Alarm<'a>(pub(crate) &'a Shared);
+
+impl Drop for Alarm<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.stop.store(true, Ordering::SeqCst);
+            self.0.ring_all();
+        }
+    }
+}

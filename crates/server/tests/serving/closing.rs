@@ -1,0 +1,95 @@
+//! # Closing under load
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use sheaf::Database;
+use sheaf_client::{Client, Durability, Error, Reply};
+
+use crate::support::{House, WAYS, limits, options};
+
+/// Writes until the server is gone; the numbers whose writes were answered.
+fn write_until_gone(mut client: Client, name: &str, started: &AtomicBool) -> Vec<u64> {
+    let Ok(keyspace) = client.keyspace(name) else { return Vec::new() };
+    let mut answered = Vec::new();
+    let mut tickets = Vec::new();
+    for number in 0u64.. {
+        let key = number.to_be_bytes();
+        let durability = if number.is_multiple_of(5) { Durability::Sync } else { Durability::Buffer };
+        match client.submit(&keyspace.write(&key, Some(&key), durability)) {
+            Ok(ticket) => tickets.push((ticket, number)),
+            Err(Error::Lost(_)) => break,
+            Err(other) => panic!("{other}"),
+        }
+        if number == 20 {
+            started.store(true, Ordering::SeqCst);
+        }
+        if client.unanswered() >= 16 {
+            match client.next() {
+                Ok(Some((ticket, Ok(Reply::Done { .. })))) => {
+                    let at = tickets.iter().position(|(t, _)| *t == ticket).expect("one of them");
+                    answered.push(tickets.swap_remove(at).1);
+                }
+                Err(Error::Lost(_)) => break,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    answered
+}
+
+#[test]
+fn a_server_that_closes_under_load_loses_nothing_acknowledged() {
+    for workers in [1, 2] {
+        let House { dir, db, server } = House::new(limits(workers));
+        let addresses = server.addresses().to_vec();
+        let started: Vec<AtomicBool> = WAYS.iter().map(|_| AtomicBool::new(false)).collect();
+        let answered = std::thread::scope(|scope| {
+            let writers: Vec<_> = WAYS
+                .iter()
+                .enumerate()
+                .map(|(index, way)| {
+                    let client = Client::connect(&addresses[way.0], &options(way.1)).expect("a client");
+                    let started = &started[index];
+                    scope.spawn(move || write_until_gone(client, &format!("k{index}"), started))
+                })
+                .collect();
+            crate::support::until("they write", || started.iter().all(|s| s.load(Ordering::SeqCst)));
+            std::thread::sleep(Duration::from_millis(50));
+            server.close().expect("an orderly end");
+            writers.into_iter().map(|w| w.join().expect("no panic")).collect::<Vec<_>>()
+        });
+        db.close().expect("an orderly end");
+        let db = Database::open(dir.path().join("db")).expect("it opens");
+        for (index, numbers) in answered.iter().enumerate() {
+            let keyspace = db.existing_keyspace(&format!("k{index}")).expect("open").expect("there");
+            assert!(!numbers.is_empty());
+            for number in numbers {
+                let key = number.to_be_bytes();
+                assert_eq!(keyspace.get(key).expect("a get").as_deref(), Some(&key[..]), "{index} {number}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_client_of_a_closed_server_is_told_so_and_at_once() {
+    for way in WAYS {
+        let house = House::new(limits(2));
+        let mut client = house.client(way);
+        client.ping().expect("an answer");
+        house.server.close().expect("an orderly end");
+        assert!(matches!(client.ping(), Err(Error::Lost(_))));
+        assert!(matches!(client.ping(), Err(Error::Lost(_))));
+    }
+}
+
+#[test]
+fn a_closed_database_answers_closed_through_the_wire() {
+    let house = House::new(limits(1));
+    let mut client = Client::connect(house.address(0), &options(WAYS[0].1)).expect("a client");
+    let keyspace = client.keyspace("k").expect("a keyspace");
+    house.db.clone().close().expect("an orderly end");
+    assert!(matches!(client.insert(keyspace, b"a", b"b"), Err(Error::Database(sheaf::Error::Closed))));
+    assert!(matches!(client.persist(), Err(Error::Database(sheaf::Error::Closed))));
+}

@@ -1,0 +1,251 @@
+//! # Histories through the wire, with kills of the server and of clients
+//!
+//! Threads, each a client on its own way, read, write and swap a few keys; the server process is killed and
+//! started again in between, clients vanish with a request in flight. An operation that was not answered
+//! happened or not, at any time from its begin to the server's end. One order must explain all answers, over all
+//! lives of the server.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use sheaf::Database;
+use sheaf_client::{Address, Batch, Client, Error, Keyspace, Mode, Reply};
+use sheaf_server::Builder;
+use sheaf_testkit::linear::{Did, Op, is_linearizable};
+
+use crate::support::{WAYS, limits, local, options};
+
+const KEYS: u64 = 6;
+const KILLS: usize = 3;
+
+static TIME: AtomicU64 = AtomicU64::new(0);
+
+fn now() -> u64 {
+    TIME.fetch_add(1, Ordering::SeqCst)
+}
+
+/// The server that is killed. Does nothing unless it is started by the test below.
+#[test]
+fn a_server_to_be_killed() {
+    let Ok(dir) = std::env::var("SHEAF_RPC_SERVER") else { return };
+    let dir = Path::new(&dir);
+    let db = Database::open(dir.join("db")).expect("a database");
+    let shared = Address::Shared(dir.join("sock"));
+    let server =
+        Builder::default().limits(limits(2)).listen(shared).listen(local()).start(&db).expect("a server");
+    println!("\nready {}", server.addresses()[1]);
+    let mut none = Vec::new();
+    let _ = std::io::stdin().read_to_end(&mut none); // until the test ends, if it does not kill us
+    std::process::exit(0);
+}
+
+struct Life {
+    child: Child,
+    addresses: [Address; 2],
+}
+
+impl Life {
+    fn start(dir: &Path) -> Life {
+        let mut child = Command::new(std::env::current_exe().expect("this test"))
+            .args(["--exact", "histories::a_server_to_be_killed", "--nocapture"])
+            .env("SHEAF_RPC_SERVER", dir)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a process");
+        let mut out = BufReader::new(child.stdout.take().expect("piped"));
+        let mut line = String::new();
+        let tcp = loop {
+            line.clear();
+            assert!(out.read_line(&mut line).expect("a line") > 0, "the server does not start");
+            if let Some(address) = line.strip_prefix("ready ") {
+                break address.trim().parse().expect("an address");
+            }
+        };
+        Life { child, addresses: [Address::Shared(dir.join("sock")), tcp] }
+    }
+
+    fn kill(mut self) {
+        self.child.kill().expect("killed");
+        self.child.wait().expect("dead");
+    }
+}
+
+fn bytes(number: u64) -> Vec<u8> {
+    let mut bytes = number.to_le_bytes().to_vec();
+    bytes.resize(8 + (number % 150) as usize, 7);
+    bytes
+}
+
+fn number(value: &[u8]) -> u64 {
+    value.first_chunk::<8>().map_or(u64::MAX, |bytes| u64::from_le_bytes(*bytes))
+}
+
+/// One thread of the history.
+struct Actor {
+    id: u64,
+    state: u64,
+    next: u64,
+    may_vanish: bool,
+    done: Vec<Known>,
+}
+
+/// An operation, and whether it was answered. If not it ends with the life of the server that it was asked of.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    op: Op,
+    answered: bool,
+}
+
+impl Actor {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.state =
+            self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.state >> 33) % limit
+    }
+
+    fn value(&mut self) -> u64 {
+        self.next += 1;
+        self.id << 32 | self.next
+    }
+
+    fn note(&mut self, key: u64, did: Did, began: u64, answered: bool) {
+        let ended = if answered { now() } else { u64::MAX };
+        self.done.push(Known { op: Op { key: (0, key), did, began, ended }, answered });
+    }
+
+    /// Acts until the server is gone, or this client goes.
+    fn live(&mut self, mut client: Client) {
+        let Ok(keyspace) = client.keyspace("h") else { return };
+        loop {
+            if self.may_vanish && self.below(150) == 0 {
+                self.may_vanish = false;
+                return self.vanish(client, keyspace);
+            }
+            let (key, began) = (self.below(KEYS), now());
+            let name = key.to_le_bytes();
+            let gone = match self.below(10) {
+                0..4 => match client.get(keyspace, name) {
+                    Ok(value) => {
+                        self.note(key, Did::Got(value.as_deref().map(number)), began, true);
+                        None
+                    }
+                    Err(error) => Some(error),
+                },
+                4..7 => {
+                    let value = self.value();
+                    let done = client.insert(keyspace, name, bytes(value));
+                    self.note(key, Did::Put(value), began, done.is_ok());
+                    done.err()
+                }
+                7 => {
+                    let done = client.remove(keyspace, name);
+                    self.note(key, Did::Removed, began, done.is_ok());
+                    done.err()
+                }
+                _ => self.swap(&mut client, keyspace, key),
+            };
+            match gone {
+                None => {}
+                Some(Error::Lost(_)) => return,
+                Some(other) => panic!("{other}"),
+            }
+        }
+    }
+
+    /// Replaces a value by another if it is still what was read.
+    fn swap(&mut self, client: &mut Client, keyspace: Keyspace, key: u64) -> Option<Error> {
+        let (name, began) = (key.to_le_bytes(), now());
+        let old = match client.get(keyspace, name) {
+            Ok(old) => old,
+            Err(error) => return Some(error),
+        };
+        let expected = old.as_deref().map(number);
+        self.note(key, Did::Got(expected), began, true);
+        let (new, began) = (self.value(), now());
+        let value = bytes(new);
+        let mut batch = Batch::default();
+        batch.expect(keyspace, &name, old.as_deref()).insert(keyspace, &name, &value);
+        match client.commit(&batch) {
+            Ok(_) => self.note(key, Did::Swapped(expected, Some(new), true), began, true),
+            Err(Error::Database(sheaf::Error::Conflict)) => {
+                self.note(key, Did::Swapped(expected, Some(new), false), began, true);
+            }
+            Err(error) => {
+                self.note(key, Did::Swapped(expected, Some(new), true), began, false);
+                return Some(error);
+            }
+        }
+        None
+    }
+
+    /// Goes with a request in flight.
+    fn vanish(&mut self, mut client: Client, keyspace: Keyspace) {
+        let (key, value, began) = (self.below(KEYS), self.value(), now());
+        let _ = client.submit(&keyspace.insert(&key.to_le_bytes(), &bytes(value)));
+        let _ = client.flush();
+        self.note(key, Did::Put(value), began, false);
+    }
+}
+
+/// Whether one order explains the operations on one key, where what was not answered happened or not.
+fn is_explained(ops: &[Known]) -> bool {
+    let open: Vec<usize> = (0..ops.len()).filter(|at| !ops[*at].answered).collect();
+    assert!(open.len() <= 16, "kills are few");
+    // Mostly what was not answered did not happen: begin with that.
+    (0..1u32 << open.len()).any(|happened| {
+        let is_in = |at: usize| open.iter().position(|o| *o == at).is_none_or(|bit| happened & 1 << bit != 0);
+        let mut kept: Vec<Op> = (0..ops.len()).filter(|at| is_in(*at)).map(|at| ops[at].op).collect();
+        is_linearizable(&mut kept, None)
+    })
+}
+
+#[test]
+fn histories_through_the_wire_are_linearizable_through_kills_of_server_and_clients() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut actors: Vec<Actor> =
+        (0..4).map(|id| Actor { id: id + 1, state: id, next: 0, may_vanish: true, done: vec![] }).collect();
+    for kill in 0..KILLS {
+        let life = Life::start(dir.path());
+        let addresses = life.addresses.clone();
+        std::thread::scope(|scope| {
+            for (index, actor) in actors.iter_mut().enumerate() {
+                let (address, mode) = (addresses[WAYS[index].0].clone(), WAYS[index].1);
+                scope.spawn(move || {
+                    // Again and again, until the server is gone.
+                    while let Ok(client) = Client::connect(&address, &options(mode)) {
+                        actor.live(client);
+                    }
+                });
+            }
+            std::thread::sleep(Duration::from_millis(150 + 70 * kill as u64));
+            life.kill();
+        });
+        let end = now();
+        for actor in &mut actors {
+            actor.may_vanish = true;
+            actor.done.iter_mut().for_each(|known| known.op.ended = known.op.ended.min(end));
+        }
+    }
+    let life = Life::start(dir.path());
+    let mut last = Client::connect(&life.addresses[0], &options(Mode::Agent)).expect("a client");
+    let keyspace = last.keyspace("h").expect("a keyspace");
+    let mut ops: Vec<Known> = actors.into_iter().flat_map(|actor| actor.done).collect();
+    for key in 0..KEYS {
+        let began = now();
+        let Reply::Value(value) = last.call(&keyspace.get(&key.to_le_bytes())).expect("a get") else {
+            panic!("not a value")
+        };
+        let did = Did::Got(value.as_deref().map(number));
+        ops.push(Known { op: Op { key: (0, key), did, began, ended: now() }, answered: true });
+    }
+    life.kill();
+    assert!(ops.len() > 200, "{} operations are no history", ops.len());
+    for key in 0..KEYS {
+        let of_key: Vec<Known> = ops.iter().filter(|known| known.op.key.1 == key).copied().collect();
+        assert!(is_explained(&of_key), "no order explains key {key}: {of_key:#?}");
+    }
+}

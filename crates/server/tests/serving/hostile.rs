@@ -1,0 +1,401 @@
+//! # Clients that do not behave harm nobody else
+
+use std::io::{IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use sheaf_client::{Address, Client, Durability, Error, Mode, Options, Request};
+use sheaf_flatrpc::hello::{FIXED, Hello, Join, Status, Welcome};
+use sheaf_flatrpc::link::{Link, SharedLink, TcpLink, ring};
+use sheaf_flatrpc::memory::Memory;
+use sheaf_flatrpc::ring::{Layout, Outgoing};
+use sheaf_server::{Builder, Limits, rdma};
+
+use crate::support::{House, WAYS, limits, local, options, until};
+
+fn hello(token: &str) -> Vec<u8> {
+    Hello { mode: Mode::Agent, join: None, token: token.into() }.encode()
+}
+
+fn welcome(mut socket: impl Read) -> Option<Welcome> {
+    let mut bytes = [0; FIXED];
+    socket.read_exact(&mut bytes).ok()?;
+    Some(Welcome::decode(&bytes).expect("a welcome"))
+}
+
+/// A client over shared memory that can write whatever it wants.
+struct Rogue {
+    inbox: Memory,
+    ours: Memory,
+    bells: Vec<OwnedFd>,
+    out: Outgoing,
+    _socket: UnixStream,
+}
+
+impl Rogue {
+    fn new(house: &House) -> Rogue {
+        let mut socket = UnixStream::connect(house.socket()).expect("a socket");
+        socket.write_all(&hello("")).expect("room");
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(70))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut bytes = [0; FIXED];
+        let got = rustix::net::recvmsg(
+            &socket,
+            &mut [IoSliceMut::new(&mut bytes)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        );
+        assert_eq!(got.expect("a message").bytes, FIXED);
+        let welcome = Welcome::decode(&bytes).expect("a welcome");
+        let mut files = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(handed) = message {
+                files.extend(handed);
+            }
+        }
+        let workers = welcome.workers as usize;
+        let layout = Layout::new(1, workers, u64::from(welcome.ring)).expect("a layout");
+        assert!(Memory::map(&files[2], workers * 8, false).is_err(), "the board is the server's alone");
+        assert!(rustix::fs::ftruncate(&files[0], 0).is_err(), "nobody can take the memory away");
+        Rogue {
+            inbox: Memory::map(&files[0], layout.of_peer().words(), false).expect("memory"),
+            ours: Memory::map(&files[1], layout.words(), false).expect("memory"),
+            bells: files.split_off(4),
+            out: Outgoing::new(layout, 0),
+            _socket: socket,
+        }
+    }
+
+    fn ring(&self) {
+        self.bells.iter().for_each(ring);
+    }
+
+    /// Writes a message into the ring of worker 0, as a client would.
+    fn send(self, message: &[u8]) -> Rogue {
+        let inbox = Arc::new(self.inbox);
+        let mut out = self.out;
+        let mut link = SharedLink::new(Arc::clone(&inbox), Vec::new());
+        let mut from = 0;
+        for _ in 0..2_000 {
+            from = out.push(&self.ours, &mut link, message, from).expect("no complaint").unwrap_or(from);
+            self.bells.iter().for_each(ring);
+            if from == message.len() {
+                break;
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        drop(link);
+        let inbox = Arc::into_inner(inbox).expect("nobody else has it");
+        Rogue { inbox, out, ..self }
+    }
+}
+
+/// The others go on.
+fn is_well(house: &House) {
+    for way in WAYS {
+        let mut client = house.client(way);
+        let keyspace = client.keyspace("well").expect("a keyspace");
+        client.insert(keyspace, b"a", b"b").expect("an insert");
+        assert_eq!(client.get(keyspace, b"a").expect("a get").as_deref(), Some(&b"b"[..]));
+    }
+}
+
+fn ended(house: &House, before: u64) {
+    until("the session of a client that breaks the rules ends", || {
+        house.server.stats().violations > before && house.server.stats().clients == 0
+    });
+}
+
+#[test]
+fn garbage_in_a_ring_ends_that_session_alone() {
+    let house = House::new(limits(2));
+    for seed in 1..60u64 {
+        let rogue = Rogue::new(&house);
+        let mut state = seed;
+        let mut random = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state >> 24
+        };
+        for at in 0..rogue.inbox.len() {
+            if !seed.is_multiple_of(3) || at < 64 {
+                let value = if seed.is_multiple_of(2) { random() % 50 } else { random() << 17 };
+                rogue.inbox.word(at).store(value, Ordering::Relaxed);
+            }
+        }
+        rogue.ring();
+        drop(rogue);
+    }
+    until("they are gone", || house.server.stats().clients == 0);
+    assert!(house.server.stats().violations > 0);
+    is_well(&house);
+    house.server.close().expect("no thread has panicked");
+}
+
+#[test]
+fn a_tail_a_record_or_a_message_that_lies_ends_that_session_alone() {
+    let house = House::new(Limits { message: 1 << 16, ..limits(1) });
+    let lies: [&dyn Fn(&Rogue); 3] = [
+        &|rogue| rogue.inbox.publish(0, u64::MAX),
+        &|rogue| rogue.inbox.publish(0, 8193),
+        // A record of 4 GiB − 1 where two words were written.
+        &|rogue| {
+            let data = Layout::new(1, 1, 8192).expect("a layout").words() - 8192;
+            rogue.inbox.word(data).store(u64::from(u32::MAX), Ordering::Relaxed);
+            rogue.inbox.publish(0, 2);
+        },
+    ];
+    for lie in lies {
+        let before = house.server.stats().violations;
+        let rogue = Rogue::new(&house);
+        lie(&rogue);
+        rogue.ring();
+        ended(&house, before);
+        is_well(&house);
+    }
+    // A message that never ends; a message that is none; a count of more than there is.
+    for message in [vec![0; 1 << 20], vec![200; 40], [&[0; 8][..], &[5, 0, 255, 255, 255, 255]].concat()] {
+        let before = house.server.stats().violations;
+        let rogue = Rogue::new(&house).send(&message);
+        ended(&house, before);
+        drop(rogue);
+        is_well(&house);
+    }
+    house.server.close().expect("no thread has panicked");
+}
+
+#[test]
+fn credits_for_what_was_not_sent_end_that_session_alone() {
+    let house = House::new(Limits { ring: 64, ..limits(1) });
+    let before = house.server.stats().violations;
+    let rogue = Rogue::new(&house);
+    rogue.inbox.word(8).store(u64::MAX / 2, Ordering::Relaxed);
+    let mut rogue = rogue;
+    for id in 0..40 {
+        let mut ping = Vec::new();
+        Request::Ping.encode(id, &mut ping);
+        rogue = rogue.send(&ping);
+        if house.server.stats().violations > before {
+            break;
+        }
+    }
+    ended(&house, before);
+    is_well(&house);
+}
+
+#[test]
+fn garbage_and_bombs_over_tcp_end_that_session_alone() {
+    let house = House::new(limits(2));
+    let Address::Tcp(at) = house.address(1).clone() else { panic!("the second is TCP") };
+    let frames: [Vec<u8>; 5] = [
+        vec![255; 4000],
+        [0u32.to_le_bytes(), u32::MAX.to_le_bytes()].concat(),
+        [u32::MAX.to_le_bytes(), 1u32.to_le_bytes()].concat(),
+        [0u32.to_le_bytes(), 0u32.to_le_bytes()].concat(),
+        [&0u32.to_le_bytes()[..], &1u32.to_le_bytes(), &u64::MAX.to_le_bytes()].concat(),
+    ];
+    for frame in frames {
+        let before = house.server.stats().violations;
+        let mut socket = TcpStream::connect(at).expect("a socket");
+        socket.write_all(&hello("")).expect("room");
+        assert_eq!(welcome(&socket).expect("an answer").status, Status::Welcome);
+        socket.write_all(&frame).expect("room");
+        ended(&house, before);
+        is_well(&house);
+    }
+    house.server.close().expect("no thread has panicked");
+}
+
+#[test]
+fn strangers_at_the_door_are_turned_away_and_hold_nobody_up() {
+    let house = House::with(limits(1), |builder| builder.token("open sesame"));
+    let Address::Tcp(at) = house.address(1).clone() else { panic!("the second is TCP") };
+    let silent: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(at).expect("a socket")).collect();
+    let mut half = TcpStream::connect(at).expect("a socket");
+    half.write_all(&hello("open sesame")[..30]).expect("room");
+    let say = |bytes: &[u8]| {
+        let mut socket = TcpStream::connect(at).expect("a socket");
+        socket.write_all(bytes).expect("room");
+        welcome(&socket).map(|welcome| (welcome.status, welcome.version))
+    };
+    assert_eq!(say(b"GET / HTTP/1.1\r\n\r\n"), Some((Status::Malformed, 1)));
+    assert_eq!(say(&hello("")), Some((Status::Denied, 1)));
+    assert_eq!(say(&hello("open sesam")), Some((Status::Denied, 1)));
+    let mut newer = hello("open sesame");
+    newer[8] = 2;
+    assert_eq!(say(&newer), Some((Status::Version, 1)));
+    let join = Some(Join { session: 1, secret: 0, worker: 0 });
+    let join = Hello { mode: Mode::AllToAll, join, token: "open sesame".into() }.encode();
+    assert_eq!(say(&join), Some((Status::Denied, 1)));
+    assert!(matches!(Client::connect(&Address::Tcp(at), &options(Mode::Agent)), Err(Error::Denied)));
+    let token = Options { token: "open sesame".into(), ..options(Mode::Agent) };
+    Client::connect(&Address::Tcp(at), &token).expect("it knows the token").ping().expect("an answer");
+    // Over the Unix socket the kernel says who it is.
+    house.client(WAYS[0]).ping().expect("an answer");
+    half.write_all(&hello("open sesame")[30..]).expect("room");
+    assert_eq!(welcome(&half).expect("an answer").status, Status::Welcome);
+    drop(silent);
+}
+
+#[test]
+fn beyond_this_machine_a_token_is_demanded() {
+    let house = House::new(limits(1));
+    let far: Address = "tcp:0.0.0.0:0".parse().expect("an address");
+    let error = Builder::default().listen(far.clone()).start(&house.db).err().expect("refused");
+    assert!(error.to_string().contains("set a token"), "{error}");
+    Builder::default().listen(far.clone()).token("").start(&house.db).err().expect("refused");
+    let server = Builder::default().listen(far).token("t").start(&house.db).expect("a server");
+    server.close().expect("an orderly end");
+    let _ = (rdma::devices(), local()); // it can be asked for, present or not
+}
+
+#[test]
+fn a_second_server_does_not_take_a_living_ones_socket_but_a_dead_ones() {
+    let house = House::new(limits(1));
+    let at = Address::Shared(house.socket());
+    assert!(Builder::default().listen(at.clone()).start(&house.db).is_err());
+    let left = house.dir.path().join("left");
+    drop(std::os::unix::net::UnixListener::bind(&left).expect("a socket"));
+    let second = Builder::default().listen(Address::Shared(left.clone())).start(&house.db).expect("a server");
+    let mode =
+        std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&left).expect("there").permissions());
+    assert_eq!(mode & 0o777, 0o600);
+    second.close().expect("an orderly end");
+    assert!(!left.exists());
+    is_well(&house);
+}
+
+#[test]
+fn who_is_one_too_many_is_told_that_it_is_busy() {
+    let house = House::new(Limits { clients: 2, snapshots: 2, ..limits(1) });
+    let (mut one, two) = (house.client(WAYS[0]), house.client(WAYS[2]));
+    for way in WAYS {
+        let third = Client::connect(house.address(way.0), &options(way.1));
+        assert!(matches!(third, Err(Error::Busy)));
+    }
+    drop(two);
+    until("a place is free", || house.server.stats().clients == 1);
+    house.client(WAYS[2]).ping().expect("an answer");
+    let first = one.snapshot().expect("a snapshot");
+    one.snapshot().expect("a snapshot");
+    assert!(matches!(one.snapshot(), Err(Error::Busy)));
+    one.release(first).expect("released");
+    one.snapshot().expect("there is room again");
+}
+
+#[test]
+fn more_waiting_for_the_device_than_allowed_is_answered_busy() {
+    let house = House::new(Limits { waiting: 4, ..limits(2) });
+    for way in WAYS {
+        let mut client = house.client(way);
+        let keyspace = client.keyspace("k").expect("a keyspace");
+        let (mut done, mut busy) = (0, 0);
+        for number in 0..100u32 {
+            let key = number.to_be_bytes();
+            client.submit(&keyspace.write(&key, Some(b"v"), Durability::Sync)).expect("submitted");
+        }
+        while let Some((_, reply)) = client.next().expect("a reply") {
+            match reply {
+                Ok(_) => done += 1,
+                Err(Error::Busy) => busy += 1,
+                Err(other) => panic!("{other}"),
+            }
+        }
+        assert!(done >= 4 && busy > 0 && done + busy == 100, "{done} done, {busy} busy");
+        client.persist().expect("the places are free again");
+    }
+    assert!(house.server.stats().busy > 0);
+}
+
+#[test]
+fn a_client_that_takes_no_replies_is_owed_a_bounded_amount_and_holds_up_nobody() {
+    let house = House::new(Limits { ring: 256, outbox: 16 << 10, ..limits(2) });
+    for way in WAYS {
+        let mut hanging = house.client(way);
+        let keyspace = hanging.keyspace("hang").expect("a keyspace");
+        hanging.insert(keyspace, b"v", vec![1; 1000]).expect("an insert");
+        // Without a look at the replies: 75 of 1,000 bytes for an outbox of 16 KiB.
+        let tickets: Vec<_> =
+            (0..75).map(|_| hanging.submit(&keyspace.get(b"v")).expect("submitted")).collect();
+        hanging.flush().expect("sent");
+        is_well(&house);
+        for ticket in tickets {
+            hanging.wait(ticket).expect("it still has its answer");
+        }
+    }
+}
+
+/// The client that is killed. Does nothing unless it is started by the test below.
+#[test]
+fn a_client_to_be_killed() {
+    let Ok(at) = std::env::var("SHEAF_RPC_VICTIM") else { return };
+    let address: Address = at.parse().expect("an address");
+    let mut client = Client::connect(&address, &options(Mode::Agent)).expect("a client");
+    let keyspace = client.keyspace("victim").expect("a keyspace");
+    println!("\nready");
+    let mut number = 0u64;
+    loop {
+        let key = number.to_be_bytes();
+        client.submit(&keyspace.insert(&key, &[0; 200])).expect("submitted");
+        number += 1;
+    }
+}
+
+fn victim(address: &Address) -> Child {
+    let mut child = Command::new(std::env::current_exe().expect("this test"))
+        .args(["--exact", "hostile::a_client_to_be_killed", "--nocapture"])
+        .env("SHEAF_RPC_VICTIM", address.to_string())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("a process");
+    let mut out = std::io::BufReader::new(child.stdout.take().expect("piped"));
+    let mut line = String::new();
+    while !line.starts_with("ready") {
+        line.clear();
+        assert!(std::io::BufRead::read_line(&mut out, &mut line).expect("a line") > 0, "it never got ready");
+    }
+    child
+}
+
+#[test]
+fn clients_killed_in_the_middle_leave_nothing_behind() {
+    let house = House::new(limits(2));
+    for round in 0..6 {
+        let mut child = victim(house.address(round % 2));
+        let mut other = house.client(WAYS[round % 4]);
+        let keyspace = other.keyspace("other").expect("a keyspace");
+        for number in 0..50u32 {
+            other.insert(keyspace, number.to_be_bytes(), b"v").expect("an insert");
+        }
+        child.kill().expect("killed");
+        child.wait().expect("dead");
+        other.ping().expect("the server goes on");
+        drop(other);
+        until("the place of a dead client is free", || house.server.stats().clients == 0);
+    }
+    assert_eq!(house.server.stats().violations, 0);
+    house.server.close().expect("no thread has panicked");
+}
+
+#[test]
+fn words_and_links_are_what_a_client_uses() {
+    // A TCP link that nobody reads stays within its ring: the rest waits with the sender.
+    let (ours, _theirs) = UnixStream::pair().expect("sockets");
+    ours.set_nonblocking(true).expect("a socket");
+    let layout = Layout::new(1, 1, 64).expect("a layout");
+    let inbox = Memory::heap(layout.words());
+    let mut out = Outgoing::new(layout, 0);
+    let mut link = TcpLink::new(Arc::new(ours.into()));
+    let mut from = 0;
+    while let Some(to) = out.push(&inbox, &mut link, &[1; 10_000], from).expect("no complaint") {
+        from = to;
+        link.flush().expect("sent, or kept");
+    }
+    assert!(from < 64 * 8);
+}
