@@ -9,6 +9,7 @@ static COUNTING: sheaf_testkit::alloc::Counting = sheaf_testkit::alloc::Counting
 
 sheaf_testkit::corruption_suite!(flat, sheaf_testkit::stage::Subject::flat());
 sheaf_testkit::corruption_suite!(flat_ordered, sheaf_testkit::stage::Subject::flat_ordered());
+sheaf_testkit::corruption_suite!(cedrus, sheaf_testkit::stage::Subject::cedrus());
 sheaf_testkit::corruption_suite!(ledger, sheaf_testkit::stage::Subject::ledger());
 
 /// `SHEAF_CORRUPT='flat Loaded 1 4711'`: the line a failure prints.

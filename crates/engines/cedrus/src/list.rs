@@ -50,6 +50,8 @@ pub(crate) struct List<'p> {
     pub(crate) count: usize,
     pub(crate) lines: usize,
     pub(crate) is_link: bool,
+    /// Entries that fit.
+    pub(crate) capacity: usize,
 }
 
 /// Bytes before the entries.
@@ -58,9 +60,16 @@ fn head_bytes(is_link: bool) -> usize {
 }
 
 /// Entries for which `lines` are enough.
-pub(crate) fn capacity_of(lines: usize, bits: u32, is_link: bool) -> usize {
+fn capacity_of(lines: usize, bits: u32, is_link: bool) -> usize {
     let room = (lines * LINE).saturating_sub(head_bytes(is_link));
-    (room / (Shape::rest_bytes(bits) + ADDRESS_BYTES)).min(usize::from(u8::MAX))
+    // By constants, which are multiplications.
+    let count = match Shape::rest_bytes(bits) {
+        1 => room / (1 + ADDRESS_BYTES),
+        2 => room / (2 + ADDRESS_BYTES),
+        3 => room / (3 + ADDRESS_BYTES),
+        _ => room / (4 + ADDRESS_BYTES),
+    };
+    count.min(usize::from(u8::MAX))
 }
 
 impl<'p> List<'p> {
@@ -78,18 +87,15 @@ impl<'p> List<'p> {
             count: usize::from(count),
             lines: usize::from(lines),
             is_link: kind == LINK,
+            capacity: capacity_of(usize::from(lines), u32::from(bits), kind == LINK),
         };
         let makes_sense = lines > 0
             && list.bits <= HASH_BITS
             && kind <= LINK
             && (!list.is_link || list.bits == HASH_BITS)
             && top(list.prefix, list.bits) == list.prefix
-            && list.count <= list.capacity();
+            && list.count <= list.capacity;
         makes_sense.then_some(list)
-    }
-
-    pub(crate) fn capacity(&self) -> usize {
-        capacity_of(self.lines, self.bits, self.is_link)
     }
 
     /// Whether hashes like this one belong here.
@@ -123,11 +129,11 @@ impl<'p> List<'p> {
 
     /// Where the addresses begin, in bytes.
     fn addresses(&self) -> usize {
-        head_bytes(self.is_link) + Shape::rest_bytes(self.bits) * self.capacity()
+        head_bytes(self.is_link) + Shape::rest_bytes(self.bits) * self.capacity
     }
 
     pub(crate) fn hash(&self, index: usize) -> u32 {
-        let (start, capacity) = (head_bytes(self.is_link), self.capacity());
+        let (start, capacity) = (head_bytes(self.is_link), self.capacity);
         let planes = Shape::rest_bytes(self.bits);
         let mut bytes = [0; 4];
         for (plane, byte) in bytes.iter_mut().take(planes).enumerate() {
@@ -192,7 +198,7 @@ impl<'p> List<'p> {
     }
 
     fn set_entry(&self, index: usize, entry: Entry) {
-        let (start, capacity) = (head_bytes(self.is_link), self.capacity());
+        let (start, capacity) = (head_bytes(self.is_link), self.capacity);
         let planes = Shape::rest_bytes(self.bits);
         for (plane, byte) in entry.hash.to_le_bytes().iter().take(planes).enumerate() {
             self.set_bytes(start + plane * capacity + index, &[*byte]);
@@ -237,7 +243,8 @@ impl<'p> List<'p> {
         entries: &[Entry],
     ) {
         let words = &page[line * LINE_WORDS..(line + lines) * LINE_WORDS];
-        let list = List { words, prefix: top(prefix, bits), bits, count: 0, lines, is_link: false };
+        let capacity = capacity_of(lines, bits, false);
+        let list = List { words, prefix: top(prefix, bits), bits, count: 0, lines, is_link: false, capacity };
         list.fill(entries);
     }
 
@@ -251,7 +258,8 @@ impl<'p> List<'p> {
         entries: &[Entry],
     ) {
         let words = &page[line * LINE_WORDS..(line + lines) * LINE_WORDS];
-        let list = List { words, prefix: hash, bits: HASH_BITS, count: 0, lines, is_link: true };
+        let (bits, capacity) = (HASH_BITS, capacity_of(lines, HASH_BITS, true));
+        let list = List { words, prefix: hash, bits, count: 0, lines, is_link: true, capacity };
         list.fill(entries);
         words[1].store(u64::from(next), Ordering::Relaxed);
     }

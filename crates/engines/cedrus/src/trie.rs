@@ -175,6 +175,13 @@ impl Trie {
         self.free_lines.load(Ordering::Relaxed) * 8 > lines
     }
 
+    /// The part of the lines in memory that is used.
+    #[allow(clippy::cast_precision_loss)]
+    pub(crate) fn fill(&self) -> f64 {
+        let lines = self.resident.load(Ordering::Relaxed) * (self.shape.page_lines as u64 - 1);
+        1.0 - self.free_lines.load(Ordering::Relaxed) as f64 / lines.max(1) as f64
+    }
+
     pub(crate) fn len(&self) -> u64 {
         self.entries.load(Ordering::Relaxed)
     }
@@ -312,9 +319,15 @@ impl Trie {
 
     /// The entries of hashes from `from` on that stand together, in `out`, and the last hash that these could have.
     pub(crate) fn visit(&self, from: u32, guard: &Guard, out: &mut Vec<Entry>) -> Tried<u32> {
+        self.visit_at(from, guard, out).map(|(last, _)| last)
+    }
+
+    /// The same, and how many nodes are on the way.
+    pub(crate) fn visit_at(&self, from: u32, guard: &Guard, out: &mut Vec<Entry>) -> Tried<(u32, usize)> {
         self.read(from, || {
             out.clear();
-            let (step, child) = self.descend(from, guard, |_| {})?;
+            let mut level = 1;
+            let (step, child) = self.descend(from, guard, |_| level += 1)?;
             let mut end = step.digit + 1;
             while end < 1 << step.bits && self.child_of(&step, end, guard)? == child {
                 end += 1;
@@ -330,7 +343,8 @@ impl Trie {
                 }
             }
             // Every domain in the piece counts, not only that of its first hash.
-            Ok(if domain(last) == domain(from) { last } else { self.cut_piece(from, last, out) })
+            let is_one = domain(last) == domain(from);
+            Ok((if is_one { last } else { self.cut_piece(from, last, out) }, level))
         })
     }
 
@@ -630,7 +644,7 @@ impl<'a> Change<'a> {
         let list = self.trie.list(child, self.guard)?;
         let most = self.trie.shape.most;
         let is_another = list.is_link && list.prefix != entry.hash;
-        if !is_another && list.count < list.capacity() && (list.is_link || list.count < most) {
+        if !is_another && list.count < list.capacity && (list.is_link || list.count < most) {
             self.touch(child)?;
             list.push(entry);
             return Ok(());
