@@ -202,3 +202,43 @@ impl Drop for Segments {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{DATA_START, Identity};
+    use super::*;
+    use crate::disk::Disk;
+    use crate::disk::sim::SimDisk;
+    use crate::types::{Incarnation, LogId, StoreId};
+    use std::path::Path;
+
+    #[test]
+    fn segments_get_their_slots_of_then_and_others_none_of_those() {
+        let disk = SimDisk::new();
+        disk.create_dir(Path::new("/flat")).unwrap();
+        let segment = |id: u64| {
+            let (store, log, incarnation) = (StoreId(1), LogId::Flat, Incarnation(1));
+            let identity =
+                Identity { store, log, id: SegmentId(id), stream: 0, incarnation, capacity: 2 * DATA_START };
+            Arc::new(Segment::create(&disk, Path::new("/flat"), identity).unwrap())
+        };
+        let all: Vec<Arc<Segment>> = [3, 4, 7, 9].map(segment).to_vec();
+        // 5 is gone since; 7 and 9 came after the table was written.
+        let then = HashMap::from([(SegmentId(3), 2), (SegmentId(4), 0), (SegmentId(5), 1)]);
+        let table = Segments::with_slots(5);
+        assert!(table.admit_all(&all, &then));
+        assert_eq!(all.iter().map(|s| s.slot()).collect::<Vec<_>>(), [2, 0, 3, 4]);
+        assert!(table.at(1, &epoch::pin()).is_none());
+        assert_eq!(table.admit(&segment(10)), Some(1));
+        assert_eq!(table.admit(&segment(11)), None);
+
+        // What makes no sense is a table without it.
+        let then = HashMap::from([(SegmentId(3), 1), (SegmentId(4), 1), (SegmentId(7), 77)]);
+        let table = Segments::with_slots(4);
+        assert!(table.admit_all(&all, &then));
+        let mut slots: Vec<u32> = all.iter().map(|s| s.slot()).collect();
+        slots.sort_unstable();
+        assert_eq!(slots, [0, 1, 2, 3]);
+        assert!(!Segments::with_slots(3).admit_all(&all, &then));
+    }
+}

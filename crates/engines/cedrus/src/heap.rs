@@ -24,7 +24,7 @@ use sheaf_base::segment::Address;
 use sheaf_base::sync::atomic::{AtomicU64, Ordering};
 use sheaf_base::sync::epoch::Guard;
 
-use crate::page::{Fresh, MOST_PAGES, Pages};
+use crate::page::{MOST_PAGES, Pages};
 use crate::shape::Shape;
 
 /// Pages are pressed while more than this part of all lines is free.
@@ -284,8 +284,8 @@ impl Heap {
                 page
             }
         };
-        let fresh = Fresh::new(self.shape.page_lines);
-        for (word, value) in fresh.words().zip([1, kind.head(page)]) {
+        let fresh = pages.fresh();
+        for (word, value) in fresh.words().iter().zip([1, kind.head(page)]) {
             word.store(value, Ordering::Relaxed);
         }
         pages.put(page, fresh);

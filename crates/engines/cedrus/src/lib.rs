@@ -49,6 +49,8 @@ mod cursor;
 mod engine;
 mod heap;
 mod image;
+#[cfg(all(test, shuttle))]
+mod interleavings;
 mod list;
 pub mod measure;
 mod page;

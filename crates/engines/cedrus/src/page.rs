@@ -7,45 +7,133 @@
 //!  page: line 0 head | 63 lines of nodes and lists        head: used lines, a bit each 8 | number 4 | 0 ...
 //! ```
 //!
+//! Memory for pages comes from chunks that grow to 2 MiB, which then ask for a huge page: a look-up in a large trie misses the
+//! TLB at every step otherwise.
+//!
 //! ## Invariants
 //!
-//! 1. A page's memory goes after every guard under which it could be found.
+//! 1. A page's memory is used again after every guard under which it could be found.
 //! 2. A page is put in and taken out by one thread at a time (the heap's lock).
+//! 3. A frame has one owner: a [`Fresh`], a slot, or the pool. Chunks go with the last owner of the pool.
 
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use sheaf_base::memory::prefer_huge_pages;
+use sheaf_base::sync::Mutex;
 use sheaf_base::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::Guard;
 
-use crate::shape::LINE_WORDS;
+use crate::shape::{LINE, LINE_WORDS};
 
-/// Pages of the first chunk.
+/// Pages of the first chunk of slots.
 const FIRST: usize = 64;
 /// Chunks: 2^25 pages and more.
 const CHUNKS: usize = 20;
 /// Most pages there can be: what a reference reaches (trie.rs).
 pub(crate) const MOST_PAGES: u32 = 1 << 25;
+/// Frames of the first chunk of memory.
+const FEW_FRAMES: usize = 16;
+/// Bytes of the largest one.
+const HUGE: usize = 2 << 20;
+
+/// A chunk of memory.
+struct Chunk(NonNull<AtomicU64>, Layout);
+
+// SAFETY:
+// * Memory that it owns; it gives no access by itself.
+unsafe impl Send for Chunk {}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        // SAFETY:
+        // * Allocated in `Pool::take` with this layout; nobody has a frame of it any more (I3).
+        unsafe { dealloc(self.0.as_ptr().cast(), self.1) }
+    }
+}
+
+/// Memory for pages, all of one size.
+struct Pool {
+    words: usize,
+    inner: Mutex<Free>,
+}
 
 #[derive(Default)]
-#[repr(align(64))]
-struct Line([AtomicU64; LINE_WORDS]);
+struct Free {
+    /// Addresses of frames that nobody has.
+    frames: Vec<usize>,
+    chunks: Vec<Chunk>,
+}
 
-/// A page before it is put in.
-pub(crate) struct Fresh(Box<[Line]>);
-
-impl Fresh {
-    /// All zeros.
-    pub(crate) fn new(lines: usize) -> Fresh {
-        Fresh((0..lines).map(|_| Line::default()).collect())
+impl Pool {
+    /// A frame, which is the caller's.
+    fn take(&self) -> NonNull<AtomicU64> {
+        let mut free = self.inner.lock();
+        if free.frames.is_empty() {
+            let frame = self.words * size_of::<AtomicU64>();
+            let count = (FEW_FRAMES << free.chunks.len().min(16)).min(HUGE / frame).max(1);
+            let align = if frame * count == HUGE { HUGE } else { LINE };
+            let layout =
+                Layout::from_size_align(frame * count, align).unwrap_or_else(|_| Layout::new::<AtomicU64>());
+            assert!(
+                layout.size() == frame * count,
+                "a chunk has at most 2 MiB and is aligned to a power of two"
+            );
+            // SAFETY:
+            // * The layout has a size.
+            let start = unsafe { alloc_zeroed(layout) };
+            let Some(start) = NonNull::new(start.cast::<AtomicU64>()) else { handle_alloc_error(layout) };
+            if align == HUGE {
+                prefer_huge_pages(start.cast(), HUGE);
+            }
+            free.frames.extend((0..count).map(|index| start.as_ptr() as usize + index * frame));
+            free.chunks.push(Chunk(start, layout));
+        }
+        match free.frames.pop().and_then(|frame| NonNull::new(frame as *mut AtomicU64)) {
+            Some(frame) => frame,
+            None => unreachable!("there is one"),
+        }
     }
 
-    pub(crate) fn words(&self) -> impl Iterator<Item = &AtomicU64> {
-        self.0.iter().flat_map(|line| &line.0)
+    fn give(&self, frame: usize) {
+        self.inner.lock().frames.push(frame);
+    }
+}
+
+/// A page before it is put in.
+pub(crate) struct Fresh {
+    /// Its frame; none once that is a slot's.
+    frame: Option<NonNull<AtomicU64>>,
+    pool: Arc<Pool>,
+}
+
+impl Fresh {
+    pub(crate) fn words(&self) -> &[AtomicU64] {
+        let Some(frame) = self.frame else { return &[] };
+        // SAFETY:
+        // * A frame of so many words, all initialised: zero at first, words of a page since. It is ours (I3).
+        unsafe { std::slice::from_raw_parts(frame.as_ptr(), self.pool.words) }
+    }
+
+    /// The frame, which is the caller's now.
+    fn leave(mut self) -> *mut AtomicU64 {
+        self.frame.take().map_or(std::ptr::null_mut(), NonNull::as_ptr)
+    }
+}
+
+impl Drop for Fresh {
+    fn drop(&mut self) {
+        if let Some(frame) = self.frame {
+            self.pool.give(frame.as_ptr() as usize);
+        }
     }
 }
 
 /// See the module.
 pub(crate) struct Pages {
-    chunks: [AtomicPtr<AtomicPtr<Line>>; CHUNKS],
-    lines: usize,
+    chunks: [AtomicPtr<AtomicPtr<AtomicU64>>; CHUNKS],
+    pool: Arc<Pool>,
 }
 
 /// Where page `page` stands: its chunk, and its place there.
@@ -57,11 +145,12 @@ fn split(page: u32) -> (usize, usize) {
 
 impl Pages {
     pub(crate) fn new(lines: usize) -> Pages {
-        Pages { chunks: Default::default(), lines }
+        let pool = Pool { words: lines * LINE_WORDS, inner: Mutex::default() };
+        Pages { chunks: std::array::from_fn(|_| AtomicPtr::default()), pool: Arc::new(pool) }
     }
 
     #[inline]
-    fn slot(&self, page: u32) -> Option<&AtomicPtr<Line>> {
+    fn slot(&self, page: u32) -> Option<&AtomicPtr<AtomicU64>> {
         let (chunk, at) = split(page);
         let first = self.chunks.get(chunk)?.load(Ordering::Acquire);
         if first.is_null() {
@@ -80,22 +169,29 @@ impl Pages {
             return None;
         }
         // SAFETY:
-        // * From a box of `lines` lines, which are arrays of words without padding; freed after all guards that were
-        //   pinned when it was taken out (I1).
-        Some(unsafe { std::slice::from_raw_parts(start.cast(), self.lines * LINE_WORDS) })
+        // * A frame of so many words, initialised; it goes back to the pool after all guards that were pinned when it
+        //   was taken out (I1), and the pool lives until then, as what gives it back holds it.
+        Some(unsafe { std::slice::from_raw_parts(start, self.pool.words) })
+    }
+
+    /// A page of zeros.
+    pub(crate) fn fresh(&self) -> Fresh {
+        let fresh = Fresh { frame: Some(self.pool.take()), pool: Arc::clone(&self.pool) };
+        fresh.words().iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        fresh
     }
 
     /// Puts a page in where there is none.
     pub(crate) fn put(&self, page: u32, fresh: Fresh) {
         let (chunk, at) = split(page);
         if self.chunks[chunk].load(Ordering::Acquire).is_null() {
-            let slots: Box<[AtomicPtr<Line>]> = (0..FIRST << chunk).map(|_| AtomicPtr::default()).collect();
+            let slots: Box<[AtomicPtr<AtomicU64>]> =
+                (0..FIRST << chunk).map(|_| AtomicPtr::default()).collect();
             self.chunks[chunk].store(Box::into_raw(slots).cast(), Ordering::Release);
         }
         debug_assert!(at < FIRST << chunk);
-        let start: *mut Line = Box::into_raw(fresh.0).cast();
         if let Some(slot) = self.slot(page) {
-            let before = slot.swap(start, Ordering::AcqRel);
+            let before = slot.swap(fresh.leave(), Ordering::AcqRel);
             assert!(before.is_null(), "page {page} was put in twice");
         }
     }
@@ -103,19 +199,12 @@ impl Pages {
     /// Takes a page out.
     pub(crate) fn take(&self, page: u32, guard: &Guard) {
         let Some(slot) = self.slot(page) else { return };
-        let start = slot.swap(std::ptr::null_mut(), Ordering::AcqRel) as usize;
-        let lines = self.lines;
-        if start != 0 {
-            guard.defer(move || drop_page(start as *mut Line, lines));
+        let frame = slot.swap(std::ptr::null_mut(), Ordering::AcqRel) as usize;
+        let pool = Arc::clone(&self.pool);
+        if frame != 0 {
+            guard.defer(move || pool.give(frame));
         }
     }
-}
-
-/// Frees a page that was taken out.
-fn drop_page(start: *mut Line, lines: usize) {
-    // SAFETY:
-    // * Made by `Box::into_raw` of so many lines in `put`; taken out once, and nobody looks any more.
-    drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(start, lines)) });
 }
 
 impl Drop for Pages {
@@ -126,10 +215,9 @@ impl Drop for Pages {
                 continue;
             }
             // SAFETY:
-            // * Made by `Box::into_raw` of so many slots in `put`; `&mut self`: nobody uses it.
-            let slots = unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(first, FIRST << number)) };
-            let pages = slots.iter().map(|slot| slot.load(Ordering::Relaxed));
-            pages.filter(|page| !page.is_null()).for_each(|page| drop_page(page, self.lines));
+            // * Made by `Box::into_raw` of so many slots in `put`; `&mut self`: nobody uses it. Frames in its slots go
+            //   with the pool's chunks.
+            drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(first, FIRST << number)) });
         }
     }
 }
@@ -151,8 +239,8 @@ mod tests {
         let guard = &epoch::pin();
         for page in [0, 5, 1000] {
             assert!(pages.get(page, guard).is_none());
-            let fresh = Fresh::new(8);
-            fresh.words().for_each(|word| word.store(u64::from(page), Ordering::Relaxed));
+            let fresh = pages.fresh();
+            fresh.words().iter().for_each(|word| word.store(u64::from(page), Ordering::Relaxed));
             pages.put(page, fresh);
         }
         let words = pages.get(1000, guard).unwrap();

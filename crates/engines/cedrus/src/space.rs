@@ -65,6 +65,8 @@ struct Inner {
     file: Option<Arc<dyn File>>,
     /// By page: as the last image that was saved has it.
     table: Vec<Place>,
+    /// Pages that have a place in it.
+    named: u64,
     /// The same, for the checkpoint under way.
     next: Option<Vec<Place>>,
     free: BTreeSet<u32>,
@@ -157,6 +159,7 @@ impl Space {
         if !home.read_only {
             renew_len(&*file).during("extend", &self.path)?;
         }
+        inner.named = used.len() as u64;
         inner.free = (1..end).filter(|at| !used.contains(at)).collect();
         (inner.end, inner.file, inner.table, inner.is_named) = (end, Some(file), table, true);
         Ok(())
@@ -164,9 +167,8 @@ impl Space {
 
     /// Bytes of the table, and of the pages that the last image names.
     pub(crate) fn bytes(&self) -> (u64, u64) {
-        let table = &self.inner.lock().table;
-        let pages = table.iter().filter(|place| place.at > 0).count();
-        (size_of_val(&table[..]) as u64, (pages * self.page_bytes) as u64)
+        let inner = self.inner.lock();
+        (size_of_val(&inner.table[..]) as u64, inner.named * self.page_bytes as u64)
     }
 
     /// Reads a page and puts it into memory.
@@ -186,8 +188,13 @@ impl Space {
         match file.read_at(at, &mut bytes) {
             Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => {
                 let got = file.len().during("measure", &self.path)?;
-                let what = Damage::Short { got, expected: at + self.page_bytes as u64 };
-                return Err(Error::corrupt(&self.path, at, what));
+                let expected = at + self.page_bytes as u64;
+                // A read that failed is no damage.
+                return Err(if got < expected {
+                    Error::corrupt(&self.path, at, Damage::Short { got, expected })
+                } else {
+                    Error::io("read", &self.path, e)
+                });
             }
             other => other.during("read", &self.path)?,
         }
@@ -364,6 +371,7 @@ impl Space {
             inner.graves.push_back(Vec::new());
             return;
         };
+        inner.named = next.iter().filter(|place| place.at > 0).count() as u64;
         let table = std::mem::replace(&mut inner.table, next);
         let is_gone = |(page, place): (usize, &Place)| {
             (place.at > 0 && inner.table.get(page).is_none_or(|now| now.at != place.at)).then_some(place.at)

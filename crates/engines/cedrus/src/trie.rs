@@ -48,7 +48,7 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::heap::{Heap, Kind};
 use crate::list::{Entry, List, top};
-use crate::page::{Fresh, Pages};
+use crate::page::Pages;
 use crate::shape::{HASH_BITS, LINE_WORDS, LINK_HEAD, Shape};
 
 /// Parts of the hashes that have a version each.
@@ -150,7 +150,7 @@ impl Trie {
             shape,
             root: (0..1 << shape.root_bits).map(|_| AtomicU32::new(EMPTY)).collect(),
             pages: Pages::new(shape.page_lines),
-            versions: [const { AtomicU32::new(0) }; 1 << DOMAIN_BITS],
+            versions: std::array::from_fn(|_| AtomicU32::new(0)),
             heap: Mutex::new(Heap::new(shape)),
             resident: AtomicU64::new(0),
             free_lines: AtomicU64::new(0),
@@ -421,8 +421,8 @@ impl Trie {
             return Err(Trouble::Nonsense(page, "reference"));
         }
         if self.pages.get(page, guard).is_none() {
-            let fresh = Fresh::new(self.shape.page_lines);
-            fresh.words().zip(content).for_each(|(word, value)| word.store(*value, Ordering::Relaxed));
+            let fresh = self.pages.fresh();
+            fresh.words().iter().zip(content).for_each(|(word, value)| word.store(*value, Ordering::Relaxed));
             self.pages.put(page, fresh);
             if let Some(words) = self.pages.get(page, guard) {
                 heap.heap.arrived(page, kind, words);
