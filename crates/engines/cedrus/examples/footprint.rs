@@ -11,6 +11,8 @@
 //! The paper's trie, which splits by the whole branching factor and whose nodes have 256 pointers of 8 bytes and two masks,
 //! is computed the same way for comparison: 16 bytes a key is what this engine must stay below at every size.
 
+#![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "figures, not data")]
+
 use sheaf_cedrus::measure::{Measured, grow};
 use sheaf_cedrus::shape::{HASH_BITS, LINE, Shape};
 

@@ -303,7 +303,7 @@ impl Heap {
 
     /// A page of lists whose holes would do together what none does alone: if there is no run for the largest list, and
     /// much of all is free.
-    pub(crate) fn to_press(&mut self, pages: &Pages, guard: &Guard) -> Option<u32> {
+    pub(crate) fn choose_to_press(&mut self, pages: &Pages, guard: &Guard) -> Option<u32> {
         let largest = self.shape.largest();
         let is_scattered = self.free_lines * SCATTERED > self.resident * self.shape.page_lines as u64;
         if !is_scattered || self.with_run(Kind::Lists, largest).is_some() {

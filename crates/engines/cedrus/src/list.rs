@@ -286,7 +286,7 @@ mod tests {
         let hash = n.wrapping_mul(0x9E37_79B9);
         Entry {
             hash: hash.checked_shr(bits).unwrap_or(0),
-            address: u64::from(n) * 0x1_2345 + 1 & ADDRESS_MASK,
+            address: (u64::from(n) * 0x1_2345 + 1) & ADDRESS_MASK,
         }
     }
 

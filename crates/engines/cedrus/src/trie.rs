@@ -265,7 +265,7 @@ impl Trie {
         let version = &self.versions[domain(hash)];
         for _ in 0..LOOKS {
             let before = version.load(Ordering::Acquire);
-            if before % 2 == 0 {
+            if before.is_multiple_of(2) {
                 let seen = look();
                 fence(Ordering::Acquire);
                 if version.load(Ordering::Relaxed) == before {
@@ -381,7 +381,7 @@ impl Trie {
     /// free comes together behind them.
     fn press(&self, guard: &Guard) -> Tried<()> {
         let mut heap = self.heap();
-        let Some(page) = heap.to_press(&self.pages, guard) else { return Ok(()) };
+        let Some(page) = heap.choose_to_press(&self.pages, guard) else { return Ok(()) };
         drop(heap);
         let mut line = 1;
         while line < self.shape.page_lines {
@@ -477,7 +477,7 @@ pub(crate) fn check_list(
     list: &List<'_>,
     hash: u32,
 ) -> Result<(), &'static str> {
-    if !len.is_power_of_two() || first % len != 0 {
+    if !len.is_power_of_two() || !first.is_multiple_of(len) {
         return Err("references to a list");
     }
     let bits = step.depth + step.bits - len.trailing_zeros();
@@ -981,7 +981,7 @@ mod tests {
         }
 
         fn below(&mut self, n: usize) -> usize {
-            (self.next() % n as u64) as usize
+            usize::try_from(self.next() % n as u64).unwrap()
         }
     }
 
@@ -1043,7 +1043,10 @@ mod tests {
                         let mut hash = shape.cut(dice.next());
                         if dice.below(4) == 0 && !model.is_empty() {
                             let like = model[dice.below(model.len())].hash;
-                            hash = like ^ (hash.checked_shr(20 + dice.below(13) as u32).unwrap_or(0));
+                            hash = like
+                                ^ (hash
+                                    .checked_shr(20 + u32::try_from(dice.below(13)).unwrap())
+                                    .unwrap_or(0));
                         }
                         number += 1;
                         let entry = Entry::new(hash, place(number));
@@ -1107,7 +1110,8 @@ mod tests {
         let mut live: Vec<u64> = (0..count).collect();
         let mut dice = Dice(7);
         for n in count..11 * count {
-            let gone = std::mem::replace(&mut live[dice.below(count as usize)], n);
+            let at = dice.below(live.len());
+            let gone = std::mem::replace(&mut live[at], n);
             assert!(trie.remove(hash(gone), place(gone), guard).unwrap());
             trie.insert(Entry::new(hash(n), place(n)), guard).unwrap();
         }
