@@ -29,7 +29,7 @@
 //!
 //! `restore` from the last published image (else `restore_without`), `replay` of records (each at most once in ascending seq
 //! per key is *not* promised: an engine compares seqs; replaying a record twice changes nothing),
-//! `replayed`, then live.
+//! `settle`, `replayed`, then live.
 
 use std::any::Any;
 use std::ops::Bound;
@@ -79,13 +79,15 @@ pub struct Op<'a> {
     pub address: Address,
     /// Bytes of its frame; set before `apply`.
     pub span: u32,
+    /// Set before `prepare`: how many operations of the same commit are before it. What they take is not taken yet.
+    pub ahead: u32,
 }
 
 impl<'a> Op<'a> {
     /// An operation that nobody has looked at yet.
     #[must_use]
     pub fn new(key: &'a [u8], action: Action<'a>) -> Op<'a> {
-        Op { key, action, prior: Seq::ZERO, note: [0; 5], address: Address::NONE, span: 0 }
+        Op { key, action, prior: Seq::ZERO, note: [0; 5], address: Address::NONE, span: 0, ahead: 0 }
     }
 }
 
@@ -289,6 +291,10 @@ pub trait Engine: Send + Sync {
     fn wants_checkpoint(&self) -> bool {
         false
     }
+    /// Much of the budget would come back with a checkpoint.
+    fn is_swollen(&self) -> bool {
+        false
+    }
     /// Writes an image of at least everything up to the last commit before [`Engine::freeze`], fuzzily: later
     /// commits may be in it or not. What it names elsewhere is durable on return.
     fn save(&self, out: &mut dyn ImageSink) -> Result<()>;
@@ -307,7 +313,13 @@ pub trait Engine: Send + Sync {
     /// One record, at opening: of the journal in the order of the log, from one thread; of the flat log in
     /// any order, from several.
     fn replay(&self, record: &Replay<'_>) -> Result<()>;
-    /// All records were replayed.
+    /// All records were replayed, and the engine may settle what it kept of them: called by some threads side by
+    /// side, each with a number below `parts` of its own.
+    fn settle(&self, part: usize, parts: usize) -> Result<()> {
+        let _ = (part, parts);
+        Ok(())
+    }
+    /// Everything is settled.
     fn replayed(&self) {}
     /// Blobs that live entries name, added to `out`.
     fn blobs(&self, out: &mut Vec<u64>);

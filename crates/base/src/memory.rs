@@ -16,6 +16,26 @@ pub fn prefer_huge_pages(start: NonNull<u8>, len: usize) {
     let _ = unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxHugepage) };
 }
 
+/// Bytes of a line of the cache.
+const LINE: usize = 64;
+
+/// Asks the processor for `lines` of the cache from `from` on, which need not be an address of anything.
+#[inline]
+pub fn prefetch(from: *const u8, lines: usize) {
+    for line in 0..lines {
+        let at = from.wrapping_add(line * LINE);
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY:
+            // * A prefetch has no effect but speed, whatever the address.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>()) }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = at;
+    }
+}
+
 /// What the memory is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
@@ -69,6 +89,12 @@ impl Memory {
     #[must_use]
     pub fn has_room(&self, bytes: u64) -> bool {
         self.total().saturating_add(bytes) <= self.budget
+    }
+
+    /// True if more is taken than there is, even without the caches.
+    #[must_use]
+    pub fn is_exceeded(&self) -> bool {
+        self.total() > self.budget && self.total().saturating_sub(self.used(Part::Cache)) > self.budget
     }
 
     /// Takes `bytes` for `part`, whether they fit or not: whoever must be able to refuse asks

@@ -1,7 +1,8 @@
 //! # Areas: the data files, and how bytes come out of them checked
 //!
 //! `data/<n:08x>.area` holds segments n × 64 to n × 64 + 63. An area has its full length from the start, so
-//! that it can be mapped once; blocks come segment by segment.
+//! that it can be mapped once; blocks come segment by segment. One that is found shorter gets its length when it is clear that
+//! nothing is missing (a creation was cut short); else it stays as it is, and whoever reads behind its end is told so.
 //!
 //! Bytes that are not in the kernel yet are in the segment's buffer (`buffer.rs`); readers look there first.
 //!
@@ -65,6 +66,8 @@ impl Slot {
 pub(crate) struct Area {
     pub(crate) path: PathBuf,
     pub(crate) file: Arc<dyn File>,
+    /// Its full length.
+    pub(crate) len: u64,
     pub(crate) serials: Box<[AtomicU64]>,
     /// Each segment's buffer.
     pub(crate) slots: Box<[Slot]>,
@@ -75,37 +78,45 @@ pub(crate) struct Area {
 }
 
 impl Area {
-    /// Opens (for writing) or creates the file; a new one has no block yet.
+    /// Opens the file as it is, and maps it if it has its full length.
     pub(crate) fn open(disk: &dyn Disk, dir: &Path, number: usize, how: How, g: &Geometry) -> Result<Area> {
         let path = dir.join(DIRECTORY).join(file_name(number));
         let file = disk.open(&path, how).during("open", &path)?;
         let len = g.segment * u64::from(g.area_segments);
-        let grow = || {
-            if file.len().during("measure", &path)? < len {
-                file.set_len(len).during("extend", &path)?;
-            }
-            // An earlier life may have left the length in the kernel only.
-            renew_len(&*file).during("extend", &path)
-        };
-        if how != How::Read
-            && let Err(error) = grow()
-        {
-            if how == How::Create {
-                let _ = disk.remove(&path); // else the next attempt finds its place taken
-            }
-            return Err(error);
-        }
-        if how != How::Read || file.len().during("measure", &path)? >= len {
+        if how != How::Create && file.len().during("measure", &path)? >= len {
             file.map(len);
         }
         Ok(Area {
             path,
             file,
+            len,
             serials: (0..g.area_segments).map(|_| AtomicU64::new(0)).collect(),
             slots: (0..g.area_segments).map(|_| Slot::default()).collect(),
             allocated: AtomicU64::new(0),
             is_dirty: AtomicBool::new(true),
         })
+    }
+
+    /// Makes the file. It has no block yet.
+    pub(crate) fn create(disk: &dyn Disk, dir: &Path, number: usize, g: &Geometry) -> Result<Area> {
+        let area = Area::open(disk, dir, number, How::Create, g)?;
+        match area.stretch(0) {
+            Ok(()) => Ok(area),
+            Err(error) => {
+                let _ = disk.remove(&area.path); // else the next attempt finds its place taken
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives the file its full length, of which there are `found` bytes.
+    pub(crate) fn stretch(&self, found: u64) -> Result<()> {
+        if found < self.len {
+            self.file.set_len(self.len).during("extend", &self.path)?;
+            self.file.map(self.len);
+        }
+        // An earlier life may have left the length in the kernel only.
+        renew_len(&*self.file).during("extend", &self.path)
     }
 
     /// Gives the bytes below `end` blocks.
@@ -262,13 +273,22 @@ fn checked(bytes: &[u8], most: usize, within: u64, seed: Seed) -> Result<&[u8], 
     }
 }
 
+/// The piece at `offset`, which takes at most `len` bytes.
 fn read(area: &Area, offset: u64, len: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0; len];
     match area.file.read_at(offset, &mut bytes) {
-        Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => {
-            let what = Damage::Short { got: area.file.len().unwrap_or(0), expected: offset + len as u64 };
-            Err(Error::corrupt(&area.path, offset, what))
-        }
-        answer => answer.during("read", &area.path).map(|()| bytes),
+        Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => {}
+        answer => return answer.during("read", &area.path).map(|()| bytes),
     }
+    // The file was cut short: before the piece, or behind its start.
+    let end = area.file.len().during("measure", &area.path)?;
+    let short = |expected| Error::corrupt(&area.path, offset.min(end), Damage::Short { got: end, expected });
+    let there = usize::try_from(end.saturating_sub(offset)).unwrap_or(usize::MAX);
+    if there < PIECE_HEAD_BYTES {
+        return Err(short(offset + PIECE_HEAD));
+    }
+    bytes.truncate(there);
+    area.file.read_at(offset, &mut bytes).during("read", &area.path)?;
+    let needed = PIECE_HEAD_BYTES + (u32_at(&bytes, 4) as usize).min(len);
+    if bytes.len() < needed { Err(short(offset + needed as u64)) } else { Ok(bytes) }
 }

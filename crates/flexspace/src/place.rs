@@ -14,11 +14,10 @@ use sheaf_base::sync::atomic::Ordering;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use sheaf_base::disk::How;
 use sheaf_base::error::{Error, IoContext, Result};
 use sheaf_base::memory::Memory;
 
-use crate::area::{Area, Areas};
+use crate::area::{Area, Areas, DIRECTORY};
 use crate::buffer::{Buffer, Filler};
 use crate::extent::{Extent, Seed, fitting, footprint};
 use crate::format::{Record, Run};
@@ -239,7 +238,6 @@ impl Writer {
         let areas = Arc::make_mut(&mut self.areas);
         areas.files.resize(areas.files.len().max(number + 1), None);
         areas.files[number] = Some(Arc::new(area));
-        self.has_new_names = true;
         self.count_there();
         let first = u32::try_from(number).unwrap_or(u32::MAX) * per_area;
         let last = first + per_area;
@@ -411,7 +409,8 @@ impl Shared {
                 None => {
                     let gap = files.files.iter().position(Option::is_none);
                     let number = gap.unwrap_or(files.files.len());
-                    let area = Area::open(&*self.disk, &self.dir, number, How::Create, g)?;
+                    let area = Area::create(&*self.disk, &self.dir, number, g)?;
+                    self.name_durably(&area)?;
                     self.writer.lock().add_area(number, area);
                 }
             }
@@ -420,6 +419,14 @@ impl Shared {
             let bare = std::mem::take(&mut w.room.bare);
             bare.into_iter().for_each(|segment| w.room.give(segment, &areas));
         }
+    }
+
+    /// Before anything is in it: what is durable in a file is lost with its name.
+    fn name_durably(&self, area: &Area) -> Result<()> {
+        let dir = self.dir.join(DIRECTORY);
+        self.disk.sync_dir(&dir).during("sync directory", &dir).inspect_err(|_| {
+            let _ = self.disk.remove(&area.path); // the kernel may have dropped the name: the next attempt makes it anew
+        })
     }
 
     /// Some free segments ahead of the writer, so that it need not wait for blocks. True if there was something to do.

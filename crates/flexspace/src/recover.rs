@@ -28,12 +28,12 @@ use sheaf_base::work::Waker;
 
 use crate::area::{self, Area, Areas, DIRECTORY};
 use crate::current::Current;
-use crate::extent::{Extent, PIECE_HEAD};
+use crate::extent::{Extent, PIECE_HEAD, footprint};
 use crate::format::{self, Chapter, Head, LOG, LogEntry, Record, TREE};
 use crate::options::{Geometry, Options};
 use crate::pace::Pace;
 use crate::space::{Counters, Maintenance, Shared, Version};
-use crate::tree::{MAX_LEN, ShiftTree};
+use crate::tree::{Frozen, MAX_LEN, ShiftTree};
 use crate::writer::Writer;
 
 /// Most areas there may be: what an extent's address can reach.
@@ -50,15 +50,18 @@ pub(crate) fn make_dir(disk: &dyn Disk, dir: &Path) -> Result<()> {
 fn create(disk: &dyn Disk, dir: &Path, pair: &Pair, options: &Options) -> Result<Head> {
     for name in [DIRECTORY, LOG, TREE] {
         let path = dir.join(name);
-        match disk.create_dir(&path) {
-            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
-                // Nothing is ever in there before a head is durable.
-                if !disk.list(&path).during("list", &path)?.is_empty() {
-                    let what = Damage::Short { got: 0, expected: 1 };
-                    return Err(Error::corrupt(&dir.join("HEAD.0"), 0, what));
-                }
+        if let Err(e) = disk.create_dir(&path) {
+            if e.kind() != std::io::ErrorKind::AlreadyExists {
+                return Err(Error::io("create", &path, e));
             }
-            other => other.during("create", &path)?,
+            // Nothing is ever in there before a head is durable.
+            if !disk.list(&path).during("list", &path)?.is_empty() {
+                let what = Damage::Short { got: 0, expected: 1 };
+                return Err(Error::corrupt(&dir.join("HEAD.0"), 0, what));
+            }
+            // A failed sync may have dropped the name, which the kernel goes on showing: no later one would save it.
+            disk.remove_dir(&path).during("remove", &path)?;
+            disk.create_dir(&path).during("create", &path)?;
         }
     }
     disk.sync_dir(dir).during("sync directory", dir)?;
@@ -121,7 +124,9 @@ pub(crate) fn open(disk: Arc<dyn Disk>, dir: &Path, options: Options) -> Result<
     let known = r.known(&tapes)?;
     let pieces = r.replay(&mut tapes, known)?;
     if !options.read_only {
+        r.settle_names()?;
         r.settle(&tapes, &pieces)?;
+        r.stretch()?;
         r.adopt(&pair, &tapes)?;
         r.sweep();
     }
@@ -390,6 +395,35 @@ impl Recovery<'_> {
         Ok(())
     }
 
+    /// Gives files that a creation cut short their length. One that lacks bytes of an extent was cut by something else: it
+    /// stays as it is, and reading says what is missing.
+    fn stretch(&self) -> Result<()> {
+        for (number, area) in self.areas.files.iter().enumerate() {
+            let Some(area) = area else { continue };
+            let found = area.file.len().during("measure", &area.path)?;
+            if found >= area.len || found >= self.end_of(number) {
+                area.stretch(found)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the last extent in an area ends.
+    fn end_of(&self, number: usize) -> u64 {
+        let geometry = &self.areas.geometry;
+        let ends = |tree: &Frozen<Extent>| {
+            let extents = tree.range(0).filter(|entry| !entry.item.is_hole());
+            let ends = extents.filter_map(|entry| {
+                let segment = self.areas.segment_of(entry.item);
+                let start = self.areas.spot(segment)?.start + entry.item.chunk() % geometry.segment;
+                let is_here = segment / geometry.area_segments == u32::try_from(number).unwrap_or(u32::MAX);
+                is_here.then(|| start + footprint(entry.item.skip() + entry.len, geometry.piece))
+            });
+            ends.max().unwrap_or(0)
+        };
+        self.tree.read(ends)
+    }
+
     /// Makes what was accepted above the floor durable where it is.
     fn settle(&self, tapes: &[Tape], extents: &[(u64, Extent)]) -> Result<()> {
         let mut files: Vec<&Arc<Area>> = Vec::new();
@@ -411,10 +445,6 @@ impl Recovery<'_> {
         for area in files {
             area.file.sync().during("sync", &area.path)?;
         }
-        if !extents.is_empty() {
-            let data = self.dir.join(DIRECTORY);
-            self.disk.sync_dir(&data).during("sync directory", &data)?;
-        }
         for tape in tapes.iter().filter(|tape| !tape.entry.is_final && tape.end > DATA_START) {
             let (file, path) = (tape.segment.file(), tape.segment.path());
             let mut bytes = vec![0; usize::try_from(tape.end - DATA_START).unwrap_or(0)];
@@ -424,6 +454,24 @@ impl Recovery<'_> {
             file.sync().during("sync", path)?;
         }
         Ok(())
+    }
+
+    /// Areas have durable names before anything is in them. One that holds nothing may have been left by a creation that
+    /// was cut short: where its name cannot be made durable it goes, since no later sync would save it.
+    fn settle_names(&self) -> Result<()> {
+        let data = self.dir.join(DIRECTORY);
+        let Err(error) = self.disk.sync_dir(&data) else { return Ok(()) };
+        let per_area = self.areas.geometry.area_segments;
+        let holding: HashSet<u32> = self.tree.read(|tree| {
+            let extents = tree.range(0).filter(|entry| !entry.item.is_hole());
+            extents.map(|entry| self.areas.segment_of(entry.item) / per_area).collect()
+        });
+        for (number, area) in (0..).zip(&self.areas.files) {
+            if let Some(area) = area.as_ref().filter(|_| !holding.contains(&number)) {
+                let _ = self.disk.remove(&area.path); // what stays is tried again the next time
+            }
+        }
+        Err(Error::io("sync directory", &data, error))
     }
 
     /// Both heads say what was found, and who writes now.

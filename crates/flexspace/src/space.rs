@@ -41,6 +41,8 @@ use crate::writer::{Op, Who, Writer};
 
 /// The file that holds the lock.
 const LOCK: &str = "LOCK";
+/// What an extent takes in the index.
+const EXTENT_BYTES: u64 = 26;
 /// Background work looks around at least this often.
 const INTERVAL: Duration = Duration::from_millis(50);
 
@@ -335,6 +337,13 @@ impl FlexSpace {
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.shared.stats()
+    }
+
+    /// Bytes of the index in memory; nodes that removals left free are room for extents to come, and do not count.
+    #[must_use]
+    pub fn index_bytes(&self) -> u64 {
+        let entries = self.shared.current.load().tree.entries();
+        self.shared.accounted.load(Ordering::Relaxed).min(entries * EXTENT_BYTES)
     }
 
     /// What was damaged at opening and could be made again: a checkpoint, from the one before it and its log.

@@ -36,7 +36,7 @@ impl Shared {
     pub(crate) fn sync(&self) -> Result<()> {
         let _one = self.syncing.lock();
         self.check_writable()?;
-        let (target, areas, logs, has_new_names) = {
+        let (target, areas, logs) = {
             let _flushing = self.flushing.lock();
             let mut w = self.writer.lock();
             if w.seq == self.durable.load(Ordering::Acquire) {
@@ -45,12 +45,9 @@ impl Shared {
             w.unsynced = 0;
             let logs = w.log.close_sector();
             let plan = w.outgoing();
-            let had = (w.seq, Arc::clone(&w.areas), logs, std::mem::take(&mut w.has_new_names));
+            let had = (w.seq, Arc::clone(&w.areas), logs);
             drop(w);
-            if let Err(error) = self.deliver(plan) {
-                self.writer.lock().has_new_names |= had.3;
-                return Err(error);
-            }
+            self.deliver(plan)?;
             had
         };
         let synced = (|| {
@@ -58,10 +55,6 @@ impl Shared {
                 if area.is_dirty.swap(false, Ordering::AcqRel) {
                     area.file.sync().during("sync", &area.path)?;
                 }
-            }
-            if has_new_names {
-                let dir = self.dir.join(DIRECTORY);
-                self.disk.sync_dir(&dir).during("sync directory", &dir)?;
             }
             logs.into_iter().try_for_each(|(segment, end)| segment.sync(end))
         })();

@@ -83,8 +83,6 @@ pub(crate) struct Writer {
     pub(crate) track: Option<(u64, u64)>,
     /// Data bytes written since the last sync.
     pub(crate) unsynced: u64,
-    /// Names in the data directory that no sync has covered.
-    pub(crate) has_new_names: bool,
 }
 
 /// `from..to` after `cut` bytes at `at` became `new` bytes: it covers what is left of what it covered.
@@ -127,7 +125,6 @@ impl Writer {
             mark,
             track: None,
             unsynced: 0,
-            has_new_names: true, // an earlier life may have left names in the kernel only
         }
     }
 
@@ -385,7 +382,6 @@ impl Writer {
             self.room.bare.remove(&segment);
             self.segments[segment as usize].state = State::Sealed;
         }
-        self.has_new_names = true;
         self.count_there();
     }
 

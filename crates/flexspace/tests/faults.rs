@@ -5,8 +5,9 @@ mod support;
 use std::path::Path;
 use std::sync::Arc;
 
-use sheaf_base::disk::sim::{Class, Failure, Fault, FaultPlan, Keep, Repeat, SimDisk};
+use sheaf_base::disk::sim::{AfterFailedSync, Class, Failure, Fault, FaultPlan, Keep, Repeat, SimDisk};
 use sheaf_base::error::Error;
+use sheaf_flexspace::FlexSpace;
 use support::{PLACE, Step, content, open, workload};
 
 /// What a workload under a fault came to.
@@ -156,6 +157,85 @@ fn what_failed_once_goes_on_by_itself() {
     }
     println!("{went_on} went on");
     assert!(went_on > 60);
+}
+
+/// A creation that failed is made good by the next attempt, also where a failed sync has dropped names that the kernel
+/// goes on showing.
+#[test]
+fn a_creation_that_failed_once_is_made_whole_by_the_next() {
+    for (class, after) in [
+        (Class::SyncDir, AfterFailedSync::ShowsNew),
+        (Class::SyncDir, AfterFailedSync::ShowsOld),
+        (Class::Sync, AfterFailedSync::ShowsNew),
+        (Class::Create, AfterFailedSync::ShowsNew),
+        (Class::Write, AfterFailedSync::ShowsNew),
+    ] {
+        for nth in 1.. {
+            let disk = SimDisk::with_seed(nth);
+            disk.set_after_failed_sync(after);
+            disk.set_faults(Fault::new(class, Failure::Io).nth(nth));
+            let first = open(Arc::new(disk.clone()));
+            if disk.injected() == 0 {
+                assert!(nth > 1, "{class:?} was never called");
+                break;
+            }
+            drop(first);
+            let space = open(Arc::new(disk.clone())).expect("nothing fails any more");
+            space.insert(0, &[7; 5000]).expect("a sound space");
+            space.sync().expect("synced");
+            let again = open(Arc::new(disk.power_cut(&Keep::None)));
+            let again = again.unwrap_or_else(|e| panic!("{class:?} number {nth}, {after:?}: {e}"));
+            assert_eq!(content(&again).expect("readable"), [7; 5000], "{class:?} number {nth}");
+        }
+    }
+}
+
+/// The same for the names of data files, whenever a sync of their directory fails: in operation, at an opening after a kill.
+#[test]
+fn no_name_that_a_failed_sync_dropped_is_relied_on() {
+    let mut struck = 0;
+    // What a failed sync drops is the disk's choice.
+    for (killed_after, seed) in [0, 1, 40].into_iter().flat_map(|n| (0..6).map(move |seed| (n, seed))) {
+        for nth in 1.. {
+            let disk = SimDisk::with_seed(seed);
+            let space = open(Arc::new(disk.clone())).expect("a new space");
+            let mut model = Vec::new();
+            let mut insert = |space: &FlexSpace| {
+                let bytes = [u8::try_from(model.len() % 251).expect("small"); 900];
+                let done = space.insert(0, &bytes).or_else(|_| space.insert(0, &bytes));
+                if done.is_ok() {
+                    model.splice(0..0, bytes);
+                }
+                done
+            };
+            (0..killed_after).for_each(|_| insert(&space).expect("nothing fails yet"));
+            space.pump().expect("in the kernel");
+            let disk = disk.kill();
+            drop(space);
+            disk.set_after_failed_sync(AfterFailedSync::ShowsNew);
+            disk.set_faults(Fault::new(Class::SyncDir, Failure::Io).nth(nth));
+            let space = open(Arc::new(disk.clone())).or_else(|_| open(Arc::new(disk.clone())));
+            let space = space.expect("nothing fails any more");
+            if (0..60).any(|_| matches!(insert(&space), Err(Error::Poisoned { .. }))) {
+                struck += 1;
+                continue; // it says so, and relies on nothing
+            }
+            if disk.injected() == 0 {
+                break;
+            }
+            struck += 1;
+            space.sync().expect("synced");
+            let again = open(Arc::new(disk.power_cut(&Keep::None)));
+            let again =
+                again.unwrap_or_else(|e| panic!("after {killed_after}, number {nth}, seed {seed}: {e}"));
+            assert_eq!(
+                content(&again).expect("readable"),
+                model,
+                "after {killed_after}, number {nth}, seed {seed}"
+            );
+        }
+    }
+    assert!(struck > 10, "{struck}");
 }
 
 #[test]

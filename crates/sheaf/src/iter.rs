@@ -82,7 +82,17 @@ impl Iter {
         Arc::clone(self.kept.engine()?).cursor(self.view.seq(), self.bounds.clone(), self.want)
     }
 
-    fn step(&mut self, forward: bool) -> Result<Option<(Value, Value)>> {
+    /// As `next`, but hands the pair to `read` where it lies: no copies are made.
+    pub fn next_with<R>(&mut self, read: impl FnOnce(&[u8], &[u8]) -> R) -> Option<Result<R>> {
+        self.advance(true, read)
+    }
+
+    /// As `next_back`, in the way of [`Iter::next_with`].
+    pub fn next_back_with<R>(&mut self, read: impl FnOnce(&[u8], &[u8]) -> R) -> Option<Result<R>> {
+        self.advance(false, read)
+    }
+
+    fn step<R>(&mut self, forward: bool, read: impl FnOnce(&[u8], &[u8]) -> R) -> Result<Option<R>> {
         self.view.check_open()?;
         if !forward && !self.kept.engine()?.capabilities().ordered {
             return Err(Error::Unsupported { engine: self.kept.engine_name(), feature: "reverse iteration" });
@@ -105,15 +115,15 @@ impl Iter {
                 return Ok(None);
             }
         }
-        let value = if self.want == Want::Pairs { Value::new(cursor.value()) } else { Value::new(&[]) };
-        Ok(Some((Value::new(cursor.key()), value)))
+        let value = if self.want == Want::Pairs { cursor.value() } else { &[] };
+        Ok(Some(read(cursor.key(), value)))
     }
 
-    fn advance(&mut self, forward: bool) -> Option<Result<(Value, Value)>> {
+    fn advance<R>(&mut self, forward: bool, read: impl FnOnce(&[u8], &[u8]) -> R) -> Option<Result<R>> {
         if self.done {
             return None;
         }
-        let step = self.step(forward).transpose();
+        let step = self.step(forward, read).transpose();
         self.done = !matches!(step, Some(Ok(_)));
         step
     }
@@ -123,13 +133,13 @@ impl Iterator for Iter {
     type Item = Result<(Value, Value)>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.advance(true)
+        self.advance(true, |key, value| (Value::new(key), Value::new(value)))
     }
 }
 
 impl DoubleEndedIterator for Iter {
     fn next_back(&mut self) -> Option<Self::Item> {
-        self.advance(false)
+        self.advance(false, |key, value| (Value::new(key), Value::new(value)))
     }
 }
 
@@ -140,13 +150,13 @@ impl Iterator for Keys {
     type Item = Result<Value>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.0.next().map(|pair| pair.map(|(key, _)| key))
+        self.0.next_with(|key, _| Value::new(key))
     }
 }
 
 impl DoubleEndedIterator for Keys {
     fn next_back(&mut self) -> Option<Self::Item> {
-        self.0.next_back().map(|pair| pair.map(|(key, _)| key))
+        self.0.next_back_with(|key, _| Value::new(key))
     }
 }
 

@@ -13,7 +13,7 @@
 //! | `model_suite` | a million operations against a map |
 //! | `crash_suite` | 69,000 crash states in eight families |
 //! | `kill_suite` | 500 processes killed |
-//! | `fault_suite` | every call of a workload of 300 operations, in every way |
+//! | `fault_suite` | every call of a workload of 110 to 300 operations, in every way |
 //! | `corruption_suite` | 70,000 damages in five states of its life |
 //! | `linear_suite` | 100,000 operations of real threads, with cuts |
 //! | `fuzz_suite` | 20,000 inputs behind right checksums |

@@ -119,8 +119,8 @@ impl File for MortalFile {
         // SAFETY: the caller's promise is the one the file beneath asks for.
         unsafe { self.beneath.mapped(offset, len) }
     }
-    fn prefetch(&self, offset: u64) {
-        self.beneath.prefetch(offset);
+    fn prefetch(&self, offset: u64, lines: usize) {
+        self.beneath.prefetch(offset, lines);
     }
     fn append_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.alive()?.append_at(offset, bytes)

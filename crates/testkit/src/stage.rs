@@ -115,13 +115,6 @@ impl Subject {
         self.engine.starts_with("flat") || self.engine == "cedrus"
     }
 
-    /// Whether it stays within a budget that is used up, and removals give back memory for new keys. Not yet so in
-    /// `flex`: a gap that its README names.
-    #[must_use]
-    pub fn keeps_its_budget(&self) -> bool {
-        self.engine != "flex"
-    }
-
     /// The engines of the three keyspaces of a crash workload: two under test, one in another log.
     #[must_use]
     pub fn engines(&self) -> [&'static str; 3] {

@@ -348,8 +348,8 @@ impl File for TapFile {
         // SAFETY: the caller's promise is passed on unchanged.
         unsafe { self.below.mapped(offset, len) }
     }
-    fn prefetch(&self, offset: u64) {
-        self.below.prefetch(offset);
+    fn prefetch(&self, offset: u64, lines: usize) {
+        self.below.prefetch(offset, lines);
     }
     fn append_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.before(Class::Write);

@@ -7,10 +7,7 @@ use sheaf_testkit::crash::workload::{Shape, Step, generate, parse};
 #[global_allocator]
 static COUNTING: sheaf_testkit::alloc::Counting = sheaf_testkit::alloc::Counting(std::alloc::System);
 
-sheaf_testkit::corruption_suite!(flat, sheaf_testkit::stage::Subject::flat());
-sheaf_testkit::corruption_suite!(flat_ordered, sheaf_testkit::stage::Subject::flat_ordered());
-sheaf_testkit::corruption_suite!(cedrus, sheaf_testkit::stage::Subject::cedrus());
-sheaf_testkit::corruption_suite!(ledger, sheaf_testkit::stage::Subject::ledger());
+sheaf_testkit::every_engine!(corruption_suite);
 
 /// `SHEAF_CORRUPT='flat Loaded 1 4711'`: the line a failure prints.
 #[test]

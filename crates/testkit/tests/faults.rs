@@ -6,10 +6,7 @@ use sheaf_testkit::stage::Subject;
 use sheaf_testkit::tap::Lie;
 use sheaf_testkit::totals::Budget;
 
-sheaf_testkit::fault_suite!(flat, sheaf_testkit::stage::Subject::flat());
-sheaf_testkit::fault_suite!(flat_ordered, sheaf_testkit::stage::Subject::flat_ordered());
-sheaf_testkit::fault_suite!(cedrus, sheaf_testkit::stage::Subject::cedrus());
-sheaf_testkit::fault_suite!(ledger, sheaf_testkit::stage::Subject::ledger());
+sheaf_testkit::every_engine!(fault_suite);
 
 /// The cleaner's first write into a segment of survivors fails. The segment ends empty; ROOT lists it sealed, and a
 /// power cut may take all that there is of it: no more than an empty segment's loss.

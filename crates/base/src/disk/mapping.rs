@@ -126,21 +126,12 @@ impl Mapping {
         Some(unsafe { slice::from_raw_parts(start, len) })
     }
 
-    /// Asks the processor for the cache line at `offset`.
+    /// Asks the processor for `lines` of the cache from `offset` on.
     #[inline]
-    pub(super) fn prefetch(&self, offset: u64) {
-        let Some(start) = self.start_of(offset, 1) else {
-            return;
-        };
-        #[cfg(target_arch = "x86_64")]
-        {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY:
-            // * A prefetch has no effect but speed, whatever the address.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(start.cast_const().cast::<i8>()) }
+    pub(super) fn prefetch(&self, offset: u64, lines: usize) {
+        if let Some(start) = self.start_of(offset, 1) {
+            crate::memory::prefetch(start.cast_const(), lines);
         }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = start;
     }
 
     /// Copies `bytes` to `offset` if the whole range is resident and nobody else is storing.

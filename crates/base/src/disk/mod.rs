@@ -181,9 +181,10 @@ pub trait File: fmt::Debug + Send + Sync {
         let _ = (offset, len);
         None
     }
-    /// Asks for the mapped bytes' cache line to be loaded soon. A hint without effect elsewhere.
-    fn prefetch(&self, offset: u64) {
-        let _ = offset;
+    /// Asks for `lines` of the cache, from the mapped byte at `offset` on, to be loaded soon. A hint without
+    /// effect elsewhere.
+    fn prefetch(&self, offset: u64, lines: usize) {
+        let _ = (offset, lines);
     }
     /// As [`File::write_at`] for the tail of a log: may store through the mapping where
     /// [`File::make_resident`] has prepared it. The same bytes by the same call on every disk.

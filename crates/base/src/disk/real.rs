@@ -226,9 +226,9 @@ impl File for RealFile {
     }
 
     #[inline]
-    fn prefetch(&self, offset: u64) {
+    fn prefetch(&self, offset: u64, lines: usize) {
         if let Some(mapping) = self.mapping.get() {
-            mapping.prefetch(offset);
+            mapping.prefetch(offset, lines);
         }
     }
 
@@ -475,8 +475,8 @@ mod tests {
         assert_eq!(mapped(8_990, 11), None);
         assert_eq!(mapped(u64::MAX, 2), None);
         assert_eq!(mapped(0, usize::MAX), None);
-        file.prefetch(0);
-        file.prefetch(u64::MAX);
+        file.prefetch(0, 1);
+        file.prefetch(u64::MAX, 1);
         assert!(!file.is_resident(0, 1));
     }
 

@@ -44,6 +44,12 @@ const MAGIC: &[u8; 8] = b"SHEAFSEG";
 pub const DATA_START: u64 = SECTOR;
 /// Largest segment an [`Address`] can reach into.
 pub const MAX_CAPACITY: u64 = 1 << 27;
+/// Bytes of a line of the cache.
+const LINE: u64 = 64;
+/// Lines that a frame is taken to reach over before it is known, ...
+const USUAL_LINES: u32 = 3;
+/// ... and at most: behind them the processor sees the pattern.
+const MOST_LINES: u64 = 8;
 /// What a first read of an unmapped frame fetches, in the hope that it is all.
 const GUESS: usize = 512;
 
@@ -145,6 +151,8 @@ pub struct Segment {
     hot: AtomicBool,
     /// The log's clock (bytes ever appended) when the segment was sealed: its age.
     sealed_at: AtomicU64,
+    /// Lines of the cache that a usual frame reaches over.
+    lines: AtomicU32,
 }
 
 /// The name of a segment's file.
@@ -181,6 +189,7 @@ impl Segment {
             last_seq: AtomicU64::new(0),
             hot: AtomicBool::new(false),
             sealed_at: AtomicU64::new(0),
+            lines: AtomicU32::new(USUAL_LINES),
         }
     }
 
@@ -340,6 +349,10 @@ impl Segment {
     }
     /// Ends the segment at the log's clock `now`.
     pub fn seal(&self, now: u64) {
+        if let Some(mean) = (self.end() - DATA_START).checked_div(u64::from(self.frames())) {
+            let lines = (mean + LINE - crate::frame::ALIGN).div_ceil(LINE).clamp(1, MOST_LINES);
+            self.lines.store(u32::try_from(lines).unwrap_or(USUAL_LINES), Ordering::Relaxed);
+        }
         self.sealed_at.store(now, Ordering::Relaxed);
         self.sealed.store(true, Ordering::Release);
     }
@@ -446,10 +459,15 @@ impl Segment {
         if room < HEADER as u64 {
             return Err(damaged(Damage::BadLength { got: HEADER as u64, max: room }));
         }
-        // A small entry is three cache lines, which are best fetched at once.
-        self.file.prefetch(offset + 64);
-        self.file.prefetch(offset + 128);
-        let mut bytes = self.bytes(offset, HEADER, room)?;
+        // The lines of an entry are best fetched at once.
+        self.file.prefetch(offset + LINE, self.lines() - 1);
+        // SAFETY: callers pass a `limit` that is a published end or, at recovery and verification, the end of
+        // accepted bytes nobody writes (I1).
+        let all = usize::try_from(room).ok().and_then(|room| unsafe { self.file.mapped(offset, room) });
+        let mut bytes = match all {
+            Some(all) => Cow::Borrowed(all),
+            None => Cow::Owned(self.read(offset, HEADER, room)?),
+        };
         let mut head = [0; HEADER];
         head.copy_from_slice(&bytes[..HEADER]);
         let Some(header) = Header::decode(&head) else {
@@ -461,7 +479,7 @@ impl Segment {
             return Err(damaged(Damage::BadLength { got: header.span(), max: room }));
         }
         if bytes.len() < whole {
-            bytes = self.bytes(offset, whole, whole as u64)?;
+            bytes = Cow::Owned(self.read(offset, whole, whole as u64)?);
         }
         if header.flags & WATER != 0 && header.len < 8 {
             return Err(damaged(Damage::BadLength { got: header.len as u64, max: 8 }));
@@ -469,13 +487,8 @@ impl Segment {
         Ok(Frame { header, bytes })
     }
 
-    /// At least `len` bytes at `offset`: borrowed where mapped, else read (a little ahead, within `room`).
-    fn bytes(&self, offset: u64, len: usize, room: u64) -> Result<Cow<'_, [u8]>> {
-        // SAFETY: callers pass ranges below `limit`, which is a published end or, at recovery and
-        // verification, accepted bytes nobody writes (I1).
-        if let Some(bytes) = unsafe { self.file.mapped(offset, len) } {
-            return Ok(Cow::Borrowed(bytes));
-        }
+    /// At least `len` bytes at `offset`, read: a little ahead, within `room`.
+    fn read(&self, offset: u64, len: usize, room: u64) -> Result<Vec<u8>> {
         let size = self.file.len().during("measure", &self.path)?;
         let have = size.saturating_sub(offset).min(room);
         let want = len.max(GUESS.min(usize::try_from(have).unwrap_or(usize::MAX)));
@@ -485,12 +498,22 @@ impl Segment {
         }
         let mut buffer = vec![0; want];
         self.file.read_at(offset, &mut buffer).during("read", &self.path)?;
-        Ok(Cow::Owned(buffer))
+        Ok(buffer)
+    }
+
+    /// Lines of the cache that a usual frame reaches over.
+    fn lines(&self) -> usize {
+        self.lines.load(Ordering::Relaxed) as usize
     }
 
     /// Asks for the start of the frame at `offset` to be loaded soon.
     pub fn prefetch(&self, offset: u64) {
-        self.file.prefetch(offset);
+        self.file.prefetch(offset, 1);
+    }
+
+    /// As [`Segment::prefetch`], for as much as a usual frame takes.
+    pub fn prefetch_frame(&self, offset: u64) {
+        self.file.prefetch(offset, self.lines());
     }
 }
 

@@ -181,11 +181,11 @@ impl Segments {
         }
     }
 
-    /// As [`Segments::prefetch`], for as much as a small entry takes: three lines of the cache.
+    /// As [`Segments::prefetch`], for as much as a usual entry takes.
     #[inline]
     pub fn prefetch_entry(&self, address: Address, guard: &Guard) {
         if let Some(segment) = self.at(address.slot(), guard) {
-            (0..3).for_each(|line| segment.prefetch(address.offset() + 64 * line));
+            segment.prefetch_frame(address.offset());
         }
     }
 }

@@ -15,6 +15,8 @@ use std::sync::Arc;
 
 use super::image::{self, ImageWriter};
 use super::log::Log;
+use super::order::Write;
+use super::ready::EPOCHS;
 use super::rooting::{Dying, Maintenance};
 use super::tail::log_of;
 use super::{Kept, Store};
@@ -84,6 +86,25 @@ impl Store {
         Ok(true)
     }
 
+    /// The budget is used up: what engines that `writes` go to hold until a checkpoint comes back by one. The caller holds
+    /// no guard.
+    pub(super) fn relieve_memory(&self, writes: &[Write<'_>]) -> Result<()> {
+        let swollen = writes.iter().find(|w| w.kept.engine().is_ok_and(|e| e.is_swollen()));
+        let Some(write) = swollen.filter(|_| self.options.checkpoints) else { return Ok(()) };
+        match self.checkpoint(self.log(write.kept.log())) {
+            Err(Error::NoSpace { .. }) => Ok(()),
+            other => other.map(drop),
+        }
+    }
+
+    /// As [`Store::relieve_memory`], and waits for what has been let go, but may still be seen by somebody.
+    pub(super) fn reclaim_memory(&self, writes: &[Write<'_>]) -> Result<()> {
+        self.relieve_memory(writes)?;
+        let mut kepts: Vec<Arc<Kept>> = writes.iter().map(|w| Arc::clone(w.kept)).collect();
+        kepts.dedup_by_key(|kept| kept.id());
+        (0..EPOCHS).try_for_each(|_| self.work(&kepts).map(drop))
+    }
+
     /// The keyspaces of `log` that can be used, dropped ones that a view still shows among them: their records go with
     /// the log as well.
     fn kepts_of(&self, log: &Log) -> Vec<Arc<Kept>> {
@@ -139,8 +160,11 @@ impl Store {
             kepts
         };
         self.work(&kepts)?;
-        if kepts.iter().all(|k| k.engine().is_ok_and(|e| e.is_settled())) {
-            self.end_checkpoint(&mut self.maintenance.lock(), log)?;
+        let mut m = self.maintenance.lock();
+        // Of what is pending now: another thread may have ended the one above and begun the next.
+        let is_settled = |p: &Pending| p.kepts.iter().all(|k| k.engine().is_ok_and(|e| e.is_settled()));
+        if m.pending[log.id.index()].as_ref().is_some_and(is_settled) {
+            self.end_checkpoint(&mut m, log)?;
         }
         Ok(true)
     }

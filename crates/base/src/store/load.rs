@@ -3,7 +3,7 @@
 //! The second half of recovery: what may count is known, the segments have slots, the engines are empty.
 //!
 //! ```text
-//!  image of each keyspace -> engine.restore    records at and behind the checkpoint's position -> engine.replay
+//!  image of each keyspace -> engine.restore    records at and behind the checkpoint's position -> engine.replay, settle
 //! ```
 //!
 //! ## Threads
@@ -113,7 +113,9 @@ pub(super) fn load(
     let mut replayed_bytes = [0; LogId::ALL.len()];
     for log in LogId::ALL.into_iter().filter(|log| broken[log.index()].is_none()).collect::<Vec<_>>() {
         let targets = Targets { engines: &engines, failed: &failed, dir: &store.log(log).dir };
-        match replay(store, log, &root.logs[log.index()].checkpoint, &admitted[log.index()], &targets, cut) {
+        let replayed =
+            replay(store, log, &root.logs[log.index()].checkpoint, &admitted[log.index()], &targets, cut);
+        match replayed.and_then(|replayed| settle(store, log, &engines).map(|()| replayed)) {
             Ok(replayed) => {
                 all.add(&replayed);
                 replayed_bytes[log.index()] = replayed.bytes;
@@ -223,11 +225,34 @@ fn replay(
     })
 }
 
+/// Lets the engines of `log` settle what they kept of the records.
+fn settle(store: &Store, log: LogId, engines: &Engines) -> Result<()> {
+    let parts = match log {
+        LogId::Journal => 1,
+        LogId::Flat if store.options.inline => 1,
+        LogId::Flat => MOST_THREADS,
+    };
+    for engine in engines.values().filter(|engine| engine.log() == log) {
+        let next = AtomicUsize::new(0);
+        let share = || loop {
+            let part = next.fetch_add(1, Ordering::Relaxed);
+            if part >= parts {
+                return Ok(());
+            }
+            engine.settle(part, parts)?;
+        };
+        side_by_side(parts, share).into_iter().collect::<Result<()>>()?;
+    }
+    Ok(())
+}
+
 fn replay_segment(segment: &Segment, from: u64, targets: &Targets<'_>, cut: Seq) -> Result<Replayed> {
     let mut all = Replayed::default();
     let mut scan = Scan::new(segment, from, segment.end());
+    let mut group: Vec<Scanned<'_>> = Vec::with_capacity(GROUP);
     loop {
-        let group: Vec<Scanned<'_>> = scan.by_ref().take(GROUP).collect();
+        group.clear();
+        group.extend(scan.by_ref().take(GROUP));
         if group.is_empty() {
             break;
         }

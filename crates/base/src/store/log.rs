@@ -12,6 +12,9 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::types::{LogId, SegmentId};
 
+/// How many of the last commits their mean is of.
+const MEAN_OF: u64 = 16;
+
 /// One log.
 #[derive(Debug)]
 pub(crate) struct Log {
@@ -21,6 +24,8 @@ pub(crate) struct Log {
     pub(crate) segments: Mutex<BTreeMap<SegmentId, Arc<Segment>>>,
     /// Bytes appended by commits since opening: the log's clock.
     pub(crate) appended: AtomicU64,
+    /// Mean bytes of the last commits' frames in it.
+    pub(crate) commit_bytes: AtomicU64,
     /// Bytes appended by the cleaner since opening.
     pub(crate) moved: AtomicU64,
     pub(crate) freed: AtomicU64,
@@ -43,6 +48,7 @@ impl Log {
             dir: root.join(id.directory()),
             segments: Mutex::default(),
             appended: AtomicU64::new(0),
+            commit_bytes: AtomicU64::new(0),
             moved: AtomicU64::new(0),
             freed: AtomicU64::new(0),
             water_due: AtomicBool::new(false),
@@ -72,8 +78,11 @@ impl Log {
         self.segments.lock().values().map(|s| s.identity().capacity).sum()
     }
 
+    /// A commit appended so much. Under the commit lock.
     pub(crate) fn note_appended(&self, bytes: u64) {
         self.appended.fetch_add(bytes, Ordering::Relaxed);
+        let mean = self.commit_bytes.load(Ordering::Relaxed);
+        self.commit_bytes.store(mean - mean / MEAN_OF + bytes / MEAN_OF, Ordering::Relaxed);
         self.since_checkpoint.fetch_add(bytes, Ordering::Relaxed);
     }
 

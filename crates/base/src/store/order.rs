@@ -25,6 +25,7 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::mem;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -42,6 +43,9 @@ use crate::sync::atomic::Ordering;
 use crate::sync::epoch;
 use crate::types::{KeyspaceId, LogId, MAX_KEY, MAX_VALUE, Seq};
 use crate::views::Views;
+
+/// Times that one commit has memory taken back, and tries again.
+const MOST_RELIEFS: usize = 2;
 
 /// One operation of a commit.
 #[derive(Debug)]
@@ -124,6 +128,8 @@ crate::sync::thread_local! {
     static ENCODED: RefCell<Encoded> = RefCell::new(Encoded::default());
 }
 
+/// Operations of a batch whose look-ups overlap.
+const TOGETHER: usize = 16;
 /// Buffers above this are given back after use.
 const KEEP_BUFFER: usize = 1 << 20;
 
@@ -182,18 +188,25 @@ impl Store {
     pub fn commit(&self, writes: &mut [Write<'_>]) -> Result<Outcome> {
         self.check_writable()?;
         self.brake();
-        let staged = self.stage(writes)?;
-        let removes_only = removes_only(writes);
-        match self.commit_pinned(writes, staged) {
-            // Not under the guard: it would keep what cleaning frees from going.
-            Err(Error::NoSpace { .. }) if removes_only && self.relieve()? => {
-                self.commit_pinned(writes, SmallVec::new())
+        let mut staged = self.stage(writes)?;
+        let (mut may_clean, mut reliefs) = (removes_only(writes), 0..MOST_RELIEFS);
+        loop {
+            // What makes room does so without the guard: it would keep what is freed from going.
+            match self.commit_pinned(writes, &mut staged) {
+                Err(Error::NoSpace { .. }) if mem::take(&mut may_clean) && self.relieve()? => {}
+                Err(Error::OverBudget { .. }) if reliefs.next().is_some() => self.reclaim_memory(writes)?,
+                Ok(done) => {
+                    if self.ground.memory.is_exceeded() {
+                        let _ = self.relieve_memory(writes); // the commit stands; the next one has the trouble
+                    }
+                    return Ok(done);
+                }
+                refused => return refused,
             }
-            other => other,
         }
     }
 
-    fn commit_pinned(&self, writes: &mut [Write<'_>], staged: SmallVec<[Staged; 1]>) -> Result<Outcome> {
+    fn commit_pinned(&self, writes: &mut [Write<'_>], staged: &mut SmallVec<[Staged; 1]>) -> Result<Outcome> {
         let _pin = epoch::pin(); // engines' notes hold addresses until apply
         ENCODED.with(|encoded| self.commit_encoded(writes, staged, &mut encoded.borrow_mut()))
     }
@@ -233,11 +246,16 @@ impl Store {
     fn commit_encoded(
         &self,
         writes: &mut [Write<'_>],
-        staged: SmallVec<[Staged; 1]>,
+        staged: &mut SmallVec<[Staged; 1]>,
         encoded: &mut Encoded,
     ) -> Result<Outcome> {
         let mut needs: SmallVec<[Need; 4]> = SmallVec::new();
-        for write in writes.iter_mut() {
+        for index in 0..writes.len() {
+            if index.is_multiple_of(TOGETHER) {
+                prefetch(&writes[index..writes.len().min(index + TOGETHER)])?;
+            }
+            let write = &mut writes[index];
+            write.op.ahead = u32::try_from(index).unwrap_or(u32::MAX);
             needs.push(match write.op.action {
                 Action::Expect => match write.expects_what_is()? {
                     true => Need::Nothing,
@@ -286,7 +304,7 @@ impl Store {
             }
             let seq = order.next_seq;
             let rolled = self.place(&mut order, seq, writes, encoded)?;
-            order.staged.extend(staged.into_iter().map(Staged::keep));
+            order.staged.extend(staged.drain(..).map(Staged::keep));
             drop(order);
             if rolled {
                 self.set_brake(); // the keeper may not get to run for a while
@@ -523,6 +541,17 @@ impl Drop for Whole<'_> {
             false => drop(self.store.poison("append")),
         }
     }
+}
+
+/// What the engines look up for several operations is loaded together.
+fn prefetch(writes: &[Write<'_>]) -> Result<()> {
+    if writes.len() > 1 {
+        for run in writes.chunk_by(|a, b| Arc::ptr_eq(a.kept, b.kept)) {
+            let keys: SmallVec<[&[u8]; TOGETHER]> = run.iter().map(|write| write.op.key).collect();
+            run[0].kept.engine()?.prefetch(&keys, true);
+        }
+    }
+    Ok(())
 }
 
 /// Commits that only remove may use the reserve.

@@ -19,8 +19,15 @@ const SEGMENTS_AIM: u64 = 1024;
 /// ... once they have this size; until then about this many.
 const SMALL_SEGMENT: u64 = 1 << 20;
 const SMALL_AIM: u64 = 64;
+/// A segment holds about this many commits, so that large ones do not wait for files all the time, ...
+const COMMITS_AIM: u64 = 256;
+/// ... if it is not more than this many bytes, and a log has some segments all the same.
+const COMMITS_MOST: u64 = 4 << 20;
+const COMMITS_SHARE: u64 = 16;
+/// Commits of more bytes are written: pages made resident for them would be written twice, with zeros first.
+const STORED_MOST: u64 = 4096;
 /// Times the epoch is nudged until what was dismissed is free: twice through the epoch, three steps each.
-const EPOCHS: usize = 8;
+pub(super) const EPOCHS: usize = 8;
 /// Ready segments the background keeps beyond the reserve in a small log ...
 const AHEAD: usize = 3;
 /// ... and one more for each of these bytes of a larger one, ...
@@ -142,7 +149,11 @@ impl Store {
             let zeros = vec![0; usize::try_from(capacity - DATA_START).unwrap_or(0)];
             segment.file().write_at(DATA_START, &zeros).during("write", segment.path())?;
             segment.file().sync().during("sync", segment.path())?;
-        } else if self.log(segment.identity().log).appended.load(Ordering::Relaxed) > capacity {
+            return Ok(());
+        }
+        let log = self.log(segment.identity().log);
+        let mean = log.commit_bytes.load(Ordering::Relaxed);
+        if log.appended.load(Ordering::Relaxed) > capacity && mean <= STORED_MOST {
             segment.file().make_resident(DATA_START, capacity);
         }
         Ok(())
@@ -158,8 +169,10 @@ impl Store {
 
     fn capacity_for(&self, log: &super::log::Log, largest: u64) -> u64 {
         let total = log.capacity();
+        let commits = log.commit_bytes.load(Ordering::Relaxed) * COMMITS_AIM;
         let usual = (total / SEGMENTS_AIM)
             .max((total / SMALL_AIM).min(SMALL_SEGMENT))
+            .max(commits.min(COMMITS_MOST).min(total / COMMITS_SHARE))
             .next_power_of_two()
             .clamp(self.geometry.min_segment, self.geometry.max_segment);
         let needed = (DATA_START + 2 * MARK + largest).next_multiple_of(4096);

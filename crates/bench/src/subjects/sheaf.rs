@@ -95,8 +95,14 @@ impl Session for SheafSession<'_> {
         };
         let mut seen = 0;
         while seen < limit {
-            let Some(pair) = (if way == Way::Up { pairs.next() } else { pairs.next_back() }) else { break };
-            look(&pair?.1);
+            let see = |_: &[u8], value: &[u8]| {
+                look(value);
+            };
+            let Some(pair) = (if way == Way::Up { pairs.next_with(see) } else { pairs.next_back_with(see) })
+            else {
+                break;
+            };
+            pair?;
             seen += 1;
         }
         Ok(seen)

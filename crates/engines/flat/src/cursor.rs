@@ -104,13 +104,17 @@ impl<I: Index> FlatCursor<I> {
 
     /// Reads the newest entries of a piece, asking for those some way ahead.
     fn read_all(&mut self, heads: &[Address], guard: &epoch::Guard) -> Result<()> {
-        let ask = |address: &Address| self.engine.ground.segments.prefetch_entry(*address, guard);
+        let engine = Arc::clone(&self.engine);
+        let ask = |address: &Address| engine.ground.segments.prefetch_entry(*address, guard);
         heads.iter().take(AHEAD).for_each(ask);
+        self.pairs.reserve(heads.len());
         for (number, address) in heads.iter().enumerate() {
-            if let Some(ahead) = heads.get(number + AHEAD) {
-                self.engine.ground.segments.prefetch_entry(*ahead, guard);
-            }
+            heads.get(number + AHEAD).into_iter().for_each(ask);
             self.read(*address, guard, true)?;
+            if number == 0 {
+                // The others are likely as long.
+                self.bytes.reserve((self.bytes.len() * heads.len()).min(KEEP_BUFFER / 16));
+            }
         }
         Ok(())
     }

@@ -32,7 +32,7 @@ use sheaf_base::ground::Ground;
 use sheaf_base::record::{Content, Record};
 use sheaf_base::segment::{Address, Frame};
 use sheaf_base::sync::Mutex;
-use sheaf_base::sync::atomic::{AtomicU64, Ordering};
+use sheaf_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::{LogId, Seq};
 use sheaf_base::versions::{Old, Versions};
@@ -40,7 +40,8 @@ use sheaf_base::views::Views;
 use smallvec::SmallVec;
 
 use crate::cursor::FlatCursor;
-use crate::index::{Index, Print, Wanted};
+use crate::index::{Bulk, Index, Print, Wanted};
+use crate::replay::{Gathered, Plan};
 
 // The words of an operation's note.
 const HASH: usize = 0;
@@ -62,6 +63,11 @@ pub(crate) struct FlatEngine<I: Index> {
     blobs: Mutex<HashSet<u64>>,
     /// Removals seen by replay, until it ends; its threads change the index one at a time, under this lock.
     removed: Mutex<HashMap<Vec<u8>, Seq>>,
+    gathered: Gathered,
+    /// Records were replayed by themselves.
+    by_itself: AtomicBool,
+    /// Keys of the parts made so far.
+    made: AtomicU64,
 }
 
 /// What a look-up found.
@@ -91,6 +97,9 @@ impl<I: Index> FlatEngine<I> {
             keys: AtomicU64::new(0),
             blobs: Mutex::default(),
             removed: Mutex::default(),
+            gathered: Gathered::default(),
+            by_itself: AtomicBool::new(false),
+            made: AtomicU64::new(0),
         }
     }
 
@@ -279,6 +288,72 @@ impl<I: Index> FlatEngine<I> {
         }
         Ok(())
     }
+
+    /// Whether records are gathered: into an empty index, before the first that was replayed by itself.
+    fn gathers(&self) -> bool {
+        !self.by_itself.load(Ordering::Acquire) && self.keys.load(Ordering::Relaxed) == 0
+    }
+
+    /// Makes `part` of the index from what was gathered.
+    fn settle_part(&self, part: usize, plan: &Plan, bulk: &dyn Bulk) {
+        if part >= plan.parts() {
+            return;
+        }
+        let guard = &epoch::pin();
+        let (mut keys, mut live) = (0, Vec::new());
+        let (low, high) = plan.range(part);
+        bulk.make(part, low, high, &mut |put| {
+            plan.each(part, |record, is_newest| match record.content {
+                Content::Remove => {
+                    if let Some(segment) = self.ground.segments.at(record.address.slot(), guard) {
+                        segment.account_tomb(u64::from(record.span));
+                    }
+                }
+                _ if !is_newest => {}
+                content => {
+                    put(record.key, record.address);
+                    keys += 1;
+                    let slot = record.address.slot() as usize; // of 16 bits
+                    if slot >= live.len() {
+                        live.resize(slot + 1, 0);
+                    }
+                    live[slot] += i64::from(record.span);
+                    if let Content::Staged(blob) = content {
+                        self.blobs.lock().insert(blob.id);
+                    }
+                }
+            });
+        });
+        for (slot, bytes) in (0..).zip(live).filter(|(_, bytes)| *bytes > 0) {
+            self.account(Address::new(slot, 0), bytes, guard);
+        }
+        self.made.fetch_add(keys, Ordering::Relaxed);
+    }
+
+    /// Replays a record by itself.
+    fn replay_one(&self, record: &Replay<'_>) -> Result<()> {
+        self.by_itself.store(true, Ordering::Release);
+        let guard = &epoch::pin();
+        let wanted = self.wanted(record.key);
+        loop {
+            // What costs time is looked up beside other threads; `removed` is what they take turns by.
+            let (same, print) = self.entries_of(wanted, guard)?;
+            let mut removed = self.removed.lock();
+            if self.index.print(wanted, guard) != print {
+                continue;
+            }
+            if removed.get(record.key).is_some_and(|seq| *seq > record.seq) {
+                return Ok(());
+            }
+            if matches!(record.content, Content::Remove) {
+                removed.insert(record.key.to_vec(), record.seq);
+                if let Some(segment) = self.ground.segments.at(record.address.slot(), guard) {
+                    segment.account_tomb(u64::from(record.span));
+                }
+            }
+            return self.settle(record, wanted, &same, guard);
+        }
+    }
 }
 
 /// The key of `op`, with the hash that `prepare` noted.
@@ -448,29 +523,32 @@ impl<I: Index> Engine for FlatEngine<I> {
     }
 
     fn replay(&self, record: &Replay<'_>) -> Result<()> {
-        let guard = &epoch::pin();
-        let wanted = self.wanted(record.key);
-        loop {
-            // What costs time is looked up beside other threads; `removed` is what they take turns by.
-            let (same, print) = self.entries_of(wanted, guard)?;
-            let mut removed = self.removed.lock();
-            if self.index.print(wanted, guard) != print {
-                continue;
-            }
-            if removed.get(record.key).is_some_and(|seq| *seq > record.seq) {
-                return Ok(());
-            }
-            if matches!(record.content, Content::Remove) {
-                removed.insert(record.key.to_vec(), record.seq);
-                if let Some(segment) = self.ground.segments.at(record.address.slot(), guard) {
-                    segment.account_tomb(u64::from(record.span));
-                }
-            }
-            return self.settle(record, wanted, &same, guard);
+        if self.index.bulk().is_none() || !self.gathers() {
+            return self.replay_one(record);
         }
+        let runs = self.gathered.push(record, &self.ground.memory);
+        runs.iter().try_for_each(|run| run.each(|record| self.replay_one(record)))
+    }
+
+    fn settle(&self, part: usize, parts: usize) -> Result<()> {
+        let Some(bulk) = self.index.bulk() else { return Ok(()) };
+        let plan = self.gathered.plan(parts);
+        if self.gathers() {
+            self.settle_part(part, &plan, bulk);
+            return Ok(());
+        }
+        // Each run by one thread.
+        let mut runs = plan.runs().iter().skip(part).step_by(parts);
+        runs.try_for_each(|run| run.each(|record| self.replay_one(record)))
     }
 
     fn replayed(&self) {
+        if let Some(bulk) = self.index.bulk() {
+            bulk.join();
+            self.keys.fetch_add(self.made.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        }
+        self.by_itself.store(false, Ordering::Relaxed);
+        self.gathered.clear(&self.ground.memory);
         *self.removed.lock() = HashMap::new();
     }
 

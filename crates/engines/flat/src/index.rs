@@ -105,6 +105,11 @@ pub(crate) trait Index: Send + Sync + Sized + 'static {
     /// Bytes it takes.
     fn bytes(&self) -> u64;
 
+    /// What makes it of sorted pairs, if that is faster than insert by insert.
+    fn bulk(&self) -> Option<&dyn Bulk> {
+        None
+    }
+
     /// Writes what [`Index::load`] reads.
     fn save(&self, out: &mut dyn ImageSink) -> Result<()>;
     /// Takes up an image, into an empty index.
@@ -129,6 +134,17 @@ pub(crate) trait Index: Send + Sync + Sized + 'static {
         });
         found
     }
+}
+
+/// Calls what it is given with pairs of a key and an address, in the order of keys.
+pub(crate) type Pairs<'a> = dyn FnMut(&mut dyn FnMut(&[u8], Address)) + 'a;
+
+/// An empty index that takes sorted pairs up, by ranges of keys.
+pub(crate) trait Bulk {
+    /// Makes `part` of it, the keys from `low` up to, not including, `high`.
+    fn make(&self, part: usize, low: Option<&[u8]>, high: Option<&[u8]>, pairs: &mut Pairs<'_>);
+    /// Puts the parts, which follow each other without gaps, together: they are the index now.
+    fn join(&self);
 }
 
 /// An image being read, and what it is found to hold.

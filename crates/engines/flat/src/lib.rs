@@ -35,6 +35,7 @@ mod interleavings;
 mod ordered;
 mod plain;
 pub mod pmem;
+mod replay;
 
 use std::marker::PhantomData;
 use std::sync::Arc;

@@ -61,14 +61,24 @@ pub(crate) struct Sizes {
     pub(crate) step_bytes: usize,
     /// Pairs of a keyspace that stay in memory and in the image, in bytes, as long as it has no space.
     pub(crate) small: u64,
+    /// Bytes that a pair takes in the index and that of the space, at most: intervals half full, with their runs.
+    pub(crate) indexed: u64,
 }
 
 impl Sizes {
     pub(crate) fn new(tiny: bool) -> Sizes {
         if tiny {
-            Sizes { pairs: 4, bytes: 512, runs: 3, step: 6, step_bytes: 1 << 10, small: 1 << 10 }
+            Sizes { pairs: 4, bytes: 512, runs: 3, step: 6, step_bytes: 1 << 10, small: 1 << 10, indexed: 80 }
         } else {
-            Sizes { pairs: 16, bytes: 16 << 10, runs: 8, step: 256, step_bytes: 256 << 10, small: 64 << 10 }
+            Sizes {
+                pairs: 16,
+                bytes: 16 << 10,
+                runs: 8,
+                step: 256,
+                step_bytes: 256 << 10,
+                small: 64 << 10,
+                indexed: 32,
+            }
         }
     }
 }
@@ -222,6 +232,7 @@ impl FlexEngine {
         let frozen = match &state.frozen {
             Some(frozen) if !self.is_moved() && frozen.newest() <= certain => frozen,
             _ => {
+                self.shelf.slots.make_room(0, &self.shelf.ground, guard);
                 guard.flush(); // states that nobody reads any more hold nodes and slots
                 table.settle(&self.shelf, guard);
                 return table.space.as_ref().map_or(Ok(false), |space| space.pump());

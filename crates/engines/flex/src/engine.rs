@@ -38,6 +38,8 @@ use crate::table::Table;
 pub(crate) const NAME: &str = "flex";
 /// A memtable may take this part of the budget.
 const MEMTABLE_SHARE: u64 = 6;
+/// With the budget used up, memtables that take this part of it are moved before anything is refused.
+const SWOLLEN_SHARE: u64 = 8;
 /// A memtable is moved after so many bytes of the journal: the longer it gathers, the fewer times an interval is written
 /// for its changes (0.30 keys an update of a Zipf load after 1 M updates, 0.20 after 4 M), and the longer a replay.
 const ROTATION: u64 = 512 << 20;
@@ -196,11 +198,14 @@ impl FlexEngine {
         }
     }
 
-    /// Whether so many bytes more would be beyond the budget, with all that can give way gone. Tables grow by leaps.
-    fn is_over(&self, more: u64, active: &Memtable) -> bool {
-        let more = more + active.bytes() / 16;
+    /// Whether the record of `op` would be beyond the budget, with all that can give way gone, and with room for what
+    /// the memtables will take in the index. Tables grow by leaps.
+    fn is_over(&self, op: &Op<'_>, state: &State) -> bool {
+        let cost = Memtable::cost(op.key) + self.sizes.indexed;
+        let to_come: u64 = state.memtables().map(|memtable| memtable.count() * self.sizes.indexed).sum();
+        let more = cost * (u64::from(op.ahead) + 1) + state.active.bytes() / 16 + to_come;
         let memory = &self.shelf.ground.memory;
-        memory.total() - memory.used(Part::Cache).min(memory.total()) + more > memory.budget()
+        memory.total().saturating_sub(memory.used(Part::Cache)) + more > memory.budget()
     }
 
     /// Writes down what `op` found in the active memtable.
@@ -285,7 +290,7 @@ impl Engine for FlexEngine {
         match op.action {
             Action::Put(_) | Action::Staged(_) => {
                 // A key that is new to the memtable is refused beyond the budget if it is new altogether.
-                let is_over = !is_there && self.is_over(Memtable::cost(op.key), &state.active);
+                let is_over = !is_there && self.is_over(op, state);
                 if is_over || (!is_there && self.has_views.load(Ordering::Relaxed)) {
                     op.prior = self.prior(op.key, guard)?;
                 }
@@ -447,6 +452,12 @@ impl Engine for FlexEngine {
         self.rest.store(rest, Ordering::Relaxed);
         let is_worth_it = active.count() * 8 > self.sizes.small;
         active.bytes() > self.shelf.ground.memory.budget() / MEMTABLE_SHARE || (is_worth_it && rest >= REST)
+    }
+
+    fn is_swollen(&self) -> bool {
+        let guard = &epoch::pin();
+        let bytes: u64 = self.state(guard).memtables().map(|memtable| memtable.bytes()).sum();
+        bytes > self.shelf.ground.memory.budget() / SWOLLEN_SHARE
     }
 
     fn save(&self, out: &mut dyn ImageSink) -> Result<()> {

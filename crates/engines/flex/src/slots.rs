@@ -123,7 +123,7 @@ impl Slots {
     }
 
     /// Moves the hand until `size` bytes fit. False if they still do not.
-    fn make_room(&self, size: u64, ground: &Ground, guard: &Guard) -> bool {
+    pub(crate) fn make_room(&self, size: u64, ground: &Ground, guard: &Guard) -> bool {
         let count = self.next.load(Ordering::Acquire);
         for _ in 0..TURN.min(count.saturating_mul(2)) {
             if ground.memory.has_room(size) {

@@ -26,9 +26,6 @@ use crate::index::{Index, Interval, Shelf};
 use crate::prefix::{Prefix, Sep};
 use crate::slots::Figures;
 
-/// What an extent takes in the space's index; nodes that removals left free are room for extents to come.
-const EXTENT_BYTES: u64 = 26;
-
 /// An interval to be.
 #[derive(Debug)]
 pub(crate) struct Piece {
@@ -277,10 +274,7 @@ impl Table {
 
     /// Bytes of the indexes: ours and the space's.
     pub(crate) fn index_bytes(&self, shelf: &Shelf) -> u64 {
-        let space = self.space.as_ref().map_or(0, |space| {
-            let stats = space.stats();
-            stats.index_bytes.min(stats.extents * EXTENT_BYTES)
-        });
+        let space = self.space.as_ref().map_or(0, FlexSpace::index_bytes);
         if self.tree.is_empty() && space == 0 {
             return 0;
         }

@@ -230,10 +230,9 @@ pub fn beyond_the_budget_only_new_keys_are_refused(stage: &Stage) {
     }
     assert!(count > 1000, "over budget after {count} keys");
     assert_eq!(ks.len().unwrap(), count as u64);
-    if !stage.subject.keeps_its_budget() {
-        return;
-    }
-    assert!(db.stats().memory.index <= budget);
+    // Parts of an index that readers may still be in are in it for a moment longer.
+    settle(stage, &db, || db.stats().memory.index <= budget);
+    assert!(db.stats().memory.index <= budget, "{:?}", db.stats().memory);
     // Fifty that are refused: others may find a place that is free by chance, but not these alone.
     let mut batch = db.batch();
     batch.insert(&ks, key(0), "batched");

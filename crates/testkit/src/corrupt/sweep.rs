@@ -427,8 +427,11 @@ macro_rules! corruption_suite {
             #[test]
             fn damage_anywhere_in_any_state_is_never_a_wrong_answer() {
                 assert!($crate::alloc::is_counting(), "the test's allocator counts");
-                let budget = $crate::totals::Budget::cases(70_000).workers(2);
-                $crate::corrupt::sweep::run(&$subject, 1, budget).must_hold(70_000);
+                let subject = $subject;
+                // With files of an engine's own an opening costs three times as much.
+                let cases = if subject.engine == "flex" { 20_000 } else { 70_000 };
+                let budget = $crate::totals::Budget::cases(cases).workers(2);
+                $crate::corrupt::sweep::run(&subject, 1, budget).must_hold(cases);
             }
         }
     };

@@ -7,16 +7,17 @@
 //!    leaves as they were when they were replaced.
 //! 2. The keys of child i are not less than separator i - 1, and less than separator i.
 //! 3. Separators are the shortest keys that tell two neighbours apart, kept without what all of the node's have in
-//!    common.
+//!    common, the prefix. That stands in the node's first line, so that a search does not wait for a line elsewhere.
 
 use std::cmp::Ordering as Order;
 use std::ptr;
 
+use sheaf_base::memory::prefetch;
 use sheaf_base::sync::atomic::{AtomicPtr, Ordering};
 
-use super::leaf::{Leaf, prefetch_lines};
+use super::leaf::Leaf;
 use super::list::List;
-use super::text::{Text, common, rest_words, spell};
+use super::text::{Prefix, Text, common, rest_words, spell};
 
 /// Most children of a node.
 pub(super) const CHILDREN: usize = 64;
@@ -28,10 +29,10 @@ pub(super) type Child = *mut Leaf;
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(super) struct Inner {
+    prefix: Prefix,
     /// 1 above the leaves.
-    level: usize,
-    count: usize,
-    prefix: Box<[u8]>,
+    level: u16,
+    count: u16,
     rests: Box<[u64]>,
     heads: [u64; CHILDREN - 1],
     words: [u64; CHILDREN - 1],
@@ -45,14 +46,15 @@ impl Inner {
     /// A node of `children`, with `separators[i]` before child i + 1.
     pub(super) fn new(level: usize, separators: &List<()>, children: &[Child]) -> Box<Inner> {
         debug_assert!(separators.len() + 1 == children.len() && children.len() <= CHILDREN);
-        let prefix = match separators.len().checked_sub(1) {
-            Some(last) => common(separators.key(0), separators.key(last)),
-            None => 0,
+        let shared = match separators.len().checked_sub(1) {
+            Some(last) => &separators.key(0)[..common(separators.key(0), separators.key(last))],
+            None => &[],
         };
+        let prefix = shared.len();
         let mut node = Box::new(Inner {
-            level,
-            count: children.len(),
-            prefix: if separators.is_empty() { Box::default() } else { separators.key(0)[..prefix].into() },
+            prefix: Prefix::new(shared),
+            level: u16::try_from(level).unwrap_or(u16::MAX),
+            count: u16::try_from(children.len()).unwrap_or(u16::MAX),
             rests: Box::default(),
             heads: [0; CHILDREN - 1],
             words: [0; CHILDREN - 1],
@@ -76,21 +78,21 @@ impl Inner {
     /// Asks for what a search reads first to be loaded: else it would wait for line after line.
     #[inline]
     pub(super) fn prefetch(node: *const Inner) {
-        prefetch_lines(node.cast(), LINES);
+        prefetch(node.cast(), LINES);
     }
 
     pub(super) fn level(&self) -> usize {
-        self.level
+        usize::from(self.level)
     }
 
     /// How many children it has.
     pub(super) fn count(&self) -> usize {
-        self.count
+        usize::from(self.count)
     }
 
     /// Bytes it takes.
     pub(super) fn bytes(&self) -> u64 {
-        (size_of::<Inner>() + self.prefix.len() + 8 * self.rests.len()) as u64
+        (size_of::<Inner>() + self.prefix.bytes() + 8 * self.rests.len()) as u64
     }
 
     /// Child `index`.
@@ -107,9 +109,11 @@ impl Inner {
     /// The child that holds `key`; if `before`, the one that holds what is just before it.
     #[inline]
     pub(super) fn find(&self, key: &[u8], before: bool) -> usize {
-        let count = self.count - 1;
-        if !key.starts_with(&self.prefix) {
-            return if *key < *self.prefix { 0 } else { count };
+        let count = self.count() - 1;
+        match self.prefix.compare(key) {
+            Order::Less => return 0,
+            Order::Greater => return count,
+            Order::Equal => {}
         }
         let text = Text::new(key, self.prefix.len());
         let heads = &self.heads[..count];
@@ -127,7 +131,7 @@ impl Inner {
 
     /// Appends separator `index` to `out`.
     pub(super) fn spell(&self, index: usize, out: &mut Vec<u8>) {
-        out.extend_from_slice(&self.prefix);
+        self.prefix.spell(out);
         spell(self.heads[index], self.words[index], |at| self.rests[at], out);
     }
 }

@@ -20,19 +20,20 @@
 
 use std::cmp::Ordering as Order;
 
+use sheaf_base::memory::prefetch;
 use sheaf_base::segment::Address;
-use sheaf_base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use sheaf_base::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use super::list::List;
-use super::text::{OWN, Text, is_long, place_of, rest_words, spell, with_place, words_of};
+use super::place::Placed;
+use super::text::{OWN, Prefix, Text, is_long, place_of, rest_words, spell, with_place, words_of};
 
 /// Slots of a leaf: with what is before them it takes 1024 bytes.
 pub(super) const SLOTS: usize = 60;
-const COUNT: u64 = 0xffff_ffff;
-const SORTED_SHIFT: u32 = 32;
+const COUNT: u16 = 0xff;
+const SORTED_SHIFT: u32 = 8;
 /// Lines of the cache that hold the head of a leaf and its first slots.
 const LINES: usize = 12;
-const LINE: usize = 64;
 
 #[derive(Debug, Default)]
 struct Slot {
@@ -51,12 +52,14 @@ pub(super) struct Limits {
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(super) struct Leaf {
-    state: AtomicU64,
+    state: AtomicU16,
     /// Keys that were removed; the writer's.
-    dead: AtomicU32,
+    dead: AtomicU8,
+    /// Where it lies: see `place`.
+    in_chunk: bool,
     /// Words of rests in use; the writer's.
     used: AtomicU32,
-    prefix: Box<[u8]>,
+    prefix: Prefix,
     rests: Box<[AtomicU64]>,
     slots: [Slot; SLOTS],
 }
@@ -82,17 +85,18 @@ fn room_for_rests(used: usize, keys: usize, fresh: usize) -> usize {
 }
 
 impl Leaf {
-    /// A leaf of the keys `from..to` of `list`, which begin with the prefix of `prefix` bytes.
-    pub(super) fn new(
+    /// A leaf of the keys `from..to` of `list`, which begin with `prefix`; in a chunk if the index is `large`.
+    pub(super) fn of(
         list: &List<Address>,
         (from, to): (usize, usize),
         prefix: &[u8],
         limits: Limits,
-    ) -> Box<Leaf> {
+        large: bool,
+    ) -> Placed {
         debug_assert!(to - from <= limits.slots);
         let used: usize = (from..to).map(|i| rest_words(list.key(i).len() - prefix.len())).sum();
         let room = used + room_for_rests(used, to - from, limits.fresh);
-        let leaf = Leaf::empty(prefix, room);
+        let leaf = Placed::new(Leaf::empty(Prefix::new(prefix), room, large));
         for index in from..to {
             leaf.put(index - from, Text::new(list.key(index), prefix.len()), list.item(index));
         }
@@ -100,23 +104,35 @@ impl Leaf {
         leaf
     }
 
-    fn empty(prefix: &[u8], rests: usize) -> Box<Leaf> {
-        Box::new(Leaf {
-            state: AtomicU64::new(0),
-            dead: AtomicU32::new(0),
+    pub(super) fn empty(prefix: Prefix, rests: usize, large: bool) -> Leaf {
+        Leaf {
+            state: AtomicU16::new(0),
+            dead: AtomicU8::new(0),
+            in_chunk: large,
             used: AtomicU32::new(0),
-            prefix: prefix.into(),
+            prefix,
             rests: (0..rests).map(|_| AtomicU64::new(0)).collect(),
             slots: std::array::from_fn(|_| Slot::default()),
-        })
+        }
+    }
+
+    /// Whether it lies in a chunk.
+    pub(super) fn is_in_chunk(&self) -> bool {
+        self.in_chunk
     }
 
     fn count_sorted(&self, count: usize) {
-        self.state.store((count as u64) << SORTED_SHIFT | count as u64, Ordering::Release);
+        self.set_counts(count, count);
+    }
+
+    fn set_counts(&self, sorted: usize, count: usize) {
+        debug_assert!(sorted <= count && count <= SLOTS);
+        let byte = |count: usize| u16::from(u8::try_from(count).unwrap_or(u8::MAX));
+        self.state.store(byte(sorted) << SORTED_SHIFT | byte(count), Ordering::Release);
     }
 
     /// The same range with the removed keys gone and `text` added, all of them sorted.
-    pub(super) fn renewed(&self, text: &Text<'_>, address: Address, limits: Limits) -> Box<Leaf> {
+    pub(super) fn renewed(&self, text: &Text<'_>, address: Address, limits: Limits, large: bool) -> Placed {
         let sorted = self.sorted();
         let words = |slot: u8| {
             let word = self.slots[usize::from(slot)].word.load(Ordering::Relaxed);
@@ -124,7 +140,7 @@ impl Leaf {
         };
         let used = sorted.slots().iter().map(|slot| words(*slot)).sum::<usize>() + rest_words(text.len);
         let room = room_for_rests(used, sorted.count + 1, limits.fresh);
-        let leaf = Leaf::empty(&self.prefix, used + room);
+        let leaf = Placed::new(Leaf::empty(self.prefix.clone(), used + room, large));
         let mut count = 0;
         let mut is_in = false;
         for slot in sorted.slots().iter().map(|slot| usize::from(*slot)) {
@@ -188,13 +204,13 @@ impl Leaf {
     #[inline]
     fn counts(&self) -> (usize, usize) {
         let state = self.state.load(Ordering::Acquire);
-        ((state >> SORTED_SHIFT) as u32 as usize, (state & COUNT) as u32 as usize)
+        (usize::from(state >> SORTED_SHIFT), usize::from(state & COUNT))
     }
 
     /// Asks for its lines to be loaded.
     #[inline]
     pub(super) fn prefetch(leaf: *const Leaf) {
-        prefetch_lines(leaf.cast(), LINES);
+        prefetch(leaf.cast(), LINES);
     }
 
     /// `key`, which is in its range, behind the prefix.
@@ -205,7 +221,7 @@ impl Leaf {
 
     /// Keys it holds.
     pub(super) fn live(&self) -> usize {
-        self.counts().1 - self.dead.load(Ordering::Relaxed) as usize
+        self.counts().1 - usize::from(self.dead.load(Ordering::Relaxed))
     }
 
     /// Whether some of its keys were removed.
@@ -215,7 +231,7 @@ impl Leaf {
 
     /// Bytes it takes.
     pub(super) fn bytes(&self) -> u64 {
-        (size_of::<Leaf>() + self.prefix.len() + 8 * self.rests.len()) as u64
+        (size_of::<Leaf>() + self.prefix.bytes() + 8 * self.rests.len()) as u64
     }
 
     /// Words of rests it holds.
@@ -299,8 +315,7 @@ impl Leaf {
     pub(super) fn set(&self, slot: usize, address: Address) {
         let word = &self.slots[slot].word;
         let before = word.load(Ordering::Relaxed);
-        let dead =
-            i32::from(address == Address::NONE) - i32::from(Address::from_bits(before) == Address::NONE);
+        let dead = i8::from(address == Address::NONE) - i8::from(Address::from_bits(before) == Address::NONE);
         self.dead.store(self.dead.load(Ordering::Relaxed).wrapping_add_signed(dead), Ordering::Relaxed);
         word.store(before & !OWN | address.bits(), Ordering::Release);
     }
@@ -321,8 +336,7 @@ impl Leaf {
         let (sorted, count) = self.counts();
         let follows = sorted == count && (count == 0 || self.compare(count - 1, text) == Order::Less);
         self.put(count, *text, address);
-        let sorted = if follows { sorted + 1 } else { sorted };
-        self.state.store((sorted as u64) << SORTED_SHIFT | (count as u64 + 1), Ordering::Release);
+        self.set_counts(if follows { sorted + 1 } else { sorted }, count + 1);
         true
     }
 
@@ -355,9 +369,17 @@ impl Leaf {
         spell(self.head(slot), self.slots[slot].word.load(Ordering::Relaxed), |at| self.rest(at), out);
     }
 
+    /// Asks for what [`Leaf::spell`] reads elsewhere to be loaded.
+    pub(super) fn prefetch_rest(&self, slot: usize) {
+        let word = self.slots[slot].word.load(Ordering::Relaxed);
+        if is_long(word) {
+            prefetch(self.rests.as_ptr().wrapping_add(place_of(word)).cast(), 1);
+        }
+    }
+
     /// Appends the key of `slot` to `out`.
     pub(super) fn spell(&self, slot: usize, out: &mut Vec<u8>) {
-        out.extend_from_slice(&self.prefix);
+        self.prefix.spell(out);
         self.spell_text(slot, out);
     }
 
@@ -396,8 +418,10 @@ impl Leaf {
     /// How many of `sorted` have keys less than `key`, or at most `key` if `or_equal`.
     pub(super) fn below(&self, sorted: &Sorted, key: &[u8], or_equal: bool) -> usize {
         // Not every limit of a walk lies in the leaf's range.
-        if !key.starts_with(&self.prefix) {
-            return if *key < *self.prefix { 0 } else { sorted.count };
+        match self.prefix.compare(key) {
+            Order::Less => return 0,
+            Order::Greater => return sorted.count,
+            Order::Equal => {}
         }
         let text = self.text(key);
         sorted.slots().partition_point(|slot| match self.compare(usize::from(*slot), &text) {
@@ -422,21 +446,4 @@ fn first_where(from: usize, to: usize, wanted: impl Fn(usize) -> bool) -> usize 
         }
     }
     from
-}
-
-/// Asks for `count` lines of the cache to be loaded.
-#[inline]
-pub(super) fn prefetch_lines(from: *const u8, count: usize) {
-    for line in 0..count {
-        let at = from.wrapping_add(line * LINE);
-        #[cfg(target_arch = "x86_64")]
-        {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY:
-            // * A prefetch has no effect but speed, whatever the address.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>()) }
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = at;
-    }
 }

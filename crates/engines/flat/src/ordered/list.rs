@@ -42,6 +42,11 @@ impl<T: Copy> List<T> {
         self.push_with(item, |bytes| bytes.extend_from_slice(key));
     }
 
+    /// Adds all of `other`.
+    pub(super) fn append(&mut self, other: &List<T>) {
+        other.iter().for_each(|(key, item)| self.push(key, item));
+    }
+
     pub(super) fn key(&self, index: usize) -> &[u8] {
         let start = index.checked_sub(1).map_or(0, |before| self.items[before].0);
         &self.bytes[start..self.items[index].0]

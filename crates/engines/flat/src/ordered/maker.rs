@@ -1,11 +1,13 @@
 //! # Making a tree of keys that ascend, its leaves nearly full
 //!
-//! For images: no key is looked up, every node is made once. Inner nodes come level by level when the keys are through.
+//! For images and for what was replayed: no key is looked up, every node is made once. Inner nodes come level by level
+//! when the keys are through.
 
 use sheaf_base::segment::Address;
 
 use super::inner::Child;
 use super::list::List;
+use super::place::Placed;
 use super::{MOST_RESTS, Ordered, part, shortest_between};
 
 /// The tree in the making.
@@ -19,11 +21,12 @@ pub(super) struct Maker<'a> {
 }
 
 impl<'a> Maker<'a> {
-    pub(super) fn new(index: &'a Ordered) -> Maker<'a> {
+    /// A tree of keys from `low` on.
+    pub(super) fn new(index: &'a Ordered, low: Option<&[u8]>) -> Maker<'a> {
         Maker {
             index,
             pending: List::default(),
-            low: None,
+            low: low.map(<[u8]>::to_vec),
             children: Vec::new(),
             separators: List::default(),
         }
@@ -48,12 +51,42 @@ impl<'a> Maker<'a> {
         self.pending.clear();
     }
 
-    pub(super) fn finish(mut self) -> Child {
-        self.end_leaf(None);
-        let most = (self.index.sizes.children * 7 / 8).max(2);
+    /// The leaves, of keys below `high`.
+    pub(super) fn leaves(mut self, high: Option<&[u8]>) -> Leaves {
+        self.end_leaf(high);
+        Leaves {
+            children: std::mem::take(&mut self.children),
+            separators: std::mem::take(&mut self.separators),
+        }
+    }
+}
+
+/// Leaves in a row that no tree holds yet, and what separates them.
+#[derive(Default)]
+pub(super) struct Leaves {
+    children: Vec<Child>,
+    separators: List<()>,
+}
+
+// SAFETY:
+// * It owns its leaves, which hold atomics and memory of their own.
+unsafe impl Send for Leaves {}
+
+impl Leaves {
+    /// Adds the leaves that follow from `separator` on.
+    pub(super) fn append(&mut self, separator: &[u8], mut other: Leaves) {
+        self.separators.push(separator, ());
+        self.separators.append(&other.separators);
+        self.children.append(&mut other.children);
+    }
+
+    /// The tree of them.
+    pub(super) fn tree(mut self, index: &Ordered) -> Child {
+        let most = (index.sizes.children * 7 / 8).max(2);
+        let (mut children, mut separators) =
+            (std::mem::take(&mut self.children), std::mem::take(&mut self.separators));
         for level in 1.. {
-            let (children, separators) =
-                (std::mem::take(&mut self.children), std::mem::take(&mut self.separators));
+            let (mut nodes, mut between) = (Vec::new(), List::default());
             let mut from = 0;
             while from < children.len() {
                 let mut to = (from + most).min(children.len());
@@ -61,16 +94,27 @@ impl<'a> Maker<'a> {
                     to += 1; // no node of one child beside others
                 }
                 let own = part(&separators, from, to - 1);
-                self.children.push(self.index.new_inner(level, &own, &children[from..to]));
+                nodes.push(index.new_inner(level, &own, &children[from..to]));
                 if to < children.len() {
-                    self.separators.push(separators.key(to - 1), ());
+                    between.push(separators.key(to - 1), ());
                 }
                 from = to;
             }
-            if self.children.len() == 1 {
+            (children, separators) = (nodes, between);
+            if children.len() <= 1 {
                 break;
             }
         }
-        self.children[0]
+        children[0]
+    }
+}
+
+impl Drop for Leaves {
+    fn drop(&mut self) {
+        for leaf in self.children.drain(..) {
+            // SAFETY:
+            // * From `Placed::into_raw`; no tree took it.
+            drop(unsafe { Placed::from_raw(leaf) });
+        }
     }
 }

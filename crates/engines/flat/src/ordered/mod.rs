@@ -30,7 +30,8 @@
 //!
 //! ## Costs
 //!
-//! A look-up is the inner nodes, which the caches hold, one leaf (its first twelve lines asked for at once) and the entry. A new
+//! A look-up is the inner nodes, which the caches hold, one leaf (its first twelve lines asked for at once; on a huge page
+//! if there are many, see `place`) and the entry. A new
 //! key is two stores and, every eighth time, a leaf of 1 KiB; leaves split at 58 keys and join at 15. Memory: 16
 //! bytes a slot, two thirds of them taken after random inserts, and what is left of the key behind prefix and
 //! head: 34 bytes for keys of 27 that differ in 16.
@@ -42,10 +43,12 @@ mod interleavings;
 mod leaf;
 mod list;
 mod maker;
+mod place;
 mod text;
 mod walk;
 
-use std::ptr;
+use std::collections::BTreeMap;
+use std::ptr::{self, with_exposed_provenance_mut};
 use std::sync::Arc;
 
 use sheaf_base::engine::{Bounds, ImageSink};
@@ -58,16 +61,20 @@ use sheaf_base::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
 use smallvec::SmallVec;
 
-use crate::index::{Image, Index, Wanted};
+use crate::index::{Bulk, Image, Index, Pairs, Wanted};
 use inner::{CHILDREN, Child, Inner};
 use leaf::{Leaf, Limits, SLOTS};
 use list::List;
-use maker::Maker;
+use maker::{Leaves, Maker};
+use place::Placed;
 use text::common;
 use walk::KeyWalk;
 
 /// A leaf with more words of rests than this is split, if it holds two keys.
 const MOST_RESTS: usize = 8 << 10;
+
+/// An index of more bytes has its new leaves on huge pages.
+const LARGE: u64 = 4 << 20;
 
 /// Sizes of nodes.
 #[derive(Clone, Copy, Debug)]
@@ -104,6 +111,8 @@ pub(crate) struct Ordered {
     root: AtomicPtr<Inner>,
     writer: Mutex<()>,
     bytes: AtomicU64,
+    /// What [`Bulk::make`] made, by part, with what the part begins at.
+    made: Mutex<BTreeMap<usize, (Vec<u8>, Leaves)>>,
 }
 
 /// The way from the root to a leaf: nodes, and which child was taken.
@@ -118,9 +127,15 @@ impl Ordered {
             root: AtomicPtr::new(ptr::null_mut()),
             writer: Mutex::new(()),
             bytes: AtomicU64::new(0),
+            made: Mutex::default(),
         };
         index.install(index.made_of(&mut std::iter::empty()));
         index
+    }
+
+    /// Whether its leaves belong on huge pages.
+    fn is_large(&self) -> bool {
+        self.bytes() > LARGE
     }
 
     fn account(&self, grown: u64, shrunk: u64) {
@@ -202,9 +217,9 @@ impl Ordered {
         let (path, leaf) = self.path(Some(key), false, guard);
         let fits = leaf.live() < self.sizes.most() && leaf.rest_words() <= MOST_RESTS;
         if fits || leaf.live() == 0 {
-            let new = leaf.renewed(&leaf.text(key), address, self.sizes.leaf);
+            let new = leaf.renewed(&leaf.text(key), address, self.sizes.leaf, self.is_large());
             self.account(new.bytes(), leaf.bytes());
-            self.swap_leaf(&path, leaf, Box::into_raw(new), guard);
+            self.swap_leaf(&path, leaf, new.into_raw(), guard);
             return;
         }
         let mut list = List::default();
@@ -232,9 +247,9 @@ impl Ordered {
         (low, high): (Option<&[u8]>, Option<&[u8]>),
     ) -> Child {
         let (low, high) = (low.unwrap_or(&[]), high.unwrap_or(&[]));
-        let leaf = Leaf::new(list, range, &low[..common(low, high)], self.sizes.leaf);
+        let leaf = Leaf::of(list, range, &low[..common(low, high)], self.sizes.leaf, self.is_large());
         self.account(leaf.bytes(), 0);
-        Box::into_raw(leaf)
+        leaf.into_raw()
     }
 
     /// Puts `new` in the place of `leaf`, at the end of `path`.
@@ -242,12 +257,12 @@ impl Ordered {
         if let Some((parent, index)) = path.last() {
             parent.replace(*index, new);
         }
-        retire(ptr::from_ref(leaf).cast_mut(), guard);
+        retire_leaf(leaf, guard);
     }
 
     fn retire_leaf(&self, leaf: &Leaf, guard: &Guard) {
         self.account(0, leaf.bytes());
-        retire(ptr::from_ref(leaf).cast_mut(), guard);
+        retire_leaf(leaf, guard);
     }
 
     /// Gives the last node of `path` `new` children, told apart by `separators`, in the place of its children
@@ -346,7 +361,13 @@ impl Ordered {
 
     fn retire_inner(&self, node: &Inner, guard: &Guard) {
         self.account(0, node.bytes());
-        retire(ptr::from_ref(node).cast_mut(), guard);
+        let address = ptr::from_ref(node).expose_provenance();
+        // SAFETY:
+        // * Nodes come from `Box::into_raw` and are unlinked by the writer, which retires each once (I3).
+        // * The closure owns what it captures.
+        unsafe {
+            guard.defer_unchecked(move || drop(Box::from_raw(with_exposed_provenance_mut::<Inner>(address))))
+        };
     }
 
     /// Points the entry of `key` at `from` to `to`.
@@ -386,9 +407,9 @@ impl Ordered {
 
     /// A tree of `pairs`, which ascend.
     fn made_of(&self, pairs: &mut dyn Iterator<Item = (&[u8], Address)>) -> Child {
-        let mut maker = Maker::new(self);
+        let mut maker = Maker::new(self, None);
         pairs.for_each(|(key, address)| maker.push(key, address));
-        maker.finish()
+        maker.leaves(None).tree(self)
     }
 
     /// Replaces everything by the tree under `root`.
@@ -476,13 +497,13 @@ fn fences(path: &[(&Inner, usize)], depth: usize) -> (Option<Vec<u8>>, Option<Ve
     (fence_below(path, depth, index), fence_above(path, depth, index))
 }
 
-/// Frees `node` once all present guards are gone. It is unlinked, and retired once.
-fn retire<T: 'static>(node: *mut T, guard: &Guard) {
-    let address = node as usize;
+/// Frees `leaf` once all present guards are gone. It is unlinked, and retired once.
+fn retire_leaf(leaf: &Leaf, guard: &Guard) {
+    let address = ptr::from_ref(leaf).expose_provenance();
     // SAFETY:
-    // * Nodes come from `Box::into_raw` and are unlinked by the writer, which retires each once (I3).
+    // * Leaves come from `Placed::into_raw` and are unlinked by the writer, which retires each once (I3).
     // * The closure owns what it captures.
-    unsafe { guard.defer_unchecked(move || drop(Box::from_raw(address as *mut T))) };
+    unsafe { guard.defer_unchecked(move || drop(Placed::from_raw(with_exposed_provenance_mut(address)))) };
 }
 
 impl Index for Ordered {
@@ -554,6 +575,10 @@ impl Index for Ordered {
         self.bytes.load(Ordering::Relaxed)
     }
 
+    fn bulk(&self) -> Option<&dyn Bulk> {
+        Some(self)
+    }
+
     fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
         let mut block = image::Block::default();
         self.each_leaf(&mut |list| block.put(list.iter(), out))?;
@@ -561,16 +586,32 @@ impl Index for Ordered {
     }
 
     fn load(&self, image: &mut Image<'_>) -> Result<()> {
-        let mut maker = Maker::new(self);
+        let mut maker = Maker::new(self, None);
         let loaded = image::load(image, &mut |key, address| maker.push(key, address));
         // Also of an image that is damaged: what was made belongs to somebody.
-        self.install(maker.finish());
+        self.install(maker.leaves(None).tree(self));
         loaded
+    }
+}
+
+impl Bulk for Ordered {
+    fn make(&self, part: usize, low: Option<&[u8]>, high: Option<&[u8]>, pairs: &mut Pairs<'_>) {
+        let mut maker = Maker::new(self, low);
+        pairs(&mut |key, address| maker.push(key, address));
+        self.made.lock().insert(part, (low.unwrap_or(&[]).to_vec(), maker.leaves(high)));
+    }
+
+    fn join(&self) {
+        let mut made = std::mem::take(&mut *self.made.lock()).into_values();
+        let Some((_, mut all)) = made.next() else { return };
+        made.for_each(|(low, leaves)| all.append(&low, leaves));
+        self.install(all.tree(self));
     }
 }
 
 impl Drop for Ordered {
     fn drop(&mut self) {
+        self.join(); // what was made and never joined was accounted too
         let guard = &epoch::pin();
         let root = self.root.swap(ptr::null_mut(), Ordering::AcqRel);
         self.retire_all(root.cast(), None, guard);

@@ -53,6 +53,73 @@ pub(super) fn rest_words(len: usize) -> usize {
     if len <= HEAD { 0 } else { 1 + (len - HEAD).saturating_sub(FIRST).div_ceil(HEAD) }
 }
 
+/// What the keys of a node begin with: its first bytes in place, all of it elsewhere if it is longer.
+#[derive(Clone, Debug)]
+pub(super) struct Prefix {
+    words: [u64; PREFIX_WORDS],
+    len: usize,
+    long: Box<[u8]>,
+}
+
+/// Words of a prefix that stand in place: with what stands beside it in a node they take a line of the cache.
+const PREFIX_WORDS: usize = 2;
+
+impl Prefix {
+    pub(super) fn new(bytes: &[u8]) -> Prefix {
+        let word = |at: usize| number(bytes.get(at * HEAD..).unwrap_or(&[]));
+        let is_long = bytes.len() > PREFIX_WORDS * HEAD;
+        Prefix {
+            words: std::array::from_fn(word),
+            len: bytes.len(),
+            long: if is_long { bytes.into() } else { Box::default() },
+        }
+    }
+
+    /// Bytes it has.
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Bytes it takes beside itself.
+    pub(super) fn bytes(&self) -> usize {
+        self.long.len()
+    }
+
+    /// How `key` compares with the keys that begin so: `Equal` if it is one.
+    #[inline]
+    pub(super) fn compare(&self, key: &[u8]) -> Ordering {
+        let mut left = self.len;
+        for (at, word) in self.words.iter().enumerate() {
+            if left == 0 {
+                break;
+            }
+            let bytes = left.min(HEAD);
+            let got = number(key.get(at * HEAD..).unwrap_or(&[])) & !0 << (8 * (HEAD - bytes));
+            if got != *word {
+                return got.cmp(word);
+            }
+            left -= bytes;
+        }
+        match left {
+            0 if key.len() < self.len => Ordering::Less, // it lacks zeros
+            0 => Ordering::Equal,
+            _ => key[..key.len().min(self.len)].cmp(&self.long),
+        }
+    }
+
+    /// Appends it to `out`.
+    pub(super) fn spell(&self, out: &mut Vec<u8>) {
+        if !self.long.is_empty() {
+            out.extend_from_slice(&self.long);
+            return;
+        }
+        let end = out.len() + self.len;
+        self.words.iter().for_each(|word| out.extend_from_slice(&word.to_be_bytes()));
+        out.truncate(end);
+    }
+}
+
 /// A key behind a prefix, ready to be compared.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Text<'k> {
@@ -164,6 +231,30 @@ pub(super) fn spell(head: u64, word: u64, rests: impl Fn(usize) -> u64, out: &mu
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn prefixes_compare_and_come_back_as_bytes_do() {
+        let mut all: Vec<Vec<u8>> = Vec::new();
+        for len in [0, 1, 2, 7, 8, 9, 15, 16, 17, 24, 30] {
+            for fill in [0u8, 1, 255] {
+                for last in [0u8, 1, 255] {
+                    let mut bytes = vec![fill; len];
+                    bytes.iter_mut().last().into_iter().for_each(|byte| *byte = last);
+                    all.push(bytes);
+                }
+            }
+        }
+        for bytes in &all {
+            let prefix = Prefix::new(bytes);
+            let mut spelt = vec![9];
+            prefix.spell(&mut spelt);
+            assert_eq!((spelt[1..].to_vec(), prefix.len()), (bytes.clone(), bytes.len()));
+            for key in &all {
+                let expected = if key.starts_with(bytes) { Ordering::Equal } else { key.cmp(bytes) };
+                assert_eq!(prefix.compare(key), expected, "{bytes:?} {key:?}");
+            }
+        }
+    }
 
     #[test]
     fn keys_compare_and_come_back_as_bytes_do() {

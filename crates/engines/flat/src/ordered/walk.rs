@@ -1,8 +1,9 @@
 //! # A walk in the order of keys, from either end
 //!
-//! Each step comes down from the root to where the last one ended, and takes some entries of one leaf: few at
-//! first, since most ranges are short and what is read for nothing costs more than the way down, then more. What it looked at is an interval of keys that ends where the next
-//! step begins, so that no key is missed or met twice whatever is split or joined in between.
+//! Each step comes down from the root to where the last one ended, and takes some entries of one leaf or of a few with
+//! the same parent: few at first, since most ranges are short and what is read for nothing costs, then more. What it
+//! looked at is an interval of keys that ends where the next step begins, so that no key is missed or met twice
+//! whatever is split or joined in between.
 
 use std::ops::Bound;
 
@@ -14,12 +15,10 @@ use super::leaf::{Leaf, Sorted};
 use super::{Ordered, fence_above, fence_below};
 use crate::index::{Span, Walk, Way};
 
-/// Entries of each of the first steps, and how many steps these are. A way down costs about as much as an entry, and
-/// half a step is read for nothing at the end: for ranges of n entries the square root of 2 n would be best.
-const FEW: usize = 10;
-const SHORT: usize = 8;
-/// Entries of a later step.
-const MANY: usize = 48;
+/// Entries of each step; the last number is that of all later ones. A way down costs as much as three or four entries,
+/// and what is left of a step at the end was read for nothing: the sums are a little above the limits people choose,
+/// 10, 25, 50 and 100.
+const SIZES: [usize; 4] = [12, 16, 24, 48];
 
 /// The walk.
 pub(crate) struct KeyWalk {
@@ -36,17 +35,19 @@ impl KeyWalk {
 
     /// Entries of this step.
     fn size(&self) -> usize {
-        if self.steps < SHORT { FEW } else { MANY }
+        SIZES[self.steps.min(SIZES.len() - 1)]
     }
 
-    /// The slots of a leaf that are left to look at.
-    fn within<'s>(&self, leaf: &Leaf, sorted: &'s Sorted) -> &'s [u8] {
+    /// The slots of a leaf that are left to look at. The limit where the walk begins lies before a `later` leaf.
+    fn within<'s>(&self, leaf: &Leaf, sorted: &'s Sorted, way: Way, later: bool) -> &'s [u8] {
         let from = match &self.left.low {
+            _ if later && way == Way::Up => 0,
             Bound::Included(key) => leaf.below(sorted, key, false),
             Bound::Excluded(key) => leaf.below(sorted, key, true),
             Bound::Unbounded => 0,
         };
         let to = match &self.left.high {
+            _ if later && way == Way::Down => sorted.slots().len(),
             Bound::Included(key) => leaf.below(sorted, key, true),
             Bound::Excluded(key) => leaf.below(sorted, key, false),
             Bound::Unbounded => sorted.slots().len(),
@@ -56,21 +57,27 @@ impl KeyWalk {
 
     fn up(&mut self, index: &Ordered, guard: &Guard, heads: &mut Vec<Address>) -> Span<Vec<u8>> {
         let low = key_of(&self.left.low);
-        let (path, leaf) = index.path(Some(low.unwrap_or(&[])), false, guard);
-        let sorted = leaf.sorted();
-        let slots = self.within(leaf, &sorted);
-        let taken = slots.len().min(self.size());
-        heads.extend(slots[..taken].iter().map(|slot| leaf.address(usize::from(*slot))));
-        let next = match slots.get(taken) {
-            Some(slot) => {
+        let (path, mut leaf) = index.path(Some(low.unwrap_or(&[])), false, guard);
+        let (parent, mut at) = path.last().map_or((None, 0), |(node, at)| (Some(*node), *at));
+        let (first, mut room) = (at, self.size());
+        let next = loop {
+            let sorted = leaf.sorted();
+            let slots = self.within(leaf, &sorted, Way::Up, at != first);
+            let beside = parent.filter(|node| slots.len() < room && at + 1 < node.count());
+            if let Some(node) = beside {
+                Leaf::prefetch(node.child(at + 1));
+            }
+            let taken = slots.len().min(room);
+            slots.get(taken).into_iter().for_each(|slot| leaf.prefetch_rest(usize::from(*slot)));
+            heads.extend(slots[..taken].iter().map(|slot| leaf.address(usize::from(*slot))));
+            if let Some(slot) = slots.get(taken) {
                 let mut key = Vec::new();
                 leaf.spell(usize::from(*slot), &mut key);
-                Some(key)
+                break Some(key);
             }
-            None => {
-                let index = path.last().map_or(0, |(_, index)| *index);
-                fence_above(&path, path.len(), index)
-            }
+            let Some(node) = beside else { break fence_above(&path, path.len(), at) };
+            (at, room) = (at + 1, room - taken);
+            leaf = Ordered::leaf(node.child(at), guard);
         };
         let seen = self.left.low.clone();
         match next {
@@ -91,21 +98,27 @@ impl KeyWalk {
 
     fn down(&mut self, index: &Ordered, guard: &Guard, heads: &mut Vec<Address>) -> Span<Vec<u8>> {
         let before = matches!(self.left.high, Bound::Excluded(_));
-        let (path, leaf) = index.path(key_of(&self.left.high), before, guard);
-        let sorted = leaf.sorted();
-        let slots = self.within(leaf, &sorted);
-        let rest = slots.len() - slots.len().min(self.size());
-        heads.extend(slots[rest..].iter().rev().map(|slot| leaf.address(usize::from(*slot))));
-        let next = match rest.checked_sub(1).map(|before| slots[before]) {
-            Some(slot) => {
+        let (path, mut leaf) = index.path(key_of(&self.left.high), before, guard);
+        let (parent, mut at) = path.last().map_or((None, 0), |(node, at)| (Some(*node), *at));
+        let (first, mut room) = (at, self.size());
+        let next = loop {
+            let sorted = leaf.sorted();
+            let slots = self.within(leaf, &sorted, Way::Down, at != first);
+            let beside = parent.filter(|_| slots.len() < room && at > 0);
+            if let Some(node) = beside {
+                Leaf::prefetch(node.child(at - 1));
+            }
+            let rest = slots.len() - slots.len().min(room);
+            slots[..rest].last().into_iter().for_each(|slot| leaf.prefetch_rest(usize::from(*slot)));
+            heads.extend(slots[rest..].iter().rev().map(|slot| leaf.address(usize::from(*slot))));
+            if let Some(slot) = rest.checked_sub(1).map(|before| slots[before]) {
                 let mut key = Vec::new();
                 leaf.spell(usize::from(slot), &mut key);
-                Some(Bound::Included(key))
+                break Some(Bound::Included(key));
             }
-            None => {
-                let index = path.last().map_or(0, |(_, index)| *index);
-                fence_below(&path, path.len(), index).map(Bound::Excluded)
-            }
+            let Some(node) = beside else { break fence_below(&path, path.len(), at).map(Bound::Excluded) };
+            (at, room) = (at - 1, room - slots.len());
+            leaf = Ordered::leaf(node.child(at), guard);
         };
         let seen = self.left.high.clone();
         match next {
