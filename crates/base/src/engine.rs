@@ -209,7 +209,9 @@ pub trait ImageSource {
     fn fill(&mut self, bytes: &mut [u8]) -> Result<()>;
     /// An error that says that the image makes no sense although its checksum holds.
     fn nonsense(&self, field: &'static str, value: u64) -> Error;
-    /// The present slot of the segment that had `slot` when the image was made, or `None` if it is gone.
+    /// The present slot of the segment that had `slot` when the image was made, or `None` if it is gone. Segments keep
+    /// their slots from one life to the next, so that it is the same slot wherever an engine has kept addresses in files
+    /// of its own; and until all is replayed, the slot of one that is gone stays empty.
     fn slot_of(&self, slot: u32) -> Option<u32>;
     /// The commit number `stored` in the image; damage if no commit that counts has it.
     fn seq(&self, stored: u64) -> Result<Seq>;
@@ -298,6 +300,9 @@ pub trait Engine: Send + Sync {
     fn save(&self, out: &mut dyn ImageSink) -> Result<()>;
     /// Under the commit lock: the image is durable, and the records before the freeze are about to go.
     fn saved(&self) {}
+    /// Neither slot of ROOT names the image before the one that was saved last but this call any more: called once
+    /// after each [`Engine::saved`], in their order, so that what only older images name may be used again.
+    fn outlived(&self) {}
     /// Takes up an image. Entries in segments that are gone are dropped: replay brings them.
     fn restore(&self, image: &mut dyn ImageSource) -> Result<()>;
     /// Takes up what there is without an image: none was made, or it is damaged, as `damage` says. An engine
@@ -320,9 +325,9 @@ pub trait Engine: Send + Sync {
     fn blobs(&self, out: &mut Vec<u64>);
 
     /// Whether the entry at `address` is still needed. Store logs only.
-    fn hold(&self, key: &[u8], address: Address) -> Hold {
+    fn hold(&self, key: &[u8], address: Address) -> Result<Hold> {
         let _ = (key, address);
-        Hold::Dead
+        Ok(Hold::Dead)
     }
     /// Under the commit lock: the entry at `from` was copied to `to`. False if it is no longer needed.
     fn moved(&self, key: &[u8], from: Address, to: Address) -> bool {

@@ -35,5 +35,6 @@ pub mod segment;
 pub mod store;
 pub mod sync;
 pub mod types;
+pub mod versions;
 pub mod views;
 pub mod work;

@@ -36,7 +36,12 @@ impl Default for Builder {
             options: Options::default(),
             disk: Arc::new(RealDisk),
             clock: Arc::new(SystemClock),
-            engines: vec![sheaf_flat::hashed(), sheaf_flat::ordered(), Arc::new(sheaf_flex::Flex)],
+            engines: vec![
+                sheaf_flat::hashed(),
+                sheaf_flat::ordered(),
+                Arc::new(sheaf_flex::Flex),
+                Arc::new(sheaf_cedrus::Cedrus),
+            ],
         }
     }
 }

@@ -59,6 +59,12 @@ impl Subject {
         }
     }
 
+    /// CedrusDB.
+    #[must_use]
+    pub fn cedrus() -> Subject {
+        Subject { engine: "cedrus", ..Subject::flat() }
+    }
+
     /// FlatStore with an ordered index.
     #[must_use]
     pub fn flat_ordered() -> Subject {
@@ -92,6 +98,7 @@ impl Subject {
             Subject::flat_ordered(),
             Subject::flat_plain(),
             Subject::flex(),
+            Subject::cedrus(),
             Subject::ledger(),
         ]
     }
@@ -105,7 +112,7 @@ impl Subject {
     /// Whether its log is its store, so that cleaning makes room; else a checkpoint does, which needs room itself.
     #[must_use]
     pub fn is_store_log(&self) -> bool {
-        self.engine.starts_with("flat")
+        self.engine.starts_with("flat") || self.engine == "cedrus"
     }
 
     /// The engines of the three keyspaces of a crash workload: two under test, one in another log.
@@ -399,6 +406,7 @@ macro_rules! every_engine {
         $crate::$suite!(flat, $crate::stage::Subject::flat());
         $crate::$suite!(flat_ordered, $crate::stage::Subject::flat_ordered());
         $crate::$suite!(flex, $crate::stage::Subject::flex());
+        $crate::$suite!(cedrus, $crate::stage::Subject::cedrus());
         $crate::$suite!(ledger, $crate::stage::Subject::ledger());
     };
 }

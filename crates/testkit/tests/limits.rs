@@ -143,7 +143,7 @@ fn fills_and_goes_on(mount: &Mount, subject: &Subject) {
 
 #[test]
 fn a_full_tmpfs_refuses_and_goes_on_when_there_is_room() {
-    for subject in [Subject::flat(), Subject::flat_ordered(), Subject::ledger()] {
+    for subject in [Subject::flat(), Subject::flat_ordered(), Subject::cedrus(), Subject::ledger()] {
         let Some(mount) = Mount::new(&format!("tmpfs-{}", subject.engine), tmpfs) else { return };
         fills_and_goes_on(&mount, &subject);
     }

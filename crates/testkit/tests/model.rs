@@ -26,6 +26,7 @@ fn engines_and_geometries_agree_on_the_same_trace() {
     for seed in 1000..1006 {
         case("flat", TINY, seed, 1500).agree().unwrap();
         case("flex", TINY, seed, 1500).agree().unwrap();
+        case("cedrus", TINY, seed, 1500).agree().unwrap();
     }
 }
 

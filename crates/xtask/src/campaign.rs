@@ -198,6 +198,8 @@ fn interleavings(seed: u64) -> Result<Sum, String> {
         "sheaf-testkit",
         "-p",
         "sheaf-flat",
+        "-p",
+        "sheaf-cedrus",
         "--lib",
         "--test",
         "interleavings",

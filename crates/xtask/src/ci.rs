@@ -15,8 +15,19 @@ pub(crate) fn run() -> Result<(), String> {
     step(cargo(&["test", "--locked"]))?; // the test command of the README
     // Neither a C compiler nor a library.
     step(cargo(&["test", "--locked", "-p", "sheaf-bench", "--no-default-features"]))?;
-    let interleavings =
-        ["test", "--locked", "-p", "sheaf-flat", "-p", "sheaf-testkit", "--lib", "--test", "interleavings"];
+    let interleavings = [
+        "test",
+        "--locked",
+        "-p",
+        "sheaf-flat",
+        "-p",
+        "sheaf-cedrus",
+        "-p",
+        "sheaf-testkit",
+        "--lib",
+        "--test",
+        "interleavings",
+    ];
     step(shuttle(&[&interleavings[..], &["interleavings"]].concat()))?;
     step(shuttle(&[&interleavings[..], &["--", "closing", "reading", "waiting", "writing"]].concat()))?;
     step(cargo(&["run", "--locked", "--release", "--", "demo"]))?; // the first command of the README

@@ -4,6 +4,7 @@
 //! segment itself (and its mapping) goes, and the slot may be given out again, only after every guard
 //! that could have seen it is gone.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::{Address, Frame, SLOT_COUNT, Segment};
@@ -11,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicPtr, Ordering};
 use crate::sync::epoch::{self, Guard};
+use crate::types::SegmentId;
 
 /// The table.
 #[derive(Debug)]
@@ -43,6 +45,54 @@ impl Segments {
         Segments { slots, free: Arc::default() }
     }
 
+    /// Gives each of `segments` a slot, in a table that has none yet: the one that `then` says it had in an earlier
+    /// life, so that addresses an engine has written down stay good. Slots of segments that are gone since stay empty
+    /// until the next is admitted. False if there are more segments than slots.
+    pub fn admit_all(&self, segments: &[Arc<Segment>], then: &HashMap<SegmentId, u32>) -> bool {
+        let mut taken = vec![false; self.slots.len()];
+        let mut wanted: Vec<Option<u32>> = Vec::with_capacity(segments.len());
+        for slot in then.values() {
+            if let Some(taken) = taken.get_mut(*slot as usize) {
+                *taken = true;
+            }
+        }
+        let mut given = vec![false; self.slots.len()];
+        for segment in segments {
+            let slot = then.get(&segment.id()).copied();
+            let free = slot.filter(|slot| given.get(*slot as usize) == Some(&false));
+            if let Some(slot) = free {
+                given[slot as usize] = true;
+            }
+            wanted.push(free);
+        }
+        let mut free = self.free.lock();
+        debug_assert!(free.next == 0, "the table is empty");
+        // What was never used first, then what is gone.
+        let mut others = (0..).zip(&taken).filter(|(_, taken)| !**taken).map(|(slot, _)| slot);
+        let mut gone: Vec<u32> = (0..)
+            .zip(given.iter().zip(&taken))
+            .filter(|(_, (given, taken))| **taken && !**given)
+            .map(|(slot, _)| slot)
+            .collect();
+        for (segment, wanted) in segments.iter().zip(wanted) {
+            let Some(slot) = wanted.or_else(|| others.next()).or_else(|| gone.pop()) else { return false };
+            given[slot as usize] = true;
+            free.next = free.next.max(slot + 1);
+            self.put(slot, segment);
+        }
+        let next = free.next as usize;
+        free.returned =
+            (0..).zip(&given[..next]).filter(|(_, given)| !**given).map(|(slot, _)| slot).collect();
+        true
+    }
+
+    fn put(&self, slot: u32, segment: &Arc<Segment>) {
+        segment.slot.store(slot, Ordering::Relaxed);
+        let pointer = Arc::into_raw(Arc::clone(segment)).cast_mut();
+        let before = self.slots[slot as usize].swap(pointer, Ordering::AcqRel);
+        assert!(before.is_null(), "slot {slot} was given out twice");
+    }
+
     /// Gives `segment` a slot. `None` if all are taken.
     pub fn admit(&self, segment: &Arc<Segment>) -> Option<u32> {
         let mut free = self.free.lock();
@@ -55,10 +105,7 @@ impl Segments {
             None => return None,
         };
         drop(free);
-        segment.slot.store(slot, Ordering::Relaxed);
-        let pointer = Arc::into_raw(Arc::clone(segment)).cast_mut();
-        let before = self.slots[slot as usize].swap(pointer, Ordering::AcqRel);
-        assert!(before.is_null(), "slot {slot} was given out twice");
+        self.put(slot, segment);
         Some(slot)
     }
 
@@ -153,5 +200,45 @@ impl Drop for Segments {
                 drop(unsafe { Arc::from_raw(pointer) });
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{DATA_START, Identity};
+    use super::*;
+    use crate::disk::Disk;
+    use crate::disk::sim::SimDisk;
+    use crate::types::{Incarnation, LogId, StoreId};
+    use std::path::Path;
+
+    #[test]
+    fn segments_get_their_slots_of_then_and_others_none_of_those() {
+        let disk = SimDisk::new();
+        disk.create_dir(Path::new("/flat")).unwrap();
+        let segment = |id: u64| {
+            let (store, log, incarnation) = (StoreId(1), LogId::Flat, Incarnation(1));
+            let identity =
+                Identity { store, log, id: SegmentId(id), stream: 0, incarnation, capacity: 2 * DATA_START };
+            Arc::new(Segment::create(&disk, Path::new("/flat"), identity).unwrap())
+        };
+        let all: Vec<Arc<Segment>> = [3, 4, 7, 9].map(segment).to_vec();
+        // 5 is gone since; 7 and 9 came after the table was written.
+        let then = HashMap::from([(SegmentId(3), 2), (SegmentId(4), 0), (SegmentId(5), 1)]);
+        let table = Segments::with_slots(5);
+        assert!(table.admit_all(&all, &then));
+        assert_eq!(all.iter().map(|s| s.slot()).collect::<Vec<_>>(), [2, 0, 3, 4]);
+        assert!(table.at(1, &epoch::pin()).is_none());
+        assert_eq!(table.admit(&segment(10)), Some(1));
+        assert_eq!(table.admit(&segment(11)), None);
+
+        // What makes no sense is a table without it.
+        let then = HashMap::from([(SegmentId(3), 1), (SegmentId(4), 1), (SegmentId(7), 77)]);
+        let table = Segments::with_slots(4);
+        assert!(table.admit_all(&all, &then));
+        let mut slots: Vec<u32> = all.iter().map(|s| s.slot()).collect();
+        slots.sort_unstable();
+        assert_eq!(slots, [0, 1, 2, 3]);
+        assert!(!Segments::with_slots(3).admit_all(&all, &then));
     }
 }

@@ -215,6 +215,9 @@ impl Store {
         for id in old.keyspaces {
             m.dies(Dying::File(self.image_path(id, old.number)));
         }
+        for kept in &pending.kepts {
+            m.dies(Dying::Before(Arc::clone(kept)));
+        }
         {
             let _order = self.order.lock();
             pending.kepts.iter().filter_map(|k| k.engine().ok()).for_each(|engine| engine.saved());

@@ -304,7 +304,7 @@ impl Store {
                 Hold::Head
             }
             Content::Remove => Hold::Dead,
-            _ => kept.engine()?.hold(record.key, from),
+            _ => kept.engine()?.hold(record.key, from)?,
         };
         if hold == Hold::Dead {
             return Ok(());

@@ -12,6 +12,7 @@
 //!
 //! The end chunk makes a file that was cut short at a chunk's bound an error.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -156,6 +157,27 @@ impl ImageReader {
         number: u64,
         slot_now: impl Fn(SegmentId) -> Option<u32>,
     ) -> Result<ImageReader> {
+        let mut reader = ImageReader::start(disk, path, store, id, number)?;
+        for (then, id) in reader.table()? {
+            let index = usize::try_from(then).unwrap_or(usize::MAX);
+            if index >= SLOT_COUNT {
+                return Err(reader.nonsense("slot", u64::from(then)));
+            }
+            if index >= reader.slots.len() {
+                reader.slots.resize(index + 1, None);
+            }
+            reader.slots[index] = slot_now(id);
+        }
+        Ok(reader)
+    }
+
+    fn start(
+        disk: &dyn Disk,
+        path: PathBuf,
+        store: StoreId,
+        id: KeyspaceId,
+        number: u64,
+    ) -> Result<ImageReader> {
         let file = match disk.open(&path, How::Read) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
                 return Err(Error::corrupt(&path, 0, Damage::Short { got: 0, expected: HEAD as u64 }));
@@ -163,7 +185,7 @@ impl ImageReader {
             other => other.during("open", &path)?,
         };
         let len = file.len().during("measure", &path)?;
-        let mut reader = ImageReader {
+        let reader = ImageReader {
             path,
             file,
             number,
@@ -176,21 +198,15 @@ impl ImageReader {
             newest: Seq::LATEST,
         };
         reader.check_head(&head(store, id, number))?;
-        reader.next_chunk()?;
-        let table = std::mem::take(&mut reader.chunk);
-        let slots = Reader::new(&table).list(|r| Ok((r.u32()?, SegmentId(r.u64()?))));
-        let slots = slots.map_err(|what| Error::corrupt(&reader.path, HEAD as u64, what))?;
-        for (then, id) in slots {
-            let index = usize::try_from(then).unwrap_or(usize::MAX);
-            if index >= SLOT_COUNT {
-                return Err(reader.nonsense("slot", u64::from(then)));
-            }
-            if index >= reader.slots.len() {
-                reader.slots.resize(index + 1, None);
-            }
-            reader.slots[index] = slot_now(id);
-        }
         Ok(reader)
+    }
+
+    /// The first chunk: slots, and the segments in them.
+    fn table(&mut self) -> Result<Vec<(u32, SegmentId)>> {
+        self.next_chunk()?;
+        let table = std::mem::take(&mut self.chunk);
+        let slots = Reader::new(&table).list(|r| Ok((r.u32()?, SegmentId(r.u64()?))));
+        slots.map_err(|what| Error::corrupt(&self.path, HEAD as u64, what))
     }
 
     /// Commits beyond `newest` do not count, and no image holds any.
@@ -279,6 +295,18 @@ impl ImageReader {
     pub fn path(&self) -> &Path {
         &self.path
     }
+}
+
+/// Which slot each segment of the log had when the image was made.
+pub(super) fn slots_then(
+    disk: &dyn Disk,
+    path: PathBuf,
+    store: StoreId,
+    id: KeyspaceId,
+    number: u64,
+) -> Result<HashMap<SegmentId, u32>> {
+    let table = ImageReader::start(disk, path, store, id, number)?.table()?;
+    Ok(table.into_iter().map(|(slot, segment)| (segment, slot)).collect())
 }
 
 impl ImageSource for ImageReader {

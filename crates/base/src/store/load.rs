@@ -14,10 +14,11 @@
 //!
 //! ## Damage
 //!
-//! A keyspace whose image is damaged, and the keyspaces of a log whose records are, stay closed; the rest
-//! is served.
+//! A keyspace whose image or own file is damaged, and the keyspaces of a log whose records are, stay closed; the
+//! rest is served.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use super::background::side_by_side;
@@ -31,6 +32,7 @@ use crate::frame::Kind;
 use crate::record::Record;
 use crate::root::{CheckpointRef, Root};
 use crate::segment::{Address, DATA_START, Scan, Scanned, Segment, Stop};
+use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
 
@@ -50,6 +52,32 @@ pub(super) struct Loaded {
 }
 
 type Engines = HashMap<KeyspaceId, Arc<dyn Engine>>;
+
+/// Where records of a log go.
+struct Targets<'a> {
+    engines: &'a Engines,
+    /// Keyspaces that stay closed.
+    failed: &'a Mutex<HashMap<KeyspaceId, Broken>>,
+    /// Where the log is.
+    dir: &'a Path,
+}
+
+impl Targets<'_> {
+    fn engine(&self, id: KeyspaceId) -> Option<&Arc<dyn Engine>> {
+        self.engines.get(&id).filter(|_| !self.failed.lock().contains_key(&id))
+    }
+
+    /// An engine that finds a file of its own damaged closes its keyspace and nothing else.
+    fn replayed(&self, id: KeyspaceId, result: Result<()>) -> Result<()> {
+        match result {
+            Err(Error::Corrupt { path, offset, what }) if !path.starts_with(self.dir) => {
+                self.failed.lock().entry(id).or_insert(Broken { path, offset, what });
+                Ok(())
+            }
+            other => other,
+        }
+    }
+}
 
 /// Restores images and replays records up to `cut`. Logs found damaged on the way are added to `broken`.
 pub(super) fn load(
@@ -81,10 +109,12 @@ pub(super) fn load(
         .map(|kept| Ok((kept.id(), Arc::clone(kept.engine()?))))
         .collect::<Result<_>>()?;
     let mut all = Replayed::default();
+    let failed = Mutex::new(closed);
     let mut replayed_bytes = [0; LogId::ALL.len()];
     for log in LogId::ALL.into_iter().filter(|log| broken[log.index()].is_none()).collect::<Vec<_>>() {
+        let targets = Targets { engines: &engines, failed: &failed, dir: &store.log(log).dir };
         let replayed =
-            replay(store, log, &root.logs[log.index()].checkpoint, &admitted[log.index()], &engines, cut);
+            replay(store, log, &root.logs[log.index()].checkpoint, &admitted[log.index()], &targets, cut);
         match replayed.and_then(|replayed| settle(store, log, &engines).map(|()| replayed)) {
             Ok(replayed) => {
                 all.add(&replayed);
@@ -93,13 +123,14 @@ pub(super) fn load(
             Err(error) => {
                 let damage = Broken::from_error(error)?;
                 for kept in map.values().filter(|kept| kept.log() == log) {
-                    closed.insert(kept.id(), damage.clone());
+                    failed.lock().insert(kept.id(), damage.clone());
                 }
                 broken[log.index()] = Some(damage);
             }
         }
     }
     engines.values().for_each(|engine| engine.replayed());
+    let mut closed = failed.into_inner();
     let settle = |(name, kept): (String, Arc<Kept>)| match closed.remove(&kept.id()) {
         Some(damage) => (name, Arc::new(kept.broken(damage))),
         None => (name, kept),
@@ -163,7 +194,7 @@ fn replay(
     log: LogId,
     checkpoint: &CheckpointRef,
     segments: &[Arc<Segment>],
-    engines: &Engines,
+    targets: &Targets<'_>,
     cut: Seq,
 ) -> Result<Replayed> {
     let begins = |segment: &Segment| match checkpoint.open.iter().find(|p| p.segment == segment.id()) {
@@ -179,7 +210,7 @@ fn replay(
     let share = || {
         let mut all = Replayed::default();
         while let Some((segment, from)) = due.get(next.fetch_add(1, Ordering::Relaxed)) {
-            all.add(&replay_segment(segment, *from, engines, cut)?);
+            all.add(&replay_segment(segment, *from, targets, cut)?);
         }
         Ok(all)
     };
@@ -215,7 +246,7 @@ fn settle(store: &Store, log: LogId, engines: &Engines) -> Result<()> {
     Ok(())
 }
 
-fn replay_segment(segment: &Segment, from: u64, engines: &Engines, cut: Seq) -> Result<Replayed> {
+fn replay_segment(segment: &Segment, from: u64, targets: &Targets<'_>, cut: Seq) -> Result<Replayed> {
     let mut all = Replayed::default();
     let mut scan = Scan::new(segment, from, segment.end());
     let mut group: Vec<Scanned<'_>> = Vec::with_capacity(GROUP);
@@ -225,7 +256,7 @@ fn replay_segment(segment: &Segment, from: u64, engines: &Engines, cut: Seq) -> 
         if group.is_empty() {
             break;
         }
-        all.add(&replay_group(segment, &group, engines, cut)?);
+        all.add(&replay_group(segment, &group, targets, cut)?);
     }
     match scan.stop() {
         Stop::Torn(_, error) => Err(error),
@@ -234,7 +265,12 @@ fn replay_segment(segment: &Segment, from: u64, engines: &Engines, cut: Seq) -> 
 }
 
 /// Replays some frames, whose look-ups may overlap.
-fn replay_group(segment: &Segment, group: &[Scanned<'_>], engines: &Engines, cut: Seq) -> Result<Replayed> {
+fn replay_group(
+    segment: &Segment,
+    group: &[Scanned<'_>],
+    targets: &Targets<'_>,
+    cut: Seq,
+) -> Result<Replayed> {
     let mut all = Replayed { frames: group.len() as u64, ..Replayed::default() };
     let mut records = Vec::with_capacity(group.len());
     for scanned in group.iter().filter(|s| matches!(s.frame.header.kind, Kind::Commit | Kind::Moved)) {
@@ -247,20 +283,22 @@ fn replay_group(segment: &Segment, group: &[Scanned<'_>], engines: &Engines, cut
         records.push((scanned, record));
     }
     for run in records.chunk_by(|(_, a), (_, b)| a.keyspace == b.keyspace) {
-        let Some(engine) = engines.get(&run[0].1.keyspace) else { continue };
+        let id = run[0].1.keyspace;
+        let Some(engine) = targets.engine(id) else { continue };
         let keys: Vec<&[u8]> = run.iter().map(|(_, record)| record.key).collect();
         engine.prefetch(&keys, true);
         for (scanned, record) in run {
             let header = scanned.frame.header;
             all.records += 1;
             all.bytes += header.span();
-            engine.replay(&Replay {
+            let result = engine.replay(&Replay {
                 seq: header.seq,
                 key: record.key,
                 content: record.content,
                 address: Address::new(segment.slot(), scanned.offset),
                 span: u32::try_from(header.span()).unwrap_or(u32::MAX),
-            })?;
+            });
+            targets.replayed(id, result)?;
         }
     }
     Ok(all)

@@ -21,7 +21,7 @@
 //!
 //! One thread until the flat log is replayed (`load`); nobody else knows the store yet.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::catalogue::{Catalogue, Map, decode_entry};
@@ -290,9 +290,24 @@ impl<'a> Recovery<'a> {
         Ok(())
     }
 
+    /// The slots that segments of the flat log had at the checkpoint: engines may have written addresses down by them.
+    /// Every image of a log has all of them.
+    fn slots_then(&self) -> Result<HashMap<SegmentId, u32>> {
+        let checkpoint = &self.root.logs[LogId::Flat.index()].checkpoint;
+        for id in &checkpoint.keyspaces {
+            let path = self.store.image_path(*id, checkpoint.number);
+            match image::slots_then(&*self.store.disk, path, self.store.id, *id, checkpoint.number) {
+                Err(Error::Corrupt { .. }) => {} // its keyspace stays closed
+                other => return other,
+            }
+        }
+        Ok(HashMap::new())
+    }
+
     /// Puts the segments into slots.
     fn admit(&mut self) -> Result<Vec<Vec<Arc<Segment>>>> {
         let clean = self.root.clean;
+        let then = self.slots_then()?;
         let mut all = Vec::new();
         for founds in std::mem::take(&mut self.logs) {
             let mut segments = Vec::new();
@@ -306,16 +321,16 @@ impl<'a> Recovery<'a> {
                 if entry.is_some_and(|e| e.sealed) || !(clean || empty) {
                     segment.seal(0);
                 }
-                let segment = Arc::new(segment);
-                if self.store.ground.segments.admit(&segment).is_none() {
-                    let got = crate::segment::SLOT_COUNT as u64 + 1;
-                    let what = Damage::BadLength { got, max: got - 1 };
-                    return Err(Error::corrupt(segment.path(), 0, what));
-                }
-                segments.push(segment);
+                segments.push(Arc::new(segment));
             }
             segments.sort_by_key(|s| s.id());
             all.push(segments);
+        }
+        let flat: Vec<Arc<Segment>> = all.iter().flatten().cloned().collect();
+        if let (false, Some(last)) = (self.store.ground.segments.admit_all(&flat, &then), flat.last()) {
+            let got = crate::segment::SLOT_COUNT as u64 + 1;
+            let what = Damage::BadLength { got, max: got - 1 };
+            return Err(Error::corrupt(last.path(), 0, what));
         }
         Ok(all)
     }

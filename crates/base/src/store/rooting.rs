@@ -8,9 +8,9 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::Store;
 use super::checkpoint::Pending;
 use super::log::Log;
+use super::{Kept, Store};
 use crate::error::{Error, Result};
 use crate::root::{CheckpointRef, LogEntry, Root};
 use crate::segment::Segment;
@@ -26,6 +26,8 @@ pub(crate) enum Dying {
     File(PathBuf),
     /// A staged value.
     Blob(u64),
+    /// What only images of a keyspace before its present one name.
+    Before(Arc<Kept>),
 }
 
 /// A stream of survivors: where the cleaner appends.
@@ -189,6 +191,7 @@ impl Store {
                 }
                 Dying::File(path) => drop(self.disk.remove(&path)),
                 Dying::Blob(id) => drop(self.ground.blobs.remove(id)),
+                Dying::Before(kept) => kept.engine().into_iter().for_each(|engine| engine.outlived()),
             }
         }
     }

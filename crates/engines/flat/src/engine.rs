@@ -35,13 +35,13 @@ use sheaf_base::sync::Mutex;
 use sheaf_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::{LogId, Seq};
+use sheaf_base::versions::{Old, Versions};
 use sheaf_base::views::Views;
 use smallvec::SmallVec;
 
 use crate::cursor::FlatCursor;
 use crate::index::{Bulk, Index, Print, Wanted};
 use crate::replay::{Gathered, Plan};
-use crate::versions::{Old, Versions};
 
 // The words of an operation's note.
 const HASH: usize = 0;
@@ -556,16 +556,16 @@ impl<I: Index> Engine for FlatEngine<I> {
         out.extend(self.blobs.lock().iter().copied());
     }
 
-    fn hold(&self, key: &[u8], address: Address) -> Hold {
+    fn hold(&self, key: &[u8], address: Address) -> Result<Hold> {
         let guard = &epoch::pin();
         let wanted = self.wanted(key);
-        if self.index.contains(wanted, address, guard) {
+        Ok(if self.index.contains(wanted, address, guard) {
             Hold::Head
         } else if !self.versions.is_empty() && self.versions.contains(&self.index.place(wanted), address) {
             Hold::Pinned
         } else {
             Hold::Dead
-        }
+        })
     }
 
     fn moved(&self, key: &[u8], from: Address, to: Address) -> bool {
@@ -616,7 +616,7 @@ pub(crate) mod tests {
     fn an_empty_keyspace_holds_nothing() {
         let engine = FlatEngine::<Hash>::new(ground(true));
         assert!(!engine.contains(Seq::LATEST, b"key").unwrap());
-        assert_eq!(engine.hold(b"key", Address::new(0, 512)), Hold::Dead);
+        assert_eq!(engine.hold(b"key", Address::new(0, 512)).unwrap(), Hold::Dead);
         let mut remove = Op::new(b"key", Action::Remove);
         assert_eq!(engine.prepare(&mut remove).unwrap(), Need::Nothing);
     }

@@ -15,7 +15,6 @@
 //! What changes an index has one caller at a time: who holds the commit lock, or replay's. Readers come
 //! at any time and bring an epoch guard.
 
-use std::ops::Bound;
 use std::sync::Arc;
 
 use sheaf_base::engine::{Bounds, ImageSink, ImageSource};
@@ -24,7 +23,8 @@ use sheaf_base::ground::Ground;
 use sheaf_base::segment::{Address, DATA_START};
 use sheaf_base::sync::epoch::{self, Guard};
 
-use crate::versions::Place;
+use sheaf_base::versions::Place;
+pub(crate) use sheaf_base::versions::Span;
 
 /// A key on its way into an index.
 #[derive(Clone, Copy, Debug)]
@@ -46,9 +46,6 @@ impl Print {
         self.0 = self.0.wrapping_add(mixed);
     }
 }
-
-/// A range of places.
-pub(crate) type Span<P> = (Bound<P>, Bound<P>);
 
 /// A walk over an index.
 pub(crate) trait Walk<I: Index>: Send {

@@ -22,8 +22,8 @@
 //!
 //! ## Files
 //!
-//! `engine` the contract; `index` what it asks of an index; `hash`, `ordered`, `plain` the indexes; `versions` old
-//! entries that views need; `cursor` iteration; `image` what a checkpoint holds.
+//! `engine` the contract; `index` what it asks of an index; `hash`, `ordered`, `plain` the indexes; `cursor` iteration;
+//! `image` what a checkpoint holds. Old entries that views need are in `sheaf_base::versions`.
 
 mod cursor;
 mod engine;
@@ -36,7 +36,6 @@ mod ordered;
 mod plain;
 pub mod pmem;
 mod replay;
-mod versions;
 
 use std::marker::PhantomData;
 use std::sync::Arc;

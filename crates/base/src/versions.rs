@@ -1,42 +1,55 @@
 //! # Old versions that views need
 //!
-//! Where a view is older than a key's newest entry, the entry it shows stands here, by the key's place in the
+//! For engines whose data is the flat log. Where a view is older than a key's newest entry, the entry it shows stands here, by the key's place in the
 //! index, so that a cursor finds the old versions of a piece together. At most one version a key and view: a
 //! version is kept only if a view falls into its life.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::Arc;
 
-use sheaf_base::ground::Ground;
-use sheaf_base::memory::Part;
-use sheaf_base::segment::Address;
-use sheaf_base::sync::RwLock;
-use sheaf_base::sync::atomic::{AtomicU64, Ordering};
-use sheaf_base::types::Seq;
-use sheaf_base::views::Views;
+use crate::ground::Ground;
+use crate::memory::Part;
+use crate::segment::Address;
+use crate::sync::RwLock;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::types::Seq;
+use crate::views::Views;
 
-use crate::index::Span;
+/// A range of places.
+pub type Span<P> = (Bound<P>, Bound<P>);
 
 /// A superseded entry.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Old {
-    pub(crate) address: Address,
-    pub(crate) span: u32,
-    pub(crate) born: Seq,
-    pub(crate) died: Seq,
-    pub(crate) blob: Option<u64>,
+pub struct Old {
+    /// Where it stands.
+    pub address: Address,
+    /// Bytes of its frame.
+    pub span: u32,
+    /// Its commit.
+    pub born: Seq,
+    /// The commit that superseded it.
+    pub died: Seq,
+    /// The staged value it names.
+    pub blob: Option<u64>,
 }
 
 /// Estimate of one version's memory, its place aside.
 const BYTES: u64 = 96;
 
 /// What versions are kept by.
-pub(crate) trait Place: Ord + Send + Sync {
+pub trait Place: Ord + Send + Sync {
     /// Bytes it has beside itself.
     fn bytes(&self) -> u64;
 }
 
 impl Place for (usize, u64) {
+    fn bytes(&self) -> u64 {
+        0
+    }
+}
+
+impl Place for u64 {
     fn bytes(&self) -> u64 {
         0
     }
@@ -49,7 +62,8 @@ impl Place for Vec<u8> {
 }
 
 /// The versions of one keyspace.
-pub(crate) struct Versions<P> {
+#[derive(Debug)]
+pub struct Versions<P> {
     ground: Arc<Ground>,
     map: RwLock<BTreeMap<P, Vec<Old>>>,
     count: AtomicU64,
@@ -57,16 +71,18 @@ pub(crate) struct Versions<P> {
 }
 
 impl<P: Place> Versions<P> {
-    pub(crate) fn new(ground: Arc<Ground>) -> Versions<P> {
+    /// None yet.
+    pub fn new(ground: Arc<Ground>) -> Versions<P> {
         Versions { ground, map: RwLock::default(), count: AtomicU64::new(0), bytes: AtomicU64::new(0) }
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    /// True if there is none.
+    pub fn is_empty(&self) -> bool {
         self.count() == 0
     }
 
     /// Keeps `old`.
-    pub(crate) fn push(&self, place: P, old: Old) {
+    pub fn push(&self, place: P, old: Old) {
         let bytes = BYTES + place.bytes();
         self.map.write().entry(place).or_default().push(old);
         self.count.fetch_add(1, Ordering::Release);
@@ -75,26 +91,26 @@ impl<P: Place> Versions<P> {
     }
 
     /// The versions at `place` that a view at `at` may show: several only if keys share the place.
-    pub(crate) fn at(&self, place: &P, at: Seq) -> Vec<Address> {
+    pub fn at(&self, place: &P, at: Seq) -> Vec<Address> {
         let map = self.map.read();
         let olds = map.get(place).map_or(&[][..], Vec::as_slice);
         olds.iter().filter(|o| o.born <= at && at < o.died).map(|o| o.address).collect()
     }
 
     /// The versions within `span` that a view at `at` shows, in the order of places.
-    pub(crate) fn range(&self, span: Span<P>, at: Seq) -> Vec<Address> {
+    pub fn range(&self, span: Span<P>, at: Seq) -> Vec<Address> {
         let map = self.map.read();
         let olds = map.range(span).flat_map(|(_, olds)| olds);
         olds.filter(|o| o.born <= at && at < o.died).map(|o| o.address).collect()
     }
 
     /// True if a version stands at `address`.
-    pub(crate) fn contains(&self, place: &P, address: Address) -> bool {
+    pub fn contains(&self, place: &P, address: Address) -> bool {
         self.map.read().get(place).is_some_and(|olds| olds.iter().any(|o| o.address == address))
     }
 
     /// Points the version at `from` to `to`.
-    pub(crate) fn replace(&self, place: &P, from: Address, to: Address) -> bool {
+    pub fn replace(&self, place: &P, from: Address, to: Address) -> bool {
         let mut map = self.map.write();
         let olds = map.get_mut(place).into_iter().flatten();
         let mut found = false;
@@ -106,7 +122,7 @@ impl<P: Place> Versions<P> {
     }
 
     /// Takes the versions that died up to `visible` and no view needs.
-    pub(crate) fn trim(&self, views: &Views, visible: Seq) -> Vec<Old> {
+    pub fn trim(&self, views: &Views, visible: Seq) -> Vec<Old> {
         let mut gone = Vec::new();
         let mut bytes = 0;
         self.map.write().retain(|place, olds| {
@@ -128,7 +144,8 @@ impl<P: Place> Versions<P> {
 }
 
 impl<P> Versions<P> {
-    pub(crate) fn count(&self) -> u64 {
+    /// How many there are.
+    pub fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
 }

@@ -1,0 +1,117 @@
+//! # Check: whether a trie is what it should be
+//!
+//! Walks all of it, which must be in memory: every invariant of trie.rs and heap.rs, line by line. For tests, after every
+//! kind of change.
+
+use std::collections::HashMap;
+
+use sheaf_base::sync::atomic::Ordering;
+use sheaf_base::sync::epoch;
+
+use crate::list::Entry;
+use crate::shape::HASH_BITS;
+use crate::trie::{EMPTY, NODE, Step, Trie, check_list, line_of, page_of};
+
+/// What a walk found.
+#[derive(Debug, Default)]
+pub(crate) struct Survey {
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) nodes: usize,
+    pub(crate) lists: usize,
+    /// Nodes on the way to every entry, added up.
+    pub(crate) path: usize,
+    /// Children of nodes that are there.
+    pub(crate) children: usize,
+    used: HashMap<u32, u64>,
+}
+
+impl Survey {
+    fn mark(&mut self, reference: u32, lines: usize) {
+        for line in line_of(reference)..line_of(reference) + lines {
+            let used = self.used.entry(page_of(reference)).or_insert(1);
+            assert_eq!(*used >> line & 1, 0, "line {line} of page {} is used twice", page_of(reference));
+            *used |= 1 << line;
+        }
+    }
+}
+
+/// Walks the trie; panics at what is wrong.
+pub(crate) fn survey(trie: &Trie) -> Survey {
+    let mut survey = Survey::default();
+    node(trie, Step::new(EMPTY, 0, trie.shape().root_bits, 0), 0, 1, &mut survey);
+    let guard = &epoch::pin();
+    let heap = trie.heap();
+    assert_eq!(survey.used.len() as u64, heap.page_count(), "pages");
+    for (page, used) in &survey.used {
+        let words = trie.pages().get(*page, guard).expect("a page that is used is in memory");
+        assert_eq!(words[0].load(Ordering::Relaxed), *used, "lines of page {page}");
+    }
+    let lines: u64 = survey.used.values().map(|used| u64::from(used.count_ones())).sum();
+    assert_eq!(heap.free_lines + lines, heap.resident * trie.shape().page_lines as u64);
+    assert_eq!(heap.entries, survey.entries.len() as u64);
+    assert_eq!(heap.counts().iter().sum::<u64>(), heap.entries);
+    survey
+}
+
+fn node(trie: &Trie, step: Step, prefix: u32, level: usize, survey: &mut Survey) {
+    let guard = &epoch::pin();
+    let mut digit = 0;
+    let mut children = 0;
+    while digit < 1 << step.bits {
+        let child = trie.child_of(&step, digit, guard).expect("in memory");
+        let mut end = digit + 1;
+        while end < 1 << step.bits && trie.child_of(&step, end, guard) == Ok(child) {
+            end += 1;
+        }
+        let (first, _) = step.range(prefix, digit, 1);
+        if child & NODE != 0 {
+            assert_eq!(end, digit + 1, "a node has one digit");
+            survey.mark(child, trie.shape().node_lines());
+            survey.nodes += 1;
+            let depth = step.depth + step.bits;
+            assert!(depth < HASH_BITS);
+            node(
+                trie,
+                Step::new(child, depth, trie.shape().digit_bits(depth), first),
+                first,
+                level + 1,
+                survey,
+            );
+            children += 1;
+        } else if child != EMPTY {
+            list(trie, &step, (digit, end - digit), child, first, level, survey);
+            children += 1;
+        }
+        digit = end;
+    }
+    survey.children += children;
+    assert!(step.depth == 0 || children > 0, "a node has a child");
+}
+
+fn list(
+    trie: &Trie,
+    step: &Step,
+    run: (usize, usize),
+    child: u32,
+    hash: u32,
+    level: usize,
+    survey: &mut Survey,
+) {
+    let guard = &epoch::pin();
+    let first = trie.list(child, guard).expect("a list");
+    check_list(step, run, &first, hash).expect("the list belongs here");
+    assert!(first.count > 0 && (first.is_link || first.count <= trie.shape().most));
+    survey.mark(child, first.lines);
+    survey.lists += 1;
+    let before = survey.entries.len();
+    survey.entries.extend(first.entries());
+    trie.chain(&first, guard, |reference, link| {
+        assert!(link.count > 0);
+        survey.mark(reference, link.lines);
+        survey.entries.extend(link.entries());
+    })
+    .expect("a chain");
+    let (low, high) = step.range(hash, run.0, run.1);
+    assert!(survey.entries[before..].iter().all(|entry| (low..=high).contains(&entry.hash)));
+    survey.path += level * (survey.entries.len() - before);
+}

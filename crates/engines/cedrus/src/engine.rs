@@ -1,0 +1,698 @@
+//! # The engine: CedrusDB under the contract
+//!
+//! ## The way of a put
+//!
+//! `prepare` brings the way to the key's list into memory, looks the key up (the entry it replaces is read and its key
+//! compared); under the lock `is_current` looks again at the list only; `apply` points the trie at the new entry. A get is
+//! the trie and one record, which is asked for as soon as its address is seen, and whose checksum is verified at every
+//! access.
+//!
+//! ## Invariants
+//!
+//! 1. The trie has exactly one entry for each live key, at its newest record.
+//! 2. A record that a view needs is in `versions` before the trie stops pointing at it; so a reader who finds a newer one
+//!    than its view finds the old one there.
+//! 3. Addresses loaded under an epoch guard stay readable until it goes; notes are used under the guard that the committer
+//!    holds from `prepare` to `apply`.
+//! 4. What `prepare` looked at is in memory when `apply` comes: pages stay once they are there.
+//!
+//! ## Checkpoints
+//!
+//! `freeze` notes which pages are dirty; `work` writes some of them a step into free places, as they were; `save` syncs them
+//! and writes the table. So an image is the trie of one moment, of which a start reads only what it needs.
+//!
+//! ## Recovery
+//!
+//! Replay sees records of one key in any order: the highest number wins. Removals are remembered until all were seen, since
+//! a moved copy of an older record may come after them. An entry whose segment has gone since the image is dropped when its
+//! hash is replayed, and that is certain to happen: it went because all it held was moved, superseded or removed after the
+//! image, and every one of these is a record that is replayed.
+//!
+//! ## Damage
+//!
+//! A page that is not what its checkpoint wrote is an error of whoever needs it, and names its place. Should `apply`, which
+//! cannot fail, come across sense that only a forged checksum lets through, the keyspace refuses everything from then on.
+
+use std::any::Any;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use sheaf_base::engine::{
+    Action, Bounds, Capabilities, Cursor, Engine, EngineStats, Hold, ImageSink, ImageSource, Need, Op,
+    Replay, Want,
+};
+use sheaf_base::error::{Damage, Error, Result};
+use sheaf_base::ground::Ground;
+use sheaf_base::memory::Part;
+use sheaf_base::record::{Content, Record};
+use sheaf_base::segment::{Address, DATA_START, Frame};
+use sheaf_base::sync::Mutex;
+use sheaf_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use sheaf_base::sync::epoch::{self, Guard};
+use sheaf_base::types::{KeyspaceId, LogId, Seq};
+use sheaf_base::versions::{Old, Versions};
+use sheaf_base::views::Views;
+use siphasher::sip::SipHasher13;
+use smallvec::SmallVec;
+use std::hash::Hasher;
+
+use crate::cursor::CedrusCursor;
+use crate::list::Entry;
+use crate::shape::Shape;
+use crate::space::{FrozenTable, Space};
+use crate::trie::{Found, Trie, Trouble};
+
+/// The engine's name in the catalogue.
+pub(crate) const NAME: &str = "cedrus";
+/// Pages that one step of a checkpoint writes.
+const PAGES_A_STEP: usize = 64;
+/// A checkpoint is due after so many times the trie's bytes were appended to the log, but at most after `MOST_LOG`: what
+/// a start after a crash has to replay.
+const TIMES_TRIE: u64 = 8;
+const MOST_LOG: u64 = 512 << 20;
+
+// The words of an operation's note.
+const HASH: usize = 0;
+/// Address of the record it replaces; 0 for none.
+const PRIOR: usize = 1;
+/// Bytes of that record's frame.
+const PRIOR_SPAN: usize = 2;
+/// Its staged value's number plus one; 0 for none.
+const PRIOR_BLOB: usize = 3;
+/// Without a prior record: the print of those that were looked at, which share the key's hash.
+const PRINT: usize = 4;
+
+/// A keyspace.
+pub(crate) struct CedrusEngine {
+    pub(crate) ground: Arc<Ground>,
+    pub(crate) trie: Trie,
+    pub(crate) space: Space,
+    pub(crate) versions: Versions<u64>,
+    blobs: Mutex<HashSet<u64>>,
+    /// Removals seen by replay, until it ends; its threads change the trie one at a time, under this lock.
+    removed: Mutex<HashMap<Vec<u8>, Seq>>,
+    /// Bytes of the trie that the budget knows of.
+    accounted: AtomicU64,
+    /// What was found out too late.
+    broken: Mutex<Option<Trouble>>,
+    is_broken: AtomicBool,
+}
+
+/// What a look-up found.
+struct Seen<'g> {
+    address: Address,
+    frame: Frame<'g>,
+}
+
+impl Seen<'_> {
+    fn span(&self) -> u64 {
+        self.frame.span()
+    }
+
+    fn seq(&self) -> Seq {
+        self.frame.header.seq
+    }
+}
+
+type Records<'g> = SmallVec<[Seen<'g>; 2]>;
+
+/// Stands for a set of addresses.
+fn print_of(found: &[Address]) -> u64 {
+    found.iter().fold(0u64, |print, address| {
+        let mixed = (address.bits() + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29) | 1;
+        print.wrapping_add(mixed)
+    })
+}
+
+fn place_of(hash: u32) -> u64 {
+    u64::from(hash)
+}
+
+impl CedrusEngine {
+    pub(crate) fn new(ground: Arc<Ground>, id: KeyspaceId) -> CedrusEngine {
+        let shape = if ground.tiny { Shape::TINY } else { Shape::NORMAL };
+        CedrusEngine {
+            trie: Trie::new(shape),
+            space: Space::new(Arc::clone(&ground), id, shape.page_bytes()),
+            versions: Versions::new(Arc::clone(&ground)),
+            blobs: Mutex::default(),
+            removed: Mutex::default(),
+            accounted: AtomicU64::new(0),
+            broken: Mutex::new(None),
+            is_broken: AtomicBool::new(false),
+            ground,
+        }
+    }
+
+    pub(crate) fn blob_set(&self) -> &Mutex<HashSet<u64>> {
+        &self.blobs
+    }
+
+    fn hash(&self, key: &[u8]) -> u32 {
+        let [k0, k1] = self.ground.hash_key;
+        let mut hasher = SipHasher13::new_with_keys(k0, k1);
+        hasher.write(key);
+        self.trie.shape().cut(hasher.finish())
+    }
+
+    // The trie, with pages brought in as they are needed.
+
+    /// What `look` sees once all that it needs is in memory.
+    #[inline]
+    fn with_pages<T>(&self, guard: &Guard, mut look: impl FnMut() -> Result<T, Trouble>) -> Result<T> {
+        let mut missed = None;
+        loop {
+            match look() {
+                Ok(seen) => return Ok(seen),
+                Err(Trouble::Absent(page)) => {
+                    // A page may go, empty, between the look and the load: missed twice, it is lost.
+                    if let Err(error) = self.space.load(page, &self.trie, guard)
+                        && (!error.is_corrupt() || missed.replace(page) == Some(page))
+                    {
+                        return Err(error);
+                    }
+                    self.account_pages();
+                }
+                Err(trouble) => return Err(self.space.damaged(trouble)),
+            }
+        }
+    }
+
+    #[inline]
+    fn found(&self, hash: u32, guard: &Guard) -> Result<Found> {
+        if self.is_broken.load(Ordering::Relaxed) {
+            return Err(self.broken());
+        }
+        let ask = |address| self.ground.segments.prefetch_entry(address, guard);
+        self.with_pages(guard, || self.trie.find(hash, guard, ask))
+    }
+
+    /// The entries of a piece of hashes that begins at `from`; its last hash.
+    pub(crate) fn visit(&self, from: u32, guard: &Guard, out: &mut Vec<Entry>) -> Result<u32> {
+        if self.is_broken.load(Ordering::Relaxed) {
+            return Err(self.broken());
+        }
+        self.with_pages(guard, || self.trie.visit(from, guard, out))
+    }
+
+    /// Tells the budget how large the trie has become.
+    fn account_pages(&self) {
+        let now = self.trie.bytes();
+        if self.accounted.load(Ordering::Relaxed) == now {
+            return;
+        }
+        let before = self.accounted.swap(now, Ordering::Relaxed);
+        if now > before {
+            self.ground.memory.take(Part::Index, now - before);
+        } else {
+            self.ground.memory.give(Part::Index, before - now);
+        }
+    }
+
+    fn broken(&self) -> Error {
+        self.space.damaged((*self.broken.lock()).unwrap_or(Trouble::Full))
+    }
+
+    /// A change cannot fail; one that did all the same is remembered.
+    fn done<T>(&self, changed: Result<T, Trouble>) -> Option<T> {
+        self.account_pages();
+        match changed {
+            Ok(done) => Some(done),
+            Err(trouble) => {
+                self.broken.lock().get_or_insert(trouble);
+                self.is_broken.store(true, Ordering::Relaxed);
+                None
+            }
+        }
+    }
+
+    /// Whether a new key finds room, or the budget has some.
+    fn may_take(&self) -> bool {
+        let shape = self.trie.shape();
+        let most = u64::from(crate::page::MOST_PAGES - 1024) * shape.page_bytes() as u64;
+        (self.ground.memory.has_room(4 * shape.page_bytes() as u64) || self.trie.is_roomy())
+            && self.trie.bytes() < most
+    }
+
+    // Records.
+
+    /// The record at an address that the trie has.
+    pub(crate) fn frame<'g>(&self, address: Address, guard: &'g Guard) -> Result<Frame<'g>> {
+        match self.ground.segments.at(address.slot(), guard) {
+            Some(segment) => segment.frame(address.offset(), segment.end()),
+            None => Err(self.lost(address)),
+        }
+    }
+
+    /// An address that leads nowhere.
+    fn lost(&self, address: Address) -> Error {
+        Error::corrupt(&self.space.path, 0, Damage::BadField { field: "address", value: address.bits() })
+    }
+
+    pub(crate) fn record<'f>(
+        &self,
+        address: Address,
+        frame: &'f Frame<'_>,
+        guard: &Guard,
+    ) -> Result<Record<'f>> {
+        Record::decode(frame.payload()).map_err(|what| match self.ground.segments.at(address.slot(), guard) {
+            Some(segment) => Error::corrupt(segment.path(), address.offset(), what),
+            None => self.lost(address),
+        })
+    }
+
+    /// The record at `address` if it is of `key`.
+    #[inline]
+    fn read<'g>(&self, address: Address, key: &[u8], guard: &'g Guard) -> Result<Option<Seen<'g>>> {
+        let frame = self.frame(address, guard)?;
+        let is_key = self.record(address, &frame, guard)?.key == key;
+        Ok(is_key.then_some(Seen { address, frame }))
+    }
+
+    #[inline]
+    fn find<'g>(&self, hash: u32, key: &[u8], guard: &'g Guard) -> Result<Option<Seen<'g>>> {
+        for address in self.found(hash, guard)? {
+            if let Some(record) = self.read(address, key, guard)? {
+                return Ok(Some(record));
+            }
+        }
+        Ok(None)
+    }
+
+    /// As [`CedrusEngine::find`] for a record that is about to be replaced: where the key's bytes are all there, its
+    /// checksum is not worth its time, since nothing of it is handed out. One that does not match is verified before it
+    /// counts as another key's.
+    fn find_to_replace<'g>(
+        &self,
+        found: &[Address],
+        key: &[u8],
+        guard: &'g Guard,
+    ) -> Result<Option<Seen<'g>>> {
+        for address in found.iter().copied() {
+            let Some(segment) = self.ground.segments.at(address.slot(), guard) else {
+                return Err(self.lost(address));
+            };
+            let frame = segment.frame_unchecked(address.offset(), segment.end())?;
+            if Record::decode(frame.payload()).is_ok_and(|record| record.key == key) {
+                return Ok(Some(Seen { address, frame }));
+            }
+            segment.check(address.offset(), &frame)?;
+        }
+        Ok(None)
+    }
+
+    /// The record of `key` that a view at `at` shows.
+    #[inline]
+    fn find_at<'g>(&self, at: Seq, key: &[u8], guard: &'g Guard) -> Result<Option<Seen<'g>>> {
+        let hash = self.hash(key);
+        let head = self.find(hash, key, guard)?;
+        if at == Seq::LATEST || head.as_ref().is_some_and(|record| record.seq() <= at) {
+            return Ok(head);
+        }
+        for address in self.versions.at(&place_of(hash), at) {
+            if let Some(record) = self.read(address, key, guard)? {
+                return Ok(Some(record));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Hands the value of a record to `found`. False if its blob went a moment ago: look again.
+    fn give(&self, content: Content<'_>, found: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        match content {
+            Content::Put(value) => found(value),
+            Content::Staged(blob) => match self.ground.blobs.read(&blob)? {
+                Some(value) => found(&value),
+                None => return Ok(false),
+            },
+            Content::Remove => {}
+        }
+        Ok(true)
+    }
+
+    // Space of records.
+
+    /// Counts the record at `address` as live, or (negative) as dead.
+    fn account(&self, address: Address, span: i64, guard: &Guard) {
+        if let Some(segment) = self.ground.segments.at(address.slot(), guard) {
+            segment.account(span);
+        }
+    }
+
+    fn bury(&self, old: &Old, guard: &Guard) {
+        self.account(old.address, -i64::from(old.span), guard);
+        if let Some(blob) = old.blob {
+            self.blobs.lock().remove(&blob);
+            self.ground.blob_died(old.died, blob);
+        }
+    }
+
+    // Replay.
+
+    /// Drops the entries of `hash` whose segments are gone; the records of `key` among the others, and the print of all.
+    fn entries_of<'g>(&self, hash: u32, key: &[u8], guard: &'g Guard) -> Result<(Records<'g>, u64)> {
+        let found = self.found(hash, guard)?;
+        let print = print_of(&found);
+        let mut same = Records::new();
+        for address in found {
+            if self.ground.segments.at(address.slot(), guard).is_some() {
+                same.extend(self.read(address, key, guard)?);
+            }
+        }
+        Ok((same, print))
+    }
+
+    /// Replays a record against `same`, the records of its key: the highest number stays.
+    fn settle(&self, record: &Replay<'_>, hash: u32, same: &[Seen<'_>], guard: &Guard) -> Result<()> {
+        let damaged = |trouble| self.space.damaged(trouble);
+        let found = self.found(hash, guard)?;
+        for gone in found.iter().filter(|at| self.ground.segments.at(at.slot(), guard).is_none()) {
+            self.trie.remove(hash, *gone, guard).map_err(damaged)?;
+        }
+        let is_put = !matches!(record.content, Content::Remove);
+        let newest = same.iter().map(Seen::seq).max();
+        // Of two copies with the same number the one already there stays.
+        let wins = newest.is_none_or(|newest| newest < record.seq);
+        let keep = if wins { None } else { same.iter().find(|r| Some(r.seq()) == newest).map(|r| r.address) };
+        for old in same.iter().filter(|old| Some(old.address) != keep) {
+            self.trie.remove(hash, old.address, guard).map_err(damaged)?;
+            self.account(old.address, -i64::try_from(old.span()).unwrap_or(0), guard);
+            if let Content::Staged(blob) = self.record(old.address, &old.frame, guard)?.content {
+                self.blobs.lock().remove(&blob.id);
+            }
+        }
+        if wins && is_put {
+            self.trie.insert(Entry::new(hash, record.address), guard).map_err(damaged)?;
+            self.account(record.address, i64::from(record.span), guard);
+        }
+        if (wins || keep == Some(record.address))
+            && let Content::Staged(blob) = record.content
+        {
+            self.blobs.lock().insert(blob.id);
+        }
+        self.account_pages();
+        Ok(())
+    }
+}
+
+/// The hash that `prepare` noted.
+fn noted(op: &Op<'_>) -> u32 {
+    u32::try_from(op.note[HASH]).unwrap_or(0)
+}
+
+/// The record that `op` replaces, as `prepare` noted it.
+fn prior_of(op: &Op<'_>, died: Seq) -> Option<Old> {
+    let address = Address::from_bits(op.note[PRIOR]);
+    (address != Address::NONE).then(|| Old {
+        address,
+        span: u32::try_from(op.note[PRIOR_SPAN]).unwrap_or(u32::MAX),
+        born: op.prior,
+        died,
+        blob: op.note[PRIOR_BLOB].checked_sub(1),
+    })
+}
+
+impl Engine for CedrusEngine {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { ordered: false }
+    }
+
+    fn log(&self) -> LogId {
+        LogId::Flat
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn prepare(&self, op: &mut Op<'_>) -> Result<Need> {
+        let guard = &epoch::pin();
+        let hash = self.hash(op.key);
+        let found = self.found(hash, guard)?;
+        let record = self.find_to_replace(&found, op.key, guard)?;
+        (op.note, op.prior) = ([u64::from(hash), 0, 0, 0, print_of(&found)], Seq::ZERO);
+        if let Some(record) = record {
+            op.note[PRIOR] = record.address.bits();
+            op.note[PRIOR_SPAN] = record.span();
+            op.prior = record.seq();
+            if let Content::Staged(blob) = self.record(record.address, &record.frame, guard)?.content {
+                op.note[PRIOR_BLOB] = blob.id + 1;
+            }
+            return Ok(Need::Record);
+        }
+        match op.action {
+            Action::Remove => Ok(Need::Nothing),
+            Action::Expect => Ok(Need::Record),
+            Action::Put(_) | Action::Staged(_) if !self.may_take() => {
+                Err(Error::OverBudget { budget: self.ground.memory.budget() })
+            }
+            Action::Put(_) | Action::Staged(_) => Ok(Need::Record),
+        }
+    }
+
+    fn is_current(&self, op: &Op<'_>) -> bool {
+        let guard = &epoch::pin();
+        let Ok(found) = self.trie.find(noted(op), guard, |_| {}) else { return false };
+        match Address::from_bits(op.note[PRIOR]) {
+            Address::NONE => print_of(&found) == op.note[PRINT],
+            prior => found.contains(&prior),
+        }
+    }
+
+    fn apply(&self, seq: Seq, op: &Op<'_>, views: &Views) {
+        let guard = &epoch::pin();
+        let hash = noted(op);
+        let prior = prior_of(op, seq);
+        let is_put = !matches!(op.action, Action::Remove);
+        if let Some(old) = prior {
+            // Before the trie changes (I2).
+            if views.needs(old.born, old.died) {
+                self.versions.push(place_of(hash), old);
+            } else {
+                self.bury(&old, guard);
+            }
+        }
+        let changed = match prior {
+            Some(old) if is_put => self.trie.replace(hash, old.address, op.address, guard).map(drop),
+            Some(old) => self.trie.remove(hash, old.address, guard).map(drop),
+            None => self.trie.insert(Entry::new(hash, op.address), guard),
+        };
+        self.done(changed);
+        if is_put {
+            self.account(op.address, i64::from(op.span), guard);
+            if let Action::Staged(blob) = op.action {
+                self.blobs.lock().insert(blob.id);
+            }
+        } else if let Some(segment) = self.ground.segments.at(op.address.slot(), guard) {
+            segment.account_tomb(u64::from(op.span));
+        }
+    }
+
+    #[inline]
+    fn get(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        let mut missing = None;
+        loop {
+            let guard = &epoch::pin();
+            let Some(found_record) = self.find_at(at, key, guard)? else { return Ok(false) };
+            let record = self.record(found_record.address, &found_record.frame, guard)?;
+            if self.give(record.content, found)? {
+                return Ok(true);
+            }
+            // A staged value goes after the trie has let go of it: named twice, it is lost.
+            if let Content::Staged(blob) = record.content
+                && missing.replace(blob.id) == Some(blob.id)
+            {
+                return Err(self.ground.blobs.missing(&blob));
+            }
+        }
+    }
+
+    fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {
+        let guard = &epoch::pin();
+        Ok(self.find_at(at, key, guard)?.is_some())
+    }
+
+    fn prefetch(&self, keys: &[&[u8]], entries: bool) {
+        let guard = &epoch::pin();
+        let hashes: SmallVec<[u32; 32]> = keys.iter().map(|key| self.hash(key)).collect();
+        hashes.iter().for_each(|hash| self.trie.prefetch(*hash, guard));
+        if entries {
+            for hash in hashes {
+                let ask = |address| self.ground.segments.prefetch_entry(address, guard);
+                let _ = self.trie.find(hash, guard, ask); // a hint: whoever looks up says what is wrong
+            }
+        }
+    }
+
+    fn cursor(self: Arc<Self>, at: Seq, bounds: Bounds, want: Want) -> Result<Box<dyn Cursor>> {
+        if !bounds.is_all() {
+            return Err(Error::Unsupported { engine: NAME, feature: "ranges" });
+        }
+        Ok(Box::new(CedrusCursor::new(self, at, want)))
+    }
+
+    fn len(&self) -> Result<u64> {
+        Ok(self.trie.len())
+    }
+
+    fn trim(&self, views: &Views, visible: Seq) {
+        if self.versions.is_empty() {
+            return;
+        }
+        let guard = &epoch::pin();
+        for old in self.versions.trim(views, visible) {
+            self.bury(&old, guard);
+        }
+    }
+
+    fn freeze(&self) {
+        let mut heap = self.trie.heap();
+        let root = self.trie.root();
+        heap.freeze(root);
+    }
+
+    fn work(&self, _views: &Views, _certain: Seq) -> Result<bool> {
+        let guard = &epoch::pin();
+        let mut heap = self.trie.heap();
+        let Some(frozen) = heap.frozen.as_mut().filter(|frozen| !frozen.pages.is_empty()) else {
+            return Ok(false);
+        };
+        let table = FrozenTable::of(frozen);
+        let rest = frozen.pages.len().saturating_sub(PAGES_A_STEP);
+        let numbers = frozen.pages.split_off(rest);
+        drop(heap);
+        // One at a time: committers wait for a copy of one page.
+        let thaw = |page: &u32| Some((*page, self.trie.heap().thaw(*page, self.trie.pages(), guard)?));
+        let pages: Vec<(u32, Box<[u64]>)> = numbers.iter().rev().filter_map(thaw).collect();
+        let written = self.space.write(&table, &pages);
+        if written.is_err() {
+            let mut heap = self.trie.heap();
+            pages.into_iter().rev().for_each(|(page, content)| heap.refreeze(page, content));
+        }
+        written.map(|()| rest > 0)
+    }
+
+    fn is_settled(&self) -> bool {
+        self.trie.heap().frozen.as_ref().is_none_or(|frozen| frozen.pages.is_empty())
+    }
+
+    fn checkpoint_after(&self) -> u64 {
+        let (_, on_disk) = self.space.bytes();
+        (TIMES_TRIE * on_disk.max(self.trie.bytes())).min(MOST_LOG)
+    }
+
+    fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
+        if self.is_broken.load(Ordering::Relaxed) {
+            return Err(self.broken());
+        }
+        crate::image::save(self, out)
+    }
+
+    fn saved(&self) {
+        self.space.saved();
+        self.trie.heap().frozen = None;
+    }
+
+    fn outlived(&self) {
+        self.space.outlived();
+    }
+
+    fn restore(&self, image: &mut dyn ImageSource) -> Result<()> {
+        let restored = crate::image::restore(self, image);
+        self.account_pages();
+        restored
+    }
+
+    fn replay(&self, record: &Replay<'_>) -> Result<()> {
+        let guard = &epoch::pin();
+        let hash = self.hash(record.key);
+        loop {
+            // What costs time is looked up beside other threads; `removed` is what they take turns by.
+            let (same, print) = self.entries_of(hash, record.key, guard)?;
+            let mut removed = self.removed.lock();
+            if print_of(&self.found(hash, guard)?) != print {
+                continue;
+            }
+            if removed.get(record.key).is_some_and(|seq| *seq > record.seq) {
+                return Ok(());
+            }
+            if matches!(record.content, Content::Remove) {
+                removed.insert(record.key.to_vec(), record.seq);
+                if let Some(segment) = self.ground.segments.at(record.address.slot(), guard) {
+                    segment.account_tomb(u64::from(record.span));
+                }
+            }
+            return self.settle(record, hash, &same, guard);
+        }
+    }
+
+    fn replayed(&self) {
+        *self.removed.lock() = HashMap::new();
+    }
+
+    fn blobs(&self, out: &mut Vec<u64>) {
+        out.extend(self.blobs.lock().iter().copied());
+    }
+
+    fn hold(&self, key: &[u8], address: Address) -> Result<Hold> {
+        let guard = &epoch::pin();
+        let hash = self.hash(key);
+        Ok(if self.found(hash, guard)?.contains(&address) {
+            Hold::Head
+        } else if !self.versions.is_empty() && self.versions.contains(&place_of(hash), address) {
+            Hold::Pinned
+        } else {
+            Hold::Dead
+        })
+    }
+
+    fn moved(&self, key: &[u8], from: Address, to: Address) -> bool {
+        let guard = &epoch::pin();
+        let hash = self.hash(key);
+        let changed = self.trie.replace(hash, from, to, guard);
+        self.done(changed).unwrap_or(false)
+            || (!self.versions.is_empty() && self.versions.replace(&place_of(hash), from, to))
+    }
+
+    fn stats(&self) -> EngineStats {
+        let (table, _) = self.space.bytes();
+        EngineStats {
+            keys: self.trie.len(),
+            index_bytes: self.trie.bytes() + table,
+            pinned_versions: self.versions.count(),
+        }
+    }
+
+    fn verify(&self, report: &mut dyn FnMut(Error)) -> Result<()> {
+        self.space.verify(report) // the store reads every frame, and every pair through a cursor
+    }
+
+    fn retire(&self) {
+        let guard = &epoch::pin();
+        let counts = self.trie.heap().counts().to_vec();
+        for (slot, count) in (0..).zip(counts).filter(|(_, count)| *count > 0) {
+            if let Some(segment) = self.ground.segments.at(slot, guard) {
+                let mean = (segment.end() - DATA_START) / u64::from(segment.frames().max(1));
+                segment.account(-i64::try_from(count.saturating_mul(mean)).unwrap_or(0));
+            }
+        }
+        self.trie.clear(guard);
+        self.account_pages();
+        self.space.retire();
+    }
+
+    fn close(&self) -> Result<()> {
+        self.space.close();
+        Ok(())
+    }
+}
+
+impl Drop for CedrusEngine {
+    fn drop(&mut self) {
+        self.ground.memory.give(Part::Index, self.accounted.load(Ordering::Relaxed));
+    }
+}

@@ -1,0 +1,507 @@
+//! # Heap: which lines of which pages are used, and which pages a checkpoint has to write
+//!
+//! The writer's side of the trie's space. Nodes and lists stand in runs of lines within a page, nodes in pages of their
+//! own; a run is taken where it fits best, from pages that are in memory, before there is a new page. So space that one
+//! size gives back serves the others, and there is no size class to fall off from. Where the holes are many and small, a
+//! page is pressed (trie.rs).
+//!
+//! ## Picture
+//!
+//! ```text
+//!  page states:   clean ── first change ──> dirty ── freeze ──> frozen ── written ──> clean
+//!                                             ^                   | changed before it was written:
+//!                                             └── copy set aside ─┘ the copy is what is written
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. A page is changed only after [`Heap::touch`]: what a checkpoint froze is written as it was then.
+//! 2. A page with nothing in it is given back; its number is used again before a new one.
+
+use std::collections::HashMap;
+
+use sheaf_base::segment::Address;
+use sheaf_base::sync::atomic::{AtomicU64, Ordering};
+use sheaf_base::sync::epoch::Guard;
+
+use crate::page::{MOST_PAGES, Pages};
+use crate::shape::Shape;
+
+/// Pages are pressed while more than this part of all lines is free.
+const SCATTERED: u64 = 16;
+/// Pages that are looked at for one to press.
+const LOOKS: usize = 16;
+/// No page.
+const NONE: u32 = u32::MAX;
+
+/// What stands in a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Lists,
+    Nodes,
+}
+
+const KINDS: usize = 2;
+
+impl Kind {
+    /// The second word of a page's head.
+    fn head(self, page: u32) -> u64 {
+        (self as u64) << 32 | u64::from(page)
+    }
+
+    /// What the head of page `page` says; none if it is another page's, or makes no sense.
+    pub(crate) fn of(head: u64, page: u32) -> Option<Kind> {
+        [Kind::Lists, Kind::Nodes].into_iter().find(|kind| kind.head(page) == head)
+    }
+}
+
+/// A page, and its place among those with the same longest free run, in a ring.
+#[derive(Clone, Copy, Debug)]
+struct Meta {
+    is_used: bool,
+    is_dirty: bool,
+    is_frozen: bool,
+    /// What stands in it.
+    kind: Kind,
+    /// Its longest free run, as far as anybody asks; 0 if it is in no ring.
+    run: u8,
+    before: u32,
+    after: u32,
+}
+
+const UNUSED: Meta = Meta {
+    is_used: false,
+    is_dirty: false,
+    is_frozen: false,
+    kind: Kind::Lists,
+    run: 0,
+    before: NONE,
+    after: NONE,
+};
+
+/// What a checkpoint froze.
+#[derive(Debug, Default)]
+pub(crate) struct Frozen {
+    /// Pages to write, the next one last.
+    pub(crate) pages: Vec<u32>,
+    /// Pages that were changed since, as they were.
+    copies: HashMap<u32, Box<[u64]>>,
+    /// Pages given back since the freeze before.
+    pub(crate) freed: Vec<u32>,
+    /// Pages there were, by the highest number.
+    pub(crate) page_count: u32,
+    pub(crate) root: Vec<u32>,
+    pub(crate) entries: u64,
+    /// Entries in each slot's segment.
+    pub(crate) counts: Vec<u64>,
+}
+
+impl Frozen {
+    /// What a trie without a page freezes.
+    pub(crate) fn nothing(root: Vec<u32>) -> Frozen {
+        Frozen { root, ..Frozen::default() }
+    }
+}
+
+/// See the module.
+pub(crate) struct Heap {
+    shape: Shape,
+    metas: Vec<Meta>,
+    unused: Vec<u32>,
+    /// The first page of each ring, by kind and run.
+    rings: [Vec<u32>; KINDS],
+    dirty: Vec<u32>,
+    freed: Vec<u32>,
+    /// The page that was last looked at for pressing.
+    hand: u32,
+    pub(crate) frozen: Option<Frozen>,
+    /// Pages in memory, and free lines in them.
+    pub(crate) resident: u64,
+    pub(crate) free_lines: u64,
+    pub(crate) entries: u64,
+    counts: Vec<u64>,
+}
+
+/// Which lines a page has free: a bit each. The head is never free.
+fn free_of(words: &[AtomicU64], shape: &Shape) -> u64 {
+    let all = u64::MAX >> (64 - shape.page_lines.min(64));
+    !words[0].load(Ordering::Relaxed) & all & !1
+}
+
+/// The longest run of ones, but no longer than `most`.
+fn longest_run(mut bits: u64, most: usize) -> usize {
+    let mut run = 0;
+    while bits != 0 && run < most {
+        bits &= bits >> 1;
+        run += 1;
+    }
+    run
+}
+
+/// Where a run of so many ones begins.
+fn first_run(bits: u64, len: usize) -> Option<usize> {
+    let starts = (1..len).fold(bits, |starts, by| starts & bits >> by);
+    (starts != 0).then(|| starts.trailing_zeros() as usize)
+}
+
+fn run_mask(line: usize, lines: usize) -> u64 {
+    (u64::MAX >> (64 - lines)) << line
+}
+
+impl Heap {
+    pub(crate) fn new(shape: Shape) -> Heap {
+        Heap {
+            shape,
+            metas: Vec::new(),
+            unused: Vec::new(),
+            rings: [(); KINDS].map(|()| vec![NONE; shape.largest() + 1]),
+            dirty: Vec::new(),
+            freed: Vec::new(),
+            hand: 0,
+            frozen: None,
+            resident: 0,
+            free_lines: 0,
+            entries: 0,
+            counts: Vec::new(),
+        }
+    }
+
+    /// Takes up pages that stand on disk, in an empty heap.
+    pub(crate) fn restore(&mut self, is_used: impl Iterator<Item = bool>, entries: u64, counts: Vec<u64>) {
+        self.metas = is_used.map(|is_used| Meta { is_used, ..UNUSED }).collect();
+        self.unused =
+            (0..).zip(&self.metas).filter(|(_, meta)| !meta.is_used).map(|(page, _)| page).collect();
+        self.entries = entries;
+        self.counts = counts;
+    }
+
+    /// Whether there is such a page, in memory or on disk.
+    pub(crate) fn is_used(&self, page: u32) -> bool {
+        self.metas.get(page as usize).is_some_and(|meta| meta.is_used)
+    }
+
+    /// The number behind that of the last page there ever was.
+    pub(crate) fn highest(&self) -> u32 {
+        u32::try_from(self.metas.len()).unwrap_or(NONE)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn page_count(&self) -> u64 {
+        (self.metas.len() - self.unused.len()) as u64
+    }
+
+    /// Counts an entry in or out.
+    pub(crate) fn count(&mut self, address: u64, is_more: bool) {
+        let slot = Address::from_bits(address).slot() as usize;
+        if slot >= self.counts.len() {
+            self.counts.resize(slot + 1, 0);
+        }
+        let (count, all) = (&mut self.counts[slot], &mut self.entries);
+        if is_more {
+            *count += 1;
+            *all += 1;
+        } else {
+            *count = count.saturating_sub(1);
+            *all = all.saturating_sub(1);
+        }
+    }
+
+    /// Entries in each slot's segment.
+    pub(crate) fn counts(&self) -> &[u64] {
+        &self.counts
+    }
+
+    // Rings.
+
+    fn unlink(&mut self, page: u32) {
+        let Meta { run, before, after, kind, .. } = self.metas[page as usize];
+        if run == 0 {
+            return;
+        }
+        match before {
+            NONE => self.rings[kind as usize][usize::from(run)] = after,
+            before => self.metas[before as usize].after = after,
+        }
+        if after != NONE {
+            self.metas[after as usize].before = before;
+        }
+        let meta = &mut self.metas[page as usize];
+        (meta.run, meta.before, meta.after) = (0, NONE, NONE);
+    }
+
+    fn relink(&mut self, page: u32, free: u64) {
+        let run = longest_run(free, self.shape.largest());
+        let small = u8::try_from(run).unwrap_or(u8::MAX);
+        let Meta { run: was, kind, .. } = self.metas[page as usize];
+        if was == small {
+            return;
+        }
+        self.unlink(page);
+        if run > 0 {
+            let first = std::mem::replace(&mut self.rings[kind as usize][run], page);
+            let meta = &mut self.metas[page as usize];
+            (meta.run, meta.after) = (small, first);
+            if first != NONE {
+                self.metas[first as usize].before = page;
+            }
+        }
+    }
+
+    // Pages.
+
+    /// A page that was on disk is in memory now.
+    pub(crate) fn arrived(&mut self, page: u32, kind: Kind, words: &[AtomicU64]) {
+        let free = free_of(words, &self.shape);
+        self.metas[page as usize].kind = kind;
+        self.resident += 1;
+        self.free_lines += u64::from(free.count_ones());
+        self.relink(page, free);
+    }
+
+    /// Call before a page is changed (I1).
+    pub(crate) fn touch(&mut self, page: u32, words: &[AtomicU64]) {
+        let meta = &mut self.metas[page as usize];
+        if meta.is_frozen {
+            meta.is_frozen = false;
+            let copy = words.iter().map(|word| word.load(Ordering::Relaxed)).collect();
+            if let Some(frozen) = &mut self.frozen {
+                frozen.copies.insert(page, copy);
+            }
+        }
+        if !meta.is_dirty {
+            meta.is_dirty = true;
+            self.dirty.push(page);
+        }
+    }
+
+    /// A new page. None if there are as many as a reference reaches.
+    fn add_page(&mut self, kind: Kind, pages: &Pages) -> Option<u32> {
+        let page = match self.unused.pop() {
+            Some(page) => page,
+            None => {
+                let page = u32::try_from(self.metas.len()).ok().filter(|page| *page < MOST_PAGES)?;
+                self.metas.push(UNUSED);
+                page
+            }
+        };
+        let fresh = pages.fresh();
+        for (word, value) in fresh.words().iter().zip([1, kind.head(page)]) {
+            word.store(value, Ordering::Relaxed);
+        }
+        pages.put(page, fresh);
+        let meta = &mut self.metas[page as usize];
+        (meta.is_used, meta.kind) = (true, kind);
+        self.resident += 1;
+        self.free_lines += self.shape.page_lines as u64 - 1;
+        Some(page)
+    }
+
+    /// A page with such a run.
+    fn with_run(&self, kind: Kind, lines: usize) -> Option<u32> {
+        self.rings[kind as usize].iter().skip(lines).copied().find(|first| *first != NONE)
+    }
+
+    /// A page of lists whose holes would do together what none does alone: if there is no run for the largest list, and
+    /// much of all is free.
+    pub(crate) fn choose_to_press(&mut self, pages: &Pages, guard: &Guard) -> Option<u32> {
+        let largest = self.shape.largest();
+        let is_scattered = self.free_lines * SCATTERED > self.resident * self.shape.page_lines as u64;
+        if !is_scattered || self.with_run(Kind::Lists, largest).is_some() {
+            return None;
+        }
+        for _ in 0..LOOKS {
+            self.hand = (self.hand + 1) % self.highest().max(1);
+            let meta = &self.metas[self.hand as usize];
+            if !meta.is_used || meta.kind != Kind::Lists {
+                continue;
+            }
+            let free = pages.get(self.hand, guard).map_or(0, |words| free_of(words, &self.shape));
+            if free.count_ones() as usize > largest {
+                return Some(self.hand);
+            }
+        }
+        None
+    }
+
+    /// A run of so many lines, which count as used: its page and its first line.
+    pub(crate) fn take(
+        &mut self,
+        kind: Kind,
+        lines: usize,
+        pages: &Pages,
+        guard: &Guard,
+    ) -> Option<(u32, usize)> {
+        let page = match self.with_run(kind, lines) {
+            Some(page) => page,
+            None => self.add_page(kind, pages)?,
+        };
+        let words = pages.get(page, guard)?;
+        let line = first_run(free_of(words, &self.shape), lines)?;
+        self.touch(page, words);
+        self.set_used(page, words, run_mask(line, lines), true);
+        Some((page, line))
+    }
+
+    /// Takes the lines behind a run, if they are free. The page is touched already.
+    pub(crate) fn extend(
+        &mut self,
+        page: u32,
+        words: &[AtomicU64],
+        line: usize,
+        lines: usize,
+        to: usize,
+    ) -> bool {
+        if line + to > self.shape.page_lines {
+            return false;
+        }
+        let more = run_mask(line + lines, to - lines);
+        let is_free = free_of(words, &self.shape) & more == more;
+        if is_free {
+            self.set_used(page, words, more, true);
+        }
+        is_free
+    }
+
+    /// Gives lines back.
+    pub(crate) fn give(&mut self, page: u32, line: usize, lines: usize, pages: &Pages, guard: &Guard) {
+        let Some(words) = pages.get(page, guard) else { return };
+        self.touch(page, words);
+        self.set_used(page, words, run_mask(line, lines), false);
+        if words[0].load(Ordering::Relaxed) == 1 {
+            self.unlink(page);
+            self.resident -= 1;
+            self.free_lines -= self.shape.page_lines as u64 - 1;
+            let meta = &mut self.metas[page as usize];
+            (meta.is_used, meta.is_dirty) = (false, false);
+            self.freed.push(page);
+            self.unused.push(page);
+            pages.take(page, guard);
+        }
+    }
+
+    /// The first line from which a run that begins at `line` could begin instead: in front of it, what it has itself
+    /// counting as free.
+    pub(crate) fn before(&self, words: &[AtomicU64], line: usize, lines: usize) -> Option<usize> {
+        let free = free_of(words, &self.shape) | run_mask(line, lines);
+        first_run(free, lines).filter(|first| *first < line)
+    }
+
+    /// A run moves within its page, to where [`Heap::before`] says.
+    pub(crate) fn shift(&mut self, page: u32, words: &[AtomicU64], (from, to): (usize, usize), lines: usize) {
+        self.touch(page, words);
+        self.set_used(page, words, run_mask(from, lines), false);
+        self.set_used(page, words, run_mask(to, lines), true);
+    }
+
+    fn set_used(&mut self, page: u32, words: &[AtomicU64], mask: u64, is_used: bool) {
+        let lines = u64::from(mask.count_ones());
+        let used = words[0].load(Ordering::Relaxed);
+        if is_used {
+            words[0].store(used | mask, Ordering::Relaxed);
+            self.free_lines -= lines;
+        } else {
+            words[0].store(used & !mask, Ordering::Relaxed);
+            self.free_lines += lines;
+        }
+        self.relink(page, free_of(words, &self.shape));
+    }
+
+    // Checkpoints.
+
+    /// Freezes what is dirty.
+    pub(crate) fn freeze(&mut self, root: Vec<u32>) {
+        if self.frozen.is_some() {
+            return;
+        }
+        let mut pages = std::mem::take(&mut self.dirty);
+        // A page that was given back and used again is in it twice.
+        pages.retain(|page| {
+            let meta = &mut self.metas[*page as usize];
+            let counts = meta.is_used && meta.is_dirty;
+            (meta.is_frozen, meta.is_dirty) = (meta.is_frozen || counts, false);
+            counts
+        });
+        pages.sort_unstable_by(|a, b| b.cmp(a));
+        self.frozen = Some(Frozen {
+            pages,
+            copies: HashMap::new(),
+            freed: std::mem::take(&mut self.freed),
+            page_count: u32::try_from(self.metas.len()).unwrap_or(NONE),
+            root,
+            entries: self.entries,
+            counts: self.counts.clone(),
+        });
+    }
+
+    /// A frozen page as it was then, to be written.
+    pub(crate) fn thaw(&mut self, page: u32, pages: &Pages, guard: &Guard) -> Option<Box<[u64]>> {
+        if let Some(copy) = self.frozen.as_mut()?.copies.remove(&page) {
+            return Some(copy);
+        }
+        let words = pages.get(page, guard)?;
+        self.metas[page as usize].is_frozen = false;
+        Some(words.iter().map(|word| word.load(Ordering::Relaxed)).collect())
+    }
+
+    /// A page could not be written: it is to be written again, as it was.
+    pub(crate) fn refreeze(&mut self, page: u32, content: Box<[u64]>) {
+        if let Some(frozen) = &mut self.frozen {
+            frozen.copies.insert(page, content);
+            frozen.pages.push(page);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sheaf_base::sync::epoch;
+
+    #[test]
+    fn runs_are_found_and_measured() {
+        assert_eq!([longest_run(0b1110_1100, 64), longest_run(u64::MAX, 9), longest_run(0, 9)], [3, 9, 0]);
+        assert_eq!([first_run(0b1110_1100, 3), first_run(0b1110_1100, 2)], [Some(5), Some(2)]);
+        assert_eq!(first_run(0b1110_1100, 4), None);
+    }
+
+    #[test]
+    fn lines_are_used_once_and_again_after_they_came_back() {
+        let (pages, mut heap) = (Pages::new(64), Heap::new(Shape::NORMAL));
+        let guard = &epoch::pin();
+        let mut taken: Vec<(u32, usize, usize)> = Vec::new();
+        for round in 0..2000usize {
+            let lines = 1 + round % 5;
+            let (page, line) = heap.take(Kind::Lists, lines, &pages, guard).unwrap();
+            let overlaps = |(p, l, n): &(u32, usize, usize)| *p == page && line < l + n && *l < line + lines;
+            assert!(line > 0 && line + lines <= 64 && !taken.iter().any(overlaps));
+            taken.push((page, line, lines));
+            if round % 3 == 2 {
+                let (page, line, lines) = taken.swap_remove(round * 7919 % taken.len());
+                heap.give(page, line, lines, &pages, guard);
+            }
+        }
+        let used: usize = taken.iter().map(|(_, _, lines)| lines).sum();
+        assert!(heap.resident * 63 < used as u64 * 11 / 10, "{} pages for {used} lines", heap.resident);
+        for (page, line, lines) in taken {
+            heap.give(page, line, lines, &pages, guard);
+        }
+        assert_eq!((heap.resident, heap.free_lines, heap.page_count()), (0, 0, 0));
+    }
+
+    #[test]
+    fn what_is_frozen_is_written_as_it_was() {
+        let (pages, mut heap) = (Pages::new(64), Heap::new(Shape::NORMAL));
+        let guard = &epoch::pin();
+        let (page, line) = heap.take(Kind::Lists, 1, &pages, guard).unwrap();
+        heap.freeze(Vec::new());
+        let then = pages.get(page, guard).unwrap()[0].load(Ordering::Relaxed);
+        heap.give(page, line, 1, &pages, guard); // and with it the page
+        let (again, _) = heap.take(Kind::Lists, 2, &pages, guard).unwrap();
+        assert_eq!((again, heap.frozen.as_ref().unwrap().pages.clone()), (page, vec![page]));
+        assert_eq!(heap.thaw(page, &pages, guard).unwrap()[0], then);
+        heap.frozen = None;
+        heap.freeze(Vec::new());
+        assert_eq!(heap.frozen.as_ref().unwrap().pages, [page]);
+        assert_ne!(heap.thaw(page, &pages, guard).unwrap()[0], then);
+    }
+}

@@ -1,0 +1,167 @@
+//! # Image: what a checkpoint says of a keyspace
+//!
+//! ```text
+//!  layout 1 | root_bits 1 | node_bits 1 | most 1 | page_lines 1 | hash_bits 1 | entries 8
+//!  runs of the root 4      | reference 4, times 4 ...
+//!  pages 4                 | place 4, crc32c 4 ...
+//!  slots with entries 4    | slot 4, entries 8 ...
+//!  staged values 8         | number 8 ...
+//! ```
+//!
+//! Little-endian. Everything is as of the freeze, to the last word, but for the staged values, which replay settles.
+//! Addresses in pages are by slots of segments: the store gives segments their slots again (`ImageSource::slot_of`).
+
+use sheaf_base::engine::{ImageSink, ImageSource};
+use sheaf_base::error::Result;
+use sheaf_base::segment::{DATA_START, SLOT_COUNT};
+use sheaf_base::sync::epoch;
+
+use crate::engine::CedrusEngine;
+use crate::heap::Frozen;
+use crate::page::MOST_PAGES;
+use crate::shape::Shape;
+use crate::space::{FrozenTable, Place};
+
+const LAYOUT: u8 = 1;
+
+fn shape_bytes(shape: &Shape) -> [u8; 6] {
+    let small = |n: usize| u8::try_from(n).unwrap_or(u8::MAX);
+    [
+        LAYOUT,
+        small(shape.root_bits as usize),
+        small(shape.node_bits as usize),
+        small(shape.most),
+        small(shape.page_lines),
+        small(shape.hash_bits as usize),
+    ]
+}
+
+fn count_of<T>(items: &[T]) -> [u8; 4] {
+    u32::try_from(items.len()).unwrap_or(u32::MAX).to_le_bytes()
+}
+
+/// Writes the image of what was frozen, all of whose pages are written.
+pub(crate) fn save(engine: &CedrusEngine, out: &mut dyn ImageSink) -> Result<()> {
+    let (table, root, entries, counts) = {
+        let heap = engine.trie.heap();
+        let none = Frozen::nothing(vec![0; 1 << engine.trie.shape().root_bits]);
+        let frozen = heap.frozen.as_ref().unwrap_or(&none);
+        debug_assert!(frozen.pages.is_empty(), "the store asks whether it is settled");
+        (FrozenTable::of(frozen), frozen.root.clone(), frozen.entries, frozen.counts.clone())
+    };
+    let table = engine.space.seal(&table)?;
+    out.put(&shape_bytes(engine.trie.shape()))?;
+    out.put(&entries.to_le_bytes())?;
+    let runs: Vec<&[u32]> = root.chunk_by(|a, b| a == b).collect();
+    out.put(&count_of(&runs))?;
+    for run in runs {
+        out.put(&run[0].to_le_bytes())?;
+        out.put(&count_of(run))?;
+    }
+    out.put(&count_of(&table))?;
+    for place in table {
+        out.put(&place.at.to_le_bytes())?;
+        out.put(&place.crc.to_le_bytes())?;
+    }
+    let held: Vec<(u32, u64)> = (0..).zip(counts).filter(|(_, count)| *count > 0).collect();
+    out.put(&count_of(&held))?;
+    for (slot, count) in held {
+        out.put(&slot.to_le_bytes())?;
+        out.put(&count.to_le_bytes())?;
+    }
+    let mut blobs: Vec<u64> = engine.blob_set().lock().iter().copied().collect();
+    blobs.sort_unstable();
+    out.put(&(blobs.len() as u64).to_le_bytes())?;
+    blobs.iter().try_for_each(|id| out.put(&id.to_le_bytes()))
+}
+
+fn u32_of(image: &mut dyn ImageSource) -> Result<u32> {
+    let mut bytes = [0; 4];
+    image.fill(&mut bytes)?;
+    Ok(u32::from_le_bytes(bytes))
+}
+
+fn u64_of(image: &mut dyn ImageSource) -> Result<u64> {
+    let mut bytes = [0; 8];
+    image.fill(&mut bytes)?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+/// Takes up an image, without its pages: these are read when they are needed.
+pub(crate) fn restore(engine: &CedrusEngine, image: &mut dyn ImageSource) -> Result<()> {
+    let shape = engine.trie.shape();
+    let mut head = [0; 6];
+    image.fill(&mut head)?;
+    if let Some((got, _)) = head.iter().zip(shape_bytes(shape)).find(|(got, expected)| *got != expected) {
+        return Err(image.nonsense("layout", u64::from(*got)));
+    }
+    let entries = u64_of(image)?;
+    let root = root_of(image, 1 << shape.root_bits)?;
+    let pages = u32_of(image)?;
+    if pages > MOST_PAGES {
+        return Err(image.nonsense("pages", u64::from(pages)));
+    }
+    let mut table = Vec::new();
+    for _ in 0..pages {
+        table.push(Place { at: u32_of(image)?, crc: u32_of(image)? });
+    }
+    let mut places: Vec<u32> = table.iter().map(|place| place.at).filter(|at| *at > 0).collect();
+    places.sort_unstable();
+    if let Some(twice) = places.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(image.nonsense("place", u64::from(twice[0])));
+    }
+    let counts = counts_of(engine, image, entries)?;
+    let blobs = u64_of(image)?;
+    for _ in 0..blobs {
+        let id = u64_of(image)?;
+        engine.blob_set().lock().insert(id);
+    }
+    let is_used = table.iter().map(|place| place.at > 0);
+    engine.trie.heap().restore(is_used, entries, counts);
+    engine.trie.set_root(&root);
+    engine.space.restore(table)
+}
+
+fn root_of(image: &mut dyn ImageSource, len: usize) -> Result<Vec<u32>> {
+    let mut root = Vec::with_capacity(len);
+    for _ in 0..u32_of(image)? {
+        let (reference, times) = (u32_of(image)?, u32_of(image)?);
+        if times == 0 || times as usize > len - root.len() {
+            return Err(image.nonsense("run of the root", u64::from(times)));
+        }
+        root.resize(root.len() + times as usize, reference);
+    }
+    if root.len() < len {
+        return Err(image.nonsense("root", root.len() as u64));
+    }
+    Ok(root)
+}
+
+/// Entries in each slot's segment, which are accounted there by the mean frame of the segment.
+fn counts_of(engine: &CedrusEngine, image: &mut dyn ImageSource, entries: u64) -> Result<Vec<u64>> {
+    let guard = &epoch::pin();
+    let mut counts: Vec<u64> = Vec::new();
+    let mut all = 0u64;
+    for _ in 0..u32_of(image)? {
+        let (slot, count) = (u32_of(image)?, u64_of(image)?);
+        let index = slot as usize;
+        all = all.saturating_add(count);
+        if index >= SLOT_COUNT || index < counts.len() || all > entries {
+            return Err(image.nonsense("slot", u64::from(slot)));
+        }
+        counts.resize(index + 1, 0);
+        counts[index] = count;
+        let Some(now) = image.slot_of(slot) else { continue }; // its segment is gone, and replay brings what was there
+        if now != slot {
+            return Err(image.nonsense("slot of a segment", u64::from(now)));
+        }
+        if let Some(segment) = engine.ground.segments.at(slot, guard) {
+            let mean = (segment.end() - DATA_START) / u64::from(segment.frames().max(1));
+            segment.account(i64::try_from(count.saturating_mul(mean)).unwrap_or(i64::MAX));
+        }
+    }
+    if all != entries {
+        return Err(image.nonsense("entries", all));
+    }
+    Ok(counts)
+}

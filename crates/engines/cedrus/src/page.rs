@@ -1,0 +1,251 @@
+//! # Pages: the trie's space in memory
+//!
+//! A row of pages that grows without moving: chunk k has twice the pages of chunk k − 1. A page that is not here is on
+//! disk. Words are atomics, since readers look while the writer writes and find out afterwards (trie.rs).
+//!
+//! ```text
+//!  page: line 0 head | 63 lines of nodes and lists        head: used lines, a bit each 8 | number 4 | 0 ...
+//! ```
+//!
+//! Memory for pages comes from chunks that grow to 2 MiB, which then ask for a huge page: a look-up in a large trie misses the
+//! TLB at every step otherwise.
+//!
+//! ## Invariants
+//!
+//! 1. A page's memory is used again after every guard under which it could be found.
+//! 2. A page is put in and taken out by one thread at a time (the heap's lock).
+//! 3. A frame has one owner: a [`Fresh`], a slot, or the pool. Chunks go with the last owner of the pool.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use sheaf_base::memory::prefer_huge_pages;
+use sheaf_base::sync::Mutex;
+use sheaf_base::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use sheaf_base::sync::epoch::Guard;
+
+use crate::shape::{LINE, LINE_WORDS};
+
+/// Pages of the first chunk of slots.
+const FIRST: usize = 64;
+/// Chunks: 2^25 pages and more.
+const CHUNKS: usize = 20;
+/// Most pages there can be: what a reference reaches (trie.rs).
+pub(crate) const MOST_PAGES: u32 = 1 << 25;
+/// Frames of the first chunk of memory.
+const FEW_FRAMES: usize = 16;
+/// Bytes of the largest one.
+const HUGE: usize = 2 << 20;
+
+/// A chunk of memory.
+struct Chunk(NonNull<AtomicU64>, Layout);
+
+// SAFETY:
+// * Memory that it owns; it gives no access by itself.
+unsafe impl Send for Chunk {}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        // SAFETY:
+        // * Allocated in `Pool::take` with this layout; nobody has a frame of it any more (I3).
+        unsafe { dealloc(self.0.as_ptr().cast(), self.1) }
+    }
+}
+
+/// Memory for pages, all of one size.
+struct Pool {
+    words: usize,
+    inner: Mutex<Free>,
+}
+
+#[derive(Default)]
+struct Free {
+    /// Addresses of frames that nobody has.
+    frames: Vec<usize>,
+    chunks: Vec<Chunk>,
+}
+
+impl Pool {
+    /// A frame, which is the caller's.
+    fn take(&self) -> NonNull<AtomicU64> {
+        let mut free = self.inner.lock();
+        if free.frames.is_empty() {
+            let frame = self.words * size_of::<AtomicU64>();
+            let count = (FEW_FRAMES << free.chunks.len().min(16)).min(HUGE / frame).max(1);
+            let align = if frame * count == HUGE { HUGE } else { LINE };
+            let layout =
+                Layout::from_size_align(frame * count, align).unwrap_or_else(|_| Layout::new::<AtomicU64>());
+            assert!(
+                layout.size() == frame * count,
+                "a chunk has at most 2 MiB and is aligned to a power of two"
+            );
+            // SAFETY:
+            // * The layout has a size.
+            let start = unsafe { alloc_zeroed(layout) };
+            let Some(start) = NonNull::new(start.cast::<AtomicU64>()) else { handle_alloc_error(layout) };
+            if align == HUGE {
+                prefer_huge_pages(start.cast(), HUGE);
+            }
+            free.frames.extend((0..count).map(|index| start.as_ptr() as usize + index * frame));
+            free.chunks.push(Chunk(start, layout));
+        }
+        match free.frames.pop().and_then(|frame| NonNull::new(frame as *mut AtomicU64)) {
+            Some(frame) => frame,
+            None => unreachable!("there is one"),
+        }
+    }
+
+    fn give(&self, frame: usize) {
+        self.inner.lock().frames.push(frame);
+    }
+}
+
+/// A page before it is put in.
+pub(crate) struct Fresh {
+    /// Its frame; none once that is a slot's.
+    frame: Option<NonNull<AtomicU64>>,
+    pool: Arc<Pool>,
+}
+
+impl Fresh {
+    pub(crate) fn words(&self) -> &[AtomicU64] {
+        let Some(frame) = self.frame else { return &[] };
+        // SAFETY:
+        // * A frame of so many words, all initialised: zero at first, words of a page since. It is ours (I3).
+        unsafe { std::slice::from_raw_parts(frame.as_ptr(), self.pool.words) }
+    }
+
+    /// The frame, which is the caller's now.
+    fn leave(mut self) -> *mut AtomicU64 {
+        self.frame.take().map_or(std::ptr::null_mut(), NonNull::as_ptr)
+    }
+}
+
+impl Drop for Fresh {
+    fn drop(&mut self) {
+        if let Some(frame) = self.frame {
+            self.pool.give(frame.as_ptr() as usize);
+        }
+    }
+}
+
+/// See the module.
+pub(crate) struct Pages {
+    chunks: [AtomicPtr<AtomicPtr<AtomicU64>>; CHUNKS],
+    pool: Arc<Pool>,
+}
+
+/// Where page `page` stands: its chunk, and its place there.
+fn split(page: u32) -> (usize, usize) {
+    let at = page as usize + FIRST;
+    let chunk = at.ilog2() - FIRST.ilog2();
+    (chunk as usize, at - (FIRST << chunk))
+}
+
+impl Pages {
+    pub(crate) fn new(lines: usize) -> Pages {
+        let pool = Pool { words: lines * LINE_WORDS, inner: Mutex::default() };
+        Pages { chunks: std::array::from_fn(|_| AtomicPtr::default()), pool: Arc::new(pool) }
+    }
+
+    #[inline]
+    fn slot(&self, page: u32) -> Option<&AtomicPtr<AtomicU64>> {
+        let (chunk, at) = split(page);
+        let first = self.chunks.get(chunk)?.load(Ordering::Acquire);
+        if first.is_null() {
+            return None;
+        }
+        // SAFETY:
+        // * A chunk, once there, stays until `self` goes, and has `FIRST << chunk` slots; `at` is less than that.
+        Some(unsafe { &*first.add(at) })
+    }
+
+    /// The words of a page that is in memory.
+    #[inline]
+    pub(crate) fn get<'g>(&self, page: u32, _guard: &'g Guard) -> Option<&'g [AtomicU64]> {
+        let start = self.slot(page)?.load(Ordering::Acquire);
+        if start.is_null() {
+            return None;
+        }
+        // SAFETY:
+        // * A frame of so many words, initialised; it goes back to the pool after all guards that were pinned when it
+        //   was taken out (I1), and the pool lives until then, as what gives it back holds it.
+        Some(unsafe { std::slice::from_raw_parts(start, self.pool.words) })
+    }
+
+    /// A page of zeros.
+    pub(crate) fn fresh(&self) -> Fresh {
+        let fresh = Fresh { frame: Some(self.pool.take()), pool: Arc::clone(&self.pool) };
+        fresh.words().iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        fresh
+    }
+
+    /// Puts a page in where there is none.
+    pub(crate) fn put(&self, page: u32, fresh: Fresh) {
+        let (chunk, at) = split(page);
+        if self.chunks[chunk].load(Ordering::Acquire).is_null() {
+            let slots: Box<[AtomicPtr<AtomicU64>]> =
+                (0..FIRST << chunk).map(|_| AtomicPtr::default()).collect();
+            self.chunks[chunk].store(Box::into_raw(slots).cast(), Ordering::Release);
+        }
+        debug_assert!(at < FIRST << chunk);
+        if let Some(slot) = self.slot(page) {
+            let before = slot.swap(fresh.leave(), Ordering::AcqRel);
+            assert!(before.is_null(), "page {page} was put in twice");
+        }
+    }
+
+    /// Takes a page out.
+    pub(crate) fn take(&self, page: u32, guard: &Guard) {
+        let Some(slot) = self.slot(page) else { return };
+        let frame = slot.swap(std::ptr::null_mut(), Ordering::AcqRel) as usize;
+        let pool = Arc::clone(&self.pool);
+        if frame != 0 {
+            guard.defer(move || pool.give(frame));
+        }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        for (number, chunk) in self.chunks.iter().enumerate() {
+            let first = chunk.load(Ordering::Relaxed);
+            if first.is_null() {
+                continue;
+            }
+            // SAFETY:
+            // * Made by `Box::into_raw` of so many slots in `put`; `&mut self`: nobody uses it. Frames in its slots go
+            //   with the pool's chunks.
+            drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(first, FIRST << number)) });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sheaf_base::sync::epoch;
+
+    #[test]
+    fn places_tile_the_chunks() {
+        assert_eq!([split(0), split(63), split(64), split(191)], [(0, 0), (0, 63), (1, 0), (1, 127)]);
+        assert!(split(MOST_PAGES - 1).0 < CHUNKS);
+    }
+
+    #[test]
+    fn a_page_is_there_until_it_is_taken() {
+        let pages = Pages::new(8);
+        let guard = &epoch::pin();
+        for page in [0, 5, 1000] {
+            assert!(pages.get(page, guard).is_none());
+            let fresh = pages.fresh();
+            fresh.words().iter().for_each(|word| word.store(u64::from(page), Ordering::Relaxed));
+            pages.put(page, fresh);
+        }
+        let words = pages.get(1000, guard).unwrap();
+        pages.take(1000, guard);
+        assert!(words.len() == 64 && words.iter().all(|word| word.load(Ordering::Relaxed) == 1000));
+        assert!(pages.get(1000, guard).is_none() && pages.get(5, guard).is_some());
+    }
+}

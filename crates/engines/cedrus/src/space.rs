@@ -1,0 +1,426 @@
+//! # Space: the trie's pages on disk
+//!
+//! `own/<keyspace>/trie`, a row of places of one page each. A page is never written where an image of a checkpoint has it:
+//! each checkpoint puts what changed into free places, and its image says where every page is now. So nothing is torn, no
+//! log of pages is written, and what the last checkpoint left stays whole until the next one is durable and named by ROOT.
+//!
+//! ## Picture
+//!
+//! ```text
+//!  place 0: head | page | free | page | page | ...           table of an image: page -> place, checksum
+//!                   ^             \__ written by the checkpoint under way, named by no image yet
+//!  frozen page ──> free place ──> image saved ──> place of before: grave ──> ROOT's slots are past it ──> free
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. A place that an image names which a slot of ROOT may name is not written.
+//! 2. A page that is not in memory stands on disk as the present table says.
+//!
+//! ## Crash
+//!
+//! What was written and is in no image is garbage in free places. An image that ROOT names has all its pages, since they are
+//! synced before it. The pages hold commits that may be durable nowhere else only until then: the store makes these
+//! durable before ROOT names the image.
+//!
+//! ## Damage
+//!
+//! A page is checked against its table's checksum whenever it is read, so that one that is not what this image wrote is
+//! found out, also if it was right once.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use sheaf_base::codec::Writer;
+use sheaf_base::disk::{File, How, create_dirs, renew_len};
+use sheaf_base::error::{Damage, Error, IoContext, Result};
+use sheaf_base::frame::u32_at;
+use sheaf_base::ground::Ground;
+use sheaf_base::sync::Mutex;
+use sheaf_base::sync::epoch::Guard;
+use sheaf_base::types::KeyspaceId;
+
+use crate::heap::Frozen;
+use crate::trie::{Trie, Trouble};
+
+const FILE: &str = "trie";
+const MAGIC: &[u8; 8] = b"SHEAFTRI";
+const FORMAT: u32 = 1;
+/// Bytes of the head that are summed.
+const SUMMED: usize = 20;
+/// Places by which the file grows.
+const REGION: u32 = 256;
+const TINY_REGION: u32 = 16;
+
+/// Where a page is, and its checksum. Place 0 holds no page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) at: u32,
+    pub(crate) crc: u32,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    file: Option<Arc<dyn File>>,
+    /// By page: as the last image that was saved has it.
+    table: Vec<Place>,
+    /// Pages that have a place in it.
+    named: u64,
+    /// The same, for the checkpoint under way.
+    next: Option<Vec<Place>>,
+    free: BTreeSet<u32>,
+    /// Places there are, the head's among them.
+    end: u32,
+    /// Places of images before the present one, the oldest first.
+    graves: VecDeque<Vec<u32>>,
+    is_named: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Space {
+    ground: Arc<Ground>,
+    id: KeyspaceId,
+    dir: PathBuf,
+    pub(crate) path: PathBuf,
+    page_bytes: usize,
+    inner: Mutex<Inner>,
+}
+
+impl Space {
+    pub(crate) fn new(ground: Arc<Ground>, id: KeyspaceId, page_bytes: usize) -> Space {
+        let dir = ground.home.as_ref().map_or_else(PathBuf::new, |home| home.of(id));
+        let path = dir.join(FILE);
+        Space { ground, id, dir, path, page_bytes, inner: Mutex::new(Inner { end: 1, ..Inner::default() }) }
+    }
+
+    fn offset(&self, place: u32) -> u64 {
+        u64::from(place) * self.page_bytes as u64
+    }
+
+    fn head(&self) -> Vec<u8> {
+        let mut w = Writer::default();
+        w.0.extend_from_slice(MAGIC);
+        w.u32(FORMAT);
+        w.u32(u32::try_from(self.page_bytes).unwrap_or(u32::MAX));
+        w.u32(self.id.0);
+        let sum = crc32c::crc32c(&w.0);
+        w.u32(sum);
+        w.0
+    }
+
+    fn check_head(&self, file: &dyn File) -> Result<()> {
+        let damaged = |what| Err(Error::corrupt(&self.path, 0, what));
+        let expected = self.head();
+        let mut got = vec![0; expected.len()];
+        let len = file.len().during("measure", &self.path)?;
+        if len < got.len() as u64 {
+            return damaged(Damage::Short { got: len, expected: got.len() as u64 });
+        }
+        file.read_at(0, &mut got).during("read", &self.path)?;
+        if got == expected {
+            return Ok(());
+        }
+        if &got[..8] != MAGIC {
+            return damaged(Damage::BadMagic);
+        }
+        let (expected_sum, got_sum) = (u32_at(&got, SUMMED), crc32c::crc32c(&got[..SUMMED]));
+        if expected_sum != got_sum {
+            return damaged(Damage::BadChecksum { expected: expected_sum, got: got_sum });
+        }
+        if u32_at(&got, 8) != FORMAT {
+            return Err(Error::Format { path: self.path.clone(), found: u32_at(&got, 8), supported: FORMAT });
+        }
+        let (expected, got) = (u128::from(self.id.0), u128::from(u32_at(&got, 16)));
+        damaged(Damage::Foreign { field: "keyspace", expected, got })
+    }
+
+    /// Takes up the table of an image.
+    pub(crate) fn restore(&self, table: Vec<Place>) -> Result<()> {
+        let mut inner = self.inner.lock();
+        let used: BTreeSet<u32> = table.iter().map(|place| place.at).filter(|at| *at > 0).collect();
+        let end = used.last().map_or(1, |last| last + 1);
+        let Some(home) = self.ground.home.as_ref().filter(|_| end > 1) else { return Ok(()) };
+        let how = if home.read_only { How::Read } else { How::Write };
+        let file = match home.disk.open(&self.path, how) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                let what = Damage::Short { got: 0, expected: self.offset(end) };
+                return Err(Error::corrupt(&self.path, 0, what));
+            }
+            other => other.during("open", &self.path)?,
+        };
+        self.check_head(&*file)?;
+        let len = file.len().during("measure", &self.path)?;
+        if len < self.offset(end) {
+            let what = Damage::Short { got: len, expected: self.offset(end) };
+            return Err(Error::corrupt(&self.path, len, what));
+        }
+        if !home.read_only {
+            renew_len(&*file).during("extend", &self.path)?;
+        }
+        inner.named = used.len() as u64;
+        inner.free = (1..end).filter(|at| !used.contains(at)).collect();
+        (inner.end, inner.file, inner.table, inner.is_named) = (end, Some(file), table, true);
+        Ok(())
+    }
+
+    /// Bytes of the table, and of the pages that the last image names.
+    pub(crate) fn bytes(&self) -> (u64, u64) {
+        let inner = self.inner.lock();
+        (size_of_val(&inner.table[..]) as u64, inner.named * self.page_bytes as u64)
+    }
+
+    /// Reads a page and puts it into memory.
+    pub(crate) fn load(&self, page: u32, trie: &Trie, guard: &Guard) -> Result<()> {
+        let (place, file) = {
+            let inner = self.inner.lock();
+            (inner.table.get(page as usize).copied().unwrap_or_default(), inner.file.clone())
+        };
+        let Some(file) = file.filter(|_| place.at > 0) else { return Err(self.nonsense(page, "reference")) };
+        let content = self.read(&*file, place)?;
+        trie.arrive(page, &content, guard).map_err(|trouble| self.damaged(trouble))
+    }
+
+    fn read(&self, file: &dyn File, place: Place) -> Result<Vec<u64>> {
+        let at = self.offset(place.at);
+        let mut bytes = vec![0; self.page_bytes];
+        match file.read_at(at, &mut bytes) {
+            Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => {
+                let got = file.len().during("measure", &self.path)?;
+                let expected = at + self.page_bytes as u64;
+                // A read that failed is no damage.
+                return Err(if got < expected {
+                    Error::corrupt(&self.path, at, Damage::Short { got, expected })
+                } else {
+                    Error::io("read", &self.path, e)
+                });
+            }
+            other => other.during("read", &self.path)?,
+        }
+        let got = crc32c::crc32c(&bytes);
+        if got != place.crc {
+            let what = Damage::BadChecksum { expected: place.crc, got };
+            return Err(Error::corrupt(&self.path, at, what));
+        }
+        let mut words = bytes.chunks_exact(8);
+        let word = |bytes: &[u8]| sheaf_base::frame::u64_at(bytes, 0);
+        Ok(words.by_ref().map(word).collect())
+    }
+
+    fn nonsense(&self, page: u32, field: &'static str) -> Error {
+        let place = self.inner.lock().table.get(page as usize).copied().unwrap_or_default();
+        Error::corrupt(&self.path, self.offset(place.at), Damage::BadField { field, value: u64::from(page) })
+    }
+
+    /// What a trouble of the trie is, as an error.
+    pub(crate) fn damaged(&self, trouble: Trouble) -> Error {
+        match trouble {
+            Trouble::Nonsense(page, field) => self.nonsense(page, field),
+            Trouble::Absent(page) => self.nonsense(page, "page that is not in memory"),
+            Trouble::Full => self.nonsense(crate::page::MOST_PAGES, "pages"),
+        }
+    }
+
+    /// Reads every page of the present table that is on disk.
+    pub(crate) fn verify(&self, report: &mut dyn FnMut(Error)) -> Result<()> {
+        let (table, file) = {
+            let inner = self.inner.lock();
+            (inner.table.clone(), inner.file.clone())
+        };
+        let Some(file) = file else { return Ok(()) };
+        if let Err(error) = self.check_head(&*file) {
+            report(error);
+        }
+        for (page, place) in table.iter().enumerate().filter(|(_, place)| place.at > 0) {
+            match self.read(&*file, *place) {
+                // A checkpoint may have let go of the place, and another one used it.
+                Err(_) if self.inner.lock().table.get(page) != Some(place) => {}
+                Err(error @ Error::Corrupt { .. }) => report(error),
+                Err(error) => return Err(error),
+                Ok(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    // Writing: one checkpoint at a time.
+
+    /// Writes pages of the checkpoint under way. On an error none counts as written.
+    pub(crate) fn write(&self, frozen: &FrozenTable, pages: &[(u32, Box<[u64]>)]) -> Result<()> {
+        let mut inner = self.inner.lock();
+        self.begin(&mut inner, frozen);
+        let file = self.file(&mut inner)?;
+        let mut places: Vec<u32> = Vec::with_capacity(pages.len());
+        let taken = self.take_places(&mut inner, &*file, pages.len(), &mut places);
+        drop(inner);
+        let written = taken.and_then(|()| self.write_at(&*file, &places, pages));
+        let mut inner = self.inner.lock();
+        match (written, &mut inner.next) {
+            (Ok(sums), Some(next)) => {
+                for (((page, _), at), crc) in pages.iter().zip(places).zip(sums) {
+                    next[*page as usize] = Place { at, crc };
+                }
+                Ok(())
+            }
+            (written, _) => {
+                inner.free.extend(places);
+                written.map(drop)
+            }
+        }
+    }
+
+    /// The table of the checkpoint under way, before its pages are written.
+    fn begin(&self, inner: &mut Inner, frozen: &FrozenTable) {
+        if inner.next.is_none() {
+            let mut next = inner.table.clone();
+            next.resize(next.len().max(frozen.page_count as usize), Place::default());
+            for page in &frozen.freed {
+                next[*page as usize] = Place::default();
+            }
+            inner.next = Some(next);
+        }
+    }
+
+    fn file(&self, inner: &mut Inner) -> Result<Arc<dyn File>> {
+        if let Some(file) = &inner.file {
+            return Ok(Arc::clone(file));
+        }
+        let Some(home) = &self.ground.home else {
+            return Err(Error::Invalid { what: "engine", why: "there is no place for its files".into() });
+        };
+        create_dirs(&*home.disk, &self.dir)?;
+        let file = match home.disk.open(&self.path, How::Create) {
+            // Left by a life that saved no image.
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
+                let file = home.disk.open(&self.path, How::Write).during("open", &self.path)?;
+                renew_len(&*file).during("extend", &self.path)?;
+                file
+            }
+            other => other.during("create", &self.path)?,
+        };
+        file.write_at(0, &self.head()).during("write", &self.path)?;
+        inner.file = Some(Arc::clone(&file));
+        Ok(file)
+    }
+
+    fn take_places(
+        &self,
+        inner: &mut Inner,
+        file: &dyn File,
+        count: usize,
+        out: &mut Vec<u32>,
+    ) -> Result<()> {
+        while inner.free.len() < count {
+            let region = if self.ground.tiny { TINY_REGION } else { REGION };
+            let end = inner.end.saturating_add(region);
+            file.allocate(self.offset(end)).during("allocate", &self.path)?;
+            inner.free.extend(inner.end..end);
+            inner.end = end;
+        }
+        while out.len() < count {
+            let Some(at) = inner.free.pop_first() else { break };
+            out.push(at);
+        }
+        Ok(())
+    }
+
+    /// Writes what stands side by side with one call; the checksums.
+    fn write_at(&self, file: &dyn File, places: &[u32], pages: &[(u32, Box<[u64]>)]) -> Result<Vec<u32>> {
+        let mut bytes = Vec::with_capacity(self.page_bytes * pages.len());
+        let mut sums = Vec::with_capacity(pages.len());
+        let mut start = 0;
+        for index in 0..places.len() {
+            let from = bytes.len();
+            pages[index].1.iter().for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
+            sums.push(crc32c::crc32c(&bytes[from..]));
+            let is_end = places.get(index + 1) != Some(&(places[index] + 1));
+            if is_end {
+                file.write_at(self.offset(places[start]), &bytes).during("write", &self.path)?;
+                bytes.clear();
+                start = index + 1;
+            }
+        }
+        Ok(sums)
+    }
+
+    /// All pages of the checkpoint are written: makes them durable; the table for its image.
+    pub(crate) fn seal(&self, frozen: &FrozenTable) -> Result<Vec<Place>> {
+        let mut inner = self.inner.lock();
+        self.begin(&mut inner, frozen);
+        let (file, is_named) = (inner.file.clone(), inner.is_named);
+        let table = inner.next.clone().unwrap_or_default();
+        drop(inner);
+        let Some(file) = file else { return Ok(table) };
+        if file.sync().is_err() {
+            return Err(Error::Poisoned { op: "sync of a trie" });
+        }
+        if let Some(home) = self.ground.home.as_ref().filter(|_| !is_named) {
+            if home.disk.sync_dir(&self.dir).is_err() {
+                return Err(Error::Poisoned { op: "sync of a trie's directory" });
+            }
+            self.inner.lock().is_named = true;
+        }
+        Ok(table)
+    }
+
+    /// The image is durable.
+    pub(crate) fn saved(&self) {
+        let mut inner = self.inner.lock();
+        let Some(next) = inner.next.take() else {
+            inner.graves.push_back(Vec::new());
+            return;
+        };
+        inner.named = next.iter().filter(|place| place.at > 0).count() as u64;
+        let table = std::mem::replace(&mut inner.table, next);
+        let is_gone = |(page, place): (usize, &Place)| {
+            (place.at > 0 && inner.table.get(page).is_none_or(|now| now.at != place.at)).then_some(place.at)
+        };
+        let gone: Vec<u32> = table.iter().enumerate().filter_map(is_gone).collect();
+        inner.graves.push_back(gone);
+    }
+
+    /// No slot of ROOT names the image before.
+    pub(crate) fn outlived(&self) {
+        let mut inner = self.inner.lock();
+        let places = inner.graves.pop_front().unwrap_or_default();
+        inner.free.extend(places);
+        let last = inner.table.iter().chain(inner.next.iter().flatten()).map(|place| place.at).max();
+        let buried = inner.graves.iter().flatten().copied().max();
+        let end = last.max(buried).unwrap_or(0) + 1;
+        // Gives back what is free behind all that is used, once it is much. A checkpoint that writes is not in the way.
+        if inner.next.is_none()
+            && inner.end - end > (inner.end / 4).max(REGION)
+            && let Some(file) = inner.file.clone()
+            && file.set_len(self.offset(end)).is_ok()
+        {
+            inner.free.split_off(&end);
+            inner.end = end;
+        }
+    }
+
+    /// The keyspace is dropped.
+    pub(crate) fn retire(&self) {
+        *self.inner.lock() = Inner { end: 1, ..Inner::default() };
+        if let Some(home) = self.ground.home.as_ref().filter(|home| !home.read_only) {
+            let _ = home.remove(self.id); // else it is swept at the next opening
+        }
+    }
+
+    pub(crate) fn close(&self) {
+        self.inner.lock().file = None;
+    }
+}
+
+/// What a checkpoint has to know of the pages there were.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FrozenTable {
+    page_count: u32,
+    freed: Vec<u32>,
+}
+
+impl FrozenTable {
+    pub(crate) fn of(frozen: &Frozen) -> FrozenTable {
+        FrozenTable { page_count: frozen.page_count, freed: frozen.freed.clone() }
+    }
+}
