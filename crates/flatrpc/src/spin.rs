@@ -2,8 +2,8 @@
 //!
 //! A wake-up costs microseconds on both sides, a look nanoseconds: whoever expects something soon looks for a
 //! while. How long is learnt: a sleep that ended so soon that looking would have seen the end doubles the budget,
-//! a longer one halves it. (Learning from looks alone gets stuck: a budget too short for any answer never sees one. It was
-//! measured at a tenth of the requests.) The processor is not offered to others between looks: two who wait for each
+//! a longer one halves it. (Learning from looks alone gets stuck: a budget too short for any answer never sees one. It made
+//! a sixth of the requests, in one run.) The processor is not offered to others between looks: two who wait for each
 //! other would then live on one processor by turns, and the kernel leaves them there; who has nothing to do soon sleeps.
 
 use std::time::{Duration, Instant};
