@@ -29,7 +29,7 @@
 //!
 //! `restore` from the last published image (else `restore_without`), `replay` of records (each at most once in ascending seq
 //! per key is *not* promised: an engine compares seqs; replaying a record twice changes nothing),
-//! `settle`, `replayed`, then live.
+//! `absorb`, `replayed`, then live.
 
 use std::any::Any;
 use std::ops::Bound;
@@ -313,13 +313,13 @@ pub trait Engine: Send + Sync {
     /// One record, at opening: of the journal in the order of the log, from one thread; of the flat log in
     /// any order, from several.
     fn replay(&self, record: &Replay<'_>) -> Result<()>;
-    /// All records were replayed, and the engine may settle what it kept of them: called by some threads side by
+    /// All records were replayed, and the engine may take in what it has only gathered of them: called by some threads side by
     /// side, each with a number below `parts` of its own.
-    fn settle(&self, part: usize, parts: usize) -> Result<()> {
+    fn absorb(&self, part: usize, parts: usize) -> Result<()> {
         let _ = (part, parts);
         Ok(())
     }
-    /// Everything is settled.
+    /// Everything is taken in.
     fn replayed(&self) {}
     /// Blobs that live entries name, added to `out`.
     fn blobs(&self, out: &mut Vec<u64>);

@@ -3,7 +3,7 @@
 //! The second half of recovery: what may count is known, the segments have slots, the engines are empty.
 //!
 //! ```text
-//!  image of each keyspace -> engine.restore    records at and behind the checkpoint's position -> engine.replay, settle
+//!  image of each keyspace -> engine.restore    records at and behind the checkpoint's position -> engine.replay, absorb
 //! ```
 //!
 //! ## Threads
@@ -115,7 +115,7 @@ pub(super) fn load(
         let targets = Targets { engines: &engines, failed: &failed, dir: &store.log(log).dir };
         let replayed =
             replay(store, log, &root.logs[log.index()].checkpoint, &admitted[log.index()], &targets, cut);
-        match replayed.and_then(|replayed| settle(store, log, &engines).map(|()| replayed)) {
+        match replayed.and_then(|replayed| absorb(store, log, &engines).map(|()| replayed)) {
             Ok(replayed) => {
                 all.add(&replayed);
                 replayed_bytes[log.index()] = replayed.bytes;
@@ -225,8 +225,8 @@ fn replay(
     })
 }
 
-/// Lets the engines of `log` settle what they kept of the records.
-fn settle(store: &Store, log: LogId, engines: &Engines) -> Result<()> {
+/// Lets the engines of `log` take in what they have gathered of the records.
+fn absorb(store: &Store, log: LogId, engines: &Engines) -> Result<()> {
     let parts = match log {
         LogId::Journal => 1,
         LogId::Flat if store.options.inline => 1,
@@ -239,7 +239,7 @@ fn settle(store: &Store, log: LogId, engines: &Engines) -> Result<()> {
             if part >= parts {
                 return Ok(());
             }
-            engine.settle(part, parts)?;
+            engine.absorb(part, parts)?;
         };
         side_by_side(parts, share).into_iter().collect::<Result<()>>()?;
     }

@@ -295,7 +295,7 @@ impl<I: Index> FlatEngine<I> {
     }
 
     /// Makes `part` of the index from what was gathered.
-    fn settle_part(&self, part: usize, plan: &Plan, bulk: &dyn Bulk) {
+    fn absorb_part(&self, part: usize, plan: &Plan, bulk: &dyn Bulk) {
         if part >= plan.parts() {
             return;
         }
@@ -530,11 +530,11 @@ impl<I: Index> Engine for FlatEngine<I> {
         runs.iter().try_for_each(|run| run.each(|record| self.replay_one(record)))
     }
 
-    fn settle(&self, part: usize, parts: usize) -> Result<()> {
+    fn absorb(&self, part: usize, parts: usize) -> Result<()> {
         let Some(bulk) = self.index.bulk() else { return Ok(()) };
         let plan = self.gathered.plan(parts);
         if self.gathers() {
-            self.settle_part(part, &plan, bulk);
+            self.absorb_part(part, &plan, bulk);
             return Ok(());
         }
         // Each run by one thread.
