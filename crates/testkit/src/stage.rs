@@ -115,10 +115,10 @@ impl Subject {
         self.engine.starts_with("flat") || self.engine == "cedrus"
     }
 
-    /// Whether removals make room for new keys in a budget that is used up. In `flex` not always: a gap that its README
-    /// names.
+    /// Whether it stays within a budget that is used up, and removals make room in it for new keys. In `flex` not always:
+    /// a gap that its README names.
     #[must_use]
-    pub fn gives_room_back(&self) -> bool {
+    pub fn keeps_its_budget(&self) -> bool {
         self.engine != "flex"
     }
 
