@@ -1,7 +1,7 @@
 //! Interleavings that a scheduler thinks of: readers beside the writer, flushes, syncs, checkpoints and garbage collection.
 //!
-//! Built with `--cfg shuttle` only: `RUSTFLAGS='--cfg shuttle' cargo test -p sheaf-flexspace --test interleavings`. `SHEAF_SCHEDULES=100000` explores longer, `SHEAF_SEED` elsewhere. A
-//! failure prints its schedule; `SHEAF_SCHEDULE=... cargo test ... NAME` replays it.
+//! Built with `--cfg shuttle` only: `RUSTFLAGS='--cfg shuttle' cargo test -p sheaf-flexspace --test interleavings`. The knobs are
+//! those of `sheaf_base::sync::explore`.
 //!
 //! What it cannot see: weak memory; what arc-swap does inside a load (a switch comes before and after).
 
@@ -10,32 +10,10 @@
 use std::sync::Arc;
 
 use sheaf_base::disk::sim::{Keep, SimDisk};
-use sheaf_base::sync::thread;
+use sheaf_base::sync::{explore, thread};
 use sheaf_flexspace::{FlexSpace, Options};
-use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler};
-use shuttle::{Config, Runner};
 
 const BLOCK: u64 = 64;
-
-fn setting(name: &str, default: u64) -> u64 {
-    std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
-}
-
-/// Runs `scenario` under so many schedules: half of them random, half with few preemptions.
-fn explore(schedules: u64, scenario: fn()) {
-    let mut config = Config::new();
-    config.stack_size = 512 << 10;
-    config.silence_warnings = true;
-    if let Ok(schedule) = std::env::var("SHEAF_SCHEDULE") {
-        Runner::new(ReplayScheduler::new_from_encoded(&schedule), config).run(scenario);
-        return;
-    }
-    let seed = setting("SHEAF_SEED", 1);
-    let half = usize::try_from(setting("SHEAF_SCHEDULES", schedules) / 2).expect("small");
-    let mut done = Runner::new(RandomScheduler::new_from_seed(seed, half), config.clone()).run(scenario);
-    done += Runner::new(PctScheduler::new_from_seed(seed, 3, half), config).run(scenario);
-    println!("{done} schedules");
-}
 
 fn open(disk: &SimDisk) -> FlexSpace {
     let options = Options { tiny: true, inline: true, limit: Some(12 << 12), ..Options::default() };

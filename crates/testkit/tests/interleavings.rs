@@ -23,34 +23,9 @@ use std::time::Duration;
 use sheaf::{Builder, Database, Durability, Keyspace, KeyspaceOptions};
 use sheaf_base::clock::{Clock, ManualClock};
 use sheaf_base::disk::sim::SimDisk;
+use sheaf_base::sync::explore;
 use sheaf_base::sync::thread::JoinHandle;
 use sheaf_testkit::ledger::LedgerFactory;
-use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler};
-use shuttle::{Config, Runner};
-
-/// Preemptions that the directed half of the schedules has at most.
-const DEPTH: usize = 3;
-
-fn setting(name: &str, default: u64) -> u64 {
-    std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
-}
-
-/// Runs `scenario` under as many schedules as asked: half of them random, half with few preemptions.
-fn explore(schedules: u64, scenario: fn()) {
-    let mut config = Config::new();
-    config.stack_size = 256 << 10;
-    config.silence_warnings = true;
-    if let Ok(schedule) = std::env::var("SHEAF_SCHEDULE") {
-        let scheduler = ReplayScheduler::new_from_encoded(&schedule);
-        Runner::new(scheduler, config).run(scenario);
-        return;
-    }
-    let seed = setting("SHEAF_SEED", 1);
-    let half = usize::try_from(setting("SHEAF_SCHEDULES", schedules) / 2).expect("small");
-    let mut done = Runner::new(RandomScheduler::new_from_seed(seed, half), config.clone()).run(scenario);
-    done += Runner::new(PctScheduler::new_from_seed(seed, DEPTH, half), config).run(scenario);
-    println!("{done} schedules");
-}
 
 /// A clock that goes on whenever somebody looks at it: who waits for a time waits for a few looks.
 #[derive(Debug, Default)]

@@ -45,6 +45,8 @@ use model as imp;
 #[cfg(not(shuttle))]
 use real as imp;
 
+#[cfg(shuttle)]
+pub use imp::explore;
 pub(crate) use imp::thread_local;
 pub use imp::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, atomic, epoch, thread};
 

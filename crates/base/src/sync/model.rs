@@ -15,9 +15,34 @@ use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;
 use std::time::Duration;
 
+use shuttle::scheduler::{PctScheduler, RandomScheduler, ReplayScheduler};
+use shuttle::{Config, Runner};
+
 pub use shuttle::sync::atomic;
 pub use shuttle::thread;
 pub(crate) use shuttle::thread_local;
+
+/// Preemptions that the directed half of the schedules has at most.
+const DEPTH: usize = 3;
+
+/// Runs `scenario` under as many schedules as asked, `SHEAF_SCHEDULES` before `schedules`: half of them random, half with few
+/// preemptions, from `SHEAF_SEED` on. A failure prints its schedule; with that in `SHEAF_SCHEDULE` it alone is run.
+pub fn explore(schedules: u64, scenario: fn()) {
+    let setting =
+        |name: &str, default| std::env::var(name).map_or(default, |text| text.parse().expect("a number"));
+    let mut config = Config::new();
+    config.stack_size = 512 << 10;
+    config.silence_warnings = true;
+    if let Ok(schedule) = std::env::var("SHEAF_SCHEDULE") {
+        Runner::new(ReplayScheduler::new_from_encoded(&schedule), config).run(scenario);
+        return;
+    }
+    let seed = setting("SHEAF_SEED", 1);
+    let half = usize::try_from(setting("SHEAF_SCHEDULES", schedules) / 2).expect("small");
+    let mut done = Runner::new(RandomScheduler::new_from_seed(seed, half), config.clone()).run(scenario);
+    done += Runner::new(PctScheduler::new_from_seed(seed, DEPTH, half), config).run(scenario);
+    println!("{done} schedules");
+}
 
 /// As parking_lot's.
 #[derive(Default)]

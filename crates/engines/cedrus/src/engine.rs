@@ -34,13 +34,14 @@
 //! cannot fail, come across sense that only a forged checksum lets through, the keyspace refuses everything from then on.
 
 use std::any::Any;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use sheaf_base::engine::{
     Action, Bounds, Capabilities, Cursor, Engine, EngineStats, Hold, ImageSink, ImageSource, Need, Op,
     Replay, Want,
 };
+use sheaf_base::entries::{self, Accounts, Entry as Seen, Print};
 use sheaf_base::error::{Damage, Error, Result};
 use sheaf_base::ground::Ground;
 use sheaf_base::memory::Part;
@@ -50,7 +51,7 @@ use sheaf_base::sync::Mutex;
 use sheaf_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::{KeyspaceId, LogId, Seq};
-use sheaf_base::versions::{Old, Versions};
+use sheaf_base::versions::Versions;
 use sheaf_base::views::Views;
 use siphasher::sip::SipHasher13;
 use smallvec::SmallVec;
@@ -71,24 +72,13 @@ const PAGES_A_STEP: usize = 64;
 const TIMES_TRIE: u64 = 8;
 const MOST_LOG: u64 = 512 << 20;
 
-// The words of an operation's note.
-const HASH: usize = 0;
-/// Address of the record it replaces; 0 for none.
-const PRIOR: usize = 1;
-/// Bytes of that record's frame.
-const PRIOR_SPAN: usize = 2;
-/// Its staged value's number plus one; 0 for none.
-const PRIOR_BLOB: usize = 3;
-/// Without a prior record: the print of those that were looked at, which share the key's hash.
-const PRINT: usize = 4;
-
 /// A keyspace.
 pub(crate) struct CedrusEngine {
     pub(crate) ground: Arc<Ground>,
     pub(crate) trie: Trie,
     pub(crate) space: Space,
     pub(crate) versions: Versions<u64>,
-    blobs: Mutex<HashSet<u64>>,
+    pub(crate) accounts: Accounts,
     /// Removals seen by replay, until it ends; its threads change the trie one at a time, under this lock.
     removed: Mutex<HashMap<Vec<u8>, Seq>>,
     /// Bytes of the trie that the budget knows of.
@@ -98,31 +88,7 @@ pub(crate) struct CedrusEngine {
     is_broken: AtomicBool,
 }
 
-/// What a look-up found.
-struct Seen<'g> {
-    address: Address,
-    frame: Frame<'g>,
-}
-
-impl Seen<'_> {
-    fn span(&self) -> u64 {
-        self.frame.span()
-    }
-
-    fn seq(&self) -> Seq {
-        self.frame.header.seq
-    }
-}
-
 type Records<'g> = SmallVec<[Seen<'g>; 2]>;
-
-/// Stands for a set of addresses.
-fn print_of(found: &[Address]) -> u64 {
-    found.iter().fold(0u64, |print, address| {
-        let mixed = (address.bits() + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29) | 1;
-        print.wrapping_add(mixed)
-    })
-}
 
 fn place_of(hash: u32) -> u64 {
     u64::from(hash)
@@ -135,17 +101,13 @@ impl CedrusEngine {
             trie: Trie::new(shape),
             space: Space::new(Arc::clone(&ground), id, shape.page_bytes()),
             versions: Versions::new(Arc::clone(&ground)),
-            blobs: Mutex::default(),
+            accounts: Accounts::new(Arc::clone(&ground)),
             removed: Mutex::default(),
             accounted: AtomicU64::new(0),
             broken: Mutex::new(None),
             is_broken: AtomicBool::new(false),
             ground,
         }
-    }
-
-    pub(crate) fn blob_set(&self) -> &Mutex<HashSet<u64>> {
-        &self.blobs
     }
 
     fn hash(&self, key: &[u8]) -> u32 {
@@ -317,42 +279,12 @@ impl CedrusEngine {
         Ok(None)
     }
 
-    /// Hands the value of a record to `found`. False if its blob went a moment ago: look again.
-    fn give(&self, content: Content<'_>, found: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        match content {
-            Content::Put(value) => found(value),
-            Content::Staged(blob) => match self.ground.blobs.read(&blob)? {
-                Some(value) => found(&value),
-                None => return Ok(false),
-            },
-            Content::Remove => {}
-        }
-        Ok(true)
-    }
-
-    // Space of records.
-
-    /// Counts the record at `address` as live, or (negative) as dead.
-    fn account(&self, address: Address, span: i64, guard: &Guard) {
-        if let Some(segment) = self.ground.segments.at(address.slot(), guard) {
-            segment.account(span);
-        }
-    }
-
-    fn bury(&self, old: &Old, guard: &Guard) {
-        self.account(old.address, -i64::from(old.span), guard);
-        if let Some(blob) = old.blob {
-            self.blobs.lock().remove(&blob);
-            self.ground.blob_died(old.died, blob);
-        }
-    }
-
     // Replay.
 
     /// Drops the entries of `hash` whose segments are gone; the records of `key` among the others, and the print of all.
-    fn entries_of<'g>(&self, hash: u32, key: &[u8], guard: &'g Guard) -> Result<(Records<'g>, u64)> {
+    fn entries_of<'g>(&self, hash: u32, key: &[u8], guard: &'g Guard) -> Result<(Records<'g>, Print)> {
         let found = self.found(hash, guard)?;
-        let print = print_of(&found);
+        let print = Print::of(&found);
         let mut same = Records::new();
         for address in found {
             if self.ground.segments.at(address.slot(), guard).is_some() {
@@ -376,19 +308,19 @@ impl CedrusEngine {
         let keep = if wins { None } else { same.iter().find(|r| Some(r.seq()) == newest).map(|r| r.address) };
         for old in same.iter().filter(|old| Some(old.address) != keep) {
             self.trie.remove(hash, old.address, guard).map_err(damaged)?;
-            self.account(old.address, -i64::try_from(old.span()).unwrap_or(0), guard);
+            self.accounts.count(old.address, -i64::try_from(old.span()).unwrap_or(0), guard);
             if let Content::Staged(blob) = self.record(old.address, &old.frame, guard)?.content {
-                self.blobs.lock().remove(&blob.id);
+                self.accounts.blobs.lock().remove(&blob.id);
             }
         }
         if wins && is_put {
             self.trie.insert(Entry::new(hash, record.address), guard).map_err(damaged)?;
-            self.account(record.address, i64::from(record.span), guard);
+            self.accounts.count(record.address, i64::from(record.span), guard);
         }
         if (wins || keep == Some(record.address))
             && let Content::Staged(blob) = record.content
         {
-            self.blobs.lock().insert(blob.id);
+            self.accounts.blobs.lock().insert(blob.id);
         }
         self.account_pages();
         Ok(())
@@ -397,19 +329,7 @@ impl CedrusEngine {
 
 /// The hash that `prepare` noted.
 fn noted(op: &Op<'_>) -> u32 {
-    u32::try_from(op.note[HASH]).unwrap_or(0)
-}
-
-/// The record that `op` replaces, as `prepare` noted it.
-fn prior_of(op: &Op<'_>, died: Seq) -> Option<Old> {
-    let address = Address::from_bits(op.note[PRIOR]);
-    (address != Address::NONE).then(|| Old {
-        address,
-        span: u32::try_from(op.note[PRIOR_SPAN]).unwrap_or(u32::MAX),
-        born: op.prior,
-        died,
-        blob: op.note[PRIOR_BLOB].checked_sub(1),
-    })
+    u32::try_from(entries::noted_hash(op)).unwrap_or(0)
 }
 
 impl Engine for CedrusEngine {
@@ -434,16 +354,13 @@ impl Engine for CedrusEngine {
         let hash = self.hash(op.key);
         let found = self.found(hash, guard)?;
         let record = self.find_to_replace(&found, op.key, guard)?;
-        (op.note, op.prior) = ([u64::from(hash), 0, 0, 0, print_of(&found)], Seq::ZERO);
-        if let Some(record) = record {
-            op.note[PRIOR] = record.address.bits();
-            op.note[PRIOR_SPAN] = record.span();
-            op.prior = record.seq();
-            if let Content::Staged(blob) = self.record(record.address, &record.frame, guard)?.content {
-                op.note[PRIOR_BLOB] = blob.id + 1;
-            }
+        let print = Print::of(&found);
+        if let Some(seen) = record {
+            let record = self.record(seen.address, &seen.frame, guard)?;
+            entries::note(op, u64::from(hash), Some((&seen, &record.content)), print);
             return Ok(Need::Record);
         }
+        entries::note(op, u64::from(hash), None, print);
         match op.action {
             Action::Remove => Ok(Need::Nothing),
             Action::Expect => Ok(Need::Record),
@@ -457,8 +374,8 @@ impl Engine for CedrusEngine {
     fn is_current(&self, op: &Op<'_>) -> bool {
         let guard = &epoch::pin();
         let Ok(found) = self.trie.find(noted(op), guard, |_| {}) else { return false };
-        match Address::from_bits(op.note[PRIOR]) {
-            Address::NONE => print_of(&found) == op.note[PRINT],
+        match entries::noted_prior(op) {
+            Address::NONE => Print::of(&found) == entries::noted_print(op),
             prior => found.contains(&prior),
         }
     }
@@ -466,14 +383,14 @@ impl Engine for CedrusEngine {
     fn apply(&self, seq: Seq, op: &Op<'_>, views: &Views) {
         let guard = &epoch::pin();
         let hash = noted(op);
-        let prior = prior_of(op, seq);
+        let prior = entries::replaced(op, seq);
         let is_put = !matches!(op.action, Action::Remove);
         if let Some(old) = prior {
             // Before the trie changes (I2).
             if views.needs(old.born, old.died) {
                 self.versions.push(place_of(hash), old);
             } else {
-                self.bury(&old, guard);
+                self.accounts.bury(&old, guard);
             }
         }
         let changed = match prior {
@@ -483,12 +400,12 @@ impl Engine for CedrusEngine {
         };
         self.done(changed);
         if is_put {
-            self.account(op.address, i64::from(op.span), guard);
+            self.accounts.count(op.address, i64::from(op.span), guard);
             if let Action::Staged(blob) = op.action {
-                self.blobs.lock().insert(blob.id);
+                self.accounts.blobs.lock().insert(blob.id);
             }
-        } else if let Some(segment) = self.ground.segments.at(op.address.slot(), guard) {
-            segment.account_tomb(u64::from(op.span));
+        } else {
+            self.accounts.count_tomb(op.address, op.span, guard);
         }
     }
 
@@ -499,14 +416,8 @@ impl Engine for CedrusEngine {
             let guard = &epoch::pin();
             let Some(found_record) = self.find_at(at, key, guard)? else { return Ok(false) };
             let record = self.record(found_record.address, &found_record.frame, guard)?;
-            if self.give(record.content, found)? {
+            if self.accounts.give(record.content, &mut missing, found)? {
                 return Ok(true);
-            }
-            // A staged value goes after the trie has let go of it: named twice, it is lost.
-            if let Content::Staged(blob) = record.content
-                && missing.replace(blob.id) == Some(blob.id)
-            {
-                return Err(self.ground.blobs.missing(&blob));
             }
         }
     }
@@ -545,7 +456,7 @@ impl Engine for CedrusEngine {
         }
         let guard = &epoch::pin();
         for old in self.versions.trim(views, visible) {
-            self.bury(&old, guard);
+            self.accounts.bury(&old, guard);
         }
     }
 
@@ -614,7 +525,7 @@ impl Engine for CedrusEngine {
             // What costs time is looked up beside other threads; `removed` is what they take turns by.
             let (same, print) = self.entries_of(hash, record.key, guard)?;
             let mut removed = self.removed.lock();
-            if print_of(&self.found(hash, guard)?) != print {
+            if Print::of(&self.found(hash, guard)?) != print {
                 continue;
             }
             if removed.get(record.key).is_some_and(|seq| *seq > record.seq) {
@@ -622,9 +533,7 @@ impl Engine for CedrusEngine {
             }
             if matches!(record.content, Content::Remove) {
                 removed.insert(record.key.to_vec(), record.seq);
-                if let Some(segment) = self.ground.segments.at(record.address.slot(), guard) {
-                    segment.account_tomb(u64::from(record.span));
-                }
+                self.accounts.count_tomb(record.address, record.span, guard);
             }
             return self.settle(record, hash, &same, guard);
         }
@@ -635,7 +544,7 @@ impl Engine for CedrusEngine {
     }
 
     fn blobs(&self, out: &mut Vec<u64>) {
-        out.extend(self.blobs.lock().iter().copied());
+        out.extend(self.accounts.blobs.lock().iter().copied());
     }
 
     fn hold(&self, key: &[u8], address: Address) -> Result<Hold> {

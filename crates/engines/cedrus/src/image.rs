@@ -69,7 +69,7 @@ pub(crate) fn save(engine: &CedrusEngine, out: &mut dyn ImageSink) -> Result<()>
         out.put(&slot.to_le_bytes())?;
         out.put(&count.to_le_bytes())?;
     }
-    let mut blobs: Vec<u64> = engine.blob_set().lock().iter().copied().collect();
+    let mut blobs: Vec<u64> = engine.accounts.blobs.lock().iter().copied().collect();
     blobs.sort_unstable();
     out.put(&(blobs.len() as u64).to_le_bytes())?;
     blobs.iter().try_for_each(|id| out.put(&id.to_le_bytes()))
@@ -114,7 +114,7 @@ pub(crate) fn restore(engine: &CedrusEngine, image: &mut dyn ImageSource) -> Res
     let blobs = u64_of(image)?;
     for _ in 0..blobs {
         let id = u64_of(image)?;
-        engine.blob_set().lock().insert(id);
+        engine.accounts.blobs.lock().insert(id);
     }
     let is_used = table.iter().map(|place| place.at > 0);
     engine.trie.heap().restore(is_used, entries, counts);

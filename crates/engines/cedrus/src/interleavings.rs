@@ -1,30 +1,16 @@
 //! The trie under a scheduler: one writer (that is the contract), readers who take no lock.
 //!
-//! Built with `--cfg shuttle` only. See testkit's `interleavings` for the knobs.
+//! Built with `--cfg shuttle` only. The knobs are those of `sheaf_base::sync::explore`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use sheaf_base::segment::Address;
-use sheaf_base::sync::epoch;
-use sheaf_base::sync::thread;
-use shuttle::scheduler::{PctScheduler, RandomScheduler};
-use shuttle::{Config, Runner};
+use sheaf_base::sync::{epoch, explore, thread};
 
 use crate::list::Entry;
 use crate::shape::Shape;
 use crate::trie::Trie;
-
-fn explore(schedules: usize, scenario: fn()) {
-    let setting = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
-    let half = setting("SHEAF_SCHEDULES").unwrap_or(schedules) / 2;
-    let seed = setting("SHEAF_SEED").unwrap_or(1) as u64;
-    let mut config = Config::new();
-    config.stack_size = 256 << 10;
-    config.silence_warnings = true;
-    Runner::new(RandomScheduler::new_from_seed(seed, half), config.clone()).run(scenario);
-    Runner::new(PctScheduler::new_from_seed(seed, 3, half), config).run(scenario);
-}
 
 /// Hashes that share their first bits: what is added splits the list, and a node comes below it.
 fn hash(n: u64) -> u32 {

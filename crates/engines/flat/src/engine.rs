@@ -20,13 +20,14 @@
 //! all were seen, since a moved copy of an older entry may come after them.
 
 use std::any::Any;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use sheaf_base::engine::{
     Action, Bounds, Capabilities, Cursor, Engine, EngineStats, Hold, ImageSink, ImageSource, Need, Op,
     Replay, Want,
 };
+use sheaf_base::entries::{self, Accounts, Entry, Print};
 use sheaf_base::error::{Damage, Error, Result};
 use sheaf_base::ground::Ground;
 use sheaf_base::record::{Content, Record};
@@ -40,19 +41,8 @@ use sheaf_base::views::Views;
 use smallvec::SmallVec;
 
 use crate::cursor::FlatCursor;
-use crate::index::{Bulk, Index, Print, Wanted};
+use crate::index::{Bulk, Index, Wanted};
 use crate::replay::{Gathered, Plan};
-
-// The words of an operation's note.
-const HASH: usize = 0;
-/// Address of the entry it replaces; 0 for none.
-const PRIOR: usize = 1;
-/// Bytes of that entry's frame.
-const PRIOR_SPAN: usize = 2;
-/// Its staged value's number plus one; 0 for none.
-const PRIOR_BLOB: usize = 3;
-/// Without a prior entry: the print of the entries that were looked at, which share the key's kept bits.
-const PRINT: usize = 4;
 
 /// A keyspace.
 pub(crate) struct FlatEngine<I: Index> {
@@ -60,7 +50,7 @@ pub(crate) struct FlatEngine<I: Index> {
     pub(crate) index: I,
     pub(crate) versions: Versions<I::Place>,
     keys: AtomicU64,
-    blobs: Mutex<HashSet<u64>>,
+    pub(crate) accounts: Accounts,
     /// Removals seen by replay, until it ends; its threads change the index one at a time, under this lock.
     removed: Mutex<HashMap<Vec<u8>, Seq>>,
     gathered: Gathered,
@@ -70,32 +60,16 @@ pub(crate) struct FlatEngine<I: Index> {
     made: AtomicU64,
 }
 
-/// What a look-up found.
-pub(crate) struct Entry<'g> {
-    pub(crate) address: Address,
-    pub(crate) frame: Frame<'g>,
-}
-
 type Entries<'g> = SmallVec<[Entry<'g>; 2]>;
-
-impl Entry<'_> {
-    fn span(&self) -> u64 {
-        self.frame.span()
-    }
-
-    fn seq(&self) -> Seq {
-        self.frame.header.seq
-    }
-}
 
 impl<I: Index> FlatEngine<I> {
     pub(crate) fn new(ground: Arc<Ground>) -> FlatEngine<I> {
         FlatEngine {
             index: I::new(Arc::clone(&ground)),
             versions: Versions::new(Arc::clone(&ground)),
+            accounts: Accounts::new(Arc::clone(&ground)),
             ground,
             keys: AtomicU64::new(0),
-            blobs: Mutex::default(),
             removed: Mutex::default(),
             gathered: Gathered::default(),
             by_itself: AtomicBool::new(false),
@@ -110,10 +84,6 @@ impl<I: Index> FlatEngine<I> {
 
     pub(crate) fn set_keys(&self, keys: u64) {
         self.keys.store(keys, Ordering::Relaxed);
-    }
-
-    pub(crate) fn blob_set(&self) -> &Mutex<HashSet<u64>> {
-        &self.blobs
     }
 
     /// The entry of `key` that the index points at.
@@ -186,19 +156,6 @@ impl<I: Index> FlatEngine<I> {
         }
     }
 
-    /// Hands the value of a record to `found`. False if its blob went a moment ago: look again.
-    pub(crate) fn give(&self, content: Content<'_>, found: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        match content {
-            Content::Put(value) => found(value),
-            Content::Staged(blob) => match self.ground.blobs.read(&blob)? {
-                Some(value) => found(&value),
-                None => return Ok(false),
-            },
-            Content::Remove => {}
-        }
-        Ok(true)
-    }
-
     /// The entry of `key` that a view at `at` shows.
     fn find_at<'g>(&self, at: Seq, wanted: Wanted<'_>, guard: &'g Guard) -> Result<Option<Entry<'g>>> {
         let head = self.find(wanted, guard)?;
@@ -213,26 +170,11 @@ impl<I: Index> FlatEngine<I> {
         Ok(None)
     }
 
-    /// Counts the entry at `address` as live, or (negative) as dead.
-    fn account(&self, address: Address, span: i64, guard: &Guard) {
-        if let Some(segment) = self.ground.segments.at(address.slot(), guard) {
-            segment.account(span);
-        }
-    }
-
-    fn bury(&self, old: &Old, guard: &Guard) {
-        self.account(old.address, -i64::from(old.span), guard);
-        if let Some(blob) = old.blob {
-            self.blobs.lock().remove(&blob);
-            self.ground.blob_died(old.died, blob);
-        }
-    }
-
     fn forget(&self, wanted: Wanted<'_>, old: Old, views: &Views, guard: &Guard) {
         if views.needs(old.born, old.died) {
             self.versions.push(self.index.place(wanted), old);
         } else {
-            self.bury(&old, guard);
+            self.accounts.bury(&old, guard);
         }
     }
 
@@ -271,20 +213,20 @@ impl<I: Index> FlatEngine<I> {
             }
             self.index.replace(wanted, entry.address, Address::NONE);
             self.keys.fetch_sub(1, Ordering::Relaxed);
-            self.account(entry.address, -i64::try_from(entry.span()).unwrap_or(0), guard);
+            self.accounts.count(entry.address, -i64::try_from(entry.span()).unwrap_or(0), guard);
             if let Content::Staged(blob) = self.record(entry.address, &entry.frame, guard)?.content {
-                self.blobs.lock().remove(&blob.id);
+                self.accounts.blobs.lock().remove(&blob.id);
             }
         }
         if wins && is_put {
             self.index.insert(wanted, record.address);
             self.keys.fetch_add(1, Ordering::Relaxed);
-            self.account(record.address, i64::from(record.span), guard);
+            self.accounts.count(record.address, i64::from(record.span), guard);
         }
         if (wins || keep == Some(record.address))
             && let Content::Staged(blob) = record.content
         {
-            self.blobs.lock().insert(blob.id);
+            self.accounts.blobs.lock().insert(blob.id);
         }
         Ok(())
     }
@@ -305,9 +247,7 @@ impl<I: Index> FlatEngine<I> {
         bulk.make(part, low, high, &mut |put| {
             plan.each(part, |record, is_newest| match record.content {
                 Content::Remove => {
-                    if let Some(segment) = self.ground.segments.at(record.address.slot(), guard) {
-                        segment.account_tomb(u64::from(record.span));
-                    }
+                    self.accounts.count_tomb(record.address, record.span, guard);
                 }
                 _ if !is_newest => {}
                 content => {
@@ -319,13 +259,13 @@ impl<I: Index> FlatEngine<I> {
                     }
                     live[slot] += i64::from(record.span);
                     if let Content::Staged(blob) = content {
-                        self.blobs.lock().insert(blob.id);
+                        self.accounts.blobs.lock().insert(blob.id);
                     }
                 }
             });
         });
         for (slot, bytes) in (0..).zip(live).filter(|(_, bytes)| *bytes > 0) {
-            self.account(Address::new(slot, 0), bytes, guard);
+            self.accounts.count(Address::new(slot, 0), bytes, guard);
         }
         self.made.fetch_add(keys, Ordering::Relaxed);
     }
@@ -347,9 +287,7 @@ impl<I: Index> FlatEngine<I> {
             }
             if matches!(record.content, Content::Remove) {
                 removed.insert(record.key.to_vec(), record.seq);
-                if let Some(segment) = self.ground.segments.at(record.address.slot(), guard) {
-                    segment.account_tomb(u64::from(record.span));
-                }
+                self.accounts.count_tomb(record.address, record.span, guard);
             }
             return self.settle(record, wanted, &same, guard);
         }
@@ -358,19 +296,7 @@ impl<I: Index> FlatEngine<I> {
 
 /// The key of `op`, with the hash that `prepare` noted.
 fn noted<'a>(op: &Op<'a>) -> Wanted<'a> {
-    Wanted { key: op.key, hash: op.note[HASH] }
-}
-
-/// The entry that `op` replaces, as `prepare` noted it.
-fn prior_of(op: &Op<'_>, died: Seq) -> Option<Old> {
-    let address = Address::from_bits(op.note[PRIOR]);
-    (address != Address::NONE).then(|| Old {
-        address,
-        span: u32::try_from(op.note[PRIOR_SPAN]).unwrap_or(u32::MAX),
-        born: op.prior,
-        died,
-        blob: op.note[PRIOR_BLOB].checked_sub(1),
-    })
+    Wanted { key: op.key, hash: entries::noted_hash(op) }
 }
 
 impl<I: Index> Engine for FlatEngine<I> {
@@ -394,16 +320,12 @@ impl<I: Index> Engine for FlatEngine<I> {
         let guard = &epoch::pin();
         let wanted = self.wanted(op.key);
         let (found, print) = self.find_to_replace(wanted, guard)?;
-        (op.note, op.prior) = ([wanted.hash, 0, 0, 0, print.0], Seq::ZERO);
         if let Some(entry) = found {
-            op.note[PRIOR] = entry.address.bits();
-            op.note[PRIOR_SPAN] = entry.span();
-            op.prior = entry.seq();
-            if let Content::Staged(blob) = self.record(entry.address, &entry.frame, guard)?.content {
-                op.note[PRIOR_BLOB] = blob.id + 1;
-            }
+            let record = self.record(entry.address, &entry.frame, guard)?;
+            entries::note(op, wanted.hash, Some((&entry, &record.content)), print);
             return Ok(Need::Record);
         }
+        entries::note(op, wanted.hash, None, print);
         match op.action {
             Action::Remove => Ok(Need::Nothing),
             Action::Expect => Ok(Need::Record),
@@ -417,8 +339,8 @@ impl<I: Index> Engine for FlatEngine<I> {
     fn is_current(&self, op: &Op<'_>) -> bool {
         let guard = &epoch::pin();
         let wanted = noted(op);
-        match Address::from_bits(op.note[PRIOR]) {
-            Address::NONE => self.index.print(wanted, guard) == Print(op.note[PRINT]),
+        match entries::noted_prior(op) {
+            Address::NONE => self.index.print(wanted, guard) == entries::noted_print(op),
             prior => self.index.contains(wanted, prior, guard),
         }
     }
@@ -426,7 +348,7 @@ impl<I: Index> Engine for FlatEngine<I> {
     fn apply(&self, seq: Seq, op: &Op<'_>, views: &Views) {
         let guard = &epoch::pin();
         let wanted = noted(op);
-        let prior = prior_of(op, seq);
+        let prior = entries::replaced(op, seq);
         let is_put = !matches!(op.action, Action::Remove);
         if let Some(old) = prior {
             self.forget(wanted, old, views, guard); // before the index changes (I2)
@@ -440,16 +362,14 @@ impl<I: Index> Engine for FlatEngine<I> {
             None => self.index.insert(wanted, to),
         }
         if is_put {
-            self.account(to, i64::from(op.span), guard);
+            self.accounts.count(to, i64::from(op.span), guard);
             self.keys.fetch_add(u64::from(prior.is_none()), Ordering::Relaxed);
             if let Action::Staged(blob) = op.action {
-                self.blobs.lock().insert(blob.id);
+                self.accounts.blobs.lock().insert(blob.id);
             }
         } else {
             self.keys.fetch_sub(1, Ordering::Relaxed);
-            if let Some(segment) = self.ground.segments.at(op.address.slot(), guard) {
-                segment.account_tomb(u64::from(op.span));
-            }
+            self.accounts.count_tomb(op.address, op.span, guard);
         }
     }
 
@@ -461,14 +381,8 @@ impl<I: Index> Engine for FlatEngine<I> {
             let guard = &epoch::pin();
             let Some(entry) = self.find_at(at, wanted, guard)? else { return Ok(false) };
             let record = self.record(entry.address, &entry.frame, guard)?;
-            if self.give(record.content, found)? {
+            if self.accounts.give(record.content, &mut missing, found)? {
                 return Ok(true);
-            }
-            // A staged value goes after the index has let go of it: named twice, it is lost.
-            if let Content::Staged(blob) = record.content
-                && missing.replace(blob.id) == Some(blob.id)
-            {
-                return Err(self.ground.blobs.missing(&blob));
             }
         }
     }
@@ -510,7 +424,7 @@ impl<I: Index> Engine for FlatEngine<I> {
         }
         let guard = &epoch::pin();
         for old in self.versions.trim(views, visible) {
-            self.bury(&old, guard);
+            self.accounts.bury(&old, guard);
         }
     }
 
@@ -553,7 +467,7 @@ impl<I: Index> Engine for FlatEngine<I> {
     }
 
     fn blobs(&self, out: &mut Vec<u64>) {
-        out.extend(self.blobs.lock().iter().copied());
+        out.extend(self.accounts.blobs.lock().iter().copied());
     }
 
     fn hold(&self, key: &[u8], address: Address) -> Result<Hold> {
@@ -590,7 +504,7 @@ impl<I: Index> Engine for FlatEngine<I> {
         let guard = &epoch::pin();
         self.index.each(|address| {
             if let Ok(frame) = self.ground.segments.frame(address, guard) {
-                self.account(address, -i64::try_from(frame.span()).unwrap_or(0), guard);
+                self.accounts.count(address, -i64::try_from(frame.span()).unwrap_or(0), guard);
             }
         });
         self.index.clear();

@@ -16,7 +16,7 @@ use crate::index::{Image, Index};
 /// Writes the image.
 pub(crate) fn save<I: Index>(engine: &FlatEngine<I>, out: &mut dyn ImageSink) -> Result<()> {
     engine.index.save(out)?;
-    let mut blobs: Vec<u64> = engine.blob_set().lock().iter().copied().collect();
+    let mut blobs: Vec<u64> = engine.accounts.blobs.lock().iter().copied().collect();
     blobs.sort_unstable();
     out.put(&(blobs.len() as u64).to_le_bytes())?;
     blobs.iter().try_for_each(|id| out.put(&id.to_le_bytes()))
@@ -31,7 +31,7 @@ pub(crate) fn restore<I: Index>(engine: &FlatEngine<I>, source: &mut dyn ImageSo
     let count = image.u64()?;
     for _ in 0..count {
         let id = image.u64()?;
-        engine.blob_set().lock().insert(id);
+        engine.accounts.blobs.lock().insert(id);
     }
     Ok(())
 }

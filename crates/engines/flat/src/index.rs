@@ -18,6 +18,7 @@
 use std::sync::Arc;
 
 use sheaf_base::engine::{Bounds, ImageSink, ImageSource};
+use sheaf_base::entries::Print;
 use sheaf_base::error::{Error, Result};
 use sheaf_base::ground::Ground;
 use sheaf_base::segment::{Address, DATA_START};
@@ -32,19 +33,6 @@ pub(crate) struct Wanted<'k> {
     pub(crate) key: &'k [u8],
     /// Its hash; zero for an index that needs none.
     pub(crate) hash: u64,
-}
-
-/// Stands for a set of entries.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Print(pub(crate) u64);
-
-impl Print {
-    /// Puts an entry into the set.
-    #[inline]
-    pub(crate) fn add(&mut self, address: Address) {
-        let mixed = (address.bits() + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29) | 1;
-        self.0 = self.0.wrapping_add(mixed);
-    }
 }
 
 /// A walk over an index.

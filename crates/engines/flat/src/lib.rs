@@ -30,8 +30,6 @@ mod engine;
 mod hash;
 mod image;
 mod index;
-#[cfg(all(test, shuttle))]
-mod interleavings;
 mod ordered;
 mod plain;
 pub mod pmem;

@@ -1,14 +1,12 @@
 //! The index under a scheduler: one writer (that is the contract), readers without a lock.
 //!
-//! Built with `--cfg shuttle` only. See testkit's `interleavings` for the knobs.
+//! Built with `--cfg shuttle` only. The knobs are those of `sheaf_base::sync::explore`.
 
 use super::tests::{mix, place};
 use super::*;
 use std::collections::BTreeMap;
 
-use sheaf_base::sync::thread;
-
-use crate::interleavings::explore;
+use sheaf_base::sync::{explore, thread};
 
 /// An index that is about to split: `count` entries in a table of 32 slots.
 fn filled(count: u64) -> Arc<Hash> {

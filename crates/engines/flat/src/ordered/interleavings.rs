@@ -1,13 +1,11 @@
 //! The ordered index under a scheduler: one writer (that is the contract), readers without a lock.
 //!
-//! Built with `--cfg shuttle` only. See testkit's `interleavings` for the knobs.
+//! Built with `--cfg shuttle` only. The knobs are those of `sheaf_base::sync::explore`.
 
 use super::*;
 use crate::index::{Walk, Way};
 
-use sheaf_base::sync::thread;
-
-use crate::interleavings::explore;
+use sheaf_base::sync::{explore, thread};
 
 fn key(n: u64) -> Vec<u8> {
     // Some with a rest, some without; out of order as they come.
