@@ -34,6 +34,7 @@ pub mod pairs;
 pub mod record;
 pub mod root;
 pub mod segment;
+pub mod sorted;
 pub mod store;
 pub mod sync;
 pub mod types;

@@ -104,6 +104,32 @@ impl<P: Place> Versions<P> {
         olds.filter(|o| o.born <= at && at < o.died).map(|o| o.address).collect()
     }
 
+    /// The first versions within `span` that a view at `at` shows, in the order of places, at most `limit`.
+    pub fn first(&self, span: Span<P>, at: Seq, limit: usize) -> Vec<(P, Address)>
+    where
+        P: Clone,
+    {
+        let map = self.map.read();
+        if is_void(&span) {
+            return Vec::new();
+        }
+        let olds = map.range(span).flat_map(|(place, olds)| olds.iter().map(move |old| (place, old)));
+        olds.filter(|(_, o)| o.born <= at && at < o.died).map(|(p, o)| (p.clone(), o.address)).take(limit).collect()
+    }
+
+    /// The last ones, from the last on.
+    pub fn last(&self, span: Span<P>, at: Seq, limit: usize) -> Vec<(P, Address)>
+    where
+        P: Clone,
+    {
+        let map = self.map.read();
+        if is_void(&span) {
+            return Vec::new();
+        }
+        let olds = map.range(span).rev().flat_map(|(place, olds)| olds.iter().map(move |old| (place, old)));
+        olds.filter(|(_, o)| o.born <= at && at < o.died).map(|(p, o)| (p.clone(), o.address)).take(limit).collect()
+    }
+
     /// True if a version stands at `address`.
     pub fn contains(&self, place: &P, address: Address) -> bool {
         self.map.read().get(place).is_some_and(|olds| olds.iter().any(|o| o.address == address))
@@ -140,6 +166,15 @@ impl<P: Place> Versions<P> {
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         self.ground.memory.give(Part::Versions, bytes);
         gone
+    }
+}
+
+/// Whether no place can lie within, which a map refuses to be asked about.
+fn is_void<P: Ord>(span: &Span<P>) -> bool {
+    match span {
+        (Bound::Included(low), Bound::Included(high)) => low > high,
+        (Bound::Included(low) | Bound::Excluded(low), Bound::Included(high) | Bound::Excluded(high)) => low >= high,
+        _ => false,
     }
 }
 

@@ -65,6 +65,12 @@ impl Subject {
         Subject { engine: "cedrus", ..Subject::flat() }
     }
 
+    /// Kreon.
+    #[must_use]
+    pub fn kreon() -> Subject {
+        Subject { engine: "kreon", ordered: true, ..Subject::flat() }
+    }
+
     /// FlatStore with an ordered index.
     #[must_use]
     pub fn flat_ordered() -> Subject {
@@ -99,6 +105,7 @@ impl Subject {
             Subject::flat_plain(),
             Subject::flex(),
             Subject::cedrus(),
+            Subject::kreon(),
             Subject::ledger(),
         ]
     }
@@ -112,7 +119,7 @@ impl Subject {
     /// Whether its log is its store, so that cleaning makes room; else a checkpoint does, which needs room itself.
     #[must_use]
     pub fn is_store_log(&self) -> bool {
-        self.engine.starts_with("flat") || self.engine == "cedrus"
+        self.engine.starts_with("flat") || matches!(self.engine, "cedrus" | "kreon")
     }
 
     /// Whether it stays within a budget that is used up, and removals make room in it for new keys. In `flex` not always:
@@ -414,6 +421,7 @@ macro_rules! every_engine {
         $crate::$suite!(flat_ordered, $crate::stage::Subject::flat_ordered());
         $crate::$suite!(flex, $crate::stage::Subject::flex());
         $crate::$suite!(cedrus, $crate::stage::Subject::cedrus());
+        $crate::$suite!(kreon, $crate::stage::Subject::kreon());
         $crate::$suite!(ledger, $crate::stage::Subject::ledger());
     };
 }

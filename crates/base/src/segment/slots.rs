@@ -120,6 +120,14 @@ impl Segments {
         unsafe { pointer.as_ref() }
     }
 
+    /// A number above those of all segments that have a slot, and not above those of segments that get one later.
+    #[must_use]
+    pub fn next_id(&self, guard: &Guard) -> u64 {
+        let used = self.free.lock().next;
+        let ids = (0..used).filter_map(|slot| self.at(slot, guard)).map(|segment| segment.id().0 + 1);
+        ids.max().unwrap_or(0)
+    }
+
     /// Takes `segment` out of its slot, once every present guard is gone: until then addresses into it,
     /// loaded before, stay readable.
     pub fn dismiss(&self, segment: &Arc<Segment>) {

@@ -21,7 +21,7 @@ use sheaf_base::types::Seq;
 use sheaf_flexspace::tree::Entry as TreeEntry;
 use smallvec::SmallVec;
 
-use crate::arena::Place;
+use sheaf_base::sorted::arena::Place;
 use crate::block::{Block, BlockRef};
 use crate::engine::FlexEngine;
 use crate::index::{Index, Interval, State};

@@ -24,7 +24,7 @@ use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::{KeyspaceId, LogId, Seq};
 use sheaf_base::views::Views;
 
-use crate::arena::{high, low};
+use sheaf_base::sorted::arena::{high, low};
 use crate::block::print_of;
 use crate::commit::Sizes;
 use crate::cursor::FlexCursor;

@@ -48,10 +48,9 @@
 //!
 //! ## Files
 //!
-//! `engine` the contract; `memtable`, `order`, `arena` what the journal has; `table`, `commit`, `run` what goes into the
+//! `engine` the contract; `memtable` what the journal has (with `sheaf_base::sorted`); `table`, `commit`, `run` what goes into the
 //! space; `index`, `slots`, `block`, `prefix` the way to an interval; `cursor` ranges; `image` checkpoints and opening.
 
-mod arena;
 mod block;
 mod commit;
 mod cursor;
@@ -59,7 +58,6 @@ mod engine;
 mod image;
 mod index;
 mod memtable;
-mod order;
 mod prefix;
 mod run;
 mod slots;

@@ -37,8 +37,8 @@ use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::Seq;
 use sheaf_base::views::Views;
 
-use crate::arena::{Arena, Place, high, low};
-use crate::order::{Keys, Order};
+use sheaf_base::sorted::arena::{Arena, Place, high, low};
+use sheaf_base::sorted::order::{Keys, Order};
 use crate::prefix::Prefix;
 
 /// Stripes of the hash table: each grows on its own, so that no growth takes long.

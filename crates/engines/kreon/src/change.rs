@@ -1,0 +1,479 @@
+//! # Change: what one step makes of a level
+//!
+//! Sorted entries go into the leaves whose ranges they belong to (*spill*): these leaves and the nodes above them are made
+//! anew in free pages, everything else stays. Where that would leave many pages half empty, the whole range is packed anew
+//! (*merge*).
+//!
+//! ## The rule
+//!
+//! For the children of one node, from the first to the last that has entries coming: a page written counts [`WRITE`], one read
+//! counts 1. A spill reads and writes the leaves that are touched, a merge reads all of them and writes full ones. The cheaper is
+//! taken.
+//!
+//! ## Invariants
+//!
+//! 1. Children's separators tile: the first child begins where its parent does.
+//! 2. Nothing is published, accounted or forgotten before all of the step has gone well.
+
+use std::collections::HashMap;
+
+use sheaf_base::error::Result;
+use sheaf_base::sync::epoch::Guard;
+use sheaf_base::types::Seq;
+
+use crate::cache::Frame;
+use crate::node::{BELOW, Child, Entry, Node, Pair, Ref, cut, make};
+use crate::space::RUN_BYTES;
+use crate::tree::{Level, MOST_HEIGHT, Shelf};
+
+/// What a page written costs, in pages read.
+const WRITE: u64 = 2;
+/// Of a page, a packed leaf leaves this part free.
+const SLACK: usize = 16;
+/// Pages between two that are wanted, which are read rather than skipped.
+const GAP: u32 = 4;
+/// Pages taken at once.
+const POOL: usize = 64;
+
+/// A node that was made.
+pub(crate) struct Made {
+    pub(crate) at: Ref,
+    pub(crate) level: u8,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// Who decides what becomes of a key that both have.
+pub(crate) trait Meet {
+    /// The level has `old` from a leaf with `stamp` and `newest`, and `new` comes. What stays, if anything.
+    fn meet(&mut self, new: &Pair<'_>, old: Option<(&Entry, u64, Seq)>) -> Result<Option<Entry>>;
+    /// The level has `old`, and nothing comes. Whether it stays.
+    fn keep(&mut self, old: &Entry, stamp: u64) -> bool;
+}
+
+/// How many leaves were gone over in which way.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Ways {
+    /// Ranges that were spilled into, and leaves written for them.
+    pub(crate) spills: (u64, u64),
+    /// Ranges that were merged, and leaves written for them.
+    pub(crate) merges: (u64, u64),
+}
+
+/// See the module.
+pub(crate) struct Change<'a, M> {
+    pub(crate) shelf: &'a Shelf,
+    pub(crate) guard: &'a Guard,
+    pub(crate) stamp: u64,
+    pub(crate) meet: &'a mut M,
+    /// Leaves read ahead.
+    pub(crate) loaded: HashMap<u32, Frame>,
+    pub(crate) made: Vec<Made>,
+    pub(crate) gone: Vec<(u32, u32)>,
+    pub(crate) ways: Ways,
+    pool: Vec<u32>,
+    /// Everything taken, to be given back if the step fails.
+    taken: Vec<(u32, u32)>,
+}
+
+/// A range of the sources.
+type Pairs<'s, 'k> = &'s [Pair<'k>];
+
+impl<'a, M: Meet> Change<'a, M> {
+    pub(crate) fn new(shelf: &'a Shelf, guard: &'a Guard, stamp: u64, meet: &'a mut M) -> Change<'a, M> {
+        Change {
+            shelf,
+            guard,
+            stamp,
+            meet,
+            loaded: HashMap::new(),
+            made: Vec::new(),
+            gone: Vec::new(),
+            ways: Ways::default(),
+            pool: Vec::new(),
+            taken: Vec::new(),
+        }
+    }
+
+    fn page(&self) -> usize {
+        self.shelf.space.page
+    }
+
+    /// Reads the leaves at `refs` that are not in memory, side by side ones together.
+    pub(crate) fn read_ahead(&mut self, refs: &[Ref]) -> Result<()> {
+        let mut wanted: Vec<Ref> = refs.iter().filter(|at| !self.shelf.cache.has(at.page)).copied().collect();
+        wanted.sort_unstable_by_key(|at| at.page);
+        let most = u32::try_from(RUN_BYTES / self.page()).unwrap_or(1);
+        let mut rest = &wanted[..];
+        while let Some(first) = rest.first() {
+            let mut end = first.page + u32::from(first.pages);
+            let mut count = 1;
+            for at in &rest[1..] {
+                if at.page > end.saturating_add(GAP) || at.page + u32::from(at.pages) > first.page + most {
+                    break;
+                }
+                end = end.max(at.page + u32::from(at.pages));
+                count += 1;
+            }
+            let mut bytes = vec![0; (end - first.page) as usize * self.page()];
+            self.shelf.space.read_bytes(first.page, &mut bytes)?;
+            for at in &rest[..count] {
+                let from = (at.page - first.page) as usize * self.page();
+                let node = bytes[from..from + usize::from(at.pages) * self.page()].to_vec();
+                self.loaded.insert(at.page, self.shelf.space.frame(*at, 0, node)?);
+            }
+            rest = &rest[count..];
+        }
+        Ok(())
+    }
+
+    /// A place for a node of so many pages.
+    fn place(&mut self, pages: u16) -> Result<u32> {
+        if pages > 1 {
+            let page = self.shelf.space.take(&[pages])?[0];
+            self.taken.push((page, u32::from(pages)));
+            return Ok(page);
+        }
+        if self.pool.is_empty() {
+            self.pool = self.shelf.space.take(&[1; POOL])?;
+            self.taken.extend(self.pool.iter().map(|page| (*page, 1)));
+            self.pool.reverse();
+        }
+        Ok(self.pool.pop().unwrap_or(0))
+    }
+
+    fn add(&mut self, bytes: Vec<u8>, used: usize, level: u8, count: u32) -> Result<Ref> {
+        let pages = u16::try_from(bytes.len() / self.page()).unwrap_or(u16::MAX);
+        let at = Ref {
+            page: self.place(pages)?,
+            crc: crc32c::crc32c(&bytes),
+            pages,
+            fill: u16::try_from(used).unwrap_or(u16::MAX),
+            count,
+        };
+        self.made.push(Made { at, level, bytes });
+        Ok(at)
+    }
+
+    fn drop_node(&mut self, at: Ref) {
+        self.gone.push((at.page, u32::from(at.pages)));
+    }
+
+    // Leaves.
+
+    /// Makes leaves of `pairs`, the first of which begins at `low`.
+    fn pack(&mut self, pairs: Pairs<'_, '_>, low: &[u8], is_merge: bool) -> Result<Vec<Child>> {
+        let most = self.page();
+        let target = match is_merge {
+            true => most - most / SLACK,
+            false => {
+                let mut rest = pairs;
+                let (mut total, mut leaves) = (0, 0);
+                while !rest.is_empty() {
+                    let (count, size) = cut(rest, 0, most, most);
+                    (total, leaves) = (total + size.min(most), leaves + 1);
+                    rest = &rest[count..];
+                }
+                if leaves < 2 { most } else { total / leaves + most / SLACK }
+            }
+        };
+        let mut children: Vec<Child> = Vec::new();
+        let mut rest = pairs;
+        while !rest.is_empty() {
+            let (count, _) = cut(rest, 0, target, most);
+            let (now, behind) = rest.split_at(count);
+            let newest = now.iter().map(|pair| pair.newest).max().unwrap_or(Seq::ZERO);
+            let (bytes, used) = make(now, 0, self.stamp, newest, most);
+            let child = self.add(bytes, used, 0, u32::try_from(count).unwrap_or(u32::MAX))?;
+            let key = match pairs.len() - rest.len() {
+                0 => low.to_vec(),
+                first => between(pairs[first - 1].key, now[0].key),
+            };
+            children.push(Child { key, child });
+            rest = behind;
+        }
+        let way = if is_merge { &mut self.ways.merges } else { &mut self.ways.spills };
+        *way = (way.0 + 1, way.1 + children.len() as u64);
+        Ok(children)
+    }
+
+    /// What becomes of some leaves side by side when `sources` come.
+    fn leaves(&mut self, old: &[Child], sources: Pairs<'_, '_>, low: &[u8], is_merge: bool) -> Result<Vec<Child>> {
+        let (mut keys, mut ends, mut entries) = (Vec::new(), Vec::new(), Vec::new());
+        for leaf in old {
+            let loaded = self.loaded.remove(&leaf.child.page);
+            let node = match &loaded {
+                Some(frame) => frame.node(),
+                None => self.shelf.node(leaf.child, 0, self.guard)?.node(),
+            };
+            gather(&node, &mut keys, &mut ends, &mut entries);
+            self.drop_node(leaf.child);
+        }
+        let key_at = |slot: usize| &keys[if slot == 0 { 0 } else { ends[slot - 1] }..ends[slot]];
+        let mut pairs: Vec<Pair<'_>> = Vec::with_capacity(entries.len() + sources.len());
+        let mut slot = 0;
+        for new in sources {
+            while slot < entries.len() && key_at(slot) < new.key {
+                self.keep(key_at(slot), &entries[slot], &mut pairs);
+                slot += 1;
+            }
+            let met = (slot < entries.len() && key_at(slot) == new.key).then(|| &entries[slot]);
+            slot += usize::from(met.is_some());
+            let old = met.map(|(entry, stamp, newest)| (entry, *stamp, *newest));
+            if let Some(entry) = self.meet.meet(new, old)? {
+                pairs.push(Pair { key: new.key, entry, newest: new.newest });
+            }
+        }
+        for slot in slot..entries.len() {
+            self.keep(key_at(slot), &entries[slot], &mut pairs);
+        }
+        self.pack(&pairs, low, is_merge)
+    }
+
+    fn keep<'k>(&mut self, key: &'k [u8], old: &(Entry, u64, Seq), out: &mut Vec<Pair<'k>>) {
+        if self.meet.keep(&old.0, old.1) {
+            out.push(Pair { key, entry: old.0, newest: old.2 });
+        }
+    }
+
+    /// Whether these leaves, to which so many bytes come each, are better packed anew.
+    fn is_merge_cheaper(&self, leaves: &[Child], coming: &[usize]) -> bool {
+        let page = self.page();
+        let (mut spill, mut all) = (0, 0);
+        for (leaf, bytes) in leaves.iter().zip(coming) {
+            let after = usize::from(leaf.child.fill) + bytes;
+            all += after;
+            if *bytes > 0 {
+                spill += 1 + WRITE * after.div_ceil(page) as u64;
+            }
+        }
+        let merge = leaves.len() as u64 + WRITE * all.div_ceil(page - page / SLACK) as u64;
+        merge < spill
+    }
+
+    // Inner nodes.
+
+    fn children(&self, at: Ref, level: u8, low: &[u8]) -> Result<Vec<Child>> {
+        let node = self.shelf.node(at, level, self.guard)?.node();
+        let child = |slot: usize| {
+            let mut key = Vec::new();
+            match slot {
+                0 => key.extend_from_slice(low),
+                _ => node.key(slot, &mut key),
+            }
+            Child { key, child: node.child(slot) }
+        };
+        Ok((0..node.len()).map(child).collect())
+    }
+
+    /// Makes nodes of `level` of `children`, which are one level below.
+    fn pack_inner(&mut self, children: &[Child], level: u8) -> Result<Vec<Child>> {
+        let most = self.page();
+        let mut nodes: Vec<Child> = Vec::new();
+        let mut rest = children;
+        while !rest.is_empty() {
+            let (mut count, size) = cut(rest, level, most, most);
+            if count < rest.len() && rest.len() < 2 * count && size <= most {
+                count = rest.len().div_ceil(2); // two that are alike
+            }
+            let (now, behind) = rest.split_at(count);
+            let (bytes, used) = make(now, level, 0, Seq::ZERO, most);
+            let below = now.iter().fold(0u32, |sum, child| sum.saturating_add(child.child.count));
+            let child = self.add(bytes, used, level, below)?;
+            nodes.push(Child { key: now[0].key.clone(), child });
+            rest = behind;
+        }
+        Ok(nodes)
+    }
+
+    /// The children that a node has after `sources` came.
+    fn edit(&mut self, at: Ref, level: u8, low: &[u8], sources: Pairs<'_, '_>) -> Result<Vec<Child>> {
+        let children = self.children(at, level, low)?;
+        self.drop_node(at);
+        let mut shares: Vec<Pairs<'_, '_>> = Vec::with_capacity(children.len());
+        let mut rest = sources;
+        for next in children.iter().skip(1) {
+            let (mine, behind) = rest.split_at(rest.partition_point(|pair| pair.key < &next.key[..]));
+            shares.push(mine);
+            rest = behind;
+        }
+        shares.push(rest);
+        let mut out = if level == 1 {
+            self.edit_leaves(&children, &shares)?
+        } else {
+            self.edit_inner(&children, &shares, level)?
+        };
+        if let Some(first) = out.first_mut() {
+            first.key = low.to_vec(); // (I1)
+        }
+        Ok(out)
+    }
+
+    fn edit_leaves(&mut self, children: &[Child], shares: &[Pairs<'_, '_>]) -> Result<Vec<Child>> {
+        let first = shares.iter().position(|share| !share.is_empty()).unwrap_or(0);
+        let last = shares.iter().rposition(|share| !share.is_empty()).unwrap_or(0);
+        let bytes = |share: &Pairs<'_, '_>| share.iter().map(|pair| 19 + pair.key.len() / 4).sum::<usize>();
+        let coming: Vec<usize> = shares[first..=last].iter().map(bytes).collect();
+        let mut out = children[..first].to_vec();
+        if self.is_merge_cheaper(&children[first..=last], &coming) {
+            let all: Vec<Pair<'_>> = shares.iter().flat_map(|share| share.iter().cloned()).collect();
+            let unread: Vec<Ref> = children[first..=last]
+                .iter()
+                .map(|leaf| leaf.child)
+                .filter(|at| !self.loaded.contains_key(&at.page))
+                .collect();
+            self.read_ahead(&unread)?;
+            out.extend(self.leaves(&children[first..=last], &all, &children[first].key, true)?);
+        } else {
+            for (leaf, share) in children.iter().zip(shares).take(last + 1).skip(first) {
+                match share.is_empty() {
+                    true => out.push(leaf.clone()),
+                    false => out.extend(self.leaves(std::slice::from_ref(leaf), share, &leaf.key, false)?),
+                }
+            }
+        }
+        out.extend_from_slice(&children[last + 1..]);
+        Ok(out)
+    }
+
+    fn edit_inner(&mut self, children: &[Child], shares: &[Pairs<'_, '_>], level: u8) -> Result<Vec<Child>> {
+        let mut out = Vec::with_capacity(children.len());
+        // Of touched nodes side by side the children are divided anew.
+        let mut run: Vec<Child> = Vec::new();
+        for (child, share) in children.iter().zip(shares) {
+            if share.is_empty() {
+                let done = std::mem::take(&mut run);
+                out.extend(self.pack_inner(&done, level - 1)?);
+                out.push(child.clone());
+            } else {
+                run.extend(self.edit(child.child, level - 1, &child.key, share)?);
+            }
+        }
+        out.extend(self.pack_inner(&run, level - 1)?);
+        Ok(out)
+    }
+
+    /// The level after `sources` came.
+    pub(crate) fn apply(&mut self, level: &Level, sources: Pairs<'_, '_>) -> Result<Level> {
+        let (list, height) = match level.root {
+            _ if sources.is_empty() => return Ok(*level),
+            None => (self.leaves(&[], sources, &[], false)?, 0),
+            Some((root, 0)) => {
+                let leaf = Child { key: Vec::new(), child: root };
+                (self.leaves(&[leaf], sources, &[], false)?, 0)
+            }
+            Some((root, height)) => (self.edit(root, height, &[], sources)?, height - 1),
+        };
+        self.crown(list, height)
+    }
+
+    /// The root over nodes of `height`.
+    fn crown(&mut self, mut list: Vec<Child>, mut height: u8) -> Result<Level> {
+        while list.len() > 1 && height < MOST_HEIGHT {
+            height += 1;
+            list = self.pack_inner(&list, height)?;
+        }
+        Ok(Level { root: list.first().map(|root| (root.child, height)) })
+    }
+
+    /// The level without the leaves in `[from, to)`, between which no leaf is divided.
+    pub(crate) fn cut_out(&mut self, level: &Level, from: &[u8], to: Option<&[u8]>) -> Result<Level> {
+        match level.root {
+            None => Ok(*level),
+            Some((root, _)) if from.is_empty() && to.is_none() => {
+                self.forget(root, level.root.map_or(0, |(_, height)| height))?;
+                Ok(Level::default())
+            }
+            Some((_, 0)) => Ok(*level),
+            Some((root, height)) => {
+                let list = self.cut_node(root, height, (&[], None), (from, to))?;
+                self.crown(list, height - 1)
+            }
+        }
+    }
+
+    fn cut_node(
+        &mut self,
+        at: Ref,
+        level: u8,
+        (low, high): (&[u8], Option<&[u8]>),
+        (from, to): (&[u8], Option<&[u8]>),
+    ) -> Result<Vec<Child>> {
+        let children = self.children(at, level, low)?;
+        self.drop_node(at);
+        let mut out: Vec<Child> = Vec::new();
+        let mut run: Vec<Child> = Vec::new();
+        for (slot, child) in children.iter().enumerate() {
+            let end = children.get(slot + 1).map(|next| &next.key[..]).or(high);
+            let begins_within = &child.key[..] >= from && to.is_none_or(|to| &child.key[..] < to);
+            let ends_within = match (end, to) {
+                (_, None) => true,
+                (None, Some(_)) => false,
+                (Some(end), Some(to)) => end <= to,
+            };
+            let is_apart = to.is_some_and(|to| &child.key[..] >= to) || end.is_some_and(|end| end <= from);
+            if is_apart || (level == 1 && !(begins_within && ends_within)) {
+                let done = std::mem::take(&mut run);
+                out.extend(self.pack_inner(&done, level.saturating_sub(1))?);
+                out.push(child.clone());
+            } else if begins_within && ends_within {
+                self.forget(child.child, level - 1)?;
+            } else {
+                run.extend(self.cut_node(child.child, level - 1, (&child.key, end), (from, to))?);
+            }
+        }
+        out.extend(self.pack_inner(&run, level.saturating_sub(1))?);
+        if let Some(first) = out.first_mut() {
+            first.key = low.to_vec();
+        }
+        Ok(out)
+    }
+
+    /// All nodes from `at` down are gone.
+    fn forget(&mut self, at: Ref, level: u8) -> Result<()> {
+        if level > 0 {
+            for child in self.children(at, level, &[])? {
+                match level {
+                    1 => self.drop_node(child.child),
+                    _ => self.forget(child.child, level - 1)?,
+                }
+            }
+        }
+        self.drop_node(at);
+        Ok(())
+    }
+
+    /// The step is made: what was taken and not used goes back.
+    pub(crate) fn done(&mut self) {
+        let unused: Vec<(u32, u32)> = self.pool.drain(..).map(|page| (page, 1)).collect();
+        self.shelf.space.untake(&unused);
+    }
+
+    /// The step failed: nothing of it is left.
+    pub(crate) fn undo(&mut self) {
+        self.pool.clear();
+        self.shelf.space.untake(&self.taken);
+    }
+}
+
+fn gather(node: &Node<'_>, keys: &mut Vec<u8>, ends: &mut Vec<usize>, entries: &mut Vec<(Entry, u64, Seq)>) {
+    for slot in 0..node.len() {
+        node.key(slot, keys);
+        ends.push(keys.len());
+        entries.push((node.entry(slot), node.stamp(), node.newest()));
+    }
+}
+
+/// The shortest key above `low` and not above `high`.
+fn between(low: &[u8], high: &[u8]) -> Vec<u8> {
+    let shared = sheaf_base::sorted::prefix::common(low, high);
+    high[..high.len().min(shared + 1)].to_vec()
+}
+
+/// What becomes of an entry's flags when it takes the place of `old`, or of none.
+pub(crate) fn flags_over(new: u8, old: Option<u8>, is_last: bool) -> u8 {
+    match old {
+        _ if is_last => new & !BELOW,
+        Some(old) => new & !BELOW | old & BELOW,
+        None => new,
+    }
+}

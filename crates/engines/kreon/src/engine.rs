@@ -1,0 +1,530 @@
+//! # The engine: Kreon under the contract
+//!
+//! ## The way of a put
+//!
+//! `prepare` looks at the active memtable and nothing else; what lower sources have of the key stays there, shadowed.
+//! Expectations and removals look the key up.
+//!
+//! ## Recovery
+//!
+//! Replay goes into the active memtable, the highest number of a key wins, removals are records like others. An entry of the
+//! levels whose segment has gone since the image is shadowed then: it went because all it held was moved, superseded or removed
+//! after the image, and every one of these is a record that is replayed.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use sheaf_base::engine::{
+    Action, Bounds, Capabilities, Cursor, Engine, EngineStats, Hold, ImageSink, ImageSource, Need, Op, Replay,
+    Want,
+};
+use sheaf_base::entries::Accounts;
+use sheaf_base::error::{Error, Result};
+use sheaf_base::ground::Ground;
+use sheaf_base::memory::Part;
+use sheaf_base::record::Content;
+use sheaf_base::segment::Address;
+use sheaf_base::sorted::arena::{high, low};
+use sheaf_base::sorted::prefix::Prefix;
+use sheaf_base::sync::Mutex;
+use sheaf_base::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use sheaf_base::sync::epoch::{self, Guard};
+use sheaf_base::types::{KeyspaceId, LogId, Seq};
+use sheaf_base::versions::{Old, Versions};
+use sheaf_base::views::Views;
+use siphasher::sip::SipHasher13;
+use std::hash::Hasher;
+
+use crate::cache::Cache;
+use crate::cursor::KreonCursor;
+use crate::look::Candidates;
+use crate::memtable::{Memtable, Version, Word};
+use crate::space::Space;
+use crate::spill::Spill;
+use crate::tree::{Level, Shelf};
+
+/// The engine's name in the catalogue.
+pub(crate) const NAME: &str = "kreon";
+/// The active memtable is frozen when it takes this part of the budget, in hundredths.
+const MEMTABLE_SHARE: u64 = 28;
+/// With the budget used up, memtables that take this part of it are moved before anything is refused.
+const SWOLLEN_SHARE: u64 = 8;
+/// A memtable is spilled after so many bytes of the log: the longer it gathers, the fewer times a leaf is written for its
+/// entries, and the longer a replay.
+const ROTATION: u64 = 1 << 30;
+/// Times that the store, which looks every 50 ms when it is idle, finds a memtable as it was, before that is moved.
+const REST: u32 = 8;
+/// What the cache leaves free of the budget for memtables to grow into.
+const HEADROOM: u64 = 256 << 10;
+
+// The words of an operation's note.
+const HASH: usize = 0;
+/// Number of the active memtable, and the key's record there; 0 if there is none.
+const RECORD: usize = 1;
+/// The record's number.
+const SEQ: usize = 2;
+/// Without a record: how many records shared the key's stripe.
+const LEN: usize = 3;
+
+/// A moment: everything a reader needs.
+pub(crate) struct State {
+    pub(crate) active: Arc<Memtable>,
+    pub(crate) frozen: Option<Arc<Memtable>>,
+    pub(crate) levels: Arc<[Level]>,
+}
+
+impl State {
+    /// The memtables, the newest first.
+    pub(crate) fn memtables(&self) -> impl Iterator<Item = &Arc<Memtable>> {
+        std::iter::once(&self.active).chain(&self.frozen)
+    }
+}
+
+/// A keyspace.
+pub(crate) struct KreonEngine {
+    pub(crate) ground: Arc<Ground>,
+    pub(crate) shelf: Arc<Shelf>,
+    pub(crate) versions: Versions<Vec<u8>>,
+    pub(crate) accounts: Accounts,
+    pub(crate) spill: Mutex<Spill>,
+    pub(crate) candidates: Mutex<Candidates>,
+    /// Numbers of the staged values that records of memtables name, by the records' addresses.
+    pub(crate) staged: Mutex<HashMap<u64, u64>>,
+    /// The newest commit that superseded something while there were views; 0 if none may need it any more.
+    pub(crate) needed: AtomicU64,
+    /// Versions that views pin: when they were born and superseded.
+    pins: Mutex<Vec<(Seq, Seq)>>,
+    state: AtomicPtr<State>,
+    publishing: Mutex<()>,
+    replaying: Mutex<()>,
+    numbers: AtomicU32,
+    /// The newest commit when the store last asked whether there should be a checkpoint, and how often it was the same.
+    seen: AtomicU64,
+    rest: AtomicU32,
+}
+
+impl KreonEngine {
+    pub(crate) fn new(ground: Arc<Ground>, id: KeyspaceId) -> KreonEngine {
+        let active = Arc::new(Memtable::new(1, Prefix::default(), ground.tiny));
+        let state = State { active, frozen: None, levels: Arc::new([]) };
+        KreonEngine {
+            shelf: Arc::new(Shelf {
+                cache: Cache::new(Arc::clone(&ground)),
+                space: Space::new(Arc::clone(&ground), id),
+                ground: Arc::clone(&ground),
+            }),
+            versions: Versions::new(Arc::clone(&ground)),
+            accounts: Accounts::new(Arc::clone(&ground)),
+            spill: Mutex::default(),
+            candidates: Mutex::default(),
+            staged: Mutex::default(),
+            needed: AtomicU64::new(0),
+            pins: Mutex::default(),
+            state: AtomicPtr::new(Box::into_raw(Box::new(state))),
+            publishing: Mutex::new(()),
+            replaying: Mutex::new(()),
+            numbers: AtomicU32::new(2),
+            seen: AtomicU64::new(0),
+            rest: AtomicU32::new(0),
+            ground,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn hash(&self, key: &[u8]) -> u64 {
+        let [k0, k1] = self.ground.hash_key;
+        let mut hasher = SipHasher13::new_with_keys(k0, k1);
+        hasher.write(key);
+        hasher.finish()
+    }
+
+    /// The present moment.
+    #[inline]
+    pub(crate) fn state<'g>(&self, _guard: &'g Guard) -> &'g State {
+        // SAFETY:
+        // * Made from a box; freed only after all guards of the moment when it was replaced, or with `self`.
+        unsafe { &*self.state.load(Ordering::Acquire) }
+    }
+
+    /// Makes another state the present one.
+    pub(crate) fn publish(&self, guard: &Guard, next: impl FnOnce(&State) -> State) {
+        let _one = self.publishing.lock();
+        let next = Box::into_raw(Box::new(next(self.state(guard))));
+        let before = self.state.swap(next, Ordering::AcqRel) as usize;
+        guard.defer(move || {
+            // SAFETY:
+            // * Made from a box, replaced just now; every guard that may have seen it is gone.
+            drop(unsafe { Box::from_raw(before as *mut State) });
+        });
+    }
+
+    /// A memtable left the state.
+    pub(crate) fn memtable_gone(&self, memtable: &Memtable) {
+        if !memtable.is_empty() {
+            self.ground.memory.give(Part::Index, memtable.bytes());
+        }
+    }
+
+    /// Bytes at which a memtable is to be frozen.
+    fn memtable_limit(&self) -> u64 {
+        self.ground.memory.budget() / 100 * MEMTABLE_SHARE
+    }
+
+    /// Something was superseded by commit `died` while there were views, or not.
+    fn learn_views(&self, views: &Views, died: Seq) {
+        if !views.is_empty() {
+            self.needed.fetch_max(died.0, Ordering::AcqRel);
+        }
+    }
+
+    /// Whether the record of `op` would be beyond the budget, with all that can give way gone.
+    fn is_over(&self, op: &Op<'_>, active: &Memtable) -> bool {
+        let more = Memtable::cost(op.key) * (u64::from(op.ahead) + 1) + active.bytes() / 16;
+        let memory = &self.ground.memory;
+        memory.total().saturating_sub(memory.used(Part::Cache)) + more > memory.budget()
+    }
+
+    /// Puts a version into the active memtable, whose record of the key is at `place` unless that is 0. One writer.
+    pub(crate) fn write(&self, active: &Memtable, place: u32, hash: u64, key: &[u8], version: Version, guard: &Guard) {
+        let before = active.bytes();
+        match place {
+            0 => active.add(hash, key, version, guard),
+            _ => active.replace(place, version),
+        }
+        match active.bytes() - before {
+            0 => {}
+            taken => self.ground.memory.take(Part::Index, taken),
+        }
+    }
+
+    /// The version of a memtable's record, as one that commit `died` superseded.
+    pub(crate) fn old_of(&self, version: Version, died: Seq) -> Old {
+        let Version { word, seq: born } = version;
+        if word.is_tomb() {
+            return Old { address: Address::NONE, span: 0, born, died, blob: None };
+        }
+        let address = word.address();
+        let blob = if word.is_staged() { self.staged.lock().remove(&address.bits()) } else { None };
+        Old { address, span: u32::try_from(word.span()).unwrap_or(u32::MAX), born, died, blob }
+    }
+
+    fn superseded(&self, key: &[u8], version: Version, died: Seq, views: &Views, guard: &Guard) {
+        let old = self.old_of(version, died);
+        if views.needs(old.born, old.died) {
+            self.versions.push(key.to_vec(), old);
+        } else if !version.word.is_tomb() {
+            self.accounts.bury(&old, guard);
+        }
+    }
+
+    /// Records of replay win by their numbers.
+    fn replay_one(&self, record: &Replay<'_>, guard: &Guard) {
+        let hash = self.hash(record.key);
+        let _one = self.replaying.lock();
+        let active = &self.state(guard).active;
+        let place = active.find(hash, record.key, guard);
+        let old = place.map(|place| active.version(place));
+        let word = self.word_of(&record.content, record.address, record.span);
+        if matches!(record.content, Content::Remove) {
+            self.accounts.count_tomb(record.address, record.span, guard);
+        }
+        // Of two copies with the same number the one already there stays.
+        if old.is_some_and(|old| old.seq >= record.seq) {
+            return;
+        }
+        if let Some(old) = old.filter(|old| !old.word.is_tomb()) {
+            let old = self.old_of(old, record.seq);
+            self.accounts.count(old.address, -i64::from(old.span), guard);
+            if let Some(blob) = old.blob {
+                self.accounts.blobs.lock().remove(&blob);
+            }
+        }
+        self.arrived(&record.content, record.address, record.span, guard);
+        let version = Version { word, seq: record.seq };
+        self.write(active, place.unwrap_or(0), hash, record.key, version, guard);
+    }
+
+    fn word_of(&self, content: &Content<'_>, address: Address, span: u32) -> Word {
+        match content {
+            Content::Remove => Word::tomb(),
+            other => Word::put(address, u64::from(span), matches!(other, Content::Staged(_))),
+        }
+    }
+
+    /// A record is going to be pointed at.
+    fn arrived(&self, content: &Content<'_>, address: Address, span: u32, guard: &Guard) {
+        if let Content::Staged(blob) = content {
+            self.accounts.blobs.lock().insert(blob.id);
+            self.staged.lock().insert(address.bits(), blob.id);
+        }
+        if !matches!(content, Content::Remove) {
+            self.accounts.count(address, i64::from(span), guard);
+        }
+    }
+}
+
+fn content_of<'a>(action: &Action<'a>) -> Option<Content<'a>> {
+    match action {
+        Action::Put(value) => Some(Content::Put(value)),
+        Action::Staged(blob) => Some(Content::Staged(*blob)),
+        Action::Remove => Some(Content::Remove),
+        Action::Expect => None,
+    }
+}
+
+impl Engine for KreonEngine {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { ordered: true }
+    }
+
+    fn log(&self) -> LogId {
+        LogId::Flat
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn prepare(&self, op: &mut Op<'_>) -> Result<Need> {
+        let guard = &epoch::pin();
+        let hash = self.hash(op.key);
+        let active = &self.state(guard).active;
+        let len = active.stripe_len(hash); // before the look (memtable I3)
+        let place = active.find(hash, op.key, guard);
+        let version = place.map(|place| active.version(place));
+        let number = u64::from(active.number) << 32 | u64::from(place.unwrap_or(0));
+        op.note = [hash, number, version.map_or(0, |version| version.seq.0), u64::from(len), 0];
+        op.prior = version.filter(|version| !version.word.is_tomb()).map_or(Seq::ZERO, |version| version.seq);
+        match op.action {
+            Action::Put(_) | Action::Staged(_) => {
+                if place.is_none() {
+                    self.shelf.cache.make_room(HEADROOM.min(self.ground.memory.budget() / 64), guard);
+                    if self.is_over(op, active) {
+                        return Err(Error::OverBudget { budget: self.ground.memory.budget() });
+                    }
+                    if self.needed.load(Ordering::Relaxed) != 0 {
+                        op.prior = self.newest(hash, op.key, guard)?; // for what is told of pinned versions
+                    }
+                }
+                Ok(Need::Record)
+            }
+            Action::Expect => {
+                op.prior = self.newest(hash, op.key, guard)?;
+                Ok(Need::Nothing)
+            }
+            Action::Remove => {
+                op.prior = self.newest(hash, op.key, guard)?;
+                Ok(if op.prior == Seq::ZERO { Need::Nothing } else { Need::Record })
+            }
+        }
+    }
+
+    fn is_current(&self, op: &Op<'_>) -> bool {
+        let guard = &epoch::pin();
+        let active = &self.state(guard).active;
+        let (number, place) = (high(op.note[RECORD]), low(op.note[RECORD]));
+        if active.number != number {
+            return false;
+        }
+        if place == 0 {
+            return u64::from(active.stripe_len(op.note[HASH])) == op.note[LEN];
+        }
+        matches!(op.action, Action::Put(_) | Action::Staged(_)) || active.version(place).seq.0 == op.note[SEQ]
+    }
+
+    fn apply(&self, seq: Seq, op: &Op<'_>, views: &Views) {
+        let Some(content) = content_of(&op.action) else { return };
+        let guard = &epoch::pin();
+        let active = &self.state(guard).active;
+        let mut word = self.word_of(&content, op.address, op.span);
+        self.arrived(&content, op.address, op.span, guard);
+        if matches!(content, Content::Remove) {
+            self.accounts.count_tomb(op.address, op.span, guard);
+        }
+        self.learn_views(views, seq);
+        let place = low(op.note[RECORD]);
+        if place == 0 {
+            if op.prior != Seq::ZERO && views.needs(op.prior, seq) {
+                self.pins.lock().push((op.prior, seq));
+            }
+        } else {
+            let old = active.version(place);
+            self.superseded(op.key, old, seq, views, guard); // before the record changes (memtable I4)
+            word = word.below(old.word.is_below());
+        }
+        self.write(active, place, op.note[HASH], op.key, Version { word, seq }, guard);
+    }
+
+    #[inline]
+    fn get(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        let mut missing = None;
+        loop {
+            let guard = &epoch::pin();
+            let Some(address) = self.find_at(at, key, guard)? else { return Ok(false) };
+            let frame = self.frame(address, guard)?;
+            let record = self.record(address, &frame, key, guard)?;
+            if self.accounts.give(record.content, &mut missing, found)? {
+                return Ok(true);
+            }
+        }
+    }
+
+    fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {
+        let guard = &epoch::pin();
+        Ok(self.find_at(at, key, guard)?.is_some())
+    }
+
+    fn prefetch(&self, keys: &[&[u8]], _entries: bool) {
+        let guard = &epoch::pin();
+        let state = self.state(guard);
+        for key in keys {
+            let hash = self.hash(key);
+            state.memtables().for_each(|memtable| memtable.prefetch(hash, guard));
+        }
+    }
+
+    fn cursor(self: Arc<Self>, at: Seq, bounds: Bounds, want: Want) -> Result<Box<dyn Cursor>> {
+        Ok(Box::new(KreonCursor::new(self, at, bounds, want)))
+    }
+
+    fn len(&self) -> Result<u64> {
+        self.count_keys()
+    }
+
+    fn is_empty(&self) -> Result<bool> {
+        self.has_no_key()
+    }
+
+    fn trim(&self, views: &Views, visible: Seq) {
+        self.pins.lock().retain(|(born, died)| *died > visible || views.needs(*born, *died));
+        if views.is_empty() {
+            let needed = self.needed.load(Ordering::Acquire);
+            if needed <= visible.0 {
+                // Not if a commit has set it meanwhile.
+                let _ = self.needed.compare_exchange(needed, 0, Ordering::AcqRel, Ordering::Relaxed);
+            }
+        }
+        if self.versions.is_empty() {
+            return;
+        }
+        let guard = &epoch::pin();
+        for old in self.versions.trim(views, visible) {
+            self.accounts.bury(&old, guard);
+        }
+    }
+
+    fn freeze(&self) {
+        let guard = &epoch::pin();
+        let state = self.state(guard);
+        if state.active.is_empty() || state.frozen.is_some() {
+            return;
+        }
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+        let fresh = Memtable::new(number, state.active.prefix(guard), self.ground.tiny);
+        self.publish(guard, |now| State {
+            active: Arc::new(fresh),
+            frozen: Some(Arc::clone(&now.active)),
+            levels: Arc::clone(&now.levels),
+        });
+    }
+
+    fn work(&self, views: &Views, _certain: Seq) -> Result<bool> {
+        self.step(views)
+    }
+
+    fn is_settled(&self) -> bool {
+        self.state(&epoch::pin()).frozen.is_none()
+    }
+
+    fn checkpoint_after(&self) -> u64 {
+        if self.ground.tiny { 0 } else { ROTATION }
+    }
+
+    fn wants_checkpoint(&self) -> bool {
+        let guard = &epoch::pin();
+        let active = &self.state(guard).active;
+        let newest = active.newest().0;
+        // Asked again and again while nothing else is due: no commit in between is rest.
+        let is_same = self.seen.swap(newest, Ordering::Relaxed) == newest;
+        let rest = if is_same { self.rest.load(Ordering::Relaxed).saturating_add(1) } else { 0 };
+        self.rest.store(rest, Ordering::Relaxed);
+        let is_worth_it = active.bytes() * 8 > self.memtable_limit();
+        active.bytes() > self.memtable_limit() || (is_worth_it && rest >= REST)
+    }
+
+    fn is_swollen(&self) -> bool {
+        let guard = &epoch::pin();
+        let bytes: u64 = self.state(guard).memtables().map(|memtable| memtable.bytes()).sum();
+        bytes > self.ground.memory.budget() / SWOLLEN_SHARE
+    }
+
+    fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
+        crate::image::save(self, out)
+    }
+
+    fn saved(&self) {
+        self.shelf.space.saved();
+    }
+
+    fn outlived(&self) {
+        self.shelf.space.outlived(&epoch::pin());
+    }
+
+    fn restore(&self, image: &mut dyn ImageSource) -> Result<()> {
+        crate::image::restore(self, image)
+    }
+
+    fn replay(&self, record: &Replay<'_>) -> Result<()> {
+        self.replay_one(record, &epoch::pin());
+        Ok(())
+    }
+
+    fn blobs(&self, out: &mut Vec<u64>) {
+        out.extend(self.accounts.blobs.lock().iter().copied());
+    }
+
+    fn hold(&self, key: &[u8], address: Address) -> Result<Hold> {
+        self.hold_at(key, address, &epoch::pin())
+    }
+
+    fn moved(&self, key: &[u8], from: Address, to: Address) -> bool {
+        self.repoint(key, from, to, &epoch::pin())
+    }
+
+    fn stats(&self) -> EngineStats {
+        let guard = &epoch::pin();
+        let memtables: u64 = self.state(guard).memtables().map(|memtable| memtable.bytes()).sum();
+        EngineStats {
+            keys: self.count_keys().unwrap_or(0),
+            index_bytes: memtables + self.shelf.cache.bytes(),
+            pinned_versions: self.versions.count() + self.pins.lock().len() as u64,
+        }
+    }
+
+    fn verify(&self, report: &mut dyn FnMut(Error)) -> Result<()> {
+        self.verify_levels(report)
+    }
+
+    fn retire(&self) {
+        self.drop_all();
+    }
+
+    fn close(&self) -> Result<()> {
+        self.shelf.space.close();
+        Ok(())
+    }
+}
+
+impl Drop for KreonEngine {
+    fn drop(&mut self) {
+        // SAFETY:
+        // * Made from a box, and `&mut self`: nobody reads it.
+        let state = unsafe { Box::from_raw(self.state.load(Ordering::Relaxed)) };
+        state.memtables().for_each(|memtable| self.memtable_gone(memtable));
+    }
+}

@@ -1,0 +1,75 @@
+//! # kreon: Kreon, a full index per level over a value log
+//!
+//! Values stand in the store's flat log and are moved by its cleaner only; each level is a full index over them. What has
+//! gathered in memory goes down by being inserted into the leaves it belongs to, instead of merging whole levels (Kreon,
+//! SoCC'18, of which only the abstract is at hand). See the crate's README for what is the paper's and what is ours.
+//!
+//! ## Picture
+//!
+//! ```text
+//!  put ─> flat log (base) ─> active memtable ── freeze ──> frozen memtable ── work ──> L1 ──> L2 ...
+//!          the values         L0: keys, addresses                  spill, a few hundred leaves a step: change.rs spill.rs
+//!
+//!  get ─> active ─> frozen ─> L1 ─> L2 ...: inner nodes, a leaf (fingerprints) ─> record         tree.rs node.rs cache.rs
+//!  own/<id>/levels: pages, never overwritten while an image may name them                        space.rs image.rs
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. A key's newest version is in the first of active, frozen, L1, L2, ... that has the key. Puts are blind: what they
+//!    supersede below is met, and accounted, when a spill brings both together.
+//! 2. The newest version's record is held, so its address is good. Superseded entries in the levels may point at nothing:
+//!    no one follows them, since leaves have whole keys, and a leaf's *stamp* tells which of its segments are gone.
+//! 3. A version that a view needs stands in the first source that has it, or among the versions, and its record is held.
+//! 4. A state (memtables and roots) is published whole; who has it under a guard sees one moment.
+//! 5. What an image names is not written again while a slot of ROOT may name the image.
+//!
+//! ## Threads
+//!
+//! Commits write the active memtable under the commit lock. The store's background spills. Readers pin the epoch, load one state,
+//! and take no lock. Locks in order: the store's commit lock, `spill` (never waited for under the commit lock), `publishing`,
+//! `candidates`, the others.
+//!
+//! ## Crash
+//!
+//! A checkpoint freezes the active memtable, spills it, and its image names the roots; the flat log is replayed from the
+//! checkpoint's position into a memtable. The highest number of a key wins, and a memtable shadows the levels.
+//!
+//! ## Costs
+//!
+//! A put: a look at a hash table, the log's frame, for a key that is new to the memtable an entry in the sorted tree: about
+//! 90 bytes and the key while it is there. A get: the memtables, a descent a level, a record.
+
+mod cache;
+mod change;
+mod cursor;
+mod engine;
+mod image;
+mod look;
+mod memtable;
+mod node;
+mod space;
+mod spill;
+#[cfg(test)]
+mod tests;
+mod tree;
+
+use std::sync::Arc;
+
+use sheaf_base::engine::{Engine, EngineFactory};
+use sheaf_base::ground::Ground;
+use sheaf_base::types::KeyspaceId;
+
+/// Makes keyspaces kept by Kreon.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Kreon;
+
+impl EngineFactory for Kreon {
+    fn name(&self) -> &'static str {
+        engine::NAME
+    }
+
+    fn create(&self, id: KeyspaceId, ground: &Arc<Ground>) -> Arc<dyn Engine> {
+        Arc::new(engine::KreonEngine::new(Arc::clone(ground), id))
+    }
+}

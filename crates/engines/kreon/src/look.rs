@@ -1,0 +1,295 @@
+//! # Look: what the sources say of a key, and who holds a record
+//!
+//! ## Moving records
+//!
+//! The cleaner asks who holds a record, copies it, and has the key pointed at the copy under the commit lock, where nothing is
+//! read from the disk. So a yes is remembered as a *candidate*: the copy becomes a record of the active memtable that says the
+//! same as the level's entry and shadows it. A spill that brings something newer of the key takes the candidate away.
+//!
+//! ## Invariants
+//!
+//! 1. A candidate for a key is its newest version unless a memtable has a newer one: what a memtable had and has no more
+//!    was spilled, and that has taken the candidate away.
+
+use std::collections::HashMap;
+
+use sheaf_base::engine::Hold;
+use sheaf_base::error::{Damage, Error, Result};
+use sheaf_base::record::{Content, Record};
+use sheaf_base::segment::{Address, Frame};
+use sheaf_base::sync::atomic::Ordering;
+use sheaf_base::sync::epoch::Guard;
+use sheaf_base::types::Seq;
+use sheaf_base::versions::Old;
+use smallvec::SmallVec;
+
+use crate::engine::{KreonEngine, State};
+use crate::memtable::{Version, Word};
+use crate::tree::Seen;
+
+/// Records that are about to be moved.
+#[derive(Debug, Default)]
+pub(crate) struct Candidates {
+    /// The newest of their keys.
+    pub(crate) heads: HashMap<Vec<u8>, Head>,
+    /// Old versions that views may need, in the levels or a frozen memtable.
+    pub(crate) olds: HashMap<u64, Old>,
+}
+
+impl Candidates {
+    /// A memtable's `word` for `key` goes into the levels.
+    pub(crate) fn superseded(&mut self, key: &[u8], word: Word) {
+        if !self.heads.is_empty() && self.heads.get(key).is_some_and(|head| !word.is_at(head.address)) {
+            self.heads.remove(key);
+        }
+    }
+}
+
+/// See [`Candidates`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Head {
+    pub(crate) address: Address,
+    span: u64,
+    seq: Seq,
+    blob: Option<u64>,
+}
+
+/// The byte of a hash that leaves keep.
+pub(crate) fn print_of(hash: u64) -> u8 {
+    hash.to_be_bytes()[3]
+}
+
+/// A version of a key in one of the sources.
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    Memtable(Version),
+    Level(Seen),
+}
+
+impl Source {
+    /// Where the record stands; none of a removal.
+    fn address(&self) -> Option<Address> {
+        match self {
+            Source::Memtable(version) => (!version.word.is_tomb()).then(|| version.word.address()),
+            Source::Level(seen) => (!seen.entry.is_tomb()).then(|| seen.entry.address()),
+        }
+    }
+}
+
+impl KreonEngine {
+    /// The record at an address that a source has.
+    #[inline]
+    pub(crate) fn frame<'g>(&self, address: Address, guard: &'g Guard) -> Result<Frame<'g>> {
+        match self.ground.segments.at(address.slot(), guard) {
+            Some(segment) => segment.frame(address.offset(), segment.end()),
+            None => Err(self.lost(address)),
+        }
+    }
+
+    /// An address that leads nowhere.
+    fn lost(&self, address: Address) -> Error {
+        let what = Damage::BadField { field: "address", value: address.bits() };
+        Error::corrupt(&self.shelf.space.path, 0, what)
+    }
+
+    /// The record in `frame`, which must be of `key`.
+    #[inline]
+    pub(crate) fn record<'f>(
+        &self,
+        address: Address,
+        frame: &'f Frame<'_>,
+        key: &[u8],
+        guard: &Guard,
+    ) -> Result<Record<'f>> {
+        let damaged = |what| match self.ground.segments.at(address.slot(), guard) {
+            Some(segment) => Error::corrupt(segment.path(), address.offset(), what),
+            None => self.lost(address),
+        };
+        let record = Record::decode(frame.payload()).map_err(damaged)?;
+        if record.key == key { Ok(record) } else { Err(self.lost(address)) }
+    }
+
+    /// The number of the record at an address that is good.
+    pub(crate) fn seq_at(&self, address: Address, guard: &Guard) -> Result<Seq> {
+        Ok(self.ground.segments.frame_unchecked(address, guard)?.0.header.seq)
+    }
+
+    /// The number of what a level says.
+    fn seq_of(&self, seen: &Seen, guard: &Guard) -> Result<Seq> {
+        match seen.entry.is_tomb() {
+            true => Ok(seen.entry.tomb_seq()),
+            false => self.seq_at(seen.entry.address(), guard),
+        }
+    }
+
+    /// The first source that has the key.
+    #[inline]
+    fn first(&self, state: &State, hash: u64, key: &[u8], guard: &Guard) -> Result<Option<Source>> {
+        for memtable in state.memtables() {
+            if let Some(place) = memtable.find(hash, key, guard) {
+                return Ok(Some(Source::Memtable(memtable.version(place))));
+            }
+        }
+        for level in &*state.levels {
+            if let Some(seen) = self.shelf.find(level, print_of(hash), key, guard)? {
+                return Ok(Some(Source::Level(seen)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The number of the key's newest version; zero if it has no value.
+    pub(crate) fn newest(&self, hash: u64, key: &[u8], guard: &Guard) -> Result<Seq> {
+        let source = self.first(self.state(guard), hash, key, guard)?;
+        match source {
+            Some(Source::Memtable(version)) if !version.word.is_tomb() => Ok(version.seq),
+            Some(Source::Level(seen)) if !seen.entry.is_tomb() => self.seq_of(&seen, guard),
+            _ => Ok(Seq::ZERO),
+        }
+    }
+
+    /// Where the record stands that a view at `at` shows of `key`.
+    #[inline]
+    pub(crate) fn find_at(&self, at: Seq, key: &[u8], guard: &Guard) -> Result<Option<Address>> {
+        let hash = self.hash(key);
+        let state = self.state(guard);
+        if at == Seq::LATEST {
+            return Ok(self.first(state, hash, key, guard)?.and_then(|source| source.address()));
+        }
+        let active = state.active.find(hash, key, guard).map(|place| state.active.version(place));
+        if let Some(version) = active.filter(|version| version.seq <= at) {
+            return Ok(Source::Memtable(version).address());
+        }
+        // After the state was loaded, and before what it has: what it lets go of is here before.
+        if !self.versions.is_empty()
+            && let Some(address) = self.versions.at(&key.to_vec(), at).first()
+        {
+            return Ok(Some(*address).filter(|address| *address != Address::NONE));
+        }
+        let frozen = state.frozen.as_ref().and_then(|f| f.find(hash, key, guard).map(|place| f.version(place)));
+        if let Some(version) = frozen.filter(|version| version.seq <= at) {
+            return Ok(Source::Memtable(version).address());
+        }
+        for level in &*state.levels {
+            let Some(seen) = self.shelf.find(level, print_of(hash), key, guard)? else { continue };
+            if self.is_shown(&seen, at, guard)? {
+                return Ok(Source::Level(seen).address());
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether what a level says is not too new for a view at `at`.
+    pub(crate) fn is_shown(&self, seen: &Seen, at: Seq, guard: &Guard) -> Result<bool> {
+        if seen.newest <= at {
+            return Ok(true);
+        }
+        if seen.entry.is_tomb() {
+            return Ok(seen.entry.tomb_seq() <= at);
+        }
+        let address = seen.entry.address();
+        Ok(!self.shelf.is_dangling(address, seen.stamp, guard) && self.seq_at(address, guard)? <= at)
+    }
+
+    /// Whether the record at `address` is needed.
+    pub(crate) fn hold_at(&self, key: &[u8], address: Address, guard: &Guard) -> Result<Hold> {
+        let hash = self.hash(key);
+        let state = self.state(guard);
+        let first = self.first(state, hash, key, guard)?;
+        if first.as_ref().and_then(Source::address) == Some(address) {
+            let head = self.head_at(address, guard)?;
+            self.candidates.lock().heads.insert(key.to_vec(), head);
+            return Ok(Hold::Head);
+        }
+        if !self.versions.is_empty() && self.versions.contains(&key.to_vec(), address) {
+            return Ok(Hold::Pinned);
+        }
+        if self.needed.load(Ordering::Acquire) == 0 {
+            return Ok(Hold::Dead);
+        }
+        // A view may need it, and a lower source may have it.
+        let mut sources: SmallVec<[Source; 4]> = SmallVec::new();
+        for memtable in state.memtables() {
+            sources.extend(memtable.find(hash, key, guard).map(|place| Source::Memtable(memtable.version(place))));
+        }
+        for level in &*state.levels {
+            sources.extend(self.shelf.find(level, print_of(hash), key, guard)?.map(Source::Level));
+        }
+        let is_it = |source: &Source| match source {
+            Source::Level(seen) if self.shelf.is_dangling(address, seen.stamp, guard) => false,
+            other => other.address() == Some(address),
+        };
+        let Some(place) = sources.iter().position(is_it) else { return Ok(Hold::Dead) };
+        let died = match sources.get(place.wrapping_sub(1)) {
+            Some(Source::Memtable(version)) => version.seq,
+            Some(Source::Level(seen)) if seen.entry.is_tomb() => seen.entry.tomb_seq(),
+            Some(Source::Level(seen)) if self.shelf.is_dangling(seen.entry.address(), seen.stamp, guard) => {
+                seen.newest
+            }
+            Some(Source::Level(seen)) => self.seq_of(seen, guard)?,
+            None => return Ok(Hold::Dead),
+        };
+        let head = self.head_at(address, guard)?;
+        let span = u32::try_from(head.span).unwrap_or(u32::MAX);
+        let old = Old { address, span, born: head.seq, died, blob: head.blob };
+        self.candidates.lock().olds.insert(address.bits(), old);
+        Ok(Hold::Pinned)
+    }
+
+    fn head_at(&self, address: Address, guard: &Guard) -> Result<Head> {
+        let (frame, segment) = self.ground.segments.frame_unchecked(address, guard)?;
+        let record = Record::decode(frame.payload())
+            .map_err(|what| Error::corrupt(segment.path(), address.offset(), what))?;
+        let blob = if let Content::Staged(blob) = record.content { Some(blob.id) } else { None };
+        Ok(Head { address, span: frame.span(), seq: frame.header.seq, blob })
+    }
+
+    /// Under the commit lock: the record at `from` was copied to `to`.
+    pub(crate) fn repoint(&self, key: &[u8], from: Address, to: Address, guard: &Guard) -> bool {
+        let mut candidates = self.candidates.lock();
+        let head = candidates.heads.remove(key).filter(|head| head.address == from);
+        let old = candidates.olds.remove(&from.bits());
+        let hash = self.hash(key);
+        let state = self.state(guard);
+        let found = |memtable: &crate::memtable::Memtable| {
+            memtable.find(hash, key, guard).map(|place| (place, memtable.version(place)))
+        };
+        if let Some((place, version)) = found(&state.active) {
+            if version.word.is_at(from) {
+                self.rename_staged(version.word.is_staged(), from, to);
+                state.active.replace(place, Version { word: version.word.at(to), ..version });
+                return true;
+            }
+        } else {
+            let is_newest = state.frozen.as_ref().and_then(|f| found(f)).is_none_or(|(_, v)| v.word.is_at(from));
+            if let Some(head) = head.filter(|_| is_newest) {
+                if let Some(blob) = head.blob {
+                    self.staged.lock().insert(to.bits(), blob);
+                }
+                // What the sources below have is accounted by the cleaner.
+                let word = Word::put(to, head.span, head.blob.is_some()).below(true);
+                self.write(&state.active, 0, hash, key, Version { word, seq: head.seq }, guard);
+                return true;
+            }
+        }
+        if !self.versions.is_empty() && self.versions.replace(&key.to_vec(), from, to) {
+            return true;
+        }
+        match old {
+            Some(old) => {
+                self.versions.push(key.to_vec(), Old { address: to, ..old });
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn rename_staged(&self, is_staged: bool, from: Address, to: Address) {
+        if is_staged {
+            let mut staged = self.staged.lock();
+            if let Some(blob) = staged.remove(&from.bits()) {
+                staged.insert(to.bits(), blob);
+            }
+        }
+    }
+}

@@ -1,0 +1,611 @@
+//! # Node: pages of a level's tree, as bytes
+//!
+//! A leaf has the keys of its range, each with the address of its record; an inner node has separators and references to
+//! children. What a node's keys share is stored once; of the rest of each, eight bytes stand in a column of *heads* that a
+//! search goes over, and what is longer behind it.
+//!
+//! ## Picture
+//!
+//! ```text
+//!  kind 1 | level 1 | count 2 | prefix 2 | 0 2 | stamp 8 | newest 8 | prefix ...
+//!  leaf:   fingerprints n x 1 | heads n x 8 | places n x 7    | tags n x 1 | ends n x 2 | rests ...
+//!  inner:                       heads n x 8 | children n x 16 | tags n x 1 | ends n x 2 | rests ...
+//! ```
+//!
+//! Columns instead of entries: a point read looks at the fingerprints, three lines of the cache, and at one entry.
+//!
+//! ## Invariants
+//!
+//! 1. [`Node::parse`] checks every length once, so that nothing here goes out of bounds, whatever the bytes are.
+//! 2. Keys ascend. A node of more than one leaf entry, or more than two children, is one page; others take as many as a key needs.
+//! 3. The first child of an inner node has no separator of its own: it begins where the node begins.
+
+use std::cmp::Ordering;
+
+use sheaf_base::error::Damage;
+use sheaf_base::frame::{u32_at, u64_at};
+use sheaf_base::segment::Address;
+use sheaf_base::sorted::prefix::common;
+use sheaf_base::types::Seq;
+
+const KIND: u8 = 0x4b;
+pub(crate) const HEADER: usize = 24;
+/// Bytes of a leaf entry beside what of its key is behind the head.
+const LEAF_ENTRY: usize = 1 + 8 + PLACE + 1 + 2;
+const INNER_ENTRY: usize = 8 + REF + 1 + 2;
+const PLACE: usize = 7;
+const REF: usize = 16;
+const HEAD: usize = 8;
+/// Bytes of a staged value's number, behind the rest of its key.
+const BLOB: usize = 8;
+
+/// Flag: the key is removed; in the entry's place stands the number of that commit.
+pub(crate) const TOMB: u8 = 0x10;
+/// Flag: the record names a staged value.
+pub(crate) const STAGED: u8 = 0x20;
+/// Flag: what lower levels have of the key is not accounted as live any more.
+pub(crate) const BELOW: u8 = 0x40;
+const FLAGS: u8 = TOMB | STAGED | BELOW;
+const LENGTH: u8 = 0x0f;
+
+/// Where a child is, and what is known of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ref {
+    /// Its first page.
+    pub(crate) page: u32,
+    /// The checksum of its bytes.
+    pub(crate) crc: u32,
+    /// How many pages it has.
+    pub(crate) pages: u16,
+    /// Bytes of them that are used, as far as two bytes can say.
+    pub(crate) fill: u16,
+    /// Entries in the leaves below it.
+    pub(crate) count: u32,
+}
+
+impl Ref {
+    pub(crate) fn to_bytes(self) -> [u8; REF] {
+        let mut bytes = [0; REF];
+        bytes[..4].copy_from_slice(&self.page.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.crc.to_le_bytes());
+        bytes[8..10].copy_from_slice(&self.pages.to_le_bytes());
+        bytes[10..12].copy_from_slice(&self.fill.to_le_bytes());
+        bytes[12..].copy_from_slice(&self.count.to_le_bytes());
+        bytes
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Ref {
+        let word = u32_at(bytes, 8);
+        let low = |word: u32| u16::try_from(word & 0xffff).unwrap_or(0);
+        Ref {
+            page: u32_at(bytes, 0),
+            crc: u32_at(bytes, 4),
+            pages: low(word),
+            fill: low(word >> 16),
+            count: u32_at(bytes, 12),
+        }
+    }
+}
+
+/// What a level says of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    /// [`TOMB`] | [`STAGED`] | [`BELOW`].
+    pub(crate) flags: u8,
+    /// A byte of the key's hash.
+    pub(crate) print: u8,
+    place: [u8; PLACE],
+    /// The staged value's number, if it is one.
+    pub(crate) blob: u64,
+}
+
+impl Entry {
+    pub(crate) fn put(address: Address, span: u64, print: u8, flags: u8, blob: u64) -> Entry {
+        let units = u16::try_from(span / 8).unwrap_or(u16::MAX);
+        let mut place = [0; PLACE];
+        place[..5].copy_from_slice(&address.bits().to_le_bytes()[..5]);
+        place[5..].copy_from_slice(&units.to_le_bytes());
+        Entry { flags, print, place, blob }
+    }
+
+    pub(crate) fn tomb(seq: Seq, print: u8, flags: u8) -> Entry {
+        let mut place = [0; PLACE];
+        place[..6].copy_from_slice(&seq.0.to_le_bytes()[..6]);
+        Entry { flags: flags & BELOW | TOMB, print, place, blob: 0 }
+    }
+
+    pub(crate) fn is_tomb(&self) -> bool {
+        self.flags & TOMB != 0
+    }
+
+    pub(crate) fn is_staged(&self) -> bool {
+        self.flags & STAGED != 0
+    }
+
+    pub(crate) fn with(self, flags: u8) -> Entry {
+        Entry { flags, ..self }
+    }
+
+    fn word(&self) -> u64 {
+        let mut word = [0; 8];
+        word[..PLACE].copy_from_slice(&self.place);
+        u64::from_le_bytes(word)
+    }
+
+    /// Where the record stands; of no use for a tombstone.
+    pub(crate) fn address(&self) -> Address {
+        Address::from_bits(self.word())
+    }
+
+    /// Bytes of the record's frame.
+    pub(crate) fn span(&self) -> u64 {
+        (self.word() >> 40) * 8
+    }
+
+    /// Of a tombstone: its commit.
+    pub(crate) fn tomb_seq(&self) -> Seq {
+        Seq(self.word())
+    }
+}
+
+/// The head of a key behind a prefix: its first eight bytes, zeros where there are fewer.
+#[inline]
+fn head_of(suffix: &[u8]) -> u64 {
+    match suffix.first_chunk::<HEAD>() {
+        Some(head) => u64::from_be_bytes(*head),
+        None => {
+            let mut head = [0; HEAD];
+            head[..suffix.len()].copy_from_slice(suffix);
+            u64::from_be_bytes(head)
+        }
+    }
+}
+
+/// A checked view of a node's bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Node<'a> {
+    bytes: &'a [u8],
+    count: usize,
+    prefix: usize,
+    /// Where the columns begin.
+    heads: usize,
+    places: usize,
+    tags: usize,
+    ends: usize,
+    rests: usize,
+    is_leaf: bool,
+}
+
+impl<'a> Node<'a> {
+    /// Bytes that [`Node::parse`] has accepted before.
+    #[inline]
+    pub(crate) fn of(bytes: &'a [u8]) -> Node<'a> {
+        let (count, prefix) = (short(bytes, 2), short(bytes, 4));
+        let is_leaf = bytes[1] == 0;
+        let (prints, width) = if is_leaf { (count, PLACE) } else { (0, REF) };
+        let heads = HEADER + prefix + prints;
+        let places = heads + count * HEAD;
+        let tags = places + count * width;
+        let ends = tags + count;
+        Node { bytes, count, prefix, heads, places, tags, ends, rests: ends + 2 * count, is_leaf }
+    }
+
+    /// Checks `bytes`, which should be a node of `level` (I1).
+    pub(crate) fn parse(bytes: &'a [u8], level: u8) -> Result<Node<'a>, Damage> {
+        let bad = |field, value: usize| Err(Damage::BadField { field, value: value as u64 });
+        if bytes.len() < HEADER || bytes[0] != KIND {
+            return bad("kind of a node", usize::from(bytes.first().copied().unwrap_or(0)));
+        }
+        if bytes[1] != level {
+            return bad("level of a node", usize::from(bytes[1]));
+        }
+        let node = Node::of(bytes);
+        if node.count == 0 || node.rests > bytes.len() {
+            return bad("count of a node", node.count);
+        }
+        let mut end = 0;
+        for slot in 0..node.count {
+            let next = short(bytes, node.ends + 2 * slot);
+            if next < end || node.rests + next > bytes.len() {
+                return bad("end of an entry", next);
+            }
+            let tag = bytes[node.tags + slot];
+            let blob = if tag & STAGED != 0 { BLOB } else { 0 };
+            let rest = next - end;
+            let is_short = usize::from(tag & LENGTH) < HEAD && rest != blob;
+            if usize::from(tag & LENGTH) > HEAD || rest < blob || is_short || tag & !(FLAGS | LENGTH) != 0 {
+                return bad("tag of an entry", usize::from(tag));
+            }
+            if !node.is_leaf {
+                let child = node.child(slot);
+                if child.page == 0 || child.pages == 0 {
+                    return bad("reference", child.page as usize);
+                }
+            }
+            end = next;
+        }
+        Ok(node)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Segments made after this number was the next have nothing that the leaf points at.
+    pub(crate) fn stamp(&self) -> u64 {
+        u64_at(self.bytes, 8)
+    }
+
+    /// No entry is of a later commit.
+    pub(crate) fn newest(&self) -> Seq {
+        Seq(u64_at(self.bytes, 16))
+    }
+
+    fn prefix(&self) -> &'a [u8] {
+        &self.bytes[HEADER..HEADER + self.prefix]
+    }
+
+    #[inline]
+    fn head(&self, slot: usize) -> u64 {
+        let at = self.heads + slot * HEAD;
+        match self.bytes[at..].first_chunk::<HEAD>() {
+            Some(head) => u64::from_be_bytes(*head),
+            None => 0,
+        }
+    }
+
+    fn tag(&self, slot: usize) -> u8 {
+        self.bytes[self.tags + slot]
+    }
+
+    /// What of the key is behind its head, and the staged value's number.
+    #[inline]
+    fn rest(&self, slot: usize) -> (&'a [u8], u64) {
+        let start = if slot == 0 { 0 } else { short(self.bytes, self.ends + 2 * slot - 2) };
+        let end = short(self.bytes, self.ends + 2 * slot);
+        let rest = &self.bytes[self.rests + start..self.rests + end];
+        if self.tag(slot) & STAGED == 0 {
+            return (rest, 0);
+        }
+        let (rest, blob) = rest.split_at(rest.len() - BLOB);
+        (rest, u64_at(blob, 0))
+    }
+
+    /// How the key of `slot` compares to one with this suffix behind the prefix.
+    #[inline]
+    fn cmp(&self, slot: usize, head: u64, suffix: &[u8]) -> Ordering {
+        match self.head(slot).cmp(&head) {
+            Ordering::Equal => {}
+            other => return other,
+        }
+        let len = usize::from(self.tag(slot) & LENGTH);
+        if len < HEAD || suffix.len() < HEAD {
+            return len.cmp(&suffix.len());
+        }
+        self.rest(slot).0.cmp(&suffix[HEAD..])
+    }
+
+    /// Appends the key of `slot` to `out`.
+    pub(crate) fn key(&self, slot: usize, out: &mut Vec<u8>) {
+        out.extend_from_slice(self.prefix());
+        let at = self.heads + slot * HEAD;
+        out.extend_from_slice(&self.bytes[at..at + usize::from(self.tag(slot) & LENGTH)]);
+        out.extend_from_slice(self.rest(slot).0);
+    }
+
+    /// How many entries from `first` on have keys before `key`, or at it if `with`; counted from 0.
+    #[inline]
+    fn position(&self, first: usize, key: &[u8], with: bool) -> usize {
+        let Some(suffix) = key.strip_prefix(self.prefix()) else {
+            return if key < self.prefix() { first } else { self.count };
+        };
+        let head = head_of(suffix);
+        let (mut low, mut high) = (first, self.count);
+        while low < high {
+            let middle = (low + high) / 2;
+            let is_before = match self.cmp(middle, head, suffix) {
+                Ordering::Less => true,
+                Ordering::Equal => with,
+                Ordering::Greater => false,
+            };
+            if is_before { low = middle + 1 } else { high = middle }
+        }
+        low
+    }
+
+    // Leaves.
+
+    /// Entries with keys before `key`, or at it if `with`.
+    pub(crate) fn before(&self, key: &[u8], with: bool) -> usize {
+        self.position(0, key, with)
+    }
+
+    pub(crate) fn entry(&self, slot: usize) -> Entry {
+        let mut place = [0; PLACE];
+        place.copy_from_slice(&self.bytes[self.places + slot * PLACE..][..PLACE]);
+        let print = self.bytes[HEADER + self.prefix + slot];
+        Entry { flags: self.tag(slot) & FLAGS, print, place, blob: self.rest(slot).1 }
+    }
+
+    /// The entry of `key`, whose hash has the byte `print`.
+    #[inline]
+    pub(crate) fn find(&self, print: u8, key: &[u8]) -> Option<Entry> {
+        const LOW: u64 = 0x0101_0101_0101_0101;
+        const HIGH: u64 = 0x8080_8080_8080_8080;
+        let suffix = key.strip_prefix(self.prefix())?;
+        let head = head_of(suffix);
+        let prints = &self.bytes[HEADER + self.prefix..self.heads];
+        let wanted = LOW * u64::from(print);
+        let mut chunks = prints.chunks_exact(8);
+        let is_it = |slot: &usize| self.cmp(*slot, head, suffix) == Ordering::Equal;
+        for (number, chunk) in chunks.by_ref().enumerate() {
+            let differs = u64_at(chunk, 0) ^ wanted;
+            // A byte of 0x80 where one may be equal: some too many, never one too few.
+            let mut equal = differs.wrapping_sub(LOW) & !differs & HIGH;
+            while equal != 0 {
+                let slot = number * 8 + equal.trailing_zeros() as usize / 8;
+                if is_it(&slot) {
+                    return Some(self.entry(slot));
+                }
+                equal &= equal - 1;
+            }
+        }
+        let start = prints.len() / 8 * 8;
+        let last = chunks.remainder().iter().zip(start..);
+        last.filter(|(p, _)| **p == print).map(|(_, slot)| slot).find(is_it).map(|slot| self.entry(slot))
+    }
+
+    // Inner nodes.
+
+    pub(crate) fn child(&self, slot: usize) -> Ref {
+        Ref::from_bytes(&self.bytes[self.places + slot * REF..][..REF])
+    }
+
+    /// The child whose range has `key`.
+    #[inline]
+    pub(crate) fn child_of(&self, key: &[u8]) -> usize {
+        self.position(1, key, true) - 1
+    }
+
+    /// The child that has the highest keys before `key`.
+    pub(crate) fn child_before(&self, key: &[u8]) -> usize {
+        self.position(1, key, false) - 1
+    }
+}
+
+fn short(bytes: &[u8], at: usize) -> usize {
+    usize::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]))
+}
+
+// Making.
+
+/// A key and what it leads to, on the way into a node.
+pub(crate) trait Item {
+    fn key(&self) -> &[u8];
+    fn write(&self, maker: &mut Maker);
+    /// Bytes behind the rest of the key.
+    fn extra(&self) -> usize;
+}
+
+/// A leaf's entry with its key.
+#[derive(Clone, Debug)]
+pub(crate) struct Pair<'k> {
+    pub(crate) key: &'k [u8],
+    pub(crate) entry: Entry,
+    /// Its commit is not later.
+    pub(crate) newest: Seq,
+}
+
+impl Item for Pair<'_> {
+    fn key(&self) -> &[u8] {
+        self.key
+    }
+    fn write(&self, maker: &mut Maker) {
+        maker.prints.push(self.entry.print);
+        maker.places.extend_from_slice(&self.entry.place);
+        maker.flags = self.entry.flags;
+        if self.entry.is_staged() {
+            maker.extra.extend_from_slice(&self.entry.blob.to_le_bytes());
+        }
+    }
+    fn extra(&self) -> usize {
+        if self.entry.is_staged() { BLOB } else { 0 }
+    }
+}
+
+/// A child with the key at which it begins.
+#[derive(Clone, Debug)]
+pub(crate) struct Child {
+    pub(crate) key: Vec<u8>,
+    pub(crate) child: Ref,
+}
+
+impl Item for Child {
+    fn key(&self) -> &[u8] {
+        &self.key
+    }
+    fn write(&self, maker: &mut Maker) {
+        maker.places.extend_from_slice(&self.child.to_bytes());
+    }
+    fn extra(&self) -> usize {
+        0
+    }
+}
+
+/// The columns of a node that is being made.
+#[derive(Default)]
+pub(crate) struct Maker {
+    prints: Vec<u8>,
+    places: Vec<u8>,
+    flags: u8,
+    extra: Vec<u8>,
+}
+
+fn shape_of(level: u8) -> (usize, usize) {
+    // Bytes of an entry; the first entry whose key counts (I3).
+    if level == 0 { (LEAF_ENTRY, 0) } else { (INNER_ENTRY, 1) }
+}
+
+/// How many of `items` from the start make a node of `target` bytes, and its bytes. `most` is a page (I2).
+pub(crate) fn cut<I: Item>(items: &[I], level: u8, target: usize, most: usize) -> (usize, usize) {
+    let (fixed, first) = shape_of(level);
+    let least = 1 + first;
+    let mut shared = items.get(first).map_or(0, |item| item.key().len());
+    let (mut rests, mut size) = (0, HEADER + fixed);
+    let behind = |item: &I, shared: usize| (item.key().len() - shared).saturating_sub(HEAD) + item.extra();
+    for number in 0..items.len() {
+        if number >= first {
+            let now = common(items[first].key(), items[number].key()).min(shared);
+            if now == shared {
+                rests += behind(&items[number], shared);
+            } else {
+                shared = now;
+                rests = items[first..=number].iter().map(|item| behind(item, shared)).sum();
+            }
+        }
+        let next = HEADER + shared + (number + 1) * fixed + rests;
+        if number >= least && (next > most || next > target) {
+            return (number, size);
+        }
+        size = next;
+    }
+    (items.len(), size)
+}
+
+/// The bytes of a node of all `items`, whole pages of `page` bytes, and how many are used.
+pub(crate) fn make<I: Item>(items: &[I], level: u8, stamp: u64, newest: Seq, page: usize) -> (Vec<u8>, usize) {
+    let (_, first) = shape_of(level);
+    let shared = match (items.get(first), items.last()) {
+        (Some(low), Some(high)) => common(low.key(), high.key()),
+        _ => 0,
+    };
+    let mut maker = Maker::default();
+    let (mut heads, mut tags) = (Vec::with_capacity(items.len() * HEAD), Vec::with_capacity(items.len()));
+    let (mut ends, mut rests) = (Vec::with_capacity(items.len() * 2), Vec::new());
+    for (number, item) in items.iter().enumerate() {
+        let suffix = if number < first { &[] } else { &item.key()[shared..] };
+        item.write(&mut maker);
+        heads.extend_from_slice(&head_of(suffix).to_be_bytes());
+        tags.push(maker.flags | u8::try_from(suffix.len().min(HEAD)).unwrap_or(0));
+        rests.extend_from_slice(suffix.get(HEAD..).unwrap_or_default());
+        rests.append(&mut maker.extra);
+        ends.extend_from_slice(&u16::try_from(rests.len()).unwrap_or(u16::MAX).to_le_bytes());
+    }
+    let prefix = items.get(first).map_or(&[][..], |item| &item.key()[..shared]);
+    let mut bytes = Vec::with_capacity(page);
+    bytes.extend_from_slice(&[KIND, level]);
+    bytes.extend_from_slice(&u16::try_from(items.len()).unwrap_or(u16::MAX).to_le_bytes());
+    bytes.extend_from_slice(&u16::try_from(shared).unwrap_or(u16::MAX).to_le_bytes());
+    bytes.extend_from_slice(&[0; 2]);
+    bytes.extend_from_slice(&stamp.to_le_bytes());
+    bytes.extend_from_slice(&newest.0.to_le_bytes());
+    for column in [prefix, &maker.prints, &heads, &maker.places, &tags, &ends, &rests] {
+        bytes.extend_from_slice(column);
+    }
+    let used = bytes.len();
+    bytes.resize(used.next_multiple_of(page), 0);
+    (bytes, used)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair(key: &[u8], number: u64) -> Pair<'_> {
+        let print = (number % 7).to_le_bytes()[0];
+        let entry = match number % 3 {
+            0 => Entry::put(Address::from_bits(number * 8), number * 8 % 4096, print, 0, 0),
+            1 => Entry::put(Address::from_bits(number * 8), 64, print, STAGED, number),
+            _ => Entry::tomb(Seq(number), print, 0),
+        };
+        Pair { key, entry, newest: Seq(number) }
+    }
+
+    fn keys() -> Vec<Vec<u8>> {
+        let mut keys: Vec<Vec<u8>> = vec![vec![], vec![0], vec![0; 8], vec![0; 9], vec![0xff; 300], vec![7; 60_000]];
+        for number in 0..600u32 {
+            keys.push(format!("user{number:03}").into_bytes());
+            keys.push(format!("user{number:09}/visits").into_bytes());
+            keys.push([&[9; 30][..], &number.to_be_bytes()].concat());
+        }
+        keys.sort();
+        keys.dedup();
+        keys
+    }
+
+    #[test]
+    fn leaves_hold_what_they_were_made_of() {
+        let keys = keys();
+        let pairs: Vec<Pair<'_>> = keys.iter().zip(0..).map(|(key, n)| pair(key, n)).collect();
+        for page in [512, 4096] {
+            let mut rest = &pairs[..];
+            while !rest.is_empty() {
+                let (count, size) = cut(rest, 0, page, page);
+                let (now, behind) = rest.split_at(count);
+                let (bytes, used) = make(now, 0, 5, Seq(6), page);
+                assert_eq!(size, used);
+                assert!(bytes.len() == page || count == 1);
+                let node = Node::parse(&bytes, 0).unwrap();
+                assert_eq!((node.len(), node.stamp(), node.newest()), (count, 5, Seq(6)));
+                for (slot, pair) in now.iter().enumerate() {
+                    let mut key = Vec::new();
+                    node.key(slot, &mut key);
+                    assert_eq!(key, pair.key);
+                    assert_eq!(node.entry(slot), pair.entry);
+                    assert_eq!(node.find(pair.entry.print, pair.key), Some(pair.entry));
+                    assert_eq!((node.before(pair.key, false), node.before(pair.key, true)), (slot, slot + 1));
+                }
+                for (number, key) in keys.iter().enumerate() {
+                    assert_eq!(node.before(key, false), now.iter().filter(|p| p.key < &key[..]).count(), "{number}");
+                }
+                rest = behind;
+            }
+        }
+    }
+
+    #[test]
+    fn children_are_found_by_the_keys_of_their_ranges() {
+        let children: Vec<Child> = keys()
+            .into_iter()
+            .zip(1..)
+            .map(|(key, page)| Child { key, child: Ref { page, crc: 1, pages: 1, fill: 2, count: 3 } })
+            .collect();
+        let mut rest = &children[..];
+        while !rest.is_empty() {
+            let (count, _) = cut(rest, 1, 4096, 4096);
+            let (now, behind) = rest.split_at(count);
+            let (bytes, _) = make(now, 1, 0, Seq::ZERO, 4096);
+            let node = Node::parse(&bytes, 1).unwrap();
+            for (slot, child) in now.iter().enumerate() {
+                assert_eq!(node.child(slot), child.child);
+                assert_eq!(node.child_of(&child.key), slot);
+                assert_eq!(node.child_before(&child.key), slot.saturating_sub(1));
+                let behind = [&child.key[..], &[0]].concat();
+                let expected = now.iter().rposition(|other| other.key <= behind);
+                assert_eq!(Some(node.child_of(&behind)), expected);
+            }
+            rest = behind;
+        }
+    }
+
+    #[test]
+    fn hostile_bytes_are_errors() {
+        let keys = keys();
+        let pairs: Vec<Pair<'_>> = keys.iter().take(40).zip(0..).map(|(key, n)| pair(key, n)).collect();
+        let (count, _) = cut(&pairs, 0, 512, 512);
+        let (bytes, used) = make(&pairs[..count], 0, 5, Seq(6), 512);
+        for at in 0..used {
+            for bit in 0..8 {
+                let mut bytes = bytes.clone();
+                bytes[at] ^= 1 << bit;
+                if let Ok(node) = Node::parse(&bytes, 0) {
+                    for slot in 0..node.len() {
+                        node.key(slot, &mut Vec::new());
+                        node.entry(slot);
+                    }
+                    keys.iter().for_each(|key| assert!(node.find(1, key).is_none_or(|entry| entry.print == 1)));
+                }
+            }
+        }
+    }
+}

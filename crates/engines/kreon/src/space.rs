@@ -1,0 +1,484 @@
+//! # Space: the pages of the levels on disk
+//!
+//! `own/<keyspace>/levels`, a row of pages. A page that an image of a checkpoint names is never written while a slot of ROOT may
+//! name the image: changes go to free pages, and the next image says where everything is.
+//!
+//! ## Picture
+//!
+//! ```text
+//!  free ──take──> fresh (in no image) ──image──> named ──replaced──> limbo ──image──> grave ──outlived──> free
+//!                    \__ replaced before any image __________________________________________________/
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. A page is free only when no reader can mean it: it comes back through the epoch.
+//! 2. No image that a slot of ROOT names, or may come to name, has a free page.
+//!
+//! ## Crash
+//!
+//! What was written and is in no image is garbage in pages that the image calls free. An image's pages are synced before it.
+
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use sheaf_base::codec::Writer;
+use sheaf_base::disk::{File, How, create_dirs, renew_len};
+use sheaf_base::error::{Damage, Error, IoContext, Result};
+use sheaf_base::frame::u32_at;
+use sheaf_base::ground::Ground;
+use sheaf_base::sync::Mutex;
+use sheaf_base::sync::epoch::Guard;
+use sheaf_base::types::KeyspaceId;
+
+use crate::cache::Frame;
+use crate::node::{Node, Ref};
+
+const FILE: &str = "levels";
+const MAGIC: &[u8; 8] = b"SHEAFKRE";
+const FORMAT: u32 = 1;
+const SUMMED: usize = 20;
+/// Bytes of a page; small ones in tiny geometry, so that there are many.
+pub(crate) const PAGE: usize = 4096;
+const TINY_PAGE: usize = 512;
+/// Pages by which the file grows at least.
+const REGION: u32 = 256;
+const TINY_REGION: u32 = 16;
+/// Pages are taken from runs of at least this length, if there are such.
+const GOOD_RUN: u32 = 32;
+/// Bytes read or written at once.
+pub(crate) const RUN_BYTES: usize = 2 << 20;
+
+/// Runs of pages: where each begins, and how long it is.
+type Runs = BTreeMap<u32, u32>;
+
+#[derive(Debug, Default)]
+struct Pages {
+    free: Runs,
+    free_count: u64,
+    /// Pages there are, the head's among them.
+    end: u32,
+    /// A bit for each page that the present levels, or what is being made, have.
+    used: Vec<u64>,
+    /// Taken since the last image.
+    fresh: HashSet<u32>,
+    /// Replaced since the last image, which may name them.
+    limbo: Vec<(u32, u32)>,
+    /// Not in the image that is being saved.
+    leaving: Vec<(u32, u32)>,
+    /// Of images before the present one, the oldest first.
+    graves: VecDeque<Vec<(u32, u32)>>,
+}
+
+impl Pages {
+    fn mark(&mut self, start: u32, len: u32, is_used: bool) {
+        for page in start..start + len {
+            let (word, bit) = (page as usize / 64, 1 << (page % 64));
+            if word >= self.used.len() {
+                self.used.resize(word + 1, 0);
+            }
+            if is_used { self.used[word] |= bit } else { self.used[word] &= !bit }
+        }
+    }
+
+    fn give(&mut self, start: u32, len: u32) {
+        let (mut start, mut len) = (start, len);
+        self.free_count += u64::from(len);
+        if let Some((before, run)) = self.free.range(..start).next_back().map(|(b, r)| (*b, *r))
+            && before + run == start
+        {
+            self.free.remove(&before);
+            (start, len) = (before, len + run);
+        }
+        if let Some(run) = self.free.remove(&(start + len)) {
+            len += run;
+        }
+        self.free.insert(start, len);
+    }
+
+    fn take_run(&mut self, start: u32, len: u32) {
+        let Some(run) = self.free.remove(&start) else { return };
+        if run > len {
+            self.free.insert(start + len, run - len);
+        }
+        self.free_count -= u64::from(len);
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Space {
+    ground: Arc<Ground>,
+    id: KeyspaceId,
+    dir: PathBuf,
+    pub(crate) path: PathBuf,
+    pub(crate) page: usize,
+    pages: Arc<Mutex<Pages>>,
+    file: Mutex<Option<Arc<dyn File>>>,
+    is_named: Mutex<bool>,
+}
+
+impl Space {
+    pub(crate) fn new(ground: Arc<Ground>, id: KeyspaceId) -> Space {
+        let dir = ground.home.as_ref().map_or_else(PathBuf::new, |home| home.of(id));
+        let page = if ground.tiny { TINY_PAGE } else { PAGE };
+        let pages = Arc::new(Mutex::new(Pages { end: 1, ..Pages::default() }));
+        let path = dir.join(FILE);
+        Space { ground, id, dir, path, page, pages, file: Mutex::default(), is_named: Mutex::new(false) }
+    }
+
+    pub(crate) fn offset(&self, page: u32) -> u64 {
+        u64::from(page) * self.page as u64
+    }
+
+    /// Bytes of the file, and of those the free ones.
+    #[cfg(test)]
+    pub(crate) fn bytes(&self) -> (u64, u64) {
+        let pages = self.pages.lock();
+        (self.offset(pages.end), pages.free_count * self.page as u64)
+    }
+
+    fn head(&self) -> Vec<u8> {
+        let mut w = Writer::default();
+        w.0.extend_from_slice(MAGIC);
+        w.u32(FORMAT);
+        w.u32(u32::try_from(self.page).unwrap_or(u32::MAX));
+        w.u32(self.id.0);
+        let sum = crc32c::crc32c(&w.0);
+        w.u32(sum);
+        w.0
+    }
+
+    fn check_head(&self, file: &dyn File) -> Result<()> {
+        let damaged = |what| Err(Error::corrupt(&self.path, 0, what));
+        let expected = self.head();
+        let mut got = vec![0; expected.len()];
+        let len = file.len().during("measure", &self.path)?;
+        if len < got.len() as u64 {
+            return damaged(Damage::Short { got: len, expected: got.len() as u64 });
+        }
+        file.read_at(0, &mut got).during("read", &self.path)?;
+        if got == expected {
+            return Ok(());
+        }
+        if &got[..8] != MAGIC {
+            return damaged(Damage::BadMagic);
+        }
+        let (expected_sum, got_sum) = (u32_at(&got, SUMMED), crc32c::crc32c(&got[..SUMMED]));
+        if expected_sum != got_sum {
+            return damaged(Damage::BadChecksum { expected: expected_sum, got: got_sum });
+        }
+        if u32_at(&got, 8) != FORMAT {
+            return Err(Error::Format { path: self.path.clone(), found: u32_at(&got, 8), supported: FORMAT });
+        }
+        let (expected, got) = (u128::from(self.id.0), u128::from(u32_at(&got, 16)));
+        damaged(Damage::Foreign { field: "keyspace", expected, got })
+    }
+
+    /// Takes up the pages of an image: `end` of them, of which it has those whose bits are set in `used`.
+    pub(crate) fn restore(&self, end: u32, used: Vec<u64>) -> Result<()> {
+        let Some(home) = self.ground.home.as_ref().filter(|_| end > 1) else { return Ok(()) };
+        let how = if home.read_only { How::Read } else { How::Write };
+        let file = match home.disk.open(&self.path, how) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                let what = Damage::Short { got: 0, expected: self.offset(end) };
+                return Err(Error::corrupt(&self.path, 0, what));
+            }
+            other => other.during("open", &self.path)?,
+        };
+        self.check_head(&*file)?;
+        let len = file.len().during("measure", &self.path)?;
+        if len < self.offset(end) {
+            let what = Damage::Short { got: len, expected: self.offset(end) };
+            return Err(Error::corrupt(&self.path, len, what));
+        }
+        if !home.read_only {
+            renew_len(&*file).during("extend", &self.path)?;
+        }
+        let mut pages = self.pages.lock();
+        (pages.end, pages.used) = (end, used);
+        let mut start = None;
+        for page in 1..=end {
+            let word = pages.used.get(page as usize / 64).copied().unwrap_or(0);
+            let is_free = page < end && word >> (page % 64) & 1 == 0;
+            match start {
+                None if is_free => start = Some(page),
+                Some(from) if !is_free => {
+                    pages.give(from, page - from);
+                    start = None;
+                }
+                _ => {}
+            }
+        }
+        *self.file.lock() = Some(file);
+        *self.is_named.lock() = true;
+        Ok(())
+    }
+
+    // Reading.
+
+    fn opened(&self) -> Result<Arc<dyn File>> {
+        let file = self.file.lock().clone();
+        file.ok_or_else(|| self.damaged(1, Damage::BadField { field: "reference", value: 0 }))
+    }
+
+    pub(crate) fn damaged(&self, page: u32, what: Damage) -> Error {
+        Error::corrupt(&self.path, self.offset(page), what)
+    }
+
+    /// Reads the pages of a node of `level`, and checks them.
+    pub(crate) fn read(&self, at: Ref, level: u8) -> Result<Frame> {
+        let mut bytes = vec![0; usize::from(at.pages) * self.page];
+        self.read_bytes(at.page, &mut bytes)?;
+        self.frame(at, level, bytes)
+    }
+
+    /// Reads so many bytes from the start of a page on.
+    pub(crate) fn read_bytes(&self, page: u32, bytes: &mut [u8]) -> Result<()> {
+        let file = self.opened()?;
+        let offset = self.offset(page);
+        match file.read_at(offset, bytes) {
+            Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => {
+                let got = file.len().during("measure", &self.path)?;
+                let expected = offset + bytes.len() as u64;
+                // A read that failed is no damage.
+                Err(if got < expected {
+                    self.damaged(page, Damage::Short { got, expected })
+                } else {
+                    Error::io("read", &self.path, e)
+                })
+            }
+            other => other.during("read", &self.path),
+        }
+    }
+
+    /// The bytes of a node, checked.
+    pub(crate) fn frame(&self, at: Ref, level: u8, bytes: Vec<u8>) -> Result<Frame> {
+        let got = crc32c::crc32c(&bytes);
+        if got != at.crc {
+            return Err(self.damaged(at.page, Damage::BadChecksum { expected: at.crc, got }));
+        }
+        Node::parse(&bytes, level).map_err(|what| self.damaged(at.page, what))?;
+        Ok(Frame::new(bytes, level == 0, false))
+    }
+
+    // Writing: one at a time.
+
+    fn file_made(&self) -> Result<Arc<dyn File>> {
+        let mut slot = self.file.lock();
+        if let Some(file) = &*slot {
+            return Ok(Arc::clone(file));
+        }
+        let Some(home) = &self.ground.home else {
+            return Err(Error::Invalid { what: "engine", why: "there is no place for its files".into() });
+        };
+        create_dirs(&*home.disk, &self.dir)?;
+        let file = match home.disk.open(&self.path, How::Create) {
+            // Left by a life that saved no image.
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
+                let file = home.disk.open(&self.path, How::Write).during("open", &self.path)?;
+                renew_len(&*file).during("extend", &self.path)?;
+                file
+            }
+            other => other.during("create", &self.path)?,
+        };
+        file.write_at(0, &self.head()).during("write", &self.path)?;
+        *slot = Some(Arc::clone(&file));
+        Ok(file)
+    }
+
+    /// Takes pages for nodes of so many pages each, side by side as far as can be; their numbers.
+    pub(crate) fn take(&self, sizes: &[u16]) -> Result<Vec<u32>> {
+        let file = self.file_made()?;
+        let want: u64 = sizes.iter().map(|size| u64::from(*size)).sum();
+        let mut taken = Vec::with_capacity(sizes.len());
+        let mut pages = self.pages.lock();
+        let good = GOOD_RUN.min(u32::try_from(want).unwrap_or(GOOD_RUN));
+        let mut from = 0; // the run in use
+        for size in sizes.iter().map(|size| u32::from(*size)) {
+            let fits = |run: Option<(&u32, &u32)>| run.filter(|(_, len)| **len >= size).map(|(at, _)| *at);
+            let next = fits(pages.free.get_key_value(&from))
+                .or_else(|| pages.free.iter().find(|(_, len)| **len >= good.max(size)).map(|(at, _)| *at));
+            let next = match next {
+                Some(at) => at,
+                None => {
+                    let small = (pages.free_count > u64::from(pages.end / 2))
+                        .then(|| pages.free.iter().find(|(_, len)| **len >= size).map(|(at, _)| *at))
+                        .flatten();
+                    match small {
+                        Some(at) => at,
+                        None => match self.grow(&mut pages, &*file, good.max(size)) {
+                            Ok(at) => at,
+                            Err(error) => {
+                                let any = pages.free.iter().find(|(_, len)| **len >= size).map(|(at, _)| *at);
+                                match any {
+                                    Some(at) => at,
+                                    None => {
+                                        for (page, size) in taken.iter().zip(sizes) {
+                                            pages.give(*page, u32::from(*size));
+                                            pages.mark(*page, u32::from(*size), false);
+                                            pages.fresh.remove(page);
+                                        }
+                                        return Err(error);
+                                    }
+                                }
+                            }
+                        },
+                    }
+                }
+            };
+            pages.take_run(next, size);
+            pages.mark(next, size, true);
+            pages.fresh.insert(next);
+            taken.push(next);
+            from = next + size;
+        }
+        Ok(taken)
+    }
+
+    /// Makes the file longer; where the new run begins.
+    fn grow(&self, pages: &mut Pages, file: &dyn File, least: u32) -> Result<u32> {
+        let region = if self.ground.tiny { TINY_REGION } else { REGION.max(pages.end / 16) }.max(least);
+        let end = pages.end.checked_add(region).ok_or_else(|| Error::NoSpace { path: self.path.clone() })?;
+        file.allocate(self.offset(end)).during("allocate", &self.path)?;
+        let start = pages.end;
+        pages.give(start, region);
+        pages.end = end;
+        Ok(pages.free.range(..=start).next_back().map_or(start, |(at, _)| *at))
+    }
+
+    /// Writes nodes where they belong, in the order of the file, side by side ones together.
+    pub(crate) fn write<'b>(&self, nodes: impl Iterator<Item = (u32, &'b [u8])>) -> Result<()> {
+        let mut nodes: Vec<(u32, &[u8])> = nodes.collect();
+        if nodes.is_empty() {
+            return Ok(());
+        }
+        let file = self.file_made()?;
+        nodes.sort_unstable_by_key(|(page, _)| *page);
+        let mut run: Vec<u8> = Vec::new();
+        let mut start = nodes[0].0;
+        for (page, bytes) in nodes {
+            if self.offset(start) + run.len() as u64 != self.offset(page) || run.len() >= RUN_BYTES {
+                file.write_at(self.offset(start), &run).during("write", &self.path)?;
+                run.clear();
+                start = page;
+            }
+            run.extend_from_slice(bytes);
+        }
+        file.write_at(self.offset(start), &run).during("write", &self.path)
+    }
+
+    /// Nodes are in use no more, by what is published now. Those that no image can name are free as soon as no reader can
+    /// mean them: see [`Space::give_back`].
+    pub(crate) fn replaced(&self, gone: &[(u32, u32)]) -> Vec<(u32, u32)> {
+        let mut free = Vec::new();
+        let mut pages = self.pages.lock();
+        for (page, len) in gone.iter().copied() {
+            pages.mark(page, len, false);
+            match pages.fresh.remove(&page) {
+                true => free.push((page, len)),
+                false => pages.limbo.push((page, len)),
+            }
+        }
+        free
+    }
+
+    /// Pages are free.
+    pub(crate) fn give_back(&self, free: &[(u32, u32)]) {
+        let mut pages = self.pages.lock();
+        free.iter().for_each(|(page, len)| pages.give(*page, *len));
+    }
+
+    /// What was taken is not going to be used, and nobody has seen it.
+    pub(crate) fn untake(&self, taken: &[(u32, u32)]) {
+        let mut pages = self.pages.lock();
+        for (page, len) in taken {
+            pages.fresh.remove(page);
+            pages.mark(*page, *len, false);
+            pages.give(*page, *len);
+        }
+    }
+
+    fn free_later(&self, runs: Vec<(u32, u32)>, guard: &Guard) {
+        if runs.is_empty() {
+            return;
+        }
+        let pages = Arc::clone(&self.pages);
+        guard.defer(move || {
+            let mut pages = pages.lock();
+            runs.into_iter().for_each(|(page, len)| pages.give(page, len));
+        });
+        guard.flush();
+    }
+
+    /// Makes everything written durable; the pages of the image that is to be: how many there are, and a bit for each that
+    /// it has.
+    pub(crate) fn seal(&self) -> Result<(u32, Vec<u64>)> {
+        let file = self.file.lock().clone();
+        if let Some(file) = file {
+            if file.sync().is_err() {
+                return Err(Error::Poisoned { op: "sync of levels" });
+            }
+            let mut is_named = self.is_named.lock();
+            if let Some(home) = self.ground.home.as_ref().filter(|_| !*is_named) {
+                if home.disk.sync_dir(&self.dir).is_err() {
+                    return Err(Error::Poisoned { op: "sync of the levels' directory" });
+                }
+                *is_named = true;
+            }
+        }
+        let mut pages = self.pages.lock();
+        pages.fresh.clear();
+        let mut limbo = std::mem::take(&mut pages.limbo);
+        pages.leaving.append(&mut limbo);
+        Ok((pages.end, pages.used.clone()))
+    }
+
+    /// The image is durable.
+    pub(crate) fn saved(&self) {
+        let mut pages = self.pages.lock();
+        let leaving = std::mem::take(&mut pages.leaving);
+        pages.graves.push_back(leaving);
+    }
+
+    /// No slot of ROOT names the image before.
+    pub(crate) fn outlived(&self, guard: &Guard) {
+        let gone = self.pages.lock().graves.pop_front().unwrap_or_default();
+        self.free_later(gone, guard);
+        self.shrink();
+    }
+
+    /// Gives back what is free at the end of the file, once it is much.
+    fn shrink(&self) {
+        let Some(file) = self.file.lock().clone() else { return };
+        let mut pages = self.pages.lock();
+        let Some((start, len)) = pages.free.last_key_value().map(|(s, l)| (*s, *l)) else { return };
+        if start + len == pages.end
+            && len > (pages.end / 4).max(REGION)
+            && file.set_len(self.offset(start)).is_ok()
+        {
+            pages.take_run(start, len);
+            pages.end = start;
+        }
+    }
+
+    /// The keyspace is dropped.
+    pub(crate) fn retire(&self) {
+        *self.pages.lock() = Pages { end: 1, ..Pages::default() };
+        *self.file.lock() = None;
+        if let Some(home) = self.ground.home.as_ref().filter(|home| !home.read_only) {
+            let _ = home.remove(self.id); // else it is swept at the next opening
+        }
+    }
+
+    pub(crate) fn close(&self) {
+        *self.file.lock() = None;
+    }
+
+    /// An error if the file's head is not what it should be.
+    pub(crate) fn verify(&self) -> Result<()> {
+        let file = self.file.lock().clone();
+        file.map_or(Ok(()), |file| self.check_head(&*file))
+    }
+}

@@ -1,0 +1,630 @@
+//! # Spill: what is frozen goes into the first level, what is too much there into the next
+//!
+//! One step at a time, each published whole: a batch of sorted entries goes into the leaves of a range, whose old ones are read
+//! ahead in the order of the file and whose new ones are written side by side. A level that has outgrown its share gives a range
+//! of leaves to the level below, round and round.
+//!
+//! ## Accounts
+//!
+//! Each entry of a level that points at a record counts its bytes as live in the record's segment, until a newer entry of the
+//! key meets it here. An entry that is *below* one which was moved by the cleaner, or which took the place of such a one, is
+//! not accounted any more. An entry whose segment is gone went with the segment's account.
+//!
+//! ## Crash
+//!
+//! Pages that no image names. Inner nodes are not even written before an image is made.
+
+use std::collections::{BTreeSet, HashMap};
+use std::ops::Bound;
+use std::sync::Arc;
+
+use sheaf_base::engine::ImageSink;
+use sheaf_base::error::{Error, Result};
+use sheaf_base::segment::{Address, SLOT_COUNT};
+use sheaf_base::sync::epoch::{self, Guard};
+use sheaf_base::types::Seq;
+use sheaf_base::versions::Old;
+use sheaf_base::views::Views;
+
+use crate::cache::Frame;
+use crate::change::{Change, Made, Meet, Ways, flags_over};
+use crate::engine::{KreonEngine, State};
+use crate::look::print_of;
+use crate::memtable::Memtable;
+use crate::node::{BELOW, Entry, Pair, Ref, STAGED};
+use crate::tree::{Aim, Found, Level, Shelf};
+
+/// Entries of a step, at most.
+const STEP_ENTRIES: usize = 16 << 10;
+/// Leaves that a step changes, about.
+const STEP_LEAVES: usize = 256;
+/// Leaves that a step takes out of a level.
+const STEP_SOURCE_LEAVES: usize = 32;
+/// The same in tiny geometry.
+const TINY_ENTRIES: usize = 24;
+const TINY_LEAVES: usize = 6;
+const TINY_SOURCE_LEAVES: usize = 2;
+/// How many times the keys of the level above a level may have, unless it is the last.
+const GROWTH: u64 = 10;
+const TINY_GROWTH: u64 = 4;
+/// Keys that the first level may have at least, and in tiny geometry exactly.
+const LEAST_LEVEL: u64 = 1 << 17;
+const TINY_LEVEL: u64 = 60;
+/// Bytes that a key takes in a memtable, about.
+const MEMTABLE_KEY: u64 = 90;
+
+/// What spilling remembers from step to step.
+#[derive(Debug, Default)]
+pub(crate) struct Spill {
+    /// The memtable that is being spilled, and up to which key it is.
+    done: Option<(u32, Vec<u8>)>,
+    /// Where each level goes on giving.
+    giving: Vec<Vec<u8>>,
+    /// Inner nodes that are in memory only.
+    dirty: BTreeSet<u32>,
+    /// Bytes that the levels' entries account for, by slot, and which segment is meant.
+    counts: HashMap<u32, (u64, i64)>,
+    pub(crate) ways: Ways,
+}
+
+impl Spill {
+    fn count(&mut self, engine: &KreonEngine, slot: u32, bytes: i64, guard: &Guard) {
+        let Some(segment) = engine.ground.segments.at(slot, guard) else { return };
+        let count = self.counts.entry(slot).or_insert((segment.id().0, 0));
+        if count.0 != segment.id().0 {
+            *count = (segment.id().0, 0);
+        }
+        count.1 += bytes;
+    }
+}
+
+/// Puts keys side by side with what the level has.
+struct Meeting<'a> {
+    engine: &'a KreonEngine,
+    views: &'a Views,
+    guard: &'a Guard,
+    is_last: bool,
+    /// What comes is from a memtable, and its numbers are exact.
+    is_exact: bool,
+    /// Bytes by slot that the levels account for more, or less.
+    counts: HashMap<u32, i64>,
+    /// What is dead once the step is published.
+    dead: Vec<(Address, u64)>,
+    blobs: Vec<(Seq, u64)>,
+}
+
+impl Meeting<'_> {
+    fn count(&mut self, entry: &Entry, sign: i64) {
+        if !entry.is_tomb() {
+            let span = i64::try_from(entry.span()).unwrap_or(0);
+            *self.counts.entry(entry.address().slot()).or_insert(0) += sign * span;
+        }
+    }
+
+    /// Whether `old`, superseded by `new`, is kept for a view.
+    fn keep_for_views(&mut self, new: &Pair<'_>, old: &Entry) -> Result<bool> {
+        if self.views.is_empty() {
+            return Ok(false);
+        }
+        let died = match (new.entry.is_tomb(), self.is_exact) {
+            (true, _) => new.entry.tomb_seq(),
+            (false, true) => new.newest,
+            (false, false) => self.engine.seq_at(new.entry.address(), self.guard)?,
+        };
+        if self.views.oldest().is_none_or(|oldest| oldest >= died) {
+            return Ok(false);
+        }
+        let born = match old.is_tomb() {
+            true => old.tomb_seq(),
+            false => self.engine.seq_at(old.address(), self.guard)?,
+        };
+        if born >= died || !self.views.needs(born, died) {
+            return Ok(false);
+        }
+        let blob = (old.flags & STAGED != 0).then_some(old.blob);
+        let (address, span) = match old.is_tomb() {
+            true => (Address::NONE, 0),
+            false => (old.address(), u32::try_from(old.span()).unwrap_or(u32::MAX)),
+        };
+        self.engine.keep_version(new.key, Old { address, span, born, died, blob });
+        Ok(true)
+    }
+}
+
+impl Meet for Meeting<'_> {
+    fn meet(&mut self, new: &Pair<'_>, old: Option<(&Entry, u64, Seq)>) -> Result<Option<Entry>> {
+        let mut flags = new.entry.flags;
+        if let Some((old, stamp, _)) = old {
+            let is_below = new.entry.flags & BELOW != 0;
+            let is_gone =
+                !old.is_tomb() && self.engine.shelf.is_dangling(old.address(), stamp, self.guard);
+            let is_kept = !is_gone && !is_below && self.keep_for_views(new, old)?;
+            if is_gone && !is_below && old.is_staged() {
+                self.blobs.push((new.newest, old.blob));
+            }
+            if !is_gone {
+                self.count(old, -1);
+                if !old.is_tomb() && !is_below && !is_kept {
+                    self.dead.push((old.address(), old.span()));
+                    if old.is_staged() {
+                        self.blobs.push((new.newest, old.blob));
+                    }
+                }
+            }
+            flags = flags_over(flags, Some(old.flags), self.is_last);
+        } else {
+            flags = flags_over(flags, None, self.is_last);
+        }
+        if new.entry.is_tomb() && self.is_last {
+            return Ok(None);
+        }
+        self.count(&new.entry, 1);
+        Ok(Some(new.entry.with(flags)))
+    }
+
+    fn keep(&mut self, old: &Entry, stamp: u64) -> bool {
+        match old.is_tomb() {
+            true => !self.is_last,
+            false => !self.engine.shelf.is_dangling(old.address(), stamp, self.guard),
+        }
+    }
+}
+
+impl KreonEngine {
+    /// Keeps an old version, unless it is there already.
+    fn keep_version(&self, key: &[u8], old: Old) {
+        let _one = self.candidates.lock();
+        if self.versions.at(&key.to_vec(), Seq(old.died.0 - 1)).is_empty() {
+            self.versions.push(key.to_vec(), old);
+        }
+    }
+
+    fn capacity(&self, level: usize) -> u64 {
+        let (least, growth) = match self.ground.tiny {
+            true => (TINY_LEVEL, TINY_GROWTH),
+            false => {
+                let memtable = self.ground.memory.budget() / 4 / MEMTABLE_KEY;
+                (LEAST_LEVEL.max(memtable * GROWTH), GROWTH)
+            }
+        };
+        least.saturating_mul(growth.saturating_pow(u32::try_from(level).unwrap_or(u32::MAX)))
+    }
+
+    fn sizes(&self) -> (usize, usize, usize) {
+        match self.ground.tiny {
+            true => (TINY_ENTRIES, TINY_LEAVES, TINY_SOURCE_LEAVES),
+            false => (STEP_ENTRIES, STEP_LEAVES, STEP_SOURCE_LEAVES),
+        }
+    }
+
+    /// One step of what is to be moved. True if there was any.
+    pub(crate) fn step(&self, views: &Views) -> Result<bool> {
+        let mut spill = self.spill.lock();
+        let guard = &epoch::pin();
+        let state = self.state(guard);
+        if let Some(frozen) = &state.frozen {
+            self.spill_frozen(&mut spill, state, &Arc::clone(frozen), views, guard)?;
+            return Ok(true);
+        }
+        let over = |(level, at): &(usize, &Level)| at.count() > self.capacity(*level);
+        if let Some((level, _)) = state.levels.iter().enumerate().find(over) {
+            self.give(&mut spill, state, level, views, guard)?;
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    fn spill_frozen(
+        &self,
+        spill: &mut Spill,
+        state: &State,
+        frozen: &Arc<Memtable>,
+        views: &Views,
+        guard: &Guard,
+    ) -> Result<()> {
+        let (most, most_leaves, _) = self.sizes();
+        let from = spill.done.take().filter(|(number, _)| *number == frozen.number).map(|(_, key)| key);
+        let mut places = Vec::new();
+        let low = from.as_ref().map_or(Bound::Unbounded, |key| Bound::Excluded(&key[..]));
+        frozen.ascend(low, most, guard, &mut places);
+        let is_end = places.len() < most;
+        let level = state.levels.first().copied().unwrap_or_default();
+        let keys: Vec<&[u8]> = places.iter().map(|place| key_of(frozen, *place)).collect();
+        let (leaves, count) = self.targets(&level, &keys, most_leaves, guard)?;
+        let mut meeting = self.meeting(views, state.levels.iter().skip(1), true, guard);
+        let mut pairs: Vec<Pair<'_>> = Vec::with_capacity(count);
+        let mut staged = Vec::new();
+        for (place, key) in places.iter().zip(&keys).take(count) {
+            let version = frozen.version(*place);
+            let hash = self.hash(key);
+            if let Some(newer) = state.active.find(hash, key, guard) {
+                // Not worth a place in a leaf: the active memtable has something newer.
+                let newer = state.active.version(newer);
+                self.skip(&mut meeting, key, version, newer, &mut staged);
+                continue;
+            }
+            let entry = self.entry_of(version, print_of(hash), &mut staged);
+            self.candidates.lock().superseded(key, version.word);
+            pairs.push(Pair { key, entry, newest: version.seq });
+        }
+        let stamp = self.ground.segments.next_id(guard);
+        let mut change = Change::new(&self.shelf, guard, stamp, &mut meeting);
+        let made = change.read_ahead(&leaves).and_then(|()| change.apply(&level, &pairs));
+        let is_done = is_end && count == places.len();
+        let done = self.finish(spill, &mut change, made.map(|level| vec![(0, level)]), is_done.then_some(frozen), guard);
+        drop(change);
+        done?;
+        if !is_done {
+            spill.done = keys.get(count.wrapping_sub(1)).map(|key| (frozen.number, key.to_vec())).or(
+                from.map(|key| (frozen.number, key)),
+            );
+        }
+        if !staged.is_empty() {
+            self.staged.lock().retain(|address, _| !staged.contains(address));
+        }
+        self.settle(spill, meeting, guard);
+        Ok(())
+    }
+
+    /// A version of the frozen memtable that is superseded in the active one.
+    fn skip(
+        &self,
+        meeting: &mut Meeting<'_>,
+        key: &[u8],
+        version: crate::memtable::Version,
+        newer: crate::memtable::Version,
+        staged: &mut Vec<u64>,
+    ) {
+        let (word, born, died) = (version.word, version.seq, newer.seq);
+        if newer.word.is_below() || born == died {
+            return; // it was moved: accounted then
+        }
+        let blob = self.staged.lock().get(&word.address().bits()).copied().filter(|_| word.is_staged());
+        staged.extend(blob.map(|_| word.address().bits()));
+        if meeting.views.needs(born, died) {
+            let (address, span) = match word.is_tomb() {
+                true => (Address::NONE, 0),
+                false => (word.address(), u32::try_from(word.span()).unwrap_or(u32::MAX)),
+            };
+            self.keep_version(key, Old { address, span, born, died, blob });
+        } else if !word.is_tomb() {
+            meeting.dead.push((word.address(), word.span()));
+            meeting.blobs.extend(blob.map(|blob| (died, blob)));
+        }
+    }
+
+    fn entry_of(&self, version: crate::memtable::Version, print: u8, staged: &mut Vec<u64>) -> Entry {
+        let word = version.word;
+        let below = if word.is_below() { BELOW } else { 0 };
+        if word.is_tomb() {
+            return Entry::tomb(version.seq, print, below);
+        }
+        let mut blob = 0;
+        let mut flags = below;
+        if word.is_staged() {
+            flags |= STAGED;
+            blob = self.staged.lock().get(&word.address().bits()).copied().unwrap_or(u64::MAX);
+            staged.push(word.address().bits());
+        }
+        Entry::put(word.address(), word.span(), print, flags, blob)
+    }
+
+    fn meeting<'a, 'l>(
+        &'a self,
+        views: &'a Views,
+        mut lower: impl Iterator<Item = &'l Level>,
+        is_exact: bool,
+        guard: &'a Guard,
+    ) -> Meeting<'a> {
+        Meeting {
+            engine: self,
+            views,
+            guard,
+            is_last: lower.all(|level| level.root.is_none()),
+            is_exact,
+            counts: HashMap::new(),
+            dead: Vec::new(),
+            blobs: Vec::new(),
+        }
+    }
+
+    /// The leaves that sorted `keys` belong to, as many as one step changes, and how many of the keys these take.
+    fn targets(&self, level: &Level, keys: &[&[u8]], most: usize, guard: &Guard) -> Result<(Vec<Ref>, usize)> {
+        let (mut leaves, mut count) = (Vec::new(), 0);
+        while count < keys.len() && leaves.len() < most {
+            let Some(found) = self.shelf.locate(level, Aim::At(keys[count]), guard)? else {
+                return Ok((leaves, keys.len()));
+            };
+            leaves.push(found.at);
+            count = match &found.high {
+                Some(high) => count + keys[count..].partition_point(|key| *key < &high[..]),
+                None => keys.len(),
+            };
+        }
+        Ok((leaves, count))
+    }
+
+    /// Moves some leaves' worth of `level` to the next one.
+    fn give(&self, spill: &mut Spill, state: &State, level: usize, views: &Views, guard: &Guard) -> Result<()> {
+        let below = state.levels.get(level + 1).copied().unwrap_or_default();
+        if below.root.is_none() {
+            // Nothing is there: the roots move.
+            let whole = state.levels[level];
+            self.publish(guard, |now| {
+                let mut levels = now.levels.to_vec();
+                levels.resize(levels.len().max(level + 2), Level::default());
+                (levels[level], levels[level + 1]) = (Level::default(), whole);
+                state_with(now, levels, false)
+            });
+            return Ok(());
+        }
+        let (_, _, most) = self.sizes();
+        spill.giving.resize_with(spill.giving.len().max(level + 1), Vec::new);
+        let from = std::mem::take(&mut spill.giving[level]);
+        let (found, pairs_of) = self.leaves_from(&state.levels[level], &from, most, guard)?;
+        let (Some(first), Some(last)) = (found.first(), found.last()) else { return Ok(()) };
+        let mut meeting = self.meeting(views, state.levels.iter().skip(level + 2), false, guard);
+        let pairs: Vec<Pair<'_>> = pairs_of.pairs().collect();
+        let keys: Vec<&[u8]> = pairs.iter().map(|pair| pair.key).collect();
+        let (leaves, _) = self.targets(&below, &keys, usize::MAX, guard)?;
+        pairs.iter().for_each(|pair| meeting.count(&pair.entry, -1));
+        let stamp = self.ground.segments.next_id(guard);
+        let mut change = Change::new(&self.shelf, guard, stamp, &mut meeting);
+        let made = change.read_ahead(&leaves).and_then(|()| {
+            let into = change.apply(&below, &pairs)?;
+            let rest = change.cut_out(&state.levels[level], &first.low, last.high.as_deref())?;
+            Ok(vec![(level, rest), (level + 1, into)])
+        });
+        let done = self.finish(spill, &mut change, made, None, guard);
+        drop(change);
+        done?;
+        spill.giving[level] = last.high.clone().unwrap_or_default();
+        self.settle(spill, meeting, guard);
+        Ok(())
+    }
+
+    /// Some leaves of a level side by side, and what of them still counts.
+    fn leaves_from(&self, level: &Level, from: &[u8], most: usize, guard: &Guard) -> Result<(Vec<Found>, Gathered)> {
+        let (mut found, mut gathered) = (Vec::new(), Gathered::default());
+        let mut next = self.shelf.locate(level, Aim::At(from), guard)?;
+        while let Some(leaf) = next.take() {
+            let node = self.shelf.node(leaf.at, 0, guard)?.node();
+            for slot in 0..node.len() {
+                let entry = node.entry(slot);
+                if entry.is_tomb() || !self.shelf.is_dangling(entry.address(), node.stamp(), guard) {
+                    node.key(slot, &mut gathered.keys);
+                    gathered.entries.push((gathered.keys.len(), entry, node.newest()));
+                }
+            }
+            if let Some(high) = leaf.high.as_ref().filter(|_| found.len() + 1 < most) {
+                next = self.shelf.locate(level, Aim::At(high), guard)?;
+            }
+            found.push(leaf);
+        }
+        Ok((found, gathered))
+    }
+
+    /// Writes what a step has made and publishes it.
+    fn finish<M: Meet>(
+        &self,
+        spill: &mut Spill,
+        change: &mut Change<'_, M>,
+        levels: Result<Vec<(usize, Level)>>,
+        spilled: Option<&Arc<Memtable>>,
+        guard: &Guard,
+    ) -> Result<()> {
+        let written = levels.and_then(|levels| {
+            let leaves = change.made.iter().filter(|made| made.level == 0);
+            self.shelf.space.write(leaves.map(|made| (made.at.page, &made.bytes[..])))?;
+            Ok(levels)
+        });
+        let levels = match written {
+            Ok(levels) => levels,
+            Err(error) => {
+                change.undo();
+                return Err(error);
+            }
+        };
+        change.done();
+        let is_hot = change.gone.iter().any(|(page, _)| self.shelf.cache.has(*page));
+        for Made { at, level, bytes } in std::mem::take(&mut change.made) {
+            let is_inner = level > 0;
+            if is_inner {
+                spill.dirty.insert(at.page);
+            }
+            let has_room = self.ground.memory.has_room(bytes.len() as u64 + (self.ground.memory.budget() >> 5));
+            if is_inner || has_room || (is_hot && self.shelf.cache.make_room(bytes.len() as u64, guard)) {
+                self.shelf.cache.put(at.page, Frame::new(bytes, !is_inner, is_inner), guard);
+            } else {
+                self.shelf.cache.forget(at.page, guard);
+            }
+        }
+        self.publish(guard, |now| {
+            let mut all = now.levels.to_vec();
+            for (number, level) in levels {
+                all.resize(all.len().max(number + 1), Level::default());
+                all[number] = level;
+            }
+            state_with(now, all, spilled.is_some())
+        });
+        if let Some(spilled) = spilled {
+            self.memtable_gone(spilled);
+        }
+        let gone = std::mem::take(&mut change.gone);
+        for (page, _) in &gone {
+            spill.dirty.remove(page);
+        }
+        self.shelf.replaced(&gone, guard);
+        let (ways, now) = (&mut spill.ways, change.ways);
+        ways.spills = (ways.spills.0 + now.spills.0, ways.spills.1 + now.spills.1);
+        ways.merges = (ways.merges.0 + now.merges.0, ways.merges.1 + now.merges.1);
+        Ok(())
+    }
+
+    /// Accounts for what a published step has superseded.
+    fn settle(&self, spill: &mut Spill, meeting: Meeting<'_>, guard: &Guard) {
+        for (slot, bytes) in meeting.counts {
+            spill.count(self, slot, bytes, guard);
+        }
+        for (address, span) in meeting.dead {
+            self.accounts.count(address, -i64::try_from(span).unwrap_or(0), guard);
+        }
+        for (died, blob) in meeting.blobs {
+            if self.accounts.blobs.lock().remove(&blob) {
+                self.ground.blob_died(died, blob);
+            }
+        }
+    }
+
+    /// Everything is going to be in an image: what the levels are, with all that is in memory only written.
+    pub(crate) fn seal<T>(
+        &self,
+        out: &mut dyn ImageSink,
+        image: impl FnOnce(&mut dyn ImageSink, &[Level], u32, &[u64], &[(u32, u64)]) -> Result<T>,
+    ) -> Result<T> {
+        let mut spill = self.spill.lock();
+        let guard = &epoch::pin();
+        let frames: Vec<(u32, &Frame)> = spill
+            .dirty
+            .iter()
+            .filter_map(|page| self.shelf.cache.get(*page, guard).map(|frame| (*page, frame)))
+            .collect();
+        if frames.len() != spill.dirty.len() {
+            return Err(Error::Invalid { what: "cache", why: "an inner node is lost".into() });
+        }
+        self.shelf.space.write(frames.iter().map(|(page, frame)| (*page, frame.bytes())))?;
+        frames.iter().for_each(|(_, frame)| frame.clean());
+        spill.dirty.clear();
+        let (end, used) = self.shelf.space.seal()?;
+        let levels = Arc::clone(&self.state(guard).levels);
+        let is_there = |slot: &u32, id: u64| {
+            self.ground.segments.at(*slot, guard).is_some_and(|segment| segment.id().0 == id)
+        };
+        spill.counts.retain(|slot, (id, bytes)| *bytes > 0 && is_there(slot, *id));
+        let mut counts: Vec<(u32, u64)> =
+            spill.counts.iter().map(|(slot, (_, bytes))| (*slot, u64::try_from(*bytes).unwrap_or(0))).collect();
+        counts.sort_unstable();
+        drop(spill);
+        image(out, &levels, end, &used, &counts)
+    }
+
+    /// Takes up the levels of an image, with the bytes that they account for.
+    pub(crate) fn take_up(&self, levels: Vec<Level>, counts: &[(u32, u64)]) {
+        let guard = &epoch::pin();
+        let mut spill = self.spill.lock();
+        for (slot, bytes) in counts.iter().filter(|(slot, _)| (*slot as usize) < SLOT_COUNT) {
+            let bytes = i64::try_from(*bytes).unwrap_or(i64::MAX / 2);
+            if let Some(segment) = self.ground.segments.at(*slot, guard) {
+                segment.account(bytes);
+                spill.counts.insert(*slot, (segment.id().0, bytes));
+            }
+        }
+        self.publish(guard, |now| state_with(now, levels, false));
+    }
+
+    /// The keyspace is dropped: accounts for all it has, and forgets it.
+    pub(crate) fn drop_all(&self) {
+        let mut spill = self.spill.lock();
+        let guard = &epoch::pin();
+        for (slot, (id, bytes)) in std::mem::take(&mut *spill).counts {
+            if let Some(segment) = self.ground.segments.at(slot, guard).filter(|s| s.id().0 == id) {
+                segment.account(-bytes);
+            }
+        }
+        let state = self.state(guard);
+        for memtable in state.memtables() {
+            let mut places = Vec::new();
+            memtable.ascend(Bound::Unbounded, usize::MAX, guard, &mut places);
+            for word in places.iter().map(|place| memtable.version(*place).word).filter(|word| !word.is_tomb()) {
+                self.accounts.count(word.address(), -i64::try_from(word.span()).unwrap_or(0), guard);
+            }
+            self.memtable_gone(memtable);
+        }
+        self.publish(guard, |now| State {
+            active: Arc::new(Memtable::new(0, now.active.prefix(guard), self.ground.tiny)),
+            frozen: None,
+            levels: Arc::new([]),
+        });
+        self.shelf.cache.clear(guard);
+        self.shelf.space.retire();
+    }
+
+    /// Reads all pages of the present levels.
+    pub(crate) fn verify_levels(&self, report: &mut dyn FnMut(Error)) -> Result<()> {
+        let spill = self.spill.lock(); // so that no page gets another content
+        let guard = &epoch::pin();
+        let mut tell = |result: Result<()>| match result {
+            Err(error @ Error::Corrupt { .. }) => {
+                report(error);
+                Ok(())
+            }
+            other => other,
+        };
+        tell(self.shelf.space.verify())?;
+        for level in &*self.state(guard).levels {
+            let mut todo: Vec<(Ref, u8)> = level.root.into_iter().collect();
+            while let Some((at, height)) = todo.pop() {
+                if spill.dirty.contains(&at.page) {
+                    if let Some(frame) = self.shelf.cache.get(at.page, guard) {
+                        let node = frame.node();
+                        todo.extend((0..node.len()).map(|slot| (node.child(slot), height - 1)));
+                    }
+                    continue;
+                }
+                tell(self.shelf.space.read(at, height).map(|frame| {
+                    if height > 0 {
+                        let node = frame.node();
+                        todo.extend((0..node.len()).map(|slot| (node.child(slot), height - 1)));
+                    }
+                }))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Entries taken out of leaves.
+#[derive(Default)]
+struct Gathered {
+    keys: Vec<u8>,
+    /// Where its key ends, the entry, and a number that its commit's is not above.
+    entries: Vec<(usize, Entry, Seq)>,
+}
+
+impl Gathered {
+    fn pairs(&self) -> impl Iterator<Item = Pair<'_>> {
+        let mut start = 0;
+        self.entries.iter().map(move |(end, entry, newest)| {
+            let key = &self.keys[start..*end];
+            start = *end;
+            Pair { key, entry: *entry, newest: *newest }
+        })
+    }
+}
+
+fn key_of(memtable: &Memtable, place: u32) -> &[u8] {
+    use sheaf_base::sorted::order::Keys;
+    memtable.key(place)
+}
+
+fn state_with(now: &State, levels: Vec<Level>, is_spilled: bool) -> State {
+    State {
+        active: Arc::clone(&now.active),
+        frozen: now.frozen.as_ref().filter(|_| !is_spilled).cloned(),
+        levels: levels.into(),
+    }
+}
+
+impl Shelf {
+    /// Nodes are not part of the present levels any more. Readers of before may still look at them, some only in memory.
+    fn replaced(self: &Arc<Shelf>, gone: &[(u32, u32)], guard: &Guard) {
+        let free = self.space.replaced(gone);
+        let (shelf, gone) = (Arc::clone(self), gone.to_vec());
+        guard.defer(move || {
+            let guard = &epoch::pin();
+            gone.iter().for_each(|(page, _)| shelf.cache.forget(*page, guard));
+            shelf.space.give_back(&free);
+        });
+        guard.flush();
+    }
+}
