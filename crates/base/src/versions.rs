@@ -130,6 +130,12 @@ impl<P: Place> Versions<P> {
         olds.filter(|(_, o)| o.born <= at && at < o.died).map(|(p, o)| (p.clone(), o.address)).take(limit).collect()
     }
 
+    /// When the oldest of the versions at `place` was born that is younger than `born`.
+    pub fn next_born(&self, place: &P, born: Seq) -> Option<Seq> {
+        let map = self.map.read();
+        map.get(place)?.iter().map(|old| old.born).filter(|other| *other > born).min()
+    }
+
     /// True if a version stands at `address`.
     pub fn contains(&self, place: &P, address: Address) -> bool {
         self.map.read().get(place).is_some_and(|olds| olds.iter().any(|o| o.address == address))

@@ -49,6 +49,12 @@ impl Views {
         self.live.keys().next().copied()
     }
 
+    /// The newest state somebody reads.
+    #[must_use]
+    pub fn newest(&self) -> Option<Seq> {
+        self.live.keys().next_back().copied()
+    }
+
     /// How many views there are.
     #[must_use]
     pub fn len(&self) -> usize {

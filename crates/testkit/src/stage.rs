@@ -129,6 +129,12 @@ impl Subject {
         self.engine != "flex"
     }
 
+    /// Whether each key takes memory for good; the others take as many as there is room on the disk.
+    #[must_use]
+    pub fn indexes_in_memory(&self) -> bool {
+        self.engine != "kreon"
+    }
+
     /// The engines of the three keyspaces of a crash workload: two under test, one in another log.
     #[must_use]
     pub fn engines(&self) -> [&'static str; 3] {

@@ -91,6 +91,8 @@ pub(crate) struct Cache {
     chunks: [AtomicPtr<Box<[Slot]>>; CHUNKS],
     rings: Mutex<Rings>,
     bytes: AtomicU64,
+    /// Of the table, which never goes.
+    table_bytes: AtomicU64,
     frames: AtomicU64,
     loads: AtomicU64,
 }
@@ -108,14 +110,15 @@ impl Cache {
             chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS],
             rings: Mutex::default(),
             bytes: AtomicU64::new(0),
+            table_bytes: AtomicU64::new(0),
             frames: AtomicU64::new(0),
             loads: AtomicU64::new(0),
         }
     }
 
-    /// Bytes of its frames.
+    /// Bytes of its frames and of the table.
     pub(crate) fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
+        self.bytes.load(Ordering::Relaxed) + self.table_bytes.load(Ordering::Relaxed)
     }
 
     #[inline]
@@ -139,8 +142,8 @@ impl Cache {
                 // * Made from a box above, and nobody else has seen it.
                 drop(unsafe { Box::from_raw(made) });
             } else {
-                self.ground.memory.take(Part::Cache, 8 * count as u64);
-                self.bytes.fetch_add(8 * count as u64, Ordering::Relaxed);
+                self.ground.memory.take(Part::Index, 8 * count as u64);
+                self.table_bytes.fetch_add(8 * count as u64, Ordering::Relaxed);
             }
         }
         self.slot(page)
@@ -309,5 +312,6 @@ impl Drop for Cache {
             }
         }
         self.ground.memory.give(Part::Cache, self.bytes.load(Ordering::Relaxed));
+        self.ground.memory.give(Part::Index, self.table_bytes.load(Ordering::Relaxed));
     }
 }

@@ -12,7 +12,7 @@
 //! after the image, and every one of these is a record that is replayed.
 
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use sheaf_base::engine::{
@@ -93,8 +93,11 @@ pub(crate) struct KreonEngine {
     pub(crate) staged: Mutex<HashMap<u64, u64>>,
     /// The newest commit that superseded something while there were views; 0 if none may need it any more.
     pub(crate) needed: AtomicU64,
-    /// Versions that views pin: when they were born and superseded.
-    pins: Mutex<Vec<(Seq, Seq)>>,
+    /// The oldest and the newest view when that was.
+    pub(crate) oldest_view: AtomicU64,
+    pub(crate) newest_view: AtomicU64,
+    /// Versions below that views pin, and that no spill has met: when they were superseded, by when they were born.
+    pins: Mutex<BTreeMap<Seq, Vec<Seq>>>,
     state: AtomicPtr<State>,
     publishing: Mutex<()>,
     replaying: Mutex<()>,
@@ -120,6 +123,8 @@ impl KreonEngine {
             candidates: Mutex::default(),
             staged: Mutex::default(),
             needed: AtomicU64::new(0),
+            oldest_view: AtomicU64::new(0),
+            newest_view: AtomicU64::new(0),
             pins: Mutex::default(),
             state: AtomicPtr::new(Box::into_raw(Box::new(state))),
             publishing: Mutex::new(()),
@@ -173,7 +178,9 @@ impl KreonEngine {
 
     /// Something was superseded by commit `died` while there were views, or not.
     fn learn_views(&self, views: &Views, died: Seq) {
-        if !views.is_empty() {
+        if let (Some(oldest), Some(newest)) = (views.oldest(), views.newest()) {
+            self.oldest_view.store(oldest.0, Ordering::Release);
+            self.newest_view.store(newest.0, Ordering::Release);
             self.needed.fetch_max(died.0, Ordering::AcqRel);
         }
     }
@@ -207,6 +214,17 @@ impl KreonEngine {
         let address = word.address();
         let blob = if word.is_staged() { self.staged.lock().remove(&address.bits()) } else { None };
         Old { address, span: u32::try_from(word.span()).unwrap_or(u32::MAX), born, died, blob }
+    }
+
+    /// A version that was born then is among the versions now.
+    pub(crate) fn unpin(&self, born: Seq) {
+        let mut pins = self.pins.lock();
+        if let Some(dieds) = pins.get_mut(&born) {
+            dieds.pop();
+            if dieds.is_empty() {
+                pins.remove(&born);
+            }
+        }
     }
 
     fn superseded(&self, key: &[u8], version: Version, died: Seq, views: &Views, guard: &Guard) {
@@ -350,7 +368,7 @@ impl Engine for KreonEngine {
         let place = low(op.note[RECORD]);
         if place == 0 {
             if op.prior != Seq::ZERO && views.needs(op.prior, seq) {
-                self.pins.lock().push((op.prior, seq));
+                self.pins.lock().entry(op.prior).or_default().push(seq);
             }
         } else {
             let old = active.version(place);
@@ -401,7 +419,10 @@ impl Engine for KreonEngine {
     }
 
     fn trim(&self, views: &Views, visible: Seq) {
-        self.pins.lock().retain(|(born, died)| *died > visible || views.needs(*born, *died));
+        self.pins.lock().retain(|born, dieds| {
+            dieds.retain(|died| *died > visible || views.needs(*born, *died));
+            !dieds.is_empty()
+        });
         if views.is_empty() {
             let needed = self.needed.load(Ordering::Acquire);
             if needed <= visible.0 {
@@ -502,7 +523,7 @@ impl Engine for KreonEngine {
         EngineStats {
             keys: self.count_keys().unwrap_or(0),
             index_bytes: memtables + self.shelf.cache.bytes(),
-            pinned_versions: self.versions.count() + self.pins.lock().len() as u64,
+            pinned_versions: self.versions.count() + self.pins.lock().values().map(|dieds| dieds.len() as u64).sum::<u64>(),
         }
     }
 

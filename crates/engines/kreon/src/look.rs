@@ -231,6 +231,9 @@ impl KreonEngine {
         };
         let head = self.head_at(address, guard)?;
         let span = u32::try_from(head.span).unwrap_or(u32::MAX);
+        if !self.may_need(head.seq, died) {
+            return Ok(Hold::Dead);
+        }
         let old = Old { address, span, born: head.seq, died, blob: head.blob };
         self.candidates.lock().olds.insert(address.bits(), old);
         Ok(Hold::Pinned)
@@ -242,6 +245,35 @@ impl KreonEngine {
             .map_err(|what| Error::corrupt(segment.path(), address.offset(), what))?;
         let blob = if let Content::Staged(blob) = record.content { Some(blob.id) } else { None };
         Ok(Head { address, span: frame.span(), seq: frame.header.seq, blob })
+    }
+
+    /// Keeps `old` if a view needs it. When it died is when the next version was born, as far as that is known: what is among
+    /// the versions may have come between. The candidates are locked, so that nobody else does the same.
+    pub(crate) fn keep_version(
+        &self,
+        _locked: &Candidates,
+        key: &[u8],
+        old: Old,
+        needs: impl Fn(Seq, Seq) -> bool,
+    ) -> bool {
+        let place = key.to_vec();
+        let next = self.versions.next_born(&place, old.born).unwrap_or(old.died);
+        let old = Old { died: old.died.min(next), ..old };
+        if old.born >= old.died || !needs(old.born, old.died) {
+            return false;
+        }
+        // A copy of it may be there already.
+        if self.versions.at(&place, old.born).is_empty() {
+            self.unpin(old.born);
+            self.versions.push(place, old);
+        }
+        true
+    }
+
+    /// Whether a view may need a version of such a life.
+    fn may_need(&self, born: Seq, died: Seq) -> bool {
+        let (oldest, newest) = (self.oldest_view.load(Ordering::Acquire), self.newest_view.load(Ordering::Acquire));
+        self.needed.load(Ordering::Acquire) != 0 && born.0 <= newest && oldest < died.0
     }
 
     /// Under the commit lock: the record at `from` was copied to `to`.
@@ -277,8 +309,8 @@ impl KreonEngine {
         }
         match old {
             Some(old) => {
-                self.versions.push(key.to_vec(), Old { address: to, ..old });
-                true
+                let needs = |born, died| self.may_need(born, died);
+                self.keep_version(&candidates, key, Old { address: to, ..old }, needs)
             }
             None => false,
         }

@@ -114,20 +114,18 @@ impl Meeting<'_> {
         if self.views.oldest().is_none_or(|oldest| oldest >= died) {
             return Ok(false);
         }
+        let needs = |born, died| self.views.needs(born, died);
         let born = match old.is_tomb() {
             true => old.tomb_seq(),
             false => self.engine.seq_at(old.address(), self.guard)?,
         };
-        if born >= died || !self.views.needs(born, died) {
-            return Ok(false);
-        }
         let blob = (old.flags & STAGED != 0).then_some(old.blob);
         let (address, span) = match old.is_tomb() {
             true => (Address::NONE, 0),
             false => (old.address(), u32::try_from(old.span()).unwrap_or(u32::MAX)),
         };
-        self.engine.keep_version(new.key, Old { address, span, born, died, blob });
-        Ok(true)
+        let old = Old { address, span, born, died, blob };
+        Ok(self.engine.keep_version(&self.engine.candidates.lock(), new.key, old, needs))
     }
 }
 
@@ -171,13 +169,6 @@ impl Meet for Meeting<'_> {
 }
 
 impl KreonEngine {
-    /// Keeps an old version, unless it is there already.
-    fn keep_version(&self, key: &[u8], old: Old) {
-        let _one = self.candidates.lock();
-        if self.versions.at(&key.to_vec(), Seq(old.died.0 - 1)).is_empty() {
-            self.versions.push(key.to_vec(), old);
-        }
-    }
 
     fn capacity(&self, level: usize) -> u64 {
         let (least, growth) = match self.ground.tiny {
@@ -281,13 +272,13 @@ impl KreonEngine {
         }
         let blob = self.staged.lock().get(&word.address().bits()).copied().filter(|_| word.is_staged());
         staged.extend(blob.map(|_| word.address().bits()));
-        if meeting.views.needs(born, died) {
-            let (address, span) = match word.is_tomb() {
-                true => (Address::NONE, 0),
-                false => (word.address(), u32::try_from(word.span()).unwrap_or(u32::MAX)),
-            };
-            self.keep_version(key, Old { address, span, born, died, blob });
-        } else if !word.is_tomb() {
+        let (address, span) = match word.is_tomb() {
+            true => (Address::NONE, 0),
+            false => (word.address(), u32::try_from(word.span()).unwrap_or(u32::MAX)),
+        };
+        let old = Old { address, span, born, died, blob };
+        let needs = |born, died| meeting.views.needs(born, died);
+        if !self.keep_version(&self.candidates.lock(), key, old, needs) && !word.is_tomb() {
             meeting.dead.push((word.address(), word.span()));
             meeting.blobs.extend(blob.map(|blob| (died, blob)));
         }
