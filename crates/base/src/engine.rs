@@ -291,6 +291,11 @@ pub trait Engine: Send + Sync {
     fn wants_checkpoint(&self) -> bool {
         false
     }
+    /// How far what gathers in memory while a checkpoint moves what it froze is beyond its share, in hundredths; 100 is at
+    /// it. Beyond, writers are slowed down.
+    fn pressure(&self) -> u64 {
+        0
+    }
     /// Much of the budget would come back with a checkpoint.
     fn is_swollen(&self) -> bool {
         false

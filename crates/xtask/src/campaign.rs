@@ -200,6 +200,8 @@ fn interleavings(seed: u64) -> Result<Sum, String> {
         "sheaf-flat",
         "-p",
         "sheaf-cedrus",
+        "-p",
+        "sheaf-kreon",
         "--lib",
         "--test",
         "interleavings",

@@ -23,6 +23,8 @@ pub(crate) fn run() -> Result<(), String> {
         "-p",
         "sheaf-cedrus",
         "-p",
+        "sheaf-kreon",
+        "-p",
         "sheaf-testkit",
         "--lib",
         "--test",

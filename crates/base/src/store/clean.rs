@@ -162,7 +162,9 @@ impl Store {
             return 0;
         }
         let (disk, limit) = self.space(self.log(LogId::Flat));
-        (disk * 100).checked_div(limit).unwrap_or(0).max(self.journal_pressure())
+        let log = (disk * 100).checked_div(limit).unwrap_or(0).max(self.journal_pressure());
+        let engines = self.catalogue.map();
+        engines.values().filter_map(|k| k.engine().ok()).map(|engine| engine.pressure()).fold(log, u64::max)
     }
 
     /// The victims whose cleaning costs least for what it wins.

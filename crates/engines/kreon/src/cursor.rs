@@ -26,8 +26,8 @@ use crate::memtable::Memtable;
 use crate::node::Node;
 use crate::tree::{Aim, Found, Level, Seen, Shelf};
 
-/// Pairs of the first batch; each is twice as large as the one before, ...
-const FIRST_BATCH: usize = 16;
+/// Pairs of the first batch and the second; from then on each is twice as large as the one before, ...
+const FIRST_BATCH: usize = 32;
 /// ... up to so many, ...
 const MOST_BATCH: usize = 128;
 /// ... or about so many bytes.
@@ -194,6 +194,7 @@ pub(crate) struct KreonCursor {
     rest: Option<Bound<Vec<u8>>>,
     has_begun: bool,
     batch: usize,
+    is_second: bool,
     pairs: Pairs,
     failed: bool,
 }
@@ -201,7 +202,7 @@ pub(crate) struct KreonCursor {
 impl KreonCursor {
     pub(crate) fn new(engine: Arc<KreonEngine>, at: Seq, bounds: Bounds, want: Want) -> KreonCursor {
         let pairs = Pairs::new(want);
-        KreonCursor { engine, at, bounds, want, rest: None, has_begun: false, batch: FIRST_BATCH, pairs, failed: false }
+        KreonCursor { engine, at, bounds, want, rest: None, has_begun: false, batch: FIRST_BATCH, is_second: false, pairs, failed: false }
     }
 
     /// Fetches the next batch. False at the end.
@@ -218,7 +219,8 @@ impl KreonCursor {
         let mut lanes = engine.lanes(state, way, as_ref(&rest), Some(self.at), guard)?;
         let (mut keys, mut items, mut bytes) = (Vec::new(), Vec::new(), 0);
         let limit = self.batch;
-        self.batch = (2 * limit).min(MOST_BATCH);
+        self.batch = if self.is_second { (2 * limit).min(MOST_BATCH) } else { limit };
+        self.is_second = true;
         let mut last = Vec::new();
         let mut seen_keys = 0;
         while items.len() < limit && bytes < BATCH_BYTES {

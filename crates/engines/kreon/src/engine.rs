@@ -237,19 +237,23 @@ impl KreonEngine {
     }
 
     /// Records of replay win by their numbers.
-    fn replay_one(&self, record: &Replay<'_>, guard: &Guard) {
+    fn replay_one(&self, record: &Replay<'_>, guard: &Guard) -> Result<()> {
         let hash = self.hash(record.key);
+        if matches!(record.content, Content::Remove) {
+            self.accounts.count_tomb(record.address, record.span, guard);
+            // The cleaner copies removals unasked, so that one may come that is older than what the levels have.
+            if self.is_old_news(hash, record.key, record.seq, guard)? {
+                return Ok(());
+            }
+        }
         let _one = self.replaying.lock();
         let active = &self.state(guard).active;
         let place = active.find(hash, record.key, guard);
         let old = place.map(|place| active.version(place));
         let word = self.word_of(&record.content, record.address, record.span);
-        if matches!(record.content, Content::Remove) {
-            self.accounts.count_tomb(record.address, record.span, guard);
-        }
         // Of two copies with the same number the one already there stays.
         if old.is_some_and(|old| old.seq >= record.seq) {
-            return;
+            return Ok(());
         }
         if let Some(old) = old.filter(|old| !old.word.is_tomb()) {
             let old = self.old_of(old, record.seq);
@@ -261,6 +265,7 @@ impl KreonEngine {
         self.arrived(&record.content, record.address, record.span, guard);
         let version = Version { word, seq: record.seq };
         self.write(active, place.unwrap_or(0), hash, record.key, version, guard);
+        Ok(())
     }
 
     fn word_of(&self, content: &Content<'_>, address: Address, span: u32) -> Word {
@@ -478,6 +483,15 @@ impl Engine for KreonEngine {
         active.bytes() > self.memtable_limit() || (is_worth_it && rest >= REST)
     }
 
+    fn pressure(&self) -> u64 {
+        let guard = &epoch::pin();
+        let state = self.state(guard);
+        match state.frozen {
+            Some(_) => (state.active.bytes() * 100).checked_div(self.memtable_limit()).unwrap_or(0),
+            None => 0,
+        }
+    }
+
     fn is_swollen(&self) -> bool {
         let guard = &epoch::pin();
         let bytes: u64 = self.state(guard).memtables().map(|memtable| memtable.bytes()).sum();
@@ -501,8 +515,7 @@ impl Engine for KreonEngine {
     }
 
     fn replay(&self, record: &Replay<'_>) -> Result<()> {
-        self.replay_one(record, &epoch::pin());
-        Ok(())
+        self.replay_one(record, &epoch::pin())
     }
 
     fn blobs(&self, out: &mut Vec<u64>) {

@@ -45,6 +45,8 @@ mod change;
 mod cursor;
 mod engine;
 mod image;
+#[cfg(all(test, shuttle))]
+mod interleavings;
 mod look;
 mod memtable;
 mod node;

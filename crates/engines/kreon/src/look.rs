@@ -138,6 +138,17 @@ impl KreonEngine {
         Ok(None)
     }
 
+    /// Whether the levels have something of `key` that is not older than `seq`.
+    pub(crate) fn is_old_news(&self, hash: u64, key: &[u8], seq: Seq, guard: &Guard) -> Result<bool> {
+        for level in &*self.state(guard).levels {
+            let Some(seen) = self.shelf.find(level, print_of(hash), key, guard)? else { continue };
+            let is_gone =
+                !seen.entry.is_tomb() && self.shelf.is_dangling(seen.entry.address(), seen.stamp, guard);
+            return Ok(!is_gone && self.seq_of(&seen, guard)? >= seq);
+        }
+        Ok(false)
+    }
+
     /// The number of the key's newest version; zero if it has no value.
     pub(crate) fn newest(&self, hash: u64, key: &[u8], guard: &Guard) -> Result<Seq> {
         let source = self.first(self.state(guard), hash, key, guard)?;

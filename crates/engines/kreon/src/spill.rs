@@ -137,14 +137,16 @@ impl Meet for Meeting<'_> {
             let is_gone =
                 !old.is_tomb() && self.engine.shelf.is_dangling(old.address(), stamp, self.guard);
             let is_kept = !is_gone && !is_below && self.keep_for_views(new, old)?;
-            if is_gone && !is_below && old.is_staged() {
+            // After a crash the same version may come again, from where the cleaner had copied it to.
+            let is_lost = old.is_staged() && !(new.entry.is_staged() && new.entry.blob == old.blob);
+            if is_gone && !is_below && is_lost {
                 self.blobs.push((new.newest, old.blob));
             }
             if !is_gone {
                 self.count(old, -1);
                 if !old.is_tomb() && !is_below && !is_kept {
                     self.dead.push((old.address(), old.span()));
-                    if old.is_staged() {
+                    if is_lost {
                         self.blobs.push((new.newest, old.blob));
                     }
                 }

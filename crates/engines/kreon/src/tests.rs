@@ -31,7 +31,7 @@ impl Meet for Last {
     }
 }
 
-fn shelf(tiny: bool) -> Arc<Shelf> {
+pub(crate) fn shelf(tiny: bool) -> Arc<Shelf> {
     let disk: Arc<dyn Disk> = Arc::new(SimDisk::new());
     disk.create_dir(Path::new("/db")).unwrap();
     disk.create_dir(Path::new("/db/blobs")).unwrap();
