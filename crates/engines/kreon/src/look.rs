@@ -290,7 +290,9 @@ impl KreonEngine {
     /// Under the commit lock: the record at `from` was copied to `to`.
     pub(crate) fn repoint(&self, key: &[u8], from: Address, to: Address, guard: &Guard) -> bool {
         let mut candidates = self.candidates.lock();
-        let head = candidates.heads.remove(key).filter(|head| head.address == from);
+        // An old version of the key may be moved before its newest one.
+        let is_head = candidates.heads.get(key).is_some_and(|head| head.address == from);
+        let head = if is_head { candidates.heads.remove(key) } else { None };
         let old = candidates.olds.remove(&from.bits());
         let hash = self.hash(key);
         let state = self.state(guard);
