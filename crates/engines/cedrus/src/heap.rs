@@ -3,7 +3,7 @@
 //! The writer's side of the trie's space. Nodes and lists stand in runs of lines within a page, nodes in pages of their
 //! own; a run is taken where it fits best, from pages that are in memory, before there is a new page. So space that one
 //! size gives back serves the others, and there is no size class to fall off from. Where the holes are many and small, a
-//! page is pressed (trie.rs).
+//! page is pressed (trie).
 //!
 //! ## Picture
 //!

@@ -1,7 +1,7 @@
 //! # Pages: the trie's space in memory
 //!
 //! A row of pages that grows without moving: chunk k has twice the pages of chunk k − 1. A page that is not here is on
-//! disk. Words are atomics, since readers look while the writer writes and find out afterwards (trie.rs).
+//! disk. Words are atomics, since readers look while the writer writes and find out afterwards (trie).
 //!
 //! ```text
 //!  page: line 0 head | 63 lines of nodes and lists        head: used lines, a bit each 8 | number 4 | 0 ...
@@ -31,7 +31,7 @@ use crate::shape::{LINE, LINE_WORDS};
 const FIRST: usize = 64;
 /// Chunks: 2^25 pages and more.
 const CHUNKS: usize = 20;
-/// Most pages there can be: what a reference reaches (trie.rs).
+/// Most pages there can be: what a reference reaches (trie).
 pub(crate) const MOST_PAGES: u32 = 1 << 25;
 /// Frames of the first chunk of memory.
 const FEW_FRAMES: usize = 16;
