@@ -12,8 +12,8 @@
 //!
 //! ## Failure
 //!
-//! Room ([`Trie::is_roomy`]) and the pages of the path are asked for before a commit has a number. What a change still meets is
-//! damage.
+//! Room ([`Trie::is_roomy`]) and the pages of the path are asked for before a commit has a number. A page that was evicted since
+//! comes back from limbo (page.rs): a change reads all it needs before it writes anything. What it still meets is damage.
 
 use super::*;
 
@@ -22,20 +22,32 @@ impl Trie {
         Change { trie: self, heap: self.heap.lock(), guard, odd: None }
     }
 
-    /// Adds an entry. One writer; the pages on the way are in memory.
+    /// Makes a change whose way was seen in memory under a guard that is still pinned.
+    fn changed<T>(&self, guard: &Guard, act: impl Fn(&mut Change<'_>) -> Tried<T>) -> Tried<T> {
+        let mut change = self.change(guard);
+        loop {
+            match act(&mut change) {
+                // Evicted since; nothing is changed yet.
+                Err(Trouble::Absent(page)) if change.heap.revive(page, &self.pages, guard) => {}
+                done => return done,
+            }
+        }
+    }
+
+    /// Adds an entry. One writer; the way to it was seen in memory under a guard that is still pinned.
     pub(crate) fn insert(&self, entry: Entry, guard: &Guard) -> Tried<()> {
         self.press(guard)?;
-        self.change(guard).insert(entry)
+        self.changed(guard, |change| change.insert(entry))
     }
 
     /// Points the entry of `hash` at `from` to `to`. False if there is none.
     pub(crate) fn replace(&self, hash: u32, from: Address, to: Address, guard: &Guard) -> Tried<bool> {
-        self.change(guard).replace(hash, from.bits(), to.bits())
+        self.changed(guard, |change| change.replace(hash, from.bits(), to.bits()))
     }
 
     /// Takes the entry of `hash` at `address` out. False if there is none.
     pub(crate) fn remove(&self, hash: u32, address: Address, guard: &Guard) -> Tried<bool> {
-        self.change(guard).remove(hash, address.bits())
+        self.changed(guard, |change| change.remove(hash, address.bits()))
     }
 
     /// Forgets everything.
@@ -57,7 +69,7 @@ impl Trie {
         let mut line = 1;
         while line < self.shape.page_lines {
             let mut change = self.change(guard);
-            let Some(words) = self.pages.get(page, guard) else { return Ok(()) };
+            let Some(words) = self.pages.peek(page, guard) else { return Ok(()) };
             let used = words[0].load(Ordering::Relaxed) >> line;
             if used == 0 {
                 return Ok(());
@@ -179,7 +191,8 @@ impl<'a> Change<'a> {
         let step = path[path.len() - 1];
         let (first, len) = self.run(&step, child)?;
         if child != EMPTY {
-            self.checked(&step, (first, len), child, entry.hash)?;
+            let list = self.checked(&step, (first, len), child, entry.hash)?;
+            self.trie.chain(&list, self.guard, |_, _| {})?;
         }
         self.enter(step.range(entry.hash, first, len));
         self.heap.count(entry.address, true);
@@ -393,15 +406,15 @@ impl<'a> Change<'a> {
             if child == EMPTY || child & NODE != 0 || !list.is_link {
                 return Ok(());
             }
-            let head = self.trie.list(child, self.guard)?;
+            let Ok(head) = self.trie.list(child, self.guard) else { return Ok(()) };
             let mut last = child;
-            self.trie.chain(&head, self.guard, |next, _| {
+            let walked = self.trie.chain(&head, self.guard, |next, _| {
                 if next == at {
                     before = last;
                 }
                 last = next;
-            })?;
-            if before == EMPTY {
+            });
+            if before == EMPTY || walked.is_err() {
                 return Ok(());
             }
         }

@@ -53,7 +53,7 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::heap::{Heap, Kind};
 use crate::list::{Entry, List, top};
-use crate::page::Pages;
+use crate::page::{MOST_PAGES, Pages};
 use crate::shape::{HASH_BITS, LINE_WORDS, LINK_HEAD, Shape};
 
 /// Parts of the hashes that have a version each.
@@ -145,6 +145,7 @@ pub(crate) struct Trie {
     heap: Mutex<Heap>,
     /// What the heap has, for those who do not want its lock.
     resident: AtomicU64,
+    page_count: AtomicU64,
     free_lines: AtomicU64,
     entries: AtomicU64,
 }
@@ -158,6 +159,7 @@ impl Trie {
             versions: std::array::from_fn(|_| AtomicU32::new(0)),
             heap: Mutex::new(Heap::new(shape)),
             resident: AtomicU64::new(0),
+            page_count: AtomicU64::new(0),
             free_lines: AtomicU64::new(0),
             entries: AtomicU64::new(0),
         }
@@ -165,6 +167,11 @@ impl Trie {
 
     pub(crate) fn shape(&self) -> &Shape {
         &self.shape
+    }
+
+    /// Whether references reach that many pages more than there are.
+    pub(crate) fn can_grow_by(&self, pages: u64) -> bool {
+        self.page_count.load(Ordering::Relaxed) + pages < u64::from(MOST_PAGES)
     }
 
     /// Bytes of pages in memory.
@@ -294,9 +301,11 @@ impl Trie {
             }
             let list = self.list(child, guard)?;
             if !list.is_for(hash) {
-                let there =
-                    if list.is_link { Ok(found) } else { Err(Trouble::Nonsense(page_of(child), "prefix")) };
-                return there;
+                if !list.is_link {
+                    return Err(Trouble::Nonsense(page_of(child), "prefix"));
+                }
+                // Another hash's chain, which an insertion would split from this one's.
+                return self.chain(&list, guard, |_, _| {}).map(|()| found);
             }
             let mut gather = |list: &List<'_>| {
                 list.matches(hash, |index| {
@@ -368,8 +377,14 @@ impl Trie {
         HeapRef { trie: self, heap: self.heap.lock() }
     }
 
-    /// A page came from disk. What was put in meanwhile stays.
-    pub(crate) fn arrive(&self, page: u32, content: &[u64], guard: &Guard) -> Tried<()> {
+    /// A page came from disk, if what came `is_still` what stands there. What was put in meanwhile stays.
+    pub(crate) fn arrive(
+        &self,
+        page: u32,
+        content: &[u64],
+        is_still: impl Fn() -> bool,
+        guard: &Guard,
+    ) -> Tried<()> {
         let nonsense = Err(Trouble::Nonsense(page, "head of a page"));
         let &[used, head, ..] = content else { return nonsense };
         let Some(kind) = Kind::of(head, page) else { return nonsense };
@@ -381,7 +396,7 @@ impl Trie {
         if !heap.is_used(page) {
             return Err(Trouble::Nonsense(page, "reference"));
         }
-        if self.pages.get(page, guard).is_none() {
+        if self.pages.get(page, guard).is_none() && is_still() {
             let fresh = self.pages.fresh();
             fresh.words().iter().zip(content).for_each(|(word, value)| word.store(*value, Ordering::Relaxed));
             self.pages.put(page, fresh);
@@ -390,6 +405,16 @@ impl Trie {
             }
         }
         Ok(())
+    }
+
+    /// A page is in memory again that was evicted under a guard that is still pinned. False if there is none such.
+    pub(crate) fn revive(&self, page: u32, guard: &Guard) -> bool {
+        self.heap().heap.revive(page, &self.pages, guard)
+    }
+
+    /// Lets up to `most` pages go that are on disk as they are, but keeps `least`. How many went.
+    pub(crate) fn evict(&self, most: usize, least: u64, guard: &Guard) -> usize {
+        self.heap().heap.evict(most, least, &self.pages, guard)
     }
 
     /// The root as it is.
@@ -454,6 +479,7 @@ impl Drop for HeapRef<'_> {
 impl Trie {
     fn publish(&self, heap: &Heap) {
         self.resident.store(heap.resident, Ordering::Relaxed);
+        self.page_count.store(heap.page_count(), Ordering::Relaxed);
         self.free_lines.store(heap.free_lines, Ordering::Relaxed);
         self.entries.store(heap.entries, Ordering::Relaxed);
     }

@@ -166,3 +166,36 @@ fn a_key_takes_few_bytes_at_every_size() {
     }
     assert!(worst < 13.0, "{worst} bytes a key");
 }
+
+#[test]
+fn a_change_reads_all_it_needs_before_it_writes() {
+    let shape = Shape::TINY;
+    let (trie, guard) = (Trie::new(shape), epoch::pin());
+    // A chain of many pages, and a hash beside it that has none.
+    let mut model: Vec<Entry> = (0..200).map(|n| Entry::new(0x4000_0000, place(n))).collect();
+    model.iter().for_each(|entry| trie.insert(*entry, &guard).unwrap());
+    trie.heap().freeze(Vec::new());
+    let pages = trie.heap().frozen.take().unwrap().pages;
+    let mut disk = std::collections::HashMap::new();
+    for page in pages {
+        let words = trie.pages().peek(page, &guard).unwrap();
+        disk.insert(page, words.iter().map(|word| word.load(Ordering::Relaxed)).collect::<Vec<u64>>());
+        trie.heap().clean(page);
+    }
+    assert_eq!(trie.evict(usize::MAX, 0, &guard), disk.len());
+    drop(guard);
+    while !trie.pages().is_limbo_empty() {
+        epoch::pin().flush();
+    }
+    let (another, guard) = (Entry::new(0x4000_0001, place(1000)), epoch::pin());
+    let mut missed = 0;
+    while let Err(trouble) = trie.find(another.hash, &guard, |_| {}) {
+        let Trouble::Absent(page) = trouble else { panic!("{trouble:?}") };
+        trie.arrive(page, &disk[&page], || true, &guard).unwrap();
+        missed += 1;
+    }
+    assert!(missed == disk.len() && missed > 3, "what splits a chain off needs all of it");
+    trie.insert(another, &guard).unwrap();
+    model.push(another);
+    agree(&trie, &model);
+}
