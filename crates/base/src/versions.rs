@@ -114,7 +114,10 @@ impl<P: Place> Versions<P> {
             return Vec::new();
         }
         let olds = map.range(span).flat_map(|(place, olds)| olds.iter().map(move |old| (place, old)));
-        olds.filter(|(_, o)| o.born <= at && at < o.died).map(|(p, o)| (p.clone(), o.address)).take(limit).collect()
+        olds.filter(|(_, o)| o.born <= at && at < o.died)
+            .map(|(p, o)| (p.clone(), o.address))
+            .take(limit)
+            .collect()
     }
 
     /// The last ones, from the last on.
@@ -127,7 +130,10 @@ impl<P: Place> Versions<P> {
             return Vec::new();
         }
         let olds = map.range(span).rev().flat_map(|(place, olds)| olds.iter().map(move |old| (place, old)));
-        olds.filter(|(_, o)| o.born <= at && at < o.died).map(|(p, o)| (p.clone(), o.address)).take(limit).collect()
+        olds.filter(|(_, o)| o.born <= at && at < o.died)
+            .map(|(p, o)| (p.clone(), o.address))
+            .take(limit)
+            .collect()
     }
 
     /// When the oldest of the versions at `place` was born that is younger than `born`.
@@ -179,7 +185,9 @@ impl<P: Place> Versions<P> {
 fn is_void<P: Ord>(span: &Span<P>) -> bool {
     match span {
         (Bound::Included(low), Bound::Included(high)) => low > high,
-        (Bound::Included(low) | Bound::Excluded(low), Bound::Included(high) | Bound::Excluded(high)) => low >= high,
+        (Bound::Included(low) | Bound::Excluded(low), Bound::Included(high) | Bound::Excluded(high)) => {
+            low >= high
+        }
         _ => false,
     }
 }

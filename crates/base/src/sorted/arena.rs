@@ -49,6 +49,12 @@ pub struct Arena {
     next: AtomicU64,
 }
 
+impl Default for Arena {
+    fn default() -> Arena {
+        Arena::new()
+    }
+}
+
 fn chunk_of(number: u64) -> usize {
     (number.ilog2() - FIRST.ilog2()) as usize
 }

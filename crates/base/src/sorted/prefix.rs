@@ -30,6 +30,12 @@ impl Prefix {
         &self.0
     }
 
+    /// True if keys share nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// How many bytes keys share.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -89,4 +95,3 @@ pub fn is_below(key: &[u8], high: Bound<&[u8]>) -> bool {
         Bound::Unbounded => true,
     }
 }
-

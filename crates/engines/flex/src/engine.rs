@@ -24,7 +24,6 @@ use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::{KeyspaceId, LogId, Seq};
 use sheaf_base::views::Views;
 
-use sheaf_base::sorted::arena::{high, low};
 use crate::block::print_of;
 use crate::commit::Sizes;
 use crate::cursor::FlexCursor;
@@ -33,6 +32,7 @@ use crate::memtable::{Entry, Memtable, Version, Word};
 use crate::prefix::Prefix;
 use crate::slots::Slots;
 use crate::table::Table;
+use sheaf_base::sorted::arena::{high, low};
 
 /// The engine's name in the catalogue.
 pub(crate) const NAME: &str = "flex";

@@ -37,9 +37,9 @@ use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::Seq;
 use sheaf_base::views::Views;
 
+use crate::prefix::Prefix;
 use sheaf_base::sorted::arena::{Arena, Place, high, low};
 use sheaf_base::sorted::order::{Keys, Order};
-use crate::prefix::Prefix;
 
 /// Stripes of the hash table: each grows on its own, so that no growth takes long.
 const STRIPES: usize = 256;

@@ -197,7 +197,13 @@ impl<'a, M: Meet> Change<'a, M> {
     }
 
     /// What becomes of some leaves side by side when `sources` come.
-    fn leaves(&mut self, old: &[Child], sources: Pairs<'_, '_>, low: &[u8], is_merge: bool) -> Result<Vec<Child>> {
+    fn leaves(
+        &mut self,
+        old: &[Child],
+        sources: Pairs<'_, '_>,
+        low: &[u8],
+        is_merge: bool,
+    ) -> Result<Vec<Child>> {
         let (mut keys, mut ends, mut entries) = (Vec::new(), Vec::new(), Vec::new());
         for leaf in old {
             let loaded = self.loaded.remove(&leaf.child.page);
@@ -223,8 +229,9 @@ impl<'a, M: Meet> Change<'a, M> {
                 pairs.push(Pair { key: new.key, entry, newest: new.newest });
             }
         }
-        for slot in slot..entries.len() {
-            self.keep(key_at(slot), &entries[slot], &mut pairs);
+        while let Some(old) = entries.get(slot) {
+            self.keep(key_at(slot), old, &mut pairs);
+            slot += 1;
         }
         self.pack(&pairs, low, is_merge)
     }

@@ -67,7 +67,13 @@ impl<'g> Lane<'g> {
         }
     }
 
-    fn level(shelf: &'g Shelf, level: Level, way: Way, from: Bound<&[u8]>, guard: &'g Guard) -> Result<Lane<'g>> {
+    fn level(
+        shelf: &'g Shelf,
+        level: Level,
+        way: Way,
+        from: Bound<&[u8]>,
+        guard: &'g Guard,
+    ) -> Result<Lane<'g>> {
         let aim = match (way, from) {
             (Way::Up, Bound::Included(key) | Bound::Excluded(key)) => Aim::At(key),
             (Way::Up, Bound::Unbounded) => Aim::First,
@@ -82,7 +88,13 @@ impl<'g> Lane<'g> {
     }
 
     /// Goes into a leaf, or on to the first one behind it that has something.
-    fn enter(&mut self, found: Option<Found>, way: Way, from: Option<Bound<&[u8]>>, guard: &'g Guard) -> Result<()> {
+    fn enter(
+        &mut self,
+        found: Option<Found>,
+        way: Way,
+        from: Option<Bound<&[u8]>>,
+        guard: &'g Guard,
+    ) -> Result<()> {
         let Lane::Level { shelf, level, leaf, slot, key } = self else { return Ok(()) };
         let (mut found, mut from) = (found, from);
         loop {
@@ -128,7 +140,9 @@ impl<'g> Lane<'g> {
 
     fn key(&self) -> Option<&[u8]> {
         match self {
-            Lane::Memtable { memtable, places, next, .. } => places.get(*next).map(|place| memtable.key(*place)),
+            Lane::Memtable { memtable, places, next, .. } => {
+                places.get(*next).map(|place| memtable.key(*place))
+            }
             Lane::Level { leaf, key, .. } => leaf.as_ref().map(|_| &key[..]),
             Lane::Versions { items, next } => items.get(*next).map(|(key, _)| &key[..]),
         }
@@ -202,7 +216,18 @@ pub(crate) struct KreonCursor {
 impl KreonCursor {
     pub(crate) fn new(engine: Arc<KreonEngine>, at: Seq, bounds: Bounds, want: Want) -> KreonCursor {
         let pairs = Pairs::new(want);
-        KreonCursor { engine, at, bounds, want, rest: None, has_begun: false, batch: FIRST_BATCH, is_second: false, pairs, failed: false }
+        KreonCursor {
+            engine,
+            at,
+            bounds,
+            want,
+            rest: None,
+            has_begun: false,
+            batch: FIRST_BATCH,
+            is_second: false,
+            pairs,
+            failed: false,
+        }
     }
 
     /// Fetches the next batch. False at the end.
@@ -246,7 +271,8 @@ impl KreonCursor {
                 lane.advance(way, guard)?;
             }
             // What the lane of versions has not looked up is behind its last.
-            let is_cut = matches!(&lanes[0], Lane::Versions { items, next } if *next == LANE && items.len() == LANE);
+            let is_cut =
+                matches!(&lanes[0], Lane::Versions { items, next } if *next == LANE && items.len() == LANE);
             if is_cut || is_long || items.len() == limit || bytes >= BATCH_BYTES {
                 self.rest = Some(Bound::Excluded(last.clone()));
                 break;
@@ -342,7 +368,13 @@ impl KreonEngine {
     }
 
     /// Where the record of `key`, the next one of the lanes, stands that a view at `at` shows, and its bytes.
-    fn shown(&self, lanes: &[Lane<'_>], key: &[u8], at: Seq, guard: &Guard) -> Result<Option<(Address, u64)>> {
+    fn shown(
+        &self,
+        lanes: &[Lane<'_>],
+        key: &[u8],
+        at: Seq,
+        guard: &Guard,
+    ) -> Result<Option<(Address, u64)>> {
         let mut version = None;
         for (number, lane) in lanes.iter().enumerate().filter(|(_, lane)| lane.key() == Some(key)) {
             match lane {
@@ -379,7 +411,9 @@ impl KreonEngine {
             let mut newest = None;
             for lane in lanes.iter_mut().filter(|lane| lane.key() == Some(&key[..])) {
                 let is_tomb = match lane {
-                    Lane::Memtable { memtable, places, next, .. } => memtable.version(places[*next]).word.is_tomb(),
+                    Lane::Memtable { memtable, places, next, .. } => {
+                        memtable.version(places[*next]).word.is_tomb()
+                    }
                     _ => lane.seen().is_none_or(|seen| seen.entry.is_tomb()),
                 };
                 newest.get_or_insert(!is_tomb);

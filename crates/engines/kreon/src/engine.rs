@@ -16,8 +16,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use sheaf_base::engine::{
-    Action, Bounds, Capabilities, Cursor, Engine, EngineStats, Hold, ImageSink, ImageSource, Need, Op, Replay,
-    Want,
+    Action, Bounds, Capabilities, Cursor, Engine, EngineStats, Hold, ImageSink, ImageSource, Need, Op,
+    Replay, Want,
 };
 use sheaf_base::entries::Accounts;
 use sheaf_base::error::{Error, Result};
@@ -193,7 +193,15 @@ impl KreonEngine {
     }
 
     /// Puts a version into the active memtable, whose record of the key is at `place` unless that is 0. One writer.
-    pub(crate) fn write(&self, active: &Memtable, place: u32, hash: u64, key: &[u8], version: Version, guard: &Guard) {
+    pub(crate) fn write(
+        &self,
+        active: &Memtable,
+        place: u32,
+        hash: u64,
+        key: &[u8],
+        version: Version,
+        guard: &Guard,
+    ) {
         let before = active.bytes();
         match place {
             0 => active.add(hash, key, version, guard),
@@ -536,7 +544,8 @@ impl Engine for KreonEngine {
         EngineStats {
             keys: self.count_keys().unwrap_or(0),
             index_bytes: memtables + self.shelf.cache.bytes(),
-            pinned_versions: self.versions.count() + self.pins.lock().values().map(|dieds| dieds.len() as u64).sum::<u64>(),
+            pinned_versions: self.versions.count()
+                + self.pins.lock().values().map(|dieds| dieds.len() as u64).sum::<u64>(),
         }
     }
 

@@ -32,7 +32,8 @@ pub(crate) fn save(engine: &KreonEngine, out: &mut dyn ImageSink) -> Result<()> 
         out.put(&end.to_le_bytes())?;
         out.put(&[u8::try_from(levels.len()).unwrap_or(u8::MAX)])?;
         for level in levels {
-            let (root, height) = level.root.unwrap_or((Ref { page: 0, crc: 0, pages: 0, fill: 0, count: 0 }, 0));
+            let (root, height) =
+                level.root.unwrap_or((Ref { page: 0, crc: 0, pages: 0, fill: 0, count: 0 }, 0));
             out.put(&[u8::from(level.root.is_some()), height])?;
             out.put(&root.to_bytes())?;
         }

@@ -177,7 +177,8 @@ impl KreonEngine {
         {
             return Ok(Some(*address).filter(|address| *address != Address::NONE));
         }
-        let frozen = state.frozen.as_ref().and_then(|f| f.find(hash, key, guard).map(|place| f.version(place)));
+        let frozen =
+            state.frozen.as_ref().and_then(|f| f.find(hash, key, guard).map(|place| f.version(place)));
         if let Some(version) = frozen.filter(|version| version.seq <= at) {
             return Ok(Source::Memtable(version).address());
         }
@@ -221,7 +222,9 @@ impl KreonEngine {
         // A view may need it, and a lower source may have it.
         let mut sources: SmallVec<[Source; 4]> = SmallVec::new();
         for memtable in state.memtables() {
-            sources.extend(memtable.find(hash, key, guard).map(|place| Source::Memtable(memtable.version(place))));
+            sources.extend(
+                memtable.find(hash, key, guard).map(|place| Source::Memtable(memtable.version(place))),
+            );
         }
         for level in &*state.levels {
             sources.extend(self.shelf.find(level, print_of(hash), key, guard)?.map(Source::Level));
@@ -283,7 +286,8 @@ impl KreonEngine {
 
     /// Whether a view may need a version of such a life.
     fn may_need(&self, born: Seq, died: Seq) -> bool {
-        let (oldest, newest) = (self.oldest_view.load(Ordering::Acquire), self.newest_view.load(Ordering::Acquire));
+        let (oldest, newest) =
+            (self.oldest_view.load(Ordering::Acquire), self.newest_view.load(Ordering::Acquire));
         self.needed.load(Ordering::Acquire) != 0 && born.0 <= newest && oldest < died.0
     }
 
@@ -306,7 +310,8 @@ impl KreonEngine {
                 return true;
             }
         } else {
-            let is_newest = state.frozen.as_ref().and_then(|f| found(f)).is_none_or(|(_, v)| v.word.is_at(from));
+            let is_newest =
+                state.frozen.as_ref().and_then(|f| found(f)).is_none_or(|(_, v)| v.word.is_at(from));
             if let Some(head) = head.filter(|_| is_newest) {
                 if let Some(blob) = head.blob {
                     self.staged.lock().insert(to.bits(), blob);

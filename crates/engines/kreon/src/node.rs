@@ -473,7 +473,13 @@ pub(crate) fn cut<I: Item>(items: &[I], level: u8, target: usize, most: usize) -
 }
 
 /// The bytes of a node of all `items`, whole pages of `page` bytes, and how many are used.
-pub(crate) fn make<I: Item>(items: &[I], level: u8, stamp: u64, newest: Seq, page: usize) -> (Vec<u8>, usize) {
+pub(crate) fn make<I: Item>(
+    items: &[I],
+    level: u8,
+    stamp: u64,
+    newest: Seq,
+    page: usize,
+) -> (Vec<u8>, usize) {
     let (_, first) = shape_of(level);
     let shared = match (items.get(first), items.last()) {
         (Some(low), Some(high)) => common(low.key(), high.key()),
@@ -522,7 +528,8 @@ mod tests {
     }
 
     fn keys() -> Vec<Vec<u8>> {
-        let mut keys: Vec<Vec<u8>> = vec![vec![], vec![0], vec![0; 8], vec![0; 9], vec![0xff; 300], vec![7; 60_000]];
+        let mut keys: Vec<Vec<u8>> =
+            vec![vec![], vec![0], vec![0; 8], vec![0; 9], vec![0xff; 300], vec![7; 60_000]];
         for number in 0..600u32 {
             keys.push(format!("user{number:03}").into_bytes());
             keys.push(format!("user{number:09}/visits").into_bytes());
@@ -556,7 +563,11 @@ mod tests {
                     assert_eq!((node.before(pair.key, false), node.before(pair.key, true)), (slot, slot + 1));
                 }
                 for (number, key) in keys.iter().enumerate() {
-                    assert_eq!(node.before(key, false), now.iter().filter(|p| p.key < &key[..]).count(), "{number}");
+                    assert_eq!(
+                        node.before(key, false),
+                        now.iter().filter(|p| p.key < &key[..]).count(),
+                        "{number}"
+                    );
                 }
                 rest = behind;
             }
@@ -603,7 +614,8 @@ mod tests {
                         node.key(slot, &mut Vec::new());
                         node.entry(slot);
                     }
-                    keys.iter().for_each(|key| assert!(node.find(1, key).is_none_or(|entry| entry.print == 1)));
+                    keys.iter()
+                        .for_each(|key| assert!(node.find(1, key).is_none_or(|entry| entry.print == 1)));
                 }
             }
         }

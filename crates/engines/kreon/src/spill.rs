@@ -134,8 +134,7 @@ impl Meet for Meeting<'_> {
         let mut flags = new.entry.flags;
         if let Some((old, stamp, _)) = old {
             let is_below = new.entry.flags & BELOW != 0;
-            let is_gone =
-                !old.is_tomb() && self.engine.shelf.is_dangling(old.address(), stamp, self.guard);
+            let is_gone = !old.is_tomb() && self.engine.shelf.is_dangling(old.address(), stamp, self.guard);
             let is_kept = !is_gone && !is_below && self.keep_for_views(new, old)?;
             // After a crash the same version may come again, from where the cleaner had copied it to.
             let is_lost = old.is_staged() && !(new.entry.is_staged() && new.entry.blob == old.blob);
@@ -171,7 +170,6 @@ impl Meet for Meeting<'_> {
 }
 
 impl KreonEngine {
-
     fn capacity(&self, level: usize) -> u64 {
         let (least, growth) = match self.ground.tiny {
             true => (TINY_LEVEL, TINY_GROWTH),
@@ -244,13 +242,20 @@ impl KreonEngine {
         let mut change = Change::new(&self.shelf, guard, stamp, &mut meeting);
         let made = change.read_ahead(&leaves).and_then(|()| change.apply(&level, &pairs));
         let is_done = is_end && count == places.len();
-        let done = self.finish(spill, &mut change, made.map(|level| vec![(0, level)]), is_done.then_some(frozen), guard);
+        let done = self.finish(
+            spill,
+            &mut change,
+            made.map(|level| vec![(0, level)]),
+            is_done.then_some(frozen),
+            guard,
+        );
         drop(change);
         done?;
         if !is_done {
-            spill.done = keys.get(count.wrapping_sub(1)).map(|key| (frozen.number, key.to_vec())).or(
-                from.map(|key| (frozen.number, key)),
-            );
+            spill.done = keys
+                .get(count.wrapping_sub(1))
+                .map(|key| (frozen.number, key.to_vec()))
+                .or(from.map(|key| (frozen.number, key)));
         }
         if !staged.is_empty() {
             self.staged.lock().retain(|address, _| !staged.contains(address));
@@ -322,7 +327,13 @@ impl KreonEngine {
     }
 
     /// The leaves that sorted `keys` belong to, as many as one step changes, and how many of the keys these take.
-    fn targets(&self, level: &Level, keys: &[&[u8]], most: usize, guard: &Guard) -> Result<(Vec<Ref>, usize)> {
+    fn targets(
+        &self,
+        level: &Level,
+        keys: &[&[u8]],
+        most: usize,
+        guard: &Guard,
+    ) -> Result<(Vec<Ref>, usize)> {
         let (mut leaves, mut count) = (Vec::new(), 0);
         while count < keys.len() && leaves.len() < most {
             let Some(found) = self.shelf.locate(level, Aim::At(keys[count]), guard)? else {
@@ -338,7 +349,14 @@ impl KreonEngine {
     }
 
     /// Moves some leaves' worth of `level` to the next one.
-    fn give(&self, spill: &mut Spill, state: &State, level: usize, views: &Views, guard: &Guard) -> Result<()> {
+    fn give(
+        &self,
+        spill: &mut Spill,
+        state: &State,
+        level: usize,
+        views: &Views,
+        guard: &Guard,
+    ) -> Result<()> {
         let below = state.levels.get(level + 1).copied().unwrap_or_default();
         if below.root.is_none() {
             // Nothing is there: the roots move.
@@ -377,7 +395,13 @@ impl KreonEngine {
     }
 
     /// Some leaves of a level side by side, and what of them still counts.
-    fn leaves_from(&self, level: &Level, from: &[u8], most: usize, guard: &Guard) -> Result<(Vec<Found>, Gathered)> {
+    fn leaves_from(
+        &self,
+        level: &Level,
+        from: &[u8],
+        most: usize,
+        guard: &Guard,
+    ) -> Result<(Vec<Found>, Gathered)> {
         let (mut found, mut gathered) = (Vec::new(), Gathered::default());
         let mut next = self.shelf.locate(level, Aim::At(from), guard)?;
         while let Some(leaf) = next.take() {
@@ -425,7 +449,8 @@ impl KreonEngine {
             if is_inner {
                 spill.dirty.insert(at.page);
             }
-            let has_room = self.ground.memory.has_room(bytes.len() as u64 + (self.ground.memory.budget() >> 5));
+            let has_room =
+                self.ground.memory.has_room(bytes.len() as u64 + (self.ground.memory.budget() >> 5));
             if is_inner || has_room || (is_hot && self.shelf.cache.make_room(bytes.len() as u64, guard)) {
                 self.shelf.cache.put(at.page, Frame::new(bytes, !is_inner, is_inner), guard);
             } else {
@@ -494,8 +519,11 @@ impl KreonEngine {
             self.ground.segments.at(*slot, guard).is_some_and(|segment| segment.id().0 == id)
         };
         spill.counts.retain(|slot, (id, bytes)| *bytes > 0 && is_there(slot, *id));
-        let mut counts: Vec<(u32, u64)> =
-            spill.counts.iter().map(|(slot, (_, bytes))| (*slot, u64::try_from(*bytes).unwrap_or(0))).collect();
+        let mut counts: Vec<(u32, u64)> = spill
+            .counts
+            .iter()
+            .map(|(slot, (_, bytes))| (*slot, u64::try_from(*bytes).unwrap_or(0)))
+            .collect();
         counts.sort_unstable();
         drop(spill);
         image(out, &levels, end, &used, &counts)
@@ -528,7 +556,9 @@ impl KreonEngine {
         for memtable in state.memtables() {
             let mut places = Vec::new();
             memtable.ascend(Bound::Unbounded, usize::MAX, guard, &mut places);
-            for word in places.iter().map(|place| memtable.version(*place).word).filter(|word| !word.is_tomb()) {
+            for word in
+                places.iter().map(|place| memtable.version(*place).word).filter(|word| !word.is_tomb())
+            {
                 self.accounts.count(word.address(), -i64::try_from(word.span()).unwrap_or(0), guard);
             }
             self.memtable_gone(memtable);

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use sheaf_base::blob::Blobs;
-use sheaf_base::disk::sim::SimDisk;
 use sheaf_base::disk::Disk;
+use sheaf_base::disk::sim::SimDisk;
 use sheaf_base::error::Result;
 use sheaf_base::ground::{Ground, Home};
 use sheaf_base::segment::Address;
