@@ -178,6 +178,11 @@ impl Space {
 
     /// Takes up the pages of an image: `end` of them, of which it has those whose bits are set in `used`.
     pub(crate) fn restore(&self, end: u32, used: Vec<u64>) -> Result<()> {
+        // What was free at the end may have been given back since.
+        let last = (0..end)
+            .rev()
+            .find(|page| used.get(*page as usize / 64).is_some_and(|word| word >> (page % 64) & 1 == 1));
+        let end = last.map_or(1, |last| last + 1);
         let Some(home) = self.ground.home.as_ref().filter(|_| end > 1) else { return Ok(()) };
         let how = if home.read_only { How::Read } else { How::Write };
         let file = match home.disk.open(&self.path, how) {
