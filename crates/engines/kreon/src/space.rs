@@ -437,7 +437,8 @@ impl Space {
         pages.fresh.clear();
         let mut limbo = std::mem::take(&mut pages.limbo);
         pages.leaving.append(&mut limbo);
-        Ok((pages.end, pages.used.clone()))
+        let words = pages.end.div_ceil(64) as usize;
+        Ok((pages.end, pages.used.iter().copied().take(words).collect()))
     }
 
     /// The image is durable.
