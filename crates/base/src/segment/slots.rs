@@ -120,6 +120,12 @@ impl Segments {
         unsafe { pointer.as_ref() }
     }
 
+    /// Slots from 0 on, of which some may be empty; those behind them are.
+    #[must_use]
+    pub fn used_slots(&self) -> u32 {
+        self.free.lock().next
+    }
+
     /// A number above those of all segments that have a slot, and not above those of segments that get one later.
     #[must_use]
     pub fn next_id(&self, guard: &Guard) -> u64 {

@@ -115,6 +115,7 @@ impl KreonEngine {
             shelf: Arc::new(Shelf {
                 cache: Cache::new(Arc::clone(&ground)),
                 space: Space::new(Arc::clone(&ground), id),
+                lives: std::sync::OnceLock::new(),
                 ground: Arc::clone(&ground),
             }),
             versions: Versions::new(Arc::clone(&ground)),

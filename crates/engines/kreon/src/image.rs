@@ -6,6 +6,7 @@
 //!  words 4                 | bits of 64 pages: those that the levels have 8 ...
 //!  slots with entries 4    | slot 4, bytes of records that the levels' entries account for 8 ...
 //!  staged values 8         | number 8 ...
+//!  life 8 | slots that were renewed 4 | slot 4, life 8 ...
 //! ```
 //!
 //! Little-endian. The levels are those of one moment at or after the checkpoint's position.
@@ -13,13 +14,16 @@
 use sheaf_base::engine::{ImageSink, ImageSource};
 use sheaf_base::error::Result;
 use sheaf_base::segment::SLOT_COUNT;
+use sheaf_base::sync::epoch;
 
 use crate::engine::KreonEngine;
 use crate::node::Ref;
-use crate::tree::{Level, MOST_HEIGHT};
+use crate::tree::{Level, Lives, MOST_HEIGHT};
 
-const LAYOUT: u8 = 1;
+const LAYOUT: u8 = 2;
 const MOST_LEVELS: u8 = 16;
+/// What fits into a stamp.
+const MOST_LIVES: u64 = 1 << 24;
 
 fn count_of<T>(items: &[T]) -> [u8; 4] {
     u32::try_from(items.len()).unwrap_or(u32::MAX).to_le_bytes()
@@ -47,7 +51,14 @@ pub(crate) fn save(engine: &KreonEngine, out: &mut dyn ImageSink) -> Result<()> 
         let mut blobs: Vec<u64> = engine.accounts.blobs.lock().iter().copied().collect();
         blobs.sort_unstable();
         out.put(&(blobs.len() as u64).to_le_bytes())?;
-        blobs.iter().try_for_each(|id| out.put(&id.to_le_bytes()))
+        blobs.iter().try_for_each(|id| out.put(&id.to_le_bytes()))?;
+        let lives = engine.shelf.lives();
+        out.put(&lives.now.to_le_bytes())?;
+        out.put(&u32::try_from(lives.renewed.len()).unwrap_or(u32::MAX).to_le_bytes())?;
+        lives.renewed.iter().try_for_each(|(slot, life)| {
+            out.put(&slot.to_le_bytes())?;
+            out.put(&life.to_le_bytes())
+        })
     })
 }
 
@@ -108,9 +119,36 @@ pub(crate) fn restore(engine: &KreonEngine, image: &mut dyn ImageSource) -> Resu
         let id = u64_of(image)?;
         engine.accounts.blobs.lock().insert(id);
     }
+    let lives = lives_of(engine, image)?;
+    let _ = engine.shelf.lives.set(lives); // an engine is restored once
     engine.shelf.space.restore(end, used)?;
     engine.take_up(levels, &counts);
     Ok(())
+}
+
+/// The life that begins, and the slots that leaves of earlier ones are not to be believed about.
+fn lives_of(engine: &KreonEngine, image: &mut dyn ImageSource) -> Result<Lives> {
+    let before = u64_of(image)?;
+    if before == 0 || before >= MOST_LIVES {
+        return Err(image.nonsense("life", before));
+    }
+    let mut lives = Lives { now: before + 1, ..Lives::default() };
+    for _ in 0..u32_of(image)? {
+        let (slot, life) = (u32_of(image)?, u64_of(image)?);
+        if slot as usize >= SLOT_COUNT || life > before {
+            return Err(image.nonsense("slot that was renewed", u64::from(slot)));
+        }
+        if image.slot_of(slot) == Some(slot) {
+            lives.renewed.insert(slot, life);
+        }
+    }
+    let (segments, guard) = (&engine.ground.segments, &epoch::pin());
+    for slot in 0..segments.used_slots() {
+        if segments.at(slot, guard).is_some() && image.slot_of(slot) != Some(slot) {
+            lives.renewed.insert(slot, lives.now);
+        }
+    }
+    Ok(lives)
 }
 
 fn level_of(image: &mut dyn ImageSource, end: u32) -> Result<Level> {

@@ -239,7 +239,7 @@ impl KreonEngine {
             self.candidates.lock().superseded(key, version.word);
             pairs.push(Pair { key, entry, newest: version.seq });
         }
-        let stamp = self.ground.segments.next_id(guard);
+        let stamp = self.shelf.stamp(guard);
         let mut change = Change::new(&self.shelf, guard, stamp, &mut meeting);
         let made = change.read_ahead(&leaves).and_then(|()| change.apply(&level, &pairs));
         let is_done = is_end && count == places.len();
@@ -380,7 +380,7 @@ impl KreonEngine {
         let keys: Vec<&[u8]> = pairs.iter().map(|pair| pair.key).collect();
         let (leaves, _) = self.targets(&below, &keys, usize::MAX, guard)?;
         pairs.iter().for_each(|pair| meeting.count(&pair.entry, -1));
-        let stamp = self.ground.segments.next_id(guard);
+        let stamp = self.shelf.stamp(guard);
         let mut change = Change::new(&self.shelf, guard, stamp, &mut meeting);
         let made = change.read_ahead(&leaves).and_then(|()| {
             let into = change.apply(&below, &pairs)?;

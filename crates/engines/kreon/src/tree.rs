@@ -3,7 +3,8 @@
 //! A copy-on-write B+-tree: a root, and nodes that never change once it is published. Who has a root under a guard sees one
 //! moment of the level, whatever becomes of it.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
 
 use sheaf_base::error::{Damage, Result};
 use sheaf_base::ground::Ground;
@@ -17,6 +18,25 @@ use crate::space::Space;
 
 /// A tree higher than this is damaged.
 pub(crate) const MOST_HEIGHT: u8 = 24;
+
+/// Bits of a stamp that are a segment's number; those above are the life's.
+const ID_BITS: u32 = 40;
+
+/// Openings with levels: segments that an image does not know may get slots at an opening that others had before, though their
+/// numbers are lower than the stamps of leaves that mean those.
+#[derive(Debug)]
+pub(crate) struct Lives {
+    /// The present one; the first is 1.
+    pub(crate) now: u64,
+    /// Slots that got another segment at an opening, and the life that began with it.
+    pub(crate) renewed: BTreeMap<u32, u64>,
+}
+
+impl Default for Lives {
+    fn default() -> Lives {
+        Lives { now: 1, renewed: BTreeMap::new() }
+    }
+}
 
 /// A level: its root and the root's height, if there is any key. A leaf has height 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,6 +87,7 @@ pub(crate) struct Shelf {
     pub(crate) ground: Arc<Ground>,
     pub(crate) cache: Cache,
     pub(crate) space: Space,
+    pub(crate) lives: OnceLock<Lives>,
 }
 
 impl Shelf {
@@ -124,8 +145,22 @@ impl Shelf {
         Ok(Some(found))
     }
 
+    /// The lives of the levels.
+    pub(crate) fn lives(&self) -> &Lives {
+        self.lives.get_or_init(Lives::default)
+    }
+
+    /// The stamp of a leaf that is written now.
+    pub(crate) fn stamp(&self, guard: &Guard) -> u64 {
+        self.lives().now << ID_BITS | self.ground.segments.next_id(guard)
+    }
+
     /// Whether the segment that an entry of a leaf with `stamp` pointed into is gone: the key has a newer entry elsewhere.
+    /// What has its slot now was made after the leaf, or got the slot at an opening after it.
     pub(crate) fn is_dangling(&self, address: Address, stamp: u64, guard: &Guard) -> bool {
-        self.ground.segments.at(address.slot(), guard).is_none_or(|segment| segment.id().0 >= stamp)
+        let (life, id) = (stamp >> ID_BITS, stamp & ((1 << ID_BITS) - 1));
+        let slot = address.slot();
+        self.ground.segments.at(slot, guard).is_none_or(|segment| segment.id().0 >= id)
+            || self.lives().renewed.get(&slot).is_some_and(|since| life < *since)
     }
 }
