@@ -109,19 +109,6 @@ impl Subject {
         Subject::all().into_iter().find(|subject| subject.engine == engine)
     }
 
-    /// Whether its log is its store, so that cleaning makes room; else a checkpoint does, which needs room itself.
-    #[must_use]
-    pub fn is_store_log(&self) -> bool {
-        self.engine.starts_with("flat") || self.engine == "cedrus"
-    }
-
-    /// Whether it stays within a budget that is used up, and removals make room in it for new keys. In `flex` not always:
-    /// a gap that its README names.
-    #[must_use]
-    pub fn keeps_its_budget(&self) -> bool {
-        self.engine != "flex"
-    }
-
     /// The engines of the three keyspaces of a crash workload: two under test, one in another log.
     #[must_use]
     pub fn engines(&self) -> [&'static str; 3] {
