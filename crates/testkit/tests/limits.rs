@@ -1,8 +1,5 @@
 //! The machine's own limits: a small file system that is really full, and no descriptor left.
 
-#![expect(clippy::unwrap_used, reason = "a test's own steps work")]
-#![expect(clippy::disallowed_methods, reason = "cleans up behind a child")]
-
 use std::path::PathBuf;
 use std::process::Command;
 
