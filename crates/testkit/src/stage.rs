@@ -65,6 +65,12 @@ impl Subject {
         Subject { engine: "cedrus", ..Subject::flat() }
     }
 
+    /// DeLSM.
+    #[must_use]
+    pub fn delsm() -> Subject {
+        Subject { engine: "delsm", ..Subject::flex() }
+    }
+
     /// FlatStore with an ordered index.
     #[must_use]
     pub fn flat_ordered() -> Subject {
@@ -99,6 +105,7 @@ impl Subject {
             Subject::flat_plain(),
             Subject::flex(),
             Subject::cedrus(),
+            Subject::delsm(),
             Subject::ledger(),
         ]
     }
@@ -120,6 +127,13 @@ impl Subject {
     #[must_use]
     pub fn keeps_its_budget(&self) -> bool {
         self.engine != "flex"
+    }
+
+    /// Whether its keys take so much memory that a test can use up a budget with them. `delsm` takes two bytes a key: the
+    /// rest is on disk.
+    #[must_use]
+    pub fn indexes_in_memory(&self) -> bool {
+        self.engine != "delsm"
     }
 
     /// The engines of the three keyspaces of a crash workload: two under test, one in another log.
@@ -414,6 +428,7 @@ macro_rules! every_engine {
         $crate::$suite!(flat_ordered, $crate::stage::Subject::flat_ordered());
         $crate::$suite!(flex, $crate::stage::Subject::flex());
         $crate::$suite!(cedrus, $crate::stage::Subject::cedrus());
+        $crate::$suite!(delsm, $crate::stage::Subject::delsm());
         $crate::$suite!(ledger, $crate::stage::Subject::ledger());
     };
 }
