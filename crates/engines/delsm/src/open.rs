@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use sheaf_base::disk::How;
 use sheaf_base::engine::{ImageSink, ImageSource};
 use sheaf_base::error::{Damage, Error, IoContext, Result};
 use sheaf_base::pair::{Pair, State};
@@ -58,6 +59,8 @@ impl DelsmEngine {
     pub(crate) fn restore_files(&self, least: Seq, damage: Option<Error>) -> Result<()> {
         let Some(home) = &self.shelf.ground.home else { return damage.map_or(Ok(()), Err) };
         let mut work = self.work.lock();
+        let least = least.max(work.least); // what an image said that was not followed
+        work.least = least;
         let pair = Pair::new(Arc::clone(&home.disk), &self.shelf.path);
         if let Some(damage) = damage {
             let mut is_whole = true;
@@ -71,7 +74,10 @@ impl DelsmEngine {
         if up_to < least {
             // What is there is the older slot: the newer one was damaged.
             let slot = self.slot(manifest.as_ref().map_or(0, |manifest| manifest.generation + 1));
-            let what = Damage::BadField { field: "commit in tables", value: up_to.0 };
+            let what = match home.disk.open(&slot, How::Read) {
+                Ok(_) => Damage::BadField { field: "commit in tables", value: up_to.0 },
+                Err(_) => Damage::Short { got: 0, expected: 1 },
+            };
             return Err(Error::corrupt(&slot, 0, what));
         }
         let Some(manifest) = manifest else {

@@ -67,7 +67,10 @@ pub(crate) enum Job {
 pub(crate) struct Work {
     pub(crate) pair: Option<Pair>,
     pub(crate) generation: u64,
+    /// All commits up to here are in tables.
     pub(crate) up_to: Seq,
+    /// What an image said of that.
+    pub(crate) least: Seq,
     /// The next number of a directory, list or pack.
     pub(crate) next: u64,
     pub(crate) job: Option<Job>,
