@@ -334,6 +334,11 @@ pub trait Engine: Send + Sync {
         let _ = (key, address);
         Ok(Hold::Dead)
     }
+    /// Before [`Engine::moved`], under a guard that is kept until then: brings into memory what that needs to find `key`.
+    fn ready(&self, key: &[u8]) -> Result<()> {
+        let _ = key;
+        Ok(())
+    }
     /// Under the commit lock: the entry at `from` was copied to `to`. False if it is no longer needed.
     fn moved(&self, key: &[u8], from: Address, to: Address) -> bool {
         let _ = (key, from, to);

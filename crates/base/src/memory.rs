@@ -3,10 +3,12 @@
 //! Parts take what they need before they grow and give it back when they shrink. Taking is a promise
 //! kept by the taker: the arbiter counts, it does not allocate.
 
-use crate::sync::atomic::{AtomicU64, Ordering};
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
 use rustix::mm::{Advice, madvise};
+
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// Asks the system to back `[start, start + len)`, which the caller owns, with huge pages. A hint.
 pub fn prefer_huge_pages(start: NonNull<u8>, len: usize) {
@@ -14,6 +16,76 @@ pub fn prefer_huge_pages(start: NonNull<u8>, len: usize) {
     // * The advice changes how the range is backed, never what it holds; on a range that is not mapped it
     //   is refused.
     let _ = unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxHugepage) };
+}
+
+/// Bytes of a huge page, and of a [`HugePage`].
+pub const HUGE_PAGE: usize = 2 << 20;
+
+/// Memory of the size of a huge page, at an address that is a multiple of it, backed by one if the system has one to give.
+/// Nothing was written there yet.
+#[derive(Debug, PartialEq, Eq)]
+pub struct HugePage(NonNull<u8>);
+
+// SAFETY:
+// * Memory of the process; the page only keeps it allocated and gives no access.
+unsafe impl Send for HugePage {}
+// SAFETY:
+// * As above: `&HugePage` gives no access.
+unsafe impl Sync for HugePage {}
+
+impl HugePage {
+    const LAYOUT: Layout = match Layout::from_size_align(HUGE_PAGE, HUGE_PAGE) {
+        Ok(layout) => layout,
+        Err(_) => unreachable!(),
+    };
+
+    /// A page; the process ends if there is no memory, as for a box.
+    #[must_use]
+    pub fn new() -> HugePage {
+        // SAFETY:
+        // * The layout has a size.
+        let start = unsafe { alloc(HugePage::LAYOUT) };
+        let Some(start) = NonNull::new(start) else { handle_alloc_error(HugePage::LAYOUT) };
+        // Before the first touch, which decides what backs it: an allocator that zeroes would come too early.
+        prefer_huge_pages(start, HUGE_PAGE);
+        HugePage(start)
+    }
+
+    /// Where it begins.
+    #[must_use]
+    pub fn start(&self) -> NonNull<u8> {
+        self.0
+    }
+
+    /// Hands it to the caller, who keeps the address only.
+    #[must_use]
+    pub fn into_start(self) -> NonNull<u8> {
+        std::mem::ManuallyDrop::new(self).0
+    }
+
+    /// Takes it up again.
+    ///
+    /// # Safety
+    ///
+    /// `start` is of [`HugePage::into_start`], once, and nobody touches what lies there afterwards.
+    #[must_use]
+    pub unsafe fn from_start(start: NonNull<u8>) -> HugePage {
+        HugePage(start)
+    }
+}
+
+impl Default for HugePage {
+    fn default() -> HugePage {
+        HugePage::new()
+    }
+}
+
+impl Drop for HugePage {
+    fn drop(&mut self) {
+        // SAFETY:
+        // * Allocated in `new` with this layout, and owned.
+        unsafe { dealloc(self.0.as_ptr(), HugePage::LAYOUT) }
+    }
 }
 
 /// Bytes of a line of the cache.

@@ -245,7 +245,7 @@ pub fn every_case(
 fn line(subject: &Subject, seed: u64, steps: usize, case: &Case) -> String {
     let kind = KINDS.iter().position(|kind| *kind == case.failure).unwrap_or_default();
     format!(
-        "SHEAF_FAULT='{} {seed} {steps} {} {kind} {:?}' cargo test -p sheaf-testkit --test faults replay_a_fault \
+        "SHEAF_FAULT='{} {seed} {steps} {} {kind} {:?}' cargo test -p sheaf-testkit --test suites faults::replay_a_fault \
          -- --ignored --nocapture",
         subject.engine, case.nth, case.reach
     )

@@ -279,7 +279,7 @@ fn case(ground: &Ground, target: Target, input: &[u8], line: &str) -> Result<(),
 fn replay_line(subject: &Subject, target: Target, input: &[u8]) -> String {
     let hex: String = input.iter().map(|byte| format!("{byte:02x}")).collect();
     format!(
-        "SHEAF_FUZZ='{} {target:?} {hex}' cargo test -p sheaf-testkit --test fuzz -- --ignored --nocapture a_line_again",
+        "SHEAF_FUZZ='{} {target:?} {hex}' cargo test -p sheaf-testkit --test suites -- --ignored --nocapture fuzz::a_line_again",
         subject.engine
     )
 }

@@ -166,9 +166,10 @@ impl Starter {
         Starter { arguments: Vec::new(), lies: false }
     }
 
-    /// A test executable, whose test of this name (with its modules) calls it.
+    /// A test executable, whose test of this name (with its crate and modules) calls it.
     #[must_use]
-    pub fn test(name: &str) -> Starter {
+    pub fn test(path: &str) -> Starter {
+        let name = path.split_once("::").map_or(path, |(_, name)| name);
         let arguments = [name, "--exact", "--nocapture", "--test-threads=1"];
         Starter { arguments: arguments.map(str::to_owned).to_vec(), lies: false }
     }
@@ -574,7 +575,7 @@ macro_rules! kill_suite {
             #[test]
             fn killed_processes_lose_nothing_acknowledged_and_leave_the_lock() {
                 let scratch = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
-                let child = concat!(stringify!($module), "::child_of_the_kill_loop");
+                let child = concat!(module_path!(), "::child_of_the_kill_loop");
                 let budget = Budget::cases(500).workers(4);
                 let report = kill_loop(&$subject, scratch, &Starter::test(child), 1, budget);
                 println!("{}: {report}", stringify!($module));

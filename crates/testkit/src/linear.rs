@@ -515,7 +515,7 @@ pub fn run(subject: &Subject, seed: u64, budget: Budget) -> Totals {
             break;
         }
         let replay = format!(
-            "SHEAF_LINEAR='{} {number}' cargo test -p sheaf-testkit --test linear -- --ignored --nocapture replay",
+            "SHEAF_LINEAR='{} {number}' cargo test -p sheaf-testkit --test suites -- --ignored --nocapture linear::replay",
             subject.engine
         );
         match trial(&replay, || history(subject, number)) {

@@ -136,6 +136,12 @@ impl Subject {
         self.engine != "delsm"
     }
 
+    /// Whether its index may be larger than the budget, so that no key is refused for want of memory.
+    #[must_use]
+    pub fn pages_its_index(&self) -> bool {
+        self.engine == "cedrus"
+    }
+
     /// The engines of the three keyspaces of a crash workload: two under test, one in another log.
     #[must_use]
     pub fn engines(&self) -> [&'static str; 3] {

@@ -10,6 +10,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::mem;
 use std::panic::{self, AssertUnwindSafe};
 use std::process;
 use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
@@ -25,11 +26,17 @@ thread_local! {
     static LAST_PANIC: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Trials under way, by when they began.
-static UNDER_WAY: Mutex<BTreeMap<(Duration, u64), String>> = Mutex::new(BTreeMap::new());
+struct UnderWay {
+    /// By when they began.
+    trials: BTreeMap<(Duration, u64), String>,
+    /// The watcher waits for a trial to begin. Else it waits for a time, and what begins meanwhile is due after that.
+    is_idle: bool,
+}
+
+static UNDER_WAY: Mutex<UnderWay> = Mutex::new(UnderWay { trials: BTreeMap::new(), is_idle: false });
 static BEGUN: Condvar = Condvar::new();
 
-fn under_way() -> MutexGuard<'static, BTreeMap<(Duration, u64), String>> {
+fn under_way() -> MutexGuard<'static, UnderWay> {
     UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -66,16 +73,19 @@ struct Entry((Duration, u64));
 impl Entry {
     fn new(name: String) -> Entry {
         let mut all = under_way();
-        let (now, number) = (SystemClock.now(), all.keys().map(|(_, number)| number + 1).max().unwrap_or(0));
-        all.insert((now, number), name);
-        BEGUN.notify_all();
+        let (now, number) =
+            (SystemClock.now(), all.trials.keys().map(|(_, number)| number + 1).max().unwrap_or(0));
+        all.trials.insert((now, number), name);
+        if mem::take(&mut all.is_idle) {
+            BEGUN.notify_all();
+        }
         Entry((now, number))
     }
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        under_way().remove(&self.0);
+        under_way().trials.remove(&self.0);
     }
 }
 
@@ -83,7 +93,8 @@ impl Drop for Entry {
 fn watch(most: Duration, alarm: impl Fn(&str) -> bool) {
     let mut all = under_way();
     loop {
-        let Some(((began, _), name)) = all.first_key_value() else {
+        let Some(((began, _), name)) = all.trials.first_key_value() else {
+            all.is_idle = true;
             all = BEGUN.wait(all).unwrap_or_else(PoisonError::into_inner);
             continue;
         };

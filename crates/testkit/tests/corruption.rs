@@ -4,8 +4,6 @@
 
 use sheaf_testkit::corrupt::{Damage, Fixture, Report, corrupt, inspect};
 use sheaf_testkit::crash::workload::{Shape, Step, generate, parse};
-#[global_allocator]
-static COUNTING: sheaf_testkit::alloc::Counting = sheaf_testkit::alloc::Counting(std::alloc::System);
 
 sheaf_testkit::every_engine!(corruption_suite);
 

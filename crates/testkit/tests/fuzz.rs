@@ -2,9 +2,6 @@
 
 use sheaf_testkit::fuzz::replay;
 
-#[global_allocator]
-static COUNTING: sheaf_testkit::alloc::Counting = sheaf_testkit::alloc::Counting(std::alloc::System);
-
 sheaf_testkit::every_engine!(fuzz_suite);
 
 /// `SHEAF_FUZZ='flat Database 0012ff'`: the line a failure prints.

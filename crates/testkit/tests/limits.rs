@@ -216,7 +216,7 @@ fn child_with_few_descriptors() {
 fn without_a_descriptor_it_refuses_and_goes_on_when_there_is_one() {
     let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("limits-{}", std::process::id()));
     let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["child_with_few_descriptors", "--exact", "--nocapture"]).env(CHILD, &dir);
+    child.args(["limits::child_with_few_descriptors", "--exact", "--nocapture"]).env(CHILD, &dir);
     let output = child.output().unwrap();
     let _ = std::fs::remove_dir_all(&dir);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -4,14 +4,12 @@
 //! the simulated disk it is, in every variant of what the power cut keeps; where this design cannot
 //! arrive there at all, the nearest observable property is tested and the test says so.
 
-mod scenarios {
-    pub(crate) mod damage;
-    pub(crate) mod handles;
-    pub(crate) mod order;
-    pub(crate) mod panics;
-    pub(crate) mod space;
-    pub(crate) mod tails;
-}
+mod damage;
+mod handles;
+mod order;
+mod panics;
+mod space;
+mod tails;
 
 use sheaf::{Database, Durability, Keyspace, KeyspaceOptions};
 use sheaf_testkit::crash::explore::{Plan, Report, explore};

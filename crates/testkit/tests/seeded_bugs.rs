@@ -145,7 +145,7 @@ fn child_of_the_kill_loop() {
 fn an_acknowledgement_before_the_write_is_found_by_kills() {
     let scratch =
         std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("lying-{}", std::process::id()));
-    let starter = Starter::test("child_of_the_kill_loop").lying();
+    let starter = Starter::test(concat!(module_path!(), "::child_of_the_kill_loop")).lying();
     let report = kill_loop(&Subject::flat(), &scratch, &starter, 1, Budget::seconds(SECONDS));
     println!("{report}");
     let _ = std::fs::remove_dir_all(&scratch); // failures leave their directories, and this one is wanted

@@ -218,10 +218,11 @@ fn interleavings(seed: u64) -> Result<Sum, String> {
 fn sanitizers() -> Result<Sum, String> {
     let began = Instant::now();
     let mut sum = Sum::default();
-    for (kind, tests) in [("thread", &["linear"][..]), ("address", &["linear", "corruption"])] {
+    for (kind, tests) in [("thread", &["linear::"][..]), ("address", &["linear::", "corruption::"])] {
         for test in tests {
             let host = "x86_64-unknown-linux-gnu";
-            let mut command = cargo(&["test", "--target", host, "-p", "sheaf-testkit", "--test", test]);
+            let mut command =
+                cargo(&["test", "--target", host, "-p", "sheaf-testkit", "--test", "suites", test]);
             command
                 .env("RUSTC_BOOTSTRAP", "1")
                 .env("RUSTFLAGS", format!("-Zsanitizer={kind} -Cunsafe-allow-abi-mismatch=sanitizer"))

@@ -94,6 +94,17 @@ struct Move {
     hold: Hold,
 }
 
+impl Move {
+    /// The copy, in its piece.
+    fn decode<'b>(&self, bytes: &'b [u8]) -> Option<(Header, Record<'b>)> {
+        let mut head = [0; HEADER];
+        head.copy_from_slice(&bytes[self.start..self.start + HEADER]);
+        let header = Header::decode(&head)?;
+        let body = self.start + HEADER;
+        Some((header, Record::decode(&bytes[body..body + header.len]).ok()?))
+    }
+}
+
 /// Copies gathered for one stream.
 #[derive(Default)]
 struct Piece {
@@ -398,6 +409,11 @@ impl Store {
         log.note_moved(piece.bytes.len() as u64);
         for moves in piece.moves.chunks(REPOINTED) {
             let pin = epoch::pin();
+            for copy in moves {
+                if let Some((_, record)) = copy.decode(&piece.bytes) {
+                    copy.kept.engine()?.ready(record.key)?;
+                }
+            }
             let _order = self.order.lock();
             for copy in moves {
                 self.repoint(segment, &piece.bytes, copy, &pin);
@@ -409,12 +425,7 @@ impl Store {
     }
 
     fn repoint(&self, to: &Segment, bytes: &[u8], copy: &Move, pin: &epoch::Guard) {
-        let mut head = [0; HEADER];
-        head.copy_from_slice(&bytes[copy.start..copy.start + HEADER]);
-        let Some(header) = Header::decode(&head) else { return };
-        let Ok(record) = Record::decode(&bytes[copy.start + HEADER..copy.start + HEADER + header.len]) else {
-            return;
-        };
+        let Some((header, record)) = copy.decode(bytes) else { return };
         let from = self.ground.segments.at(copy.from.slot(), pin);
         to.inherit_age(from.map_or(0, Segment::sealed_at));
         let span = header.span();

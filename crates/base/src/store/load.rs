@@ -79,6 +79,16 @@ impl Targets<'_> {
     }
 }
 
+/// What a loading works on.
+struct Source<'a> {
+    store: &'a Store,
+    root: &'a Root,
+    /// The segments of each log that have a slot, by number.
+    admitted: &'a [Vec<Arc<Segment>>],
+    /// The last commit that counts.
+    cut: Seq,
+}
+
 /// Restores images and replays records up to `cut`. Logs found damaged on the way are added to `broken`.
 pub(super) fn load(
     store: &Store,
@@ -88,13 +98,14 @@ pub(super) fn load(
     admitted: &[Vec<Arc<Segment>>],
     cut: Seq,
 ) -> Result<Loaded> {
+    let source = Source { store, root, admitted, cut };
     let mut closed: HashMap<KeyspaceId, Broken> = HashMap::new();
     let mut image_bytes = [0; LogId::ALL.len()];
     for kept in map.values() {
         let log = kept.log().index();
         let restored = match &broken[log] {
             Some(damage) => Err(damage.error()),
-            None => restore(store, &root.logs[log].checkpoint, kept, &admitted[log], cut),
+            None => source.restore(kept),
         };
         match restored {
             Ok(bytes) => image_bytes[log] += bytes,
@@ -113,9 +124,8 @@ pub(super) fn load(
     let mut replayed_bytes = [0; LogId::ALL.len()];
     for log in LogId::ALL.into_iter().filter(|log| broken[log.index()].is_none()).collect::<Vec<_>>() {
         let targets = Targets { engines: &engines, failed: &failed, dir: &store.log(log).dir };
-        let replayed =
-            replay(store, log, &root.logs[log.index()].checkpoint, &admitted[log.index()], &targets, cut);
-        match replayed.and_then(|replayed| absorb(store, log, &engines).map(|()| replayed)) {
+        let replayed = source.replay(log, &targets);
+        match replayed.and_then(|replayed| source.absorb(log, &engines).map(|()| replayed)) {
             Ok(replayed) => {
                 all.add(&replayed);
                 replayed_bytes[log.index()] = replayed.bytes;
@@ -139,39 +149,6 @@ pub(super) fn load(
     Ok(Loaded { map, records: all.records, frames: all.frames, replayed_bytes, image_bytes })
 }
 
-/// Hands its image to a keyspace's engine; returns its bytes.
-fn restore(
-    store: &Store,
-    checkpoint: &CheckpointRef,
-    kept: &Kept,
-    segments: &[Arc<Segment>],
-    cut: Seq,
-) -> Result<u64> {
-    if !checkpoint.keyspaces.contains(&kept.id()) {
-        return kept.engine()?.restore_without(None).map(|()| 0);
-    }
-    match restore_image(store, checkpoint, kept, segments, cut) {
-        Err(damage @ Error::Corrupt { .. }) => kept.engine()?.restore_without(Some(damage)).map(|()| 0),
-        other => other,
-    }
-}
-
-fn restore_image(
-    store: &Store,
-    checkpoint: &CheckpointRef,
-    kept: &Kept,
-    segments: &[Arc<Segment>],
-    cut: Seq,
-) -> Result<u64> {
-    let path = store.image_path(kept.id(), checkpoint.number);
-    let slot_now =
-        |id: SegmentId| segments.binary_search_by_key(&id, |s| s.id()).ok().map(|i| segments[i].slot());
-    let image = ImageReader::open(&*store.disk, path, store.id, kept.id(), checkpoint.number, slot_now)?;
-    let mut image = image.up_to(cut);
-    kept.engine()?.restore(&mut image)?;
-    image.finish()
-}
-
 /// What a replay came across.
 #[derive(Default)]
 struct Replayed {
@@ -188,62 +165,86 @@ impl Replayed {
     }
 }
 
-/// Replays the records of `log` at and behind the checkpoint's position.
-fn replay(
-    store: &Store,
-    log: LogId,
-    checkpoint: &CheckpointRef,
-    segments: &[Arc<Segment>],
-    targets: &Targets<'_>,
-    cut: Seq,
-) -> Result<Replayed> {
-    let begins = |segment: &Segment| match checkpoint.open.iter().find(|p| p.segment == segment.id()) {
-        _ if segment.id() >= checkpoint.next_segment => Some(DATA_START),
-        position => position.map(|p| p.offset),
-    };
-    let due: Vec<(&Segment, u64)> = segments
-        .iter()
-        .filter_map(|s| Some((&**s, begins(s)?)))
-        .filter(|(s, from)| *from < s.end())
-        .collect();
-    let next = AtomicUsize::new(0);
-    let share = || {
-        let mut all = Replayed::default();
-        while let Some((segment, from)) = due.get(next.fetch_add(1, Ordering::Relaxed)) {
-            all.add(&replay_segment(segment, *from, targets, cut)?);
-        }
-        Ok(all)
-    };
-    let threads = match log {
-        LogId::Journal => 1,
-        LogId::Flat if store.options.inline => 1,
-        LogId::Flat => due.len().clamp(1, MOST_THREADS),
-    };
-    side_by_side(threads, share).into_iter().try_fold(Replayed::default(), |mut all, part| {
-        all.add(&part?);
-        Ok(all)
-    })
-}
-
-/// Lets the engines of `log` take in what they have gathered of the records.
-fn absorb(store: &Store, log: LogId, engines: &Engines) -> Result<()> {
-    let parts = match log {
-        LogId::Journal => 1,
-        LogId::Flat if store.options.inline => 1,
-        LogId::Flat => MOST_THREADS,
-    };
-    for engine in engines.values().filter(|engine| engine.log() == log) {
-        let next = AtomicUsize::new(0);
-        let share = || loop {
-            let part = next.fetch_add(1, Ordering::Relaxed);
-            if part >= parts {
-                return Ok(());
-            }
-            engine.absorb(part, parts)?;
-        };
-        side_by_side(parts, share).into_iter().collect::<Result<()>>()?;
+impl Source<'_> {
+    fn checkpoint(&self, log: LogId) -> &CheckpointRef {
+        &self.root.logs[log.index()].checkpoint
     }
-    Ok(())
+
+    /// Hands its image to a keyspace's engine; returns its bytes.
+    fn restore(&self, kept: &Kept) -> Result<u64> {
+        if !self.checkpoint(kept.log()).keyspaces.contains(&kept.id()) {
+            return kept.engine()?.restore_without(None).map(|()| 0);
+        }
+        match self.restore_image(kept) {
+            Err(damage @ Error::Corrupt { .. }) => kept.engine()?.restore_without(Some(damage)).map(|()| 0),
+            other => other,
+        }
+    }
+
+    fn restore_image(&self, kept: &Kept) -> Result<u64> {
+        let number = self.checkpoint(kept.log()).number;
+        let path = self.store.image_path(kept.id(), number);
+        let segments = &self.admitted[kept.log().index()];
+        let slot_now =
+            |id: SegmentId| segments.binary_search_by_key(&id, |s| s.id()).ok().map(|i| segments[i].slot());
+        let image = ImageReader::open(&*self.store.disk, path, self.store.id, kept.id(), number, slot_now)?;
+        let mut image = image.up_to(self.cut);
+        kept.engine()?.restore(&mut image)?;
+        image.finish()
+    }
+
+    /// Threads that the records of `log` are shared out among, at most.
+    fn threads(&self, log: LogId) -> usize {
+        match log {
+            LogId::Journal => 1,
+            LogId::Flat if self.store.options.inline => 1,
+            LogId::Flat => MOST_THREADS,
+        }
+    }
+
+    /// Replays the records of `log` at and behind the checkpoint's position.
+    fn replay(&self, log: LogId, targets: &Targets<'_>) -> Result<Replayed> {
+        let checkpoint = self.checkpoint(log);
+        let begins = |segment: &Segment| match checkpoint.open.iter().find(|p| p.segment == segment.id()) {
+            _ if segment.id() >= checkpoint.next_segment => Some(DATA_START),
+            position => position.map(|p| p.offset),
+        };
+        let due: Vec<(&Segment, u64)> = self.admitted[log.index()]
+            .iter()
+            .filter_map(|s| Some((&**s, begins(s)?)))
+            .filter(|(s, from)| *from < s.end())
+            .collect();
+        let next = AtomicUsize::new(0);
+        let share = || {
+            let mut all = Replayed::default();
+            while let Some((segment, from)) = due.get(next.fetch_add(1, Ordering::Relaxed)) {
+                all.add(&replay_segment(segment, *from, targets, self.cut)?);
+            }
+            Ok(all)
+        };
+        let threads = due.len().clamp(1, self.threads(log));
+        side_by_side(threads, share).into_iter().try_fold(Replayed::default(), |mut all, part| {
+            all.add(&part?);
+            Ok(all)
+        })
+    }
+
+    /// Lets the engines of `log` take in what they have gathered of the records.
+    fn absorb(&self, log: LogId, engines: &Engines) -> Result<()> {
+        let parts = self.threads(log);
+        for engine in engines.values().filter(|engine| engine.log() == log) {
+            let next = AtomicUsize::new(0);
+            let share = || loop {
+                let part = next.fetch_add(1, Ordering::Relaxed);
+                if part >= parts {
+                    return Ok(());
+                }
+                engine.absorb(part, parts)?;
+            };
+            side_by_side(parts, share).into_iter().collect::<Result<()>>()?;
+        }
+        Ok(())
+    }
 }
 
 fn replay_segment(segment: &Segment, from: u64, targets: &Targets<'_>, cut: Seq) -> Result<Replayed> {

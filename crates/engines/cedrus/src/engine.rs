@@ -14,12 +14,18 @@
 //!    than its view finds the old one there.
 //! 3. Addresses loaded under an epoch guard stay readable until it goes; notes are used under the guard that the committer
 //!    holds from `prepare` to `apply`.
-//! 4. What `prepare` looked at is in memory when `apply` comes: pages stay once they are there.
+//! 4. What `prepare` looked at can be had when `apply` comes: the pages are in memory, or were evicted under the guard that the
+//!    committer holds and come back (page.rs).
 //!
 //! ## Checkpoints
 //!
 //! `freeze` notes which pages are dirty; `work` writes some of them a step into free places, as they were; `save` syncs them
 //! and writes the table. So an image is the trie of one moment, of which a start reads only what it needs.
+//!
+//! ## Memory
+//!
+//! Pages are in memory as long as the budget has room for them; then those that are on disk as they are go, the least used first
+//! (heap.rs). What is dirty counts as swollen above a part of the budget, and a checkpoint makes it clean.
 //!
 //! ## Recovery
 //!
@@ -71,6 +77,20 @@ const PAGES_A_STEP: usize = 64;
 /// a start after a crash has to replay.
 const TIMES_TRIE: u64 = 8;
 const MOST_LOG: u64 = 512 << 20;
+/// Pages that are left when new keys are refused, for changes of those there are.
+const PAGES_LEFT: u64 = 1024;
+/// Pages that a new key may take.
+const PAGES_A_CHANGE: u64 = 4;
+/// Pages that go at a time when there is no room.
+const GO_AT_ONCE: usize = 16;
+const TINY_AT_ONCE: usize = 4;
+/// Pages that stay whatever the budget says; in tiny geometry there are no more than `TINY_MOST`, so that every suite has pages
+/// come and go.
+const LEAST: u64 = 64;
+const TINY_LEAST: u64 = 8;
+const TINY_MOST: u64 = 24;
+/// Dirty pages that take this part of the budget are written before anything is refused.
+const SWOLLEN_SHARE: u64 = 2;
 
 /// A keyspace.
 pub(crate) struct CedrusEngine {
@@ -122,11 +142,15 @@ impl CedrusEngine {
     /// What `look` sees once all that it needs is in memory.
     #[inline]
     fn with_pages<T>(&self, guard: &Guard, mut look: impl FnMut() -> Result<T, Trouble>) -> Result<T> {
-        let mut missed = None;
+        let (mut missed, mut has_room) = (None, false);
         loop {
             match look() {
                 Ok(seen) => return Ok(seen),
                 Err(Trouble::Absent(page)) => {
+                    // Once a look, so that a way which is longer than what may stay comes together all the same.
+                    if !std::mem::replace(&mut has_room, true) {
+                        self.make_room(1, guard);
+                    }
                     // A page may go, empty, between the look and the load: missed twice, it is lost.
                     if let Err(error) = self.space.load(page, &self.trie, guard)
                         && (!error.is_corrupt() || missed.replace(page) == Some(page))
@@ -171,6 +195,28 @@ impl CedrusEngine {
         }
     }
 
+    /// Whether so many bytes fit into the budget.
+    fn has_room(&self, bytes: u64) -> bool {
+        let is_small = !self.ground.tiny || self.trie.bytes() < TINY_MOST * self.page_bytes();
+        is_small && self.ground.memory.has_room(bytes)
+    }
+
+    fn page_bytes(&self) -> u64 {
+        self.trie.shape().page_bytes() as u64
+    }
+
+    /// Lets pages go if there is no room for `pages` more. True if there is then.
+    fn make_room(&self, pages: u64, guard: &Guard) -> bool {
+        let bytes = pages * self.page_bytes();
+        if self.has_room(bytes) {
+            return true;
+        }
+        let (most, least) = if self.ground.tiny { (TINY_AT_ONCE, TINY_LEAST) } else { (GO_AT_ONCE, LEAST) };
+        self.trie.evict(most, least, guard);
+        self.account_pages();
+        self.ground.memory.has_room(bytes)
+    }
+
     fn broken(&self) -> Error {
         self.space.damaged((*self.broken.lock()).unwrap_or(Trouble::Full))
     }
@@ -189,11 +235,8 @@ impl CedrusEngine {
     }
 
     /// Whether a new key finds room, or the budget has some.
-    fn may_take(&self) -> bool {
-        let shape = self.trie.shape();
-        let most = u64::from(crate::page::MOST_PAGES - 1024) * shape.page_bytes() as u64;
-        (self.ground.memory.has_room(4 * shape.page_bytes() as u64) || self.trie.is_roomy())
-            && self.trie.bytes() < most
+    fn may_take(&self, guard: &Guard) -> bool {
+        (self.make_room(PAGES_A_CHANGE, guard) || self.trie.is_roomy()) && self.trie.can_grow_by(PAGES_LEFT)
     }
 
     // Records.
@@ -364,7 +407,7 @@ impl Engine for CedrusEngine {
         match op.action {
             Action::Remove => Ok(Need::Nothing),
             Action::Expect => Ok(Need::Record),
-            Action::Put(_) | Action::Staged(_) if !self.may_take() => {
+            Action::Put(_) | Action::Staged(_) if !self.may_take(guard) => {
                 Err(Error::OverBudget { budget: self.ground.memory.budget() })
             }
             Action::Put(_) | Action::Staged(_) => Ok(Need::Record),
@@ -373,7 +416,13 @@ impl Engine for CedrusEngine {
 
     fn is_current(&self, op: &Op<'_>) -> bool {
         let guard = &epoch::pin();
-        let Ok(found) = self.trie.find(noted(op), guard, |_| {}) else { return false };
+        let found = loop {
+            match self.trie.find(noted(op), guard, |_| {}) {
+                Ok(found) => break found,
+                Err(Trouble::Absent(page)) if self.trie.revive(page, guard) => {}
+                Err(_) => return false,
+            }
+        };
         match entries::noted_prior(op) {
             Address::NONE => Print::of(&found) == entries::noted_print(op),
             prior => found.contains(&prior),
@@ -468,6 +517,7 @@ impl Engine for CedrusEngine {
 
     fn work(&self, _views: &Views, _certain: Seq) -> Result<bool> {
         let guard = &epoch::pin();
+        self.make_room(1, guard);
         let mut heap = self.trie.heap();
         let Some(frozen) = heap.frozen.as_mut().filter(|frozen| !frozen.pages.is_empty()) else {
             return Ok(false);
@@ -480,10 +530,12 @@ impl Engine for CedrusEngine {
         let thaw = |page: &u32| Some((*page, self.trie.heap().thaw(*page, self.trie.pages(), guard)?));
         let pages: Vec<(u32, Box<[u64]>)> = numbers.iter().rev().filter_map(thaw).collect();
         let written = self.space.write(&table, &pages);
-        if written.is_err() {
-            let mut heap = self.trie.heap();
-            pages.into_iter().rev().for_each(|(page, content)| heap.refreeze(page, content));
+        let mut heap = self.trie.heap();
+        match written {
+            Ok(()) => heap.written(&numbers),
+            Err(_) => pages.into_iter().rev().for_each(|(page, content)| heap.refreeze(page, content)),
         }
+        drop(heap);
         written.map(|()| rest > 0)
     }
 
@@ -494,6 +546,10 @@ impl Engine for CedrusEngine {
     fn checkpoint_after(&self) -> u64 {
         let (_, on_disk) = self.space.bytes();
         (TIMES_TRIE * on_disk.max(self.trie.bytes())).min(MOST_LOG)
+    }
+
+    fn is_swollen(&self) -> bool {
+        self.trie.heap().dirty_pages() * self.page_bytes() > self.ground.memory.budget() / SWOLLEN_SHARE
     }
 
     fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
@@ -557,6 +613,10 @@ impl Engine for CedrusEngine {
         } else {
             Hold::Dead
         })
+    }
+
+    fn ready(&self, key: &[u8]) -> Result<()> {
+        self.found(self.hash(key), &epoch::pin()).map(drop)
     }
 
     fn moved(&self, key: &[u8], from: Address, to: Address) -> bool {

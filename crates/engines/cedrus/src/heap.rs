@@ -3,7 +3,7 @@
 //! The writer's side of the trie's space. Nodes and lists stand in runs of lines within a page, nodes in pages of their
 //! own; a run is taken where it fits best, from pages that are in memory, before there is a new page. So space that one
 //! size gives back serves the others, and there is no size class to fall off from. Where the holes are many and small, a
-//! page is pressed (trie.rs).
+//! page is pressed (trie).
 //!
 //! ## Picture
 //!
@@ -13,10 +13,14 @@
 //!                                             └── copy set aside ─┘ the copy is what is written
 //! ```
 //!
+//! A clean page is on disk as it is and may be evicted: a hand goes round and takes what nobody looked at since it came by the
+//! last time (CLOCK).
+//!
 //! ## Invariants
 //!
 //! 1. A page is changed only after [`Heap::touch`]: what a checkpoint froze is written as it was then.
 //! 2. A page with nothing in it is given back; its number is used again before a new one.
+//! 3. A page that is evicted is neither dirty nor frozen, and its last write is done.
 
 use std::collections::HashMap;
 
@@ -61,22 +65,28 @@ struct Meta {
     is_used: bool,
     is_dirty: bool,
     is_frozen: bool,
+    /// A checkpoint is about to write it as it is.
+    is_moving: bool,
     /// What stands in it.
     kind: Kind,
     /// Its longest free run, as far as anybody asks; 0 if it is in no ring.
     run: u8,
     before: u32,
     after: u32,
+    /// Its last eviction, if it did not come back since; 0 for none.
+    evicted: u64,
 }
 
 const UNUSED: Meta = Meta {
     is_used: false,
     is_dirty: false,
     is_frozen: false,
+    is_moving: false,
     kind: Kind::Lists,
     run: 0,
     before: NONE,
     after: NONE,
+    evicted: 0,
 };
 
 /// What a checkpoint froze.
@@ -114,6 +124,8 @@ pub(crate) struct Heap {
     freed: Vec<u32>,
     /// The page that was last looked at for pressing.
     hand: u32,
+    /// The page that was last looked at for eviction.
+    clock: u32,
     pub(crate) frozen: Option<Frozen>,
     /// Pages in memory, and free lines in them.
     pub(crate) resident: u64,
@@ -158,6 +170,7 @@ impl Heap {
             dirty: Vec::new(),
             freed: Vec::new(),
             hand: 0,
+            clock: 0,
             frozen: None,
             resident: 0,
             free_lines: 0,
@@ -185,7 +198,7 @@ impl Heap {
         u32::try_from(self.metas.len()).unwrap_or(NONE)
     }
 
-    #[cfg(test)]
+    /// Pages there are, in memory or on disk.
     pub(crate) fn page_count(&self) -> u64 {
         (self.metas.len() - self.unused.len()) as u64
     }
@@ -252,10 +265,54 @@ impl Heap {
     /// A page that was on disk is in memory now.
     pub(crate) fn arrived(&mut self, page: u32, kind: Kind, words: &[AtomicU64]) {
         let free = free_of(words, &self.shape);
-        self.metas[page as usize].kind = kind;
+        let meta = &mut self.metas[page as usize];
+        (meta.kind, meta.evicted) = (kind, 0);
         self.resident += 1;
         self.free_lines += u64::from(free.count_ones());
         self.relink(page, free);
+    }
+
+    /// Lets up to `most` pages go, but keeps `least`. How many went.
+    pub(crate) fn evict(&mut self, most: usize, least: u64, pages: &Pages, guard: &Guard) -> usize {
+        let mut gone = 0;
+        // Once round to forget who looked at what, and once more to let it go.
+        for _ in 0..2 * self.metas.len() {
+            if gone == most || self.resident <= least {
+                break;
+            }
+            self.clock = (self.clock + 1) % self.highest().max(1);
+            let page = self.clock;
+            let meta = &self.metas[page as usize];
+            if !meta.is_used || meta.is_dirty || meta.is_frozen || meta.is_moving {
+                continue;
+            }
+            let Some(words) = pages.peek(page, guard) else { continue };
+            if let Some(number) = pages.evict(page, guard) {
+                self.unlink(page);
+                self.metas[page as usize].evicted = number;
+                self.resident -= 1;
+                self.free_lines -= u64::from(free_of(words, &self.shape).count_ones());
+                gone += 1;
+            }
+        }
+        gone
+    }
+
+    /// Puts an evicted page in again that a guard still keeps. False if there is none such.
+    pub(crate) fn revive(&mut self, page: u32, pages: &Pages, guard: &Guard) -> bool {
+        let number = self.metas.get(page as usize).map_or(0, |meta| meta.evicted);
+        if number == 0 || !pages.revive(page, number) {
+            return false;
+        }
+        if let Some(words) = pages.get(page, guard) {
+            self.arrived(page, self.metas[page as usize].kind, words);
+        }
+        true
+    }
+
+    /// Pages that are not on disk as they are, about.
+    pub(crate) fn dirty_pages(&self) -> u64 {
+        (self.dirty.len() + self.frozen.as_ref().map_or(0, |frozen| frozen.pages.len())) as u64
     }
 
     /// Call before a page is changed (I1).
@@ -290,7 +347,7 @@ impl Heap {
         }
         pages.put(page, fresh);
         let meta = &mut self.metas[page as usize];
-        (meta.is_used, meta.kind) = (true, kind);
+        (meta.is_used, meta.kind, meta.evicted) = (true, kind, 0);
         self.resident += 1;
         self.free_lines += self.shape.page_lines as u64 - 1;
         Some(page)
@@ -315,7 +372,7 @@ impl Heap {
             if !meta.is_used || meta.kind != Kind::Lists {
                 continue;
             }
-            let free = pages.get(self.hand, guard).map_or(0, |words| free_of(words, &self.shape));
+            let free = pages.peek(self.hand, guard).map_or(0, |words| free_of(words, &self.shape));
             if free.count_ones() as usize > largest {
                 return Some(self.hand);
             }
@@ -438,9 +495,23 @@ impl Heap {
         if let Some(copy) = self.frozen.as_mut()?.copies.remove(&page) {
             return Some(copy);
         }
-        let words = pages.get(page, guard)?;
-        self.metas[page as usize].is_frozen = false;
+        let words = pages.peek(page, guard)?;
+        let meta = &mut self.metas[page as usize];
+        (meta.is_frozen, meta.is_moving) = (false, true);
         Some(words.iter().map(|word| word.load(Ordering::Relaxed)).collect())
+    }
+
+    /// A page is on disk as it is.
+    #[cfg(test)]
+    pub(crate) fn clean(&mut self, page: u32) {
+        self.metas[page as usize].is_frozen = false;
+    }
+
+    /// Pages that were thawed are on disk now.
+    pub(crate) fn written(&mut self, pages: &[u32]) {
+        for page in pages {
+            self.metas[*page as usize].is_moving = false;
+        }
     }
 
     /// A page could not be written: it is to be written again, as it was.

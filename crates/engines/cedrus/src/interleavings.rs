@@ -2,15 +2,15 @@
 //!
 //! Built with `--cfg shuttle` only. The knobs are those of `sheaf_base::sync::explore`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use sheaf_base::segment::Address;
-use sheaf_base::sync::{epoch, explore, thread};
+use sheaf_base::sync::{Mutex, epoch, explore, thread};
 
 use crate::list::Entry;
 use crate::shape::Shape;
-use crate::trie::Trie;
+use crate::trie::{Found, Trie, Trouble};
 
 /// Hashes that share their first bits: what is added splits the list, and a node comes below it.
 fn hash(n: u64) -> u32 {
@@ -80,5 +80,91 @@ fn a_walk_beside_changes_yields_what_stays_once() {
         assert!((0..3).all(|n| seen.get(&hash(n)) == Some(&1)), "{seen:?}");
         assert!(seen.values().all(|times| *times == 1), "{seen:?}");
         writer.join().expect("it changes");
+    });
+}
+
+/// A trie whose pages come and go, and what stands in for its file.
+struct Paged {
+    trie: Arc<Trie>,
+    disk: Mutex<HashMap<u32, Box<[u64]>>>,
+    /// One checkpoint at a time.
+    checkpoint: Mutex<()>,
+}
+
+impl Paged {
+    /// Nothing of it is in memory.
+    fn new() -> Arc<Paged> {
+        let world = Paged { trie: filled(6), disk: Mutex::default(), checkpoint: Mutex::default() };
+        world.turn_over();
+        Arc::new(world)
+    }
+
+    fn replace(&self, n: u64, to: u64) {
+        let guard = &epoch::pin();
+        assert_eq!(self.find(n, guard)[..], [place(n)]);
+        assert_eq!(self.trie.replace(hash(n), place(n), place(to), guard), Ok(true));
+    }
+
+    /// A checkpoint's writes, then an eviction of what nobody looked at for two rounds.
+    fn turn_over(&self) {
+        let _one = self.checkpoint.lock();
+        let guard = &epoch::pin();
+        self.trie.heap().freeze(Vec::new());
+        let next = || self.trie.heap().frozen.as_mut().and_then(|frozen| frozen.pages.pop());
+        for page in std::iter::from_fn(next) {
+            let content = self.trie.heap().thaw(page, self.trie.pages(), guard);
+            self.disk.lock().extend(content.map(|content| (page, content)));
+            self.trie.heap().written(&[page]);
+        }
+        self.trie.heap().frozen = None;
+        self.trie.evict(100, 0, guard);
+    }
+
+    fn find(&self, n: u64, guard: &epoch::Guard) -> Found {
+        loop {
+            match self.trie.find(hash(n), guard, |_| {}) {
+                Ok(found) => return found,
+                Err(Trouble::Absent(page)) => {
+                    let content = self.disk.lock()[&page].clone();
+                    let is_still = || self.disk.lock()[&page] == content;
+                    self.trie.arrive(page, &content, is_still, guard).expect("it is a page");
+                }
+                Err(trouble) => panic!("{trouble:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn what_was_looked_at_can_be_changed_beside_evictions() {
+    explore(2000, || {
+        let world = Paged::new();
+        let others = [(), ()].map(|()| {
+            let world = Arc::clone(&world);
+            thread::spawn(move || {
+                world.turn_over();
+                assert_eq!(world.find(5, &epoch::pin())[..], [place(5)]);
+            })
+        });
+        for n in 0..3 {
+            world.replace(n, n + 50);
+        }
+        others.into_iter().for_each(|other| other.join().expect("it finds"));
+        (0..3).for_each(|n| assert_eq!(world.find(n, &epoch::pin())[..], [place(n + 50)]));
+    });
+}
+
+#[test]
+fn a_page_that_was_read_before_it_changed_does_not_come_back() {
+    explore(2000, || {
+        let world = Paged::new();
+        let reader = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || drop(world.find(0, &epoch::pin())))
+        };
+        world.replace(0, 50);
+        world.turn_over();
+        reader.join().expect("it finds");
+        assert_eq!(world.find(0, &epoch::pin())[..], [place(50)]);
     });
 }

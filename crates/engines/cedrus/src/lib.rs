@@ -29,7 +29,7 @@
 //! ## Threads
 //!
 //! Commits change the trie one at a time, under the commit lock; readers take no lock, and validate what they saw by the
-//! versions of 64 parts of the hashes (trie.rs). The trie is in 256 and more parts by the first digit, whose paths never
+//! versions of 64 parts of the hashes (trie). The trie is in 256 and more parts by the first digit, whose paths never
 //! meet: what the paper's channel and root lock serialised has no counterpart.
 //!
 //! ## Costs

@@ -1,11 +1,18 @@
 //! # Pages: the trie's space in memory
 //!
 //! A row of pages that grows without moving: chunk k has twice the pages of chunk k − 1. A page that is not here is on
-//! disk. Words are atomics, since readers look while the writer writes and find out afterwards (trie.rs).
+//! disk. Words are atomics, since readers look while the writer writes and find out afterwards (trie).
 //!
 //! ```text
 //!  page: line 0 head | 63 lines of nodes and lists        head: used lines, a bit each 8 | number 4 | 0 ...
+//!
+//!  slot: nothing ── put ──> frame, used <── looked at ──> frame, not used ── evicted ──> limbo ── after all guards ──> pool
+//!                               ^         the hand comes                                  │
+//!                               └───────────────────── a change comes back to it ─────────┘
 //! ```
+//!
+//! Limbo is for changes: what `prepare` found in memory is there when `apply` comes, under the same guard, though the page may
+//! have been evicted in between.
 //!
 //! Memory for pages comes from chunks that grow to 2 MiB, which then ask for a huge page: a look-up in a large trie misses the
 //! TLB at every step otherwise.
@@ -14,9 +21,11 @@
 //!
 //! 1. A page's memory is used again after every guard under which it could be found.
 //! 2. A page is put in and taken out by one thread at a time (the heap's lock).
-//! 3. A frame has one owner: a [`Fresh`], a slot, or the pool. Chunks go with the last owner of the pool.
+//! 3. A frame has one owner: a [`Fresh`], a slot, limbo, or the pool. Chunks go with the last owner of the pool.
+//! 4. A frame in limbo holds what its page holds on disk.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -31,12 +40,15 @@ use crate::shape::{LINE, LINE_WORDS};
 const FIRST: usize = 64;
 /// Chunks: 2^25 pages and more.
 const CHUNKS: usize = 20;
-/// Most pages there can be: what a reference reaches (trie.rs).
+/// Most pages there can be: what a reference reaches (trie).
 pub(crate) const MOST_PAGES: u32 = 1 << 25;
 /// Frames of the first chunk of memory.
 const FEW_FRAMES: usize = 16;
 /// Bytes of the largest one.
 const HUGE: usize = 2 << 20;
+
+/// The bit of a slot that says that somebody looked at its page since the hand came by. Frames are aligned to lines.
+const USED: usize = 1;
 
 /// A chunk of memory.
 struct Chunk(NonNull<AtomicU64>, Layout);
@@ -64,6 +76,9 @@ struct Free {
     /// Addresses of frames that nobody has.
     frames: Vec<usize>,
     chunks: Vec<Chunk>,
+    /// Frames of evicted pages that somebody may still look at, by the number of the eviction.
+    limbo: HashMap<u64, usize>,
+    evictions: u64,
 }
 
 impl Pool {
@@ -98,6 +113,27 @@ impl Pool {
 
     fn give(&self, frame: usize) {
         self.inner.lock().frames.push(frame);
+    }
+
+    /// Sets the frame of an evicted page aside; the number of the eviction.
+    fn set_aside(&self, frame: usize) -> u64 {
+        let mut free = self.inner.lock();
+        free.evictions += 1;
+        let number = free.evictions;
+        free.limbo.insert(number, frame);
+        number
+    }
+
+    /// The frame that eviction `number` set aside, which is the caller's again.
+    fn revive(&self, number: u64) -> Option<usize> {
+        self.inner.lock().limbo.remove(&number)
+    }
+
+    /// Nobody looks any more at what eviction `number` set aside; it may have been revived.
+    fn let_go(&self, number: u64) {
+        let mut free = self.inner.lock();
+        let frame = free.limbo.remove(&number);
+        free.frames.extend(frame);
     }
 }
 
@@ -161,13 +197,31 @@ impl Pages {
         Some(unsafe { &*first.add(at) })
     }
 
-    /// The words of a page that is in memory.
+    /// The words of a page that is in memory, which counts as used.
     #[inline]
-    pub(crate) fn get<'g>(&self, page: u32, _guard: &'g Guard) -> Option<&'g [AtomicU64]> {
-        let start = self.slot(page)?.load(Ordering::Acquire);
+    pub(crate) fn get<'g>(&self, page: u32, guard: &'g Guard) -> Option<&'g [AtomicU64]> {
+        let slot = self.slot(page)?;
+        let start = slot.load(Ordering::Acquire);
+        if start.addr() & USED == 0 && !start.is_null() {
+            // A hint: nothing is lost if it fails.
+            let used = start.map_addr(|at| at | USED);
+            let _ = slot.compare_exchange(start, used, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        self.words(start, guard)
+    }
+
+    /// As [`Pages::get`], for those whose looks do not count.
+    pub(crate) fn peek<'g>(&self, page: u32, guard: &'g Guard) -> Option<&'g [AtomicU64]> {
+        self.words(self.slot(page)?.load(Ordering::Acquire), guard)
+    }
+
+    /// What a slot holds.
+    #[inline]
+    fn words<'g>(&self, start: *mut AtomicU64, _guard: &'g Guard) -> Option<&'g [AtomicU64]> {
         if start.is_null() {
             return None;
         }
+        let start = start.map_addr(|at| at & !USED);
         // SAFETY:
         // * A frame of so many words, initialised; it goes back to the pool after all guards that were pinned when it
         //   was taken out (I1), and the pool lives until then, as what gives it back holds it.
@@ -191,7 +245,7 @@ impl Pages {
         }
         debug_assert!(at < FIRST << chunk);
         if let Some(slot) = self.slot(page) {
-            let before = slot.swap(fresh.leave(), Ordering::AcqRel);
+            let before = slot.swap(fresh.leave().map_addr(|at| at | USED), Ordering::AcqRel);
             assert!(before.is_null(), "page {page} was put in twice");
         }
     }
@@ -199,11 +253,46 @@ impl Pages {
     /// Takes a page out.
     pub(crate) fn take(&self, page: u32, guard: &Guard) {
         let Some(slot) = self.slot(page) else { return };
-        let frame = slot.swap(std::ptr::null_mut(), Ordering::AcqRel) as usize;
+        let frame = slot.swap(std::ptr::null_mut(), Ordering::AcqRel) as usize & !USED;
         let pool = Arc::clone(&self.pool);
         if frame != 0 {
             guard.defer(move || pool.give(frame));
         }
+    }
+
+    /// Takes a page out that is on disk as it is, if nobody looked at it since the last time: the number of the eviction.
+    pub(crate) fn evict(&self, page: u32, guard: &Guard) -> Option<u64> {
+        let slot = self.slot(page)?;
+        let start = slot.load(Ordering::Acquire);
+        if start.addr() & USED != 0 {
+            let unused = start.map_addr(|at| at & !USED);
+            let _ = slot.compare_exchange(start, unused, Ordering::Relaxed, Ordering::Relaxed);
+            return None;
+        }
+        let nothing = std::ptr::null_mut();
+        if start.is_null()
+            || slot.compare_exchange(start, nothing, Ordering::AcqRel, Ordering::Relaxed).is_err()
+        {
+            return None;
+        }
+        let (pool, number) = (Arc::clone(&self.pool), self.pool.set_aside(start as usize));
+        guard.defer(move || pool.let_go(number));
+        Some(number)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_limbo_empty(&self) -> bool {
+        self.pool.inner.lock().limbo.is_empty()
+    }
+
+    /// Puts a page in again whose last eviction had `number`, if a guard of before is still pinned. False if there is none such.
+    pub(crate) fn revive(&self, page: u32, number: u64) -> bool {
+        let Some(slot) = self.slot(page).filter(|slot| slot.load(Ordering::Acquire).is_null()) else {
+            return false;
+        };
+        let Some(frame) = self.pool.revive(number) else { return false };
+        slot.store((frame | USED) as *mut AtomicU64, Ordering::Release);
+        true
     }
 }
 
@@ -247,5 +336,28 @@ mod tests {
         pages.take(1000, guard);
         assert!(words.len() == 64 && words.iter().all(|word| word.load(Ordering::Relaxed) == 1000));
         assert!(pages.get(1000, guard).is_none() && pages.get(5, guard).is_some());
+    }
+
+    #[test]
+    fn what_nobody_looks_at_goes_and_comes_back_under_the_same_guard_only() {
+        let pages = Pages::new(8);
+        let guard = epoch::pin();
+        pages.put(3, pages.fresh());
+        assert_eq!(pages.evict(3, &guard), None, "it was put in a moment ago");
+        pages.get(3, &guard).unwrap()[7].store(7, Ordering::Relaxed);
+        assert_eq!(pages.evict(3, &guard), None, "it was looked at");
+        let first = pages.evict(3, &guard).unwrap();
+        assert!(pages.evict(3, &guard).is_none() && pages.get(3, &guard).is_none());
+        assert!(pages.revive(3, first) && !pages.revive(3, first));
+        assert_eq!(pages.get(3, &guard).unwrap()[7].load(Ordering::Relaxed), 7);
+        assert_eq!(pages.evict(3, &guard), None);
+        let second = pages.evict(3, &guard).unwrap();
+        assert!(!pages.revive(3, first));
+        drop(guard);
+        while pages.pool.inner.lock().limbo.contains_key(&second) {
+            epoch::pin().flush();
+        }
+        assert!(!pages.revive(3, second));
+        assert_eq!(pages.pool.inner.lock().frames.len(), FEW_FRAMES);
     }
 }

@@ -15,7 +15,7 @@
 //! ## Invariants
 //!
 //! 1. A place that an image names which a slot of ROOT may name is not written.
-//! 2. A page that is not in memory stands on disk as the present table says.
+//! 2. A page that is not in memory stands on disk as the table of the checkpoint under way says, or else the present one.
 //!
 //! ## Crash
 //!
@@ -75,6 +75,14 @@ struct Inner {
     /// Places of images before the present one, the oldest first.
     graves: VecDeque<Vec<u32>>,
     is_named: bool,
+}
+
+impl Inner {
+    /// Where a page is that is not in memory (I2).
+    fn place(&self, page: u32) -> Place {
+        let table = self.next.as_ref().unwrap_or(&self.table);
+        table.get(page as usize).copied().unwrap_or_default()
+    }
 }
 
 /// See the module.
@@ -175,11 +183,13 @@ impl Space {
     pub(crate) fn load(&self, page: u32, trie: &Trie, guard: &Guard) -> Result<()> {
         let (place, file) = {
             let inner = self.inner.lock();
-            (inner.table.get(page as usize).copied().unwrap_or_default(), inner.file.clone())
+            (inner.place(page), inner.file.clone())
         };
         let Some(file) = file.filter(|_| place.at > 0) else { return Err(self.nonsense(page, "reference")) };
         let content = self.read(&*file, place)?;
-        trie.arrive(page, &content, guard).map_err(|trouble| self.damaged(trouble))
+        // It may have come, changed, and gone again meanwhile.
+        let is_still = || self.inner.lock().place(page) == place;
+        trie.arrive(page, &content, is_still, guard).map_err(|trouble| self.damaged(trouble))
     }
 
     fn read(&self, file: &dyn File, place: Place) -> Result<Vec<u64>> {
@@ -209,7 +219,7 @@ impl Space {
     }
 
     fn nonsense(&self, page: u32, field: &'static str) -> Error {
-        let place = self.inner.lock().table.get(page as usize).copied().unwrap_or_default();
+        let place = self.inner.lock().place(page);
         Error::corrupt(&self.path, self.offset(place.at), Damage::BadField { field, value: u64::from(page) })
     }
 

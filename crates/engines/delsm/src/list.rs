@@ -570,7 +570,7 @@ mod tests {
             items.push(Item {
                 key: key.clone(),
                 seq: Seq(1000 + n),
-                what: What::File { blob, home: homes[n as usize % 3] },
+                what: What::File { blob, home: homes[usize::try_from(n % 3).unwrap()] },
             });
             if n % 5 == 0 {
                 items.push(Item { key: key.clone(), seq: Seq(500), what: What::Gone });

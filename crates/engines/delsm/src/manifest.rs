@@ -61,7 +61,8 @@ impl State for Manifest {
             w.u8(table.level);
             w.u64(table.dir);
             w.u64(table.list);
-            w.u8(u8::from(table.settled) * SETTLED | u8::from(table.littered) * LITTERED);
+            let settled = if table.settled { SETTLED } else { 0 };
+            w.u8(settled | if table.littered { LITTERED } else { 0 });
         });
         w.list(&self.packs, |w, pack| w.u64(*pack));
         w.0

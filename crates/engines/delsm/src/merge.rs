@@ -88,7 +88,7 @@ impl DelsmEngine {
         if !merge.is_rewrite && merge.lower.is_empty() && self.goes_down_whole(&merge) {
             return self.lower_level(work, &version, merge).map(|()| true);
         }
-        work.job = Some(Job::Merging(merge));
+        work.job = Some(Job::Merging(Box::new(merge)));
         self.merge_some(work, views).map(|()| true)
     }
 

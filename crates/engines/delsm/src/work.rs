@@ -57,7 +57,7 @@ pub(crate) enum Garbage {
 #[derive(Debug)]
 pub(crate) enum Job {
     /// Tables are being merged.
-    Merging(Merge),
+    Merging(Box<Merge>),
     /// Files are on their way into the directories of these tables; then `after` goes.
     Moving { tables: Vec<Arc<Table>>, table: usize, block: usize, after: Vec<Garbage> },
 }
@@ -126,12 +126,10 @@ impl DelsmEngine {
         if let Some(Job::Moving { .. }) = work.job {
             return self.move_some(work).map(|()| true);
         }
-        let frozen = self.frozen();
-        if let Some(frozen) = frozen.filter(|frozen| frozen.newest() <= certain) {
-            if work.job.is_none() {
-                return self.flush(work, &frozen, views).map(|()| true);
-            }
-            // A merge may go on beside a memtable for long: it is finished first, part by part.
+        // A merge that is under way is finished first, part by part.
+        let frozen = self.frozen().filter(|frozen| frozen.newest() <= certain);
+        if let Some(frozen) = frozen.filter(|_| work.job.is_none()) {
+            return self.flush(work, &frozen, views).map(|()| true);
         }
         if let Some(Job::Merging(_)) = work.job {
             return self.merge_some(work, views).map(|()| true);

@@ -317,7 +317,7 @@ fn other_formats(path: &Path, bytes: &[u8]) -> Vec<Damage> {
 
 fn replay_line(subject: &Subject, life: Life, seed: u64, number: u64) -> String {
     format!(
-        "SHEAF_CORRUPT='{} {life:?} {seed} {number}' cargo test -p sheaf-testkit --test corruption -- --ignored --nocapture replay",
+        "SHEAF_CORRUPT='{} {life:?} {seed} {number}' cargo test -p sheaf-testkit --test suites -- --ignored --nocapture corruption::replay",
         subject.engine
     )
 }

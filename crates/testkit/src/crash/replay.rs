@@ -62,7 +62,7 @@ pub fn setting(plan: &Plan) -> String {
 #[must_use]
 pub fn command(line: &str) -> String {
     format!(
-        "SHEAF_CRASH='{line}' cargo test -p sheaf-testkit --test crash replay_a_line -- --ignored --nocapture"
+        "SHEAF_CRASH='{line}' cargo test -p sheaf-testkit --test suites crash::replay_a_line -- --ignored --nocapture"
     )
 }
 

@@ -103,7 +103,7 @@ impl Case {
     #[must_use]
     pub fn replay(&self) -> String {
         format!(
-            "SHEAF_MODEL='{self}' cargo test -p sheaf-testkit --test model -- --ignored --nocapture replay"
+            "SHEAF_MODEL='{self}' cargo test -p sheaf-testkit --test suites -- --ignored --nocapture model::replay"
         )
     }
 

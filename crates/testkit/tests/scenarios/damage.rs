@@ -5,7 +5,7 @@ use sheaf_testkit::corrupt::{Damage, Fixture, corrupt, inspect};
 use sheaf_testkit::crash::workload::{Shape, generate};
 use sheaf_testkit::stage::{Place, Setting, Stage, Subject};
 
-use crate::steps;
+use super::steps;
 
 /// Scenario 8. Frames below what a checkpoint, or a later frame, knows to be durable rot: damage, never a
 /// torn tail under an engine that is further.

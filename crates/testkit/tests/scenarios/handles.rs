@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use sheaf::{Database, Error};
 
-use crate::{keyspace, text};
+use super::{keyspace, text};
 
 /// A directory of its own, gone at the end.
 struct Scratch(PathBuf);

@@ -8,7 +8,7 @@ use sheaf_base::disk::sim::{Class, Failure, Fault, Keep, SimDisk};
 use sheaf_testkit::crash::explore::Plan;
 use sheaf_testkit::crash::world::{PLACE, World};
 
-use crate::{keyspace, put_durably, steps, survives, text};
+use super::{keyspace, put_durably, steps, survives, text};
 
 /// Scenario 12. A keyspace dropped, made again, cleared: whole or gone after any cut, and no number is used
 /// twice.

@@ -11,7 +11,7 @@ use sheaf_testkit::crash::run::Run;
 use sheaf_testkit::crash::workload::Step;
 use sheaf_testkit::crash::world::World;
 
-use crate::{keyspace, put_durably, steps, survives, text};
+use super::{keyspace, put_durably, steps, survives, text};
 
 /// Runs `steps` without crashes and answers the figures at the end: a scenario must really happen.
 fn figures(steps: &[Step]) -> Stats {

@@ -12,7 +12,7 @@ use sheaf_testkit::stage::Subject;
 use sheaf_testkit::tap::Lie;
 use sheaf_testkit::totals::Budget;
 
-use crate::{keyspace, put_durably, steps, survives, text};
+use super::{keyspace, put_durably, steps, survives, text};
 
 /// Scenario 1. A is lost, B kept; the new A has the old one's length; after a second cut the old B must not
 /// stand behind it again.

@@ -2,70 +2,34 @@
 //!
 //! A look-up in a large index misses the TLB at every step; with pages of 2 MiB it does not (266 against
 //! 159 ns a miss on the machines this was built on). Tables of a small index come from the allocator;
-//! those of a large one are cut from chunks of 2 MiB that ask the system for a huge page.
+//! those of a large one are cut from chunks, each a [`HugePage`].
 //!
 //! ## Invariants
 //!
-//! 1. A chunk is aligned and sized to 2 MiB, zeroed at its allocation, and freed when no piece of it is left:
+//! 1. A chunk is zeroed at its allocation and freed when no piece of it is left:
 //!    every piece, in use or in the pool, holds a count.
 //! 2. A piece has one owner; it is zeroed before it is handed out again.
 
-use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::table::Bucket;
+use sheaf_base::memory::{HUGE_PAGE, HugePage};
 use sheaf_base::sync::Mutex;
 
-const CHUNK: usize = 2 << 20;
+use super::table::Bucket;
+
 /// Buckets of a piece: those of a table of normal geometry.
 const PIECE_BUCKETS: usize = 256;
 const PIECE: usize = PIECE_BUCKETS * size_of::<Bucket>();
-const PIECES: usize = CHUNK / PIECE;
+const PIECES: usize = HUGE_PAGE / PIECE;
 
 /// Free pieces of all indexes of the process.
 static POOL: Mutex<Vec<Piece>> = Mutex::new(Vec::new());
 
-struct Chunk(NonNull<u8>);
-
-// SAFETY:
-// * Memory of the process; a chunk only keeps it allocated and gives no access.
-unsafe impl Send for Chunk {}
-// SAFETY:
-// * As above: `&Chunk` gives no access.
-unsafe impl Sync for Chunk {}
-
-impl Chunk {
-    fn layout() -> Layout {
-        Layout::from_size_align(CHUNK, CHUNK).unwrap_or_else(|_| Layout::new::<u8>())
-    }
-
-    fn new() -> Chunk {
-        // SAFETY:
-        // * The layout has a size.
-        let start = unsafe { alloc(Chunk::layout()) };
-        let Some(start) = NonNull::new(start) else { handle_alloc_error(Chunk::layout()) };
-        // Before the first touch, which decides what backs it: an allocator that zeroes comes too early.
-        sheaf_base::memory::prefer_huge_pages(start, CHUNK);
-        // SAFETY:
-        // * The chunk is ours and this large.
-        unsafe { start.write_bytes(0, CHUNK) };
-        Chunk(start)
-    }
-}
-
-impl Drop for Chunk {
-    fn drop(&mut self) {
-        // SAFETY:
-        // * Allocated in `new` with this layout; no piece is left (I1).
-        unsafe { dealloc(self.0.as_ptr(), Chunk::layout()) }
-    }
-}
-
 struct Piece {
     start: NonNull<Bucket>,
-    chunk: Arc<Chunk>,
+    chunk: Arc<HugePage>,
 }
 
 // SAFETY:
@@ -89,11 +53,15 @@ impl Piece {
             piece.buckets().iter().for_each(Bucket::clear);
             return piece;
         }
-        let chunk = Arc::new(Chunk::new());
+        let chunk = HugePage::new();
+        // SAFETY:
+        // * The chunk is ours and this large.
+        unsafe { chunk.start().write_bytes(0, HUGE_PAGE) };
+        let chunk = Arc::new(chunk);
         let cut = |index: usize| Piece {
             // SAFETY:
-            // * `index * PIECE < CHUNK`: inside of the chunk.
-            start: unsafe { chunk.0.byte_add(index * PIECE) }.cast(),
+            // * `index * PIECE < HUGE_PAGE`: inside of the chunk.
+            start: unsafe { chunk.start().byte_add(index * PIECE) }.cast(),
             chunk: Arc::clone(&chunk),
         };
         POOL.lock().extend((1..PIECES).map(cut));

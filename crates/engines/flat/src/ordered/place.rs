@@ -2,7 +2,7 @@
 //!
 //! A leaf of a large index is a miss of the caches and, on pages of 4 KiB, one of the TLB: 250 ns in place of 175 on
 //! the machines this was built on. Leaves of a small index come from the allocator; those of a large one are cut from
-//! chunks of 2 MiB that ask the system for a huge page.
+//! chunks, each a [`HugePage`].
 //!
 //! ## Picture of a chunk
 //!
@@ -18,19 +18,18 @@
 //!    only. A chunk is in `open` if and only if its list is not empty.
 //! 3. A leaf knows whether it lies in a chunk, and that never changes.
 
-use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ops::Deref;
 use std::ptr::NonNull;
 
+use sheaf_base::memory::{HUGE_PAGE, HugePage};
 use sheaf_base::sync::Mutex;
 
 use super::leaf::Leaf;
 
-const CHUNK: usize = 2 << 20;
 const PIECE: usize = size_of::<Leaf>();
 /// Pieces of a chunk, the head's among them.
 #[expect(clippy::cast_possible_truncation, reason = "some thousand")]
-const PIECES: u32 = (CHUNK / PIECE) as u32;
+const PIECES: u32 = (HUGE_PAGE / PIECE) as u32;
 /// The end of a list.
 const END: u32 = 0;
 
@@ -54,19 +53,9 @@ unsafe impl Send for Chunk {}
 static OPEN: Mutex<Vec<Chunk>> = Mutex::new(Vec::new());
 
 impl Chunk {
-    fn layout() -> Layout {
-        Layout::from_size_align(CHUNK, CHUNK).unwrap_or_else(|_| Layout::new::<u8>())
-    }
-
     /// A chunk, all of it free.
     fn new() -> Chunk {
-        // SAFETY:
-        // * The layout has a size.
-        let start = unsafe { alloc(Chunk::layout()) };
-        let Some(start) = NonNull::new(start) else { handle_alloc_error(Chunk::layout()) };
-        // Before the first touch, which decides what backs it.
-        sheaf_base::memory::prefer_huge_pages(start, CHUNK);
-        let chunk = Chunk(start);
+        let chunk = Chunk(HugePage::new().into_start());
         // SAFETY:
         // * The chunk is ours, aligned and larger than a head.
         unsafe { chunk.head().write(Head { used: 0, free: 1 }) };
@@ -81,7 +70,7 @@ impl Chunk {
 
     /// The chunk of a piece.
     fn of(piece: NonNull<u8>) -> Chunk {
-        let offset = piece.addr().get() & (CHUNK - 1);
+        let offset = piece.addr().get() & (HUGE_PAGE - 1);
         // SAFETY:
         // * The piece lies this far into its chunk (I1).
         Chunk(unsafe { piece.byte_sub(offset) })
@@ -134,13 +123,13 @@ fn give(piece: NonNull<u8>) {
     if head.free == END {
         open.push(chunk);
     }
-    head.free = u32::try_from((piece.addr().get() & (CHUNK - 1)) / PIECE).unwrap_or(END);
+    head.free = u32::try_from((piece.addr().get() & (HUGE_PAGE - 1)) / PIECE).unwrap_or(END);
     head.used -= 1;
     if head.used == 0 && open.len() > 1 {
         open.retain(|other| *other != chunk);
         // SAFETY:
-        // * Allocated in `new` with this layout; no piece is in use, and nobody finds it any more.
-        unsafe { dealloc(chunk.0.as_ptr(), Chunk::layout()) };
+        // * From `new`; no piece is in use, and nobody finds it any more.
+        drop(unsafe { HugePage::from_start(chunk.0) });
     }
 }
 

@@ -1,0 +1,486 @@
+//! # The lazy-trie
+//!
+//! Hashes are read digit by digit. A node has a child for every value of its digit; a child is a node, a list of entries
+//! (list.rs) or nothing. Only what lies below the last fork of a path is compressed, as in the paper (§2.2): a list stands
+//! where its hashes first differ from all others, and inner nodes may have one child. Splitting is sluggish (§2.3): a list
+//! is split when it overflows, and again until every part is within the limit.
+//!
+//! What the paper has not: a list may serve several digits of its node, two, four, up to all of them. It then splits bit by
+//! bit, into halves, and becomes a node only when one digit is left. So lists stay half full or more at any number of keys,
+//! where splits by the whole branching factor leave them nearly empty soon after each level is begun, and the footprint has
+//! no cliff. Lists whose hashes are all equal are chained without limit.
+//!
+//! ## Picture
+//!
+//! ```text
+//!  root  [ a a a a b b c d ... ]         a: a list for four digits     c: a node below
+//!                      |
+//!                 node [ e e e e e e e e f f f f g g h h ]
+//!                                                    |
+//!                                              node [ ... ]             reference: node? 1 | page 25 | line 6, 0 for nothing
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. A list's references are a run of words of one node, as many as a power of two and aligned to it.
+//! 2. Everything that a reader of some hash may see changes only while the versions of its domain are odd.
+//! 3. Lists of different hashes have at most `most` entries. An emptied list is given back; neighbours that are nearly
+//!    empty become one, and a node whose only child is a list gives way to it.
+//!
+//! ## Threads
+//!
+//! One writer at a time, under the heap's lock. Readers take no lock: they remember the version of their hash's domain,
+//! look, and look again if it has moved. What they see meanwhile may be nonsense, so every step is checked. A reader that
+//! finds a writer in its way several times waits for its lock, so that it never spins on a thread without a core.
+//! The trie does no I/O: what is not in memory is an answer ([`Trouble::Absent`]) that the caller acts on.
+//!
+//! ## Costs
+//!
+//! A look-up: the root, a line a node (three of them at 5 million keys, the first two nearly always cached), a list of up to
+//! five lines. A change: that, and bytes in one list; one in about twenty rewrites a list of a few lines, one in a hundred
+//! splits one.
+
+mod change;
+#[cfg(test)]
+mod tests;
+
+use sheaf_base::memory::prefetch;
+use sheaf_base::segment::Address;
+use sheaf_base::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use sheaf_base::sync::epoch::Guard;
+use sheaf_base::sync::{Mutex, MutexGuard};
+use smallvec::{SmallVec, smallvec};
+
+use crate::heap::{Heap, Kind};
+use crate::list::{Entry, List, top};
+use crate::page::{MOST_PAGES, Pages};
+use crate::shape::{HASH_BITS, LINE_WORDS, LINK_HEAD, Shape};
+
+/// Parts of the hashes that have a version each.
+const DOMAIN_BITS: u32 = 6;
+/// Looks of a reader before it waits for the writer.
+const LOOKS: usize = 16;
+/// Links of a chain that are believed in.
+const MOST_LINKS: usize = 1 << 20;
+/// A list that shrinks keeps room for so many.
+const SLACK: usize = 1;
+
+pub(crate) const NODE: u32 = 1 << 31;
+const LINE_BITS: u32 = 6;
+/// Nothing.
+pub(crate) const EMPTY: u32 = 0;
+
+/// Why a look did not work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    /// This page is not in memory.
+    Absent(u32),
+    /// What stands on this page cannot be.
+    Nonsense(u32, &'static str),
+    /// There are as many pages as there can be.
+    Full,
+}
+
+type Tried<T> = Result<T, Trouble>;
+
+pub(crate) fn page_of(reference: u32) -> u32 {
+    (reference & !NODE) >> LINE_BITS
+}
+
+pub(crate) fn line_of(reference: u32) -> usize {
+    (reference & ((1 << LINE_BITS) - 1)) as usize
+}
+
+fn reference((page, line): (u32, usize), kind: u32) -> u32 {
+    kind | page << LINE_BITS | u32::try_from(line).unwrap_or(0)
+}
+
+fn domain(hash: u32) -> usize {
+    (hash >> (HASH_BITS - DOMAIN_BITS)) as usize
+}
+
+/// A node on a path, and the digit that the path takes there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Step {
+    /// Its reference; `EMPTY` for the root.
+    node: u32,
+    /// Bits above it.
+    pub(crate) depth: u32,
+    /// Bits of its digit.
+    pub(crate) bits: u32,
+    digit: usize,
+}
+
+impl Step {
+    pub(crate) fn new(node: u32, depth: u32, bits: u32, hash: u32) -> Step {
+        let below = hash.checked_shl(depth).unwrap_or(0);
+        Step { node, depth, bits, digit: below.checked_shr(HASH_BITS - bits).unwrap_or(0) as usize }
+    }
+
+    fn is_root(&self) -> bool {
+        self.depth == 0
+    }
+
+    /// The hashes below `len` digits from `digit` on, of which `hash` shares the bits above.
+    pub(crate) fn range(&self, hash: u32, digit: usize, len: usize) -> (u32, u32) {
+        let below = HASH_BITS - self.depth - self.bits;
+        let at = |digit: usize| u64::from(top(hash, self.depth)) + ((digit as u64) << below);
+        let cut = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+        (cut(at(digit)), cut(at(digit + len) - 1))
+    }
+}
+
+type Path = SmallVec<[Step; 8]>;
+/// Entries that were gathered.
+type Entries = SmallVec<[Entry; 36]>;
+/// Addresses that may be a key's.
+pub(crate) type Found = SmallVec<[Address; 4]>;
+
+/// See the module.
+pub(crate) struct Trie {
+    shape: Shape,
+    root: Box<[AtomicU32]>,
+    pages: Pages,
+    versions: [AtomicU32; 1 << DOMAIN_BITS],
+    heap: Mutex<Heap>,
+    /// What the heap has, for those who do not want its lock.
+    resident: AtomicU64,
+    page_count: AtomicU64,
+    free_lines: AtomicU64,
+    entries: AtomicU64,
+}
+
+impl Trie {
+    pub(crate) fn new(shape: Shape) -> Trie {
+        Trie {
+            shape,
+            root: (0..1 << shape.root_bits).map(|_| AtomicU32::new(EMPTY)).collect(),
+            pages: Pages::new(shape.page_lines),
+            versions: std::array::from_fn(|_| AtomicU32::new(0)),
+            heap: Mutex::new(Heap::new(shape)),
+            resident: AtomicU64::new(0),
+            page_count: AtomicU64::new(0),
+            free_lines: AtomicU64::new(0),
+            entries: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Whether references reach that many pages more than there are.
+    pub(crate) fn can_grow_by(&self, pages: u64) -> bool {
+        self.page_count.load(Ordering::Relaxed) + pages < u64::from(MOST_PAGES)
+    }
+
+    /// Bytes of pages in memory.
+    pub(crate) fn bytes(&self) -> u64 {
+        (self.resident.load(Ordering::Relaxed) * self.shape.page_lines as u64 + self.root.len() as u64 / 16)
+            * 64
+    }
+
+    /// Whether so many lines are free in pages in memory that entries find room without a page more, once it is pressed
+    /// together.
+    pub(crate) fn is_roomy(&self) -> bool {
+        let lines = self.resident.load(Ordering::Relaxed) * self.shape.page_lines as u64;
+        self.free_lines.load(Ordering::Relaxed) * 8 > lines
+    }
+
+    /// The part of the lines in memory that is used.
+    #[allow(clippy::cast_precision_loss)]
+    pub(crate) fn fill(&self) -> f64 {
+        let lines = self.resident.load(Ordering::Relaxed) * (self.shape.page_lines as u64 - 1);
+        1.0 - self.free_lines.load(Ordering::Relaxed) as f64 / lines.max(1) as f64
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.entries.load(Ordering::Relaxed)
+    }
+
+    // Looking.
+
+    #[inline]
+    fn page<'g>(&self, reference: u32, guard: &'g Guard) -> Tried<&'g [AtomicU64]> {
+        let page = page_of(reference);
+        self.pages.get(page, guard).ok_or(Trouble::Absent(page))
+    }
+
+    /// The word of a node's child `digit`, in a page, and which half of it.
+    fn child_at(&self, node: u32, digit: usize) -> (usize, usize) {
+        (line_of(node) * LINE_WORDS + digit / 2, 32 * (digit % 2))
+    }
+
+    #[inline]
+    fn child(&self, node: u32, digit: usize, guard: &Guard) -> Tried<u32> {
+        let page = self.page(node, guard)?;
+        let (word, shift) = self.child_at(node, digit);
+        let word = page.get(word).ok_or(Trouble::Nonsense(page_of(node), "node"))?;
+        Ok(u32::try_from(word.load(Ordering::Relaxed) >> shift & u64::from(u32::MAX)).unwrap_or(0))
+    }
+
+    pub(crate) fn child_of(&self, step: &Step, digit: usize, guard: &Guard) -> Tried<u32> {
+        if step.is_root() {
+            Ok(self.root[digit].load(Ordering::Relaxed))
+        } else {
+            self.child(step.node, digit, guard)
+        }
+    }
+
+    /// The way to the list of `hash`, if there is one: its last node, and the reference there.
+    #[inline]
+    fn descend(&self, hash: u32, guard: &Guard, mut each: impl FnMut(Step)) -> Tried<(Step, u32)> {
+        let mut step = Step::new(EMPTY, 0, self.shape.root_bits, hash);
+        let mut child = self.root[step.digit].load(Ordering::Relaxed);
+        while child & NODE != 0 {
+            each(step);
+            let depth = step.depth + step.bits;
+            if depth >= HASH_BITS {
+                return Err(Trouble::Nonsense(page_of(child), "depth of a node"));
+            }
+            step = Step::new(child, depth, self.shape.digit_bits(depth), hash);
+            child = self.child(child, step.digit, guard)?;
+        }
+        Ok((step, child))
+    }
+
+    /// The list that `reference` names.
+    #[inline]
+    pub(crate) fn list<'g>(&self, reference: u32, guard: &'g Guard) -> Tried<List<'g>> {
+        let page = self.page(reference, guard)?;
+        List::open(page, line_of(reference)).ok_or(Trouble::Nonsense(page_of(reference), "list"))
+    }
+
+    /// Calls `each` with the links behind the first.
+    pub(crate) fn chain<'g>(
+        &self,
+        first: &List<'g>,
+        guard: &'g Guard,
+        mut each: impl FnMut(u32, &List<'g>),
+    ) -> Tried<()> {
+        let (mut next, mut count) = (first.next(), 0);
+        while next != EMPTY {
+            let link = self.list(next, guard)?;
+            count += 1;
+            if !link.is_link || link.prefix != first.prefix || count > MOST_LINKS {
+                return Err(Trouble::Nonsense(page_of(next), "link"));
+            }
+            each(next, &link);
+            next = link.next();
+        }
+        Ok(())
+    }
+
+    /// What `look` sees of the domain of `hash` while no writer changes it.
+    #[inline]
+    fn read<T>(&self, hash: u32, mut look: impl FnMut() -> Tried<T>) -> Tried<T> {
+        let version = &self.versions[domain(hash)];
+        for _ in 0..LOOKS {
+            let before = version.load(Ordering::Acquire);
+            if before.is_multiple_of(2) {
+                let seen = look();
+                fence(Ordering::Acquire);
+                if version.load(Ordering::Relaxed) == before {
+                    return seen;
+                }
+            }
+            std::hint::spin_loop();
+        }
+        let _heap = self.heap.lock();
+        look()
+    }
+
+    /// The addresses of all entries of `hash`. `ask` is told of each as soon as it is seen, right or not.
+    #[inline]
+    pub(crate) fn find(&self, hash: u32, guard: &Guard, ask: impl Fn(Address)) -> Tried<Found> {
+        self.read(hash, || {
+            let mut found = Found::new();
+            let (_, child) = self.descend(hash, guard, |_| {})?;
+            if child == EMPTY {
+                return Ok(found);
+            }
+            let list = self.list(child, guard)?;
+            if !list.is_for(hash) {
+                if !list.is_link {
+                    return Err(Trouble::Nonsense(page_of(child), "prefix"));
+                }
+                // Another hash's chain, which an insertion would split from this one's.
+                return self.chain(&list, guard, |_, _| {}).map(|()| found);
+            }
+            let mut gather = |list: &List<'_>| {
+                list.matches(hash, |index| {
+                    let address = Address::from_bits(list.address(index));
+                    ask(address);
+                    found.push(address);
+                    true
+                });
+            };
+            gather(&list);
+            self.chain(&list, guard, |_, link| gather(link))?;
+            Ok(found)
+        })
+    }
+
+    /// Asks for what a look-up of `hash` reads.
+    pub(crate) fn prefetch(&self, hash: u32, guard: &Guard) {
+        if let Ok((_, child)) = self.descend(hash, guard, |_| {})
+            && child != EMPTY
+            && let Ok(page) = self.page(child, guard)
+            && let Some(first) = page.get(line_of(child) * LINE_WORDS)
+        {
+            prefetch(std::ptr::from_ref(first).cast(), 4);
+        }
+    }
+
+    /// The entries of hashes from `from` on that stand together, in `out`, and the last hash that these could have.
+    pub(crate) fn visit(&self, from: u32, guard: &Guard, out: &mut Vec<Entry>) -> Tried<u32> {
+        self.visit_at(from, guard, out).map(|(last, _)| last)
+    }
+
+    /// The same, and how many nodes are on the way.
+    pub(crate) fn visit_at(&self, from: u32, guard: &Guard, out: &mut Vec<Entry>) -> Tried<(u32, usize)> {
+        self.read(from, || {
+            out.clear();
+            let mut level = 1;
+            let (step, child) = self.descend(from, guard, |_| level += 1)?;
+            let mut end = step.digit + 1;
+            while end < 1 << step.bits && self.child_of(&step, end, guard)? == child {
+                end += 1;
+            }
+            let (_, last) = step.range(from, step.digit, end - step.digit);
+            if child != EMPTY {
+                let list = self.list(child, guard)?;
+                let wanted = |entry: &Entry| entry.hash >= from;
+                out.extend(list.entries().filter(wanted));
+                self.chain(&list, guard, |_, link| out.extend(link.entries().filter(wanted)))?;
+                if out.iter().any(|entry| entry.hash > last) {
+                    return Err(Trouble::Nonsense(page_of(child), "prefix"));
+                }
+            }
+            // Every domain in the piece counts, not only that of its first hash.
+            let is_one = domain(last) == domain(from);
+            Ok((if is_one { last } else { self.cut_piece(from, last, out) }, level))
+        })
+    }
+
+    /// Cuts a piece at the end of its first domain, whose version is the one that is looked at.
+    fn cut_piece(&self, from: u32, last: u32, out: &mut Vec<Entry>) -> u32 {
+        let end = last.min(from | u32::MAX >> DOMAIN_BITS);
+        out.retain(|entry| entry.hash <= end);
+        end
+    }
+
+    // Pages come and go.
+
+    /// The heap, while nothing changes.
+    pub(crate) fn heap(&self) -> HeapRef<'_> {
+        HeapRef { trie: self, heap: self.heap.lock() }
+    }
+
+    /// A page came from disk, if what came `is_still` what stands there. What was put in meanwhile stays.
+    pub(crate) fn arrive(
+        &self,
+        page: u32,
+        content: &[u64],
+        is_still: impl Fn() -> bool,
+        guard: &Guard,
+    ) -> Tried<()> {
+        let nonsense = Err(Trouble::Nonsense(page, "head of a page"));
+        let &[used, head, ..] = content else { return nonsense };
+        let Some(kind) = Kind::of(head, page) else { return nonsense };
+        let most = u64::MAX >> (64 - self.shape.page_lines.min(64));
+        if used & 1 == 0 || used > most || content.len() != self.shape.page_lines * LINE_WORDS {
+            return nonsense;
+        }
+        let mut heap = self.heap();
+        if !heap.is_used(page) {
+            return Err(Trouble::Nonsense(page, "reference"));
+        }
+        if self.pages.get(page, guard).is_none() && is_still() {
+            let fresh = self.pages.fresh();
+            fresh.words().iter().zip(content).for_each(|(word, value)| word.store(*value, Ordering::Relaxed));
+            self.pages.put(page, fresh);
+            if let Some(words) = self.pages.get(page, guard) {
+                heap.heap.arrived(page, kind, words);
+            }
+        }
+        Ok(())
+    }
+
+    /// A page is in memory again that was evicted under a guard that is still pinned. False if there is none such.
+    pub(crate) fn revive(&self, page: u32, guard: &Guard) -> bool {
+        self.heap().heap.revive(page, &self.pages, guard)
+    }
+
+    /// Lets up to `most` pages go that are on disk as they are, but keeps `least`. How many went.
+    pub(crate) fn evict(&self, most: usize, least: u64, guard: &Guard) -> usize {
+        self.heap().heap.evict(most, least, &self.pages, guard)
+    }
+
+    /// The root as it is.
+    pub(crate) fn root(&self) -> Vec<u32> {
+        self.root.iter().map(|word| word.load(Ordering::Relaxed)).collect()
+    }
+
+    /// Takes up a root, in an empty trie that nobody reads.
+    pub(crate) fn set_root(&self, words: &[u32]) {
+        self.root.iter().zip(words).for_each(|(word, value)| word.store(*value, Ordering::Relaxed));
+    }
+
+    pub(crate) fn pages(&self) -> &Pages {
+        &self.pages
+    }
+}
+
+/// Whether a list that `run` digits of a node name can be what stands there for `hash`: if so, its entries can be split
+/// among these digits.
+pub(crate) fn check_list(
+    step: &Step,
+    (first, len): (usize, usize),
+    list: &List<'_>,
+    hash: u32,
+) -> Result<(), &'static str> {
+    if !len.is_power_of_two() || !first.is_multiple_of(len) {
+        return Err("references to a list");
+    }
+    let bits = step.depth + step.bits - len.trailing_zeros();
+    if list.bits != bits && !list.is_link || top(list.prefix, bits) != top(hash, bits) {
+        return Err("prefix");
+    }
+    Ok(())
+}
+
+/// The heap, locked; its figures are published when it is given back.
+pub(crate) struct HeapRef<'a> {
+    trie: &'a Trie,
+    heap: MutexGuard<'a, Heap>,
+}
+
+impl std::ops::Deref for HeapRef<'_> {
+    type Target = Heap;
+
+    fn deref(&self) -> &Heap {
+        &self.heap
+    }
+}
+
+impl std::ops::DerefMut for HeapRef<'_> {
+    fn deref_mut(&mut self) -> &mut Heap {
+        &mut self.heap
+    }
+}
+
+impl Drop for HeapRef<'_> {
+    fn drop(&mut self) {
+        self.trie.publish(&self.heap);
+    }
+}
+
+impl Trie {
+    fn publish(&self, heap: &Heap) {
+        self.resident.store(heap.resident, Ordering::Relaxed);
+        self.page_count.store(heap.page_count(), Ordering::Relaxed);
+        self.free_lines.store(heap.free_lines, Ordering::Relaxed);
+        self.entries.store(heap.entries, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,19 @@
+//! Every suite, in one program: the long ones share the cores with those that wait for the disk.
+
+mod batching;
+mod conformance;
+mod corruption;
+mod crash;
+mod faults;
+mod fuzz;
+mod kill;
+mod limits;
+mod linear;
+mod model;
+mod openings;
+mod scenarios;
+mod seeded_bugs;
+
+/// Counts what a case takes, for the harnesses that limit it.
+#[global_allocator]
+static COUNTING: sheaf_testkit::alloc::Counting = sheaf_testkit::alloc::Counting(std::alloc::System);
