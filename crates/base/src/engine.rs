@@ -296,6 +296,11 @@ pub trait Engine: Send + Sync {
     fn wants_checkpoint(&self) -> bool {
         false
     }
+    /// Bytes of the disk that it counts on for moving what its log has to files of its own: nothing else may take them. None
+    /// if a checkpoint of it is an image and nothing else.
+    fn room_to_settle(&self) -> Option<u64> {
+        None
+    }
     /// Much of the budget would come back with a checkpoint.
     fn is_swollen(&self) -> bool {
         false

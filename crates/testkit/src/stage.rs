@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ use sheaf_base::disk::real::RealDisk;
 use sheaf_base::disk::sim::SimDisk;
 use sheaf_base::disk::{Disk, How};
 use sheaf_base::engine::EngineFactory;
+use sheaf_base::sync::epoch;
 
 use crate::ledger::{self, Flaw, LedgerFactory};
 use crate::mortal::Mortal;
@@ -116,30 +117,16 @@ impl Subject {
         Subject::all().into_iter().find(|subject| subject.engine == engine)
     }
 
-    /// Whether its log is its store, so that cleaning makes room; else a checkpoint does, which needs room itself.
+    /// Whether removals make room on a full disk. In `delsm` a key list needs some first: a gap that its README names.
     #[must_use]
-    pub fn is_store_log(&self) -> bool {
-        self.engine.starts_with("flat") || self.engine == "cedrus"
-    }
-
-    /// Whether it stays within a budget that is used up, and removals make room in it for new keys. In `flex` not always:
-    /// a gap that its README names.
-    #[must_use]
-    pub fn keeps_its_budget(&self) -> bool {
-        self.engine != "flex"
-    }
-
-    /// Whether its keys take so much memory that a test can use up a budget with them. `delsm` takes two bytes a key: the
-    /// rest is on disk.
-    #[must_use]
-    pub fn indexes_in_memory(&self) -> bool {
+    pub fn makes_room_by_removing(&self) -> bool {
         self.engine != "delsm"
     }
 
     /// Whether its index may be larger than the budget, so that no key is refused for want of memory.
     #[must_use]
     pub fn pages_its_index(&self) -> bool {
-        self.engine == "cedrus"
+        matches!(self.engine, "cedrus" | "delsm")
     }
 
     /// The engines of the three keyspaces of a crash workload: two under test, one in another log.
@@ -422,6 +409,19 @@ impl Drop for Stage {
             // What cannot be removed is left to whoever looks after the temporary directory.
             let _ = std::fs::remove_dir_all(&self.root);
         }
+    }
+}
+
+/// Waits until nobody is left in what was let go up to now. Epochs are the process's: a reader of another test's database
+/// keeps the segments of this one as well. Gives up after some seconds: somebody may be the caller.
+pub fn others_have_let_go() {
+    let is_over = Arc::new(AtomicBool::new(false));
+    let over = Arc::clone(&is_over);
+    epoch::pin().defer(move || over.store(true, Ordering::Release));
+    let begun = SystemClock.now();
+    while !is_over.load(Ordering::Acquire) && SystemClock.now() - begun < Duration::from_secs(5) {
+        epoch::pin().flush();
+        std::thread::yield_now();
     }
 }
 

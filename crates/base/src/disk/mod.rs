@@ -176,6 +176,12 @@ pub trait File: fmt::Debug + Send + Sync {
     /// Gives `[0, len)` blocks and at least that length; new bytes read as zeros. Later writes in
     /// that range cannot run out of space.
     fn allocate(&self, len: u64) -> io::Result<()>;
+    /// Whether a file that has blocks from its start on only has them for `[0, len)`, so that allocating that takes no
+    /// room. False where nobody knows.
+    fn has_blocks(&self, len: u64) -> io::Result<bool> {
+        let _ = len;
+        Ok(false)
+    }
     /// Makes data and length durable. See invariant 2.
     fn sync(&self) -> io::Result<()>;
 

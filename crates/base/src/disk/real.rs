@@ -219,6 +219,11 @@ impl File for RealFile {
         Ok(repeat(|| rustix::fs::ftruncate(&self.fd, len))?)
     }
 
+    fn has_blocks(&self, len: u64) -> io::Result<bool> {
+        let blocks = rustix::fs::fstat(&self.fd)?.st_blocks;
+        Ok(u64::try_from(blocks).is_ok_and(|blocks| blocks >= len.div_ceil(512)))
+    }
+
     /// Where the file system cannot reserve, the file is filled with zeros up to `len`: that
     /// covers what is new, not holes that were there before.
     fn allocate(&self, len: u64) -> io::Result<()> {

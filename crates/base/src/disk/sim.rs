@@ -652,6 +652,10 @@ impl File for SimFile {
         self.disk.call(self.op(Class::Allocate), what, |machine| machine.volume.allocate(self.ino, len))
     }
 
+    fn has_blocks(&self, len: u64) -> io::Result<bool> {
+        Ok(self.disk.shared.machine.lock().volume.has_blocks(self.ino, len))
+    }
+
     fn sync(&self) -> io::Result<()> {
         self.disk.call_with_failure(
             self.op(Class::Sync),

@@ -188,11 +188,12 @@ impl Store {
         self.check_writable()?;
         self.brake();
         let mut staged = self.stage(writes)?;
-        let (mut may_clean, mut reliefs) = (removes_only(writes), 0..MOST_RELIEFS);
+        let (mut may_relieve, mut reliefs) = (true, 0..MOST_RELIEFS);
         loop {
             // What makes room does so without the guard: it would keep what is freed from going.
             match self.commit_pinned(writes, &mut staged) {
-                Err(Error::NoSpace { .. }) if mem::take(&mut may_clean) && self.relieve()? => {}
+                Err(Error::NoSpace { .. })
+                    if mem::take(&mut may_relieve) && self.relieve(removes_only(writes))? => {}
                 Err(Error::OverBudget { .. }) if reliefs.next().is_some() => self.reclaim_memory(writes)?,
                 Ok(done) => {
                     if self.ground.memory.is_exceeded() {

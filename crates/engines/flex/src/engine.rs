@@ -23,6 +23,7 @@ use sheaf_base::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Orde
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::{KeyspaceId, LogId, Seq};
 use sheaf_base::views::Views;
+use sheaf_flexspace::FlexSpace;
 
 use crate::block::print_of;
 use crate::commit::Sizes;
@@ -62,6 +63,10 @@ pub(crate) struct FlexEngine {
     /// What is frozen, if anything, is in the space, or stays in memory.
     moved: AtomicBool,
     numbers: AtomicU32,
+    /// Bytes that the active and the frozen memtable have in the journal.
+    logged: [AtomicU64; 2],
+    /// What the space needs of the disk to go on, and what of it it has.
+    room: [AtomicU64; 2],
     /// The newest commit when the store last asked whether there should be a checkpoint, and how often it was the same.
     seen: AtomicU64,
     rest: AtomicU32,
@@ -96,6 +101,8 @@ impl FlexEngine {
             publishing: Mutex::new(()),
             moved: AtomicBool::new(true),
             numbers: AtomicU32::new(2),
+            logged: Default::default(),
+            room: Default::default(),
             seen: AtomicU64::new(0),
             rest: AtomicU32::new(0),
         }
@@ -119,6 +126,8 @@ impl FlexEngine {
             // * Made from a box, replaced just now; every guard that may have seen it is gone.
             drop(unsafe { Box::from_raw(before as *mut State) });
         });
+        // Whoever waits for the state to go may be another thread, and this one rest from now on.
+        guard.flush();
     }
 
     pub(crate) fn is_moved(&self) -> bool {
@@ -126,7 +135,32 @@ impl FlexEngine {
     }
 
     pub(crate) fn set_moved(&self) {
+        self.logged[1].store(0, Ordering::Relaxed);
         self.moved.store(true, Ordering::Release);
+    }
+
+    /// Bytes of the disk that moving all there is to move takes, beside those that the space has.
+    pub(crate) fn counted_on(&self) -> u64 {
+        let logged: u64 = self.logged.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum();
+        let [needs, has] = self.room.each_ref().map(|bytes| bytes.load(Ordering::Relaxed));
+        if needs == 0 && logged <= self.sizes.small {
+            return 2 * logged; // an image
+        }
+        // Pairs take about as much in the space as in the journal, and checksums come on top.
+        needs.max(self.sizes.least_space).saturating_add(logged + logged / 16).saturating_sub(has)
+    }
+
+    /// So many bytes of keys and values were moved.
+    pub(crate) fn note_moved(&self, bytes: u64) {
+        let less = |logged: u64| Some(logged.saturating_sub(bytes));
+        let _ = self.logged[1].fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
+    /// Writes down what the space needs of the disk.
+    pub(crate) fn note_room(&self, table: &Table) {
+        let (needs, has) = table.space.as_ref().map_or((0, 0), FlexSpace::room_to_go_on);
+        self.room[0].store(needs, Ordering::Relaxed);
+        self.room[1].store(has, Ordering::Relaxed);
     }
 
     pub(crate) fn memory_taken(&self, bytes: u64) {
@@ -296,6 +330,7 @@ impl Engine for FlexEngine {
         }
         self.learn_views(views);
         let record = Memtable::record_of(op);
+        self.logged[0].fetch_add(u64::from(op.span), Ordering::Relaxed);
         if !views.is_empty() {
             let born = if record == 0 { op.prior } else { active.entry(record).newest().seq };
             if born != Seq::ZERO && views.needs(born, seq) {
@@ -379,6 +414,7 @@ impl Engine for FlexEngine {
         }
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let fresh = Memtable::new(number, state.active.prefix(guard), self.shelf.ground.tiny);
+        self.logged[1].fetch_add(self.logged[0].swap(0, Ordering::Relaxed), Ordering::Relaxed);
         self.moved.store(false, Ordering::Release);
         self.publish(guard, |now| State {
             active: Arc::new(fresh),
@@ -411,6 +447,10 @@ impl Engine for FlexEngine {
         active.bytes() > self.shelf.ground.memory.budget() / MEMTABLE_SHARE || (is_worth_it && rest >= REST)
     }
 
+    fn room_to_settle(&self) -> Option<u64> {
+        Some(self.counted_on())
+    }
+
     fn is_swollen(&self) -> bool {
         let guard = &epoch::pin();
         let bytes: u64 = self.state(guard).memtables().map(|memtable| memtable.bytes()).sum();
@@ -438,6 +478,7 @@ impl Engine for FlexEngine {
         let active = &self.state(guard).active;
         let hash = self.shelf.hash(record.key);
         let entry = active.find(hash, record.key, guard);
+        self.logged[0].fetch_add(u64::from(record.span), Ordering::Relaxed);
         if entry.as_ref().is_some_and(|entry| entry.newest().seq >= record.seq) {
             return Ok(());
         }

@@ -266,6 +266,7 @@ impl FlexEngine {
     fn serve(&self, table: &mut Table, guard: &Guard) {
         self.blobs.lock().extend(table.blobs.iter().copied());
         let index = table.publish(&self.shelf, guard);
+        self.note_room(table);
         self.publish(guard, |now| State { active: Arc::clone(&now.active), frozen: None, index });
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{bytes, get, key, sorted};
-use crate::stage::{Place, Stage};
+use crate::stage::{Place, Stage, others_have_let_go};
 use sheaf::{Database, Durability, Error};
 use sheaf_base::disk::sim::Keep;
 
@@ -20,7 +20,10 @@ pub(super) fn settle(stage: &Stage, db: &Database, mut enough: impl FnMut() -> b
         db.persist().unwrap();
         match db.pump() {
             Ok(true) => idle = 0,
-            Ok(false) => idle += 1,
+            Ok(false) => {
+                others_have_let_go();
+                idle += 1;
+            }
             Err(Error::NoSpace { .. }) => idle += 1, // what finds no room is tried again
             Err(other) => panic!("{other}"),
         }

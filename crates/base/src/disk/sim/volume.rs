@@ -413,6 +413,10 @@ impl Volume {
         Ok(())
     }
 
+    pub(super) fn has_blocks(&self, ino: Ino, len: u64) -> bool {
+        self.file(ino).cache().holes(0..len).next().is_none()
+    }
+
     pub(super) fn sync(&mut self, ino: Ino, fails: bool) {
         if self.file(ino).is_settled() && !fails {
             return;
