@@ -29,6 +29,7 @@ pub mod fork;
 pub mod frame;
 pub mod ground;
 pub mod memory;
+pub mod memtable;
 pub mod pair;
 pub mod pairs;
 pub mod record;

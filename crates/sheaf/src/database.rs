@@ -41,6 +41,7 @@ impl Default for Builder {
                 sheaf_flat::ordered(),
                 Arc::new(sheaf_flex::Flex),
                 Arc::new(sheaf_cedrus::Cedrus),
+                Arc::new(sheaf_delsm::Delsm),
             ],
         }
     }

@@ -66,6 +66,12 @@ impl Subject {
         Subject { engine: "cedrus", ..Subject::flat() }
     }
 
+    /// DeLSM.
+    #[must_use]
+    pub fn delsm() -> Subject {
+        Subject { engine: "delsm", ..Subject::flex() }
+    }
+
     /// FlatStore with an ordered index.
     #[must_use]
     pub fn flat_ordered() -> Subject {
@@ -100,6 +106,7 @@ impl Subject {
             Subject::flat_plain(),
             Subject::flex(),
             Subject::cedrus(),
+            Subject::delsm(),
             Subject::ledger(),
         ]
     }
@@ -110,10 +117,16 @@ impl Subject {
         Subject::all().into_iter().find(|subject| subject.engine == engine)
     }
 
+    /// Whether removals make room on a full disk. In `delsm` a key list needs some first: a gap that its README names.
+    #[must_use]
+    pub fn makes_room_by_removing(&self) -> bool {
+        self.engine != "delsm"
+    }
+
     /// Whether its index may be larger than the budget, so that no key is refused for want of memory.
     #[must_use]
     pub fn pages_its_index(&self) -> bool {
-        self.engine == "cedrus"
+        matches!(self.engine, "cedrus" | "delsm")
     }
 
     /// The engines of the three keyspaces of a crash workload: two under test, one in another log.
@@ -421,6 +434,7 @@ macro_rules! every_engine {
         $crate::$suite!(flat_ordered, $crate::stage::Subject::flat_ordered());
         $crate::$suite!(flex, $crate::stage::Subject::flex());
         $crate::$suite!(cedrus, $crate::stage::Subject::cedrus());
+        $crate::$suite!(delsm, $crate::stage::Subject::delsm());
         $crate::$suite!(ledger, $crate::stage::Subject::ledger());
     };
 }

@@ -41,11 +41,11 @@ use smallvec::SmallVec;
 use crate::block::{Block, BlockRef};
 use crate::engine::FlexEngine;
 use crate::index::{Index, Interval, State};
-use crate::memtable::{Memtable, Version, blob_bytes, blob_of};
-use crate::prefix::{Sep, between};
 use crate::run::{self, Pair, RUN_HEAD};
 use crate::slots::{Figures, UNKNOWN};
 use crate::table::{Change, Piece, Plan, Table};
+use sheaf_base::memtable::prefix::{Sep, between};
+use sheaf_base::memtable::{Memtable, Version, blob_bytes, blob_of};
 
 /// Limits of an interval, and of a step.
 #[derive(Clone, Copy, Debug)]

@@ -25,15 +25,14 @@ use sheaf_base::types::{KeyspaceId, LogId, Seq};
 use sheaf_base::views::Views;
 use sheaf_flexspace::FlexSpace;
 
-use crate::arena::{high, low};
 use crate::block::print_of;
 use crate::commit::Sizes;
 use crate::cursor::FlexCursor;
 use crate::index::{Shelf, State};
-use crate::memtable::{Entry, Memtable, Version, Word};
-use crate::prefix::Prefix;
 use crate::slots::Slots;
 use crate::table::Table;
+use sheaf_base::memtable::prefix::Prefix;
+use sheaf_base::memtable::{Memtable, Version, Word};
 
 /// The engine's name in the catalogue.
 pub(crate) const NAME: &str = "flex";
@@ -46,17 +45,6 @@ const SWOLLEN_SHARE: u64 = 8;
 const ROTATION: u64 = 512 << 20;
 /// Times that the store, which looks every 50 ms when it is idle, finds a memtable as it was, before that is moved.
 const REST: u32 = 8;
-
-// The words of an operation's note.
-const HASH: usize = 0;
-/// Number of the active memtable, and the key's record there; 0 if there is none.
-const RECORD: usize = 1;
-/// The record's word.
-const WORD: usize = 2;
-/// Without a record: how many records shared the key's stripe.
-const LEN: usize = 3;
-/// The staged value that is replaced, plus one; 0 for none.
-const BLOB: usize = 4;
 
 /// A keyspace.
 pub(crate) struct FlexEngine {
@@ -242,26 +230,6 @@ impl FlexEngine {
         memory.total().saturating_sub(memory.used(Part::Cache)) + more > memory.budget()
     }
 
-    /// Writes down what `op` found in the active memtable.
-    fn note(&self, op: &mut Op<'_>, state: &State, hash: u64, guard: &Guard) -> Result<bool> {
-        let active = &state.active;
-        let len = active.stripe_len(hash); // before the look (memtable I5)
-        let entry = active.find(hash, op.key, guard);
-        let word = entry.as_ref().map(|entry: &Entry<'_>| entry.newest().word);
-        op.note[HASH] = hash;
-        op.note[RECORD] =
-            u64::from(active.number) << 32 | u64::from(entry.as_ref().map_or(0, |entry| entry.place));
-        op.note[WORD] = word.map_or(0, Word::bits);
-        op.note[LEN] = u64::from(len);
-        op.note[BLOB] = 0;
-        if let Some(word) = word.filter(|word| word.is_staged()) {
-            op.note[BLOB] = active.content(word, &self.shelf.ground, guard, |content| {
-                Ok(if let Content::Staged(blob) = content { blob.id + 1 } else { 0 })
-            })?;
-        }
-        Ok(entry.is_some())
-    }
-
     /// Adds or replaces in the active memtable. One writer.
     #[allow(clippy::too_many_arguments)] // two callers
     fn put(
@@ -319,7 +287,7 @@ impl Engine for FlexEngine {
         let guard = &epoch::pin();
         let hash = self.shelf.hash(op.key);
         let state = self.state(guard);
-        let is_there = self.note(op, state, hash, guard)?;
+        let is_there = state.active.note(op, hash, &self.shelf.ground, guard)?;
         op.prior = Seq::ZERO;
         match op.action {
             Action::Put(_) | Action::Staged(_) => {
@@ -349,17 +317,7 @@ impl Engine for FlexEngine {
 
     fn is_current(&self, op: &Op<'_>) -> bool {
         let guard = &epoch::pin();
-        let active = &self.state(guard).active;
-        let (number, record) = (high(op.note[RECORD]), low(op.note[RECORD]));
-        if active.number != number {
-            return false;
-        }
-        if record == 0 {
-            return u64::from(active.stripe_len(op.note[HASH])) == op.note[LEN];
-        }
-        let word = active.entry(record).newest().word;
-        let is_blind = matches!(op.action, Action::Put(_) | Action::Staged(_));
-        word.bits() == op.note[WORD] || (is_blind && op.note[BLOB] == 0 && !word.is_staged())
+        self.state(guard).active.is_current(op)
     }
 
     fn apply(&self, seq: Seq, op: &Op<'_>, views: &Views) {
@@ -371,17 +329,16 @@ impl Engine for FlexEngine {
             self.blobs.lock().insert(blob.id);
         }
         self.learn_views(views);
+        let record = Memtable::record_of(op);
         self.logged[0].fetch_add(u64::from(op.span), Ordering::Relaxed);
-        let record = low(op.note[RECORD]);
         if !views.is_empty() {
             let born = if record == 0 { op.prior } else { active.entry(record).newest().seq };
             if born != Seq::ZERO && views.needs(born, seq) {
                 self.pins.lock().push((born, seq));
             }
         }
-        let is_kept = self.put(active, record, op.note[HASH], op.key, version, views, guard);
-        if !is_kept && op.note[BLOB] > 0 {
-            let id = op.note[BLOB] - 1;
+        let is_kept = self.put(active, record, Memtable::hash_of(op), op.key, version, views, guard);
+        if let Some(id) = Memtable::replaced_blob(op).filter(|_| !is_kept) {
             self.blobs.lock().remove(&id);
             self.shelf.ground.blob_died(seq, id);
         }

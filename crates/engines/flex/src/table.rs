@@ -23,8 +23,8 @@ use sheaf_flexspace::{FlexSpace, Options};
 
 use crate::block::BlockRef;
 use crate::index::{Index, Interval, Shelf};
-use crate::prefix::{Prefix, Sep};
 use crate::slots::Figures;
+use sheaf_base::memtable::prefix::{Prefix, Sep};
 
 /// An interval to be.
 #[derive(Debug)]
@@ -342,7 +342,7 @@ impl Table {
         });
         let (Some(first), Some(last)) = (first, last) else { return };
         let (first, last) = (first.bytes(&self.prefix), last.bytes(&self.prefix));
-        let shared = crate::prefix::common(&first, &last);
+        let shared = sheaf_base::memtable::prefix::common(&first, &last);
         let prefix = Prefix::new(&first[..shared.min(first.len().saturating_sub(1))]);
         let is_worse = long * 4 > self.tree.entries();
         let is_longer = self.prefix.len() < prefix.len() && self.tree.entries() > 1;

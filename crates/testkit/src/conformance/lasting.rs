@@ -34,8 +34,13 @@ pub(super) fn settle(stage: &Stage, db: &Database, mut enough: impl FnMut() -> b
     }
 }
 
+/// Files of values: staged ones, and those that an engine has given a name of its own.
 fn blob_files(stage: &Stage) -> usize {
-    stage.tree().keys().filter(|path| path.extension().is_some_and(|e| e == "blob")).count()
+    let is_value = |path: &&std::path::PathBuf| {
+        path.extension().is_some_and(|e| e == "blob")
+            || path.file_name().is_some_and(|name| name.to_string_lossy().contains('@'))
+    };
+    stage.tree().keys().filter(is_value).count()
 }
 
 pub fn everything_is_there_after_a_clean_close(stage: &Stage) {

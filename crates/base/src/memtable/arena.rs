@@ -15,8 +15,8 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::{self, NonNull};
 
-use sheaf_base::memory::prefer_huge_pages;
-use sheaf_base::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use crate::memory::prefer_huge_pages;
+use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 /// Bytes of a unit.
 const UNIT: usize = 8;
@@ -27,22 +27,22 @@ const CHUNKS: usize = 23;
 const HUGE_PAGE: usize = 2 << 20;
 
 /// A place: units from the start. Never 0.
-pub(crate) type Place = u32;
+pub type Place = u32;
 
 /// The low half of a word.
 #[inline]
-pub(crate) fn low(word: u64) -> u32 {
+pub fn low(word: u64) -> u32 {
     u32::try_from(word & u64::from(u32::MAX)).unwrap_or(0)
 }
 
 /// The high half of a word.
 #[inline]
-pub(crate) fn high(word: u64) -> u32 {
+pub fn high(word: u64) -> u32 {
     low(word >> 32)
 }
 
 #[derive(Debug)]
-pub(crate) struct Arena {
+pub(super) struct Arena {
     chunks: [AtomicPtr<u8>; CHUNKS],
     /// The next free unit, counted with `FIRST` added.
     next: AtomicU64,
@@ -60,7 +60,7 @@ fn layout(chunk: usize) -> Layout {
 }
 
 impl Arena {
-    pub(crate) fn new() -> Arena {
+    pub(super) fn new() -> Arena {
         Arena {
             chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS],
             next: AtomicU64::new(FIRST + 8), // place 0 is nobody's
@@ -68,7 +68,7 @@ impl Arena {
     }
 
     /// A new place of `bytes`, all zeros, aligned to a cache line if `line`. One caller at a time.
-    pub(crate) fn alloc(&self, bytes: usize, line: bool) -> Place {
+    pub(super) fn alloc(&self, bytes: usize, line: bool) -> Place {
         let units = bytes.div_ceil(UNIT) as u64;
         let mut at = self.next.load(Ordering::Relaxed);
         loop {
@@ -103,7 +103,7 @@ impl Arena {
 
     /// The memory of a place that was given out.
     #[inline]
-    pub(crate) fn at(&self, place: Place) -> *mut u8 {
+    pub(super) fn at(&self, place: Place) -> *mut u8 {
         let number = u64::from(place) + FIRST;
         let chunk = chunk_of(number);
         let offset = usize::try_from(number - (FIRST << chunk)).unwrap_or(usize::MAX) * UNIT;

@@ -17,18 +17,25 @@ const HEAD: usize = 8;
 
 /// What keys share.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Prefix(Box<[u8]>);
+pub struct Prefix(Box<[u8]>);
 
 impl Prefix {
-    pub(crate) fn new(bytes: &[u8]) -> Prefix {
+    /// The prefix `bytes`.
+    #[must_use]
+    pub fn new(bytes: &[u8]) -> Prefix {
         Prefix(bytes.into())
     }
 
-    pub(crate) fn bytes(&self) -> &[u8] {
+    /// Its bytes.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
         &self.0
     }
 
-    pub(crate) fn len(&self) -> usize {
+    /// How many they are.
+    #[must_use]
+    #[allow(clippy::len_without_is_empty)] // nobody asks
+    pub fn len(&self) -> usize {
         self.0.len()
     }
 
@@ -48,7 +55,7 @@ impl Prefix {
 
     /// The head of `key`.
     #[inline]
-    pub(crate) fn head(&self, key: &[u8]) -> u64 {
+    pub fn head(&self, key: &[u8]) -> u64 {
         match self.raw(key) {
             Some(raw) => raw.clamp(1, u64::MAX - 1),
             None if key < &*self.0 => 0,
@@ -57,24 +64,24 @@ impl Prefix {
     }
 
     /// Whether a head says that its key does not start with the prefix.
-    pub(crate) fn is_foreign(head: u64) -> bool {
+    pub fn is_foreign(head: u64) -> bool {
         head == 0 || head == u64::MAX
     }
 }
 
 /// How many bytes two keys share.
-pub(crate) fn common(a: &[u8], b: &[u8]) -> usize {
+pub fn common(a: &[u8], b: &[u8]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
 /// The shortest key above `low` and not above `high`, which is above `low`.
-pub(crate) fn between(low: &[u8], high: &[u8]) -> Vec<u8> {
+pub fn between(low: &[u8], high: &[u8]) -> Vec<u8> {
     debug_assert!(low < high);
     high[..high.len().min(common(low, high) + 1)].to_vec()
 }
 
 /// Whether `key` lies at or behind the lower bound.
-pub(crate) fn is_above(key: &[u8], low: Bound<&[u8]>) -> bool {
+pub fn is_above(key: &[u8], low: Bound<&[u8]>) -> bool {
     match low {
         Bound::Included(low) => key >= low,
         Bound::Excluded(low) => key > low,
@@ -83,7 +90,7 @@ pub(crate) fn is_above(key: &[u8], low: Bound<&[u8]>) -> bool {
 }
 
 /// Whether `key` lies at or before the upper bound.
-pub(crate) fn is_below(key: &[u8], high: Bound<&[u8]>) -> bool {
+pub fn is_below(key: &[u8], high: Bound<&[u8]>) -> bool {
     match high {
         Bound::Included(high) => key <= high,
         Bound::Excluded(high) => key < high,
@@ -94,7 +101,7 @@ pub(crate) fn is_below(key: &[u8], high: Bound<&[u8]>) -> bool {
 /// A key that separates two intervals, in two words: its head, and its length behind the prefix or, if that does
 /// not say it all, the place of its bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sep {
+pub struct Sep {
     head: u64,
     /// At most eight: the length. Else a pointer to bytes that outlive it.
     rest: *const Box<[u8]>,
@@ -110,10 +117,10 @@ unsafe impl Sync for Sep {}
 
 impl Sep {
     /// Before all keys.
-    pub(crate) const LOWEST: Sep = Sep { head: 0, rest: std::ptr::null() };
+    pub const LOWEST: Sep = Sep { head: 0, rest: std::ptr::null() };
 
     /// The separator `bytes`; `None` if they do not fit into two words.
-    pub(crate) fn inline(prefix: &Prefix, bytes: &[u8]) -> Option<Sep> {
+    pub fn inline(prefix: &Prefix, bytes: &[u8]) -> Option<Sep> {
         if bytes.is_empty() {
             return Some(Sep::LOWEST);
         }
@@ -129,7 +136,7 @@ impl Sep {
     /// # Safety
     ///
     /// * The bytes stay as they are while the result, or a copy of it, is used.
-    pub(crate) unsafe fn outside(prefix: &Prefix, bytes: *const Box<[u8]>) -> Sep {
+    pub unsafe fn outside(prefix: &Prefix, bytes: *const Box<[u8]>) -> Sep {
         // SAFETY:
         // * The caller's promise.
         Sep { head: prefix.head(unsafe { &*bytes }), rest: bytes }
@@ -142,17 +149,17 @@ impl Sep {
     }
 
     /// True before all keys.
-    pub(crate) fn is_lowest(&self) -> bool {
+    pub fn is_lowest(&self) -> bool {
         self.head == 0 && self.rest.is_null()
     }
 
     /// Whether its bytes are outside.
-    pub(crate) fn is_long(&self) -> bool {
+    pub fn is_long(&self) -> bool {
         self.rest.addr() > HEAD
     }
 
     /// Appends its bytes to `out`.
-    pub(crate) fn write(&self, prefix: &Prefix, out: &mut Vec<u8>) {
+    pub fn write(&self, prefix: &Prefix, out: &mut Vec<u8>) {
         if let Some(long) = self.long() {
             out.extend_from_slice(long);
         } else if !self.is_lowest() {
@@ -162,7 +169,7 @@ impl Sep {
     }
 
     /// Its bytes.
-    pub(crate) fn bytes(&self, prefix: &Prefix) -> Vec<u8> {
+    pub fn bytes(&self, prefix: &Prefix) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.write(prefix, &mut bytes);
         bytes
@@ -170,7 +177,7 @@ impl Sep {
 
     /// How it compares to `key`, whose head is `head`, under the same prefix. The lowest is below all keys.
     #[inline]
-    pub(crate) fn cmp(&self, head: u64, key: &[u8], prefix: &Prefix) -> Ordering {
+    pub fn cmp(&self, head: u64, key: &[u8], prefix: &Prefix) -> Ordering {
         match self.head.cmp(&head) {
             Ordering::Equal => self.cmp_tied(key, prefix),
             other => other,

@@ -27,11 +27,11 @@
 
 use std::ops::Bound;
 
-use sheaf_base::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
-use sheaf_base::sync::epoch::Guard;
+use crate::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
+use crate::sync::epoch::Guard;
 
-use crate::arena::{Arena, Place};
-use crate::prefix::{Prefix, common, is_above, is_below};
+use super::arena::{Arena, Place};
+use super::prefix::{Prefix, common, is_above, is_below};
 
 /// Entries of a node.
 const CAPACITY: usize = 64;
@@ -55,7 +55,7 @@ struct Node {
 const LEAF_BYTES: usize = std::mem::offset_of!(Node, children);
 
 /// Where the keys of records are.
-pub(crate) trait Keys {
+pub(super) trait Keys {
     /// The key of a record.
     fn key(&self, record: Place) -> &[u8];
 }
@@ -70,7 +70,7 @@ struct Tree {
 
 /// The sorted keys.
 #[derive(Debug)]
-pub(crate) struct Order {
+pub(super) struct Order {
     tree: AtomicPtr<Tree>,
     /// Entries a node takes: fewer in tests.
     capacity: usize,
@@ -123,7 +123,7 @@ impl Node {
                 return version;
             }
             std::hint::spin_loop();
-            sheaf_base::sync::thread::yield_now();
+            crate::sync::thread::yield_now();
         }
     }
 
@@ -183,7 +183,7 @@ impl Node {
 }
 
 impl Order {
-    pub(crate) fn new(arena: &Arena, prefix: Prefix, tiny: bool) -> Order {
+    pub(super) fn new(arena: &Arena, prefix: Prefix, tiny: bool) -> Order {
         let root = arena.alloc(LEAF_BYTES, true);
         let tree = Tree { prefix, root: AtomicU64::new(pack(root, 1)) };
         Order {
@@ -203,12 +203,12 @@ impl Order {
     }
 
     /// What heads leave out.
-    pub(crate) fn prefix(&self, guard: &Guard) -> Prefix {
+    pub(super) fn prefix(&self, guard: &Guard) -> Prefix {
         self.tree(guard).prefix.clone()
     }
 
     /// Bytes of its nodes but the first.
-    pub(crate) fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
@@ -220,7 +220,7 @@ impl Order {
     }
 
     /// Adds a record whose key is not there. One writer.
-    pub(crate) fn insert<K: Keys>(&self, arena: &Arena, keys: &K, record: Place, guard: &Guard) {
+    pub(super) fn insert<K: Keys>(&self, arena: &Arena, keys: &K, record: Place, guard: &Guard) {
         let tree = self.tree(guard);
         self.insert_into(tree, arena, keys, record);
         let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
@@ -438,7 +438,7 @@ impl Order {
     }
 
     /// Appends to `out` the records from `low` on, in order, until there are `limit`.
-    pub(crate) fn ascend<K: Keys>(
+    pub(super) fn ascend<K: Keys>(
         &self,
         arena: &Arena,
         keys: &K,
@@ -468,7 +468,7 @@ impl Order {
     }
 
     /// Appends to `out` the records from `high` down, in falling order, until there are `limit`.
-    pub(crate) fn fall<K: Keys>(
+    pub(super) fn fall<K: Keys>(
         &self,
         arena: &Arena,
         keys: &K,
