@@ -239,6 +239,11 @@ pub trait Engine: Send + Sync {
     /// For tools that know the engine.
     fn as_any(&self) -> &dyn Any;
 
+    /// Values of more bytes than this are to be staged in files of their own, if it wants that earlier than the store.
+    fn stages_above(&self) -> usize {
+        usize::MAX
+    }
+
     /// Everything that can fail for `op`: limits, memory, reading what it replaces.
     fn prepare(&self, op: &mut Op<'_>) -> Result<Need>;
     /// Under the commit lock: whether what `prepare` saw still holds. Must not fail, block or allocate.
@@ -295,6 +300,11 @@ pub trait Engine: Send + Sync {
     /// it. Beyond, writers are slowed down.
     fn pressure(&self) -> u64 {
         0
+    }
+    /// Bytes of the disk that it counts on for moving what its log has to files of its own: nothing else may take them. None
+    /// if a checkpoint of it is an image and nothing else.
+    fn room_to_settle(&self) -> Option<u64> {
+        None
     }
     /// Much of the budget would come back with a checkpoint.
     fn is_swollen(&self) -> bool {

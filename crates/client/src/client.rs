@@ -178,6 +178,10 @@ impl Client {
             let ring = Incoming::new(layout, index);
             Replies { credit: ring.credit(), ring, message: Vec::new() }
         };
+        let lookers = match address {
+            Address::Shared(_) => number(welcome.workers) + 1,
+            Address::Tcp(_) => 1, // the workers may be on another machine
+        };
         let rings = if options.mode == Mode::Agent { 1 } else { number(welcome.workers) };
         Ok(Client {
             inbox,
@@ -195,7 +199,7 @@ impl Client {
             unanswered: 0,
             done: VecDeque::new(),
             scratch: Vec::new(),
-            spin: Spin::default(),
+            spin: Spin::among(lookers),
             lost: false,
         })
     }

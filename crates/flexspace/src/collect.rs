@@ -82,7 +82,7 @@ impl Writer {
         sealed.sort_unstable();
         // One segment is left out of the account, for extents that edits split meanwhile.
         let spare = if self.available(Who::Collector) > 1 { g.segment } else { 0 };
-        let mut room = self.room(Who::Collector).saturating_sub(spare);
+        let mut room = self.room_to_collect().saturating_sub(spare);
         let mut victims = HashSet::new();
         // A pass walks the whole index: it copies so much that this is a small part of its work, and no more, so that
         // segments are given back a few at a time.
@@ -296,6 +296,19 @@ impl Shared {
             // The background may have given back what this thread did not find.
             if self.writer.lock().room(Who::User) < bytes {
                 return self.no_space();
+            }
+        }
+    }
+
+    /// The disk is full: gives segments back that nothing needs any more, which have blocks, and empties others by
+    /// collecting. True if there are more than before.
+    pub(crate) fn recycle(&self) -> Result<bool> {
+        loop {
+            if self.release()? > 0 {
+                return Ok(true);
+            }
+            if !self.collect()? {
+                return Ok(self.release()? > 0 || self.shorten_log()?);
             }
         }
     }

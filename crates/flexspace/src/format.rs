@@ -11,6 +11,7 @@ use sheaf_base::pair::State;
 use sheaf_base::types::{SegmentId, StoreId};
 
 use crate::extent::Extent;
+use crate::options::Grain;
 use crate::tree::MAX_LEN;
 
 /// Where the log's segments are.
@@ -34,7 +35,7 @@ pub(crate) struct Head {
     pub(crate) space: StoreId,
     /// Counts the openings for writing.
     pub(crate) incarnation: u64,
-    pub(crate) is_tiny: bool,
+    pub(crate) grain: Grain,
     /// Everything up to here is durable, its data included.
     pub(crate) floor: u64,
     /// No log segment or checkpoint has this number or a higher one.
@@ -87,7 +88,7 @@ impl State for Head {
         w.u64(self.generation);
         w.u128(self.space.0);
         w.u64(self.incarnation);
-        w.u8(u8::from(self.is_tiny));
+        w.u8(self.grain as u8);
         w.u64(self.floor);
         w.u64(self.next_number);
         self.newest.encode(&mut w);
@@ -101,7 +102,7 @@ impl State for Head {
             generation: r.u64()?,
             space: StoreId(r.u128()?),
             incarnation: r.u64()?,
-            is_tiny: r.u8()? != 0,
+            grain: grain(&mut r)?,
             floor: r.u64()?,
             next_number: r.u64()?,
             newest: Chapter::decode(&mut r)?,
@@ -110,6 +111,11 @@ impl State for Head {
         r.finish()?;
         Ok(head)
     }
+}
+
+fn grain(r: &mut Reader<'_>) -> Result<Grain, Damage> {
+    let bits = r.u8()?;
+    Grain::from_bits(bits).ok_or(Damage::BadField { field: "grain", value: u64::from(bits) })
 }
 
 pub(crate) fn checkpoint_name(number: u64) -> PathBuf {
@@ -286,7 +292,7 @@ mod tests {
             generation: 1,
             space: StoreId(2),
             incarnation: 3,
-            is_tiny: true,
+            grain: Grain::Fine,
             floor: 4,
             next_number: 5,
             newest: Chapter {

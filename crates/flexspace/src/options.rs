@@ -21,6 +21,9 @@ pub struct Options {
     pub memory: Arc<Memory>,
     /// No thread: background work is done when [`crate::FlexSpace::pump`] is called, and by writers that need it.
     pub inline: bool,
+    /// Segments of 1 MiB instead of 4, and extents of at most 32 KiB: a space that keeps short runs, and is to get on with a
+    /// small disk. Fixed when a space is made.
+    pub fine: bool,
     /// Sizes so small that everything happens within 200 operations. For tests; fixed when a space is made.
     pub tiny: bool,
 }
@@ -33,8 +36,32 @@ impl Default for Options {
             limit: None,
             memory: Arc::new(Memory::new(u64::MAX)),
             inline: false,
+            fine: false,
             tiny: false,
         }
+    }
+}
+
+/// Which sizes a space has, as the head says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Grain {
+    Usual = 0,
+    Tiny = 1,
+    Fine = 2,
+}
+
+impl Grain {
+    pub(crate) fn of(options: &Options) -> Grain {
+        match (options.tiny, options.fine) {
+            (true, _) => Grain::Tiny,
+            (false, true) => Grain::Fine,
+            (false, false) => Grain::Usual,
+        }
+    }
+
+    /// From a stored byte; `None` if it is no grain.
+    pub(crate) fn from_bits(bits: u8) -> Option<Grain> {
+        [Grain::Usual, Grain::Tiny, Grain::Fine].into_iter().find(|grain| *grain as u8 == bits)
     }
 }
 
@@ -68,8 +95,8 @@ pub(crate) struct Geometry {
 }
 
 impl Geometry {
-    pub(crate) fn new(tiny: bool) -> Geometry {
-        if tiny {
+    pub(crate) fn new(grain: Grain) -> Geometry {
+        if grain == Grain::Tiny {
             return Geometry {
                 segment: 4 << 10,
                 piece: 128,
@@ -85,12 +112,13 @@ impl Geometry {
                 unsynced: 8 << 10,
             };
         }
+        let fine = grain == Grain::Fine;
         Geometry {
-            segment: 4 << 20,
+            segment: if fine { 1 << 20 } else { 4 << 20 },
             piece: 4 << 10,
-            max_extent: MAX_EXTENT,
-            area_segments: 64,
-            log: [256 << 10, 16 << 20],
+            max_extent: if fine { MAX_EXTENT / 4 } else { MAX_EXTENT },
+            area_segments: if fine { 256 } else { 64 },
+            log: [if fine { 64 << 10 } else { 256 << 10 }, 16 << 20],
             checkpoint: 64 << 20,
             reserve: 8,
             step: 256 << 10,

@@ -9,6 +9,8 @@
 //!    writer's lock runs out of space. Blocks and files are made outside of it ([`Shared::make_ready`]).
 //! 2. A segment that is free or bare has no buffer.
 //! 3. At most [`BUFFERS`] buffers are in use: each is a cursor's, or in `outgoing`, or both.
+//! 4. Users leave [`KEPT`] free segments with blocks to garbage collection, which can so go on when the disk is full; there, what
+//!    takes less than it gives back may have half of them.
 
 use sheaf_base::sync::atomic::Ordering;
 use std::collections::BTreeSet;
@@ -22,15 +24,17 @@ use crate::buffer::{Buffer, Filler};
 use crate::extent::{Extent, Seed, fitting, footprint};
 use crate::format::{Record, Run};
 use crate::options::Geometry;
-use crate::space::Shared;
+use crate::space::{EXTENT_BYTES, Shared};
 use crate::writer::{Segment, State, Who, Writer};
 
 /// Buffers of a segment's size in use at most: two that are filled, and what waits for the kernel.
 const BUFFERS: usize = 8;
 /// Garbage collection waits for a flush with so many in use: the others are the users'.
 const COLLECTED: usize = 4;
-/// Most free segments that are made ready ahead; fewer in a small space.
-const AHEAD: usize = 16;
+/// Most bytes of free segments that are made ready ahead; fewer in a small space.
+const AHEAD: u64 = 64 << 20;
+/// Free segments with blocks that users leave to garbage collection.
+pub(crate) const KEPT: usize = 2;
 
 /// A segment that is being filled.
 #[derive(Debug)]
@@ -84,6 +88,8 @@ pub(crate) struct Room {
     next_serial: u64,
     scratch: Vec<u8>,
     memory: Arc<Memory>,
+    /// The last segment that was to get blocks got none: there is what has blocks, and nothing else.
+    pub(crate) is_full: bool,
 }
 
 impl Room {
@@ -100,6 +106,7 @@ impl Room {
             idle: Vec::new(),
             next_serial: incarnation << 32,
             scratch: Vec::new(),
+            is_full: false,
         }
     }
 
@@ -205,7 +212,17 @@ impl Writer {
 
     /// Bytes of footprint that `who` can write now.
     pub(crate) fn ready(&self, who: Who) -> u64 {
-        self.fit(who, self.available(who).min(self.room.free.len() as u64))
+        self.ready_beside(who, if who == Who::User { KEPT } else { 0 })
+    }
+
+    /// The same, if so many segments are to be left.
+    pub(crate) fn ready_beside(&self, who: Who, kept: usize) -> u64 {
+        self.fit(who, self.available(who).min(self.room.free.len().saturating_sub(kept) as u64))
+    }
+
+    /// Bytes that garbage collection can count on.
+    pub(crate) fn room_to_collect(&self) -> u64 {
+        if self.room.is_full { self.ready(Who::Collector) } else { self.room(Who::Collector) }
     }
 
     /// An area came or went.
@@ -394,6 +411,12 @@ impl Shared {
     /// the writer's lock.
     pub(crate) fn make_ready(&self, who: Who, bytes: u64) -> Result<()> {
         let _one = self.making.lock();
+        let made = self.make_until(who, bytes);
+        self.writer.lock().room.is_full = matches!(made, Err(Error::NoSpace { .. }));
+        made
+    }
+
+    fn make_until(&self, who: Who, bytes: u64) -> Result<()> {
         loop {
             let (bare, files, to_come) = {
                 let w = self.writer.lock();
@@ -404,7 +427,14 @@ impl Shared {
             };
             let g = &self.geometry;
             match bare.and_then(|segment| files.spot(segment)) {
-                Some(spot) => spot.area.allocate(spot.start + g.segment)?,
+                Some(spot) => {
+                    let end = spot.start + g.segment;
+                    // Of an earlier life the blocks may be there.
+                    if !spot.area.file.has_blocks(end).during("measure", &spot.area.path)? {
+                        self.leave_room_for_upkeep(g.segment)?;
+                    }
+                    spot.area.allocate(end)?;
+                }
                 None if to_come == 0 => return Ok(()), // the caller looks again
                 None => {
                     let gap = files.files.iter().position(Option::is_none);
@@ -421,6 +451,17 @@ impl Shared {
         }
     }
 
+    /// Refuses to take `bytes` of the disk if there is no room then for log and checkpoints, which make room.
+    fn leave_room_for_upkeep(&self, bytes: u64) -> Result<()> {
+        let free = self.disk.free_space(&self.dir).during("measure", &self.dir)?;
+        if free < bytes.saturating_add(self.upkeep_bytes()) { self.no_space() } else { Ok(()) }
+    }
+
+    /// What a checkpoint and the log behind it take.
+    pub(crate) fn upkeep_bytes(&self) -> u64 {
+        self.current.load().tree.entries() * EXTENT_BYTES + 2 * self.geometry.log[0]
+    }
+
     /// Before anything is in it: what is durable in a file is lost with its name.
     fn name_durably(&self, area: &Area) -> Result<()> {
         let dir = self.dir.join(DIRECTORY);
@@ -435,8 +476,9 @@ impl Shared {
         let (bytes, is_enough) = {
             let w = self.writer.lock();
             let used = w.room.there - (w.room.free.len() + w.room.bare.len()) as u64;
-            let wanted = usize::try_from((used / 4 + 1).min(w.room.vacant())).unwrap_or(AHEAD).min(AHEAD);
-            (w.ready(Who::Collector) + g.segment / 2, w.room.free.len() >= wanted || w.seq == 0)
+            let wanted = (used / 4).min(AHEAD / g.segment) + KEPT as u64;
+            let is_enough = w.room.free.len() as u64 >= wanted.min(w.room.vacant());
+            (w.ready(Who::Collector) + g.segment / 2, is_enough || w.room.is_full || w.seq == 0)
         };
         if is_enough {
             return Ok(false);

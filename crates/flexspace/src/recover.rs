@@ -30,7 +30,7 @@ use crate::area::{self, Area, Areas, DIRECTORY};
 use crate::current::Current;
 use crate::extent::{Extent, PIECE_HEAD, footprint};
 use crate::format::{self, Chapter, Head, LOG, LogEntry, Record, TREE};
-use crate::options::{Geometry, Options};
+use crate::options::{Geometry, Grain, Options};
 use crate::pace::Pace;
 use crate::space::{Counters, Maintenance, Shared, Version};
 use crate::tree::{Frozen, MAX_LEN, ShiftTree};
@@ -69,7 +69,7 @@ fn create(disk: &dyn Disk, dir: &Path, pair: &Pair, options: &Options) -> Result
         generation: 1,
         space: StoreId(random_bits()),
         incarnation: 0,
-        is_tiny: options.tiny,
+        grain: Grain::of(options),
         floor: 0,
         next_number: 1,
         newest: Chapter::default(),
@@ -109,7 +109,7 @@ pub(crate) fn open(disk: Arc<dyn Disk>, dir: &Path, options: Options) -> Result<
         _ if options.create && !options.read_only => create(&*disk, dir, &pair, &options)?,
         _ => return Err(Error::NotFound { path: dir.to_path_buf() }),
     };
-    let geometry = Geometry::new(head.is_tiny);
+    let geometry = Geometry::new(head.grain);
     let how = if options.read_only { How::Read } else { How::Write };
     let areas = Areas {
         space: head.space,

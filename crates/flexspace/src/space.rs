@@ -34,6 +34,7 @@ use crate::extent::Extent;
 use crate::format::Head;
 use crate::options::{Geometry, Options};
 use crate::pace::Pace;
+use crate::place::KEPT;
 use crate::recover;
 use crate::tree::Frozen;
 use crate::view::View;
@@ -42,7 +43,7 @@ use crate::writer::{Op, Who, Writer};
 /// The file that holds the lock.
 const LOCK: &str = "LOCK";
 /// What an extent takes in the index.
-const EXTENT_BYTES: u64 = 26;
+pub(crate) const EXTENT_BYTES: u64 = 26;
 /// Background work looks around at least this often.
 const INTERVAL: Duration = Duration::from_millis(50);
 
@@ -126,6 +127,8 @@ pub struct Stats {
     pub segments: u64,
     /// Segments that can be written.
     pub free_segments: u64,
+    /// Bytes that can be written without more room on the disk.
+    pub ready_bytes: u64,
     /// Segments that are empty and wait for a sync, or for readers, before they can be written.
     pub dead_segments: u64,
     /// Data bytes written by users since the opening.
@@ -230,6 +233,12 @@ impl FlexSpace {
         self.shared.current.load().mark
     }
 
+    /// Operations so far, in all lives of the space, those of garbage collection included.
+    #[must_use]
+    pub fn operations(&self) -> u64 {
+        self.shared.current.load().tree.mark()
+    }
+
     /// The state as of now, to read from for as long as it is held. What it alone needs takes space that
     /// long.
     #[must_use]
@@ -324,6 +333,20 @@ impl FlexSpace {
         self.shared.pump()
     }
 
+    /// As [`FlexSpace::pump`] where the disk is full: garbage is collected as long as any is, and segments that nothing needs
+    /// are given back at once. True if there are more to write to than before.
+    ///
+    /// # Errors
+    ///
+    /// As for [`FlexSpace::pump`].
+    pub fn reclaim(&self) -> Result<bool> {
+        self.shared.pump()?;
+        match self.shared.recycle() {
+            Err(Error::NoSpace { .. }) => Ok(false),
+            other => other,
+        }
+    }
+
     /// Writes a checkpoint: the next opening has no log to replay.
     ///
     /// # Errors
@@ -344,6 +367,16 @@ impl FlexSpace {
     pub fn index_bytes(&self) -> u64 {
         let entries = self.shared.current.load().tree.entries();
         self.shared.accounted.load(Ordering::Relaxed).min(entries * EXTENT_BYTES)
+    }
+
+    /// Bytes of the disk that going on takes in any case: what garbage collection copies to, of 30/32 that may live (paper,
+    /// section 4.1), and an index for the next checkpoint. And the bytes that have blocks already.
+    #[must_use]
+    pub fn room_to_go_on(&self) -> (u64, u64) {
+        let (g, w) = (&self.shared.geometry, self.shared.writer.lock());
+        let upkeep = (w.total_live / 15).max((KEPT as u64 + 2) * g.segment);
+        let needs = upkeep + self.shared.upkeep_bytes();
+        (needs, w.ready(Who::Collector))
     }
 
     /// What was damaged at opening and could be made again: a checkpoint, from the one before it and its log.
@@ -385,6 +418,11 @@ impl Drop for FlexSpace {
         let bytes = self.shared.accounted.swap(0, Ordering::Relaxed);
         self.shared.options.memory.give(Part::Index, bytes);
     }
+}
+
+/// Bytes that an operation removes.
+fn gives_back(ops: &[Op<'_>]) -> u64 {
+    ops.iter().map(|op| if let Op::Collapse { len, .. } = op { *len } else { 0 }).sum()
 }
 
 impl Shared {
@@ -453,9 +491,15 @@ impl Shared {
                 }
                 continue;
             }
-            if bytes > 0 && w.ready(Who::User) < bytes {
+            let kept = if w.room.is_full && gives_back(ops) > bytes { KEPT / 2 } else { KEPT };
+            if bytes > 0 && w.ready_beside(Who::User, kept) < bytes {
+                let was_full = w.room.is_full;
                 drop(w);
-                self.make_ready(Who::User, bytes)?;
+                match self.make_ready(Who::User, bytes) {
+                    Err(Error::NoSpace { .. }) if !was_full => {} // looks again: the disk is known to be full now
+                    Err(Error::NoSpace { .. }) if rounds < 64 && self.recycle()? => rounds += 1,
+                    made => made?,
+                }
                 continue;
             }
             let records = w.write(ops)?;
@@ -515,6 +559,7 @@ impl Shared {
             capacity: w.capacity(),
             segments: there,
             free_segments: (w.room.free.len() + w.room.bare.len()) as u64,
+            ready_bytes: w.ready(Who::User),
             dead_segments: w.dead(),
             written_bytes: read(&self.counters.written),
             moved_bytes: read(&self.counters.moved),

@@ -111,7 +111,13 @@ impl Shared {
             incarnation: self.incarnation,
             capacity,
         };
-        let segment = Segment::create(&*self.disk, &dir, identity)?;
+        let segment = match Segment::create(&*self.disk, &dir, identity) {
+            // On a full disk there may be room for a short one.
+            Err(Error::NoSpace { .. }) if capacity > least && need + 1024 <= least => {
+                Segment::create(&*self.disk, &dir, Identity { capacity: least, ..identity })?
+            }
+            made => made?,
+        };
         let named = segment.sync(segment.end());
         let named = named.and_then(|()| self.disk.sync_dir(&dir).during("sync directory", &dir));
         self.poison("sync", named)?;
@@ -243,6 +249,24 @@ impl Shared {
         Ok(())
     }
 
+    /// The disk is full: the log gives way to two checkpoints, behind which neither head names it, if it is long beside
+    /// them. True if it did.
+    pub(crate) fn shorten_log(&self) -> Result<bool> {
+        let is_short = {
+            let (m, w) = (self.maintenance.lock(), self.writer.lock());
+            let index = m.checkpoint_bytes.max(w.tree.entries() * 16);
+            w.log.bytes < 2 * index.max(self.geometry.log[0]) || w.log.spare.is_none()
+        };
+        if is_short {
+            return Ok(false);
+        }
+        match self.checkpoint() {
+            Ok(()) => Ok(true),
+            Err(Error::NoSpace { .. }) => Ok(false),
+            Err(other) => Err(other),
+        }
+    }
+
     /// Removes files that neither head names. What stays is swept at the next opening.
     fn discard(&self, gone: &Chapter) {
         if gone.checkpoint > 0 {
@@ -336,7 +360,7 @@ impl Shared {
             let w = self.writer.lock();
             (w.dead(), w.is_tight())
         };
-        let is_due = dead >= self.geometry.reserve / 2 || (dead > 0 && is_tight);
+        let is_due = dead >= self.geometry.reserve / 2 || (dead > 0 && (is_tight || is_idle));
         let released = if is_due { self.release()? } else { 0 };
         Ok(is_short || is_unsynced || released > 0)
     }

@@ -94,6 +94,7 @@ impl Worker {
         quiet: Sender<()>,
     ) -> io::Result<Worker> {
         let slots = shared.limits.clients;
+        let spin = Spin::among(shared.limits.workers + 1); // and a client, which looks as well
         Ok(Worker {
             shared,
             index,
@@ -107,7 +108,7 @@ impl Worker {
             sockets: 0,
             keyspaces: Vec::new(),
             reply: Vec::new(),
-            spin: Spin::default(),
+            spin,
             passes: 0,
         })
     }

@@ -42,6 +42,7 @@ impl Default for Builder {
                 Arc::new(sheaf_flex::Flex),
                 Arc::new(sheaf_cedrus::Cedrus),
                 Arc::new(sheaf_kreon::Kreon),
+                Arc::new(sheaf_delsm::Delsm),
             ],
         }
     }

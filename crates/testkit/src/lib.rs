@@ -17,6 +17,7 @@
 //! | `corruption_suite` | 70,000 damages in five states of its life |
 //! | `linear_suite` | 100,000 operations of real threads, with cuts |
 //! | `fuzz_suite` | 20,000 inputs behind right checksums |
+//! | `limits_suite` | real file systems that are full |
 //!
 //! The scenarios of `tests/interleavings` name their engines, because what they aim at differs: an engine with lock-free
 //! parts of its own brings scenarios of its own. The seeded bugs prove the harnesses, not the engines: once is enough.
@@ -29,6 +30,7 @@ pub mod faults;
 pub mod fuzz;
 pub mod kill;
 pub mod ledger;
+pub mod limits;
 pub mod linear;
 pub mod model;
 pub mod mortal;

@@ -69,6 +69,9 @@ impl Disk for Mortal {
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         self.alive()?.rename(from, to)
     }
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.alive()?.link(from, to)
+    }
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
         self.alive()?.sync_dir(dir)
     }

@@ -213,6 +213,10 @@ impl Disk for Tap {
         self.before(Class::Rename, from);
         self.below.rename(from, to)
     }
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.before(Class::Rename, from);
+        self.below.link(from, to)
+    }
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
         self.before(Class::SyncDir, dir);
         let lie = self.state.lock().lie;

@@ -28,6 +28,7 @@ fn engines_and_geometries_agree_on_the_same_trace() {
         case("flex", TINY, seed, 1500).agree().unwrap();
         case("cedrus", TINY, seed, 1500).agree().unwrap();
         case("kreon", TINY, seed, 1500).agree().unwrap();
+        case("delsm", TINY, seed, 1500).agree().unwrap();
     }
 }
 

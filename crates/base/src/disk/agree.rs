@@ -42,6 +42,7 @@ fn step(side: &mut Side<'_>, call: [u64; 5]) -> String {
         0 => side.disk.create_dir(&path),
         1 => side.disk.remove(&path),
         2 => side.disk.remove_dir(&path),
+        3 if one != two && len % 3 == 0 => side.disk.link(&path, &other),
         3 => side.disk.rename(&path, &other),
         4 => side.disk.sync_dir(&path),
         5 => return shown(side.disk.list(&path)),

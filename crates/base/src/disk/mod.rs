@@ -91,6 +91,8 @@ pub trait Disk: fmt::Debug + Send + Sync {
     fn remove_dir(&self, dir: &Path) -> io::Result<()>;
     /// Renames atomically; an existing target is replaced.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Gives the file at `from` a second name, which must be new. Either may go afterwards.
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Makes the names in `dir` durable.
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
     /// Takes the lock of the file at `path`, creating the file if need be (a shared lock on a
@@ -99,6 +101,25 @@ pub trait Disk: fmt::Debug + Send + Sync {
     fn lock(&self, path: &Path, share: Share) -> io::Result<Locked>;
     /// Bytes a writer may still use on the file system of `path`.
     fn free_space(&self, path: &Path) -> io::Result<u64>;
+
+    /// The volume that `dir` is on, to make everything on it durable at once. Errors of writes since this call show at
+    /// its sync. `Unsupported` where that cannot be had, or not with its errors.
+    fn volume(&self, dir: &Path) -> io::Result<Arc<dyn Volume>> {
+        let _ = dir;
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    /// A hint: directories made in `dir` from now on are to lie far from each other. (ext4 looks at every inode of a
+    /// directory's group that was freed a moment ago before it takes one: creating files is fifteen times slower
+    /// after many were removed, but for directories that land elsewhere.)
+    fn spread(&self, dir: &Path) {
+        let _ = dir;
+    }
+}
+
+/// A file system.
+pub trait Volume: fmt::Debug + Send + Sync {
+    /// Makes all files, written through whatever handle, and all names durable. As final as [`File::sync`].
+    fn sync(&self) -> io::Result<()>;
 }
 
 /// Makes the length of `file` count as changed, so that the next sync saves it: a failed sync may have
@@ -155,6 +176,12 @@ pub trait File: fmt::Debug + Send + Sync {
     /// Gives `[0, len)` blocks and at least that length; new bytes read as zeros. Later writes in
     /// that range cannot run out of space.
     fn allocate(&self, len: u64) -> io::Result<()>;
+    /// Whether a file that has blocks from its start on only has them for `[0, len)`, so that allocating that takes no
+    /// room. False where nobody knows.
+    fn has_blocks(&self, len: u64) -> io::Result<bool> {
+        let _ = len;
+        Ok(false)
+    }
     /// Makes data and length durable. See invariant 2.
     fn sync(&self) -> io::Result<()>;
 

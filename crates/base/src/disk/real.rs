@@ -25,7 +25,7 @@ use rustix::fs::{AtFlags, Dir, FallocateFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::mapping::{Mapping, Stored};
-use super::{Disk, Entry, File, How, Locked, Share, flock, sigbus};
+use super::{Disk, Entry, File, How, Locked, Share, Volume, flock, sigbus};
 
 /// Zeros to write with one call.
 static ZEROS: [u8; 256 * 1024] = [0; 256 * 1024];
@@ -106,6 +106,10 @@ impl Disk for RealDisk {
         Ok(rustix::fs::rename(from, to)?)
     }
 
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        Ok(rustix::fs::link(from, to)?)
+    }
+
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
         let fd = open_fd(dir, OFlags::RDONLY | OFlags::DIRECTORY)?;
         Ok(rustix::fs::fsync(&fd)?)
@@ -118,6 +122,41 @@ impl Disk for RealDisk {
     fn free_space(&self, path: &Path) -> io::Result<u64> {
         let room = rustix::fs::statvfs(path)?;
         Ok(room.f_bavail.saturating_mul(room.f_frsize))
+    }
+
+    fn volume(&self, dir: &Path) -> io::Result<Arc<dyn Volume>> {
+        if !syncfs_tells_errors() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        Ok(Arc::new(RealVolume { dir: open_fd(dir, OFlags::RDONLY | OFlags::DIRECTORY)? }))
+    }
+
+    fn spread(&self, dir: &Path) {
+        // `chattr +T`; other file systems refuse, and need it not.
+        if let Ok(fd) = open_fd(dir, OFlags::RDONLY | OFlags::DIRECTORY)
+            && let Ok(flags) = rustix::fs::ioctl_getflags(&fd)
+        {
+            let _ = rustix::fs::ioctl_setflags(&fd, flags | rustix::fs::IFlags::TOPDIR);
+        }
+    }
+}
+
+/// Linux 5.8 and later: `syncfs` reports failed writes.
+fn syncfs_tells_errors() -> bool {
+    let name = rustix::system::uname();
+    let release = name.release().to_string_lossy();
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
+    (numbers.next(), numbers.next()) >= (Some(5), Some(8))
+}
+
+#[derive(Debug)]
+struct RealVolume {
+    dir: OwnedFd,
+}
+
+impl Volume for RealVolume {
+    fn sync(&self) -> io::Result<()> {
+        Ok(rustix::fs::syncfs(&self.dir)?)
     }
 }
 
@@ -178,6 +217,11 @@ impl File for RealFile {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         Ok(repeat(|| rustix::fs::ftruncate(&self.fd, len))?)
+    }
+
+    fn has_blocks(&self, len: u64) -> io::Result<bool> {
+        let blocks = rustix::fs::fstat(&self.fd)?.st_blocks;
+        Ok(u64::try_from(blocks).is_ok_and(|blocks| blocks >= len.div_ceil(512)))
     }
 
     /// Where the file system cannot reserve, the file is filled with zeros up to `len`: that

@@ -468,6 +468,12 @@ impl Disk for SimDisk {
         self.call(call, what, |machine| machine.volume.rename(from, to))
     }
 
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let call = Call { class: Class::Create, path: to, is_op: true };
+        let what = || format!("link to {}", from.display());
+        self.call(call, what, |machine| machine.volume.link(from, to))
+    }
+
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
         let call = Call { class: Class::SyncDir, path: dir, is_op: true };
         self.call_with_failure(
@@ -508,6 +514,36 @@ impl Disk for SimDisk {
         let machine = self.shared.machine.lock();
         machine.volume.ino(path)?;
         Ok(machine.volume.free())
+    }
+
+    fn volume(&self, dir: &Path) -> io::Result<Arc<dyn super::Volume>> {
+        Ok(Arc::new(SimVolume { disk: self.clone(), path: dir.into() }))
+    }
+}
+
+/// The simulated volume as a whole.
+struct SimVolume {
+    disk: SimDisk,
+    path: Arc<Path>,
+}
+
+impl fmt::Debug for SimVolume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SimVolume")
+    }
+}
+
+impl super::Volume for SimVolume {
+    fn sync(&self) -> io::Result<()> {
+        let call = Call { class: Class::Sync, path: &self.path, is_op: true };
+        self.disk.call_with_failure(
+            call,
+            || "sync everything".into(),
+            |machine, failure| {
+                machine.volume.sync_all(failure.is_some());
+                failure.map_or(Ok(()), |failure| Err(failure.to_error(Class::Sync)))
+            },
+        )
     }
 }
 
@@ -614,6 +650,10 @@ impl File for SimFile {
         self.writable()?;
         let what = || format!("allocate {len}");
         self.disk.call(self.op(Class::Allocate), what, |machine| machine.volume.allocate(self.ino, len))
+    }
+
+    fn has_blocks(&self, len: u64) -> io::Result<bool> {
+        Ok(self.disk.shared.machine.lock().volume.has_blocks(self.ino, len))
     }
 
     fn sync(&self) -> io::Result<()> {

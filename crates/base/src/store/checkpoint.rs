@@ -28,6 +28,8 @@ use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
 
 /// A checkpoint is due after this many times its own size was appended.
 const TIMES_IMAGE: u64 = 20;
+/// On a full disk a checkpoint is due after so many of the smallest segments.
+const FULL: u64 = 4;
 /// Steps of engines' work between two looks at the rest of the maintenance.
 const STEPS: usize = 16;
 
@@ -62,7 +64,9 @@ impl Store {
         for log in self.logs.iter().filter(|_| self.options.checkpoints) {
             let appended = log.since_checkpoint.load(Ordering::Relaxed);
             let wants = || self.kepts_of(log).iter().any(|k| k.engine().is_ok_and(|e| e.wants_checkpoint()));
+            let is_full = self.full.load(Ordering::Relaxed) && log.id == LogId::Journal;
             let is_due = appended >= self.due_after(log)
+                || (is_full && appended >= FULL * self.geometry.min_segment && self.counted_on().is_some())
                 || (appended > 0 && (log.tombs_in_the_way.swap(false, Ordering::Relaxed) || wants()));
             if is_due {
                 any |= self.begin_checkpoint(&mut self.maintenance.lock(), log)?;
@@ -94,6 +98,34 @@ impl Store {
         match self.checkpoint(self.log(write.kept.log())) {
             Err(Error::NoSpace { .. }) => Ok(()),
             other => other.map(drop),
+        }
+    }
+
+    /// The disk is full: a checkpoint, if there is anything in the journal that would go, and what engines have let go, but
+    /// may still be seen by somebody. True if there was a checkpoint. The caller holds no guard.
+    pub(super) fn settle_journal(&self) -> Result<bool> {
+        let log = self.log(LogId::Journal);
+        let is_pending = self.maintenance.lock().pending[log.id.index()].is_some();
+        let appended = log.since_checkpoint.load(Ordering::Relaxed);
+        if !self.options.checkpoints {
+            return Ok(false);
+        }
+        let settled = (|| {
+            let is_worth_it = is_pending || appended > 0;
+            let is_settled = is_worth_it && self.checkpoint(log)?;
+            let kepts = self.kepts_of(log);
+            let (mut left, mut counted_on) = (EPOCHS, self.counted_on());
+            while left > 0 {
+                self.work(&kepts)?;
+                let now = self.counted_on();
+                left = if now < counted_on { EPOCHS } else { left - 1 };
+                counted_on = now;
+            }
+            Ok(is_settled)
+        })();
+        match settled {
+            Err(Error::NoSpace { .. }) => Ok(false),
+            other => other,
         }
     }
 

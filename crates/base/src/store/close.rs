@@ -10,7 +10,7 @@ use super::order::Order;
 use super::recover::Recovery;
 use super::rooting::Maintenance;
 use super::{Geometry, OpeningStats, Options, Store, image};
-use crate::blob::Blobs;
+use crate::blob::{Blobs, Unsynced};
 use crate::clock::Clock;
 use crate::disk::{Disk, Locked, Share, create_dirs};
 use crate::engine::EngineFactory;
@@ -113,7 +113,7 @@ impl Store {
         factories: Vec<Arc<dyn EngineFactory>>,
         root: &Root,
     ) -> Store {
-        let blobs = Blobs::new(Arc::clone(&disk), path.join(BLOBS), root.store, root.blob_bound);
+        let blobs = Blobs::new(Arc::clone(&disk), path.join(BLOBS), root.blob_bound, options.tiny);
         let ground = Ground::new(blobs, options.memory, root.hash_key, options.tiny)
             .with_home(Home::new(Arc::clone(&disk), path, options.read_only), options.inline);
         Store {
@@ -135,7 +135,7 @@ impl Store {
                 tails: Default::default(),
                 ready: Default::default(),
                 views: Views::default(),
-                staged: Vec::new(),
+                staged: Unsynced::default(),
             }),
             visible: AtomicU64::new(0),
             durable: AtomicU64::new(0),

@@ -32,8 +32,7 @@ use smallvec::SmallVec;
 
 use super::tail::{HOT, MARK, TAILS, Tail, log_of, tail_of};
 use super::{Kept, Store};
-use crate::blob::Staged;
-use crate::disk::File;
+use crate::blob::{Staged, Unsynced};
 use crate::engine::{Action, Need, Op};
 use crate::error::{Error, Result};
 use crate::frame::{FIRST, HEADER, Header, Kind, LAST, WATER, body_sum, span};
@@ -87,7 +86,7 @@ pub(crate) struct Order {
     pub(crate) ready: [VecDeque<Arc<Segment>>; LogId::ALL.len()],
     pub(crate) views: Views,
     /// Staged files of commits the device does not have.
-    pub(crate) staged: Vec<Arc<dyn File>>,
+    pub(crate) staged: Unsynced,
 }
 
 /// A frame of the commit in the encode buffer.
@@ -189,11 +188,12 @@ impl Store {
         self.check_writable()?;
         self.brake();
         let mut staged = self.stage(writes)?;
-        let (mut may_clean, mut reliefs) = (removes_only(writes), 0..MOST_RELIEFS);
+        let (mut may_relieve, mut reliefs) = (true, 0..MOST_RELIEFS);
         loop {
             // What makes room does so without the guard: it would keep what is freed from going.
             match self.commit_pinned(writes, &mut staged) {
-                Err(Error::NoSpace { .. }) if mem::take(&mut may_clean) && self.relieve()? => {}
+                Err(Error::NoSpace { .. })
+                    if mem::take(&mut may_relieve) && self.relieve(removes_only(writes))? => {}
                 Err(Error::OverBudget { .. }) if reliefs.next().is_some() => self.reclaim_memory(writes)?,
                 Ok(done) => {
                     if self.ground.memory.is_exceeded() {
@@ -214,7 +214,12 @@ impl Store {
     /// Checks limits and stages large values.
     fn stage(&self, writes: &mut [Write<'_>]) -> Result<SmallVec<[Staged; 1]>> {
         let mut total = 0u64;
-        for Write { op, .. } in writes.iter() {
+        let limit = |write: &Write<'_>| {
+            let asked = write.kept.engine().map_or(usize::MAX, |engine| engine.stages_above());
+            asked.min(self.geometry.stage_above)
+        };
+        for write in writes.iter() {
+            let op = &write.op;
             let value = match op.action {
                 Action::Put(value) => value.len(),
                 _ => 0,
@@ -224,19 +229,19 @@ impl Store {
                     return Err(Error::TooLarge { what, got: got as u64, max: max as u64 });
                 }
             }
-            let in_log = if value > self.geometry.stage_above { 64 } else { value };
+            let in_log = if value > limit(write) { 64 } else { value };
             total += (op.key.len() + in_log + HEADER) as u64;
         }
         if total > self.geometry.max_batch {
             return Err(Error::TooLarge { what: "batch", got: total, max: self.geometry.max_batch });
         }
         let mut staged = SmallVec::new();
-        for Write { op, .. } in writes.iter_mut() {
-            if let Action::Put(value) = op.action
-                && value.len() > self.geometry.stage_above
+        for write in writes.iter_mut() {
+            if let Action::Put(value) = write.op.action
+                && value.len() > limit(write)
             {
                 let new = self.stage_value(value)?;
-                op.action = Action::Staged(new.blob);
+                write.op.action = Action::Staged(new.blob);
                 staged.push(new);
             }
         }
@@ -304,7 +309,7 @@ impl Store {
             }
             let seq = order.next_seq;
             let rolled = self.place(&mut order, seq, writes, encoded)?;
-            order.staged.extend(staged.drain(..).map(Staged::keep));
+            staged.drain(..).for_each(|one| order.staged.add(one));
             drop(order);
             if rolled {
                 self.set_brake(); // the keeper may not get to run for a while

@@ -28,7 +28,7 @@ use std::time::Duration;
 use super::order::Order;
 use super::tail::{TAILS, log_of, tail_of};
 use super::{Batching, Store};
-use crate::disk::File;
+use crate::blob;
 use crate::error::{IoContext, Result};
 use crate::segment::Segment;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -43,7 +43,7 @@ const GATHER_MOST: Duration = Duration::from_micros(100);
 const YIELDS: u32 = if cfg!(shuttle) { 1 } else { 20 };
 
 /// A number, and the staged files and segments (up to their ends) that hold what the device may lack below it.
-type Unsynced = (Seq, Vec<Arc<dyn File>>, Vec<(u64, Arc<Segment>)>);
+type Unsynced = (Seq, blob::Unsynced, Vec<(u64, Arc<Segment>)>);
 
 /// Whether a round that finds nothing unsynced syncs all the same.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -263,14 +263,7 @@ impl Store {
         // What makes batching naive: nobody commits until it is over.
         let order = (self.options.batching == Batching::Naive).then_some(order);
         let began = self.clock.now();
-        let blob_dir = self.ground.blobs.dir();
-        let synced = blobs
-            .iter()
-            .try_for_each(|file| file.sync().during("sync", blob_dir))
-            .and_then(|()| {
-                if blobs.is_empty() { Ok(()) } else { self.disk.sync_dir(blob_dir).during("sync", blob_dir) }
-            })
-            .and_then(|()| self.sync_segments(&segments));
+        let synced = self.ground.blobs.sync(&blobs).and_then(|()| self.sync_segments(&segments));
         if synced.is_err() {
             return Err(self.poison("sync"));
         }

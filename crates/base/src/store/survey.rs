@@ -78,8 +78,10 @@ impl Recovery<'_> {
             }
         }
         self.cut = if next == first { self.root.floor } else { Seq(next.0 - 1) };
+        // What was known durable is not in doubt, and may have been adopted or superseded since.
+        let doubtful = survey.known.next()..=self.cut;
         self.accepted_blobs =
-            survey.blobs.iter().filter(|(seq, _)| *seq <= self.cut).map(|(_, b)| *b).collect();
+            survey.blobs.iter().filter(|(seq, _)| doubtful.contains(seq)).map(|(_, b)| *b).collect();
         self.cut_off();
         Ok(())
     }

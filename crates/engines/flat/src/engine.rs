@@ -518,12 +518,11 @@ pub(crate) mod tests {
     use crate::hash::Hash;
     use sheaf_base::blob::Blobs;
     use sheaf_base::disk::sim::SimDisk;
-    use sheaf_base::types::StoreId;
 
     /// Services without a store.
     pub(crate) fn ground(tiny: bool) -> Arc<Ground> {
         let disk = Arc::new(SimDisk::new());
-        Arc::new(Ground::new(Blobs::new(disk, "blob".into(), StoreId(1), 1), 1 << 30, 7, tiny))
+        Arc::new(Ground::new(Blobs::new(disk, "blob".into(), 1, tiny), 1 << 30, 7, tiny))
     }
 
     #[test]

@@ -24,8 +24,8 @@ use sheaf_base::record::Content;
 use sheaf_base::sync::atomic::{AtomicUsize, Ordering, fence};
 use sheaf_base::types::Seq;
 
-use crate::memtable::prefetch;
 use crate::run::{self, Pair};
+use sheaf_base::memtable::prefetch;
 
 /// The fingerprint of a hash.
 #[inline]

@@ -41,11 +41,11 @@ use smallvec::SmallVec;
 use crate::block::{Block, BlockRef};
 use crate::engine::FlexEngine;
 use crate::index::{Index, Interval, State};
-use crate::memtable::{Memtable, Version, blob_bytes, blob_of};
-use crate::prefix::{Sep, between};
 use crate::run::{self, Pair, RUN_HEAD};
 use crate::slots::{Figures, UNKNOWN};
 use crate::table::{Change, Piece, Plan, Table};
+use sheaf_base::memtable::prefix::{Sep, between};
+use sheaf_base::memtable::{Memtable, Version, blob_bytes, blob_of};
 
 /// Limits of an interval, and of a step.
 #[derive(Clone, Copy, Debug)]
@@ -59,8 +59,12 @@ pub(crate) struct Sizes {
     /// Changes of a step, and their bytes.
     pub(crate) step: usize,
     pub(crate) step_bytes: usize,
+    /// Bytes that a step writes, about.
+    pub(crate) step_written: u64,
     /// Pairs of a keyspace that stay in memory and in the image, in bytes, as long as it has no space.
     pub(crate) small: u64,
+    /// Bytes of the disk that a new space takes.
+    pub(crate) least_space: u64,
     /// Bytes that a pair takes in the index and that of the space, at most: intervals half full, with their runs.
     pub(crate) indexed: u64,
 }
@@ -68,7 +72,17 @@ pub(crate) struct Sizes {
 impl Sizes {
     pub(crate) fn new(tiny: bool) -> Sizes {
         if tiny {
-            Sizes { pairs: 4, bytes: 512, runs: 3, step: 6, step_bytes: 1 << 10, small: 1 << 10, indexed: 80 }
+            Sizes {
+                pairs: 4,
+                bytes: 512,
+                runs: 3,
+                step: 6,
+                step_bytes: 1 << 10,
+                step_written: 2 << 10,
+                small: 1 << 10,
+                least_space: 32 << 10,
+                indexed: 80,
+            }
         } else {
             Sizes {
                 pairs: 16,
@@ -76,12 +90,17 @@ impl Sizes {
                 runs: 8,
                 step: 256,
                 step_bytes: 256 << 10,
+                step_written: 1 << 20,
                 small: 64 << 10,
+                least_space: 5 << 20,
                 indexed: 32,
             }
         }
     }
 }
+
+/// Changes of a step on a full disk.
+const FEW: usize = 4;
 
 /// What a change is, its bytes in the batch's buffer.
 #[derive(Clone, Debug)]
@@ -232,12 +251,13 @@ impl FlexEngine {
         let frozen = match &state.frozen {
             Some(frozen) if !self.is_moved() && frozen.newest() <= certain => frozen,
             _ => {
-                self.shelf.slots.make_room(0, &self.shelf.ground, guard);
-                guard.flush(); // states that nobody reads any more hold nodes and slots
-                table.settle(&self.shelf, guard);
-                return table.space.as_ref().map_or(Ok(false), |space| space.pump());
+                return self.keep_house(&mut table, state, guard);
             }
         };
+        if table.must_wait(&self.shelf, guard) {
+            sheaf_base::sync::thread::yield_now();
+            return Ok(true);
+        }
         if table.space.is_none() && table.progress.is_none() && self.stays_small(frozen, guard)? {
             self.set_moved();
             return Ok(false);
@@ -253,6 +273,7 @@ impl FlexEngine {
             table.look_at_heads(&self.shelf, guard);
         }
         let index = table.publish(&self.shelf, guard);
+        self.note_room(&table);
         self.publish(guard, |now| State {
             active: Arc::clone(&now.active),
             frozen: now.frozen.clone().filter(|_| !is_done),
@@ -269,6 +290,28 @@ impl FlexEngine {
         Ok(!is_done)
     }
 
+    /// A step of what is due when nothing is to be moved.
+    fn keep_house(&self, table: &mut Table, state: &State, guard: &Guard) -> Result<bool> {
+        self.shelf.slots.make_room(0, &self.shelf.ground, guard);
+        guard.flush(); // states that nobody reads any more hold nodes and slots
+        table.settle(&self.shelf, guard);
+        let Some(space) = &table.space else { return Ok(false) };
+        // What is garbage there is room that the journal waits for.
+        let more = if self.is_disk_tight() { space.reclaim() } else { space.pump() };
+        let is_behind = state.index.view.as_ref().is_some_and(|view| view.operations() != space.operations());
+        if is_behind {
+            // Our own view would keep what garbage collection has emptied.
+            let index = table.publish(&self.shelf, guard);
+            self.publish(guard, |now| State {
+                active: Arc::clone(&now.active),
+                frozen: now.frozen.clone(),
+                index,
+            });
+        }
+        self.note_room(table);
+        Ok(more? || is_behind)
+    }
+
     /// Moves the next changes; the last key, if there are more. An edit that is too large for the space's log is done in
     /// smaller ones, the smallest of which are single appends.
     fn move_some(
@@ -280,21 +323,38 @@ impl FlexEngine {
         guard: &Guard,
     ) -> Result<Option<Vec<u8>>> {
         let (mut most, mut appends) = (self.sizes.step, false);
+        let is_tight = self.is_disk_tight();
         loop {
-            let mut plan = Plan { appends, ..Plan::default() };
+            let mut plan = Plan { appends, is_tight, ..Plan::default() };
             let after = table.progress.as_deref();
-            let (batch, last) = self.gather(frozen, after, most, views, &mut plan.dead, guard)?;
-            self.plan(&state.index, &batch, views, &mut plan, guard)?;
+            let (batch, mut last) = self.gather(frozen, after, most, views, &mut plan.dead, guard)?;
+            let planned = self.plan(&state.index, &batch, views, &mut plan, guard)?;
+            if planned < batch.items.len() {
+                last = Some(batch.key(planned - 1).to_vec());
+            }
             match table.commit(&plan, last.is_none(), &self.shelf, guard) {
                 Err(Error::TooLarge { .. }) if most > 1 => most /= 2,
                 Err(Error::TooLarge { .. }) if !appends => appends = true,
+                // On a full disk each rewrite gives back more than it takes, later; appends take the least.
+                Err(Error::NoSpace { .. }) if most > FEW => most = FEW,
+                Err(Error::NoSpace { .. }) if !appends => appends = true,
                 done => {
                     done?;
+                    self.note_moved(batch.buffer.len() as u64);
                     self.forget(&plan);
                     return Ok(last);
                 }
             }
         }
+    }
+
+    /// Whether the room on the disk that moving counts on is being used up: rewrites may take more than what is moved.
+    fn is_disk_tight(&self) -> bool {
+        let Some(home) = &self.shelf.ground.home else { return false };
+        let spared = self.sizes.least_space / 5;
+        home.disk
+            .free_space(&self.shelf.path)
+            .is_ok_and(|free| free.saturating_add(spared) < self.counted_on())
     }
 
     /// Staged values that nothing names any more may go when what superseded them is durable.
@@ -310,7 +370,7 @@ impl FlexEngine {
         }
     }
 
-    /// Plans the changes of `batch`.
+    /// Plans the changes of `batch`, the first ones of many; how many items.
     fn plan(
         &self,
         index: &Index,
@@ -318,9 +378,9 @@ impl FlexEngine {
         views: &Views,
         plan: &mut Plan,
         guard: &Guard,
-    ) -> Result<()> {
+    ) -> Result<usize> {
         let mut from = 0;
-        while from < batch.items.len() {
+        while from < batch.items.len() && plan.counts.bytes < self.sizes.step_written {
             from = match index.find(batch.key(from)) {
                 None => self.plan_first(batch, from, views, plan),
                 Some(entry) => {
@@ -330,12 +390,12 @@ impl FlexEngine {
                 }
             };
         }
-        for at in 0..batch.items.len() {
+        for at in 0..from {
             if let Content::Staged(blob) = batch.pair(at).content {
                 plan.named.push(blob.id);
             }
         }
-        Ok(())
+        Ok(from)
     }
 
     /// The first change from `from` on that belongs to the interval `next` or one behind.
@@ -410,7 +470,9 @@ impl FlexEngine {
             && entries <= 2 * self.sizes.pairs
             && len + cost <= 2 * self.sizes.bytes
             && tombs * 4 <= figures.entries as usize;
-        if may_append && cost <= len {
+        let left = len / (figures.entries as usize).max(1) * (figures.entries as usize).saturating_sub(tombs);
+        let makes_room = (left + cost) * 2 <= len || len * 4 <= cost;
+        if (may_append && cost <= len) || (plan.is_tight && !makes_room) {
             self.plan_append(batch, changes.clone(), entry, plan, guard);
             return Ok(changes.end);
         }

@@ -24,10 +24,10 @@ use smallvec::SmallVec;
 use crate::block::{Block, BlockRef};
 use crate::engine::FlexEngine;
 use crate::index::{Index, Interval, State};
-use crate::memtable::{Memtable, blob_bytes, blob_of, prefetch};
-use crate::prefix::{is_above, is_below};
 use crate::slots::UNKNOWN;
-use sheaf_base::sorted::arena::Place;
+use sheaf_base::memtable::Place;
+use sheaf_base::memtable::prefix::{is_above, is_below};
+use sheaf_base::memtable::{Memtable, blob_bytes, blob_of, prefetch};
 
 /// Keys looked up in a memtable at a time.
 const LIMIT: usize = 64;

@@ -23,16 +23,16 @@ use sheaf_base::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Orde
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::{KeyspaceId, LogId, Seq};
 use sheaf_base::views::Views;
+use sheaf_flexspace::FlexSpace;
 
 use crate::block::print_of;
 use crate::commit::Sizes;
 use crate::cursor::FlexCursor;
 use crate::index::{Shelf, State};
-use crate::memtable::{Entry, Memtable, Version, Word};
-use crate::prefix::Prefix;
 use crate::slots::Slots;
 use crate::table::Table;
-use sheaf_base::sorted::arena::{high, low};
+use sheaf_base::memtable::prefix::Prefix;
+use sheaf_base::memtable::{Memtable, Version, Word};
 
 /// The engine's name in the catalogue.
 pub(crate) const NAME: &str = "flex";
@@ -45,17 +45,6 @@ const SWOLLEN_SHARE: u64 = 8;
 const ROTATION: u64 = 512 << 20;
 /// Times that the store, which looks every 50 ms when it is idle, finds a memtable as it was, before that is moved.
 const REST: u32 = 8;
-
-// The words of an operation's note.
-const HASH: usize = 0;
-/// Number of the active memtable, and the key's record there; 0 if there is none.
-const RECORD: usize = 1;
-/// The record's word.
-const WORD: usize = 2;
-/// Without a record: how many records shared the key's stripe.
-const LEN: usize = 3;
-/// The staged value that is replaced, plus one; 0 for none.
-const BLOB: usize = 4;
 
 /// A keyspace.
 pub(crate) struct FlexEngine {
@@ -74,6 +63,10 @@ pub(crate) struct FlexEngine {
     /// What is frozen, if anything, is in the space, or stays in memory.
     moved: AtomicBool,
     numbers: AtomicU32,
+    /// Bytes that the active and the frozen memtable have in the journal.
+    logged: [AtomicU64; 2],
+    /// What the space needs of the disk to go on, and what of it it has.
+    room: [AtomicU64; 2],
     /// The newest commit when the store last asked whether there should be a checkpoint, and how often it was the same.
     seen: AtomicU64,
     rest: AtomicU32,
@@ -108,6 +101,8 @@ impl FlexEngine {
             publishing: Mutex::new(()),
             moved: AtomicBool::new(true),
             numbers: AtomicU32::new(2),
+            logged: Default::default(),
+            room: Default::default(),
             seen: AtomicU64::new(0),
             rest: AtomicU32::new(0),
         }
@@ -131,6 +126,8 @@ impl FlexEngine {
             // * Made from a box, replaced just now; every guard that may have seen it is gone.
             drop(unsafe { Box::from_raw(before as *mut State) });
         });
+        // Whoever waits for the state to go may be another thread, and this one rest from now on.
+        guard.flush();
     }
 
     pub(crate) fn is_moved(&self) -> bool {
@@ -138,7 +135,32 @@ impl FlexEngine {
     }
 
     pub(crate) fn set_moved(&self) {
+        self.logged[1].store(0, Ordering::Relaxed);
         self.moved.store(true, Ordering::Release);
+    }
+
+    /// Bytes of the disk that moving all there is to move takes, beside those that the space has.
+    pub(crate) fn counted_on(&self) -> u64 {
+        let logged: u64 = self.logged.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum();
+        let [needs, has] = self.room.each_ref().map(|bytes| bytes.load(Ordering::Relaxed));
+        if needs == 0 && logged <= self.sizes.small {
+            return 2 * logged; // an image
+        }
+        // Pairs take about as much in the space as in the journal, and checksums come on top.
+        needs.max(self.sizes.least_space).saturating_add(logged + logged / 16).saturating_sub(has)
+    }
+
+    /// So many bytes of keys and values were moved.
+    pub(crate) fn note_moved(&self, bytes: u64) {
+        let less = |logged: u64| Some(logged.saturating_sub(bytes));
+        let _ = self.logged[1].fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
+    /// Writes down what the space needs of the disk.
+    pub(crate) fn note_room(&self, table: &Table) {
+        let (needs, has) = table.space.as_ref().map_or((0, 0), FlexSpace::room_to_go_on);
+        self.room[0].store(needs, Ordering::Relaxed);
+        self.room[1].store(has, Ordering::Relaxed);
     }
 
     pub(crate) fn memory_taken(&self, bytes: u64) {
@@ -208,26 +230,6 @@ impl FlexEngine {
         memory.total().saturating_sub(memory.used(Part::Cache)) + more > memory.budget()
     }
 
-    /// Writes down what `op` found in the active memtable.
-    fn note(&self, op: &mut Op<'_>, state: &State, hash: u64, guard: &Guard) -> Result<bool> {
-        let active = &state.active;
-        let len = active.stripe_len(hash); // before the look (memtable I5)
-        let entry = active.find(hash, op.key, guard);
-        let word = entry.as_ref().map(|entry: &Entry<'_>| entry.newest().word);
-        op.note[HASH] = hash;
-        op.note[RECORD] =
-            u64::from(active.number) << 32 | u64::from(entry.as_ref().map_or(0, |entry| entry.place));
-        op.note[WORD] = word.map_or(0, Word::bits);
-        op.note[LEN] = u64::from(len);
-        op.note[BLOB] = 0;
-        if let Some(word) = word.filter(|word| word.is_staged()) {
-            op.note[BLOB] = active.content(word, &self.shelf.ground, guard, |content| {
-                Ok(if let Content::Staged(blob) = content { blob.id + 1 } else { 0 })
-            })?;
-        }
-        Ok(entry.is_some())
-    }
-
     /// Adds or replaces in the active memtable. One writer.
     #[allow(clippy::too_many_arguments)] // two callers
     fn put(
@@ -285,7 +287,7 @@ impl Engine for FlexEngine {
         let guard = &epoch::pin();
         let hash = self.shelf.hash(op.key);
         let state = self.state(guard);
-        let is_there = self.note(op, state, hash, guard)?;
+        let is_there = state.active.note(op, hash, &self.shelf.ground, guard)?;
         op.prior = Seq::ZERO;
         match op.action {
             Action::Put(_) | Action::Staged(_) => {
@@ -315,17 +317,7 @@ impl Engine for FlexEngine {
 
     fn is_current(&self, op: &Op<'_>) -> bool {
         let guard = &epoch::pin();
-        let active = &self.state(guard).active;
-        let (number, record) = (high(op.note[RECORD]), low(op.note[RECORD]));
-        if active.number != number {
-            return false;
-        }
-        if record == 0 {
-            return u64::from(active.stripe_len(op.note[HASH])) == op.note[LEN];
-        }
-        let word = active.entry(record).newest().word;
-        let is_blind = matches!(op.action, Action::Put(_) | Action::Staged(_));
-        word.bits() == op.note[WORD] || (is_blind && op.note[BLOB] == 0 && !word.is_staged())
+        self.state(guard).active.is_current(op)
     }
 
     fn apply(&self, seq: Seq, op: &Op<'_>, views: &Views) {
@@ -337,16 +329,16 @@ impl Engine for FlexEngine {
             self.blobs.lock().insert(blob.id);
         }
         self.learn_views(views);
-        let record = low(op.note[RECORD]);
+        let record = Memtable::record_of(op);
+        self.logged[0].fetch_add(u64::from(op.span), Ordering::Relaxed);
         if !views.is_empty() {
             let born = if record == 0 { op.prior } else { active.entry(record).newest().seq };
             if born != Seq::ZERO && views.needs(born, seq) {
                 self.pins.lock().push((born, seq));
             }
         }
-        let is_kept = self.put(active, record, op.note[HASH], op.key, version, views, guard);
-        if !is_kept && op.note[BLOB] > 0 {
-            let id = op.note[BLOB] - 1;
+        let is_kept = self.put(active, record, Memtable::hash_of(op), op.key, version, views, guard);
+        if let Some(id) = Memtable::replaced_blob(op).filter(|_| !is_kept) {
             self.blobs.lock().remove(&id);
             self.shelf.ground.blob_died(seq, id);
         }
@@ -422,6 +414,7 @@ impl Engine for FlexEngine {
         }
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let fresh = Memtable::new(number, state.active.prefix(guard), self.shelf.ground.tiny);
+        self.logged[1].fetch_add(self.logged[0].swap(0, Ordering::Relaxed), Ordering::Relaxed);
         self.moved.store(false, Ordering::Release);
         self.publish(guard, |now| State {
             active: Arc::new(fresh),
@@ -454,6 +447,10 @@ impl Engine for FlexEngine {
         active.bytes() > self.shelf.ground.memory.budget() / MEMTABLE_SHARE || (is_worth_it && rest >= REST)
     }
 
+    fn room_to_settle(&self) -> Option<u64> {
+        Some(self.counted_on())
+    }
+
     fn is_swollen(&self) -> bool {
         let guard = &epoch::pin();
         let bytes: u64 = self.state(guard).memtables().map(|memtable| memtable.bytes()).sum();
@@ -481,6 +478,7 @@ impl Engine for FlexEngine {
         let active = &self.state(guard).active;
         let hash = self.shelf.hash(record.key);
         let entry = active.find(hash, record.key, guard);
+        self.logged[0].fetch_add(u64::from(record.span), Ordering::Relaxed);
         if entry.as_ref().is_some_and(|entry| entry.newest().seq >= record.seq) {
             return Ok(());
         }

@@ -22,11 +22,11 @@ use sheaf_flexspace::View;
 
 use crate::engine::FlexEngine;
 use crate::index::{Interval, State};
-use crate::memtable::{Memtable, Version, blob_bytes, blob_of};
-use crate::prefix::{Prefix, between};
 use crate::run::{self, RUN_HEAD};
 use crate::slots::Figures;
 use crate::table::Table;
+use sheaf_base::memtable::prefix::{Prefix, between};
+use sheaf_base::memtable::{Memtable, Version, blob_bytes, blob_of};
 
 const LAYOUT: u8 = 1;
 /// What is allocated before the bytes behind a length were seen.
@@ -266,6 +266,7 @@ impl FlexEngine {
     fn serve(&self, table: &mut Table, guard: &Guard) {
         self.blobs.lock().extend(table.blobs.iter().copied());
         let index = table.publish(&self.shelf, guard);
+        self.note_room(table);
         self.publish(guard, |now| State { active: Arc::clone(&now.active), frozen: None, index });
     }
 

@@ -28,9 +28,9 @@ use sheaf_flexspace::View;
 use sheaf_flexspace::tree::{Content, Entry, Frozen};
 
 use crate::block::{Block, BlockRef};
-use crate::memtable::Memtable;
-use crate::prefix::{Prefix, Sep};
 use crate::slots::Slots;
+use sheaf_base::memtable::Memtable;
+use sheaf_base::memtable::prefix::{Prefix, Sep};
 
 /// An interval of the space.
 #[derive(Clone, Copy, Debug)]

@@ -12,10 +12,10 @@
 //!          the values        keys, addresses of            (at a checkpoint)          an edit and a publication
 //!                            frames in the journal                                    a step: commit.rs
 //!
-//!  get ─> active ─> frozen ─> sparse index ─> slot ─> block (fingerprints, runs)     memtable.rs index.rs slots.rs block.rs
+//!  get ─> active ─> frozen ─> sparse index ─> slot ─> block (fingerprints, runs)     index.rs slots.rs block.rs
 //!                             key -> interval          cached, or read from the space and checked
 //!
-//!  scan ─> an interval at a time, merged with what the memtables have in it          cursor.rs order.rs
+//!  scan ─> an interval at a time, merged with what the memtables have in it          cursor.rs
 //! ```
 //!
 //! ## Invariants
@@ -48,8 +48,8 @@
 //!
 //! ## Files
 //!
-//! `engine` the contract; `memtable` what the journal has (with `sheaf_base::sorted`); `table`, `commit`, `run` what goes into the
-//! space; `index`, `slots`, `block`, `prefix` the way to an interval; `cursor` ranges; `image` checkpoints and opening.
+//! `engine` the contract; `table`, `commit`, `run` what goes into the
+//! space; `index`, `slots`, `block` the way to an interval; `cursor` ranges; `image` checkpoints and opening.
 
 mod block;
 mod commit;
@@ -57,8 +57,6 @@ mod cursor;
 mod engine;
 mod image;
 mod index;
-mod memtable;
-mod prefix;
 mod run;
 mod slots;
 mod table;

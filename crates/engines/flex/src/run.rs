@@ -17,7 +17,7 @@ use sheaf_base::error::Damage;
 use sheaf_base::record::Content;
 use sheaf_base::types::{MAX_KEY, Seq};
 
-use crate::memtable::{blob_bytes, blob_of};
+use sheaf_base::memtable::{blob_bytes, blob_of};
 
 /// A run that begins an interval.
 const BASE: u8 = 0xF1;

@@ -23,8 +23,8 @@ use sheaf_flexspace::{FlexSpace, Options};
 
 use crate::block::BlockRef;
 use crate::index::{Index, Interval, Shelf};
-use crate::prefix::{Prefix, Sep};
 use crate::slots::Figures;
+use sheaf_base::memtable::prefix::{Prefix, Sep};
 
 /// An interval to be.
 #[derive(Debug)]
@@ -61,8 +61,10 @@ pub(crate) struct Plan {
     pub(crate) named: Vec<u64>,
     /// Those it does not any more, and which commits superseded them.
     pub(crate) dead: Vec<(Seq, u64)>,
-    /// Nothing is rewritten: the edit was too large.
+    /// Nothing is rewritten: the edit was too large, or the disk is full.
     pub(crate) appends: bool,
+    /// The disk is nearly full: only what makes room is rewritten.
+    pub(crate) is_tight: bool,
     pub(crate) counts: Counts,
 }
 
@@ -99,7 +101,12 @@ pub(crate) struct Table {
     free: Vec<u32>,
     accounted: u64,
     publications: u64,
+    /// Steps that waited for readers, since one did not.
+    waits: u32,
 }
+
+/// Steps that wait for readers before one goes on all the same: the reader may be the caller.
+const PATIENCE: u32 = 64;
 
 impl Table {
     pub(crate) fn new() -> Table {
@@ -119,6 +126,7 @@ impl Table {
             free: Vec::new(),
             accounted: 0,
             publications: 0,
+            waits: 0,
         }
     }
 
@@ -133,6 +141,7 @@ impl Table {
             read_only: home.read_only,
             memory: Arc::new(Memory::new(u64::MAX)), // accounted by us, with the rest of the index
             inline: true,
+            fine: true,
             tiny: ground.tiny,
             ..Options::default()
         };
@@ -265,6 +274,20 @@ impl Table {
         self.account(shelf);
     }
 
+    /// Whether the budget is exceeded, and what earlier publications left behind comes back as soon as readers are gone: each
+    /// one more would take as much again.
+    pub(crate) fn must_wait(&mut self, shelf: &Shelf, guard: &Guard) -> bool {
+        let is_held = |table: &Table| table.graves.iter().any(|(_, slots)| !slots.is_empty());
+        if self.waits >= PATIENCE || !shelf.ground.memory.is_exceeded() || !is_held(self) {
+            self.waits = 0;
+            return false;
+        }
+        guard.flush();
+        self.settle(shelf, guard);
+        self.waits += 1;
+        true
+    }
+
     /// Takes slots back that no index names any more.
     pub(crate) fn reclaim(&mut self, shelf: &Shelf, guard: &Guard) {
         while let Some((token, _)) = self.graves.front()
@@ -319,7 +342,7 @@ impl Table {
         });
         let (Some(first), Some(last)) = (first, last) else { return };
         let (first, last) = (first.bytes(&self.prefix), last.bytes(&self.prefix));
-        let shared = crate::prefix::common(&first, &last);
+        let shared = sheaf_base::memtable::prefix::common(&first, &last);
         let prefix = Prefix::new(&first[..shared.min(first.len().saturating_sub(1))]);
         let is_worse = long * 4 > self.tree.entries();
         let is_longer = self.prefix.len() < prefix.len() && self.tree.entries() > 1;

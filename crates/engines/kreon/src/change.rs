@@ -472,7 +472,7 @@ fn gather(node: &Node<'_>, keys: &mut Vec<u8>, ends: &mut Vec<usize>, entries: &
 
 /// The shortest key above `low` and not above `high`.
 fn between(low: &[u8], high: &[u8]) -> Vec<u8> {
-    let shared = sheaf_base::sorted::prefix::common(low, high);
+    let shared = sheaf_base::memtable::prefix::common(low, high);
     high[..high.len().min(shared + 1)].to_vec()
 }
 

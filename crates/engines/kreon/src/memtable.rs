@@ -23,10 +23,10 @@ use std::ops::Bound;
 use std::ptr;
 
 use sheaf_base::memory::prefetch;
+use sheaf_base::memtable::arena::{Arena, Place, high, low};
+use sheaf_base::memtable::order::{Keys, Order};
+use sheaf_base::memtable::prefix::Prefix;
 use sheaf_base::segment::Address;
-use sheaf_base::sorted::arena::{Arena, Place, high, low};
-use sheaf_base::sorted::order::{Keys, Order};
-use sheaf_base::sorted::prefix::Prefix;
 use sheaf_base::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::Seq;

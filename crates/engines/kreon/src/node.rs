@@ -24,8 +24,8 @@ use std::cmp::Ordering;
 
 use sheaf_base::error::Damage;
 use sheaf_base::frame::{u32_at, u64_at};
+use sheaf_base::memtable::prefix::common;
 use sheaf_base::segment::Address;
-use sheaf_base::sorted::prefix::common;
 use sheaf_base::types::Seq;
 
 const KIND: u8 = 0x4b;

@@ -627,7 +627,7 @@ impl Gathered {
 }
 
 fn key_of(memtable: &Memtable, place: u32) -> &[u8] {
-    use sheaf_base::sorted::order::Keys;
+    use sheaf_base::memtable::order::Keys;
     memtable.key(place)
 }
 

@@ -39,7 +39,12 @@ pub(crate) fn shelf(tiny: bool) -> Arc<Shelf> {
     let home = Home::new(disk, Path::new("/db"), false);
     let ground = Arc::new(Ground::new(blobs, 1 << 22, 7, tiny).with_home(home, true));
     let space = Space::new(Arc::clone(&ground), KeyspaceId(1));
-    Arc::new(Shelf { cache: Cache::new(Arc::clone(&ground)), space, ground, lives: std::sync::OnceLock::new() })
+    Arc::new(Shelf {
+        cache: Cache::new(Arc::clone(&ground)),
+        space,
+        ground,
+        lives: std::sync::OnceLock::new(),
+    })
 }
 
 fn next(x: &mut u64) -> u64 {

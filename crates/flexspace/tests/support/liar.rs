@@ -64,6 +64,9 @@ impl Disk for Liar {
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         self.disk.rename(from, to)
     }
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.disk.link(from, to)
+    }
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
         match self.lie {
             Lie::SyncDirOf(part) if is(dir, part) => Ok(()),

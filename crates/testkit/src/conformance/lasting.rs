@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{bytes, get, key, sorted};
-use crate::stage::{Place, Stage};
+use crate::stage::{Place, Stage, others_have_let_go};
 use sheaf::{Database, Durability, Error};
 use sheaf_base::disk::sim::Keep;
 
@@ -20,7 +20,10 @@ pub(super) fn settle(stage: &Stage, db: &Database, mut enough: impl FnMut() -> b
         db.persist().unwrap();
         match db.pump() {
             Ok(true) => idle = 0,
-            Ok(false) => idle += 1,
+            Ok(false) => {
+                others_have_let_go();
+                idle += 1;
+            }
             Err(Error::NoSpace { .. }) => idle += 1, // what finds no room is tried again
             Err(other) => panic!("{other}"),
         }
@@ -31,8 +34,13 @@ pub(super) fn settle(stage: &Stage, db: &Database, mut enough: impl FnMut() -> b
     }
 }
 
+/// Files of values: staged ones, and those that an engine has given a name of its own.
 fn blob_files(stage: &Stage) -> usize {
-    stage.tree().keys().filter(|path| path.extension().is_some_and(|e| e == "blob")).count()
+    let is_value = |path: &&std::path::PathBuf| {
+        path.extension().is_some_and(|e| e == "blob")
+            || path.file_name().is_some_and(|name| name.to_string_lossy().contains('@'))
+    };
+    stage.tree().keys().filter(is_value).count()
 }
 
 pub fn everything_is_there_after_a_clean_close(stage: &Stage) {

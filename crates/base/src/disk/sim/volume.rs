@@ -38,6 +38,8 @@ pub(super) struct Volume {
     pub(super) changes: Vec<NameChange>,
     next_ino: u64,
     open: BTreeMap<Ino, u32>,
+    /// Files that had two names at some time.
+    linked: BTreeSet<Ino>,
     used: u64,
     /// In blocks.
     pub(super) capacity: u64,
@@ -90,6 +92,7 @@ impl Volume {
             changes: Vec::new(),
             next_ino: 1,
             open: BTreeMap::new(),
+            linked: BTreeSet::new(),
             used: 0,
             capacity: u64::MAX / BLOCK,
             op: 0,
@@ -160,9 +163,21 @@ impl Volume {
             (Node::File(_), true) => return Err(io::ErrorKind::NotADirectory.into()),
         }
         self.change_names(ino, Some(place), None, path, None);
-        if let (Node::File(file), false) = (&self.nodes[&ino], self.open.contains_key(&ino)) {
+        let is_named = self.linked.contains(&ino) && self.has_name(ino, |dir| &dir.names);
+        if let (Node::File(file), false) = (&self.nodes[&ino], is_named || self.open.contains_key(&ino)) {
             self.used -= file.cache().used();
         }
+        Ok(())
+    }
+
+    pub(super) fn link(&mut self, from: &Path, to: &Path) -> io::Result<()> {
+        let ino = self.ino(from)?;
+        let place = self.free_place(to)?;
+        if matches!(self.nodes[&ino], Node::Dir(_)) {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        self.linked.insert(ino);
+        self.change_names(ino, None, Some(place), to, None);
         Ok(())
     }
 
@@ -181,6 +196,7 @@ impl Volume {
         }
         if let Some(target) = self.dir(new.dir)?.names.get(&new.name) {
             match (&self.nodes[&ino], &self.nodes[target]) {
+                (Node::File(_), Node::File(_)) if *target == ino => return Ok(()), // two names of one file stay
                 (Node::File(_), Node::File(_)) => {}
                 (Node::Dir(_), Node::Dir(dir)) if dir.names.is_empty() => {}
                 (Node::Dir(_), Node::Dir(_)) => return Err(io::ErrorKind::DirectoryNotEmpty.into()),
@@ -215,6 +231,23 @@ impl Volume {
             self.forget_unreachable();
         }
         Ok(())
+    }
+
+    /// Makes all files and names durable; or, if it fails, a random part of them, and takes the rest for durable.
+    pub(super) fn sync_all(&mut self, fails: bool) {
+        for change in std::mem::take(&mut self.changes) {
+            if !fails || self.random.one_in(2) {
+                self.make_durable(&change, true, true);
+            }
+        }
+        let is_file = |(ino, node): (&Ino, &Node)| matches!(node, Node::File(_)).then_some(*ino);
+        let files: Vec<Ino> = self.nodes.iter().filter_map(is_file).collect();
+        for ino in files {
+            if !self.file(ino).is_settled() {
+                self.sync(ino, fails);
+            }
+        }
+        self.forget_unreachable();
     }
 
     /// For each pending change, whether a sync of `dir` includes it: those in `dir`, and those that
@@ -378,6 +411,10 @@ impl Volume {
         let op = self.op;
         self.change_file(ino, |file| file.allocate(op, len));
         Ok(())
+    }
+
+    pub(super) fn has_blocks(&self, ino: Ino, len: u64) -> bool {
+        self.file(ino).cache().holes(0..len).next().is_none()
     }
 
     pub(super) fn sync(&mut self, ino: Ino, fails: bool) {

@@ -196,6 +196,15 @@ impl Disk for PmDisk {
         Ok(())
     }
 
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.names.link(from, to)?;
+        let mut files = self.files.lock();
+        if let Some(file) = files.get(from).cloned() {
+            files.insert(to.to_path_buf(), file);
+        }
+        Ok(())
+    }
+
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
         self.names.sync_dir(dir)
     }

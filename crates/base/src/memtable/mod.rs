@@ -1,7 +1,7 @@
-//! # Memtable: what the journal has and the space has not
+//! # Memtable: what the journal has and an engine's files have not
 //!
 //! Keys in memory, values where the journal has them: a record says where a key's newest entry stands. Found by a
-//! hash, and in order (`order.rs`).
+//! hash, and in order (`order.rs`). For engines of the journal that move what was committed to files of their own.
 //!
 //! ## Picture
 //!
@@ -23,23 +23,29 @@
 //!    goes after the state has changed, and segments go after the readers of that moment.
 //! 5. `len` of a stripe counts the records that whoever loaded it will find in it.
 
+pub mod arena;
+pub mod order;
+pub mod prefix;
+
 use std::ops::Bound;
 use std::ptr;
 
-use sheaf_base::blob::BlobRef;
-use sheaf_base::error::{Damage, Error, Result};
-use sheaf_base::frame::{u32_at, u64_at};
-use sheaf_base::ground::Ground;
-use sheaf_base::record::{Content, Record};
-use sheaf_base::segment::{Address, Frame};
-use sheaf_base::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use sheaf_base::sync::epoch::Guard;
-use sheaf_base::types::Seq;
-use sheaf_base::views::Views;
+use crate::blob::BlobRef;
+use crate::error::{Damage, Error, Result};
+use crate::frame::{u32_at, u64_at};
+use crate::ground::Ground;
+use crate::record::{Content, Record};
+use crate::segment::{Address, Frame};
+use crate::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use crate::sync::epoch::Guard;
+use crate::types::Seq;
+use crate::views::Views;
 
-use crate::prefix::Prefix;
-use sheaf_base::sorted::arena::{Arena, Place, high, low};
-use sheaf_base::sorted::order::{Keys, Order};
+use self::arena::Arena;
+pub use self::arena::{Place, high, low};
+use self::order::{Keys, Order};
+use self::prefix::Prefix;
+use crate::engine::{Action, Op};
 
 /// Stripes of the hash table: each grows on its own, so that no growth takes long.
 const STRIPES: usize = 256;
@@ -49,29 +55,46 @@ const FIRST_CELLS: usize = 8;
 /// Bytes of a record before its key.
 const HEAD: usize = 24;
 
+// The words of an operation's note.
+const HASH: usize = 0;
+/// Number of the memtable, and the key's record there; 0 if there is none.
+const RECORD: usize = 1;
+/// The record's word.
+const WORD: usize = 2;
+/// Without a record: how many records shared the key's stripe.
+const LEN: usize = 3;
+/// The staged value that is replaced, plus one; 0 for none.
+const BLOB: usize = 4;
+
 const TOMB: u64 = 1 << 62;
 const STAGED: u64 = 1 << 61;
 const OWNED: u64 = 1 << 60;
 
 /// What a version of a key is, in a word: where its frame or its copy stands, and of what kind it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Word(u64);
+pub struct Word(u64);
 
 impl Word {
     /// The entry whose frame stands at `address`.
-    pub(crate) fn of(content: &Content<'_>, address: Address) -> Word {
+    pub fn of(content: &Content<'_>, address: Address) -> Word {
         Word(address.bits() | kind_of(content))
     }
 
-    pub(crate) fn is_tomb(self) -> bool {
+    /// A removal.
+    #[must_use]
+    pub fn is_tomb(self) -> bool {
         self.0 & TOMB != 0
     }
 
-    pub(crate) fn is_staged(self) -> bool {
+    /// A staged value.
+    #[must_use]
+    pub fn is_staged(self) -> bool {
         self.0 & STAGED != 0
     }
 
-    pub(crate) fn bits(self) -> u64 {
+    /// As a number.
+    #[must_use]
+    pub fn bits(self) -> u64 {
         self.0
     }
 }
@@ -94,16 +117,19 @@ struct Head {
 
 /// A record of a memtable.
 #[derive(Clone, Copy)]
-pub(crate) struct Entry<'m> {
+pub struct Entry<'m> {
     memtable: &'m Memtable,
-    pub(crate) place: Place,
+    /// Where it is.
+    pub place: Place,
 }
 
 /// One version of a key.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Version {
-    pub(crate) word: Word,
-    pub(crate) seq: Seq,
+pub struct Version {
+    /// What it is.
+    pub word: Word,
+    /// Its commit.
+    pub seq: Seq,
 }
 
 impl<'m> Entry<'m> {
@@ -111,19 +137,21 @@ impl<'m> Entry<'m> {
         self.memtable.head(self.place)
     }
 
-    pub(crate) fn key(&self) -> &'m [u8] {
+    /// Its key.
+    #[must_use]
+    pub fn key(&self) -> &'m [u8] {
         self.memtable.key(self.place)
     }
 
     /// The newest version.
     #[inline]
-    pub(crate) fn newest(&self) -> Version {
+    pub fn newest(&self) -> Version {
         let word = Word(self.head().word.load(Ordering::Acquire));
         Version { word, seq: Seq(self.head().seq.load(Ordering::Acquire)) }
     }
 
     /// All versions, the newest first. A version may come twice.
-    pub(crate) fn versions(&self) -> impl Iterator<Item = Version> + 'm {
+    pub fn versions(&self) -> impl Iterator<Item = Version> + 'm {
         let newest = self.newest(); // before the chain (I3)
         let mut next = self.head().older.load(Ordering::Acquire);
         let memtable = self.memtable;
@@ -138,7 +166,7 @@ impl<'m> Entry<'m> {
 
     /// The version that a view at `at` shows.
     #[inline]
-    pub(crate) fn at(&self, at: Seq) -> Option<Version> {
+    pub fn at(&self, at: Seq) -> Option<Version> {
         if at == Seq::LATEST {
             return Some(self.newest());
         }
@@ -179,9 +207,9 @@ struct Stripe {
 
 /// A memtable.
 #[derive(Debug)]
-pub(crate) struct Memtable {
+pub struct Memtable {
     /// Tells one from the next.
-    pub(crate) number: u32,
+    pub number: u32,
     arena: Arena,
     stripes: Box<[Stripe]>,
     order: Order,
@@ -203,7 +231,9 @@ impl Keys for Memtable {
 }
 
 impl Memtable {
-    pub(crate) fn new(number: u32, prefix: Prefix, tiny: bool) -> Memtable {
+    /// An empty one. `number` tells it from others of the keyspace; `prefix` is what its keys are thought to share.
+    #[must_use]
+    pub fn new(number: u32, prefix: Prefix, tiny: bool) -> Memtable {
         let arena = Arena::new();
         let order = Order::new(&arena, prefix, tiny);
         let stripe = || Stripe { cells: AtomicPtr::new(ptr::null_mut()), len: AtomicU32::new(0) };
@@ -227,27 +257,29 @@ impl Memtable {
 
     /// Keys in it, removed ones included.
     #[inline]
-    pub(crate) fn count(&self) -> u64 {
+    pub fn count(&self) -> u64 {
         self.count.load(Ordering::Acquire)
     }
 
     #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
+    /// True without any.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
         self.count() == 0
     }
 
     /// Bytes of memory.
-    pub(crate) fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed) + self.order.bytes()
     }
 
     /// The newest commit in it.
-    pub(crate) fn newest(&self) -> Seq {
+    pub fn newest(&self) -> Seq {
         Seq(self.newest.load(Ordering::Acquire))
     }
 
     /// What the heads of its keys leave out.
-    pub(crate) fn prefix(&self, guard: &Guard) -> Prefix {
+    pub fn prefix(&self, guard: &Guard) -> Prefix {
         self.order.prefix(guard)
     }
 
@@ -258,7 +290,7 @@ impl Memtable {
 
     /// How many records share `hash`'s stripe; see (I5).
     #[inline]
-    pub(crate) fn stripe_len(&self, hash: u64) -> u32 {
+    pub fn stripe_len(&self, hash: u64) -> u32 {
         self.stripe(hash).len.load(Ordering::Acquire)
     }
 
@@ -271,7 +303,7 @@ impl Memtable {
 
     /// The record of `key`.
     #[inline]
-    pub(crate) fn find(&self, hash: u64, key: &[u8], guard: &Guard) -> Option<Entry<'_>> {
+    pub fn find(&self, hash: u64, key: &[u8], guard: &Guard) -> Option<Entry<'_>> {
         let cells = Memtable::cells(self.stripe(hash), guard)?;
         let tag = low(hash);
         let (mut slot, mask) = cells.start(tag);
@@ -291,12 +323,12 @@ impl Memtable {
     }
 
     /// The record at a place that came from here.
-    pub(crate) fn entry(&self, place: Place) -> Entry<'_> {
+    pub fn entry(&self, place: Place) -> Entry<'_> {
         Entry { memtable: self, place }
     }
 
     /// Hints that `hash` is about to be looked up.
-    pub(crate) fn prefetch(&self, hash: u64, guard: &Guard) {
+    pub fn prefetch(&self, hash: u64, guard: &Guard) {
         if let Some(cells) = Memtable::cells(self.stripe(hash), guard) {
             let (slot, _) = cells.start(low(hash));
             prefetch(&raw const cells.cells[slot]);
@@ -304,12 +336,12 @@ impl Memtable {
     }
 
     /// What a new key costs in memory, about.
-    pub(crate) fn cost(key: &[u8]) -> u64 {
+    pub fn cost(key: &[u8]) -> u64 {
         (HEAD + key.len() + 8 + 16 + 18) as u64
     }
 
     /// Adds a record for a key that has none. One writer.
-    pub(crate) fn add(&self, hash: u64, key: &[u8], version: Version, guard: &Guard) {
+    pub fn add(&self, hash: u64, key: &[u8], version: Version, guard: &Guard) {
         let place = self.arena.alloc(HEAD + key.len(), false);
         let head = self.head(place);
         head.word.store(version.word.0, Ordering::Relaxed);
@@ -358,7 +390,7 @@ impl Memtable {
     }
 
     /// Gives a record a newer version. One writer. If a view needs the one before, it is kept; if not, false.
-    pub(crate) fn replace(&self, place: Place, version: Version, views: &Views) -> bool {
+    pub fn replace(&self, place: Place, version: Version, views: &Views) -> bool {
         let head = self.head(place);
         let old = self.entry(place).newest();
         let is_kept = views.needs(old.seq, version.seq);
@@ -383,7 +415,7 @@ impl Memtable {
     }
 
     /// Puts versions behind those that a record has. One writer.
-    pub(crate) fn append_older(&self, place: Place, versions: &[Version]) {
+    pub fn append_older(&self, place: Place, versions: &[Version]) {
         let mut last = place;
         loop {
             let next = self.head(last).older.load(Ordering::Relaxed);
@@ -400,7 +432,7 @@ impl Memtable {
     }
 
     /// Keeps a copy of `content`. One writer.
-    pub(crate) fn own(&self, content: &Content<'_>) -> Word {
+    pub fn own(&self, content: &Content<'_>) -> Word {
         let staged;
         let bytes = match content {
             Content::Put(value) => *value,
@@ -424,7 +456,7 @@ impl Memtable {
 
     /// Calls `with` with what a version says.
     #[inline]
-    pub(crate) fn content<R>(
+    pub fn content<R>(
         &self,
         word: Word,
         ground: &Ground,
@@ -457,20 +489,71 @@ impl Memtable {
     }
 
     /// Hints that a version is about to be read.
-    pub(crate) fn prefetch_frame(&self, word: Word, ground: &Ground, guard: &Guard) {
+    pub fn prefetch_frame(&self, word: Word, ground: &Ground, guard: &Guard) {
         if word.0 & (OWNED | TOMB) == 0 {
             ground.segments.prefetch(Address::from_bits(word.0), guard);
         }
     }
 
     /// Appends to `out` the records from `low` on, until there are `limit`.
-    pub(crate) fn ascend(&self, low: Bound<&[u8]>, limit: usize, guard: &Guard, out: &mut Vec<Place>) {
+    pub fn ascend(&self, low: Bound<&[u8]>, limit: usize, guard: &Guard, out: &mut Vec<Place>) {
         self.order.ascend(&self.arena, self, low, limit, guard, out);
     }
 
     /// Appends to `out` the records from `high` down, until there are `limit`.
-    pub(crate) fn fall(&self, high: Bound<&[u8]>, limit: usize, guard: &Guard, out: &mut Vec<Place>) {
+    pub fn fall(&self, high: Bound<&[u8]>, limit: usize, guard: &Guard, out: &mut Vec<Place>) {
         self.order.fall(&self.arena, self, high, limit, guard, out);
+    }
+
+    /// Writes down in `op` what it found here, for [`Memtable::is_current`] and `apply`. True if the key has a record.
+    pub fn note(&self, op: &mut Op<'_>, hash: u64, ground: &Ground, guard: &Guard) -> Result<bool> {
+        let len = self.stripe_len(hash); // before the look (I5)
+        let entry = self.find(hash, op.key, guard);
+        let word = entry.as_ref().map(|entry| entry.newest().word);
+        op.note[HASH] = hash;
+        op.note[RECORD] =
+            u64::from(self.number) << 32 | u64::from(entry.as_ref().map_or(0, |entry| entry.place));
+        op.note[WORD] = word.map_or(0, Word::bits);
+        op.note[LEN] = u64::from(len);
+        op.note[BLOB] = 0;
+        if let Some(word) = word.filter(|word| word.is_staged()) {
+            op.note[BLOB] = self.content(word, ground, guard, |content| {
+                Ok(if let Content::Staged(blob) = content { blob.id + 1 } else { 0 })
+            })?;
+        }
+        Ok(entry.is_some())
+    }
+
+    /// Whether this is the memtable that `op` was noted in, and what it found there still holds.
+    pub fn is_current(&self, op: &Op<'_>) -> bool {
+        let (number, record) = (high(op.note[RECORD]), low(op.note[RECORD]));
+        if self.number != number {
+            return false;
+        }
+        if record == 0 {
+            return u64::from(self.stripe_len(op.note[HASH])) == op.note[LEN];
+        }
+        let word = self.entry(record).newest().word;
+        let is_blind = matches!(op.action, Action::Put(_) | Action::Staged(_));
+        word.bits() == op.note[WORD] || (is_blind && op.note[BLOB] == 0 && !word.is_staged())
+    }
+
+    /// The record that `op` found; 0 for none.
+    #[must_use]
+    pub fn record_of(op: &Op<'_>) -> Place {
+        low(op.note[RECORD])
+    }
+
+    /// The hash that `op` was noted with.
+    #[must_use]
+    pub fn hash_of(op: &Op<'_>) -> u64 {
+        op.note[HASH]
+    }
+
+    /// The staged value that `op` replaces.
+    #[must_use]
+    pub fn replaced_blob(op: &Op<'_>) -> Option<u64> {
+        op.note[BLOB].checked_sub(1)
     }
 }
 
@@ -488,7 +571,7 @@ impl Drop for Memtable {
 }
 
 /// A staged value's reference as bytes.
-pub(crate) fn blob_bytes(blob: &BlobRef) -> [u8; 16] {
+pub fn blob_bytes(blob: &BlobRef) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&blob.id.to_le_bytes());
     bytes[8..12].copy_from_slice(&blob.len.to_le_bytes());
@@ -497,7 +580,7 @@ pub(crate) fn blob_bytes(blob: &BlobRef) -> [u8; 16] {
 }
 
 /// The reference that `bytes`, 16 of them, are.
-pub(crate) fn blob_of(bytes: &[u8]) -> BlobRef {
+pub fn blob_of(bytes: &[u8]) -> BlobRef {
     BlobRef { id: u64_at(bytes, 0), len: u32_at(bytes, 8), sum: u32_at(bytes, 12) }
 }
 
@@ -510,7 +593,7 @@ fn damaged(ground: &Ground, address: Address, what: Damage, guard: &Guard) -> Er
 
 /// Asks for a cache line to be loaded soon.
 #[inline]
-pub(crate) fn prefetch<T>(address: *const T) {
+pub fn prefetch<T>(address: *const T) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
@@ -525,7 +608,7 @@ pub(crate) fn prefetch<T>(address: *const T) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sheaf_base::sync::epoch;
+    use crate::sync::epoch;
     use std::collections::BTreeMap;
 
     fn keys(memtable: &Memtable, places: &[Place]) -> Vec<Vec<u8>> {

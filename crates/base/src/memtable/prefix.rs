@@ -1,26 +1,107 @@
-//! # Separators: keys that divide intervals, in two words
+//! # Prefix: what keys have in common, and heads that order them
 //!
-//! Heads are those of `sheaf_base::sorted`.
+//! Keys of one keyspace tend to start alike. A *head* is the eight bytes behind what they share, as a number: it
+//! orders keys as their bytes do, and only ties need the bytes themselves.
 //!
 //! ## Invariants
 //!
-//! 1. A separator whose bytes are the prefix and at most eight more is in its number: see [`Sep`].
+//! 1. Heads are monotonic: `a <= b` implies `head(a) <= head(b)`, for any keys and any prefix. What does not start
+//!    with the prefix has the lowest or the highest head.
+//! 2. A separator whose bytes are the prefix and at most eight more is in its number: see [`Sep`].
 
 use std::cmp::Ordering;
+use std::ops::Bound;
 
-use sheaf_base::sorted::prefix::HEAD;
-pub(crate) use sheaf_base::sorted::prefix::{Prefix, common, is_above, is_below};
+/// Bytes of a head.
+const HEAD: usize = 8;
+
+/// What keys share.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Prefix(Box<[u8]>);
+
+impl Prefix {
+    /// The prefix `bytes`.
+    #[must_use]
+    pub fn new(bytes: &[u8]) -> Prefix {
+        Prefix(bytes.into())
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// How many they are.
+    #[must_use]
+    #[allow(clippy::len_without_is_empty)] // nobody asks
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The eight bytes behind the prefix, zeros where there are fewer; `None` for a key that does not start with it.
+    #[inline]
+    fn raw(&self, key: &[u8]) -> Option<u64> {
+        let rest = key.strip_prefix(&*self.0)?;
+        Some(match rest.first_chunk::<HEAD>() {
+            Some(head) => u64::from_be_bytes(*head),
+            None => {
+                let mut head = [0; HEAD];
+                head[..rest.len()].copy_from_slice(rest);
+                u64::from_be_bytes(head)
+            }
+        })
+    }
+
+    /// The head of `key`.
+    #[inline]
+    pub fn head(&self, key: &[u8]) -> u64 {
+        match self.raw(key) {
+            Some(raw) => raw.clamp(1, u64::MAX - 1),
+            None if key < &*self.0 => 0,
+            None => u64::MAX,
+        }
+    }
+
+    /// Whether a head says that its key does not start with the prefix.
+    pub fn is_foreign(head: u64) -> bool {
+        head == 0 || head == u64::MAX
+    }
+}
+
+/// How many bytes two keys share.
+pub fn common(a: &[u8], b: &[u8]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
 
 /// The shortest key above `low` and not above `high`, which is above `low`.
-pub(crate) fn between(low: &[u8], high: &[u8]) -> Vec<u8> {
+pub fn between(low: &[u8], high: &[u8]) -> Vec<u8> {
     debug_assert!(low < high);
     high[..high.len().min(common(low, high) + 1)].to_vec()
+}
+
+/// Whether `key` lies at or behind the lower bound.
+pub fn is_above(key: &[u8], low: Bound<&[u8]>) -> bool {
+    match low {
+        Bound::Included(low) => key >= low,
+        Bound::Excluded(low) => key > low,
+        Bound::Unbounded => true,
+    }
+}
+
+/// Whether `key` lies at or before the upper bound.
+pub fn is_below(key: &[u8], high: Bound<&[u8]>) -> bool {
+    match high {
+        Bound::Included(high) => key <= high,
+        Bound::Excluded(high) => key < high,
+        Bound::Unbounded => true,
+    }
 }
 
 /// A key that separates two intervals, in two words: its head, and its length behind the prefix or, if that does
 /// not say it all, the place of its bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sep {
+pub struct Sep {
     head: u64,
     /// At most eight: the length. Else a pointer to bytes that outlive it.
     rest: *const Box<[u8]>,
@@ -36,10 +117,10 @@ unsafe impl Sync for Sep {}
 
 impl Sep {
     /// Before all keys.
-    pub(crate) const LOWEST: Sep = Sep { head: 0, rest: std::ptr::null() };
+    pub const LOWEST: Sep = Sep { head: 0, rest: std::ptr::null() };
 
     /// The separator `bytes`; `None` if they do not fit into two words.
-    pub(crate) fn inline(prefix: &Prefix, bytes: &[u8]) -> Option<Sep> {
+    pub fn inline(prefix: &Prefix, bytes: &[u8]) -> Option<Sep> {
         if bytes.is_empty() {
             return Some(Sep::LOWEST);
         }
@@ -55,7 +136,7 @@ impl Sep {
     /// # Safety
     ///
     /// * The bytes stay as they are while the result, or a copy of it, is used.
-    pub(crate) unsafe fn outside(prefix: &Prefix, bytes: *const Box<[u8]>) -> Sep {
+    pub unsafe fn outside(prefix: &Prefix, bytes: *const Box<[u8]>) -> Sep {
         // SAFETY:
         // * The caller's promise.
         Sep { head: prefix.head(unsafe { &*bytes }), rest: bytes }
@@ -68,17 +149,17 @@ impl Sep {
     }
 
     /// True before all keys.
-    pub(crate) fn is_lowest(&self) -> bool {
+    pub fn is_lowest(&self) -> bool {
         self.head == 0 && self.rest.is_null()
     }
 
     /// Whether its bytes are outside.
-    pub(crate) fn is_long(&self) -> bool {
+    pub fn is_long(&self) -> bool {
         self.rest.addr() > HEAD
     }
 
     /// Appends its bytes to `out`.
-    pub(crate) fn write(&self, prefix: &Prefix, out: &mut Vec<u8>) {
+    pub fn write(&self, prefix: &Prefix, out: &mut Vec<u8>) {
         if let Some(long) = self.long() {
             out.extend_from_slice(long);
         } else if !self.is_lowest() {
@@ -88,7 +169,7 @@ impl Sep {
     }
 
     /// Its bytes.
-    pub(crate) fn bytes(&self, prefix: &Prefix) -> Vec<u8> {
+    pub fn bytes(&self, prefix: &Prefix) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.write(prefix, &mut bytes);
         bytes
@@ -96,7 +177,7 @@ impl Sep {
 
     /// How it compares to `key`, whose head is `head`, under the same prefix. The lowest is below all keys.
     #[inline]
-    pub(crate) fn cmp(&self, head: u64, key: &[u8], prefix: &Prefix) -> Ordering {
+    pub fn cmp(&self, head: u64, key: &[u8], prefix: &Prefix) -> Ordering {
         match self.head.cmp(&head) {
             Ordering::Equal => self.cmp_tied(key, prefix),
             other => other,

@@ -1,0 +1,527 @@
+//! # The engine: DeLSM under the contract
+//!
+//! ## Threads
+//!
+//! Commits come under the commit lock and write the active memtable. Background work takes the work lock. Both
+//! change the state by a swap, under `publishing`. Readers pin the epoch and take no lock. Locks in order: the store's commit
+//! lock, `work` (never taken under the commit lock), `publishing`.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use sheaf_base::engine::{
+    Action, Bounds, Capabilities, Cursor, Engine, EngineStats, ImageSink, ImageSource, Need, Op, Replay, Want,
+};
+use sheaf_base::error::{Error, Result};
+use sheaf_base::ground::Ground;
+use sheaf_base::memory::Part;
+use sheaf_base::memtable::prefix::Prefix;
+use sheaf_base::memtable::{Memtable, Version as MemVersion, Word};
+use sheaf_base::record::Content;
+use sheaf_base::sync::Mutex;
+use sheaf_base::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use sheaf_base::sync::epoch::{self, Guard};
+use sheaf_base::types::{KeyspaceId, LogId, Seq};
+use sheaf_base::views::Views;
+
+use crate::cursor::DelsmCursor;
+use crate::list::What;
+use crate::sizes::Sizes;
+use crate::tree::{Shelf, State, Table, Version};
+use crate::work::Work;
+
+/// The engine's name in the catalogue.
+pub(crate) const NAME: &str = "delsm";
+/// A memtable may take this part of the budget.
+const MEMTABLE_SHARE: u64 = 6;
+/// With the budget used up, memtables that take this part of it are moved before anything is refused.
+const SWOLLEN_SHARE: u64 = 8;
+/// Times that the store, which looks every 50 ms when it is idle, finds a memtable as it was, before that is moved.
+const REST: u32 = 8;
+
+/// A keyspace.
+pub(crate) struct DelsmEngine {
+    pub(crate) id: KeyspaceId,
+    pub(crate) shelf: Arc<Shelf>,
+    pub(crate) sizes: Sizes,
+    pub(crate) work: Mutex<Work>,
+    state: AtomicPtr<State>,
+    publishing: Mutex<()>,
+    /// Staged values in the active memtable, about.
+    staged: AtomicU64,
+    /// Versions that views pin: when they were born and superseded.
+    pins: Mutex<Vec<(Seq, Seq)>>,
+    /// There were views when somebody last looked.
+    has_views: AtomicBool,
+    numbers: AtomicU32,
+    /// The newest commit when the store last asked whether there should be a checkpoint, and how often it was the same.
+    seen: AtomicU64,
+    rest: AtomicU32,
+}
+
+/// What a look-up found.
+pub(crate) enum Found<'a> {
+    /// In a memtable.
+    Memory(Content<'a>, Seq),
+    /// In a table.
+    Table(&'a Arc<Table>, What, Seq),
+    /// It is removed, or was never there.
+    Nothing,
+}
+
+impl DelsmEngine {
+    pub(crate) fn new(ground: Arc<Ground>, id: KeyspaceId) -> DelsmEngine {
+        let path = ground.home.as_ref().map_or_else(Default::default, |home| home.of(id));
+        let (tiny, sizes) = (ground.tiny, Sizes::new(ground.tiny));
+        let state = State {
+            active: Arc::new(Memtable::new(1, Prefix::default(), tiny)),
+            frozen: None,
+            version: Arc::default(),
+        };
+        DelsmEngine {
+            id,
+            shelf: Arc::new(Shelf::new(ground, id, path)),
+            sizes,
+            work: Mutex::default(),
+            state: AtomicPtr::new(Box::into_raw(Box::new(state))),
+            publishing: Mutex::new(()),
+            staged: AtomicU64::new(0),
+            pins: Mutex::default(),
+            has_views: AtomicBool::new(false),
+            numbers: AtomicU32::new(2),
+            seen: AtomicU64::new(0),
+            rest: AtomicU32::new(0),
+        }
+    }
+
+    /// The present moment.
+    #[inline]
+    pub(crate) fn state<'g>(&self, _guard: &'g Guard) -> &'g State {
+        // SAFETY:
+        // * Made from a box; freed only after all guards of the moment when it was replaced, or with `self`.
+        unsafe { &*self.state.load(Ordering::Acquire) }
+    }
+
+    /// Makes another state the present one.
+    fn publish(&self, guard: &Guard, next: impl FnOnce(&State) -> State) {
+        let _one = self.publishing.lock();
+        let next = Box::into_raw(Box::new(next(self.state(guard))));
+        let before = self.state.swap(next, Ordering::AcqRel) as usize;
+        guard.defer(move || {
+            // SAFETY:
+            // * Made from a box, replaced just now; every guard that may have seen it is gone.
+            drop(unsafe { Box::from_raw(before as *mut State) });
+        });
+    }
+
+    pub(crate) fn version(&self) -> Arc<Version> {
+        Arc::clone(&self.state(&epoch::pin()).version)
+    }
+
+    pub(crate) fn frozen(&self) -> Option<Arc<Memtable>> {
+        self.state(&epoch::pin()).frozen.clone()
+    }
+
+    /// Publishes `version`; with `is_flushed`, what was frozen is in it.
+    pub(crate) fn publish_version(&self, version: Version, is_flushed: bool) {
+        let guard = &epoch::pin();
+        if let Some(frozen) = self.state(guard).frozen.as_ref().filter(|_| is_flushed) {
+            self.memtable_gone(frozen);
+        }
+        self.publish(guard, |now| State {
+            active: Arc::clone(&now.active),
+            frozen: if is_flushed { None } else { now.frozen.clone() },
+            version: Arc::new(version),
+        });
+    }
+
+    fn memtable_gone(&self, memtable: &Memtable) {
+        if !memtable.is_empty() {
+            self.shelf.ground.memory.give(Part::Index, memtable.bytes());
+        }
+    }
+
+    /// Calls `with` with what `key` is at `at`.
+    #[inline]
+    pub(crate) fn look_up<R>(
+        &self,
+        at: Seq,
+        key: &[u8],
+        guard: &Guard,
+        with: impl FnOnce(Found<'_>) -> Result<R>,
+    ) -> Result<R> {
+        let state = self.state(guard);
+        let hash = self.shelf.hash(key);
+        for memtable in state.memtables() {
+            if let Some(version) = memtable.find(hash, key, guard).and_then(|entry| entry.at(at)) {
+                if version.word.is_tomb() {
+                    return with(Found::Nothing);
+                }
+                return memtable.content(version.word, &self.shelf.ground, guard, |content| {
+                    with(Found::Memory(content, version.seq))
+                });
+            }
+        }
+        match state.version.find(hash, key, at)? {
+            None | Some((_, _, What::Gone)) => with(Found::Nothing),
+            Some((table, seq, what)) => with(Found::Table(table, what, seq)),
+        }
+    }
+
+    /// The number of the key's newest version; zero if there is none.
+    fn prior(&self, key: &[u8], guard: &Guard) -> Result<Seq> {
+        self.look_up(Seq::LATEST, key, guard, |found| {
+            Ok(match found {
+                Found::Memory(_, seq) | Found::Table(_, _, seq) => seq,
+                Found::Nothing => Seq::ZERO,
+            })
+        })
+    }
+
+    fn learn_views(&self, views: &Views) {
+        let has_views = !views.is_empty();
+        if self.has_views.load(Ordering::Relaxed) != has_views {
+            self.has_views.store(has_views, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the record of `op` would be beyond the budget, with all that can give way gone, and with room for what
+    /// the memtables will take in the index. Tables grow by leaps.
+    fn is_over(&self, op: &Op<'_>, state: &State) -> bool {
+        let cost = Memtable::cost(op.key) + self.sizes.indexed;
+        let to_come: u64 = state.memtables().map(|memtable| memtable.count() * self.sizes.indexed).sum();
+        let more = cost * (u64::from(op.ahead) + 1) + state.active.bytes() / 16 + to_come;
+        let memory = &self.shelf.ground.memory;
+        memory.total().saturating_sub(memory.used(Part::Cache)) + more > memory.budget()
+    }
+
+    /// Adds or replaces in the active memtable. One writer. False if the version before is gone.
+    #[allow(clippy::too_many_arguments)] // two callers
+    fn put(
+        &self,
+        active: &Memtable,
+        record: u32,
+        hash: u64,
+        key: &[u8],
+        version: MemVersion,
+        views: &Views,
+        guard: &Guard,
+    ) -> bool {
+        let before = active.bytes();
+        let is_kept = if record == 0 {
+            active.add(hash, key, version, guard);
+            true
+        } else {
+            active.replace(record, version, views)
+        };
+        match active.bytes() - before {
+            0 => {}
+            taken => self.shelf.ground.memory.take(Part::Index, taken),
+        }
+        self.staged.fetch_add(u64::from(version.word.is_staged()), Ordering::Relaxed);
+        is_kept
+    }
+
+    /// Values that stand among the staged ones: in memtables, or named by tables that are not settled.
+    pub(crate) fn staged_blobs(&self, out: &mut Vec<u64>) -> Result<()> {
+        let guard = &epoch::pin();
+        let state = self.state(guard);
+        for memtable in state.memtables() {
+            let mut places = Vec::new();
+            memtable.ascend(std::ops::Bound::Unbounded, usize::MAX, guard, &mut places);
+            for place in places {
+                for version in memtable.entry(place).versions().filter(|version| version.word.is_staged()) {
+                    out.extend(self.staged_id(memtable, version, guard)?);
+                }
+            }
+        }
+        for table in state.version.tables().filter(|table| !table.is_settled()) {
+            out.extend(crate::open::staged_of(table)?);
+        }
+        Ok(())
+    }
+}
+
+fn content_of<'a>(action: &Action<'a>) -> Option<Content<'a>> {
+    match action {
+        Action::Put(value) => Some(Content::Put(value)),
+        Action::Staged(blob) => Some(Content::Staged(*blob)),
+        Action::Remove => Some(Content::Remove),
+        Action::Expect => None,
+    }
+}
+
+impl Engine for DelsmEngine {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { ordered: true }
+    }
+
+    fn log(&self) -> LogId {
+        LogId::Journal
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn stages_above(&self) -> usize {
+        self.sizes.packed
+    }
+
+    fn prepare(&self, op: &mut Op<'_>) -> Result<Need> {
+        let guard = &epoch::pin();
+        let hash = self.shelf.hash(op.key);
+        let state = self.state(guard);
+        let is_there = state.active.note(op, hash, &self.shelf.ground, guard)?;
+        op.prior = Seq::ZERO;
+        match op.action {
+            Action::Put(_) | Action::Staged(_) => {
+                // A key that is new to the memtable is refused beyond the budget if it is new altogether.
+                let is_over = !is_there && self.is_over(op, state);
+                if is_over || (!is_there && self.has_views.load(Ordering::Relaxed)) {
+                    op.prior = self.prior(op.key, guard)?;
+                }
+                if is_over && op.prior == Seq::ZERO {
+                    return Err(Error::OverBudget { budget: self.shelf.ground.memory.budget() });
+                }
+                Ok(Need::Record)
+            }
+            Action::Expect => {
+                op.prior = self.prior(op.key, guard)?;
+                Ok(Need::Nothing)
+            }
+            Action::Remove => match self.prior(op.key, guard)? {
+                Seq::ZERO => Ok(Need::Nothing),
+                prior => {
+                    op.prior = prior;
+                    Ok(Need::Record)
+                }
+            },
+        }
+    }
+
+    fn is_current(&self, op: &Op<'_>) -> bool {
+        let guard = &epoch::pin();
+        self.state(guard).active.is_current(op)
+    }
+
+    fn apply(&self, seq: Seq, op: &Op<'_>, views: &Views) {
+        let Some(content) = content_of(&op.action) else { return };
+        let guard = &epoch::pin();
+        let active = &self.state(guard).active;
+        let version = MemVersion { word: Word::of(&content, op.address), seq };
+        self.learn_views(views);
+        let record = Memtable::record_of(op);
+        if !views.is_empty() {
+            let born = if record == 0 { op.prior } else { active.entry(record).newest().seq };
+            if born != Seq::ZERO && views.needs(born, seq) {
+                self.pins.lock().push((born, seq));
+            }
+        }
+        let is_kept = self.put(active, record, Memtable::hash_of(op), op.key, version, views, guard);
+        if let Some(id) = Memtable::replaced_blob(op).filter(|_| !is_kept) {
+            self.shelf.ground.blob_died(seq, id);
+        }
+    }
+
+    #[inline]
+    fn get(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        let mut missed = None;
+        loop {
+            let guard = &epoch::pin();
+            let state = self.state(guard);
+            // None: the file that was named is not there, and which it was.
+            let answer = self.look_up(at, key, guard, |what| match what {
+                Found::Nothing => Ok(Ok(false)),
+                Found::Memory(Content::Put(value), _) => {
+                    found(value);
+                    Ok(Ok(true))
+                }
+                Found::Memory(Content::Staged(blob), _) => match self.shelf.ground.blobs.read(&blob)? {
+                    Some(value) => {
+                        found(&value);
+                        Ok(Ok(true))
+                    }
+                    None => Ok(Err((0, blob.id, self.shelf.ground.blobs.missing(&blob)))),
+                },
+                Found::Memory(Content::Remove, _) | Found::Table(_, What::Gone, _) => Ok(Ok(false)),
+                Found::Table(_, What::Packed { pack, offset, len, sum }, _) => {
+                    let Some(pack) = state.version.packs.get(&pack) else {
+                        return Err(crate::check::no_such_pack(&self.shelf, pack));
+                    };
+                    pack.read(offset, len, sum, |value| found(value)).map(|()| Ok(true))
+                }
+                Found::Table(table, What::File { blob, home }, _) => match table.read(key, &blob, home)? {
+                    Some(value) => {
+                        found(&value);
+                        Ok(Ok(true))
+                    }
+                    None => Ok(Err((table.list.number() + 1, blob.id, table.missing(key, &blob)))),
+                },
+            })?;
+            // A file moves on, or goes after what named it was superseded: missed twice in one place, it is lost.
+            match answer {
+                Ok(is_there) => return Ok(is_there),
+                Err((place, id, error)) => {
+                    if missed.replace((place, id)) == Some((place, id)) {
+                        return Err(error);
+                    }
+                }
+            }
+        }
+    }
+
+    fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {
+        let guard = &epoch::pin();
+        self.look_up(at, key, guard, |found| Ok(!matches!(found, Found::Nothing)))
+    }
+
+    fn prefetch(&self, keys: &[&[u8]], _entries: bool) {
+        let guard = &epoch::pin();
+        let state = self.state(guard);
+        for key in keys {
+            let hash = self.shelf.hash(key);
+            state.memtables().for_each(|memtable| memtable.prefetch(hash, guard));
+        }
+    }
+
+    fn cursor(self: Arc<Self>, at: Seq, bounds: Bounds, want: Want) -> Result<Box<dyn Cursor>> {
+        Ok(Box::new(DelsmCursor::new(self, at, bounds, want)))
+    }
+
+    fn len(&self) -> Result<u64> {
+        self.count_keys(u64::MAX)
+    }
+
+    fn is_empty(&self) -> Result<bool> {
+        Ok(self.count_keys(1)? == 0)
+    }
+
+    /// What views pinned goes when its memtable or table is next written; here it is counted.
+    fn trim(&self, views: &Views, visible: Seq) {
+        self.learn_views(views);
+        self.pins.lock().retain(|(born, died)| *died > visible || views.needs(*born, *died));
+    }
+
+    fn freeze(&self) {
+        let guard = &epoch::pin();
+        let state = self.state(guard);
+        if state.active.is_empty() || state.frozen.is_some() {
+            return;
+        }
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+        let fresh = Memtable::new(number, state.active.prefix(guard), self.shelf.ground.tiny);
+        self.staged.store(0, Ordering::Relaxed);
+        self.publish(guard, |now| State {
+            active: Arc::new(fresh),
+            frozen: Some(Arc::clone(&now.active)),
+            version: Arc::clone(&now.version),
+        });
+    }
+
+    fn work(&self, views: &Views, certain: Seq) -> Result<bool> {
+        self.step(views, certain)
+    }
+
+    fn is_settled(&self) -> bool {
+        self.state(&epoch::pin()).frozen.is_none()
+    }
+
+    fn wants_checkpoint(&self) -> bool {
+        let guard = &epoch::pin();
+        let active = &self.state(guard).active;
+        let newest = active.newest().0;
+        // Asked again and again while nothing else is due: no commit in between is rest.
+        let is_same = self.seen.swap(newest, Ordering::Relaxed) == newest;
+        let rest = if is_same { self.rest.load(Ordering::Relaxed).saturating_add(1) } else { 0 };
+        self.rest.store(rest, Ordering::Relaxed);
+        let budget = self.shelf.ground.memory.budget();
+        self.staged.load(Ordering::Relaxed) >= self.sizes.files
+            || active.bytes() > budget / MEMTABLE_SHARE
+            || (active.count() >= self.sizes.resting && rest >= REST)
+    }
+
+    fn is_swollen(&self) -> bool {
+        let guard = &epoch::pin();
+        let bytes: u64 = self.state(guard).memtables().map(|memtable| memtable.bytes()).sum();
+        bytes > self.shelf.ground.memory.budget() / SWOLLEN_SHARE
+    }
+
+    fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
+        self.save_image(out)
+    }
+
+    fn restore(&self, image: &mut dyn ImageSource) -> Result<()> {
+        self.restore_image(image)
+    }
+
+    fn restore_without(&self, damage: Option<Error>) -> Result<()> {
+        self.restore_files(Seq::ZERO, damage)
+    }
+
+    fn replay(&self, record: &Replay<'_>) -> Result<()> {
+        if record.seq <= self.work.lock().up_to {
+            return Ok(());
+        }
+        let guard = &epoch::pin();
+        let active = &self.state(guard).active;
+        let hash = self.shelf.hash(record.key);
+        let entry = active.find(hash, record.key, guard);
+        if entry.as_ref().is_some_and(|entry| entry.newest().seq >= record.seq) {
+            return Ok(());
+        }
+        let version = MemVersion { word: Word::of(&record.content, record.address), seq: record.seq };
+        let place = entry.map_or(0, |entry| entry.place);
+        self.put(active, place, hash, record.key, version, &Views::default(), guard);
+        Ok(())
+    }
+
+    fn blobs(&self, out: &mut Vec<u64>) {
+        // A list that cannot be read any more is found by whoever needs it; its staged values are swept.
+        let _ = self.staged_blobs(out);
+    }
+
+    fn stats(&self) -> EngineStats {
+        let guard = &epoch::pin();
+        let state = self.state(guard);
+        let memtables: u64 = state.memtables().map(|memtable| memtable.bytes()).sum();
+        let lists: u64 = state.version.tables().map(|table| table.list.memory()).sum();
+        EngineStats {
+            keys: self.count_keys(u64::MAX).unwrap_or(0),
+            index_bytes: memtables + lists,
+            pinned_versions: self.pins.lock().len() as u64,
+        }
+    }
+
+    fn verify(&self, report: &mut dyn FnMut(Error)) -> Result<()> {
+        self.check(report)
+    }
+
+    fn retire(&self) {
+        let mut work = self.work.lock();
+        let guard = &epoch::pin();
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+        let fresh = Memtable::new(number, Prefix::default(), self.shelf.ground.tiny);
+        self.state(guard).memtables().for_each(|memtable| self.memtable_gone(memtable));
+        *self.pins.lock() = Vec::new();
+        *work = Work::default();
+        self.publish(guard, |_| State { active: Arc::new(fresh), frozen: None, version: Arc::default() });
+        if let Some(home) = &self.shelf.ground.home
+            && !home.read_only
+        {
+            let _ = home.remove(self.id); // else it is swept at the next opening
+        }
+    }
+}
+
+impl Drop for DelsmEngine {
+    fn drop(&mut self) {
+        // SAFETY:
+        // * Made from a box, and `&mut self`: nobody reads it.
+        drop(unsafe { Box::from_raw(self.state.load(Ordering::Relaxed)) });
+    }
+}

@@ -1,0 +1,48 @@
+//! # Filter: which keys a key list may have
+//!
+//! A Bloom filter of ten bits a key and seven probes: one in a hundred keys that are not there passes. Probes come from one
+//! 64-bit hash by double hashing.
+
+/// Bits a key.
+const BITS: usize = 10;
+const PROBES: u32 = 7;
+
+/// The filter of keys with these hashes, as bytes.
+pub(crate) fn build(hashes: &[u64]) -> Vec<u8> {
+    let mut bits = vec![0u8; (hashes.len() * BITS).div_ceil(8).max(8)];
+    for hash in hashes {
+        for bit in probes(*hash, bits.len()) {
+            bits[bit / 8] |= 1 << (bit % 8);
+        }
+    }
+    bits
+}
+
+/// False if no key with this hash is there.
+#[inline]
+pub(crate) fn may_have(bits: &[u8], hash: u64) -> bool {
+    bits.is_empty() || probes(hash, bits.len()).all(|bit| bits[bit / 8] & (1 << (bit % 8)) != 0)
+}
+
+#[inline]
+#[allow(clippy::cast_possible_truncation)] // below the number of bits
+fn probes(hash: u64, bytes: usize) -> impl Iterator<Item = usize> {
+    let (count, step) = (bytes as u64 * 8, hash.rotate_left(32) | 1);
+    (0..u64::from(PROBES)).map(move |probe| (hash.wrapping_add(probe.wrapping_mul(step)) % count) as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_has_what_it_was_given_and_little_else() {
+        let hash = |n: u64| n.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (n << 40);
+        for count in [0, 1, 10, 10_000u64] {
+            let bits = build(&(0..count).map(hash).collect::<Vec<_>>());
+            assert!((0..count).all(|n| may_have(&bits, hash(n))));
+            let wrong = (1 << 32..(1 << 32) + 10_000u64).filter(|n| may_have(&bits, hash(*n))).count();
+            assert!(wrong < 300, "{wrong} of 10,000 strangers pass a filter of {count}");
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! # Lanes: sorted sources, read side by side
+//!
+//! A lane yields the versions of one key after the other, in either direction: from a memtable, or from tables that do
+//! not overlap. Merging is taking the least (or highest) key of all lanes; the first lane that has it has the newest versions
+//! (tree I1).
+
+use std::ops::Bound;
+use std::sync::Arc;
+
+use sheaf_base::error::Result;
+use sheaf_base::memtable::{Memtable, Place, Version as MemVersion};
+use sheaf_base::sync::epoch::Guard;
+use sheaf_base::types::Seq;
+
+use crate::list::{Item, What};
+use crate::tree::Table;
+
+/// Places taken from a memtable at a time.
+const BATCH: usize = 64;
+
+/// Which way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Up,
+    Down,
+}
+
+/// Tables of one level, or one of level 0.
+#[derive(Debug)]
+pub(crate) struct TableLane {
+    tables: Vec<Arc<Table>>,
+    way: Way,
+    /// Present table and its next block.
+    table: usize,
+    block: usize,
+    items: Vec<Item>,
+    /// Up: the next item. Down: one behind it.
+    at: usize,
+    /// Nothing further: all blocks were read.
+    ended: bool,
+}
+
+fn is_within(key: &[u8], from: Bound<&[u8]>, way: Way) -> bool {
+    match (from, way) {
+        (Bound::Unbounded, _) => true,
+        (Bound::Included(bound), Way::Up) => key >= bound,
+        (Bound::Excluded(bound), Way::Up) => key > bound,
+        (Bound::Included(bound), Way::Down) => key <= bound,
+        (Bound::Excluded(bound), Way::Down) => key < bound,
+    }
+}
+
+impl TableLane {
+    /// From the first key beyond `from` on.
+    pub(crate) fn new(tables: Vec<Arc<Table>>, from: Bound<&[u8]>, way: Way) -> Result<TableLane> {
+        let mut lane = TableLane { tables, way, table: 0, block: 0, items: Vec::new(), at: 0, ended: false };
+        lane.seek(from)?;
+        Ok(lane)
+    }
+
+    fn seek(&mut self, from: Bound<&[u8]>) -> Result<()> {
+        let key = match from {
+            Bound::Included(key) | Bound::Excluded(key) => Some(key),
+            Bound::Unbounded => None,
+        };
+        match self.way {
+            Way::Up => {
+                self.table = key.map_or(0, |key| self.tables.partition_point(|t| t.list.last_key() < key));
+                let block = self.tables.get(self.table).zip(key).and_then(|(t, key)| t.list.block_of(key));
+                self.block = block.unwrap_or(0);
+            }
+            Way::Down => {
+                let count = key.map_or(self.tables.len(), |key| {
+                    self.tables.partition_point(|t| t.list.first_key() <= key)
+                });
+                let Some(table) = count.checked_sub(1) else {
+                    self.ended = true;
+                    return Ok(());
+                };
+                let list = &self.tables[table].list;
+                self.table = table;
+                self.block =
+                    key.map_or(list.block_count(), |key| list.block_of(key).map_or(0, |block| block + 1));
+            }
+        }
+        self.load()?;
+        while self.peek().is_some_and(|key| !is_within(key, from, self.way)) {
+            self.take_group()?;
+        }
+        Ok(())
+    }
+
+    /// Reads the next block that there is.
+    fn load(&mut self) -> Result<()> {
+        self.items.clear();
+        while !self.ended && self.items.is_empty() {
+            match self.way {
+                Way::Up => match self.tables.get(self.table) {
+                    None => self.ended = true,
+                    Some(table) if self.block >= table.list.block_count() => {
+                        self.table += 1;
+                        self.block = 0;
+                    }
+                    Some(table) => {
+                        self.items = table.list.items(self.block)?;
+                        self.block += 1;
+                        self.at = 0;
+                    }
+                },
+                Way::Down if self.block == 0 => match self.table.checked_sub(1) {
+                    None => self.ended = true,
+                    Some(table) => {
+                        self.table = table;
+                        self.block = self.tables[table].list.block_count();
+                    }
+                },
+                Way::Down => {
+                    self.block -= 1;
+                    self.items = self.tables[self.table].list.items(self.block)?;
+                    self.at = self.items.len();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn peek(&self) -> Option<&[u8]> {
+        let at = if self.way == Way::Up { Some(self.at) } else { self.at.checked_sub(1) };
+        Some(&self.items.get(at?)?.key)
+    }
+
+    /// All versions of the present key, the newest first, and their table; goes on to the next key.
+    pub(crate) fn take_group(&mut self) -> Result<(Arc<Table>, Vec<Item>)> {
+        let table = Arc::clone(&self.tables[self.table.min(self.tables.len() - 1)]);
+        let (start, end) = self.group();
+        let group = self.items[start..end].to_vec();
+        self.leave((start, end))?;
+        Ok((table, group))
+    }
+
+    fn group(&self) -> (usize, usize) {
+        let same = |index: &usize, key: &[u8]| self.items[*index].key == key;
+        match self.way {
+            Way::Up => {
+                let key = &self.items[self.at].key;
+                let end = (self.at..self.items.len()).find(|index| !same(index, key));
+                (self.at, end.unwrap_or(self.items.len()))
+            }
+            Way::Down => {
+                let key = &self.items[self.at - 1].key;
+                let before = (0..self.at).rev().find(|index| !same(index, key));
+                (before.map_or(0, |index| index + 1), self.at)
+            }
+        }
+    }
+
+    fn leave(&mut self, (start, end): (usize, usize)) -> Result<()> {
+        self.at = if self.way == Way::Up { end } else { start };
+        let is_done = if self.way == Way::Up { self.at == self.items.len() } else { self.at == 0 };
+        if is_done { self.load() } else { Ok(()) }
+    }
+
+    /// The version of the present key that a view at `at` shows; goes on to the next key.
+    fn take_at(&mut self, at: Seq) -> Result<Option<(Arc<Table>, What)>> {
+        let (start, end) = self.group();
+        let seen = self.items[start..end].iter().find(|item| item.seq <= at).map(|item| item.what);
+        let found = seen.map(|what| (Arc::clone(&self.tables[self.table]), what));
+        self.leave((start, end))?;
+        Ok(found)
+    }
+}
+
+/// A memtable's keys.
+pub(crate) struct MemLane<'m> {
+    memtable: &'m Memtable,
+    way: Way,
+    places: Vec<Place>,
+    next: usize,
+}
+
+impl<'m> MemLane<'m> {
+    pub(crate) fn new(memtable: &'m Memtable, from: Bound<&[u8]>, way: Way, guard: &Guard) -> MemLane<'m> {
+        let mut lane = MemLane { memtable, way, places: Vec::new(), next: 0 };
+        lane.load(from, guard);
+        lane
+    }
+
+    fn load(&mut self, from: Bound<&[u8]>, guard: &Guard) {
+        self.places.clear();
+        self.next = 0;
+        match self.way {
+            Way::Up => self.memtable.ascend(from, BATCH, guard, &mut self.places),
+            Way::Down => self.memtable.fall(from, BATCH, guard, &mut self.places),
+        }
+    }
+
+    pub(crate) fn peek(&self) -> Option<&'m [u8]> {
+        self.places.get(self.next).map(|place| self.memtable.entry(*place).key())
+    }
+
+    /// The present record; goes on to the next.
+    pub(crate) fn take(&mut self, guard: &Guard) -> Option<sheaf_base::memtable::Entry<'m>> {
+        let entry = self.memtable.entry(*self.places.get(self.next)?);
+        self.next += 1;
+        if self.next == self.places.len() && self.next == BATCH {
+            self.load(Bound::Excluded(entry.key()), guard);
+        }
+        Some(entry)
+    }
+}
+
+/// Any source.
+pub(crate) enum Lane<'m> {
+    Memory(MemLane<'m>),
+    Tables(TableLane),
+}
+
+/// What a lane shows of a key.
+pub(crate) enum Seen<'m> {
+    /// In a memtable.
+    Memory(&'m Memtable, MemVersion),
+    /// In a table.
+    Table(Arc<Table>, What),
+}
+
+impl<'m> Lane<'m> {
+    pub(crate) fn peek(&self) -> Option<&[u8]> {
+        match self {
+            Lane::Memory(lane) => lane.peek(),
+            Lane::Tables(lane) => lane.peek(),
+        }
+    }
+
+    /// What a view at `at` shows of the present key; goes on to the next.
+    pub(crate) fn take_at(&mut self, at: Seq, guard: &Guard) -> Result<Option<Seen<'m>>> {
+        Ok(match self {
+            Lane::Memory(lane) => {
+                let memtable = lane.memtable;
+                lane.take(guard).and_then(|entry| entry.at(at)).map(|version| Seen::Memory(memtable, version))
+            }
+            Lane::Tables(lane) => lane.take_at(at)?.map(|(table, what)| Seen::Table(table, what)),
+        })
+    }
+}
+
+/// The key that comes next in any of `lanes`.
+pub(crate) fn next_key<'a>(keys: impl Iterator<Item = &'a [u8]>, way: Way) -> Option<&'a [u8]> {
+    match way {
+        Way::Up => keys.min(),
+        Way::Down => keys.max(),
+    }
+}

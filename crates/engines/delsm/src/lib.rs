@@ -1,0 +1,73 @@
+//! # delsm: DeLSM, each large value a plain file
+//!
+//! A log-structured merge tree whose tables are directories: each value above a few KiB is a file that holds the value and
+//! nothing else, and compaction moves directory entries instead of bytes (DeLSM, arXiv 2109.13142). See the crate's
+//! README for what differs from the paper and why.
+//!
+//! ## Picture
+//!
+//! ```text
+//!  put ─> value > 8 KiB: staged file (base) ──┐
+//!         journal (base) ─> active memtable ──┴─ freeze ─> frozen ── flush ─> level 0 ── merge ─> level 1 ── ...
+//!
+//!  own/<keyspace>/KEYS.0 KEYS.1        manifest: which tables and packs there are             manifest.rs
+//!                 00000012/cat.jpg@2a  a table, and a value in it, under its key and its number       tree.rs names.rs
+//!                 00000013.keys        its key list: all that is known of its values          list.rs filter.rs
+//!                 00000014.pack        small values of several tables                         pack.rs
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. Every byte of a value is written once, in the file that it stays in; only names change.
+//! 2. A directory, list, pack or value has a number that is never used again. What a name means never changes.
+//! 3. Tables hold nothing that is not durable in the journal and below ROOT's floor (commit.md R12).
+//! 4. The manifest comes first, moves follow, removals come last (`work.rs`), so every crash leaves a state of which each value
+//!    is found where its list says, or in its table's directory.
+//!
+//! ## Threads
+//!
+//! Commits write the active memtable under the commit lock. The store's background does one bounded step after the other.
+//! Readers pin the epoch, load one state, and wait for nobody; who misses a file that has moved on looks again.
+//!
+//! ## Costs
+//!
+//! A large put: a file created, written and closed, a frame of the journal, 90 bytes of memory until the flush; then a link
+//! and the removal of the old name at the flush, and again at each level (a merge reads key lists only, about 45 bytes a
+//! value, and writes each about ten times a level). A get: a filter and a block of a list, then open, read, close. Memory:
+//! 10 bits a key and a key for each 4 KiB of lists.
+
+mod check;
+mod cursor;
+mod engine;
+mod filter;
+mod flush;
+mod lanes;
+mod list;
+mod manifest;
+mod merge;
+mod names;
+mod open;
+mod pack;
+mod sizes;
+mod tree;
+mod work;
+
+use std::sync::Arc;
+
+use sheaf_base::engine::{Engine, EngineFactory};
+use sheaf_base::ground::Ground;
+use sheaf_base::types::KeyspaceId;
+
+/// Makes keyspaces kept by DeLSM.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Delsm;
+
+impl EngineFactory for Delsm {
+    fn name(&self) -> &'static str {
+        engine::NAME
+    }
+
+    fn create(&self, id: KeyspaceId, ground: &Arc<Ground>) -> Arc<dyn Engine> {
+        Arc::new(engine::DelsmEngine::new(Arc::clone(ground), id))
+    }
+}

@@ -1,0 +1,636 @@
+//! # Key list: all that is known of an SST directory's values
+//!
+//! One file a directory, beside it: sorted keys with all their kept versions, and of each where its value stands and how it is
+//! checked. Scans, merges and removals read it and never a value, nor the directory.
+//!
+//! ## Picture
+//!
+//! ```text
+//!  <number:08x>.keys :  magic "SHEAFKEY" 8 | format 4 | owner 8 | number 8 | crc32c of the 28 bytes before 4
+//!    block ...    :  entry ... | crc32c of number ‖ offset ‖ entries 4
+//!    foot         :  blocks: count 4, of each: offset 8, bytes 4, first key | last key | filter |
+//!                    entries 8 | files 8 | bytes of files 8 | removals 8 | packs: count 4, of each: number 8, bytes 8
+//!    tail         :  offset of the foot 8 | bytes of the foot 4 | crc32c of number ‖ the foot 4 | crc32c of the 16 before 4
+//!
+//!  entry: bytes shared with the key before | bytes of the rest | rest | kind 1 | seq |
+//!    kind 0, a file:     number of the value | length | crc32c 4 | home: 0 here, 1 staged, n + 2 directory n
+//!    kind 1, packed:     pack | offset | length | crc32c 4
+//!    kind 2, removed
+//! ```
+//!
+//! The owner is the keyspace of this database: a keyed hash of its number. Numbers without a width are LEB128; keys in the foot have their length before them.
+//!
+//! ## Invariants
+//!
+//! 1. Keys ascend, versions of a key descend by number and stand in one block.
+//! 2. A list is written once, synced, and then named by the manifest. Its bytes never change.
+//! 3. A file is here if the table is settled, whatever its home says; before that it is at home, here, or both.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sheaf_base::blob::BlobRef;
+use sheaf_base::codec::{Reader, Writer};
+use sheaf_base::disk::{Disk, File, How};
+use sheaf_base::error::{Damage, Error, IoContext, Result};
+use sheaf_base::frame::{u32_at, u64_at};
+use sheaf_base::root::FORMAT;
+use sheaf_base::types::{MAX_KEY, Seq};
+
+use crate::filter;
+
+pub(crate) const MAGIC: &[u8; 8] = b"SHEAFKEY";
+pub(crate) const HEAD: usize = 32;
+const TAIL: usize = 20;
+const SUM: usize = 4;
+/// Bytes of entries after which a block ends.
+const BLOCK: usize = 4096;
+const TINY_BLOCK: usize = 160;
+
+const FILE: u8 = 0;
+const PACKED: u8 = 1;
+const REMOVED: u8 = 2;
+
+/// Where a value's file was when the list was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Home {
+    /// In the list's own directory.
+    Here,
+    /// Among the staged values.
+    Staged,
+    /// In another directory of the keyspace.
+    Dir(u64),
+}
+
+/// What a version of a key is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// A value in a file.
+    File {
+        /// Number, length, checksum.
+        blob: BlobRef,
+        /// Where it was.
+        home: Home,
+    },
+    /// A value in a pack.
+    Packed {
+        /// Which.
+        pack: u64,
+        /// Where in it.
+        offset: u64,
+        /// Bytes.
+        len: u32,
+        /// Checksum.
+        sum: u32,
+    },
+    /// A removal.
+    Gone,
+}
+
+/// A version of a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Item {
+    pub(crate) key: Vec<u8>,
+    pub(crate) seq: Seq,
+    pub(crate) what: What,
+}
+
+/// Sums over a list.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Totals {
+    pub(crate) entries: u64,
+    pub(crate) files: u64,
+    pub(crate) file_bytes: u64,
+    pub(crate) removals: u64,
+    /// By pack: bytes of it that entries name.
+    pub(crate) packs: Vec<(u64, u64)>,
+}
+
+impl Totals {
+    fn add(&mut self, what: &What) {
+        self.entries += 1;
+        match what {
+            What::File { blob, .. } => {
+                self.files += 1;
+                self.file_bytes += u64::from(blob.len);
+            }
+            What::Packed { pack, len, .. } => {
+                match self.packs.iter_mut().find(|(number, _)| number == pack) {
+                    Some((_, bytes)) => *bytes += u64::from(*len),
+                    None => self.packs.push((*pack, u64::from(*len))),
+                }
+            }
+            What::Gone => self.removals += 1,
+        }
+    }
+
+    /// Bytes in packs.
+    pub(crate) fn packed_bytes(&self) -> u64 {
+        self.packs.iter().map(|(_, bytes)| bytes).sum()
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Block {
+    offset: u64,
+    len: u32,
+    first: Box<[u8]>,
+}
+
+fn put_number(out: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        out.push(number.to_le_bytes()[0] & 0x7f | 0x80);
+        number >>= 7;
+    }
+    out.push(number.to_le_bytes()[0]);
+}
+
+fn take_number(reader: &mut Reader<'_>) -> Result<u64, Damage> {
+    let mut number = 0u64;
+    for shift in (0..64).step_by(7) {
+        let byte = reader.u8()?;
+        number |= u64::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            return Ok(number);
+        }
+    }
+    Err(Damage::BadField { field: "number", value: number })
+}
+
+fn take_u32(reader: &mut Reader<'_>, field: &'static str) -> Result<u32, Damage> {
+    let value = take_number(reader)?;
+    u32::try_from(value).map_err(|_| Damage::BadField { field, value })
+}
+
+/// The head of a file of the engine's own.
+pub(crate) fn head(magic: &[u8; 8], owner: u64, number: u64) -> Vec<u8> {
+    let mut w = Writer(magic.to_vec());
+    w.u32(FORMAT);
+    w.u64(owner);
+    w.u64(number);
+    let sum = crc32c::crc32c(&w.0);
+    w.u32(sum);
+    w.0
+}
+
+/// Checks the head of a file against what it should be.
+pub(crate) fn check_head(path: &Path, got: &[u8], magic: &[u8; 8], owner: u64, number: u64) -> Result<()> {
+    if got == head(magic, owner, number) {
+        return Ok(());
+    }
+    let sum = crc32c::crc32c(&got[..HEAD - SUM]);
+    let what = if &got[..8] != magic {
+        Damage::BadMagic
+    } else if u32_at(got, HEAD - SUM) != sum {
+        Damage::BadChecksum { expected: u32_at(got, HEAD - SUM), got: sum }
+    } else if u32_at(got, 8) != FORMAT {
+        return Err(Error::Format { path: path.to_path_buf(), found: u32_at(got, 8), supported: FORMAT });
+    } else {
+        let (expected, got) = (u128::from(number), u128::from(u64_at(got, 20)));
+        Damage::Foreign { field: "file of a keyspace", expected, got }
+    };
+    Err(Error::corrupt(path, 0, what))
+}
+
+fn sum_of(number: u64, offset: u64, bytes: &[u8]) -> u32 {
+    let mut salt = [0; 16];
+    salt[..8].copy_from_slice(&number.to_le_bytes());
+    salt[8..].copy_from_slice(&offset.to_le_bytes());
+    crc32c::crc32c_append(crc32c::crc32c(&salt), bytes)
+}
+
+/// A list being made, in memory: some dozens of bytes a key.
+#[derive(Debug)]
+pub(crate) struct ListWriter {
+    number: u64,
+    bytes: Vec<u8>,
+    start: usize,
+    blocks: Vec<Block>,
+    last: Vec<u8>,
+    hashes: Vec<u64>,
+    totals: Totals,
+    block_bytes: usize,
+}
+
+impl ListWriter {
+    pub(crate) fn new(owner: u64, number: u64, tiny: bool) -> ListWriter {
+        ListWriter {
+            number,
+            bytes: head(MAGIC, owner, number),
+            start: HEAD,
+            blocks: Vec::new(),
+            last: Vec::new(),
+            hashes: Vec::new(),
+            totals: Totals::default(),
+            block_bytes: if tiny { TINY_BLOCK } else { BLOCK },
+        }
+    }
+
+    pub(crate) fn totals(&self) -> &Totals {
+        &self.totals
+    }
+
+    /// Appends a version; keys ascend, versions of a key descend.
+    pub(crate) fn add(&mut self, hash: u64, item: &Item) {
+        let is_new = self.totals.entries == 0 || self.last != item.key;
+        debug_assert!(self.totals.entries == 0 || self.last <= item.key);
+        if is_new && self.bytes.len() - self.start >= self.block_bytes {
+            self.end_block();
+        }
+        if self.bytes.len() == self.start {
+            self.blocks.push(Block { offset: self.start as u64, len: 0, first: item.key.as_slice().into() });
+            self.last.clear();
+        }
+        let shared = self.last.iter().zip(&item.key).take_while(|(a, b)| a == b).count();
+        put_number(&mut self.bytes, shared as u64);
+        put_number(&mut self.bytes, (item.key.len() - shared) as u64);
+        self.bytes.extend_from_slice(&item.key[shared..]);
+        let (kind, seq) = (kind_of(&item.what), item.seq.0);
+        self.bytes.push(kind);
+        put_number(&mut self.bytes, seq);
+        match item.what {
+            What::File { blob, home } => {
+                put_number(&mut self.bytes, blob.id);
+                put_number(&mut self.bytes, u64::from(blob.len));
+                self.bytes.extend_from_slice(&blob.sum.to_le_bytes());
+                let home = match home {
+                    Home::Here => 0,
+                    Home::Staged => 1,
+                    Home::Dir(number) => number + 2,
+                };
+                put_number(&mut self.bytes, home);
+            }
+            What::Packed { pack, offset, len, sum } => {
+                [pack, offset, u64::from(len)].iter().for_each(|n| put_number(&mut self.bytes, *n));
+                self.bytes.extend_from_slice(&sum.to_le_bytes());
+            }
+            What::Gone => {}
+        }
+        if is_new {
+            self.hashes.push(hash);
+            self.last.clone_from(&item.key);
+        } else {
+            self.last.clone_from(&item.key);
+        }
+        self.totals.add(&item.what);
+    }
+
+    fn end_block(&mut self) {
+        if let Some(block) = self.blocks.last_mut().filter(|_| self.bytes.len() > self.start) {
+            block.len = u32::try_from(self.bytes.len() - self.start).unwrap_or(u32::MAX);
+            let sum = sum_of(self.number, block.offset, &self.bytes[self.start..]);
+            self.bytes.extend_from_slice(&sum.to_le_bytes());
+            self.start = self.bytes.len();
+        }
+    }
+
+    /// The whole file.
+    pub(crate) fn finish(mut self) -> Vec<u8> {
+        self.end_block();
+        let mut foot = Writer::default();
+        foot.list(&self.blocks, |w, block| {
+            w.u64(block.offset);
+            w.u32(block.len);
+            w.bytes(&block.first);
+        });
+        foot.bytes(&self.last);
+        foot.bytes(&filter::build(&self.hashes));
+        let totals = &self.totals;
+        for sum in [totals.entries, totals.files, totals.file_bytes, totals.removals] {
+            foot.u64(sum);
+        }
+        foot.list(&totals.packs, |w, (pack, bytes)| {
+            w.u64(*pack);
+            w.u64(*bytes);
+        });
+        let at = self.bytes.len() as u64;
+        let mut tail = Writer::default();
+        tail.u64(at);
+        tail.u32(u32::try_from(foot.0.len()).unwrap_or(u32::MAX));
+        tail.u32(sum_of(self.number, at, &foot.0));
+        let sum = crc32c::crc32c(&tail.0);
+        tail.u32(sum);
+        self.bytes.extend_from_slice(&foot.0);
+        self.bytes.extend_from_slice(&tail.0);
+        self.bytes
+    }
+}
+
+fn kind_of(what: &What) -> u8 {
+    match what {
+        What::File { .. } => FILE,
+        What::Packed { .. } => PACKED,
+        What::Gone => REMOVED,
+    }
+}
+
+/// A list that is there.
+#[derive(Debug)]
+pub(crate) struct List {
+    path: PathBuf,
+    file: Arc<dyn File>,
+    number: u64,
+    blocks: Vec<Block>,
+    last: Box<[u8]>,
+    filter: Vec<u8>,
+    totals: Totals,
+}
+
+impl List {
+    /// Opens the list at `path` and reads its foot.
+    pub(crate) fn open(disk: &dyn Disk, path: PathBuf, owner: u64, number: u64) -> Result<List> {
+        let damaged = |at, what| Error::corrupt(&path, at, what);
+        let file = match disk.open(&path, How::Read) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                return Err(damaged(0, Damage::Short { got: 0, expected: (HEAD + TAIL) as u64 }));
+            }
+            other => other.during("open", &path)?,
+        };
+        let len = file.len().during("measure", &path)?;
+        if len < (HEAD + TAIL) as u64 {
+            return Err(damaged(0, Damage::Short { got: len, expected: (HEAD + TAIL) as u64 }));
+        }
+        let mut got = [0; HEAD];
+        file.read_at(0, &mut got).during("read", &path)?;
+        check_head(&path, &got, MAGIC, owner, number)?;
+        let mut tail = [0; TAIL];
+        let tail_at = len - TAIL as u64;
+        file.read_at(tail_at, &mut tail).during("read", &path)?;
+        let (expected, got) = (u32_at(&tail, 16), crc32c::crc32c(&tail[..16]));
+        if expected != got {
+            return Err(damaged(tail_at, Damage::BadChecksum { expected, got }));
+        }
+        let (at, foot_len) = (u64_at(&tail, 0), u32_at(&tail, 8));
+        if at < HEAD as u64 || at.checked_add(u64::from(foot_len)) != Some(tail_at) {
+            return Err(damaged(tail_at, Damage::BadLength { got: u64::from(foot_len), max: tail_at }));
+        }
+        let mut foot = vec![0; foot_len as usize];
+        file.read_at(at, &mut foot).during("read", &path)?;
+        let (expected, got) = (u32_at(&tail, 12), sum_of(number, at, &foot));
+        if expected != got {
+            return Err(damaged(at, Damage::BadChecksum { expected, got }));
+        }
+        let mut list = List {
+            file: Arc::clone(&file),
+            number,
+            blocks: Vec::new(),
+            last: Box::default(),
+            filter: Vec::new(),
+            totals: Totals::default(),
+            path: path.clone(),
+        };
+        list.read_foot(&foot, at).map_err(|what| damaged(at, what))?;
+        file.map(len);
+        Ok(list)
+    }
+
+    fn read_foot(&mut self, foot: &[u8], end: u64) -> Result<(), Damage> {
+        let mut reader = Reader::new(foot);
+        self.blocks =
+            reader.list(|r| Ok(Block { offset: r.u64()?, len: r.u32()?, first: r.bytes()?.into() }))?;
+        self.last = reader.bytes()?.into();
+        self.filter = reader.bytes()?.to_vec();
+        let mut sums = [0; 4];
+        for sum in &mut sums {
+            *sum = reader.u64()?;
+        }
+        let packs = reader.list(|r| Ok((r.u64()?, r.u64()?)))?;
+        let [entries, files, file_bytes, removals] = sums;
+        self.totals = Totals { entries, files, file_bytes, removals, packs };
+        reader.finish()?;
+        let mut at = HEAD as u64;
+        for block in &self.blocks {
+            if block.offset != at {
+                return Err(Damage::BadField { field: "block", value: block.offset });
+            }
+            at += u64::from(block.len) + SUM as u64;
+        }
+        if at != end || !self.blocks.is_sorted_by(|a, b| a.first < b.first) || self.blocks.is_empty() {
+            return Err(Damage::BadField { field: "blocks", value: at });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub(crate) fn totals(&self) -> &Totals {
+        &self.totals
+    }
+
+    pub(crate) fn first_key(&self) -> &[u8] {
+        self.blocks.first().map_or(&[], |block| &block.first)
+    }
+
+    pub(crate) fn last_key(&self) -> &[u8] {
+        &self.last
+    }
+
+    /// Bytes of memory it takes.
+    pub(crate) fn memory(&self) -> u64 {
+        let blocks: usize = self.blocks.iter().map(|block| block.first.len() + size_of::<Block>()).sum();
+        (blocks + self.filter.len() + self.last.len() + size_of::<List>()) as u64
+    }
+
+    pub(crate) fn block_count(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// The block in which `key` would stand: the last one that starts at or below it.
+    pub(crate) fn block_of(&self, key: &[u8]) -> Option<usize> {
+        self.blocks.partition_point(|block| *block.first <= *key).checked_sub(1)
+    }
+
+    /// Calls `with` with the checked entries of a block.
+    fn with_block<R>(&self, index: usize, with: impl FnOnce(&[u8]) -> Result<R, Damage>) -> Result<R> {
+        let block = &self.blocks[index];
+        let len = block.len as usize + SUM;
+        let checked = |bytes: &[u8]| {
+            let (entries, sum) = bytes.split_at(bytes.len() - SUM);
+            let (expected, got) = (u32_at(sum, 0), sum_of(self.number, block.offset, entries));
+            if expected != got {
+                return Err(Damage::BadChecksum { expected, got });
+            }
+            with(entries)
+        };
+        // SAFETY:
+        // * The file was written whole and synced before it was opened here, and is never written again (I2).
+        let mapped = unsafe { self.file.mapped(block.offset, len) };
+        let answer = match mapped {
+            Some(bytes) => checked(bytes),
+            None => {
+                let mut bytes = vec![0; len];
+                self.file.read_at(block.offset, &mut bytes).during("read", &self.path)?;
+                checked(&bytes)
+            }
+        };
+        answer.map_err(|what| Error::corrupt(&self.path, block.offset, what))
+    }
+
+    /// The newest version of `key` at or before `at`.
+    pub(crate) fn find(&self, hash: u64, key: &[u8], at: Seq) -> Result<Option<(Seq, What)>> {
+        if !filter::may_have(&self.filter, hash) {
+            return Ok(None);
+        }
+        let Some(index) = self.block_of(key) else { return Ok(None) };
+        self.with_block(index, |bytes| {
+            let mut entries = Entries::new(bytes);
+            while let Some((seq, what)) = entries.next()? {
+                match entries.key.as_slice().cmp(key) {
+                    std::cmp::Ordering::Less => {}
+                    std::cmp::Ordering::Equal if seq > at => {}
+                    std::cmp::Ordering::Equal => return Ok(Some((seq, what))),
+                    std::cmp::Ordering::Greater => break,
+                }
+            }
+            Ok(None)
+        })
+    }
+
+    /// The entries of a block.
+    pub(crate) fn items(&self, index: usize) -> Result<Vec<Item>> {
+        self.with_block(index, |bytes| {
+            let mut entries = Entries::new(bytes);
+            let mut items: Vec<Item> = Vec::new();
+            while let Some((seq, what)) = entries.next()? {
+                let item = Item { key: entries.key.clone(), seq, what };
+                let ascends =
+                    |last: &Item| last.key < item.key || (last.key == item.key && last.seq > item.seq);
+                if !items.last().is_none_or(ascends) {
+                    return Err(Damage::BadField { field: "order of keys", value: items.len() as u64 });
+                }
+                items.push(item);
+            }
+            Ok(items)
+        })
+    }
+}
+
+/// Walks the entries of a block.
+struct Entries<'a> {
+    reader: Reader<'a>,
+    key: Vec<u8>,
+}
+
+impl<'a> Entries<'a> {
+    fn new(bytes: &'a [u8]) -> Entries<'a> {
+        Entries { reader: Reader::new(bytes), key: Vec::new() }
+    }
+
+    fn next(&mut self) -> Result<Option<(Seq, What)>, Damage> {
+        let r = &mut self.reader;
+        if r.rest().is_empty() {
+            return Ok(None);
+        }
+        let (shared, rest) = (take_number(r)?, take_number(r)?);
+        let max = self.key.len() as u64;
+        if shared > max || shared.saturating_add(rest) > MAX_KEY as u64 {
+            return Err(Damage::BadLength { got: shared, max });
+        }
+        self.key.truncate(usize::try_from(shared).unwrap_or(0));
+        self.key.extend_from_slice(r.take(usize::try_from(rest).unwrap_or(usize::MAX))?);
+        let kind = r.u8()?;
+        let seq = Seq(take_number(r)?);
+        let what = match kind {
+            FILE => {
+                let (id, len) = (take_number(r)?, take_u32(r, "length")?);
+                let sum = r.u32()?;
+                let home = match take_number(r)? {
+                    0 => Home::Here,
+                    1 => Home::Staged,
+                    number => Home::Dir(number - 2),
+                };
+                What::File { blob: BlobRef { id, len, sum }, home }
+            }
+            PACKED => {
+                let (pack, offset, len) = (take_number(r)?, take_number(r)?, take_u32(r, "length")?);
+                What::Packed { pack, offset, len, sum: r.u32()? }
+            }
+            REMOVED => What::Gone,
+            other => return Err(Damage::BadField { field: "kind", value: u64::from(other) }),
+        };
+        Ok(Some((seq, what)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sheaf_base::disk::sim::SimDisk;
+
+    const ID: u64 = 3;
+
+    fn items() -> Vec<Item> {
+        let mut items = Vec::new();
+        for n in 0..400u64 {
+            let key = format!("user/{:04}", n * 3).into_bytes();
+            let blob = BlobRef { id: n, len: 70_000, sum: 5 };
+            let homes = [Home::Here, Home::Staged, Home::Dir(n)];
+            items.push(Item {
+                key: key.clone(),
+                seq: Seq(1000 + n),
+                what: What::File { blob, home: homes[usize::try_from(n % 3).unwrap()] },
+            });
+            if n % 5 == 0 {
+                items.push(Item { key: key.clone(), seq: Seq(500), what: What::Gone });
+                let packed = What::Packed { pack: 7, offset: n << 20, len: 9, sum: 1 };
+                items.push(Item { key, seq: Seq(3), what: packed });
+            }
+        }
+        items
+    }
+
+    fn hash(key: &[u8]) -> u64 {
+        u64::from(crc32c::crc32c(key)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+
+    fn written(tiny: bool) -> Vec<u8> {
+        let mut writer = ListWriter::new(ID, 9, tiny);
+        items().iter().for_each(|item| writer.add(hash(&item.key), item));
+        writer.finish()
+    }
+
+    fn open(bytes: &[u8]) -> Result<List> {
+        let disk = SimDisk::new();
+        disk.put_file(Path::new("/keys"), bytes).unwrap();
+        List::open(&disk, "/keys".into(), ID, 9)
+    }
+
+    #[test]
+    fn a_list_has_what_was_written() {
+        for tiny in [true, false] {
+            let list = open(&written(tiny)).unwrap();
+            let all: Vec<Item> =
+                (0..list.block_count()).flat_map(|index| list.items(index).unwrap()).collect();
+            assert_eq!(all, items());
+            for item in &all {
+                let found = list.find(hash(&item.key), &item.key, item.seq).unwrap();
+                assert_eq!(found, Some((item.seq, item.what)));
+                let mut absent = item.key.clone();
+                absent.push(b'x');
+                assert_eq!(list.find(hash(&absent), &absent, Seq::LATEST).unwrap(), None);
+            }
+            assert_eq!(list.find(hash(b"user/0000"), b"user/0000", Seq(2)).unwrap(), None);
+            assert_eq!(list.totals().files, 400);
+            assert_eq!(list.totals().packs, [(7, 80 * 9)]);
+            assert_eq!((list.first_key(), list.last_key()), (&b"user/0000"[..], &b"user/1197"[..]));
+        }
+    }
+
+    #[test]
+    fn a_flipped_bit_anywhere_is_damage_and_never_another_answer() {
+        let bytes = written(true);
+        for at in 0..bytes.len() {
+            let mut bad = bytes.clone();
+            bad[at] ^= 1 << (at % 8);
+            let Ok(list) = open(&bad) else { continue };
+            let all: Result<Vec<Vec<Item>>> =
+                (0..list.block_count()).map(|index| list.items(index)).collect();
+            assert!(all.is_err(), "byte {at}");
+        }
+        for len in (0..bytes.len()).step_by(7) {
+            assert!(open(&bytes[..len]).is_err(), "cut to {len}");
+        }
+    }
+}

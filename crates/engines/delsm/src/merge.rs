@@ -1,0 +1,457 @@
+//! # Merge: tables of one level go down into those of the next
+//!
+//! Only key lists are read. Files of the upper tables are linked into the directories of the lower ones; those of a lower
+//! table stay where they are, unless it has grown too large and is split. (The paper moves both; here a value moves once
+//! a level.) Values in packs move by reference, but are copied to another pack where less than half of theirs is live.
+//!
+//! ## Picture
+//!
+//! ```text
+//!  upper      [a ........ m]  [c ........ z]                       level 0: all; else one table
+//!  lower           [f .. k]      [p .. t]  [u .. w]                those in between
+//!  parts      <───────────────><──────────><───────>               each a step; one without upper keys stays as it is
+//! ```
+//!
+//! Tables whose keys overlap nothing below only change their level.
+
+use std::collections::HashSet;
+use std::ops::Bound;
+use std::sync::Arc;
+
+use sheaf_base::error::{IoContext, Result};
+use sheaf_base::views::Views;
+
+use crate::engine::DelsmEngine;
+use crate::lanes::{TableLane, Way, next_key};
+use crate::list::{Home, Item, ListWriter, What};
+use crate::manifest::LEVELS;
+use crate::names;
+use crate::pack::{Pack, PackWriter};
+use crate::tree::{Table, Version};
+use crate::work::{Garbage, Job, Made, Work};
+
+/// A merge under way.
+#[derive(Debug)]
+pub(crate) struct Merge {
+    /// Where the outputs go.
+    level: usize,
+    upper: Vec<Arc<Table>>,
+    lower: Vec<Arc<Table>>,
+    /// The next part.
+    part: usize,
+    /// Nothing below the outputs.
+    is_bottom: bool,
+    /// Parts are written even without upper keys.
+    is_rewrite: bool,
+    outputs: Vec<Arc<Table>>,
+    /// Lower tables that stay as they are, by directory.
+    untouched: HashSet<u64>,
+    /// Packs to leave.
+    leaving: HashSet<u64>,
+    pack: Option<PackWriter>,
+    /// Files of lower tables that are dead or move elsewhere: directory and name.
+    gone: Vec<(u64, String)>,
+}
+
+/// A table's share of a part.
+#[derive(Clone, Copy, Debug, Default)]
+struct Load {
+    files: u64,
+    entries: u64,
+    bytes: u64,
+}
+
+impl Load {
+    fn add(&mut self, what: &What) {
+        self.entries += 1;
+        match what {
+            What::File { .. } => self.files += 1,
+            What::Packed { len, .. } => self.bytes += u64::from(*len),
+            What::Gone => {}
+        }
+    }
+}
+
+impl DelsmEngine {
+    /// Finds something to merge. False if there is nothing.
+    pub(crate) fn plan(&self, work: &mut Work, views: &Views) -> Result<bool> {
+        let version = self.version();
+        if version.tables().any(|table| !table.is_settled()) {
+            return Ok(false);
+        }
+        let level = (0..LEVELS - 1).find(|level| self.is_over_full(&version, *level));
+        let merge = match level {
+            Some(level) => self.plan_down(work, &version, level),
+            None => self.plan_rewrite(&version),
+        };
+        let Some(merge) = merge else { return Ok(false) };
+        if !merge.is_rewrite && merge.lower.is_empty() && self.goes_down_whole(&merge) {
+            return self.lower_level(work, &version, merge).map(|()| true);
+        }
+        work.job = Some(Job::Merging(Box::new(merge)));
+        self.merge_some(work, views).map(|()| true)
+    }
+
+    /// The upper tables may go down as they are: no two of them overlap, none is small, and no removal has become idle.
+    fn goes_down_whole(&self, merge: &Merge) -> bool {
+        let mut sorted: Vec<&Arc<Table>> = merge.upper.iter().collect();
+        sorted.sort_by(|a, b| a.list.first_key().cmp(b.list.first_key()));
+        let is_apart = sorted.windows(2).all(|pair| pair[0].list.last_key() < pair[1].list.first_key());
+        let is_large = |table: &Arc<Table>| {
+            let totals = table.list.totals();
+            totals.files * 4 >= self.sizes.table_files
+                || totals.entries * 4 >= self.sizes.table_entries
+                || totals.packed_bytes() * 4 >= self.sizes.table_bytes
+        };
+        let is_idle = |table: &Arc<Table>| merge.is_bottom && table.list.totals().removals > 0;
+        is_apart && merge.upper.iter().all(|table| (merge.level > 1 || is_large(table)) && !is_idle(table))
+    }
+
+    fn is_over_full(&self, version: &Version, level: usize) -> bool {
+        let load = |level: usize| {
+            let mut load = Load::default();
+            for table in &version.levels[level] {
+                let totals = table.list.totals();
+                load.files += totals.files + totals.removals / 16;
+                load.entries += totals.entries;
+                load.bytes += totals.packed_bytes();
+            }
+            load
+        };
+        let here = load(level);
+        if here.entries == 0 {
+            return false;
+        }
+        let times = self.sizes.ratio.pow(u32::try_from(level).unwrap_or(0));
+        let is_wide = level == 0 && version.levels[0].len() >= self.sizes.level_tables;
+        // What is above a quarter of what is below may hide as much of it.
+        let below: u64 = (level + 1..LEVELS).map(|level| load(level).entries).sum();
+        let hides = below > 0 && here.entries * 4 > below;
+        is_wide
+            || hides
+            || here.files > self.sizes.level_files * times
+            || here.bytes > self.sizes.level_bytes * times
+    }
+
+    fn plan_down(&self, work: &mut Work, version: &Version, level: usize) -> Option<Merge> {
+        let upper = if level == 0 {
+            version.levels[0].clone()
+        } else {
+            work.taken.resize(LEVELS, Vec::new());
+            let after = |table: &&Arc<Table>| table.list.first_key() > work.taken[level].as_slice();
+            let table = version.levels[level].iter().find(after).or(version.levels[level].first())?;
+            work.taken[level] = table.list.first_key().to_vec();
+            vec![Arc::clone(table)]
+        };
+        let low = upper.iter().map(|table| table.list.first_key()).min()?;
+        let high = upper.iter().map(|table| table.list.last_key()).max()?;
+        let lower = version.overlapping(level + 1, low, high);
+        let is_bottom = (level + 2..LEVELS).all(|level| version.overlapping(level, low, high).is_empty());
+        let leaving = self.poor_packs(version);
+        Some(Merge::new(level + 1, upper, lower, is_bottom, leaving))
+    }
+
+    /// A table that names a pack of which less than half is live.
+    fn plan_rewrite(&self, version: &Version) -> Option<Merge> {
+        let live = version.live_of_packs();
+        let is_half_dead = |pack: &Arc<Pack>| live.get(&pack.number).copied().unwrap_or(0) * 2 < pack.bytes();
+        let half_dead: HashSet<u64> =
+            version.packs.values().filter(|pack| is_half_dead(pack)).map(|pack| pack.number).collect();
+        if half_dead.is_empty() {
+            return None;
+        }
+        let leaving = self.poor_packs(version);
+        let names_one =
+            |table: &Arc<Table>| table.list.totals().packs.iter().any(|(pack, _)| half_dead.contains(pack));
+        let levels = version.levels.iter().enumerate();
+        let mut tables = levels.flat_map(|(level, tables)| tables.iter().map(move |table| (level, table)));
+        let (level, table) = tables.find(|(_, table)| names_one(table))?;
+        let (low, high) = (table.list.first_key(), table.list.last_key());
+        let deeper = if level == 0 { 0 } else { level + 1 };
+        let is_bottom = (deeper..LEVELS)
+            .all(|level| version.overlapping(level, low, high).iter().all(|other| Arc::ptr_eq(other, table)));
+        let merge = Merge::new(level, Vec::new(), vec![Arc::clone(table)], is_bottom, leaving);
+        Some(Merge { is_rewrite: true, ..merge })
+    }
+
+    fn poor_packs(&self, version: &Version) -> HashSet<u64> {
+        let live = version.live_of_packs();
+        let is_poor = |pack: &&Arc<Pack>| {
+            pack.len < self.sizes.small_pack
+                || live.get(&pack.number).copied().unwrap_or(0) * 2 < pack.bytes()
+        };
+        version.packs.values().filter(is_poor).map(|pack| pack.number).collect()
+    }
+
+    /// Tables that overlap nothing below go down as they are.
+    fn lower_level(&self, work: &mut Work, version: &Arc<Version>, merge: Merge) -> Result<()> {
+        let mut next = Version::clone(version);
+        for level in &mut next.levels {
+            level.retain(|table| merge.upper.iter().all(|upper| !Arc::ptr_eq(table, upper)));
+        }
+        next.levels[merge.level].extend(merge.upper);
+        next.levels[merge.level].sort_by(|a, b| a.list.first_key().cmp(b.list.first_key()));
+        let up_to = work.up_to;
+        self.write_manifest(work, &next, up_to)?;
+        self.publish_version(next, false);
+        Ok(())
+    }
+
+    /// One part, or the end of the merge.
+    pub(crate) fn merge_some(&self, work: &mut Work, views: &Views) -> Result<()> {
+        let Some(Job::Merging(mut merge)) = work.job.take() else { return Ok(()) };
+        let answer = if merge.part < merge.lower.len().max(1) {
+            self.merge_part(work, &mut merge, views)
+        } else {
+            match self.end_merge(work, &mut merge) {
+                Ok(()) => return Ok(()),
+                other => other,
+            }
+        };
+        match answer {
+            Ok(()) => work.job = Some(Job::Merging(merge)),
+            // It begins anew, once there is room: what it has written goes.
+            Err(_) => work.sweep_due = true,
+        }
+        answer
+    }
+
+    fn merge_part(&self, work: &mut Work, merge: &mut Merge, views: &Views) -> Result<()> {
+        let (part, last) = (merge.part, merge.lower.len().saturating_sub(1));
+        let lower = merge.lower.get(part).cloned();
+        let low = lower.as_ref().filter(|_| part > 0).map(|table| table.list.first_key().to_vec());
+        let high =
+            merge.lower.get(part + 1).filter(|_| part < last).map(|table| table.list.first_key().to_vec());
+        let from = low.as_deref().map_or(Bound::Unbounded, Bound::Included);
+        let is_within = |key: &[u8]| high.as_deref().is_none_or(|high| key < high);
+
+        let mut load = Load::default();
+        for table in &merge.upper {
+            let mut lane = TableLane::new(vec![Arc::clone(table)], from, Way::Up)?;
+            while lane.peek().is_some_and(is_within) {
+                lane.take_group()?.1.iter().for_each(|item| load.add(&item.what));
+            }
+        }
+        merge.part += 1;
+        if load.entries == 0 && !merge.is_rewrite {
+            merge.untouched.extend(lower.map(|table| table.dir));
+            return Ok(());
+        }
+        if let Some(totals) = lower.as_ref().map(|table| table.list.totals()) {
+            load.files += totals.files;
+            load.entries += totals.entries;
+            load.bytes += totals.packed_bytes();
+        }
+        let pieces = self.pieces(&load);
+        let share = Load {
+            files: load.files / pieces + 1,
+            entries: load.entries / pieces + 1,
+            bytes: load.bytes / pieces + 1,
+        };
+        let mut lanes = Vec::new();
+        for table in merge.upper.iter().chain(&lower) {
+            lanes.push(TableLane::new(vec![Arc::clone(table)], from, Way::Up)?);
+        }
+        let mut maker =
+            Maker { made: Vec::new(), piece: Load::default(), share, lower: lower.as_ref().map(|t| t.dir) };
+        while let Some(key) = next_key(lanes.iter().filter_map(TableLane::peek), Way::Up) {
+            if !is_within(key) {
+                break;
+            }
+            let key = key.to_vec();
+            let mut versions: Vec<(Arc<Table>, Item)> = Vec::new();
+            for lane in &mut lanes {
+                if lane.peek() == Some(&key[..]) {
+                    let (table, items) = lane.take_group()?;
+                    versions.extend(items.into_iter().map(|item| (Arc::clone(&table), item)));
+                }
+            }
+            self.keep(work, merge, &mut maker, views, &key, versions)?;
+        }
+        let outputs = self.write_lists(work, maker.made)?;
+        merge.outputs.extend(outputs);
+        Ok(())
+    }
+
+    /// Into how many tables so much goes.
+    fn pieces(&self, load: &Load) -> u64 {
+        let times = |have: u64, share: u64| if have > share * 2 { have.div_ceil(share) } else { 1 };
+        times(load.files, self.sizes.table_files)
+            .max(times(load.entries, self.sizes.table_entries))
+            .max(times(load.bytes, self.sizes.table_bytes))
+    }
+
+    /// Adds those versions of a key that anybody may still see.
+    fn keep(
+        &self,
+        work: &mut Work,
+        merge: &mut Merge,
+        maker: &mut Maker,
+        views: &Views,
+        key: &[u8],
+        versions: Vec<(Arc<Table>, Item)>,
+    ) -> Result<()> {
+        let mut kept: Vec<(Arc<Table>, Item)> = Vec::new();
+        let mut newer = None;
+        for (table, item) in versions {
+            let is_needed = newer.is_none_or(|newer| views.needs(item.seq, newer));
+            newer = Some(item.seq);
+            match is_needed {
+                true => kept.push((table, item)),
+                false => merge.note_gone(maker.lower, &table, &item),
+            }
+        }
+        while merge.is_bottom && kept.last().is_some_and(|(_, item)| item.what == What::Gone) {
+            kept.pop();
+        }
+        if kept.is_empty() {
+            return Ok(());
+        }
+        let (hash, tiny) = (self.shelf.hash(key), self.shelf.ground.tiny);
+        let dir = maker.table(work, |number| ListWriter::new(self.shelf.owner(), number, tiny));
+        for (table, mut item) in kept {
+            maker.piece.add(&item.what);
+            match &mut item.what {
+                What::File { blob, home } => {
+                    *home = if table.dir == dir { Home::Here } else { Home::Dir(table.dir) };
+                    if *home != Home::Here && Some(table.dir) == maker.lower {
+                        merge.gone.push((table.dir, names::value_name(key, blob.id)));
+                    }
+                }
+                What::Packed { pack, offset, len, sum } if merge.leaving.contains(pack) => {
+                    if let Some(from) = self.version().packs.get(pack) {
+                        let (to, disk) = (merge.pack_writer(self, work), self.disk()?);
+                        *offset = from.read(*offset, *len, *sum, |value| to.add(disk, value))??;
+                        *pack = to.number;
+                    }
+                }
+                What::Packed { .. } | What::Gone => {}
+            }
+            if let Some(made) = maker.made.last_mut() {
+                made.writer.add(hash, &item);
+            }
+        }
+        Ok(())
+    }
+
+    /// Names the outputs in the manifest, and publishes them.
+    fn end_merge(&self, work: &mut Work, merge: &mut Merge) -> Result<()> {
+        let present = self.version();
+        let mut next = Version::clone(&present);
+        let is_input = |table: &Arc<Table>| {
+            let same = |other: &Arc<Table>| Arc::ptr_eq(table, other);
+            merge.upper.iter().any(same)
+                || (merge.lower.iter().any(same) && !merge.untouched.contains(&table.dir))
+        };
+        let position = next.levels[merge.level].iter().position(is_input).unwrap_or(0);
+        for level in &mut next.levels {
+            level.retain(|table| !is_input(table));
+        }
+        if let Some(pack) = &mut merge.pack
+            && pack.finish()?
+        {
+            let path = &self.shelf.path;
+            self.disk()?.sync_dir(path).during("sync directory", path)?;
+            next.packs.insert(
+                pack.number,
+                Arc::new(Pack::open(self.disk()?, path, self.shelf.owner(), pack.number)?),
+            );
+        }
+        let at = position.min(next.levels[merge.level].len());
+        next.levels[merge.level].splice(at..at, merge.outputs.iter().cloned());
+        if merge.level > 0 {
+            next.levels[merge.level].sort_by(|a, b| a.list.first_key().cmp(b.list.first_key()));
+        }
+        let live = next.live_of_packs();
+        let is_dead = |pack: &&u64| !live.contains_key(*pack);
+        let mut after: Vec<Garbage> = next
+            .packs
+            .keys()
+            .filter(is_dead)
+            .map(|pack| Garbage::File(self.shelf.path.join(names::pack_name(*pack))))
+            .collect();
+        next.packs.retain(|pack, _| live.contains_key(pack));
+        let staying: HashSet<u64> = next.tables().map(|table| table.dir).collect();
+        for table in present.tables().filter(|table| is_input(table)) {
+            after.push(Garbage::File(self.shelf.path.join(names::list_name(table.list.number()))));
+            if !staying.contains(&table.dir) {
+                after.push(Garbage::Tree(self.shelf.dir(table.dir), None));
+            }
+        }
+        let gone = merge.gone.iter().filter(|(dir, _)| staying.contains(dir));
+        after.extend(gone.map(|(dir, name)| Garbage::File(self.shelf.dir(*dir).join(name))));
+        let up_to = work.up_to;
+        self.write_manifest(work, &next, up_to)?;
+        self.publish_version(next, false);
+        let tables = std::mem::take(&mut merge.outputs);
+        work.job = Some(Job::Moving { tables, table: 0, block: 0, after });
+        Ok(())
+    }
+}
+
+/// Outputs of a part.
+struct Maker {
+    made: Vec<Made>,
+    piece: Load,
+    share: Load,
+    /// The lower table's directory, which the first output keeps.
+    lower: Option<u64>,
+}
+
+impl Maker {
+    /// The directory of the table that the next key goes to.
+    fn table(&mut self, work: &mut Work, writer: impl FnOnce(u64) -> ListWriter) -> u64 {
+        let (piece, share) = (&self.piece, &self.share);
+        let is_full =
+            piece.files >= share.files || piece.entries >= share.entries || piece.bytes >= share.bytes;
+        if let Some(made) = self.made.last().filter(|_| !is_full) {
+            return made.dir;
+        }
+        self.piece = Load::default();
+        let (dir, is_new) = match self.lower.filter(|_| self.made.is_empty()) {
+            Some(dir) => (dir, false),
+            None => (work.number(), true),
+        };
+        let number = work.number();
+        self.made.push(Made { dir, is_new, writer: writer(number), number });
+        dir
+    }
+}
+
+impl Merge {
+    fn new(
+        level: usize,
+        upper: Vec<Arc<Table>>,
+        lower: Vec<Arc<Table>>,
+        is_bottom: bool,
+        leaving: HashSet<u64>,
+    ) -> Merge {
+        Merge {
+            level,
+            upper,
+            lower,
+            part: 0,
+            is_bottom,
+            is_rewrite: false,
+            outputs: Vec::new(),
+            untouched: HashSet::new(),
+            leaving,
+            pack: None,
+            gone: Vec::new(),
+        }
+    }
+
+    /// A version that nobody sees any more: its file goes, with its directory if that goes.
+    fn note_gone(&mut self, lower: Option<u64>, table: &Arc<Table>, item: &Item) {
+        if let What::File { blob, .. } = item.what
+            && Some(table.dir) == lower
+        {
+            self.gone.push((table.dir, names::value_name(&item.key, blob.id)));
+        }
+    }
+
+    fn pack_writer(&mut self, engine: &DelsmEngine, work: &mut Work) -> &mut PackWriter {
+        self.pack
+            .get_or_insert_with(|| PackWriter::new(&engine.shelf.path, engine.shelf.owner(), work.number()))
+    }
+}

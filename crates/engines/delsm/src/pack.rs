@@ -1,0 +1,138 @@
+//! # Pack: values that are too small for files of their own
+//!
+//! ```text
+//!  <number:08x>.pack :  magic "SHEAFPAK" 8 | format 4 | owner 8 | number 8 | crc32c of the 28 bytes before 4 | value ...
+//! ```
+//!
+//! Length and checksum of each value stand in the key lists that name it. A pack is written once; it lives while any
+//! list names it, and what is left of it is copied to another when that is less than half.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sheaf_base::disk::{Disk, File, How};
+use sheaf_base::error::{Damage, Error, IoContext, Result};
+
+use crate::list::{HEAD, check_head, head};
+use crate::names;
+
+const MAGIC: &[u8; 8] = b"SHEAFPAK";
+/// Bytes gathered before they are written.
+const CHUNK: usize = 1 << 20;
+
+/// A pack that is there.
+#[derive(Debug)]
+pub(crate) struct Pack {
+    pub(crate) number: u64,
+    pub(crate) len: u64,
+    path: PathBuf,
+    file: Arc<dyn File>,
+}
+
+impl Pack {
+    /// Opens pack `number` in `dir`.
+    pub(crate) fn open(disk: &dyn Disk, dir: &Path, owner: u64, number: u64) -> Result<Pack> {
+        let path = dir.join(names::pack_name(number));
+        let file = match disk.open(&path, How::Read) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                return Err(Error::corrupt(&path, 0, Damage::Short { got: 0, expected: HEAD as u64 }));
+            }
+            other => other.during("open", &path)?,
+        };
+        let len = file.len().during("measure", &path)?;
+        if len < HEAD as u64 {
+            return Err(Error::corrupt(&path, 0, Damage::Short { got: len, expected: HEAD as u64 }));
+        }
+        let mut got = [0; HEAD];
+        file.read_at(0, &mut got).during("read", &path)?;
+        check_head(&path, &got, MAGIC, owner, number)?;
+        file.map(len);
+        Ok(Pack { number, len, path, file })
+    }
+
+    /// Bytes of values that were written to it.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.len.saturating_sub(HEAD as u64)
+    }
+
+    /// Calls `with` with the value at `offset`, checked.
+    pub(crate) fn read<R>(
+        &self,
+        offset: u64,
+        len: u32,
+        sum: u32,
+        with: impl FnOnce(&[u8]) -> R,
+    ) -> Result<R> {
+        if offset.checked_add(u64::from(len)).is_none_or(|end| end > self.len) {
+            return Err(Error::corrupt(
+                &self.path,
+                offset,
+                Damage::BadLength { got: u64::from(len), max: self.len },
+            ));
+        }
+        let checked = |bytes: &[u8]| {
+            let got = crc32c::crc32c(bytes);
+            match got == sum {
+                true => Ok(with(bytes)),
+                false => Err(Error::corrupt(&self.path, offset, Damage::BadChecksum { expected: sum, got })),
+            }
+        };
+        // SAFETY:
+        // * A pack was written whole and synced before it was opened here, and is never written again.
+        if let Some(bytes) = unsafe { self.file.mapped(offset, len as usize) } {
+            return checked(bytes);
+        }
+        let mut bytes = vec![0; len as usize];
+        self.file.read_at(offset, &mut bytes).during("read", &self.path)?;
+        checked(&bytes)
+    }
+}
+
+/// A pack being written. Its file is made with the first value.
+#[derive(Debug)]
+pub(crate) struct PackWriter {
+    pub(crate) number: u64,
+    owner: u64,
+    path: PathBuf,
+    file: Option<Arc<dyn File>>,
+    at: u64,
+    chunk: Vec<u8>,
+}
+
+impl PackWriter {
+    pub(crate) fn new(dir: &Path, owner: u64, number: u64) -> PackWriter {
+        let path = dir.join(names::pack_name(number));
+        PackWriter { number, owner, path, file: None, at: 0, chunk: Vec::new() }
+    }
+
+    /// Appends a value; where it stands.
+    pub(crate) fn add(&mut self, disk: &dyn Disk, value: &[u8]) -> Result<u64> {
+        if self.file.is_none() {
+            self.file = Some(disk.open(&self.path, How::Create).during("create", &self.path)?);
+            self.chunk = head(MAGIC, self.owner, self.number);
+        }
+        let offset = self.at + self.chunk.len() as u64;
+        self.chunk.extend_from_slice(value);
+        if self.chunk.len() >= CHUNK {
+            self.flush()?;
+        }
+        Ok(offset)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        if let Some(file) = &self.file {
+            file.write_at(self.at, &self.chunk).during("write", &self.path)?;
+            self.at += self.chunk.len() as u64;
+            self.chunk.clear();
+        }
+        Ok(())
+    }
+
+    /// Writes the rest and makes the pack's bytes durable. False if there was no value.
+    pub(crate) fn finish(&mut self) -> Result<bool> {
+        self.flush()?;
+        let Some(file) = &self.file else { return Ok(false) };
+        file.sync().during("sync", &self.path)?;
+        Ok(true)
+    }
+}

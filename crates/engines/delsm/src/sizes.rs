@@ -1,0 +1,67 @@
+//! # Sizes: what is measured, and what is tiny in tests
+
+/// Numbers that differ between normal and tiny geometry.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    /// Values of more bytes get files of their own; the rest is packed.
+    pub(crate) packed: usize,
+    /// A memtable with so many values in files is moved to a table.
+    pub(crate) files: u64,
+    /// One that rests is moved from so many keys on.
+    pub(crate) resting: u64,
+    /// Files that level 0 may have; each level has `ratio` times those of the one above.
+    pub(crate) level_files: u64,
+    /// The same for bytes in packs.
+    pub(crate) level_bytes: u64,
+    /// Tables that level 0 may have.
+    pub(crate) level_tables: usize,
+    pub(crate) ratio: u64,
+    /// About so many files, entries and packed bytes are in a table below level 0.
+    pub(crate) table_files: u64,
+    pub(crate) table_entries: u64,
+    pub(crate) table_bytes: u64,
+    /// Packs smaller than this are copied together when their tables are merged.
+    pub(crate) small_pack: u64,
+    /// Files moved or removed in a step.
+    pub(crate) step: usize,
+    /// Bytes of memory that a key takes in a table's filter and index.
+    pub(crate) indexed: u64,
+}
+
+impl Sizes {
+    pub(crate) fn new(tiny: bool) -> Sizes {
+        if tiny {
+            Sizes {
+                packed: 256,
+                files: 6,
+                resting: 4,
+                level_files: 8,
+                level_bytes: 2 << 10,
+                level_tables: 3,
+                ratio: 3,
+                table_files: 4,
+                table_entries: 8,
+                table_bytes: 1 << 10,
+                small_pack: 256,
+                step: 3,
+                indexed: 4,
+            }
+        } else {
+            Sizes {
+                packed: 8 << 10,
+                files: 8 << 10,
+                resting: 64,
+                level_files: 10_000,
+                level_bytes: 80 << 20,
+                level_tables: 8,
+                ratio: 10,
+                table_files: 4 << 10,
+                table_entries: 64 << 10,
+                table_bytes: 64 << 20,
+                small_pack: 256 << 10,
+                step: 256,
+                indexed: 4,
+            }
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! # Tree: tables in levels, and the state that readers see
+//!
+//! ## Picture
+//!
+//! ```text
+//!  state ─> active memtable | frozen memtable | version ─> level 0: tables that overlap, the newest first
+//!                                                          level 1: tables in the order of their keys, without overlap
+//!                                                          ...
+//!  table ─> directory, key list (in memory: first keys of blocks, filter) ─> block ─> file in the directory, or pack
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. All versions of a key in a higher place (active, frozen, level 0 from the newest on, level 1, ...) are newer than
+//!    those in a lower one. So the first place that has a version visible at a view has the right one.
+//! 2. A version, once published, never changes; what it names stays until no state of that moment is read, but for
+//!    value files: those may move on, and whoever misses one looks again in the newest state (`engine.rs`).
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use sheaf_base::blob::{BlobRef, read_value};
+use sheaf_base::disk::How;
+use sheaf_base::error::{Error, IoContext, Result};
+use sheaf_base::ground::Ground;
+use sheaf_base::memory::Part;
+use sheaf_base::memtable::Memtable;
+use sheaf_base::sync::atomic::{AtomicBool, Ordering};
+use sheaf_base::types::{KeyspaceId, Seq};
+
+use crate::list::{Home, List, What};
+use crate::manifest::LEVELS;
+use crate::names;
+use crate::pack::Pack;
+
+/// What everything of a keyspace stands on.
+#[derive(Debug)]
+pub(crate) struct Shelf {
+    pub(crate) ground: Arc<Ground>,
+    id: KeyspaceId,
+    /// The keyspace's directory.
+    pub(crate) path: PathBuf,
+}
+
+impl Shelf {
+    pub(crate) fn new(ground: Arc<Ground>, id: KeyspaceId, path: PathBuf) -> Shelf {
+        Shelf { ground, id, path }
+    }
+
+    /// The keyed hash of a key.
+    #[inline]
+    pub(crate) fn hash(&self, key: &[u8]) -> u64 {
+        use std::hash::Hasher;
+        let [k0, k1] = self.ground.hash_key;
+        let mut hasher = siphasher::sip::SipHasher13::new_with_keys(k0, k1);
+        hasher.write(key);
+        hasher.finish()
+    }
+
+    /// Tells files of this keyspace from those of others and of other databases.
+    pub(crate) fn owner(&self) -> u64 {
+        self.hash(&self.id.0.to_le_bytes())
+    }
+
+    pub(crate) fn dir(&self, number: u64) -> PathBuf {
+        self.path.join(names::dir_name(number))
+    }
+
+    /// Where the value `id` of `key` stands, if that is its home.
+    pub(crate) fn place(&self, home: u64, key: &[u8], id: u64) -> PathBuf {
+        let mut path = self.dir(home);
+        path.push(names::value_name(key, id));
+        path
+    }
+}
+
+/// A directory of values and its key list.
+#[derive(Debug)]
+pub(crate) struct Table {
+    pub(crate) dir: u64,
+    pub(crate) list: List,
+    /// All its files are in its directory, durably.
+    pub(crate) settled: AtomicBool,
+    /// Its directory may hold files that the list does not name.
+    pub(crate) littered: AtomicBool,
+    shelf: Arc<Shelf>,
+}
+
+impl Table {
+    pub(crate) fn new(shelf: &Arc<Shelf>, dir: u64, list: List, settled: bool, littered: bool) -> Arc<Table> {
+        shelf.ground.memory.take(Part::Index, list.memory());
+        let (settled, littered) = (AtomicBool::new(settled), AtomicBool::new(littered));
+        Arc::new(Table { dir, list, settled, littered, shelf: Arc::clone(shelf) })
+    }
+
+    pub(crate) fn is_settled(&self) -> bool {
+        self.settled.load(Ordering::Acquire)
+    }
+
+    /// Whether a key from `low` to `high` may be in it.
+    pub(crate) fn overlaps(&self, low: &[u8], high: &[u8]) -> bool {
+        self.list.first_key() <= high && low <= self.list.last_key()
+    }
+
+    /// Where a value that came from `home` would stand before the table was settled.
+    pub(crate) fn source(&self, key: &[u8], blob: &BlobRef, home: Home) -> Option<PathBuf> {
+        match home {
+            Home::Here => None,
+            Home::Staged => Some(self.shelf.ground.blobs.path(blob.id)),
+            Home::Dir(number) => Some(self.shelf.place(number, key, blob.id)),
+        }
+    }
+
+    /// Where a value stands once the table is settled.
+    pub(crate) fn target(&self, key: &[u8], blob: &BlobRef) -> PathBuf {
+        self.shelf.place(self.dir, key, blob.id)
+    }
+
+    /// A value, checked. None if its file is gone: moved on, or superseded.
+    pub(crate) fn read(&self, key: &[u8], blob: &BlobRef, home: Home) -> Result<Option<Vec<u8>>> {
+        // At home first: it is taken away there only after it is here.
+        if let Some(source) = self.source(key, blob, home).filter(|_| !self.is_settled())
+            && let Some(value) = self.read_at(source, blob)?
+        {
+            return Ok(Some(value));
+        }
+        self.read_at(self.target(key, blob), blob)
+    }
+
+    fn read_at(&self, path: PathBuf, blob: &BlobRef) -> Result<Option<Vec<u8>>> {
+        let Some(home) = &self.shelf.ground.home else { return Ok(None) };
+        match home.disk.open(&path, How::Read) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            file => read_value(&*file.during("open", &path)?, &path, blob).map(Some),
+        }
+    }
+
+    /// The error for a value that is nowhere.
+    pub(crate) fn missing(&self, key: &[u8], blob: &BlobRef) -> Error {
+        let expected = u64::from(blob.len);
+        Error::corrupt(&self.target(key, blob), 0, sheaf_base::error::Damage::Short { got: 0, expected })
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        self.shelf.ground.memory.give(Part::Index, self.list.memory());
+    }
+}
+
+/// Tables in levels.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Version {
+    pub(crate) levels: [Vec<Arc<Table>>; LEVELS],
+    pub(crate) packs: HashMap<u64, Arc<Pack>>,
+}
+
+impl Version {
+    pub(crate) fn tables(&self) -> impl Iterator<Item = &Arc<Table>> {
+        self.levels.iter().flatten()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.levels.iter().all(Vec::is_empty)
+    }
+
+    /// The tables of a level that may have a key from `low` to `high`.
+    pub(crate) fn overlapping(&self, level: usize, low: &[u8], high: &[u8]) -> Vec<Arc<Table>> {
+        self.levels[level].iter().filter(|table| table.overlaps(low, high)).cloned().collect()
+    }
+
+    /// The version of `key` that a view at `at` shows, and its table.
+    pub(crate) fn find(&self, hash: u64, key: &[u8], at: Seq) -> Result<Option<(&Arc<Table>, Seq, What)>> {
+        for table in self.levels[0].iter().filter(|table| table.overlaps(key, key)) {
+            if let Some((seq, what)) = table.list.find(hash, key, at)? {
+                return Ok(Some((table, seq, what)));
+            }
+        }
+        for level in &self.levels[1..] {
+            let index = level.partition_point(|table| table.list.last_key() < key);
+            if let Some(table) = level.get(index).filter(|table| table.list.first_key() <= key)
+                && let Some((seq, what)) = table.list.find(hash, key, at)?
+            {
+                return Ok(Some((table, seq, what)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Bytes that tables name of each pack.
+    pub(crate) fn live_of_packs(&self) -> HashMap<u64, u64> {
+        let mut live: HashMap<u64, u64> = HashMap::new();
+        for (pack, bytes) in self.tables().flat_map(|table| &table.list.totals().packs) {
+            *live.entry(*pack).or_default() += bytes;
+        }
+        live
+    }
+}
+
+/// What readers see.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) active: Arc<Memtable>,
+    pub(crate) frozen: Option<Arc<Memtable>>,
+    pub(crate) version: Arc<Version>,
+}
+
+impl State {
+    pub(crate) fn memtables(&self) -> impl Iterator<Item = &Arc<Memtable>> {
+        std::iter::once(&self.active).chain(&self.frozen)
+    }
+}

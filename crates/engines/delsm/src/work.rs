@@ -1,0 +1,348 @@
+//! # Work: the steps between two looks of the store
+//!
+//! ## Picture
+//!
+//! ```text
+//!  frozen memtable ── flush ──┐                          ┌── merge, part by part ── level over its limit, garbage
+//!                             v                          v
+//!        lists and packs written, synced ─> manifest ─> published ─> files linked into their tables' directories
+//!                                           names them                 ─> directories synced ─> manifest again
+//!                                                                       ─> old names, dead files, old lists removed
+//! ```
+//!
+//! One job at a time, a bounded piece of it a step.
+//!
+//! ## Invariants
+//!
+//! 1. What the manifest names is durable, but for the places of files: those of a table that is not settled are
+//!    where the key list says, or in the table's directory already. So a job's moves can be done again after a crash.
+//! 2. Nothing is removed before the files are durably in their new places and both slots of the manifest are past
+//!    what named the old ones.
+//! 3. A job takes settled tables only.
+//! 4. Numbers of directories, lists and packs are never used again, so a name means one thing for ever. (And ext4 creates
+//!    files fast in directories with names that are new: `Disk::spread`.)
+
+use std::collections::{HashSet, VecDeque};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use sheaf_base::disk::{Disk, How, create_dirs};
+use sheaf_base::error::{Error, IoContext, Result};
+use sheaf_base::pair::{Pair, is_slot, is_unborn_slot};
+use sheaf_base::sync::atomic::Ordering;
+use sheaf_base::types::Seq;
+use sheaf_base::views::Views;
+
+use crate::engine::DelsmEngine;
+use crate::list::{List, ListWriter, What};
+use crate::manifest::{Manifest, TableEntry};
+use crate::merge::Merge;
+use crate::names;
+use crate::tree::{Table, Version};
+
+/// Something to remove.
+#[derive(Debug)]
+pub(crate) enum Garbage {
+    /// A file.
+    File(PathBuf),
+    /// A staged value that a table has adopted.
+    Staged(u64),
+    /// A directory; the names left in it, once it was listed.
+    Tree(PathBuf, Option<Vec<String>>),
+    /// What a directory holds beside what its list names.
+    Litter(u64),
+}
+
+/// What is being done.
+#[derive(Debug)]
+pub(crate) enum Job {
+    /// Tables are being merged.
+    Merging(Box<Merge>),
+    /// Files are on their way into the directories of these tables; then `after` goes.
+    Moving { tables: Vec<Arc<Table>>, table: usize, block: usize, after: Vec<Garbage> },
+}
+
+/// What the work lock guards.
+#[derive(Debug, Default)]
+pub(crate) struct Work {
+    pub(crate) pair: Option<Pair>,
+    pub(crate) generation: u64,
+    /// All commits up to here are in tables.
+    pub(crate) up_to: Seq,
+    /// What an image said of that.
+    pub(crate) least: Seq,
+    /// The next number of a directory, list or pack.
+    pub(crate) next: u64,
+    pub(crate) job: Option<Job>,
+    pub(crate) garbage: VecDeque<Garbage>,
+    /// Directories, lists and packs that nobody names may be there.
+    pub(crate) sweep_due: bool,
+    pub(crate) poisoned: Option<&'static str>,
+    /// By level: where the last table taken from it ended.
+    pub(crate) taken: Vec<Vec<u8>>,
+}
+
+impl Work {
+    pub(crate) fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next - 1
+    }
+}
+
+/// A list on its way to a table.
+#[derive(Debug)]
+pub(crate) struct Made {
+    pub(crate) dir: u64,
+    pub(crate) is_new: bool,
+    pub(crate) writer: ListWriter,
+    pub(crate) number: u64,
+}
+
+impl DelsmEngine {
+    pub(crate) fn disk(&self) -> Result<&dyn Disk> {
+        match &self.shelf.ground.home {
+            Some(home) => Ok(&*home.disk),
+            None => Err(Error::Invalid { what: "engine", why: "it needs a place for files".into() }),
+        }
+    }
+
+    /// One step. True if there is more to do.
+    pub(crate) fn step(&self, views: &Views, certain: Seq) -> Result<bool> {
+        let mut work = self.work.lock();
+        if let Some(op) = work.poisoned {
+            return Err(Error::Poisoned { op });
+        }
+        let answer = self.step_of(&mut work, views, certain);
+        if let Err(Error::Io { op, .. }) = &answer
+            && op.starts_with("sync")
+        {
+            work.poisoned = Some(op);
+            return Err(Error::Poisoned { op });
+        }
+        answer
+    }
+
+    fn step_of(&self, work: &mut Work, views: &Views, certain: Seq) -> Result<bool> {
+        if let Some(Job::Moving { .. }) = work.job {
+            return self.move_some(work).map(|()| true);
+        }
+        // A merge that is under way is finished first, part by part.
+        let frozen = self.frozen().filter(|frozen| frozen.newest() <= certain);
+        if let Some(frozen) = frozen.filter(|_| work.job.is_none()) {
+            return self.flush(work, &frozen, views).map(|()| true);
+        }
+        if let Some(Job::Merging(_)) = work.job {
+            return self.merge_some(work, views).map(|()| true);
+        }
+        if std::mem::take(&mut work.sweep_due) {
+            self.find_orphans(work)?;
+            return Ok(true);
+        }
+        if self.remove_some(work)? {
+            return Ok(true);
+        }
+        self.plan(work, views)
+    }
+
+    /// Makes the keyspace's directory, if it is the first time.
+    pub(crate) fn make_home(&self, work: &mut Work) -> Result<()> {
+        let Some(home) = &self.shelf.ground.home else { return self.disk().map(drop) };
+        if work.pair.is_none() {
+            create_dirs(&*home.disk, &self.shelf.path)?;
+            home.disk.spread(&self.shelf.path);
+            work.pair = Some(Pair::new(Arc::clone(&home.disk), &self.shelf.path));
+        }
+        Ok(())
+    }
+
+    /// Writes what was made, durably, and opens it: tables that are not settled yet. What a failure leaves behind
+    /// becomes garbage.
+    pub(crate) fn write_lists(&self, work: &mut Work, made: Vec<Made>) -> Result<Vec<Arc<Table>>> {
+        let mut left = Vec::new();
+        let tables = made.into_iter().map(|one| self.write_list(one, &mut left)).collect::<Result<Vec<_>>>();
+        let path = &self.shelf.path;
+        let tables = tables.and_then(|tables| {
+            self.disk()?.sync_dir(path).during("sync directory", path)?;
+            Ok(tables)
+        });
+        if tables.is_err() {
+            work.garbage.extend(left);
+        }
+        tables
+    }
+
+    fn write_list(&self, made: Made, left: &mut Vec<Garbage>) -> Result<Arc<Table>> {
+        let (disk, dir) = (self.disk()?, self.shelf.dir(made.dir));
+        if made.is_new {
+            disk.create_dir(&dir).during("create", &dir)?;
+            left.push(Garbage::Tree(dir.clone(), None));
+        }
+        let path = self.shelf.path.join(names::list_name(made.number));
+        let file = disk.open(&path, How::Create).during("create", &path)?;
+        left.push(Garbage::File(path.clone()));
+        let is_settled = made.writer.totals().files == 0;
+        file.write_at(0, &made.writer.finish()).during("write", &path)?;
+        file.sync().during("sync", &path)?;
+        let list = List::open(disk, path, self.shelf.owner(), made.number)?;
+        Ok(Table::new(&self.shelf, made.dir, list, is_settled, !made.is_new))
+    }
+
+    /// Makes `version` the durable one.
+    pub(crate) fn write_manifest(&self, work: &mut Work, version: &Version, up_to: Seq) -> Result<()> {
+        let entry = |level: usize, table: &Arc<Table>| TableEntry {
+            level: u8::try_from(level).unwrap_or(u8::MAX),
+            dir: table.dir,
+            list: table.list.number(),
+            settled: table.is_settled(),
+            littered: table.littered.load(Ordering::Relaxed),
+        };
+        let levels = version.levels.iter().enumerate();
+        let mut packs: Vec<u64> = version.packs.keys().copied().collect();
+        packs.sort_unstable();
+        let manifest = Manifest {
+            generation: work.generation + 1,
+            owner: self.shelf.owner(),
+            up_to,
+            next: work.next,
+            tables: levels.flat_map(|(level, tables)| tables.iter().map(move |t| entry(level, t))).collect(),
+            packs,
+        };
+        let Some(pair) = &work.pair else { return self.disk().map(drop) };
+        pair.write(&manifest)?;
+        work.generation = manifest.generation;
+        work.up_to = up_to;
+        Ok(())
+    }
+
+    /// Links the next files into their tables' directories; at the end they are settled.
+    fn move_some(&self, work: &mut Work) -> Result<()> {
+        let Some(Job::Moving { tables, table, block, .. }) = &mut work.job else { return Ok(()) };
+        let disk = self.disk()?;
+        let mut moved = 0;
+        while let Some(present) = tables.get(*table) {
+            if *block == present.list.block_count() || present.is_settled() {
+                if !present.is_settled() {
+                    let dir = self.shelf.dir(present.dir);
+                    disk.sync_dir(&dir).during("sync directory", &dir)?;
+                    present.settled.store(true, Ordering::Release);
+                }
+                (*table, *block) = (*table + 1, 0);
+                continue;
+            }
+            if moved >= self.sizes.step {
+                return Ok(());
+            }
+            for item in present.list.items(*block)? {
+                let What::File { blob, home } = item.what else { continue };
+                let Some(source) = present.source(&item.key, &blob, home) else { continue };
+                move_file(disk, &source, &present.target(&item.key, &blob))?;
+                moved += 1;
+            }
+            *block += 1;
+        }
+        let version = self.version();
+        let up_to = work.up_to;
+        self.write_manifest(work, &version, up_to)?; // the second slot is past what named the old places (I2)
+        if let Some(Job::Moving { after, .. }) = work.job.take() {
+            work.garbage.extend(after);
+        }
+        Ok(())
+    }
+
+    /// Removes some garbage. False if there was none.
+    fn remove_some(&self, work: &mut Work) -> Result<bool> {
+        let disk = self.disk()?;
+        let mut any = false;
+        for _ in 0..self.sizes.step {
+            let Some(garbage) = work.garbage.pop_front() else { break };
+            any = true;
+            // What cannot be removed is swept at the next opening.
+            match garbage {
+                Garbage::File(path) => drop(disk.remove(&path)),
+                Garbage::Staged(id) => drop(self.shelf.ground.blobs.remove(id)),
+                Garbage::Tree(dir, None) => {
+                    let found = disk.list(&dir).unwrap_or_default();
+                    let names = found.into_iter().map(|entry| entry.name).collect();
+                    work.garbage.push_front(Garbage::Tree(dir, Some(names)));
+                }
+                Garbage::Tree(dir, Some(mut names)) => match names.pop() {
+                    Some(name) => {
+                        let _ = disk.remove(&dir.join(name));
+                        work.garbage.push_front(Garbage::Tree(dir, Some(names)));
+                    }
+                    None => drop(disk.remove_dir(&dir)),
+                },
+                Garbage::Litter(number) => self.find_litter(work, number)?,
+            }
+        }
+        if any && work.garbage.is_empty() {
+            self.version().tables().for_each(|table| table.littered.store(false, Ordering::Relaxed));
+        }
+        Ok(any)
+    }
+
+    /// What is in a directory and not in its list becomes garbage.
+    fn find_litter(&self, work: &mut Work, number: u64) -> Result<()> {
+        let version = self.version();
+        let Some(table) = version.tables().find(|table| table.dir == number) else { return Ok(()) };
+        let mut named: HashSet<String> = HashSet::new();
+        for block in 0..table.list.block_count() {
+            for item in table.list.items(block)? {
+                if let What::File { blob, .. } = item.what {
+                    named.insert(names::value_name(&item.key, blob.id));
+                }
+            }
+        }
+        let dir = self.shelf.dir(number);
+        let found = self.disk()?.list(&dir).during("list", &dir)?;
+        let litter = found.into_iter().filter(|entry| !named.contains(&entry.name));
+        work.garbage.extend(litter.map(|entry| Garbage::File(dir.join(entry.name))));
+        Ok(())
+    }
+
+    /// Directories, lists and packs that the manifest does not name become garbage: a crash left them.
+    fn find_orphans(&self, work: &mut Work) -> Result<()> {
+        let version = self.version();
+        let mut named: HashSet<String> = version.packs.keys().map(|pack| names::pack_name(*pack)).collect();
+        named.extend(version.tables().map(|table| names::dir_name(table.dir)));
+        named.extend(version.tables().map(|table| names::list_name(table.list.number())));
+        let path = &self.shelf.path;
+        for entry in self.disk()?.list(path).during("list", path)? {
+            if named.contains(&entry.name)
+                || is_slot::<Manifest>(&entry.name)
+                || is_unborn_slot::<Manifest>(&entry.name)
+            {
+                continue;
+            }
+            let orphan = path.join(entry.name);
+            work.garbage.push_back(if entry.is_dir {
+                Garbage::Tree(orphan, None)
+            } else {
+                Garbage::File(orphan)
+            });
+        }
+        let littered = version.tables().filter(|table| table.littered.load(Ordering::Relaxed));
+        work.garbage.extend(littered.map(|table| Garbage::Litter(table.dir)));
+        Ok(())
+    }
+}
+
+/// Gives the file at `source` the name `target` as well. One that is not at its source any more was moved before a crash, or
+/// is lost, and whoever reads it will say so.
+fn move_file(disk: &dyn Disk, source: &std::path::Path, target: &std::path::Path) -> Result<()> {
+    use std::io::ErrorKind;
+    match disk.link(source, target) {
+        Ok(()) => Ok(()),
+        Err(e) if matches!(e.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound) => Ok(()),
+        // A file system without second names.
+        Err(e)
+            if matches!(
+                e.kind(),
+                ErrorKind::PermissionDenied | ErrorKind::Unsupported | ErrorKind::TooManyLinks
+            ) =>
+        {
+            disk.rename(source, target).during("rename", source)
+        }
+        Err(e) => Err(Error::io("link", target, e)),
+    }
+}

@@ -1,0 +1,184 @@
+//! # Limits: a small file system that is really full
+//!
+//! Mounting needs root, and a kernel that lets us; without, these tests say so and end. What they cannot see: a disk that
+//! somebody else fills, which the simulated one shows (`conformance/fullness.rs`).
+
+#![expect(clippy::unwrap_used, reason = "a test's own steps work")]
+#![expect(clippy::disallowed_methods, reason = "makes a place to mount on")]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use sheaf::{Database, Error, Keyspace, KeyspaceOptions};
+
+use crate::stage::{Subject, others_have_let_go};
+
+/// A small file system of its own, unmounted and gone at the end.
+struct Mount {
+    dir: PathBuf,
+}
+
+impl Mount {
+    /// `None`, with a message, where we may not mount.
+    fn new(parent: &str, name: &str, mount: impl Fn(&Path) -> Result<(), String>) -> Option<Mount> {
+        let dir = PathBuf::from(parent).join(format!("{name}-{}", std::process::id()));
+        std::fs::create_dir_all(dir.join("at")).unwrap();
+        match mount(&dir) {
+            Ok(()) => Some(Mount { dir }),
+            Err(why) => {
+                println!("skipped: {name} cannot be mounted here: {why}");
+                let _ = std::fs::remove_dir_all(&dir);
+                None
+            }
+        }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.join("at").join("db")
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if run("umount", &[self.dir.join("at").as_os_str()]).is_ok() {
+            let _ = std::fs::remove_dir_all(&self.dir);
+        }
+    }
+}
+
+fn run(program: &str, arguments: &[&std::ffi::OsStr]) -> Result<(), String> {
+    let output = Command::new(program).args(arguments).output().map_err(|e| format!("{program}: {e}"))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(format!("{program}: {}", String::from_utf8_lossy(&output.stderr).trim())),
+    }
+}
+
+/// On memory, 8 MiB.
+pub fn tmpfs(dir: &Path) -> Result<(), String> {
+    let words = ["-t", "tmpfs", "-o", "size=8m", "tmpfs"].map(AsRef::as_ref);
+    run("mount", &[&words[..], &[dir.join("at").as_os_str()]].concat())
+}
+
+/// On a file, 32 MiB.
+pub fn ext4(dir: &Path) -> Result<(), String> {
+    let image = dir.join("image");
+    run("truncate", &["-s".as_ref(), "32M".as_ref(), image.as_os_str()])?;
+    run("mkfs.ext4", &["-q".as_ref(), "-F".as_ref(), image.as_os_str()])?;
+    run("mount", &["-o".as_ref(), "loop".as_ref(), image.as_os_str(), dir.join("at").as_os_str()])
+}
+
+/// Opens the database at `path`.
+pub fn open(path: &Path, subject: &Subject) -> (Database, Keyspace) {
+    let builder = subject.factories.iter().cloned().fold(Database::builder(), sheaf::Builder::engine);
+    // In the journal, room comes back with a checkpoint, which is due after 128 MiB in normal geometry.
+    let tiny = subject.engine == "ledger";
+    let db = builder.inline(true).tiny(tiny).open(path).unwrap();
+    let keyspace = db.keyspace("k", KeyspaceOptions::default().engine(subject.engine)).unwrap();
+    (db, keyspace)
+}
+
+/// What `number` is given.
+#[must_use]
+pub fn value(number: u32) -> Vec<u8> {
+    number.to_le_bytes().repeat(500 + number as usize % 500)
+}
+
+/// Puts keys from `from` on until the disk is full, and stays so after background work; answers the first one that was
+/// refused.
+fn fill(db: &Database, keyspace: &Keyspace, from: u32) -> u32 {
+    for number in from..from + 50_000 {
+        let insert = || match keyspace.insert(number.to_le_bytes(), value(number)) {
+            Ok(()) => true,
+            Err(Error::NoSpace { .. }) => false,
+            Err(other) => panic!("key {number} on a filling disk: {other}"),
+        };
+        let again = || {
+            settle(db);
+            insert()
+        };
+        if !insert() && !(0..3).any(|_| again()) {
+            return number;
+        }
+        if number.is_multiple_of(64) {
+            settle(db);
+        }
+    }
+    panic!("the disk never fills");
+}
+
+/// Background work until there is none, or no room for it.
+fn settle(db: &Database) {
+    for _ in 0..200 {
+        match db.pump() {
+            Ok(true) => {}
+            Ok(false) | Err(Error::NoSpace { .. }) => return others_have_let_go(),
+            Err(other) => panic!("background work: {other}"),
+        }
+    }
+}
+
+/// That `numbers` are there.
+pub fn holds(keyspace: &Keyspace, numbers: impl Iterator<Item = u32>) {
+    for number in numbers {
+        let got = keyspace.get(number.to_le_bytes()).unwrap();
+        assert_eq!(got.as_deref(), Some(&value(number)[..]), "key {number}");
+    }
+}
+
+/// Fills a file system that `make` mounts below `parent`, reopens, removes, and fills again.
+pub fn run_full(subject: &Subject, parent: &str, name: &str, make: fn(&Path) -> Result<(), String>) {
+    let Some(mount) = Mount::new(parent, &format!("{name}-{}", subject.engine), make) else { return };
+    let (db, keyspace) = open(&mount.path(), subject);
+    let full = fill(&db, &keyspace, 0);
+    assert!(full > 100, "full after {full} keys");
+    holds(&keyspace, 0..full);
+    drop(keyspace);
+    match db.close() {
+        Ok(()) | Err(Error::NoSpace { .. }) => {}
+        Err(other) => panic!("closing on a full disk: {other}"),
+    }
+    let (db, keyspace) = open(&mount.path(), subject); // it opens while full
+    holds(&keyspace, 0..full);
+    for number in 0..full * 3 / 4 {
+        keyspace.remove(number.to_le_bytes()).unwrap();
+        if number.is_multiple_of(16) {
+            settle(&db); // background work makes room for more removals
+        }
+    }
+    for _ in 0..20 {
+        settle(&db);
+    }
+    let again = fill(&db, &keyspace, 1_000_000) - 1_000_000; // and goes on without being reopened
+    println!("{}: full after {full} keys, room for {again} after removing {}", subject.engine, full * 3 / 4);
+    assert!(
+        again > full / 8 || !subject.makes_room_by_removing(),
+        "after removing {} keys there is room for {again}",
+        full * 3 / 4
+    );
+    holds(&keyspace, full * 3 / 4..full);
+    holds(&keyspace, 1_000_000..1_000_000 + again);
+    let mut damage = None;
+    db.verify(|error| damage = Some(error)).unwrap();
+    assert!(damage.is_none(), "{damage:?}");
+}
+
+/// The tests of one engine.
+#[macro_export]
+macro_rules! limits_suite {
+    ($module:ident, $subject:expr) => {
+        mod $module {
+            #[test]
+            fn a_full_tmpfs_refuses_and_goes_on_when_there_is_room() {
+                let parent = env!("CARGO_TARGET_TMPDIR");
+                $crate::limits::run_full(&$subject, parent, "tmpfs", $crate::limits::tmpfs);
+            }
+
+            #[test]
+            fn a_full_ext4_refuses_and_goes_on_when_there_is_room() {
+                let parent = env!("CARGO_TARGET_TMPDIR");
+                $crate::limits::run_full(&$subject, parent, "ext4", $crate::limits::ext4);
+            }
+        }
+    };
+}
