@@ -40,7 +40,7 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        if run("umount", &[self.dir.join("at").as_os_str()]).is_ok() {
+        if run("umount", &["-l".as_ref(), self.dir.join("at").as_os_str()]).is_ok() {
             let _ = std::fs::remove_dir_all(&self.dir);
         }
     }

@@ -200,7 +200,7 @@ fn every_damaged_large_value_is_found() {
         sandbox.feed(&["put", "db", key, "-"], &vec![b'x'; 3 << 20]).succeeds();
     }
     let mut damaged = 0;
-    for (path, mut bytes) in sandbox.image("db").into_iter().filter(|(_, bytes)| bytes.len() > 3 << 20) {
+    for (path, mut bytes) in sandbox.image("db").into_iter().filter(|(_, bytes)| bytes.len() >= 3 << 20) {
         bytes[2 << 20] ^= 1;
         sandbox.write(path.to_str().expect("UTF-8"), &bytes);
         damaged += 1;
