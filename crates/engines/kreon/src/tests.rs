@@ -11,7 +11,7 @@ use sheaf_base::error::Result;
 use sheaf_base::ground::{Ground, Home};
 use sheaf_base::segment::Address;
 use sheaf_base::sync::epoch;
-use sheaf_base::types::{KeyspaceId, Seq, StoreId};
+use sheaf_base::types::{KeyspaceId, Seq};
 
 use crate::cache::{Cache, Frame};
 use crate::change::{Change, Meet};
@@ -35,7 +35,7 @@ pub(crate) fn shelf(tiny: bool) -> Arc<Shelf> {
     let disk: Arc<dyn Disk> = Arc::new(SimDisk::new());
     disk.create_dir(Path::new("/db")).unwrap();
     disk.create_dir(Path::new("/db/blobs")).unwrap();
-    let blobs = Blobs::new(Arc::clone(&disk), Path::new("/db/blobs").to_path_buf(), StoreId(1), 1);
+    let blobs = Blobs::new(Arc::clone(&disk), Path::new("/db/blobs").to_path_buf(), 1, true);
     let home = Home::new(disk, Path::new("/db"), false);
     let ground = Arc::new(Ground::new(blobs, 1 << 22, 7, tiny).with_home(home, true));
     let space = Space::new(Arc::clone(&ground), KeyspaceId(1));
