@@ -7,15 +7,21 @@ use std::time::Duration;
 use super::{bytes, get, key, sorted};
 use crate::stage::{Place, Stage, others_have_let_go};
 use sheaf::{Database, Durability, Error};
+use sheaf_base::clock::{Clock, SystemClock};
 use sheaf_base::disk::sim::Keep;
 
-/// Runs what is due until nothing is, or `enough` says so.
-pub(super) fn settle(stage: &Stage, db: &Database, mut enough: impl FnMut() -> bool) {
-    let mut idle = 0;
-    for _ in 0..2000 {
-        if enough() {
-            return;
-        }
+/// What is due is done, and done again while that goes on: until it is `enough`, or nothing is due for long. Other tests' readers and
+/// the background's own thread may take their time.
+pub(super) fn settle(stage: &Stage, db: &Database, enough: impl FnMut() -> bool) {
+    settle_within(stage, db, Duration::from_secs(15), enough);
+}
+
+/// As [`settle`], but gives up `patience` after the beginning, as soon as nothing is due.
+fn settle_within(stage: &Stage, db: &Database, patience: Duration, mut enough: impl FnMut() -> bool) {
+    let begun = SystemClock.now();
+    let (mut idle, mut steps) = (0, 0);
+    while !enough() {
+        steps += 1;
         stage.advance(Duration::from_millis(100));
         db.persist().unwrap();
         match db.pump() {
@@ -27,7 +33,8 @@ pub(super) fn settle(stage: &Stage, db: &Database, mut enough: impl FnMut() -> b
             Err(Error::NoSpace { .. }) => idle += 1, // what finds no room is tried again
             Err(other) => panic!("{other}"),
         }
-        if idle > if stage.setting.inline { 20 } else { 200 } {
+        let most = if stage.setting.inline { 20 } else { 200 };
+        if (idle > most || steps >= 2000) && SystemClock.now() - begun >= patience {
             return;
         }
         std::thread::yield_now();
@@ -140,7 +147,7 @@ pub fn removed_keys_stay_removed_after_reopening(stage: &Stage) {
             other.insert(key(index), bytes(30, 1)).unwrap();
         }
         if life % 2 == 0 {
-            settle(stage, &db, || false);
+            settle_within(stage, &db, Duration::ZERO, || false);
         }
         for index in 0..60 {
             ks.remove(key(index)).unwrap();
