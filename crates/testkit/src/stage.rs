@@ -130,6 +130,13 @@ impl Subject {
         self.engine != "delsm"
     }
 
+    /// Whether the space of a superseded value comes back without a merge that meets it. In `delsm` it does not: nothing merges
+    /// for its sake while a keyspace is at rest, as its README says.
+    #[must_use]
+    pub fn frees_at_once(&self) -> bool {
+        self.engine != "delsm"
+    }
+
     /// Whether its index may be larger than the budget, so that no key is refused for want of memory.
     #[must_use]
     pub fn pages_its_index(&self) -> bool {

@@ -282,14 +282,16 @@ pub fn superseded_large_values_give_their_space_back(stage: &Stage) {
     db.drop_keyspace("dropped").unwrap();
     db.drop_keyspace("dropped-other").unwrap();
     drop(snapshot);
-    settle(stage, &db, || blob_files(stage) == 2);
-    assert_eq!(blob_files(stage), 2, "two values are left");
+    // Where a merge frees them, some may wait for one that meets them.
+    let most = if stage.subject.frees_at_once() { 2 } else { 8 };
+    settle(stage, &db, || blob_files(stage) <= most);
+    assert!((2..=most).contains(&blob_files(stage)), "{} values are left in place of 2", blob_files(stage));
     drop((ks, other));
     let db = stage.crash(db);
     for ks in [stage.keyspace(&db, "a"), stage.other(&db, "b")] {
         assert_eq!(sorted(&ks), [(b"overwritten".to_vec(), bytes(len, 19))]);
     }
-    assert_eq!(blob_files(stage), 2);
+    assert!((2..=most).contains(&blob_files(stage)));
 }
 
 pub fn verify_finds_nothing_wrong_in_a_sound_database(stage: &Stage) {
