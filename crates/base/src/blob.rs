@@ -26,7 +26,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use crate::disk::{Disk, File, How, SECTOR, Volume};
+use crate::disk::{Disk, File, How, Volume, set_len_anew};
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::sync::atomic::{AtomicU64, Ordering};
 
@@ -197,11 +197,8 @@ impl Blobs {
         };
         let file = self.disk.open(&path, How::Write).during("open", &path)?;
         file.write_at(0, &value).during("write", &path)?;
-        // Longer first, so that the length counts as changed (`renew_len`), and then the value's: a power cut in here may
-        // have left it longer before.
-        let len = u64::from(blob.len);
-        file.set_len(len.next_multiple_of(SECTOR) + SECTOR).during("extend", &path)?;
-        file.set_len(len).during("cut", &path)?;
+        // A power cut in here may have left it longer before.
+        set_len_anew(&*file, u64::from(blob.len)).during("extend", &path)?;
         file.sync().during("sync", &path)
     }
 

@@ -63,6 +63,19 @@ pub enum Action<'a> {
     Expect,
 }
 
+impl<'a> Action<'a> {
+    /// What its record says; none for an expectation, which has none.
+    #[must_use]
+    pub fn content(&self) -> Option<Content<'a>> {
+        match self {
+            Action::Put(value) => Some(Content::Put(value)),
+            Action::Staged(blob) => Some(Content::Staged(*blob)),
+            Action::Remove => Some(Content::Remove),
+            Action::Expect => None,
+        }
+    }
+}
+
 /// One operation on its way into the log.
 #[derive(Clone, Copy, Debug)]
 pub struct Op<'a> {

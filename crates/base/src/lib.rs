@@ -30,6 +30,7 @@ pub mod frame;
 pub mod ground;
 pub mod memory;
 pub mod memtable;
+pub mod paged;
 pub mod pair;
 pub mod pairs;
 pub mod record;

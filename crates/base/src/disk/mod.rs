@@ -125,7 +125,11 @@ pub trait Volume: fmt::Debug + Send + Sync {
 /// Makes the length of `file` count as changed, so that the next sync saves it: a failed sync may have
 /// dropped a length that the kernel goes on showing. Takes no blocks and leaves the length as it is.
 pub fn renew_len(file: &dyn File) -> io::Result<()> {
-    let len = file.len()?;
+    set_len_anew(file, file.len()?)
+}
+
+/// Sets the length of `file` so that it counts as changed, also if it was the same: see [`renew_len`].
+pub fn set_len_anew(file: &dyn File, len: u64) -> io::Result<()> {
     file.set_len(len.next_multiple_of(SECTOR) + SECTOR)?;
     file.set_len(len)
 }

@@ -34,6 +34,7 @@ use crate::blob::BlobRef;
 use crate::error::{Damage, Error, Result};
 use crate::frame::{u32_at, u64_at};
 use crate::ground::Ground;
+use crate::memory::prefetch;
 use crate::record::{Content, Record};
 use crate::segment::{Address, Frame};
 use crate::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -331,7 +332,7 @@ impl Memtable {
     pub fn prefetch(&self, hash: u64, guard: &Guard) {
         if let Some(cells) = Memtable::cells(self.stripe(hash), guard) {
             let (slot, _) = cells.start(low(hash));
-            prefetch(&raw const cells.cells[slot]);
+            prefetch((&raw const cells.cells[slot]).cast(), 1);
         }
     }
 
@@ -589,20 +590,6 @@ fn damaged(ground: &Ground, address: Address, what: Damage, guard: &Guard) -> Er
         Some(segment) => Error::corrupt(segment.path(), address.offset(), what),
         None => Error::Invalid { what: "address", why: what.to_string() },
     }
-}
-
-/// Asks for a cache line to be loaded soon.
-#[inline]
-pub fn prefetch<T>(address: *const T) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY:
-        // * A hint: it never faults, whatever the address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
 }
 
 #[cfg(test)]

@@ -251,7 +251,11 @@ impl CedrusEngine {
 
     /// An address that leads nowhere.
     fn lost(&self, address: Address) -> Error {
-        Error::corrupt(&self.space.path, 0, Damage::BadField { field: "address", value: address.bits() })
+        Error::corrupt(
+            &self.space.paged.path,
+            0,
+            Damage::BadField { field: "address", value: address.bits() },
+        )
     }
 
     pub(crate) fn record<'f>(

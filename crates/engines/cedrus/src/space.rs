@@ -29,14 +29,12 @@
 //! found out, also if it was right once.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use sheaf_base::codec::Writer;
-use sheaf_base::disk::{File, How, create_dirs, renew_len};
+use sheaf_base::disk::File;
 use sheaf_base::error::{Damage, Error, IoContext, Result};
-use sheaf_base::frame::u32_at;
 use sheaf_base::ground::Ground;
+use sheaf_base::paged::Paged;
 use sheaf_base::sync::Mutex;
 use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::KeyspaceId;
@@ -47,8 +45,6 @@ use crate::trie::{Trie, Trouble};
 const FILE: &str = "trie";
 const MAGIC: &[u8; 8] = b"SHEAFTRI";
 const FORMAT: u32 = 1;
-/// Bytes of the head that are summed.
-const SUMMED: usize = 20;
 /// Places by which the file grows.
 const REGION: u32 = 256;
 const TINY_REGION: u32 = 16;
@@ -90,58 +86,14 @@ impl Inner {
 pub(crate) struct Space {
     ground: Arc<Ground>,
     id: KeyspaceId,
-    dir: PathBuf,
-    pub(crate) path: PathBuf,
-    page_bytes: usize,
+    pub(crate) paged: Paged,
     inner: Mutex<Inner>,
 }
 
 impl Space {
     pub(crate) fn new(ground: Arc<Ground>, id: KeyspaceId, page_bytes: usize) -> Space {
-        let dir = ground.home.as_ref().map_or_else(PathBuf::new, |home| home.of(id));
-        let path = dir.join(FILE);
-        Space { ground, id, dir, path, page_bytes, inner: Mutex::new(Inner { end: 1, ..Inner::default() }) }
-    }
-
-    fn offset(&self, place: u32) -> u64 {
-        u64::from(place) * self.page_bytes as u64
-    }
-
-    fn head(&self) -> Vec<u8> {
-        let mut w = Writer::default();
-        w.0.extend_from_slice(MAGIC);
-        w.u32(FORMAT);
-        w.u32(u32::try_from(self.page_bytes).unwrap_or(u32::MAX));
-        w.u32(self.id.0);
-        let sum = crc32c::crc32c(&w.0);
-        w.u32(sum);
-        w.0
-    }
-
-    fn check_head(&self, file: &dyn File) -> Result<()> {
-        let damaged = |what| Err(Error::corrupt(&self.path, 0, what));
-        let expected = self.head();
-        let mut got = vec![0; expected.len()];
-        let len = file.len().during("measure", &self.path)?;
-        if len < got.len() as u64 {
-            return damaged(Damage::Short { got: len, expected: got.len() as u64 });
-        }
-        file.read_at(0, &mut got).during("read", &self.path)?;
-        if got == expected {
-            return Ok(());
-        }
-        if &got[..8] != MAGIC {
-            return damaged(Damage::BadMagic);
-        }
-        let (expected_sum, got_sum) = (u32_at(&got, SUMMED), crc32c::crc32c(&got[..SUMMED]));
-        if expected_sum != got_sum {
-            return damaged(Damage::BadChecksum { expected: expected_sum, got: got_sum });
-        }
-        if u32_at(&got, 8) != FORMAT {
-            return Err(Error::Format { path: self.path.clone(), found: u32_at(&got, 8), supported: FORMAT });
-        }
-        let (expected, got) = (u128::from(self.id.0), u128::from(u32_at(&got, 16)));
-        damaged(Damage::Foreign { field: "keyspace", expected, got })
+        let paged = Paged::new(Arc::clone(&ground), id, FILE, (MAGIC, FORMAT), page_bytes);
+        Space { ground, id, paged, inner: Mutex::new(Inner { end: 1, ..Inner::default() }) }
     }
 
     /// Takes up the table of an image.
@@ -149,24 +101,7 @@ impl Space {
         let mut inner = self.inner.lock();
         let used: BTreeSet<u32> = table.iter().map(|place| place.at).filter(|at| *at > 0).collect();
         let end = used.last().map_or(1, |last| last + 1);
-        let Some(home) = self.ground.home.as_ref().filter(|_| end > 1) else { return Ok(()) };
-        let how = if home.read_only { How::Read } else { How::Write };
-        let file = match home.disk.open(&self.path, how) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                let what = Damage::Short { got: 0, expected: self.offset(end) };
-                return Err(Error::corrupt(&self.path, 0, what));
-            }
-            other => other.during("open", &self.path)?,
-        };
-        self.check_head(&*file)?;
-        let len = file.len().during("measure", &self.path)?;
-        if len < self.offset(end) {
-            let what = Damage::Short { got: len, expected: self.offset(end) };
-            return Err(Error::corrupt(&self.path, len, what));
-        }
-        if !home.read_only {
-            renew_len(&*file).during("extend", &self.path)?;
-        }
+        let Some(file) = self.paged.open(end)? else { return Ok(()) };
         inner.named = used.len() as u64;
         inner.free = (1..end).filter(|at| !used.contains(at)).collect();
         (inner.end, inner.file, inner.table, inner.is_named) = (end, Some(file), table, true);
@@ -176,7 +111,7 @@ impl Space {
     /// Bytes of the table, and of the pages that the last image names.
     pub(crate) fn bytes(&self) -> (u64, u64) {
         let inner = self.inner.lock();
-        (size_of_val(&inner.table[..]) as u64, inner.named * self.page_bytes as u64)
+        (size_of_val(&inner.table[..]) as u64, inner.named * self.paged.page as u64)
     }
 
     /// Reads a page and puts it into memory.
@@ -193,25 +128,12 @@ impl Space {
     }
 
     fn read(&self, file: &dyn File, place: Place) -> Result<Vec<u64>> {
-        let at = self.offset(place.at);
-        let mut bytes = vec![0; self.page_bytes];
-        match file.read_at(at, &mut bytes) {
-            Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => {
-                let got = file.len().during("measure", &self.path)?;
-                let expected = at + self.page_bytes as u64;
-                // A read that failed is no damage.
-                return Err(if got < expected {
-                    Error::corrupt(&self.path, at, Damage::Short { got, expected })
-                } else {
-                    Error::io("read", &self.path, e)
-                });
-            }
-            other => other.during("read", &self.path)?,
-        }
+        let mut bytes = vec![0; self.paged.page];
+        self.paged.read(file, place.at, &mut bytes)?;
         let got = crc32c::crc32c(&bytes);
         if got != place.crc {
             let what = Damage::BadChecksum { expected: place.crc, got };
-            return Err(Error::corrupt(&self.path, at, what));
+            return Err(self.paged.damaged(place.at, what));
         }
         let mut words = bytes.chunks_exact(8);
         let word = |bytes: &[u8]| sheaf_base::frame::u64_at(bytes, 0);
@@ -220,7 +142,11 @@ impl Space {
 
     fn nonsense(&self, page: u32, field: &'static str) -> Error {
         let place = self.inner.lock().place(page);
-        Error::corrupt(&self.path, self.offset(place.at), Damage::BadField { field, value: u64::from(page) })
+        Error::corrupt(
+            &self.paged.path,
+            self.paged.offset(place.at),
+            Damage::BadField { field, value: u64::from(page) },
+        )
     }
 
     /// What a trouble of the trie is, as an error.
@@ -239,7 +165,7 @@ impl Space {
             (inner.table.clone(), inner.file.clone())
         };
         let Some(file) = file else { return Ok(()) };
-        if let Err(error) = self.check_head(&*file) {
+        if let Err(error) = self.paged.check_head(&*file) {
             report(error);
         }
         for (page, place) in table.iter().enumerate().filter(|(_, place)| place.at > 0) {
@@ -296,20 +222,7 @@ impl Space {
         if let Some(file) = &inner.file {
             return Ok(Arc::clone(file));
         }
-        let Some(home) = &self.ground.home else {
-            return Err(Error::Invalid { what: "engine", why: "there is no place for its files".into() });
-        };
-        create_dirs(&*home.disk, &self.dir)?;
-        let file = match home.disk.open(&self.path, How::Create) {
-            // Left by a life that saved no image.
-            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
-                let file = home.disk.open(&self.path, How::Write).during("open", &self.path)?;
-                renew_len(&*file).during("extend", &self.path)?;
-                file
-            }
-            other => other.during("create", &self.path)?,
-        };
-        file.write_at(0, &self.head()).during("write", &self.path)?;
+        let file = self.paged.make()?;
         inner.file = Some(Arc::clone(&file));
         Ok(file)
     }
@@ -324,7 +237,7 @@ impl Space {
         while inner.free.len() < count {
             let region = if self.ground.tiny { TINY_REGION } else { REGION };
             let end = inner.end.saturating_add(region);
-            file.allocate(self.offset(end)).during("allocate", &self.path)?;
+            file.allocate(self.paged.offset(end)).during("allocate", &self.paged.path)?;
             inner.free.extend(inner.end..end);
             inner.end = end;
         }
@@ -337,7 +250,7 @@ impl Space {
 
     /// Writes what stands side by side with one call; the checksums.
     fn write_at(&self, file: &dyn File, places: &[u32], pages: &[(u32, Box<[u64]>)]) -> Result<Vec<u32>> {
-        let mut bytes = Vec::with_capacity(self.page_bytes * pages.len());
+        let mut bytes = Vec::with_capacity(self.paged.page * pages.len());
         let mut sums = Vec::with_capacity(pages.len());
         let mut start = 0;
         for index in 0..places.len() {
@@ -346,7 +259,7 @@ impl Space {
             sums.push(crc32c::crc32c(&bytes[from..]));
             let is_end = places.get(index + 1) != Some(&(places[index] + 1));
             if is_end {
-                file.write_at(self.offset(places[start]), &bytes).during("write", &self.path)?;
+                file.write_at(self.paged.offset(places[start]), &bytes).during("write", &self.paged.path)?;
                 bytes.clear();
                 start = index + 1;
             }
@@ -366,7 +279,7 @@ impl Space {
             return Err(Error::Poisoned { op: "sync of a trie" });
         }
         if let Some(home) = self.ground.home.as_ref().filter(|_| !is_named) {
-            if home.disk.sync_dir(&self.dir).is_err() {
+            if home.disk.sync_dir(&self.paged.dir).is_err() {
                 return Err(Error::Poisoned { op: "sync of a trie's directory" });
             }
             self.inner.lock().is_named = true;
@@ -402,7 +315,7 @@ impl Space {
         if inner.next.is_none()
             && inner.end - end > (inner.end / 4).max(REGION)
             && let Some(file) = inner.file.clone()
-            && file.set_len(self.offset(end)).is_ok()
+            && file.set_len(self.paged.offset(end)).is_ok()
         {
             inner.free.split_off(&end);
             inner.end = end;

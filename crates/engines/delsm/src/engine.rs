@@ -242,15 +242,6 @@ impl DelsmEngine {
     }
 }
 
-fn content_of<'a>(action: &Action<'a>) -> Option<Content<'a>> {
-    match action {
-        Action::Put(value) => Some(Content::Put(value)),
-        Action::Staged(blob) => Some(Content::Staged(*blob)),
-        Action::Remove => Some(Content::Remove),
-        Action::Expect => None,
-    }
-}
-
 impl Engine for DelsmEngine {
     fn name(&self) -> &'static str {
         NAME
@@ -310,7 +301,7 @@ impl Engine for DelsmEngine {
     }
 
     fn apply(&self, seq: Seq, op: &Op<'_>, views: &Views) {
-        let Some(content) = content_of(&op.action) else { return };
+        let Some(content) = op.action.content() else { return };
         let guard = &epoch::pin();
         let active = &self.state(guard).active;
         let version = MemVersion { word: Word::of(&content, op.address), seq };

@@ -25,7 +25,7 @@ use sheaf_base::sync::atomic::{AtomicUsize, Ordering, fence};
 use sheaf_base::types::Seq;
 
 use crate::run::{self, Pair};
-use sheaf_base::memtable::prefetch;
+use sheaf_base::memory::prefetch;
 
 /// The fingerprint of a hash.
 #[inline]
@@ -39,9 +39,7 @@ const AHEAD: u64 = 4 << 10;
 /// Asks for the cache lines from `start` on.
 #[inline]
 pub(crate) fn prefetch_bytes(start: *const u8, len: u64) {
-    for line in (0..usize::try_from(len.min(AHEAD)).unwrap_or(0)).step_by(64) {
-        prefetch(start.wrapping_add(line));
-    }
+    prefetch(start, usize::try_from(len.min(AHEAD)).unwrap_or(0).div_ceil(64));
 }
 
 /// A block's head; the rest stands behind it.

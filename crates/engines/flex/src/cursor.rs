@@ -25,9 +25,10 @@ use crate::block::{Block, BlockRef};
 use crate::engine::FlexEngine;
 use crate::index::{Index, Interval, State};
 use crate::slots::UNKNOWN;
+use sheaf_base::memory::prefetch;
 use sheaf_base::memtable::Place;
 use sheaf_base::memtable::prefix::{is_above, is_below};
-use sheaf_base::memtable::{Memtable, blob_bytes, blob_of, prefetch};
+use sheaf_base::memtable::{Memtable, blob_bytes, blob_of};
 
 /// Keys looked up in a memtable at a time.
 const LIMIT: usize = 64;
@@ -348,7 +349,7 @@ impl Walk {
         slots.get(next.item.slot).prefetch(next.len, guard);
         let after = behind(index, &next);
         if let Some(after) = &after {
-            prefetch(slots.get(after.item.slot));
+            prefetch(std::ptr::from_ref(slots.get(after.item.slot)).cast(), 1);
         }
         self.ahead = Some(Ahead { number: index.number, next, after });
     }

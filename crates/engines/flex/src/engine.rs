@@ -257,15 +257,6 @@ impl FlexEngine {
     }
 }
 
-fn content_of<'a>(action: &Action<'a>) -> Option<Content<'a>> {
-    match action {
-        Action::Put(value) => Some(Content::Put(value)),
-        Action::Staged(blob) => Some(Content::Staged(*blob)),
-        Action::Remove => Some(Content::Remove),
-        Action::Expect => None,
-    }
-}
-
 impl Engine for FlexEngine {
     fn name(&self) -> &'static str {
         NAME
@@ -321,7 +312,7 @@ impl Engine for FlexEngine {
     }
 
     fn apply(&self, seq: Seq, op: &Op<'_>, views: &Views) {
-        let Some(content) = content_of(&op.action) else { return };
+        let Some(content) = op.action.content() else { return };
         let guard = &epoch::pin();
         let active = &self.state(guard).active;
         let version = Version { word: Word::of(&content, op.address), seq };

@@ -95,7 +95,7 @@ impl<'a, M: Meet> Change<'a, M> {
     }
 
     fn page(&self) -> usize {
-        self.shelf.space.page
+        self.shelf.space.paged.page
     }
 
     /// Reads the leaves at `refs` that are not in memory, side by side ones together.

@@ -296,15 +296,6 @@ impl KreonEngine {
     }
 }
 
-fn content_of<'a>(action: &Action<'a>) -> Option<Content<'a>> {
-    match action {
-        Action::Put(value) => Some(Content::Put(value)),
-        Action::Staged(blob) => Some(Content::Staged(*blob)),
-        Action::Remove => Some(Content::Remove),
-        Action::Expect => None,
-    }
-}
-
 impl Engine for KreonEngine {
     fn name(&self) -> &'static str {
         NAME
@@ -370,7 +361,7 @@ impl Engine for KreonEngine {
     }
 
     fn apply(&self, seq: Seq, op: &Op<'_>, views: &Views) {
-        let Some(content) = content_of(&op.action) else { return };
+        let Some(content) = op.action.content() else { return };
         let guard = &epoch::pin();
         let active = &self.state(guard).active;
         let mut word = self.word_of(&content, op.address, op.span);

@@ -32,7 +32,7 @@ fn count_of<T>(items: &[T]) -> [u8; 4] {
 pub(crate) fn save(engine: &KreonEngine, out: &mut dyn ImageSink) -> Result<()> {
     engine.seal(out, |out, levels, end, used, counts| {
         out.put(&[LAYOUT])?;
-        out.put(&u32::try_from(engine.shelf.space.page).unwrap_or(0).to_le_bytes())?;
+        out.put(&u32::try_from(engine.shelf.space.paged.page).unwrap_or(0).to_le_bytes())?;
         out.put(&end.to_le_bytes())?;
         out.put(&[u8::try_from(levels.len()).unwrap_or(u8::MAX)])?;
         for level in levels {
@@ -83,7 +83,7 @@ pub(crate) fn restore(engine: &KreonEngine, image: &mut dyn ImageSource) -> Resu
         return Err(image.nonsense("layout", u64::from(layout)));
     }
     let page = u32_of(image)?;
-    if page as usize != engine.shelf.space.page {
+    if page as usize != engine.shelf.space.paged.page {
         return Err(image.nonsense("bytes of a page", u64::from(page)));
     }
     let end = u32_of(image)?;

@@ -89,7 +89,7 @@ impl KreonEngine {
     /// An address that leads nowhere.
     fn lost(&self, address: Address) -> Error {
         let what = Damage::BadField { field: "address", value: address.bits() };
-        Error::corrupt(&self.shelf.space.path, 0, what)
+        Error::corrupt(&self.shelf.space.paged.path, 0, what)
     }
 
     /// The record in `frame`, which must be of `key`.

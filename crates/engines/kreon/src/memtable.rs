@@ -6,7 +6,7 @@
 //! ## Picture
 //!
 //! ```text
-//!  hash -> stripe -> cell: tag 32 | record 32 ──┐          ordered tree (base::sorted) ──┐
+//!  hash -> stripe -> cell: tag 32 | record 32 ──┐          ordered tree (order.rs of base) ┐
 //!                                               v                                        v
 //!  record:  word 8 | seq 8 | key length 4 | key                   word: flags 4 | span / 8: 20 | address 40
 //! ```

@@ -20,14 +20,12 @@
 //! What was written and is in no image is garbage in pages that the image calls free. An image's pages are synced before it.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use sheaf_base::codec::Writer;
-use sheaf_base::disk::{File, How, create_dirs, renew_len};
+use sheaf_base::disk::File;
 use sheaf_base::error::{Damage, Error, IoContext, Result};
-use sheaf_base::frame::u32_at;
 use sheaf_base::ground::Ground;
+use sheaf_base::paged::Paged;
 use sheaf_base::sync::Mutex;
 use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::KeyspaceId;
@@ -38,7 +36,6 @@ use crate::node::{Node, Ref};
 const FILE: &str = "levels";
 const MAGIC: &[u8; 8] = b"SHEAFKRE";
 const FORMAT: u32 = 1;
-const SUMMED: usize = 20;
 /// Bytes of a page; small ones in tiny geometry, so that there are many.
 pub(crate) const PAGE: usize = 4096;
 const TINY_PAGE: usize = 512;
@@ -111,9 +108,7 @@ impl Pages {
 pub(crate) struct Space {
     ground: Arc<Ground>,
     id: KeyspaceId,
-    dir: PathBuf,
-    pub(crate) path: PathBuf,
-    pub(crate) page: usize,
+    pub(crate) paged: Paged,
     pages: Arc<Mutex<Pages>>,
     file: Mutex<Option<Arc<dyn File>>>,
     is_named: Mutex<bool>,
@@ -121,59 +116,17 @@ pub(crate) struct Space {
 
 impl Space {
     pub(crate) fn new(ground: Arc<Ground>, id: KeyspaceId) -> Space {
-        let dir = ground.home.as_ref().map_or_else(PathBuf::new, |home| home.of(id));
         let page = if ground.tiny { TINY_PAGE } else { PAGE };
+        let paged = Paged::new(Arc::clone(&ground), id, FILE, (MAGIC, FORMAT), page);
         let pages = Arc::new(Mutex::new(Pages { end: 1, ..Pages::default() }));
-        let path = dir.join(FILE);
-        Space { ground, id, dir, path, page, pages, file: Mutex::default(), is_named: Mutex::new(false) }
-    }
-
-    pub(crate) fn offset(&self, page: u32) -> u64 {
-        u64::from(page) * self.page as u64
+        Space { ground, id, paged, pages, file: Mutex::default(), is_named: Mutex::new(false) }
     }
 
     /// Bytes of the file, and of those the free ones.
     #[cfg(test)]
     pub(crate) fn bytes(&self) -> (u64, u64) {
         let pages = self.pages.lock();
-        (self.offset(pages.end), pages.free_count * self.page as u64)
-    }
-
-    fn head(&self) -> Vec<u8> {
-        let mut w = Writer::default();
-        w.0.extend_from_slice(MAGIC);
-        w.u32(FORMAT);
-        w.u32(u32::try_from(self.page).unwrap_or(u32::MAX));
-        w.u32(self.id.0);
-        let sum = crc32c::crc32c(&w.0);
-        w.u32(sum);
-        w.0
-    }
-
-    fn check_head(&self, file: &dyn File) -> Result<()> {
-        let damaged = |what| Err(Error::corrupt(&self.path, 0, what));
-        let expected = self.head();
-        let mut got = vec![0; expected.len()];
-        let len = file.len().during("measure", &self.path)?;
-        if len < got.len() as u64 {
-            return damaged(Damage::Short { got: len, expected: got.len() as u64 });
-        }
-        file.read_at(0, &mut got).during("read", &self.path)?;
-        if got == expected {
-            return Ok(());
-        }
-        if &got[..8] != MAGIC {
-            return damaged(Damage::BadMagic);
-        }
-        let (expected_sum, got_sum) = (u32_at(&got, SUMMED), crc32c::crc32c(&got[..SUMMED]));
-        if expected_sum != got_sum {
-            return damaged(Damage::BadChecksum { expected: expected_sum, got: got_sum });
-        }
-        if u32_at(&got, 8) != FORMAT {
-            return Err(Error::Format { path: self.path.clone(), found: u32_at(&got, 8), supported: FORMAT });
-        }
-        let (expected, got) = (u128::from(self.id.0), u128::from(u32_at(&got, 16)));
-        damaged(Damage::Foreign { field: "keyspace", expected, got })
+        (self.paged.offset(pages.end), pages.free_count * self.paged.page as u64)
     }
 
     /// Takes up the pages of an image: `end` of them, of which it has those whose bits are set in `used`.
@@ -183,24 +136,7 @@ impl Space {
             .rev()
             .find(|page| used.get(*page as usize / 64).is_some_and(|word| word >> (page % 64) & 1 == 1));
         let end = last.map_or(1, |last| last + 1);
-        let Some(home) = self.ground.home.as_ref().filter(|_| end > 1) else { return Ok(()) };
-        let how = if home.read_only { How::Read } else { How::Write };
-        let file = match home.disk.open(&self.path, how) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                let what = Damage::Short { got: 0, expected: self.offset(end) };
-                return Err(Error::corrupt(&self.path, 0, what));
-            }
-            other => other.during("open", &self.path)?,
-        };
-        self.check_head(&*file)?;
-        let len = file.len().during("measure", &self.path)?;
-        if len < self.offset(end) {
-            let what = Damage::Short { got: len, expected: self.offset(end) };
-            return Err(Error::corrupt(&self.path, len, what));
-        }
-        if !home.read_only {
-            renew_len(&*file).during("extend", &self.path)?;
-        }
+        let Some(file) = self.paged.open(end)? else { return Ok(()) };
         let mut pages = self.pages.lock();
         (pages.end, pages.used) = (end, used);
         let mut start = None;
@@ -225,46 +161,28 @@ impl Space {
 
     fn opened(&self) -> Result<Arc<dyn File>> {
         let file = self.file.lock().clone();
-        file.ok_or_else(|| self.damaged(1, Damage::BadField { field: "reference", value: 0 }))
-    }
-
-    pub(crate) fn damaged(&self, page: u32, what: Damage) -> Error {
-        Error::corrupt(&self.path, self.offset(page), what)
+        file.ok_or_else(|| self.paged.damaged(1, Damage::BadField { field: "reference", value: 0 }))
     }
 
     /// Reads the pages of a node of `level`, and checks them.
     pub(crate) fn read(&self, at: Ref, level: u8) -> Result<Frame> {
-        let mut bytes = vec![0; usize::from(at.pages) * self.page];
+        let mut bytes = vec![0; usize::from(at.pages) * self.paged.page];
         self.read_bytes(at.page, &mut bytes)?;
         self.frame(at, level, bytes)
     }
 
     /// Reads so many bytes from the start of a page on.
     pub(crate) fn read_bytes(&self, page: u32, bytes: &mut [u8]) -> Result<()> {
-        let file = self.opened()?;
-        let offset = self.offset(page);
-        match file.read_at(offset, bytes) {
-            Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => {
-                let got = file.len().during("measure", &self.path)?;
-                let expected = offset + bytes.len() as u64;
-                // A read that failed is no damage.
-                Err(if got < expected {
-                    self.damaged(page, Damage::Short { got, expected })
-                } else {
-                    Error::io("read", &self.path, e)
-                })
-            }
-            other => other.during("read", &self.path),
-        }
+        self.paged.read(&*self.opened()?, page, bytes)
     }
 
     /// The bytes of a node, checked.
     pub(crate) fn frame(&self, at: Ref, level: u8, bytes: Vec<u8>) -> Result<Frame> {
         let got = crc32c::crc32c(&bytes);
         if got != at.crc {
-            return Err(self.damaged(at.page, Damage::BadChecksum { expected: at.crc, got }));
+            return Err(self.paged.damaged(at.page, Damage::BadChecksum { expected: at.crc, got }));
         }
-        Node::parse(&bytes, level).map_err(|what| self.damaged(at.page, what))?;
+        Node::parse(&bytes, level).map_err(|what| self.paged.damaged(at.page, what))?;
         Ok(Frame::new(bytes, level == 0, false))
     }
 
@@ -275,20 +193,7 @@ impl Space {
         if let Some(file) = &*slot {
             return Ok(Arc::clone(file));
         }
-        let Some(home) = &self.ground.home else {
-            return Err(Error::Invalid { what: "engine", why: "there is no place for its files".into() });
-        };
-        create_dirs(&*home.disk, &self.dir)?;
-        let file = match home.disk.open(&self.path, How::Create) {
-            // Left by a life that saved no image.
-            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
-                let file = home.disk.open(&self.path, How::Write).during("open", &self.path)?;
-                renew_len(&*file).during("extend", &self.path)?;
-                file
-            }
-            other => other.during("create", &self.path)?,
-        };
-        file.write_at(0, &self.head()).during("write", &self.path)?;
+        let file = self.paged.make()?;
         *slot = Some(Arc::clone(&file));
         Ok(file)
     }
@@ -345,8 +250,9 @@ impl Space {
     /// Makes the file longer; where the new run begins.
     fn grow(&self, pages: &mut Pages, file: &dyn File, least: u32) -> Result<u32> {
         let region = if self.ground.tiny { TINY_REGION } else { REGION.max(pages.end / 16) }.max(least);
-        let end = pages.end.checked_add(region).ok_or_else(|| Error::NoSpace { path: self.path.clone() })?;
-        file.allocate(self.offset(end)).during("allocate", &self.path)?;
+        let end =
+            pages.end.checked_add(region).ok_or_else(|| Error::NoSpace { path: self.paged.path.clone() })?;
+        file.allocate(self.paged.offset(end)).during("allocate", &self.paged.path)?;
         let start = pages.end;
         pages.give(start, region);
         pages.end = end;
@@ -364,14 +270,16 @@ impl Space {
         let mut run: Vec<u8> = Vec::new();
         let mut start = nodes[0].0;
         for (page, bytes) in nodes {
-            if self.offset(start) + run.len() as u64 != self.offset(page) || run.len() >= RUN_BYTES {
-                file.write_at(self.offset(start), &run).during("write", &self.path)?;
+            if self.paged.offset(start) + run.len() as u64 != self.paged.offset(page)
+                || run.len() >= RUN_BYTES
+            {
+                file.write_at(self.paged.offset(start), &run).during("write", &self.paged.path)?;
                 run.clear();
                 start = page;
             }
             run.extend_from_slice(bytes);
         }
-        file.write_at(self.offset(start), &run).during("write", &self.path)
+        file.write_at(self.paged.offset(start), &run).during("write", &self.paged.path)
     }
 
     /// Nodes are in use no more, by what is published now. Those that no image can name are free as soon as no reader can
@@ -427,7 +335,7 @@ impl Space {
             }
             let mut is_named = self.is_named.lock();
             if let Some(home) = self.ground.home.as_ref().filter(|_| !*is_named) {
-                if home.disk.sync_dir(&self.dir).is_err() {
+                if home.disk.sync_dir(&self.paged.dir).is_err() {
                     return Err(Error::Poisoned { op: "sync of the levels' directory" });
                 }
                 *is_named = true;
@@ -462,7 +370,7 @@ impl Space {
         let Some((start, len)) = pages.free.last_key_value().map(|(s, l)| (*s, *l)) else { return };
         if start + len == pages.end
             && len > (pages.end / 4).max(REGION)
-            && file.set_len(self.offset(start)).is_ok()
+            && file.set_len(self.paged.offset(start)).is_ok()
         {
             pages.take_run(start, len);
             pages.end = start;
@@ -485,6 +393,6 @@ impl Space {
     /// An error if the file's head is not what it should be.
     pub(crate) fn verify(&self) -> Result<()> {
         let file = self.file.lock().clone();
-        file.map_or(Ok(()), |file| self.check_head(&*file))
+        file.map_or(Ok(()), |file| self.paged.check_head(&*file))
     }
 }

@@ -159,7 +159,7 @@ fn play(tiny: bool, range: u64, rounds: u64, batch: u64) {
     level = step(&shelf, &level, &[], Some((&[], None)));
     assert_eq!(level, Level::default());
     let (all, free) = shelf.space.bytes();
-    assert_eq!(all - free, shelf.space.page as u64, "only the head is used");
+    assert_eq!(all - free, shelf.space.paged.page as u64, "only the head is used");
 }
 
 #[test]

@@ -96,7 +96,7 @@ impl Shelf {
     pub(crate) fn node<'g>(&self, at: Ref, level: u8, guard: &'g Guard) -> Result<&'g Frame> {
         match self.cache.get(at.page, guard) {
             Some(frame) if frame.bytes().get(1) == Some(&level) => Ok(frame),
-            Some(_) => Err(self.space.damaged(
+            Some(_) => Err(self.space.paged.damaged(
                 at.page,
                 Damage::BadField { field: "reference to a level", value: u64::from(level) },
             )),

@@ -1,0 +1,168 @@
+//! # Paged: a file of pages of an engine's own
+//!
+//! For engines that keep an index on disk, in the keyspace's directory below [`crate::ground::Home`]. Which page holds what
+//! is theirs to know; here is what does not depend on it: the head, opening, making, and reads that tell damage from a
+//! device that fails.
+//!
+//! ```text
+//!  page 0: magic 8 | format 4 | bytes of a page 4 | keyspace 4 | crc32c of these 4 | 0 ...
+//!  page 1, 2 ...: the engine's
+//! ```
+//!
+//! Little-endian.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::codec::Writer;
+use crate::disk::{File, How, create_dirs, renew_len};
+use crate::error::{Damage, Error, IoContext, Result};
+use crate::frame::u32_at;
+use crate::ground::Ground;
+use crate::types::KeyspaceId;
+
+/// Bytes of the head that are summed.
+const SUMMED: usize = 20;
+
+/// Where the file is, and what its head says.
+#[derive(Debug)]
+pub struct Paged {
+    /// The keyspace's directory.
+    pub dir: PathBuf,
+    /// The file.
+    pub path: PathBuf,
+    /// Bytes of a page.
+    pub page: usize,
+    magic: &'static [u8; 8],
+    format: u32,
+    ground: Arc<Ground>,
+    id: KeyspaceId,
+}
+
+impl Paged {
+    /// The file `name` of keyspace `id`.
+    #[must_use]
+    pub fn new(
+        ground: Arc<Ground>,
+        id: KeyspaceId,
+        name: &str,
+        (magic, format): (&'static [u8; 8], u32),
+        page: usize,
+    ) -> Paged {
+        let dir = ground.home.as_ref().map_or_else(PathBuf::new, |home| home.of(id));
+        Paged { path: dir.join(name), dir, page, magic, format, ground, id }
+    }
+
+    /// Where page `page` begins.
+    #[must_use]
+    pub fn offset(&self, page: u32) -> u64 {
+        u64::from(page) * self.page as u64
+    }
+
+    /// The error for what stands on a page and cannot be.
+    #[must_use]
+    pub fn damaged(&self, page: u32, what: Damage) -> Error {
+        Error::corrupt(&self.path, self.offset(page), what)
+    }
+
+    fn head(&self) -> Vec<u8> {
+        let mut w = Writer::default();
+        w.0.extend_from_slice(self.magic);
+        w.u32(self.format);
+        w.u32(u32::try_from(self.page).unwrap_or(u32::MAX));
+        w.u32(self.id.0);
+        let sum = crc32c::crc32c(&w.0);
+        w.u32(sum);
+        w.0
+    }
+
+    /// Whether `file` is this keyspace's, and of this format.
+    pub fn check_head(&self, file: &dyn File) -> Result<()> {
+        let damaged = |what| Err(self.damaged(0, what));
+        let expected = self.head();
+        let mut got = vec![0; expected.len()];
+        let len = file.len().during("measure", &self.path)?;
+        if len < got.len() as u64 {
+            return damaged(Damage::Short { got: len, expected: got.len() as u64 });
+        }
+        file.read_at(0, &mut got).during("read", &self.path)?;
+        if got == expected {
+            return Ok(());
+        }
+        if &got[..8] != self.magic {
+            return damaged(Damage::BadMagic);
+        }
+        let (expected_sum, got_sum) = (u32_at(&got, SUMMED), crc32c::crc32c(&got[..SUMMED]));
+        if expected_sum != got_sum {
+            return damaged(Damage::BadChecksum { expected: expected_sum, got: got_sum });
+        }
+        if u32_at(&got, 8) != self.format {
+            let (path, found, supported) = (self.path.clone(), u32_at(&got, 8), self.format);
+            return Err(Error::Format { path, found, supported });
+        }
+        let page = u32_at(&got, 12);
+        if u32_at(&expected, 12) != page {
+            return damaged(Damage::BadField { field: "bytes of a page", value: page.into() });
+        }
+        let (expected, got) = (u128::from(self.id.0), u128::from(u32_at(&got, 16)));
+        damaged(Damage::Foreign { field: "keyspace", expected, got })
+    }
+
+    /// The file of an image that has pages below `end`; none if it has no page.
+    pub fn open(&self, end: u32) -> Result<Option<Arc<dyn File>>> {
+        let Some(home) = self.ground.home.as_ref().filter(|_| end > 1) else { return Ok(None) };
+        let how = if home.read_only { How::Read } else { How::Write };
+        let file = match home.disk.open(&self.path, how) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                let what = Damage::Short { got: 0, expected: self.offset(end) };
+                return Err(self.damaged(0, what));
+            }
+            other => other.during("open", &self.path)?,
+        };
+        self.check_head(&*file)?;
+        let len = file.len().during("measure", &self.path)?;
+        if len < self.offset(end) {
+            let what = Damage::Short { got: len, expected: self.offset(end) };
+            return Err(Error::corrupt(&self.path, len, what));
+        }
+        if !home.read_only {
+            renew_len(&*file).during("extend", &self.path)?;
+        }
+        Ok(Some(file))
+    }
+
+    /// Makes the file, or takes up what a life left that saved no image.
+    pub fn make(&self) -> Result<Arc<dyn File>> {
+        let Some(home) = &self.ground.home else {
+            return Err(Error::Invalid { what: "engine", why: "there is no place for its files".into() });
+        };
+        create_dirs(&*home.disk, &self.dir)?;
+        let file = match home.disk.open(&self.path, How::Create) {
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
+                let file = home.disk.open(&self.path, How::Write).during("open", &self.path)?;
+                renew_len(&*file).during("extend", &self.path)?;
+                file
+            }
+            other => other.during("create", &self.path)?,
+        };
+        file.write_at(0, &self.head()).during("write", &self.path)?;
+        Ok(file)
+    }
+
+    /// Reads from the start of a page on. An end of the file before is damage; a read that failed is none.
+    pub fn read(&self, file: &dyn File, page: u32, bytes: &mut [u8]) -> Result<()> {
+        let offset = self.offset(page);
+        match file.read_at(offset, bytes) {
+            Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => {
+                let got = file.len().during("measure", &self.path)?;
+                let expected = offset + bytes.len() as u64;
+                Err(if got < expected {
+                    self.damaged(page, Damage::Short { got, expected })
+                } else {
+                    Error::io("read", &self.path, e)
+                })
+            }
+            other => other.during("read", &self.path),
+        }
+    }
+}
