@@ -197,6 +197,8 @@ fn interleavings(seed: u64) -> Result<Sum, String> {
         "-p",
         "sheaf-testkit",
         "-p",
+        "sheaf-base",
+        "-p",
         "sheaf-flat",
         "-p",
         "sheaf-cedrus",

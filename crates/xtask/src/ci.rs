@@ -19,6 +19,8 @@ pub(crate) fn run() -> Result<(), String> {
         "test",
         "--locked",
         "-p",
+        "sheaf-base",
+        "-p",
         "sheaf-flat",
         "-p",
         "sheaf-cedrus",

@@ -24,6 +24,8 @@
 //! 5. `len` of a stripe counts the records that whoever loaded it will find in it.
 
 pub mod arena;
+#[cfg(all(test, shuttle))]
+mod interleavings;
 pub mod order;
 pub mod prefix;
 
@@ -38,6 +40,7 @@ use crate::memory::prefetch;
 use crate::record::{Content, Record};
 use crate::segment::{Address, Frame};
 use crate::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use crate::sync::bare;
 use crate::sync::epoch::Guard;
 use crate::types::Seq;
 use crate::views::Views;
@@ -110,10 +113,10 @@ fn kind_of(content: &Content<'_>) -> u64 {
 
 #[repr(C)]
 struct Head {
-    word: AtomicU64,
-    seq: AtomicU64,
-    older: AtomicU32,
-    key_len: AtomicU32,
+    word: bare::AtomicU64,
+    seq: bare::AtomicU64,
+    older: bare::AtomicU32,
+    key_len: bare::AtomicU32,
 }
 
 /// A record of a memtable.

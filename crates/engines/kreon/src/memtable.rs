@@ -28,6 +28,7 @@ use sheaf_base::memtable::order::{Keys, Order};
 use sheaf_base::memtable::prefix::Prefix;
 use sheaf_base::segment::Address;
 use sheaf_base::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use sheaf_base::sync::bare;
 use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::Seq;
 
@@ -102,9 +103,9 @@ pub(crate) struct Version {
 
 #[repr(C)]
 struct Head {
-    word: AtomicU64,
-    seq: AtomicU64,
-    key_len: AtomicU32,
+    word: bare::AtomicU64,
+    seq: bare::AtomicU64,
+    key_len: bare::AtomicU32,
 }
 
 #[derive(Debug)]
