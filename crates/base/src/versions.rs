@@ -147,6 +147,11 @@ impl<P: Place> Versions<P> {
         self.map.read().get(place).is_some_and(|olds| olds.iter().any(|o| o.address == address))
     }
 
+    /// True if a version names the staged value `blob`.
+    pub fn names(&self, place: &P, blob: u64) -> bool {
+        self.map.read().get(place).is_some_and(|olds| olds.iter().any(|o| o.blob == Some(blob)))
+    }
+
     /// Points the version at `from` to `to`.
     pub fn replace(&self, place: &P, from: Address, to: Address) -> bool {
         let mut map = self.map.write();

@@ -70,8 +70,16 @@ fn space(db: &Database, name: &str, engine: &str) -> Keyspace {
     db.keyspace(name, KeyspaceOptions::default().engine(engine)).expect("the keyspace opens")
 }
 
-/// The engines that every scenario runs with.
-const ENGINES: [&str; 2] = ["flat", "ledger"];
+/// All engines.
+const ENGINES: [&str; 7] = ["flat", "flat-ordered", "flex", "cedrus", "kreon", "delsm", "ledger"];
+
+/// The scenario on every engine; `flat` has all the schedules, the others a tenth of them each.
+fn on_every_engine(schedules: u64, scenario: fn(&str)) {
+    for engine in ENGINES {
+        println!("{engine}");
+        explore(if engine == "flat" { schedules } else { schedules.div_ceil(10).max(2) }, move || scenario(engine));
+    }
+}
 
 fn spawn(body: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
     sheaf_base::sync::thread::spawn(body)

@@ -27,7 +27,7 @@ const DEPTH: usize = 3;
 
 /// Runs `scenario` under as many schedules as asked, `SHEAF_SCHEDULES` before `schedules`: half of them random, half with few
 /// preemptions, from `SHEAF_SEED` on. A failure prints its schedule; with that in `SHEAF_SCHEDULE` it alone is run.
-pub fn explore(schedules: u64, scenario: fn()) {
+pub fn explore(schedules: u64, scenario: impl Fn() + Clone + Send + Sync + 'static) {
     let setting =
         |name: &str, default| std::env::var(name).map_or(default, |text| text.parse().expect("a number"));
     let mut config = Config::new();
@@ -39,7 +39,8 @@ pub fn explore(schedules: u64, scenario: fn()) {
     }
     let seed = setting("SHEAF_SEED", 1);
     let half = usize::try_from(setting("SHEAF_SCHEDULES", schedules) / 2).expect("small");
-    let mut done = Runner::new(RandomScheduler::new_from_seed(seed, half), config.clone()).run(scenario);
+    let mut done =
+        Runner::new(RandomScheduler::new_from_seed(seed, half), config.clone()).run(scenario.clone());
     done += Runner::new(PctScheduler::new_from_seed(seed, DEPTH, half), config).run(scenario);
     println!("{done} schedules");
 }

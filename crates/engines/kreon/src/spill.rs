@@ -138,8 +138,9 @@ impl Meet for Meeting<'_> {
             let is_kept = !is_gone && !is_below && self.keep_for_views(new, old)?;
             // After a crash the same version may come again, from where the cleaner had copied it to.
             let is_lost = old.is_staged() && !(new.entry.is_staged() && new.entry.blob == old.blob);
-            // With views a copy of it may be among the versions, which then account for the value.
-            if is_gone && !is_below && is_lost && self.views.is_empty() {
+            // What a view needs of what is gone was copied, and is among the versions, which account for its value.
+            let names = || self.engine.versions.names(&new.key.to_vec(), old.blob);
+            if is_gone && !is_below && is_lost && !names() {
                 self.blobs.push((new.newest, old.blob));
             }
             if !is_gone {

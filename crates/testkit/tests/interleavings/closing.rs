@@ -50,8 +50,7 @@ fn reopening_beside_writers(engine: &str, writes: u32) {
 
 #[test]
 fn an_end_beside_writers_leaves_the_next_life_alone() {
-    explore(300, || reopening_beside_writers("flat", 12));
-    explore(100, || reopening_beside_writers("ledger", 12));
+    on_every_engine(300, |engine| reopening_beside_writers(engine, 12));
 }
 
 /// Two close at once: when either call returns, the database is closed and can be opened.
@@ -83,5 +82,5 @@ fn two_closers(engine: &str) {
 
 #[test]
 fn when_a_close_returns_the_database_is_closed() {
-    explore(300, || two_closers("flat"));
+    on_every_engine(300, two_closers);
 }

@@ -38,8 +38,7 @@ fn iteration_beside_growth(engine: &str) {
 
 #[test]
 fn an_iteration_beside_splits_yields_every_pair_once() {
-    explore(600, || iteration_beside_growth("flat"));
-    explore(600, || iteration_beside_growth("flat-ordered"));
+    on_every_engine(600, iteration_beside_growth);
 }
 
 /// A key that is always there is always found, whatever splits, is cleaned or rewritten beside it.
@@ -88,8 +87,7 @@ fn gets_beside_cleaning(engine: &str) {
 
 #[test]
 fn gets_beside_cleaning_are_right() {
-    explore(150, || gets_beside_cleaning("flat"));
-    explore(150, || gets_beside_cleaning("flat-ordered"));
+    on_every_engine(150, gets_beside_cleaning);
 }
 
 /// A snapshot that was taken before a drop shows the keyspace, also while the background buries it.
@@ -128,8 +126,7 @@ fn views_beside_drops(engine: &str) {
 
 #[test]
 fn a_view_shows_a_dropped_keyspace_while_it_is_buried() {
-    explore(600, || views_beside_drops("flat"));
-    explore(300, || views_beside_drops("ledger"));
+    on_every_engine(600, views_beside_drops);
 }
 
 /// Old versions: a view repeats what it showed while its keys change, move and are trimmed.
@@ -181,7 +178,5 @@ fn views_beside_updates(engine: &str) {
 
 #[test]
 fn a_view_repeats_what_it_showed() {
-    explore(300, || views_beside_updates("flat"));
-    explore(300, || views_beside_updates("flat-ordered"));
-    explore(150, || views_beside_updates("ledger"));
+    on_every_engine(300, views_beside_updates);
 }

@@ -22,7 +22,7 @@ fn durable_writers(engine: &str, writers: usize) {
 
 #[test]
 fn durable_writers_without_a_background_all_return() {
-    explore(600, || durable_writers("flat", 3));
+    on_every_engine(600, |engine| durable_writers(engine, 3));
 }
 
 fn naive_and_lonely_writers(batching: sheaf::Batching) {
@@ -63,8 +63,7 @@ fn durable_writers_beside_maintenance(engine: &str) {
 
 #[test]
 fn a_tick_that_ends_leaves_no_waiter_asleep() {
-    explore(600, || durable_writers_beside_maintenance("flat"));
-    explore(200, || durable_writers_beside_maintenance("ledger"));
+    on_every_engine(600, durable_writers_beside_maintenance);
 }
 
 fn rounds_beside_bounds(engine: &str) {
@@ -90,7 +89,7 @@ fn rounds_beside_bounds(engine: &str) {
 
 #[test]
 fn a_round_held_up_by_root_leaves_no_waiter_asleep() {
-    explore(400, || rounds_beside_bounds("flat"));
+    on_every_engine(400, rounds_beside_bounds);
 }
 
 /// Three writers again and again, so that leaders gather: some come in time, some do not, and nobody is left behind.
@@ -114,7 +113,7 @@ fn gathering_leaders(engine: &str) {
 
 #[test]
 fn leaders_that_gather_leave_nobody_behind() {
-    explore(600, || gathering_leaders("flat"));
+    on_every_engine(600, gathering_leaders);
 }
 
 /// Writers who are held up because the log is over its limit, beside cleaning that lets them go and beside none.
@@ -125,7 +124,8 @@ fn braked_writers(engine: &str) {
     for n in 0..400 {
         keyspace.insert(format!("{}", n % 5), vec![b'x'; 300]).expect("it inserts");
     }
-    assert!(db.stats().brakes > 0, "nobody was held up");
+    // Engines that move what was committed have a journal that gets shorter by itself.
+    assert!(engine != "flat" || db.stats().brakes > 0, "nobody was held up");
     let writers: Vec<_> = (0..2)
         .map(|writer| {
             let keyspace = keyspace.clone();
@@ -146,5 +146,5 @@ fn braked_writers(engine: &str) {
 
 #[test]
 fn writers_who_are_held_up_go_on() {
-    explore(150, || braked_writers("flat"));
+    on_every_engine(150, braked_writers);
 }

@@ -31,12 +31,7 @@ fn swap_beside_removal(engine: &str) {
 
 #[test]
 fn a_swap_never_undoes_a_removal() {
-    for engine in ENGINES {
-        explore(
-            600,
-            if engine == "flat" { || swap_beside_removal("flat") } else { || swap_beside_removal("ledger") },
-        );
-    }
+    on_every_engine(600, swap_beside_removal);
 }
 
 /// A key is absent, appears and goes again while a batch looks at it: what the batch expected is what was there.
@@ -64,8 +59,7 @@ fn expectation_beside_removal(engine: &str) {
 
 #[test]
 fn a_batch_never_commits_on_what_went_meanwhile() {
-    explore(600, || expectation_beside_removal("flat"));
-    explore(600, || expectation_beside_removal("ledger"));
+    on_every_engine(600, expectation_beside_removal);
 }
 
 fn updates_all_count(engine: &str) {
@@ -88,8 +82,7 @@ fn updates_all_count(engine: &str) {
 
 #[test]
 fn updates_of_three_threads_all_count() {
-    explore(400, || updates_all_count("flat"));
-    explore(200, || updates_all_count("ledger"));
+    on_every_engine(400, updates_all_count);
 }
 
 /// An update sleeps over many rewrites of its key and the freeing of all they stood in: the place where it
@@ -126,8 +119,7 @@ fn update_over_reuse(engine: &str) {
 
 #[test]
 fn an_update_over_reused_segments_sees_the_change() {
-    explore(4, || update_over_reuse("flat"));
-    explore(4, || update_over_reuse("ledger"));
+    on_every_engine(4, update_over_reuse);
 }
 
 fn batches_are_whole_in_views(engine: &str, other: &str) {
@@ -167,6 +159,9 @@ fn batches_are_whole_in_views(engine: &str, other: &str) {
 fn views_show_whole_batches_in_order() {
     explore(300, || batches_are_whole_in_views("flat", "ledger"));
     explore(300, || batches_are_whole_in_views("flat", "flat"));
+    for other in ["flex", "cedrus", "kreon", "delsm"] {
+        explore(100, move || batches_are_whole_in_views("flat", other));
+    }
 }
 
 /// Scenario 5, in the log. Keys whose values are on the device are overwritten, unsynced, beside the cleaner: the
@@ -183,7 +178,7 @@ fn overwrites_beside_cleaning(engine: &str) {
         keyspace.insert(format!("{n}"), vec![b'x'; 300]).expect("it inserts");
         (0..3).for_each(|_| keyspace.insert("dies", vec![b'x'; 900]).expect("it inserts"));
     }
-    assert!(db.stats().brakes > 0, "there is nothing to clean");
+    assert!(engine != "flat" || db.stats().brakes > 0, "there is nothing to clean");
     db.persist().expect("it persists");
     let cuts: Arc<Mutex<Vec<SimDisk>>> = Arc::default();
     tap.watch({
@@ -220,8 +215,7 @@ fn overwrites_beside_cleaning(engine: &str) {
 
 #[test]
 fn what_an_unsynced_write_replaced_survives_cleaning_and_a_power_cut() {
-    explore(300, || overwrites_beside_cleaning("flat"));
-    explore(300, || overwrites_beside_cleaning("flat-ordered"));
+    on_every_engine(300, overwrites_beside_cleaning);
 }
 
 /// A batch fills segments that were only ready when ROOT was gathered: ROOT may not call them sealed, or a killed
@@ -274,6 +268,5 @@ fn batches_beside_root(engine: &str) {
 
 #[test]
 fn a_kill_beside_the_writing_of_root_loses_no_batch() {
-    explore(1000, || batches_beside_root("flat"));
-    explore(1000, || batches_beside_root("ledger"));
+    on_every_engine(1000, batches_beside_root);
 }
