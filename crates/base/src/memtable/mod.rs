@@ -337,7 +337,7 @@ impl Memtable {
     /// Brings the beginning of a record into the processor's cache, soon.
     #[inline]
     pub fn prefetch_record(&self, place: Place) {
-        prefetch(self.arena.at(place), 1);
+        crate::memory::prefetch(self.table.arena.at(place), 1);
     }
 
     /// Appends to `out` the records from `low` on, until there are `limit`.

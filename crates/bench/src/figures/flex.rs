@@ -28,7 +28,7 @@ use crate::keys::PAIR;
 use crate::measure::{self, Written, disk_bytes, median, settle};
 use crate::progress::say;
 use crate::stage::{Choice, Mix, Op, Stage};
-use crate::subjects::{Setting, Store, Subject};
+use crate::subjects::{Setting, Subject};
 use crate::table::number;
 
 /// Everything that `flex` promises.
