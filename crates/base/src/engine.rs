@@ -370,6 +370,10 @@ pub trait Engine: Send + Sync {
 
     /// Figures.
     fn stats(&self) -> EngineStats;
+    /// What it did since opening, each thing by its name: for people who want to see an engine at work.
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
     /// Reads everything it holds; each finding goes to `report`.
     fn verify(&self, report: &mut dyn FnMut(Error)) -> Result<()>;
     /// The keyspace was dropped and nobody reads it any more: give back memory and account its

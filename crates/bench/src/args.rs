@@ -40,11 +40,13 @@ sheaf-bench figures [OPTIONS]            measures all promised figures and print
   --pairs N          pairs of 27 + 127 bytes (5000000; 5m and 200k are understood)
   --peers A,B,…      peers, or none (lmdb, rocksdb, leveldb, fjall, as far as they are built in)
   --rounds N         rounds; medians are printed (3)
-  --only A,B,…       of fill-random, get-uniform, get-miss, get-zipf, update-zipf, cpu, memory, tail, open,
-                     durable, device-bytes, empty
+  --engine NAME      whose figures: flat or flex (flat)
+  --only A,B,…       of fill-random, get-uniform, get-miss, get-zipf, update-zipf, cpu, memory, tail, open, device-bytes;
+                     flat: durable, empty; flex: scan, scan-down, ycsb, read-tail
   --seconds S        length of a timed phase (4)
   --tail-seconds S   length of each of the runs that look for the longest write (60)
   --sync-ms N, --dir D   as above (but the directory need not be empty)
+  --keep             keeps the databases in --dir, and opens those that are there: for a run in pieces
   --json             JSON on the standard output, in place of Markdown
 
 sheaf-bench batching [OPTIONS]           how writers share syncs: none, vertical, naive, pipelined, side by side
@@ -122,7 +124,10 @@ pub(crate) struct Figures {
     pub(crate) tail: Duration,
     pub(crate) sync_every: Option<Duration>,
     pub(crate) dir: PathBuf,
+    pub(crate) keep: bool,
     pub(crate) json: bool,
+    /// Whose figures.
+    pub(crate) engine: Subject,
 }
 
 /// Options of `batching`.
@@ -258,7 +263,9 @@ fn figures(rest: &mut Rest<'_>) -> Result<Figures> {
         tail: Duration::from_secs(60),
         sync_every: Some(SYNC_INTERVAL),
         dir: PathBuf::from(DIR),
+        keep: false,
         json: false,
+        engine: Subject::FLAT,
     };
     while let Some(option) = rest.next() {
         match option {
@@ -273,10 +280,20 @@ fn figures(rest: &mut Rest<'_>) -> Result<Figures> {
             "--sync-ms" => options.sync_every = sync_every(rest, option)?,
             "--dir" => options.dir = PathBuf::from(rest.value(option)?),
             "--json" => options.json = true,
+            "--keep" => options.keep = true,
+            "--engine" => options.engine = with_figures(rest.value(option)?)?,
             other => return Err(format!("figures has no option {other:?}; see sheaf-bench --help").into()),
         }
     }
     Ok(options)
+}
+
+/// An engine that figures were promised of.
+fn with_figures(name: &str) -> Result<Subject> {
+    match Subject::parse(name)? {
+        engine @ (Subject::FLAT | Subject::FLEX) => Ok(engine),
+        other => Err(format!("{} has no figures; flat and flex have", other.name()).into()),
+    }
 }
 
 /// Peers by name, each once; `none` for none.

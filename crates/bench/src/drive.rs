@@ -50,6 +50,10 @@ pub(crate) trait Worker: Send {
         let _ = session;
         Ok(())
     }
+    /// Whether the latency of the last operation counts.
+    fn is_timed(&self) -> bool {
+        true
+    }
     /// Bytes of keys and values that it wrote or removed.
     fn user_bytes(&self) -> u64 {
         0
@@ -210,7 +214,9 @@ fn work<W: Worker>(
             Some(latencies) => {
                 let before = clock.raw();
                 let counted = worker.step(&mut *session)?;
-                latencies.saturating_record(clock.delta_as_nanos(before, clock.raw()));
+                if worker.is_timed() {
+                    latencies.saturating_record(clock.delta_as_nanos(before, clock.raw()));
+                }
                 counted
             }
         };

@@ -133,6 +133,8 @@ pub(crate) struct Stage {
     /// Whether the time includes a sync at the end.
     pub(crate) final_sync: bool,
     pub(crate) latencies: bool,
+    /// The only operation whose latencies are taken, if it is one of many.
+    pub(crate) timed: Option<Op>,
     pub(crate) timeline: bool,
     /// Whether all pairs are there: then each get of one must find it.
     pub(crate) full: bool,
@@ -154,6 +156,7 @@ impl Stage {
             sync_every: None,
             final_sync: false,
             latencies: false,
+            timed: None,
             timeline: false,
             full: true,
             inserted: 0,
@@ -259,6 +262,7 @@ struct Actor<'a> {
     /// Whether a get of a pair must find its number.
     checks: bool,
     user_bytes: u64,
+    is_timed: bool,
 }
 
 impl<'a> Actor<'a> {
@@ -273,6 +277,7 @@ impl<'a> Actor<'a> {
             sizer: Sizer::new(&stage.data),
             checks: store.keeps_data() && stage.full && stage.data.values.hold_numbers(),
             user_bytes: 0,
+            is_timed: true,
         }
     }
 
@@ -316,6 +321,7 @@ impl<'a> Actor<'a> {
 impl Worker for Actor<'_> {
     fn step(&mut self, session: &mut dyn Session) -> Result<u64> {
         let op = self.op();
+        self.is_timed = self.stage.timed.is_none_or(|timed| timed == op);
         if op == Op::Insert {
             let index = self.tip.fetch_add(1, Ordering::Relaxed);
             return self.put(session, index, false).map(|()| 1);
@@ -353,6 +359,10 @@ impl Worker for Actor<'_> {
 
     fn user_bytes(&self) -> u64 {
         self.user_bytes
+    }
+
+    fn is_timed(&self) -> bool {
+        self.is_timed
     }
 }
 

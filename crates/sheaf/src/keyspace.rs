@@ -87,6 +87,12 @@ impl Keyspace {
         Ok(self.kept()?.engine()?.stats())
     }
 
+    /// What the engine did since the database was opened, each thing by its name. `flex`: how often it inserted an
+    /// interval, appended to one, rewrote one; other engines have none yet.
+    pub fn counters(&self) -> Result<Vec<(&'static str, u64)>> {
+        Ok(self.kept()?.engine()?.counters())
+    }
+
     /// Sets `key` to `value` with the database's default durability. Costs one record in the log and
     /// the look-up of what it replaces.
     pub fn insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {

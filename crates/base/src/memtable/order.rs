@@ -32,7 +32,7 @@ use crate::sync::bare;
 use crate::sync::epoch::Guard;
 
 use super::arena::{Arena, Place};
-use super::prefix::{Prefix, common, is_above, is_below};
+use super::prefix::{Prefix, common};
 
 /// Entries of a node.
 const CAPACITY: usize = 64;
@@ -430,14 +430,23 @@ impl Order {
         }
     }
 
-    /// Reads all of a leaf; false if it changed meanwhile.
-    fn read(arena: &Arena, found: &Found, out: &mut [Place; CAPACITY]) -> Option<usize> {
+    /// Reads all of a leaf, and how many of its records are before what is looked for (or at it, if `with`); `None` if it
+    /// changed meanwhile. Heads decide where they can: a record is a cache miss.
+    fn read<K: Keys>(
+        tree: &Tree,
+        arena: &Arena,
+        keys: &K,
+        found: &Found,
+        (key, with): (Option<&[u8]>, bool),
+        out: &mut [Place; CAPACITY],
+    ) -> Option<(usize, usize)> {
         let leaf = node(arena, found.leaf);
         let count = leaf.count();
+        let before = key.map(|key| leaf.position(0, count, tree.prefix.head(key), key, with, keys));
         for (slot, out) in out.iter_mut().enumerate().take(count) {
             *out = leaf.records[slot].load(Ordering::Acquire);
         }
-        leaf.is_still(found.version).then_some(count)
+        leaf.is_still(found.version).then_some((count, before.unwrap_or(0)))
     }
 
     /// Appends to `out` the records from `low` on, in order, until there are `limit`.
@@ -459,8 +468,14 @@ impl Order {
                 Bound::Unbounded => Aim::First,
             };
             let found = self.descend(tree, arena, keys, aim);
-            let Some(count) = Order::read(arena, &found, &mut buffer) else { continue };
-            let from = buffer[..count].partition_point(|record| !is_above(keys.key(*record), low));
+            let wanted = match low {
+                Bound::Included(key) => (Some(key), false),
+                Bound::Excluded(key) => (Some(key), true),
+                Bound::Unbounded => (None, false),
+            };
+            let Some((count, from)) = Order::read(tree, arena, keys, &found, wanted, &mut buffer) else {
+                continue;
+            };
             let now = (count - from).min(limit - out.len());
             out.extend_from_slice(&buffer[from..from + now]);
             if found.fence == 0 {
@@ -490,8 +505,15 @@ impl Order {
                 Bound::Unbounded => Aim::Last,
             };
             let found = self.descend(tree, arena, keys, aim);
-            let Some(count) = Order::read(arena, &found, &mut buffer) else { continue };
-            let to = buffer[..count].partition_point(|record| is_below(keys.key(*record), high));
+            let wanted = match high {
+                Bound::Included(key) => (Some(key), true),
+                Bound::Excluded(key) => (Some(key), false),
+                Bound::Unbounded => (None, false),
+            };
+            let Some((count, before)) = Order::read(tree, arena, keys, &found, wanted, &mut buffer) else {
+                continue;
+            };
+            let to = if wanted.0.is_some() { before } else { count };
             if to == 0 {
                 return; // only the first leaf can have nothing (I4)
             }

@@ -21,7 +21,7 @@ const OPEN: &str = "open after kill -9 (s)";
 
 /// Kills a writer of each store in mid-write and opens what it left. The time ends with the first get, so
 /// that work put off until then counts.
-pub(super) fn open_after_kill(bench: &mut Bench<'_>) -> Result<()> {
+pub(super) fn open_after_kill(bench: &mut Bench<'_>, promise: Promise) -> Result<()> {
     if !bench.wants(Group::Open) {
         return Ok(());
     }
@@ -48,8 +48,8 @@ pub(super) fn open_after_kill(bench: &mut Bench<'_>) -> Result<()> {
             store.close()?;
         }
     }
-    let seconds = bench.results.median(OPEN, Subject::FLAT);
-    bench.rows.push(promises::OPEN.measured(seconds, detail));
+    let seconds = bench.results.median(OPEN, bench.options.engine);
+    bench.figure(promise, seconds, detail);
     Ok(())
 }
 

@@ -13,10 +13,14 @@
 //!   empty
 //! ```
 //!
+//! That is for `flat`; what is different for `flex` stands in `flex`. With `--keep` databases stay, and the next run opens
+//! those it finds: so a long run can be done in pieces.
+//!
 //! The order of the stores is reversed in every other round. Between phases the process must have come
 //! to rest (compactions, cleaners), so that no store works in another's time.
 
 mod alone;
+mod flex;
 mod loads;
 mod promises;
 mod results;
@@ -51,9 +55,13 @@ pub(crate) enum Group {
     GetUniform,
     GetMiss,
     GetZipf,
+    Scan,
+    ScanDown,
     UpdateZipf,
+    Ycsb,
     Cpu,
     Memory,
+    ReadTail,
     Tail,
     Open,
     Durable,
@@ -62,14 +70,18 @@ pub(crate) enum Group {
 }
 
 impl Group {
-    pub(crate) const ALL: [Group; 12] = [
+    pub(crate) const ALL: [Group; 16] = [
         Group::FillRandom,
         Group::GetUniform,
         Group::GetMiss,
         Group::GetZipf,
+        Group::Scan,
+        Group::ScanDown,
         Group::UpdateZipf,
+        Group::Ycsb,
         Group::Cpu,
         Group::Memory,
+        Group::ReadTail,
         Group::Tail,
         Group::Open,
         Group::Durable,
@@ -83,9 +95,13 @@ impl Group {
             Group::GetUniform => "get-uniform",
             Group::GetMiss => "get-miss",
             Group::GetZipf => "get-zipf",
+            Group::Scan => "scan",
+            Group::ScanDown => "scan-down",
             Group::UpdateZipf => "update-zipf",
+            Group::Ycsb => "ycsb",
             Group::Cpu => "cpu",
             Group::Memory => "memory",
+            Group::ReadTail => "read-tail",
             Group::Tail => "tail",
             Group::Open => "open",
             Group::Durable => "durable",
@@ -120,7 +136,7 @@ impl Bench<'_> {
 
     /// Ours and the peers, in the order of this round.
     fn subjects(&self, round: u64) -> Vec<Subject> {
-        let mut subjects = vec![Subject::FLAT];
+        let mut subjects = vec![self.options.engine];
         subjects.extend(&self.options.peers);
         if round % 2 == 1 {
             subjects.reverse();
@@ -135,6 +151,11 @@ impl Bench<'_> {
         self.results.add(row, subject, value);
     }
 
+    /// The row of a figure without peers, and why it is what it is.
+    fn figure(&mut self, promise: table::Promise, value: Option<f64>, detail: impl Into<String>) {
+        self.rows.push(promise.measured(value, detail));
+    }
+
     /// The row of a ratio to the best of `peers`.
     fn ratio(&mut self, promise: table::Promise, row: &'static str, peers: &[Subject]) {
         let row = match self.results.ratio(row, peers) {
@@ -142,7 +163,7 @@ impl Bench<'_> {
             None => {
                 let ours = self
                     .results
-                    .median(row, Subject::FLAT)
+                    .median(row, self.options.engine)
                     .map_or("not run".to_owned(), |v| number(v) + " k/s");
                 promise.measured(None, format!("{ours}; no such peer in this run"))
             }
@@ -159,8 +180,10 @@ fn need(options: &Figures) -> u64 {
 
 /// Measures and prints.
 pub(crate) fn run(options: &Figures) -> Result<()> {
-    let place = Place::new(&options.dir, need(options))?;
-    say(&format!("databases go to {} and are removed at the end", place.path().display()));
+    let place =
+        if options.keep { Place::kept(&options.dir)? } else { Place::new(&options.dir, need(options))? };
+    let fate = if options.keep { "stay there" } else { "are removed at the end" };
+    say(&format!("databases go to {} and {fate}", place.path().display()));
     let machine = Machine::probe(place.path())?;
     for line in machine.markdown().lines() {
         say(line);
@@ -168,12 +191,16 @@ pub(crate) fn run(options: &Figures) -> Result<()> {
     if machine.filesystem.starts_with("tmpfs") {
         say("this is not a disk: durable writes, device bytes and opening say nothing here; give --dir");
     }
-    let mut bench = Bench { options, place, results: Results::default(), rows: Vec::new() };
-    side_by_side::run(&mut bench)?;
-    alone::open_after_kill(&mut bench)?;
-    alone::durable(&mut bench)?;
-    alone::device_bytes(&mut bench)?;
-    alone::empty(&mut bench)?;
+    let mut bench = Bench { options, place, results: Results::new(options.engine), rows: Vec::new() };
+    if options.engine == Subject::FLEX {
+        flex::run(&mut bench)?;
+    } else {
+        side_by_side::run(&mut bench)?;
+        alone::open_after_kill(&mut bench, promises::OPEN)?;
+        alone::durable(&mut bench)?;
+        alone::device_bytes(&mut bench)?;
+        alone::empty(&mut bench)?;
+    }
     say(&format!("done; at the end {} MiB were on disk", measure::disk_bytes(bench.place.path()) >> 20));
     if options.json {
         println!("{:#}", report_json(&bench, &machine));

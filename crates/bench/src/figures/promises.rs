@@ -1,4 +1,4 @@
-//! # Promises: the figures demanded, in their order
+//! # Promises: the figures demanded, in their order: `flat`'s, then `flex`'s
 
 use crate::table::Bound::{AtLeast, AtMost};
 use crate::table::Promise;
@@ -94,3 +94,51 @@ pub(super) const LONGEST: Promise = Promise {
 };
 pub(super) const EMPTY: Promise =
     Promise { what: "an empty database on disk", bound: AtMost, unit: "KiB", must: 1024.0, aim: None };
+
+/// What `flex` promises.
+pub(super) mod flex {
+    use super::{AtLeast, AtMost, Promise};
+
+    const fn least(what: &'static str, unit: &'static str, must: f64, aim: f64) -> Promise {
+        Promise { what, bound: AtLeast, unit, must, aim: Some(aim) }
+    }
+
+    const fn most(what: &'static str, unit: &'static str, must: f64, aim: f64) -> Promise {
+        Promise { what, bound: AtMost, unit, must, aim: Some(aim) }
+    }
+
+    pub(in super::super) const GET_UNIFORM: Promise = least("get-uniform, 2 threads", "× LMDB", 1.4, 2.0);
+    pub(in super::super) const GET_ZIPF: Promise = least("get-zipf, 2 threads", "× LMDB", 1.4, 2.0);
+    pub(in super::super) const GET_MISS: Promise = least("get-miss, 2 threads", "× the best peer", 1.3, 2.0);
+    pub(in super::super) const SCAN: Promise = least("seek and 50 pairs upwards", "× LMDB", 1.2, 2.0);
+    pub(in super::super) const SCAN_DOWN: Promise = least("seek and 50 pairs downwards", "× LMDB", 1.2, 2.0);
+    pub(in super::super) const UPDATE_ZIPF: Promise = least("update-zipf, 2 threads", "× RocksDB", 5.4, 8.0);
+    pub(in super::super) const FILL_RANDOM: Promise = least("fill-random, 1 thread", "× RocksDB", 2.5, 4.0);
+    pub(in super::super) const YCSB: [Promise; 6] = [
+        least("YCSB A", "× RocksDB", 3.6, 5.0),
+        least("YCSB B", "× RocksDB", 4.1, 6.0),
+        least("YCSB C", "× RocksDB", 3.2, 5.0),
+        least("YCSB D", "× RocksDB", 3.5, 5.0),
+        least("YCSB E", "× RocksDB", 10.0, 14.0),
+        least("YCSB F", "× RocksDB", 4.5, 5.0),
+    ];
+    pub(in super::super) const YCSB_BEST: Promise = Promise {
+        what: "YCSB, the worst of the six",
+        bound: AtLeast,
+        unit: "× the best peer",
+        must: 1.0,
+        aim: None,
+    };
+    pub(in super::super) const DEVICE_FILL: Promise =
+        most("device bytes per user byte, fill-random", "", 2.2, 2.0);
+    pub(in super::super) const DEVICE_UPDATE: Promise =
+        most("device bytes per user byte, update-zipf of 5 × the data", "", 1.6, 1.45);
+    pub(in super::super) const DISK: Promise = most("disk over live data meanwhile", "×", 1.5, 1.3);
+    pub(in super::super) const READ_TAIL: Promise = most("YCSB A, p99.9 of reads", "µs", 30.0, 15.0);
+    pub(in super::super) const READ_LONGEST: Promise =
+        most("YCSB A, longest read (median of the runs)", "ms", 20.0, 8.0);
+    pub(in super::super) const MEMORY: Promise =
+        most("FlexTree and sparse index per pair, by stats", "bytes", 10.0, 5.0);
+    pub(in super::super) const CPU_GET: Promise = most("CPU per get, one thread", "µs", 1.2, 0.8);
+    pub(in super::super) const CPU_UPDATE: Promise = most("CPU per update, one thread", "µs", 3.0, 2.0);
+}

@@ -9,8 +9,9 @@ use crate::subjects::Subject;
 use crate::table::{self, number};
 
 /// Thousand operations per second, or seconds, by row and store; one value a round, in the order of rounds.
-#[derive(Default)]
 pub(super) struct Results {
+    /// The engine whose figures these are.
+    ours: Subject,
     values: BTreeMap<(&'static str, Subject), Vec<f64>>,
     /// The rows in the order of their first value.
     rows: Vec<&'static str>,
@@ -25,6 +26,10 @@ pub(super) struct Ratio {
 }
 
 impl Results {
+    pub(super) fn new(ours: Subject) -> Results {
+        Results { ours, values: BTreeMap::new(), rows: Vec::new() }
+    }
+
     pub(super) fn add(&mut self, row: &'static str, subject: Subject, value: f64) {
         if !self.rows.contains(&row) {
             self.rows.push(row);
@@ -42,7 +47,7 @@ impl Results {
 
     /// Ours over the best of `peers` in each round; the median of that. `None` if none of them ran.
     pub(super) fn ratio(&self, row: &'static str, peers: &[Subject]) -> Option<Ratio> {
-        let ours = self.of(row, Subject::FLAT);
+        let ours = self.of(row, self.ours);
         let per_round: Vec<f64> = ours
             .iter()
             .enumerate()
@@ -65,7 +70,7 @@ impl Results {
 
     /// A table of medians, a row each, a column for each store, with the extremes behind them.
     pub(super) fn markdown(&self) -> String {
-        let every = [Subject::FLAT].into_iter().chain(Subject::peers()).chain([Subject::NULL]);
+        let every = [self.ours].into_iter().chain(Subject::peers()).chain([Subject::NULL]);
         let subjects: Vec<Subject> =
             every.filter(|subject| self.values.keys().any(|(_, other)| other == subject)).collect();
         let head: Vec<String> =
@@ -110,7 +115,7 @@ mod tests {
 
     #[test]
     fn ratios_are_taken_within_rounds_against_the_best_of_the_round() {
-        let mut results = Results::default();
+        let mut results = Results::new(Subject::FLAT);
         for (ours, lmdb, redb) in [(10.0, 5.0, 1.0), (30.0, 10.0, 5.0), (8.0, 1.0, 2.0)] {
             results.add("get", Subject::FLAT, ours);
             results.add("get", Subject::LMDB, lmdb);

@@ -9,7 +9,7 @@ use crate::measure::{self, median};
 use crate::progress::say;
 use crate::stage::Choice;
 use crate::subjects::{Setting, Store, Subject};
-use crate::table::number;
+use crate::table::{Promise, number};
 
 /// Updates before the measured ones, as a multiple of the pairs: the log has wrapped by then.
 const WRAP: u64 = 2;
@@ -17,7 +17,7 @@ const WRAP: u64 = 2;
 const PEER_WARM_PHASES: u32 = 5;
 
 /// Open stores; their databases stay in the place when they are closed.
-type Open = Vec<(Subject, Box<dyn Store>)>;
+pub(super) type Open = Vec<(Subject, Box<dyn Store>)>;
 
 /// All groups that work on a filled database. Leaves the databases behind for the opening.
 pub(super) fn run(bench: &mut Bench<'_>) -> Result<()> {
@@ -58,9 +58,9 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result<()> {
     if bench.wants(Group::FillRandom) {
         bench.ratio(promises::FILL_RANDOM, loads::FILL_RANDOM, &[Subject::ROCKSDB]);
     }
-    updates(bench, &stores)?;
-    memory(bench, &stores);
-    cpu(bench, &stores)?;
+    updates(bench, &stores, promises::UPDATE_ZIPF)?;
+    memory(bench, &stores, promises::MEMORY);
+    cpu(bench, &stores, [promises::CPU_GET, promises::CPU_UPDATE])?;
     tail(bench, &stores)?;
     for (_, store) in stores {
         store.close()?;
@@ -69,7 +69,7 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result<()> {
 }
 
 /// Fills fresh databases in rounds, if that is wanted; else once.
-fn fill(bench: &mut Bench<'_>, subjects: &[Subject]) -> Result<Open> {
+pub(super) fn fill(bench: &mut Bench<'_>, subjects: &[Subject]) -> Result<Open> {
     let is_wanted = bench.wants(Group::FillRandom);
     let rounds = if is_wanted { bench.options.rounds } else { 1 };
     let mut stores: Open = Vec::new();
@@ -80,6 +80,11 @@ fn fill(bench: &mut Bench<'_>, subjects: &[Subject]) -> Result<Open> {
             order.reverse();
         }
         for subject in order {
+            let kept = bench.place.path().join(subject.name());
+            if !is_wanted && bench.options.keep && kept.exists() {
+                stores.push((subject, subject.open(&kept, Setting::BUFFERED)?));
+                continue;
+            }
             let dir = bench.place.fresh(subject.name())?;
             let store = subject.open(&dir, Setting::BUFFERED)?;
             let sample = loads::fill(&*store, bench.options.pairs, bench.options.sync_every)?;
@@ -101,15 +106,15 @@ fn fill(bench: &mut Bench<'_>, subjects: &[Subject]) -> Result<Open> {
     Ok(stores)
 }
 
-fn in_order(stores: &Open, round: u64) -> Vec<&(Subject, Box<dyn Store>)> {
+pub(super) fn in_order(stores: &Open, round: u64) -> Vec<&(Subject, Box<dyn Store>)> {
     if round % 2 == 1 { stores.iter().rev().collect() } else { stores.iter().collect() }
 }
 
-fn timed(bench: &Bench<'_>) -> Phase {
+pub(super) fn timed(bench: &Bench<'_>) -> Phase {
     Phase::of(Length::Time(bench.options.phase), bench.options.sync_every)
 }
 
-fn gets(bench: &mut Bench<'_>, stores: &Open, (name, choice): loads::Gets) -> Result<()> {
+pub(super) fn gets(bench: &mut Bench<'_>, stores: &Open, (name, choice): loads::Gets) -> Result<()> {
     let null = Subject::NULL.open(bench.place.path(), Setting::BUFFERED)?;
     let phase = timed(bench);
     for round in 0..bench.options.rounds {
@@ -124,13 +129,13 @@ fn gets(bench: &mut Bench<'_>, stores: &Open, (name, choice): loads::Gets) -> Re
 }
 
 /// Warms until the log has wrapped, if anything wants that, and measures updates, if they are wanted.
-fn updates(bench: &mut Bench<'_>, stores: &Open) -> Result<()> {
+pub(super) fn updates(bench: &mut Bench<'_>, stores: &Open, promise: Promise) -> Result<()> {
     if !bench.wants_any(&[Group::UpdateZipf, Group::Memory, Group::Cpu, Group::Tail]) {
         return Ok(());
     }
     let (pairs, sync_every) = (bench.options.pairs, bench.options.sync_every);
     for (subject, store) in stores {
-        if *subject == Subject::FLAT {
+        if *subject == bench.options.engine {
             wrap(&**store, pairs, WRAP)?;
         } else if bench.wants(Group::UpdateZipf) {
             let warm = Phase::of(Length::Time(bench.options.phase * PEER_WARM_PHASES), sync_every);
@@ -153,7 +158,7 @@ fn updates(bench: &mut Bench<'_>, stores: &Open) -> Result<()> {
         let sample = loads::update_zipf(&*null, pairs, THREADS, 100 + round, timed(bench))?;
         bench.note(row, Subject::NULL, round, sample.rate() / 1e3, "k/s");
     }
-    bench.ratio(promises::UPDATE_ZIPF, row, &[Subject::ROCKSDB]);
+    bench.ratio(promise, row, &[Subject::ROCKSDB]);
     Ok(())
 }
 
@@ -174,16 +179,16 @@ pub(super) fn wrap(store: &dyn Store, pairs: u64, times: u64) -> Result<()> {
     Ok(())
 }
 
-fn of_ours(stores: &Open) -> Option<&dyn Store> {
-    stores.iter().find(|(subject, _)| *subject == Subject::FLAT).map(|(_, store)| &**store)
+pub(super) fn of_ours(stores: &Open) -> Option<&dyn Store> {
+    stores.iter().find(|(subject, _)| subject.is_ours()).map(|(_, store)| &**store)
 }
 
-fn memory(bench: &mut Bench<'_>, stores: &Open) {
+pub(super) fn memory(bench: &mut Bench<'_>, stores: &Open, promise: Promise) {
     let Some(inner) = of_ours(stores).and_then(Store::inner).filter(|_| bench.wants(Group::Memory)) else {
         return;
     };
     let per_key = inner.index_bytes as f64 / inner.keys.max(1) as f64;
-    bench.rows.push(promises::MEMORY.measured(
+    bench.rows.push(promise.measured(
         Some(per_key),
         format!(
             "{} MiB for {} k keys",
@@ -194,7 +199,7 @@ fn memory(bench: &mut Bench<'_>, stores: &Open) {
 }
 
 /// One thread: what a get and an update cost, background threads included.
-fn cpu(bench: &mut Bench<'_>, stores: &Open) -> Result<()> {
+pub(super) fn cpu(bench: &mut Bench<'_>, stores: &Open, promises: [Promise; 2]) -> Result<()> {
     let Some(store) = of_ours(stores).filter(|_| bench.wants(Group::Cpu)) else { return Ok(()) };
     let null = Subject::NULL.open(bench.place.path(), Setting::BUFFERED)?;
     let (pairs, phase) = (bench.options.pairs, timed(bench));
@@ -216,8 +221,7 @@ fn cpu(bench: &mut Bench<'_>, stores: &Open) -> Result<()> {
             loads::update_zipf(&*null, pairs, 1, 200, phase)?.cpu_micros(),
         ];
     }
-    for (promise, samples, harness) in
-        [(promises::CPU_GET, &gets, harness[0]), (promises::CPU_UPDATE, &updates, harness[1])]
+    for (promise, samples, harness) in [(promises[0], &gets, harness[0]), (promises[1], &updates, harness[1])]
     {
         let middle = |of: fn(&Sample) -> f64| median(&samples.iter().map(of).collect::<Vec<_>>());
         bench.rows.push(promise.measured(
@@ -234,7 +238,7 @@ fn cpu(bench: &mut Bench<'_>, stores: &Open) -> Result<()> {
 }
 
 /// Updates with each one's latency.
-fn tail(bench: &mut Bench<'_>, stores: &Open) -> Result<()> {
+pub(super) fn tail(bench: &mut Bench<'_>, stores: &Open) -> Result<()> {
     let Some(store) = of_ours(stores).filter(|_| bench.wants(Group::Tail)) else { return Ok(()) };
     let phase =
         Phase { latencies: true, ..Phase::of(Length::Time(bench.options.tail), bench.options.sync_every) };

@@ -100,7 +100,7 @@ pub(crate) enum Way {
 }
 
 /// What Sheaf says of itself.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Inner {
     /// Bytes of volatile indexes.
     pub(crate) index_bytes: u64,
@@ -124,6 +124,8 @@ pub(crate) struct Inner {
     pub(crate) replayed: u64,
     /// Frames read at opening.
     pub(crate) scanned: u64,
+    /// What the engine counts of its own work.
+    pub(crate) counters: Vec<(&'static str, u64)>,
 }
 
 /// How to open a store.
@@ -258,6 +260,7 @@ impl Subject {
     /// Does nothing: shows what the harness costs.
     pub(crate) const NULL: Subject = Subject("null");
     pub(crate) const FLAT: Subject = Subject("flat");
+    pub(crate) const FLEX: Subject = Subject("flex");
     pub(crate) const LMDB: Subject = Subject("lmdb");
     pub(crate) const ROCKSDB: Subject = Subject("rocksdb");
     pub(crate) const LEVELDB: Subject = Subject("leveldb");

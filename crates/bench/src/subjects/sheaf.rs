@@ -62,6 +62,7 @@ impl Store for Sheaf {
             brakes: stats.brakes,
             replayed: stats.opening.records_replayed,
             scanned: stats.opening.frames_scanned,
+            counters: self.keyspace.counters().unwrap_or_default(),
         })
     }
 

@@ -51,6 +51,8 @@ pub(crate) fn describe(db: &Database, info: &KeyspaceInfo) -> Result<Json> {
         object["keys"] = json!(stats.keys);
         object["index_bytes"] = json!(stats.index_bytes);
         object["pinned_versions"] = json!(stats.pinned_versions);
+        object["counters"] =
+            keyspace.counters()?.into_iter().map(|(name, count)| (name, json!(count))).collect();
     }
     Ok(object)
 }

@@ -30,8 +30,18 @@ use sheaf_base::memtable::Place;
 use sheaf_base::memtable::prefix::{is_above, is_below};
 use sheaf_base::memtable::{Memtable, blob_bytes, blob_of};
 
-/// Keys looked up in a memtable at a time.
+/// Keys looked up in a memtable at a time: few at first, for short walks, then twice as many each time ...
+const FEW: usize = 16;
+/// ... up to so many.
 const LIMIT: usize = 64;
+/// Records and frames of a memtable that are on their way to the processor's cache before they are looked at: frames
+/// need their records first.
+const RECORDS_AHEAD: usize = 8;
+const FRAMES_AHEAD: usize = 4;
+/// Intervals that one descent finds, for a walk to go on with.
+const INTERVALS_AHEAD: usize = 4;
+/// ... if they are of about so many bytes.
+const BYTES_AHEAD: u64 = 4 << 10;
 /// Most pairs of a batch if memtables have some of them, and bytes copied for them, about.
 const LIMIT_PAIRS: usize = 64;
 const LIMIT_BYTES: usize = 256 << 10;
@@ -62,7 +72,7 @@ pub(crate) struct FlexCursor {
 /// Where a cursor is.
 struct Walk {
     at: Seq,
-    bounds: Bounds,
+    bounds: Arc<Bounds>,
     want: Want,
     /// What is left: everything behind (before) it, unless it ended.
     rest: Option<Bound<Vec<u8>>>,
@@ -74,18 +84,45 @@ struct Walk {
     plain: Range<usize>,
     now: Now,
     has_begun: bool,
-    ahead: Option<Ahead>,
+    ahead: Ahead,
     /// A staged value.
     staged: Option<Vec<u8>>,
     lanes: SmallVec<[Lane; 2]>,
 }
 
-/// The interval that a walk goes on with, and the one behind, in the index of that number: in another one they mean nothing.
-#[derive(Clone, Copy, Debug)]
+/// The intervals that a walk goes on with, the next one last, in the index of that number: in another one they mean nothing.
+#[derive(Debug, Default)]
 struct Ahead {
     number: u64,
-    next: TreeEntry<Interval>,
-    after: Option<TreeEntry<Interval>>,
+    entries: SmallVec<[TreeEntry<Interval>; INTERVALS_AHEAD]>,
+}
+
+impl Ahead {
+    /// The interval to go on with, if the index is still the one it was found in.
+    fn take(&mut self, index: &Index) -> Option<TreeEntry<Interval>> {
+        if self.number != index.number {
+            self.entries.clear();
+        }
+        self.entries.pop()
+    }
+
+    /// The interval behind (before, unless `forward`) `entry`, and in `entries` those that follow.
+    fn refill(&mut self, index: &Index, entry: &TreeEntry<Interval>, forward: bool) {
+        if self.number == index.number && !self.entries.is_empty() {
+            return;
+        }
+        self.number = index.number;
+        self.entries.clear();
+        if forward {
+            self.entries.extend(index.tree.range(entry.start + entry.len).take(INTERVALS_AHEAD));
+            self.entries.reverse();
+        } else if entry.start > 0 {
+            // About so many, and at least one: an interval holds the byte before this one.
+            let some = entry.len.min(BYTES_AHEAD) * INTERVALS_AHEAD as u64;
+            let from = entry.start.saturating_sub(some).min(entry.start - 1);
+            self.entries.extend(index.tree.range(from).take_while(|before| before.start < entry.start));
+        }
+    }
 }
 
 /// What a memtable has next. Records stay where they are, and what comes to be among them is younger than the view: so a
@@ -96,6 +133,8 @@ struct Lane {
     number: u32,
     places: Vec<Place>,
     next: usize,
+    /// Keys to look up the next time.
+    limit: usize,
     /// There are no more behind `places`.
     has_all: bool,
 }
@@ -112,14 +151,31 @@ impl<'a> Source<'a> {
     }
 
     fn fill(&mut self, forward: bool, from: Bound<&[u8]>, guard: &Guard) {
+        let limit = self.lane.limit.clamp(FEW, LIMIT);
+        self.lane.limit = limit * 2;
         self.lane.places.clear();
         self.lane.next = 0;
         if forward {
-            self.memtable.ascend(from, LIMIT, guard, &mut self.lane.places);
+            self.memtable.ascend(from, limit, guard, &mut self.lane.places);
         } else {
-            self.memtable.fall(from, LIMIT, guard, &mut self.lane.places);
+            self.memtable.fall(from, limit, guard, &mut self.lane.places);
         }
-        self.lane.has_all = self.lane.places.len() < LIMIT;
+        self.lane.has_all = self.lane.places.len() < limit;
+        for place in self.lane.places.iter().take(RECORDS_AHEAD) {
+            self.memtable.prefetch_record(*place);
+        }
+    }
+
+    /// Has the record `RECORDS_AHEAD` and the frame `FRAMES_AHEAD` places on loaded.
+    #[inline]
+    fn look_ahead(&self, engine: &FlexEngine, guard: &Guard) {
+        if let Some(place) = self.lane.places.get(self.lane.next + RECORDS_AHEAD) {
+            self.memtable.prefetch_record(*place);
+        }
+        if let Some(place) = self.lane.places.get(self.lane.next + FRAMES_AHEAD) {
+            let word = self.memtable.entry(*place).newest().word;
+            self.memtable.prefetch_frame(word, &engine.shelf.ground, guard);
+        }
     }
 
     /// To the next record.
@@ -140,7 +196,7 @@ impl FlexCursor {
     pub(crate) fn new(engine: Arc<FlexEngine>, at: Seq, bounds: Bounds, want: Want) -> FlexCursor {
         let walk = Walk {
             at,
-            bounds,
+            bounds: Arc::new(bounds),
             want,
             rest: None,
             block: None,
@@ -150,7 +206,7 @@ impl FlexCursor {
             plain: 0..0,
             now: Now::default(),
             has_begun: false,
-            ahead: None,
+            ahead: Ahead::default(),
             staged: None,
             lanes: SmallVec::new(),
         };
@@ -195,35 +251,35 @@ impl Walk {
             Bound::Included(key) | Bound::Excluded(key) => key,
             Bound::Unbounded => &[],
         };
-        let known = self.take_ahead(index);
-        let entry = known.map(|known| known.next).or_else(|| engine.first_block(index.find(key), guard));
-        let next = match known {
-            Some(known) => known.after,
-            None => entry.as_ref().and_then(|entry| index.next(entry)),
-        };
-        let behind = next.map(|next| index.sep(&next.item));
+        let known = self.ahead.take(index);
+        let is_known = known.is_some();
+        let entry = known.or_else(|| engine.first_block(index.find(key), guard));
+        if let Some(entry) = &entry {
+            self.ahead.refill(index, entry, true);
+        }
         // What is fetched ends before the next interval, or at the upper bound.
-        let sep = behind.filter(|sep| is_below(sep, as_ref(&self.bounds.high)));
-        let rest = sep.clone().map(Bound::Included);
-        let high = match sep {
-            Some(sep) => Bound::Excluded(sep),
-            None => self.bounds.high.clone(),
+        let sep = self.ahead.entries.last().map(|next| index.sep(&next.item));
+        let rest = sep.filter(|sep| is_below(sep, as_ref(&self.bounds.high))).map(Bound::Included);
+        let bounds = Arc::clone(&self.bounds);
+        let high = match &rest {
+            Some(Bound::Included(sep)) => Bound::Excluded(&sep[..]),
+            _ => as_ref(&bounds.high),
         };
         let mut sources = self.sources(state, true, low, guard);
         let held = entry.as_ref().map(|entry| index.block(entry, &engine.shelf, guard)).transpose()?;
         let block = held.as_deref();
-        self.look_ahead(engine, index, next.filter(|_| rest.is_some()), Index::next, guard);
+        self.look_ahead(engine, rest.is_some(), guard);
         let mut slot = match (block, low) {
-            _ if known.is_some() => 0, // all of it lies behind its separator
+            _ if is_known => 0, // all of it lies behind its separator
             (Some(block), Bound::Included(low)) => block.seek(low, false),
             (Some(block), Bound::Excluded(low)) => block.seek(low, true),
             _ => 0,
         };
-        let is_within = |key: &[u8]| is_below(key, as_ref(&high));
+        let is_within = |key: &[u8]| is_below(key, high);
         let is_merge = sources.iter().any(|source| source.key().is_some_and(is_within));
         let mut cut = None;
         if let Some(block) = block.filter(|block| !is_merge && block.is_plain(self.at)) {
-            let end = match &high {
+            let end = match high {
                 _ if rest.is_some() => block.len(), // the whole rest of the interval
                 Bound::Included(high) => block.seek(high, true),
                 Bound::Excluded(high) => block.seek(high, false),
@@ -241,7 +297,7 @@ impl Walk {
             let Some(key) = least.filter(|key| is_within(key)) else { break };
             if is_merge && (self.items.len() >= LIMIT_PAIRS || self.copies.len() > LIMIT_BYTES) {
                 cut = Some(Bound::Included(key.to_vec()));
-                self.ahead = None;
+                self.ahead.entries.clear();
                 break;
             }
             let end = match block {
@@ -266,36 +322,35 @@ impl Walk {
         guard: &Guard,
     ) -> Result<Option<Bound<Vec<u8>>>> {
         let (index, high) = (&state.index, as_ref(high));
-        let known = self.take_ahead(index);
-        let entry =
-            known.map(|known| known.next).or_else(|| engine.first_block(index.find_last(high), guard));
+        let known = self.ahead.take(index);
+        let is_known = known.is_some();
+        let entry = known.or_else(|| engine.first_block(index.find_last(high), guard));
+        if let Some(entry) = &entry {
+            self.ahead.refill(index, entry, false);
+        }
         let sep = entry.as_ref().map(|entry| index.sep(&entry.item)).filter(|sep| !sep.is_empty());
-        let sep = sep.filter(|sep| is_above(sep, as_ref(&self.bounds.low)));
-        let rest = sep.clone().map(Bound::Excluded);
-        let low = match sep {
-            Some(sep) => Bound::Included(sep),
-            None => self.bounds.low.clone(),
+        let rest = sep.filter(|sep| is_above(sep, as_ref(&self.bounds.low))).map(Bound::Excluded);
+        let bounds = Arc::clone(&self.bounds);
+        let low = match &rest {
+            Some(Bound::Excluded(sep)) => Bound::Included(&sep[..]),
+            _ => as_ref(&bounds.low),
         };
         let mut sources = self.sources(state, false, high, guard);
         let held = entry.as_ref().map(|entry| index.block(entry, &engine.shelf, guard)).transpose()?;
         let block = held.as_deref();
-        let next = match known {
-            Some(known) => known.after,
-            None => entry.as_ref().and_then(|entry| index.previous(entry)),
-        };
-        self.look_ahead(engine, index, next.filter(|_| rest.is_some()), Index::previous, guard);
+        self.look_ahead(engine, rest.is_some(), guard);
         let mut slot = match (block, high) {
-            (Some(block), _) if known.is_some() => block.len(), // all of it lies before the separator behind it
+            (Some(block), _) if is_known => block.len(), // all of it lies before the separator behind it
             (Some(block), Bound::Included(high)) => block.seek(high, true),
             (Some(block), Bound::Excluded(high)) => block.seek(high, false),
             (Some(block), Bound::Unbounded) => block.len(),
             (None, _) => 0,
         };
-        let is_within = |key: &[u8]| is_above(key, as_ref(&low));
+        let is_within = |key: &[u8]| is_above(key, low);
         let is_merge = sources.iter().any(|source| source.key().is_some_and(is_within));
         let mut cut = None;
         if let Some(block) = block.filter(|block| !is_merge && block.is_plain(self.at)) {
-            let start = match &low {
+            let start = match low {
                 _ if rest.is_some() => 0, // the whole rest of the interval
                 Bound::Included(low) => block.seek(low, false),
                 Bound::Excluded(low) => block.seek(low, true),
@@ -313,7 +368,7 @@ impl Walk {
             let Some(key) = most.filter(|key| is_within(key)) else { break };
             if is_merge && (self.items.len() >= LIMIT_PAIRS || self.copies.len() > LIMIT_BYTES) {
                 cut = Some(Bound::Included(key.to_vec()));
-                self.ahead = None;
+                self.ahead.entries.clear();
                 break;
             }
             let start = match block {
@@ -329,29 +384,20 @@ impl Walk {
         Ok(cut.or(rest))
     }
 
-    /// The interval to go on with, if the index is still the one it was found in.
-    fn take_ahead(&mut self, index: &Index) -> Option<Ahead> {
-        self.ahead.take().filter(|ahead| ahead.number == index.number)
-    }
-
-    /// Remembers the interval to go on with, and has its block loaded while this one is shown, and the slot of the one
-    /// behind: so that no miss waits for another.
-    fn look_ahead(
-        &mut self,
-        engine: &FlexEngine,
-        index: &Index,
-        next: Option<TreeEntry<Interval>>,
-        behind: impl Fn(&Index, &TreeEntry<Interval>) -> Option<TreeEntry<Interval>>,
-        guard: &Guard,
-    ) {
-        let Some(next) = next else { return };
+    /// Has the block of the interval to go on with loaded while this one is shown, and the slot of the one behind: so that
+    /// no miss waits for another. If the walk does not go on, that is forgotten.
+    fn look_ahead(&mut self, engine: &FlexEngine, goes_on: bool, guard: &Guard) {
         let slots = &engine.shelf.slots;
-        slots.get(next.item.slot).prefetch(next.len, guard);
-        let after = behind(index, &next);
-        if let Some(after) = &after {
+        let entries = &mut self.ahead.entries;
+        if !goes_on {
+            entries.clear();
+        }
+        if let Some(next) = entries.last() {
+            slots.get(next.item.slot).prefetch(next.len, guard);
+        }
+        if let Some(after) = entries.len().checked_sub(2).and_then(|at| entries.get(at)) {
             prefetch(std::ptr::from_ref(slots.get(after.item.slot)).cast(), 1);
         }
-        self.ahead = Some(Ahead { number: index.number, next, after });
     }
 
     /// The memtables, with what is left of the lanes of those that were there before.
@@ -398,6 +444,7 @@ impl Walk {
             }
             let memtable = source.memtable;
             let entry = memtable.entry(source.lane.places[source.lane.next]);
+            source.look_ahead(engine, guard);
             source.advance(forward, guard);
             if is_decided {
                 continue;

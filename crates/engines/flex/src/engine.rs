@@ -504,6 +504,10 @@ impl Engine for FlexEngine {
         }
     }
 
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.table.lock().counts.named()
+    }
+
     fn verify(&self, report: &mut dyn FnMut(Error)) -> Result<()> {
         let table = self.table.lock();
         table.space.as_ref().map_or(Ok(()), |space| space.verify(report))

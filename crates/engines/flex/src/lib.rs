@@ -10,7 +10,7 @@
 //! ```text
 //!  put ─> journal (base) ─> active memtable ── freeze ──> frozen memtable ── work ──> space + sparse index
 //!          the values        keys, addresses of            (at a checkpoint)          an edit and a publication
-//!                            frames in the journal                                    a step: commit.rs
+//!                            frames in the journal                                    a step: commit.rs, plan.rs
 //!
 //!  get ─> active ─> frozen ─> sparse index ─> slot ─> block (fingerprints, runs)     index.rs slots.rs block.rs
 //!                             key -> interval          cached, or read from the space and checked
@@ -48,15 +48,17 @@
 //!
 //! ## Files
 //!
-//! `engine` the contract; `table`, `commit`, `run` what goes into the
+//! `engine` the contract; `commit`, `changes`, `plan`, `table`, `run` what goes into the
 //! space; `index`, `slots`, `block` the way to an interval; `cursor` ranges; `image` checkpoints and opening.
 
 mod block;
+mod changes;
 mod commit;
 mod cursor;
 mod engine;
 mod image;
 mod index;
+mod plan;
 mod run;
 mod slots;
 mod table;

@@ -71,11 +71,29 @@ pub(crate) struct Plan {
 /// What the committer chose, how often.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
+    /// New intervals.
     pub(crate) inserted: u64,
+    /// Runs appended to intervals.
     pub(crate) appended: u64,
+    /// Intervals, or neighbours together, that were rewritten.
     pub(crate) rewritten: u64,
+    /// Intervals that went into a neighbour.
     pub(crate) merged: u64,
+    /// Bytes of all this.
     pub(crate) bytes: u64,
+}
+
+impl Counts {
+    /// By name.
+    pub(crate) fn named(&self) -> Vec<(&'static str, u64)> {
+        vec![
+            ("intervals inserted", self.inserted),
+            ("intervals appended to", self.appended),
+            ("intervals rewritten", self.rewritten),
+            ("intervals merged", self.merged),
+            ("bytes committed", self.bytes),
+        ]
+    }
 }
 
 /// The committer's side.
