@@ -3,6 +3,7 @@
 //! What can be typed, and the help text for it; nothing here touches a database.
 
 use std::ffi::OsString;
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 
 use clap::builder::styling::{AnsiColor, Styles};
@@ -360,6 +361,9 @@ pub(crate) struct Serve {
     /// Threads that execute requests (half of the processors)
     #[arg(long, value_name = "COUNT")]
     pub(crate) workers: Option<usize>,
+    /// Let go of clients that ask for nothing so long (never)
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) idle_timeout: Option<NonZeroU64>,
 }
 
 /// Arguments of `call`.

@@ -16,7 +16,6 @@ use std::collections::VecDeque;
 use std::io;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use sheaf::Durability;
@@ -27,6 +26,7 @@ use sheaf_flatrpc::memory::Memory;
 use sheaf_flatrpc::message::{Pair, Range, Reply, Request};
 use sheaf_flatrpc::ring::{Credit, Incoming, Outgoing};
 use sheaf_flatrpc::spin::Spin;
+use sheaf_flatrpc::wake::Asleep;
 use sheaf_flatrpc::worker_of;
 
 use crate::connect::{Connected, Events, Options, connect};
@@ -548,11 +548,9 @@ impl Client {
         }
         let Events::Shared { peer, .. } = &self.events else { return Ok(()) };
         let peer = Arc::clone(peer);
-        // With the fence of the server between writing and looking here: one of us sees the other.
-        peer.word(self.asleep).store(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        let asleep = Asleep::say(&peer, self.asleep);
         let polled = if self.is_awake(worker) { Ok(()) } else { self.poll_bell(timeout) };
-        peer.word(self.asleep).store(0, Ordering::Relaxed);
+        drop(asleep);
         self.spin.slept();
         polled
     }

@@ -16,9 +16,10 @@ use std::time::Duration;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use sheaf_flatrpc::address::Address;
 use sheaf_flatrpc::hello::{FIXED, Hello, Join, Mode, Status, Welcome};
-use sheaf_flatrpc::link::{Applier, Link, SharedLink, TcpLink, Wake};
+use sheaf_flatrpc::link::{Applier, Link, SharedLink, TcpLink};
 use sheaf_flatrpc::memory::Memory;
 use sheaf_flatrpc::ring::{Layout, MAX_RINGS};
+use sheaf_flatrpc::wake::Wake;
 
 use crate::{Error, Result};
 

@@ -25,6 +25,7 @@
 //! |---|---|
 //! | [`memory`] | words that a peer may write at any time |
 //! | [`ring`] | messages written into the peer's memory |
+//! | [`wake`] | sleeping without missing what comes meanwhile |
 //! | [`link`] | writes into the peer's memory: shared memory, TCP; RDMA is found out about |
 //! | [`message`] | what a client asks, what it is told; the database's errors as they are |
 //! | [`hello`] | the first bytes of a connection |
@@ -35,11 +36,14 @@
 pub mod address;
 mod fault;
 pub mod hello;
+#[cfg(all(test, shuttle))]
+mod interleavings;
 pub mod link;
 pub mod memory;
 pub mod message;
 pub mod ring;
 pub mod spin;
+pub mod wake;
 
 /// The worker that a request for `key` goes to. Any worker can do any request: this spreads the load, and
 /// sends the same key to the same worker, where nobody contends for it.

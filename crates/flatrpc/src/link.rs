@@ -20,12 +20,13 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
+use sheaf_base::sync::atomic::{Ordering, fence};
 
 use crate::memory::Memory;
+use crate::wake::{Bell, Wake};
 
 /// One end of a connection.
 pub trait Link: Send {
@@ -40,50 +41,22 @@ pub trait Link: Send {
     fn flush(&mut self) -> io::Result<bool>;
 }
 
-/// Who is to be woken, and how.
-#[derive(Debug)]
-pub struct Wake {
-    /// Where the sleeper says that it sleeps.
-    pub board: Arc<Memory>,
-    /// Which word of it.
-    pub at: usize,
-    /// What wakes it.
-    pub bell: OwnedFd,
-}
-
-impl Wake {
-    /// Wakes the sleeper if it says that it sleeps. What was written before is seen by it.
-    #[inline]
-    pub fn ring(&self) {
-        // With the fence of the sleeper between saying so and looking once more: one of us sees the other.
-        fence(Ordering::SeqCst);
-        if self.board.word(self.at).load(Ordering::Relaxed) != 0 {
-            ring(&self.bell);
-        }
-    }
-}
-
-/// Counts an event. A full counter has woken the sleeper already.
-pub fn ring(bell: &OwnedFd) {
-    let _ = rustix::io::write(bell, &1u64.to_le_bytes());
-}
-
 /// A link to a peer with whom memory is shared. One waker for each reader behind the inbox.
 #[derive(Debug)]
-pub struct SharedLink {
+pub struct SharedLink<B = OwnedFd> {
     peer: Arc<Memory>,
-    wakes: Vec<Wake>,
+    wakes: Vec<Wake<B>>,
 }
 
-impl SharedLink {
+impl<B> SharedLink<B> {
     /// A link that writes `peer`'s inbox and wakes its readers.
     #[must_use]
-    pub fn new(peer: Arc<Memory>, wakes: Vec<Wake>) -> SharedLink {
+    pub fn new(peer: Arc<Memory>, wakes: Vec<Wake<B>>) -> SharedLink<B> {
         SharedLink { peer, wakes }
     }
 }
 
-impl Link for SharedLink {
+impl<B: Bell + Send> Link for SharedLink<B> {
     #[inline]
     fn write(&mut self, at: usize, bytes: &[u8]) -> io::Result<()> {
         fence(Ordering::Release);

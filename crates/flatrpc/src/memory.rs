@@ -18,10 +18,10 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
+use sheaf_base::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// What nobody needs a larger one for: 1 GiB.
 const MAX_WORDS: usize = 1 << 27;
@@ -79,6 +79,9 @@ impl Memory {
 
     fn map_file(file: impl AsFd, count: usize, prot: ProtFlags) -> io::Result<Memory> {
         let bytes = byte_len(count)?;
+        if size_of::<AtomicU64>() != 8 {
+            return Err(io::ErrorKind::Unsupported.into()); // a scheduler's atomics, of the heap alone
+        }
         // SAFETY:
         // * A null hint: the kernel picks a range that nothing else uses.
         let start =

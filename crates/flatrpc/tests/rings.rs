@@ -41,7 +41,7 @@ impl Pipe {
         let link: Box<dyn Link> = if tcp {
             Box::new(TcpLink::new(ours))
         } else {
-            Box::new(SharedLink::new(Arc::clone(&receiver), Vec::new()))
+            Box::new(SharedLink::<OwnedFd>::new(Arc::clone(&receiver), Vec::new()))
         };
         let incoming = Incoming::new(layout.of_peer(), 1);
         Pipe {
@@ -50,7 +50,7 @@ impl Pipe {
             applier: tcp.then(|| Applier::new(theirs, Arc::clone(&receiver))),
             credit: incoming.credit(),
             incoming,
-            back: SharedLink::new(Arc::clone(&sender), Vec::new()),
+            back: SharedLink::<OwnedFd>::new(Arc::clone(&sender), Vec::new()),
             sender,
             receiver,
         }

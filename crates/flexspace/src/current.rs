@@ -16,7 +16,7 @@ pub(crate) struct Current(ArcSwap<Version>);
 #[inline]
 fn step() {
     #[cfg(shuttle)]
-    sheaf_base::sync::thread::yield_now();
+    sheaf_base::sync::step();
 }
 
 impl Current {

@@ -202,7 +202,9 @@ impl Shared {
             }
             w.log.rotate();
             (w.log.bytes, w.log.pace) = (0, w.log.bytes);
-            let keep = w.log.tail.as_ref().map(|tail| tail.segment.id());
+            // Others may have used up the spare since: then the log goes on in a segment that is still to be made.
+            let next = SegmentId(m.head.next_number);
+            let keep = w.log.tail.as_ref().map_or(next, |tail| tail.segment.id());
             let version = self.current.load_full();
             // Held for its index; what it maps to may be used again meanwhile.
             self.saved.store(version.tree.mark(), Ordering::Release);
@@ -237,7 +239,7 @@ impl Shared {
         let mut m = self.maintenance.lock();
         self.check_writable()?;
         let mut newest = Chapter { checkpoint: number, seq, logs: Vec::new() };
-        let is_new = |log: &LogEntry| keep.is_some_and(|keep| log.id >= keep);
+        let is_new = |log: &LogEntry| log.id >= keep;
         (newest.logs, m.head.newest.logs) = m.head.newest.logs.iter().partition(|log| is_new(log));
         let before = std::mem::replace(&mut m.head.newest, newest);
         let gone = std::mem::replace(&mut m.head.older, before);

@@ -14,6 +14,7 @@
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -150,7 +151,7 @@ fn bare_ring(flight: usize, time: Duration) -> Result<f64> {
     let inboxes = [Arc::new(Memory::heap(layout.words())), Arc::new(Memory::heap(layout.words()))];
     let stop = Arc::new(AtomicBool::new(false));
     let side = |ours: usize| {
-        let link = SharedLink::new(Arc::clone(&inboxes[1 - ours]), Vec::new());
+        let link = SharedLink::<OwnedFd>::new(Arc::clone(&inboxes[1 - ours]), Vec::new());
         (Arc::clone(&inboxes[ours]), link, Outgoing::new(layout, 0), Incoming::new(layout, 0))
     };
     let (inbox, mut link, mut out, mut incoming) = side(1);

@@ -20,8 +20,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -31,9 +31,10 @@ use rustix::net::{
 };
 use sheaf_flatrpc::address::Address;
 use sheaf_flatrpc::hello::{FIXED, Hello, Join, MAX_TOKEN, Mode, Status, VERSION, Welcome, is_same};
-use sheaf_flatrpc::link::{Applier, SharedLink, TcpLink, Wake};
+use sheaf_flatrpc::link::{Applier, SharedLink, TcpLink};
 use sheaf_flatrpc::memory::Memory;
 use sheaf_flatrpc::ring::{Incoming, Layout, MAX_RINGS, Outgoing};
+use sheaf_flatrpc::wake::Wake;
 
 use crate::commands::Whom;
 use crate::port::{Port, Wire};
@@ -89,11 +90,35 @@ struct Party {
     until: Instant,
 }
 
+/// A session, and since when it has asked for nothing.
+struct Watched {
+    session: Weak<Session>,
+    asked: u64,
+    since: Instant,
+}
+
+impl Watched {
+    /// Looks at it at `now`; false if it is over.
+    fn look(&mut self, now: Instant, idle: Duration, shared: &Shared) -> bool {
+        let Some(session) = self.session.upgrade() else { return false };
+        let asked = session.asked();
+        if asked != self.asked || session.waiting.load(Ordering::SeqCst) > 0 {
+            (self.asked, self.since) = (asked, now);
+        } else if now.duration_since(self.since) >= idle {
+            shared.end(&session);
+            return false;
+        }
+        true
+    }
+}
+
 pub(crate) struct Door {
     shared: Arc<Shared>,
     listeners: Vec<Listener>,
     guests: Vec<Guest>,
     parties: Vec<Party>,
+    /// Where clients that ask for nothing are let go.
+    watched: Vec<Watched>,
     sessions: AtomicU64,
 }
 
@@ -105,7 +130,14 @@ fn now() -> Instant {
 impl Door {
     pub(crate) fn open(shared: Arc<Shared>, addresses: Vec<Address>) -> io::Result<Door> {
         let listeners = addresses.into_iter().map(listen).collect::<io::Result<Vec<_>>>()?;
-        Ok(Door { shared, listeners, guests: Vec::new(), parties: Vec::new(), sessions: AtomicU64::new(1) })
+        Ok(Door {
+            shared,
+            listeners,
+            guests: Vec::new(),
+            parties: Vec::new(),
+            watched: Vec::new(),
+            sessions: AtomicU64::new(1),
+        })
     }
 
     pub(crate) fn addresses(&self) -> Vec<Address> {
@@ -136,6 +168,9 @@ impl Door {
             self.parties.retain(|party| party.until > now);
             let late = before - self.guests.len() - self.parties.len();
             self.shared.refused.fetch_add(late as u64, Ordering::Relaxed);
+            if let Some(idle) = shared.limits.idle {
+                self.watched.retain_mut(|watched| watched.look(now, idle, &shared));
+            }
         }
     }
 
@@ -146,8 +181,10 @@ impl Door {
         let listeners = self.listeners.iter().filter(|_| !is_full).map(|l| PollFd::new(l, PollFlags::IN));
         let mut polled: Vec<PollFd<'_>> = guests.chain(listeners).collect();
         polled.push(PollFd::new(&self.shared.door_bell, PollFlags::IN));
-        let patience =
-            self.guests.iter().map(|guest| guest.until).chain(self.parties.iter().map(|p| p.until));
+        let idle = self.shared.limits.idle;
+        let patience = (self.guests.iter().map(|guest| guest.until))
+            .chain(self.parties.iter().map(|party| party.until))
+            .chain(self.watched.iter().filter_map(|watched| watched.since.checked_add(idle?)));
         let left =
             patience.min().map(|until| until.saturating_duration_since(now()) + Duration::from_millis(1));
         let timeout: Option<Timespec> = left.and_then(|left| left.try_into().ok());
@@ -246,7 +283,7 @@ impl Door {
             return self.hand_over(guest.socket, &session, &file, &welcome).map_err(|_| None);
         }
         let session = Arc::new(session(Arc::new(Memory::heap(layout.words()))));
-        let _ = rustix::net::sockopt::set_tcp_nodelay(&guest.socket, true); // slower without, no worse
+        settle(&guest.socket);
         if send(&guest.socket, &welcome.encode(), SendFlags::NOSIGNAL) != Ok(FIXED) {
             return Err(None);
         }
@@ -259,7 +296,7 @@ impl Door {
 
     /// Memory and bells for a client on this machine.
     fn hand_over(
-        &self,
+        &mut self,
         socket: OwnedFd,
         session: &Arc<Session>,
         inbox_file: &OwnedFd,
@@ -315,7 +352,7 @@ impl Door {
             return self.refuse(Some(&guest.socket), Status::Denied);
         };
         let welcome = Welcome { status: Status::Welcome, ..Welcome::refusal(Status::Welcome) };
-        let _ = rustix::net::sockopt::set_tcp_nodelay(&guest.socket, true);
+        settle(&guest.socket);
         if send(&guest.socket, &welcome.encode(), SendFlags::NOSIGNAL) != Ok(FIXED) {
             return self.refuse(None, Status::Malformed);
         }
@@ -347,12 +384,15 @@ impl Door {
     }
 
     /// Gives each worker its part.
-    fn deliver(&self, session: &Arc<Session>, parts: Vec<(Option<Port>, Option<OwnedFd>)>) {
+    fn deliver(&mut self, session: &Arc<Session>, parts: Vec<(Option<Port>, Option<OwnedFd>)>) {
         self.shared.accepted.fetch_add(1, Ordering::Relaxed);
         for (worker, (port, bell)) in parts.into_iter().enumerate() {
             let ring = Incoming::new(session.layout, worker);
             let arrival = Arrival { session: Arc::clone(session), ring, bell, port };
             self.shared.desks[worker].deliver(arrival);
+        }
+        if self.shared.limits.idle.is_some() {
+            self.watched.push(Watched { session: Arc::downgrade(session), asked: 0, since: now() });
         }
     }
 }
@@ -365,6 +405,18 @@ fn make_port(session: &Arc<Session>, worker: usize, wire: Wire) -> Port {
     let ring = Outgoing::new(session.layout, ring);
     let credits = lanes.map(|lane| (lane, Incoming::new(session.layout, lane).credit())).collect();
     Port::new(session, ring, credits, wire)
+}
+
+/// Sets what a connection should have. It works without: slower, and a peer whose machine is gone stays for longer.
+fn settle(socket: &OwnedFd) {
+    use rustix::net::sockopt::{
+        set_socket_keepalive, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl, set_tcp_nodelay,
+    };
+    let _ = set_tcp_nodelay(socket, true);
+    let _ = set_socket_keepalive(socket, true);
+    let _ = set_tcp_keepidle(socket, Duration::from_secs(60));
+    let _ = set_tcp_keepintvl(socket, Duration::from_secs(10));
+    let _ = set_tcp_keepcnt(socket, 6);
 }
 
 /// A place that no session came to hold.

@@ -131,7 +131,7 @@ impl Worker {
         let gated = session.is_gated();
         let writing = &session.lanes[self.index].writing;
         if gated {
-            writing.store(true, Ordering::SeqCst);
+            writing.begin();
         }
         let done = match (change(self), to) {
             (Ok(commit), Some(to)) => {
@@ -146,7 +146,7 @@ impl Worker {
             }
         };
         if gated {
-            writing.store(false, Ordering::SeqCst);
+            writing.end();
             if owner != self.index {
                 self.shared.desks[owner].wake.ring();
             }

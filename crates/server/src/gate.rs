@@ -6,17 +6,49 @@
 //! ## Why it suffices
 //!
 //! A worker says in the session that it is *writing* before it commits, and stops saying so after its reply is
-//! in the agent's queue. The agent looks at these words **first**, then empties its queue, then lets out a
-//! commit of number s if every other worker
+//! in the agent's queue. The agent notes the highest number that it has heard, **then** looks at these words, **then** empties its
+//! queue, and lets out a commit of number s, not above the noted one, if every other worker
 //!
 //! * was not writing when looked at: what it committed before is in the gate by now, and what it begins later
-//!   gets a higher number than s, which was taken before the look; or
+//!   gets a higher number than the noted one, which was given before the look; or
 //! * has been heard with a number ≥ s: what it writes now gets a higher one.
 //!
-//! A worker rings the agent after it stopped writing, so a commit that is held is looked at again.
+//! What the emptying brought beyond the noted number has to wait for the next look: a worker that was not writing may have begun
+//! since, and have a lower one. A worker rings the agent after it stopped writing, so a commit that is held is looked at again.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+
+use sheaf_base::sync::atomic::{AtomicBool, Ordering};
+
+/// What a worker says about one session.
+#[derive(Debug, Default)]
+pub(crate) struct Writing(AtomicBool);
+
+impl Writing {
+    /// It is about to commit.
+    pub(crate) fn begin(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+
+    /// Its reply is in the agent's queue. Ring the agent after this.
+    pub(crate) fn end(&self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
+
+    fn is_on(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// What a look at the workers of a session came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Look {
+    /// The highest number heard before.
+    pub(crate) highest: u64,
+    /// One bit each that was writing.
+    writing: u64,
+}
 
 /// Commits of one session that wait for lower numbers.
 #[derive(Debug)]
@@ -71,12 +103,18 @@ impl<T> Gate<T> {
         self.held.push(Reverse(Held { seq, arrival: self.arrivals, what }));
     }
 
-    /// The next commit that may leave, where bit w of `writing` says that worker w was writing before the queue
-    /// was emptied.
-    pub(crate) fn release(&mut self, writing: u64) -> Option<T> {
+    /// A look at who is writing. Empty the queue after it.
+    pub(crate) fn look<'a>(&self, workers: impl Iterator<Item = &'a Writing>) -> Look {
+        let highest = self.heard.iter().copied().max().unwrap_or(0);
+        let bit = |(lane, writing): (usize, &Writing)| u64::from(writing.is_on()) << lane;
+        Look { highest, writing: workers.enumerate().map(bit).fold(0, |all, bit| all | bit) }
+    }
+
+    /// The next commit that may leave after this look.
+    pub(crate) fn release(&mut self, look: Look) -> Option<T> {
         let Reverse(first) = self.held.peek()?;
-        let may_come = |(lane, heard): (usize, &u64)| writing & 1 << lane != 0 && *heard < first.seq;
-        if self.heard.iter().enumerate().any(may_come) {
+        let may_come = |(lane, heard): (usize, &u64)| look.writing & 1 << lane != 0 && *heard < first.seq;
+        if first.seq > look.highest || self.heard.iter().enumerate().any(may_come) {
             return None;
         }
         self.held.pop().map(|Reverse(held)| held.what)
@@ -87,32 +125,55 @@ impl<T> Gate<T> {
 mod tests {
     use super::*;
 
+    /// A look at three workers, of whom these are writing.
+    fn look<T>(gate: &Gate<T>, writing: [bool; 3]) -> Look {
+        let words = writing.map(|on| Writing(AtomicBool::new(on)));
+        gate.look(words.iter())
+    }
+
     #[test]
     fn a_commit_waits_for_a_lower_one_that_may_come() {
         let mut gate = Gate::new(3);
         gate.hold(0, 7, 'b');
-        assert_eq!(gate.release(0b010), None);
+        let before = look(&gate, [false, true, false]);
+        assert_eq!(gate.release(before), None);
         gate.hold(1, 6, 'a');
-        assert_eq!(gate.release(0b010), Some('a'));
-        assert_eq!(gate.release(0b010), None, "worker 1 goes on behind 6, perhaps with 7");
-        assert_eq!(gate.release(0), Some('b'));
+        assert_eq!(gate.release(before), Some('a'));
+        assert_eq!(gate.release(before), None, "worker 1 goes on behind 6, perhaps with 7");
+        let nobody = look(&gate, [false; 3]);
+        assert_eq!(gate.release(nobody), Some('b'));
         assert!(gate.is_empty());
     }
 
     #[test]
+    fn a_commit_heard_after_the_look_waits_for_the_next_one() {
+        let mut gate = Gate::new(3);
+        gate.hold(0, 5, 'a');
+        let before = look(&gate, [false; 3]);
+        gate.hold(0, 7, 'c');
+        assert_eq!(gate.release(before), Some('a'));
+        assert_eq!(gate.release(before), None, "worker 1 may have begun 6 after the look");
+        gate.hold(1, 6, 'b');
+        let nobody = look(&gate, [false; 3]);
+        assert_eq!((gate.release(nobody), gate.release(nobody)), (Some('b'), Some('c')));
+    }
+
+    #[test]
     fn who_was_heard_beyond_holds_up_nobody() {
-        let mut gate = Gate::new(2);
+        let mut gate = Gate::new(3);
         gate.hold(1, 9, 'c');
         gate.hold(0, 8, 'b');
-        assert_eq!(gate.release(0b10), Some('b'));
-        assert_eq!(gate.release(0b10), Some('c'), "worker 1 writes behind 9");
+        let second = look(&gate, [false, true, false]);
+        assert_eq!(gate.release(second), Some('b'));
+        assert_eq!(gate.release(second), Some('c'), "worker 1 writes behind 9");
     }
 
     #[test]
     fn equal_numbers_leave_as_they_came() {
-        let mut gate = Gate::new(1);
+        let mut gate = Gate::new(3);
         gate.hold(0, 5, 1);
         gate.hold(0, 5, 2);
-        assert_eq!((gate.release(0), gate.release(0)), (Some(1), Some(2)));
+        let nobody = look(&gate, [false; 3]);
+        assert_eq!((gate.release(nobody), gate.release(nobody)), (Some(1), Some(2)));
     }
 }

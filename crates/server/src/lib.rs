@@ -53,6 +53,8 @@ mod commands;
 mod door;
 mod execute;
 mod gate;
+#[cfg(all(test, shuttle))]
+mod interleavings;
 mod keyspaces;
 mod port;
 mod session;
@@ -65,6 +67,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use sheaf::Database;
 pub use sheaf_flatrpc::address::Address;
@@ -94,6 +97,9 @@ pub struct Limits {
     pub waiting: usize,
     /// Snapshots that a client may hold.
     pub snapshots: usize,
+    /// A client that asks for nothing so long, and waits for nothing, is let go: its memory, its place, its snapshots. Default:
+    /// never. (A machine that is gone is noticed in two minutes in any case.)
+    pub idle: Option<Duration>,
 }
 
 impl Default for Limits {
@@ -108,6 +114,7 @@ impl Default for Limits {
             outbox: 1 << 20,
             waiting: 4096,
             snapshots: 16,
+            idle: None,
         }
     }
 }
@@ -153,7 +160,8 @@ impl Builder {
             && (MIN_RING..=MAX_RING).contains(&limits.ring)
             && (256..=1 << 30).contains(&limits.message)
             && limits.window > 0
-            && (1..=4096).contains(&limits.clients);
+            && (1..=4096).contains(&limits.clients)
+            && limits.idle.is_none_or(|idle| !idle.is_zero());
         if !sound {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "limits that make no sense"));
         }

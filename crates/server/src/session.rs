@@ -10,6 +10,7 @@ use sheaf_flatrpc::memory::Memory;
 use sheaf_flatrpc::ring::Layout;
 
 use crate::commands::Whom;
+use crate::gate::Writing;
 
 /// What a worker says about one client. A cache line of its own.
 #[derive(Debug, Default)]
@@ -18,7 +19,7 @@ pub(crate) struct LaneState {
     /// How far the client's ring was read.
     pub(crate) head: AtomicU64,
     /// The worker is about to commit, or has not handed over the reply yet (see `gate`).
-    pub(crate) writing: AtomicBool,
+    pub(crate) writing: Writing,
 }
 
 /// One client.
@@ -83,11 +84,14 @@ impl Session {
         self.mode == Mode::Agent && self.lanes.len() > 1
     }
 
-    /// One bit a worker that is writing.
-    pub(crate) fn writing(&self) -> u64 {
-        let bit =
-            |(lane, state): (usize, &LaneState)| u64::from(state.writing.load(Ordering::SeqCst)) << lane;
-        self.lanes.iter().enumerate().map(bit).fold(0, |all, bit| all | bit)
+    /// Words of requests taken from its rings.
+    pub(crate) fn asked(&self) -> u64 {
+        self.lanes.iter().map(|lane| lane.head.load(Ordering::Relaxed)).sum()
+    }
+
+    /// What each worker says about it.
+    pub(crate) fn writing(&self) -> impl Iterator<Item = &Writing> {
+        self.lanes.iter().map(|lane| &lane.writing)
     }
 
     fn snapshots(&self) -> std::sync::MutexGuard<'_, Snapshots> {

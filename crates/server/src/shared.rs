@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use sheaf::Database;
-use sheaf_flatrpc::link::Wake;
 use sheaf_flatrpc::memory::Memory;
+use sheaf_flatrpc::wake::{Bell, Wake};
 
 use crate::commands::{Command, Job};
 use crate::keyspaces::Keyspaces;
@@ -128,7 +128,7 @@ impl Shared {
     /// Wakes everybody.
     pub(crate) fn ring_all(&self) {
         self.desks.iter().for_each(|desk| desk.wake.ring());
-        sheaf_flatrpc::link::ring(&self.door_bell);
+        self.door_bell.ring();
     }
 
     /// Ends a session: each worker that has a part of it lets go.

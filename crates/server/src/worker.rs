@@ -12,15 +12,17 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender};
 
 use rustix::event::{Timespec, epoll};
 use sheaf::Keyspace;
 use sheaf_flatrpc::ring::{Incoming, Violation};
 use sheaf_flatrpc::spin::Spin;
+use sheaf_flatrpc::wake::Asleep;
 
 use crate::commands::{Command, Job};
+use crate::gate::Look;
 use crate::port::{Port, Ready};
 use crate::session::Session;
 use crate::shared::{Alarm, Shared};
@@ -134,12 +136,11 @@ impl Worker {
     fn sleep(&mut self) {
         let shared = Arc::clone(&self.shared);
         let wake = &shared.desks[self.index].wake;
-        wake.board.word(wake.at).store(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        let asleep = Asleep::say(&wake.board, wake.at);
         if !self.pass() && !shared.stop.load(Ordering::SeqCst) {
             self.poll(None);
         }
-        wake.board.word(wake.at).store(0, Ordering::Relaxed);
+        drop(asleep);
     }
 
     /// Something is there that a pass would find. Cheap.
@@ -391,17 +392,17 @@ impl Worker {
     /// Gates, outboxes, credits, bells of all ports; whether anything moved.
     fn settle(&mut self) -> bool {
         let mut worked = false;
-        let mut gates: Vec<(usize, u64)> = Vec::new();
+        let mut gates: Vec<(usize, Look)> = Vec::new();
         for slot in &self.used {
             if let Some(port) = self.ports[*slot].as_ref().filter(|port| !port.gate.is_empty()) {
-                gates.push((*slot, port.session.writing()));
+                gates.push((*slot, port.gate.look(port.session.writing())));
             }
         }
         if !gates.is_empty() {
             worked |= self.take_commands(); // after the look at who is writing: see `gate`
         }
-        for (slot, writing) in gates {
-            worked |= self.let_out(slot, writing);
+        for (slot, look) in gates {
+            worked |= self.let_out(slot, look);
         }
         for at in 0..self.used.len() {
             let Some(port) = self.ports[self.used[at]].as_mut() else { continue };
@@ -426,10 +427,10 @@ impl Worker {
     }
 
     /// Lets out of a port's gate what may leave; whether there was anything.
-    fn let_out(&mut self, slot: usize, writing: u64) -> bool {
+    fn let_out(&mut self, slot: usize, look: Look) -> bool {
         let mut any = false;
         while let Some(port) = self.ports[slot].as_mut()
-            && let Some(ready) = port.gate.release(writing)
+            && let Some(ready) = port.gate.release(look)
         {
             any = true;
             match ready {

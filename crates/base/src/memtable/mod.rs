@@ -1,31 +1,29 @@
 //! # Memtable: what the journal has and an engine's files have not
 //!
-//! Keys in memory, values where the journal has them: a record says where a key's newest entry stands. Found by a
-//! hash, and in order (`order.rs`). For engines of the journal that move what was committed to files of their own.
+//! Keys in memory (`table.rs`), values where the journal has them: a record's word says where its key's newest entry stands.
+//! For engines of the journal that move what was committed to files of their own.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  hash -> stripe -> cell: tag 32 | record 32 ──┐          ordered tree ──┐
-//!                                               v                         v
-//!  record:  word 8 | seq 8 | older 4 | key length 4 | key
-//!             |                └──> older version: word 8 | seq 8 | older 4      (only while views need it)
+//!  record:  word 8 | seq 8 | key length 4 | older 4 | key
+//!             |                              └──> older version: word 8 | seq 8 | 0 | older 4      (only while views need it)
 //!             └──> flags | address of the frame in the journal, or of a copy in the arena
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. One writer: whoever holds the commit lock (or opens the database). Readers take no lock.
-//! 2. A record is never moved nor removed; only its word, number and chain change. Its number is stored before the word,
-//!    and a reader loads the word first: the number it then sees is that of the word or a later one.
-//! 3. A version that a view needs is in the chain before the word says something newer.
-//! 4. A frame's address is good while the memtable is part of the current state: the journal before a checkpoint
+//! 1. Those of `table.rs`; a link leads to the version before.
+//! 2. A version that a view needs is in the chain before the word says something newer.
+//! 3. A frame's address is good while the memtable is part of the current state: the journal before a checkpoint
 //!    goes after the state has changed, and segments go after the readers of that moment.
-//! 5. `len` of a stripe counts the records that whoever loaded it will find in it.
 
 pub mod arena;
+#[cfg(all(test, shuttle))]
+mod interleavings;
 pub mod order;
 pub mod prefix;
+pub mod table;
 
 use std::ops::Bound;
 use std::ptr;
@@ -34,25 +32,19 @@ use crate::blob::BlobRef;
 use crate::error::{Damage, Error, Result};
 use crate::frame::{u32_at, u64_at};
 use crate::ground::Ground;
-use crate::memory::prefetch;
 use crate::record::{Content, Record};
 use crate::segment::{Address, Frame};
-use crate::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use crate::sync::atomic::Ordering;
 use crate::sync::epoch::Guard;
 use crate::types::Seq;
 use crate::views::Views;
 
-use self::arena::Arena;
 pub use self::arena::{Place, high, low};
-use self::order::{Keys, Order};
+use self::order::Keys;
 use self::prefix::Prefix;
+use self::table::Table;
 use crate::engine::{Action, Op};
 
-/// Stripes of the hash table: each grows on its own, so that no growth takes long.
-const STRIPES: usize = 256;
-const TINY_STRIPES: usize = 4;
-/// Cells of a new stripe.
-const FIRST_CELLS: usize = 8;
 /// Bytes of a record before its key.
 const HEAD: usize = 24;
 
@@ -108,14 +100,6 @@ fn kind_of(content: &Content<'_>) -> u64 {
     }
 }
 
-#[repr(C)]
-struct Head {
-    word: AtomicU64,
-    seq: AtomicU64,
-    older: AtomicU32,
-    key_len: AtomicU32,
-}
-
 /// A record of a memtable.
 #[derive(Clone, Copy)]
 pub struct Entry<'m> {
@@ -134,33 +118,27 @@ pub struct Version {
 }
 
 impl<'m> Entry<'m> {
-    fn head(&self) -> &'m Head {
-        self.memtable.head(self.place)
-    }
-
     /// Its key.
     #[must_use]
     pub fn key(&self) -> &'m [u8] {
-        self.memtable.key(self.place)
+        self.memtable.table.key(self.place)
     }
 
     /// The newest version.
     #[inline]
     pub fn newest(&self) -> Version {
-        let word = Word(self.head().word.load(Ordering::Acquire));
-        Version { word, seq: Seq(self.head().seq.load(Ordering::Acquire)) }
+        self.memtable.version(self.place)
     }
 
     /// All versions, the newest first. A version may come twice.
     pub fn versions(&self) -> impl Iterator<Item = Version> + 'm {
-        let newest = self.newest(); // before the chain (I3)
-        let mut next = self.head().older.load(Ordering::Acquire);
+        let newest = self.newest(); // before the chain (I2)
         let memtable = self.memtable;
+        let mut next = memtable.table.link(self.place).load(Ordering::Acquire);
         let older = std::iter::from_fn(move || {
-            let head = (next != 0).then(|| memtable.head(next))?;
-            next = head.older.load(Ordering::Acquire);
-            let word = Word(head.word.load(Ordering::Relaxed));
-            Some(Version { word, seq: Seq(head.seq.load(Ordering::Relaxed)) })
+            let place = (next != 0).then_some(next)?;
+            next = memtable.table.link(place).load(Ordering::Acquire);
+            Some(memtable.version(place))
         });
         std::iter::once(newest).chain(older)
     }
@@ -175,91 +153,31 @@ impl<'m> Entry<'m> {
     }
 }
 
-#[derive(Debug)]
-struct Cells {
-    cells: Box<[AtomicU64]>,
-}
-
-impl Cells {
-    fn new(count: usize) -> Cells {
-        Cells { cells: (0..count).map(|_| AtomicU64::new(0)).collect() }
-    }
-
-    /// Where the search for a tag begins, and what to wrap around with.
-    fn start(&self, tag: u32) -> (usize, usize) {
-        let mask = self.cells.len() - 1;
-        (tag as usize & mask, mask)
-    }
-
-    fn put(&self, cell: u64) {
-        let (mut slot, mask) = self.start(high(cell));
-        while self.cells[slot].load(Ordering::Relaxed) != 0 {
-            slot = (slot + 1) & mask;
-        }
-        self.cells[slot].store(cell, Ordering::Release);
-    }
-}
-
-#[derive(Debug)]
-struct Stripe {
-    cells: AtomicPtr<Cells>,
-    len: AtomicU32,
-}
-
 /// A memtable.
 #[derive(Debug)]
 pub struct Memtable {
     /// Tells one from the next.
     pub number: u32,
-    arena: Arena,
-    stripes: Box<[Stripe]>,
-    order: Order,
-    count: AtomicU64,
-    /// Bytes of memory.
-    bytes: AtomicU64,
-    /// The newest commit in it.
-    newest: AtomicU64,
-}
-
-impl Keys for Memtable {
-    #[inline]
-    fn key(&self, record: Place) -> &[u8] {
-        let len = self.head(record).key_len.load(Ordering::Relaxed) as usize;
-        // SAFETY:
-        // * A record's key was written behind its head before its place was published, and never changes.
-        unsafe { std::slice::from_raw_parts(self.arena.at(record).add(HEAD), len) }
-    }
+    table: Table<4>,
 }
 
 impl Memtable {
     /// An empty one. `number` tells it from others of the keyspace; `prefix` is what its keys are thought to share.
     #[must_use]
     pub fn new(number: u32, prefix: Prefix, tiny: bool) -> Memtable {
-        let arena = Arena::new();
-        let order = Order::new(&arena, prefix, tiny);
-        let stripe = || Stripe { cells: AtomicPtr::new(ptr::null_mut()), len: AtomicU32::new(0) };
-        Memtable {
-            number,
-            stripes: (0..if tiny { TINY_STRIPES } else { STRIPES }).map(|_| stripe()).collect(),
-            bytes: AtomicU64::new(0),
-            order,
-            arena,
-            count: AtomicU64::new(0),
-            newest: AtomicU64::new(0),
-        }
+        Memtable { number, table: Table::new(prefix, tiny) }
     }
 
     #[inline]
-    fn head(&self, place: Place) -> &Head {
-        // SAFETY:
-        // * Places of records and of older versions start with a head; its fields are atomics.
-        unsafe { &*self.arena.at(place).cast::<Head>() }
+    fn version(&self, place: Place) -> Version {
+        let (word, seq) = self.table.get(place);
+        Version { word: Word(word), seq }
     }
 
     /// Keys in it, removed ones included.
     #[inline]
     pub fn count(&self) -> u64 {
-        self.count.load(Ordering::Acquire)
+        self.table.count()
     }
 
     #[inline]
@@ -271,56 +189,29 @@ impl Memtable {
 
     /// Bytes of memory.
     pub fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed) + self.order.bytes()
+        self.table.bytes()
     }
 
     /// The newest commit in it.
     pub fn newest(&self) -> Seq {
-        Seq(self.newest.load(Ordering::Acquire))
+        self.table.newest()
     }
 
     /// What the heads of its keys leave out.
     pub fn prefix(&self, guard: &Guard) -> Prefix {
-        self.order.prefix(guard)
+        self.table.prefix(guard)
     }
 
-    #[inline]
-    fn stripe(&self, hash: u64) -> &Stripe {
-        &self.stripes[high(hash) as usize >> 24 & (self.stripes.len() - 1)]
-    }
-
-    /// How many records share `hash`'s stripe; see (I5).
+    /// How many records share `hash`'s part of the table: whoever loaded it finds as many there.
     #[inline]
     pub fn stripe_len(&self, hash: u64) -> u32 {
-        self.stripe(hash).len.load(Ordering::Acquire)
-    }
-
-    #[inline]
-    fn cells<'g>(stripe: &Stripe, _guard: &'g Guard) -> Option<&'g Cells> {
-        // SAFETY:
-        // * Made from a box; freed only after all guards of the moment when it was replaced, or with `self`.
-        unsafe { stripe.cells.load(Ordering::Acquire).as_ref() }
+        self.table.stripe_len(hash)
     }
 
     /// The record of `key`.
     #[inline]
     pub fn find(&self, hash: u64, key: &[u8], guard: &Guard) -> Option<Entry<'_>> {
-        let cells = Memtable::cells(self.stripe(hash), guard)?;
-        let tag = low(hash);
-        let (mut slot, mask) = cells.start(tag);
-        loop {
-            let cell = cells.cells[slot].load(Ordering::Acquire);
-            if cell == 0 {
-                return None;
-            }
-            if high(cell) == tag {
-                let place = low(cell);
-                if self.key(place) == key {
-                    return Some(Entry { memtable: self, place });
-                }
-            }
-            slot = (slot + 1) & mask;
-        }
+        self.table.find(hash, key, guard).map(|place| self.entry(place))
     }
 
     /// The record at a place that came from here.
@@ -330,10 +221,7 @@ impl Memtable {
 
     /// Hints that `hash` is about to be looked up.
     pub fn prefetch(&self, hash: u64, guard: &Guard) {
-        if let Some(cells) = Memtable::cells(self.stripe(hash), guard) {
-            let (slot, _) = cells.start(low(hash));
-            prefetch((&raw const cells.cells[slot]).cast(), 1);
-        }
+        self.table.prefetch(hash, guard);
     }
 
     /// What a new key costs in memory, about.
@@ -343,75 +231,25 @@ impl Memtable {
 
     /// Adds a record for a key that has none. One writer.
     pub fn add(&self, hash: u64, key: &[u8], version: Version, guard: &Guard) {
-        let place = self.arena.alloc(HEAD + key.len(), false);
-        let head = self.head(place);
-        head.word.store(version.word.0, Ordering::Relaxed);
-        head.seq.store(version.seq.0, Ordering::Relaxed);
-        head.key_len.store(u32::try_from(key.len()).unwrap_or(0), Ordering::Relaxed);
-        // SAFETY:
-        // * The place was given out just now with room for the key behind the head; nobody else knows it.
-        unsafe { ptr::copy_nonoverlapping(key.as_ptr(), self.arena.at(place).add(HEAD), key.len()) };
-        self.hash_in(hash, place, guard);
-        self.order.insert(&self.arena, self, place, guard);
-        self.newest.fetch_max(version.seq.0, Ordering::AcqRel);
-        self.bytes.fetch_add(((HEAD + key.len()).next_multiple_of(8)) as u64, Ordering::Relaxed);
-        self.count.fetch_add(1, Ordering::Release);
-    }
-
-    fn hash_in(&self, hash: u64, place: Place, guard: &Guard) {
-        let stripe = self.stripe(hash);
-        let len = stripe.len.load(Ordering::Relaxed) as usize;
-        let cells = Memtable::cells(stripe, guard);
-        let room = cells.map_or(0, |cells| cells.cells.len() / 4 * 3);
-        if len >= room {
-            let grown = Cells::new(cells.map_or(FIRST_CELLS, |cells| cells.cells.len() * 2));
-            for cell in cells.iter().flat_map(|cells| &cells.cells) {
-                let cell = cell.load(Ordering::Relaxed);
-                if cell != 0 {
-                    grown.put(cell);
-                }
-            }
-            self.bytes.fetch_add(
-                (8 * (grown.cells.len() - cells.map_or(0, |cells| cells.cells.len()))) as u64,
-                Ordering::Relaxed,
-            );
-            let old = stripe.cells.swap(Box::into_raw(Box::new(grown)), Ordering::AcqRel) as usize;
-            if old != 0 {
-                guard.defer(move || {
-                    // SAFETY:
-                    // * Made from a box, replaced just now; every guard that may have seen it is gone.
-                    drop(unsafe { Box::from_raw(old as *mut Cells) });
-                });
-            }
-        }
-        if let Some(cells) = Memtable::cells(stripe, guard) {
-            cells.put((hash & u64::from(u32::MAX)) << 32 | u64::from(place));
-        }
-        stripe.len.store(u32::try_from(len + 1).unwrap_or(u32::MAX), Ordering::Release); // (I5)
+        self.table.add(hash, key, version.word.0, version.seq, guard);
     }
 
     /// Gives a record a newer version. One writer. If a view needs the one before, it is kept; if not, false.
     pub fn replace(&self, place: Place, version: Version, views: &Views) -> bool {
-        let head = self.head(place);
-        let old = self.entry(place).newest();
+        let old = self.version(place);
         let is_kept = views.needs(old.seq, version.seq);
         if is_kept {
-            let kept = self.older(old, head.older.load(Ordering::Relaxed));
-            head.older.store(kept, Ordering::Release); // (I3)
+            let link = self.table.link(place);
+            let kept = self.older(old, link.load(Ordering::Relaxed));
+            link.store(kept, Ordering::Release); // (I2)
         }
-        head.seq.store(version.seq.0, Ordering::Release); // (I2)
-        head.word.store(version.word.0, Ordering::Release);
-        self.newest.fetch_max(version.seq.0, Ordering::AcqRel);
+        self.table.set(place, version.word.0, version.seq);
         is_kept
     }
 
     fn older(&self, version: Version, next: Place) -> Place {
-        let place = self.arena.alloc(HEAD, false);
-        let head = self.head(place);
-        head.word.store(version.word.0, Ordering::Relaxed);
-        head.seq.store(version.seq.0, Ordering::Relaxed);
-        head.older.store(next, Ordering::Relaxed);
-        self.bytes.fetch_add(HEAD as u64, Ordering::Relaxed);
+        let place = self.table.make(&[], version.word.0, version.seq);
+        self.table.link(place).store(next, Ordering::Relaxed);
         place
     }
 
@@ -419,7 +257,7 @@ impl Memtable {
     pub fn append_older(&self, place: Place, versions: &[Version]) {
         let mut last = place;
         loop {
-            let next = self.head(last).older.load(Ordering::Relaxed);
+            let next = self.table.link(last).load(Ordering::Relaxed);
             if next == 0 {
                 break;
             }
@@ -429,7 +267,7 @@ impl Memtable {
         for version in versions.iter().rev() {
             chain = self.older(*version, chain);
         }
-        self.head(last).older.store(chain, Ordering::Release);
+        self.table.link(last).store(chain, Ordering::Release);
     }
 
     /// Keeps a copy of `content`. One writer.
@@ -443,15 +281,15 @@ impl Memtable {
             }
             Content::Remove => &[],
         };
-        let place = self.arena.alloc(8 + bytes.len(), false);
-        let start = self.arena.at(place);
+        let place = self.table.arena.alloc(8 + bytes.len(), false);
+        let start = self.table.arena.at(place);
         // SAFETY:
         // * The place was given out just now with room for so much, and nobody else knows it.
         unsafe {
             start.cast::<u64>().write(bytes.len() as u64);
             ptr::copy_nonoverlapping(bytes.as_ptr(), start.add(8), bytes.len());
         }
-        self.bytes.fetch_add(8 + bytes.len() as u64, Ordering::Relaxed);
+        self.table.add_bytes(8 + bytes.len());
         Word(u64::from(place) | OWNED | kind_of(content))
     }
 
@@ -468,7 +306,7 @@ impl Memtable {
             return with(Content::Remove);
         }
         if word.0 & OWNED != 0 {
-            let start = self.arena.at(low(word.0));
+            let start = self.table.arena.at(low(word.0));
             // SAFETY:
             // * Written by `own` before the word was published: a length and so many bytes, which never change.
             let bytes = unsafe {
@@ -498,17 +336,17 @@ impl Memtable {
 
     /// Appends to `out` the records from `low` on, until there are `limit`.
     pub fn ascend(&self, low: Bound<&[u8]>, limit: usize, guard: &Guard, out: &mut Vec<Place>) {
-        self.order.ascend(&self.arena, self, low, limit, guard, out);
+        self.table.ascend(low, limit, guard, out);
     }
 
     /// Appends to `out` the records from `high` down, until there are `limit`.
     pub fn fall(&self, high: Bound<&[u8]>, limit: usize, guard: &Guard, out: &mut Vec<Place>) {
-        self.order.fall(&self.arena, self, high, limit, guard, out);
+        self.table.fall(high, limit, guard, out);
     }
 
     /// Writes down in `op` what it found here, for [`Memtable::is_current`] and `apply`. True if the key has a record.
     pub fn note(&self, op: &mut Op<'_>, hash: u64, ground: &Ground, guard: &Guard) -> Result<bool> {
-        let len = self.stripe_len(hash); // before the look (I5)
+        let len = self.stripe_len(hash); // before the look
         let entry = self.find(hash, op.key, guard);
         let word = entry.as_ref().map(|entry| entry.newest().word);
         op.note[HASH] = hash;
@@ -558,19 +396,6 @@ impl Memtable {
     }
 }
 
-impl Drop for Memtable {
-    fn drop(&mut self) {
-        for stripe in &self.stripes {
-            let cells = stripe.cells.load(Ordering::Relaxed);
-            if !cells.is_null() {
-                // SAFETY:
-                // * Made from a box, and `&mut self`: nobody reads it.
-                drop(unsafe { Box::from_raw(cells) });
-            }
-        }
-    }
-}
-
 /// A staged value's reference as bytes.
 pub fn blob_bytes(blob: &BlobRef) -> [u8; 16] {
     let mut bytes = [0; 16];
@@ -599,7 +424,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     fn keys(memtable: &Memtable, places: &[Place]) -> Vec<Vec<u8>> {
-        places.iter().map(|place| memtable.key(*place).to_vec()).collect()
+        places.iter().map(|place| memtable.table.key(*place).to_vec()).collect()
     }
 
     fn check(tiny: bool, keys_of: impl Iterator<Item = Vec<u8>>) {

@@ -27,7 +27,8 @@
 
 use std::ops::Bound;
 
-use crate::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
+use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
+use crate::sync::bare;
 use crate::sync::epoch::Guard;
 
 use super::arena::{Arena, Place};
@@ -44,12 +45,12 @@ const GROWTH: usize = 2;
 
 #[repr(C, align(64))]
 struct Node {
-    version: AtomicU32,
-    count: AtomicU32,
-    heads: [AtomicU64; CAPACITY],
-    records: [AtomicU32; CAPACITY],
+    version: bare::AtomicU32,
+    count: bare::AtomicU32,
+    heads: [bare::AtomicU64; CAPACITY],
+    records: [bare::AtomicU32; CAPACITY],
     /// Of inner nodes; leaves end before.
-    children: [AtomicU32; CAPACITY],
+    children: [bare::AtomicU32; CAPACITY],
 }
 
 const LEAF_BYTES: usize = std::mem::offset_of!(Node, children);

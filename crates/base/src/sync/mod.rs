@@ -14,6 +14,7 @@ mod model;
 mod real {
     pub use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
     pub use std::sync::atomic;
+    pub use std::sync::atomic as bare;
     pub use std::thread;
     pub(crate) use std::thread_local;
 
@@ -45,10 +46,12 @@ use model as imp;
 #[cfg(not(shuttle))]
 use real as imp;
 
-#[cfg(shuttle)]
-pub use imp::explore;
+/// Atomics as they are in memory that nobody made field by field: no larger than their value, and valid as zeros.
+pub use imp::bare;
 pub(crate) use imp::thread_local;
 pub use imp::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, atomic, epoch, thread};
+#[cfg(shuttle)]
+pub use imp::{explore, step};
 
 use atomic::{AtomicU32, Ordering};
 use imp::Futex;

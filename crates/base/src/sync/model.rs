@@ -44,6 +44,44 @@ pub fn explore(schedules: u64, scenario: fn()) {
     println!("{done} schedules");
 }
 
+/// Others may run here, or not. (A yield would be an offer, which the scheduler with few preemptions always takes.)
+pub fn step() {
+    atomic::AtomicBool::new(false).load(atomic::Ordering::SeqCst);
+}
+
+/// Atomics that are their value and nothing else. Others may run before each access.
+pub mod bare {
+    pub use std::sync::atomic::Ordering;
+
+    use super::step;
+
+    macro_rules! bare {
+        ($name:ident, $number:ty) => {
+            /// As std's.
+            #[derive(Debug, Default)]
+            #[repr(transparent)]
+            pub struct $name(std::sync::atomic::$name);
+
+            impl $name {
+                /// As std's.
+                pub fn load(&self, order: Ordering) -> $number {
+                    step();
+                    self.0.load(order)
+                }
+
+                /// As std's.
+                pub fn store(&self, value: $number, order: Ordering) {
+                    step();
+                    self.0.store(value, order);
+                }
+            }
+        };
+    }
+
+    bare!(AtomicU32, u32);
+    bare!(AtomicU64, u64);
+}
+
 /// As parking_lot's.
 #[derive(Default)]
 pub struct Mutex<T: ?Sized>(shuttle::sync::Mutex<T>);

@@ -3,6 +3,7 @@
 //! Ends in order on SIGINT and SIGTERM; a killed server loses nothing that it acknowledged, either.
 
 use std::io::Write;
+use std::time::Duration;
 
 use sheaf_server::{Builder, Limits, rdma};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -20,6 +21,7 @@ pub(crate) fn run(args: &Serve) -> Result {
     let db = args.place.create()?;
     let mut limits = Limits::default();
     limits.workers = args.workers.unwrap_or(limits.workers);
+    limits.idle = args.idle_timeout.map(|seconds| Duration::from_secs(seconds.get()));
     let mut builder = Builder::default().limits(limits);
     for address in &args.flatrpc {
         builder = builder.listen(address.clone());

@@ -13,7 +13,6 @@ use std::sync::Arc;
 use sheaf_base::engine::{Bounds, Cursor, Want};
 use sheaf_base::error::Result;
 use sheaf_base::memtable::arena::Place;
-use sheaf_base::memtable::order::Keys;
 use sheaf_base::memtable::prefix::{is_above, is_below};
 use sheaf_base::pairs::{Pairs, read_ahead};
 use sheaf_base::record::{Content, Record};

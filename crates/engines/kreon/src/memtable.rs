@@ -1,44 +1,29 @@
 //! # Memtable: L0, a tree in memory over pointers into the log
 //!
-//! Keys in memory, values where the log has them. A record says where a key's newest entry stands; it is found by a hash, and
-//! in order. One memtable takes commits, one before it may be frozen and on its way into the levels.
-//!
-//! ## Picture
+//! Keys in memory (`table` of base's memtables), values where the log has them: a record's word says where its key's newest entry
+//! stands. One memtable takes commits, one before it may be frozen and on its way into the levels.
 //!
 //! ```text
-//!  hash -> stripe -> cell: tag 32 | record 32 ──┐          ordered tree (order.rs of base) ┐
-//!                                               v                                        v
-//!  record:  word 8 | seq 8 | key length 4 | key                   word: flags 4 | span / 8: 20 | address 40
+//!  word:  flags 4 | span / 8: 20 | address 40
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. One writer: whoever holds the commit lock (or opens the database). Readers take no lock.
-//! 2. A record is never moved nor removed; only its word and number change. The number is stored before the word, and a
-//!    reader loads the word first: the number it then sees is that of the word or a later one.
-//! 3. `len` of a stripe counts the records that whoever loaded it will find in it.
-//! 4. What was superseded here and a view needs is among the versions before the word says something newer.
+//! 1. Those of the table.
+//! 2. What was superseded here and a view needs is among the versions before the word says something newer.
 
 use std::ops::Bound;
-use std::ptr;
 
-use sheaf_base::memory::prefetch;
-use sheaf_base::memtable::arena::{Arena, Place, high, low};
-use sheaf_base::memtable::order::{Keys, Order};
+use sheaf_base::memtable::arena::Place;
+use sheaf_base::memtable::order::Keys;
 use sheaf_base::memtable::prefix::Prefix;
+use sheaf_base::memtable::table::Table;
 use sheaf_base::segment::Address;
-use sheaf_base::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::Seq;
 
-/// Stripes of the hash table: each grows on its own, so that no growth takes long.
-const STRIPES: usize = 256;
-const TINY_STRIPES: usize = 4;
-const FIRST_CELLS: usize = 8;
-/// Bytes of a record before its key.
-const HEAD: usize = 20;
 /// About what a key costs beside itself.
-const COST: usize = HEAD + 8 + 16 + 18;
+const COST: usize = 20 + 8 + 16 + 18;
 
 const TOMB: u64 = 1 << 62;
 const STAGED: u64 = 1 << 61;
@@ -100,93 +85,23 @@ pub(crate) struct Version {
     pub(crate) seq: Seq,
 }
 
-#[repr(C)]
-struct Head {
-    word: AtomicU64,
-    seq: AtomicU64,
-    key_len: AtomicU32,
-}
-
-#[derive(Debug)]
-struct Cells {
-    cells: Box<[AtomicU64]>,
-}
-
-impl Cells {
-    fn new(count: usize) -> Cells {
-        Cells { cells: (0..count).map(|_| AtomicU64::new(0)).collect() }
-    }
-
-    fn start(&self, tag: u32) -> (usize, usize) {
-        let mask = self.cells.len() - 1;
-        (tag as usize & mask, mask)
-    }
-
-    fn put(&self, cell: u64) {
-        let (mut slot, mask) = self.start(high(cell));
-        while self.cells[slot].load(Ordering::Relaxed) != 0 {
-            slot = (slot + 1) & mask;
-        }
-        self.cells[slot].store(cell, Ordering::Release);
-    }
-}
-
-#[derive(Debug)]
-struct Stripe {
-    cells: AtomicPtr<Cells>,
-    len: AtomicU32,
-}
-
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Memtable {
     /// Tells one from the next.
     pub(crate) number: u32,
-    arena: Arena,
-    stripes: Box<[Stripe]>,
-    order: Order,
-    count: AtomicU64,
-    bytes: AtomicU64,
-    newest: AtomicU64,
-}
-
-impl Keys for Memtable {
-    #[inline]
-    fn key(&self, record: Place) -> &[u8] {
-        let len = self.head(record).key_len.load(Ordering::Relaxed) as usize;
-        // SAFETY:
-        // * A record's key was written behind its head before its place was published, and never changes.
-        unsafe { std::slice::from_raw_parts(self.arena.at(record).add(HEAD), len) }
-    }
+    table: Table<0>,
 }
 
 impl Memtable {
     pub(crate) fn new(number: u32, prefix: Prefix, tiny: bool) -> Memtable {
-        let arena = Arena::new();
-        let order = Order::new(&arena, prefix, tiny);
-        let stripe = || Stripe { cells: AtomicPtr::new(ptr::null_mut()), len: AtomicU32::new(0) };
-        Memtable {
-            number,
-            stripes: (0..if tiny { TINY_STRIPES } else { STRIPES }).map(|_| stripe()).collect(),
-            order,
-            arena,
-            count: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-            newest: AtomicU64::new(0),
-        }
-    }
-
-    #[inline]
-    fn head(&self, place: Place) -> &Head {
-        // SAFETY:
-        // * Places of records start with a head; its fields are atomics.
-        unsafe { &*self.arena.at(place).cast::<Head>() }
+        Memtable { number, table: Table::new(prefix, tiny) }
     }
 
     /// Keys in it, removed ones included.
     #[inline]
     pub(crate) fn count(&self) -> u64 {
-        self.count.load(Ordering::Acquire)
+        self.table.count()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -195,17 +110,17 @@ impl Memtable {
 
     /// Bytes of memory.
     pub(crate) fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed) + self.order.bytes()
+        self.table.bytes()
     }
 
     /// The newest commit in it.
     pub(crate) fn newest(&self) -> Seq {
-        Seq(self.newest.load(Ordering::Acquire))
+        self.table.newest()
     }
 
     /// What the heads of its keys leave out.
     pub(crate) fn prefix(&self, guard: &Guard) -> Prefix {
-        self.order.prefix(guard)
+        self.table.prefix(guard)
     }
 
     /// What a new key costs in memory, about.
@@ -213,132 +128,53 @@ impl Memtable {
         (COST + key.len()) as u64
     }
 
-    #[inline]
-    fn stripe(&self, hash: u64) -> &Stripe {
-        &self.stripes[high(hash) as usize >> 24 & (self.stripes.len() - 1)]
-    }
-
-    /// How many records share `hash`'s stripe; see (I3).
+    /// How many records share `hash`'s part of the table: whoever loaded it finds as many there.
     #[inline]
     pub(crate) fn stripe_len(&self, hash: u64) -> u32 {
-        self.stripe(hash).len.load(Ordering::Acquire)
-    }
-
-    #[inline]
-    fn cells<'g>(stripe: &Stripe, _guard: &'g Guard) -> Option<&'g Cells> {
-        // SAFETY:
-        // * Made from a box; freed only after all guards of the moment when it was replaced, or with `self`.
-        unsafe { stripe.cells.load(Ordering::Acquire).as_ref() }
+        self.table.stripe_len(hash)
     }
 
     /// The record of `key`.
     #[inline]
     pub(crate) fn find(&self, hash: u64, key: &[u8], guard: &Guard) -> Option<Place> {
-        let cells = Memtable::cells(self.stripe(hash), guard)?;
-        let tag = low(hash);
-        let (mut slot, mask) = cells.start(tag);
-        loop {
-            let cell = cells.cells[slot].load(Ordering::Acquire);
-            if cell == 0 {
-                return None;
-            }
-            if high(cell) == tag && self.key(low(cell)) == key {
-                return Some(low(cell));
-            }
-            slot = (slot + 1) & mask;
-        }
+        self.table.find(hash, key, guard)
+    }
+
+    /// The key of a record.
+    #[inline]
+    pub(crate) fn key(&self, place: Place) -> &[u8] {
+        self.table.key(place)
     }
 
     /// What the record at `place` says now.
     #[inline]
     pub(crate) fn version(&self, place: Place) -> Version {
-        let head = self.head(place);
-        let word = Word(head.word.load(Ordering::Acquire)); // first (I2)
-        Version { word, seq: Seq(head.seq.load(Ordering::Acquire)) }
+        let (word, seq) = self.table.get(place);
+        Version { word: Word(word), seq }
     }
 
     /// Hints that `hash` is about to be looked up.
     pub(crate) fn prefetch(&self, hash: u64, guard: &Guard) {
-        if let Some(cells) = Memtable::cells(self.stripe(hash), guard) {
-            let (slot, _) = cells.start(low(hash));
-            prefetch((&raw const cells.cells[slot]).cast(), 1);
-        }
+        self.table.prefetch(hash, guard);
     }
 
     /// Adds a record for a key that has none. One writer.
     pub(crate) fn add(&self, hash: u64, key: &[u8], version: Version, guard: &Guard) {
-        let place = self.arena.alloc(HEAD + key.len(), false);
-        let head = self.head(place);
-        head.word.store(version.word.0, Ordering::Relaxed);
-        head.seq.store(version.seq.0, Ordering::Relaxed);
-        head.key_len.store(u32::try_from(key.len()).unwrap_or(0), Ordering::Relaxed);
-        // SAFETY:
-        // * The place was given out just now with room for the key behind the head; nobody else knows it.
-        unsafe { ptr::copy_nonoverlapping(key.as_ptr(), self.arena.at(place).add(HEAD), key.len()) };
-        self.hash_in(hash, place, guard);
-        self.order.insert(&self.arena, self, place, guard);
-        self.newest.fetch_max(version.seq.0, Ordering::AcqRel);
-        self.bytes.fetch_add(((HEAD + key.len()).next_multiple_of(8)) as u64, Ordering::Relaxed);
-        self.count.fetch_add(1, Ordering::Release);
-    }
-
-    fn hash_in(&self, hash: u64, place: Place, guard: &Guard) {
-        let stripe = self.stripe(hash);
-        let len = stripe.len.load(Ordering::Relaxed) as usize;
-        let cells = Memtable::cells(stripe, guard);
-        let before = cells.map_or(0, |cells| cells.cells.len());
-        if len >= before / 4 * 3 {
-            let grown = Cells::new((2 * before).max(FIRST_CELLS));
-            for cell in cells.iter().flat_map(|cells| &cells.cells) {
-                let cell = cell.load(Ordering::Relaxed);
-                if cell != 0 {
-                    grown.put(cell);
-                }
-            }
-            self.bytes.fetch_add(8 * (grown.cells.len() - before) as u64, Ordering::Relaxed);
-            let old = stripe.cells.swap(Box::into_raw(Box::new(grown)), Ordering::AcqRel) as usize;
-            if old != 0 {
-                guard.defer(move || {
-                    // SAFETY:
-                    // * Made from a box, replaced just now; every guard that may have seen it is gone.
-                    drop(unsafe { Box::from_raw(old as *mut Cells) });
-                });
-            }
-        }
-        if let Some(cells) = Memtable::cells(stripe, guard) {
-            cells.put(u64::from(low(hash)) << 32 | u64::from(place));
-        }
-        stripe.len.store(u32::try_from(len + 1).unwrap_or(u32::MAX), Ordering::Release); // (I3)
+        self.table.add(hash, key, version.word.0, version.seq, guard);
     }
 
     /// Gives a record another version, or another place of the same one. One writer.
     pub(crate) fn replace(&self, place: Place, version: Version) {
-        let head = self.head(place);
-        head.seq.store(version.seq.0, Ordering::Release); // (I2)
-        head.word.store(version.word.0, Ordering::Release);
-        self.newest.fetch_max(version.seq.0, Ordering::AcqRel);
+        self.table.set(place, version.word.0, version.seq);
     }
 
     /// Appends to `out` the records from `low` on, until there are `limit`.
     pub(crate) fn ascend(&self, low: Bound<&[u8]>, limit: usize, guard: &Guard, out: &mut Vec<Place>) {
-        self.order.ascend(&self.arena, self, low, limit, guard, out);
+        self.table.ascend(low, limit, guard, out);
     }
 
     /// Appends to `out` the records from `high` down, until there are `limit`.
     pub(crate) fn fall(&self, high: Bound<&[u8]>, limit: usize, guard: &Guard, out: &mut Vec<Place>) {
-        self.order.fall(&self.arena, self, high, limit, guard, out);
-    }
-}
-
-impl Drop for Memtable {
-    fn drop(&mut self) {
-        for stripe in &self.stripes {
-            let cells = stripe.cells.load(Ordering::Relaxed);
-            if !cells.is_null() {
-                // SAFETY:
-                // * Made from a box, and `&mut self`: nobody reads it.
-                drop(unsafe { Box::from_raw(cells) });
-            }
-        }
+        self.table.fall(high, limit, guard, out);
     }
 }

@@ -221,7 +221,7 @@ impl KreonEngine {
         frozen.ascend(low, most, guard, &mut places);
         let is_end = places.len() < most;
         let level = state.levels.first().copied().unwrap_or_default();
-        let keys: Vec<&[u8]> = places.iter().map(|place| key_of(frozen, *place)).collect();
+        let keys: Vec<&[u8]> = places.iter().map(|place| frozen.key(*place)).collect();
         let (leaves, count) = self.targets(&level, &keys, most_leaves, guard)?;
         let mut meeting = self.meeting(views, state.levels.iter().skip(1), true, guard);
         let mut pairs: Vec<Pair<'_>> = Vec::with_capacity(count);
@@ -624,11 +624,6 @@ impl Gathered {
             Pair { key, entry: *entry, newest: *newest }
         })
     }
-}
-
-fn key_of(memtable: &Memtable, place: u32) -> &[u8] {
-    use sheaf_base::memtable::order::Keys;
-    memtable.key(place)
 }
 
 fn state_with(now: &State, levels: Vec<Level>, is_spilled: bool) -> State {

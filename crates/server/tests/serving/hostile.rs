@@ -13,9 +13,10 @@ use std::time::Duration;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use sheaf_client::{Address, Client, Durability, Error, Mode, Options, Request};
 use sheaf_flatrpc::hello::{FIXED, Hello, Join, Status, Welcome};
-use sheaf_flatrpc::link::{Link, SharedLink, TcpLink, ring};
+use sheaf_flatrpc::link::{Link, SharedLink, TcpLink};
 use sheaf_flatrpc::memory::Memory;
 use sheaf_flatrpc::ring::{Layout, Outgoing};
+use sheaf_flatrpc::wake::Bell;
 use sheaf_server::{Builder, Limits, rdma};
 
 use crate::support::{House, WAYS, limits, local, options, until};
@@ -74,18 +75,18 @@ impl Rogue {
     }
 
     fn ring(&self) {
-        self.bells.iter().for_each(ring);
+        self.bells.iter().for_each(Bell::ring);
     }
 
     /// Writes a message into the ring of worker 0, as a client would.
     fn send(self, message: &[u8]) -> Rogue {
         let inbox = Arc::new(self.inbox);
         let mut out = self.out;
-        let mut link = SharedLink::new(Arc::clone(&inbox), Vec::new());
+        let mut link = SharedLink::<OwnedFd>::new(Arc::clone(&inbox), Vec::new());
         let mut from = 0;
         for _ in 0..2_000 {
             from = out.push(&self.ours, &mut link, message, from).expect("no complaint").unwrap_or(from);
-            self.bells.iter().for_each(ring);
+            self.bells.iter().for_each(Bell::ring);
             if from == message.len() {
                 break;
             }
@@ -287,6 +288,25 @@ fn who_is_one_too_many_is_told_that_it_is_busy() {
     assert!(matches!(one.snapshot(), Err(Error::Busy)));
     one.release(first).expect("released");
     one.snapshot().expect("there is room again");
+}
+
+#[test]
+fn a_client_that_asks_for_nothing_is_let_go_and_one_that_asks_stays() {
+    for way in WAYS {
+        let house = House::new(Limits { idle: Some(Duration::from_millis(300)), ..limits(2) });
+        let (mut silent, mut lively) = (house.client(way), house.client(way));
+        let _held = silent.snapshot().expect("a snapshot");
+        until("the silent one is let go", || {
+            lively.ping().expect("it is served");
+            house.server.stats().clients == 1
+        });
+        assert!(matches!(silent.ping(), Err(Error::Lost(_))));
+        lively.ping().expect("it stays");
+        assert_eq!(house.server.stats().violations, 0);
+    }
+    let never = Builder::default().limits(Limits { idle: Some(Duration::ZERO), ..limits(1) });
+    let db = sheaf::Database::open(tempfile::tempdir().expect("a directory").path()).expect("a database");
+    assert!(never.start(&db).is_err(), "that would be nobody");
 }
 
 #[test]

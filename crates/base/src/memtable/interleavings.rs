@@ -1,0 +1,118 @@
+//! The memtable under a scheduler: one writer (that is the contract), readers who take no lock.
+//!
+//! Built with `--cfg shuttle` only. The knobs are those of `crate::sync::explore`. What it cannot see: weak memory.
+
+use std::ops::Bound;
+use std::sync::Arc;
+
+use super::prefix::Prefix;
+use super::{Memtable, Version, Word};
+use crate::sync::{epoch, explore, thread};
+use crate::types::Seq;
+use crate::views::Views;
+
+/// Keys that come in an order that is not theirs.
+fn key(n: u64) -> Vec<u8> {
+    format!("key{:02}", n * 7 % 23).into_bytes()
+}
+
+/// All in one stripe, which grows.
+fn hash(n: u64) -> u64 {
+    n % 3
+}
+
+fn version(seq: u64) -> Version {
+    Version { word: Word(seq), seq: Seq(seq) }
+}
+
+fn add(memtable: &Memtable, n: u64) {
+    memtable.add(hash(n), &key(n), version(n + 1), &epoch::pin());
+}
+
+fn filled(count: u64) -> Arc<Memtable> {
+    let memtable = Memtable::new(1, Prefix::default(), true);
+    (0..count).for_each(|n| add(&memtable, n));
+    Arc::new(memtable)
+}
+
+/// What was added before the look is found, by its hash and in order, both ways; nothing twice.
+fn look(memtable: &Memtable) {
+    let guard = &epoch::pin();
+    let count = memtable.count();
+    for n in (0..count).step_by(3) {
+        let entry = memtable.find(hash(n), &key(n), guard).expect("it was added before");
+        assert_eq!(entry.newest().seq, Seq(n + 1));
+    }
+    for is_up in [true, false] {
+        let mut places = Vec::new();
+        if is_up {
+            memtable.ascend(Bound::Unbounded, usize::MAX, guard, &mut places);
+        } else {
+            memtable.fall(Bound::Unbounded, usize::MAX, guard, &mut places);
+            places.reverse();
+        }
+        let keys: Vec<&[u8]> = places.iter().map(|place| memtable.entry(*place).key()).collect();
+        assert!(keys.windows(2).all(|pair| pair[0] < pair[1]), "in order, each once");
+        for n in 0..count {
+            assert!(keys.binary_search(&&key(n)[..]).is_ok(), "{n} of {count} is missing");
+        }
+    }
+}
+
+fn grow(from: u64, to: u64) {
+    let memtable = filled(from);
+    let writer = {
+        let memtable = Arc::clone(&memtable);
+        thread::spawn(move || (from..to).for_each(|n| add(&memtable, n)))
+    };
+    look(&memtable);
+    look(&memtable);
+    writer.join().expect("it adds");
+    assert_eq!(memtable.count(), to);
+    look(&memtable);
+}
+
+#[test]
+fn what_was_added_is_found_beside_the_split_of_the_only_leaf() {
+    explore(1000, || grow(3, 6));
+}
+
+#[test]
+fn what_was_added_is_found_beside_the_growth_of_the_root() {
+    explore(500, || grow(11, 15));
+}
+
+#[test]
+fn what_was_added_is_found_beside_heads_that_are_cut_anew() {
+    explore(500, || grow(15, 18));
+}
+
+#[test]
+fn a_view_sees_its_version_beside_newer_ones() {
+    explore(2000, || {
+        let memtable = filled(1);
+        let writer = {
+            let memtable = Arc::clone(&memtable);
+            thread::spawn(move || {
+                let mut views = Views::default();
+                views.register(Seq(4));
+                let place = memtable.find(hash(0), &key(0), &epoch::pin()).expect("it is there").place;
+                assert!(memtable.replace(place, version(5), &views));
+                assert!(!memtable.replace(place, version(6), &views));
+                assert!(!memtable.replace(place, version(7), &views));
+            })
+        };
+        let guard = &epoch::pin();
+        let entry = memtable.find(hash(0), &key(0), guard).expect("it is there");
+        let mut last = 0;
+        for _ in 0..2 {
+            assert_eq!(entry.at(Seq(4)).map(|version| version.seq), Some(Seq(1)));
+            let newest = entry.newest();
+            assert!(newest.seq.0 >= newest.word.bits(), "a number is that of the word or a later one");
+            assert!(newest.word.bits() >= last, "time does not go back");
+            last = newest.word.bits();
+        }
+        writer.join().expect("it replaces");
+        assert_eq!(entry.at(Seq(4)).map(|version| version.word), Some(Word(1)));
+    });
+}

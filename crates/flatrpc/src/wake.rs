@@ -1,0 +1,101 @@
+//! # Wake: sleeping without missing what comes meanwhile
+//!
+//! ```text
+//!   sleeper:  says that it sleeps ── fence ── looks once more ── sleeps if there is nothing
+//!   waker:    writes its news ────── fence ── looks who sleeps ── rings
+//! ```
+//!
+//! One of the two fences is first: then what was written before it is seen after the other. So the sleeper sees the
+//! news, or the waker sees the sleeper. A bell keeps a ring until somebody waits for it.
+//!
+//! ## Costs
+//!
+//! A waker pays a fence and a load; a system call only if there is a sleeper.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use sheaf_base::sync::atomic::{AtomicU64, Ordering, fence};
+
+use crate::memory::Memory;
+
+/// What wakes a sleeper. A ring that nobody waits for is kept.
+pub trait Bell {
+    /// Rings it.
+    fn ring(&self);
+}
+
+/// An eventfd.
+impl Bell for OwnedFd {
+    fn ring(&self) {
+        let _ = rustix::io::write(self, &1u64.to_le_bytes()); // a full counter has woken the sleeper already
+    }
+}
+
+/// Who is to be woken, and how.
+#[derive(Debug)]
+pub struct Wake<B = OwnedFd> {
+    /// Where the sleeper says that it sleeps.
+    pub board: Arc<Memory>,
+    /// Which word of it.
+    pub at: usize,
+    /// What wakes it.
+    pub bell: B,
+}
+
+impl<B: Bell> Wake<B> {
+    /// Wakes the sleeper if it says that it sleeps. What was written before is seen by it.
+    #[inline]
+    pub fn ring(&self) {
+        fence(Ordering::SeqCst);
+        if self.board.word(self.at).load(Ordering::Relaxed) != 0 {
+            self.bell.ring();
+        }
+    }
+}
+
+/// Says that somebody sleeps, as long as it lives.
+#[derive(Debug)]
+pub struct Asleep<'a>(&'a AtomicU64);
+
+impl<'a> Asleep<'a> {
+    /// Says so in the word `at` of `board`. Look once more after this, and then wait for the bell.
+    #[must_use]
+    pub fn say(board: &'a Memory, at: usize) -> Asleep<'a> {
+        let word = board.word(at);
+        word.store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        Asleep(word)
+    }
+}
+
+impl Drop for Asleep<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+}
+
+/// A bell for models, which a scheduler sees.
+#[cfg(shuttle)]
+#[derive(Clone, Debug, Default)]
+pub struct Bells(Arc<(sheaf_base::sync::Mutex<bool>, sheaf_base::sync::Condvar)>);
+
+#[cfg(shuttle)]
+impl Bell for Bells {
+    fn ring(&self) {
+        *self.0.0.lock() = true;
+        self.0.1.notify_all();
+    }
+}
+
+#[cfg(shuttle)]
+impl Bells {
+    /// Waits until it is rung, or was since it was last waited for.
+    pub fn wait(&self) {
+        let mut rung = self.0.0.lock();
+        while !*rung {
+            self.0.1.wait(&mut rung);
+        }
+        *rung = false;
+    }
+}

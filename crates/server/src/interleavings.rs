@@ -1,0 +1,115 @@
+//! The gate under a scheduler: workers commit for one session, its agent lets the commits out and sleeps between.
+//!
+//! Built with `--cfg shuttle` only. The knobs are those of `sheaf_base::sync::explore`. What it cannot see: weak memory.
+
+use std::sync::Arc;
+
+use sheaf_base::sync::{Mutex, explore, thread};
+use sheaf_flatrpc::memory::Memory;
+use sheaf_flatrpc::wake::{Asleep, Bells, Wake};
+
+use crate::gate::{Gate, Writing};
+
+/// Workers beside the agent, and what each commits.
+const WORKERS: usize = 2;
+const COMMITS: u64 = 2;
+
+/// What the threads share: the last number, who is writing, the agent's queue and bell.
+struct Desk {
+    seq: Mutex<u64>,
+    writing: [Writing; WORKERS],
+    queue: Mutex<Vec<(usize, u64)>>,
+    wake: Wake<Bells>,
+}
+
+impl Desk {
+    fn commit(&self, lane: usize) {
+        self.writing[lane].begin();
+        let seq = {
+            let mut last = self.seq.lock();
+            *last += 1;
+            *last
+        };
+        self.queue.lock().push((lane, seq));
+        self.writing[lane].end();
+        self.wake.ring();
+    }
+}
+
+/// The agent; its mistakes are to be found.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Agent {
+    Sound,
+    /// Looks at who writes after it has emptied its queue.
+    LooksLate,
+    /// Lets out what it heard after the look, too.
+    LetsOutAll,
+}
+
+fn let_out(agent: Agent) {
+    let board = Arc::new(Memory::heap(1));
+    let desk = Arc::new(Desk {
+        seq: Mutex::new(0),
+        writing: Default::default(),
+        queue: Mutex::default(),
+        wake: Wake { board: Arc::clone(&board), at: 0, bell: Bells::default() },
+    });
+    let workers = [0, 1].map(|lane| {
+        let desk = Arc::clone(&desk);
+        thread::spawn(move || (0..COMMITS).for_each(|_| desk.commit(lane)))
+    });
+    let mut gate = Gate::new(WORKERS);
+    let mut last = 0;
+    let mut pass = |last: &mut u64| {
+        let take = |gate: &mut Gate<u64>| {
+            let heard = std::mem::take(&mut *desk.queue.lock());
+            heard.iter().for_each(|(lane, seq)| gate.hold(*lane, *seq, *seq));
+            !heard.is_empty()
+        };
+        let mut worked = take(&mut gate);
+        if agent == Agent::LooksLate {
+            worked |= take(&mut gate);
+        }
+        let mut look = gate.look(desk.writing.iter());
+        if agent != Agent::LooksLate {
+            worked |= take(&mut gate);
+        }
+        if agent == Agent::LetsOutAll {
+            look.highest = u64::MAX;
+        }
+        while let Some(seq) = gate.release(look) {
+            assert_eq!(seq, *last + 1, "out of order");
+            *last = seq;
+            worked = true;
+        }
+        worked
+    };
+    while last < WORKERS as u64 * COMMITS {
+        if pass(&mut last) {
+            continue;
+        }
+        let asleep = Asleep::say(&board, 0);
+        if !pass(&mut last) {
+            desk.wake.bell.wait();
+        }
+        drop(asleep);
+    }
+    workers.map(|worker| worker.join().expect("it commits"));
+}
+
+#[test]
+fn commits_leave_in_the_order_of_their_numbers_and_none_is_left() {
+    explore(20_000, || let_out(Agent::Sound));
+}
+
+#[test]
+#[should_panic(expected = "out of order")]
+fn an_agent_that_looks_too_late_is_found() {
+    explore(20_000, || let_out(Agent::LooksLate));
+}
+
+#[test]
+#[should_panic(expected = "out of order")]
+fn an_agent_that_lets_out_what_it_heard_after_its_look_is_found() {
+    explore(20_000, || let_out(Agent::LetsOutAll));
+}
