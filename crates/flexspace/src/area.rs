@@ -159,6 +159,13 @@ impl Areas {
         u32::try_from(extent.chunk() / self.geometry.segment).unwrap_or(u32::MAX)
     }
 
+    /// The numbers of an area's segments.
+    pub(crate) fn segments_in(&self, area: usize) -> std::ops::Range<u32> {
+        let per_area = self.geometry.area_segments;
+        let first = u32::try_from(area).unwrap_or(u32::MAX).saturating_mul(per_area);
+        first..first.saturating_add(per_area)
+    }
+
     /// The segment's file, place and seed; `None` if there is no such file.
     pub(crate) fn spot(&self, segment: u32) -> Option<Spot<'_>> {
         let (number, index) = (segment / self.geometry.area_segments, segment % self.geometry.area_segments);

@@ -44,7 +44,8 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    fn new(len: usize, memory: &Arc<Memory>) -> Buffer {
+    /// Of `len` bytes, to be reused.
+    pub(crate) fn new(len: usize, memory: &Arc<Memory>) -> Buffer {
         let align = if len < HUGE_PAGE { 8 } else { HUGE_PAGE };
         let layout = Layout::from_size_align(len, align).expect("a segment is some MiB");
         assert!(layout.size() > 0, "a segment has bytes");

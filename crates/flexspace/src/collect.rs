@@ -19,7 +19,7 @@
 //! (`upkeep.rs`).
 
 use sheaf_base::sync::atomic::Ordering;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use sheaf_base::error::{Error, Result};
@@ -40,7 +40,21 @@ const WALK: u64 = 24;
 /// A walk over the index.
 #[derive(Debug)]
 pub(crate) struct Pass {
-    victims: HashSet<u32>,
+    victims: Victims,
+}
+
+/// The chosen segments: looked up once for every entry of the index.
+#[derive(Debug)]
+struct Victims(Vec<bool>);
+
+impl Victims {
+    fn contains(&self, segment: u32) -> bool {
+        self.0.get(segment as usize).copied().unwrap_or(false)
+    }
+
+    fn is_empty(&self) -> bool {
+        !self.0.contains(&true)
+    }
 }
 
 /// What is worth copying, and from where to where it was found.
@@ -71,7 +85,7 @@ impl Writer {
     }
 
     /// The emptiest sealed segments whose live bytes fit into what the collector may take.
-    fn victims(&self) -> HashSet<u32> {
+    fn victims(&self) -> Victims {
         let g = &self.areas.geometry;
         let worth = g.segment / 16 * 15;
         let mut sealed: Vec<(u64, u32)> = (0..)
@@ -83,7 +97,7 @@ impl Writer {
         // One segment is left out of the account, for extents that edits split meanwhile.
         let spare = if self.available(Who::Collector) > 1 { g.segment } else { 0 };
         let mut room = self.room_to_collect().saturating_sub(spare);
-        let mut victims = HashSet::new();
+        let mut victims = Victims(vec![false; self.segments.len()]);
         // A pass walks the whole index: it copies so much that this is a small part of its work, and no more, so that
         // segments are given back a few at a time.
         let few = self.tree.entries().saturating_mul(WALK) / g.segment;
@@ -93,7 +107,7 @@ impl Writer {
                 break;
             }
             room -= live;
-            victims.insert(number);
+            victims.0[number as usize] = true;
         }
         victims
     }
@@ -150,7 +164,7 @@ impl Shared {
             }
             looked += 1;
             to = entry.start + entry.len;
-            if !entry.item.is_hole() && pass.victims.contains(&w.areas.segment_of(entry.item)) {
+            if !entry.item.is_hole() && pass.victims.contains(w.areas.segment_of(entry.item)) {
                 bytes += entry.len;
                 entries.push(entry);
             }
@@ -169,7 +183,7 @@ impl Shared {
                 Ok(()) => copies.push((*entry, bytes)),
                 Err(error) if error.is_corrupt() => {
                     let segment = found.version.areas.segment_of(entry.item);
-                    pass.victims.remove(&segment);
+                    pass.victims.0[segment as usize] = false;
                     self.writer.lock().segments[segment as usize].is_damaged = true;
                 }
                 Err(error) => return Err(error),
@@ -190,6 +204,11 @@ impl Shared {
             let mut w = self.writer.lock();
             if let Some(full) = loan.take() {
                 w.take_back(full);
+            }
+            if w.wants_buffer() {
+                drop(w);
+                self.make_buffer();
+                w = self.writer.lock();
             }
             if w.room.is_short_of_buffers() {
                 drop(w);
@@ -317,7 +336,7 @@ impl Shared {
     /// there is none, some of its work is done here. The less is left, the more.
     pub(crate) fn slow_down(&self, bytes: u64, left: u64, low: u64) {
         if !self.options.inline {
-            return self.pace.wait(bytes, left);
+            return self.pace.wait(bytes, left, low);
         }
         let scarcity = (16 * (low - left)).div_ceil(low);
         let mut due = bytes.saturating_mul(scarcity).min(self.geometry.step * 2);

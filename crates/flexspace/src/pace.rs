@@ -1,10 +1,23 @@
-//! # Pace: writers slow down before they would have to stop
+//! # Pace: writers go as fast as garbage collection gives back, long before they would have to stop
 //!
 //! Segments become free in batches: a pass of garbage collection, a sync, two heads. A writer that runs at full speed until
-//! none is left would then stand still for a whole round. Instead, when little is left, each write waits a
-//! little, so that what is left lasts about one round: a write of `b` bytes is to take `round × b / left`. The less there is
-//! the slower it gets, so nothing is used up as long as rounds come to an end; and with more given back in a
-//! round than is used in it, nobody waits.
+//! none is left would then stand still for a whole round. Instead, when little is left, a write takes its time:
+//!
+//! ```text
+//!  allowed   |                    .   from `low` on there is no bound
+//!  bytes / s |                   .
+//!            |                 .
+//!       rate |- - - - - - . '         half of `low` is left: as much as was given back lately
+//!            |          .
+//!            |   . . '                the less is left the slower, with the square of it
+//!            +------------|------|--  bytes left
+//!            0         low/2    low
+//! ```
+//!
+//! So what is left stays around half of `low`. While nothing comes back, because a sync takes longer than usual, it shrinks
+//! with 1 / time and not to nothing: writers go on, slower and slower. `rate` is
+//! what users could write in the last half second, measured from one giving back to the next, while collection was at work
+//! all the time. Waits are short and many; each write counts with the time that it took in any case.
 //!
 //! Without a background thread nobody waits: writers do the work themselves (`collect.rs`).
 
@@ -14,57 +27,132 @@ use sheaf_base::clock::{Clock, SystemClock};
 use sheaf_base::sync::{Condvar, Mutex};
 
 /// A wait shorter than this is put on the next writers' account.
-const LEAST: Duration = Duration::from_micros(500);
-/// No write waits longer.
-const MOST: Duration = Duration::from_millis(6);
-/// How long a round is thought to take at first, and at most.
-const FIRST: Duration = Duration::from_millis(50);
-const LONGEST: Duration = Duration::from_secs(1);
+const LEAST: Duration = Duration::from_micros(300);
+/// No write waits longer; what it owes then is the next ones'.
+const MOST: Duration = Duration::from_millis(5);
+/// The time over which rates are averaged.
+const MEMORY: Duration = Duration::from_millis(500);
+/// Before anything was measured, and at the slowest, `low` bytes are thought to be given back in so many seconds.
+const FIRST: f64 = 0.2;
+const SLOWEST: f64 = 10.0;
 
-#[derive(Debug)]
+/// What there was when segments were given back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Level {
+    /// Bytes that users could write, and those that they had written.
+    pub(crate) left: u64,
+    pub(crate) written: u64,
+    /// With less left writers are slowed down; below twice as much garbage is collected.
+    pub(crate) low: u64,
+}
+
+#[derive(Debug, Default)]
 struct State {
-    /// When segments were given back last, and the longest time between two such events of late.
-    released: Duration,
-    round: Duration,
-    owed: Duration,
+    /// The last giving back, if collection went on at once.
+    last: Option<(Duration, Level)>,
+    /// Bytes a second that were given back, once there was a measurement.
+    rate: Option<f64>,
+    /// When the next write may begin.
+    due: Duration,
 }
 
 /// Who waits, and for how long.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Pace {
     state: Mutex<State>,
     given_back: Condvar,
 }
 
-impl Default for Pace {
-    fn default() -> Pace {
-        let state = State { released: SystemClock.now(), round: FIRST, owed: Duration::ZERO };
-        Pace { state: Mutex::new(state), given_back: Condvar::default() }
+/// Bytes a second that may be written with `left` of `low` bytes left and `rate` coming back.
+fn allowed(rate: f64, left: u64, low: u64) -> f64 {
+    let share = left as f64 / low.max(1) as f64;
+    rate * if share < 0.5 { (2.0 * share).powi(2) } else { 0.5 / (1.0 - share).max(1e-9) }
+}
+
+impl State {
+    fn measure(&mut self, now: Duration, level: Level) {
+        let is_tight = level.left < 2 * level.low;
+        let last = std::mem::replace(&mut self.last, is_tight.then_some((now, level)));
+        let Some((then, before)) = last else { return };
+        let seconds = now.saturating_sub(then).as_secs_f64().max(1e-6);
+        let gained = (level.left + level.written).saturating_sub(before.left + before.written);
+        let (rate, sample) = (self.rate.unwrap_or(level.low as f64 / FIRST), gained as f64 / seconds);
+        let weight = seconds / (seconds + MEMORY.as_secs_f64());
+        self.rate = Some(rate + (sample - rate) * weight);
+    }
+
+    /// After a write: how long it has to wait.
+    fn charge(&mut self, now: Duration, bytes: u64, left: u64, low: u64) -> Duration {
+        let least = low as f64 / SLOWEST;
+        let rate = self.rate.unwrap_or(low as f64 / FIRST).max(least);
+        let seconds = bytes as f64 / allowed(rate, left, low).max(1.0);
+        // What was not used up to now is not saved, but for what is too short to wait for.
+        let begun = self.due.max(now.saturating_sub(LEAST));
+        self.due = begun.min(now + MOST) + Duration::from_secs_f64(seconds.min(MOST.as_secs_f64()));
+        let wait = self.due.saturating_sub(now);
+        if wait < LEAST { Duration::ZERO } else { wait.min(MOST) }
     }
 }
 
 impl Pace {
     /// Segments were given back.
-    pub(crate) fn note_release(&self) {
-        let now = SystemClock.now();
-        let mut state = self.state.lock();
-        let round = now.saturating_sub(state.released).min(LONGEST);
-        state.round = round.max(state.round * 7 / 8);
-        state.released = now;
-        drop(state);
+    pub(crate) fn note_release(&self, level: Level) {
+        self.state.lock().measure(SystemClock.now(), level);
         self.given_back.notify_all();
     }
 
     /// After a write of `bytes`, with room for `left` more: waits as long as it should have taken.
-    pub(crate) fn wait(&self, bytes: u64, left: u64) {
+    pub(crate) fn wait(&self, bytes: u64, left: u64, low: u64) {
         let mut state = self.state.lock();
-        let round = state.round.max(SystemClock.now().saturating_sub(state.released)).min(LONGEST);
-        let share = bytes as f64 / (left as f64).max(1.0);
-        state.owed = (state.owed + round.mul_f64(share.min(1.0))).min(MOST);
-        if state.owed < LEAST {
-            return;
+        let time = state.charge(SystemClock.now(), bytes, left, low);
+        if !time.is_zero() {
+            self.given_back.wait_for(&mut state, time);
         }
-        let time = std::mem::take(&mut state.owed);
-        self.given_back.wait_for(&mut state, time);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOW: u64 = 30 << 20;
+
+    fn level(left: u64, written: u64) -> Level {
+        Level { left, written, low: LOW }
+    }
+
+    #[test]
+    fn the_rate_is_what_users_gained_while_collection_was_at_work() {
+        let mut state = State::default();
+        let mut written = 0;
+        for round in 0..100 {
+            written += 5 << 20;
+            state.measure(Duration::from_millis(50 * round), level(LOW / 2, written));
+        }
+        let rate = state.rate.expect("measured");
+        assert!((rate / f64::from(100 << 20) - 1.0).abs() < 0.05, "{rate}");
+        // A long time without collection says nothing of its speed.
+        state.measure(Duration::from_secs(10), level(3 * LOW, written));
+        let rate = state.rate;
+        state.measure(Duration::from_secs(1000), level(LOW, written + LOW));
+        assert_eq!(state.rate, rate);
+    }
+
+    #[test]
+    fn writers_go_at_the_rate_with_half_of_it_left_and_never_wait_long() {
+        for (left, least, most) in [(LOW / 2, 0.9, 1.1), (LOW / 4, 0.22, 0.28), (LOW / 10 * 9, 4.5, 5.5)] {
+            let mut state = State { rate: Some(100e6), ..State::default() };
+            let (mut now, mut bytes) = (Duration::from_secs(1), 0.0);
+            while now < Duration::from_secs(2) {
+                let wait = state.charge(now, 4104, left, LOW);
+                assert!(wait <= MOST);
+                now += wait + Duration::from_micros(2);
+                bytes += 4104.0;
+            }
+            assert!((least..most).contains(&(bytes / 100e6)), "{left} left: {bytes} in a second");
+        }
+        let mut state = State { rate: Some(0.0), ..State::default() };
+        assert!(state.charge(Duration::from_secs(1), 1 << 30, 0, LOW) <= MOST);
+        assert!(state.charge(Duration::from_secs(1), 4104, 0, 0) <= MOST);
     }
 }

@@ -33,6 +33,8 @@ const BUFFERS: usize = 8;
 const COLLECTED: usize = 4;
 /// Most bytes of free segments that are made ready ahead; fewer in a small space.
 const AHEAD: u64 = 64 << 20;
+/// Segments of the reserve that users never take, whatever garbage collection has borrowed.
+const LEFT: u64 = 4;
 /// Free segments with blocks that users leave to garbage collection.
 pub(crate) const KEPT: usize = 2;
 
@@ -81,6 +83,8 @@ pub(crate) struct Room {
     cursors: [Option<Cursor>; 2],
     /// What garbage collection has filled in the step under way.
     filled: Vec<u32>,
+    /// Segments that garbage collection has taken since some were given back: those that it empties are to follow.
+    borrowed: u64,
     pub(crate) outgoing: Vec<Outgoing>,
     /// Buffers for later use.
     idle: Vec<Arc<Buffer>>,
@@ -102,6 +106,7 @@ impl Room {
             there: 0,
             cursors: [None, None],
             filled: Vec::new(),
+            borrowed: 0,
             outgoing: Vec::new(),
             idle: Vec::new(),
             next_serial: incarnation << 32,
@@ -116,6 +121,11 @@ impl Room {
             spot.area.allocated.load(Ordering::Acquire) >= spot.start + areas.geometry.segment
         });
         if has_blocks { &mut self.free } else { &mut self.bare }.insert(segment);
+    }
+
+    /// Segments were given back.
+    pub(crate) fn forget_borrowed(&mut self) {
+        self.borrowed = 0;
     }
 
     /// Segments that can be written now or after some work, those of files to come included.
@@ -167,9 +177,11 @@ impl Room {
         self.cursors.iter_mut().flatten().for_each(|cursor| cursor.filler = None);
     }
 
-    /// Gives the memory of unused buffers back.
-    pub(crate) fn forget_idle(&mut self) {
-        self.idle.clear();
+    /// Whether a cursor that comes to a new segment would have to wait for memory that may be taken.
+    fn wants_buffer(&self) -> bool {
+        self.idle.is_empty()
+            && self.outgoing.len() < BUFFERS
+            && self.memory.has_room(self.memory.budget() / 4)
     }
 
     /// Whether there are buffers.
@@ -184,9 +196,11 @@ impl Room {
 }
 
 impl Writer {
-    /// Segments that can still be taken by `who`, those of files to come included.
+    /// Segments that can still be taken by `who`, those of files to come included. Users leave the reserve to garbage
+    /// collection; what it borrowed of that is not asked of them a second time, so that a pass takes nothing from them.
     pub(crate) fn available(&self, who: Who) -> u64 {
-        let reserve = if who == Who::User { self.areas.geometry.reserve } else { 0 };
+        let borrowed = self.room.borrowed.min(self.areas.geometry.reserve.saturating_sub(LEFT));
+        let reserve = if who == Who::User { self.areas.geometry.reserve - borrowed } else { 0 };
         self.room.vacant().saturating_sub(reserve)
     }
 
@@ -245,6 +259,7 @@ impl Writer {
         self.areas.set_serial(segment, serial);
         self.unlogged.push(Record::Open { segment, serial });
         self.room.next_serial += 1;
+        self.room.borrowed += u64::from(who == Who::Collector);
         self.segments[segment as usize].state = State::Open;
         Ok(segment)
     }
@@ -262,6 +277,36 @@ impl Writer {
         self.segments.resize(self.segments.len().max(last as usize), fresh);
         self.segments[first as usize..last as usize].fill(fresh);
         self.room.bare.extend((first..last).filter(|segment| u64::from(*segment) < self.room.limit));
+    }
+
+    /// Areas that are all free, as long as many segments are left: nobody takes their segments any more.
+    pub(crate) fn take_free_areas(&mut self) -> Vec<usize> {
+        let per_area = self.areas.geometry.area_segments;
+        let keep = (u64::from(per_area) * 2 + self.areas.geometry.reserve) as usize;
+        let mut taken = Vec::new();
+        for number in (0..self.areas.files.len()).rev() {
+            if self.room.free.len() + self.room.bare.len() < keep {
+                break;
+            }
+            let range = self.areas.segments_in(number);
+            let (free, bare) = (self.room.free.range(range.clone()), self.room.bare.range(range.clone()));
+            if free.count() + bare.count() == range.len() {
+                self.room.free.retain(|segment| !range.contains(segment));
+                self.room.bare.retain(|segment| !range.contains(segment));
+                taken.push(number);
+            }
+        }
+        taken
+    }
+
+    /// The area is there still.
+    pub(crate) fn put_free_area_back(&mut self, number: usize) {
+        let areas = Arc::clone(&self.areas);
+        let limit = self.room.limit;
+        areas
+            .segments_in(number)
+            .filter(|segment| u64::from(*segment) < limit)
+            .for_each(|segment| self.room.give(segment, &areas));
     }
 
     /// Nothing more goes into the segment that `who` fills.
@@ -366,6 +411,11 @@ impl Writer {
         (cursor.end, cursor.is_lent, cursor.filler) = (loan.end, false, Some(loan.filler));
     }
 
+    /// Whether [`Shared::make_buffer`] is to be called before more is written: memory is not made under the lock.
+    pub(crate) fn wants_buffer(&self) -> bool {
+        self.room.wants_buffer()
+    }
+
     /// Gives the cursor a buffer, if it has none and there may be one.
     fn pick_up_filler(&mut self, who: Who) {
         let g = self.areas.geometry;
@@ -407,6 +457,19 @@ impl Loan {
 }
 
 impl Shared {
+    /// Another buffer, for later use. Its memory is made and zeroed outside of the writer's lock.
+    pub(crate) fn make_buffer(&self) {
+        let len = usize::try_from(self.geometry.segment).unwrap_or(usize::MAX);
+        let buffer = Buffer::new(len, &self.options.memory);
+        self.writer.lock().room.idle.push(Arc::new(buffer));
+    }
+
+    /// Gives the memory of unused buffers back.
+    pub(crate) fn forget_idle(&self) {
+        let idle = std::mem::take(&mut self.writer.lock().room.idle);
+        drop(idle); // not under the lock
+    }
+
     /// Gives free segments blocks, and makes files for them, until `who` can write `bytes` or there are no more. Outside of
     /// the writer's lock.
     pub(crate) fn make_ready(&self, who: Who, bytes: u64) -> Result<()> {

@@ -15,6 +15,7 @@ use sheaf_base::sync::atomic::AtomicU64;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use sheaf_base::disk::{Disk, How, create_dirs, renew_len};
 use sheaf_base::error::{Damage, Error, IoContext, Result};
@@ -148,7 +149,13 @@ pub(crate) fn open(disk: Arc<dyn Disk>, dir: &Path, options: Options) -> Result<
         incarnation: Incarnation(head.incarnation),
         current: Current::new(current),
         collecting: Mutex::new(None),
-        maintenance: Mutex::new(Maintenance { pair, head, checkpoint_bytes, is_closed: false }),
+        maintenance: Mutex::new(Maintenance {
+            pair,
+            head,
+            checkpoint_bytes,
+            is_closed: false,
+            seen: (u64::MAX, Duration::ZERO),
+        }),
         syncing: Mutex::new(()),
         flushing: Mutex::new(()),
         making: Mutex::new(()),
@@ -157,7 +164,6 @@ pub(crate) fn open(disk: Arc<dyn Disk>, dir: &Path, options: Options) -> Result<
         collector: Waker::default(),
         saved: AtomicU64::new(u64::MAX),
         healed,
-        looked_at: AtomicU64::new(u64::MAX),
         writer: Mutex::new(writer),
         durable: AtomicU64::new(seq),
         poison: Mutex::new(None),

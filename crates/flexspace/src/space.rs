@@ -45,7 +45,7 @@ const LOCK: &str = "LOCK";
 /// What an extent takes in the index.
 pub(crate) const EXTENT_BYTES: u64 = 26;
 /// Background work looks around at least this often.
-const INTERVAL: Duration = Duration::from_millis(50);
+pub(crate) const INTERVAL: Duration = Duration::from_millis(50);
 
 /// A state of the space that readers may have.
 #[derive(Debug)]
@@ -62,6 +62,8 @@ pub(crate) struct Maintenance {
     /// Size of the last checkpoint in bytes.
     pub(crate) checkpoint_bytes: u64,
     pub(crate) is_closed: bool,
+    /// The last operation that housekeeping saw, and when it saw that first.
+    pub(crate) seen: (u64, Duration),
 }
 
 #[derive(Debug)]
@@ -85,8 +87,6 @@ pub(crate) struct Shared {
     pub(crate) pace: Pace,
     /// What was damaged at opening and made again.
     pub(crate) healed: Option<Error>,
-    /// The last operation that housekeeping saw.
-    pub(crate) looked_at: AtomicU64,
     pub(crate) durable: AtomicU64,
     pub(crate) poison: Mutex<Option<&'static str>>,
     pub(crate) waker: Waker,
@@ -502,12 +502,18 @@ impl Shared {
                 }
                 continue;
             }
+            if bytes > 0 && w.wants_buffer() {
+                drop(w);
+                self.make_buffer();
+                continue;
+            }
+            let before = w.unsynced;
             let records = w.write(ops)?;
             if records.is_empty() {
                 return Ok(true);
             }
             self.finish(&mut w, &records);
-            self.counters.written.fetch_add(bytes, Ordering::Relaxed);
+            self.counters.written.fetch_add(w.unsynced - before, Ordering::Relaxed);
             let (is_due, is_tight) = (self.is_work_due(&w), w.is_tight());
             let (left, low) = (w.room(Who::User), w.low());
             drop(w);

@@ -19,6 +19,7 @@
 use sheaf_base::sync::atomic::Ordering;
 use std::sync::Arc;
 
+use sheaf_base::clock::{Clock, SystemClock};
 use sheaf_base::engine::ImageSink;
 use sheaf_base::error::{Error, IoContext, Result};
 use sheaf_base::segment::{Identity, Segment};
@@ -29,7 +30,8 @@ use sheaf_base::types::{KeyspaceId, LogId, SegmentId};
 use crate::area::{self, DIRECTORY};
 use crate::format::{self, Chapter, LOG, LogEntry, Summary, TREE};
 use crate::log::Log;
-use crate::space::{Maintenance, Shared};
+use crate::pace::Level;
+use crate::space::{INTERVAL, Maintenance, Shared};
 use crate::writer::{Who, Writer};
 
 impl Shared {
@@ -68,7 +70,7 @@ impl Shared {
     pub(crate) fn put_buffers_down(&self) -> Result<()> {
         self.writer.lock().room.put_down_fillers();
         self.flush()?;
-        self.writer.lock().room.forget_idle();
+        self.forget_idle();
         Ok(())
     }
 
@@ -149,10 +151,13 @@ impl Shared {
         let saved = self.saved.load(Ordering::Acquire);
         let released = w.release(m.head.floor, (saved < u64::MAX).then_some(saved));
         self.counters.freed.fetch_add(released, Ordering::Relaxed);
-        self.give_back(&mut w);
+        let written = self.counters.written.load(Ordering::Relaxed);
+        let level = Level { left: w.room(Who::User), written, low: w.low() };
+        let free_areas = w.take_free_areas();
         drop(w);
+        self.give_back(free_areas);
         if released > 0 {
-            self.pace.note_release();
+            self.pace.note_release(level);
         }
         Ok(released)
     }
@@ -163,22 +168,16 @@ impl Shared {
         self.put_heads(m)
     }
 
-    /// Removes data files that are all free, as long as many segments are left free.
-    fn give_back(&self, w: &mut Writer) {
-        let per_area = self.geometry.area_segments;
-        let keep = u64::from(per_area) + self.geometry.reserve;
-        for number in (0..w.areas.files.len()).rev() {
-            let first = u32::try_from(number).unwrap_or(u32::MAX) * per_area;
-            let range = first..first + per_area;
-            let free = w.room.free.range(range.clone()).count() + w.room.bare.range(range).count();
-            let all = (w.room.free.len() + w.room.bare.len()) as u64;
-            if free < per_area as usize || all < keep + u64::from(per_area) {
-                continue;
-            }
+    /// Removes data files that nobody can write to any more. The writer's lock is not held: that takes its time.
+    fn give_back(&self, areas: Vec<usize>) {
+        for number in areas {
             let path = self.dir.join(DIRECTORY).join(area::file_name(number));
-            // If the file stays for now, it is full of free segments: nothing is lost either way.
-            if self.disk.remove(&path).is_ok() {
-                w.forget_area(number);
+            let removed = self.disk.remove(&path);
+            let mut w = self.writer.lock();
+            match removed {
+                Ok(()) => w.forget_area(number),
+                // The file stays for now, full of free segments: nothing is lost either way.
+                Err(_) => w.put_free_area_back(number),
             }
         }
     }
@@ -331,12 +330,12 @@ impl Shared {
         }
         self.check_writable()?;
         let (is_unsynced, is_long, has_spare, is_idle) = {
-            let m = self.maintenance.lock();
+            let mut m = self.maintenance.lock();
             if m.is_closed {
                 return Ok(false);
             }
             let mut w = self.writer.lock();
-            let is_idle = self.looked_at.swap(w.seq, Ordering::Relaxed) == w.seq;
+            let is_idle = self.is_idle(&mut m, w.seq);
             if !w.log.note(self.durable.load(Ordering::Acquire)) && is_idle {
                 w.room.put_down_fillers();
             }
@@ -356,7 +355,7 @@ impl Shared {
             self.flush()?;
         }
         if is_idle {
-            self.writer.lock().room.forget_idle();
+            self.forget_idle();
         }
         let (dead, is_tight) = {
             let w = self.writer.lock();
@@ -365,6 +364,16 @@ impl Shared {
         let is_due = dead >= self.geometry.reserve / 2 || (dead > 0 && (is_tight || is_idle));
         let released = if is_due { self.release()? } else { 0 };
         Ok(is_short || is_unsynced || released > 0)
+    }
+
+    /// Whether nothing was done for a while, or, where nobody but the caller works, since the last look.
+    fn is_idle(&self, m: &mut Maintenance, seq: u64) -> bool {
+        let now = SystemClock.now();
+        if m.seen.0 != seq {
+            m.seen = (seq, now);
+            return false;
+        }
+        self.options.inline || now.saturating_sub(m.seen.1) >= INTERVAL
     }
 
     pub(crate) fn close(&self) -> Result<()> {

@@ -351,6 +351,7 @@ impl Writer {
     pub(crate) fn release(&mut self, floor: u64, index_only: Option<u64>) -> u64 {
         let oldest = self.tree.oldest_but(index_only).unwrap_or(self.seq);
         let mut released = 0;
+        self.room.forget_borrowed();
         for (number, segment) in (0..).zip(self.segments.iter_mut()) {
             if let State::Dead(seq) = segment.state
                 && seq <= floor.min(oldest)
@@ -377,11 +378,9 @@ impl Writer {
         let per_area = self.areas.geometry.area_segments;
         let first = u32::try_from(number).unwrap_or(u32::MAX) * per_area;
         Arc::make_mut(&mut self.areas).files[number] = None;
-        for segment in first..first + per_area {
-            self.room.free.remove(&segment);
-            self.room.bare.remove(&segment);
-            self.segments[segment as usize].state = State::Sealed;
-        }
+        self.segments[first as usize..(first + per_area) as usize]
+            .iter_mut()
+            .for_each(|segment| segment.state = State::Sealed);
         self.count_there();
     }
 

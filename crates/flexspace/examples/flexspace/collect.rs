@@ -3,17 +3,60 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use sheaf_flexspace::{FlexSpace, Options};
+use sheaf_flexspace::{FlexSpace, Options, Stats};
 
 use crate::{Outcome, Random};
 
-/// Time of overwriting at each fill.
+/// Time of a run, and runs at each fill.
 const TIME: Duration = Duration::from_secs(20);
+const RUNS: u64 = 3;
+
+/// What a run showed.
+struct Run {
+    speed: f64,
+    /// In milliseconds.
+    longest: f64,
+    rare: f64,
+    /// Operations that took longer than 10 ms.
+    slow: usize,
+    moved: f64,
+}
+
+fn overwrite(space: &FlexSpace, bytes: &[u8], seed: u64) -> Outcome<Run> {
+    let block = bytes.len() as u64;
+    let blocks = space.len() / block;
+    let (before, mut random, mut times) = (space.stats(), Random(seed), Vec::new());
+    let begun = Instant::now();
+    while begun.elapsed() < TIME {
+        let each = Instant::now();
+        space.write(random.below(blocks) * block, bytes)?;
+        times.push(each.elapsed().as_secs_f64() * 1e3);
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    times.sort_unstable_by(f64::total_cmp);
+    let (count, after) = (times.len(), space.stats());
+    let grown = |figure: fn(&Stats) -> u64| (figure(&after) - figure(&before)) as f64;
+    Ok(Run {
+        speed: (count as u64 * block) as f64 / seconds / 1e6,
+        longest: times[count - 1],
+        rare: times[count - 1 - count / 10_000],
+        slow: count - times.partition_point(|time| *time <= 10.0),
+        moved: grown(|stats| stats.moved_bytes) / grown(|stats| stats.written_bytes),
+    })
+}
+
+fn median(runs: &[Run], figure: fn(&Run) -> f64) -> f64 {
+    let mut figures: Vec<f64> = runs.iter().map(figure).collect();
+    figures.sort_unstable_by(f64::total_cmp);
+    figures[figures.len() / 2]
+}
 
 pub(crate) fn run(dir: &Path, limit: u64, block: u64) -> Outcome<()> {
-    println!("\nRandom overwrites in a space limited to {} MiB:\n", limit >> 20);
-    println!("| live | MB/s | longest stall, ms | p99.99, ms | moved for a byte written |");
-    println!("|---|---|---|---|---|");
+    println!("\nRandom overwrites in a space limited to {} MiB, medians of {RUNS} runs:\n", limit >> 20);
+    println!(
+        "| live | MB/s | longest stall, ms (of each run) | p99.99, ms | above 10 ms | moved for a byte written |"
+    );
+    println!("|---|---|---|---|---|---|");
     let options = Options { limit: Some(limit), ..Options::default() };
     let space = FlexSpace::open(dir.join("full"), options)?;
     let bytes: Vec<u8> = (0..block).map(|n| (n * 31) as u8).collect();
@@ -23,27 +66,17 @@ pub(crate) fn run(dir: &Path, limit: u64, block: u64) -> Outcome<()> {
             space.insert(space.len(), &bytes)?;
         }
         space.sync()?;
-        let blocks = space.len() / block;
-        let before = space.stats();
-        let mut random = Random(blocks);
-        let mut times = Vec::new();
-        let begun = Instant::now();
-        while begun.elapsed() < TIME {
-            let each = Instant::now();
-            space.write(random.below(blocks) * block, &bytes)?;
-            times.push(each.elapsed());
-        }
-        times.sort_unstable();
-        let (count, stats) = (times.len(), space.stats());
-        let speed = (count as u64 * block) as f64 / begun.elapsed().as_secs_f64() / 1e6;
-        let ms = |time: Duration| time.as_secs_f64() * 1e3;
-        let moved = (stats.moved_bytes - before.moved_bytes) as f64
-            / (stats.written_bytes - before.written_bytes) as f64;
+        let runs: Vec<Run> = (0..RUNS).map(|seed| overwrite(&space, &bytes, seed)).collect::<Outcome<_>>()?;
+        let longest: Vec<String> = runs.iter().map(|run| format!("{:.1}", run.longest)).collect();
         println!(
-            "| {:.1} % | {speed:.0} | {:.2} | {:.2} | {moved:.2} |",
-            stats.live_bytes as f64 * 100.0 / limit as f64,
-            ms(times[count - 1]),
-            ms(times[count - 1 - count / 10_000]),
+            "| {:.1} % | {:.0} | {:.1} ({}) | {:.2} | {} | {:.2} |",
+            space.stats().live_bytes as f64 * 100.0 / limit as f64,
+            median(&runs, |run| run.speed),
+            median(&runs, |run| run.longest),
+            longest.join(", "),
+            median(&runs, |run| run.rare),
+            runs.iter().map(|run| run.slow).sum::<usize>(),
+            median(&runs, |run| run.moved),
         );
     }
     Ok(space.close()?)

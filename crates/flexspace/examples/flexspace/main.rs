@@ -1,14 +1,14 @@
 //! # FlexSpace beside a plain file
 //!
 //! `cargo run --release -p sheaf-flexspace --example flexspace -- [--dir DIR]... [--mib N] [--block BYTES] [--only PART]
-//! [--pattern insert|random|sequential]`
+//! [--pattern insert|random|sequential] [--subject space|file]`
 //!
 //! Prints the FlexSpace paper's Table 2 for this machine: random insert, random and sequential write of N MiB
 //! (default 1024) in blocks (default 4096 bytes), each with a sync at the end, then reads of everything,
-//! sequential and random, cold and warm, by 1, 2, 4 and 8 threads. Give one `--dir` for each file system to
+//! sequential and random, cold and warm, by 1 to 8 threads. Give one `--dir` for each file system to
 //! compare with; the space is in the first. Files take inserts by `fallocate` where the file system can, for at most
-//! 40 seconds: each costs more the more there were, so that what is left out would lower their figure. PART is `write`, `read` or
-//! `collect`.
+//! 20 seconds: each costs more the more there were, so that what is left out would lower their figure. PART is `write`,
+//! `compare` (all but the next) or `collect`.
 //!
 //! XFS and Btrfs need no disk of their own: `truncate -s 4G x.img; mkfs.xfs x.img; mount -o loop x.img /mnt/x`, and
 //! `--dir /mnt/x` (their figures are those of a file within a file system then).
@@ -62,10 +62,12 @@ struct Options {
     block: u64,
     only: Option<String>,
     pattern: Option<String>,
+    subject: Option<String>,
 }
 
 fn options() -> Outcome<Options> {
-    let mut options = Options { dirs: Vec::new(), bytes: 1 << 30, block: 4096, only: None, pattern: None };
+    let mut options =
+        Options { dirs: Vec::new(), bytes: 1 << 30, block: 4096, only: None, pattern: None, subject: None };
     let mut args = std::env::args().skip(1);
     while let Some(name) = args.next() {
         let value = args.next().ok_or("an option has no value")?;
@@ -75,6 +77,7 @@ fn options() -> Outcome<Options> {
             "--block" => options.block = value.parse()?,
             "--only" => options.only = Some(value),
             "--pattern" => options.pattern = Some(value),
+            "--subject" => options.subject = Some(value),
             _ => return Err(format!("no option {name}").into()),
         }
     }
@@ -111,7 +114,7 @@ enum Pattern {
 }
 
 /// Seconds a file is given for its inserts.
-const PATIENCE: f64 = 40.0;
+const PATIENCE: f64 = 20.0;
 
 /// Fills a new subject; MB/s, device bytes per byte, and what was written.
 fn fill(subject: &mut dyn Subject, pattern: Pattern, o: &Options) -> Outcome<(f64, f64, u64)> {
@@ -171,10 +174,14 @@ fn read(subject: &dyn Subject, blocks: u64, block: u64, is_random: bool, threads
 }
 
 fn subjects(o: &Options, pattern: Pattern) -> Outcome<Vec<(Place, Box<dyn Subject>)>> {
-    let place = Place::new(&o.dirs[0])?;
-    let flex: Box<dyn Subject> = Box::new(Flex::new(&place.0.join("space"))?);
-    let mut all = vec![(place, flex)];
-    for dir in &o.dirs {
+    let has = |kind: &str| o.subject.as_ref().is_none_or(|subject| subject == kind);
+    let mut all = Vec::new();
+    if has("space") {
+        let place = Place::new(&o.dirs[0])?;
+        let flex: Box<dyn Subject> = Box::new(Flex::new(&place.0.join("space"))?);
+        all.push((place, flex));
+    }
+    for dir in o.dirs.iter().filter(|_| has("file")) {
         let place = Place::new(dir)?;
         let name = format!("plain-{pattern:?}");
         let plain: Box<dyn Subject> = Box::new(Plain::new(dir, &place.0.join(name))?);
@@ -186,9 +193,9 @@ fn subjects(o: &Options, pattern: Pattern) -> Outcome<Vec<(Place, Box<dyn Subjec
 fn compare(o: &Options) -> Outcome<()> {
     println!("MB/s, {} MiB in blocks of {} bytes; device bytes for a byte written\n", o.bytes >> 20, o.block);
     println!(
-        "| pattern | subject | MiB | write | device bytes | read, 1 thread: seq cold | random cold | seq warm | random warm | random warm, 2 / 4 / 8 threads |"
+        "| pattern | subject | MiB | write | device bytes | in order, cold: 1, 8 threads | warm: 1, 8 | random, cold: 1, 8 | warm: 1, 2, 4, 8 |"
     );
-    println!("|---|---|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|");
     for pattern in [Pattern::Insert, Pattern::Random, Pattern::Sequential] {
         if o.pattern.as_ref().is_some_and(|wanted| *wanted != format!("{pattern:?}").to_lowercase()) {
             continue;
@@ -197,30 +204,38 @@ fn compare(o: &Options) -> Outcome<()> {
             let (speed, device, done) = match fill(&mut *subject, pattern, o) {
                 Ok(filled) => filled,
                 Err(refusal) => {
-                    println!("| {pattern:?} | {} | | cannot: {refusal} | | | | | | |", subject.name());
+                    println!("| {pattern:?} | {} | | cannot: {refusal} | | | | | |", subject.name());
                     continue;
                 }
             };
             print!("| {pattern:?} | {} | {} | {speed:.0} | {device:.3} |", subject.name(), done >> 20);
             if o.only.as_deref() != Some("write") {
-                let blocks = done / o.block;
-                for (is_random, is_cold) in [(false, true), (true, true), (false, false), (true, false)] {
-                    if is_cold {
-                        subject.cool()?;
-                    } else {
-                        read(&*subject, blocks, o.block, is_random, 1)?;
-                    }
-                    print!(" {:.0} |", read(&*subject, blocks, o.block, is_random, 1)?);
-                }
-                for threads in [2, 4, 8] {
-                    print!(" {:.0} ", read(&*subject, blocks, o.block, true, threads)?);
-                }
-                print!("|");
+                print!("{}", read_all(&mut *subject, done / o.block, o.block)?);
             }
             println!();
         }
     }
     Ok(())
+}
+
+/// Reads everything in each way: the rest of the subject's row. What was read cold is warm then.
+fn read_all(subject: &mut dyn Subject, blocks: u64, block: u64) -> Outcome<String> {
+    let mut row = String::new();
+    for is_random in [false, true] {
+        let cold: &[u64] = &[1, 8];
+        let warm: &[u64] = if is_random { &[1, 2, 4, 8] } else { cold };
+        for (is_cold, threads) in [(true, cold), (false, warm)] {
+            let mut speeds = Vec::new();
+            for count in threads {
+                if is_cold {
+                    subject.cool()?;
+                }
+                speeds.push(format!("{:.0}", read(subject, blocks, block, is_random, *count)?));
+            }
+            row += &format!(" {} |", speeds.join(", "));
+        }
+    }
+    Ok(row)
 }
 
 fn main() -> Outcome<()> {

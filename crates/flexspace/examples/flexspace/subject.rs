@@ -94,7 +94,12 @@ impl Plain {
         fs::create_dir_all(dir)?;
         let file =
             File::options().read(true).write(true).create(true).truncate(true).open(dir.join("file"))?;
-        Ok(Plain { file, dir: dir.to_path_buf(), kind: kind_of(file_system), len: 0 })
+        Ok(Plain {
+            file,
+            dir: dir.to_path_buf(),
+            kind: mount_of(file_system).map_or("?".into(), |mount| mount.kind),
+            len: 0,
+        })
     }
 }
 
@@ -158,19 +163,24 @@ fn cool(dir: &Path) -> Outcome<()> {
 
 /// Bytes written to the device of `dir` since the machine started; 0 if nobody counts them.
 pub(crate) fn device_bytes(dir: &Path) -> u64 {
-    let Ok(number) = fs::metadata(dir).map(|meta| meta.dev()) else { return 0 };
+    let device = mount_of(dir).and_then(|mount| fs::metadata(mount.source).ok()).map(|meta| meta.rdev());
+    let Some(number) = device.or_else(|| fs::metadata(dir).ok().map(|meta| meta.dev())) else { return 0 };
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
     let stat = fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/stat")).unwrap_or_default();
     stat.split_whitespace().nth(6).and_then(|sectors| sectors.parse::<u64>().ok()).unwrap_or(0) * 512
 }
 
-/// The type of the file system of `dir`.
-fn kind_of(dir: &Path) -> String {
-    let Ok(number) = fs::metadata(dir).map(|meta| meta.dev()) else { return "?".into() };
+/// What the kernel says of a mounted file system: its type, and its device (Btrfs answers `stat` with another number).
+struct Mount {
+    kind: String,
+    source: String,
+}
+
+fn mount_of(dir: &Path) -> Option<Mount> {
+    let number = fs::metadata(dir).ok()?.dev();
     let wanted = format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let line = mounts.lines().find(|line| line.split_whitespace().nth(2) == Some(&wanted));
-    let kind =
-        line.and_then(|line| line.split_once(" - ")).and_then(|(_, kind)| kind.split_whitespace().next());
-    kind.unwrap_or("?").to_owned()
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let line = mounts.lines().find(|line| line.split_whitespace().nth(2) == Some(&wanted))?;
+    let mut words = line.split_once(" - ")?.1.split_whitespace();
+    Some(Mount { kind: words.next()?.to_owned(), source: words.next()?.to_owned() })
 }
