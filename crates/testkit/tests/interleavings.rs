@@ -77,7 +77,9 @@ const ENGINES: [&str; 7] = ["flat", "flat-ordered", "flex", "cedrus", "kreon", "
 fn on_every_engine(schedules: u64, scenario: fn(&str)) {
     for engine in ENGINES {
         println!("{engine}");
-        explore(if engine == "flat" { schedules } else { schedules.div_ceil(10).max(2) }, move || scenario(engine));
+        explore(if engine == "flat" { schedules } else { schedules.div_ceil(10).max(2) }, move || {
+            scenario(engine)
+        });
     }
 }
 

@@ -92,7 +92,7 @@ impl FlexEngine {
             bytes[..8].copy_from_slice(&entry.len.to_le_bytes());
             bytes[8..12].copy_from_slice(&figures.entries.to_le_bytes());
             bytes[12..16].copy_from_slice(&figures.live.to_le_bytes());
-            bytes[16..].copy_from_slice(&figures.runs.to_le_bytes());
+            bytes[16..].copy_from_slice(&figures.marked_runs().to_le_bytes());
             out.put(&bytes)?;
         }
         out.put(&(table.blobs.len() as u64).to_le_bytes())?;
@@ -209,7 +209,7 @@ impl FlexEngine {
             if !ascends || piece == 0 || piece > len - table.tree.len() {
                 return Err(image.nonsense("interval", piece));
             }
-            let figures = Figures { entries: number(8), live: number(12), runs: number(16) };
+            let figures = Figures::of(number(8), number(12), number(16));
             let item = table.new_interval(&sep, figures, &self.shelf);
             let at = table.tree.len();
             table.tree.insert(at, piece, item);
@@ -320,10 +320,11 @@ impl FlexEngine {
             Some(_) => return Err(damaged(disorder)),
         };
         let entries = u32::try_from(block.len()).unwrap_or(u32::MAX);
-        let figures = Figures { entries, live: block.live(), runs: block.runs() };
+        let mut figures = Figures { entries, live: block.live(), runs: block.runs(), is_staged: false };
         for slot in 0..block.len() {
             if let Content::Staged(blob) = block.pair(slot).content {
                 table.blobs.insert(blob.id);
+                figures.is_staged = true;
             }
         }
         let item: Interval = table.new_interval(&sep, figures, &self.shelf);

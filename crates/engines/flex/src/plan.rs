@@ -12,7 +12,8 @@
 //! ```
 //!
 //! Append is taken while it is at most half of what a rewrite costs, the interval has few runs and few versions, and few of
-//! the changes are removals; else it is time to rewrite. What a rewrite leaves small is merged with a neighbour. `Counts` says
+//! the changes are removals; else it is time to rewrite. Where staged values are named it is always: only a rewrite finds out which
+//! of them are superseded, and they are large. What a rewrite leaves small is merged with a neighbour. `Counts` says
 //! how often each was taken.
 //!
 //! ## Versions
@@ -179,7 +180,8 @@ impl FlexEngine {
         let cost = RUN_HEAD + now.batch.pairs(changes.clone()).map(|pair| pair.len()).sum::<usize>();
         let tombs = now.batch.pairs(changes.clone()).filter(Pair::is_tomb).count();
         let len = usize::try_from(entry.len).unwrap_or(usize::MAX / 2);
-        let may_append = figures.runs < self.sizes.runs
+        let may_append = !figures.is_staged
+            && figures.runs < self.sizes.runs
             && stored + changes.len() <= 2 * self.sizes.pairs
             && len + cost <= 2 * self.sizes.bytes
             && tombs * 4 <= stored;
@@ -211,6 +213,7 @@ impl FlexEngine {
             entries: figures.entries.saturating_add(added),
             live: block.as_ref().map_or(UNKNOWN, |block| block.live()),
             runs: figures.runs + 1,
+            is_staged: figures.is_staged || now.batch.pairs(changes.clone()).any(|pair| pair.is_staged()),
         };
         plan.counts.appended += 1;
         plan.counts.bytes += data.len() as u64;
@@ -346,6 +349,7 @@ impl FlexEngine {
             entries: u32::try_from(pairs.len()).unwrap_or(u32::MAX),
             live: block.as_ref().map_or(UNKNOWN, |block| block.live()),
             runs: 1,
+            is_staged: pairs.iter().any(Pair::is_staged),
         };
         Piece { sep, data, figures, block }
     }

@@ -89,6 +89,10 @@ impl<'a> Pair<'a> {
             + len
     }
 
+    pub(crate) fn is_staged(&self) -> bool {
+        matches!(self.content, Content::Staged(_))
+    }
+
     pub(crate) fn is_tomb(&self) -> bool {
         matches!(self.content, Content::Remove)
     }

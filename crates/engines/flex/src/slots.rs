@@ -53,6 +53,24 @@ pub(crate) struct Figures {
     pub(crate) entries: u32,
     pub(crate) live: u32,
     pub(crate) runs: u32,
+    /// A staged value is named in it, or was.
+    pub(crate) is_staged: bool,
+}
+
+/// Beside the number of runs: staged values are named.
+const STAGED: u32 = 1 << 31;
+
+impl Figures {
+    /// Runs and mark in one word.
+    pub(crate) fn marked_runs(self) -> u32 {
+        self.runs & !STAGED | if self.is_staged { STAGED } else { 0 }
+    }
+
+    /// The figures that three words say.
+    pub(crate) fn of(entries: u32, live: u32, marked_runs: u32) -> Figures {
+        let is_staged = marked_runs & STAGED != 0;
+        Figures { entries, live, runs: marked_runs & !STAGED, is_staged }
+    }
 }
 
 /// All slots.
@@ -187,17 +205,14 @@ impl Slot {
     }
 
     pub(crate) fn figures(&self) -> Figures {
-        Figures {
-            entries: self.entries.load(Ordering::Relaxed),
-            live: self.live.load(Ordering::Relaxed),
-            runs: self.runs.load(Ordering::Relaxed),
-        }
+        let load = |word: &AtomicU32| word.load(Ordering::Relaxed);
+        Figures::of(load(&self.entries), load(&self.live), load(&self.runs))
     }
 
     pub(crate) fn set_figures(&self, figures: Figures) {
         self.entries.store(figures.entries, Ordering::Relaxed);
         self.live.store(figures.live, Ordering::Relaxed);
-        self.runs.store(figures.runs, Ordering::Relaxed);
+        self.runs.store(figures.marked_runs(), Ordering::Relaxed);
     }
 
     /// Live keys were counted.

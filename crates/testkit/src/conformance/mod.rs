@@ -181,6 +181,7 @@ macro_rules! conformance {
                 a_database_that_did_nothing_reopens_as_it_was
                 a_journal_is_bounded_by_checkpoints
                 superseded_large_values_give_their_space_back
+                large_values_that_a_snapshot_does_not_need_go_beside_it
                 verify_finds_nothing_wrong_in_a_sound_database
             }
             $crate::promises! { $subject, STEPPED, fullness:
