@@ -28,8 +28,9 @@ use sheaf_base::sync::{Condvar, Mutex};
 
 /// A wait shorter than this is put on the next writers' account.
 const LEAST: Duration = Duration::from_micros(300);
-/// No write waits longer; what it owes then is the next ones'.
-const MOST: Duration = Duration::from_millis(5);
+/// No write waits longer; what it owes then is the next ones'. On a busy machine it takes some milliseconds more until the
+/// thread runs again.
+const MOST: Duration = Duration::from_millis(2);
 /// The time over which rates are averaged.
 const MEMORY: Duration = Duration::from_millis(500);
 /// Before anything was measured, and at the slowest, `low` bytes are thought to be given back in so many seconds.
