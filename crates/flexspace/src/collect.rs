@@ -236,8 +236,7 @@ impl Shared {
             return Ok(());
         }
         self.check_writable()?;
-        // By chunk and first byte: where the copy is.
-        let mut moved: BTreeMap<(u64, u64), (u64, Run)> = BTreeMap::new();
+        let mut moved = Moved::new();
         let (mut bytes, mut trouble, mut loan) = (0, None, None);
         for (entry, copy) in &copies {
             match self.place_copy(copy, &mut loan) {
@@ -268,25 +267,12 @@ impl Shared {
             }
         };
         let Some((from, to)) = w.track else { return Ok(()) };
-        let mut records = Vec::new();
-        let mut size = 0;
         let version = self.current.load_full();
-        for entry in version.tree.range(from).take_while(|entry| entry.start < to) {
-            let key = (entry.item.chunk(), entry.item.skip());
-            let Some((before, (len, run))) =
-                moved.range(..=key).next_back().filter(|_| !entry.item.is_hole())
-            else {
-                continue;
-            };
-            let skip = key.1 - before.1.min(key.1);
-            if before.0 == key.0 && skip + entry.len <= *len {
-                let run = part(run, skip, entry.len);
-                size += 16 + 16 * run.len() + 32;
-                if size > body - 64 {
-                    break; // split into more parts than foreseen: the next pass finds the rest
-                }
-                records.push(Record::Remap { at: entry.start, run });
-            }
+        let mut records = still_there(&copies, &mut moved, &version);
+        if !moved.is_empty() {
+            // Others wait for the lock: the range is looked through only where something changed since the copying began.
+            let room = (body - 64).saturating_sub(records.iter().map(size_of_record).sum());
+            records.extend(found_elsewhere(&moved, &version, (from, to), room));
         }
         drop(version);
         self.counters.moved.fetch_add(bytes, Ordering::Relaxed);
@@ -387,6 +373,51 @@ impl Shared {
     fn rewrite(&self, seq: u64, at: u64, bytes: &[u8]) -> Result<bool> {
         self.commit_if(&[crate::writer::Op::Write { at, bytes }], |w| w.seq == seq)
     }
+}
+
+/// Copies of chunks, by chunk and first byte: their length, and where they are.
+type Moved = BTreeMap<(u64, u64), (u64, Run)>;
+
+/// What a record takes in the log, at most.
+fn size_of_record(record: &Record) -> usize {
+    if let Record::Remap { run, .. } = record { 48 + 16 * run.len() } else { 48 }
+}
+
+/// Records for the entries that are where they were, which leave `moved`.
+fn still_there(copies: &[(Entry<Extent>, Vec<u8>)], moved: &mut Moved, version: &Version) -> Vec<Record> {
+    let mut records = Vec::with_capacity(copies.len());
+    for (entry, _) in copies {
+        if version.tree.get(entry.start) == Some(*entry)
+            && let Some((_, run)) = moved.remove(&(entry.item.chunk(), entry.item.skip()))
+        {
+            records.push(Record::Remap { at: entry.start, run });
+        }
+    }
+    records
+}
+
+/// Records for what is left of `moved` in a range of the index: edits may have split and shifted it. Of `room` bytes in the
+/// log; what does not fit, split into more parts than foreseen, the next pass finds.
+fn found_elsewhere(moved: &Moved, version: &Version, (from, to): (u64, u64), room: usize) -> Vec<Record> {
+    let mut records = Vec::new();
+    let mut size = 0;
+    for entry in version.tree.range(from).take_while(|entry| entry.start < to) {
+        let key = (entry.item.chunk(), entry.item.skip());
+        let Some((before, (len, run))) = moved.range(..=key).next_back().filter(|_| !entry.item.is_hole())
+        else {
+            continue;
+        };
+        let skip = key.1 - before.1.min(key.1);
+        if before.0 == key.0 && skip + entry.len <= *len {
+            let record = Record::Remap { at: entry.start, run: part(run, skip, entry.len) };
+            size += size_of_record(&record);
+            if size > room {
+                break;
+            }
+            records.push(record);
+        }
+    }
+    records
 }
 
 /// The part of a run from `skip` on, `len` bytes long.

@@ -282,10 +282,10 @@ impl Writer {
     /// Areas that are all free, as long as many segments are left: nobody takes their segments any more.
     pub(crate) fn take_free_areas(&mut self) -> Vec<usize> {
         let per_area = self.areas.geometry.area_segments;
-        let keep = (u64::from(per_area) * 2 + self.areas.geometry.reserve) as usize;
+        let keep = u64::from(per_area) * 2 + self.areas.geometry.reserve;
         let mut taken = Vec::new();
         for number in (0..self.areas.files.len()).rev() {
-            if self.room.free.len() + self.room.bare.len() < keep {
+            if ((self.room.free.len() + self.room.bare.len()) as u64) < keep {
                 break;
             }
             let range = self.areas.segments_in(number);

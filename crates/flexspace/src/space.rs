@@ -131,7 +131,7 @@ pub struct Stats {
     pub ready_bytes: u64,
     /// Segments that are empty and wait for a sync, or for readers, before they can be written.
     pub dead_segments: u64,
-    /// Data bytes written by users since the opening.
+    /// Data bytes written by users since the opening, checksums included.
     pub written_bytes: u64,
     /// Data bytes moved by garbage collection since the opening.
     pub moved_bytes: u64,

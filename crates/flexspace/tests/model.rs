@@ -220,6 +220,16 @@ fn random_overwrites_at_the_limit_go_on_for_ever() {
 }
 
 #[test]
+fn what_users_wrote_is_counted_once_with_its_checksums() {
+    let space = open(Arc::new(SimDisk::new())).expect("a new space");
+    for n in 0..5 {
+        space.insert(n * 500, &[7; 500]).expect("room");
+    }
+    assert_eq!(space.stats().written_bytes, 5 * 536, "500 bytes, four sums, padded");
+    assert_eq!(space.stats().live_bytes, 5 * 536);
+}
+
+#[test]
 fn space_of_removed_bytes_goes_back() {
     let disk = SimDisk::new();
     let space = open(Arc::new(disk.clone())).expect("a new space");
