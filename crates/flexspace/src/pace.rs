@@ -31,7 +31,7 @@ const LEAST: Duration = Duration::from_micros(300);
 /// No write waits longer, but for long ones: as much for every `UNIT` of their bytes, up to `LONGEST`. What a write owes beyond is
 /// forgiven. On a busy machine it takes some milliseconds more until the thread runs again.
 const MOST: Duration = Duration::from_millis(2);
-const UNIT: u64 = 64 << 10;
+const UNIT: u64 = 16 << 10;
 const LONGEST: Duration = Duration::from_millis(200);
 /// The time over which rates are averaged.
 const MEMORY: Duration = Duration::from_millis(500);
