@@ -266,21 +266,26 @@ impl Blobs {
         let mut dirs = self.dirs.lock();
         let id = self.next();
         let dir = self.dir_of(id);
-        if !dirs.counts.contains_key(&dir) {
-            self.disk.spread(&self.dir);
-            let path = self.dir_path(dir);
-            match self.disk.create_dir(&path) {
-                Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
-                    return Err(Error::io("create", &path, e));
-                }
-                _ => {}
+        match dirs.counts.get_mut(&dir) {
+            Some(count) => *count += 1,
+            None => {
+                self.make_dir(dir)?;
+                dirs.counts.insert(dir, 1);
+                dirs.unnamed.insert(dir);
             }
-            dirs.counts.insert(dir, 0);
-            dirs.unnamed.insert(dir);
         }
-        *dirs.counts.entry(dir).or_default() += 1;
         self.next.store(id + 1, Ordering::Relaxed);
         Ok(id)
+    }
+
+    /// Makes a directory, far from others on the device.
+    fn make_dir(&self, dir: u64) -> Result<()> {
+        self.disk.spread(&self.dir);
+        let path = self.dir_path(dir);
+        match self.disk.create_dir(&path) {
+            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => Err(Error::io("create", &path, e)),
+            _ => Ok(()),
+        }
     }
 
     /// The file of `id` is gone, or was never made: so goes a directory that gets no more files and has none.
