@@ -1,5 +1,7 @@
 //! # Streams: values read by range and written bit by bit
 
+#![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
+
 use std::io::{Read, Seek, SeekFrom, Write};
 
 use super::{bytes, get, refused};
