@@ -40,6 +40,7 @@ use crate::error::{Error, Result};
 use crate::record::Content;
 use crate::segment::Address;
 use crate::types::{KeyspaceId, LogId, Seq};
+use crate::value::Stored;
 use crate::views::Views;
 
 /// What an engine can do by its nature.
@@ -264,9 +265,21 @@ pub trait Engine: Send + Sync {
     /// Under the commit lock, in commit order, after the record is in the kernel.
     fn apply(&self, seq: Seq, op: &Op<'_>, views: &Views);
 
-    /// Calls `found` with the value of `key` at `at`, whose view is registered (or is
-    /// [`Seq::LATEST`]). False if there is none. `found` may run at most once.
-    fn get(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(&[u8])) -> Result<bool>;
+    /// Calls `found` with the value of `key` at `at`, whose view is registered (or is [`Seq::LATEST`]): its bytes, or the file
+    /// that is it, opened and not read. False if there is none. `found` may run at most once.
+    fn look(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(Stored<'_>)) -> Result<bool>;
+    /// The same with the bytes, whatever they stand in.
+    fn get(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(&[u8])) -> Result<bool> {
+        let mut file = None;
+        let is_there = self.look(at, key, &mut |stored| match stored {
+            Stored::Bytes(bytes) => found(bytes),
+            Stored::File(value) => file = Some(value),
+        })?;
+        if let Some(file) = file {
+            file.read(found)?;
+        }
+        Ok(is_there)
+    }
     /// True if `key` has a value at `at`.
     fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {
         self.get(at, key, &mut |_| {})

@@ -18,6 +18,7 @@ use crate::segment::{Address, Frame};
 use crate::sync::Mutex;
 use crate::sync::epoch::Guard;
 use crate::types::Seq;
+use crate::value::Stored;
 use crate::versions::Old;
 
 // The words of an operation's note.
@@ -160,21 +161,16 @@ impl Accounts {
 
     /// Hands the value of a record to `found`. False if its staged value is gone, since the index let go of it a moment ago:
     /// look again. One that is named twice, as `missing` remembers, is lost.
+    #[inline]
     pub fn give(
         &self,
         content: Content<'_>,
         missing: &mut Option<u64>,
-        found: &mut dyn FnMut(&[u8]),
+        found: &mut dyn FnMut(Stored<'_>),
     ) -> Result<bool> {
         match content {
-            Content::Put(value) => found(value),
-            Content::Staged(blob) => match self.ground.blobs.read(&blob)? {
-                Some(value) => found(&value),
-                None if missing.replace(blob.id) == Some(blob.id) => {
-                    return Err(self.ground.blobs.missing(&blob));
-                }
-                None => return Ok(false),
-            },
+            Content::Put(value) => found(Stored::Bytes(value)),
+            Content::Staged(blob) => return self.ground.blobs.give(&blob, missing, found),
             Content::Remove => {}
         }
         Ok(true)

@@ -13,6 +13,7 @@ use crate::memory::Memory;
 use crate::segment::{SLOT_COUNT, Segments};
 use crate::sync::Mutex;
 use crate::types::{KeyspaceId, Seq};
+use crate::value::ValueCache;
 
 /// Segments there can be at a time in tiny geometry, which is opened a million times.
 const TINY_SLOTS: usize = 1 << 12;
@@ -90,6 +91,8 @@ pub struct Ground {
     pub blobs: Arc<Blobs>,
     /// The budget.
     pub memory: Memory,
+    /// Values from files that were read lately.
+    pub values: ValueCache,
     /// Secret of the keyed hashes.
     pub hash_key: [u64; 2],
     /// Directory and bucket sizes small enough that everything happens within 200 operations.
@@ -110,6 +113,7 @@ impl Ground {
             segments: Segments::with_slots(if tiny { TINY_SLOTS } else { SLOT_COUNT }),
             blobs,
             memory: Memory::new(budget),
+            values: ValueCache::new(budget),
             hash_key: [crate::frame::u64_at(&key, 0), crate::frame::u64_at(&key, 8)],
             tiny,
             inline: true,

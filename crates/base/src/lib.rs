@@ -39,6 +39,7 @@ pub mod segment;
 pub mod store;
 pub mod sync;
 pub mod types;
+pub mod value;
 pub mod versions;
 pub mod views;
 pub mod work;

@@ -9,6 +9,7 @@ use crate::figures::Group;
 use crate::plan::Options;
 use crate::spec::{self, Load};
 use crate::subjects::Subject;
+use crate::values::Part;
 
 pub(crate) const HELP: &str = "\
 sheaf-bench: Sheaf beside its peers, on this machine, in one run
@@ -56,6 +57,16 @@ sheaf-bench batching [OPTIONS]           how writers share syncs: none, vertical
   --seconds S        length of a phase (1)
   --dir D            as above
 
+sheaf-bench values [OPTIONS]             large values: fills, device bytes, gets, keys alone, fills after removals, tails
+  --stores A,B,…     of ours and of the peers (delsm, leveldb, rocksdb as far as they are built in)
+  --sizes A,B,…      bytes of a value (4096,16384,65536)
+  --only A,B,…       of fill, get, keys, refill, churn, tail (all but tail)
+  --megabytes N      of keys and values (2000)
+  --memory N         MiB of cache or memory budget (2048)
+  --seconds S        length of the gets (4); --tail-seconds S: of the tail (60)
+  --rounds N         rounds, each with its rows (1)
+  --sync-ms N, --dir D   as above
+
 sheaf-bench recovery [OPTIONS]           opening by replay of the whole log, and from a checkpoint
   --subject NAME     one of ours (flat)
   --pairs N, --rounds N, --dir D   as for figures
@@ -84,6 +95,7 @@ pub(crate) enum Command {
     Report(Report),
     Batching(Batching),
     Recovery(Recovery),
+    Values(Values),
 }
 
 /// Options of `compare`.
@@ -150,6 +162,21 @@ pub(crate) struct Recovery {
     pub(crate) dir: PathBuf,
 }
 
+/// Options of `values`.
+#[derive(Clone, Debug)]
+pub(crate) struct Values {
+    pub(crate) stores: Vec<Subject>,
+    pub(crate) sizes: Vec<u64>,
+    pub(crate) only: Vec<Part>,
+    pub(crate) bytes: u64,
+    pub(crate) memory: u64,
+    pub(crate) phase: Duration,
+    pub(crate) tail: Duration,
+    pub(crate) rounds: u64,
+    pub(crate) sync_every: Option<Duration>,
+    pub(crate) dir: PathBuf,
+}
+
 /// Options of `run`.
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
@@ -185,6 +212,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command> {
         "report" => report(&mut rest).map(Command::Report),
         "batching" => batching(&mut rest).map(Command::Batching),
         "recovery" => recovery(&mut rest).map(Command::Recovery),
+        "values" => values(&mut rest).map(Command::Values),
         "list" => Ok(Command::List),
         "host" => Ok(Command::Host),
         "help" => Ok(Command::Help),
@@ -388,6 +416,39 @@ fn recovery(rest: &mut Rest<'_>) -> Result<Recovery> {
         }
     }
     is_ours(options.subject)?;
+    Ok(options)
+}
+
+fn values(rest: &mut Rest<'_>) -> Result<Values> {
+    let mut options = Values {
+        stores: Part::stores(),
+        sizes: vec![4 << 10, 16 << 10, 64 << 10],
+        only: Part::ALL.into_iter().filter(|part| *part != Part::Tail).collect(),
+        bytes: 2_000_000_000,
+        memory: crate::subjects::MEMORY,
+        phase: Duration::from_secs(4),
+        tail: Duration::from_secs(60),
+        rounds: 1,
+        sync_every: Some(SYNC_INTERVAL),
+        dir: PathBuf::from(DIR),
+    };
+    while let Some(option) = rest.next() {
+        match option {
+            "--stores" => options.stores = stores(rest.value(option)?)?,
+            "--sizes" => options.sizes = rest.numbers(option, 8)?,
+            "--only" => {
+                options.only = rest.value(option)?.split(',').map(Part::parse).collect::<Result<_>>()?
+            }
+            "--megabytes" => options.bytes = rest.number(option, 1)?.saturating_mul(1_000_000),
+            "--memory" => options.memory = rest.number(option, 16)?.saturating_mul(1 << 20),
+            "--seconds" => options.phase = rest.seconds(option)?,
+            "--tail-seconds" => options.tail = rest.seconds(option)?,
+            "--rounds" => options.rounds = rest.number(option, 1)?,
+            "--sync-ms" => options.sync_every = sync_every(rest, option)?,
+            "--dir" => options.dir = PathBuf::from(rest.value(option)?),
+            other => return Err(format!("values has no option {other:?}; see sheaf-bench --help").into()),
+        }
+    }
     Ok(options)
 }
 

@@ -55,6 +55,7 @@ mod spec;
 mod stage;
 mod subjects;
 mod table;
+mod values;
 mod zipf;
 
 use std::process::ExitCode;
@@ -83,6 +84,7 @@ fn main() -> ExitCode {
         Ok(Command::Paper(options)) => paper::run(&options),
         Ok(Command::Report(options)) => report::of_files(&options),
         Ok(Command::Recovery(options)) => recovery::run(&options),
+        Ok(Command::Values(options)) => values::run(&options),
         Ok(Command::Batching(options)) => batching::run(&options),
         Ok(Command::List) => list(),
         Ok(Command::Host) => host::serve(),

@@ -30,7 +30,7 @@ Keys and values are any bytes. On the command line they are taken as they are,
 or as hexadecimal digits with --hex. A key that starts with a hyphen goes after
 `--`:  sheaf get my.db -- -key
 
-Reading verbs (get scan dump stats verify keyspaces) open the database read-only
+Reading verbs (get path scan dump stats verify keyspaces) open the database read-only
 and never create anything. `sheaf help VERB` shows an example of each verb.";
 
 /// A Sheaf database at the shell.
@@ -66,6 +66,15 @@ Examples:
   sheaf get my.db --json ada          {\"key\":\"ada\",\"value\":\"lovelace\"}
   sheaf get my.db ada > /dev/null && echo there")]
     Get(Get),
+    /// Print the file that is the value of a key, for other tools to read
+    #[command(after_long_help = "\
+A large value stands in a file of its own, which holds it and nothing else: above 64 KiB, in
+`delsm` above 8 KiB. Do not change it. Once the database is written to, the file may get
+another name, or go. Exit code 1 if the key is not there or its value has no file of its own.
+
+Example:
+  file \"$(sheaf path my.db --keyspace photos cat)\"")]
+    Path(PathOf),
     /// Remove keys, all in one commit
     #[command(after_long_help = "\
 Exit code 1 if one of the keys was not there; the others are removed all the same.
@@ -253,6 +262,18 @@ pub(crate) struct Get {
     /// Print the bytes as they are on a terminal, too
     #[arg(long, conflicts_with = "hex")]
     pub(crate) raw: bool,
+    /// The key
+    pub(crate) key: OsString,
+}
+
+/// Arguments of `path`.
+#[derive(Debug, Args)]
+pub(crate) struct PathOf {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    /// KEY is hexadecimal digits
+    #[arg(long)]
+    pub(crate) hex: bool,
     /// The key
     pub(crate) key: OsString,
 }

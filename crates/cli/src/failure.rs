@@ -99,12 +99,13 @@ impl From<sheaf_client::Error> for Failure {
     }
 }
 
-/// Errors of writing to stdout.
+/// Errors of writing to stdout, and of the database that is read meanwhile.
 impl From<io::Error> for Failure {
     fn from(source: io::Error) -> Failure {
-        match source.kind() {
-            io::ErrorKind::BrokenPipe => Failure::Unread,
-            _ => Failure::Stream { op: "write to", path: "stdout".into(), source },
+        match source.downcast::<sheaf::Error>() {
+            Ok(error) => Failure::Database(error),
+            Err(source) if source.kind() == io::ErrorKind::BrokenPipe => Failure::Unread,
+            Err(source) => Failure::Stream { op: "write to", path: "stdout".into(), source },
         }
     }
 }

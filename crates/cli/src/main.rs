@@ -41,6 +41,7 @@ fn run(verb: Verb) -> Result {
     match verb {
         Verb::Put(args) => verbs::put::run(&args),
         Verb::Get(args) => verbs::get::run(&args),
+        Verb::Path(args) => verbs::path::run(&args),
         Verb::Del(args) => verbs::del::run(&args),
         Verb::Scan(args) => verbs::scan::run(&args),
         Verb::Load(args) => verbs::load::run(&args),

@@ -1,16 +1,18 @@
 //! # Keyspace: the handle to one map from bytes to bytes
 
 use std::ops::RangeBounds;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use sheaf_base::engine::{Action, Bounds, Engine, Op, Want};
 use sheaf_base::store::{Kept, Outcome, Store, Write};
 use sheaf_base::types::Seq;
+use sheaf_base::value::Stored;
 
 use crate::handle::Handle;
 use crate::iter::{Iter, Keys, bounds_of, prefix_bounds};
-use crate::{Capabilities, Commit, Durability, EngineStats, Error, Result, Value};
+use crate::{Capabilities, Commit, Durability, EngineStats, Error, Result, Value, ValueReader, ValueWriter};
 
 /// How many keys [`Keyspace::remove_range`] removes in one commit.
 const REMOVE_CHUNK: usize = 1024;
@@ -51,6 +53,10 @@ impl Keyspace {
     }
 
     fn store(&self) -> &Arc<Handle> {
+        &self.shared.store
+    }
+
+    pub(crate) fn handle(&self) -> &Arc<Handle> {
         &self.shared.store
     }
 
@@ -151,6 +157,37 @@ impl Keyspace {
     pub fn get_with<R>(&self, key: impl AsRef<[u8]>, read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
         let kept = self.kept()?;
         get_at(self.store(), &kept, Seq::LATEST, key.as_ref(), read)
+    }
+
+    /// The bytes of the value of `key` within `range`, as far as it goes, without the rest in memory. Each byte is checked: the
+    /// first range of a value in a file of its own goes through all of it, later ones read what they touch.
+    pub fn get_range(&self, key: impl AsRef<[u8]>, range: impl RangeBounds<u64>) -> Result<Option<Value>> {
+        self.reader(key)?.map(|mut reader| reader.range(&range)).transpose()
+    }
+
+    /// The value of `key`, to be read as a stream.
+    pub fn reader(&self, key: impl AsRef<[u8]>) -> Result<Option<ValueReader>> {
+        let kept = self.kept()?;
+        ValueReader::open(self.store(), &kept, Seq::LATEST, key.as_ref())
+    }
+
+    /// A stream whose bytes become the value of `key`.
+    pub fn writer(&self, key: impl AsRef<[u8]>) -> Result<ValueWriter> {
+        ValueWriter::new(self, key.as_ref())
+    }
+
+    /// The file that is the value of `key`, byte for byte, if it has one of its own. For a look with other tools, and not to be
+    /// changed: the next background work may give it another name, and it goes when the key gets another value.
+    pub fn path(&self, key: impl AsRef<[u8]>) -> Result<Option<PathBuf>> {
+        let kept = self.kept()?;
+        self.store().check_open()?;
+        let mut path = None;
+        kept.engine()?.look(Seq::LATEST, key.as_ref(), &mut |stored| {
+            if let Stored::File(file) = stored {
+                path = Some(file.path().to_path_buf());
+            }
+        })?;
+        Ok(path)
     }
 
     /// Whether `key` has a value.

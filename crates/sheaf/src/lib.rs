@@ -37,6 +37,7 @@ mod handle;
 mod iter;
 mod keyspace;
 mod snapshot;
+mod stream;
 mod value;
 
 pub use batch::{Batch, Commit};
@@ -48,4 +49,5 @@ pub use sheaf_base::error::{Damage, Error, Result};
 pub use sheaf_base::store::{Batching, KeyspaceInfo, LogStats, MemoryStats, Stats, VerifyReport};
 pub use sheaf_base::types::{Durability, MAX_KEY, MAX_VALUE};
 pub use snapshot::{KeyspaceSnapshot, Snapshot};
+pub use stream::{ValueReader, ValueWriter};
 pub use value::Value;

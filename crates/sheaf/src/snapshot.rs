@@ -9,7 +9,7 @@ use sheaf_base::store::{Kept, View};
 use crate::handle::Handle;
 use crate::iter::{Iter, Keys, bounds_of, prefix_bounds};
 use crate::keyspace::get_at;
-use crate::{Error, Result, Value};
+use crate::{Error, Result, Value, ValueReader};
 
 /// A consistent view over all keyspaces. Holds up nobody; what it pins is in
 /// [`crate::Stats`]. Keyspaces created later are absent in it, dropped ones stay readable.
@@ -62,6 +62,16 @@ impl KeyspaceSnapshot {
     /// Calls `read` with the value of `key`.
     pub fn get_with<R>(&self, key: impl AsRef<[u8]>, read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
         get_at(&self.handle, &self.kept, self.view.seq(), key.as_ref(), read)
+    }
+
+    /// The bytes of the value of `key` within `range`, as [`crate::Keyspace::get_range`].
+    pub fn get_range(&self, key: impl AsRef<[u8]>, range: impl RangeBounds<u64>) -> Result<Option<Value>> {
+        self.reader(key)?.map(|mut reader| reader.range(&range)).transpose()
+    }
+
+    /// The value of `key`, to be read as a stream.
+    pub fn reader(&self, key: impl AsRef<[u8]>) -> Result<Option<ValueReader>> {
+        ValueReader::open(&self.handle, &self.kept, self.view.seq(), key.as_ref())
     }
 
     /// Whether `key` has a value.

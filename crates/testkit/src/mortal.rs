@@ -81,6 +81,9 @@ impl Disk for Mortal {
     fn free_space(&self, path: &Path) -> io::Result<u64> {
         self.alive()?.free_space(path)
     }
+    fn free_files(&self, path: &Path) -> io::Result<Option<(u64, u64)>> {
+        self.alive()?.free_files(path)
+    }
 }
 
 #[derive(Debug)]

@@ -124,12 +124,6 @@ impl Subject {
         Subject::all().into_iter().find(|subject| subject.engine == engine)
     }
 
-    /// Whether removals make room on a full disk. In `delsm` a key list needs some first: a gap that its README names.
-    #[must_use]
-    pub fn makes_room_by_removing(&self) -> bool {
-        self.engine != "delsm"
-    }
-
     /// Whether the space of a superseded value comes back without a merge that meets it. In `delsm` it does not: nothing merges
     /// for its sake while a keyspace is at rest, as its README says.
     #[must_use]

@@ -5,6 +5,7 @@ mod conformance;
 mod corruption;
 mod crash;
 mod faults;
+mod files;
 mod fuzz;
 mod kill;
 mod limits;

@@ -101,6 +101,12 @@ pub trait Disk: fmt::Debug + Send + Sync {
     fn lock(&self, path: &Path, share: Share) -> io::Result<Locked>;
     /// Bytes a writer may still use on the file system of `path`.
     fn free_space(&self, path: &Path) -> io::Result<u64>;
+    /// How many files may still be made on the file system of `path`, and how many there can be. None where nothing but room
+    /// limits them.
+    fn free_files(&self, path: &Path) -> io::Result<Option<(u64, u64)>> {
+        let _ = path;
+        Ok(None)
+    }
 
     /// The volume that `dir` is on, to make everything on it durable at once. Errors of writes since this call show at
     /// its sync. `Unsupported` where that cannot be had, or not with its errors.

@@ -124,6 +124,11 @@ impl Disk for RealDisk {
         Ok(room.f_bavail.saturating_mul(room.f_frsize))
     }
 
+    fn free_files(&self, path: &Path) -> io::Result<Option<(u64, u64)>> {
+        let room = rustix::fs::statvfs(path)?;
+        Ok((room.f_files > 0).then_some((room.f_favail, room.f_files)))
+    }
+
     fn volume(&self, dir: &Path) -> io::Result<Arc<dyn Volume>> {
         if !syncfs_tells_errors() {
             return Err(io::ErrorKind::Unsupported.into());

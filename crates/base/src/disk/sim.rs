@@ -257,6 +257,11 @@ impl SimDisk {
         self.shared.machine.lock().zeroes_ahead = on;
     }
 
+    /// What it says of files that may still be made; it makes them all the same.
+    pub fn set_free_files(&self, free: u64, all: u64) {
+        self.shared.machine.lock().volume.files = Some((free, all));
+    }
+
     /// Limits the space to `bytes`, rounded down to blocks of 4 KiB. What is there stays there.
     pub fn set_capacity(&self, bytes: u64) {
         self.shared.machine.lock().volume.capacity = bytes / BLOCK;
@@ -514,6 +519,10 @@ impl Disk for SimDisk {
         let machine = self.shared.machine.lock();
         machine.volume.ino(path)?;
         Ok(machine.volume.free())
+    }
+
+    fn free_files(&self, _path: &Path) -> io::Result<Option<(u64, u64)>> {
+        Ok(self.shared.machine.lock().volume.files)
     }
 
     fn volume(&self, dir: &Path) -> io::Result<Arc<dyn super::Volume>> {

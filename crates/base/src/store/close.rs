@@ -113,7 +113,8 @@ impl Store {
         factories: Vec<Arc<dyn EngineFactory>>,
         root: &Root,
     ) -> Store {
-        let blobs = Blobs::new(Arc::clone(&disk), path.join(BLOBS), root.blob_bound, options.tiny);
+        let blobs =
+            Blobs::new(Arc::clone(&disk), path.join(BLOBS), root.blob_bound, root.store, options.tiny);
         let ground = Ground::new(blobs, options.memory, root.hash_key, options.tiny)
             .with_home(Home::new(Arc::clone(&disk), path, options.read_only), options.inline);
         Store {
@@ -147,6 +148,7 @@ impl Store {
             sealed: AtomicU64::new(0),
             dying_bytes: AtomicU64::new(0),
             full: AtomicBool::new(false),
+            files_are_scarce: AtomicBool::new(false),
             lifespan: AtomicU64::new(u64::MAX),
             signals: Arc::new(Signals::default()),
             counters: super::Counters::default(),

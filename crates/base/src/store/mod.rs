@@ -34,6 +34,7 @@ mod checkpoint;
 mod clean;
 mod close;
 pub mod image;
+mod incoming;
 mod kept;
 mod load;
 mod log;
@@ -52,6 +53,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use incoming::{Incoming, Whole};
 pub use kept::Kept;
 pub use order::{Outcome, Write};
 pub use report::{Batching, KeyspaceInfo, LogStats, MemoryStats, OpeningStats, Options, Stats, VerifyReport};
@@ -170,6 +172,8 @@ pub struct Store {
     dying_bytes: AtomicU64,
     /// The disk was full when a segment was last made: cleaning wins what it can.
     full: AtomicBool,
+    /// The file system can take few more files.
+    files_are_scarce: AtomicBool,
     /// How long, in commits, what stands in hot segments tends to live; `u64::MAX` until it is known.
     lifespan: AtomicU64,
     signals: Arc<Signals>,

@@ -185,13 +185,22 @@ impl Encoded {
 impl Store {
     /// Commits `writes` as one. On return it is in the kernel and visible.
     pub fn commit(&self, writes: &mut [Write<'_>]) -> Result<Outcome> {
+        self.commit_staged(writes, &mut SmallVec::new())
+    }
+
+    /// The same for `writes` whose values are `staged` already, as far as they are. What is committed is taken.
+    pub fn commit_staged(
+        &self,
+        writes: &mut [Write<'_>],
+        staged: &mut SmallVec<[Staged; 1]>,
+    ) -> Result<Outcome> {
         self.check_writable()?;
         self.brake();
-        let mut staged = self.stage(writes)?;
+        staged.extend(self.stage(writes)?);
         let (mut may_relieve, mut reliefs) = (true, 0..MOST_RELIEFS);
         loop {
             // What makes room does so without the guard: it would keep what is freed from going.
-            match self.commit_pinned(writes, &mut staged) {
+            match self.commit_pinned(writes, staged) {
                 Err(Error::NoSpace { .. })
                     if mem::take(&mut may_relieve) && self.relieve(removes_only(writes))? => {}
                 Err(Error::OverBudget { .. }) if reliefs.next().is_some() => self.reclaim_memory(writes)?,
@@ -215,8 +224,7 @@ impl Store {
     fn stage(&self, writes: &mut [Write<'_>]) -> Result<SmallVec<[Staged; 1]>> {
         let mut total = 0u64;
         let limit = |write: &Write<'_>| {
-            let asked = write.kept.engine().map_or(usize::MAX, |engine| engine.stages_above());
-            asked.min(self.geometry.stage_above)
+            self.stages_above(write.kept.engine().map_or(usize::MAX, |engine| engine.stages_above()))
         };
         for write in writes.iter() {
             let op = &write.op;

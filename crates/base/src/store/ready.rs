@@ -28,6 +28,10 @@ const COMMITS_AIM: u64 = 256;
 /// ... if it is not more than this many bytes, and a log has some segments all the same.
 const COMMITS_MOST: u64 = 4 << 20;
 const COMMITS_SHARE: u64 = 16;
+/// Staged values from one look at the free inodes to the next.
+const WATCH: u64 = 64;
+/// They are scarce below this part of all.
+const SCARCE: u64 = 32;
 /// Commits of more bytes are written: pages made resident for them would be written twice, with zeros first.
 const STORED_MOST: u64 = 4096;
 /// Times the epoch is nudged until what was dismissed is free: twice through the epoch, three steps each.
@@ -62,7 +66,7 @@ impl Store {
     }
 
     /// Refuses to take `bytes` of the disk if they are of what engines count on.
-    fn leave_room(&self, bytes: u64) -> Result<()> {
+    pub(super) fn leave_room(&self, bytes: u64) -> Result<()> {
         let Some(counted_on) = self.counted_on() else { return Ok(()) };
         let images = self.log(LogId::Journal).image_bytes.load(Ordering::Relaxed);
         let free = self.disk.free_space(&self.dir).during("measure", &self.dir)?;
@@ -211,13 +215,44 @@ impl Store {
         usual.max(needed).min(MAX_CAPACITY)
     }
 
-    /// Stages a large value, with a number that ROOT covers.
+    /// Stages a large value.
     pub(super) fn stage_value(&self, value: &[u8]) -> Result<Staged> {
+        let mut staged = self.begin_file(value.len() as u64)?;
+        self.counters.staged_bytes.fetch_add(value.len() as u64, Ordering::Relaxed);
+        staged.append(value)?;
+        Ok(staged)
+    }
+
+    /// Begins the file of a value, of which `bytes` are there by now, with a number that ROOT covers.
+    pub(super) fn begin_file(&self, bytes: u64) -> Result<Staged> {
         if self.ground.blobs.next() + self.geometry.blob_chunk >= self.blob_bound.load(Ordering::Acquire) {
             self.extend_bounds()?;
         }
-        self.leave_room(value.len() as u64)?;
-        self.counters.staged_bytes.fetch_add(value.len() as u64, Ordering::Relaxed);
-        self.ground.blobs.stage(value)
+        self.leave_room(bytes)?;
+        if self.ground.blobs.next().is_multiple_of(WATCH) {
+            self.watch_files();
+        }
+        self.ground.blobs.begin()
+    }
+
+    /// Looks how many files the file system can still take.
+    fn watch_files(&self) {
+        let is_scarce = match self.disk.free_files(&self.dir) {
+            Ok(Some((free, all))) => free < all / SCARCE,
+            Ok(None) | Err(_) => false,
+        };
+        self.files_are_scarce.store(is_scarce, Ordering::Relaxed);
+    }
+
+    /// Values of more bytes than this are staged, where an engine `asks` for it; but while inodes are scarce only such as no
+    /// segment should take.
+    pub(super) fn stages_above(&self, asked: usize) -> usize {
+        let usual = asked.min(self.geometry.stage_above);
+        if !self.files_are_scarce.load(Ordering::Relaxed) {
+            return usual;
+        }
+        self.watch_files(); // nobody else would, while none is staged
+        let most = usize::try_from(self.geometry.max_segment / 8).unwrap_or(usize::MAX);
+        if self.files_are_scarce.load(Ordering::Relaxed) { usual.max(most) } else { usual }
     }
 }

@@ -283,11 +283,7 @@ impl<'a> Recovery<'a> {
         for blob in &self.accepted_blobs {
             self.store.ground.blobs.rewrite(blob)?;
         }
-        if !self.accepted_blobs.is_empty() {
-            let dir = self.store.ground.blobs.dir();
-            self.store.disk.sync_dir(dir).during("sync directory", dir)?;
-        }
-        Ok(())
+        self.store.ground.blobs.sync_all_names(&self.accepted_blobs)
     }
 
     /// The slots that segments of the flat log had at the checkpoint: engines may have written addresses down by them.

@@ -88,7 +88,8 @@ impl Recovery<'_> {
 
     /// Whether a staged value is there as its record says. That it cannot be read is no answer.
     fn is_whole(&self, blob: &BlobRef) -> Result<bool> {
-        match self.store.ground.blobs.read(blob) {
+        let found = self.store.ground.blobs.find(blob);
+        match found.and_then(|file| file.map(|file| file.check()).transpose()) {
             Ok(value) => Ok(value.is_some()),
             Err(error) if error.is_corrupt() => Ok(false),
             Err(error) => Err(error),

@@ -203,6 +203,17 @@ impl Session for CSession<'_> {
         walk.end()?;
         Ok(seen)
     }
+
+    fn keys(&mut self) -> Result<u64> {
+        let walk = Walk::begin(self.store, b"", Way::Up);
+        let mut seen = 0;
+        while walk.look_at_key() {
+            seen += 1;
+            walk.step(Way::Up);
+        }
+        walk.end()?;
+        Ok(seen)
+    }
 }
 
 /// An iterator of the library.
@@ -246,15 +257,27 @@ impl Walk<'_> {
         }
     }
 
-    /// Looks at key and value; false at the end.
-    fn look(&self) -> bool {
-        // SAFETY: the iterator is alive; key and value are read while it stands on them.
+    /// Looks at the key; false at the end.
+    fn look_at_key(&self) -> bool {
+        // SAFETY: the iterator is alive; a key is read while it stands on it.
         unsafe {
             if (self.calls.iter_valid)(self.iterator) == 0 {
                 return false;
             }
             let mut len = 0;
             std::hint::black_box((self.calls.iter_key)(self.iterator, &mut len));
+        }
+        true
+    }
+
+    /// Looks at key and value; false at the end.
+    fn look(&self) -> bool {
+        if !self.look_at_key() {
+            return false;
+        }
+        // SAFETY: the iterator is alive and valid; a value is read while it stands on it.
+        unsafe {
+            let mut len = 0;
             let value = (self.calls.iter_value)(self.iterator, &mut len);
             look(std::slice::from_raw_parts(value, len));
         }

@@ -82,6 +82,10 @@ pub(crate) trait Session {
     /// Looks at the pairs from `from` on, `limit` at most, in key order or against it; answers how many
     /// there were. An empty `from` is the end that the walk starts at.
     fn scan(&mut self, from: &[u8], limit: u64, way: Way) -> Result<u64>;
+    /// Looks at all keys in order, and at no value where the store can do that; answers how many there were.
+    fn keys(&mut self) -> Result<u64> {
+        self.scan(b"", u64::MAX, Way::Up)
+    }
     /// Sets a value, perhaps together with others.
     fn load(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         self.put(key, value)

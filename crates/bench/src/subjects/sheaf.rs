@@ -108,4 +108,11 @@ impl Session for SheafSession<'_> {
         }
         Ok(seen)
     }
+
+    fn keys(&mut self) -> Result<u64> {
+        self.keyspace.keys()?.try_fold(0, |seen, key| {
+            std::hint::black_box(key?);
+            Ok(seen + 1)
+        })
+    }
 }

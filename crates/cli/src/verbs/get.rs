@@ -1,6 +1,6 @@
 //! # `get`: the value of one key
 
-use std::io::Write;
+use std::io::{self, Read, Write};
 
 use serde_json::json;
 
@@ -13,7 +13,7 @@ use crate::place::bytes_of;
 pub(crate) fn run(args: &Get) -> Result {
     let key = bytes_of(&args.key, args.hex)?;
     let (_db, keyspace) = args.target.read()?;
-    let Some(value) = keyspace.get(&key)? else {
+    let Some(mut reader) = keyspace.reader(&key)? else {
         let mut shown = String::new();
         notation::escape(&key, &mut shown);
         return Err(Failure::Missing(format!(
@@ -22,14 +22,18 @@ pub(crate) fn run(args: &Get) -> Result {
         )));
     };
     let mut out = stdout();
+    if !args.json && !args.hex && (args.raw || !is_terminal()) {
+        io::copy(&mut reader, &mut out)?;
+        return Ok(out.flush()?);
+    }
+    let mut value = Vec::new();
+    reader.read_to_end(&mut value)?;
     if args.json {
         writeln!(out, "{}", json!({ "key": notation::json(&key), "value": notation::json(&value) }))?;
     } else if args.hex {
         writeln!(out, "{}", hex(&value))?;
-    } else if is_terminal() && !args.raw {
-        writeln!(out, "{}", printable(&value))?;
     } else {
-        out.write_all(&value)?;
+        writeln!(out, "{}", printable(&value))?;
     }
     Ok(out.flush()?)
 }

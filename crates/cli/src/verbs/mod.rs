@@ -10,6 +10,7 @@ pub(crate) mod dump;
 pub(crate) mod get;
 pub(crate) mod keyspaces;
 pub(crate) mod load;
+pub(crate) mod path;
 pub(crate) mod put;
 pub(crate) mod scan;
 pub(crate) mod serve;

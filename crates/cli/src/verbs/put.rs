@@ -1,7 +1,6 @@
 //! # `put`: one pair
 
-use std::ffi::OsStr;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 
 use sheaf::Durability;
 
@@ -10,27 +9,40 @@ use crate::failure::{Failure, Result};
 use crate::notation;
 use crate::place::bytes_of;
 
+/// Bytes of a value from stdin that are in memory.
+const CHUNK: usize = 1 << 16;
+
 pub(crate) fn run(args: &Put) -> Result {
     let key = bytes_of(&args.key, args.hex)?;
-    let value = value_of(&args.value, args.hex)?; // first: a value that cannot be read creates nothing
+    // First: a value that cannot be read creates nothing.
+    let (first, mut rest): (Vec<u8>, Box<dyn Read>) = match args.value.as_encoded_bytes() {
+        b"-" if args.hex => (unhexed(read(&mut io::stdin())?)?, Box::new(io::empty())),
+        b"-" => (read(&mut io::stdin().take(CHUNK as u64))?, Box::new(io::stdin())),
+        _ => (bytes_of(&args.value, args.hex)?, Box::new(io::empty())),
+    };
     let (db, keyspace) = args.target.create(&args.creation)?;
-    let mut batch = db.batch();
-    batch.insert(&keyspace, key, value);
-    if args.durable.durable {
-        batch.durability(Durability::Sync);
+    let mut writer = keyspace.writer(key)?;
+    writer.write_all(&first)?;
+    let mut chunk = vec![0; CHUNK];
+    loop {
+        match rest.read(&mut chunk).map_err(Failure::stream("read", "stdin"))? {
+            0 => break,
+            count => writer.write_all(&chunk[..count])?,
+        }
     }
-    batch.commit()?;
+    match args.durable.durable {
+        true => writer.submit(Durability::Sync)?.wait()?,
+        false => writer.commit()?,
+    }
     Ok(db.close()?)
 }
 
-fn value_of(argument: &OsStr, hex: bool) -> Result<Vec<u8>> {
-    if argument != "-" {
-        return bytes_of(argument, hex);
-    }
+fn read(from: &mut dyn Read) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    io::stdin().lock().read_to_end(&mut bytes).map_err(Failure::stream("read", "stdin"))?;
-    if !hex {
-        return Ok(bytes);
-    }
-    notation::unhex(&bytes).map_err(|why| Failure::Usage(format!("stdin with --hex: {why}")))
+    from.read_to_end(&mut bytes).map_err(Failure::stream("read", "stdin"))?;
+    Ok(bytes)
+}
+
+fn unhexed(digits: Vec<u8>) -> Result<Vec<u8>> {
+    notation::unhex(&digits).map_err(|why| Failure::Usage(format!("stdin with --hex: {why}")))
 }

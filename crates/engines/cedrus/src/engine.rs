@@ -57,6 +57,7 @@ use sheaf_base::sync::Mutex;
 use sheaf_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::{KeyspaceId, LogId, Seq};
+use sheaf_base::value::Stored;
 use sheaf_base::versions::Versions;
 use sheaf_base::views::Views;
 use siphasher::sip::SipHasher13;
@@ -463,7 +464,7 @@ impl Engine for CedrusEngine {
     }
 
     #[inline]
-    fn get(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(&[u8])) -> Result<bool> {
+    fn look(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(Stored<'_>)) -> Result<bool> {
         let mut missing = None;
         loop {
             let guard = &epoch::pin();

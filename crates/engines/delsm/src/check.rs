@@ -49,8 +49,8 @@ impl DelsmEngine {
                     None => Err(no_such_pack(&self.shelf, pack)),
                     Some(pack) => pack.read(offset, len, sum, |_| ()),
                 },
-                What::File { blob, home } => match table.read(&item.key, &blob, home) {
-                    Ok(Some(_)) => Ok(()),
+                What::File { blob, home } => match table.file(&item.key, &blob, home) {
+                    Ok(Some(file)) => file.check().map(drop),
                     Ok(None) => Err(table.missing(&item.key, &blob)),
                     Err(error) => Err(error),
                 },

@@ -109,8 +109,12 @@ impl DelsmCursor {
                 return Ok(true);
             }
             Value::Table(table, What::File { blob, home }) => {
-                if let Some(value) = table.read(&self.key, &blob, home)? {
-                    self.value = value;
+                if let Some(file) = table.file(&self.key, &blob, home)? {
+                    let value = &mut self.value;
+                    file.read(|bytes| {
+                        value.clear();
+                        value.extend_from_slice(bytes);
+                    })?;
                     return Ok(true);
                 }
             }

@@ -9,6 +9,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use sheaf_base::blob::BlobRef;
 use sheaf_base::engine::{
     Action, Bounds, Capabilities, Cursor, Engine, EngineStats, ImageSink, ImageSource, Need, Op, Replay, Want,
 };
@@ -22,6 +23,7 @@ use sheaf_base::sync::Mutex;
 use sheaf_base::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::{KeyspaceId, LogId, Seq};
+use sheaf_base::value::Stored;
 use sheaf_base::views::Views;
 
 use crate::cursor::DelsmCursor;
@@ -34,10 +36,10 @@ use crate::work::Work;
 pub(crate) const NAME: &str = "delsm";
 /// A memtable may take this part of the budget.
 const MEMTABLE_SHARE: u64 = 6;
+/// Bytes of a list's entry beside its key, at most, and its share of what stands in the foot.
+const LISTED: usize = 40;
 /// With the budget used up, memtables that take this part of it are moved before anything is refused.
 const SWOLLEN_SHARE: u64 = 8;
-/// Times that the store, which looks every 50 ms when it is idle, finds a memtable as it was, before that is moved.
-const REST: u32 = 8;
 
 /// A keyspace.
 pub(crate) struct DelsmEngine {
@@ -49,6 +51,10 @@ pub(crate) struct DelsmEngine {
     publishing: Mutex<()>,
     /// Staged values in the active memtable, about.
     staged: AtomicU64,
+    /// Bytes that the active and the frozen memtable will take in lists and packs, about.
+    logged: [AtomicU64; 2],
+    /// Bytes of all lists: a merge may have to write them once more.
+    listed: AtomicU64,
     /// Versions that views pin: when they were born and superseded.
     pins: Mutex<Vec<(Seq, Seq)>>,
     /// There were views when somebody last looked.
@@ -86,6 +92,8 @@ impl DelsmEngine {
             state: AtomicPtr::new(Box::into_raw(Box::new(state))),
             publishing: Mutex::new(()),
             staged: AtomicU64::new(0),
+            logged: Default::default(),
+            listed: AtomicU64::new(0),
             pins: Mutex::default(),
             has_views: AtomicBool::new(false),
             numbers: AtomicU32::new(2),
@@ -127,7 +135,10 @@ impl DelsmEngine {
         let guard = &epoch::pin();
         if let Some(frozen) = self.state(guard).frozen.as_ref().filter(|_| is_flushed) {
             self.memtable_gone(frozen);
+            self.logged[1].store(0, Ordering::Relaxed);
         }
+        let listed = version.tables().map(|table| table.list.bytes()).sum();
+        self.listed.store(listed, Ordering::Relaxed);
         self.publish(guard, |now| State {
             active: Arc::clone(&now.active),
             frozen: if is_flushed { None } else { now.frozen.clone() },
@@ -168,6 +179,11 @@ impl DelsmEngine {
         }
     }
 
+    /// The newest commit that is not in a table.
+    pub(crate) fn newest(&self) -> Seq {
+        self.state(&epoch::pin()).active.newest()
+    }
+
     /// The number of the key's newest version; zero if there is none.
     fn prior(&self, key: &[u8], guard: &Guard) -> Result<Seq> {
         self.look_up(Seq::LATEST, key, guard, |found| {
@@ -192,6 +208,7 @@ impl DelsmEngine {
         let to_come: u64 = state.memtables().map(|memtable| memtable.count() * self.sizes.indexed).sum();
         let more = cost * (u64::from(op.ahead) + 1) + state.active.bytes() / 16 + to_come;
         let memory = &self.shelf.ground.memory;
+        self.shelf.ground.values.give_way(more, memory);
         memory.total().saturating_sub(memory.used(Part::Cache)) + more > memory.budget()
     }
 
@@ -220,6 +237,66 @@ impl DelsmEngine {
         }
         self.staged.fetch_add(u64::from(version.word.is_staged()), Ordering::Relaxed);
         is_kept
+    }
+
+    /// Hands what `key` is at `at` to `found`; with `from_cache`, bytes that were read from a file before in place of the file.
+    fn seek(&self, at: Seq, key: &[u8], from_cache: bool, found: &mut dyn FnMut(Stored<'_>)) -> Result<bool> {
+        let cached = |blob: &BlobRef, found: &mut dyn FnMut(Stored<'_>)| {
+            let bytes = if from_cache { self.shelf.ground.values.get(blob.id) } else { None };
+            bytes.inspect(|bytes| found(Stored::Bytes(bytes))).is_some()
+        };
+        let mut missed = None;
+        loop {
+            let guard = &epoch::pin();
+            let state = self.state(guard);
+            // None: the file that was named is not there, and which it was.
+            let answer = self.look_up(at, key, guard, |what| match what {
+                Found::Nothing => Ok(Ok(false)),
+                Found::Memory(Content::Put(value), _) => {
+                    found(Stored::Bytes(value));
+                    Ok(Ok(true))
+                }
+                Found::Memory(Content::Staged(blob), _) if cached(&blob, found) => Ok(Ok(true)),
+                Found::Memory(Content::Staged(blob), _) => match self.shelf.ground.blobs.find(&blob)? {
+                    Some(file) => {
+                        found(Stored::File(file));
+                        Ok(Ok(true))
+                    }
+                    None => Ok(Err((0, blob.id, self.shelf.ground.blobs.missing(&blob)))),
+                },
+                Found::Memory(Content::Remove, _) | Found::Table(_, What::Gone, _) => Ok(Ok(false)),
+                Found::Table(_, What::Packed { pack, offset, len, sum }, _) => {
+                    let Some(pack) = state.version.packs.get(&pack) else {
+                        return Err(crate::check::no_such_pack(&self.shelf, pack));
+                    };
+                    pack.read(offset, len, sum, |value| found(Stored::Bytes(value))).map(|()| Ok(true))
+                }
+                Found::Table(_, What::File { blob, .. }, _) if cached(&blob, found) => Ok(Ok(true)),
+                Found::Table(table, What::File { blob, home }, _) => match table.file(key, &blob, home)? {
+                    Some(file) => {
+                        found(Stored::File(file));
+                        Ok(Ok(true))
+                    }
+                    None => Ok(Err((table.list.number() + 1, blob.id, table.missing(key, &blob)))),
+                },
+            })?;
+            // A file moves on, or goes after what named it was superseded: missed twice in one place, it is lost.
+            match answer {
+                Ok(is_there) => return Ok(is_there),
+                Err((place, id, error)) => {
+                    if missed.replace((place, id)) == Some((place, id)) {
+                        return Err(error);
+                    }
+                }
+            }
+        }
+    }
+
+    /// What a record will take in a list, and its value in a pack.
+    fn note_logged(&self, key: &[u8], content: &Content<'_>) {
+        let packed = if let Content::Put(value) = content { value.len() } else { 0 };
+        let bytes = key.len() + packed + LISTED;
+        self.logged[0].fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     /// Values that stand among the staged ones: in memtables, or named by tables that are not settled.
@@ -314,56 +391,26 @@ impl Engine for DelsmEngine {
             }
         }
         let is_kept = self.put(active, record, Memtable::hash_of(op), op.key, version, views, guard);
+        self.note_logged(op.key, &content);
         if let Some(id) = Memtable::replaced_blob(op).filter(|_| !is_kept) {
             self.shelf.ground.blob_died(seq, id);
         }
     }
 
-    #[inline]
+    fn look(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(Stored<'_>)) -> Result<bool> {
+        self.seek(at, key, false, found)
+    }
+
     fn get(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        let mut missed = None;
-        loop {
-            let guard = &epoch::pin();
-            let state = self.state(guard);
-            // None: the file that was named is not there, and which it was.
-            let answer = self.look_up(at, key, guard, |what| match what {
-                Found::Nothing => Ok(Ok(false)),
-                Found::Memory(Content::Put(value), _) => {
-                    found(value);
-                    Ok(Ok(true))
-                }
-                Found::Memory(Content::Staged(blob), _) => match self.shelf.ground.blobs.read(&blob)? {
-                    Some(value) => {
-                        found(&value);
-                        Ok(Ok(true))
-                    }
-                    None => Ok(Err((0, blob.id, self.shelf.ground.blobs.missing(&blob)))),
-                },
-                Found::Memory(Content::Remove, _) | Found::Table(_, What::Gone, _) => Ok(Ok(false)),
-                Found::Table(_, What::Packed { pack, offset, len, sum }, _) => {
-                    let Some(pack) = state.version.packs.get(&pack) else {
-                        return Err(crate::check::no_such_pack(&self.shelf, pack));
-                    };
-                    pack.read(offset, len, sum, |value| found(value)).map(|()| Ok(true))
-                }
-                Found::Table(table, What::File { blob, home }, _) => match table.read(key, &blob, home)? {
-                    Some(value) => {
-                        found(&value);
-                        Ok(Ok(true))
-                    }
-                    None => Ok(Err((table.list.number() + 1, blob.id, table.missing(key, &blob)))),
-                },
-            })?;
-            // A file moves on, or goes after what named it was superseded: missed twice in one place, it is lost.
-            match answer {
-                Ok(is_there) => return Ok(is_there),
-                Err((place, id, error)) => {
-                    if missed.replace((place, id)) == Some((place, id)) {
-                        return Err(error);
-                    }
-                }
-            }
+        let mut file = None;
+        let is_there = self.seek(at, key, true, &mut |stored| match stored {
+            Stored::Bytes(bytes) => found(bytes),
+            Stored::File(value) => file = Some(value.cached(&self.shelf.ground)),
+        })?;
+        if let Some(file) = file {
+            file.read(found)?;
         }
+        Ok(is_there)
     }
 
     fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {
@@ -407,6 +454,7 @@ impl Engine for DelsmEngine {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let fresh = Memtable::new(number, state.active.prefix(guard), self.shelf.ground.tiny);
         self.staged.store(0, Ordering::Relaxed);
+        self.logged[1].store(self.logged[0].swap(0, Ordering::Relaxed), Ordering::Relaxed);
         self.publish(guard, |now| State {
             active: Arc::new(fresh),
             frozen: Some(Arc::clone(&now.active)),
@@ -422,6 +470,13 @@ impl Engine for DelsmEngine {
         self.state(&epoch::pin()).frozen.is_none()
     }
 
+    /// Lists of what is in memory, the same once more with what they are merged with, and what stands with them.
+    fn room_to_settle(&self) -> Option<u64> {
+        let logged: u64 = self.logged.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum();
+        let lists = logged + self.listed.load(Ordering::Relaxed);
+        Some(if lists == 0 { 0 } else { logged + 2 * lists + self.sizes.least_room })
+    }
+
     fn wants_checkpoint(&self) -> bool {
         let guard = &epoch::pin();
         let active = &self.state(guard).active;
@@ -433,7 +488,7 @@ impl Engine for DelsmEngine {
         let budget = self.shelf.ground.memory.budget();
         self.staged.load(Ordering::Relaxed) >= self.sizes.files
             || active.bytes() > budget / MEMTABLE_SHARE
-            || (active.count() >= self.sizes.resting && rest >= REST)
+            || (active.count() >= self.sizes.resting && rest >= self.sizes.looks)
     }
 
     fn is_swollen(&self) -> bool {
@@ -468,6 +523,7 @@ impl Engine for DelsmEngine {
         let version = MemVersion { word: Word::of(&record.content, record.address), seq: record.seq };
         let place = entry.map_or(0, |entry| entry.place);
         self.put(active, place, hash, record.key, version, &Views::default(), guard);
+        self.note_logged(record.key, &record.content);
         Ok(())
     }
 
@@ -500,6 +556,7 @@ impl Engine for DelsmEngine {
         self.state(guard).memtables().for_each(|memtable| self.memtable_gone(memtable));
         *self.pins.lock() = Vec::new();
         *work = Work::default();
+        self.logged.iter().chain([&self.listed]).for_each(|bytes| bytes.store(0, Ordering::Relaxed));
         self.publish(guard, |_| State { active: Arc::new(fresh), frozen: None, version: Arc::default() });
         if let Some(home) = &self.shelf.ground.home
             && !home.read_only

@@ -1,7 +1,8 @@
 //! # Flush: a frozen memtable becomes tables of level 0
 //!
-//! Staged values are adopted: the key list names them by number, and they are linked into the new directory under readable
-//! names once it is published. Small values are copied from the journal into one pack.
+//! Staged values are adopted where they are: the key list names them by number. They get readable names in a table's directory
+//! when a merge takes them down, or at rest; until then a table of level 0 is not settled, and a value that is superseded soon
+//! never moves. Small values are copied from the journal into one pack.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -18,16 +19,16 @@ use crate::lanes::{MemLane, Way};
 use crate::list::{Home, Item, ListWriter, What};
 use crate::pack::{Pack, PackWriter};
 use crate::tree::Version;
-use crate::work::{Garbage, Job, Made, Work};
+use crate::work::{Made, Work};
 
 impl DelsmEngine {
-    /// Writes the frozen memtable, names it in the manifest and publishes it. Its files are moved by the next steps.
+    /// Writes the frozen memtable, names it in the manifest and publishes it.
     pub(crate) fn flush(&self, work: &mut Work, frozen: &Arc<Memtable>, views: &Views) -> Result<()> {
         self.make_home(work)?;
         let mut pack = PackWriter::new(&self.shelf.path, self.shelf.owner(), work.number());
-        let (mut dead, mut adopted) = (Vec::new(), Vec::new());
+        let mut dead = Vec::new();
         let written = self
-            .gather_memtable(work, frozen, views, &mut pack, &mut dead, &mut adopted)
+            .gather_memtable(work, frozen, views, &mut pack, &mut dead)
             .and_then(|made| pack.finish().map(|has_pack| (made, has_pack)))
             .and_then(|(made, has_pack)| {
                 let open = || Pack::open(self.disk()?, &self.shelf.path, self.shelf.owner(), pack.number);
@@ -45,18 +46,17 @@ impl DelsmEngine {
         if let Some(pack) = opened {
             version.packs.insert(pack.number, Arc::new(pack));
         }
-        version.levels[0].splice(0..0, tables.iter().cloned());
+        version.levels[0].splice(0..0, tables);
         let up_to = work.up_to.max(frozen.newest());
         if let Err(error) = self.write_manifest(work, &version, up_to) {
             work.sweep_due = true; // what was written for it
             return Err(error);
         }
         self.publish_version(version, true);
+        work.is_cramped = false;
         for (died, id) in dead {
             self.shelf.ground.blob_died(died, id);
         }
-        let after = adopted.into_iter().map(Garbage::Staged).collect();
-        work.job = Some(Job::Moving { tables, table: 0, block: 0, after });
         Ok(())
     }
 
@@ -67,7 +67,6 @@ impl DelsmEngine {
         views: &Views,
         pack: &mut PackWriter,
         dead: &mut Vec<(Seq, u64)>,
-        adopted: &mut Vec<u64>,
     ) -> Result<Vec<Made>> {
         let is_all = self.version().is_empty();
         let guard = &epoch::pin();
@@ -106,10 +105,7 @@ impl DelsmEngine {
                 let what = frozen.content(version.word, &self.shelf.ground, guard, |content| {
                     Ok(match content {
                         Content::Remove => What::Gone,
-                        Content::Staged(blob) => {
-                            adopted.push(blob.id);
-                            What::File { blob, home: Home::Staged }
-                        }
+                        Content::Staged(blob) => What::File { blob, home: Home::Staged },
                         Content::Put(value) => What::Packed {
                             pack: pack.number,
                             offset: pack.add(disk, value)?,

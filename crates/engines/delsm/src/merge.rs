@@ -18,7 +18,8 @@ use std::collections::HashSet;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use sheaf_base::error::{IoContext, Result};
+use sheaf_base::blob::BlobRef;
+use sheaf_base::error::{Error, IoContext, Result};
 use sheaf_base::views::Views;
 
 use crate::engine::DelsmEngine;
@@ -26,6 +27,7 @@ use crate::lanes::{TableLane, Way, next_key};
 use crate::list::{Home, Item, ListWriter, What};
 use crate::manifest::LEVELS;
 use crate::names;
+use crate::open::staged_of;
 use crate::pack::{Pack, PackWriter};
 use crate::tree::{Table, Version};
 use crate::work::{Garbage, Job, Made, Work};
@@ -51,6 +53,8 @@ pub(crate) struct Merge {
     pack: Option<PackWriter>,
     /// Files of lower tables that are dead or move elsewhere: directory and name.
     gone: Vec<(u64, String)>,
+    /// Files of tables that were not settled, dead or moved.
+    staged: Vec<u64>,
 }
 
 /// A table's share of a part.
@@ -76,15 +80,13 @@ impl DelsmEngine {
     /// Finds something to merge. False if there is nothing.
     pub(crate) fn plan(&self, work: &mut Work, views: &Views) -> Result<bool> {
         let version = self.version();
-        if version.tables().any(|table| !table.is_settled()) {
-            return Ok(false);
-        }
         let level = (0..LEVELS - 1).find(|level| self.is_over_full(&version, *level));
         let merge = match level {
             Some(level) => self.plan_down(work, &version, level),
+            None if work.is_cramped => None,
             None => self.plan_rewrite(&version),
         };
-        let Some(merge) = merge else { return Ok(false) };
+        let Some(merge) = merge else { return self.settle_at_rest(work, &version) };
         if !merge.is_rewrite && merge.lower.is_empty() && self.goes_down_whole(&merge) {
             return self.lower_level(work, &version, merge).map(|()| true);
         }
@@ -147,7 +149,7 @@ impl DelsmEngine {
         let high = upper.iter().map(|table| table.list.last_key()).max()?;
         let lower = version.overlapping(level + 1, low, high);
         let is_bottom = (level + 2..LEVELS).all(|level| version.overlapping(level, low, high).is_empty());
-        let leaving = self.poor_packs(version);
+        let leaving = if work.is_cramped { HashSet::new() } else { self.poor_packs(version) };
         Some(Merge::new(level + 1, upper, lower, is_bottom, leaving))
     }
 
@@ -193,7 +195,32 @@ impl DelsmEngine {
         next.levels[merge.level].sort_by(|a, b| a.list.first_key().cmp(b.list.first_key()));
         let up_to = work.up_to;
         self.write_manifest(work, &next, up_to)?;
+        let lowered = next.levels[merge.level].iter().filter(|table| !table.is_settled()).cloned().collect();
         self.publish_version(next, false);
+        self.settle(work, lowered)
+    }
+
+    /// Files of tables that were flushed get their names when nothing else is to do.
+    fn settle_at_rest(&self, work: &mut Work, version: &Version) -> Result<bool> {
+        let newest = self.newest();
+        work.idle = if work.idle.0 == newest { (newest, work.idle.1.saturating_add(1)) } else { (newest, 0) };
+        if work.idle.1 < self.sizes.looks {
+            return Ok(false);
+        }
+        let tables: Vec<Arc<Table>> = version.tables().filter(|table| !table.is_settled()).cloned().collect();
+        let any = !tables.is_empty();
+        self.settle(work, tables).map(|()| any)
+    }
+
+    /// Has the files of flushed tables moved into their directories.
+    fn settle(&self, work: &mut Work, tables: Vec<Arc<Table>>) -> Result<()> {
+        let mut after = Vec::new();
+        for table in &tables {
+            after.extend(staged_of(table)?.into_iter().map(Garbage::Staged));
+        }
+        if !tables.is_empty() {
+            work.job = Some(Job::Moving { tables, table: 0, block: 0, after });
+        }
         Ok(())
     }
 
@@ -211,7 +238,10 @@ impl DelsmEngine {
         match answer {
             Ok(()) => work.job = Some(Job::Merging(merge)),
             // It begins anew, once there is room: what it has written goes.
-            Err(_) => work.sweep_due = true,
+            Err(ref error) => {
+                work.sweep_due = true;
+                work.is_cramped = matches!(error, Error::NoSpace { .. });
+            }
         }
         answer
     }
@@ -296,9 +326,10 @@ impl DelsmEngine {
         for (table, item) in versions {
             let is_needed = newer.is_none_or(|newer| views.needs(item.seq, newer));
             newer = Some(item.seq);
-            match is_needed {
-                true => kept.push((table, item)),
-                false => merge.note_gone(maker.lower, &table, &item),
+            match (is_needed, item.what) {
+                (true, _) => kept.push((table, item)),
+                (false, What::File { blob, .. }) => merge.note_gone(maker.lower, &table, key, &blob),
+                (false, _) => {}
             }
         }
         while merge.is_bottom && kept.last().is_some_and(|(_, item)| item.what == What::Gone) {
@@ -313,9 +344,13 @@ impl DelsmEngine {
             maker.piece.add(&item.what);
             match &mut item.what {
                 What::File { blob, home } => {
-                    *home = if table.dir == dir { Home::Here } else { Home::Dir(table.dir) };
-                    if *home != Home::Here && Some(table.dir) == maker.lower {
-                        merge.gone.push((table.dir, names::value_name(key, blob.id)));
+                    *home = match table.is_settled() {
+                        false => Home::Staged,
+                        true if table.dir == dir => Home::Here,
+                        true => Home::Dir(table.dir),
+                    };
+                    if *home != Home::Here {
+                        merge.note_gone(maker.lower, &table, key, blob);
                     }
                 }
                 What::Packed { pack, offset, len, sum } if merge.leaving.contains(pack) => {
@@ -380,9 +415,11 @@ impl DelsmEngine {
         }
         let gone = merge.gone.iter().filter(|(dir, _)| staying.contains(dir));
         after.extend(gone.map(|(dir, name)| Garbage::File(self.shelf.dir(*dir).join(name))));
+        after.extend(merge.staged.iter().map(|id| Garbage::Staged(*id)));
         let up_to = work.up_to;
         self.write_manifest(work, &next, up_to)?;
         self.publish_version(next, false);
+        work.is_cramped = false;
         let tables = std::mem::take(&mut merge.outputs);
         work.job = Some(Job::Moving { tables, table: 0, block: 0, after });
         Ok(())
@@ -438,15 +475,16 @@ impl Merge {
             leaving,
             pack: None,
             gone: Vec::new(),
+            staged: Vec::new(),
         }
     }
 
-    /// A version that nobody sees any more: its file goes, with its directory if that goes.
-    fn note_gone(&mut self, lower: Option<u64>, table: &Arc<Table>, item: &Item) {
-        if let What::File { blob, .. } = item.what
-            && Some(table.dir) == lower
-        {
-            self.gone.push((table.dir, names::value_name(&item.key, blob.id)));
+    /// The name that a file had in `table` goes, with its directory if that goes: the file has another by then, or is dead.
+    fn note_gone(&mut self, lower: Option<u64>, table: &Table, key: &[u8], blob: &BlobRef) {
+        if !table.is_settled() {
+            self.staged.push(blob.id);
+        } else if Some(table.dir) == lower {
+            self.gone.push((table.dir, names::value_name(key, blob.id)));
         }
     }
 

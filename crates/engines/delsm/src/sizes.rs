@@ -7,8 +7,10 @@ pub(crate) struct Sizes {
     pub(crate) packed: usize,
     /// A memtable with so many values in files is moved to a table.
     pub(crate) files: u64,
-    /// One that rests is moved from so many keys on.
+    /// One that rests is moved from so many keys on ...
     pub(crate) resting: u64,
+    /// ... once the store, which looks every 50 ms when it is idle, found it as it was so many times.
+    pub(crate) looks: u32,
     /// Files that level 0 may have; each level has `ratio` times those of the one above.
     pub(crate) level_files: u64,
     /// The same for bytes in packs.
@@ -26,6 +28,8 @@ pub(crate) struct Sizes {
     pub(crate) step: usize,
     /// Bytes of memory that a key takes in a table's filter and index.
     pub(crate) indexed: u64,
+    /// Bytes of the disk that steps may take beside lists and packs: directories, the manifest.
+    pub(crate) least_room: u64,
 }
 
 impl Sizes {
@@ -35,6 +39,7 @@ impl Sizes {
                 packed: 256,
                 files: 6,
                 resting: 4,
+                looks: 3,
                 level_files: 8,
                 level_bytes: 2 << 10,
                 level_tables: 3,
@@ -45,12 +50,14 @@ impl Sizes {
                 small_pack: 256,
                 step: 3,
                 indexed: 4,
+                least_room: 48 << 10,
             }
         } else {
             Sizes {
                 packed: 8 << 10,
                 files: 8 << 10,
                 resting: 64,
+                looks: 8,
                 level_files: 10_000,
                 level_bytes: 80 << 20,
                 level_tables: 8,
@@ -61,6 +68,7 @@ impl Sizes {
                 small_pack: 256 << 10,
                 step: 256,
                 indexed: 4,
+                least_room: 256 << 10,
             }
         }
     }

@@ -20,14 +20,14 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use sheaf_base::blob::{BlobRef, read_value};
-use sheaf_base::disk::How;
-use sheaf_base::error::{Error, IoContext, Result};
+use sheaf_base::blob::{BlobRef, open_value};
+use sheaf_base::error::{Error, Result};
 use sheaf_base::ground::Ground;
 use sheaf_base::memory::Part;
 use sheaf_base::memtable::Memtable;
 use sheaf_base::sync::atomic::{AtomicBool, Ordering};
 use sheaf_base::types::{KeyspaceId, Seq};
+use sheaf_base::value::ValueFile;
 
 use crate::list::{Home, List, What};
 use crate::manifest::LEVELS;
@@ -117,23 +117,16 @@ impl Table {
         self.shelf.place(self.dir, key, blob.id)
     }
 
-    /// A value, checked. None if its file is gone: moved on, or superseded.
-    pub(crate) fn read(&self, key: &[u8], blob: &BlobRef, home: Home) -> Result<Option<Vec<u8>>> {
+    /// The file that is a value. None if it is gone: moved on, or superseded.
+    pub(crate) fn file(&self, key: &[u8], blob: &BlobRef, home: Home) -> Result<Option<ValueFile>> {
+        let Some(ground) = &self.shelf.ground.home else { return Ok(None) };
         // At home first: it is taken away there only after it is here.
         if let Some(source) = self.source(key, blob, home).filter(|_| !self.is_settled())
-            && let Some(value) = self.read_at(source, blob)?
+            && let Some(file) = open_value(&*ground.disk, source, blob)?
         {
-            return Ok(Some(value));
+            return Ok(Some(file));
         }
-        self.read_at(self.target(key, blob), blob)
-    }
-
-    fn read_at(&self, path: PathBuf, blob: &BlobRef) -> Result<Option<Vec<u8>>> {
-        let Some(home) = &self.shelf.ground.home else { return Ok(None) };
-        match home.disk.open(&path, How::Read) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            file => read_value(&*file.during("open", &path)?, &path, blob).map(Some),
-        }
+        open_value(&*ground.disk, self.target(key, blob), blob)
     }
 
     /// The error for a value that is nowhere.

@@ -5,9 +5,11 @@
 //! ```text
 //!  frozen memtable ── flush ──┐                          ┌── merge, part by part ── level over its limit, garbage
 //!                             v                          v
-//!        lists and packs written, synced ─> manifest ─> published ─> files linked into their tables' directories
-//!                                           names them                 ─> directories synced ─> manifest again
-//!                                                                       ─> old names, dead files, old lists removed
+//!        lists and packs written, synced ─> manifest ─> published
+//!                                           names them      │ after a merge, or at rest
+//!                                                           v
+//!                  files linked into their tables' directories ─> directories synced ─> manifest again
+//!                                                                   ─> old names, dead files, old lists removed
 //! ```
 //!
 //! One job at a time, a bounded piece of it a step.
@@ -18,7 +20,8 @@
 //!    where the key list says, or in the table's directory already. So a job's moves can be done again after a crash.
 //! 2. Nothing is removed before the files are durably in their new places and both slots of the manifest are past
 //!    what named the old ones.
-//! 3. A job takes settled tables only.
+//! 3. A merge takes tables that are settled, and tables of a flush, whose files are all among the staged ones: what a job left
+//!    half moved is moved before anything else.
 //! 4. Numbers of directories, lists and packs are never used again, so a name means one thing for ever. (And ext4 creates
 //!    files fast in directories with names that are new: `Disk::spread`.)
 
@@ -78,6 +81,10 @@ pub(crate) struct Work {
     /// Directories, lists and packs that nobody names may be there.
     pub(crate) sweep_due: bool,
     pub(crate) poisoned: Option<&'static str>,
+    /// The newest commit when there was nothing to do, and how often it was the same.
+    pub(crate) idle: (Seq, u32),
+    /// The last merge found no room: the next one leaves packs as they are, of which copies take some before they give any.
+    pub(crate) is_cramped: bool,
     /// By level: where the last table taken from it ended.
     pub(crate) taken: Vec<Vec<u8>>,
 }

@@ -36,6 +36,7 @@ use sheaf_base::sync::Mutex;
 use sheaf_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::{LogId, Seq};
+use sheaf_base::value::Stored;
 use sheaf_base::versions::{Old, Versions};
 use sheaf_base::views::Views;
 use smallvec::SmallVec;
@@ -374,7 +375,7 @@ impl<I: Index> Engine for FlatEngine<I> {
     }
 
     #[inline]
-    fn get(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(&[u8])) -> Result<bool> {
+    fn look(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(Stored<'_>)) -> Result<bool> {
         let wanted = self.wanted(key);
         let mut missing = None;
         loop {
@@ -522,7 +523,12 @@ pub(crate) mod tests {
     /// Services without a store.
     pub(crate) fn ground(tiny: bool) -> Arc<Ground> {
         let disk = Arc::new(SimDisk::new());
-        Arc::new(Ground::new(Blobs::new(disk, "blob".into(), 1, tiny), 1 << 30, 7, tiny))
+        Arc::new(Ground::new(
+            Blobs::new(disk, "blob".into(), 1, sheaf_base::types::StoreId(1), tiny),
+            1 << 30,
+            7,
+            tiny,
+        ))
     }
 
     #[test]

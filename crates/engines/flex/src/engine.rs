@@ -22,6 +22,7 @@ use sheaf_base::sync::Mutex;
 use sheaf_base::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::{KeyspaceId, LogId, Seq};
+use sheaf_base::value::Stored;
 use sheaf_base::views::Views;
 use sheaf_flexspace::FlexSpace;
 
@@ -336,14 +337,14 @@ impl Engine for FlexEngine {
     }
 
     #[inline]
-    fn get(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(&[u8])) -> Result<bool> {
+    fn look(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(Stored<'_>)) -> Result<bool> {
         let mut missing = None;
         loop {
             let guard = &epoch::pin();
             let staged = self.look_up(at, key, guard, |what| match what {
                 Found::Nothing => Ok(Some(None)),
                 Found::Value(Content::Put(value), _) => {
-                    found(value);
+                    found(Stored::Bytes(value));
                     Ok(None)
                 }
                 Found::Value(Content::Staged(blob), _) => Ok(Some(Some(blob))),
@@ -354,13 +355,9 @@ impl Engine for FlexEngine {
                 Some(None) => return Ok(false),
                 Some(Some(blob)) => blob,
             };
-            if let Some(value) = self.shelf.ground.blobs.read(&blob)? {
-                found(&value);
+            // A staged value goes after what named it was superseded: look again.
+            if self.shelf.ground.blobs.give(&blob, &mut missing, found)? {
                 return Ok(true);
-            }
-            // A staged value goes after what named it was superseded: named twice, it is lost.
-            if missing.replace(blob.id) == Some(blob.id) {
-                return Err(self.shelf.ground.blobs.missing(&blob));
             }
         }
     }

@@ -31,6 +31,7 @@ use sheaf_base::sync::Mutex;
 use sheaf_base::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::{KeyspaceId, LogId, Seq};
+use sheaf_base::value::Stored;
 use sheaf_base::versions::{Old, Versions};
 use sheaf_base::views::Views;
 use siphasher::sip::SipHasher13;
@@ -384,7 +385,7 @@ impl Engine for KreonEngine {
     }
 
     #[inline]
-    fn get(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(&[u8])) -> Result<bool> {
+    fn look(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(Stored<'_>)) -> Result<bool> {
         let mut missing = None;
         loop {
             let guard = &epoch::pin();

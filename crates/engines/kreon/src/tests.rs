@@ -35,7 +35,13 @@ pub(crate) fn shelf(tiny: bool) -> Arc<Shelf> {
     let disk: Arc<dyn Disk> = Arc::new(SimDisk::new());
     disk.create_dir(Path::new("/db")).unwrap();
     disk.create_dir(Path::new("/db/blobs")).unwrap();
-    let blobs = Blobs::new(Arc::clone(&disk), Path::new("/db/blobs").to_path_buf(), 1, true);
+    let blobs = Blobs::new(
+        Arc::clone(&disk),
+        Path::new("/db/blobs").to_path_buf(),
+        1,
+        sheaf_base::types::StoreId(1),
+        true,
+    );
     let home = Home::new(disk, Path::new("/db"), false);
     let ground = Arc::new(Ground::new(blobs, 1 << 22, 7, tiny).with_home(home, true));
     let space = Space::new(Arc::clone(&ground), KeyspaceId(1));

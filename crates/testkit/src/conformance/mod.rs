@@ -27,6 +27,7 @@ pub mod points;
 pub mod ranges;
 pub mod sizes;
 pub mod snapshots;
+pub mod streams;
 pub mod together;
 
 use sheaf::{Keyspace, Result, Value};
@@ -96,6 +97,12 @@ macro_rules! conformance {
                 values_of_every_size_are_kept_and_replaced
                 a_value_of_many_mib_is_kept
                 a_value_above_the_limit_is_too_large
+            }
+            $crate::promises! { $subject, EVERYWHERE, streams:
+                ranges_of_a_value_are_its_bytes
+                what_is_written_as_a_stream_is_the_value
+                a_stream_that_is_not_committed_leaves_nothing
+                a_reader_keeps_its_value
             }
             $crate::promises! { $subject, EVERYWHERE, ranges:
                 iteration_yields_every_pair_once

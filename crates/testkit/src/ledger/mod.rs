@@ -55,6 +55,7 @@ use sheaf_base::memory::Part;
 use sheaf_base::record::Content;
 use sheaf_base::sync::RwLock;
 use sheaf_base::types::{KeyspaceId, LogId, Seq};
+use sheaf_base::value::Stored as Seen;
 use sheaf_base::views::Views;
 
 use table::{Change, Stored, Table, Version};
@@ -117,24 +118,6 @@ impl Ledger {
             Stored::Inline(value) => Ok(Some(Arc::clone(value))),
             Stored::Blob(blob) => Ok(self.ground.blobs.read(blob)?.map(Arc::from)),
             Stored::Gone => Ok(None),
-        }
-    }
-
-    /// The value of `key` at `at`. Looks again if a blob goes in between, which only happens to
-    /// reads of the newest state: a view keeps what it needs.
-    fn value_at(&self, at: Seq, key: &[u8]) -> Result<Option<Arc<[u8]>>> {
-        let mut missing = None;
-        loop {
-            let Some((seq, stored)) = self.table.read().at(at, key) else {
-                return Ok(None);
-            };
-            if let Some(value) = self.bytes_of(&stored)? {
-                return Ok(Some(value));
-            }
-            match stored {
-                Stored::Blob(blob) if missing == Some(seq) => return Err(self.missing(&blob)),
-                _ => missing = Some(seq),
-            }
         }
     }
 
@@ -216,12 +199,18 @@ impl Engine for Ledger {
         }
     }
 
-    fn get(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(&[u8])) -> Result<bool> {
-        let value = self.value_at(at, key)?;
-        if let Some(value) = &value {
-            found(value);
+    fn look(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(Seen<'_>)) -> Result<bool> {
+        let mut missing = None;
+        loop {
+            let Some((_, stored)) = self.table.read().at(at, key) else { return Ok(false) };
+            match &stored {
+                Stored::Inline(value) => found(Seen::Bytes(value)),
+                Stored::Blob(blob) if !self.ground.blobs.give(blob, &mut missing, found)? => continue,
+                Stored::Blob(_) => {}
+                Stored::Gone => return Ok(false),
+            }
+            return Ok(true);
         }
-        Ok(value.is_some())
     }
 
     fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {

@@ -43,6 +43,8 @@ pub(super) struct Volume {
     used: u64,
     /// In blocks.
     pub(super) capacity: u64,
+    /// What it says of files that may still be made, and how many there can be.
+    pub(super) files: Option<(u64, u64)>,
     /// Number of the operation under way, or of the last one.
     pub(super) op: u64,
     pub(super) is_paranoid: bool,
@@ -95,6 +97,7 @@ impl Volume {
             linked: BTreeSet::new(),
             used: 0,
             capacity: u64::MAX / BLOCK,
+            files: None,
             op: 0,
             is_paranoid: false,
             after_failed_sync: AfterFailedSync::ShowsNew,

@@ -39,14 +39,14 @@ use sheaf_base::types::{MAX_KEY, Seq};
 
 use crate::filter;
 
+mod write;
+
+pub(crate) use write::ListWriter;
+
 pub(crate) const MAGIC: &[u8; 8] = b"SHEAFKEY";
 pub(crate) const HEAD: usize = 32;
 const TAIL: usize = 20;
 const SUM: usize = 4;
-/// Bytes of entries after which a block ends.
-const BLOCK: usize = 4096;
-const TINY_BLOCK: usize = 160;
-
 const FILE: u8 = 0;
 const PACKED: u8 = 1;
 const REMOVED: u8 = 2;
@@ -137,14 +137,6 @@ struct Block {
     first: Box<[u8]>,
 }
 
-fn put_number(out: &mut Vec<u8>, mut number: u64) {
-    while number >= 0x80 {
-        out.push(number.to_le_bytes()[0] & 0x7f | 0x80);
-        number >>= 7;
-    }
-    out.push(number.to_le_bytes()[0]);
-}
-
 fn take_number(reader: &mut Reader<'_>) -> Result<u64, Damage> {
     let mut number = 0u64;
     for shift in (0..64).step_by(7) {
@@ -197,131 +189,6 @@ fn sum_of(number: u64, offset: u64, bytes: &[u8]) -> u32 {
     salt[..8].copy_from_slice(&number.to_le_bytes());
     salt[8..].copy_from_slice(&offset.to_le_bytes());
     crc32c::crc32c_append(crc32c::crc32c(&salt), bytes)
-}
-
-/// A list being made, in memory: some dozens of bytes a key.
-#[derive(Debug)]
-pub(crate) struct ListWriter {
-    number: u64,
-    bytes: Vec<u8>,
-    start: usize,
-    blocks: Vec<Block>,
-    last: Vec<u8>,
-    hashes: Vec<u64>,
-    totals: Totals,
-    block_bytes: usize,
-}
-
-impl ListWriter {
-    pub(crate) fn new(owner: u64, number: u64, tiny: bool) -> ListWriter {
-        ListWriter {
-            number,
-            bytes: head(MAGIC, owner, number),
-            start: HEAD,
-            blocks: Vec::new(),
-            last: Vec::new(),
-            hashes: Vec::new(),
-            totals: Totals::default(),
-            block_bytes: if tiny { TINY_BLOCK } else { BLOCK },
-        }
-    }
-
-    pub(crate) fn totals(&self) -> &Totals {
-        &self.totals
-    }
-
-    /// Appends a version; keys ascend, versions of a key descend.
-    pub(crate) fn add(&mut self, hash: u64, item: &Item) {
-        let is_new = self.totals.entries == 0 || self.last != item.key;
-        debug_assert!(self.totals.entries == 0 || self.last <= item.key);
-        if is_new && self.bytes.len() - self.start >= self.block_bytes {
-            self.end_block();
-        }
-        if self.bytes.len() == self.start {
-            self.blocks.push(Block { offset: self.start as u64, len: 0, first: item.key.as_slice().into() });
-            self.last.clear();
-        }
-        let shared = self.last.iter().zip(&item.key).take_while(|(a, b)| a == b).count();
-        put_number(&mut self.bytes, shared as u64);
-        put_number(&mut self.bytes, (item.key.len() - shared) as u64);
-        self.bytes.extend_from_slice(&item.key[shared..]);
-        let (kind, seq) = (kind_of(&item.what), item.seq.0);
-        self.bytes.push(kind);
-        put_number(&mut self.bytes, seq);
-        match item.what {
-            What::File { blob, home } => {
-                put_number(&mut self.bytes, blob.id);
-                put_number(&mut self.bytes, u64::from(blob.len));
-                self.bytes.extend_from_slice(&blob.sum.to_le_bytes());
-                let home = match home {
-                    Home::Here => 0,
-                    Home::Staged => 1,
-                    Home::Dir(number) => number + 2,
-                };
-                put_number(&mut self.bytes, home);
-            }
-            What::Packed { pack, offset, len, sum } => {
-                [pack, offset, u64::from(len)].iter().for_each(|n| put_number(&mut self.bytes, *n));
-                self.bytes.extend_from_slice(&sum.to_le_bytes());
-            }
-            What::Gone => {}
-        }
-        if is_new {
-            self.hashes.push(hash);
-            self.last.clone_from(&item.key);
-        } else {
-            self.last.clone_from(&item.key);
-        }
-        self.totals.add(&item.what);
-    }
-
-    fn end_block(&mut self) {
-        if let Some(block) = self.blocks.last_mut().filter(|_| self.bytes.len() > self.start) {
-            block.len = u32::try_from(self.bytes.len() - self.start).unwrap_or(u32::MAX);
-            let sum = sum_of(self.number, block.offset, &self.bytes[self.start..]);
-            self.bytes.extend_from_slice(&sum.to_le_bytes());
-            self.start = self.bytes.len();
-        }
-    }
-
-    /// The whole file.
-    pub(crate) fn finish(mut self) -> Vec<u8> {
-        self.end_block();
-        let mut foot = Writer::default();
-        foot.list(&self.blocks, |w, block| {
-            w.u64(block.offset);
-            w.u32(block.len);
-            w.bytes(&block.first);
-        });
-        foot.bytes(&self.last);
-        foot.bytes(&filter::build(&self.hashes));
-        let totals = &self.totals;
-        for sum in [totals.entries, totals.files, totals.file_bytes, totals.removals] {
-            foot.u64(sum);
-        }
-        foot.list(&totals.packs, |w, (pack, bytes)| {
-            w.u64(*pack);
-            w.u64(*bytes);
-        });
-        let at = self.bytes.len() as u64;
-        let mut tail = Writer::default();
-        tail.u64(at);
-        tail.u32(u32::try_from(foot.0.len()).unwrap_or(u32::MAX));
-        tail.u32(sum_of(self.number, at, &foot.0));
-        let sum = crc32c::crc32c(&tail.0);
-        tail.u32(sum);
-        self.bytes.extend_from_slice(&foot.0);
-        self.bytes.extend_from_slice(&tail.0);
-        self.bytes
-    }
-}
-
-fn kind_of(what: &What) -> u8 {
-    match what {
-        What::File { .. } => FILE,
-        What::Packed { .. } => PACKED,
-        What::Gone => REMOVED,
-    }
 }
 
 /// A list that is there.
@@ -413,6 +280,11 @@ impl List {
 
     pub(crate) fn number(&self) -> u64 {
         self.number
+    }
+
+    /// Bytes of its blocks, about those of its file.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.blocks.last().map_or(0, |block| block.offset + u64::from(block.len)) + self.memory()
     }
 
     pub(crate) fn totals(&self) -> &Totals {

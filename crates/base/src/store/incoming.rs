@@ -1,0 +1,151 @@
+//! # Incoming: values that come bit by bit
+//!
+//! What is written gathers in a buffer. A value that outgrows the limit of its keyspace gets a file, as any staged value has
+//! (commit.md R9), to which the buffer goes again and again; one that stays below is put into the log. The file is synced
+//! on the way, so that a round that commits it finds little to do: others wait for that round.
+//!
+//! ## Crash
+//!
+//! Until it is committed the file is an orphan, which the next opening sweeps. Dropped, it takes its file along.
+//!
+//! ## Costs
+//!
+//! Memory: the buffer. A copy more than a value that is staged at once.
+
+use smallvec::{SmallVec, smallvec};
+
+use super::{Kept, Store};
+use crate::blob::Staged;
+use crate::engine::Action;
+use crate::error::{Error, Result};
+use crate::sync::atomic::Ordering;
+use crate::types::MAX_VALUE;
+use crate::value::{Pieces, ValueFile};
+
+/// The buffer, as a multiple of the limit above which the store stages.
+const BUFFER: usize = 4;
+/// Buffers that are written before they are synced.
+const SYNCED: u64 = 128;
+
+/// A value on its way.
+#[derive(Debug)]
+pub struct Incoming {
+    limit: usize,
+    room: usize,
+    buffer: Vec<u8>,
+    staged: Option<Staged>,
+    unsynced: u64,
+    is_broken: bool,
+}
+
+/// A value that is all there and not committed.
+#[derive(Debug)]
+pub struct Whole {
+    bytes: Vec<u8>,
+    /// Its file, if it has one.
+    pub staged: SmallVec<[Staged; 1]>,
+    action: Option<crate::blob::BlobRef>,
+}
+
+impl Whole {
+    /// The operation that puts it.
+    #[must_use]
+    pub fn action(&self) -> Action<'_> {
+        match self.action {
+            Some(blob) => Action::Staged(blob),
+            None => Action::Put(&self.bytes),
+        }
+    }
+}
+
+impl Incoming {
+    /// Bytes so far.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.staged.as_ref().map_or(0, |staged| u64::from(staged.blob.len)) + self.buffer.len() as u64
+    }
+
+    /// Whether there are none so far.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Store {
+    /// The value in `file`, to be read piece by piece.
+    pub fn pieces(&self, file: ValueFile) -> Result<Pieces> {
+        self.ground.blobs.pieces(file)
+    }
+
+    /// Begins a value for `kept`.
+    pub fn begin_value(&self, kept: &Kept) -> Result<Incoming> {
+        self.check_writable()?;
+        let limit = self.stages_above(kept.engine()?.stages_above());
+        let room = limit.max(self.geometry.stage_above * BUFFER);
+        Ok(Incoming { limit, room, buffer: Vec::new(), staged: None, unsynced: 0, is_broken: false })
+    }
+
+    /// Appends to it. After an error it can only be dropped.
+    pub fn extend_value(&self, incoming: &mut Incoming, bytes: &[u8]) -> Result<()> {
+        let got = incoming.len() + bytes.len() as u64;
+        if got > MAX_VALUE as u64 {
+            return Err(Error::TooLarge { what: "value", got, max: MAX_VALUE as u64 });
+        }
+        if incoming.is_broken {
+            return Err(Error::Invalid {
+                what: "value",
+                why: "an earlier part of it was not written".into(),
+            });
+        }
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(rest.len().min(incoming.room - incoming.buffer.len()));
+            incoming.buffer.extend_from_slice(now);
+            rest = later;
+            if incoming.buffer.len() == incoming.room {
+                self.drain(incoming)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// All of it came.
+    pub fn end_value(&self, mut incoming: Incoming) -> Result<Whole> {
+        if incoming.is_broken {
+            return Err(Error::Invalid { what: "value", why: "a part of it was not written".into() });
+        }
+        if incoming.staged.is_none() && incoming.buffer.len() <= incoming.limit {
+            return Ok(Whole { bytes: incoming.buffer, staged: SmallVec::new(), action: None });
+        }
+        self.drain(&mut incoming)?;
+        Ok(match incoming.staged.take() {
+            Some(staged) => Whole { bytes: Vec::new(), action: Some(staged.blob), staged: smallvec![staged] },
+            None => Whole { bytes: incoming.buffer, staged: SmallVec::new(), action: None },
+        })
+    }
+
+    /// Moves the buffer to the file.
+    fn drain(&self, incoming: &mut Incoming) -> Result<()> {
+        incoming.is_broken = true;
+        self.check_writable()?;
+        let bytes = incoming.buffer.len() as u64;
+        let staged = match &mut incoming.staged {
+            Some(staged) => {
+                self.leave_room(bytes)?;
+                staged
+            }
+            none => none.insert(self.begin_file(bytes)?),
+        };
+        staged.append(&incoming.buffer)?;
+        self.counters.staged_bytes.fetch_add(bytes, Ordering::Relaxed);
+        incoming.buffer.clear();
+        incoming.unsynced += 1;
+        if incoming.unsynced == SYNCED {
+            staged.sync()?;
+            incoming.unsynced = 0;
+        }
+        incoming.is_broken = false;
+        Ok(())
+    }
+}

@@ -1,0 +1,340 @@
+//! # Values in files: read whole, by range, or piece by piece
+//!
+//! A value that has a file of its own is opened once and read where it stands. Whole: one read, one checksum. Piece by piece,
+//! for values that memory shall not hold: the first look goes through all of it, compares the checksum that the record names,
+//! and keeps the sum of each piece; what is read later is checked against these, so that no byte is handed out
+//! unchecked although the record has one sum for all.
+//!
+//! ```text
+//!   value   | piece 0: 64 KiB | piece 1 | ... | rest |        one checksum in the record
+//!   sums    | crc32c          | crc32c  | ... |      |        in memory, of the values that were last asked for
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. A value's file is never written again but with the same bytes, and its number never means another value: sums once
+//!    found stay true, and an open file is that value whatever becomes of its names.
+//!
+//! ## Costs
+//!
+//! Whole: a read and a copy. By range: the first time the whole value, then the pieces that the range touches. Memory: a piece, a
+//! megabyte while the first look lasts, 64 bytes a megabyte of value for its sums.
+
+mod cache;
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::blob::BlobRef;
+use crate::disk::File;
+use crate::error::{Damage, Error, IoContext, Result};
+use crate::ground::Ground;
+use crate::sync::Mutex;
+
+pub use cache::ValueCache;
+
+/// What a sum of a piece covers.
+pub const PIECE: usize = 64 << 10;
+/// Read at a time where all is gone through; whole pieces.
+const STRIDE: usize = 16 * PIECE;
+/// A thread keeps a buffer up to this.
+const KEPT: usize = 1 << 20;
+/// Values whose sums are kept, and pieces of them in all.
+const KNOWN: usize = 64;
+const KNOWN_PIECES: usize = 1 << 17;
+
+/// A value as an engine finds it.
+#[derive(Debug)]
+pub enum Stored<'a> {
+    /// Its bytes, checked.
+    Bytes(&'a [u8]),
+    /// A file that is it; nothing of it was read.
+    File(ValueFile),
+}
+
+impl Stored<'_> {
+    /// Calls `with` with the bytes, which are read and checked if they were not.
+    #[inline]
+    pub fn read(self, with: impl FnOnce(&[u8])) -> Result<()> {
+        match self {
+            Stored::Bytes(bytes) => {
+                with(bytes);
+                Ok(())
+            }
+            Stored::File(file) => file.read(with),
+        }
+    }
+}
+
+/// An open file that is a value, or begins with it.
+#[derive(Clone, Debug)]
+pub struct ValueFile {
+    file: Arc<dyn File>,
+    path: PathBuf,
+    blob: BlobRef,
+    /// Whose cache gets what is read of it.
+    ground: Option<Arc<Ground>>,
+}
+
+crate::sync::thread_local! {
+    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+impl ValueFile {
+    /// `file`, opened at `path`, is to be the value `blob`.
+    #[must_use]
+    pub fn new(file: Arc<dyn File>, path: PathBuf, blob: BlobRef) -> ValueFile {
+        ValueFile { file, path, blob, ground: None }
+    }
+
+    /// The same; what is read of it goes to the cache of `ground`.
+    #[must_use]
+    pub fn cached(self, ground: &Arc<Ground>) -> ValueFile {
+        ValueFile { ground: Some(Arc::clone(ground)), ..self }
+    }
+
+    /// Where it was when it was opened.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Bytes of the value.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        u64::from(self.blob.len)
+    }
+
+    /// Whether it has none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.blob.len == 0
+    }
+
+    /// Reads all of it, checks it, and calls `with` with it. Bytes behind it are what a power cut in a rewrite may leave,
+    /// and no part of it.
+    pub fn read<R>(&self, with: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        let len = self.blob.len as usize;
+        // Taken, not borrowed: `with` may read another value.
+        let mut scratch = SCRATCH.with(RefCell::take);
+        if scratch.len() < len {
+            scratch.resize(len, 0);
+        }
+        let answer = self.fill(0, &mut scratch[..len]).and_then(|()| {
+            let got = crc32c::crc32c(&scratch[..len]);
+            self.compare(0, self.blob.sum, got)?;
+            if let Some(ground) = &self.ground {
+                ground.values.offer(self.blob.id, &scratch[..len], &ground.memory);
+            }
+            Ok(with(&scratch[..len]))
+        });
+        if scratch.len() <= KEPT {
+            SCRATCH.with(|kept| kept.replace(scratch));
+        }
+        answer
+    }
+
+    /// Goes through all of it in a buffer: whether it is what it should be. Answers the sums of its pieces.
+    pub fn check(&self) -> Result<Vec<u32>> {
+        self.go_through(|_, _| Ok(()))
+    }
+
+    /// Calls `each` with every stride of the value and where that begins. Only at the end it is known to be whole.
+    pub(crate) fn go_through(&self, mut each: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<Vec<u32>> {
+        let mut buffer = vec![0; STRIDE.min(self.blob.len as usize)];
+        let (mut sums, mut whole, mut at) = (Vec::new(), crc32c::crc32c(&[]), 0);
+        while at < self.len() {
+            let len = usize::try_from(self.len() - at).unwrap_or(STRIDE).min(STRIDE);
+            self.fill(at, &mut buffer[..len])?;
+            for piece in buffer[..len].chunks(PIECE) {
+                let sum = crc32c::crc32c(piece);
+                whole = crc32c::crc32c_combine(whole, sum, piece.len());
+                sums.push(sum);
+            }
+            each(at, &buffer[..len])?;
+            at += len as u64;
+        }
+        self.compare(0, self.blob.sum, whole)?;
+        Ok(sums)
+    }
+
+    fn fill(&self, at: u64, bytes: &mut [u8]) -> Result<()> {
+        match self.file.read_at(at, bytes) {
+            Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => {
+                let got = self.file.len().during("measure", &self.path)?;
+                Err(Error::corrupt(&self.path, got, Damage::Short { got, expected: self.len() }))
+            }
+            other => other.during("read", &self.path),
+        }
+    }
+
+    fn compare(&self, at: u64, expected: u32, got: u32) -> Result<()> {
+        if expected == got {
+            return Ok(());
+        }
+        Err(Error::corrupt(&self.path, at, Damage::BadChecksum { expected, got }))
+    }
+}
+
+/// Sums of the values that were last read piece by piece, by number.
+#[derive(Debug, Default)]
+pub struct Sums(Mutex<VecDeque<(u64, Arc<[u32]>)>>);
+
+impl Sums {
+    /// The value in `file`, to be read piece by piece.
+    pub fn pieces(&self, file: ValueFile) -> Result<Pieces> {
+        let id = file.blob.id;
+        let known = self.0.lock().iter().find(|(known, _)| *known == id).map(|(_, sums)| Arc::clone(sums));
+        let sums = match known {
+            Some(sums) => sums,
+            None => {
+                let sums: Arc<[u32]> = file.check()?.into();
+                self.keep(id, &sums);
+                sums
+            }
+        };
+        Ok(Pieces { file, sums, buffer: Vec::new(), buffered: None })
+    }
+
+    fn keep(&self, id: u64, sums: &Arc<[u32]>) {
+        let mut known = self.0.lock();
+        known.push_front((id, Arc::clone(sums)));
+        while known.len() > KNOWN || known.iter().map(|(_, sums)| sums.len()).sum::<usize>() > KNOWN_PIECES {
+            known.pop_back();
+        }
+    }
+}
+
+/// A value read piece by piece.
+#[derive(Debug)]
+pub struct Pieces {
+    file: ValueFile,
+    sums: Arc<[u32]>,
+    buffer: Vec<u8>,
+    /// The piece in the buffer.
+    buffered: Option<usize>,
+}
+
+impl Pieces {
+    /// Bytes of the value.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.file.len()
+    }
+
+    /// Whether it has none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.file.is_empty()
+    }
+
+    /// Reads at `offset`, checked: as many bytes as are wanted and in one piece. None at the end and behind it.
+    pub fn read_at(&mut self, offset: u64, bytes: &mut [u8]) -> Result<usize> {
+        if offset >= self.len() || bytes.is_empty() {
+            return Ok(0);
+        }
+        let (piece, within) = (offset / PIECE as u64, offset % PIECE as u64);
+        let start = piece * PIECE as u64;
+        let piece = usize::try_from(piece).unwrap_or(usize::MAX);
+        let within = usize::try_from(within).unwrap_or(0);
+        let len = usize::try_from(self.len() - start).unwrap_or(PIECE).min(PIECE);
+        if within == 0 && bytes.len() >= len && self.buffered != Some(piece) {
+            self.file.fill(start, &mut bytes[..len])?;
+            self.check(piece, start, &bytes[..len])?;
+            return Ok(len);
+        }
+        if self.buffered != Some(piece) {
+            self.buffered = None;
+            self.buffer.resize(len, 0);
+            self.file.fill(start, &mut self.buffer)?;
+            self.check(piece, start, &self.buffer)?;
+            self.buffered = Some(piece);
+        }
+        let count = bytes.len().min(len - within);
+        bytes[..count].copy_from_slice(&self.buffer[within..within + count]);
+        Ok(count)
+    }
+
+    fn check(&self, piece: usize, at: u64, bytes: &[u8]) -> Result<()> {
+        match self.sums.get(piece) {
+            Some(expected) => self.file.compare(at, *expected, crc32c::crc32c(bytes)),
+            None => {
+                Err(Error::corrupt(&self.file.path, at, Damage::BadLength { got: at, max: self.file.len() }))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::sim::SimDisk;
+    use crate::disk::{Disk, How};
+
+    /// A file with `len` bytes of a value and `more` behind it.
+    fn file(len: usize, more: usize) -> (ValueFile, Vec<u8>) {
+        let value: Vec<u8> = (0..len).map(|i| (i % 251) as u8 ^ (i >> 16) as u8).collect();
+        let disk = SimDisk::new();
+        let path = PathBuf::from("/value");
+        let file = disk.open(&path, How::Create).unwrap();
+        file.write_at(0, &value).unwrap();
+        file.write_at(len as u64, &vec![7; more]).unwrap();
+        let blob = BlobRef { id: 9, len: u32::try_from(len).unwrap(), sum: crc32c::crc32c(&value) };
+        (ValueFile::new(file, path, blob), value)
+    }
+
+    fn all(pieces: &mut Pieces, step: usize) -> Result<Vec<u8>> {
+        let (mut out, mut bytes) = (Vec::new(), vec![0; step]);
+        loop {
+            let got = pieces.read_at(out.len() as u64, &mut bytes)?;
+            if got == 0 {
+                return Ok(out);
+            }
+            out.extend_from_slice(&bytes[..got]);
+        }
+    }
+
+    #[test]
+    fn pieces_make_the_value_whatever_is_asked_for() {
+        for len in [0, 1, PIECE - 1, PIECE, PIECE + 1, STRIDE + 3 * PIECE + 5] {
+            let (file, value) = file(len, 100);
+            assert_eq!(file.read(<[u8]>::to_vec).unwrap(), value);
+            for step in [PIECE - 7, PIECE, 3 * PIECE] {
+                let mut pieces = Sums::default().pieces(file.clone()).unwrap();
+                assert_eq!(all(&mut pieces, step).unwrap(), value, "{len} by {step}");
+                assert_eq!(pieces.read_at(len as u64 + 5, &mut [0; 4]).unwrap(), 0);
+            }
+        }
+    }
+
+    #[test]
+    fn a_changed_byte_is_found_at_the_first_look_and_after_it() {
+        let (file, value) = file(3 * PIECE + 9, 0);
+        let sums = Sums::default();
+        let mut pieces = sums.pieces(file.clone()).unwrap();
+        assert_eq!(all(&mut pieces, 1000).unwrap(), value);
+        file.file.write_at(2 * PIECE as u64 + 3, &[1, 2, 3]).unwrap();
+        assert_eq!(pieces.read_at(10, &mut [0; 4]).unwrap(), 4, "another piece is as it was");
+        assert!(all(&mut sums.pieces(file.clone()).unwrap(), PIECE).unwrap_err().is_corrupt());
+        assert!(Sums::default().pieces(file.clone()).unwrap_err().is_corrupt());
+        assert!(file.read(|_| ()).unwrap_err().is_corrupt());
+        file.file.set_len(5).unwrap();
+        assert!(matches!(
+            file.read(|_| ()).unwrap_err(),
+            Error::Corrupt { what: Damage::Short { got: 5, .. }, .. }
+        ));
+    }
+
+    #[test]
+    fn sums_are_kept_of_the_values_that_were_last_asked_for() {
+        let (file, _) = file(10, 0);
+        let sums = Sums::default();
+        for id in 0..3 * KNOWN as u64 {
+            let blob = BlobRef { id, ..file.blob };
+            sums.pieces(ValueFile { blob, ..file.clone() }).unwrap();
+        }
+        assert_eq!(sums.0.lock().len(), KNOWN);
+    }
+}

@@ -1,0 +1,29 @@
+//! # `path`: the file that is the value of a key
+
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+
+use crate::args::PathOf;
+use crate::failure::{Failure, Result};
+use crate::notation;
+use crate::output::stdout;
+use crate::place::bytes_of;
+
+pub(crate) fn run(args: &PathOf) -> Result {
+    let key = bytes_of(&args.key, args.hex)?;
+    let (_db, keyspace) = args.target.read()?;
+    let Some(path) = keyspace.path(&key)? else {
+        let mut shown = String::new();
+        notation::escape(&key, &mut shown);
+        let why = if keyspace.contains_key(&key)? {
+            "its value stands among others and has no file of its own"
+        } else {
+            "it is not there"
+        };
+        return Err(Failure::Missing(format!("key {shown} in keyspace {}: {why}", args.target.keyspace)));
+    };
+    let mut out = stdout();
+    out.write_all(path.as_os_str().as_bytes())?;
+    writeln!(out)?;
+    Ok(out.flush()?)
+}

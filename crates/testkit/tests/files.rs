@@ -1,0 +1,136 @@
+//! Values as files: what they keep while they move, and what streams of them take.
+
+#![expect(clippy::unwrap_used, reason = "a test's own steps work")]
+#![expect(clippy::disallowed_methods, reason = "looks at files of the real disk")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sheaf::{Database, Keyspace, KeyspaceOptions};
+use sheaf_base::disk::sim::SimDisk;
+use sheaf_testkit::alloc::measure;
+use sheaf_testkit::stage::{Place, Setting, Stage, Subject};
+
+const TINY: Setting = Setting::new(Place::Real, true, true);
+const NORMAL: Setting = Setting::new(Place::Real, false, true);
+
+/// What would change if a value were written again: inode, blocks, time of the last write.
+fn identity(path: &Path) -> (u64, u64, i64, i64) {
+    let meta = std::fs::metadata(path).unwrap();
+    (meta.ino(), meta.blocks(), meta.mtime(), meta.mtime_nsec())
+}
+
+fn value(index: u64) -> Vec<u8> {
+    (0..600).map(|at| (index * 31 + at).to_le_bytes()[0]).collect()
+}
+
+/// Whether the file has its key's name: it is in a table's directory.
+fn is_named(path: &Path, key: &str) -> bool {
+    path.file_name().unwrap().to_str().unwrap().starts_with(&format!("{key}@"))
+}
+
+/// A thousand values, each a file: the tiny geometry has ten thousandfold smaller levels, so they go through all of them.
+#[test]
+fn values_keep_their_files_through_all_levels() {
+    let stage = Stage::new(&Subject::delsm(), TINY);
+    let db = stage.open();
+    let ks = stage.keyspace(&db, "files");
+    let key = |index: u64| format!("{:04}", index * 7919 % 1000);
+    let path = |ks: &Keyspace, index: u64| ks.path(key(index)).unwrap().unwrap();
+    let mut born = BTreeMap::new();
+    let mut names: BTreeMap<u64, BTreeSet<PathBuf>> = BTreeMap::new();
+    for round in 0..10 {
+        for index in round * 100..round * 100 + 100 {
+            ks.insert(key(index), value(index)).unwrap();
+            born.insert(index, identity(&path(&ks, index)));
+        }
+        let mut idle = 0;
+        while idle < 6 {
+            idle = if db.pump().unwrap() { 0 } else { idle + 1 };
+            for index in (0..round * 100).step_by(50) {
+                names.entry(index).or_default().insert(path(&ks, index));
+            }
+        }
+    }
+    let moves = names.values().map(BTreeSet::len).max().unwrap();
+    assert!(moves >= 3, "from level to level: {names:?}");
+    let named = (0..1000).filter(|index| is_named(&path(&ks, *index), &key(*index))).count();
+    assert!(named > 980, "{named}: all but some in the last memtable");
+    for index in 0..1000 {
+        let now = path(&ks, index);
+        assert_eq!(identity(&now), born[&index], "{}", now.display());
+        assert_eq!(std::fs::read(&now).unwrap(), value(index), "the value and nothing else");
+        assert_eq!(ks.get(key(index)).unwrap().unwrap(), value(index)[..]);
+    }
+}
+
+/// Values that would have files of their own are packed while the file system has few inodes left.
+#[test]
+fn values_are_packed_while_inodes_are_scarce() {
+    let sim = SimDisk::new();
+    let db = Database::builder().disk(Arc::new(sim.clone())).inline(true).open("/db").unwrap();
+    let ks = db.keyspace("files", KeyspaceOptions::default().engine("delsm")).unwrap();
+    let value = vec![7; 20_000];
+    let mut have = Vec::new();
+    let mut put = |count: usize| {
+        let mut files = 0;
+        for _ in 0..count {
+            let key = have.len().to_string();
+            ks.insert(&key, &value).unwrap();
+            files += usize::from(ks.path(&key).unwrap().is_some());
+            have.push(key);
+        }
+        files
+    };
+    sim.set_free_files(5000, 100_000);
+    assert_eq!(put(200), 200);
+    sim.set_free_files(3000, 100_000);
+    put(100); // one of these looks
+    assert_eq!(put(300), 0);
+    sim.set_free_files(4000, 100_000);
+    assert_eq!(put(10), 10);
+    sim.set_free_files(0, 0); // no bound
+    assert_eq!(put(200), 200);
+    db.persist().unwrap();
+    for _ in 0..50 {
+        db.pump().unwrap();
+    }
+    for key in have {
+        assert!(*ks.get(&key).unwrap().unwrap() == value[..]);
+    }
+}
+
+/// Writes a value of many MiB as a stream and reads it again, in a few of memory.
+#[test]
+fn streams_of_large_values_take_little_memory() {
+    const CHUNK: usize = 100_000;
+    const CHUNKS: u64 = 640;
+    for subject in [Subject::delsm(), Subject::flat(), Subject::flex()] {
+        let stage = Stage::new(&subject, NORMAL);
+        let db = stage.open();
+        let ks = stage.keyspace(&db, "files");
+        ks.insert("small", "value").unwrap();
+        let chunk = |index: u64| vec![(index * 11).to_le_bytes()[0]; CHUNK];
+        let ((), peak) = measure(|| {
+            let mut writer = ks.writer("large").unwrap();
+            for index in 0..CHUNKS {
+                writer.write_all(&chunk(index)).unwrap();
+            }
+            writer.commit().unwrap();
+            let mut reader = ks.reader("large").unwrap().unwrap();
+            assert_eq!(reader.len(), CHUNKS * CHUNK as u64);
+            let mut got = vec![0; CHUNK];
+            for index in 0..CHUNKS {
+                reader.read_exact(&mut got).unwrap();
+                assert!(got == chunk(index), "{subject:?}");
+            }
+            assert_eq!(reader.read(&mut got).unwrap(), 0);
+            let range = ks.get_range("large", 250_000..250_010).unwrap().unwrap();
+            assert_eq!(*range, chunk(2)[..10]);
+        });
+        assert!(peak.held < 4 << 20, "{subject:?}: {peak:?}");
+    }
+}
