@@ -275,7 +275,8 @@ mod tests {
 
     /// A file with `len` bytes of a value and `more` behind it.
     fn file(len: usize, more: usize) -> (ValueFile, Vec<u8>) {
-        let value: Vec<u8> = (0..len).map(|i| (i % 251) as u8 ^ (i >> 16) as u8).collect();
+        let byte = |i: usize| ((i % 251) ^ (i >> 16 & 0xff)).to_le_bytes()[0];
+        let value: Vec<u8> = (0..len).map(byte).collect();
         let disk = SimDisk::new();
         let path = PathBuf::from("/value");
         let file = disk.open(&path, How::Create).unwrap();
