@@ -502,8 +502,8 @@ macro_rules! fault_suite {
                 // make several times as many an operation, and a case costs as much again.
                 let operations = match subject.engine {
                     "flat" => 300,
-                    $crate::ledger::NAME => 150,
-                    _ => 110,
+                    $crate::ledger::NAME => 100,
+                    _ => 75,
                 };
                 let report =
                     $crate::faults::every_call(&subject, 5, operations, Budget::seconds(f64::INFINITY));
