@@ -253,7 +253,17 @@ impl Blobs {
         self.volume();
         let id = self.number()?;
         let path = self.path(id);
-        let file = self.disk.open(&path, How::Create).during("create", &path);
+        let mut file = self.disk.open(&path, How::Create);
+        if file.as_ref().is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound) {
+            // Another life, which ended or began beside this one, found the directory empty and removed it.
+            let mut dirs = self.dirs.lock();
+            dirs.unnamed.insert(self.dir_of(id));
+            file = match self.make_dir(self.dir_of(id)) {
+                Ok(()) => self.disk.open(&path, How::Create),
+                Err(_) => file,
+            };
+        }
+        let file = file.during("create", &path);
         if file.is_err() {
             self.note_gone(id);
         }

@@ -135,7 +135,7 @@ impl Batch {
         let mut expect_ops = Vec::with_capacity(expected.len());
         for (expectation, kept) in self.expectations.iter().zip(&expected) {
             let engine = kept.engine()?;
-            let (op, value) = expect_now(&**engine, &expectation.key)?;
+            let (op, value) = expect_now(&self.store, &**engine, &expectation.key)?;
             if value != expectation.value {
                 return Err(Error::Conflict);
             }

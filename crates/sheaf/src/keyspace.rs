@@ -265,7 +265,7 @@ impl Keyspace {
         let kept = self.kept()?;
         let engine = kept.engine()?;
         self.store().check_open()?;
-        let (expect, old) = expect_now(&**engine, key)?;
+        let (expect, old) = expect_now(self.store(), &**engine, key)?;
         let Some(new) = decide(old.as_deref()) else { return Ok(false) };
         let action = match &new {
             Some(value) => Action::Put(value),
@@ -383,10 +383,16 @@ impl Keyspace {
 }
 
 /// The value of `key`, and an operation that makes a commit stale once it is another.
-pub(crate) fn expect_now<'k>(engine: &dyn Engine, key: &'k [u8]) -> Result<(Op<'k>, Option<Value>)> {
+pub(crate) fn expect_now<'k>(
+    store: &Store,
+    engine: &dyn Engine,
+    key: &'k [u8],
+) -> Result<(Op<'k>, Option<Value>)> {
     loop {
         let mut expect = Op::new(key, Action::Expect);
         engine.prepare(&mut expect)?; // before the read: a later change makes the commit stale
+        // A commit under way may show its number before its value.
+        store.wait_visible(expect.prior);
         let mut value = None;
         engine.get(Seq::LATEST, key, &mut |bytes| value = Some(Value::new(bytes)))?;
         // Absent at the first look and there at the second: the commit would not notice its going again.

@@ -184,7 +184,7 @@ impl Memtable {
     /// True without any.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.count() == 0
+        self.table.is_empty()
     }
 
     /// Bytes of memory.

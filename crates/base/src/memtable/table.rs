@@ -17,6 +17,7 @@
 //! 2. A record is never moved nor removed; only its word, number and link change. Its number is stored before the word,
 //!    and a reader loads the word first: the number it then sees is that of the word or a later one.
 //! 3. `len` of a stripe counts the records that whoever loaded it will find in it.
+//! 4. What can be found is no newer than `newest`; `count` counts what was found in order, too.
 
 use std::ops::Bound;
 use std::ptr;
@@ -141,6 +142,12 @@ impl<const LINK: usize> Table<LINK> {
         self.count.load(Ordering::Acquire)
     }
 
+    /// True if nothing can be found in it. Whoever found something finds this false.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.newest() == Seq::ZERO
+    }
+
     /// Bytes of memory.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed) + self.order.bytes()
@@ -236,9 +243,9 @@ impl<const LINK: usize> Table<LINK> {
     /// Adds a record for a key that has none. One writer.
     pub fn add(&self, hash: u64, key: &[u8], word: u64, seq: Seq, guard: &Guard) {
         let place = self.make(key, word, seq);
+        self.newest.fetch_max(seq.0, Ordering::AcqRel); // before it is found (I4)
         self.hash_in(hash, place, guard);
         self.order.insert(&self.arena, self, place, guard);
-        self.newest.fetch_max(seq.0, Ordering::AcqRel);
         self.count.fetch_add(1, Ordering::Release);
     }
 

@@ -217,6 +217,13 @@ impl Store {
         Seq(self.visible.load(Ordering::Acquire))
     }
 
+    /// Waits until commit `seq`, of which something was seen, is there in full.
+    pub fn wait_visible(&self, seq: Seq) {
+        if self.visible() < seq {
+            drop(self.order.lock()); // it is held from the number to the end of what engines do
+        }
+    }
+
     /// Everything up to here is on the device.
     #[must_use]
     pub fn durable(&self) -> Seq {

@@ -105,7 +105,7 @@ impl Memtable {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.count() == 0
+        self.table.is_empty()
     }
 
     /// Bytes of memory.
