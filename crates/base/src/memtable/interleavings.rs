@@ -116,3 +116,20 @@ fn a_view_sees_its_version_beside_newer_ones() {
         assert_eq!(entry.at(Seq(4)).map(|version| version.word), Some(Word(1)));
     });
 }
+
+#[test]
+fn a_memtable_in_which_something_is_found_is_not_empty() {
+    explore(500, || {
+        let memtable = filled(0);
+        let writer = {
+            let memtable = Arc::clone(&memtable);
+            thread::spawn(move || add(&memtable, 0))
+        };
+        for _ in 0..3 {
+            if memtable.find(hash(0), &key(0), &epoch::pin()).is_some() {
+                assert!(!memtable.is_empty(), "it would be passed over");
+            }
+        }
+        writer.join().expect("it adds");
+    });
+}

@@ -98,12 +98,6 @@ impl Memtable {
         Memtable { number, table: Table::new(prefix, tiny) }
     }
 
-    /// Keys in it, removed ones included.
-    #[inline]
-    pub(crate) fn count(&self) -> u64 {
-        self.table.count()
-    }
-
     pub(crate) fn is_empty(&self) -> bool {
         self.table.is_empty()
     }
