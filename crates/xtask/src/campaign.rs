@@ -192,30 +192,7 @@ impl Drop for Program {
 fn interleavings(seed: u64) -> Result<Sum, String> {
     const SCHEDULES: u64 = 20_000;
     let began = Instant::now();
-    let mut command = crate::shell::shuttle(&[
-        "test",
-        "-p",
-        "sheaf-testkit",
-        "-p",
-        "sheaf-base",
-        "-p",
-        "sheaf-flat",
-        "-p",
-        "sheaf-cedrus",
-        "-p",
-        "sheaf-kreon",
-        "-p",
-        "sheaf-flexspace",
-        "-p",
-        "sheaf-flatrpc",
-        "-p",
-        "sheaf-server",
-        "--lib",
-        "--test",
-        "interleavings",
-        "--",
-        "--nocapture",
-    ]);
+    let mut command = crate::shell::interleavings(&["--", "--nocapture"]);
     command.env("SHEAF_SCHEDULES", SCHEDULES.to_string()).env("SHEAF_SEED", seed.to_string());
     let (well, said) = output(command)?;
     let cases = said.lines().filter_map(|line| line.strip_suffix(" schedules")?.parse::<u64>().ok()).sum();

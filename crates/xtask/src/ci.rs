@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::shell::{cargo, shuttle, step};
+use crate::shell::{cargo, interleavings, step};
 
 /// Everything; stops at the first failure.
 pub(crate) fn run() -> Result<(), String> {
@@ -15,31 +15,8 @@ pub(crate) fn run() -> Result<(), String> {
     step(cargo(&["test", "--locked"]))?; // the test command of the README
     // Neither a C compiler nor a library.
     step(cargo(&["test", "--locked", "-p", "sheaf-bench", "--no-default-features"]))?;
-    let interleavings = [
-        "test",
-        "--locked",
-        "-p",
-        "sheaf-base",
-        "-p",
-        "sheaf-flat",
-        "-p",
-        "sheaf-cedrus",
-        "-p",
-        "sheaf-kreon",
-        "-p",
-        "sheaf-flexspace",
-        "-p",
-        "sheaf-flatrpc",
-        "-p",
-        "sheaf-server",
-        "-p",
-        "sheaf-testkit",
-        "--lib",
-        "--test",
-        "interleavings",
-    ];
-    step(shuttle(&[&interleavings[..], &["interleavings"]].concat()))?;
-    step(shuttle(&[&interleavings[..], &["--", "closing", "reading", "waiting", "writing"]].concat()))?;
+    step(interleavings(&["interleavings"]))?;
+    step(interleavings(&["--", "closing", "reading", "waiting", "writing"]))?;
     step(cargo(&["run", "--locked", "--release", "--", "demo"]))?; // the first command of the README
     println!("\n== all well after {} s", began.elapsed().as_secs());
     Ok(())

@@ -24,10 +24,29 @@ pub(crate) fn target(kind: &str) -> PathBuf {
 }
 
 /// The same built for interleavings: see testkit's tests of that name.
-pub(crate) fn shuttle(arguments: &[&str]) -> Command {
+fn shuttle(arguments: &[&str]) -> Command {
     let mut command = cargo(arguments);
     command.env("RUSTFLAGS", "--cfg shuttle").env("CARGO_TARGET_DIR", target("shuttle"));
     command
+}
+
+/// The models of interleavings, wherever they stand; `rest` says which of them, and how.
+pub(crate) fn interleavings(rest: &[&str]) -> Command {
+    const HOMES: [&str; 8] = [
+        "sheaf-base",
+        "sheaf-flat",
+        "sheaf-cedrus",
+        "sheaf-kreon",
+        "sheaf-flexspace",
+        "sheaf-flatrpc",
+        "sheaf-server",
+        "sheaf-testkit",
+    ];
+    let mut words = vec!["test", "--locked"];
+    words.extend(HOMES.iter().flat_map(|home| ["-p", home]));
+    words.extend(["--lib", "--test", "interleavings"]);
+    words.extend(rest);
+    shuttle(&words)
 }
 
 /// Runs a step, with its time.
