@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::codec::Writer;
-use crate::disk::{File, How, create_dirs, renew_len};
+use crate::disk::{File, How, create_dirs, fill, renew_len};
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::frame::u32_at;
 use crate::ground::Ground;
@@ -152,17 +152,12 @@ impl Paged {
     /// Reads from the start of a page on. An end of the file before is damage; a read that failed is none.
     pub fn read(&self, file: &dyn File, page: u32, bytes: &mut [u8]) -> Result<()> {
         let offset = self.offset(page);
-        match file.read_at(offset, bytes) {
-            Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => {
-                let got = file.len().during("measure", &self.path)?;
+        match fill(file, offset, bytes).during("read", &self.path)? {
+            None => Ok(()),
+            Some(got) => {
                 let expected = offset + bytes.len() as u64;
-                Err(if got < expected {
-                    self.damaged(page, Damage::Short { got, expected })
-                } else {
-                    Error::io("read", &self.path, e)
-                })
+                Err(self.damaged(page, Damage::Short { got, expected }))
             }
-            other => other.during("read", &self.path),
         }
     }
 }

@@ -128,6 +128,18 @@ pub trait Volume: fmt::Debug + Send + Sync {
     fn sync(&self) -> io::Result<()>;
 }
 
+/// Fills `bytes` from `offset`. `Some`: the file ends before, and that is its length, which may be damage; a read that failed
+/// is an error, and none.
+pub fn fill(file: &dyn File, offset: u64, bytes: &mut [u8]) -> io::Result<Option<u64>> {
+    match file.read_at(offset, bytes) {
+        Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
+            let len = file.len()?;
+            if len < offset + bytes.len() as u64 { Ok(Some(len)) } else { Err(e) }
+        }
+        other => other.map(|()| None),
+    }
+}
+
 /// Makes the length of `file` count as changed, so that the next sync saves it: a failed sync may have
 /// dropped a length that the kernel goes on showing. Takes no blocks and leaves the length as it is.
 pub fn renew_len(file: &dyn File) -> io::Result<()> {

@@ -28,7 +28,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::blob::BlobRef;
-use crate::disk::File;
+use crate::disk::{File, fill};
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::ground::Ground;
 use crate::sync::Mutex;
@@ -161,12 +161,9 @@ impl ValueFile {
     }
 
     fn fill(&self, at: u64, bytes: &mut [u8]) -> Result<()> {
-        match self.file.read_at(at, bytes) {
-            Err(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => {
-                let got = self.file.len().during("measure", &self.path)?;
-                Err(Error::corrupt(&self.path, got, Damage::Short { got, expected: self.len() }))
-            }
-            other => other.during("read", &self.path),
+        match fill(&*self.file, at, bytes).during("read", &self.path)? {
+            None => Ok(()),
+            Some(got) => Err(Error::corrupt(&self.path, got, Damage::Short { got, expected: self.len() })),
         }
     }
 
@@ -270,7 +267,7 @@ impl Pieces {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::disk::sim::SimDisk;
+    use crate::disk::sim::{Class, Failure, Fault, FaultPlan, SimDisk};
     use crate::disk::{Disk, How};
 
     /// A file with `len` bytes of a value and `more` behind it.
@@ -326,6 +323,19 @@ mod tests {
             file.read(|_| ()).unwrap_err(),
             Error::Corrupt { what: Damage::Short { got: 5, .. }, .. }
         ));
+    }
+
+    #[test]
+    fn a_read_that_failed_is_no_damage() {
+        let disk = SimDisk::new();
+        let path = PathBuf::from("/value");
+        let file = disk.open(&path, How::Create).unwrap();
+        file.write_at(0, &[7; 100]).unwrap();
+        let blob = BlobRef { id: 9, len: 100, sum: crc32c::crc32c(&[7; 100]) };
+        let value = ValueFile::new(file, path, blob);
+        disk.set_faults(FaultPlan::new([Fault::new(Class::Read, Failure::Nothing)]));
+        assert!(matches!(value.read(|_| ()).unwrap_err(), Error::Io { .. }));
+        value.read(|_| ()).unwrap();
     }
 
     #[test]
