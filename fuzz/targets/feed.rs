@@ -1,4 +1,5 @@
-//! One program for libFuzzer, guided by coverage: `SHEAF_FUZZ_TARGET` chooses which of testkit's targets it feeds.
+//! One program for libFuzzer, guided by coverage: `SHEAF_FUZZ_TARGET` chooses which of testkit's targets it feeds,
+//! `SHEAF_FUZZ_ENGINE` whose databases (those of `flat`).
 #![no_main]
 
 use std::sync::OnceLock;
@@ -22,7 +23,9 @@ fn shared() -> Shared {
     let name = std::env::var("SHEAF_FUZZ_TARGET").unwrap_or_else(|_| "database".to_owned());
     let named = |target: &Target| format!("{target:?}").eq_ignore_ascii_case(&name);
     let target = Target::ALL.into_iter().find(named).unwrap_or_else(|| panic!("there is no target {name}"));
-    Shared(Ground::new(&Subject::flat()), target)
+    let engine = std::env::var("SHEAF_FUZZ_ENGINE").unwrap_or_else(|_| "flat".to_owned());
+    let subject = Subject::named(&engine).unwrap_or_else(|| panic!("there is no engine {engine}"));
+    Shared(Ground::new(&subject), target)
 }
 
 fuzz_target!(|input: &[u8]| {

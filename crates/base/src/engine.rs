@@ -77,11 +77,22 @@ impl<'a> Action<'a> {
     }
 }
 
+/// A key on its way into an engine's index, as [`Engine::wanted`] made it: hashed once, however often it is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'k> {
+    /// The key.
+    pub key: &'k [u8],
+    /// Its hash; zero for an engine that needs none.
+    pub hash: u64,
+}
+
 /// One operation on its way into the log.
 #[derive(Clone, Copy, Debug)]
 pub struct Op<'a> {
     /// The key.
     pub key: &'a [u8],
+    /// The key's hash, if it is known: the store sets it before `prepare`.
+    pub hash: Option<u64>,
     /// What to do to it.
     pub action: Action<'a>,
     /// Set by `prepare`: the number of the key's newest entry; zero if it has none. For
@@ -101,7 +112,16 @@ impl<'a> Op<'a> {
     /// An operation that nobody has looked at yet.
     #[must_use]
     pub fn new(key: &'a [u8], action: Action<'a>) -> Op<'a> {
-        Op { key, action, prior: Seq::ZERO, note: [0; 5], address: Address::NONE, span: 0, ahead: 0 }
+        Op {
+            key,
+            hash: None,
+            action,
+            prior: Seq::ZERO,
+            note: [0; 5],
+            address: Address::NONE,
+            span: 0,
+            ahead: 0,
+        }
     }
 }
 
@@ -253,11 +273,23 @@ pub trait Engine: Send + Sync {
     /// For tools that know the engine.
     fn as_any(&self) -> &dyn Any;
 
-    /// Values of more bytes than this are to be staged in files of their own, if it wants that earlier than the store.
+    /// Values of more bytes than this are to be staged, if it wants that earlier than the store. Always the same.
     fn stages_above(&self) -> usize {
         usize::MAX
     }
+    /// Whether it makes staged files its own, so that each of its values needs one.
+    fn adopts_files(&self) -> bool {
+        false
+    }
 
+    /// `key`, with its hash if the engine looks it up by one: what the calls below are told.
+    fn wanted<'k>(&self, key: &'k [u8]) -> Wanted<'k> {
+        Wanted { key, hash: 0 }
+    }
+    /// A hint that `wanted` is looked up after a moment's other work: asks for what that reads first, and waits for nothing.
+    fn hint(&self, wanted: Wanted<'_>) {
+        let _ = wanted;
+    }
     /// Everything that can fail for `op`: limits, memory, reading what it replaces.
     fn prepare(&self, op: &mut Op<'_>) -> Result<Need>;
     /// Under the commit lock: whether what `prepare` saw still holds. Must not fail, block or allocate.
@@ -285,7 +317,7 @@ pub trait Engine: Send + Sync {
         self.get(at, key, &mut |_| {})
     }
     /// A hint that these keys are about to be looked up and, if `entries`, their entries read.
-    fn prefetch(&self, keys: &[&[u8]], entries: bool) {
+    fn prefetch(&self, keys: &[Wanted<'_>], entries: bool) {
         let _ = (keys, entries);
     }
     /// A cursor over `bounds` at `at`, whose view the caller keeps registered while it lives.
@@ -305,12 +337,13 @@ pub trait Engine: Send + Sync {
     fn freeze(&self) {}
     /// One bounded step of moving what was frozen to where it stays, or of what else is due. Commits up to `certain`
     /// are durable, and ROOT says so: nothing above may be handed to the kernel in another place than the log. `views` is
-    /// a copy of the present registry. True if there is more to do.
+    /// a copy of the registry; what is superseded while it works may be needed by views that it does not know
+    /// ([`Views::may_need`]). Several threads may call it at once. True if there is more to do.
     fn work(&self, views: &Views, certain: Seq) -> Result<bool> {
         let _ = (views, certain);
         Ok(false)
     }
-    /// What was frozen has been moved: the image can be saved.
+    /// What was frozen has been moved, and nobody is in the midst of it: the image can be saved.
     fn is_settled(&self) -> bool {
         true
     }
@@ -354,6 +387,12 @@ pub trait Engine: Send + Sync {
     /// One record, at opening: of the journal in the order of the log, from one thread; of the flat log in
     /// any order, from several.
     fn replay(&self, record: &Replay<'_>) -> Result<()>;
+    /// As [`Engine::replay`] for some records of one segment, whose look-ups may overlap.
+    fn replay_run(&self, records: &[Replay<'_>]) -> Result<()> {
+        let keys: Vec<Wanted<'_>> = records.iter().map(|record| self.wanted(record.key)).collect();
+        self.prefetch(&keys, true);
+        records.iter().try_for_each(|record| self.replay(record))
+    }
     /// All records were replayed, and the engine may take in what it has only gathered of them: called by some threads side by
     /// side, each with a number below `parts` of its own.
     fn absorb(&self, part: usize, parts: usize) -> Result<()> {
@@ -366,18 +405,23 @@ pub trait Engine: Send + Sync {
     fn blobs(&self, out: &mut Vec<u64>);
 
     /// Whether the entry at `address` is still needed. Store logs only.
-    fn hold(&self, key: &[u8], address: Address) -> Result<Hold> {
-        let _ = (key, address);
+    fn hold(&self, wanted: Wanted<'_>, address: Address) -> Result<Hold> {
+        let _ = (wanted, address);
         Ok(Hold::Dead)
     }
-    /// Before [`Engine::moved`], under a guard that is kept until then: brings into memory what that needs to find `key`.
-    fn ready(&self, key: &[u8]) -> Result<()> {
+    /// Where the newest record of `key` stands. Store logs only.
+    fn locate(&self, key: &[u8]) -> Result<Option<Address>> {
         let _ = key;
+        Ok(None)
+    }
+    /// Before [`Engine::moved`], under a guard that is kept until then: brings into memory what that needs to find the key.
+    fn ready(&self, wanted: Wanted<'_>) -> Result<()> {
+        let _ = wanted;
         Ok(())
     }
     /// Under the commit lock: the entry at `from` was copied to `to`. False if it is no longer needed.
-    fn moved(&self, key: &[u8], from: Address, to: Address) -> bool {
-        let _ = (key, from, to);
+    fn moved(&self, wanted: Wanted<'_>, from: Address, to: Address) -> bool {
+        let _ = (wanted, from, to);
         false
     }
 

@@ -78,15 +78,14 @@ impl Print {
 
 /// Notes what `prepare` found out: the key's hash, the entry that `op` replaces and the staged value this names, the print of
 /// all entries that were looked at.
-pub fn note(op: &mut Op<'_>, hash: u64, prior: Option<(&Entry<'_>, &Content<'_>)>, print: Print) {
+#[inline]
+pub fn note(op: &mut Op<'_>, hash: u64, prior: Option<(&Entry<'_>, Option<u64>)>, print: Print) {
     (op.note, op.prior) = ([hash, 0, 0, 0, print.0], Seq::ZERO);
-    if let Some((entry, content)) = prior {
+    if let Some((entry, staged)) = prior {
         op.note[PRIOR] = entry.address.bits();
         op.note[PRIOR_SPAN] = entry.span();
         op.prior = entry.seq();
-        if let Content::Staged(blob) = content {
-            op.note[PRIOR_BLOB] = blob.id + 1;
-        }
+        op.note[PRIOR_BLOB] = staged.map_or(0, |blob| blob + 1);
     }
 }
 

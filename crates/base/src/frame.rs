@@ -68,9 +68,14 @@ pub enum Kind {
 
 impl Kind {
     fn from_u8(number: u8) -> Option<Kind> {
-        [Kind::Commit, Kind::Moved, Kind::Pinned, Kind::Note, Kind::Seal]
-            .into_iter()
-            .find(|k| *k as u8 == number)
+        match number {
+            1 => Some(Kind::Commit),
+            2 => Some(Kind::Moved),
+            3 => Some(Kind::Pinned),
+            4 => Some(Kind::Note),
+            5 => Some(Kind::Seal),
+            _ => None,
+        }
     }
 }
 
@@ -114,19 +119,19 @@ impl Header {
         span(self.len)
     }
 
-    /// Encodes all but the checksum.
-    fn encode(&self) -> [u8; HEADER] {
+    /// What stands behind the checksum: two little-endian words.
+    #[inline]
+    #[allow(clippy::cast_possible_truncation)] // of a length of 24 bits
+    fn words(&self) -> (u32, u64) {
         debug_assert!(self.len <= MAX_BODY && self.seq.0 <= MAX_SEQ);
-        let word = self.len as u64 | (self.kind as u64) << 24 | u64::from(self.flags) << 28;
+        let word = self.len as u32 | (self.kind as u32) << 24 | u32::from(self.flags) << 28;
         let order =
             self.seq.0 | u64::from(self.part) << 48 | u64::from(self.parts) << 52 | u64::from(self.gap) << 56;
-        let mut bytes = [0; HEADER];
-        bytes[4..8].copy_from_slice(&word.to_le_bytes()[..4]);
-        bytes[8..16].copy_from_slice(&order.to_le_bytes());
-        bytes
+        (word, order)
     }
 
     /// Decodes a header; `None` if it cannot be one.
+    #[inline]
     #[must_use]
     pub fn decode(bytes: &[u8; HEADER]) -> Option<Header> {
         let check = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
@@ -146,6 +151,7 @@ impl Header {
 }
 
 /// Bytes a frame with a body of `len` takes.
+#[inline]
 #[must_use]
 pub fn span(len: usize) -> u64 {
     ((HEADER + len) as u64).next_multiple_of(ALIGN)
@@ -167,38 +173,50 @@ impl Seed {
         Seed(crc32c::crc32c(&bytes))
     }
 
-    fn check(self, offset: u64, header: &[u8; HEADER], body: u32) -> u32 {
+    /// Of the offset, the words of the header without the sum, and the sum of the body.
+    #[inline]
+    fn check(self, offset: u64, (word, order): (u32, u64), body: u32) -> u32 {
         let mut bytes = [0u8; 24];
         bytes[..8].copy_from_slice(&offset.to_le_bytes());
-        bytes[8..20].copy_from_slice(&header[4..16]);
+        bytes[8..12].copy_from_slice(&word.to_le_bytes());
+        bytes[12..20].copy_from_slice(&order.to_le_bytes());
         bytes[20..].copy_from_slice(&body.to_le_bytes());
         crc32c::crc32c_append(self.0, &bytes)
     }
 
     /// Writes the header of a frame at `offset` whose body sums to `body` into `out`.
+    #[inline]
     pub fn seal(self, offset: u64, header: &Header, body: u32, out: &mut [u8]) {
-        let mut bytes = header.encode();
-        let check = self.check(offset, &bytes, body);
-        bytes[..4].copy_from_slice(&check.to_le_bytes());
-        out[..HEADER].copy_from_slice(&bytes);
+        let (word, order) = header.words();
+        let check = self.check(offset, (word, order), body);
+        let first = u64::from(check) | u64::from(word) << 32;
+        out[..8].copy_from_slice(&first.to_le_bytes());
+        out[8..HEADER].copy_from_slice(&order.to_le_bytes());
     }
 
     /// Checks a frame's bytes (header and body) at `offset`.
     pub fn verify(self, offset: u64, header: &Header, frame: &[u8]) -> Result<(), Damage> {
-        let mut bytes = [0u8; HEADER];
-        bytes.copy_from_slice(&frame[..HEADER]);
-        let got = self.check(offset, &bytes, body_sum(&frame[HEADER..HEADER + header.len]));
-        if got == header.check { Ok(()) } else { Err(Damage::BadChecksum { expected: header.check, got }) }
+        self.verify_and_sum(offset, header, frame).map(drop)
+    }
+
+    /// As [`Seed::verify`]; answers what the body sums to.
+    #[inline]
+    pub fn verify_and_sum(self, offset: u64, header: &Header, frame: &[u8]) -> Result<u32, Damage> {
+        let body = body_sum(&frame[HEADER..HEADER + header.len]);
+        let got = self.check(offset, (u32_at(frame, 4), u64_at(frame, 8)), body);
+        if got == header.check { Ok(body) } else { Err(Damage::BadChecksum { expected: header.check, got }) }
     }
 }
 
 /// The part of a frame's checksum that does not depend on its place.
+#[inline]
 #[must_use]
 pub fn body_sum(body: &[u8]) -> u32 {
     crc32c::crc32c(body)
 }
 
 /// The little-endian number at `at`; the caller has checked the bounds.
+#[inline]
 #[must_use]
 pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
     let mut word = [0; 8];
@@ -207,6 +225,7 @@ pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 /// The little-endian number at `at`; the caller has checked the bounds.
+#[inline]
 #[must_use]
 pub fn u32_at(bytes: &[u8], at: usize) -> u32 {
     let mut word = [0; 4];

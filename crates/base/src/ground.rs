@@ -3,8 +3,11 @@
 //! Services of the base that engines read from. No syncs, no threads; a path only for the engine that keeps
 //! files of its own ([`Home`]).
 
+use std::hash::Hasher;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+use siphasher::sip::SipHasher13;
 
 use crate::blob::Blobs;
 use crate::disk::Disk;
@@ -94,11 +97,13 @@ pub struct Ground {
     /// Values from files that were read lately.
     pub values: ValueCache,
     /// Secret of the keyed hashes.
-    pub hash_key: [u64; 2],
+    hash_key: [u64; 2],
     /// Directory and bucket sizes small enough that everything happens within 200 operations.
     pub tiny: bool,
     /// Background work is done when asked for only.
     pub inline: bool,
+    /// How many times the live data what engines keep may take on disk, as far as they can help it.
+    pub space_limit: f64,
     /// For files of engines' own; none where there is no database around.
     pub home: Option<Home>,
     dead_blobs: Mutex<Vec<(Seq, u64)>>,
@@ -117,9 +122,27 @@ impl Ground {
             hash_key: [crate::frame::u64_at(&key, 0), crate::frame::u64_at(&key, 8)],
             tiny,
             inline: true,
+            space_limit: 1.6,
             home: None,
             dead_blobs: Mutex::default(),
         }
+    }
+
+    /// The hash of a key, by the database's secret: SipHash-1-3. Formats rely on it.
+    #[inline]
+    #[must_use]
+    pub fn hash(&self, key: &[u8]) -> u64 {
+        let [k0, k1] = self.hash_key;
+        let mut hasher = SipHasher13::new_with_keys(k0, k1);
+        hasher.write(key);
+        hasher.finish()
+    }
+
+    /// The same, with another limit of the disk that is taken.
+    #[must_use]
+    pub fn with_space_limit(mut self, times: f64) -> Ground {
+        self.space_limit = times;
+        self
     }
 
     /// The same, with a place for files of engines' own.

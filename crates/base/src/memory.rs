@@ -108,6 +108,47 @@ pub fn prefetch(from: *const u8, lines: usize) {
     }
 }
 
+/// Asks the processor for the line of the cache at `at`, to write there.
+#[inline]
+pub fn prefetch_to_write(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+        // SAFETY:
+        // * A prefetch has no effect but speed, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_ET0>(at.cast::<i8>()) }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
+/// Where item `number` stands in chunks of which the first has `first` items, a power of two, and each further one twice as
+/// many as the one before: its chunk, and its place there.
+#[inline]
+#[must_use]
+pub fn in_chunks(number: u32, first: u32) -> (usize, usize) {
+    let number = u64::from(number) + u64::from(first);
+    let chunk = (number.ilog2() - first.ilog2()) as usize;
+    (chunk, usize::try_from(number - (u64::from(first) << chunk)).unwrap_or(usize::MAX))
+}
+
+/// Asks the processor for all of `bytes`, which may be some KiB: into the second cache, since in the first they would push
+/// each other out, and what is being worked on.
+#[inline]
+pub fn prefetch_block(bytes: &[u8]) {
+    for line in bytes.chunks(LINE) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+            // SAFETY:
+            // * A prefetch has no effect but speed, whatever the address.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast::<i8>()) }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = line;
+    }
+}
+
 /// What the memory is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]

@@ -131,7 +131,9 @@ impl Paged {
         Ok(Some(file))
     }
 
-    /// Makes the file, or takes up what a life left that saved no image.
+    /// Makes the file of a keyspace whose image has no page. One that is there is of no use to anybody: both slots of ROOT name that
+    /// image, as the store is open. It may be of a life that ended at a failed sync of the directory: then the kernel may
+    /// have dropped its name, and takes it for durable ever after. So it is made anew.
     pub fn make(&self) -> Result<Arc<dyn File>> {
         let Some(home) = &self.ground.home else {
             return Err(Error::Invalid { what: "engine", why: "there is no place for its files".into() });
@@ -139,9 +141,8 @@ impl Paged {
         create_dirs(&*home.disk, &self.dir)?;
         let file = match home.disk.open(&self.path, How::Create) {
             Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
-                let file = home.disk.open(&self.path, How::Write).during("open", &self.path)?;
-                renew_len(&*file).during("extend", &self.path)?;
-                file
+                home.disk.remove(&self.path).during("remove", &self.path)?;
+                home.disk.open(&self.path, How::Create).during("create", &self.path)?
             }
             other => other.during("create", &self.path)?,
         };

@@ -16,6 +16,8 @@ use crate::types::{KeyspaceId, MAX_KEY};
 const PUT: u8 = 1;
 const REMOVE: u8 = 2;
 const PUT_STAGED: u8 = 3;
+/// Most bytes before the key: what it does, and three numbers.
+const MOST_HEAD: usize = 1 + 3 * 5;
 /// Bytes of a staged value's reference after the key.
 const STAGED: usize = 12;
 
@@ -28,6 +30,17 @@ pub enum Content<'a> {
     Staged(BlobRef),
     /// The key is gone.
     Remove,
+}
+
+impl Content<'_> {
+    /// The number of the staged value it names.
+    #[must_use]
+    pub fn staged(&self) -> Option<u64> {
+        match self {
+            Content::Staged(blob) => Some(blob.id),
+            Content::Put(_) | Content::Remove => None,
+        }
+    }
 }
 
 /// One decoded record; borrows the frame.
@@ -44,18 +57,21 @@ pub struct Record<'a> {
 impl<'a> Record<'a> {
     /// Appends the record to `out`. Lengths were checked against the limits before.
     #[allow(clippy::cast_possible_truncation)] // limits are checked by the facade: MAX_KEY, MAX_VALUE
+    #[inline]
     pub fn encode(&self, out: &mut Vec<u8>) {
         let (op, value_len) = match self.content {
             Content::Put(value) => (PUT, Some(value.len() as u32)),
             Content::Staged(blob) => (PUT_STAGED, Some(blob.len)),
             Content::Remove => (REMOVE, None),
         };
-        out.push(op);
-        put_varint(out, self.keyspace.0);
-        put_varint(out, self.key.len() as u32);
-        if let Some(len) = value_len {
-            put_varint(out, len);
+        let (mut head, mut len) = ([0; MOST_HEAD], 1);
+        head[0] = op;
+        put_varint(&mut head, &mut len, self.keyspace.0);
+        put_varint(&mut head, &mut len, self.key.len() as u32);
+        if let Some(value_len) = value_len {
+            put_varint(&mut head, &mut len, value_len);
         }
+        out.extend_from_slice(&head[..len]);
         out.extend_from_slice(self.key);
         match self.content {
             Content::Put(value) => out.extend_from_slice(value),
@@ -68,6 +84,7 @@ impl<'a> Record<'a> {
     }
 
     /// Decodes the body of a frame, all of it.
+    #[inline]
     pub fn decode(body: &'a [u8]) -> Result<Record<'a>, Damage> {
         let mut at = 1;
         let op = *body.first().ok_or(Damage::BadLength { got: 0, max: 1 })?;
@@ -98,15 +115,30 @@ impl<'a> Record<'a> {
     }
 }
 
-fn put_varint(out: &mut Vec<u8>, mut number: u32) {
+#[inline]
+fn put_varint(out: &mut [u8; MOST_HEAD], at: &mut usize, mut number: u32) {
     while number >= 0x80 {
-        out.push((number & 0x7f) as u8 | 0x80);
+        out[*at] = (number & 0x7f) as u8 | 0x80;
+        *at += 1;
         number >>= 7;
     }
-    out.push((number & 0x7f) as u8);
+    out[*at] = (number & 0x7f) as u8;
+    *at += 1;
 }
 
+#[inline]
 fn take_varint(bytes: &[u8], at: &mut usize) -> Result<u32, Damage> {
+    match bytes.get(*at) {
+        Some(byte) if byte & 0x80 == 0 => {
+            *at += 1;
+            Ok(u32::from(*byte))
+        }
+        _ => take_long_varint(bytes, at),
+    }
+}
+
+#[inline(never)]
+fn take_long_varint(bytes: &[u8], at: &mut usize) -> Result<u32, Damage> {
     let mut number = 0u64;
     for shift in [0, 7, 14, 21, 28] {
         let byte =

@@ -22,7 +22,7 @@ use crate::pair::{self, Pair, State};
 use crate::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
 
 /// Version of every file format of this build.
-pub const FORMAT: u32 = 3;
+pub const FORMAT: u32 = 4;
 
 /// One keyspace of the catalogue.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,12 +6,16 @@
 
 use std::collections::BTreeMap;
 
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::types::Seq;
 
 /// The registry. Kept under the commit lock.
 #[derive(Clone, Debug, Default)]
 pub struct Views {
     live: BTreeMap<Seq, usize>,
+    /// Of a copy: views registered later are of this state or a newer one.
+    as_of: Seq,
 }
 
 impl Views {
@@ -35,6 +39,25 @@ impl Views {
     #[must_use]
     pub fn needs(&self, born: Seq, died: Seq) -> bool {
         !self.live.is_empty() && self.live.range(born..died).next().is_some()
+    }
+
+    /// A copy, made under the commit lock while `visible` is the newest state.
+    #[must_use]
+    pub fn copy_as_of(&self, visible: Seq) -> Views {
+        Views { live: self.live.clone(), as_of: visible }
+    }
+
+    /// As [`Views::needs`], of a copy, for a version that may have been superseded after the copy was made: then a view
+    /// that was registered in between may see it.
+    #[must_use]
+    pub fn may_need(&self, born: Seq, died: Seq) -> bool {
+        died > self.as_of || self.needs(born, died)
+    }
+
+    /// Whether [`Views::may_need`] may say yes to any version that was superseded at `died`.
+    #[must_use]
+    pub fn may_need_before(&self, died: Seq) -> bool {
+        died > self.as_of || self.oldest().is_some_and(|oldest| oldest < died)
     }
 
     /// True if nobody looks back.
@@ -62,6 +85,54 @@ impl Views {
     }
 }
 
+/// Superseded versions that views pin, of an engine whose versions go when what holds them is next rewritten: here they are
+/// counted.
+#[derive(Debug, Default)]
+pub struct Pins {
+    /// When they were born and superseded.
+    lives: Mutex<Vec<(Seq, Seq)>>,
+    /// There were views when somebody last looked.
+    has_views: AtomicBool,
+}
+
+impl Pins {
+    /// Whether there were views when somebody last looked: then the number of what an operation supersedes has to be known.
+    pub fn has_views(&self) -> bool {
+        self.has_views.load(Ordering::Relaxed)
+    }
+
+    /// There are `views` now.
+    pub fn learn(&self, views: &Views) {
+        let has_views = !views.is_empty();
+        if self.has_views() != has_views {
+            self.has_views.store(has_views, Ordering::Relaxed); // a line that all committers read
+        }
+    }
+
+    /// The version `born` was superseded by `died`.
+    pub fn superseded(&self, born: Seq, died: Seq, views: &Views) {
+        if born != Seq::ZERO && views.needs(born, died) {
+            self.lives.lock().push((born, died));
+        }
+    }
+
+    /// Forgets what no view needs any more.
+    pub fn trim(&self, views: &Views, visible: Seq) {
+        self.learn(views);
+        self.lives.lock().retain(|(born, died)| *died > visible || views.needs(*born, *died));
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> u64 {
+        self.lives.lock().len() as u64
+    }
+
+    /// Forgets all.
+    pub fn clear(&self) {
+        *self.lives.lock() = Vec::new();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -79,5 +150,19 @@ mod tests {
         assert!(views.needs(Seq(1), Seq(20)));
         assert!(views.release(Seq(10)));
         assert!(!views.needs(Seq(1), Seq(20)) && views.is_empty());
+    }
+
+    #[test]
+    fn a_copy_gives_what_died_behind_it_to_views_it_does_not_know() {
+        let mut views = Views::default();
+        let copy = views.copy_as_of(Seq(10));
+        views.register(Seq(12));
+        assert!(copy.may_need(Seq(5), Seq(15)), "the view at 12 sees it");
+        assert!(!copy.may_need(Seq(5), Seq(10)), "no view to come does");
+        assert!(copy.may_need_before(Seq(15)) && !copy.may_need_before(Seq(10)));
+        views.register(Seq(7));
+        let copy = views.copy_as_of(Seq(20));
+        assert!(copy.may_need(Seq(5), Seq(10)));
+        assert!(copy.may_need_before(Seq(8)) && !copy.may_need_before(Seq(7)));
     }
 }

@@ -4,12 +4,32 @@
 //! these. It calls its step again and again while there is something to do, else at every interval or when
 //! woken; dropping it waits for the step under way.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::clock::{Clock, SystemClock};
 use crate::error::{Error, Result};
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Condvar, Mutex};
+
+/// How long background work keeps its processor. A thread that yields is charged for a whole slice of the scheduler, some 3 ms: one
+/// that did so after each step of 0.2 ms would get a tenth of its share beside a busy program.
+const SLICE: Duration = Duration::from_millis(2);
+
+thread_local! {
+    /// When this thread last let others run.
+    static RESTED: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+/// Called often by background work: lets threads run that wait for this processor, if they may have waited for a while. Left to
+/// itself the scheduler looks for them at ticks of the clock, 4 ms apart where there are 250 a second.
+pub fn breathe() {
+    if SystemClock.now().saturating_sub(RESTED.get()) >= SLICE {
+        thread::yield_now();
+        RESTED.set(SystemClock.now());
+    }
+}
 
 #[derive(Debug, Default)]
 struct Signal {
@@ -67,6 +87,7 @@ impl Worker {
                 }
                 if step() {
                     signal.state.lock().due = true;
+                    breathe();
                 }
             }
         };
@@ -87,6 +108,23 @@ impl Drop for Worker {
             let _ = thread.join(); // a panic there was reported by the runtime
         }
     }
+}
+
+/// Runs `body` on so many threads, this one among them, but no more than there are cores; returns what they
+/// return.
+pub fn side_by_side<T: Send>(threads: usize, body: impl Fn() -> T + Sync) -> Vec<T> {
+    if threads <= 1 {
+        return vec![body()];
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    crate::sync::thread::scope(|scope| {
+        let others: Vec<_> = (1..threads.min(cores)).map(|_| scope.spawn(&body)).collect();
+        let mut all = vec![body()];
+        for other in others {
+            all.push(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        all
+    })
 }
 
 #[cfg(test)]

@@ -164,6 +164,26 @@ pub(crate) fn disk_bytes(dir: &Path) -> u64 {
         .sum()
 }
 
+/// Has the kernel forget what it keeps of the files beneath `dir`, which nobody has open: pages that one process brought in are
+/// charged to it for ever, and a cap on another would not count them.
+pub(crate) fn forget_cached(dir: &Path) -> Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            forget_cached(&entry.path())?;
+            continue;
+        }
+        let file = fs::File::open(entry.path())?;
+        file.sync_all()?; // dirty pages would stay
+        // SAFETY: an open file's descriptor; the whole of it.
+        let code = unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+        if code != 0 {
+            return Err(std::io::Error::from_raw_os_error(code).into());
+        }
+    }
+    Ok(())
+}
+
 /// The middle of `values` (of two, the mean). `None` without any.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();

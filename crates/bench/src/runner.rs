@@ -14,6 +14,7 @@ use crate::data::Data;
 use crate::drive::Length;
 use crate::host::Host;
 use crate::machine::Machine;
+use crate::measure;
 use crate::place::{Place, stay_if_interrupted};
 use crate::plan::{Job, Options, Plan, Shared, fill_estimate};
 use crate::progress::{Progress, say};
@@ -327,8 +328,9 @@ impl Runner<'_> {
         Ok(outcome)
     }
 
-    /// The phase in a process with a cap on its memory.
+    /// The phase in a process with a cap on its memory, which counts all of the data's pages that it brings in.
     fn capped(&self, job: &Job, subject: Subject, dir: &Path, round: u64, cap: &Cap) -> Result<Outcome> {
+        measure::forget_cached(dir)?;
         let mut host = Host::start(Some(cap))?;
         host.open(subject, dir, job.setting(), None)?;
         let outcome = host.run(&job.stage(self.options, round), self.options.settle)?;
@@ -336,7 +338,7 @@ impl Runner<'_> {
         Ok(outcome)
     }
 
-    /// Fills, ages, removes, as the job wants it.
+    /// Fills, ages, removes, compacts, as the job wants it.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "shares of a count")]
     fn prepare(&self, job: &Job, host: &mut Host) -> Result<()> {
         let share = |share: f64| Length::Operations((job.data.pairs as f64 * share) as u64);
@@ -350,6 +352,9 @@ impl Runner<'_> {
         }
         if job.load.removed > 0.0 {
             change(Op::Remove, Choice::Permuted, share(job.load.removed))?;
+        }
+        if job.load.compacted {
+            change(Op::Compact, Choice::Sequential, Length::Operations(1))?;
         }
         Ok(())
     }

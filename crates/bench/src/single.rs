@@ -100,6 +100,11 @@ fn warm(options: &Run, store: &dyn Store, data: &Data) -> Result<()> {
             say("warmed");
         }
     }
+    if load.compacted {
+        let (op, choice) = (Mix::only(Op::Compact), Choice::Sequential);
+        let stage = Stage::new(data.clone(), op, choice, 1, Length::Operations(1));
+        report("compact", &stage.run(store)?.0);
+    }
     Ok(())
 }
 

@@ -56,6 +56,7 @@ pub(crate) struct Load {
     pub(crate) durable: bool,
     pub(crate) aged: f64,
     pub(crate) removed: f64,
+    pub(crate) compacted: bool,
     pub(crate) space_limit: Option<f64>,
     pub(crate) cap: Option<f64>,
     pub(crate) open: Option<End>,
@@ -210,6 +211,8 @@ struct Row {
     #[serde(default)]
     aged: f64,
     removed: Option<Amount>,
+    #[serde(default)]
+    compacted: bool,
     space_limit: Option<f64>,
     #[serde(default)]
     caps: Vec<f64>,
@@ -280,6 +283,7 @@ fn unfold(row: &Row, data_name: &str, data: &DataRow, percent: u64, cap: Option<
         durable: row.durable,
         aged: row.aged,
         removed: row.removed.as_ref().map_or(0.0, |removed| removed.with(percent)),
+        compacted: row.compacted,
         space_limit: row.space_limit,
         cap,
         open: row.open,

@@ -43,6 +43,8 @@ pub(crate) enum Op {
     ScanDown,
     /// Reads all pairs in order; counts for as many operations.
     ScanAll,
+    /// Has the store put its pairs into order; counts for as many operations as it says.
+    Compact,
 }
 
 /// Which pairs are wanted.
@@ -106,7 +108,7 @@ impl Mix {
 
     /// Whether anything is written.
     pub(crate) fn writes(&self) -> bool {
-        self.has(&[Op::Update, Op::Load, Op::Insert, Op::ReadModifyWrite, Op::Remove])
+        self.has(&[Op::Update, Op::Load, Op::Insert, Op::ReadModifyWrite, Op::Remove, Op::Compact])
     }
 
     /// Whether key order is needed.
@@ -329,6 +331,9 @@ impl Worker for Actor<'_> {
         if op == Op::ScanAll {
             return session.scan(b"", u64::MAX, Way::Up).map(|seen| seen.max(1));
         }
+        if op == Op::Compact {
+            return session.compact();
+        }
         let index = self.picker.pick(&mut self.random, self.stage.data.pairs, self.tip);
         match op {
             Op::Get => self.get(session, index)?,
@@ -343,7 +348,7 @@ impl Worker for Actor<'_> {
                 self.user_bytes += key.len() as u64;
                 session.remove(key)?;
             }
-            Op::Scan | Op::ScanAll => {
+            Op::Scan | Op::ScanAll | Op::Compact => {
                 session.scan(self.keys.make(index), self.stage.scan, Way::Up)?;
             }
             Op::ScanDown => {

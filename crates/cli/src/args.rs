@@ -68,8 +68,8 @@ Examples:
     Get(Get),
     /// Print the file that is the value of a key, for other tools to read
     #[command(after_long_help = "\
-A large value stands in a file of its own, which holds it and nothing else: above 64 KiB, in
-`delsm` above 8 KiB. Do not change it. Once the database is written to, the file may get
+In keyspaces of `delsm` a value above 8 KiB stands in a file of its own, which holds it and
+nothing else; elsewhere one above 4 MiB, or that was streamed. Do not change it. Once the database is written to, the file may get
 another name, or go. Exit code 1 if the key is not there or its value has no file of its own.
 
 Example:
@@ -143,6 +143,17 @@ A line is name, engine, number of keys, with TABs between.
 Example:
   sheaf keyspaces my.db | cut -f1")]
     Keyspaces(Report),
+    /// Put the records of a keyspace into the order of its keys, for scans
+    #[command(after_long_help = "\
+Keyspaces of `flat-ordered` and `kreon` have their records where they arrived, so that a
+scan reads each from another place. This writes those that are out of place again, in
+order, and cleans up behind itself; it needs as much room as the space limit allows
+beside the data. It can be interrupted: what is done stays done. Exit code 4 with engines
+that have nothing to sort.
+
+Example:
+  sheaf compact my.db --keyspace words")]
+    Compact(Compact),
     /// Drop a keyspace and everything in it
     #[command(after_long_help = "\
 Asks first if stdin is a terminal; elsewhere it needs --yes.
@@ -350,6 +361,16 @@ pub(crate) struct Report {
     #[command(flatten)]
     pub(crate) place: Place,
     /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `compact`.
+#[derive(Debug, Args)]
+pub(crate) struct Compact {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    /// Print {"moved":..,"bytes":..,"left":..}
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -49,6 +49,7 @@ fn run(verb: Verb) -> Result {
         Verb::Stats(args) => verbs::stats::run(&args),
         Verb::Verify(args) => verbs::verify::run(&args),
         Verb::Keyspaces(args) => verbs::keyspaces::run(&args),
+        Verb::Compact(args) => verbs::compact::run(&args),
         Verb::Drop(args) => verbs::drop::run(&args),
         Verb::Serve(args) => verbs::serve::run(&args),
         Verb::Call(args) => verbs::call::run(&args),

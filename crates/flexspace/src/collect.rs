@@ -27,13 +27,15 @@ use sheaf_base::error::{Error, Result};
 use crate::extent::{Extent, footprint};
 use crate::format::{Record, Run};
 use crate::place::Loan;
-use crate::space::{Shared, Version};
+use crate::shared::{Shared, Version};
 use crate::tree::{Content, Entry};
 use crate::writer::{State, Who, Writer};
 
 /// Fewest and most segments that one pass empties.
 const FEW: usize = 4;
 const VICTIMS: usize = 64;
+/// Half so many segments of garbage, beside a quarter of what lives, are left alone in a space without a limit.
+const SLACK: u64 = 32;
 /// Bytes to copy for an entry to walk over: some 60 ns of work for some 15.
 const WALK: u64 = 24;
 
@@ -72,7 +74,7 @@ impl Writer {
             return self.room(Who::User) < 2 * self.low();
         }
         let used = (self.room.there - (self.room.free.len() + self.room.bare.len()) as u64) * g.segment;
-        used > self.total_live + self.total_live / 4 + u64::from(g.area_segments) / 2 * g.segment
+        used > self.total_live + self.total_live / 4 + u64::from(g.area_segments).min(SLACK) / 2 * g.segment
     }
 
     /// With room for less, users are slowed down; below twice as much, garbage is collected. That is a quarter of what

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Guard};
 
-use crate::space::Version;
+use crate::shared::Version;
 
 /// The newest version.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use std::io;
 use sheaf_base::error::Result;
 
 use crate::space::FlexSpace;
-use crate::view::seek;
+use crate::view::{ExtentBytes, seek};
 use crate::writer::Op;
 
 /// An operation of several parts; see [`FlexSpace::edit`]. Each part sees what the ones before it did. Its
@@ -106,6 +106,38 @@ impl Cursor<'_> {
     /// As for [`FlexSpace::collapse`].
     pub fn collapse(&mut self, len: u64) -> Result<()> {
         self.space.collapse(self.at, len)
+    }
+
+    /// The extent that it is in, from that one's first byte on; see [`crate::View::read_extent`]. Moves behind the extent, so that
+    /// the next call answers with the next one; stays where it is at the end.
+    ///
+    /// # Errors
+    ///
+    /// As for [`FlexSpace::read`].
+    pub fn read_extent(&mut self, max: usize) -> Result<Option<ExtentBytes>> {
+        let extent = self.space.read_extent(self.at, max)?;
+        if let Some(ExtentBytes { start, len, .. }) = &extent {
+            self.at = start + len;
+        }
+        Ok(extent)
+    }
+
+    /// Writes the `len` bytes behind it again, in as few extents as can be. Stays where it is.
+    ///
+    /// # Errors
+    ///
+    /// As for [`FlexSpace::defrag`].
+    pub fn defrag(&mut self, len: u64) -> Result<()> {
+        self.space.defrag(self.at, len)
+    }
+
+    /// As [`FlexSpace::sync`]: of everything, whoever did it.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn sync(&self) -> Result<()> {
+        self.space.sync()
     }
 }
 

@@ -25,6 +25,8 @@ pub(crate) const PIECE_HEAD: u64 = 8;
 /// [`PIECE_HEAD`] as a length of memory.
 pub(crate) const PIECE_HEAD_BYTES: usize = 8;
 const ALIGN: u64 = 8;
+/// Bytes of a space's id.
+const SPACE_BYTES: usize = size_of::<StoreId>();
 const SKIP_BITS: u32 = 17;
 const ADDRESS_BITS: u32 = 45;
 const HOLE: u64 = 1 << 63;
@@ -101,9 +103,11 @@ pub(crate) struct Seed(u32);
 
 impl Seed {
     pub(crate) fn new(space: StoreId, segment: u32, serial: u64) -> Seed {
-        let sum = crc32c::crc32c(&space.0.to_le_bytes());
-        let sum = crc32c::crc32c_append(sum, &segment.to_le_bytes());
-        Seed(crc32c::crc32c_append(sum, &serial.to_le_bytes()))
+        let mut what = [0; SPACE_BYTES + 12];
+        what[..SPACE_BYTES].copy_from_slice(&space.0.to_le_bytes());
+        what[SPACE_BYTES..SPACE_BYTES + 4].copy_from_slice(&segment.to_le_bytes());
+        what[SPACE_BYTES + 4..].copy_from_slice(&serial.to_le_bytes());
+        Seed(crc32c::crc32c(&what))
     }
 
     /// The sum of the piece at `offset` of the segment.

@@ -18,11 +18,12 @@ use sheaf_base::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use sheaf_base::error::{IoContext, Result};
+use sheaf_base::work::breathe;
 
 use crate::area::Area;
 use crate::buffer::Buffer;
 use crate::log::Chunk;
-use crate::space::Shared;
+use crate::shared::Shared;
 use crate::writer::Writer;
 
 /// Bytes of one `pwrite`: a file's lock is held for no longer than that takes.
@@ -49,7 +50,7 @@ pub(crate) struct Plan {
 impl Writer {
     /// Everything that the kernel does not have. Buffers that it has all of are in it too: they may be done.
     pub(crate) fn outgoing(&mut self) -> Plan {
-        let part = |out: &crate::place::Outgoing| Part {
+        let part = |out: &crate::room::Outgoing| Part {
             segment: out.segment,
             area: Arc::clone(&out.area),
             start: out.start,
@@ -102,10 +103,13 @@ impl Shared {
 fn write(part: &Part) -> Result<()> {
     let bytes = part.buffer.tail(part.from).unwrap_or_default();
     let len = usize::try_from(part.to - part.from).unwrap_or(usize::MAX);
-    let mut at = part.start + part.from;
+    let (mut at, end) = (part.start + part.from, part.start + part.to);
     for stride in bytes[..len].chunks(STRIDE) {
         part.area.file.write_at(at, stride).during("write", &part.area.path)?;
         at += stride.len() as u64;
+        if at < end {
+            breathe();
+        }
     }
     Ok(())
 }

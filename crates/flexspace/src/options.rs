@@ -119,7 +119,7 @@ impl Geometry {
             max_extent: if fine { MAX_EXTENT / 4 } else { MAX_EXTENT },
             area_segments: if fine { 256 } else { 64 },
             log: [if fine { 64 << 10 } else { 256 << 10 }, 16 << 20],
-            checkpoint: 64 << 20,
+            checkpoint: if fine { 16 << 20 } else { 64 << 20 },
             reserve: 8,
             step: 256 << 10,
             look: 2048,

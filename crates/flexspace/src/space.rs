@@ -1,108 +1,29 @@
 //! # FlexSpace: a file whose bytes can be inserted and removed anywhere
 //!
-//! Ties the writer, the readers' versions, syncs, checkpoints and garbage collection together. See the
-//! crate's page for the picture.
-//!
-//! ## Threads
-//!
-//! Any thread may call anything. Locks, in order: `collecting`, `checkpointing`, `maintenance`, `syncing`, `flushing`, `making`,
-//! `writer`. Readers take none: they load the current version. Under `writer` there is no call of the system but the data's
-//! `pwrite` when all buffers are in use. Two threads work in the background: one keeps house (`upkeep.rs`), one collects.
-//!
-//! ## Crash
-//!
-//! `recover.rs` has the story.
+//! What users call. What the calls share, and who locks what: `shared.rs`; how an operation comes about: `commit.rs`;
+//! what opening finds after a crash: `recover.rs`. See the crate's page for the picture.
 
 use sheaf_base::sync::atomic::{AtomicU64, Ordering};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use sheaf_base::disk::{Disk, Locked, Share};
 use sheaf_base::error::{Error, IoContext, Result};
 use sheaf_base::memory::Part;
-use sheaf_base::pair::Pair;
-use sheaf_base::sync::Mutex;
-use sheaf_base::types::Incarnation;
-use sheaf_base::work::{Waker, Worker};
+use sheaf_base::work::Worker;
 
-use crate::area::Areas;
-use crate::collect::Pass;
-use crate::current::Current;
 use crate::edit::Edit;
-use crate::extent::Extent;
 use crate::format::Head;
-use crate::options::{Geometry, Options};
-use crate::pace::Pace;
-use crate::place::KEPT;
+use crate::options::Options;
 use crate::recover;
-use crate::tree::Frozen;
+use crate::room::KEPT;
+use crate::shared::{EXTENT_BYTES, INTERVAL, Shared};
+use crate::upkeep::When;
 use crate::view::View;
-use crate::writer::{Op, Who, Writer};
+use crate::writer::{Op, Who};
 
 /// The file that holds the lock.
 const LOCK: &str = "LOCK";
-/// What an extent takes in the index.
-pub(crate) const EXTENT_BYTES: u64 = 26;
-/// Background work looks around at least this often.
-pub(crate) const INTERVAL: Duration = Duration::from_millis(50);
-
-/// A state of the space that readers may have.
-#[derive(Debug)]
-pub(crate) struct Version {
-    pub(crate) tree: Arc<Frozen<Extent>>,
-    pub(crate) areas: Arc<Areas>,
-    pub(crate) mark: u64,
-}
-
-#[derive(Debug)]
-pub(crate) struct Maintenance {
-    pub(crate) pair: Pair,
-    pub(crate) head: Head,
-    /// Size of the last checkpoint in bytes.
-    pub(crate) checkpoint_bytes: u64,
-    pub(crate) is_closed: bool,
-    /// The last operation that housekeeping saw, and when it saw that first.
-    pub(crate) seen: (u64, Duration),
-}
-
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) disk: Arc<dyn Disk>,
-    pub(crate) dir: PathBuf,
-    pub(crate) options: Options,
-    pub(crate) geometry: Geometry,
-    pub(crate) incarnation: Incarnation,
-    pub(crate) current: Current,
-    pub(crate) collecting: Mutex<Option<Pass>>,
-    pub(crate) maintenance: Mutex<Maintenance>,
-    /// One checkpoint, sync, flush, maker of segments at a time.
-    pub(crate) checkpointing: Mutex<()>,
-    pub(crate) syncing: Mutex<()>,
-    pub(crate) flushing: Mutex<()>,
-    pub(crate) making: Mutex<()>,
-    pub(crate) writer: Mutex<Writer>,
-    /// The operation whose version a checkpoint is written from.
-    pub(crate) saved: AtomicU64,
-    pub(crate) pace: Pace,
-    /// What was damaged at opening and made again.
-    pub(crate) healed: Option<Error>,
-    pub(crate) durable: AtomicU64,
-    pub(crate) poison: Mutex<Option<&'static str>>,
-    pub(crate) waker: Waker,
-    pub(crate) collector: Waker,
-    pub(crate) counters: Counters,
-    pub(crate) accounted: AtomicU64,
-}
-
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    pub(crate) written: AtomicU64,
-    pub(crate) moved: AtomicU64,
-    pub(crate) freed: AtomicU64,
-    pub(crate) checkpoints: AtomicU64,
-    pub(crate) syncs: AtomicU64,
-}
 
 /// Figures of a space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -207,7 +128,7 @@ impl FlexSpace {
         let mut workers = Vec::new();
         if !is_inline {
             let (keeper, collector) = (Arc::clone(&shared), Arc::clone(&shared));
-            let keep = move || keeper.keep().unwrap_or(false);
+            let keep = move || keeper.keep(When::After).unwrap_or(false);
             let collect = move || collector.collect_if_due().unwrap_or(false);
             workers.push(Worker::start("flexspace", shared.waker.clone(), INTERVAL, keep)?);
             workers.push(Worker::start("flexspace-gc", shared.collector.clone(), INTERVAL, collect)?);
@@ -330,7 +251,17 @@ impl FlexSpace {
     ///
     /// What the step met.
     pub fn pump(&self) -> Result<bool> {
-        self.shared.pump()
+        self.shared.pump(When::After)
+    }
+
+    /// As [`FlexSpace::pump`], for who goes on with the next operation at once: the kernel gets what was written when it is worth a
+    /// call of the system, and nothing is taken for the end of the work.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn pump_between(&self) -> Result<bool> {
+        self.shared.pump(When::Between)
     }
 
     /// As [`FlexSpace::pump`] where the disk is full: garbage is collected as long as any is, and segments that nothing needs
@@ -340,7 +271,7 @@ impl FlexSpace {
     ///
     /// As for [`FlexSpace::pump`].
     pub fn reclaim(&self) -> Result<bool> {
-        self.shared.pump()?;
+        self.shared.pump(When::After)?;
         match self.shared.recycle() {
             Err(Error::NoSpace { .. }) => Ok(false),
             other => other,
@@ -420,135 +351,7 @@ impl Drop for FlexSpace {
     }
 }
 
-/// Bytes that an operation removes.
-fn gives_back(ops: &[Op<'_>]) -> u64 {
-    ops.iter().map(|op| if let Op::Collapse { len, .. } = op { *len } else { 0 }).sum()
-}
-
 impl Shared {
-    pub(crate) fn check_writable(&self) -> Result<()> {
-        if self.options.read_only {
-            return Err(Error::ReadOnly);
-        }
-        match *self.poison.lock() {
-            Some(op) => Err(Error::Poisoned { op }),
-            None => Ok(()),
-        }
-    }
-
-    /// From now on nothing is changed any more.
-    pub(crate) fn poison<T>(&self, op: &'static str, answer: Result<T>) -> Result<T> {
-        if answer.is_err() {
-            self.poison.lock().get_or_insert(op);
-        }
-        answer
-    }
-
-    /// Does `ops` as one operation.
-    pub(crate) fn commit(&self, ops: &[Op<'_>]) -> Result<()> {
-        self.commit_if(ops, |_| true).map(drop)
-    }
-
-    /// Does `ops` as one operation, if `still` holds at that point. Whether it did.
-    pub(crate) fn commit_if(&self, ops: &[Op<'_>], still: impl Fn(&Writer) -> bool) -> Result<bool> {
-        let mut rounds = 0;
-        loop {
-            let mut w = self.writer.lock();
-            self.check_writable()?;
-            if !still(&w) {
-                return Ok(false);
-            }
-            let (bytes, body) = w.plan(ops)?;
-            if bytes > 0 && !self.options.memory.has_room(0) {
-                if !w.room.has_buffers() {
-                    return Err(Error::OverBudget { budget: self.options.memory.budget() });
-                }
-                drop(w);
-                self.put_buffers_down()?;
-                continue;
-            }
-            if bytes > 0 && w.total_live.saturating_add(bytes) > w.capacity() {
-                return Err(Error::NoSpace { path: self.dir.clone() });
-            }
-            if w.log.backlog() > self.geometry.log_backlog {
-                drop(w);
-                self.flush()?;
-                continue;
-            }
-            // Records of segments opened by operations that failed come on top.
-            let body = body + 16 * w.segments.len().min(64);
-            if !w.log.has_room(body) {
-                drop(w);
-                self.make_spare(crate::log::need(body))?;
-                continue;
-            }
-            if bytes > 0 && w.room(Who::User) < bytes {
-                drop(w);
-                self.make_room(bytes)?;
-                rounds += 1;
-                if rounds > 64 {
-                    return Err(Error::NoSpace { path: self.dir.clone() }); // others took it each time
-                }
-                continue;
-            }
-            let kept = if w.room.is_full && gives_back(ops) > bytes { KEPT / 2 } else { KEPT };
-            if bytes > 0 && w.ready_beside(Who::User, kept) < bytes {
-                let was_full = w.room.is_full;
-                drop(w);
-                match self.make_ready(Who::User, bytes) {
-                    Err(Error::NoSpace { .. }) if !was_full => {} // looks again: the disk is known to be full now
-                    Err(Error::NoSpace { .. }) if rounds < 64 && self.recycle()? => rounds += 1,
-                    made => made?,
-                }
-                continue;
-            }
-            if bytes > 0 && w.wants_buffer() {
-                drop(w);
-                self.make_buffer();
-                continue;
-            }
-            let before = w.unsynced;
-            let records = w.write(ops)?;
-            if records.is_empty() {
-                return Ok(true);
-            }
-            self.finish(&mut w, &records);
-            self.counters.written.fetch_add(w.unsynced - before, Ordering::Relaxed);
-            let (is_due, is_tight) = (self.is_work_due(&w), w.is_tight());
-            let (left, low) = (w.room(Who::User), w.low());
-            drop(w);
-            if is_due {
-                self.waker.wake();
-            }
-            if is_tight {
-                self.collector.wake();
-            }
-            if bytes > 0 && left < low {
-                self.slow_down(bytes, left, low);
-            }
-            return Ok(true);
-        }
-    }
-
-    /// Logs, applies and publishes records whose data is written.
-    pub(crate) fn finish(&self, w: &mut Writer, records: &[crate::format::Record]) {
-        w.log(self.durable.load(Ordering::Acquire), records);
-        w.apply(records);
-        let tree = w.tree.publish(w.seq);
-        self.account(w.tree.held_bytes());
-        let version = Version { tree, areas: Arc::clone(&w.areas), mark: w.mark };
-        self.current.store(version);
-    }
-
-    fn account(&self, bytes: u64) {
-        let before = self.accounted.swap(bytes, Ordering::Relaxed);
-        if bytes > before {
-            self.options.memory.take(Part::Index, bytes - before);
-        } else if before > bytes {
-            self.options.memory.give(Part::Index, before - bytes);
-        }
-    }
-
     fn stats(&self) -> Stats {
         let version = self.current.load_full();
         let w = self.writer.lock();

@@ -31,8 +31,17 @@ use crate::area::{self, DIRECTORY};
 use crate::format::{self, Chapter, LOG, LogEntry, Summary, TREE};
 use crate::log::Log;
 use crate::pace::Level;
-use crate::space::{INTERVAL, Maintenance, Shared};
+use crate::shared::{INTERVAL, Maintenance, Shared};
 use crate::writer::{Who, Writer};
+
+/// When a step of housekeeping is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum When {
+    /// There may be no operation for a while.
+    After,
+    /// The next one follows at once. What little gathered stays in memory: a page that the kernel gets in two parts costs twice.
+    Between,
+}
 
 impl Shared {
     pub(crate) fn sync(&self) -> Result<()> {
@@ -315,32 +324,34 @@ impl Shared {
     }
 
     /// A step of everything, housekeeping and garbage collection.
-    pub(crate) fn pump(&self) -> Result<bool> {
+    pub(crate) fn pump(&self, when: When) -> Result<bool> {
         if self.options.read_only {
             return Ok(false);
         }
-        let kept = self.keep()?;
+        let kept = self.keep(when)?;
         Ok(self.collect_if_due()? || kept)
     }
 
     /// A step of housekeeping. True if there may be more.
-    pub(crate) fn keep(&self) -> Result<bool> {
+    pub(crate) fn keep(&self, when: When) -> Result<bool> {
         if self.options.read_only {
             return Ok(false);
         }
         self.check_writable()?;
-        let (is_unsynced, is_long, has_spare, is_idle) = {
+        let (is_unsynced, is_long, has_spare, is_idle, has_gathered) = {
             let mut m = self.maintenance.lock();
             if m.is_closed {
                 return Ok(false);
             }
             let mut w = self.writer.lock();
-            let is_idle = self.is_idle(&mut m, w.seq);
+            let is_idle = self.is_idle(&mut m, w.seq) && when == When::After;
             if !w.log.note(self.durable.load(Ordering::Acquire)) && is_idle {
                 w.room.put_down_fillers();
             }
             let is_unsynced = w.unsynced > self.geometry.unsynced;
-            (is_unsynced, self.is_log_long(&w, &m), w.log.spare.is_some() || w.seq == 0, is_idle)
+            let has_gathered = when == When::After || w.backlog() > self.geometry.backlog;
+            let has_spare = w.log.spare.is_some() || w.seq == 0;
+            (is_unsynced, self.is_log_long(&w, &m), has_spare, is_idle, has_gathered)
         };
         if is_long {
             return self.checkpoint().map(|()| true);
@@ -351,7 +362,7 @@ impl Shared {
         let is_short = self.make_ready_ahead().unwrap_or(false); // a full disk is the writer's trouble who needs one
         if is_unsynced {
             self.sync()?;
-        } else {
+        } else if has_gathered {
             self.flush()?;
         }
         if is_idle {

@@ -2,14 +2,20 @@
 //!
 //! No lock and no wait: a version's nodes and the segments it names stay as they are while it is held.
 
+use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 
 use sheaf_base::error::{Error, Result};
 
 use crate::extent::Extent;
-use crate::space::Version;
-use crate::tree::Entry;
+use crate::shared::Version;
+use crate::tree::{Content, Entry, Range};
+
+/// Bytes that a verification asks for at a time.
+const AHEAD: u64 = 1 << 20;
+/// Entries whose pages are asked for at a time.
+const PAGES_AHEAD: usize = 8;
 
 /// The bytes of an extent, from its first one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +30,18 @@ pub struct ExtentBytes {
     pub bytes: Vec<u8>,
 }
 
+thread_local! {
+    /// Where this thread's last read ended.
+    static END: Cell<u64> = const { Cell::new(u64::MAX) };
+}
+
+/// Whether a read of `count` bytes at `at` goes on where this thread's last one ended. Of whatever space: it only says what
+/// is worth loading ahead.
+#[inline]
+fn goes_on(at: u64, count: usize) -> bool {
+    END.replace(at + count as u64) == at
+}
+
 impl Version {
     pub(crate) fn read(&self, at: u64, buf: &mut [u8]) -> Result<usize> {
         let left = usize::try_from(self.tree.len().saturating_sub(at)).unwrap_or(usize::MAX);
@@ -32,10 +50,20 @@ impl Version {
         if count == 0 {
             return Ok(0);
         }
+        let is_run = goes_on(at, count);
+        let wanted = if is_run { u64::MAX } else { at + count as u64 };
         let mut from = at;
-        for entry in self.tree.range(at) {
+        let mut entries = self.tree.range(at);
+        while let Some(entry) = entries.next() {
             let skip = from - entry.start;
             let now = usize::try_from(entry.len - skip).unwrap_or(usize::MAX).min(rest.len());
+            if !is_run && from == at {
+                // Its lines come together then, and not each when the sum comes to it.
+                self.areas.prefetch(entry.item.tail(skip), entry.len - skip);
+            }
+            if skip == 0 && (is_run || now < rest.len()) {
+                self.prefetch(&entry, &entries, wanted);
+            }
             let (part, later) = rest.split_at_mut(now);
             self.areas.read(entry.item, skip, part)?;
             rest = later;
@@ -45,6 +73,29 @@ impl Version {
             }
         }
         Ok(count)
+    }
+
+    /// Asks the processor for what is read after `entry`: the entries that `behind` walks, up to byte `end`. For the next one's lines;
+    /// and, once for eight entries, for the pages of eight. A page whose address the processor does not know keeps
+    /// it waiting, even when it is only asked ahead; side by side all take as long as one.
+    #[inline]
+    fn prefetch(&self, entry: &Entry<Extent>, behind: &Range<'_, Extent>, end: u64) {
+        let is_turn = behind.passed() % PAGES_AHEAD == 1;
+        let mut behind = behind.clone().take_while(|later| later.start < end);
+        let Some(next) = behind.next().filter(|next| !self.areas.adjoin(entry, next)) else { return };
+        if is_turn {
+            behind.take(PAGES_AHEAD).for_each(|later| self.areas.prefetch_pages(later.item, later.len));
+        }
+        self.areas.prefetch(next.item, next.len);
+    }
+
+    /// Has a range read from the device soon, all of its extents side by side.
+    pub(crate) fn will_need(&self, at: u64, len: u64) {
+        let end = at.saturating_add(len);
+        for entry in self.tree.range(at).take_while(|entry| entry.start < end) {
+            let skip = at.saturating_sub(entry.start);
+            self.areas.will_need(entry.item, skip, (entry.len - skip).min(end - entry.start - skip));
+        }
     }
 
     pub(crate) fn read_extent(&self, at: u64, max: usize) -> Result<Option<ExtentBytes>> {
@@ -111,6 +162,12 @@ impl View {
         self.version.read(at, buf)
     }
 
+    /// Hints that a range will be read soon: what of it is not in memory is asked from the device at once and side by side,
+    /// and nothing waits for it. A call of the system for each extent: worth it where bytes are missing.
+    pub fn will_need(&self, at: u64, len: u64) {
+        self.version.will_need(at, len);
+    }
+
     /// The extent that holds byte `at`: where it starts, how long it is, and up to `max` bytes from its start.
     /// `None` from the end on. What was inserted or written in one go starts an extent, so that a
     /// reader that lost its place finds one again.
@@ -138,7 +195,12 @@ impl View {
         if let Err(what) = self.version.tree.check() {
             report(Error::Invalid { what: "index", why: what });
         }
+        let mut ahead = 0;
         for entry in self.version.tree.range(0) {
+            if entry.start >= ahead {
+                self.version.will_need(entry.start, AHEAD);
+                ahead = entry.start + AHEAD;
+            }
             match self.version.verify(entry.item, entry.len) {
                 Err(error) if error.is_corrupt() => report(error),
                 other => other?,

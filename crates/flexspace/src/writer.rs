@@ -28,8 +28,8 @@ use crate::area::Areas;
 use crate::extent::{Extent, footprint};
 use crate::format::{self, Record};
 use crate::log::Log;
-use crate::place::Room;
-use crate::tree::{Content, MAX_LEN, ShiftTree};
+use crate::room::Room;
+use crate::tree::{Content, Entry, MAX_LEN, ShiftTree};
 
 /// Who wants room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +98,37 @@ fn follow((from, to): (u64, u64), at: u64, cut: u64, new: u64) -> (u64, u64) {
         _ => to - cut + new,
     };
     (low, high.max(low))
+}
+
+/// What lives where.
+struct Books<'a> {
+    segments: &'a mut [Segment],
+    areas: &'a Areas,
+    total_live: &'a mut u64,
+    seq: u64,
+}
+
+impl Books<'_> {
+    fn enter(&mut self, len: u64, extent: Extent, sign: i64) {
+        if extent.is_hole() {
+            return;
+        }
+        let bytes = footprint(len, self.areas.geometry.piece);
+        let segment = &mut self.segments[self.areas.segment_of(extent) as usize];
+        if sign > 0 {
+            segment.live += bytes;
+            *self.total_live += bytes;
+            if matches!(segment.state, State::Dead(_)) {
+                segment.state = State::Sealed;
+            }
+        } else {
+            segment.live -= bytes;
+            *self.total_live -= bytes;
+            if segment.live == 0 && segment.state == State::Sealed {
+                segment.state = State::Dead(self.seq);
+            }
+        }
+    }
 }
 
 impl Writer {
@@ -264,35 +295,45 @@ impl Writer {
     /// The operation after `seq` is these records.
     pub(crate) fn apply(&mut self, records: &[Record]) {
         self.seq += 1;
-        for record in records {
+        let mut records = records.iter().peekable();
+        while let Some(record) = records.next() {
             match record {
                 Record::Insert { at, run } => {
                     self.split(*at, *at);
-                    let mut to = *at;
-                    for (len, extent) in run {
-                        self.tree.insert(to, *len, *extent);
-                        self.account(*len, *extent, 1);
-                        to += len;
-                    }
-                    self.track = self.track.map(|range| follow(range, *at, 0, to - at));
+                    self.insert(*at, run);
                 }
                 Record::Remap { at, run } => {
                     let mut to = *at;
                     for (len, extent) in run {
                         self.split(to, to + len);
-                        let mut gone = Vec::new();
-                        self.tree.remap(to, *len, *extent, |len, old| gone.push((len, old)));
                         self.account(*len, *extent, 1);
-                        gone.into_iter().for_each(|(len, old)| self.account(len, old, -1));
+                        let (tree, mut books) = self.books();
+                        tree.remap(to, *len, *extent, |len, old| books.enter(len, old, -1));
                         to += len;
                     }
                 }
                 Record::Collapse { at, len } => {
                     self.split(*at, at + len);
-                    let mut gone = Vec::new();
-                    self.tree.collapse(*at, *len, |len, old| gone.push((len, old)));
-                    gone.into_iter().for_each(|(len, old)| self.account(len, old, -1));
                     self.track = self.track.map(|range| follow(range, *at, *len, 0));
+                    // What goes and what comes in its place are one change of the tree.
+                    let is_new = |next: &&Record| match next {
+                        Record::Insert { at: to, run } => to == at && !run.is_empty(),
+                        _ => false,
+                    };
+                    let coming = match records.next_if(is_new) {
+                        Some(Record::Insert { run, .. }) => run.split_first(),
+                        _ => None,
+                    };
+                    let Some(((first, extent), rest)) = coming else {
+                        let (tree, mut books) = self.books();
+                        tree.collapse(*at, *len, |len, old| books.enter(len, old, -1));
+                        continue;
+                    };
+                    self.account(*first, *extent, 1);
+                    let (tree, mut books) = self.books();
+                    tree.replace(*at, *len, *first, *extent, |len, old| books.enter(len, old, -1));
+                    self.track = self.track.map(|range| follow(range, *at, 0, *first));
+                    self.insert(at + first, rest);
                 }
                 Record::Mark(mark) => self.mark = *mark,
                 Record::Open { .. } => {}
@@ -300,8 +341,23 @@ impl Writer {
         }
     }
 
+    /// Inserts a run between two extents.
+    fn insert(&mut self, at: u64, run: &[(u64, Extent)]) {
+        let mut to = at;
+        for (len, extent) in run {
+            self.tree.insert(to, *len, *extent);
+            self.account(*len, *extent, 1);
+            to += len;
+        }
+        self.track = self.track.map(|range| follow(range, at, 0, to - at));
+    }
+
     /// Extents are about to be split at `from` and `to`: in pieces they take a little more.
     fn split(&mut self, from: u64, to: u64) {
+        let is_whole = |e: Entry<Extent>| e.start == from && (to == from || e.start + e.len == to);
+        if self.tree.get(from).is_none_or(is_whole) {
+            return; // between two extents, or one and all of it
+        }
         let piece =
             |start: u64, end: u64, extent: Extent, base: u64| (end - start, extent.tail(start - base));
         let mut parts = Vec::new();
@@ -326,24 +382,13 @@ impl Writer {
     }
 
     fn account(&mut self, len: u64, extent: Extent, sign: i64) {
-        if extent.is_hole() {
-            return;
-        }
-        let bytes = footprint(len, self.areas.geometry.piece);
-        let segment = &mut self.segments[self.areas.segment_of(extent) as usize];
-        if sign > 0 {
-            segment.live += bytes;
-            self.total_live += bytes;
-            if matches!(segment.state, State::Dead(_)) {
-                segment.state = State::Sealed;
-            }
-        } else {
-            segment.live -= bytes;
-            self.total_live -= bytes;
-            if segment.live == 0 && segment.state == State::Sealed {
-                segment.state = State::Dead(self.seq);
-            }
-        }
+        self.books().1.enter(len, extent, sign);
+    }
+
+    /// The tree, and the books of what lives where.
+    fn books(&mut self) -> (&mut ShiftTree<Extent>, Books<'_>) {
+        let Writer { tree, segments, areas, total_live, seq, .. } = self;
+        (tree, Books { segments, areas, total_live, seq: *seq })
     }
 
     /// Dead segments whose death is at or before `floor` and that no reader needs become free; how many. The version of
@@ -351,7 +396,6 @@ impl Writer {
     pub(crate) fn release(&mut self, floor: u64, index_only: Option<u64>) -> u64 {
         let oldest = self.tree.oldest_but(index_only).unwrap_or(self.seq);
         let mut released = 0;
-        self.room.forget_borrowed();
         for (number, segment) in (0..).zip(self.segments.iter_mut()) {
             if let State::Dead(seq) = segment.state
                 && seq <= floor.min(oldest)
@@ -363,6 +407,7 @@ impl Writer {
                 released += 1;
             }
         }
+        self.room.repay(released);
         released
     }
 

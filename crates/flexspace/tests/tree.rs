@@ -86,6 +86,7 @@ enum Op {
     Hole(u64, u64),
     Collapse(u64, u64),
     Remap(u64, u64),
+    Replace(u64, u64, u64),
     Publish,
     Release(u8),
 }
@@ -98,7 +99,8 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (at, len.clone()).prop_map(|(at, len)| Op::Hole(at, len)),
         3 => (at, len.clone()).prop_map(|(at, len)| Op::Collapse(at, len)),
         1 => (at, 0..3000u64).prop_map(|(at, len)| Op::Collapse(at, len)),
-        3 => (at, len).prop_map(|(at, len)| Op::Remap(at, len)),
+        3 => (at, len.clone()).prop_map(|(at, len)| Op::Remap(at, len)),
+        3 => (at, 0..200u64, len).prop_map(|(at, len, new)| Op::Replace(at, len, new)),
         1 => Just(Op::Publish),
         1 => any::<u8>().prop_map(Op::Release),
     ]
@@ -157,6 +159,14 @@ impl Pair {
                     assert_eq!(gone.joined(), expected.joined());
                     self.flat.insert(at * self.unit, len, piece);
                 }
+            }
+            Op::Replace(at, len, new) => {
+                let at = at % (units + 1);
+                let (at, len, new) = (at * self.unit, len.min(units - at) * self.unit, new * self.unit);
+                let mut gone = Flat::default();
+                self.tree.replace(at, len, new, piece, |len, piece| gone.0.push((len, piece)));
+                assert_eq!(gone.joined(), self.flat.collapse(at, len).joined());
+                self.flat.insert(at, new, piece);
             }
             Op::Publish => {
                 let version = self.tree.publish(self.next);

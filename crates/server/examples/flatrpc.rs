@@ -134,7 +134,7 @@ fn run(address: &Address, mode: &str, clients: usize, flight: usize, time: Durat
 
 /// Puts by one thread of this process.
 fn in_process(db: &Database, time: Duration) -> Result<f64> {
-    let keyspace = db.keyspace("bench", KeyspaceOptions::default())?;
+    let keyspace = db.keyspace("bench", KeyspaceOptions::default().engine("flat"))?;
     let (start, mut count) = (Instant::now(), 0u64);
     while start.elapsed() < time {
         for _ in 0..256 {
@@ -195,7 +195,7 @@ fn bare_ring(flight: usize, time: Duration) -> Result<f64> {
 
 fn open(dir: &Path, limits: Limits) -> Result<(Database, Server)> {
     let db = Database::open(dir.join("db"))?;
-    let keyspace = db.keyspace("bench", KeyspaceOptions::default())?;
+    let keyspace = db.keyspace("bench", KeyspaceOptions::default().engine("flat"))?;
     for number in 0..KEYS {
         keyspace.insert(number.to_be_bytes(), VALUE)?;
     }

@@ -94,7 +94,7 @@ fn let_out(agent: Agent) {
         }
         drop(asleep);
     }
-    workers.map(|worker| worker.join().expect("it commits"));
+    workers.into_iter().for_each(|worker| worker.join().expect("it commits"));
 }
 
 #[test]

@@ -13,8 +13,8 @@ use sheaf_base::store::{Batching, KeyspaceInfo, Options, Stats, Store, VerifyRep
 use crate::handle::Handle;
 use crate::{Batch, Durability, Error, Keyspace, KeyspaceOptions, Result, Snapshot};
 
-/// The engine of a keyspace that does not ask for one.
-pub const DEFAULT_ENGINE: &str = "flat";
+/// The engine of a keyspace that does not ask for one: keys in order, for mixed load.
+pub const DEFAULT_ENGINE: &str = "flex";
 
 /// Names of the engines that are built in, in the order of the project's plan.
 #[must_use]
@@ -86,7 +86,8 @@ impl Builder {
     }
 
     /// How many times the live entries the store logs may take on disk before cleaning works them
-    /// down; from 1.1 to 10. Less costs device writes: see the engine's README. Default 1.6.
+    /// down; from 1.1 to 10. Less costs device writes: see the engine's README. Default 1.6. For `flex` it is no bound but a
+    /// measure of how much may be superseded in its journal and its intervals.
     #[must_use]
     pub fn space_limit(mut self, times: f64) -> Builder {
         self.options.space_limit = times;

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use sheaf_base::engine::{Action, Bounds, Engine, Op, Want};
-use sheaf_base::store::{Kept, Outcome, Store, Write};
+use sheaf_base::engine::{Action, Bounds, Engine, Op, Want, Wanted};
+use sheaf_base::store::{Compacted, Kept, Outcome, Store, Write};
 use sheaf_base::types::Seq;
 use sheaf_base::value::Stored;
 
@@ -24,7 +24,7 @@ pub struct KeyspaceOptions {
 }
 
 impl KeyspaceOptions {
-    /// The engine that keeps it, by name (`"flat"`). Remembered; opening it as another is refused.
+    /// The engine that keeps it, by name (`"flex"`). Remembered; opening it as another is refused.
     /// Without it, an existing keyspace opens as what it is and a new one gets the default engine.
     #[must_use]
     pub fn engine(mut self, name: &str) -> KeyspaceOptions {
@@ -94,7 +94,8 @@ impl Keyspace {
     }
 
     /// What the engine did since the database was opened, each thing by its name. `flex`: how often it inserted an
-    /// interval, appended to one, rewrote one; other engines have none yet.
+    /// interval, appended to one, rewrote one; `kreon`: ranges spilled and merged, pages read, reads that filters spared; the others
+    /// have none yet.
     pub fn counters(&self) -> Result<Vec<(&'static str, u64)>> {
         Ok(self.kept()?.engine()?.counters())
     }
@@ -160,7 +161,7 @@ impl Keyspace {
     }
 
     /// The bytes of the value of `key` within `range`, as far as it goes, without the rest in memory. Each byte is checked: the
-    /// first range of a value in a file of its own goes through all of it, later ones read what they touch.
+    /// first range of a value beside the log goes through all of it, later ones read what they touch.
     pub fn get_range(&self, key: impl AsRef<[u8]>, range: impl RangeBounds<u64>) -> Result<Option<Value>> {
         self.reader(key)?.map(|mut reader| reader.range(&range)).transpose()
     }
@@ -184,7 +185,7 @@ impl Keyspace {
         let mut path = None;
         kept.engine()?.look(Seq::LATEST, key.as_ref(), &mut |stored| {
             if let Stored::File(file) = stored {
-                path = Some(file.path().to_path_buf());
+                path = file.own_path().map(std::path::Path::to_path_buf);
             }
         })?;
         Ok(path)
@@ -205,10 +206,10 @@ impl Keyspace {
         let engine = kept.engine()?;
         let mut values = Vec::with_capacity(keys.len());
         for group in keys.chunks(32) {
-            let group: Vec<&[u8]> = group.iter().map(AsRef::as_ref).collect();
-            engine.prefetch(&group, true);
+            let wanted: Vec<Wanted<'_>> = group.iter().map(|key| engine.wanted(key.as_ref())).collect();
+            engine.prefetch(&wanted, true);
             for key in group {
-                values.push(get_at(self.store(), &kept, Seq::LATEST, key, Value::new)?);
+                values.push(get_at(self.store(), &kept, Seq::LATEST, key.as_ref(), Value::new)?);
             }
         }
         Ok(values)
@@ -379,6 +380,16 @@ impl Keyspace {
             }
             batch.commit()?;
         }
+    }
+
+    /// Puts the records of `flat-ordered` and `kreon`, which stand in the log as they arrived, into the order of their keys, so that
+    /// scans read the log from front to back. Readers and writers go on; what is written later is in its own order again.
+    /// Writes each record that is out of place once, at the pace of a writer, and has what it leaves cleaned; beside the data itself
+    /// it needs what the space limit allows. Snapshots stay as they are. [`Error::Unsupported`] with engines that have nothing to
+    /// sort; after any error the data is as it was, sorted in part.
+    pub fn compact(&self) -> Result<Compacted> {
+        let kept = self.kept()?;
+        self.store().store().sort(&kept)
     }
 }
 

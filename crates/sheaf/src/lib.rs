@@ -46,7 +46,9 @@ pub use iter::{Iter, Keys};
 pub use keyspace::{Keyspace, KeyspaceOptions};
 pub use sheaf_base::engine::{Capabilities, EngineStats};
 pub use sheaf_base::error::{Damage, Error, Result};
-pub use sheaf_base::store::{Batching, KeyspaceInfo, LogStats, MemoryStats, Stats, VerifyReport};
+pub use sheaf_base::store::{
+    Batching, Compacted, KeyspaceInfo, LogStats, MemoryStats, StagedStats, Stats, VerifyReport,
+};
 pub use sheaf_base::types::{Durability, MAX_KEY, MAX_VALUE};
 pub use snapshot::{KeyspaceSnapshot, Snapshot};
 pub use stream::{ValueReader, ValueWriter};

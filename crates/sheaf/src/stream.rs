@@ -1,7 +1,7 @@
 //! # Streams: values that memory need not hold
 //!
 //! A [`ValueReader`] reads a value by ranges or from its beginning to its end, a [`ValueWriter`] makes one of what is
-//! written to it. Large values stand in files of their own, and neither holds more than some pieces of them.
+//! written to it. Large values stand beside the log, and neither holds more than some pieces of them.
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::ops::{Bound, RangeBounds};
@@ -15,8 +15,8 @@ use sheaf_base::value::{Pieces, Stored};
 use crate::handle::Handle;
 use crate::{Commit, Durability, Error, Keyspace, Result, Value};
 
-/// A value, open for reading: it stays what it was whatever becomes of its key. `Read` and `Seek`; cheap to make for values
-/// within the log. One in a file of its own (above 64 KiB, in `delsm` above 8 KiB) is gone through once when it is opened, to check
+/// A value, open for reading: it stays what it was whatever becomes of its key, until the database is closed. `Read` and `Seek`; cheap to
+/// make for values within the log. One beside it (above 64 KiB, in `delsm` above 8 KiB) is gone through once when it is opened, to check
 /// it, unless it was read a short while ago; afterwards it costs what it reads.
 #[derive(Debug)]
 pub struct ValueReader {

@@ -55,7 +55,7 @@ fn what_was_written_is_there_after_a_reopen() {
 fn updates_far_beyond_the_limit_are_cleaned_up_after() {
     let dir = Dir::new("clean");
     let db = Database::open(&dir.0).unwrap();
-    let ks = db.keyspace("default", KeyspaceOptions::default()).unwrap();
+    let ks = db.keyspace("default", KeyspaceOptions::default().engine("flat")).unwrap();
     for round in 0..40u32 {
         for n in 0..10_000 {
             ks.insert(key(n), format!("{round} {}", "x".repeat(100))).unwrap();

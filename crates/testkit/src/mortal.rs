@@ -115,6 +115,9 @@ impl File for MortalFile {
     fn allocate(&self, len: u64) -> io::Result<()> {
         self.alive()?.allocate(len)
     }
+    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.alive()?.punch(offset, len)
+    }
     fn sync(&self) -> io::Result<()> {
         self.alive()?.sync()
     }

@@ -9,6 +9,7 @@ pub fn reseal(bytes: &mut [u8]) {
         Some(b"SHEAFROT") => root(bytes),
         Some(b"SHEAFSEG") => segment(bytes),
         Some(b"SHEAFIMG") => image(bytes),
+        Some(b"SHEAFCHK") => chunk(bytes),
         _ => {}
     }
 }
@@ -29,6 +30,20 @@ fn root(bytes: &mut [u8]) {
     let Some(body) = bytes.get(20..20usize.saturating_add(len)) else { return };
     let sum = crc32c::crc32c_append(crc32c::crc32c(&bytes[..16]), body);
     put(bytes, 16, sum);
+}
+
+fn chunk(bytes: &mut [u8]) {
+    if bytes.len() < 1024 {
+        return;
+    }
+    let sum = crc32c::crc32c(&bytes[..48]);
+    put(bytes, 48, sum);
+    let number = crc32c::crc32c(&bytes[32..40]);
+    for slot in 0..u32_at(bytes, 12).unwrap_or(0).min(64) {
+        let at = 512 + 8 * slot;
+        let summed = [u8::try_from(slot).unwrap_or(0), bytes[at], bytes[at + 1]];
+        put(bytes, at + 4, crc32c::crc32c_append(number, &summed));
+    }
 }
 
 fn image(bytes: &mut [u8]) {

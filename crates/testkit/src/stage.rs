@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -129,6 +129,12 @@ impl Subject {
     #[must_use]
     pub fn frees_at_once(&self) -> bool {
         self.engine != "delsm"
+    }
+
+    /// Whether its log can be put into the order of its keys.
+    #[must_use]
+    pub fn is_compacted(&self) -> bool {
+        matches!(self.engine, "flat-ordered" | "flat-plain" | "kreon")
     }
 
     /// Whether its index may be larger than the budget, so that no key is refused for want of memory.
@@ -423,14 +429,7 @@ impl Drop for Stage {
 /// Waits until nobody is left in what was let go up to now. Epochs are the process's: a reader of another test's database
 /// keeps the segments of this one as well. Gives up after some seconds: somebody may be the caller.
 pub fn others_have_let_go() {
-    let is_over = Arc::new(AtomicBool::new(false));
-    let over = Arc::clone(&is_over);
-    epoch::pin().defer(move || over.store(true, Ordering::Release));
-    let begun = SystemClock.now();
-    while !is_over.load(Ordering::Acquire) && SystemClock.now() - begun < Duration::from_secs(5) {
-        epoch::pin().flush();
-        std::thread::yield_now();
-    }
+    let _ = epoch::settle(Duration::from_secs(5));
 }
 
 /// Writes a suite's tests for every engine there is: `every_engine!(crash_suite);`. With [`Subject::all`] this is the

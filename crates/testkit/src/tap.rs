@@ -330,6 +330,10 @@ impl File for TapFile {
         self.before(Class::Allocate);
         self.below.allocate(len)
     }
+    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.before(Class::Write);
+        self.below.punch(offset, len)
+    }
     fn sync(&self) -> io::Result<()> {
         self.before(Class::Sync);
         match self.to_sync() {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use sheaf::{Database, Keyspace, KeyspaceOptions};
 use sheaf_base::disk::sim::SimDisk;
 use sheaf_testkit::alloc::measure;
-use sheaf_testkit::stage::{Place, Setting, Stage, Subject};
+use sheaf_testkit::stage::{Place, Setting, Stage, Subject, others_have_let_go};
 
 const TINY: Setting = Setting::new(Place::Real, true, true);
 const NORMAL: Setting = Setting::new(Place::Real, false, true);
@@ -133,4 +133,58 @@ fn streams_of_large_values_take_little_memory() {
         });
         assert!(peak.held < 4 << 20, "{subject:?}: {peak:?}");
     }
+}
+
+/// Blocks of all files below `dir`, in bytes.
+fn bytes_in_blocks(dir: &Path) -> u64 {
+    let files = std::fs::read_dir(dir).into_iter().flatten().map(Result::unwrap);
+    let bytes = |entry: std::fs::DirEntry| match entry.metadata() {
+        Ok(meta) if meta.is_dir() => bytes_in_blocks(&entry.path()),
+        Ok(meta) => meta.blocks() * 512,
+        Err(_) => 0, // gone meanwhile
+    };
+    files.map(bytes).sum()
+}
+
+/// Two thirds of the chunks become empty, and of what is left three slots of four: both kinds of room come back.
+#[test]
+fn blocks_of_removed_large_values_go_back_to_the_file_system() {
+    const COUNT: u64 = 360;
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("blocks-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&dir);
+    let value = |index: u64| vec![(index % 251).to_le_bytes()[0]; 180_000];
+    let db = Database::builder().inline(true).open(&dir).unwrap();
+    let ks = db.keyspace("files", KeyspaceOptions::default().engine("flat")).unwrap();
+    (0..COUNT).for_each(|index| ks.insert(index.to_be_bytes(), value(index)).unwrap());
+    db.persist().unwrap();
+    let (full, before) = (bytes_in_blocks(&dir.join("blob")), db.stats().staged);
+    assert!(full >= COUNT * 180_000, "{full} bytes of blocks");
+    let kept = |index: &u64| *index >= COUNT * 2 / 3 && index.is_multiple_of(4);
+    (0..COUNT).filter(|index| !kept(index)).for_each(|index| ks.remove(index.to_be_bytes()).unwrap());
+    let live = (0..COUNT).filter(kept).count() as u64 * 180_000;
+    let mut left = full;
+    for _ in 0..200 {
+        db.persist().unwrap();
+        db.pump().unwrap();
+        others_have_let_go();
+        left = bytes_in_blocks(&dir.join("blob"));
+        if left < live * 5 / 4 {
+            break;
+        }
+    }
+    assert!(
+        left < live * 5 / 4,
+        "{left} bytes of blocks for {live} bytes of values: {:?}",
+        db.stats().staged
+    );
+    assert!(2 * db.stats().staged.chunks < before.chunks, "{:?}", db.stats().staged);
+    for index in 0..COUNT {
+        let found = ks.get(index.to_be_bytes()).unwrap();
+        assert!(found.as_deref() == kept(&index).then(|| value(index)).as_deref(), "value {index}");
+    }
+    // A slot without blocks takes a value again.
+    (0..30u64).for_each(|index| ks.insert(index.to_be_bytes(), value(index)).unwrap());
+    assert!((0..30u64).all(|index| *ks.get(index.to_be_bytes()).unwrap().unwrap() == *value(index)));
+    db.close().unwrap();
+    std::fs::remove_dir_all(&dir).unwrap();
 }

@@ -88,3 +88,45 @@ fn a_sync_that_finds_the_device_full_poisons() {
         assert!(matches!(closed, Err(Error::Poisoned { .. })), "{closed:?}");
     }
 }
+
+/// The n-th sync of a directory of an engine's own files fails, for every n of a life that makes its first checkpoint. The kernel
+/// may have dropped any name of that directory, and takes it for durable ever after: the next life, of the same boot, makes
+/// the names anew.
+#[test]
+fn a_life_after_a_failed_sync_of_an_engines_directory_makes_its_names_anew() {
+    for subject in Subject::all() {
+        for (nth, seed) in (1..).flat_map(|nth| [1, 2, 3].map(|seed| (nth, seed))) {
+            let world = World::of(&subject, SimDisk::with_seed(seed));
+            let what = format!("{subject:?}, sync of a directory {nth}, seed {seed}");
+            let mut db = world.open().unwrap();
+            world.sim.set_faults(Fault::new(Class::SyncDir, Failure::Io).on("/own").nth(nth));
+            let filled = fill(&world, &db, &subject, 0).and_then(|()| db.close());
+            if world.sim.injected() == 0 {
+                filled.unwrap();
+                break;
+            }
+            world.sim.set_faults(FaultPlan::default());
+            db = world.open().unwrap();
+            fill(&world, &db, &subject, 1).and_then(|()| db.close()).unwrap();
+            let db = world.cut(&Keep::None).open().unwrap();
+            let keyspace = db.existing_keyspace("k").unwrap().unwrap();
+            for key in 0..40u8 {
+                let value = keyspace.get([key]).unwrap_or_else(|e| panic!("{what}: {e}"));
+                assert_eq!(value.as_deref(), Some(&[1; 60][..]), "{what}");
+            }
+        }
+    }
+}
+
+/// Pairs of `version`, durable, and background work until they are where they belong.
+fn fill(world: &World, db: &Database, subject: &Subject, version: u8) -> Result<(), Error> {
+    let keyspace = db.keyspace("k", KeyspaceOptions::default().engine(subject.engine))?;
+    for key in 0..40u8 {
+        keyspace.insert([key], [version; 60])?;
+    }
+    db.persist()?;
+    for _ in 0..8 {
+        world.work(db)?;
+    }
+    Ok(())
+}

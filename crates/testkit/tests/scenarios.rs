@@ -15,9 +15,9 @@ use sheaf::{Database, Durability, Keyspace, KeyspaceOptions};
 use sheaf_testkit::crash::explore::{Plan, Report, explore};
 use sheaf_testkit::crash::workload::{Step, parse};
 
-/// The keyspace `name`.
+/// The keyspace `name`, on the engine whose log is its data: there a scenario's damage is damage to a pair.
 pub(crate) fn keyspace(db: &Database, name: &str) -> Keyspace {
-    db.keyspace(name, KeyspaceOptions::default()).expect("a keyspace")
+    db.keyspace(name, KeyspaceOptions::default().engine("flat")).expect("a keyspace")
 }
 
 /// Puts one pair, on the device on return.

@@ -20,7 +20,7 @@ fn explorer_must_find(plan: &Plan, shape: &Shape) {
     let watch = Stopwatch::start();
     let what = format!("{:?}, later {:?}", plan.lie, plan.later_lie);
     for seed in 0.. {
-        let plan = Plan { seconds: SECONDS / 4.0, ..plan.clone() };
+        let plan = Plan { seconds: SECONDS / 8.0, ..plan.clone() };
         let report = explore(&generate(seed, shape), &plan);
         if let Some(failure) = report.failure {
             let (seconds, images) = (watch.seconds(), report.images);
@@ -68,7 +68,8 @@ fn a_forgotten_sync_of_an_image_is_found() {
 
 #[test]
 fn a_large_value_that_is_not_synced_before_its_commit_is_found() {
-    must_find(Lie::SyncOf(".blob"), Shape { large: 3_000, steps: 25, ..Shape::default() });
+    must_find(Lie::SyncOf(".chunk"), Shape { large: 3_000, steps: 25, ..Shape::default() });
+    must_find(Lie::SyncOf(".blob"), Shape { large: 24_000, steps: 25, ..Shape::default() });
 }
 
 #[test]

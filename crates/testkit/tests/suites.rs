@@ -12,6 +12,7 @@ mod limits;
 mod linear;
 mod model;
 mod openings;
+mod probes;
 mod scenarios;
 mod seeded_bugs;
 

@@ -17,7 +17,7 @@ use crate::shell::{cargo, output, root, step, target};
 /// Harnesses that the campaign program of testkit runs.
 const INSIDE: [&str; 8] = ["crash", "short", "kill", "errors", "model", "corrupt", "linearizable", "fuzz"];
 /// Harnesses that are builds of their own, and for all engines at once.
-const OUTSIDE: [&str; 2] = ["interleavings", "sanitizers"];
+const OUTSIDE: [&str; 3] = ["interleavings", "sanitizers", "crowded"];
 /// Longest turn of a harness in seconds, where a turn can be cut short.
 const TURN: u64 = 60;
 /// What the thread sanitizer reports and is none, with reasons.
@@ -102,6 +102,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), String> {
             let sum = match line.harness.as_str() {
                 "interleavings" => interleavings(seed)?,
                 "sanitizers" => sanitizers()?,
+                "crowded" => crowded()?,
                 _ => program.turn(line, seed, share.min(left), wish.cases, &wish.workers)?,
             };
             line.add(&sum);
@@ -197,6 +198,23 @@ fn interleavings(seed: u64) -> Result<Sum, String> {
     let (well, said) = output(command)?;
     let cases = said.lines().filter_map(|line| line.strip_suffix(" schedules")?.parse::<u64>().ok()).sum();
     Ok(Sum { cases, failures: u64::from(!well), seconds: began.elapsed().as_secs_f64() })
+}
+
+/// What every engine must do, with many times as many threads as the machine has cores: threads lose theirs at places where
+/// they hardly ever do otherwise. The unit is the test.
+fn crowded() -> Result<Sum, String> {
+    const AT_A_TIME: &str = "24";
+    let began = Instant::now();
+    let words = ["test", "--locked", "-p", "sheaf-testkit", "--test", "suites", "conformance", "--"];
+    let (_, said) = output(cargo(&[&words[..], &["--test-threads", AT_A_TIME]].concat()))?;
+    let ended =
+        |how: &str| said.lines().filter(|line| line.starts_with("test ") && line.ends_with(how)).count();
+    let (well, failed) = (ended("... ok"), ended("... FAILED"));
+    if failed > 0 {
+        print!("{said}");
+    }
+    let failures = failed as u64;
+    Ok(Sum { cases: (well + failed) as u64, failures, seconds: began.elapsed().as_secs_f64() })
 }
 
 /// Histories of real threads under the thread sanitizer, then histories and damage under the address sanitizer. A report

@@ -126,6 +126,12 @@ impl Mapping {
         Some(unsafe { slice::from_raw_parts(start, len) })
     }
 
+    /// Pages are read one by one when they are missing.
+    pub(super) fn expect_scattered(&self) {
+        // Refused advice costs time only.
+        let _ = self.region.advise(0..self.region.span, Advice::Random);
+    }
+
     /// Asks the processor for `lines` of the cache from `offset` on.
     #[inline]
     pub(super) fn prefetch(&self, offset: u64, lines: usize) {
@@ -293,7 +299,7 @@ impl Region {
         // * `bytes.start < span`: inside of the mapping (invariant 1).
         let start = unsafe { self.base.as_ptr().add(bytes.start) };
         // SAFETY:
-        // * The range is ours, and no advice in use (populate, do not fork, drop the page table's entries
+        // * The range is ours, and no advice in use (populate, do not fork, no readahead, drop the page table's entries
         //   of a shared file mapping) changes its bytes.
         unsafe { madvise(start.cast(), bytes.end - bytes.start, advice) }?;
         Ok(())

@@ -204,6 +204,15 @@ pub trait File: fmt::Debug + Send + Sync {
         let _ = len;
         Ok(false)
     }
+    /// Gives blocks of `[offset, offset + len)` back, which is within the file, where that can be had: it reads as zeros, and
+    /// the length stays.
+    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        let _ = (offset, len);
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    /// A hint: this and other files are about to be synced. What was written goes on its way, so that they share the time
+    /// on the device, and what the file system has to write of its own.
+    fn start_sync(&self) {}
     /// Makes data and length durable. See invariant 2.
     fn sync(&self) -> io::Result<()>;
 
@@ -234,6 +243,13 @@ pub trait File: fmt::Debug + Send + Sync {
     /// effect elsewhere.
     fn prefetch(&self, offset: u64, lines: usize) {
         let _ = (offset, lines);
+    }
+    /// The mapped bytes will be read here and there: a page that is missing brings no neighbours along. A hint.
+    fn expect_scattered(&self) {}
+    /// `[offset, offset + len)` will be read soon: what of it is not in memory is read by one call, side by side. A hint; it
+    /// waits for nothing.
+    fn will_need(&self, offset: u64, len: u64) {
+        let _ = (offset, len);
     }
     /// As [`File::write_at`] for the tail of a log: may store through the mapping where
     /// [`File::make_resident`] has prepared it. The same bytes by the same call on every disk.

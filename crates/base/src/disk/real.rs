@@ -17,6 +17,7 @@
 
 use std::fmt;
 use std::io;
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -242,6 +243,16 @@ impl File for RealFile {
         }
     }
 
+    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(repeat(|| rustix::fs::fallocate(&self.fd, flags, offset, len))?)
+    }
+
+    fn start_sync(&self) {
+        // SAFETY: the descriptor is open as long as `self`, and the call touches no memory. Errors are the sync's to tell.
+        unsafe { libc::sync_file_range(self.fd.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
+    }
+
     fn sync(&self) -> io::Result<()> {
         if let Some(mapping) = self.mapping.get() {
             mapping.end_residency();
@@ -279,6 +290,18 @@ impl File for RealFile {
         if let Some(mapping) = self.mapping.get() {
             mapping.prefetch(offset, lines);
         }
+    }
+
+    fn expect_scattered(&self) {
+        if let Some(mapping) = self.mapping.get() {
+            mapping.expect_scattered();
+        }
+    }
+
+    fn will_need(&self, offset: u64, len: u64) {
+        let Some(len) = NonZeroU64::new(len) else { return };
+        // A hint that is refused costs time only.
+        let _ = rustix::fs::fadvise(&self.fd, offset, Some(len), rustix::fs::Advice::WillNeed);
     }
 
     fn append_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
@@ -376,333 +399,4 @@ pub(super) fn write_whole(
 }
 
 #[cfg(test)]
-mod tests {
-    #![allow(clippy::disallowed_methods, reason = "tests of the door stand outside of it")]
-
-    use super::*;
-    use crate::disk::scratch::Scratch;
-    use crate::fork::FORKING;
-
-    const PAGE: u64 = 4096;
-
-    fn kind<T>(answer: io::Result<T>) -> io::ErrorKind {
-        answer.map(|_| ()).unwrap_err().kind()
-    }
-
-    #[test]
-    fn bytes_come_back_and_short_files_say_so() {
-        let scratch = Scratch::new();
-        let file = scratch.file("a", 10);
-        file.write_at(20, b"tail").unwrap();
-        assert_eq!(file.len().unwrap(), 24);
-        let mut buf = [1; 14];
-        file.read_at(10, &mut buf).unwrap();
-        assert_eq!(&buf, b"\0\0\0\0\0\0\0\0\0\0tail");
-        assert_eq!(kind(file.read_at(11, &mut buf)), io::ErrorKind::UnexpectedEof);
-        file.set_len(3).unwrap();
-        file.allocate(8192).unwrap();
-        file.sync().unwrap();
-        assert_eq!(file.len().unwrap(), 8192);
-        let mut buf = [1; 5];
-        file.read_at(1, &mut buf).unwrap();
-        assert_eq!(buf, [7, 7, 0, 0, 0]);
-        file.allocate(0).unwrap();
-    }
-
-    #[test]
-    fn open_keeps_its_word() {
-        let scratch = Scratch::new();
-        let path = scratch.path("a");
-        assert_eq!(kind(RealDisk.open(&path, How::Read)), io::ErrorKind::NotFound);
-        assert_eq!(kind(RealDisk.open(&path, How::Write)), io::ErrorKind::NotFound);
-        drop(scratch.file("a", 1));
-        assert_eq!(kind(RealDisk.open(&path, How::Create)), io::ErrorKind::AlreadyExists);
-        let reader = RealDisk.open(&path, How::Read).unwrap();
-        assert!(reader.write_at(0, b"x").is_err());
-        assert_eq!(kind(RealDisk.open(&scratch.0, How::Read)), io::ErrorKind::InvalidInput);
-    }
-
-    #[test]
-    fn names_are_listed_sorted_and_removed() {
-        let scratch = Scratch::new();
-        for name in ["b", "c", "a"] {
-            drop(scratch.file(name, 1));
-        }
-        RealDisk.create_dir(&scratch.path("dir")).unwrap();
-        std::os::unix::fs::symlink(scratch.path("dir"), scratch.path("link")).unwrap();
-        std::os::unix::fs::symlink("nowhere", scratch.path("lost")).unwrap();
-        RealDisk.rename(&scratch.path("b"), &scratch.path("c")).unwrap();
-        RealDisk.sync_dir(&scratch.0).unwrap();
-        let listed = RealDisk.list(&scratch.0).unwrap();
-        let listed: Vec<_> = listed.iter().map(|e| (e.name.as_str(), e.is_dir)).collect();
-        let expected = [("a", false), ("c", false), ("dir", true), ("link", true), ("lost", false)];
-        assert_eq!(listed, expected);
-        RealDisk.remove(&scratch.path("a")).unwrap();
-        RealDisk.remove_dir(&scratch.path("dir")).unwrap();
-        assert_eq!(RealDisk.list(&scratch.0).unwrap().len(), 3);
-        assert!(RealDisk.free_space(&scratch.0).unwrap() > 0);
-    }
-
-    #[test]
-    fn name_that_is_not_utf8_is_an_error() {
-        use std::os::unix::ffi::OsStrExt;
-        let scratch = Scratch::new();
-        let name = std::ffi::OsStr::from_bytes(b"\xff");
-        std::fs::write(scratch.0.join(name), b"").unwrap();
-        assert_eq!(kind(RealDisk.list(&scratch.0)), io::ErrorKind::InvalidData);
-    }
-
-    /// Maps a fresh page at `address`, where nothing is mapped; null if something is.
-    fn take_page_at(address: usize) -> *const u8 {
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-        // SAFETY:
-        // * NOREPLACE: no existing mapping is touched.
-        let page = unsafe { libc::mmap(address as *mut _, 4096, protection, flags, -1, 0) };
-        match page {
-            libc::MAP_FAILED => std::ptr::null(),
-            page => page.cast_const().cast(),
-        }
-    }
-
-    #[test]
-    fn forked_child_that_drops_everything_leaves_the_parents_lock_and_mapping() {
-        let _alone = FORKING.lock();
-        let scratch = Scratch::new();
-        let path = scratch.path("LOCK");
-        let held = RealDisk.lock(&path, Share::Exclusive).unwrap();
-        let file = scratch.file("a", 4096);
-        file.map(PAGE);
-        // SAFETY:
-        // * Nobody writes the file.
-        let address = unsafe { file.mapped(0, 1) }.unwrap().as_ptr().addr();
-        // SAFETY:
-        // * The child only frees memory of small objects, which glibc allows after fork, and
-        //   makes system calls.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY:
-            // * Nobody writes the file.
-            let hidden = unsafe { file.mapped(0, 1) }.is_none();
-            let page = take_page_at(address);
-            drop(held);
-            drop(file);
-            // SAFETY:
-            // * A page of the child's own, if it is still there; if not, that is what the parent
-            //   wants to know.
-            let byte = unsafe { page.read_volatile() };
-            // SAFETY:
-            // * `_exit` has no conditions.
-            unsafe { libc::_exit(i32::from(!hidden) + i32::from(byte)) }
-        }
-        let mut status = -1;
-        // SAFETY:
-        // * `status` is a valid place for an int.
-        unsafe { libc::waitpid(child, &raw mut status, 0) };
-        assert_eq!(status, 0);
-        let again = RealDisk.lock(&path, Share::Exclusive).unwrap();
-        assert!(matches!(again, Locked::Busy(_)));
-        // SAFETY:
-        // * Nobody writes the file.
-        assert_eq!(unsafe { file.mapped(0, 4) }, Some(&[7; 4][..]));
-        drop(held);
-    }
-
-    #[test]
-    fn mapped_bytes_are_the_files_and_stay_in_bounds() {
-        let scratch = Scratch::new();
-        let file = scratch.file("a", 10_000);
-        // SAFETY:
-        // * Nobody writes the range while the slice lives.
-        let mapped = |offset, len| unsafe { file.mapped(offset, len) }.map(<[u8]>::to_vec);
-        assert_eq!(mapped(0, 1), None);
-        file.map(20_000);
-        assert_eq!(mapped(0, 1), None, "the file is shorter");
-        file.map(9_000);
-        file.write_at(8_990, b"0123456789").unwrap();
-        assert_eq!(mapped(8_990, 10).unwrap(), b"0123456789");
-        assert_eq!(mapped(8_990, 11), None);
-        assert_eq!(mapped(u64::MAX, 2), None);
-        assert_eq!(mapped(0, usize::MAX), None);
-        file.prefetch(0, 1);
-        file.prefetch(u64::MAX, 1);
-        assert!(!file.is_resident(0, 1));
-    }
-
-    #[test]
-    fn appends_through_the_mapping_are_the_files_bytes() {
-        let scratch = Scratch::new();
-        let file = scratch.file("a", 100);
-        file.allocate(64 * 1024).unwrap();
-        file.map(64 * 1024);
-        file.make_resident(100, 16 * 1024);
-        assert!(!file.is_resident(100, 10), "not a whole page");
-        assert!(file.is_resident(4096, 12 * 1024));
-        assert!(!file.is_resident(16 * 1024 - 1, 2));
-        file.append_at(100, b"plain").unwrap();
-        file.append_at(4095, b"over the edge").unwrap();
-        file.append_at(5000, b"stored").unwrap();
-        let mut buf = [0; 6];
-        file.read_at(5000, &mut buf).unwrap();
-        assert_eq!(&buf, b"stored");
-        file.make_resident(16 * 1024, 32 * 1024);
-        assert!(file.is_resident(4096, 28 * 1024), "joined with what came before");
-        file.sync().unwrap();
-        assert!(!file.is_resident(5000, 1));
-        file.append_at(5006, b" and written").unwrap();
-        let mut buf = [0; 18];
-        file.read_at(5000, &mut buf).unwrap();
-        assert_eq!(&buf, b"stored and written");
-    }
-
-    #[test]
-    fn appends_of_two_threads_beside_syncs_all_arrive() {
-        let scratch = Scratch::new();
-        let file = scratch.file("a", 0);
-        file.allocate(64 * PAGE).unwrap();
-        file.map(64 * PAGE);
-        let append = |first: u64, fill: u8| {
-            file.make_resident(first * PAGE, (first + 32) * PAGE);
-            for offset in (first * PAGE..(first + 32) * PAGE).step_by(64) {
-                file.append_at(offset, &[fill; 64]).unwrap();
-            }
-        };
-        std::thread::scope(|scope| {
-            scope.spawn(|| append(0, 1));
-            scope.spawn(|| append(32, 2));
-            for _ in 0..20 {
-                file.sync().unwrap();
-            }
-        });
-        let mut bytes = vec![0; 64 * 4096];
-        file.read_at(0, &mut bytes).unwrap();
-        let (left, right) = bytes.split_at(32 * 4096);
-        assert!(left.iter().all(|&byte| byte == 1) && right.iter().all(|&byte| byte == 2));
-    }
-
-    #[test]
-    fn read_only_files_never_become_resident() {
-        let scratch = Scratch::new();
-        drop(scratch.file("a", 8192));
-        let file = RealDisk.open(&scratch.path("a"), How::Read).unwrap();
-        file.map(8192);
-        file.make_resident(0, 8192);
-        assert!(!file.is_resident(0, 1));
-        assert!(file.append_at(0, b"x").is_err());
-    }
-
-    #[test]
-    fn file_cut_under_its_mapping_reads_as_zeros_without_a_crash() {
-        let scratch = Scratch::new();
-        let file = scratch.file("a", 8192);
-        file.map(8192);
-        let before = RealDisk::mapped_read_faults();
-        file.set_len(4096).unwrap();
-        // SAFETY:
-        // * Nobody writes the file (any more).
-        let page = unsafe { file.mapped(4096, 4096) }.unwrap();
-        assert!(page.iter().all(|&byte| byte == 0));
-        assert!(RealDisk::mapped_read_faults() > before);
-        // SAFETY:
-        // * As above.
-        let again = unsafe { file.mapped(0, 1) };
-        assert!(again.is_none(), "plain reads from now on");
-        let mut buf = [0; 1];
-        file.read_at(0, &mut buf).unwrap();
-        assert_eq!(buf, [7]);
-    }
-
-    #[test]
-    fn store_that_hits_a_replaced_page_is_an_error() {
-        let scratch = Scratch::new();
-        let file = scratch.file("a", 16 * 1024);
-        file.map(16 * 1024);
-        file.make_resident(0, 16 * 1024);
-        assert!(file.is_resident(8192, 100));
-        file.set_len(4096).unwrap();
-        let lost = file.append_at(8192, &[9; 100]).unwrap_err();
-        assert_eq!(lost.raw_os_error(), Some(libc::EIO));
-        assert!(!file.is_resident(0, 1));
-        file.append_at(8192, &[9; 100]).unwrap();
-        assert_eq!(file.len().unwrap(), 8292, "written plainly since");
-    }
-
-    #[test]
-    fn sigbus_elsewhere_still_kills() {
-        let _alone = FORKING.lock();
-        let scratch = Scratch::new();
-        let ours = scratch.file("a", 4096);
-        ours.map(PAGE); // Installs the handler.
-        let path = scratch.path("b");
-        std::fs::write(&path, vec![1; 4096]).unwrap();
-        let fd = open_fd(&path, OFlags::RDWR).unwrap();
-        let anywhere = std::ptr::null_mut();
-        let (read, shared) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::SHARED);
-        // SAFETY:
-        // * The kernel chooses the address.
-        let foreign = unsafe { rustix::mm::mmap(anywhere, 4096, read, shared, &fd, 0) }.unwrap();
-        rustix::fs::ftruncate(&fd, 0).unwrap();
-        // SAFETY:
-        // * The child reads one byte, which kills it, or exits.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY:
-            // * Mapped for reading; that the page is gone is the point.
-            let byte = unsafe { foreign.cast::<u8>().read_volatile() };
-            // SAFETY:
-            // * `_exit` has no conditions.
-            unsafe { libc::_exit(i32::from(byte)) }
-        }
-        let mut status = 0;
-        // SAFETY:
-        // * `status` is a valid place for an int.
-        unsafe { libc::waitpid(child, &raw mut status, 0) };
-        assert!(libc::WIFSIGNALED(status), "status {status}");
-        assert_eq!(libc::WTERMSIG(status), libc::SIGBUS);
-    }
-
-    #[test]
-    fn short_and_interrupted_transfers_go_on() {
-        let mut answers = [Ok(2), Err(Errno::INTR), Ok(3), Ok(1)].into_iter();
-        let mut seen = Vec::new();
-        write_whole(10, b"abcdef", |bytes, at| {
-            seen.push((bytes.to_vec(), at));
-            answers.next().expect("no more calls than answers")
-        })
-        .unwrap();
-        let places: Vec<u64> = seen.iter().map(|(_, at)| *at).collect();
-        assert_eq!(places, [10, 12, 12, 15]);
-        assert_eq!(seen[3].0, b"f");
-        assert_eq!(kind(write_whole(0, b"x", |_, _| Ok(0))), io::ErrorKind::WriteZero);
-        let mut buf = [0; 4];
-        read_whole(0, &mut buf, |bytes, _| {
-            bytes[0] = 1;
-            Ok(1)
-        })
-        .unwrap();
-        assert_eq!(buf, [1; 4]);
-    }
-
-    /// Prints what an append of 100 bytes costs through a mapping and without.
-    #[test]
-    #[ignore = "a measurement"]
-    fn measure_appends() {
-        use crate::clock::{Clock, SystemClock};
-        let scratch = Scratch::new();
-        let file = scratch.file("a", 0);
-        let len = 16 << 20;
-        file.allocate(len).unwrap();
-        file.map(len);
-        for resident in [false, true] {
-            if resident {
-                file.make_resident(0, len);
-            }
-            let (start, count) = (SystemClock.now(), 100_000_u32);
-            for n in 0..count {
-                file.append_at(u64::from(n) * 100, &[1; 100]).unwrap();
-            }
-            let each = (SystemClock.now() - start) / count;
-            println!("resident {resident}: {each:?} per append");
-        }
-    }
-}
+mod tests;

@@ -661,6 +661,11 @@ impl File for SimFile {
         self.disk.call(self.op(Class::Allocate), what, |machine| machine.volume.allocate(self.ino, len))
     }
 
+    /// Zeros are written, and the blocks stay.
+    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.write_at(offset, &vec![0; content::index(len)])
+    }
+
     fn has_blocks(&self, len: u64) -> io::Result<bool> {
         Ok(self.disk.shared.machine.lock().volume.has_blocks(self.ino, len))
     }

@@ -21,6 +21,7 @@
 pub mod arena;
 #[cfg(all(test, shuttle))]
 mod interleavings;
+pub mod load;
 pub mod order;
 pub mod prefix;
 pub mod table;
@@ -29,7 +30,7 @@ use std::ops::Bound;
 use std::ptr;
 
 use crate::blob::BlobRef;
-use crate::error::{Damage, Error, Result};
+use crate::error::{Error, Result};
 use crate::frame::{u32_at, u64_at};
 use crate::ground::Ground;
 use crate::record::{Content, Record};
@@ -37,13 +38,13 @@ use crate::segment::{Address, Frame};
 use crate::sync::atomic::Ordering;
 use crate::sync::epoch::Guard;
 use crate::types::Seq;
-use crate::views::Views;
+use crate::views::{Pins, Views};
 
 pub use self::arena::{Place, high, low};
 use self::order::Keys;
 use self::prefix::Prefix;
 use self::table::Table;
-use crate::engine::{Action, Op};
+use crate::engine::{Action, Need, Op};
 
 /// Bytes of a record before its key.
 const HEAD: usize = 24;
@@ -224,6 +225,12 @@ impl Memtable {
         self.table.prefetch(hash, guard);
     }
 
+    /// Hints that the record of `hash`, if there is one, is about to be looked at; some time after [`Memtable::prefetch`].
+    #[inline]
+    pub fn prefetch_found(&self, hash: u64, guard: &Guard) {
+        self.table.prefetch_found(hash, guard);
+    }
+
     /// What a new key costs in memory, about.
     pub fn cost(key: &[u8]) -> u64 {
         (HEAD + key.len() + 8 + 16 + 18) as u64
@@ -251,6 +258,101 @@ impl Memtable {
         let place = self.table.make(&[], version.word.0, version.seq);
         self.table.link(place).store(next, Ordering::Relaxed);
         place
+    }
+
+    /// Gives the record at `place` a newer version, or adds one for a key that has none (0), and counts the memory that takes. One
+    /// writer. False if the version before is gone.
+    #[allow(clippy::too_many_arguments)] // of the key three: where it is, its hash, its bytes
+    pub fn put(
+        &self,
+        place: Place,
+        hash: u64,
+        key: &[u8],
+        version: Version,
+        views: &Views,
+        ground: &Ground,
+        guard: &Guard,
+    ) -> bool {
+        self.table.counted(&ground.memory, || match place {
+            0 => {
+                self.add(hash, key, version, guard);
+                true
+            }
+            _ => self.replace(place, version, views),
+        })
+    }
+
+    /// As [`Memtable::put`] while nobody reads, at an opening: new keys wait to be put into order, as far as the budget goes, until
+    /// all are there and [`Memtable::settle`] is called. One writer.
+    pub fn load(
+        &self,
+        place: Place,
+        hash: u64,
+        key: &[u8],
+        version: Version,
+        ground: &Ground,
+        guard: &Guard,
+    ) {
+        self.table.load(place, hash, key, (version.word.0, version.seq), &ground.memory, guard);
+    }
+
+    /// Sorts one of `parts` parts of the keys that wait. Parts may be sorted side by side.
+    pub fn sort_share(&self, part: usize, parts: usize) {
+        self.table.sort_share(part, parts);
+    }
+
+    /// Puts the keys that wait into order, all parts of which are sorted.
+    pub fn settle(&self, ground: &Ground, guard: &Guard) {
+        self.table.counted(&ground.memory, || self.table.settle(guard));
+    }
+
+    /// `Engine::prepare` of an engine whose newest memtable this is: what the commit of `op` needs. `is_over` says whether a key
+    /// that is new here is beyond the budget, `prior` looks for its newest version everywhere.
+    pub fn prepare(
+        &self,
+        op: &mut Op<'_>,
+        hash: u64,
+        (ground, guard): (&Ground, &Guard),
+        pins: &Pins,
+        is_over: impl FnOnce(&Op<'_>) -> bool,
+        prior: impl Fn(&[u8]) -> Result<Seq>,
+    ) -> Result<Need> {
+        let is_there = self.note(op, hash, ground, guard)?;
+        op.prior = Seq::ZERO;
+        match op.action {
+            Action::Put(_) | Action::Staged(_) => {
+                // A key that is new to the memtable is refused beyond the budget if it is new altogether.
+                let is_over = !is_there && is_over(op);
+                if is_over || (!is_there && pins.has_views()) {
+                    op.prior = prior(op.key)?;
+                }
+                if is_over && op.prior == Seq::ZERO {
+                    return Err(Error::OverBudget { budget: ground.memory.budget() });
+                }
+                Ok(Need::Record)
+            }
+            Action::Expect => {
+                op.prior = prior(op.key)?;
+                Ok(Need::Nothing)
+            }
+            Action::Remove => match prior(op.key)? {
+                Seq::ZERO => Ok(Need::Nothing),
+                prior => {
+                    op.prior = prior;
+                    Ok(Need::Record)
+                }
+            },
+        }
+    }
+
+    /// Tells `pins` of the version that `op` supersedes by commit `seq`, if a view needs it. Before the memtable changes.
+    pub fn note_superseded(&self, op: &Op<'_>, seq: Seq, views: &Views, pins: &Pins) {
+        pins.learn(views);
+        if !views.is_empty() {
+            let record = Memtable::record_of(op);
+            let born = if record == 0 { op.prior } else { self.entry(record).newest().seq };
+            pins.superseded(born, seq, views);
+        }
     }
 
     /// Puts versions behind those that a record has. One writer.
@@ -323,7 +425,7 @@ impl Memtable {
         let frame: Frame<'_> = ground.segments.frame(address, guard)?;
         match Record::decode(frame.payload()) {
             Ok(record) => with(record.content),
-            Err(what) => Err(damaged(ground, address, what, guard)),
+            Err(what) => Err(ground.segments.damaged(address, what, guard)),
         }
     }
 
@@ -416,13 +518,6 @@ pub fn blob_of(bytes: &[u8]) -> BlobRef {
     BlobRef { id: u64_at(bytes, 0), len: u32_at(bytes, 8), sum: u32_at(bytes, 12) }
 }
 
-fn damaged(ground: &Ground, address: Address, what: Damage, guard: &Guard) -> Error {
-    match ground.segments.at(address.slot(), guard) {
-        Some(segment) => Error::corrupt(segment.path(), address.offset(), what),
-        None => Error::Invalid { what: "address", why: what.to_string() },
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -433,18 +528,48 @@ mod tests {
         places.iter().map(|place| memtable.table.key(*place).to_vec()).collect()
     }
 
-    fn check(tiny: bool, keys_of: impl Iterator<Item = Vec<u8>>) {
+    fn settle(memtable: &Memtable, parts: usize, guard: &Guard) {
+        let before = memtable.bytes();
+        (0..parts).for_each(|part| memtable.sort_share(part, parts));
+        memtable.table.settle(guard);
+        assert!(memtable.bytes() < before + before / 2);
+        memtable.table.settle(guard); // nothing waits any more
+    }
+
+    /// Once put in one by one; and once the first thousands loaded, sorted in some parts, of which `most` may wait.
+    fn check(tiny: bool, keys_of: impl Iterator<Item = Vec<u8>> + Clone) {
+        check_loaded(tiny, 0, (1, u64::MAX), keys_of.clone());
+        check_loaded(tiny, u64::MAX, (4, u64::MAX), keys_of.clone());
+        check_loaded(tiny, 2500, (3, u64::MAX), keys_of.clone());
+        check_loaded(tiny, 2500, (1, 700), keys_of);
+    }
+
+    fn check_loaded(
+        tiny: bool,
+        loaded: u64,
+        (parts, most): (usize, u64),
+        keys_of: impl Iterator<Item = Vec<u8>>,
+    ) {
         let memtable = Memtable::new(1, Prefix::default(), tiny);
         let guard = &epoch::pin();
         let mut expected = BTreeMap::new();
         let hash = |key: &[u8]| u64::from(crc32c::crc32c(key)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         for (number, key) in (1..).zip(keys_of) {
             let version = Version { word: Word(number), seq: Seq(number) };
+            if number == loaded {
+                settle(&memtable, parts, guard);
+            }
             match memtable.find(hash(&key), &key, guard) {
+                None if number < loaded => {
+                    memtable.table.add_unordered(hash(&key), &key, (number, Seq(number)), most, guard);
+                }
                 Some(entry) => assert!(!memtable.replace(entry.place, version, &Views::default())),
                 None => memtable.add(hash(&key), &key, version, guard),
             }
             expected.insert(key, number);
+        }
+        if loaded == u64::MAX {
+            settle(&memtable, parts, guard);
         }
         assert_eq!(memtable.count(), expected.len() as u64);
         for (key, number) in &expected {

@@ -372,20 +372,57 @@ impl Order {
         if prefix == old.prefix {
             return;
         }
-        let root = self.new_node(arena, true);
-        let tree = Tree { prefix, root: AtomicU64::new(pack(root, 1)) };
-        let mut foreign = 0;
-        for record in &records {
-            self.insert_into(&tree, arena, keys, *record);
-            foreign += u64::from(Prefix::is_foreign(tree.prefix.head(keys.key(*record))));
+        let sorted: Vec<_> = records.iter().map(|record| (prefix.head(keys.key(*record)), *record)).collect();
+        self.plant(arena, prefix, &sorted, guard);
+    }
+
+    /// Takes up records that are sorted by heads of `prefix` and keys, into an empty order. One writer.
+    pub(super) fn make(&self, arena: &Arena, prefix: Prefix, sorted: &[(u64, Place)], guard: &Guard) {
+        debug_assert_eq!(self.count.load(Ordering::Relaxed), 0);
+        self.plant(arena, prefix, sorted, guard);
+        self.count.store(sorted.len() as u64, Ordering::Relaxed);
+    }
+
+    /// Makes a tree of sorted records and puts it in the place of the one there is.
+    fn plant(&self, arena: &Arena, prefix: Prefix, sorted: &[(u64, Place)], guard: &Guard) {
+        let fill = (self.capacity * 3 / 4).max(2);
+        let mut level: Vec<(u64, Place, Place)> = Vec::with_capacity(sorted.len() / fill + 1);
+        for records in sorted.chunks(fill) {
+            let place = self.new_node(arena, true);
+            let leaf = node(arena, place);
+            records.iter().enumerate().for_each(|(slot, (head, record))| leaf.set(slot, *head, *record));
+            leaf.count.store(u32::try_from(records.len()).unwrap_or(0), Ordering::Relaxed);
+            level.push((records[0].0, records[0].1, place));
         }
+        let mut height = 1;
+        while level.len() > 1 {
+            level = level.chunks(fill).map(|children| self.parent_of(arena, children)).collect();
+            height += 1;
+        }
+        let Some((_, _, root)) = level.first() else { return };
+        let foreign = sorted.iter().filter(|(head, _)| Prefix::is_foreign(*head)).count() as u64;
         self.foreign.store(foreign, Ordering::Relaxed);
+        let tree = Tree { prefix, root: AtomicU64::new(pack(*root, height)) };
         let old = self.tree.swap(Box::into_raw(Box::new(tree)), Ordering::AcqRel) as usize;
         guard.defer(move || {
             // SAFETY:
             // * Made from a box, replaced just now; every guard that may have seen it is gone.
             drop(unsafe { Box::from_raw(old as *mut Tree) });
         });
+    }
+
+    /// A node above some children, each with the head and the record it begins with.
+    fn parent_of(&self, arena: &Arena, children: &[(u64, Place, Place)]) -> (u64, Place, Place) {
+        let place = self.new_node(arena, false);
+        let parent = node(arena, place);
+        for (slot, (head, record, child)) in children.iter().enumerate() {
+            if slot > 0 {
+                parent.set(slot, *head, *record);
+            }
+            parent.children[slot].store(*child, Ordering::Release);
+        }
+        parent.count.store(u32::try_from(children.len()).unwrap_or(0), Ordering::Relaxed);
+        (children[0].0, children[0].1, place)
     }
 
     /// The leaf that holds what is aimed at, if anything does.

@@ -23,12 +23,13 @@ use std::ops::Bound;
 use std::ptr;
 
 use super::arena::{Arena, Place, high, low};
+use super::load::{WAITING, Waiting};
 use super::order::{Keys, Order};
 use super::prefix::Prefix;
 use crate::memory::prefetch;
 use crate::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use crate::sync::bare;
 use crate::sync::epoch::Guard;
+use crate::sync::{Mutex, bare};
 use crate::types::Seq;
 
 /// Stripes of the hash table: each grows on its own, so that no growth takes long.
@@ -85,6 +86,9 @@ pub struct Table<const LINK: usize> {
     /// Bytes of memory, without the order's.
     bytes: AtomicU64,
     newest: AtomicU64,
+    /// Keys that are not in order yet (`load.rs`), and how many they are.
+    pub(super) waiting: Mutex<Waiting>,
+    waiting_count: AtomicU64,
 }
 
 impl<const LINK: usize> Keys for Table<LINK> {
@@ -112,7 +116,17 @@ impl<const LINK: usize> Table<LINK> {
             count: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             newest: AtomicU64::new(0),
+            waiting: Mutex::new(Waiting::default()),
+            waiting_count: AtomicU64::new(0),
         }
+    }
+
+    pub(super) fn order(&self) -> &Order {
+        &self.order
+    }
+
+    pub(super) fn note_waiting(&self, count: u64) {
+        self.waiting_count.store(count, Ordering::Relaxed);
     }
 
     #[inline]
@@ -150,7 +164,8 @@ impl<const LINK: usize> Table<LINK> {
 
     /// Bytes of memory.
     pub fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed) + self.order.bytes()
+        let waiting = WAITING * self.waiting_count.load(Ordering::Relaxed);
+        self.bytes.load(Ordering::Relaxed) + self.order.bytes() + waiting
     }
 
     /// The owner put so many bytes into the arena.
@@ -212,6 +227,24 @@ impl<const LINK: usize> Table<LINK> {
         }
     }
 
+    /// Hints that the record of `hash`, if there is one, is about to be looked at. Reads the table: [`Table::prefetch`] comes before.
+    #[inline]
+    pub fn prefetch_found(&self, hash: u64, guard: &Guard) {
+        let Some(cells) = Table::<LINK>::cells(self.stripe(hash), guard) else { return };
+        let tag = low(hash);
+        let (mut slot, mask) = cells.start(tag);
+        loop {
+            let cell = cells.cells[slot].load(Ordering::Relaxed);
+            if cell == 0 {
+                return;
+            }
+            if high(cell) == tag {
+                return prefetch(self.arena.at(low(cell)), 1);
+            }
+            slot = (slot + 1) & mask;
+        }
+    }
+
     /// The word and number of a record.
     #[inline]
     pub fn get(&self, place: Place) -> (u64, Seq) {
@@ -242,10 +275,20 @@ impl<const LINK: usize> Table<LINK> {
 
     /// Adds a record for a key that has none. One writer.
     pub fn add(&self, hash: u64, key: &[u8], word: u64, seq: Seq, guard: &Guard) {
+        let place = self.add_found(hash, key, word, seq, guard);
+        self.order.insert(&self.arena, self, place, guard);
+        self.count_one();
+    }
+
+    /// Adds a record that is found by its hash, and not in order.
+    pub(super) fn add_found(&self, hash: u64, key: &[u8], word: u64, seq: Seq, guard: &Guard) -> Place {
         let place = self.make(key, word, seq);
         self.newest.fetch_max(seq.0, Ordering::AcqRel); // before it is found (I4)
         self.hash_in(hash, place, guard);
-        self.order.insert(&self.arena, self, place, guard);
+        place
+    }
+
+    pub(super) fn count_one(&self) {
         self.count.fetch_add(1, Ordering::Release);
     }
 

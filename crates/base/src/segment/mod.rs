@@ -53,6 +53,15 @@ const MOST_LINES: u64 = 8;
 /// What a first read of an unmapped frame fetches, in the hope that it is all.
 const GUESS: usize = 512;
 
+/// What is counted at every commit that replaces an entry of the segment, on a line of the cache of its own: whoever reads an
+/// entry needs the segment's other fields, and they stay in all caches.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Counts {
+    live: AtomicI64,
+    tombs: AtomicU64,
+}
+
 /// Who a segment is: the part of its header that salts the checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
@@ -143,8 +152,7 @@ pub struct Segment {
     named: AtomicBool,
     sealed: AtomicBool,
     damaged: AtomicBool,
-    live: AtomicI64,
-    tombs: AtomicU64,
+    counts: Counts,
     frames: AtomicU32,
     first_seq: AtomicU64,
     last_seq: AtomicU64,
@@ -182,8 +190,7 @@ impl Segment {
             named: AtomicBool::new(false),
             sealed: AtomicBool::new(false),
             damaged: AtomicBool::new(false),
-            live: AtomicI64::new(0),
-            tombs: AtomicU64::new(0),
+            counts: Counts::default(),
             frames: AtomicU32::new(0),
             first_seq: AtomicU64::new(u64::MAX),
             last_seq: AtomicU64::new(0),
@@ -376,27 +383,38 @@ impl Segment {
     }
     /// Counts `span` bytes as live (or, negative, as dead).
     pub fn account(&self, span: i64) {
-        self.live.fetch_add(span, Ordering::Relaxed);
+        self.counts.live.fetch_add(span, Ordering::Relaxed);
+    }
+    /// Asks for what [`Segment::account`] changes, which another core may have.
+    #[inline]
+    pub fn will_account(&self) {
+        crate::memory::prefetch_to_write((&raw const self.counts).cast());
     }
     /// Bytes of entries that something points to.
     #[must_use]
     pub fn live(&self) -> u64 {
-        u64::try_from(self.live.load(Ordering::Relaxed)).unwrap_or(0)
+        u64::try_from(self.counts.live.load(Ordering::Relaxed)).unwrap_or(0)
     }
     /// Counts the bytes of a tombstone.
     pub fn account_tomb(&self, span: u64) {
-        self.tombs.fetch_add(span, Ordering::Relaxed);
+        self.counts.tombs.fetch_add(span, Ordering::Relaxed);
     }
     /// Bytes of tombstones.
     #[must_use]
     pub fn tombs(&self) -> u64 {
-        self.tombs.load(Ordering::Relaxed)
+        self.counts.tombs.load(Ordering::Relaxed)
     }
-    /// Notes `count` frames up to `seq`.
+    /// Notes `count` frames, of which one has the number `seq`. One thread at a time writes a segment, or surveys it: what it
+    /// alone changes needs no atomic additions, of which each costs as much as the copy of a small frame.
+    #[inline]
     pub fn note_frames(&self, count: u32, seq: Seq) {
-        self.frames.fetch_add(count, Ordering::Relaxed);
-        self.first_seq.fetch_min(seq.0, Ordering::Relaxed);
-        self.last_seq.fetch_max(seq.0, Ordering::Relaxed);
+        self.frames.store(self.frames() + count, Ordering::Relaxed);
+        if seq < self.first_seq() {
+            self.first_seq.store(seq.0, Ordering::Relaxed);
+        }
+        if seq > self.last_seq() {
+            self.last_seq.store(seq.0, Ordering::Relaxed);
+        }
     }
     /// Lowest number noted in it since it was opened.
     #[must_use]
@@ -440,15 +458,43 @@ impl Segment {
 
     /// The frame at `offset`, checked. `limit` is the end of the bytes that may be looked at.
     pub fn frame(&self, offset: u64, limit: u64) -> Result<Frame<'_>> {
-        let frame = self.frame_unchecked(offset, limit)?;
-        self.check(offset, &frame)?;
-        Ok(frame)
+        Ok(self.frame_and_sum(offset, limit)?.0)
     }
 
-    /// Verifies the checksum of a frame that was read without.
-    pub fn check(&self, offset: u64, frame: &Frame<'_>) -> Result<()> {
+    /// As [`Segment::frame`], and what its body sums to.
+    fn frame_and_sum(&self, offset: u64, limit: u64) -> Result<(Frame<'_>, u32)> {
+        let frame = self.frame_unchecked(offset, limit)?;
+        let sum = self.check(offset, &frame)?;
+        Ok((frame, sum))
+    }
+
+    /// Verifies the checksum of a frame that was read without; answers what its body sums to.
+    pub fn check(&self, offset: u64, frame: &Frame<'_>) -> Result<u32> {
         let damaged = |what| Error::corrupt(&self.path, offset, what);
-        self.seed.verify(offset, &frame.header, &frame.bytes[..HEADER + frame.header.len]).map_err(damaged)
+        let bytes = &frame.bytes[..HEADER + frame.header.len];
+        self.seed.verify_and_sum(offset, &frame.header, bytes).map_err(damaged)
+    }
+
+    /// All bytes up to `limit`, if they are mapped, for [`Segment::whole_frame`].
+    fn window(&self, limit: u64) -> Option<&[u8]> {
+        // SAFETY: as in `frame_unchecked`: callers pass a `limit` that is a published end or, at recovery and verification,
+        // the end of accepted bytes nobody writes (I1).
+        usize::try_from(limit).ok().and_then(|limit| unsafe { self.file.mapped(0, limit) })
+    }
+
+    /// The frame at `offset` and what its body sums to, if it stands in `window` without a flaw. Else [`Segment::frame`] says
+    /// what is wrong, after a look at the file, as a mapping may have broken meanwhile.
+    #[inline]
+    fn whole_frame<'w>(&self, offset: u64, window: &'w [u8]) -> Option<(Frame<'w>, u32)> {
+        let bytes = window.get(usize::try_from(offset).ok()?..)?;
+        let header = Header::decode(bytes.first_chunk()?)?;
+        let has_water = header.flags & WATER == 0 || header.len >= 8;
+        if header.span() > bytes.len() as u64 || !has_water {
+            return None;
+        }
+        let bytes = &bytes[..HEADER + header.len];
+        let sum = self.seed.verify_and_sum(offset, &header, bytes).ok()?;
+        Some((Frame { header, bytes: Cow::Borrowed(bytes) }, sum))
     }
 
     /// The frame at `offset` within its bounds, its checksum not looked at: for a caller that compares the

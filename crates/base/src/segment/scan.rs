@@ -7,7 +7,7 @@
 use super::{DATA_START, Frame, Segment};
 use crate::disk::SECTOR;
 use crate::error::{Error, IoContext, Result};
-use crate::frame::{ALIGN, ALIGN_BYTES, HEADER, Header, Kind};
+use crate::frame::{ALIGN, ALIGN_BYTES, HEADER, Header, Kind, WATER, body_sum};
 use crate::types::Seq;
 
 /// A frame and its place.
@@ -17,6 +17,16 @@ pub struct Scanned<'a> {
     pub offset: u64,
     /// The frame.
     pub frame: Frame<'a>,
+    /// What its body sums to.
+    sum: u32,
+}
+
+impl Scanned<'_> {
+    /// What its payload sums to.
+    #[must_use]
+    pub fn payload_sum(&self) -> u32 {
+        if self.frame.header.flags & WATER == 0 { self.sum } else { body_sum(self.frame.payload()) }
+    }
 }
 
 /// Why a scan ended.
@@ -32,6 +42,8 @@ pub enum Stop {
 #[derive(Debug)]
 pub struct Scan<'a> {
     segment: &'a Segment,
+    /// All of it up to the limit, where it is mapped: what is whole there needs no look at the file.
+    window: Option<&'a [u8]>,
     at: u64,
     limit: u64,
     may_skip: bool,
@@ -42,7 +54,14 @@ impl<'a> Scan<'a> {
     /// Frames from `from` (a frame's start, or 0 for all) up to `limit`.
     #[must_use]
     pub fn new(segment: &'a Segment, from: u64, limit: u64) -> Scan<'a> {
-        Scan { segment, at: from.max(DATA_START), limit, may_skip: true, stop: None }
+        Scan {
+            segment,
+            window: segment.window(limit),
+            at: from.max(DATA_START),
+            limit,
+            may_skip: true,
+            stop: None,
+        }
     }
 
     /// Why it ended, after it did.
@@ -76,12 +95,22 @@ impl<'a> Scan<'a> {
         true
     }
 
+    /// The frame at `offset`, checked.
+    fn frame(&self, offset: u64) -> Result<Scanned<'a>> {
+        let whole = self.window.and_then(|window| self.segment.whole_frame(offset, window));
+        let (frame, sum) = match whole {
+            Some(found) => found,
+            None => self.segment.frame_and_sum(offset, self.limit)?,
+        };
+        Ok(Scanned { offset, frame, sum })
+    }
+
     fn step(&mut self) -> Result<Option<Scanned<'a>>, (u64, Error)> {
         if self.at + HEADER as u64 > self.limit {
             return Ok(None);
         }
-        match self.segment.frame(self.at, self.limit) {
-            Ok(frame) => Ok(Some(Scanned { offset: self.at, frame })),
+        match self.frame(self.at) {
+            Ok(scanned) => Ok(Some(scanned)),
             Err(first) => {
                 let sector = self.at.next_multiple_of(SECTOR);
                 if !self.may_skip || sector == self.at || !first.is_corrupt() {
@@ -90,9 +119,9 @@ impl<'a> Scan<'a> {
                 if sector + HEADER as u64 > self.limit {
                     return Err((self.at, first)); // a known end is the end of a frame: there is no gap before it
                 }
-                match self.segment.frame(sector, self.limit) {
-                    Ok(frame) if u64::from(frame.header.gap) * ALIGN == sector - self.at => {
-                        Ok(Some(Scanned { offset: sector, frame }))
+                match self.frame(sector) {
+                    Ok(scanned) if u64::from(scanned.frame.header.gap) * ALIGN == sector - self.at => {
+                        Ok(Some(scanned))
                     }
                     Err(refusal) if !refusal.is_corrupt() => Err((sector, refusal)),
                     _ => Err((self.at, first)),
@@ -142,8 +171,7 @@ pub fn find_water(
 ) -> Result<Option<Seq>> {
     let mut best = None;
     let mut at = from;
-    let carries =
-        |header: &Header| plausible.contains(&header.seq) && header.flags & crate::frame::WATER != 0;
+    let carries = |header: &Header| plausible.contains(&header.seq) && header.flags & WATER != 0;
     while let Some((offset, frame)) = find_frame(segment, at, limit, carries)? {
         best = best.max(frame.water());
         at = offset + ALIGN;

@@ -1,14 +1,16 @@
 //! # The segment table: from a slot to a segment, without a lock
 //!
-//! Readers load a pointer under an epoch guard. A slot is cleared when its segment is freed; the
-//! segment itself (and its mapping) goes, and the slot may be given out again, only after every guard
-//! that could have seen it is gone.
+//! Readers load a pointer under an epoch guard. A dismissed segment goes through the epoch twice: its slot is cleared once
+//! every guard of that moment is gone, as they may hold addresses into it; the segment itself (and its mapping) goes, and
+//! the slot may be given out again, once every guard is gone that may have loaded the pointer before it was cleared.
+//! Whoever collects garbage does the first step; the second is begun by who takes the dead, so that it never
+//! waits in the bag of a thread that does nothing more.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::{Address, Frame, SLOT_COUNT, Segment};
-use crate::error::{Error, Result};
+use crate::error::{Damage, Error, Result};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicPtr, Ordering};
 use crate::sync::epoch::{self, Guard};
@@ -25,6 +27,10 @@ pub struct Segments {
 struct Free {
     returned: Vec<u32>,
     next: u32,
+    /// How many are dismissed and not among the dead.
+    leaving: usize,
+    /// Those out of their slots.
+    cleared: Vec<Arc<Segment>>,
     /// Dismissed segments nobody can see any more: dropping one may unlink, truncate and discard, which is
     /// not for the thread that happens to collect garbage.
     dead: Vec<Arc<Segment>>,
@@ -115,8 +121,8 @@ impl Segments {
         let pointer = self.slots.get(slot as usize)?.load(Ordering::Acquire);
         // SAFETY:
         // * The pointer came from `Arc::into_raw` in `admit`; the table holds that count.
-        // * `dismiss` gives the count back only after all guards pinned before it are gone, and ours
-        //   was pinned before this load.
+        // * The count is given back only after all guards are gone that were pinned before the slot was cleared, and
+        //   ours was pinned before this load.
         unsafe { pointer.as_ref() }
     }
 
@@ -138,30 +144,43 @@ impl Segments {
     /// loaded before, stay readable.
     pub fn dismiss(&self, segment: &Arc<Segment>) {
         let (slots, free, slot) = (Arc::clone(&self.slots), Arc::clone(&self.free), segment.slot());
+        free.lock().leaving += 1;
         let guard = epoch::pin();
         guard.defer(move || {
-            let pointer = slots[slot as usize].swap(std::ptr::null_mut(), Ordering::AcqRel) as usize;
-            if pointer == 0 {
+            let pointer = slots[slot as usize].swap(std::ptr::null_mut(), Ordering::AcqRel);
+            if pointer.is_null() {
                 return;
             }
-            // Guards pinned until this moment may have loaded the pointer: once more through the epoch.
-            epoch::pin().defer(move || {
-                // SAFETY:
-                // * The pointer came from `admit`'s `Arc::into_raw`; the swap took it out, so this is the
-                //   only place that gives the count back.
-                // * Every guard that could have loaded it from the slot is gone by now.
-                let segment = unsafe { Arc::from_raw(pointer as *const Segment) };
-                let mut free = free.lock();
-                free.returned.push(slot);
-                free.dead.push(segment);
-            });
+            // SAFETY:
+            // * The pointer came from `put`'s `Arc::into_raw`; the swap took it out, so this is the only place
+            //   that takes the count over. It is held until `take_dead` has been through the epoch with it.
+            let segment = unsafe { Arc::from_raw(pointer) };
+            free.lock().cleared.push(segment);
         });
         guard.flush();
     }
 
+    /// Whether dismissed segments may still be seen by somebody.
+    #[must_use]
+    pub fn is_any_leaving(&self) -> bool {
+        self.free.lock().leaving > 0
+    }
+
     /// Takes the dismissed segments that nobody sees any more, for the caller to drop.
     pub fn take_dead(&self) -> Vec<Arc<Segment>> {
-        epoch::pin().flush();
+        let cleared = std::mem::take(&mut self.free.lock().cleared);
+        let guard = epoch::pin();
+        if !cleared.is_empty() {
+            let free = Arc::clone(&self.free);
+            guard.defer(move || {
+                let mut free = free.lock();
+                free.leaving -= cleared.len();
+                free.returned.extend(cleared.iter().map(|segment| segment.slot()));
+                free.dead.extend(cleared);
+            });
+        }
+        guard.flush();
+        drop(guard);
         std::mem::take(&mut self.free.lock().dead)
     }
 
@@ -171,6 +190,15 @@ impl Segments {
         match self.at(address.slot(), guard) {
             Some(segment) => segment.frame(address.offset(), segment.end()),
             None => Err(Error::Invalid { what: "address", why: format!("slot {} is empty", address.slot()) }),
+        }
+    }
+
+    /// Damage at `address`: in which file, and where.
+    #[must_use]
+    pub fn damaged(&self, address: Address, what: Damage, guard: &Guard) -> Error {
+        match self.at(address.slot(), guard) {
+            Some(segment) => Error::corrupt(segment.path(), address.offset(), what),
+            None => Error::Invalid { what: "address", why: what.to_string() },
         }
     }
 
@@ -226,16 +254,48 @@ mod tests {
     use crate::types::{Incarnation, LogId, StoreId};
     use std::path::Path;
 
-    #[test]
-    fn segments_get_their_slots_of_then_and_others_none_of_those() {
+    fn segment(id: u64) -> Arc<Segment> {
         let disk = SimDisk::new();
         disk.create_dir(Path::new("/flat")).unwrap();
-        let segment = |id: u64| {
-            let (store, log, incarnation) = (StoreId(1), LogId::Flat, Incarnation(1));
-            let identity =
-                Identity { store, log, id: SegmentId(id), stream: 0, incarnation, capacity: 2 * DATA_START };
-            Arc::new(Segment::create(&disk, Path::new("/flat"), identity).unwrap())
-        };
+        let (store, log, incarnation) = (StoreId(1), LogId::Flat, Incarnation(1));
+        let identity =
+            Identity { store, log, id: SegmentId(id), stream: 0, incarnation, capacity: 2 * DATA_START };
+        Arc::new(Segment::create(&disk, Path::new("/flat"), identity).unwrap())
+    }
+
+    #[test]
+    fn a_thread_that_collects_garbage_and_then_rests_holds_no_segment_up() {
+        let table = Segments::with_slots(4);
+        table.admit(&segment(3));
+        let one = segment(4);
+        table.admit(&one);
+        table.dismiss(&one);
+        let (cleared, is_cleared) = std::sync::mpsc::channel();
+        let (rest, is_over) = std::sync::mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            let table = &table;
+            scope.spawn(move || {
+                while table.at(1, &epoch::pin()).is_some() {
+                    epoch::pin().flush();
+                }
+                cleared.send(()).unwrap();
+                let _ = is_over.recv();
+            });
+            is_cleared.recv().unwrap();
+            let mut dead = Vec::new();
+            while table.is_any_leaving() {
+                dead.extend(table.take_dead());
+                assert!(epoch::settle(std::time::Duration::from_secs(60)), "a guard is held for ever");
+            }
+            dead.extend(table.take_dead());
+            assert_eq!(dead.len(), 1);
+            drop(rest);
+        });
+        assert_eq!(table.admit(&segment(5)), Some(1));
+    }
+
+    #[test]
+    fn segments_get_their_slots_of_then_and_others_none_of_those() {
         let all: Vec<Arc<Segment>> = [3, 4, 7, 9].map(segment).to_vec();
         // 5 is gone since; 7 and 9 came after the table was written.
         let then = HashMap::from([(SegmentId(3), 2), (SegmentId(4), 0), (SegmentId(5), 1)]);

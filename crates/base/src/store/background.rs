@@ -79,23 +79,6 @@ impl Drop for Step<'_> {
     }
 }
 
-/// Runs `body` on so many threads, this one among them, but no more than there are cores; returns what they
-/// return.
-pub(super) fn side_by_side<T: Send>(threads: usize, body: impl Fn() -> T + Sync) -> Vec<T> {
-    if threads <= 1 {
-        return vec![body()];
-    }
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    crate::sync::thread::scope(|scope| {
-        let others: Vec<_> = (1..threads.min(cores)).map(|_| scope.spawn(&body)).collect();
-        let mut all = vec![body()];
-        for other in others {
-            all.push(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-        }
-        all
-    })
-}
-
 impl Store {
     /// Starts the threads.
     pub(super) fn start(self: &Arc<Store>) -> Result<()> {
@@ -154,6 +137,7 @@ impl Store {
         if self.options.inline {
             self.unmake();
         }
+        self.ground.blobs.trim(false);
         self.set_brake();
         steps.into_iter().try_fold(false, |any, step| Ok(any | step?))
     }

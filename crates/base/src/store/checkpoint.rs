@@ -16,7 +16,7 @@ use std::sync::Arc;
 use super::image::{self, ImageWriter};
 use super::log::Log;
 use super::order::Write;
-use super::ready::EPOCHS;
+use super::ready::{HASTE, PATIENCE};
 use super::rooting::{Dying, Maintenance};
 use super::tail::log_of;
 use super::{Kept, Store};
@@ -24,6 +24,7 @@ use crate::error::{Error, IoContext, Result};
 use crate::root::{CheckpointRef, Position};
 use crate::segment::DATA_START;
 use crate::sync::atomic::Ordering;
+use crate::sync::epoch;
 use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
 
 /// A checkpoint is due after this many times its own size was appended.
@@ -32,6 +33,8 @@ const TIMES_IMAGE: u64 = 20;
 const FULL: u64 = 4;
 /// Steps of engines' work between two looks at the rest of the maintenance.
 const STEPS: usize = 16;
+/// Steps of engines that are done for who finds no room or no memory; on a full disk so many without a gain.
+const RELIEVING: usize = 8;
 
 /// A checkpoint that has begun: its position is taken, and engines move what they froze there.
 #[derive(Debug)]
@@ -114,12 +117,14 @@ impl Store {
             let is_worth_it = is_pending || appended > 0;
             let is_settled = is_worth_it && self.checkpoint(log)?;
             let kepts = self.kepts_of(log);
-            let (mut left, mut counted_on) = (EPOCHS, self.counted_on());
+            let mut waits = true; // for readers, as long as they are not too long
+            let (mut left, mut counted_on) = (RELIEVING, self.counted_on());
             while left > 0 {
                 self.work(&kepts)?;
                 let now = self.counted_on();
-                left = if now < counted_on { EPOCHS } else { left - 1 };
+                left = if now < counted_on { RELIEVING } else { left - 1 };
                 counted_on = now;
+                waits = waits && epoch::settle(PATIENCE);
             }
             Ok(is_settled)
         })();
@@ -134,7 +139,12 @@ impl Store {
         self.relieve_memory(writes)?;
         let mut kepts: Vec<Arc<Kept>> = writes.iter().map(|w| Arc::clone(w.kept)).collect();
         kepts.dedup_by_key(|kept| kept.id());
-        (0..EPOCHS).try_for_each(|_| self.work(&kepts).map(drop))
+        let mut waits = true;
+        for _ in 0..RELIEVING {
+            self.work(&kepts)?;
+            waits = waits && epoch::settle(HASTE);
+        }
+        Ok(())
     }
 
     /// The keyspaces of `log` that can be used, dropped ones that a view still shows among them: their records go with
@@ -204,7 +214,10 @@ impl Store {
     /// Steps of the engines' own work. True if there is more.
     fn work(&self, kepts: &[Arc<Kept>]) -> Result<bool> {
         let certain = self.maintenance.lock().certain;
-        let views = self.order.lock().views.clone();
+        let views = {
+            let order = self.order.lock();
+            order.views.copy_as_of(self.visible())
+        };
         let mut more = false;
         for kept in kepts {
             let Ok(engine) = kept.engine() else { continue };

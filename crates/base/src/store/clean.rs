@@ -22,24 +22,32 @@
 //!
 //! Space is bounded by `space_limit` times the live bytes plus a few segments of slack; the device writes
 //! per user byte grow as that limit nears 1 (see the engine's README for figures).
+//!
+//! A frame of a victim is summed once, and its copy sealed with that sum; its key is hashed once, for the hint, the question and
+//! the repointing. Look-ups of a group overlap; so do those of copies, before the commit lock is taken for them, and what the
+//! copies of one victim add to accounts is added at once.
 
-use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
+
+use smallvec::SmallVec;
 
 use super::log::Log;
 use super::rooting::{Dying, Maintenance, Survivors};
 use super::{Kept, Store};
-use crate::engine::Hold;
+use crate::engine::{Hold, Wanted};
 use crate::error::{Error, IoContext, Result};
-use crate::frame::{FIRST, HEADER, Header, Kind, LAST, body_sum};
+use crate::frame::{ALIGN_BYTES, FIRST, HEADER, Header, Kind, LAST};
 use crate::record::{Content, Record};
 use crate::segment::{Address, DATA_START, Scan, Scanned, Segment, Stop};
 use crate::sync::atomic::Ordering;
 use crate::sync::epoch;
-use crate::types::{KeyspaceId, LogId, SegmentId};
+use crate::types::{LogId, SegmentId, Seq};
 
 /// Streams of survivors; stream 0 is the order.
-const STREAMS: u8 = 5;
+const STREAMS: u8 = 6;
+/// The stream of what was sorted.
+pub(super) const SORTED: u8 = 5;
 /// Victims are taken until this many segments' worth is won.
 const WIN_SEGMENTS: u64 = 6;
 /// Segments' worth of copies that stand beside their victims at the end of a pass.
@@ -72,46 +80,86 @@ const GROUP: usize = 32;
 /// a committer then waits for a fraction of a scheduler's slice. Not while committers are braked for it.
 const GROUPS_A_TURN: usize = 8;
 
+/// A frame of a victim that somebody may need.
+struct Candidate<'f, 'k> {
+    kept: &'k Arc<Kept>,
+    scanned: &'f Scanned<'f>,
+    record: Record<'f>,
+    wanted: Wanted<'f>,
+}
+
 /// Lets the look-ups of a group overlap. Runs of one keyspace are hinted at together.
-fn prefetch(kepts: &HashMap<KeyspaceId, Arc<Kept>>, group: &[Scanned<'_>]) {
-    let records: Vec<Record<'_>> =
-        group.iter().filter_map(|s| Record::decode(s.frame.payload()).ok()).collect();
-    for run in records.chunk_by(|a, b| a.keyspace == b.keyspace) {
-        let keys: Vec<&[u8]> = run.iter().map(|record| record.key).collect();
-        if let Some(engine) = kepts.get(&run[0].keyspace).and_then(|kept| kept.engine().ok()) {
+fn prefetch(group: &[Candidate<'_, '_>]) {
+    for run in group.chunk_by(|a, b| Arc::ptr_eq(a.kept, b.kept)) {
+        let keys: SmallVec<[Wanted<'_>; GROUP]> = run.iter().map(|candidate| candidate.wanted).collect();
+        if let Ok(engine) = run[0].kept.engine() {
             engine.prefetch(&keys, false);
         }
     }
 }
 
-/// One copy on its way.
-struct Move {
-    kept: Arc<Kept>,
-    from: Address,
-    to: Address,
-    /// Where the copy stands in the piece.
-    start: usize,
-    hold: Hold,
+/// What is to be copied.
+pub(super) struct Survivor<'f, 'k> {
+    pub(super) kept: &'k Arc<Kept>,
+    pub(super) hold: Hold,
+    pub(super) from: Address,
+    pub(super) header: Header,
+    /// The frame's payload, and what it sums to.
+    pub(super) body: &'f [u8],
+    pub(super) sum: u32,
+    /// What stands in it.
+    pub(super) record: Record<'f>,
+    pub(super) wanted: Wanted<'f>,
 }
 
-impl Move {
-    /// The copy, in its piece.
-    fn decode<'b>(&self, bytes: &'b [u8]) -> Option<(Header, Record<'b>)> {
-        let mut head = [0; HEADER];
-        head.copy_from_slice(&bytes[self.start..self.start + HEADER]);
-        let header = Header::decode(&head)?;
-        let body = self.start + HEADER;
-        Some((header, Record::decode(&bytes[body..body + header.len]).ok()?))
+/// One copy on its way.
+struct Move<'k> {
+    kept: &'k Arc<Kept>,
+    from: Address,
+    to: Address,
+    span: u64,
+    /// The key, where it stands in the piece, and its hash.
+    key: Range<usize>,
+    hash: u64,
+    is_tomb: bool,
+}
+
+impl Move<'_> {
+    /// The key, in its piece.
+    fn wanted<'b>(&self, bytes: &'b [u8]) -> Wanted<'b> {
+        Wanted { key: &bytes[self.key.clone()], hash: self.hash }
     }
 }
 
 /// Copies gathered for one stream.
 #[derive(Default)]
-struct Piece {
+pub(super) struct Piece<'k> {
     bytes: Vec<u8>,
-    moves: Vec<Move>,
-    /// Where in the stream's segment the piece starts.
-    base: u64,
+    moves: Vec<Move<'k>>,
+    /// The lowest and the highest number among them.
+    seqs: Option<(Seq, Seq)>,
+}
+
+/// What of `group`, frames of `victim`, may be needed: records of keyspaces that are there.
+fn candidates<'f, 'k>(
+    kepts: &'k [Arc<Kept>],
+    victim: &Segment,
+    group: &'f [Scanned<'f>],
+) -> Result<SmallVec<[Candidate<'f, 'k>; GROUP]>> {
+    let mut found = SmallVec::new();
+    for scanned in group {
+        if !matches!(scanned.frame.header.kind, Kind::Commit | Kind::Moved | Kind::Pinned) {
+            continue;
+        }
+        let damaged = |what| Error::corrupt(victim.path(), scanned.offset, what);
+        let record = Record::decode(scanned.frame.payload()).map_err(damaged)?;
+        if let Ok(at) = kepts.binary_search_by_key(&record.keyspace, |kept| kept.id()) {
+            let kept = &kepts[at];
+            let wanted = kept.engine()?.wanted(record.key);
+            found.push(Candidate { kept, scanned, record, wanted });
+        }
+    }
+    Ok(found)
 }
 
 impl Store {
@@ -236,25 +284,26 @@ impl Store {
         log: &Log,
         victims: &[Arc<Segment>],
     ) -> Result<Vec<Arc<Segment>>> {
-        let kepts: HashMap<KeyspaceId, Arc<Kept>> =
-            self.catalogue.all().into_iter().map(|kept| (kept.id(), kept)).collect();
+        let mut kepts = self.catalogue.all();
+        kepts.sort_unstable_by_key(|kept| kept.id());
         let mut pieces: Vec<Piece> = (0..STREAMS).map(|_| Piece::default()).collect();
         let mut empty = Vec::new();
         for victim in victims {
             self.learn_lifespan(m, victim);
             let mut scan = Scan::new(victim, 0, victim.end());
             for number in 1.. {
-                let group: Vec<Scanned<'_>> = scan.by_ref().take(GROUP).collect();
+                let group: SmallVec<[Scanned<'_>; GROUP]> = scan.by_ref().take(GROUP).collect();
                 if group.is_empty() {
                     break;
                 }
                 if number % GROUPS_A_TURN == 0 {
                     self.give_way();
                 }
-                prefetch(&kepts, &group);
-                for scanned in &group {
-                    let stream = self.stream_for(victim, scanned);
-                    self.consider(m, log, &kepts, victim, scanned, stream, &mut pieces[usize::from(stream)])?;
+                let candidates = candidates(&kepts, victim, &group)?;
+                prefetch(&candidates);
+                for candidate in candidates {
+                    let stream = self.stream_for(victim, candidate.scanned);
+                    self.consider(m, log, victim, candidate, stream, &mut pieces[usize::from(stream)])?;
                 }
             }
             for (stream, piece) in (0..).zip(&mut pieces) {
@@ -292,41 +341,42 @@ impl Store {
     }
 
     /// Copies one frame of a victim if it is held.
-    #[allow(clippy::too_many_arguments)]
-    fn consider(
+    fn consider<'k>(
         &self,
         m: &mut Maintenance,
         log: &Log,
-        kepts: &HashMap<KeyspaceId, Arc<Kept>>,
         victim: &Segment,
-        scanned: &Scanned<'_>,
+        candidate: Candidate<'_, 'k>,
         stream: u8,
-        piece: &mut Piece,
+        piece: &mut Piece<'k>,
     ) -> Result<()> {
+        let Candidate { kept, scanned, record, wanted } = candidate;
         let header = scanned.frame.header;
-        if !matches!(header.kind, Kind::Commit | Kind::Moved | Kind::Pinned) {
-            return Ok(());
-        }
-        let body = scanned.frame.payload();
-        let record =
-            Record::decode(body).map_err(|what| Error::corrupt(victim.path(), scanned.offset, what))?;
-        let Some(kept) = kepts.get(&record.keyspace) else { return Ok(()) };
         let from = Address::new(victim.slot(), scanned.offset);
         let hold = match record.content {
             Content::Remove if header.kind != Kind::Pinned && header.seq > m.tombstone_line(log.id) => {
                 Hold::Head
             }
             Content::Remove => Hold::Dead,
-            _ => kept.engine()?.hold(record.key, from)?,
+            _ => kept.engine()?.hold(wanted, from)?,
         };
         if hold == Hold::Dead {
             return Ok(());
         }
-        let span = header.span();
-        self.ensure_tail(m, log, stream, span, piece)?;
-        let Some(tail) = m.survivors[log.id.index()][usize::from(stream)].as_ref() else { return Ok(()) };
-        let start = piece.bytes.len();
-        let to = tail.offset + start as u64;
+        let (body, sum) = (scanned.frame.payload(), scanned.payload_sum());
+        self.copy(m, log, &Survivor { kept, hold, from, header, body, sum, record, wanted }, stream, piece)
+    }
+
+    /// Adds a copy of what is held to the piece.
+    pub(super) fn copy<'k>(
+        &self,
+        m: &mut Maintenance,
+        log: &Log,
+        survivor: &Survivor<'_, 'k>,
+        stream: u8,
+        piece: &mut Piece<'k>,
+    ) -> Result<()> {
+        let &Survivor { kept, hold, from, header, body, sum, record, wanted } = survivor;
         let copy = Header {
             check: 0,
             len: body.len(),
@@ -335,15 +385,26 @@ impl Store {
             seq: header.seq,
             part: 0,
             parts: 0,
-            gap: if start == 0 { tail.segment.gap(to) } else { 0 },
+            gap: 0,
         };
-        piece.bytes.resize(start + usize::try_from(copy.span()).unwrap_or(0), 0);
-        piece.bytes[start + HEADER..start + HEADER + body.len()].copy_from_slice(body);
-        tail.segment.seed().seal(to, &copy, body_sum(body), &mut piece.bytes[start..]);
-        tail.segment.note_frames(1, header.seq);
+        let span = copy.span();
+        self.ensure_tail(m, log, stream, span, piece)?;
+        let Some(tail) = m.survivors[log.id.index()][usize::from(stream)].as_ref() else { return Ok(()) };
+        let start = piece.bytes.len();
+        let to = tail.offset + start as u64;
+        let copy = Header { gap: if start == 0 { tail.segment.gap(to) } else { 0 }, ..copy };
+        piece.bytes.extend_from_slice(&[0; HEADER]);
+        piece.bytes.extend_from_slice(body);
+        let padding = start + usize::try_from(span).unwrap_or(0) - piece.bytes.len();
+        piece.bytes.extend_from_slice(&[0; ALIGN_BYTES][..padding]);
+        tail.segment.seed().seal(to, &copy, sum, &mut piece.bytes[start..]);
+        let (low, high) = piece.seqs.unwrap_or((header.seq, header.seq));
+        piece.seqs = Some((low.min(header.seq), high.max(header.seq)));
         let to = Address::new(tail.segment.slot(), to);
-        piece.moves.push(Move { kept: Arc::clone(kept), from, to, start, hold });
-        piece.base = tail.offset;
+        let key = start + HEADER + (wanted.key.as_ptr().addr() - body.as_ptr().addr());
+        let is_tomb = record.content == Content::Remove && hold == Hold::Head;
+        let key = key..key + wanted.key.len();
+        piece.moves.push(Move { kept, from, to, span, key, hash: wanted.hash, is_tomb });
         if piece.bytes.len() >= PIECE {
             self.flush(m, log, stream, piece)?;
         }
@@ -357,7 +418,7 @@ impl Store {
         log: &Log,
         stream: u8,
         span: u64,
-        piece: &mut Piece,
+        piece: &mut Piece<'_>,
     ) -> Result<()> {
         let tails = &mut m.survivors[log.id.index()];
         tails.resize_with(usize::from(STREAMS), || None);
@@ -376,11 +437,11 @@ impl Store {
         Ok(())
     }
 
-    /// A new survivor segment; on a full disk one of the reserve.
+    /// A new survivor segment; on a full disk one of the reserve, but not for what need not be moved.
     fn survivor_segment(&self, log: &Log, stream: u8, span: u64) -> Result<Arc<Segment>> {
         let made = self.make_segment(&mut self.making.lock(), log.id, stream, span);
         match made {
-            Err(Error::NoSpace { path }) => {
+            Err(Error::NoSpace { path }) if stream != SORTED => {
                 let mut order = self.order.lock();
                 let ready = &mut order.ready[log.id.index()];
                 let fits = |s: &Arc<Segment>| s.identity().capacity >= DATA_START + span;
@@ -399,26 +460,30 @@ impl Store {
     }
 
     /// Hands the piece to the kernel and points the engines at the copies.
-    fn flush(&self, m: &mut Maintenance, log: &Log, stream: u8, piece: &mut Piece) -> Result<()> {
-        if piece.bytes.is_empty() {
-            return Ok(());
-        }
+    pub(super) fn flush(
+        &self,
+        m: &mut Maintenance,
+        log: &Log,
+        stream: u8,
+        piece: &mut Piece<'_>,
+    ) -> Result<()> {
+        let Some((lowest, highest)) = piece.seqs.take() else { return Ok(()) };
         let Some(tail) = m.survivors[log.id.index()][usize::from(stream)].as_mut() else { return Ok(()) };
         let segment = &tail.segment;
         segment.file().write_at(tail.offset, &piece.bytes).during("write", segment.path())?;
+        segment.note_frames(0, lowest);
+        segment.note_frames(u32::try_from(piece.moves.len()).unwrap_or(u32::MAX), highest);
         tail.offset += piece.bytes.len() as u64;
         segment.publish(tail.offset);
         log.note_moved(piece.bytes.len() as u64);
         for moves in piece.moves.chunks(REPOINTED) {
             let pin = epoch::pin();
             for copy in moves {
-                if let Some((_, record)) = copy.decode(&piece.bytes) {
-                    copy.kept.engine()?.ready(record.key)?;
-                }
+                copy.kept.engine()?.ready(copy.wanted(&piece.bytes))?;
             }
             let _order = self.order.lock();
-            for copy in moves {
-                self.repoint(segment, &piece.bytes, copy, &pin);
+            for of_victim in moves.chunk_by(|a, b| a.from.slot() == b.from.slot()) {
+                self.repoint(segment, &piece.bytes, of_victim, &pin);
             }
         }
         piece.moves.clear();
@@ -426,22 +491,24 @@ impl Store {
         Ok(())
     }
 
-    fn repoint(&self, to: &Segment, bytes: &[u8], copy: &Move, pin: &epoch::Guard) {
-        let Some((header, record)) = copy.decode(bytes) else { return };
-        let from = self.ground.segments.at(copy.from.slot(), pin);
+    /// Points the engines at copies, all of one segment. Under the commit lock.
+    fn repoint(&self, to: &Segment, bytes: &[u8], moves: &[Move<'_>], pin: &epoch::Guard) {
+        let Some(first) = moves.first() else { return };
+        let from = self.ground.segments.at(first.from.slot(), pin);
         to.inherit_age(from.map_or(0, Segment::sealed_at));
-        let span = header.span();
-        if record.content == Content::Remove && copy.hold == Hold::Head {
-            to.account_tomb(span);
-            return;
-        }
-        let moved = copy.kept.engine().is_ok_and(|e| e.moved(record.key, copy.from, copy.to));
-        if moved {
-            let span = i64::try_from(span).unwrap_or(0);
-            to.account(span);
-            if let Some(from) = from {
-                from.account(-span);
+        let (mut live, mut tombs) = (0, 0);
+        for copy in moves {
+            if copy.is_tomb {
+                tombs += copy.span;
+            } else if copy.kept.engine().is_ok_and(|e| e.moved(copy.wanted(bytes), copy.from, copy.to)) {
+                live += copy.span;
             }
+        }
+        let live = i64::try_from(live).unwrap_or(0);
+        to.account_tomb(tombs);
+        to.account(live);
+        if let Some(from) = from {
+            from.account(-live);
         }
     }
 

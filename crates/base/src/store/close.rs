@@ -92,7 +92,10 @@ impl Store {
         let found = (recovered.frames, recovered.records, recovered.bytes_cut);
         let leftovers = recovered.leftovers.clone();
         self.settle(root, recovered);
-        if !self.options.read_only {
+        if self.options.read_only {
+            let (live, is_whole) = self.staged();
+            self.ground.blobs.found(&live, !is_whole);
+        } else {
             // Both slots, before anything is served: the one that was read may speak of an orderly close
             // or of frames that were cut off.
             self.slots.settle(root)?;
@@ -116,6 +119,7 @@ impl Store {
         let blobs =
             Blobs::new(Arc::clone(&disk), path.join(BLOBS), root.blob_bound, root.store, options.tiny);
         let ground = Ground::new(blobs, options.memory, root.hash_key, options.tiny)
+            .with_space_limit(options.space_limit)
             .with_home(Home::new(Arc::clone(&disk), path, options.read_only), options.inline);
         Store {
             dir: path.to_path_buf(),
@@ -184,6 +188,7 @@ impl Store {
         drop(self.making.lock());
         drop(self.order.lock());
         let engines = self.close_engines();
+        self.ground.blobs.close();
         self.lock.lock().take();
         ended.and(engines)
     }
@@ -215,6 +220,7 @@ impl Store {
         if !nothing_waits {
             self.let_go_now()?;
         }
+        self.ground.blobs.trim(true);
         // Cleaning may have taken from the reserve, which the next life needs if the disk is full.
         match self.top_up() {
             Ok(_) | Err(Error::NoSpace { .. }) => Ok(()),

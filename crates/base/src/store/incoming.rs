@@ -1,7 +1,7 @@
 //! # Incoming: values that come bit by bit
 //!
-//! What is written gathers in a buffer. A value that outgrows the limit of its keyspace gets a file, as any staged value has
-//! (commit.md R9), to which the buffer goes again and again; one that stays below is put into the log. The file is synced
+//! What is written gathers in a buffer. A value that outgrows the buffer gets a file of its own (commit.md R9), to which the
+//! buffer goes again and again; one that does not is staged or put into the log like any other. The file is synced
 //! on the way, so that a round that commits it finds little to do: others wait for that round.
 //!
 //! ## Crash
@@ -30,6 +30,7 @@ const SYNCED: u64 = 128;
 /// A value on its way.
 #[derive(Debug)]
 pub struct Incoming {
+    adopts: bool,
     limit: usize,
     room: usize,
     buffer: Vec<u8>,
@@ -81,9 +82,10 @@ impl Store {
     /// Begins a value for `kept`.
     pub fn begin_value(&self, kept: &Kept) -> Result<Incoming> {
         self.check_writable()?;
+        let adopts = kept.engine()?.adopts_files();
         let limit = self.stages_above(kept.engine()?.stages_above());
         let room = limit.max(self.geometry.stage_above * BUFFER);
-        Ok(Incoming { limit, room, buffer: Vec::new(), staged: None, unsynced: 0, is_broken: false })
+        Ok(Incoming { adopts, limit, room, buffer: Vec::new(), staged: None, unsynced: 0, is_broken: false })
     }
 
     /// Appends to it. After an error it can only be dropped.
@@ -118,8 +120,17 @@ impl Store {
         if incoming.staged.is_none() && incoming.buffer.len() <= incoming.limit {
             return Ok(Whole { bytes: incoming.buffer, staged: SmallVec::new(), action: None });
         }
-        self.drain(&mut incoming)?;
-        Ok(match incoming.staged.take() {
+        let staged = match incoming.staged.is_some() {
+            true => {
+                self.drain(&mut incoming)?;
+                incoming.staged.take()
+            }
+            false => {
+                self.check_writable()?;
+                Some(self.stage_value(&incoming.buffer, incoming.adopts)?)
+            }
+        };
+        Ok(match staged {
             Some(staged) => Whole { bytes: Vec::new(), action: Some(staged.blob), staged: smallvec![staged] },
             None => Whole { bytes: incoming.buffer, staged: SmallVec::new(), action: None },
         })

@@ -41,6 +41,8 @@ pub struct Kept {
     engine_name: &'static str,
     engine: std::result::Result<Arc<dyn Engine>, Broken>,
     log: LogId,
+    /// What its engine says, once.
+    stages_above: usize,
     /// The commit that created it.
     born: AtomicU64,
     /// The commit that dropped it; `u64::MAX` while it lives.
@@ -56,6 +58,7 @@ impl Kept {
             name: name.to_owned(),
             engine_name: engine.name(),
             log: engine.log(),
+            stages_above: engine.stages_above(),
             engine: Ok(engine),
             born: AtomicU64::new(born.0),
             died: AtomicU64::new(u64::MAX),
@@ -71,6 +74,7 @@ impl Kept {
             engine_name: self.engine_name,
             engine: Err(broken),
             log: self.log,
+            stages_above: self.stages_above,
             born: AtomicU64::new(self.born.load(Ordering::Relaxed)),
             died: AtomicU64::new(u64::MAX),
             cleared: Vec::new(),
@@ -110,6 +114,11 @@ impl Kept {
     #[must_use]
     pub fn log(&self) -> LogId {
         self.log
+    }
+
+    /// Values of more bytes than this its engine wants staged.
+    pub(crate) fn stages_above(&self) -> usize {
+        self.stages_above
     }
 
     /// Its engine, or the damage that keeps it from working.

@@ -21,7 +21,8 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::background::side_by_side;
+use smallvec::SmallVec;
+
 use super::catalogue::Map;
 use super::image::ImageReader;
 use super::kept::Broken;
@@ -35,6 +36,7 @@ use crate::segment::{Address, DATA_START, Scan, Scanned, Segment, Stop};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
+use crate::work::side_by_side;
 
 /// Frames replayed together.
 const GROUP: usize = 32;
@@ -231,7 +233,7 @@ impl Source<'_> {
 
     /// Lets the engines of `log` take in what they have gathered of the records.
     fn absorb(&self, log: LogId, engines: &Engines) -> Result<()> {
-        let parts = self.threads(log);
+        let parts = if self.store.options.inline { 1 } else { MOST_THREADS };
         for engine in engines.values().filter(|engine| engine.log() == log) {
             let next = AtomicUsize::new(0);
             let share = || loop {
@@ -273,7 +275,8 @@ fn replay_group(
     cut: Seq,
 ) -> Result<Replayed> {
     let mut all = Replayed { frames: group.len() as u64, ..Replayed::default() };
-    let mut records = Vec::with_capacity(group.len());
+    let mut records: SmallVec<[Replay<'_>; GROUP]> = SmallVec::new();
+    let mut keyspaces: SmallVec<[KeyspaceId; GROUP]> = SmallVec::new();
     for scanned in group.iter().filter(|s| matches!(s.frame.header.kind, Kind::Commit | Kind::Moved)) {
         let damaged = |what| Error::corrupt(segment.path(), scanned.offset, what);
         let seq = scanned.frame.header.seq;
@@ -281,26 +284,23 @@ fn replay_group(
             return Err(damaged(Damage::BadField { field: "sequence number", value: seq.0 }));
         }
         let record = Record::decode(scanned.frame.payload()).map_err(damaged)?;
-        records.push((scanned, record));
+        keyspaces.push(record.keyspace);
+        records.push(Replay {
+            seq,
+            key: record.key,
+            content: record.content,
+            address: Address::new(segment.slot(), scanned.offset),
+            span: u32::try_from(scanned.frame.header.span()).unwrap_or(u32::MAX),
+        });
     }
-    for run in records.chunk_by(|(_, a), (_, b)| a.keyspace == b.keyspace) {
-        let id = run[0].1.keyspace;
+    let mut from = 0;
+    for run in keyspaces.chunk_by(|a, b| a == b) {
+        let (id, records) = (run[0], &records[from..from + run.len()]);
+        from += run.len();
         let Some(engine) = targets.engine(id) else { continue };
-        let keys: Vec<&[u8]> = run.iter().map(|(_, record)| record.key).collect();
-        engine.prefetch(&keys, true);
-        for (scanned, record) in run {
-            let header = scanned.frame.header;
-            all.records += 1;
-            all.bytes += header.span();
-            let result = engine.replay(&Replay {
-                seq: header.seq,
-                key: record.key,
-                content: record.content,
-                address: Address::new(segment.slot(), scanned.offset),
-                span: u32::try_from(header.span()).unwrap_or(u32::MAX),
-            });
-            targets.replayed(id, result)?;
-        }
+        all.records += records.len() as u64;
+        all.bytes += records.iter().map(|record| u64::from(record.span)).sum::<u64>();
+        targets.replayed(id, engine.replay_run(records))?;
     }
     Ok(all)
 }

@@ -80,7 +80,8 @@ impl Log {
 
     /// A commit appended so much. Under the commit lock.
     pub(crate) fn note_appended(&self, bytes: u64) {
-        self.appended.fetch_add(bytes, Ordering::Relaxed);
+        let appended = self.appended.load(Ordering::Relaxed);
+        self.appended.store(appended + bytes, Ordering::Relaxed); // nobody else changes it
         let mean = self.commit_bytes.load(Ordering::Relaxed);
         self.commit_bytes.store(mean - mean / MEAN_OF + bytes / MEAN_OF, Ordering::Relaxed);
         self.since_checkpoint.fetch_add(bytes, Ordering::Relaxed);

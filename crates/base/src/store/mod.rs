@@ -9,6 +9,7 @@
 //!  catalogue   keyspaces as commits                             view      snapshots' registrations
 //!  clean       survivors out, victims away                      checkpoint, image   what makes opening fast
 //!  recover, survey, load   from files to a served state         background  ticks and maintenance
+//!  sort        a log in the order of keys, when asked
 //! ```
 //!
 //! ## Invariants
@@ -44,6 +45,7 @@ mod recover;
 mod report;
 mod rooting;
 mod round;
+mod sort;
 mod survey;
 mod tail;
 mod verify;
@@ -53,10 +55,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use crate::blob::StagedStats;
 pub use incoming::{Incoming, Whole};
 pub use kept::Kept;
 pub use order::{Outcome, Write};
 pub use report::{Batching, KeyspaceInfo, LogStats, MemoryStats, OpeningStats, Options, Stats, VerifyReport};
+pub use sort::Compacted;
 pub use view::View;
 
 use crate::clock::Clock;
@@ -287,12 +291,12 @@ impl Store {
             Some(since) => self.clock.now().saturating_sub(Duration::from_nanos(since)),
             None => Duration::ZERO,
         };
-        let (views, oldest_view) = if self.fork.is_child() {
-            (0, None)
-        } else {
+        let (mut views, mut oldest_view, mut staged) = (0, None, StagedStats::default());
+        if !self.fork.is_child() {
+            staged = self.ground.blobs.stats();
             let order = self.order.lock();
-            (order.views.len() as u64, order.views.oldest().map(|s| s.0))
-        };
+            (views, oldest_view) = (order.views.len() as u64, order.views.oldest().map(|s| s.0));
+        }
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Stats {
             visible: self.visible().0,
@@ -306,6 +310,7 @@ impl Store {
             checkpoints: load(&self.counters.checkpoints),
             checkpoint_bytes: load(&self.counters.checkpoint_bytes),
             staged_bytes: load(&self.counters.staged_bytes),
+            staged,
             poisoned: if self.poisoned.load(Ordering::Acquire) { *self.poison.lock() } else { None },
             memory: MemoryStats {
                 budget: memory.budget(),

@@ -4,8 +4,8 @@
 //!
 //! ```text
 //!  outside                      | under the lock                                | outside
-//!  limits, staging, prepare,    | is_current, seq, [note of W], seal headers,   | acknowledge:
-//!  encode, body sums, room      | append, publish, apply, visible = seq         | nothing, or a sync round
+//!  limits, staging, hint,       | is_current, seq, [note of W], seal headers,   | acknowledge:
+//!  encode, body sums, prepare   | append, publish, apply, visible = seq         | nothing, or a sync round
 //! ```
 //!
 //! ## Invariants
@@ -21,7 +21,8 @@
 //! ## Costs
 //!
 //! One lock hold of about 0.1 µs (mapped) or 0.6 µs (`pwrite`) for a small commit, in proportion to
-//! its size for a batch; no allocation for a single operation.
+//! its size for a batch; no allocation for a single operation. A single operation's frame is made while the memory that its
+//! look-up reads is on its way (decisions/0017: what a put costs, step by step).
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -33,10 +34,10 @@ use smallvec::SmallVec;
 use super::tail::{HOT, MARK, TAILS, Tail, log_of, tail_of};
 use super::{Kept, Store};
 use crate::blob::{Staged, Unsynced};
-use crate::engine::{Action, Need, Op};
+use crate::engine::{Action, Need, Op, Wanted};
 use crate::error::{Error, Result};
-use crate::frame::{FIRST, HEADER, Header, Kind, LAST, WATER, body_sum, span};
-use crate::record::{Content, Record};
+use crate::frame::{ALIGN_BYTES, FIRST, HEADER, Header, Kind, LAST, WATER, body_sum, span};
+use crate::record::Record;
 use crate::segment::{Address, DATA_START, Segment};
 use crate::sync::atomic::Ordering;
 use crate::sync::epoch;
@@ -59,7 +60,7 @@ impl Write<'_> {
     /// Looks again at an expectation, under the guard that lasts until `apply`. The look it came with may be
     /// old, and what it noted may stand for something else by now: places are used again, numbers never.
     fn expects_what_is(&mut self) -> Result<bool> {
-        let mut again = Op::new(self.op.key, Action::Expect);
+        let mut again = Op { hash: self.op.hash, ..Op::new(self.op.key, Action::Expect) };
         self.kept.engine()?.prepare(&mut again)?;
         let is_same = again.prior == self.op.prior;
         self.op = again;
@@ -104,14 +105,18 @@ struct Run {
     log: LogId,
     first: usize,
     end: usize,
+    /// What its frames take.
+    bytes: u64,
 }
 
 /// Everything encoded for a commit, before it has a number.
 #[derive(Debug, Default)]
 struct Encoded {
     bytes: Vec<u8>,
-    pieces: SmallVec<[Piece; 4]>,
-    runs: SmallVec<[Run; 2]>,
+    pieces: Vec<Piece>,
+    runs: Vec<Run>,
+    /// Of each operation.
+    needs: Vec<Need>,
     /// What it replaces was written lately: see `tail`.
     hot: bool,
 }
@@ -133,6 +138,7 @@ const TOGETHER: usize = 16;
 const KEEP_BUFFER: usize = 1 << 20;
 
 impl Encoded {
+    /// Forgets the frames, not the needs.
     fn clear(&mut self) {
         if self.bytes.capacity() > KEEP_BUFFER {
             self.bytes = Vec::new();
@@ -148,17 +154,18 @@ impl Encoded {
         self.clear();
         for item in items {
             let start = self.bytes.len();
-            self.bytes.resize(start + HEADER, 0);
+            self.bytes.extend_from_slice(&[0; HEADER]);
             item.record.encode(&mut self.bytes);
             let body = self.bytes.len() - start - HEADER;
             let sum = body_sum(&self.bytes[start + HEADER..]);
-            let end = start + usize::try_from(span(body)).unwrap_or(usize::MAX);
-            self.bytes.resize(end, 0);
+            let bytes = span(body);
+            let end = start + usize::try_from(bytes).unwrap_or(usize::MAX);
+            self.bytes.extend_from_slice(&[0; ALIGN_BYTES][..end - self.bytes.len()]);
             let index = self.pieces.len();
             self.pieces.push(Piece { write: item.write, start, body, sum });
             match self.runs.last_mut() {
-                Some(run) if run.log == item.log => run.end = index + 1,
-                _ => self.runs.push(Run { log: item.log, first: index, end: index + 1 }),
+                Some(run) if run.log == item.log => (run.end, run.bytes) = (index + 1, run.bytes + bytes),
+                _ => self.runs.push(Run { log: item.log, first: index, end: index + 1, bytes }),
             }
         }
     }
@@ -167,14 +174,10 @@ impl Encoded {
         self.pieces[run.first..run.end].iter().map(|p| p.body)
     }
 
-    fn run_bytes(&self, run: Run) -> u64 {
-        self.bodies(run).map(span).sum()
-    }
-
     /// How large a segment should be made for the run: it takes the largest frame, and the whole run
     /// if a usual segment can, so that a large batch does not need a hundred small ones.
     fn wanted(&self, run: Run, most: u64) -> u64 {
-        self.largest(run).max(self.run_bytes(run).min(most))
+        self.largest(run).max(run.bytes.min(most))
     }
 
     fn largest(&self, run: Run) -> u64 {
@@ -196,7 +199,7 @@ impl Store {
     ) -> Result<Outcome> {
         self.check_writable()?;
         self.brake();
-        staged.extend(self.stage(writes)?);
+        self.stage(writes, staged)?;
         let (mut may_relieve, mut reliefs) = (true, 0..MOST_RELIEFS);
         loop {
             // What makes room does so without the guard: it would keep what is freed from going.
@@ -221,39 +224,84 @@ impl Store {
     }
 
     /// Checks limits and stages large values.
-    fn stage(&self, writes: &mut [Write<'_>]) -> Result<SmallVec<[Staged; 1]>> {
-        let mut total = 0u64;
-        let limit = |write: &Write<'_>| {
-            self.stages_above(write.kept.engine().map_or(usize::MAX, |engine| engine.stages_above()))
-        };
+    fn stage(&self, writes: &mut [Write<'_>], staged: &mut SmallVec<[Staged; 1]>) -> Result<()> {
+        let too_large =
+            |what, got: usize, max: usize| Err(Error::TooLarge { what, got: got as u64, max: max as u64 });
+        let (mut total, mut stages) = (0u64, false);
         for write in writes.iter() {
             let op = &write.op;
             let value = match op.action {
                 Action::Put(value) => value.len(),
                 _ => 0,
             };
-            for (what, got, max) in [("key", op.key.len(), MAX_KEY), ("value", value, MAX_VALUE)] {
-                if got > max {
-                    return Err(Error::TooLarge { what, got: got as u64, max: max as u64 });
-                }
+            if op.key.len() > MAX_KEY {
+                return too_large("key", op.key.len(), MAX_KEY);
             }
-            let in_log = if value > limit(write) { 64 } else { value };
-            total += (op.key.len() + in_log + HEADER) as u64;
+            if value > MAX_VALUE {
+                return too_large("value", value, MAX_VALUE);
+            }
+            let is_staged = value > self.stages_above(write.kept.stages_above());
+            stages |= is_staged;
+            total += (op.key.len() + if is_staged { 64 } else { value } + HEADER) as u64;
         }
         if total > self.geometry.max_batch {
             return Err(Error::TooLarge { what: "batch", got: total, max: self.geometry.max_batch });
         }
-        let mut staged = SmallVec::new();
+        if stages { self.stage_values(writes, staged) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn stage_values(&self, writes: &mut [Write<'_>], staged: &mut SmallVec<[Staged; 1]>) -> Result<()> {
         for write in writes.iter_mut() {
             if let Action::Put(value) = write.op.action
-                && value.len() > limit(write)
+                && value.len() > self.stages_above(write.kept.stages_above())
             {
-                let new = self.stage_value(value)?;
+                let adopts = write.kept.engine()?.adopts_files();
+                let new = self.stage_value(value, adopts)?;
                 write.op.action = Action::Staged(new.blob);
                 staged.push(new);
             }
         }
-        Ok(staged)
+        Ok(())
+    }
+
+    /// Everything that engines say of the operations before the commit has a number, and their frames. False if an
+    /// expected key changed.
+    fn prepare(&self, writes: &mut [Write<'_>], encoded: &mut Encoded) -> Result<bool> {
+        encoded.needs.clear();
+        if let [write] = writes
+            && !matches!(write.op.action, Action::Expect)
+        {
+            // The frame is made while the memory that the look-up reads is on its way.
+            let engine = write.kept.engine()?;
+            let wanted = engine.wanted(write.op.key);
+            engine.hint(wanted);
+            write.op.hash = Some(wanted.hash);
+            encoded.needs.push(Need::Record);
+            encode_writes(std::slice::from_ref(write), encoded);
+            let need = engine.prepare(&mut write.op)?;
+            if need != Need::Record {
+                encoded.needs[0] = need;
+                encode_writes(writes, encoded);
+            }
+            return Ok(true);
+        }
+        for first in (0..writes.len()).step_by(TOGETHER) {
+            let end = writes.len().min(first + TOGETHER);
+            prefetch(&mut writes[first..end])?;
+            for (index, write) in (first..).zip(&mut writes[first..end]) {
+                write.op.ahead = u32::try_from(index).unwrap_or(u32::MAX);
+                encoded.needs.push(match write.op.action {
+                    Action::Expect => match write.expects_what_is()? {
+                        true => Need::Nothing,
+                        false => return Ok(false),
+                    },
+                    _ => write.kept.engine()?.prepare(&mut write.op)?,
+                });
+            }
+        }
+        encode_writes(writes, encoded);
+        Ok(true)
     }
 
     fn commit_encoded(
@@ -262,23 +310,9 @@ impl Store {
         staged: &mut SmallVec<[Staged; 1]>,
         encoded: &mut Encoded,
     ) -> Result<Outcome> {
-        let mut needs: SmallVec<[Need; 4]> = SmallVec::new();
-        for index in 0..writes.len() {
-            if index.is_multiple_of(TOGETHER) {
-                prefetch(&writes[index..writes.len().min(index + TOGETHER)])?;
-            }
-            let write = &mut writes[index];
-            write.op.ahead = u32::try_from(index).unwrap_or(u32::MAX);
-            needs.push(match write.op.action {
-                Action::Expect => match write.expects_what_is()? {
-                    true => Need::Nothing,
-                    false => return Ok(Outcome::Stale),
-                },
-                _ => write.kept.engine()?.prepare(&mut write.op)?,
-            });
+        if !self.prepare(writes, encoded)? {
+            return Ok(Outcome::Stale);
         }
-        self.encode_writes(writes, &needs, encoded);
-        encoded.hot = self.is_hot(writes);
         let reserve = if removes_only(writes) { 0 } else { self.geometry.reserve };
         loop {
             let mut order = self.order.lock();
@@ -295,15 +329,16 @@ impl Store {
                     return Ok(Outcome::Stale);
                 }
                 let need = write.kept.engine()?.prepare(&mut write.op)?;
-                if need != needs[index] {
-                    needs[index] = need;
-                    self.encode_writes(writes, &needs, encoded);
+                if need != encoded.needs[index] {
+                    encoded.needs[index] = need;
+                    encode_writes(writes, encoded);
                 }
                 continue;
             }
             if encoded.runs.is_empty() {
                 return Ok(Outcome::Done(self.visible()));
             }
+            encoded.hot = self.is_hot(order.next_seq, writes);
             if order.next_seq >= order.seq_bound {
                 drop(order);
                 self.extend_bounds()?;
@@ -317,7 +352,9 @@ impl Store {
             }
             let seq = order.next_seq;
             let rolled = self.place(&mut order, seq, writes, encoded)?;
-            staged.drain(..).for_each(|one| order.staged.add(one));
+            if !staged.is_empty() {
+                staged.drain(..).for_each(|one| order.staged.add(one));
+            }
             drop(order);
             if rolled {
                 self.set_brake(); // the keeper may not get to run for a while
@@ -329,31 +366,10 @@ impl Store {
 
     /// Whether all that a commit to the flat log replaces was written lately. While committers wait for
     /// syncs everything goes to one tail: a second file would cost each round a second sync.
-    fn is_hot(&self, writes: &[Write<'_>]) -> bool {
-        let (newest, lifespan) = (self.visible().0, self.lifespan.load(Ordering::Relaxed));
-        let lately = |op: &Op<'_>| op.prior != Seq::ZERO && newest.saturating_sub(op.prior.0) < lifespan;
+    fn is_hot(&self, next: Seq, writes: &[Write<'_>]) -> bool {
+        let lifespan = self.lifespan.load(Ordering::Relaxed);
+        let lately = |op: &Op<'_>| op.prior != Seq::ZERO && next.0.saturating_sub(op.prior.0) <= lifespan;
         !self.round.is_busy() && writes.iter().all(|w| w.kept.log() != LogId::Flat || lately(&w.op))
-    }
-
-    fn encode_writes(&self, writes: &[Write<'_>], needs: &[Need], encoded: &mut Encoded) {
-        let several = writes.windows(2).any(|pair| pair[0].kept.log() != pair[1].kept.log());
-        let logs: &[Option<LogId>] =
-            if several { &[Some(LogId::Journal), Some(LogId::Flat)] } else { &[None] };
-        encoded.encode(logs.iter().flat_map(|log| {
-            writes.iter().enumerate().filter_map(move |(index, write)| {
-                if needs[index] == Need::Nothing || log.is_some_and(|log| log != write.kept.log()) {
-                    return None;
-                }
-                let content = match write.op.action {
-                    Action::Put(value) => Content::Put(value),
-                    Action::Staged(blob) => Content::Staged(blob),
-                    Action::Remove => Content::Remove,
-                    Action::Expect => return None,
-                };
-                let record = Record { keyspace: write.kept.id(), key: write.op.key, content };
-                Some(Item { log: write.kept.log(), record, write: index })
-            })
-        }));
     }
 
     /// Gives the commit its number and its place, hands it to the kernel, applies it. True if a log
@@ -407,15 +423,20 @@ impl Store {
     ) -> Result<bool> {
         let mut rolled = false;
         let parts = u8::try_from(encoded.runs.len()).unwrap_or(u8::MAX);
-        for (part, run) in (0..).zip(encoded.runs.clone()) {
+        for part in 0..parts {
+            let run = encoded.runs[usize::from(part)];
             let log = self.log(run.log);
             let tail = tail_of(run.log, encoded.hot);
-            if log.water_due.swap(false, Ordering::Relaxed) {
+            // Set by rounds, taken under the commit lock only: what is set meanwhile is for the next commit.
+            if log.water_due.load(Ordering::Relaxed) && log.water_due.swap(false, Ordering::Relaxed) {
                 rolled |= self.append_note(order, tail)?;
             }
             let mut chunk = run.first;
             while chunk < run.end {
-                let end = chunk + order.tails[tail].fitting(encoded.bodies(Run { first: chunk, ..run }));
+                let end = match &order.tails[tail] {
+                    tail if chunk == run.first && run.bytes <= tail.room() => run.end,
+                    tail => chunk + tail.fitting(encoded.bodies(Run { first: chunk, ..run })),
+                };
                 if end == chunk {
                     self.roll(order, tail)?;
                     rolled = true;
@@ -436,7 +457,7 @@ impl Store {
                     .map_err(|_| self.poison("append"))?;
                 chunk = end;
             }
-            log.note_appended(encoded.run_bytes(run));
+            log.note_appended(run.bytes);
         }
         Ok(rolled)
     }
@@ -556,12 +577,39 @@ impl Drop for Whole<'_> {
     }
 }
 
+/// The record of a write, if it needs one.
+fn item<'a>(write: &Write<'a>, index: usize, need: Need) -> Option<Item<'a>> {
+    let content = write.op.action.content().filter(|_| need == Need::Record)?;
+    let record = Record { keyspace: write.kept.id(), key: write.op.key, content };
+    Some(Item { log: write.kept.log(), record, write: index })
+}
+
+/// Encodes what the operations, of which each has its need in `encoded`, write.
+fn encode_writes(writes: &[Write<'_>], encoded: &mut Encoded) {
+    let needs = mem::take(&mut encoded.needs);
+    let item = |(index, write)| item(write, index, needs[index]);
+    let several = writes.windows(2).any(|pair| pair[0].kept.log() != pair[1].kept.log());
+    match several {
+        false => encoded.encode(writes.iter().enumerate().filter_map(item)),
+        true => encoded.encode([LogId::Journal, LogId::Flat].into_iter().flat_map(|log| {
+            let of_log = writes.iter().enumerate().filter(move |(_, write)| write.kept.log() == log);
+            of_log.filter_map(item)
+        })),
+    }
+    encoded.needs = needs;
+}
+
 /// What the engines look up for several operations is loaded together.
-fn prefetch(writes: &[Write<'_>]) -> Result<()> {
-    if writes.len() > 1 {
-        for run in writes.chunk_by(|a, b| Arc::ptr_eq(a.kept, b.kept)) {
-            let keys: SmallVec<[&[u8]; TOGETHER]> = run.iter().map(|write| write.op.key).collect();
-            run[0].kept.engine()?.prefetch(&keys, true);
+fn prefetch(writes: &mut [Write<'_>]) -> Result<()> {
+    for run in writes.chunk_by_mut(|a, b| Arc::ptr_eq(a.kept, b.kept)) {
+        let engine = run[0].kept.engine()?;
+        let wanted: SmallVec<[Wanted<'_>; TOGETHER]> =
+            run.iter().map(|write| engine.wanted(write.op.key)).collect();
+        if run.len() > 1 {
+            engine.prefetch(&wanted, true);
+        }
+        for (write, wanted) in run.iter_mut().zip(wanted) {
+            write.op.hash = Some(wanted.hash);
         }
     }
     Ok(())
@@ -607,7 +655,8 @@ impl Order {
     fn cramped(&self, encoded: &Encoded, reserve: usize) -> Option<Run> {
         let takes = |run: &Run| {
             let tail = &self.tails[tail_of(run.log, encoded.hot)];
-            tail.takes(encoded.bodies(*run), &self.ready[run.log.index()], reserve)
+            run.bytes + MARK <= tail.room()
+                || tail.takes(encoded.bodies(*run), &self.ready[run.log.index()], reserve)
         };
         encoded.runs.iter().copied().find(|run| !takes(run))
     }

@@ -8,6 +8,7 @@
 //! full disk finds its room, unless others than the database took it, and the journal behind it is room again.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::Store;
 use super::order::Order;
@@ -16,6 +17,7 @@ use crate::blob::Staged;
 use crate::error::{Error, IoContext, Result};
 use crate::segment::{DATA_START, Identity, MAX_CAPACITY, Segment};
 use crate::sync::atomic::Ordering;
+use crate::sync::epoch;
 use crate::types::{LogId, SegmentId};
 
 /// Segments are sized so that a log has about this many ...
@@ -34,8 +36,14 @@ const WATCH: u64 = 64;
 const SCARCE: u64 = 32;
 /// Commits of more bytes are written: pages made resident for them would be written twice, with zeros first.
 const STORED_MOST: u64 = 4096;
-/// Times the epoch is nudged until what was dismissed is free: twice through the epoch, three steps each.
-pub(super) const EPOCHS: usize = 8;
+/// On a full disk readers are waited for: what they may still see is room that is wanted now. They hold what they see for the
+/// length of a call, but may have lost their core in it.
+pub(super) const PATIENCE: Duration = Duration::from_millis(50);
+/// The same where the budget is used up, which a load that goes on meets at every new key.
+pub(super) const HASTE: Duration = Duration::from_millis(1);
+/// Times the epoch is gone through until what was dismissed is free: twice, and once more if another thread is about to do
+/// a step of that.
+const EPOCHS: usize = 3;
 /// Ready segments the background keeps beyond the reserve in a small log ...
 const AHEAD: usize = 3;
 /// ... and one more for each of these bytes of a larger one, ...
@@ -92,10 +100,15 @@ impl Store {
         let is_less = self.counted_on() < before;
         if only_removes {
             self.clean()?;
-        } else if !is_settled && !is_less {
+        } else if !is_settled && !is_less && !self.is_room_on_its_way() {
             return Ok(false);
         }
         Ok(self.let_go_now()? || is_settled || is_less)
+    }
+
+    /// Whether segments wait to go.
+    fn is_room_on_its_way(&self) -> bool {
+        self.dying_bytes.load(Ordering::Relaxed) > 0 || self.ground.segments.is_any_leaving()
     }
 
     /// Writes ROOT twice, so that neither slot names what waits to go, and lets it go. True if segments
@@ -106,9 +119,14 @@ impl Store {
         for _ in 0..2 {
             self.write_root(&mut m, false)?;
         }
-        let mut any = false;
+        drop(m);
+        let segments = &self.ground.segments;
+        let mut any = !segments.take_dead().is_empty();
         for _ in 0..EPOCHS {
-            any |= !self.ground.segments.take_dead().is_empty();
+            if !segments.is_any_leaving() || !epoch::settle(PATIENCE) {
+                break;
+            }
+            any |= !segments.take_dead().is_empty();
         }
         Ok(any)
     }
@@ -117,18 +135,13 @@ impl Store {
     pub(super) fn top_up(&self) -> Result<bool> {
         let mut any = false;
         for log in LogId::ALL {
-            let ahead = self.ahead(self.log(log));
-            loop {
-                let want = {
-                    let order = self.order.lock();
-                    let ready = order.ready[log.index()].len();
-                    let in_use = order.tails[log.index()].segment.is_some() || ready > 0;
-                    in_use && ready < self.geometry.reserve + ahead
-                };
-                if !want || self.log(log).is_frozen() {
-                    break;
-                }
-                self.make_room(log, 0, |_| true)?;
+            let enough = self.geometry.reserve + self.ahead(self.log(log));
+            let is_short = |order: &Order| {
+                let ready = order.ready[log.index()].len();
+                (order.tails[log.index()].segment.is_some() || ready > 0) && ready < enough
+            };
+            while !self.log(log).is_frozen() && is_short(&self.order.lock()) {
+                self.make_room(log, 0, is_short)?;
                 any = true;
             }
         }
@@ -215,24 +228,37 @@ impl Store {
         usual.max(needed).min(MAX_CAPACITY)
     }
 
-    /// Stages a large value.
-    pub(super) fn stage_value(&self, value: &[u8]) -> Result<Staged> {
-        let mut staged = self.begin_file(value.len() as u64)?;
+    /// Stages a large value, in a file of its own if its engine `adopts` that.
+    pub(super) fn stage_value(&self, value: &[u8], adopts: bool) -> Result<Staged> {
+        self.ready_to_stage(value.len() as u64)?;
         self.counters.staged_bytes.fetch_add(value.len() as u64, Ordering::Relaxed);
+        if !adopts && let Some(staged) = self.ground.blobs.stage(value)? {
+            return Ok(staged);
+        }
+        let mut staged = self.begin_ready_file()?;
         staged.append(value)?;
         Ok(staged)
     }
 
-    /// Begins the file of a value, of which `bytes` are there by now, with a number that ROOT covers.
+    /// Begins the file of a value, of which `bytes` are there by now.
     pub(super) fn begin_file(&self, bytes: u64) -> Result<Staged> {
-        if self.ground.blobs.next() + self.geometry.blob_chunk >= self.blob_bound.load(Ordering::Acquire) {
-            self.extend_bounds()?;
-        }
-        self.leave_room(bytes)?;
+        self.ready_to_stage(bytes)?;
+        self.begin_ready_file()
+    }
+
+    fn begin_ready_file(&self) -> Result<Staged> {
         if self.ground.blobs.next().is_multiple_of(WATCH) {
             self.watch_files();
         }
         self.ground.blobs.begin()
+    }
+
+    /// Sees that ROOT covers the number of a file that is made now, and that there is room.
+    fn ready_to_stage(&self, bytes: u64) -> Result<()> {
+        if self.ground.blobs.next() + self.geometry.blob_chunk >= self.blob_bound.load(Ordering::Acquire) {
+            self.extend_bounds()?;
+        }
+        self.leave_room(bytes)
     }
 
     /// Looks how many files the file system can still take.

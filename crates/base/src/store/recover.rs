@@ -213,13 +213,14 @@ impl<'a> Recovery<'a> {
         Ok((found, damage))
     }
 
-    /// The keyspaces at the cut, and the next one's number.
+    /// The keyspaces at the cut, and the next one's number: those of ROOT, and what was done to them after its floor.
     fn catalogue(&mut self) -> Result<(Map, KeyspaceId)> {
         let mut entries: BTreeMap<String, KeyspaceEntry> =
             self.root.keyspaces.iter().map(|k| (k.name.clone(), k.clone())).collect();
         let mut next = self.root.next_keyspace;
         if !self.root.clean {
-            for found in &self.logs[LogId::Journal.index()] {
+            let is_known = |found: &&Found| found.is_sealed() && found.last_seq <= self.root.floor;
+            for found in self.logs[LogId::Journal.index()].iter().filter(|found| !is_known(found)) {
                 let mut scan = Scan::new(&found.segment, 0, found.end);
                 for scanned in scan.by_ref() {
                     let header = scanned.frame.header;
@@ -399,20 +400,17 @@ impl Store {
         if let Some(home) = &self.ground.home {
             home.sweep(|id| kepts.values().any(|kept| kept.id() == id))?;
         }
-        if kepts.values().any(|kept| kept.engine().is_err()) {
-            return Ok(()); // an orphan cannot be told from a value of a damaged keyspace
-        }
-        let mut live = Vec::new();
-        for kept in kepts.values() {
-            kept.engine()?.blobs(&mut live);
-        }
-        let live: HashSet<u64> = live.into_iter().collect();
-        for id in self.ground.blobs.list()? {
-            if !live.contains(&id) {
-                self.ground.blobs.remove(id)?;
-            }
-        }
-        Ok(())
+        let (live, is_whole) = self.staged();
+        self.ground.blobs.settle(&live, !is_whole)
+    }
+
+    /// The staged values that engines name, and whether that is all of them: of a damaged keyspace an orphan cannot be told from
+    /// a value.
+    pub(super) fn staged(&self) -> (HashSet<u64>, bool) {
+        let (kepts, mut live) = (self.catalogue.map(), Vec::new());
+        let engines = || kepts.values().filter_map(|kept| kept.engine().ok());
+        engines().for_each(|engine| engine.blobs(&mut live));
+        (live.into_iter().collect(), engines().count() == kepts.len())
     }
 
     /// Takes over what recovery found.

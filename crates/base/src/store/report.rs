@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::blob::StagedStats;
 use crate::types::{Durability, KeyspaceId};
 
 /// How to open a store.
@@ -139,8 +140,10 @@ pub struct Stats {
     pub checkpoints: u64,
     /// Bytes of checkpoints written since opening.
     pub checkpoint_bytes: u64,
-    /// Bytes of values that stand in files of their own, staged since opening.
+    /// Bytes of values that stand beside the logs, staged since opening.
     pub staged_bytes: u64,
+    /// Values beside the logs.
+    pub staged: StagedStats,
     /// Why the database refuses writes, if it does.
     pub poisoned: Option<&'static str>,
     /// Memory.

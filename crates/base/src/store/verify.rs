@@ -10,7 +10,7 @@ use crate::segment::Scan;
 use crate::types::LogId;
 
 impl Store {
-    /// Reads both slots of ROOT, every frame of every log, every image and every pair; each damage goes to
+    /// Reads both slots of ROOT, every frame of every log, every image, the head of every chunk, and every pair; each damage goes to
     /// `report`, and reading goes on behind it.
     pub fn verify(self: &Arc<Store>, report: &mut dyn FnMut(Error)) -> Result<VerifyReport> {
         self.check_open()?;
@@ -25,6 +25,7 @@ impl Store {
             self.verify_log(log, &mut summary, &mut found);
             self.verify_images(log, &mut summary, &mut found);
         }
+        summary.files.extend(self.ground.blobs.verify(&mut found));
         let view = self.view()?;
         for kept in view.keyspaces() {
             let walked = kept.engine().and_then(|engine| {

@@ -9,6 +9,7 @@
 
 #[cfg(shuttle)]
 mod model;
+mod published;
 
 #[cfg(not(shuttle))]
 mod real {
@@ -20,7 +21,30 @@ mod real {
 
     /// Deferred reclamation: what is deferred runs after every guard pinned before it is gone.
     pub mod epoch {
+        use super::atomic::{AtomicBool, Ordering};
+        use crate::clock::{Clock, SystemClock};
         pub use crossbeam_epoch::{Guard, pin};
+        use std::sync::Arc;
+        use std::time::Duration;
+
+        /// Waits until every guard of this moment is gone and what was deferred before ran or is running, at most for `limit`.
+        /// False if that was too short. The caller holds no guard. There is nothing to sleep on: it gives its turn away.
+        pub fn settle(limit: Duration) -> bool {
+            let is_over = Arc::new(AtomicBool::new(false));
+            let over = Arc::clone(&is_over);
+            pin().defer(move || over.store(true, Ordering::Release));
+            let begun = SystemClock.now();
+            loop {
+                pin().flush();
+                if is_over.load(Ordering::Acquire) {
+                    return true;
+                }
+                if SystemClock.now().saturating_sub(begun) >= limit {
+                    return false;
+                }
+                super::thread::yield_now();
+            }
+        }
     }
 
     /// Sleeping on a word, by the kernel.
@@ -52,6 +76,8 @@ pub(crate) use imp::thread_local;
 pub use imp::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, atomic, epoch, thread};
 #[cfg(shuttle)]
 pub use imp::{explore, step};
+
+pub use self::published::Published;
 
 use atomic::{AtomicU32, Ordering};
 use imp::Futex;

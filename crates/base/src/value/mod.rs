@@ -1,6 +1,6 @@
 //! # Values in files: read whole, by range, or piece by piece
 //!
-//! A value that has a file of its own is opened once and read where it stands. Whole: one read, one checksum. Piece by piece,
+//! A value that stands in a file, its own or one with others, is opened once and read where it stands. Whole: one read, one checksum. Piece by piece,
 //! for values that memory shall not hold: the first look goes through all of it, compares the checksum that the record names,
 //! and keeps the sum of each piece; what is read later is checked against these, so that no byte is handed out
 //! unchecked although the record has one sum for all.
@@ -12,8 +12,9 @@
 //!
 //! ## Invariants
 //!
-//! 1. A value's file is never written again but with the same bytes, and its number never means another value: sums once
-//!    found stay true, and an open file is that value whatever becomes of its names.
+//! 1. A value's bytes are never written again but with the same, and its number never means another value: sums once
+//!    found stay true, and an open one stays that value whatever becomes of its names. Of one in a slot the open value keeps a pin:
+//!    the slot is used for another when all of them are closed, or the database is; it is not read any more then.
 //!
 //! ## Costs
 //!
@@ -27,7 +28,7 @@ use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::blob::BlobRef;
+use crate::blob::{BlobRef, Pin};
 use crate::disk::{File, fill};
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::ground::Ground;
@@ -50,7 +51,7 @@ const KNOWN_PIECES: usize = 1 << 17;
 pub enum Stored<'a> {
     /// Its bytes, checked.
     Bytes(&'a [u8]),
-    /// A file that is it; nothing of it was read.
+    /// It, opened; nothing of it was read.
     File(ValueFile),
 }
 
@@ -68,12 +69,17 @@ impl Stored<'_> {
     }
 }
 
-/// An open file that is a value, or begins with it.
+/// An open value: a file that is it, or begins with it, or a place in a file with others.
 #[derive(Clone, Debug)]
 pub struct ValueFile {
     file: Arc<dyn File>,
     path: PathBuf,
     blob: BlobRef,
+    /// Where it begins.
+    base: u64,
+    is_own: bool,
+    /// Keeps its place from others.
+    pin: Option<Arc<Pin>>,
     /// Whose cache gets what is read of it.
     ground: Option<Arc<Ground>>,
 }
@@ -86,7 +92,18 @@ impl ValueFile {
     /// `file`, opened at `path`, is to be the value `blob`.
     #[must_use]
     pub fn new(file: Arc<dyn File>, path: PathBuf, blob: BlobRef) -> ValueFile {
-        ValueFile { file, path, blob, ground: None }
+        ValueFile { file, path, blob, base: 0, is_own: true, pin: None, ground: None }
+    }
+
+    /// `file`, opened at `path`, is to have the value `blob` at `base`, which nobody uses while the pin lives.
+    pub(crate) fn within(
+        file: Arc<dyn File>,
+        path: PathBuf,
+        blob: BlobRef,
+        base: u64,
+        pin: Pin,
+    ) -> ValueFile {
+        ValueFile { base, is_own: false, pin: Some(Arc::new(pin)), ..ValueFile::new(file, path, blob) }
     }
 
     /// The same; what is read of it goes to the cache of `ground`.
@@ -95,10 +112,10 @@ impl ValueFile {
         ValueFile { ground: Some(Arc::clone(ground)), ..self }
     }
 
-    /// Where it was when it was opened.
+    /// Where the file that is the value, and nothing else, was when it was opened. None if it has no such file.
     #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
+    pub fn own_path(&self) -> Option<&Path> {
+        self.is_own.then_some(&self.path)
     }
 
     /// Bytes of the value.
@@ -161,9 +178,16 @@ impl ValueFile {
     }
 
     fn fill(&self, at: u64, bytes: &mut [u8]) -> Result<()> {
-        match fill(&*self.file, at, bytes).during("read", &self.path)? {
+        let filled = fill(&*self.file, self.base + at, bytes).during("read", &self.path)?;
+        if self.pin.as_ref().is_some_and(|pin| pin.is_void()) {
+            return Err(Error::Closed);
+        }
+        match filled {
             None => Ok(()),
-            Some(got) => Err(Error::corrupt(&self.path, got, Damage::Short { got, expected: self.len() })),
+            Some(got) => {
+                let expected = self.base + self.len();
+                Err(Error::corrupt(&self.path, got, Damage::Short { got, expected }))
+            }
         }
     }
 
@@ -171,7 +195,7 @@ impl ValueFile {
         if expected == got {
             return Ok(());
         }
-        Err(Error::corrupt(&self.path, at, Damage::BadChecksum { expected, got }))
+        Err(Error::corrupt(&self.path, self.base + at, Damage::BadChecksum { expected, got }))
     }
 }
 
@@ -258,7 +282,12 @@ impl Pieces {
         match self.sums.get(piece) {
             Some(expected) => self.file.compare(at, *expected, crc32c::crc32c(bytes)),
             None => {
-                Err(Error::corrupt(&self.file.path, at, Damage::BadLength { got: at, max: self.file.len() }))
+                let offset = self.file.base + at;
+                Err(Error::corrupt(
+                    &self.file.path,
+                    offset,
+                    Damage::BadLength { got: at, max: self.file.len() },
+                ))
             }
         }
     }

@@ -35,6 +35,7 @@ pub(super) struct Calls {
     pub(super) close: unsafe extern "C" fn(Object),
     pub(super) put: unsafe extern "C" fn(Object, Object, *const u8, usize, *const u8, usize, *mut ErrorText),
     pub(super) delete: unsafe extern "C" fn(Object, Object, *const u8, usize, *mut ErrorText),
+    pub(super) compact_range: unsafe extern "C" fn(Object, *const u8, usize, *const u8, usize),
     pub(super) create_iterator: unsafe extern "C" fn(Object, Object) -> Object,
     pub(super) iter_destroy: unsafe extern "C" fn(Object),
     pub(super) iter_valid: unsafe extern "C" fn(Object) -> u8,
@@ -191,6 +192,13 @@ impl Session for CSession<'_> {
             (calls.delete)(db.as_ptr(), *write, key.as_ptr(), key.len(), &mut error);
             check(calls, error)
         }
+    }
+
+    fn compact(&mut self) -> Result<u64> {
+        let CStore { calls, db, .. } = self.store;
+        // SAFETY: (1); null is the end of all keys, on either side.
+        unsafe { (calls.compact_range)(db.as_ptr(), std::ptr::null(), 0, std::ptr::null(), 0) };
+        Ok(1)
     }
 
     fn scan(&mut self, from: &[u8], limit: u64, way: Way) -> Result<u64> {

@@ -18,6 +18,7 @@ calls! {
     close = leveldb_close (Object);
     put = leveldb_put (Object, Object, *const u8, usize, *const u8, usize, *mut ErrorText);
     delete = leveldb_delete (Object, Object, *const u8, usize, *mut ErrorText);
+    compact_range = leveldb_compact_range (Object, *const u8, usize, *const u8, usize);
     create_iterator = leveldb_create_iterator (Object, Object) -> Object;
     iter_destroy = leveldb_iter_destroy (Object);
     iter_valid = leveldb_iter_valid (Object) -> u8;

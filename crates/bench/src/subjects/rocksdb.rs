@@ -19,6 +19,7 @@ calls! {
     close = rocksdb_close (Object);
     put = rocksdb_put (Object, Object, *const u8, usize, *const u8, usize, *mut ErrorText);
     delete = rocksdb_delete (Object, Object, *const u8, usize, *mut ErrorText);
+    compact_range = rocksdb_compact_range (Object, *const u8, usize, *const u8, usize);
     create_iterator = rocksdb_create_iterator (Object, Object) -> Object;
     iter_destroy = rocksdb_iter_destroy (Object);
     iter_valid = rocksdb_iter_valid (Object) -> u8;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use ::sheaf::{Database, Durability, Keyspace, KeyspaceOptions};
+use ::sheaf::{Database, Durability, Error, Keyspace, KeyspaceOptions};
 
 use super::{Inner, Session, Setting, Store, Way, look};
 use crate::Result;
@@ -44,12 +44,8 @@ impl Store for Sheaf {
 
     fn inner(&self) -> Option<Inner> {
         let stats = self.database.stats();
-        let log = stats
-            .logs
-            .iter()
-            .find(|log| self.keyspace.engine().starts_with(log.name))
-            .cloned()
-            .unwrap_or_default();
+        // The log of the only keyspace: the other one has next to nothing.
+        let log = stats.logs.iter().max_by_key(|log| log.disk_bytes).cloned().unwrap_or_default();
         Some(Inner {
             index_bytes: stats.memory.index,
             keys: self.keyspace.stats().map_or(0, |engine| engine.keys),
@@ -107,6 +103,14 @@ impl Session for SheafSession<'_> {
             seen += 1;
         }
         Ok(seen)
+    }
+
+    fn compact(&mut self) -> Result<u64> {
+        match self.keyspace.compact() {
+            Ok(done) => Ok((done.moved + done.left).max(1)),
+            Err(Error::Unsupported { .. }) => Ok(1),
+            Err(error) => Err(error.into()),
+        }
     }
 
     fn keys(&mut self) -> Result<u64> {

@@ -4,6 +4,7 @@
 //! [`crate::failure::Failure`] if it did not do what was asked.
 
 pub(crate) mod call;
+pub(crate) mod compact;
 pub(crate) mod del;
 pub(crate) mod drop;
 pub(crate) mod dump;

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use serde_json::{Value as Json, json};
-use sheaf::{Database, LogStats, Stats};
+use sheaf::{Database, LogStats, StagedStats, Stats};
 
 use crate::args::Report;
 use crate::failure::Result;
@@ -67,6 +67,13 @@ fn print(out: &mut impl Write, db: &Database, stats: &Stats, keyspaces: &[Json])
         write!(out, "  {name}{:<20}{name:#} {segments:>16}  {disk:>8} on disk", log.name)?;
         writeln!(out, "  {live:>8} live{}", if log.damaged > 0 { "  damaged" } else { "" })?;
     }
+    let StagedStats { chunks, slots, used_bytes, free_bytes, files } = stats.staged;
+    if chunks + files > 0 {
+        writeln!(out, "{heading}values beside the logs{heading:#}")?;
+        write!(out, "  {} in {}", count(slots), many(chunks, "chunk"))?;
+        write!(out, " ({} used, {} free)", size(used_bytes), size(free_bytes))?;
+        writeln!(out, ", {} in files of their own", count(files))?;
+    }
     Ok(())
 }
 
@@ -88,6 +95,13 @@ fn as_json(stats: &Stats, keyspaces: Vec<Json>) -> Json {
         "checkpoints": stats.checkpoints,
         "checkpoint_bytes": stats.checkpoint_bytes,
         "staged_bytes": stats.staged_bytes,
+        "staged": {
+            "chunks": stats.staged.chunks,
+            "slots": stats.staged.slots,
+            "used_bytes": stats.staged.used_bytes,
+            "free_bytes": stats.staged.free_bytes,
+            "files": stats.staged.files,
+        },
         "poisoned": stats.poisoned,
         "memory": {
             "budget": stats.memory.budget,

@@ -42,7 +42,7 @@ fn reading_creates_no_keyspace_and_changes_no_byte() {
     assert!(sandbox.image("db") == before, "a reading verb changed a file");
     sandbox.run(&["del", "db", "--keyspace", "nowhere", "k"]).exits(1);
     sandbox.run(&["drop", "db", "nowhere", "--yes"]).exits(1);
-    sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflat\t1\n");
+    sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflex\t1\n");
 }
 
 #[test]
@@ -120,10 +120,10 @@ fn a_second_open_is_refused_with_the_owners_process_id() {
 #[test]
 fn an_engine_is_remembered() {
     let sandbox = Sandbox::with(&[("a", "1")]);
-    sandbox.run(&["put", "db", "--engine", "flat", "b", "2"]).succeeds();
+    sandbox.run(&["put", "db", "--engine", "flex", "b", "2"]).succeeds();
     sandbox.run(&["put", "db", "--engine", "abacus", "a", "2"]).exits(4).complains("abacus");
     sandbox.run(&["put", "db", "-k", "new", "--engine", "abacus", "a", "2"]).exits(4).complains("abacus");
-    sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflat\t2\n");
+    sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflex\t2\n");
     sandbox.run(&["get", "db", "a"]).succeeds().prints("1");
 }
 
@@ -136,7 +136,7 @@ fn a_key_that_is_too_long_changes_nothing() {
     let longer = "k".repeat(65_536);
     sandbox.run(&["put", "db", &longer, "v"]).exits(4).complains("too large: at most 65535");
     sandbox.run(&["get", "db", "a"]).succeeds().prints("1");
-    sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflat\t2\n");
+    sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflex\t2\n");
     sandbox.run(&["put", "db", "-k", &"n".repeat(300), "k", "v"]).exits(4);
     sandbox.run(&["put", "db", "-k", "", "k", "v"]).exits(4);
 }
@@ -151,7 +151,7 @@ fn a_malformed_line_is_named_and_what_came_before_its_batch_stays() {
         .exits(4)
         .complains("line 1501")
         .complains("1,000 pairs");
-    sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflat\t1000\n");
+    sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflex\t1000\n");
     sandbox.run(&["get", "db", "after"]).exits(1);
     for (line, why) in [("a\tb\tc", "second TAB"), ("a\\q\tb", "\\q"), ("a\t\\x4", "\\x4"), ("", "no TAB")] {
         let text = format!("fine\tline\n{line}\n");
@@ -159,7 +159,7 @@ fn a_malformed_line_is_named_and_what_came_before_its_batch_stays() {
     }
     let long = format!("{}\tv\n", "k".repeat(65_536));
     sandbox.feed(&["load", "db", "-"], long.as_bytes()).exits(4).complains("line 1").complains("too large");
-    sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflat\t1000\n");
+    sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflex\t1000\n");
 }
 
 #[test]

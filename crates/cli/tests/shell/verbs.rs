@@ -69,7 +69,8 @@ fn scan_lists_each_pair_once_and_stops_at_the_limit() {
 
 #[test]
 fn scan_with_limits_says_that_an_unordered_engine_cannot() {
-    let sandbox = Sandbox::with(&[("a", "1")]);
+    let sandbox = Sandbox::new();
+    sandbox.run(&["put", "db", "--engine", "flat", "a", "1"]).succeeds();
     for limits in [&["--from", "a"][..], &["--to", "b"], &["--prefix", "a"], &["--reverse"]] {
         let args = [&["scan", "db"], limits].concat();
         sandbox.run(&args).exits(4).prints("").complains("flat does not support");
@@ -105,14 +106,31 @@ fn keyspaces_are_apart_and_listed_and_dropped() {
     sandbox.run(&["put", "db", "--keyspace", "users", "--engine", "flat", "k", "2"]).succeeds();
     sandbox.run(&["get", "db", "k"]).succeeds().prints("1");
     sandbox.run(&["get", "db", "-k", "users", "k"]).succeeds().prints("2");
-    sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflat\t1\nusers\tflat\t1\n");
+    sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflex\t1\nusers\tflat\t1\n");
     let listing = sandbox.run(&["keyspaces", "db", "--json"]).succeeds().json();
     assert_eq!(listing[1]["name"], "users");
     assert_eq!(listing[1]["engine"], "flat");
     assert_eq!(listing[1]["keys"], 1);
     sandbox.run(&["drop", "db", "users", "--yes"]).succeeds();
-    sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflat\t1\n");
+    sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflex\t1\n");
     sandbox.run(&["get", "db", "-k", "users", "k"]).exits(1);
+}
+
+#[test]
+fn compact_moves_what_is_out_of_order_and_says_so() {
+    let sandbox = Sandbox::new();
+    for key in ["5", "3", "9", "1", "7"] {
+        sandbox.run(&["put", "db", "--keyspace", "k", "--engine", "kreon", key, "x"]).succeeds();
+    }
+    let before = sandbox.run(&["scan", "db", "--keyspace", "k"]).succeeds().stdout();
+    let done = sandbox.run(&["compact", "db", "--keyspace", "k", "--json"]).succeeds().json();
+    assert_eq!(done["moved"], json!(5));
+    let done = sandbox.run(&["compact", "db", "--keyspace", "k", "--json"]).succeeds().json();
+    assert_eq!(done, json!({ "moved": 0, "bytes": 0, "left": 5 }));
+    assert_eq!(sandbox.run(&["scan", "db", "--keyspace", "k"]).succeeds().stdout(), before);
+    sandbox.run(&["put", "db", "--keyspace", "f", "--engine", "flat", "a", "b"]).succeeds();
+    sandbox.run(&["compact", "db", "--keyspace", "f"]).exits(4).complains("compaction on request");
+    sandbox.run(&["compact", "db", "--keyspace", "none"]).exits(1).complains("none");
 }
 
 #[test]
@@ -125,6 +143,16 @@ fn stats_speaks_to_people_and_to_programs() {
     assert_eq!(stats["keyspaces"][0]["keys"], 2);
     assert_eq!(stats["opening"]["clean"], true);
     assert!(stats["logs"].as_array().is_some_and(|logs| !logs.is_empty()), "{stats}");
+    assert_eq!(stats["staged"]["chunks"], 0);
+    for key in ["large", "larger"] {
+        sandbox
+            .run(&["put", "db", "--keyspace", "k", "--engine", "flat", key, &"x".repeat(100_000)])
+            .succeeds();
+    }
+    let stats = sandbox.run(&["stats", "db", "--json"]).succeeds().json();
+    assert_eq!((&stats["staged"]["chunks"], &stats["staged"]["slots"]), (&json!(1), &json!(2)));
+    let text = sandbox.run(&["stats", "db"]).succeeds().stdout();
+    assert!(text.contains("2 in 1 chunk ("), "{text}");
 }
 
 #[test]

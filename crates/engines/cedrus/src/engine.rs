@@ -45,7 +45,7 @@ use std::sync::Arc;
 
 use sheaf_base::engine::{
     Action, Bounds, Capabilities, Cursor, Engine, EngineStats, Hold, ImageSink, ImageSource, Need, Op,
-    Replay, Want,
+    Replay, Want, Wanted,
 };
 use sheaf_base::entries::{self, Accounts, Entry as Seen, Print};
 use sheaf_base::error::{Damage, Error, Result};
@@ -60,9 +60,7 @@ use sheaf_base::types::{KeyspaceId, LogId, Seq};
 use sheaf_base::value::Stored;
 use sheaf_base::versions::Versions;
 use sheaf_base::views::Views;
-use siphasher::sip::SipHasher13;
 use smallvec::SmallVec;
-use std::hash::Hasher;
 
 use crate::cursor::CedrusCursor;
 use crate::list::Entry;
@@ -104,6 +102,8 @@ pub(crate) struct CedrusEngine {
     removed: Mutex<HashMap<Vec<u8>, Seq>>,
     /// Bytes of the trie that the budget knows of.
     accounted: AtomicU64,
+    /// Held by whoever writes pages of a checkpoint: there is one at a time, and while there is one not all is written.
+    writing: Mutex<()>,
     /// What was found out too late.
     broken: Mutex<Option<Trouble>>,
     is_broken: AtomicBool,
@@ -125,6 +125,7 @@ impl CedrusEngine {
             accounts: Accounts::new(Arc::clone(&ground)),
             removed: Mutex::default(),
             accounted: AtomicU64::new(0),
+            writing: Mutex::new(()),
             broken: Mutex::new(None),
             is_broken: AtomicBool::new(false),
             ground,
@@ -132,10 +133,7 @@ impl CedrusEngine {
     }
 
     fn hash(&self, key: &[u8]) -> u32 {
-        let [k0, k1] = self.ground.hash_key;
-        let mut hasher = SipHasher13::new_with_keys(k0, k1);
-        hasher.write(key);
-        self.trie.shape().cut(hasher.finish())
+        self.trie.shape().cut(self.ground.hash(key))
     }
 
     // The trie, with pages brought in as they are needed.
@@ -405,7 +403,7 @@ impl Engine for CedrusEngine {
         let print = Print::of(&found);
         if let Some(seen) = record {
             let record = self.record(seen.address, &seen.frame, guard)?;
-            entries::note(op, u64::from(hash), Some((&seen, &record.content)), print);
+            entries::note(op, u64::from(hash), Some((&seen, record.content.staged())), print);
             return Ok(Need::Record);
         }
         entries::note(op, u64::from(hash), None, print);
@@ -481,9 +479,9 @@ impl Engine for CedrusEngine {
         Ok(self.find_at(at, key, guard)?.is_some())
     }
 
-    fn prefetch(&self, keys: &[&[u8]], entries: bool) {
+    fn prefetch(&self, keys: &[Wanted<'_>], entries: bool) {
         let guard = &epoch::pin();
-        let hashes: SmallVec<[u32; 32]> = keys.iter().map(|key| self.hash(key)).collect();
+        let hashes: SmallVec<[u32; 32]> = keys.iter().map(|key| self.hash(key.key)).collect();
         hashes.iter().for_each(|hash| self.trie.prefetch(*hash, guard));
         if entries {
             for hash in hashes {
@@ -523,6 +521,7 @@ impl Engine for CedrusEngine {
     fn work(&self, _views: &Views, _certain: Seq) -> Result<bool> {
         let guard = &epoch::pin();
         self.make_room(1, guard);
+        let _one = self.writing.lock();
         let mut heap = self.trie.heap();
         let Some(frozen) = heap.frozen.as_mut().filter(|frozen| !frozen.pages.is_empty()) else {
             return Ok(false);
@@ -545,6 +544,7 @@ impl Engine for CedrusEngine {
     }
 
     fn is_settled(&self) -> bool {
+        let Some(_nobody) = self.writing.try_lock() else { return false };
         self.trie.heap().frozen.as_ref().is_none_or(|frozen| frozen.pages.is_empty())
     }
 
@@ -608,9 +608,9 @@ impl Engine for CedrusEngine {
         out.extend(self.accounts.blobs.lock().iter().copied());
     }
 
-    fn hold(&self, key: &[u8], address: Address) -> Result<Hold> {
+    fn hold(&self, wanted: Wanted<'_>, address: Address) -> Result<Hold> {
         let guard = &epoch::pin();
-        let hash = self.hash(key);
+        let hash = self.hash(wanted.key);
         Ok(if self.found(hash, guard)?.contains(&address) {
             Hold::Head
         } else if !self.versions.is_empty() && self.versions.contains(&place_of(hash), address) {
@@ -620,13 +620,13 @@ impl Engine for CedrusEngine {
         })
     }
 
-    fn ready(&self, key: &[u8]) -> Result<()> {
-        self.found(self.hash(key), &epoch::pin()).map(drop)
+    fn ready(&self, wanted: Wanted<'_>) -> Result<()> {
+        self.found(self.hash(wanted.key), &epoch::pin()).map(drop)
     }
 
-    fn moved(&self, key: &[u8], from: Address, to: Address) -> bool {
+    fn moved(&self, wanted: Wanted<'_>, from: Address, to: Address) -> bool {
         let guard = &epoch::pin();
-        let hash = self.hash(key);
+        let hash = self.hash(wanted.key);
         let changed = self.trie.replace(hash, from, to, guard);
         self.done(changed).unwrap_or(false)
             || (!self.versions.is_empty() && self.versions.replace(&place_of(hash), from, to))

@@ -3,13 +3,24 @@
 //! Built with `--cfg shuttle` only. The knobs are those of `sheaf_base::sync::explore`.
 
 use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
 use std::sync::Arc;
 
+use sheaf_base::blob::Blobs;
+use sheaf_base::disk::Disk;
+use sheaf_base::disk::sim::SimDisk;
+use sheaf_base::engine::Engine;
+use sheaf_base::ground::{Ground, Home};
 use sheaf_base::segment::Address;
 use sheaf_base::sync::{Mutex, epoch, explore, thread};
+use sheaf_base::types::{KeyspaceId, Seq, StoreId};
+use sheaf_base::views::Views;
 
+use crate::engine::CedrusEngine;
+use crate::heap::Frozen;
 use crate::list::Entry;
 use crate::shape::Shape;
+use crate::space::FrozenTable;
 use crate::trie::{Found, Trie, Trouble};
 
 /// Hashes that share their first bits: what is added splits the list, and a node comes below it.
@@ -166,5 +177,42 @@ fn a_page_that_was_read_before_it_changed_does_not_come_back() {
         world.turn_over();
         reader.join().expect("it finds");
         assert_eq!(world.find(0, &epoch::pin())[..], [place(50)]);
+    });
+}
+
+/// An engine in a directory of its own on a simulated disk.
+fn engine() -> Arc<CedrusEngine> {
+    let (disk, dir): (Arc<dyn Disk>, _) = (Arc::new(SimDisk::new()), Path::new("/db"));
+    disk.create_dir(dir).expect("it is made");
+    disk.create_dir(&dir.join("blobs")).expect("it is made");
+    let blobs = Blobs::new(Arc::clone(&disk), dir.join("blobs"), 1, StoreId(1), true);
+    let home = Home::new(disk, dir, false);
+    let ground = Ground::new(blobs, 1 << 22, 7, true).with_home(home, true);
+    Arc::new(CedrusEngine::new(Arc::new(ground), KeyspaceId(1)))
+}
+
+/// The store ends a checkpoint when the engine says that all is written; any thread may find that, also one that waits for room
+/// while the background is in the midst of a write.
+#[test]
+fn a_checkpoint_is_not_settled_while_somebody_writes() {
+    explore(500, || {
+        let engine = engine();
+        let guard = &epoch::pin();
+        (0..40).for_each(|n| engine.trie.insert(Entry::new(hash(n), place(n)), guard).expect("it is new"));
+        engine.freeze();
+        let movers = [(), ()].map(|()| {
+            let engine = Arc::clone(&engine);
+            thread::spawn(move || {
+                while engine.work(&Views::default(), Seq(1)).expect("it writes") {}
+                if engine.is_settled() {
+                    let frozen =
+                        FrozenTable::of(engine.trie.heap().frozen.as_ref().unwrap_or(&Frozen::default()));
+                    let table = engine.space.seal(&frozen).expect("it is synced");
+                    assert!(table.len() > 1 && table.iter().all(|place| place.at > 0), "{table:?}");
+                }
+            })
+        });
+        movers.into_iter().for_each(|mover| mover.join().expect("it moves"));
+        assert!(engine.is_settled());
     });
 }

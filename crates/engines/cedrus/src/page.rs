@@ -29,7 +29,7 @@ use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use sheaf_base::memory::prefer_huge_pages;
+use sheaf_base::memory::{in_chunks, prefer_huge_pages};
 use sheaf_base::sync::Mutex;
 use sheaf_base::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::Guard;
@@ -37,7 +37,7 @@ use sheaf_base::sync::epoch::Guard;
 use crate::shape::{LINE, LINE_WORDS};
 
 /// Pages of the first chunk of slots.
-const FIRST: usize = 64;
+const FIRST: u32 = 64;
 /// Chunks: 2^25 pages and more.
 const CHUNKS: usize = 20;
 /// Most pages there can be: what a reference reaches (trie).
@@ -174,9 +174,7 @@ pub(crate) struct Pages {
 
 /// Where page `page` stands: its chunk, and its place there.
 fn split(page: u32) -> (usize, usize) {
-    let at = page as usize + FIRST;
-    let chunk = at.ilog2() - FIRST.ilog2();
-    (chunk as usize, at - (FIRST << chunk))
+    in_chunks(page, FIRST)
 }
 
 impl Pages {
@@ -240,10 +238,10 @@ impl Pages {
         let (chunk, at) = split(page);
         if self.chunks[chunk].load(Ordering::Acquire).is_null() {
             let slots: Box<[AtomicPtr<AtomicU64>]> =
-                (0..FIRST << chunk).map(|_| AtomicPtr::default()).collect();
+                (0..(FIRST as usize) << chunk).map(|_| AtomicPtr::default()).collect();
             self.chunks[chunk].store(Box::into_raw(slots).cast(), Ordering::Release);
         }
-        debug_assert!(at < FIRST << chunk);
+        debug_assert!(at < (FIRST as usize) << chunk);
         if let Some(slot) = self.slot(page) {
             let before = slot.swap(fresh.leave().map_addr(|at| at | USED), Ordering::AcqRel);
             assert!(before.is_null(), "page {page} was put in twice");
@@ -306,7 +304,9 @@ impl Drop for Pages {
             // SAFETY:
             // * Made by `Box::into_raw` of so many slots in `put`; `&mut self`: nobody uses it. Frames in its slots go
             //   with the pool's chunks.
-            drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(first, FIRST << number)) });
+            drop(unsafe {
+                Box::from_raw(std::ptr::slice_from_raw_parts_mut(first, (FIRST as usize) << number))
+            });
         }
     }
 }

@@ -3,15 +3,15 @@
 //! ## Threads
 //!
 //! Commits come under the commit lock and write the active memtable. Background work takes the work lock. Both
-//! change the state by a swap, under `publishing`. Readers pin the epoch and take no lock. Locks in order: the store's commit
-//! lock, `work` (never taken under the commit lock), `publishing`.
+//! replace the state as a whole. Readers pin the epoch and take no lock. Locks in order: the store's commit
+//! lock, `work` (never taken under the commit lock), that of `state`.
 
 use std::any::Any;
 use std::sync::Arc;
 
 use sheaf_base::blob::BlobRef;
 use sheaf_base::engine::{
-    Action, Bounds, Capabilities, Cursor, Engine, EngineStats, ImageSink, ImageSource, Need, Op, Replay, Want,
+    Bounds, Capabilities, Cursor, Engine, EngineStats, ImageSink, ImageSource, Need, Op, Replay, Want, Wanted,
 };
 use sheaf_base::error::{Error, Result};
 use sheaf_base::ground::Ground;
@@ -19,12 +19,12 @@ use sheaf_base::memory::Part;
 use sheaf_base::memtable::prefix::Prefix;
 use sheaf_base::memtable::{Memtable, Version as MemVersion, Word};
 use sheaf_base::record::Content;
-use sheaf_base::sync::Mutex;
-use sheaf_base::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use sheaf_base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
+use sheaf_base::sync::{Mutex, Published};
 use sheaf_base::types::{KeyspaceId, LogId, Seq};
 use sheaf_base::value::Stored;
-use sheaf_base::views::Views;
+use sheaf_base::views::{Pins, Views};
 
 use crate::cursor::DelsmCursor;
 use crate::list::What;
@@ -47,18 +47,15 @@ pub(crate) struct DelsmEngine {
     pub(crate) shelf: Arc<Shelf>,
     pub(crate) sizes: Sizes,
     pub(crate) work: Mutex<Work>,
-    state: AtomicPtr<State>,
-    publishing: Mutex<()>,
+    state: Published<State>,
     /// Staged values in the active memtable, about.
     staged: AtomicU64,
     /// Bytes that the active and the frozen memtable will take in lists and packs, about.
     logged: [AtomicU64; 2],
     /// Bytes of all lists: a merge may have to write them once more.
     listed: AtomicU64,
-    /// Versions that views pin: when they were born and superseded.
-    pins: Mutex<Vec<(Seq, Seq)>>,
-    /// There were views when somebody last looked.
-    has_views: AtomicBool,
+    /// Versions that views pin.
+    pins: Pins,
     numbers: AtomicU32,
     /// The newest commit when the store last asked whether there should be a checkpoint, and how often it was the same.
     seen: AtomicU64,
@@ -89,13 +86,11 @@ impl DelsmEngine {
             shelf: Arc::new(Shelf::new(ground, id, path)),
             sizes,
             work: Mutex::default(),
-            state: AtomicPtr::new(Box::into_raw(Box::new(state))),
-            publishing: Mutex::new(()),
+            state: Published::new(state),
             staged: AtomicU64::new(0),
             logged: Default::default(),
             listed: AtomicU64::new(0),
-            pins: Mutex::default(),
-            has_views: AtomicBool::new(false),
+            pins: Pins::default(),
             numbers: AtomicU32::new(2),
             seen: AtomicU64::new(0),
             rest: AtomicU32::new(0),
@@ -104,22 +99,8 @@ impl DelsmEngine {
 
     /// The present moment.
     #[inline]
-    pub(crate) fn state<'g>(&self, _guard: &'g Guard) -> &'g State {
-        // SAFETY:
-        // * Made from a box; freed only after all guards of the moment when it was replaced, or with `self`.
-        unsafe { &*self.state.load(Ordering::Acquire) }
-    }
-
-    /// Makes another state the present one.
-    fn publish(&self, guard: &Guard, next: impl FnOnce(&State) -> State) {
-        let _one = self.publishing.lock();
-        let next = Box::into_raw(Box::new(next(self.state(guard))));
-        let before = self.state.swap(next, Ordering::AcqRel) as usize;
-        guard.defer(move || {
-            // SAFETY:
-            // * Made from a box, replaced just now; every guard that may have seen it is gone.
-            drop(unsafe { Box::from_raw(before as *mut State) });
-        });
+    pub(crate) fn state<'g>(&'g self, guard: &'g Guard) -> &'g State {
+        self.state.load(guard)
     }
 
     pub(crate) fn version(&self) -> Arc<Version> {
@@ -139,7 +120,7 @@ impl DelsmEngine {
         }
         let listed = version.tables().map(|table| table.list.bytes()).sum();
         self.listed.store(listed, Ordering::Relaxed);
-        self.publish(guard, |now| State {
+        self.state.replace(guard, |now| State {
             active: Arc::clone(&now.active),
             frozen: if is_flushed { None } else { now.frozen.clone() },
             version: Arc::new(version),
@@ -194,13 +175,6 @@ impl DelsmEngine {
         })
     }
 
-    fn learn_views(&self, views: &Views) {
-        let has_views = !views.is_empty();
-        if self.has_views.load(Ordering::Relaxed) != has_views {
-            self.has_views.store(has_views, Ordering::Relaxed);
-        }
-    }
-
     /// Whether the record of `op` would be beyond the budget, with all that can give way gone, and with room for what
     /// the memtables will take in the index. Tables grow by leaps.
     fn is_over(&self, op: &Op<'_>, state: &State) -> bool {
@@ -210,33 +184,6 @@ impl DelsmEngine {
         let memory = &self.shelf.ground.memory;
         self.shelf.ground.values.give_way(more, memory);
         memory.total().saturating_sub(memory.used(Part::Cache)) + more > memory.budget()
-    }
-
-    /// Adds or replaces in the active memtable. One writer. False if the version before is gone.
-    #[allow(clippy::too_many_arguments)] // two callers
-    fn put(
-        &self,
-        active: &Memtable,
-        record: u32,
-        hash: u64,
-        key: &[u8],
-        version: MemVersion,
-        views: &Views,
-        guard: &Guard,
-    ) -> bool {
-        let before = active.bytes();
-        let is_kept = if record == 0 {
-            active.add(hash, key, version, guard);
-            true
-        } else {
-            active.replace(record, version, views)
-        };
-        match active.bytes() - before {
-            0 => {}
-            taken => self.shelf.ground.memory.take(Part::Index, taken),
-        }
-        self.staged.fetch_add(u64::from(version.word.is_staged()), Ordering::Relaxed);
-        is_kept
     }
 
     /// Hands what `key` is at `at` to `found`; with `from_cache`, bytes that were read from a file before in place of the file.
@@ -292,8 +239,9 @@ impl DelsmEngine {
         }
     }
 
-    /// What a record will take in a list, and its value in a pack.
+    /// What a record will take in a list, and its value in a pack; or that it is staged.
     fn note_logged(&self, key: &[u8], content: &Content<'_>) {
+        self.staged.fetch_add(u64::from(matches!(content, Content::Staged(_))), Ordering::Relaxed);
         let packed = if let Content::Put(value) = content { value.len() } else { 0 };
         let bytes = key.len() + packed + LISTED;
         self.logged[0].fetch_add(bytes as u64, Ordering::Relaxed);
@@ -340,36 +288,22 @@ impl Engine for DelsmEngine {
         self.sizes.packed
     }
 
+    fn adopts_files(&self) -> bool {
+        true
+    }
+
     fn prepare(&self, op: &mut Op<'_>) -> Result<Need> {
         let guard = &epoch::pin();
         let hash = self.shelf.hash(op.key);
         let state = self.state(guard);
-        let is_there = state.active.note(op, hash, &self.shelf.ground, guard)?;
-        op.prior = Seq::ZERO;
-        match op.action {
-            Action::Put(_) | Action::Staged(_) => {
-                // A key that is new to the memtable is refused beyond the budget if it is new altogether.
-                let is_over = !is_there && self.is_over(op, state);
-                if is_over || (!is_there && self.has_views.load(Ordering::Relaxed)) {
-                    op.prior = self.prior(op.key, guard)?;
-                }
-                if is_over && op.prior == Seq::ZERO {
-                    return Err(Error::OverBudget { budget: self.shelf.ground.memory.budget() });
-                }
-                Ok(Need::Record)
-            }
-            Action::Expect => {
-                op.prior = self.prior(op.key, guard)?;
-                Ok(Need::Nothing)
-            }
-            Action::Remove => match self.prior(op.key, guard)? {
-                Seq::ZERO => Ok(Need::Nothing),
-                prior => {
-                    op.prior = prior;
-                    Ok(Need::Record)
-                }
-            },
-        }
+        state.active.prepare(
+            op,
+            hash,
+            (&self.shelf.ground, guard),
+            &self.pins,
+            |op| self.is_over(op, state),
+            |key| self.prior(key, guard),
+        )
     }
 
     fn is_current(&self, op: &Op<'_>) -> bool {
@@ -382,15 +316,9 @@ impl Engine for DelsmEngine {
         let guard = &epoch::pin();
         let active = &self.state(guard).active;
         let version = MemVersion { word: Word::of(&content, op.address), seq };
-        self.learn_views(views);
-        let record = Memtable::record_of(op);
-        if !views.is_empty() {
-            let born = if record == 0 { op.prior } else { active.entry(record).newest().seq };
-            if born != Seq::ZERO && views.needs(born, seq) {
-                self.pins.lock().push((born, seq));
-            }
-        }
-        let is_kept = self.put(active, record, Memtable::hash_of(op), op.key, version, views, guard);
+        active.note_superseded(op, seq, views, &self.pins);
+        let (record, hash) = (Memtable::record_of(op), Memtable::hash_of(op));
+        let is_kept = active.put(record, hash, op.key, version, views, &self.shelf.ground, guard);
         self.note_logged(op.key, &content);
         if let Some(id) = Memtable::replaced_blob(op).filter(|_| !is_kept) {
             self.shelf.ground.blob_died(seq, id);
@@ -418,11 +346,11 @@ impl Engine for DelsmEngine {
         self.look_up(at, key, guard, |found| Ok(!matches!(found, Found::Nothing)))
     }
 
-    fn prefetch(&self, keys: &[&[u8]], _entries: bool) {
+    fn prefetch(&self, keys: &[Wanted<'_>], _entries: bool) {
         let guard = &epoch::pin();
         let state = self.state(guard);
         for key in keys {
-            let hash = self.shelf.hash(key);
+            let hash = self.shelf.hash(key.key);
             state.memtables().for_each(|memtable| memtable.prefetch(hash, guard));
         }
     }
@@ -441,8 +369,7 @@ impl Engine for DelsmEngine {
 
     /// What views pinned goes when its memtable or table is next written; here it is counted.
     fn trim(&self, views: &Views, visible: Seq) {
-        self.learn_views(views);
-        self.pins.lock().retain(|(born, died)| *died > visible || views.needs(*born, *died));
+        self.pins.trim(views, visible);
     }
 
     fn freeze(&self) {
@@ -455,7 +382,7 @@ impl Engine for DelsmEngine {
         let fresh = Memtable::new(number, state.active.prefix(guard), self.shelf.ground.tiny);
         self.staged.store(0, Ordering::Relaxed);
         self.logged[1].store(self.logged[0].swap(0, Ordering::Relaxed), Ordering::Relaxed);
-        self.publish(guard, |now| State {
+        self.state.replace(guard, |now| State {
             active: Arc::new(fresh),
             frozen: Some(Arc::clone(&now.active)),
             version: Arc::clone(&now.version),
@@ -522,9 +449,19 @@ impl Engine for DelsmEngine {
         }
         let version = MemVersion { word: Word::of(&record.content, record.address), seq: record.seq };
         let place = entry.map_or(0, |entry| entry.place);
-        self.put(active, place, hash, record.key, version, &Views::default(), guard);
+        active.load(place, hash, record.key, version, &self.shelf.ground, guard);
         self.note_logged(record.key, &record.content);
         Ok(())
+    }
+
+    fn absorb(&self, part: usize, parts: usize) -> Result<()> {
+        self.state(&epoch::pin()).active.sort_share(part, parts);
+        Ok(())
+    }
+
+    fn replayed(&self) {
+        let guard = &epoch::pin();
+        self.state(guard).active.settle(&self.shelf.ground, guard);
     }
 
     fn blobs(&self, out: &mut Vec<u64>) {
@@ -540,7 +477,7 @@ impl Engine for DelsmEngine {
         EngineStats {
             keys: self.count_keys(u64::MAX).unwrap_or(0),
             index_bytes: memtables + lists,
-            pinned_versions: self.pins.lock().len() as u64,
+            pinned_versions: self.pins.count(),
         }
     }
 
@@ -554,22 +491,18 @@ impl Engine for DelsmEngine {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let fresh = Memtable::new(number, Prefix::default(), self.shelf.ground.tiny);
         self.state(guard).memtables().for_each(|memtable| self.memtable_gone(memtable));
-        *self.pins.lock() = Vec::new();
+        self.pins.clear();
         *work = Work::default();
         self.logged.iter().chain([&self.listed]).for_each(|bytes| bytes.store(0, Ordering::Relaxed));
-        self.publish(guard, |_| State { active: Arc::new(fresh), frozen: None, version: Arc::default() });
+        self.state.replace(guard, |_| State {
+            active: Arc::new(fresh),
+            frozen: None,
+            version: Arc::default(),
+        });
         if let Some(home) = &self.shelf.ground.home
             && !home.read_only
         {
             let _ = home.remove(self.id); // else it is swept at the next opening
         }
-    }
-}
-
-impl Drop for DelsmEngine {
-    fn drop(&mut self) {
-        // SAFETY:
-        // * Made from a box, and `&mut self`: nobody reads it.
-        drop(unsafe { Box::from_raw(self.state.load(Ordering::Relaxed)) });
     }
 }

@@ -79,7 +79,7 @@ impl DelsmEngine {
             for version in entry.versions() {
                 match newer {
                     Some(newer) if newer <= version.seq => continue, // seen twice
-                    Some(died) if !views.needs(version.seq, died) => {
+                    Some(died) if !views.may_need(version.seq, died) => {
                         if version.word.is_staged() {
                             let id = self.staged_id(frozen, version, guard)?;
                             dead.extend(id.map(|id| (died, id)));

@@ -324,7 +324,7 @@ impl DelsmEngine {
         let mut kept: Vec<(Arc<Table>, Item)> = Vec::new();
         let mut newer = None;
         for (table, item) in versions {
-            let is_needed = newer.is_none_or(|newer| views.needs(item.seq, newer));
+            let is_needed = newer.is_none_or(|newer| views.may_need(item.seq, newer));
             newer = Some(item.seq);
             match (is_needed, item.what) {
                 (true, _) => kept.push((table, item)),

@@ -51,11 +51,7 @@ impl Shelf {
     /// The keyed hash of a key.
     #[inline]
     pub(crate) fn hash(&self, key: &[u8]) -> u64 {
-        use std::hash::Hasher;
-        let [k0, k1] = self.ground.hash_key;
-        let mut hasher = siphasher::sip::SipHasher13::new_with_keys(k0, k1);
-        hasher.write(key);
-        hasher.finish()
+        self.ground.hash(key)
     }
 
     /// Tells files of this keyspace from those of others and of other databases.

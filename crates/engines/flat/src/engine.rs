@@ -16,8 +16,9 @@
 //!
 //! ## Recovery
 //!
-//! Replay sees records of one key in any order: the highest number wins. Removals are remembered until
-//! all were seen, since a moved copy of an older entry may come after them.
+//! Replay sees records of one key in any order: the highest number wins. Into an empty index they are gathered
+//! (`replay`); else each is replayed by itself, and removals are remembered until all were seen, since a
+//! moved copy of an older entry may come after them.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -28,7 +29,7 @@ use sheaf_base::engine::{
     Replay, Want,
 };
 use sheaf_base::entries::{self, Accounts, Entry, Print};
-use sheaf_base::error::{Damage, Error, Result};
+use sheaf_base::error::{Error, Result};
 use sheaf_base::ground::Ground;
 use sheaf_base::record::{Content, Record};
 use sheaf_base::segment::{Address, Frame};
@@ -42,8 +43,8 @@ use sheaf_base::views::Views;
 use smallvec::SmallVec;
 
 use crate::cursor::FlatCursor;
-use crate::index::{Bulk, Index, Wanted};
-use crate::replay::{Gathered, Plan};
+use crate::index::{Index, Wanted};
+use crate::replay::Gather;
 
 /// A keyspace.
 pub(crate) struct FlatEngine<I: Index> {
@@ -54,7 +55,7 @@ pub(crate) struct FlatEngine<I: Index> {
     pub(crate) accounts: Accounts,
     /// Removals seen by replay, until it ends; its threads change the index one at a time, under this lock.
     removed: Mutex<HashMap<Vec<u8>, Seq>>,
-    gathered: Gathered,
+    gathered: I::Gathered,
     /// Records were replayed by themselves.
     by_itself: AtomicBool,
     /// Keys of the parts made so far.
@@ -62,6 +63,9 @@ pub(crate) struct FlatEngine<I: Index> {
 }
 
 type Entries<'g> = SmallVec<[Entry<'g>; 2]>;
+
+/// An entry that is about to be replaced, and the staged value that it names.
+type Prior<'g> = (Entry<'g>, Option<u64>);
 
 impl<I: Index> FlatEngine<I> {
     pub(crate) fn new(ground: Arc<Ground>) -> FlatEngine<I> {
@@ -72,15 +76,10 @@ impl<I: Index> FlatEngine<I> {
             ground,
             keys: AtomicU64::new(0),
             removed: Mutex::default(),
-            gathered: Gathered::default(),
+            gathered: I::Gathered::default(),
             by_itself: AtomicBool::new(false),
             made: AtomicU64::new(0),
         }
-    }
-
-    /// The key on its way into the index.
-    fn wanted<'k>(&self, key: &'k [u8]) -> Wanted<'k> {
-        Wanted { key, hash: self.index.hash(key) }
     }
 
     pub(crate) fn set_keys(&self, keys: u64) {
@@ -111,23 +110,25 @@ impl<I: Index> FlatEngine<I> {
 
     /// As [`FlatEngine::find`] for an entry that is about to be replaced: where the key's bytes are all
     /// there, its checksum is not worth its time, since nothing of the entry is handed out. One that does
-    /// not match is verified before it counts as another key's. The print is that of all entries it looked
-    /// at.
+    /// not match is verified before it counts as another key's. With the entry comes the staged value that it names; the
+    /// print is that of all entries it looked at.
     fn find_to_replace<'g>(
         &self,
         wanted: Wanted<'_>,
         guard: &'g Guard,
-    ) -> Result<(Option<Entry<'g>>, Print)> {
+    ) -> Result<(Option<Prior<'g>>, Print)> {
         let mut found = Ok(None);
         let mut print = Print::default();
         self.index.matches(wanted, guard, |address| {
             print.add(address);
             let read = self.ground.segments.frame_unchecked(address, guard).and_then(|(frame, segment)| {
-                let is_key = Record::decode(frame.payload()).is_ok_and(|record| record.key == wanted.key);
-                if !is_key {
+                let record = Record::decode(frame.payload()).ok().filter(|record| record.key == wanted.key);
+                let Some(staged) = record.map(|record| record.content.staged()) else {
                     segment.check(address.offset(), &frame)?;
-                }
-                Ok(is_key.then_some(Entry { address, frame }))
+                    return Ok(None);
+                };
+                segment.will_account();
+                Ok(Some((Entry { address, frame }, staged)))
             });
             match read {
                 Ok(None) => true,
@@ -147,14 +148,7 @@ impl<I: Index> FlatEngine<I> {
         frame: &'f Frame<'_>,
         guard: &Guard,
     ) -> Result<Record<'f>> {
-        Record::decode(frame.payload()).map_err(|what| self.damaged(address, what, guard))
-    }
-
-    fn damaged(&self, address: Address, what: Damage, guard: &Guard) -> Error {
-        match self.ground.segments.at(address.slot(), guard) {
-            Some(segment) => Error::corrupt(segment.path(), address.offset(), what),
-            None => Error::Invalid { what: "address", why: what.to_string() },
-        }
+        Record::decode(frame.payload()).map_err(|what| self.ground.segments.damaged(address, what, guard))
     }
 
     /// The entry of `key` that a view at `at` shows.
@@ -237,40 +231,6 @@ impl<I: Index> FlatEngine<I> {
         !self.by_itself.load(Ordering::Acquire) && self.keys.load(Ordering::Relaxed) == 0
     }
 
-    /// Makes `part` of the index from what was gathered.
-    fn absorb_part(&self, part: usize, plan: &Plan, bulk: &dyn Bulk) {
-        if part >= plan.parts() {
-            return;
-        }
-        let guard = &epoch::pin();
-        let (mut keys, mut live) = (0, Vec::new());
-        let (low, high) = plan.range(part);
-        bulk.make(part, low, high, &mut |put| {
-            plan.each(part, |record, is_newest| match record.content {
-                Content::Remove => {
-                    self.accounts.count_tomb(record.address, record.span, guard);
-                }
-                _ if !is_newest => {}
-                content => {
-                    put(record.key, record.address);
-                    keys += 1;
-                    let slot = record.address.slot() as usize; // of 16 bits
-                    if slot >= live.len() {
-                        live.resize(slot + 1, 0);
-                    }
-                    live[slot] += i64::from(record.span);
-                    if let Content::Staged(blob) = content {
-                        self.accounts.blobs.lock().insert(blob.id);
-                    }
-                }
-            });
-        });
-        for (slot, bytes) in (0..).zip(live).filter(|(_, bytes)| *bytes > 0) {
-            self.accounts.count(Address::new(slot, 0), bytes, guard);
-        }
-        self.made.fetch_add(keys, Ordering::Relaxed);
-    }
-
     /// Replays a record by itself.
     fn replay_one(&self, record: &Replay<'_>) -> Result<()> {
         self.by_itself.store(true, Ordering::Release);
@@ -317,13 +277,24 @@ impl<I: Index> Engine for FlatEngine<I> {
         self
     }
 
+    #[inline]
+    fn wanted<'k>(&self, key: &'k [u8]) -> Wanted<'k> {
+        Wanted { key, hash: self.index.hash(key) }
+    }
+
+    fn hint(&self, wanted: Wanted<'_>) {
+        self.index.hint(wanted, &epoch::pin());
+    }
+
     fn prepare(&self, op: &mut Op<'_>) -> Result<Need> {
         let guard = &epoch::pin();
-        let wanted = self.wanted(op.key);
+        let wanted = match op.hash {
+            Some(hash) => Wanted { key: op.key, hash },
+            None => self.wanted(op.key),
+        };
         let (found, print) = self.find_to_replace(wanted, guard)?;
-        if let Some(entry) = found {
-            let record = self.record(entry.address, &entry.frame, guard)?;
-            entries::note(op, wanted.hash, Some((&entry, &record.content)), print);
+        if let Some((entry, staged)) = found {
+            entries::note(op, wanted.hash, Some((&entry, staged)), print);
             return Ok(Need::Record);
         }
         entries::note(op, wanted.hash, None, print);
@@ -364,7 +335,9 @@ impl<I: Index> Engine for FlatEngine<I> {
         }
         if is_put {
             self.accounts.count(to, i64::from(op.span), guard);
-            self.keys.fetch_add(u64::from(prior.is_none()), Ordering::Relaxed);
+            if prior.is_none() {
+                self.keys.fetch_add(1, Ordering::Relaxed);
+            }
             if let Action::Staged(blob) = op.action {
                 self.accounts.blobs.lock().insert(blob.id);
             }
@@ -393,15 +366,14 @@ impl<I: Index> Engine for FlatEngine<I> {
         Ok(self.find_at(at, self.wanted(key), guard)?.is_some())
     }
 
-    fn prefetch(&self, keys: &[&[u8]], entries: bool) {
+    fn prefetch(&self, keys: &[Wanted<'_>], entries: bool) {
         let guard = &epoch::pin();
-        let all: SmallVec<[Wanted<'_>; 32]> = keys.iter().map(|key| self.wanted(key)).collect();
-        all.iter().for_each(|wanted| self.index.prefetch(*wanted, guard));
+        keys.iter().for_each(|wanted| self.index.prefetch(*wanted, guard));
         if !entries {
             return;
         }
-        for wanted in all {
-            self.index.matches(wanted, guard, |address| {
+        for wanted in keys {
+            self.index.matches(*wanted, guard, |address| {
                 self.ground.segments.prefetch(address, guard);
                 false
             });
@@ -438,30 +410,32 @@ impl<I: Index> Engine for FlatEngine<I> {
     }
 
     fn replay(&self, record: &Replay<'_>) -> Result<()> {
-        if self.index.bulk().is_none() || !self.gathers() {
-            return self.replay_one(record);
+        self.replay_run(std::slice::from_ref(record))
+    }
+
+    fn replay_run(&self, records: &[Replay<'_>]) -> Result<()> {
+        if self.gathers() {
+            return self.gathered.push(&self.index, records, &self.ground, &mut |one| self.replay_one(one));
         }
-        let runs = self.gathered.push(record, &self.ground.memory);
-        runs.iter().try_for_each(|run| run.each(|record| self.replay_one(record)))
+        let keys: SmallVec<[Wanted<'_>; 32]> = records.iter().map(|record| self.wanted(record.key)).collect();
+        self.prefetch(&keys, true);
+        records.iter().try_for_each(|record| self.replay_one(record))
     }
 
     fn absorb(&self, part: usize, parts: usize) -> Result<()> {
-        let Some(bulk) = self.index.bulk() else { return Ok(()) };
-        let plan = self.gathered.plan(parts);
-        if self.gathers() {
-            self.absorb_part(part, &plan, bulk);
-            return Ok(());
+        if !self.gathers() {
+            let one = &mut |one: &Replay<'_>| self.replay_one(one);
+            return self.gathered.give_back((part, parts), &self.ground, one);
         }
-        // Each run by one thread.
-        let mut runs = plan.runs().iter().skip(part).step_by(parts);
-        runs.try_for_each(|run| run.each(|record| self.replay_one(record)))
+        let tally = self.gathered.make(&self.index, (part, parts), &self.ground)?;
+        tally.book(&self.accounts, &self.ground);
+        self.made.fetch_add(tally.keys, Ordering::Relaxed);
+        Ok(())
     }
 
     fn replayed(&self) {
-        if let Some(bulk) = self.index.bulk() {
-            bulk.join();
-            self.keys.fetch_add(self.made.swap(0, Ordering::Relaxed), Ordering::Relaxed);
-        }
+        self.gathered.join(&self.index);
+        self.keys.fetch_add(self.made.swap(0, Ordering::Relaxed), Ordering::Relaxed);
         self.by_itself.store(false, Ordering::Relaxed);
         self.gathered.clear(&self.ground.memory);
         *self.removed.lock() = HashMap::new();
@@ -471,9 +445,8 @@ impl<I: Index> Engine for FlatEngine<I> {
         out.extend(self.accounts.blobs.lock().iter().copied());
     }
 
-    fn hold(&self, key: &[u8], address: Address) -> Result<Hold> {
+    fn hold(&self, wanted: Wanted<'_>, address: Address) -> Result<Hold> {
         let guard = &epoch::pin();
-        let wanted = self.wanted(key);
         Ok(if self.index.contains(wanted, address, guard) {
             Hold::Head
         } else if !self.versions.is_empty() && self.versions.contains(&self.index.place(wanted), address) {
@@ -483,8 +456,17 @@ impl<I: Index> Engine for FlatEngine<I> {
         })
     }
 
-    fn moved(&self, key: &[u8], from: Address, to: Address) -> bool {
-        let wanted = self.wanted(key);
+    fn locate(&self, key: &[u8]) -> Result<Option<Address>> {
+        let guard = &epoch::pin();
+        Ok(self.find(self.wanted(key), guard)?.map(|entry| entry.address))
+    }
+
+    fn ready(&self, wanted: Wanted<'_>) -> Result<()> {
+        self.index.hint(wanted, &epoch::pin());
+        Ok(())
+    }
+
+    fn moved(&self, wanted: Wanted<'_>, from: Address, to: Address) -> bool {
         self.index.replace(wanted, from, to)
             || (!self.versions.is_empty() && self.versions.replace(&self.index.place(wanted), from, to))
     }
@@ -535,7 +517,7 @@ pub(crate) mod tests {
     fn an_empty_keyspace_holds_nothing() {
         let engine = FlatEngine::<Hash>::new(ground(true));
         assert!(!engine.contains(Seq::LATEST, b"key").unwrap());
-        assert_eq!(engine.hold(b"key", Address::new(0, 512)).unwrap(), Hold::Dead);
+        assert_eq!(engine.hold(engine.wanted(b"key"), Address::new(0, 512)).unwrap(), Hold::Dead);
         let mut remove = Op::new(b"key", Action::Remove);
         assert_eq!(engine.prepare(&mut remove).unwrap(), Need::Nothing);
     }

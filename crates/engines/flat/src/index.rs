@@ -17,6 +17,7 @@
 
 use std::sync::Arc;
 
+pub(crate) use sheaf_base::engine::Wanted;
 use sheaf_base::engine::{Bounds, ImageSink, ImageSource};
 use sheaf_base::entries::Print;
 use sheaf_base::error::{Error, Result};
@@ -24,16 +25,9 @@ use sheaf_base::ground::Ground;
 use sheaf_base::segment::{Address, DATA_START};
 use sheaf_base::sync::epoch::{self, Guard};
 
+use crate::replay::Gather;
 use sheaf_base::versions::Place;
 pub(crate) use sheaf_base::versions::Span;
-
-/// A key on its way into an index.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted<'k> {
-    pub(crate) key: &'k [u8],
-    /// Its hash; zero for an index that needs none.
-    pub(crate) hash: u64,
-}
 
 /// A walk over an index.
 pub(crate) trait Walk<I: Index>: Send {
@@ -65,6 +59,8 @@ pub(crate) trait Index: Send + Sync + Sized + 'static {
     type Place: Place;
     /// A walk over it.
     type Walk: Walk<Self>;
+    /// What it gathers of records that are replayed while it is empty.
+    type Gathered: Gather<Self>;
 
     /// An empty index.
     fn new(ground: Arc<Ground>) -> Self;
@@ -75,6 +71,8 @@ pub(crate) trait Index: Send + Sync + Sized + 'static {
 
     /// Calls `each` with every entry that may be the key's, until it answers false.
     fn matches(&self, wanted: Wanted<'_>, guard: &Guard, each: impl FnMut(Address) -> bool);
+    /// As [`Index::prefetch`], where that costs next to nothing beside the look-up itself.
+    fn hint(&self, _wanted: Wanted<'_>, _guard: &Guard) {}
     /// Asks for what a look-up reads to be loaded.
     fn prefetch(&self, wanted: Wanted<'_>, guard: &Guard);
     /// True if a new key finds a place, or the budget has room for the growth it may bring.
@@ -92,11 +90,6 @@ pub(crate) trait Index: Send + Sync + Sized + 'static {
     fn clear(&self);
     /// Bytes it takes.
     fn bytes(&self) -> u64;
-
-    /// What makes it of sorted pairs, if that is faster than insert by insert.
-    fn bulk(&self) -> Option<&dyn Bulk> {
-        None
-    }
 
     /// Writes what [`Index::load`] reads.
     fn save(&self, out: &mut dyn ImageSink) -> Result<()>;
@@ -122,17 +115,6 @@ pub(crate) trait Index: Send + Sync + Sized + 'static {
         });
         found
     }
-}
-
-/// Calls what it is given with pairs of a key and an address, in the order of keys.
-pub(crate) type Pairs<'a> = dyn FnMut(&mut dyn FnMut(&[u8], Address)) + 'a;
-
-/// An empty index that takes sorted pairs up, by ranges of keys.
-pub(crate) trait Bulk {
-    /// Makes `part` of it, the keys from `low` up to, not including, `high`.
-    fn make(&self, part: usize, low: Option<&[u8]>, high: Option<&[u8]>, pairs: &mut Pairs<'_>);
-    /// Puts the parts, which follow each other without gaps, together: they are the index now.
-    fn join(&self);
 }
 
 /// An image being read, and what it is found to hold.

@@ -22,7 +22,8 @@
 //!
 //! ## Files
 //!
-//! `engine` the contract; `index` what it asks of an index; `hash`, `ordered`, `plain` the indexes; `cursor` iteration;
+//! `engine` the contract; `index` what it asks of an index; `hash`, `ordered`, `plain` the indexes; `replay` what they gather of a
+//! log that is replayed as a whole; `cursor` iteration;
 //! `image` what a checkpoint holds. Old entries that views need are in `sheaf_base::versions`.
 
 mod cursor;

@@ -48,6 +48,7 @@ impl Index for Plain {
     const ORDERED: bool = true;
     type Place = Vec<u8>;
     type Walk = PlainWalk;
+    type Gathered = ();
 
     fn new(ground: Arc<Ground>) -> Plain {
         Plain { ground, map: RwLock::default(), bytes: AtomicU64::new(0) }

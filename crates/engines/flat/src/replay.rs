@@ -1,398 +1,190 @@
-//! # Replay of a whole log: gathered, sorted, made into an index at once
+//! # Replay of a whole log: gathered, put into order, made into an index at once
 //!
-//! For an index in the order of keys, where an insert costs a way down and every so often a new leaf. Records that are
-//! replayed into an empty index are gathered; at the end they are sorted, of each key the newest counts, and the
-//! index is made of what is left from its leaves up, by ranges of keys side by side.
+//! An index that grows key by key costs misses of the caches, splits, and a turn under a lock for each record. So records that are
+//! replayed into an empty one are gathered; at the end they are brought into the order of the index, of each key the newest
+//! counts, and the index is made of what is left, part by part, side by side.
+//!
+//! | index | gathers | order |
+//! |---|---|---|
+//! | `hash` | hash, address, span: 16 bytes a record | of hashes |
+//! | `ordered` | key, address, span, number: 32 bytes and the key | of keys |
+//! | `plain` | nothing | |
 //!
 //! ## Invariants
 //!
 //! 1. While records are gathered the index is empty and no removal is remembered: so what was gathered says all.
-//!    If that ends, because more was gathered than memory has room for, everything goes key by key.
-//! 2. Splitters ascend; range `n` holds the keys from splitter `n - 1` up to, not including, splitter `n`.
+//!    If that ends, because more was gathered than memory has room for, everything goes one by one.
 //!
 //! ## Threads
 //!
-//! Threads that replay take turns by row of runs; each works on one segment at a time, whose slot says which row, so
-//! they rarely meet.
-//!
-//! ## Costs
-//!
-//! Some 40 bytes a record and its key until the end, a quarter of the memory budget at most.
+//! Threads that replay take turns by row; each works on one segment at a time, whose slot says which row, so they rarely meet.
 
-use std::cmp::Ordering as Order;
 use std::sync::Arc;
 
-use sheaf_base::blob::BlobRef;
 use sheaf_base::engine::Replay;
-use sheaf_base::memory::{Memory, Part, prefetch};
+use sheaf_base::entries::Accounts;
+use sheaf_base::error::Result;
+use sheaf_base::ground::Ground;
+use sheaf_base::memory::{Memory, Part};
 use sheaf_base::record::Content;
 use sheaf_base::segment::Address;
-use sheaf_base::sync::Mutex;
-use sheaf_base::types::Seq;
+use sheaf_base::sync::{Mutex, epoch};
 
-/// Rows of runs that threads gather into.
+/// Rows that threads gather into.
 const ROWS: usize = 4;
-/// A run is full at this many bytes of keys, or that many records: what is large costs much to let grow.
-const RUN_KEYS: usize = 1 << 20;
-const RUN_ITEMS: usize = 1 << 15;
-/// Keys that splitters are chosen from.
-const SAMPLES: usize = 1024;
-/// How many records are asked for before the first is looked at.
-const AHEAD: usize = 16;
+/// What is gathered takes at most this part of the memory budget.
+const SHARE: u64 = 4;
 
-/// A record that was gathered; its key stands in the run.
-#[derive(Clone, Copy)]
-struct Item {
-    start: u32,
-    len: u16,
-    what: What,
-    span: u32,
-    address: Address,
-    seq: Seq,
+/// Replays one record by itself.
+pub(crate) type One<'a> = dyn FnMut(&Replay<'_>) -> Result<()> + 'a;
+
+/// What an index gathers.
+pub(crate) trait Gather<I>: Default + Send + Sync {
+    /// Takes up records of one segment. What is too much goes to `one`.
+    fn push(&self, index: &I, records: &[Replay<'_>], ground: &Ground, one: &mut One<'_>) -> Result<()>;
+    /// Makes one of so many parts of `index` from what was gathered.
+    fn make(&self, index: &I, part_of: (usize, usize), ground: &Ground) -> Result<Tally>;
+    /// Puts the parts together: they are the index now.
+    fn join(&self, index: &I);
+    /// Hands one of so many parts of what was gathered to `one`.
+    fn give_back(&self, part_of: (usize, usize), ground: &Ground, one: &mut One<'_>) -> Result<()>;
+    /// Forgets everything.
+    fn clear(&self, memory: &Memory);
 }
 
-#[derive(Clone, Copy)]
-enum What {
-    Put,
-    /// Its reference is among the run's.
-    Staged,
-    Remove,
+/// What threads gather into, by rows of `R`, with the memory they take; and `P`, what is to be done with all of it in the end.
+pub(crate) struct Rows<R, P> {
+    rows: [Mutex<Row<R>>; ROWS],
+    plan: Mutex<Option<Planned<P>>>,
 }
 
-/// Records in the order they came.
 #[derive(Default)]
-pub(crate) struct Run {
-    keys: Vec<u8>,
-    items: Vec<Item>,
-    staged: Vec<(u32, BlobRef)>,
-    /// Bytes that all keys begin with.
-    shared: usize,
-}
-
-impl Run {
-    /// An empty one with room for so many bytes of keys, and records.
-    fn with_room((keys, items): (usize, usize)) -> Run {
-        Run { keys: Vec::with_capacity(keys), items: Vec::with_capacity(items), ..Run::default() }
-    }
-
-    fn push(&mut self, record: &Replay<'_>) {
-        let number = u32::try_from(self.items.len()).unwrap_or(u32::MAX);
-        let what = match record.content {
-            Content::Put(_) => What::Put,
-            Content::Remove => What::Remove,
-            Content::Staged(blob) => {
-                self.staged.push((number, blob));
-                What::Staged
-            }
-        };
-        self.shared = match self.items.first() {
-            Some(first) => common(&self.key(first)[..self.shared], record.key),
-            None => record.key.len(),
-        };
-        let item = Item {
-            start: u32::try_from(self.keys.len()).unwrap_or(u32::MAX),
-            len: u16::try_from(record.key.len()).unwrap_or(u16::MAX),
-            what,
-            span: record.span,
-            address: record.address,
-            seq: record.seq,
-        };
-        self.keys.extend_from_slice(record.key);
-        self.items.push(item);
-    }
-
-    fn key(&self, item: &Item) -> &[u8] {
-        let start = item.start as usize;
-        &self.keys[start..start + usize::from(item.len)]
-    }
-
+struct Row<R> {
+    items: R,
     /// Bytes it takes.
-    fn bytes(&self) -> usize {
-        self.keys.capacity() + self.items.capacity() * size_of::<Item>() + 32 * self.staged.len()
-    }
+    taken: u64,
+}
 
-    fn is_full(&self) -> bool {
-        self.keys.len() >= RUN_KEYS || self.items.len() >= RUN_ITEMS
-    }
+struct Planned<P> {
+    plan: Arc<P>,
+    /// Bytes of the rows it was made of.
+    taken: u64,
+}
 
-    /// The record, its value left out.
-    fn record(&self, number: usize) -> Replay<'_> {
-        let item = &self.items[number];
-        let staged = || self.staged.binary_search_by_key(&number, |(at, _)| *at as usize);
-        let content = match item.what {
-            What::Put => Content::Put(&[]),
-            What::Remove => Content::Remove,
-            What::Staged => staged().map_or(Content::Put(&[]), |at| Content::Staged(self.staged[at].1)),
-        };
-        Replay { seq: item.seq, key: self.key(item), content, address: item.address, span: item.span }
-    }
-
-    /// Calls `each` with its records.
-    pub(crate) fn each<E>(&self, mut each: impl FnMut(&Replay<'_>) -> Result<(), E>) -> Result<(), E> {
-        (0..self.items.len()).try_for_each(|number| each(&self.record(number)))
+impl<R: Default, P> Default for Rows<R, P> {
+    fn default() -> Rows<R, P> {
+        Rows { rows: Default::default(), plan: Mutex::new(None) }
     }
 }
 
-/// Bytes that `a` and `b` begin with.
-fn common(a: &[u8], b: &[u8]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
-}
-
-/// Runs, of which the last one grows.
-#[derive(Default)]
-struct Row {
-    runs: Vec<Run>,
-    /// Bytes it was accounted with.
-    taken: usize,
-    /// Bytes of all runs but the last.
-    full: usize,
-}
-
-/// What is gathered.
-#[derive(Default)]
-pub(crate) struct Gathered {
-    rows: [Mutex<Row>; ROWS],
-    plan: Mutex<Option<Arc<Plan>>>,
-}
-
-impl Gathered {
-    /// Takes `record` up. Runs that became too many come back, for the caller to replay key by key.
-    pub(crate) fn push(&self, record: &Replay<'_>, memory: &Memory) -> Vec<Run> {
-        let mut row = self.rows[record.address.slot() as usize % ROWS].lock();
-        let row = &mut *row;
-        if row.runs.last().is_none_or(Run::is_full) {
-            row.full += row.runs.last().map_or(0, Run::bytes);
-            let room = row.runs.last().map_or((0, 0), |last| (last.keys.len(), last.items.len()));
-            row.runs.push(Run::with_room(room));
+impl<R: Default, P> Rows<R, P> {
+    /// Has `add` put `records`, which are of one segment, into a row, and say how many bytes more that takes. A row that
+    /// became too large comes back.
+    pub(crate) fn add(
+        &self,
+        records: &[Replay<'_>],
+        memory: &Memory,
+        add: impl FnOnce(&mut R) -> u64,
+    ) -> Option<R> {
+        let first = records.first()?;
+        let mut row = self.rows[first.address.slot() as usize % ROWS].lock();
+        let grown = add(&mut row.items);
+        memory.take(Part::Buffers, grown);
+        row.taken += grown;
+        if row.taken < memory.budget() / SHARE / ROWS as u64 {
+            return None;
         }
-        let Some(last) = row.runs.last_mut() else { return Vec::new() };
-        last.push(record);
-        let bytes = row.full + last.bytes();
-        if bytes != row.taken {
-            memory.take(Part::Buffers, (bytes - row.taken) as u64);
-            row.taken = bytes;
-        }
-        if (bytes as u64) < memory.budget() / 4 / ROWS as u64 {
-            return Vec::new();
-        }
-        memory.give(Part::Buffers, row.taken as u64);
-        std::mem::take(row).runs
+        memory.give(Part::Buffers, row.taken);
+        Some(std::mem::take(&mut *row).items)
     }
 
-    /// What is to be done with everything gathered, in at most so many parts. The same for all who ask.
-    pub(crate) fn plan(&self, parts: usize) -> Arc<Plan> {
-        let mut plan = self.plan.lock();
-        let made = plan.take().unwrap_or_else(|| {
-            let rows: Vec<Row> = self.rows.iter().map(|row| std::mem::take(&mut *row.lock())).collect();
+    /// What is to be done with all rows, as `make` says once. The same for all who ask.
+    pub(crate) fn plan(&self, make: impl FnOnce(Vec<R>) -> P) -> Arc<P> {
+        let mut planned = self.plan.lock();
+        let first = || {
+            let rows: Vec<Row<R>> = self.rows.iter().map(|row| std::mem::take(&mut *row.lock())).collect();
             let taken = rows.iter().map(|row| row.taken).sum();
-            Arc::new(Plan::new(rows.into_iter().flat_map(|row| row.runs).collect(), parts, taken))
-        });
-        *plan = Some(Arc::clone(&made));
-        made
+            Planned { plan: Arc::new(make(rows.into_iter().map(|row| row.items).collect())), taken }
+        };
+        Arc::clone(&planned.get_or_insert_with(first).plan)
+    }
+
+    /// The plan, if it was made.
+    pub(crate) fn planned(&self) -> Option<Arc<P>> {
+        self.plan.lock().as_ref().map(|planned| Arc::clone(&planned.plan))
+    }
+
+    /// Shows every row to `see`.
+    #[cfg(test)]
+    pub(crate) fn each(&self, mut see: impl FnMut(&mut R)) {
+        self.rows.iter().for_each(|row| see(&mut row.lock().items));
     }
 
     /// Forgets everything.
     pub(crate) fn clear(&self, memory: &Memory) {
-        let planned = self.plan.lock().take().map_or(0, |plan| plan.taken);
-        let left: usize = self.rows.iter().map(|row| std::mem::take(&mut *row.lock()).taken).sum();
-        memory.give(Part::Buffers, (planned + left) as u64);
+        let planned = self.plan.lock().take().map_or(0, |planned| planned.taken);
+        let left: u64 = self.rows.iter().map(|row| std::mem::take(&mut *row.lock()).taken).sum();
+        memory.give(Part::Buffers, planned + left);
     }
 }
 
-/// Everything gathered, and where it is split.
-pub(crate) struct Plan {
-    runs: Vec<Run>,
-    /// All keys begin with so many bytes of the first one.
-    shared: usize,
-    splitters: Vec<Vec<u8>>,
-    /// Bytes it was accounted with.
-    taken: usize,
+/// Nothing is gathered.
+impl<I> Gather<I> for () {
+    fn push(&self, _index: &I, records: &[Replay<'_>], _ground: &Ground, one: &mut One<'_>) -> Result<()> {
+        records.iter().try_for_each(one)
+    }
+
+    fn make(&self, _index: &I, _part_of: (usize, usize), _ground: &Ground) -> Result<Tally> {
+        Ok(Tally::default())
+    }
+
+    fn join(&self, _index: &I) {}
+
+    fn give_back(&self, _part_of: (usize, usize), _ground: &Ground, _one: &mut One<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    fn clear(&self, _memory: &Memory) {}
 }
 
-/// A record on its way into order: the eight bytes of its key behind what all share, its run, its place there.
-#[derive(Clone, Copy)]
-struct Ref {
-    head: u64,
-    run: u32,
-    item: u32,
+/// What a part of an index holds.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) keys: u64,
+    /// Bytes of live entries and of removals, by slot of their segments.
+    bytes: Vec<(u64, u64)>,
+    blobs: Vec<u64>,
 }
 
-impl Plan {
-    fn new(runs: Vec<Run>, parts: usize, taken: usize) -> Plan {
-        let firsts = || runs.iter().filter_map(|run| Some(&run.key(run.items.first()?)[..run.shared]));
-        let shared =
-            firsts().next().map_or(0, |first| firsts().map(|other| common(first, other)).min().unwrap_or(0));
-        let all: usize = runs.iter().map(|run| run.items.len()).sum();
-        let step = (all / SAMPLES).max(1);
-        let sample = |run: &Run| -> Vec<Vec<u8>> {
-            run.items.iter().step_by(step).map(|item| run.key(item).to_vec()).collect()
-        };
-        let mut samples: Vec<Vec<u8>> = runs.iter().flat_map(sample).collect();
-        samples.sort_unstable();
-        samples.dedup();
-        let mut splitters: Vec<Vec<u8>> =
-            (1..parts).filter_map(|part| samples.get(part * samples.len() / parts).cloned()).collect();
-        splitters.dedup();
-        Plan { runs, shared, splitters, taken }
-    }
-
-    /// How many parts there are.
-    pub(crate) fn parts(&self) -> usize {
-        self.splitters.len() + 1
-    }
-
-    /// The ends of the range of `part`.
-    pub(crate) fn range(&self, part: usize) -> (Option<&[u8]>, Option<&[u8]>) {
-        let splitter = |index: usize| self.splitters.get(index).map(Vec::as_slice);
-        (part.checked_sub(1).and_then(splitter), splitter(part))
-    }
-
-    pub(crate) fn runs(&self) -> &[Run] {
-        &self.runs
-    }
-
-    fn head(&self, key: &[u8]) -> u64 {
-        let rest = key.get(self.shared..).unwrap_or(&[]);
-        match rest.first_chunk() {
-            Some(eight) => u64::from_be_bytes(*eight),
-            None => {
-                let mut eight = [0; 8];
-                eight[..rest.len()].copy_from_slice(rest);
-                u64::from_be_bytes(eight)
+impl Tally {
+    /// Counts the newest entry of a key, or any removal.
+    pub(crate) fn count(&mut self, address: Address, span: u32, content: Content<'_>) {
+        let slot = address.slot() as usize; // of 16 bits
+        if slot >= self.bytes.len() {
+            self.bytes.resize(slot + 1, (0, 0));
+        }
+        let (live, tombs) = &mut self.bytes[slot];
+        match content {
+            Content::Remove => *tombs += u64::from(span),
+            _ => {
+                *live += u64::from(span);
+                self.keys += 1;
             }
         }
+        if let Content::Staged(blob) = content {
+            self.blobs.push(blob.id);
+        }
     }
 
-    fn key(&self, at: Ref) -> &[u8] {
-        let run = &self.runs[at.run as usize];
-        run.key(&run.items[at.item as usize])
-    }
-
-    fn seq(&self, at: Ref) -> Seq {
-        self.runs[at.run as usize].items[at.item as usize].seq
-    }
-
-    /// The records of `part` in the order of their keys, the newest of each key first.
-    fn sorted(&self, part: usize) -> Vec<Ref> {
-        let (low, high) = self.range(part);
-        let (low_head, high_head) = (low.map(|key| self.head(key)), high.map(|key| self.head(key)));
-        // Heads decide nearly always.
-        let below = |head: u64, key: &[u8], end: (Option<&[u8]>, Option<u64>)| match end {
-            (Some(end), Some(end_head)) => head < end_head || head == end_head && key < end,
-            _ => false,
-        };
-        let mut all = Vec::new();
-        for (number, run) in (0..).zip(&self.runs) {
-            for (item, found) in (0..).zip(&run.items) {
-                let key = run.key(found);
-                let head = self.head(key);
-                if !below(head, key, (low, low_head))
-                    && (high.is_none() || below(head, key, (high, high_head)))
-                {
-                    all.push(Ref { head, run: number, item });
-                }
+    /// Adds it to what is live.
+    pub(crate) fn book(&self, accounts: &Accounts, ground: &Ground) {
+        let guard = &epoch::pin();
+        for (slot, (live, tombs)) in (0..).zip(&self.bytes) {
+            if let Some(segment) = ground.segments.at(slot, guard) {
+                segment.account(i64::try_from(*live).unwrap_or(0));
+                segment.account_tomb(*tombs);
             }
         }
-        all.sort_unstable_by(|a, b| {
-            let keys = || self.key(*a).cmp(self.key(*b));
-            a.head.cmp(&b.head).then_with(keys).then_with(|| self.seq(*b).cmp(&self.seq(*a)))
-        });
-        all
-    }
-
-    /// Asks for a record to be loaded: what it is, or its key, which that says the place of.
-    fn prefetch(&self, at: Ref, key: bool) {
-        let run = &self.runs[at.run as usize];
-        let item = &run.items[at.item as usize];
-        if key {
-            prefetch(run.keys.as_ptr().wrapping_add(item.start as usize), 1);
-        } else {
-            prefetch(std::ptr::from_ref(item).cast(), 1);
-        }
-    }
-
-    /// Calls `each` with every record of `part` in the order of keys, and whether it is its key's newest.
-    pub(crate) fn each(&self, part: usize, mut each: impl FnMut(&Replay<'_>, bool)) {
-        let sorted = self.sorted(part);
-        let mut last: Option<Ref> = None;
-        for (number, at) in sorted.iter().enumerate() {
-            sorted.get(number + 2 * AHEAD).into_iter().for_each(|ahead| self.prefetch(*ahead, false));
-            sorted.get(number + AHEAD).into_iter().for_each(|ahead| self.prefetch(*ahead, true));
-            let is_newest = match last {
-                Some(before) if before.head == at.head => self.key(before).cmp(self.key(*at)) != Order::Equal,
-                _ => true,
-            };
-            last = Some(*at);
-            each(&self.runs[at.run as usize].record(at.item as usize), is_newest);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_record_comes_once_in_order_the_newest_of_its_key_first() {
-        let memory = Memory::new(1 << 30);
-        let gathered = Gathered::default();
-        let mut expected = std::collections::BTreeMap::new();
-        for number in 0..5000u64 {
-            let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
-            let key = format!("same-{:0width$}", mixed % 700, width = 3 + usize::from(mixed % 5 == 0) * 9);
-            let seq = Seq(1 + (number * 7919) % 5000);
-            let content = match number % 11 {
-                0 => Content::Remove,
-                1 => Content::Staged(BlobRef { id: number, len: 5, sum: 6 }),
-                _ => Content::Put(b"value"),
-            };
-            let address = Address::new(u32::try_from(number % 9).unwrap(), 512 + 8 * number);
-            let record = Replay { seq, key: key.as_bytes(), content, address, span: 48 };
-            assert!(gathered.push(&record, &memory).is_empty());
-            expected.entry(key.clone().into_bytes()).or_insert_with(Vec::new).push((seq, address));
-        }
-        expected.values_mut().for_each(|all| all.sort_by_key(|(seq, _)| std::cmp::Reverse(*seq)));
-        let plan = gathered.plan(3);
-        assert_eq!((plan.parts(), plan.shared), (3, 5));
-        let mut seen = std::collections::BTreeMap::new();
-        let mut last = Vec::new();
-        for part in 0..plan.parts() {
-            plan.each(part, |record, is_newest| {
-                assert!(record.key >= &last[..]);
-                assert_eq!(is_newest, record.key != &last[..]);
-                last = record.key.to_vec();
-                if let Content::Staged(blob) = record.content {
-                    assert_eq!(record.address.offset(), 512 + 8 * blob.id);
-                }
-                seen.entry(record.key.to_vec()).or_insert_with(Vec::new).push((record.seq, record.address));
-            });
-        }
-        assert_eq!(seen, expected);
-        drop(plan);
-        gathered.clear(&memory);
-        assert_eq!(memory.used(Part::Buffers), 0);
-    }
-
-    #[test]
-    fn runs_beyond_the_limit_come_back() {
-        let memory = Memory::new(1 << 16);
-        let gathered = Gathered::default();
-        let record = |seq| Replay {
-            seq: Seq(seq),
-            key: b"key",
-            content: Content::Put(b""),
-            address: Address::new(0, 512),
-            span: 24,
-        };
-        let mut pushed = (1..10_000).map(|seq| gathered.push(&record(seq), &memory));
-        let full = pushed.find(|runs| !runs.is_empty()).unwrap();
-        let mut count = 0;
-        let mut see = |_: &Replay<'_>| -> Result<(), ()> {
-            count += 1;
-            Ok(())
-        };
-        full.iter().try_for_each(|run| run.each(&mut see)).unwrap();
-        assert!(count > 10);
-        assert_eq!(memory.used(Part::Buffers), 0);
+        accounts.blobs.lock().extend(&self.blobs);
     }
 }

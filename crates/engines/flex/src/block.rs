@@ -7,7 +7,7 @@
 //! ## Picture
 //!
 //! ```text
-//!  references | size | versions, live keys, runs | fingerprint 2 ... | place 4 ... | runs
+//!  references | size | versions, live keys, newest | fingerprint 2 ... | place 4 ... | runs
 //! ```
 //!
 //! ## Invariants
@@ -26,6 +26,7 @@ use sheaf_base::types::Seq;
 
 use crate::run::{self, Pair};
 use sheaf_base::memory::prefetch;
+use smallvec::SmallVec;
 
 /// The fingerprint of a hash.
 #[inline]
@@ -49,16 +50,51 @@ pub(crate) struct Block {
     size: u32,
     count: u32,
     live: u32,
-    runs: u32,
     /// The highest number in it.
     newest: u64,
 }
 
 const HEAD: usize = size_of::<Block>();
 
+/// A version, and the fingerprint of its key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Known<'a> {
+    pub(crate) print: u16,
+    pub(crate) pair: Pair<'a>,
+}
+
+/// Fingerprints and places, in the order of keys and falling numbers.
+type Directory = SmallVec<[(u16, u32); 32]>;
+
 /// A pair's number; of a staged value the highest there is, since it takes a look elsewhere to show it.
 fn newest_of(pair: &Pair<'_>) -> u64 {
     if matches!(pair.content, Content::Staged(_)) { u64::MAX } else { pair.seq.0 }
+}
+
+/// The versions of an interval, in the order of keys and falling numbers.
+pub(crate) struct Sorted<'a> {
+    /// Where each stands, and what it is.
+    pub(crate) found: Vec<(u32, Pair<'a>)>,
+    pub(crate) runs: u32,
+    /// Keys whose newest version is no removal.
+    pub(crate) live: usize,
+}
+
+impl Sorted<'_> {
+    /// What an interval's bytes say. Versions that came twice are one.
+    pub(crate) fn of(data: &[u8]) -> Result<Sorted<'_>, Damage> {
+        let mut found: Vec<(u32, Pair<'_>)> = Vec::with_capacity(16);
+        let runs = run::walk(data, |at, pair| found.push((u32::try_from(at).unwrap_or(u32::MAX), pair)))?;
+        if runs > 1 {
+            found.sort_by(|(_, a), (_, b)| a.key.cmp(b.key).then(b.seq.cmp(&a.seq)));
+            found.dedup_by(|(_, a), (_, b)| a.key == b.key && a.seq == b.seq);
+        } else if !found.is_sorted_by(|(_, a), (_, b)| (a.key, b.seq) < (b.key, a.seq)) {
+            return Err(Damage::BadField { field: "order of pairs", value: found.len() as u64 });
+        }
+        let is_newest = |at: usize| at == 0 || found[at - 1].1.key != found[at].1.key;
+        let live = (0..found.len()).filter(|at| is_newest(*at) && !found[*at].1.is_tomb()).count();
+        Ok(Sorted { found, runs, live })
+    }
 }
 
 /// A counted reference to a block.
@@ -85,26 +121,78 @@ impl std::fmt::Debug for Block {
 impl Block {
     /// The block of an interval's bytes. Versions that came twice are one.
     pub(crate) fn build(data: &[u8], hash: impl Fn(&[u8]) -> u64) -> Result<BlockRef, Damage> {
-        let mut found: Vec<(u32, Pair<'_>)> = Vec::with_capacity(16);
-        let runs = run::walk(data, |at, pair| found.push((u32::try_from(at).unwrap_or(u32::MAX), pair)))?;
-        if runs > 1 {
-            found.sort_by(|(_, a), (_, b)| a.key.cmp(b.key).then(b.seq.cmp(&a.seq)));
-            found.dedup_by(|(_, a), (_, b)| a.key == b.key && a.seq == b.seq);
-        } else if !found.is_sorted_by(|(_, a), (_, b)| (a.key, b.seq) < (b.key, a.seq)) {
-            return Err(Damage::BadField { field: "order of pairs", value: found.len() as u64 });
+        let found = Sorted::of(data)?.found;
+        let known = |pair: Pair<'_>| print_of(hash(pair.key));
+        Block::of(data, found.iter().map(|(at, pair)| (Known { print: known(*pair), pair: *pair }, *at)))
+    }
+
+    /// The block of bytes whose versions are known, in the order of keys and falling numbers, and where each stands.
+    pub(crate) fn of<'a>(
+        data: &[u8],
+        versions: impl Iterator<Item = (Known<'a>, u32)>,
+    ) -> Result<BlockRef, Damage> {
+        let mut directory = Directory::new();
+        let (mut live, mut newest, mut last) = (0, 0, None);
+        for (Known { print, pair }, at) in versions {
+            live += u32::from(last != Some(pair.key) && !pair.is_tomb());
+            newest = newest.max(newest_of(&pair));
+            last = Some(pair.key);
+            directory.push((print, at));
         }
-        let is_newest = |at: usize| at == 0 || found[at - 1].1.key != found[at].1.key;
-        let live = (0..found.len()).filter(|at| is_newest(*at) && !found[*at].1.is_tomb()).count();
-        let directory = (found.len() * 2).next_multiple_of(4) + found.len() * 4;
-        let size = HEAD + directory + data.len();
+        Block::assemble([data, &[]], &directory, live, newest)
+    }
+
+    /// This block with one more run behind the others: its bytes, and what is in it, in the order of keys and falling numbers,
+    /// with its places in the run. Nothing that was there before is decoded again but what the same keys had.
+    pub(crate) fn with(&self, run: &[u8], added: &[(Known<'_>, u32)]) -> Result<BlockRef, Damage> {
+        let base = self.data().len();
+        let too_large = |_| Damage::BadLength { got: base as u64, max: u64::from(u32::MAX) };
+        let base = u32::try_from(base).map_err(too_large)?;
+        let mut directory = Directory::with_capacity(self.len() + added.len());
+        let (mut live, mut newest, mut from) = (self.live, self.newest, 0);
+        for versions in added.chunk_by(|(a, _), (b, _)| a.pair.key == b.pair.key) {
+            let Known { print, pair: first } = versions[0].0;
+            let found = self.slot_of(print, first.key);
+            let to = found.unwrap_or_else(|| self.seek(first.key, false));
+            let end = found.map_or(to, |slot| self.end_of_key(slot));
+            directory.extend((from..to).map(|slot| self.place(slot)));
+            let before = found.map(|slot| self.pair(slot));
+            from = to;
+            for (Known { pair, .. }, at) in versions {
+                newest = newest.max(newest_of(pair));
+                while from < end && self.pair(from).seq > pair.seq {
+                    directory.push(self.place(from));
+                    from += 1;
+                }
+                // A version that came before is one with it.
+                if from == end || self.pair(from).seq != pair.seq {
+                    directory.push((print, base.saturating_add(*at)));
+                }
+            }
+            let shown = before.filter(|before| before.seq >= first.seq).unwrap_or(first);
+            live -= u32::from(before.is_some_and(|before| !before.is_tomb()));
+            live += u32::from(!shown.is_tomb());
+        }
+        directory.extend((from..self.len()).map(|slot| self.place(slot)));
+        Block::assemble([self.data(), run], &directory, live, newest)
+    }
+
+    fn assemble(
+        data: [&[u8]; 2],
+        directory: &[(u16, u32)],
+        live: u32,
+        newest: u64,
+    ) -> Result<BlockRef, Damage> {
+        let count = directory.len();
+        let before = HEAD + (count * 2).next_multiple_of(4) + count * 4;
+        let size = before + data[0].len() + data[1].len();
         let too_large = |_| Damage::BadLength { got: size as u64, max: u64::from(u32::MAX) };
         let head = Block {
             references: AtomicUsize::new(1),
             size: u32::try_from(size).map_err(too_large)?,
-            count: u32::try_from(found.len()).map_err(too_large)?,
-            live: u32::try_from(live).map_err(too_large)?,
-            runs,
-            newest: found.iter().map(|(_, pair)| newest_of(pair)).max().unwrap_or(0),
+            count: u32::try_from(count).map_err(too_large)?,
+            live,
+            newest,
         };
         // SAFETY:
         // * The size is not zero.
@@ -116,12 +204,16 @@ impl Block {
         unsafe {
             block.as_ptr().write(head);
             let prints = start.add(HEAD).cast::<u16>();
-            let places = start.add(HEAD + (found.len() * 2).next_multiple_of(4)).cast::<u32>();
-            for (slot, (at, pair)) in found.iter().enumerate() {
-                prints.add(slot).write(print_of(hash(pair.key)));
+            let places = start.add(HEAD + (count * 2).next_multiple_of(4)).cast::<u32>();
+            for (slot, (print, at)) in directory.iter().enumerate() {
+                prints.add(slot).write(*print);
                 places.add(slot).write(*at);
             }
-            std::ptr::copy_nonoverlapping(data.as_ptr(), start.add(HEAD + directory), data.len());
+            let mut to = start.add(before);
+            for part in data {
+                std::ptr::copy_nonoverlapping(part.as_ptr(), to, part.len());
+                to = to.add(part.len());
+            }
         }
         Ok(BlockRef(block))
     }
@@ -150,11 +242,6 @@ impl Block {
     #[inline]
     pub(crate) fn is_plain(&self, at: Seq) -> bool {
         self.live == self.count && self.newest <= at.0 && self.newest < u64::MAX
-    }
-
-    /// Runs it was read from.
-    pub(crate) fn runs(&self) -> u32 {
-        self.runs
     }
 
     #[inline]
@@ -188,6 +275,33 @@ impl Block {
             Ok((pair, _)) => pair,
             Err(_) => unreachable!("decoded when the block was built (I2)"),
         }
+    }
+
+    /// The version in `slot`, and its fingerprint.
+    pub(crate) fn known(&self, slot: usize) -> Known<'_> {
+        Known { print: self.prints()[slot], pair: self.pair(slot) }
+    }
+
+    fn place(&self, slot: usize) -> (u16, u32) {
+        (self.prints()[slot], self.places()[slot])
+    }
+
+    /// The first slot of `key`.
+    fn slot_of(&self, print: u16, key: &[u8]) -> Option<usize> {
+        let mut prints = (0..).zip(self.prints());
+        prints.find(|(slot, mine)| **mine == print && self.pair(*slot).key == key).map(|(slot, _)| slot)
+    }
+
+    /// Behind the versions of the key in `slot`.
+    pub(crate) fn end_of_key(&self, slot: usize) -> usize {
+        let key = self.pair(slot).key;
+        (slot + 1..self.len()).find(|slot| self.pair(*slot).key != key).unwrap_or(self.len())
+    }
+
+    /// The first of the versions of the key in `slot`.
+    pub(crate) fn start_of_key(&self, slot: usize) -> usize {
+        let key = self.pair(slot).key;
+        (0..slot).rev().find(|slot| self.pair(*slot).key != key).map_or(0, |slot| slot + 1)
     }
 
     /// The version of `key` that a view at `at` shows.
@@ -281,11 +395,14 @@ mod tests {
     fn versions_are_found_as_views_show_them() {
         let put = |key, seq, value| Pair { key, seq: Seq(seq), content: Content::Put(value) };
         let mut data = Vec::new();
-        run::encode(true, [put(&b"a"[..], 1, &b"one"[..]), put(b"c", 2, b"two")].into_iter(), &mut data);
+        let first = [put(&b"a"[..], 1, &b"one"[..]), put(b"c", 2, b"two")];
+        run::encode(true, first.into_iter(), &mut data, |_| {});
         let gone = Pair { key: b"c", seq: Seq(9), content: Content::Remove };
-        run::encode(false, [put(b"b", 7, b"seven"), gone, put(b"c", 2, b"two")].into_iter(), &mut data);
+        let second = [put(b"b", 7, b"seven"), gone, put(b"c", 2, b"two")];
+        run::encode(false, second.into_iter(), &mut data, |_| {});
         let block = Block::build(&data, hash).expect("it is well formed");
-        assert_eq!((block.len(), block.live(), block.runs()), (4, 2, 2));
+        assert_eq!((block.len(), block.live()), (4, 2));
+        assert_eq!(Sorted::of(&data).map(|sorted| sorted.runs), Ok(2));
         let find = |key: &[u8], at| block.find(print_of(hash(key)), key, at).map(|pair| pair.content);
         assert_eq!(find(b"c", Seq::LATEST), Some(Content::Remove));
         assert_eq!(find(b"c", Seq(8)), Some(Content::Put(b"two")));
@@ -298,5 +415,46 @@ mod tests {
         drop(block);
         assert_eq!(other.pair(0).key, b"a");
         assert!(Block::build(&data[..data.len() - 1], hash).is_err());
+    }
+
+    #[test]
+    fn a_run_more_makes_the_block_that_all_bytes_make() {
+        let mut random = 1u64;
+        let mut next = |below: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % below
+        };
+        for _ in 0..300 {
+            let mut data = Vec::new();
+            let mut block: Option<BlockRef> = None;
+            for number in 0..1 + next(4) {
+                // Few keys and numbers: some versions come twice, some are older than what is there.
+                let mut versions: Vec<(u64, u64)> = (0..next(8)).map(|_| (next(6), 1 + next(9))).collect();
+                versions.sort_unstable_by_key(|(key, seq)| (*key, std::cmp::Reverse(*seq)));
+                versions.dedup();
+                let keys: Vec<[u8; 8]> = versions.iter().map(|(key, _)| key.to_be_bytes()).collect();
+                let pairs = keys.iter().zip(&versions).map(|(key, (_, seq))| {
+                    let content = if seq % 3 == 0 { Content::Remove } else { Content::Put(&key[..]) };
+                    Pair { key, seq: Seq(*seq), content }
+                });
+                let (mut run, mut places) = (Vec::new(), Vec::new());
+                run::encode(number == 0, pairs.clone(), &mut run, |at| places.push(at));
+                let place = |at: usize| u32::try_from(at).expect("small");
+                let known = |pair: Pair<'_>| print_of(hash(pair.key));
+                let added: Vec<(Known<'_>, u32)> = pairs
+                    .map(|pair| Known { print: known(pair), pair })
+                    .zip(places.into_iter().map(place))
+                    .collect();
+                data.extend_from_slice(&run);
+                let grown = match block.take() {
+                    None => Block::of(&run, added.into_iter()),
+                    Some(block) => block.with(&run, &added),
+                };
+                let (grown, built) = (grown.expect("small"), Block::build(&data, hash).expect("well formed"));
+                assert_eq!((grown.prints(), grown.places()), (built.prints(), built.places()));
+                assert_eq!((grown.live, grown.newest, grown.data()), (built.live, built.newest, &data[..]));
+                block = Some(grown);
+            }
+        }
     }
 }

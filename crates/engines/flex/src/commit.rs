@@ -14,10 +14,12 @@ use std::sync::Arc;
 use sheaf_base::error::{Error, Result};
 use sheaf_base::memtable::Memtable;
 use sheaf_base::record::Content;
+use sheaf_base::sync::atomic::Ordering;
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::Seq;
 use sheaf_base::views::Views;
 
+use crate::changes::Source;
 use crate::engine::FlexEngine;
 use crate::index::State;
 use crate::plan::Planning;
@@ -43,10 +45,30 @@ pub(crate) struct Sizes {
     pub(crate) least_space: u64,
     /// Bytes that a pair takes in the index and that of the space, at most: intervals half full, with their runs.
     pub(crate) indexed: u64,
+    /// Waste of the journal that is nothing to speak of.
+    pub(crate) least_waste: u64,
+    /// Hundredths of the live data: what the journal may waste, ...
+    pub(crate) journal_share: u64,
+    /// ... and what may be superseded in an interval.
+    pub(crate) slack: u64,
 }
 
+/// At the usual limit of 1.6 the journal may waste half of the live data, and an interval be superseded as much as it lives:
+/// see docs/decisions/0009.
+const USUAL_LIMIT: f64 = 1.6;
+const JOURNAL_SHARE: f64 = 50.0;
+const SLACK: f64 = 100.0;
+
 impl Sizes {
-    pub(crate) fn new(tiny: bool) -> Sizes {
+    pub(crate) fn new(tiny: bool, limit: f64) -> Sizes {
+        let scale = |usual: f64| {
+            let hundredths = usual * (limit - 1.0) / (USUAL_LIMIT - 1.0);
+            // Between a few and some thousand: the store takes limits from 1.1 to 10.
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+            let hundredths = hundredths.clamp(1.0, 10_000.0) as u64;
+            hundredths
+        };
+        let (journal_share, slack) = (scale(JOURNAL_SHARE), scale(SLACK));
         if tiny {
             Sizes {
                 pairs: 4,
@@ -58,6 +80,9 @@ impl Sizes {
                 small: 1 << 10,
                 least_space: 32 << 10,
                 indexed: 80,
+                least_waste: 8 << 10,
+                journal_share,
+                slack,
             }
         } else {
             Sizes {
@@ -70,18 +95,28 @@ impl Sizes {
                 small: 64 << 10,
                 least_space: 5 << 20,
                 indexed: 32,
+                least_waste: 16 << 20,
+                journal_share,
+                slack,
             }
         }
     }
+
+    /// So many hundredths of `bytes`.
+    pub(crate) fn share_of(&self, bytes: u64, hundredths: u64) -> u64 {
+        bytes / 100 * hundredths
+    }
 }
 
+/// Steps of the space's upkeep for each of ours, while it has some.
+const PUMPS: usize = 8;
 /// Changes of a step on a full disk.
 const FEW: usize = 4;
 
 impl FlexEngine {
     /// One step: of the frozen memtable if there is one and `certain` covers it, else of the space's upkeep.
     pub(crate) fn step(&self, views: &Views, certain: Seq) -> Result<bool> {
-        self.learn_views(views);
+        self.pins.learn(views);
         let mut table = self.table.lock();
         let guard = &epoch::pin();
         let state = self.state(guard);
@@ -108,10 +143,11 @@ impl FlexEngine {
         table.progress = last;
         if is_done {
             table.look_at_heads(&self.shelf, guard);
+            self.look_at_live(&mut table);
         }
         let index = table.publish(&self.shelf, guard);
         self.note_room(&table);
-        self.publish(guard, |now| State {
+        self.state.replace(guard, |now| State {
             active: Arc::clone(&now.active),
             frozen: now.frozen.clone().filter(|_| !is_done),
             index,
@@ -122,7 +158,13 @@ impl FlexEngine {
         }
         guard.flush();
         if let Some(space) = &table.space {
-            space.pump()?;
+            // A step of its garbage collection looks at a small part of its index: several, so that garbage goes as fast as it
+            // comes.
+            for _ in 0..PUMPS {
+                if !space.pump_between()? {
+                    break;
+                }
+            }
         }
         Ok(!is_done)
     }
@@ -139,14 +181,15 @@ impl FlexEngine {
         if is_behind {
             // Our own view would keep what garbage collection has emptied.
             let index = table.publish(&self.shelf, guard);
-            self.publish(guard, |now| State {
+            self.state.replace(guard, |now| State {
                 active: Arc::clone(&now.active),
                 frozen: now.frozen.clone(),
                 index,
             });
         }
         self.note_room(table);
-        Ok(more? || is_behind)
+        let more = more? || is_behind;
+        Ok(more || self.shelf.warmth.step(self.state(guard), &self.shelf, guard)?)
     }
 
     /// Moves the next changes; the last key, if there are more. An edit that is too large for the space's log is done in
@@ -161,10 +204,14 @@ impl FlexEngine {
     ) -> Result<Option<Vec<u8>>> {
         let (mut most, mut appends) = (self.sizes.step, false);
         let is_tight = self.is_disk_tight();
+        let source = Source { frozen, active: &state.active, views, guard };
+        let (mut batch, mut bytes) = std::mem::take(&mut table.spare);
         loop {
-            let mut plan = Plan { appends, is_tight, ..Plan::default() };
+            let mut plan = Plan { appends, is_tight, bytes, ..Plan::default() };
+            plan.bytes.clear();
+            plan.has_leisure = !is_tight && self.has_leisure();
             let after = table.progress.as_deref();
-            let (batch, mut last) = self.gather(frozen, after, most, views, &mut plan.dead, guard)?;
+            let mut last = self.gather(&source, after, most, &mut batch, &mut plan)?;
             let now = Planning { index: &state.index, batch: &batch, views, guard };
             let planned = self.plan(&now, &mut plan)?;
             if planned < batch.len() {
@@ -180,10 +227,22 @@ impl FlexEngine {
                     done?;
                     self.note_moved(batch.bytes() as u64);
                     self.forget(&plan);
+                    if last.is_some() {
+                        table.spare = (batch, plan.bytes);
+                    }
                     return Ok(last);
                 }
             }
+            bytes = plan.bytes;
         }
+    }
+
+    /// What of the space is not superseded, and how many of the moved keys were new: how long the next memtable may become
+    /// depends on it.
+    pub(crate) fn look_at_live(&self, table: &mut Table) {
+        self.live.store(table.live_bytes(&self.shelf), Ordering::Relaxed);
+        let [fresh, changed] = std::mem::take(&mut table.sampled);
+        self.fresh.store((fresh * 100).checked_div(changed).unwrap_or(0), Ordering::Relaxed);
     }
 
     /// Whether the room on the disk that moving counts on is being used up: rewrites may take more than what is moved.

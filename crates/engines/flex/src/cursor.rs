@@ -24,20 +24,11 @@ use smallvec::SmallVec;
 use crate::block::{Block, BlockRef};
 use crate::engine::FlexEngine;
 use crate::index::{Index, Interval, State};
-use crate::slots::UNKNOWN;
+use crate::lanes::{Lane, Source};
 use sheaf_base::memory::prefetch;
-use sheaf_base::memtable::Place;
 use sheaf_base::memtable::prefix::{is_above, is_below};
 use sheaf_base::memtable::{Memtable, blob_bytes, blob_of};
 
-/// Keys looked up in a memtable at a time: few at first, for short walks, then twice as many each time ...
-const FEW: usize = 16;
-/// ... up to so many.
-const LIMIT: usize = 64;
-/// Records and frames of a memtable that are on their way to the processor's cache before they are looked at: frames
-/// need their records first.
-const RECORDS_AHEAD: usize = 8;
-const FRAMES_AHEAD: usize = 4;
 /// Intervals that one descent finds, for a walk to go on with.
 const INTERVALS_AHEAD: usize = 4;
 /// ... if they are of about so many bytes.
@@ -95,6 +86,8 @@ struct Walk {
 struct Ahead {
     number: u64,
     entries: SmallVec<[TreeEntry<Interval>; INTERVALS_AHEAD]>,
+    /// They were asked for from the device, if they are not in memory.
+    is_asked: bool,
 }
 
 impl Ahead {
@@ -112,6 +105,7 @@ impl Ahead {
             return;
         }
         self.number = index.number;
+        self.is_asked = false;
         self.entries.clear();
         if forward {
             self.entries.extend(index.tree.range(entry.start + entry.len).take(INTERVALS_AHEAD));
@@ -125,65 +119,17 @@ impl Ahead {
     }
 }
 
-/// What a memtable has next. Records stay where they are, and what comes to be among them is younger than the view: so a
-/// lane goes on from interval to interval.
-#[derive(Debug, Default)]
-struct Lane {
-    /// The memtable.
-    number: u32,
-    places: Vec<Place>,
-    next: usize,
-    /// Keys to look up the next time.
-    limit: usize,
-    /// There are no more behind `places`.
-    has_all: bool,
-}
-
-/// A lane and its memtable.
-struct Source<'a> {
-    memtable: &'a Memtable,
-    lane: Lane,
-}
-
-impl<'a> Source<'a> {
-    fn key(&self) -> Option<&'a [u8]> {
-        self.lane.places.get(self.lane.next).map(|place| self.memtable.entry(*place).key())
-    }
-
-    fn fill(&mut self, forward: bool, from: Bound<&[u8]>, guard: &Guard) {
-        let limit = self.lane.limit.clamp(FEW, LIMIT);
-        self.lane.limit = limit * 2;
-        self.lane.places.clear();
-        self.lane.next = 0;
-        if forward {
-            self.memtable.ascend(from, limit, guard, &mut self.lane.places);
-        } else {
-            self.memtable.fall(from, limit, guard, &mut self.lane.places);
+impl Ahead {
+    /// Has what is missing of an interval and those that follow read from the device, side by side.
+    fn ask(&mut self, engine: &FlexEngine, index: &Index, entry: &TreeEntry<Interval>) {
+        if std::mem::replace(&mut self.is_asked, true) {
+            return;
         }
-        self.lane.has_all = self.lane.places.len() < limit;
-        for place in self.lane.places.iter().take(RECORDS_AHEAD) {
-            self.memtable.prefetch_record(*place);
-        }
-    }
-
-    /// Has the record `RECORDS_AHEAD` and the frame `FRAMES_AHEAD` places on loaded.
-    #[inline]
-    fn look_ahead(&self, engine: &FlexEngine, guard: &Guard) {
-        if let Some(place) = self.lane.places.get(self.lane.next + RECORDS_AHEAD) {
-            self.memtable.prefetch_record(*place);
-        }
-        if let Some(place) = self.lane.places.get(self.lane.next + FRAMES_AHEAD) {
-            let word = self.memtable.entry(*place).newest().word;
-            self.memtable.prefetch_frame(word, &engine.shelf.ground, guard);
-        }
-    }
-
-    /// To the next record.
-    fn advance(&mut self, forward: bool, guard: &Guard) {
-        let last = self.lane.places[self.lane.next];
-        self.lane.next += 1;
-        if self.lane.next == self.lane.places.len() && !self.lane.has_all {
-            self.fill(forward, Bound::Excluded(self.memtable.entry(last).key()), guard);
+        let Some(view) = &index.view else { return };
+        for missing in std::iter::once(entry).chain(self.entries.iter().rev()) {
+            if !engine.shelf.slots.get(missing.item.slot).is_cached() {
+                view.will_need(missing.start, missing.len);
+            }
         }
     }
 }
@@ -256,6 +202,9 @@ impl Walk {
         let entry = known.or_else(|| engine.first_block(index.find(key), guard));
         if let Some(entry) = &entry {
             self.ahead.refill(index, entry, true);
+            if is_known {
+                self.ahead.ask(engine, index, entry); // a walk that goes beyond its first interval
+            }
         }
         // What is fetched ends before the next interval, or at the upper bound.
         let sep = self.ahead.entries.last().map(|next| index.sep(&next.item));
@@ -301,7 +250,7 @@ impl Walk {
                 break;
             }
             let end = match block {
-                Some(block) if stored == Some(key) => end_of_key(block, slot),
+                Some(block) if stored == Some(key) => block.end_of_key(slot),
                 _ => slot,
             };
             let merged: &mut [Source<'_>] = if is_merge { &mut sources } else { &mut [] };
@@ -327,6 +276,9 @@ impl Walk {
         let entry = known.or_else(|| engine.first_block(index.find_last(high), guard));
         if let Some(entry) = &entry {
             self.ahead.refill(index, entry, false);
+            if is_known {
+                self.ahead.ask(engine, index, entry); // a walk that goes beyond its first interval
+            }
         }
         let sep = entry.as_ref().map(|entry| index.sep(&entry.item)).filter(|sep| !sep.is_empty());
         let rest = sep.filter(|sep| is_above(sep, as_ref(&self.bounds.low))).map(Bound::Excluded);
@@ -372,7 +324,7 @@ impl Walk {
                 break;
             }
             let start = match block {
-                Some(block) if stored == Some(key) => start_of_key(block, slot - 1),
+                Some(block) if stored == Some(key) => block.start_of_key(slot - 1),
                 _ => slot,
             };
             let merged: &mut [Source<'_>] = if is_merge { &mut sources } else { &mut [] };
@@ -567,18 +519,6 @@ fn copy(copies: &mut Vec<u8>, key: &[u8], content: &Content<'_>, with_value: boo
     Item::Copy(from, value, at(copies), is_staged)
 }
 
-/// Behind the versions of the key in `slot`.
-fn end_of_key(block: &Block, slot: usize) -> usize {
-    let key = block.pair(slot).key;
-    (slot + 1..block.len()).find(|slot| block.pair(*slot).key != key).unwrap_or(block.len())
-}
-
-/// The first of the versions of the key in `slot`.
-fn start_of_key(block: &Block, slot: usize) -> usize {
-    let key = block.pair(slot).key;
-    (0..slot).rev().find(|slot| block.pair(*slot).key != key).map_or(0, |slot| slot + 1)
-}
-
 impl Walk {
     #[inline]
     fn bytes(&self, (from, to): (u32, u32)) -> &[u8] {
@@ -628,73 +568,5 @@ impl FlexEngine {
             self.shelf.slots.get(entry.item.slot).prefetch(entry.len, guard);
         }
         entry
-    }
-
-    /// Live keys. Intervals that no memtable has a key of say how many they have, if that is known.
-    pub(crate) fn count_keys(&self) -> Result<u64> {
-        let guard = &epoch::pin();
-        let state = self.state(guard);
-        let mut lanes: Vec<Source<'_>> = Vec::new();
-        for memtable in state.memtables() {
-            let mut places = Vec::new();
-            memtable.ascend(Bound::Unbounded, usize::MAX, guard, &mut places);
-            lanes.push(Source { memtable, lane: Lane { places, has_all: true, ..Lane::default() } });
-        }
-        let mut total = 0;
-        let mut entries = state.index.tree.range(0).peekable();
-        if entries.peek().is_none() {
-            return Ok(count_lanes(&mut lanes, None, None));
-        }
-        while let Some(entry) = entries.next() {
-            let sep = entries.peek().map(|next| state.index.sep(&next.item));
-            total += self.count_interval(state, &entry, sep.as_deref(), &mut lanes, guard)?;
-        }
-        Ok(total)
-    }
-
-    fn count_interval(
-        &self,
-        state: &State,
-        entry: &TreeEntry<Interval>,
-        sep: Option<&[u8]>,
-        lanes: &mut [Source<'_>],
-        guard: &Guard,
-    ) -> Result<u64> {
-        let is_within = |key: &[u8]| sep.is_none_or(|sep| key < sep);
-        if !lanes.iter().any(|lane| lane.key().is_some_and(is_within)) {
-            let live = self.shelf.slots.get(entry.item.slot).figures().live;
-            if live != UNKNOWN {
-                return Ok(u64::from(live));
-            }
-        }
-        let block = state.index.block(entry, &self.shelf, guard)?;
-        Ok(count_lanes(lanes, Some(&block), sep))
-    }
-
-    /// Whether there is no live key.
-    pub(crate) fn has_no_key(&self) -> Result<bool> {
-        self.count_keys().map(|count| count == 0)
-    }
-}
-
-/// Keys before `sep` that have a value, in memtables or the block.
-fn count_lanes(lanes: &mut [Source<'_>], block: Option<&Block>, sep: Option<&[u8]>) -> u64 {
-    let mut count = 0;
-    let mut slot = 0;
-    loop {
-        let stored = block.filter(|block| slot < block.len()).map(|block| block.pair(slot).key);
-        let least = lanes.iter().filter_map(Source::key).chain(stored).min();
-        let Some(key) = least.filter(|key| sep.is_none_or(|sep| *key < sep)) else { return count };
-        let mut live = None;
-        for lane in lanes.iter_mut().filter(|lane| lane.key() == Some(key)) {
-            let entry = lane.memtable.entry(lane.lane.places[lane.lane.next]);
-            live.get_or_insert(!entry.newest().word.is_tomb());
-            lane.lane.next += 1;
-        }
-        if let Some(block) = block.filter(|_| stored == Some(key)) {
-            live.get_or_insert(!block.pair(slot).is_tomb());
-            slot = end_of_key(block, slot);
-        }
-        count += u64::from(live == Some(true));
     }
 }

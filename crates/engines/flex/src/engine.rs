@@ -3,27 +3,29 @@
 //! ## Threads
 //!
 //! Commits come under the commit lock and write the active memtable. The committer (`work`, any thread) takes the
-//! table's lock. Both change the state by a swap, under `publishing`. Readers pin the epoch and take no lock. Locks in
+//! table's lock. Both replace the state as a whole. Readers pin the epoch and take no lock. Locks in
 //! order: the store's commit lock, `table` (never waited for under the commit lock but by `saved`, when the committer has
-//! nothing to do), `publishing`, `blobs`.
+//! nothing to do), that of `state`, `blobs`.
 
 use std::any::Any;
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
+use sheaf_base::clock::{Clock, SystemClock};
 use sheaf_base::engine::{
-    Action, Bounds, Capabilities, Cursor, Engine, EngineStats, ImageSink, ImageSource, Need, Op, Replay, Want,
+    Bounds, Capabilities, Cursor, Engine, EngineStats, ImageSink, ImageSource, Need, Op, Replay, Want, Wanted,
 };
 use sheaf_base::error::{Error, Result};
 use sheaf_base::ground::Ground;
 use sheaf_base::memory::Part;
 use sheaf_base::record::Content;
-use sheaf_base::sync::Mutex;
-use sheaf_base::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use sheaf_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
+use sheaf_base::sync::{Mutex, Published};
 use sheaf_base::types::{KeyspaceId, LogId, Seq};
 use sheaf_base::value::Stored;
-use sheaf_base::views::Views;
+use sheaf_base::views::{Pins, Views};
 use sheaf_flexspace::FlexSpace;
 
 use crate::block::print_of;
@@ -32,6 +34,7 @@ use crate::cursor::FlexCursor;
 use crate::index::{Shelf, State};
 use crate::slots::Slots;
 use crate::table::Table;
+use crate::warm::Warmth;
 use sheaf_base::memtable::prefix::Prefix;
 use sheaf_base::memtable::{Memtable, Version, Word};
 
@@ -44,8 +47,9 @@ const SWOLLEN_SHARE: u64 = 8;
 /// A memtable is moved after so many bytes of the journal: the longer it gathers, the fewer times an interval is written
 /// for its changes (0.30 keys an update of a Zipf load after 1 M updates, 0.20 after 4 M), and the longer a replay.
 const ROTATION: u64 = 512 << 20;
-/// Times that the store, which looks every 50 ms when it is idle, finds a memtable as it was, before that is moved.
-const REST: u32 = 8;
+/// It is moved after so long without a commit; without a clock, after so many looks of the store.
+const REST: Duration = Duration::from_millis(400);
+const REST_LOOKS: u64 = 8;
 
 /// A keyspace.
 pub(crate) struct FlexEngine {
@@ -55,22 +59,25 @@ pub(crate) struct FlexEngine {
     pub(crate) table: Mutex<Table>,
     /// Staged values that anything names.
     pub(crate) blobs: Mutex<HashSet<u64>>,
-    /// Versions that views pin: when they were born and superseded.
-    pins: Mutex<Vec<(Seq, Seq)>>,
-    /// There were views when somebody last looked.
-    has_views: AtomicBool,
-    state: AtomicPtr<State>,
-    publishing: Mutex<()>,
+    /// Versions that views pin.
+    pub(crate) pins: Pins,
+    pub(crate) state: Published<State>,
     /// What is frozen, if anything, is in the space, or stays in memory.
     moved: AtomicBool,
     numbers: AtomicU32,
     /// Bytes that the active and the frozen memtable have in the journal.
     logged: [AtomicU64; 2],
+    /// Those of the active one that belong to the first record of a key in it.
+    first: AtomicU64,
+    /// Of the keys that were moved last, so many of a hundred were new.
+    pub(crate) fresh: AtomicU64,
+    /// Bytes of the space that are not superseded, about.
+    pub(crate) live: AtomicU64,
     /// What the space needs of the disk to go on, and what of it it has.
     room: [AtomicU64; 2],
-    /// The newest commit when the store last asked whether there should be a checkpoint, and how often it was the same.
+    /// The newest commit when the store last asked whether there should be a checkpoint, and since when it is the same.
     seen: AtomicU64,
-    rest: AtomicU32,
+    since: AtomicU64,
 }
 
 /// What a look-up found.
@@ -85,8 +92,8 @@ impl FlexEngine {
     pub(crate) fn new(ground: Arc<Ground>, id: KeyspaceId) -> FlexEngine {
         let mut table = Table::new();
         let path = ground.home.as_ref().map_or_else(Default::default, |home| home.of(id));
-        let (tiny, sizes) = (ground.tiny, Sizes::new(ground.tiny));
-        let shelf = Shelf { slots: Slots::new(), ground, path };
+        let (tiny, sizes) = (ground.tiny, Sizes::new(ground.tiny, ground.space_limit));
+        let shelf = Shelf { slots: Slots::new(), ground, path, warmth: Warmth::new() };
         let index = table.publish(&shelf, &epoch::pin());
         let state =
             State { active: Arc::new(Memtable::new(1, Prefix::default(), tiny)), frozen: None, index };
@@ -96,39 +103,24 @@ impl FlexEngine {
             sizes,
             table: Mutex::new(table),
             blobs: Mutex::default(),
-            pins: Mutex::default(),
-            has_views: AtomicBool::new(false),
-            state: AtomicPtr::new(Box::into_raw(Box::new(state))),
-            publishing: Mutex::new(()),
+            pins: Pins::default(),
+            state: Published::new(state),
             moved: AtomicBool::new(true),
             numbers: AtomicU32::new(2),
             logged: Default::default(),
+            first: AtomicU64::new(0),
+            fresh: AtomicU64::new(0),
+            live: AtomicU64::new(0),
             room: Default::default(),
             seen: AtomicU64::new(0),
-            rest: AtomicU32::new(0),
+            since: AtomicU64::new(0),
         }
     }
 
     /// The present moment.
     #[inline]
-    pub(crate) fn state<'g>(&self, _guard: &'g Guard) -> &'g State {
-        // SAFETY:
-        // * Made from a box; freed only after all guards of the moment when it was replaced, or with `self`.
-        unsafe { &*self.state.load(Ordering::Acquire) }
-    }
-
-    /// Makes another state the present one.
-    pub(crate) fn publish(&self, guard: &Guard, next: impl FnOnce(&State) -> State) {
-        let _one = self.publishing.lock();
-        let next = Box::into_raw(Box::new(next(self.state(guard))));
-        let before = self.state.swap(next, Ordering::AcqRel) as usize;
-        guard.defer(move || {
-            // SAFETY:
-            // * Made from a box, replaced just now; every guard that may have seen it is gone.
-            drop(unsafe { Box::from_raw(before as *mut State) });
-        });
-        // Whoever waits for the state to go may be another thread, and this one rest from now on.
-        guard.flush();
+    pub(crate) fn state<'g>(&'g self, guard: &'g Guard) -> &'g State {
+        self.state.load(guard)
     }
 
     pub(crate) fn is_moved(&self) -> bool {
@@ -151,6 +143,14 @@ impl FlexEngine {
         needs.max(self.sizes.least_space).saturating_add(logged + logged / 16).saturating_sub(has)
     }
 
+    /// A record of so many bytes is in the journal, the first of its key in the memtable or not.
+    fn note_logged(&self, span: u32, is_first: bool) {
+        self.logged[0].fetch_add(u64::from(span), Ordering::Relaxed);
+        if is_first {
+            self.first.fetch_add(u64::from(span), Ordering::Relaxed);
+        }
+    }
+
     /// So many bytes of keys and values were moved.
     pub(crate) fn note_moved(&self, bytes: u64) {
         let less = |logged: u64| Some(logged.saturating_sub(bytes));
@@ -162,6 +162,49 @@ impl FlexEngine {
         let (needs, has) = table.space.as_ref().map_or((0, 0), FlexSpace::room_to_go_on);
         self.room[0].store(needs, Ordering::Relaxed);
         self.room[1].store(has, Ordering::Relaxed);
+    }
+
+    /// Bytes of the journal that say again what the space says, or what later ones say: what a bound on the disk has to
+    /// bound. Of a memtable that is being filled with new keys that is nothing.
+    fn waste(&self) -> u64 {
+        let logged = self.logged[0].load(Ordering::Relaxed);
+        let first = self.first.load(Ordering::Relaxed).min(logged);
+        let fresh =
+            if self.live.load(Ordering::Relaxed) == 0 { 100 } else { self.fresh.load(Ordering::Relaxed) };
+        logged - first / 100 * fresh.min(100)
+    }
+
+    /// The waste after which a memtable is moved: with that of the one that is moved meanwhile, and with what is superseded in
+    /// the space, it is the limit of the disk that was asked for, about.
+    fn most_waste(&self) -> u64 {
+        let live = self.live.load(Ordering::Relaxed);
+        self.sizes.share_of(live, self.sizes.journal_share).max(self.sizes.least_waste)
+    }
+
+    /// Whether the active memtable is less than half full, and there is time for what can wait.
+    pub(crate) fn has_leisure(&self) -> bool {
+        let logged = self.logged[0].load(Ordering::Relaxed);
+        logged < ROTATION / 2 && self.waste() < self.most_waste() / 2
+    }
+
+    /// Whether there was no commit for a while, as seen by the store, which asks whenever it has done something, and every 50 ms.
+    fn is_at_rest(&self, newest: Seq) -> bool {
+        let now = |since: u64| match self.shelf.ground.inline {
+            true => since + 1,
+            false => u64::try_from(SystemClock.now().as_millis()).unwrap_or(u64::MAX),
+        };
+        let least =
+            if self.shelf.ground.inline { REST_LOOKS } else { REST.as_millis().try_into().unwrap_or(0) };
+        if self.seen.swap(newest.0, Ordering::Relaxed) != newest.0 {
+            self.since.store(if self.shelf.ground.inline { 0 } else { now(0) }, Ordering::Relaxed);
+            return false;
+        }
+        let since = self.since.load(Ordering::Relaxed);
+        if self.shelf.ground.inline {
+            self.since.store(now(since), Ordering::Relaxed);
+            return now(since) >= least;
+        }
+        now(since).saturating_sub(since) >= least
     }
 
     pub(crate) fn memory_taken(&self, bytes: u64) {
@@ -214,13 +257,6 @@ impl FlexEngine {
         })
     }
 
-    pub(crate) fn learn_views(&self, views: &Views) {
-        let has_views = !views.is_empty();
-        if self.has_views.load(Ordering::Relaxed) != has_views {
-            self.has_views.store(has_views, Ordering::Relaxed);
-        }
-    }
-
     /// Whether the record of `op` would be beyond the budget, with all that can give way gone, and with room for what
     /// the memtables will take in the index. Tables grow by leaps.
     fn is_over(&self, op: &Op<'_>, state: &State) -> bool {
@@ -229,32 +265,6 @@ impl FlexEngine {
         let more = cost * (u64::from(op.ahead) + 1) + state.active.bytes() / 16 + to_come;
         let memory = &self.shelf.ground.memory;
         memory.total().saturating_sub(memory.used(Part::Cache)) + more > memory.budget()
-    }
-
-    /// Adds or replaces in the active memtable. One writer.
-    #[allow(clippy::too_many_arguments)] // two callers
-    fn put(
-        &self,
-        active: &Memtable,
-        record: u32,
-        hash: u64,
-        key: &[u8],
-        version: Version,
-        views: &Views,
-        guard: &Guard,
-    ) -> bool {
-        let before = active.bytes();
-        let is_kept = if record == 0 {
-            active.add(hash, key, version, guard);
-            true
-        } else {
-            active.replace(record, version, views)
-        };
-        match active.bytes() - before {
-            0 => {}
-            taken => self.memory_taken(taken),
-        }
-        is_kept
     }
 }
 
@@ -279,32 +289,14 @@ impl Engine for FlexEngine {
         let guard = &epoch::pin();
         let hash = self.shelf.hash(op.key);
         let state = self.state(guard);
-        let is_there = state.active.note(op, hash, &self.shelf.ground, guard)?;
-        op.prior = Seq::ZERO;
-        match op.action {
-            Action::Put(_) | Action::Staged(_) => {
-                // A key that is new to the memtable is refused beyond the budget if it is new altogether.
-                let is_over = !is_there && self.is_over(op, state);
-                if is_over || (!is_there && self.has_views.load(Ordering::Relaxed)) {
-                    op.prior = self.prior(op.key, guard)?;
-                }
-                if is_over && op.prior == Seq::ZERO {
-                    return Err(Error::OverBudget { budget: self.shelf.ground.memory.budget() });
-                }
-                Ok(Need::Record)
-            }
-            Action::Expect => {
-                op.prior = self.prior(op.key, guard)?;
-                Ok(Need::Nothing)
-            }
-            Action::Remove => match self.prior(op.key, guard)? {
-                Seq::ZERO => Ok(Need::Nothing),
-                prior => {
-                    op.prior = prior;
-                    Ok(Need::Record)
-                }
-            },
-        }
+        state.active.prepare(
+            op,
+            hash,
+            (&self.shelf.ground, guard),
+            &self.pins,
+            |op| self.is_over(op, state),
+            |key| self.prior(key, guard),
+        )
     }
 
     fn is_current(&self, op: &Op<'_>) -> bool {
@@ -320,16 +312,10 @@ impl Engine for FlexEngine {
         if let Content::Staged(blob) = content {
             self.blobs.lock().insert(blob.id);
         }
-        self.learn_views(views);
-        let record = Memtable::record_of(op);
-        self.logged[0].fetch_add(u64::from(op.span), Ordering::Relaxed);
-        if !views.is_empty() {
-            let born = if record == 0 { op.prior } else { active.entry(record).newest().seq };
-            if born != Seq::ZERO && views.needs(born, seq) {
-                self.pins.lock().push((born, seq));
-            }
-        }
-        let is_kept = self.put(active, record, Memtable::hash_of(op), op.key, version, views, guard);
+        active.note_superseded(op, seq, views, &self.pins);
+        let (record, hash) = (Memtable::record_of(op), Memtable::hash_of(op));
+        self.note_logged(op.span, record == 0);
+        let is_kept = active.put(record, hash, op.key, version, views, &self.shelf.ground, guard);
         if let Some(id) = Memtable::replaced_blob(op).filter(|_| !is_kept) {
             self.blobs.lock().remove(&id);
             self.shelf.ground.blob_died(seq, id);
@@ -367,11 +353,11 @@ impl Engine for FlexEngine {
         self.look_up(at, key, guard, |found| Ok(matches!(found, Found::Value(..))))
     }
 
-    fn prefetch(&self, keys: &[&[u8]], _entries: bool) {
+    fn prefetch(&self, keys: &[Wanted<'_>], _entries: bool) {
         let guard = &epoch::pin();
         let state = self.state(guard);
         for key in keys {
-            let hash = self.shelf.hash(key);
+            let hash = self.shelf.hash(key.key);
             state.memtables().for_each(|memtable| memtable.prefetch(hash, guard));
         }
     }
@@ -381,17 +367,16 @@ impl Engine for FlexEngine {
     }
 
     fn len(&self) -> Result<u64> {
-        self.count_keys()
+        self.count_keys(u64::MAX)
     }
 
     fn is_empty(&self) -> Result<bool> {
-        self.has_no_key()
+        Ok(self.count_keys(1)? == 0)
     }
 
     /// What views pinned goes when its interval is next rewritten, or its memtable moved; here it is counted.
     fn trim(&self, views: &Views, visible: Seq) {
-        self.learn_views(views);
-        self.pins.lock().retain(|(born, died)| *died > visible || views.needs(*born, *died));
+        self.pins.trim(views, visible);
     }
 
     fn freeze(&self) {
@@ -403,8 +388,9 @@ impl Engine for FlexEngine {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let fresh = Memtable::new(number, state.active.prefix(guard), self.shelf.ground.tiny);
         self.logged[1].fetch_add(self.logged[0].swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        self.first.store(0, Ordering::Relaxed);
         self.moved.store(false, Ordering::Release);
-        self.publish(guard, |now| State {
+        self.state.replace(guard, |now| State {
             active: Arc::new(fresh),
             frozen: Some(Arc::clone(&now.active)),
             index: Arc::clone(&now.index),
@@ -426,13 +412,20 @@ impl Engine for FlexEngine {
     fn wants_checkpoint(&self) -> bool {
         let guard = &epoch::pin();
         let active = &self.state(guard).active;
-        let newest = active.newest().0;
-        // Asked again and again while nothing else is due: no commit in between is rest.
-        let is_same = self.seen.swap(newest, Ordering::Relaxed) == newest;
-        let rest = if is_same { self.rest.load(Ordering::Relaxed).saturating_add(1) } else { 0 };
-        self.rest.store(rest, Ordering::Relaxed);
+        let rests = self.is_at_rest(active.newest());
         let is_worth_it = active.count() * 8 > self.sizes.small;
-        active.bytes() > self.shelf.ground.memory.budget() / MEMTABLE_SHARE || (is_worth_it && rest >= REST)
+        active.bytes() > self.shelf.ground.memory.budget() / MEMTABLE_SHARE
+            || self.waste() > self.most_waste()
+            || (is_worth_it && rests)
+    }
+
+    /// What gathers while a memtable is moved may waste as much as it did. Beyond that writers are slowed down, as far as they can
+    /// be (140) where it wastes twice as much.
+    fn pressure(&self) -> u64 {
+        if self.is_moved() {
+            return 0;
+        }
+        60 + (self.waste() * 40).checked_div(self.most_waste()).unwrap_or(0)
     }
 
     fn room_to_settle(&self) -> Option<u64> {
@@ -466,7 +459,7 @@ impl Engine for FlexEngine {
         let active = &self.state(guard).active;
         let hash = self.shelf.hash(record.key);
         let entry = active.find(hash, record.key, guard);
-        self.logged[0].fetch_add(u64::from(record.span), Ordering::Relaxed);
+        self.note_logged(record.span, entry.is_none());
         if entry.as_ref().is_some_and(|entry| entry.newest().seq >= record.seq) {
             return Ok(());
         }
@@ -483,8 +476,18 @@ impl Engine for FlexEngine {
         }
         let version = Version { word: Word::of(&record.content, record.address), seq: record.seq };
         let place = entry.map_or(0, |entry| entry.place);
-        self.put(active, place, hash, record.key, version, &Views::default(), guard);
+        active.load(place, hash, record.key, version, &self.shelf.ground, guard);
         Ok(())
+    }
+
+    fn absorb(&self, part: usize, parts: usize) -> Result<()> {
+        self.state(&epoch::pin()).active.sort_share(part, parts);
+        Ok(())
+    }
+
+    fn replayed(&self) {
+        let guard = &epoch::pin();
+        self.state(guard).active.settle(&self.shelf.ground, guard);
     }
 
     fn blobs(&self, out: &mut Vec<u64>) {
@@ -495,14 +498,20 @@ impl Engine for FlexEngine {
         let guard = &epoch::pin();
         let memtables: u64 = self.state(guard).memtables().map(|memtable| memtable.bytes()).sum();
         EngineStats {
-            keys: self.count_keys().unwrap_or(0),
+            keys: self.count_keys(u64::MAX).unwrap_or(0),
             index_bytes: memtables + self.table.lock().index_bytes(&self.shelf),
-            pinned_versions: self.pins.lock().len() as u64,
+            pinned_versions: self.pins.count(),
         }
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        self.table.lock().counts.named()
+        let table = self.table.lock();
+        let mut counters = table.counts.named();
+        let stats = table.space.as_ref().map(FlexSpace::stats).unwrap_or_default();
+        counters.push(("bytes of the space", stats.live_bytes));
+        counters.push(("bytes collected", stats.moved_bytes));
+        counters.push(("intervals warmed", self.shelf.warmth.warmed()));
+        counters
     }
 
     fn verify(&self, report: &mut dyn FnMut(Error)) -> Result<()> {
@@ -514,7 +523,7 @@ impl Engine for FlexEngine {
         let mut table = self.table.lock();
         let guard = &epoch::pin();
         self.shelf.slots.clear(&self.shelf.ground, guard);
-        *self.pins.lock() = Vec::new();
+        self.pins.clear();
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let fresh = Memtable::new(number, Prefix::default(), self.shelf.ground.tiny);
         let state = self.state(guard);
@@ -522,7 +531,7 @@ impl Engine for FlexEngine {
         drop(table.space.take());
         table.forget();
         let index = table.publish(&self.shelf, guard);
-        self.publish(guard, |_| State { active: Arc::new(fresh), frozen: None, index });
+        self.state.replace(guard, |_| State { active: Arc::new(fresh), frozen: None, index });
         self.set_moved();
         if let Some(home) = &self.shelf.ground.home
             && !home.read_only
@@ -534,13 +543,5 @@ impl Engine for FlexEngine {
     fn close(&self) -> Result<()> {
         let space = self.table.lock().space.take();
         space.map_or(Ok(()), |space| space.close())
-    }
-}
-
-impl Drop for FlexEngine {
-    fn drop(&mut self) {
-        // SAFETY:
-        // * Made from a box, and `&mut self`: nobody reads it.
-        drop(unsafe { Box::from_raw(self.state.load(Ordering::Relaxed)) });
     }
 }

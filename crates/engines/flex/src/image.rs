@@ -10,22 +10,19 @@
 //! Little-endian. The mark is the space's: with another one there, a crash has left the space further on than the image,
 //! and the index is read from the space instead. Pairs are those of a keyspace so small that it has no space.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use sheaf_base::engine::{ImageSink, ImageSource};
-use sheaf_base::error::{Damage, Error, Result};
+use sheaf_base::error::{Error, Result};
 use sheaf_base::record::Content;
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::{MAX_KEY, Seq};
-use sheaf_flexspace::View;
 
 use crate::engine::FlexEngine;
-use crate::index::{Interval, State};
-use crate::run::{self, RUN_HEAD};
+use crate::index::State;
 use crate::slots::Figures;
 use crate::table::Table;
-use sheaf_base::memtable::prefix::{Prefix, between};
+use sheaf_base::memtable::prefix::Prefix;
 use sheaf_base::memtable::{Memtable, Version, blob_bytes, blob_of};
 
 const LAYOUT: u8 = 1;
@@ -154,7 +151,7 @@ impl FlexEngine {
             self.add_owned(&state.active, &key, &versions, guard);
         }
         self.memtable_gone(frozen);
-        self.publish(guard, |now| State {
+        self.state.replace(guard, |now| State {
             active: Arc::clone(&now.active),
             frozen: None,
             index: Arc::clone(&now.index),
@@ -264,73 +261,12 @@ impl FlexEngine {
     }
 
     fn serve(&self, table: &mut Table, guard: &Guard) {
+        self.shelf.warmth.is_cold();
+        self.look_at_live(table);
         self.blobs.lock().extend(table.blobs.iter().copied());
         let index = table.publish(&self.shelf, guard);
         self.note_room(table);
-        self.publish(guard, |now| State { active: Arc::clone(&now.active), frozen: None, index });
-    }
-
-    /// Walks all runs of the space: where intervals begin, what they are.
-    fn read_space(&self, table: &mut Table) -> Result<()> {
-        let Some(view) = table.space.as_ref().map(|space| space.view()) else { return Ok(()) };
-        table.blobs = HashSet::new();
-        let (mut start, mut at) = (0, 0);
-        let mut last: Option<Vec<u8>> = None;
-        while at < view.len() {
-            let mut head = [0; RUN_HEAD];
-            let got = view.read(at, &mut head)?;
-            let damaged = |what| Error::corrupt(&self.shelf.path, at, what);
-            let (begins, head, len) = run::head(&head[..got]).map_err(damaged)?;
-            let left = view.len() - at - head as u64;
-            if len > left || begins != (at == start) && at == start {
-                return Err(damaged(Damage::BadLength { got: len, max: left }));
-            }
-            if begins && at > start {
-                self.read_interval(table, &view, start, at, &mut last)?;
-                start = at;
-            }
-            at += head as u64 + len;
-        }
-        if at > start {
-            self.read_interval(table, &view, start, at, &mut last)?;
-        }
-        Ok(())
-    }
-
-    fn read_interval(
-        &self,
-        table: &mut Table,
-        view: &View,
-        start: u64,
-        end: u64,
-        last: &mut Option<Vec<u8>>,
-    ) -> Result<()> {
-        let mut data = vec![0; usize::try_from(end - start).unwrap_or(usize::MAX)];
-        view.read(start, &mut data)?;
-        let damaged = |what| Error::corrupt(&self.shelf.path, start, what);
-        let block = self.shelf.block_of(&data).map_err(damaged)?;
-        let disorder = Damage::BadField { field: "order of intervals", value: start };
-        if block.len() == 0 {
-            return Err(damaged(disorder));
-        }
-        let first = block.pair(0).key;
-        let sep = match last {
-            None => Vec::new(),
-            Some(last) if &last[..] < first => between(last, first),
-            Some(_) => return Err(damaged(disorder)),
-        };
-        let entries = u32::try_from(block.len()).unwrap_or(u32::MAX);
-        let mut figures = Figures { entries, live: block.live(), runs: block.runs(), is_staged: false };
-        for slot in 0..block.len() {
-            if let Content::Staged(blob) = block.pair(slot).content {
-                table.blobs.insert(blob.id);
-                figures.is_staged = true;
-            }
-        }
-        let item: Interval = table.new_interval(&sep, figures, &self.shelf);
-        table.tree.insert(start, end - start, item);
-        *last = Some(block.pair(block.len() - 1).key.to_vec());
-        Ok(())
+        self.state.replace(guard, |now| State { active: Arc::clone(&now.active), frozen: None, index });
     }
 }
 

@@ -29,6 +29,7 @@ use sheaf_flexspace::tree::{Content, Entry, Frozen};
 
 use crate::block::{Block, BlockRef};
 use crate::slots::Slots;
+use crate::warm::Warmth;
 use sheaf_base::memtable::Memtable;
 use sheaf_base::memtable::prefix::{Prefix, Sep};
 
@@ -118,17 +119,14 @@ pub(crate) struct Shelf {
     pub(crate) ground: Arc<Ground>,
     /// Where the space is, for errors.
     pub(crate) path: PathBuf,
+    pub(crate) warmth: Warmth,
 }
 
 impl Shelf {
     /// The hash of a key, by the database's secret.
     #[inline]
     pub(crate) fn hash(&self, key: &[u8]) -> u64 {
-        use std::hash::Hasher;
-        let [k0, k1] = self.ground.hash_key;
-        let mut hasher = siphasher::sip::SipHasher13::new_with_keys(k0, k1);
-        hasher.write(key);
-        hasher.finish()
+        self.ground.hash(key)
     }
 
     /// The block of an interval's bytes.
@@ -157,6 +155,12 @@ impl Index {
         }
     }
 
+    /// Whether `key` belongs to an interval before `entry`.
+    #[inline]
+    pub(crate) fn is_before(&self, key: &[u8], entry: &Entry<Interval>) -> bool {
+        entry.item.sep.cmp(self.prefix.head(key), key, &self.prefix) == Ordering::Greater
+    }
+
     /// The interval behind `entry`.
     pub(crate) fn next(&self, entry: &Entry<Interval>) -> Option<Entry<Interval>> {
         self.tree.get(entry.start + entry.len)
@@ -182,7 +186,10 @@ impl Index {
     ) -> Result<Held<'g>> {
         match shelf.slots.get(entry.item.slot).block(guard) {
             Some(block) => Ok(Held::Cached(block)),
-            None => self.load(entry, shelf, guard).map(Held::Own),
+            None => {
+                shelf.warmth.note_miss();
+                self.load(entry, shelf, guard).map(Held::Own)
+            }
         }
     }
 

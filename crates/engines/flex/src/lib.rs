@@ -48,20 +48,26 @@
 //!
 //! ## Files
 //!
-//! `engine` the contract; `commit`, `changes`, `plan`, `table`, `run` what goes into the
-//! space; `index`, `slots`, `block` the way to an interval; `cursor` ranges; `image` checkpoints and opening.
+//! `engine` the contract; `commit`, `changes`, `route`, `plan`, `table`, `run` what goes into the
+//! space; `index`, `slots`, `block` the way to an interval; `cursor`, `lanes`, `count` ranges; `image`, `probe` checkpoints and opening; `warm` what
+//! an opening leaves to the background.
 
 mod block;
 mod changes;
 mod commit;
+mod count;
 mod cursor;
 mod engine;
 mod image;
 mod index;
+mod lanes;
 mod plan;
+mod probe;
+mod route;
 mod run;
 mod slots;
 mod table;
+mod warm;
 
 use std::sync::Arc;
 

@@ -11,10 +11,17 @@
 //!  rewrite   all is read, merged, and written as one run for each sixteen pairs                     costs l + c
 //! ```
 //!
-//! Append is taken while it is at most half of what a rewrite costs, the interval has few runs and few versions, and few of
-//! the changes are removals; else it is time to rewrite. Where staged values are named it is always: only a rewrite finds out which
+//! Append is taken while it is at most half of what a rewrite costs, the interval has few runs, no more superseded versions than
+//! live ones (at the usual limit of space), and few of the changes are removals; else it is time to rewrite. While there is time, a
+//! neighbour that the next change would have rewritten is rewritten with it. Where staged values are named it is always: only a rewrite finds out which
 //! of them are superseded, and they are large. What a rewrite leaves small is merged with a neighbour. `Counts` says
 //! how often each was taken.
+//!
+//! ## Costs
+//!
+//! Which intervals a batch touches is known from one walk over the index, before any of them is looked at: their slots are asked for
+//! then, and their blocks a few intervals ahead. Fingerprints of keys are taken over, from blocks and from the look into the active
+//! memtable, and an interval that is appended to is not decoded.
 //!
 //! ## Versions
 //!
@@ -30,11 +37,13 @@ use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::Seq;
 use sheaf_base::views::Views;
 use sheaf_flexspace::tree::Entry;
+use smallvec::{SmallVec, smallvec};
 
-use crate::block::{Block, BlockRef};
+use crate::block::{Block, BlockRef, Known};
 use crate::changes::{Batch, Keeper, merge};
 use crate::engine::FlexEngine;
 use crate::index::{Index, Interval};
+use crate::route::Route;
 use crate::run::{self, Pair, RUN_HEAD};
 use crate::slots::{Figures, UNKNOWN};
 use crate::table::{Change, Piece, Plan};
@@ -50,15 +59,20 @@ pub(crate) struct Planning<'a> {
 impl Planning<'_> {
     /// The first change from `from` on that belongs to the interval `next` or one behind.
     fn end_of(&self, from: usize, next: Option<&Entry<Interval>>) -> usize {
-        next.map_or(self.batch.len(), |next| self.batch.end_before(from, &self.index.sep(&next.item)))
+        next.map_or(self.batch.len(), |next| {
+            self.batch.end_before(from, |key| self.index.is_before(key, next))
+        })
     }
 }
 
+/// Blocks that are asked for ahead.
+const AHEAD: usize = 4;
+
 /// Neighbouring intervals that become one, and the changes of all of them.
 struct Stretch {
-    intervals: Vec<Entry<Interval>>,
+    intervals: SmallVec<[Entry<Interval>; 2]>,
     /// What stands in them; first that of an interval that is only planned, if there is `before`.
-    blocks: Vec<BlockRef>,
+    blocks: SmallVec<[BlockRef; 2]>,
     changes: Range<usize>,
     /// The separator of the last piece planned before, which is taken back into this.
     before: Option<Option<Vec<u8>>>,
@@ -68,9 +82,10 @@ struct Stretch {
 
 impl Stretch {
     /// The versions that stay, and which staged values go.
-    fn merge<'p>(&'p self, now: &'p Planning<'_>, dead: &mut Vec<(Seq, u64)>) -> Vec<Pair<'p>> {
-        let blocks: Vec<&Block> = self.blocks.iter().map(|block| &**block).collect();
-        merge(&blocks, now.batch.pairs(self.changes.clone()), &mut Keeper { views: now.views, dead })
+    fn merge<'p>(&'p self, now: &'p Planning<'_>, dead: &mut Vec<(Seq, u64)>) -> Vec<Known<'p>> {
+        let blocks: SmallVec<[&Block; 2]> = self.blocks.iter().map(|block| &**block).collect();
+        let changes = self.changes.clone().map(|at| now.batch.known(at));
+        merge(&blocks, changes, &mut Keeper { views: now.views, dead })
     }
 
     fn last(&self) -> &Entry<Interval> {
@@ -87,15 +102,25 @@ impl FlexEngine {
     /// Plans the changes of a batch, the first ones of many; how many.
     pub(crate) fn plan(&self, now: &Planning<'_>, plan: &mut Plan) -> Result<usize> {
         let batch = now.batch;
-        let mut from = 0;
-        while from < batch.len() && plan.counts.bytes < self.sizes.step_written {
-            from = match now.index.find(batch.key(from)) {
-                None => self.plan_new(now, from..batch.len(), None, plan),
-                Some(entry) => {
-                    let to = now.end_of(from, now.index.next(&entry).as_ref());
-                    self.plan_interval(now, from..to, &entry, plan)?
-                }
-            };
+        let routes = now.routes();
+        let mut from = if routes.is_empty() { self.plan_new(now, 0..batch.len(), None, plan) } else { 0 };
+        routes.iter().for_each(|route| self.shelf.slots.prefetch(route.entry.item.slot));
+        let prefetch = |route: &Route| {
+            self.shelf.slots.get(route.entry.item.slot).prefetch(route.entry.len, now.guard);
+        };
+        routes.iter().take(AHEAD).for_each(prefetch);
+        for (number, Route { entry, next, changes }) in routes.iter().enumerate() {
+            routes.get(number + AHEAD).into_iter().for_each(prefetch);
+            if changes.start < from {
+                continue; // merged with one before
+            }
+            if plan.counts.bytes >= self.sizes.step_written {
+                break;
+            }
+            from = self.plan_interval(now, changes.clone(), entry, plan)?;
+            if let Some(next) = next {
+                from = self.tidy(now, from, next, plan)?;
+            }
         }
         for at in 0..from {
             if let Content::Staged(blob) = batch.pair(at).content {
@@ -114,14 +139,15 @@ impl FlexEngine {
         plan: &mut Plan,
     ) -> usize {
         let keeper = &mut Keeper { views: now.views, dead: &mut plan.dead };
-        let merged = merge(&[], now.batch.pairs(changes.clone()), keeper);
-        let pieces = self.cut(&merged, last.map(|(_, key)| key));
+        let merged = merge(&[], changes.clone().map(|at| now.batch.known(at)), keeper);
+        let pieces = self.cut(&merged, last.map(|(_, key)| key), &mut plan.bytes);
         if !pieces.is_empty() {
+            plan.sample(0, u32::try_from(changes.len()).unwrap_or(u32::MAX), changes.len());
             plan.counts.inserted += pieces.len() as u64;
             plan.counts.bytes += bytes_of(&pieces);
             let at = last.map_or(0, |(entry, _)| entry.start + entry.len);
             let sep = last.map_or(Sep::LOWEST, |(entry, _)| entry.item.sep);
-            plan.changes.push(Change { at, len: 0, old: Vec::new(), sep, appends: false, pieces });
+            plan.changes.push(Change { at, len: 0, old: SmallVec::new(), sep, appends: false, pieces });
         }
         changes.end
     }
@@ -167,6 +193,38 @@ impl FlexEngine {
         Ok(last.filter(|last| is_full && *last < now.batch.key(changes.start)).map(<[u8]>::to_vec))
     }
 
+    /// Rewrites an interval that nothing changes, and that the next change would have rewritten, if there is time for it. The
+    /// first change that is left: that is `from`, or behind a neighbour that was merged with it.
+    fn tidy(
+        &self,
+        now: &Planning<'_>,
+        from: usize,
+        entry: &Entry<Interval>,
+        plan: &mut Plan,
+    ) -> Result<usize> {
+        if !plan.has_leisure || !self.is_fragmented(self.shelf.slots.get(entry.item.slot).figures()) {
+            return Ok(from);
+        }
+        let is_untouched = now.end_of(from, now.index.next(entry).as_ref()) == from
+            && plan.changes.last().is_some_and(|last| last.at + last.len <= entry.start);
+        if !is_untouched {
+            return Ok(from);
+        }
+        match self.plan_rewrite(now, from..from, entry, plan) {
+            Err(error) if error.is_corrupt() => Ok(from),
+            planned => {
+                plan.counts.tidied += 1;
+                planned
+            }
+        }
+    }
+
+    /// Whether an interval has as many runs, or as many versions that nobody reads, as it may have.
+    fn is_fragmented(&self, figures: Figures) -> bool {
+        let dead = if figures.live == UNKNOWN { 0 } else { figures.entries.saturating_sub(figures.live) };
+        figures.runs >= self.sizes.runs || u64::from(dead) * 100 >= u64::from(figures.live) * self.sizes.slack
+    }
+
     /// Whether changes are appended to an interval and not merged with it: see the rule.
     fn appends(
         &self,
@@ -180,7 +238,12 @@ impl FlexEngine {
         let cost = RUN_HEAD + now.batch.pairs(changes.clone()).map(|pair| pair.len()).sum::<usize>();
         let tombs = now.batch.pairs(changes.clone()).filter(Pair::is_tomb).count();
         let len = usize::try_from(entry.len).unwrap_or(usize::MAX / 2);
+        // What is superseded there, and what would be if no change is of a new key.
+        let (live, slack) = (u64::from(figures.live), self.sizes.slack);
+        let dead = (stored + changes.len()) as u64 - live.min(stored as u64);
+        let is_within = figures.live == UNKNOWN || dead * 100 <= live * slack;
         let may_append = !figures.is_staged
+            && is_within
             && figures.runs < self.sizes.runs
             && stored + changes.len() <= 2 * self.sizes.pairs
             && len + cost <= 2 * self.sizes.bytes
@@ -198,15 +261,17 @@ impl FlexEngine {
         entry: &Entry<Interval>,
         plan: &mut Plan,
     ) -> usize {
-        let mut data = Vec::new();
-        run::encode(false, now.batch.pairs(changes.clone()), &mut data);
+        let start = plan.bytes.len();
+        let mut places: SmallVec<[u32; 16]> = SmallVec::new();
+        let stands = |at: usize| places.push(u32::try_from(at).unwrap_or(u32::MAX));
+        run::encode(false, now.batch.pairs(changes.clone()), &mut plan.bytes, stands);
+        let data = start..plan.bytes.len();
         let slot = self.shelf.slots.get(entry.item.slot);
         let figures = slot.figures();
         let block = slot.block(now.guard).and_then(|block| {
-            let mut whole = Vec::with_capacity(block.data().len() + data.len());
-            whole.extend_from_slice(block.data());
-            whole.extend_from_slice(&data);
-            self.shelf.block_of(&whole).ok()
+            let known = changes.clone().map(|at| now.batch.known(at));
+            let added: SmallVec<[(Known<'_>, u32); 16]> = known.zip(places).collect();
+            block.with(&plan.bytes[data.clone()], &added).ok()
         });
         let added = u32::try_from(changes.len()).unwrap_or(u32::MAX);
         let figures = Figures {
@@ -217,13 +282,14 @@ impl FlexEngine {
         };
         plan.counts.appended += 1;
         plan.counts.bytes += data.len() as u64;
+        plan.sample(slot.figures().live, figures.live, changes.len());
         plan.changes.push(Change {
             at: entry.start,
             len: entry.len,
-            old: vec![entry.item.slot],
+            old: smallvec![entry.item.slot],
             sep: entry.item.sep,
             appends: true,
-            pieces: vec![Piece { sep: None, data, figures, block }],
+            pieces: smallvec![Piece { sep: None, data, figures, block }],
         });
         changes.end
     }
@@ -244,8 +310,8 @@ impl FlexEngine {
     ) -> Result<usize> {
         let block = now.index.block(entry, &self.shelf, now.guard)?.keep();
         let mut stretch = Stretch {
-            intervals: vec![*entry],
-            blocks: vec![block],
+            intervals: smallvec![*entry],
+            blocks: smallvec![block],
             changes,
             before: None,
             has_looked_back: false,
@@ -253,7 +319,7 @@ impl FlexEngine {
         loop {
             let mut dead = Vec::new();
             let merged = stretch.merge(now, &mut dead);
-            let (pairs, bytes) = (merged.len(), merged.iter().map(Pair::len).sum::<usize>());
+            let (pairs, bytes) = (merged.len(), merged.iter().map(|known| known.pair.len()).sum::<usize>());
             let is_small = pairs * 2 <= self.sizes.pairs && bytes * 2 <= self.sizes.bytes;
             let may_grow = is_small && !stretch.has_looked_back;
             // Nothing can be the first interval: that begins with the lowest key.
@@ -270,8 +336,14 @@ impl FlexEngine {
                 drop(merged);
                 self.look_back(now, &mut stretch, bytes, plan)?;
             } else {
-                let pieces = self.cut(&merged, None);
+                let pieces = self.cut(&merged, None, &mut plan.bytes);
                 drop(merged);
+                let before = stretch.blocks.iter().map(|block| block.live()).sum();
+                plan.sample(
+                    before,
+                    pieces.iter().map(|piece| piece.figures.live).sum(),
+                    stretch.changes.len(),
+                );
                 plan.dead.extend(dead);
                 plan.rewrite(&stretch.intervals, stretch.before, pieces);
                 return Ok(stretch.changes.end);
@@ -300,13 +372,14 @@ impl FlexEngine {
             }
             return Ok(());
         };
-        let fits = |piece: &mut Piece| {
+        let fits = |piece: &Piece| {
             piece.figures.entries as usize + stored <= self.sizes.pairs
                 && piece.data.len() + bytes + RUN_HEAD <= self.sizes.bytes
                 && piece.block.is_some()
         };
         if !change.appends
-            && let Some(Piece { sep, block: Some(block), .. }) = change.pieces.pop_if(fits)
+            && change.pieces.last().is_some_and(fits)
+            && let Some(Piece { sep, block: Some(block), .. }) = change.pieces.pop()
         {
             stretch.blocks.insert(0, block);
             stretch.before = Some(sep);
@@ -317,51 +390,64 @@ impl FlexEngine {
 
     /// Cuts sorted pairs into intervals of about the same size. `low` is the key before them all, if they begin
     /// an interval of their own.
-    fn cut(&self, pairs: &[Pair<'_>], low: Option<&[u8]>) -> Vec<Piece> {
+    fn cut(&self, pairs: &[Known<'_>], low: Option<&[u8]>, bytes: &mut Vec<u8>) -> SmallVec<[Piece; 2]> {
         let parts = pairs.len().div_ceil(self.sizes.pairs).max(1);
         let each = pairs.len().div_ceil(parts).max(1);
-        let mut pieces = Vec::with_capacity(parts);
+        let mut pieces = SmallVec::with_capacity(parts);
+        let key = |at: usize| pairs[at].pair.key;
         let mut from = 0;
         while from < pairs.len() {
-            let (mut to, mut bytes) = (from, 0);
+            let (mut to, mut len) = (from, 0);
             while to < pairs.len() {
                 // Versions of one key stay together.
-                let is_new = to == from || pairs[to].key != pairs[to - 1].key;
-                bytes += pairs[to].len();
-                if is_new && to > from && (to - from >= each || bytes > self.sizes.bytes) {
+                let is_new = to == from || key(to) != key(to - 1);
+                len += pairs[to].pair.len();
+                if is_new && to > from && (to - from >= each || len > self.sizes.bytes) {
                     break;
                 }
                 to += 1;
             }
-            let before = if from > 0 { Some(pairs[from - 1].key) } else { low };
-            let sep = before.map(|before| between(before, pairs[from].key));
-            pieces.push(self.piece(&pairs[from..to], sep));
+            let before = if from > 0 { Some(key(from - 1)) } else { low };
+            let sep = before.map(|before| between(before, key(from)));
+            pieces.push(piece(&pairs[from..to], sep, bytes));
             from = to;
         }
         pieces
     }
+}
 
-    fn piece(&self, pairs: &[Pair<'_>], sep: Option<Vec<u8>>) -> Piece {
-        let mut data = Vec::with_capacity(pairs.iter().map(Pair::len).sum::<usize>() + RUN_HEAD);
-        run::encode(true, pairs.iter().copied(), &mut data);
-        let block = self.shelf.block_of(&data).ok();
-        let figures = Figures {
-            entries: u32::try_from(pairs.len()).unwrap_or(u32::MAX),
-            live: block.as_ref().map_or(UNKNOWN, |block| block.live()),
-            runs: 1,
-            is_staged: pairs.iter().any(Pair::is_staged),
-        };
-        Piece { sep, data, figures, block }
-    }
+/// An interval of sorted pairs; its bytes go behind `bytes`.
+fn piece(pairs: &[Known<'_>], sep: Option<Vec<u8>>, bytes: &mut Vec<u8>) -> Piece {
+    let start = bytes.len();
+    let mut places: SmallVec<[u32; 32]> = SmallVec::new();
+    let stands = |at: usize| places.push(u32::try_from(at).unwrap_or(u32::MAX));
+    run::encode(true, pairs.iter().map(|known| known.pair), bytes, stands);
+    let data = start..bytes.len();
+    let block = Block::of(&bytes[data.clone()], pairs.iter().copied().zip(places)).ok();
+    let figures = Figures {
+        entries: u32::try_from(pairs.len()).unwrap_or(u32::MAX),
+        live: block.as_ref().map_or(UNKNOWN, |block| block.live()),
+        runs: 1,
+        is_staged: pairs.iter().any(|known| known.pair.is_staged()),
+    };
+    Piece { sep, data, figures, block }
 }
 
 impl Plan {
+    /// Of so many changes, live keys before and after are known, if they are.
+    fn sample(&mut self, before: u32, after: u32, changes: usize) {
+        if before != UNKNOWN && after != UNKNOWN {
+            self.sampled[0] += u64::from(after.saturating_sub(before));
+            self.sampled[1] += changes as u64;
+        }
+    }
+
     /// `pieces` take the place of `intervals`; and, if there is `before`, of the last piece planned, whose separator that is.
     fn rewrite(
         &mut self,
         intervals: &[Entry<Interval>],
         before: Option<Option<Vec<u8>>>,
-        mut pieces: Vec<Piece>,
+        mut pieces: SmallVec<[Piece; 2]>,
     ) {
         self.counts.rewritten += 1;
         self.counts.bytes += bytes_of(&pieces);

@@ -136,11 +136,20 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// Appends a run of `pairs` to `out`.
-pub(crate) fn encode<'a>(begins: bool, pairs: impl Iterator<Item = Pair<'a>> + Clone, out: &mut Vec<u8>) {
+/// Appends a run of `pairs` to `out`. Calls `each` with where in the run each of them stands.
+pub(crate) fn encode<'a>(
+    begins: bool,
+    pairs: impl Iterator<Item = Pair<'a>> + Clone,
+    out: &mut Vec<u8>,
+    mut each: impl FnMut(usize),
+) {
+    let start = out.len();
     out.push(if begins { BASE } else { MORE });
     put_varint(out, pairs.clone().map(|pair| pair.len() as u64).sum());
-    pairs.for_each(|pair| pair.encode(out));
+    for pair in pairs {
+        each(out.len() - start);
+        pair.encode(out);
+    }
 }
 
 /// A run's head: whether it begins an interval, how long the head is, and how many bytes of pairs follow.
@@ -193,12 +202,19 @@ mod tests {
             Pair { key: b"z", seq: Seq(300), content: Content::Staged(BlobRef { id: 1, len: 2, sum: 3 }) },
         ];
         let mut bytes = Vec::new();
-        encode(true, pairs[1..].iter().copied(), &mut bytes);
-        encode(false, pairs[..1].iter().copied(), &mut bytes);
+        let mut places = Vec::new();
+        encode(true, pairs[1..].iter().copied(), &mut bytes, |at| places.push(at));
+        let base = bytes.len();
+        encode(false, pairs[..1].iter().copied(), &mut bytes, |at| places.push(base + at));
         assert!(bytes.len() <= pairs.iter().map(Pair::len).sum::<usize>() + 2 * RUN_HEAD);
         let mut found = Vec::new();
-        assert_eq!(walk(&bytes, |_, pair| found.push(pair)), Ok(2));
-        assert_eq!(found, [pairs[1], pairs[2], pairs[3], pairs[0]]);
+        let mut stood = Vec::new();
+        let mut see = |at, pair| {
+            stood.push(at);
+            found.push(pair);
+        };
+        assert_eq!(walk(&bytes, &mut see), Ok(2));
+        assert_eq!((found, stood), (vec![pairs[1], pairs[2], pairs[3], pairs[0]], places));
         for len in 1..bytes.len() {
             let mut count = 0;
             let end = walk(&bytes[..len], |_, _| count += 1);

@@ -19,7 +19,7 @@
 use std::ptr;
 
 use sheaf_base::ground::Ground;
-use sheaf_base::memory::Part;
+use sheaf_base::memory::{Part, in_chunks, prefetch};
 use sheaf_base::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use sheaf_base::sync::epoch::Guard;
 
@@ -82,9 +82,7 @@ pub(crate) struct Slots {
 }
 
 fn place(id: u32) -> (usize, usize) {
-    let number = u64::from(id) + u64::from(FIRST);
-    let chunk = (number.ilog2() - FIRST.ilog2()) as usize;
-    (chunk, usize::try_from(number).unwrap_or(usize::MAX) - ((FIRST as usize) << chunk))
+    in_chunks(id, FIRST)
 }
 
 impl Slots {
@@ -103,6 +101,12 @@ impl Slots {
         // SAFETY:
         // * Given out, so its chunk is there, and chunks stay as long as `self`.
         unsafe { &*self.chunks[chunk].load(Ordering::Acquire).add(index) }
+    }
+
+    /// Asks for the slot `id`, which was given out, to be in the processor's cache soon.
+    #[inline]
+    pub(crate) fn prefetch(&self, id: u32) {
+        prefetch(std::ptr::from_ref(self.get(id)).cast(), 1);
     }
 
     /// One more slot. The committer alone.

@@ -11,6 +11,7 @@
 //!    pairs may be in the image only. An image of the index with the same mark describes the space.
 
 use std::collections::{HashSet, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 
 use sheaf_base::error::{Error, Result};
@@ -22,17 +23,19 @@ use sheaf_flexspace::tree::ShiftTree;
 use sheaf_flexspace::{FlexSpace, Options};
 
 use crate::block::BlockRef;
+use crate::changes::Batch;
 use crate::index::{Index, Interval, Shelf};
 use crate::slots::Figures;
 use sheaf_base::memtable::prefix::{Prefix, Sep};
+use smallvec::SmallVec;
 
 /// An interval to be.
 #[derive(Debug)]
 pub(crate) struct Piece {
     /// Its separator; without one, that of the first interval it replaces.
     pub(crate) sep: Option<Vec<u8>>,
-    /// Its runs, or the one that is added.
-    pub(crate) data: Vec<u8>,
+    /// Its runs, or the one that is added, in the plan's bytes.
+    pub(crate) data: Range<usize>,
     pub(crate) figures: Figures,
     /// The whole interval, where it is known.
     pub(crate) block: Option<BlockRef>,
@@ -45,18 +48,20 @@ pub(crate) struct Change {
     pub(crate) at: u64,
     pub(crate) len: u64,
     /// The slots of its intervals.
-    pub(crate) old: Vec<u32>,
+    pub(crate) old: SmallVec<[u32; 2]>,
     /// The separator of its first interval.
     pub(crate) sep: Sep,
     /// What stands there stays, and the only piece goes behind it, into the same interval.
     pub(crate) appends: bool,
-    pub(crate) pieces: Vec<Piece>,
+    pub(crate) pieces: SmallVec<[Piece; 2]>,
 }
 
 /// Changes of disjoint stretches, in order, and what becomes of staged values.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     pub(crate) changes: Vec<Change>,
+    /// What the pieces consist of.
+    pub(crate) bytes: Vec<u8>,
     /// Staged values that the space names from now on.
     pub(crate) named: Vec<u64>,
     /// Those it does not any more, and which commits superseded them.
@@ -65,6 +70,10 @@ pub(crate) struct Plan {
     pub(crate) appends: bool,
     /// The disk is nearly full: only what makes room is rewritten.
     pub(crate) is_tight: bool,
+    /// Intervals that nothing changes may be rewritten, if that pays.
+    pub(crate) has_leisure: bool,
+    /// Of changes whose intervals were in memory: keys that were new, and all of them.
+    pub(crate) sampled: [u64; 2],
     pub(crate) counts: Counts,
 }
 
@@ -77,8 +86,12 @@ pub(crate) struct Counts {
     pub(crate) appended: u64,
     /// Intervals, or neighbours together, that were rewritten.
     pub(crate) rewritten: u64,
+    /// Intervals that were rewritten though nothing changed in them.
+    pub(crate) tidied: u64,
     /// Intervals that went into a neighbour.
     pub(crate) merged: u64,
+    /// Changes that were superseded before they were moved.
+    pub(crate) skipped: u64,
     /// Bytes of all this.
     pub(crate) bytes: u64,
 }
@@ -90,7 +103,9 @@ impl Counts {
             ("intervals inserted", self.inserted),
             ("intervals appended to", self.appended),
             ("intervals rewritten", self.rewritten),
+            ("intervals tidied", self.tidied),
             ("intervals merged", self.merged),
+            ("changes skipped", self.skipped),
             ("bytes committed", self.bytes),
         ]
     }
@@ -112,6 +127,10 @@ pub(crate) struct Table {
     /// Pairs of a frozen memtable that stay in memory: see `image.rs`.
     pub(crate) kept: Option<Vec<crate::image::Kept>>,
     pub(crate) counts: Counts,
+    /// Of the changes moved since the last look: see [`Plan::sampled`].
+    pub(crate) sampled: [u64; 2],
+    /// Memory of the last step, for the next one: its batch, and the bytes of its plan.
+    pub(crate) spare: (Batch, Vec<u8>),
     token: Arc<()>,
     /// Slots that the tree names no more since the last publication.
     buried: Vec<u32>,
@@ -138,6 +157,8 @@ impl Table {
             progress: None,
             kept: None,
             counts: Counts::default(),
+            sampled: [0; 2],
+            spare: Default::default(),
             token: Arc::default(),
             buried: Vec::new(),
             graves: VecDeque::new(),
@@ -191,11 +212,11 @@ impl Table {
         let mut shift = 0u64; // wrapped
         for change in &plan.changes {
             let at = change.at.wrapping_add(shift);
-            if change.len > 0 {
+            if change.pieces.is_empty() {
                 self.tree.collapse(at, change.len, |_, _| {});
             }
             self.buried.extend_from_slice(&change.old);
-            let mut to = at;
+            let (mut to, mut less) = (at, change.len);
             for piece in &change.pieces {
                 let before = if change.appends { change.len } else { 0 };
                 let len = before + piece.data.len() as u64;
@@ -203,8 +224,8 @@ impl Table {
                 if let Some(block) = &piece.block {
                     shelf.slots.offer(item.slot, block, &shelf.ground, guard);
                 }
-                self.tree.insert(to, len, item);
-                to += len;
+                self.tree.replace(to, less, len, item, |_, _| {});
+                (to, less) = (to + len, 0);
             }
             shift = shift.wrapping_add(to - at).wrapping_sub(change.len);
         }
@@ -212,11 +233,15 @@ impl Table {
         for (_, id) in &plan.dead {
             self.blobs.remove(id);
         }
+        self.sampled[0] += plan.sampled[0];
+        self.sampled[1] += plan.sampled[1];
         let counts = &mut self.counts;
         counts.inserted += plan.counts.inserted;
         counts.appended += plan.counts.appended;
         counts.rewritten += plan.counts.rewritten;
+        counts.tidied += plan.counts.tidied;
         counts.merged += plan.counts.merged;
+        counts.skipped += plan.counts.skipped;
         counts.bytes += plan.counts.bytes;
         Ok(())
     }
@@ -235,7 +260,7 @@ impl Table {
                 shift = shift.wrapping_sub(change.len);
             }
             for piece in &change.pieces {
-                edit = edit.insert(to, &piece.data);
+                edit = edit.insert(to, &plan.bytes[piece.data.clone()]);
                 to += piece.data.len() as u64;
                 shift = shift.wrapping_add(piece.data.len() as u64);
             }
@@ -245,18 +270,25 @@ impl Table {
 
     /// The slot and separator of a new interval.
     fn interval(&mut self, change: &Change, piece: &Piece, shelf: &Shelf) -> Interval {
-        let bytes = match &piece.sep {
-            Some(bytes) => bytes.clone(),
-            None => change.sep.bytes(&self.prefix),
-        };
-        self.new_interval(&bytes, piece.figures, shelf)
+        match &piece.sep {
+            Some(bytes) => self.new_interval(bytes, piece.figures, shelf),
+            None if change.sep.is_long() => {
+                self.new_interval(&change.sep.bytes(&self.prefix), piece.figures, shelf)
+            }
+            None => Interval { sep: change.sep, slot: self.new_slot(piece.figures, shelf) },
+        }
+    }
+
+    fn new_slot(&mut self, figures: Figures, shelf: &Shelf) -> u32 {
+        let slot = self.free.pop().unwrap_or_else(|| shelf.slots.add());
+        shelf.slots.get(slot).set_figures(figures);
+        slot
     }
 
     /// An interval with a slot of its own.
     pub(crate) fn new_interval(&mut self, sep: &[u8], figures: Figures, shelf: &Shelf) -> Interval {
-        let slot = self.free.pop().unwrap_or_else(|| shelf.slots.add());
+        let slot = self.new_slot(figures, shelf);
         let kept = shelf.slots.get(slot);
-        kept.set_figures(figures);
         let sep = Sep::inline(&self.prefix, sep).unwrap_or_else(|| {
             // SAFETY:
             // * The slot keeps the bytes until no index that names it is left (slots I1), and whoever has a copy of
@@ -319,6 +351,21 @@ impl Table {
         }
     }
 
+    /// Bytes of the space that are not superseded, as far as that is known.
+    pub(crate) fn live_bytes(&self, shelf: &Shelf) -> u64 {
+        let mut live = 0;
+        self.tree.read(|tree| {
+            for entry in tree.range(0) {
+                let figures = shelf.slots.get(entry.item.slot).figures();
+                live += match figures.live {
+                    crate::slots::UNKNOWN => entry.len / 4 * 3,
+                    known => entry.len * u64::from(known) / u64::from(figures.entries.max(1)),
+                };
+            }
+        });
+        live
+    }
+
     /// Bytes of the indexes: ours and the space's.
     pub(crate) fn index_bytes(&self, shelf: &Shelf) -> u64 {
         let space = self.space.as_ref().map_or(0, FlexSpace::index_bytes);
@@ -333,7 +380,7 @@ impl Table {
     /// The keyspace is gone: nothing is indexed.
     pub(crate) fn forget(&mut self) {
         (self.tree, self.progress, self.kept) = (ShiftTree::new(Interval::NONE), None, None);
-        self.blobs = HashSet::new();
+        (self.blobs, self.spare) = (HashSet::new(), Default::default());
     }
 
     fn account(&mut self, shelf: &Shelf) {

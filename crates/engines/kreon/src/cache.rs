@@ -23,47 +23,57 @@
 //! Any. The rings have a lock that a miss takes, and no hit.
 
 use std::collections::VecDeque;
-use std::ptr;
 use std::sync::Arc;
 
 use sheaf_base::ground::Ground;
 use sheaf_base::memory::Part;
 use sheaf_base::sync::Mutex;
-use sheaf_base::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use sheaf_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::Guard;
 
 use crate::node::Node;
+use crate::space::PAGE;
+use crate::table::{Table, lent};
 
-/// Pages in the first chunk; chunk k has `FIRST << k`.
-const FIRST: u64 = 256;
-const CHUNKS: usize = 25;
 /// Bytes of a frame beside its page, about.
 const OVERHEAD: u64 = 96;
 
-/// A page in memory.
+/// A node in memory. The bytes of one of a single page stand beside what the cache keeps of it: who finds a frame has the head
+/// of its node in the next line.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(crate) struct Frame {
-    bytes: Box<[u8]>,
     /// It was used since the clock came by.
     mark: AtomicBool,
     is_dirty: AtomicBool,
     is_leaf: bool,
+    len: u32,
+    /// Of a node of several pages.
+    long: Box<[u8]>,
+    short: [u8; PAGE],
 }
 
 impl Frame {
     /// A node that was parsed or made just now.
-    pub(crate) fn new(bytes: Vec<u8>, is_leaf: bool, is_dirty: bool) -> Frame {
+    pub(crate) fn new(bytes: &[u8], is_leaf: bool, is_dirty: bool) -> Box<Frame> {
         let (mark, is_dirty) = (AtomicBool::new(false), AtomicBool::new(is_dirty));
-        Frame { bytes: bytes.into_boxed_slice(), mark, is_dirty, is_leaf }
+        let long = if bytes.len() > PAGE { Box::from(bytes) } else { Box::default() };
+        let len = u32::try_from(bytes.len()).unwrap_or(0);
+        let mut frame = Box::new(Frame { mark, is_dirty, is_leaf, len, long, short: [0; PAGE] });
+        if let Some(short) = frame.short.get_mut(..bytes.len()) {
+            short.copy_from_slice(bytes);
+        }
+        frame
     }
 
     #[inline]
     pub(crate) fn node(&self) -> Node<'_> {
-        Node::of(&self.bytes)
+        Node::of(self.bytes())
     }
 
+    #[inline]
     pub(crate) fn bytes(&self) -> &[u8] {
-        &self.bytes
+        self.short.get(..self.len as usize).unwrap_or(&self.long)
     }
 
     /// It is written.
@@ -72,11 +82,9 @@ impl Frame {
     }
 
     fn cost(&self) -> u64 {
-        self.bytes.len() as u64 + OVERHEAD
+        u64::from(self.len) + OVERHEAD
     }
 }
-
-type Slot = AtomicPtr<Frame>;
 
 #[derive(Debug, Default)]
 struct Rings {
@@ -88,29 +96,20 @@ struct Rings {
 #[derive(Debug)]
 pub(crate) struct Cache {
     ground: Arc<Ground>,
-    chunks: [AtomicPtr<Box<[Slot]>>; CHUNKS],
+    table: Table<Frame>,
     rings: Mutex<Rings>,
     bytes: AtomicU64,
-    /// Of the table, which never goes.
-    table_bytes: AtomicU64,
     frames: AtomicU64,
     loads: AtomicU64,
-}
-
-fn chunk_of(page: u32) -> (usize, usize) {
-    let number = u64::from(page) + FIRST;
-    let chunk = (number.ilog2() - FIRST.ilog2()) as usize;
-    (chunk, usize::try_from(number - (FIRST << chunk)).unwrap_or(usize::MAX))
 }
 
 impl Cache {
     pub(crate) fn new(ground: Arc<Ground>) -> Cache {
         Cache {
+            table: Table::new(Arc::clone(&ground)),
             ground,
-            chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS],
             rings: Mutex::default(),
             bytes: AtomicU64::new(0),
-            table_bytes: AtomicU64::new(0),
             frames: AtomicU64::new(0),
             loads: AtomicU64::new(0),
         }
@@ -118,43 +117,18 @@ impl Cache {
 
     /// Bytes of its frames and of the table.
     pub(crate) fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed) + self.table_bytes.load(Ordering::Relaxed)
+        self.bytes.load(Ordering::Relaxed) + self.table.bytes()
     }
 
-    #[inline]
-    fn slot(&self, page: u32) -> Option<&Slot> {
-        let (chunk, index) = chunk_of(page);
-        // SAFETY:
-        // * Made from a box in `slot_made`, and freed only with `self`.
-        let chunk = unsafe { self.chunks.get(chunk)?.load(Ordering::Acquire).as_ref() }?;
-        chunk.get(index)
-    }
-
-    fn slot_made(&self, page: u32) -> Option<&Slot> {
-        let (chunk, _) = chunk_of(page);
-        let place = self.chunks.get(chunk)?;
-        if place.load(Ordering::Acquire).is_null() {
-            let count = usize::try_from(FIRST << chunk).ok()?;
-            let slots: Box<[Slot]> = (0..count).map(|_| Slot::default()).collect();
-            let made = Box::into_raw(Box::new(slots));
-            if place.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire).is_err() {
-                // SAFETY:
-                // * Made from a box above, and nobody else has seen it.
-                drop(unsafe { Box::from_raw(made) });
-            } else {
-                self.ground.memory.take(Part::Index, 8 * count as u64);
-                self.table_bytes.fetch_add(8 * count as u64, Ordering::Relaxed);
-            }
-        }
-        self.slot(page)
+    /// Pages that were read since the opening.
+    pub(crate) fn loads(&self) -> u64 {
+        self.loads.load(Ordering::Relaxed)
     }
 
     /// The frame of `page`, if it is here.
     #[inline]
-    pub(crate) fn get<'g>(&self, page: u32, _guard: &'g Guard) -> Option<&'g Frame> {
-        // SAFETY:
-        // * Made from a box; freed only after all guards of the moment when it was taken out (I1).
-        let frame = unsafe { self.slot(page)?.load(Ordering::Acquire).as_ref() }?;
+    pub(crate) fn get<'g>(&self, page: u32, guard: &'g Guard) -> Option<&'g Frame> {
+        let frame = self.table.get(page, guard)?;
         if !frame.mark.load(Ordering::Relaxed) {
             frame.mark.store(true, Ordering::Relaxed);
         }
@@ -163,39 +137,24 @@ impl Cache {
 
     /// Whether `page` is here, without a mark.
     pub(crate) fn has(&self, page: u32) -> bool {
-        self.slot(page).is_some_and(|slot| !slot.load(Ordering::Acquire).is_null())
+        self.table.has(page)
     }
 
     /// Takes in a page that was read, unless there is no room; the frame to use.
-    pub(crate) fn take_in<'g>(&self, page: u32, frame: Frame, guard: &'g Guard) -> &'g Frame {
+    pub(crate) fn take_in<'g>(&self, page: u32, frame: Box<Frame>, guard: &'g Guard) -> &'g Frame {
         self.loads.fetch_add(1, Ordering::Relaxed);
         let cost = frame.cost();
         let is_leaf = frame.is_leaf;
-        let has_room = self.make_room(cost, guard);
-        let made = Box::into_raw(Box::new(frame));
-        let Some(slot) = self.slot_made(page).filter(|_| has_room) else { return Cache::lend(made, guard) };
-        match slot.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => {
-                self.entered(page, cost, is_leaf);
-                // SAFETY:
-                // * In the table now, and taken out through the epoch only (I1).
-                unsafe { &*made }
-            }
-            Err(_) => Cache::lend(made, guard), // somebody else was faster
+        if !self.make_room(cost, guard) {
+            return lent(frame, guard);
         }
-    }
-
-    /// A frame for as long as the guard lives.
-    fn lend(made: *mut Frame, guard: &Guard) -> &Frame {
-        let address = made as usize;
-        guard.defer(move || {
-            // SAFETY:
-            // * Made from a box by the caller, in no table; all guards of now are gone.
-            drop(unsafe { Box::from_raw(address as *mut Frame) });
-        });
-        // SAFETY:
-        // * Freed after `guard` only.
-        unsafe { &*made }
+        match self.table.add(page, frame, guard) {
+            Ok(frame) => {
+                self.entered(page, cost, is_leaf);
+                frame
+            }
+            Err(frame) => lent(frame, guard), // somebody else was faster
+        }
     }
 
     fn entered(&self, page: u32, cost: u64, is_leaf: bool) {
@@ -215,29 +174,26 @@ impl Cache {
     }
 
     /// Gives `page` a content that was just made.
-    pub(crate) fn put(&self, page: u32, frame: Frame, guard: &Guard) {
+    pub(crate) fn put(&self, page: u32, frame: Box<Frame>, guard: &Guard) {
         let (cost, is_leaf) = (frame.cost(), frame.is_leaf);
-        let Some(slot) = self.slot_made(page) else { return };
-        let before = slot.swap(Box::into_raw(Box::new(frame)), Ordering::AcqRel);
-        self.went(before, guard);
-        self.entered(page, cost, is_leaf);
+        let (before, is_there) = self.table.put(page, frame, guard);
+        self.went(before);
+        if is_there {
+            self.entered(page, cost, is_leaf);
+        }
     }
 
     /// Forgets what `page` held.
     pub(crate) fn forget(&self, page: u32, guard: &Guard) {
-        if let Some(slot) = self.slot(page) {
-            self.went(slot.swap(ptr::null_mut(), Ordering::AcqRel), guard);
-        }
+        self.went(self.table.take(page, guard));
     }
 
-    fn went(&self, frame: *mut Frame, guard: &Guard) {
-        // SAFETY:
-        // * Null, or out of the table by a swap of the caller, who has a guard.
-        let Some(cost) = (unsafe { frame.as_ref() }).map(Frame::cost) else { return };
+    /// Accounts for what is in the table no more.
+    fn went(&self, frame: Option<&Frame>) {
+        let Some(cost) = frame.map(Frame::cost) else { return };
         self.bytes.fetch_sub(cost, Ordering::Relaxed);
         self.frames.fetch_sub(1, Ordering::Relaxed);
         self.ground.memory.give(Part::Cache, cost);
-        Cache::lend(frame, guard);
     }
 
     /// Lets clean pages go until `bytes` more fit into the budget. False if that cannot be had.
@@ -264,16 +220,12 @@ impl Cache {
 
     /// The clock passes a page: whether it stays.
     fn pass(&self, page: u32, guard: &Guard) -> bool {
-        let Some(slot) = self.slot(page) else { return false };
-        let seen = slot.load(Ordering::Acquire);
-        // SAFETY:
-        // * As in `get`.
-        let Some(frame) = (unsafe { seen.as_ref() }) else { return false };
+        let Some(frame) = self.table.get(page, guard) else { return false };
         if frame.is_dirty.load(Ordering::Acquire) || frame.mark.swap(false, Ordering::Relaxed) {
             return true;
         }
-        if slot.compare_exchange(seen, ptr::null_mut(), Ordering::AcqRel, Ordering::Acquire).is_ok() {
-            self.went(seen, guard);
+        if self.table.take_this(page, frame, guard) {
+            self.went(Some(frame));
         }
         false
     }
@@ -281,37 +233,12 @@ impl Cache {
     /// Forgets everything.
     pub(crate) fn clear(&self, guard: &Guard) {
         *self.rings.lock() = Rings::default();
-        for chunk in &self.chunks {
-            // SAFETY:
-            // * As in `slot`.
-            let slots = unsafe { chunk.load(Ordering::Acquire).as_ref() };
-            for slot in slots.into_iter().flatten() {
-                self.went(slot.swap(ptr::null_mut(), Ordering::AcqRel), guard);
-            }
-        }
+        self.table.clear(guard, |frame| self.went(Some(frame)));
     }
 }
 
 impl Drop for Cache {
     fn drop(&mut self) {
-        for chunk in &self.chunks {
-            let chunk = chunk.load(Ordering::Relaxed);
-            if chunk.is_null() {
-                continue;
-            }
-            // SAFETY:
-            // * Made from a box, and `&mut self`: nobody reads it.
-            let slots = unsafe { Box::from_raw(chunk) };
-            for slot in &*slots {
-                let frame = slot.load(Ordering::Relaxed);
-                if !frame.is_null() {
-                    // SAFETY:
-                    // * Made from a box, in the table, so owned by it.
-                    drop(unsafe { Box::from_raw(frame) });
-                }
-            }
-        }
         self.ground.memory.give(Part::Cache, self.bytes.load(Ordering::Relaxed));
-        self.ground.memory.give(Part::Index, self.table_bytes.load(Ordering::Relaxed));
     }
 }

@@ -22,6 +22,7 @@ use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::Seq;
 
 use crate::cache::Frame;
+use crate::filter::Filter;
 use crate::node::{BELOW, Child, Entry, Node, Pair, Ref, cut, make};
 use crate::space::RUN_BYTES;
 use crate::tree::{Level, MOST_HEIGHT, Shelf};
@@ -40,6 +41,8 @@ pub(crate) struct Made {
     pub(crate) at: Ref,
     pub(crate) level: u8,
     pub(crate) bytes: Vec<u8>,
+    /// Of a leaf, if there is room for one.
+    pub(crate) filter: Option<Filter>,
 }
 
 /// Who decides what becomes of a key that both have.
@@ -48,6 +51,8 @@ pub(crate) trait Meet {
     fn meet(&mut self, new: &Pair<'_>, old: Option<(&Entry, u64, Seq)>) -> Result<Option<Entry>>;
     /// The level has `old`, and nothing comes. Whether it stays.
     fn keep(&mut self, old: &Entry, stamp: u64) -> bool;
+    /// Whether no level below has anything.
+    fn is_last(&self) -> bool;
 }
 
 /// How many leaves were gone over in which way.
@@ -66,10 +71,15 @@ pub(crate) struct Change<'a, M> {
     pub(crate) stamp: u64,
     pub(crate) meet: &'a mut M,
     /// Leaves read ahead.
-    pub(crate) loaded: HashMap<u32, Frame>,
+    pub(crate) loaded: HashMap<u32, Box<Frame>>,
     pub(crate) made: Vec<Made>,
     pub(crate) gone: Vec<(u32, u32)>,
     pub(crate) ways: Ways,
+    /// Whether leaves get filters.
+    has_filters: bool,
+    /// Always merges, or never: to measure the rule.
+    #[cfg(test)]
+    pub(crate) merges: Option<bool>,
     pool: Vec<u32>,
     /// Everything taken, to be given back if the step fails.
     taken: Vec<(u32, u32)>,
@@ -81,6 +91,9 @@ type Pairs<'s, 'k> = &'s [Pair<'k>];
 impl<'a, M: Meet> Change<'a, M> {
     pub(crate) fn new(shelf: &'a Shelf, guard: &'a Guard, stamp: u64, meet: &'a mut M) -> Change<'a, M> {
         Change {
+            has_filters: shelf.filters.may_grow(meet.is_last()),
+            #[cfg(test)]
+            merges: None,
             shelf,
             guard,
             stamp,
@@ -118,7 +131,7 @@ impl<'a, M: Meet> Change<'a, M> {
             self.shelf.space.read_bytes(first.page, &mut bytes)?;
             for at in &rest[..count] {
                 let from = (at.page - first.page) as usize * self.page();
-                let node = bytes[from..from + usize::from(at.pages) * self.page()].to_vec();
+                let node = &bytes[from..from + usize::from(at.pages) * self.page()];
                 self.loaded.insert(at.page, self.shelf.space.frame(*at, 0, node)?);
             }
             rest = &rest[count..];
@@ -141,7 +154,14 @@ impl<'a, M: Meet> Change<'a, M> {
         Ok(self.pool.pop().unwrap_or(0))
     }
 
-    fn add(&mut self, bytes: Vec<u8>, used: usize, level: u8, count: u32) -> Result<Ref> {
+    fn add(
+        &mut self,
+        bytes: Vec<u8>,
+        used: usize,
+        level: u8,
+        count: u32,
+        filter: Option<Filter>,
+    ) -> Result<Ref> {
         let pages = u16::try_from(bytes.len() / self.page()).unwrap_or(u16::MAX);
         let at = Ref {
             page: self.place(pages)?,
@@ -150,7 +170,7 @@ impl<'a, M: Meet> Change<'a, M> {
             fill: u16::try_from(used).unwrap_or(u16::MAX),
             count,
         };
-        self.made.push(Made { at, level, bytes });
+        self.made.push(Made { at, level, bytes, filter });
         Ok(at)
     }
 
@@ -160,8 +180,14 @@ impl<'a, M: Meet> Change<'a, M> {
 
     // Leaves.
 
-    /// Makes leaves of `pairs`, the first of which begins at `low`.
-    fn pack(&mut self, pairs: Pairs<'_, '_>, low: &[u8], is_merge: bool) -> Result<Vec<Child>> {
+    /// Makes leaves of `pairs`, the first of which begins at `low`. `filter` has the bits of them all, if there is one.
+    fn pack(
+        &mut self,
+        pairs: Pairs<'_, '_>,
+        low: &[u8],
+        is_merge: bool,
+        filter: Option<&Filter>,
+    ) -> Result<Vec<Child>> {
         let most = self.page();
         let target = match is_merge {
             true => most - most / SLACK,
@@ -183,7 +209,9 @@ impl<'a, M: Meet> Change<'a, M> {
             let (now, behind) = rest.split_at(count);
             let newest = now.iter().map(|pair| pair.newest).max().unwrap_or(Seq::ZERO);
             let (bytes, used) = make(now, 0, self.stamp, newest, most);
-            let child = self.add(bytes, used, 0, u32::try_from(count).unwrap_or(u32::MAX))?;
+            let made = || Filter::of(count, now.iter().map(|pair| self.shelf.hash(pair.key)));
+            let filter = self.has_filters.then(|| filter.cloned().unwrap_or_else(made));
+            let child = self.add(bytes, used, 0, u32::try_from(count).unwrap_or(u32::MAX), filter)?;
             let key = match pairs.len() - rest.len() {
                 0 => low.to_vec(),
                 first => between(pairs[first - 1].key, now[0].key),
@@ -204,46 +232,56 @@ impl<'a, M: Meet> Change<'a, M> {
         low: &[u8],
         is_merge: bool,
     ) -> Result<Vec<Child>> {
-        let (mut keys, mut ends, mut entries) = (Vec::new(), Vec::new(), Vec::new());
+        let mut olds = Gathered::default();
         for leaf in old {
             let loaded = self.loaded.remove(&leaf.child.page);
             let node = match &loaded {
                 Some(frame) => frame.node(),
                 None => self.shelf.node(leaf.child, 0, self.guard)?.node(),
             };
-            gather(&node, &mut keys, &mut ends, &mut entries);
+            (0..node.len()).for_each(|slot| olds.add(&node, slot));
             self.drop_node(leaf.child);
         }
-        let key_at = |slot: usize| &keys[if slot == 0 { 0 } else { ends[slot - 1] }..ends[slot]];
-        let mut pairs: Vec<Pair<'_>> = Vec::with_capacity(entries.len() + sources.len());
-        let mut slot = 0;
+        let mut pairs: Vec<Pair<'_>> = Vec::with_capacity(olds.items.len() + sources.len());
+        let mut rest = &olds.items[..];
         for new in sources {
-            while slot < entries.len() && key_at(slot) < new.key {
-                self.keep(key_at(slot), &entries[slot], &mut pairs);
-                slot += 1;
+            while let Some((old, behind)) = rest.split_first().filter(|(old, _)| olds.key(old) < new.key) {
+                self.keep(&olds, old, &mut pairs);
+                rest = behind;
             }
-            let met = (slot < entries.len() && key_at(slot) == new.key).then(|| &entries[slot]);
-            slot += usize::from(met.is_some());
-            let old = met.map(|(entry, stamp, newest)| (entry, *stamp, *newest));
+            let met = rest.first().filter(|old| olds.key(old) == new.key);
+            rest = &rest[usize::from(met.is_some())..];
+            let old = met.map(|old| (&old.entry, old.stamp, old.newest));
             if let Some(entry) = self.meet.meet(new, old)? {
-                pairs.push(Pair { key: new.key, entry, newest: new.newest });
+                pairs.push(Pair { entry, ..new.clone() });
             }
         }
-        while let Some(old) = entries.get(slot) {
-            self.keep(key_at(slot), old, &mut pairs);
-            slot += 1;
-        }
-        self.pack(&pairs, low, is_merge)
+        rest.iter().for_each(|old| self.keep(&olds, old, &mut pairs));
+        let filter = match old {
+            [leaf] if self.has_filters => self.filter_with(leaf.child, sources),
+            _ => None,
+        };
+        self.pack(&pairs, low, is_merge, filter.as_ref())
     }
 
-    fn keep<'k>(&mut self, key: &'k [u8], old: &(Entry, u64, Seq), out: &mut Vec<Pair<'k>>) {
-        if self.meet.keep(&old.0, old.1) {
-            out.push(Pair { key, entry: old.0, newest: old.2 });
+    /// A leaf's filter with the bits of what comes, if that is not too much for it.
+    fn filter_with(&self, leaf: Ref, sources: Pairs<'_, '_>) -> Option<Filter> {
+        let hashes = sources.iter().map(|pair| self.shelf.hash(pair.key));
+        self.shelf.filters.get(leaf.page, self.guard)?.with(sources.len(), hashes)
+    }
+
+    fn keep<'k>(&mut self, olds: &'k Gathered, old: &Old, out: &mut Vec<Pair<'k>>) {
+        if self.meet.keep(&old.entry, old.stamp) {
+            out.push(olds.pair(old));
         }
     }
 
     /// Whether these leaves, to which so many bytes come each, are better packed anew.
     fn is_merge_cheaper(&self, leaves: &[Child], coming: &[usize]) -> bool {
+        #[cfg(test)]
+        if let Some(merges) = self.merges {
+            return merges;
+        }
         let page = self.page();
         let (mut spill, mut all) = (0, 0);
         for (leaf, bytes) in leaves.iter().zip(coming) {
@@ -285,7 +323,7 @@ impl<'a, M: Meet> Change<'a, M> {
             let (now, behind) = rest.split_at(count);
             let (bytes, used) = make(now, level, 0, Seq::ZERO, most);
             let below = now.iter().fold(0u32, |sum, child| sum.saturating_add(child.child.count));
-            let child = self.add(bytes, used, level, below)?;
+            let child = self.add(bytes, used, level, below, None)?;
             nodes.push(Child { key: now[0].key.clone(), child });
             rest = behind;
         }
@@ -318,7 +356,8 @@ impl<'a, M: Meet> Change<'a, M> {
     fn edit_leaves(&mut self, children: &[Child], shares: &[Pairs<'_, '_>]) -> Result<Vec<Child>> {
         let first = shares.iter().position(|share| !share.is_empty()).unwrap_or(0);
         let last = shares.iter().rposition(|share| !share.is_empty()).unwrap_or(0);
-        let bytes = |share: &Pairs<'_, '_>| share.iter().map(|pair| 19 + pair.key.len() / 4).sum::<usize>();
+        let cost = |pair: &Pair<'_>| 19 + pair.key.len() / 4 + pair.value.len();
+        let bytes = |share: &Pairs<'_, '_>| share.iter().map(cost).sum::<usize>();
         let coming: Vec<usize> = shares[first..=last].iter().map(bytes).collect();
         let mut out = children[..first].to_vec();
         if self.is_merge_cheaper(&children[first..=last], &coming) {
@@ -462,11 +501,40 @@ impl<'a, M: Meet> Change<'a, M> {
     }
 }
 
-fn gather(node: &Node<'_>, keys: &mut Vec<u8>, ends: &mut Vec<usize>, entries: &mut Vec<(Entry, u64, Seq)>) {
-    for slot in 0..node.len() {
-        node.key(slot, keys);
-        ends.push(keys.len());
-        entries.push((node.entry(slot), node.stamp(), node.newest()));
+/// Entries taken out of leaves.
+#[derive(Default)]
+pub(crate) struct Gathered {
+    /// Keys, each with its value behind it if the entry had a copy.
+    bytes: Vec<u8>,
+    pub(crate) items: Vec<Old>,
+}
+
+/// One of them.
+pub(crate) struct Old {
+    /// Where its key begins and ends, and its value ends.
+    at: [usize; 3],
+    pub(crate) entry: Entry,
+    stamp: u64,
+    newest: Seq,
+}
+
+impl Gathered {
+    pub(crate) fn add(&mut self, node: &Node<'_>, slot: usize) {
+        let start = self.bytes.len();
+        node.key(slot, &mut self.bytes);
+        let middle = self.bytes.len();
+        self.bytes.extend_from_slice(node.value(slot));
+        let at = [start, middle, self.bytes.len()];
+        self.items.push(Old { at, entry: node.entry(slot), stamp: node.stamp(), newest: node.newest() });
+    }
+
+    fn key(&self, old: &Old) -> &[u8] {
+        &self.bytes[old.at[0]..old.at[1]]
+    }
+
+    pub(crate) fn pair(&self, old: &Old) -> Pair<'_> {
+        let value = &self.bytes[old.at[1]..old.at[2]];
+        Pair { key: self.key(old), entry: old.entry, newest: old.newest, value }
     }
 }
 

@@ -21,6 +21,7 @@ use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::{KeyspaceId, Seq};
 
 use crate::engine::{KreonEngine, State};
+use crate::look::Shown;
 use crate::memtable::Memtable;
 use crate::node::Node;
 use crate::tree::{Aim, Found, Level, Seen, Shelf};
@@ -181,9 +182,9 @@ impl<'g> Lane<'g> {
     }
 
     /// What a level says of the present key.
-    fn seen(&self) -> Option<Seen> {
+    fn seen(&self) -> Option<Seen<'g>> {
         let Lane::Level { leaf: Some((node, _)), slot, .. } = self else { return None };
-        Some(Seen { entry: node.entry(*slot), stamp: node.stamp(), newest: node.newest() })
+        Some(Seen::at(node, *slot))
     }
 }
 
@@ -191,9 +192,10 @@ fn as_ref(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
     bound.as_ref().map(Vec::as_slice)
 }
 
-/// A record that a batch shows.
+/// A pair that a batch shows: where its key stands in the batch's bytes, and where its value stands in them or its record.
 struct Item {
     key: (usize, usize),
+    value: Option<(usize, usize)>,
     address: Address,
 }
 
@@ -261,9 +263,14 @@ impl KreonCursor {
             seen_keys += 1;
             // Many that are not shown, one after the other: the guard is not for ever.
             let is_long = seen_keys > 64 * MOST_BATCH;
-            if let Some((address, span)) = engine.shown(&lanes, &last, self.at, guard)? {
-                items.push(Item { key: (keys.len(), keys.len() + last.len()), address });
+            if let Some(Shown { address, span, value }) = engine.shown(&lanes, &last, self.at, guard)? {
+                let key = (keys.len(), keys.len() + last.len());
                 keys.extend_from_slice(&last);
+                let value = value.map(|value| {
+                    keys.extend_from_slice(value);
+                    (key.1, keys.len())
+                });
+                items.push(Item { key, value, address });
                 bytes += span;
             }
             for lane in lanes.iter_mut().filter(|lane| lane.key() == Some(&last[..])) {
@@ -290,8 +297,17 @@ impl KreonCursor {
             }
             return Ok(());
         }
-        let ask = |item: &Item| engine.ground.segments.prefetch_entry(item.address, guard);
+        let ask = |item: &Item| {
+            if item.value.is_none() {
+                engine.ground.segments.prefetch_entry(item.address, guard);
+            }
+        };
         read_ahead(items, ask, |item| {
+            if let Some((from, to)) = item.value {
+                let (keyspace, content) = (KeyspaceId::CATALOGUE, Content::Put(&keys[from..to]));
+                self.pairs.push(&Record { keyspace, key: key_of(item), content });
+                return Ok(());
+            }
             let frame = engine.frame(item.address, guard)?;
             self.pairs.push(&engine.record(item.address, &frame, key_of(item), guard)?);
             Ok(())
@@ -366,14 +382,8 @@ impl KreonEngine {
         Ok(lanes)
     }
 
-    /// Where the record of `key`, the next one of the lanes, stands that a view at `at` shows, and its bytes.
-    fn shown(
-        &self,
-        lanes: &[Lane<'_>],
-        key: &[u8],
-        at: Seq,
-        guard: &Guard,
-    ) -> Result<Option<(Address, u64)>> {
+    /// What a view at `at` is shown of `key`, the next one of the lanes.
+    fn shown<'g>(&self, lanes: &[Lane<'g>], key: &[u8], at: Seq, guard: &Guard) -> Result<Option<Shown<'g>>> {
         let mut version = None;
         for (number, lane) in lanes.iter().enumerate().filter(|(_, lane)| lane.key() == Some(key)) {
             match lane {
@@ -381,7 +391,7 @@ impl KreonEngine {
                 Lane::Memtable { memtable, places, next, .. } => {
                     let now = memtable.version(places[*next]);
                     if now.seq <= at && (number == 1 || version.is_none()) {
-                        return Ok((!now.word.is_tomb()).then(|| (now.word.address(), now.word.span())));
+                        return Ok(Shown::of(now));
                     }
                     // The active memtable may have let go of it since the lane of versions was looked up.
                     if number == 1 && version.is_none() && !self.versions.is_empty() {
@@ -392,13 +402,12 @@ impl KreonEngine {
                     if let (None, Some(seen)) = (version, lane.seen())
                         && self.is_shown(&seen, at, guard)?
                     {
-                        let entry = seen.entry;
-                        return Ok((!entry.is_tomb()).then(|| (entry.address(), entry.span())));
+                        return Ok(Shown::seen(&seen));
                     }
                 }
             }
         }
-        Ok(version.filter(|address| *address != Address::NONE).map(|address| (address, 0)))
+        Ok(version.and_then(Shown::old))
     }
 
     /// Goes over all keys that have a value, or leaves that nothing above changes, until `count` says stop.

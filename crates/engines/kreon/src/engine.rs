@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use sheaf_base::engine::{
     Action, Bounds, Capabilities, Cursor, Engine, EngineStats, Hold, ImageSink, ImageSource, Need, Op,
-    Replay, Want,
+    Replay, Want, Wanted,
 };
 use sheaf_base::entries::Accounts;
 use sheaf_base::error::{Error, Result};
@@ -27,21 +27,17 @@ use sheaf_base::memtable::arena::{high, low};
 use sheaf_base::memtable::prefix::Prefix;
 use sheaf_base::record::Content;
 use sheaf_base::segment::Address;
-use sheaf_base::sync::Mutex;
-use sheaf_base::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use sheaf_base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
+use sheaf_base::sync::{Mutex, Published};
 use sheaf_base::types::{KeyspaceId, LogId, Seq};
 use sheaf_base::value::Stored;
 use sheaf_base::versions::{Old, Versions};
 use sheaf_base::views::Views;
-use siphasher::sip::SipHasher13;
-use std::hash::Hasher;
 
-use crate::cache::Cache;
 use crate::cursor::KreonCursor;
 use crate::look::Candidates;
 use crate::memtable::{Memtable, Version, Word};
-use crate::space::Space;
 use crate::spill::Spill;
 use crate::tree::{Level, Shelf};
 
@@ -99,8 +95,7 @@ pub(crate) struct KreonEngine {
     pub(crate) newest_view: AtomicU64,
     /// Versions below that views pin, and that no spill has met: when they were superseded, by when they were born.
     pins: Mutex<BTreeMap<Seq, Vec<Seq>>>,
-    state: AtomicPtr<State>,
-    publishing: Mutex<()>,
+    pub(crate) state: Published<State>,
     replaying: Mutex<()>,
     numbers: AtomicU32,
     /// The newest commit when the store last asked whether there should be a checkpoint, and how often it was the same.
@@ -113,12 +108,7 @@ impl KreonEngine {
         let active = Arc::new(Memtable::new(1, Prefix::default(), ground.tiny));
         let state = State { active, frozen: None, levels: Arc::new([]) };
         KreonEngine {
-            shelf: Arc::new(Shelf {
-                cache: Cache::new(Arc::clone(&ground)),
-                space: Space::new(Arc::clone(&ground), id),
-                lives: std::sync::OnceLock::new(),
-                ground: Arc::clone(&ground),
-            }),
+            shelf: Arc::new(Shelf::new(Arc::clone(&ground), id)),
             versions: Versions::new(Arc::clone(&ground)),
             accounts: Accounts::new(Arc::clone(&ground)),
             spill: Mutex::default(),
@@ -128,8 +118,7 @@ impl KreonEngine {
             oldest_view: AtomicU64::new(0),
             newest_view: AtomicU64::new(0),
             pins: Mutex::default(),
-            state: AtomicPtr::new(Box::into_raw(Box::new(state))),
-            publishing: Mutex::new(()),
+            state: Published::new(state),
             replaying: Mutex::new(()),
             numbers: AtomicU32::new(2),
             seen: AtomicU64::new(0),
@@ -140,30 +129,13 @@ impl KreonEngine {
 
     #[inline]
     pub(crate) fn hash(&self, key: &[u8]) -> u64 {
-        let [k0, k1] = self.ground.hash_key;
-        let mut hasher = SipHasher13::new_with_keys(k0, k1);
-        hasher.write(key);
-        hasher.finish()
+        self.shelf.hash(key)
     }
 
     /// The present moment.
     #[inline]
-    pub(crate) fn state<'g>(&self, _guard: &'g Guard) -> &'g State {
-        // SAFETY:
-        // * Made from a box; freed only after all guards of the moment when it was replaced, or with `self`.
-        unsafe { &*self.state.load(Ordering::Acquire) }
-    }
-
-    /// Makes another state the present one.
-    pub(crate) fn publish(&self, guard: &Guard, next: impl FnOnce(&State) -> State) {
-        let _one = self.publishing.lock();
-        let next = Box::into_raw(Box::new(next(self.state(guard))));
-        let before = self.state.swap(next, Ordering::AcqRel) as usize;
-        guard.defer(move || {
-            // SAFETY:
-            // * Made from a box, replaced just now; every guard that may have seen it is gone.
-            drop(unsafe { Box::from_raw(before as *mut State) });
-        });
+    pub(crate) fn state<'g>(&'g self, guard: &'g Guard) -> &'g State {
+        self.state.load(guard)
     }
 
     /// A memtable left the state.
@@ -192,27 +164,6 @@ impl KreonEngine {
         let more = Memtable::cost(op.key) * (u64::from(op.ahead) + 1) + active.bytes() / 16;
         let memory = &self.ground.memory;
         memory.total().saturating_sub(memory.used(Part::Cache)) + more > memory.budget()
-    }
-
-    /// Puts a version into the active memtable, whose record of the key is at `place` unless that is 0. One writer.
-    pub(crate) fn write(
-        &self,
-        active: &Memtable,
-        place: u32,
-        hash: u64,
-        key: &[u8],
-        version: Version,
-        guard: &Guard,
-    ) {
-        let before = active.bytes();
-        match place {
-            0 => active.add(hash, key, version, guard),
-            _ => active.replace(place, version),
-        }
-        match active.bytes() - before {
-            0 => {}
-            taken => self.ground.memory.take(Part::Index, taken),
-        }
     }
 
     /// The version of a memtable's record, as one that commit `died` superseded.
@@ -274,7 +225,7 @@ impl KreonEngine {
         }
         self.arrived(&record.content, record.address, record.span, guard);
         let version = Version { word, seq: record.seq };
-        self.write(active, place.unwrap_or(0), hash, record.key, version, guard);
+        active.load(place.unwrap_or(0), hash, record.key, version, &self.ground.memory, guard);
         Ok(())
     }
 
@@ -381,7 +332,7 @@ impl Engine for KreonEngine {
             self.superseded(op.key, old, seq, views, guard); // before the record changes (memtable I4)
             word = word.below(old.word.is_below());
         }
-        self.write(active, place, op.note[HASH], op.key, Version { word, seq }, guard);
+        active.put(place, op.note[HASH], op.key, Version { word, seq }, &self.ground.memory, guard);
     }
 
     #[inline]
@@ -389,9 +340,13 @@ impl Engine for KreonEngine {
         let mut missing = None;
         loop {
             let guard = &epoch::pin();
-            let Some(address) = self.find_at(at, key, guard)? else { return Ok(false) };
-            let frame = self.frame(address, guard)?;
-            let record = self.record(address, &frame, key, guard)?;
+            let Some(shown) = self.find_at(at, key, guard)? else { return Ok(false) };
+            if let Some(value) = shown.value {
+                found(Stored::Bytes(value));
+                return Ok(true);
+            }
+            let frame = self.frame(shown.address, guard)?;
+            let record = self.record(shown.address, &frame, key, guard)?;
             if self.accounts.give(record.content, &mut missing, found)? {
                 return Ok(true);
             }
@@ -403,11 +358,11 @@ impl Engine for KreonEngine {
         Ok(self.find_at(at, key, guard)?.is_some())
     }
 
-    fn prefetch(&self, keys: &[&[u8]], _entries: bool) {
+    fn prefetch(&self, keys: &[Wanted<'_>], _entries: bool) {
         let guard = &epoch::pin();
         let state = self.state(guard);
         for key in keys {
-            let hash = self.hash(key);
+            let hash = self.hash(key.key);
             state.memtables().for_each(|memtable| memtable.prefetch(hash, guard));
         }
     }
@@ -453,7 +408,7 @@ impl Engine for KreonEngine {
         }
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let fresh = Memtable::new(number, state.active.prefix(guard), self.ground.tiny);
-        self.publish(guard, |now| State {
+        self.state.replace(guard, |now| State {
             active: Arc::new(fresh),
             frozen: Some(Arc::clone(&now.active)),
             levels: Arc::clone(&now.levels),
@@ -519,16 +474,30 @@ impl Engine for KreonEngine {
         self.replay_one(record, &epoch::pin())
     }
 
+    fn absorb(&self, part: usize, parts: usize) -> Result<()> {
+        self.state(&epoch::pin()).active.sort_share(part, parts);
+        Ok(())
+    }
+
+    fn replayed(&self) {
+        let guard = &epoch::pin();
+        self.state(guard).active.settle(&self.ground.memory, guard);
+    }
+
     fn blobs(&self, out: &mut Vec<u64>) {
         out.extend(self.accounts.blobs.lock().iter().copied());
     }
 
-    fn hold(&self, key: &[u8], address: Address) -> Result<Hold> {
-        self.hold_at(key, address, &epoch::pin())
+    fn hold(&self, wanted: Wanted<'_>, address: Address) -> Result<Hold> {
+        self.hold_at(wanted.key, address, &epoch::pin())
     }
 
-    fn moved(&self, key: &[u8], from: Address, to: Address) -> bool {
-        self.repoint(key, from, to, &epoch::pin())
+    fn locate(&self, key: &[u8]) -> Result<Option<Address>> {
+        Ok(self.find_at(Seq::LATEST, key, &epoch::pin())?.map(|shown| shown.address))
+    }
+
+    fn moved(&self, wanted: Wanted<'_>, from: Address, to: Address) -> bool {
+        self.repoint(wanted.key, from, to, &epoch::pin())
     }
 
     fn stats(&self) -> EngineStats {
@@ -540,6 +509,18 @@ impl Engine for KreonEngine {
             pinned_versions: self.versions.count()
                 + self.pins.lock().values().map(|dieds| dieds.len() as u64).sum::<u64>(),
         }
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        let ways = self.spill.lock().ways;
+        vec![
+            ("ranges spilled", ways.spills.0),
+            ("leaves written by spills", ways.spills.1),
+            ("ranges merged", ways.merges.0),
+            ("leaves written by merges", ways.merges.1),
+            ("pages read", self.shelf.cache.loads()),
+            ("reads spared by filters", self.shelf.filters.spared()),
+        ]
     }
 
     fn verify(&self, report: &mut dyn FnMut(Error)) -> Result<()> {
@@ -558,9 +539,6 @@ impl Engine for KreonEngine {
 
 impl Drop for KreonEngine {
     fn drop(&mut self) {
-        // SAFETY:
-        // * Made from a box, and `&mut self`: nobody reads it.
-        let state = unsafe { Box::from_raw(self.state.load(Ordering::Relaxed)) };
-        state.memtables().for_each(|memtable| self.memtable_gone(memtable));
+        self.state(&epoch::pin()).memtables().for_each(|memtable| self.memtable_gone(memtable));
     }
 }

@@ -12,14 +12,14 @@ use crate::cache::Frame;
 use crate::node::{Entry, Pair, make};
 use crate::tests::shelf;
 
-fn frame(number: u64) -> Frame {
+fn frame(number: u64) -> Box<Frame> {
     let entry = Entry::put(Address::from_bits(number), 64, 7, 0, 0);
-    let (bytes, _) = make(&[Pair { key: b"k", entry, newest: Seq(1) }], 0, 1, Seq(1), 512);
-    Frame::new(bytes, true, false)
+    let (bytes, _) = make(&[Pair { key: b"k", entry, newest: Seq(1), value: &[] }], 0, 1, Seq(1), 512);
+    Frame::new(&bytes, true, false)
 }
 
 fn number(frame: &Frame) -> u64 {
-    frame.node().find(7, b"k").map_or(0, |entry| entry.address().bits())
+    frame.node().find(7, b"k").map_or(0, |slot| frame.node().entry(slot).address().bits())
 }
 
 #[test]

@@ -8,10 +8,10 @@
 //!
 //! ```text
 //!  put ─> flat log (base) ─> active memtable ── freeze ──> frozen memtable ── work ──> L1 ──> L2 ...
-//!          the values         L0: keys, addresses                  spill, a few hundred leaves a step: change.rs spill.rs
+//!          the values         L0: keys, addresses                  spill, a few hundred leaves a step: spill.rs change.rs meeting.rs
 //!
-//!  get ─> active ─> frozen ─> L1 ─> L2 ...: inner nodes, a leaf (fingerprints) ─> record         tree.rs node.rs cache.rs
-//!  own/<id>/levels: pages, never overwritten while an image may name them                        space.rs image.rs
+//!  get ─> active ─> frozen ─> L1 ─> L2 ...: inner nodes, a leaf (fingerprints) ─> record         tree.rs node.rs cache.rs filter.rs
+//!  own/<id>/levels: pages, never overwritten while an image may name them                        space.rs image.rs levels.rs
 //! ```
 //!
 //! ## Invariants
@@ -27,7 +27,7 @@
 //! ## Threads
 //!
 //! Commits write the active memtable under the commit lock. The store's background spills. Readers pin the epoch, load one state,
-//! and take no lock. Locks in order: the store's commit lock, `spill` (never waited for under the commit lock), `publishing`,
+//! and take no lock. Locks in order: the store's commit lock, `spill` (never waited for under the commit lock), that of `state`,
 //! `candidates`, the others.
 //!
 //! ## Crash
@@ -44,17 +44,25 @@ mod cache;
 mod change;
 mod cursor;
 mod engine;
+mod filter;
 mod image;
 #[cfg(all(test, shuttle))]
 mod interleavings;
+mod levels;
 mod look;
+#[cfg(test)]
+mod mapping;
+mod meeting;
 mod memtable;
 mod node;
 mod space;
 mod spill;
+mod table;
 #[cfg(test)]
 mod tests;
 mod tree;
+#[cfg(test)]
+mod ways;
 
 use std::sync::Arc;
 

@@ -59,20 +59,56 @@ pub(crate) fn print_of(hash: u64) -> u8 {
     hash.to_be_bytes()[3]
 }
 
-/// A version of a key in one of the sources.
+/// What a view is shown of a key that has a value.
 #[derive(Clone, Copy, Debug)]
-enum Source {
-    Memtable(Version),
-    Level(Seen),
+pub(crate) struct Shown<'g> {
+    pub(crate) address: Address,
+    /// Bytes of the record's frame, as far as known.
+    pub(crate) span: u64,
+    /// The value, where it was found together with the key.
+    pub(crate) value: Option<&'g [u8]>,
 }
 
-impl Source {
+impl<'g> Shown<'g> {
+    /// A memtable's version; nothing of a removal.
+    #[inline]
+    pub(crate) fn of(version: Version) -> Option<Shown<'g>> {
+        let word = version.word;
+        (!word.is_tomb()).then(|| Shown { address: word.address(), span: word.span(), value: None })
+    }
+
+    /// What a level says; nothing of a removal.
+    #[inline]
+    pub(crate) fn seen(seen: &Seen<'g>) -> Option<Shown<'g>> {
+        let entry = &seen.entry;
+        let value = entry.is_inline().then_some(seen.value);
+        (!entry.is_tomb()).then(|| Shown { address: entry.address(), span: entry.span(), value })
+    }
+
+    /// An old version, kept for views; nothing of a removal.
+    pub(crate) fn old(address: Address) -> Option<Shown<'g>> {
+        (address != Address::NONE).then_some(Shown { address, span: 0, value: None })
+    }
+}
+
+/// A version of a key in one of the sources.
+#[derive(Clone, Copy, Debug)]
+enum Source<'g> {
+    Memtable(Version),
+    Level(Seen<'g>),
+}
+
+impl<'g> Source<'g> {
+    fn shown(&self) -> Option<Shown<'g>> {
+        match self {
+            Source::Memtable(version) => Shown::of(*version),
+            Source::Level(seen) => Shown::seen(seen),
+        }
+    }
+
     /// Where the record stands; none of a removal.
     fn address(&self) -> Option<Address> {
-        match self {
-            Source::Memtable(version) => (!version.word.is_tomb()).then(|| version.word.address()),
-            Source::Level(seen) => (!seen.entry.is_tomb()).then(|| seen.entry.address()),
-        }
+        self.shown().map(|shown| shown.address)
     }
 }
 
@@ -115,7 +151,7 @@ impl KreonEngine {
     }
 
     /// The number of what a level says.
-    fn seq_of(&self, seen: &Seen, guard: &Guard) -> Result<Seq> {
+    fn seq_of(&self, seen: &Seen<'_>, guard: &Guard) -> Result<Seq> {
         match seen.entry.is_tomb() {
             true => Ok(seen.entry.tomb_seq()),
             false => self.seq_at(seen.entry.address(), guard),
@@ -124,14 +160,20 @@ impl KreonEngine {
 
     /// The first source that has the key.
     #[inline]
-    fn first(&self, state: &State, hash: u64, key: &[u8], guard: &Guard) -> Result<Option<Source>> {
+    fn first<'g>(
+        &self,
+        state: &State,
+        hash: u64,
+        key: &[u8],
+        guard: &'g Guard,
+    ) -> Result<Option<Source<'g>>> {
         for memtable in state.memtables() {
             if let Some(place) = memtable.find(hash, key, guard) {
                 return Ok(Some(Source::Memtable(memtable.version(place))));
             }
         }
         for level in &*state.levels {
-            if let Some(seen) = self.shelf.find(level, print_of(hash), key, guard)? {
+            if let Some(seen) = self.shelf.find(level, hash, key, guard)? {
                 return Ok(Some(Source::Level(seen)));
             }
         }
@@ -141,7 +183,7 @@ impl KreonEngine {
     /// Whether the levels have something of `key` that is not older than `seq`.
     pub(crate) fn is_old_news(&self, hash: u64, key: &[u8], seq: Seq, guard: &Guard) -> Result<bool> {
         for level in &*self.state(guard).levels {
-            let Some(seen) = self.shelf.find(level, print_of(hash), key, guard)? else { continue };
+            let Some(seen) = self.shelf.find(level, hash, key, guard)? else { continue };
             let is_gone =
                 !seen.entry.is_tomb() && self.shelf.is_dangling(seen.entry.address(), seen.stamp, guard);
             return Ok(!is_gone && self.seq_of(&seen, guard)? >= seq);
@@ -159,40 +201,40 @@ impl KreonEngine {
         }
     }
 
-    /// Where the record stands that a view at `at` shows of `key`.
+    /// What a view at `at` is shown of `key`.
     #[inline]
-    pub(crate) fn find_at(&self, at: Seq, key: &[u8], guard: &Guard) -> Result<Option<Address>> {
+    pub(crate) fn find_at<'g>(&self, at: Seq, key: &[u8], guard: &'g Guard) -> Result<Option<Shown<'g>>> {
         let hash = self.hash(key);
         let state = self.state(guard);
         if at == Seq::LATEST {
-            return Ok(self.first(state, hash, key, guard)?.and_then(|source| source.address()));
+            return Ok(self.first(state, hash, key, guard)?.and_then(|source| source.shown()));
         }
         let active = state.active.find(hash, key, guard).map(|place| state.active.version(place));
         if let Some(version) = active.filter(|version| version.seq <= at) {
-            return Ok(Source::Memtable(version).address());
+            return Ok(Shown::of(version));
         }
         // After the state was loaded, and before what it has: what it lets go of is here before.
         if !self.versions.is_empty()
             && let Some(address) = self.versions.at(&key.to_vec(), at).first()
         {
-            return Ok(Some(*address).filter(|address| *address != Address::NONE));
+            return Ok(Shown::old(*address));
         }
         let frozen =
             state.frozen.as_ref().and_then(|f| f.find(hash, key, guard).map(|place| f.version(place)));
         if let Some(version) = frozen.filter(|version| version.seq <= at) {
-            return Ok(Source::Memtable(version).address());
+            return Ok(Shown::of(version));
         }
         for level in &*state.levels {
-            let Some(seen) = self.shelf.find(level, print_of(hash), key, guard)? else { continue };
+            let Some(seen) = self.shelf.find(level, hash, key, guard)? else { continue };
             if self.is_shown(&seen, at, guard)? {
-                return Ok(Source::Level(seen).address());
+                return Ok(Shown::seen(&seen));
             }
         }
         Ok(None)
     }
 
     /// Whether what a level says is not too new for a view at `at`.
-    pub(crate) fn is_shown(&self, seen: &Seen, at: Seq, guard: &Guard) -> Result<bool> {
+    pub(crate) fn is_shown(&self, seen: &Seen<'_>, at: Seq, guard: &Guard) -> Result<bool> {
         if seen.newest <= at {
             return Ok(true);
         }
@@ -220,16 +262,16 @@ impl KreonEngine {
             return Ok(Hold::Dead);
         }
         // A view may need it, and a lower source may have it.
-        let mut sources: SmallVec<[Source; 4]> = SmallVec::new();
+        let mut sources: SmallVec<[Source<'_>; 4]> = SmallVec::new();
         for memtable in state.memtables() {
             sources.extend(
                 memtable.find(hash, key, guard).map(|place| Source::Memtable(memtable.version(place))),
             );
         }
         for level in &*state.levels {
-            sources.extend(self.shelf.find(level, print_of(hash), key, guard)?.map(Source::Level));
+            sources.extend(self.shelf.find(level, hash, key, guard)?.map(Source::Level));
         }
-        let is_it = |source: &Source| match source {
+        let is_it = |source: &Source<'_>| match source {
             Source::Level(seen) if self.shelf.is_dangling(address, seen.stamp, guard) => false,
             other => other.address() == Some(address),
         };
@@ -318,7 +360,7 @@ impl KreonEngine {
                 }
                 // What the sources below have is accounted by the cleaner.
                 let word = Word::put(to, head.span, head.blob.is_some()).below(true);
-                self.write(&state.active, 0, hash, key, Version { word, seq: head.seq }, guard);
+                state.active.put(0, hash, key, Version { word, seq: head.seq }, &self.ground.memory, guard);
                 return true;
             }
         }

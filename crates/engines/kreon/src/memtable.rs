@@ -14,6 +14,7 @@
 
 use std::ops::Bound;
 
+use sheaf_base::memory::Memory;
 use sheaf_base::memtable::arena::Place;
 use sheaf_base::memtable::order::Keys;
 use sheaf_base::memtable::prefix::Prefix;
@@ -155,6 +156,45 @@ impl Memtable {
     /// Adds a record for a key that has none. One writer.
     pub(crate) fn add(&self, hash: u64, key: &[u8], version: Version, guard: &Guard) {
         self.table.add(hash, key, version.word.0, version.seq, guard);
+    }
+
+    /// As [`Memtable::add`] or [`Memtable::replace`] while nobody reads, at an opening: new keys wait for [`Memtable::settle`].
+    pub(crate) fn load(
+        &self,
+        place: Place,
+        hash: u64,
+        key: &[u8],
+        version: Version,
+        memory: &Memory,
+        guard: &Guard,
+    ) {
+        self.table.load(place, hash, key, (version.word.0, version.seq), memory, guard);
+    }
+
+    /// Sorts one of `parts` parts of the keys that wait. Parts may be sorted side by side.
+    pub(crate) fn sort_share(&self, part: usize, parts: usize) {
+        self.table.sort_share(part, parts);
+    }
+
+    /// Puts the keys that wait into order, all parts of which are sorted.
+    pub(crate) fn settle(&self, memory: &Memory, guard: &Guard) {
+        self.table.counted(memory, || self.table.settle(guard));
+    }
+
+    /// [`Memtable::replace`] at `place`, or [`Memtable::add`] for a key that has no record (0), and counts the memory that takes.
+    pub(crate) fn put(
+        &self,
+        place: Place,
+        hash: u64,
+        key: &[u8],
+        version: Version,
+        memory: &Memory,
+        guard: &Guard,
+    ) {
+        self.table.counted(memory, || match place {
+            0 => self.add(hash, key, version, guard),
+            _ => self.replace(place, version),
+        });
     }
 
     /// Gives a record another version, or another place of the same one. One writer.

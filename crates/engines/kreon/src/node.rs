@@ -8,7 +8,7 @@
 //!
 //! ```text
 //!  kind 1 | level 1 | count 2 | prefix 2 | 0 2 | stamp 8 | newest 8 | prefix ...
-//!  leaf:   fingerprints n x 1 | heads n x 8 | places n x 7    | tags n x 1 | ends n x 2 | rests ...
+//!  leaf:   fingerprints n x 1 | heads n x 8 | places n x 7    | tags n x 1 | ends n x 2 | rests, small values ...
 //!  inner:                       heads n x 8 | children n x 16 | tags n x 1 | ends n x 2 | rests ...
 //! ```
 //!
@@ -38,6 +38,9 @@ const REF: usize = 16;
 const HEAD: usize = 8;
 /// Bytes of a staged value's number, behind the rest of its key.
 const BLOB: usize = 8;
+/// Longest value of which a leaf has a copy, behind the rest of its key and with its length at the end: who finds the key has the
+/// value, and no record is read. What it costs are as many bytes of each entry; at 32 a leaf has a half more of them.
+pub(crate) const MOST_INLINE: usize = 32;
 
 /// Flag: the key is removed; in the entry's place stands the number of that commit.
 pub(crate) const TOMB: u8 = 0x10;
@@ -45,7 +48,9 @@ pub(crate) const TOMB: u8 = 0x10;
 pub(crate) const STAGED: u8 = 0x20;
 /// Flag: what lower levels have of the key is not accounted as live any more.
 pub(crate) const BELOW: u8 = 0x40;
-const FLAGS: u8 = TOMB | STAGED | BELOW;
+/// Flag: the entry has a copy of the value.
+pub(crate) const INLINE: u8 = 0x80;
+const FLAGS: u8 = TOMB | STAGED | BELOW | INLINE;
 const LENGTH: u8 = 0x0f;
 
 /// Where a child is, and what is known of it.
@@ -90,7 +95,7 @@ impl Ref {
 /// What a level says of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// [`TOMB`] | [`STAGED`] | [`BELOW`].
+    /// [`TOMB`] | [`STAGED`] | [`BELOW`] | [`INLINE`].
     pub(crate) flags: u8,
     /// A byte of the key's hash.
     pub(crate) print: u8,
@@ -120,6 +125,10 @@ impl Entry {
 
     pub(crate) fn is_staged(&self) -> bool {
         self.flags & STAGED != 0
+    }
+
+    pub(crate) fn is_inline(&self) -> bool {
+        self.flags & INLINE != 0
     }
 
     pub(crate) fn with(self, flags: u8) -> Entry {
@@ -210,10 +219,15 @@ impl<'a> Node<'a> {
                 return bad("end of an entry", next);
             }
             let tag = bytes[node.tags + slot];
-            let blob = if tag & STAGED != 0 { BLOB } else { 0 };
+            let extra = match tag & (STAGED | INLINE | TOMB) {
+                0 | TOMB => 0,
+                STAGED => BLOB,
+                INLINE if next > end => 1 + usize::from(bytes[node.rests + next - 1]),
+                _ => usize::MAX,
+            };
             let rest = next - end;
-            let is_short = usize::from(tag & LENGTH) < HEAD && rest != blob;
-            if usize::from(tag & LENGTH) > HEAD || rest < blob || is_short || tag & !(FLAGS | LENGTH) != 0 {
+            let is_short = usize::from(tag & LENGTH) < HEAD && rest != extra;
+            if usize::from(tag & LENGTH) > HEAD || rest < extra || is_short {
                 return bad("tag of an entry", usize::from(tag));
             }
             if !node.is_leaf {
@@ -258,17 +272,20 @@ impl<'a> Node<'a> {
         self.bytes[self.tags + slot]
     }
 
-    /// What of the key is behind its head, and the staged value's number.
+    /// What of the key is behind its head, and what is behind that: a staged value's number, or a value.
     #[inline]
-    fn rest(&self, slot: usize) -> (&'a [u8], u64) {
+    fn rest(&self, slot: usize) -> (&'a [u8], &'a [u8]) {
         let start = if slot == 0 { 0 } else { short(self.bytes, self.ends + 2 * slot - 2) };
         let end = short(self.bytes, self.ends + 2 * slot);
         let rest = &self.bytes[self.rests + start..self.rests + end];
-        if self.tag(slot) & STAGED == 0 {
-            return (rest, 0);
+        match self.tag(slot) & (STAGED | INLINE) {
+            0 => (rest, &[]),
+            STAGED => rest.split_at(rest.len() - BLOB),
+            _ => {
+                let (rest, len) = rest.split_at(rest.len() - 1);
+                rest.split_at(rest.len() - usize::from(len[0]))
+            }
         }
-        let (rest, blob) = rest.split_at(rest.len() - BLOB);
-        (rest, u64_at(blob, 0))
     }
 
     /// How the key of `slot` compares to one with this suffix behind the prefix.
@@ -324,12 +341,20 @@ impl<'a> Node<'a> {
         let mut place = [0; PLACE];
         place.copy_from_slice(&self.bytes[self.places + slot * PLACE..][..PLACE]);
         let print = self.bytes[HEADER + self.prefix + slot];
-        Entry { flags: self.tag(slot) & FLAGS, print, place, blob: self.rest(slot).1 }
+        let flags = self.tag(slot) & FLAGS;
+        let blob = if flags & STAGED == 0 { 0 } else { u64_at(self.rest(slot).1, 0) };
+        Entry { flags, print, place, blob }
     }
 
-    /// The entry of `key`, whose hash has the byte `print`.
+    /// The value of which the entry has a copy, if it has.
     #[inline]
-    pub(crate) fn find(&self, print: u8, key: &[u8]) -> Option<Entry> {
+    pub(crate) fn value(&self, slot: usize) -> &'a [u8] {
+        if self.tag(slot) & INLINE == 0 { &[] } else { self.rest(slot).1 }
+    }
+
+    /// The slot of `key`, whose hash has the byte `print`.
+    #[inline]
+    pub(crate) fn find(&self, print: u8, key: &[u8]) -> Option<usize> {
         const LOW: u64 = 0x0101_0101_0101_0101;
         const HIGH: u64 = 0x8080_8080_8080_8080;
         let suffix = key.strip_prefix(self.prefix())?;
@@ -345,14 +370,14 @@ impl<'a> Node<'a> {
             while equal != 0 {
                 let slot = number * 8 + equal.trailing_zeros() as usize / 8;
                 if is_it(&slot) {
-                    return Some(self.entry(slot));
+                    return Some(slot);
                 }
                 equal &= equal - 1;
             }
         }
         let start = prints.len() / 8 * 8;
         let last = chunks.remainder().iter().zip(start..);
-        last.filter(|(p, _)| **p == print).map(|(_, slot)| slot).find(is_it).map(|slot| self.entry(slot))
+        last.filter(|(p, _)| **p == print).map(|(_, slot)| slot).find(is_it)
     }
 
     // Inner nodes.
@@ -394,6 +419,8 @@ pub(crate) struct Pair<'k> {
     pub(crate) entry: Entry,
     /// Its commit is not later.
     pub(crate) newest: Seq,
+    /// The value, if the entry has a copy of it.
+    pub(crate) value: &'k [u8],
 }
 
 impl Item for Pair<'_> {
@@ -406,10 +433,17 @@ impl Item for Pair<'_> {
         maker.flags = self.entry.flags;
         if self.entry.is_staged() {
             maker.extra.extend_from_slice(&self.entry.blob.to_le_bytes());
+        } else if self.entry.is_inline() {
+            maker.extra.extend_from_slice(self.value);
+            maker.extra.push(u8::try_from(self.value.len()).unwrap_or(u8::MAX));
         }
     }
     fn extra(&self) -> usize {
-        if self.entry.is_staged() { BLOB } else { 0 }
+        match self.entry.flags & (STAGED | INLINE) {
+            0 => 0,
+            STAGED => BLOB,
+            _ => self.value.len() + 1,
+        }
     }
 }
 
@@ -519,12 +553,20 @@ mod tests {
 
     fn pair(key: &[u8], number: u64) -> Pair<'_> {
         let print = (number % 7).to_le_bytes()[0];
-        let entry = match number % 3 {
-            0 => Entry::put(Address::from_bits(number * 8), number * 8 % 4096, print, 0, 0),
-            1 => Entry::put(Address::from_bits(number * 8), 64, print, STAGED, number),
-            _ => Entry::tomb(Seq(number), print, 0),
-        };
-        Pair { key, entry, newest: Seq(number) }
+        let (mut value, mut entry) = (
+            &[][..],
+            match number % 3 {
+                0 => Entry::put(Address::from_bits(number * 8), number * 8 % 4096, print, 0, 0),
+                1 => Entry::put(Address::from_bits(number * 8), 64, print, STAGED, number),
+                _ => Entry::tomb(Seq(number), print, 0),
+            },
+        );
+        if number.is_multiple_of(6) {
+            value =
+                &b"a value that is not much longer than this"[..usize::try_from(number / 6 % 33).unwrap()];
+            entry = entry.with(entry.flags | INLINE);
+        }
+        Pair { key, entry, newest: Seq(number), value }
     }
 
     fn keys() -> Vec<Vec<u8>> {
@@ -559,7 +601,8 @@ mod tests {
                     node.key(slot, &mut key);
                     assert_eq!(key, pair.key);
                     assert_eq!(node.entry(slot), pair.entry);
-                    assert_eq!(node.find(pair.entry.print, pair.key), Some(pair.entry));
+                    assert_eq!(node.value(slot), pair.value);
+                    assert_eq!(node.find(pair.entry.print, pair.key), Some(slot));
                     assert_eq!((node.before(pair.key, false), node.before(pair.key, true)), (slot, slot + 1));
                 }
                 for (number, key) in keys.iter().enumerate() {
@@ -613,9 +656,10 @@ mod tests {
                     for slot in 0..node.len() {
                         node.key(slot, &mut Vec::new());
                         node.entry(slot);
+                        node.value(slot);
                     }
-                    keys.iter()
-                        .for_each(|key| assert!(node.find(1, key).is_none_or(|entry| entry.print == 1)));
+                    let is_one = |slot| node.entry(slot).print == 1;
+                    keys.iter().for_each(|key| assert!(node.find(1, key).is_none_or(is_one)));
                 }
             }
         }

@@ -35,7 +35,7 @@ use crate::node::{Node, Ref};
 
 const FILE: &str = "levels";
 const MAGIC: &[u8; 8] = b"SHEAFKRE";
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// Bytes of a page; small ones in tiny geometry, so that there are many.
 pub(crate) const PAGE: usize = 4096;
 const TINY_PAGE: usize = 512;
@@ -165,10 +165,10 @@ impl Space {
     }
 
     /// Reads the pages of a node of `level`, and checks them.
-    pub(crate) fn read(&self, at: Ref, level: u8) -> Result<Frame> {
+    pub(crate) fn read(&self, at: Ref, level: u8) -> Result<Box<Frame>> {
         let mut bytes = vec![0; usize::from(at.pages) * self.paged.page];
         self.read_bytes(at.page, &mut bytes)?;
-        self.frame(at, level, bytes)
+        self.frame(at, level, &bytes)
     }
 
     /// Reads so many bytes from the start of a page on.
@@ -177,12 +177,12 @@ impl Space {
     }
 
     /// The bytes of a node, checked.
-    pub(crate) fn frame(&self, at: Ref, level: u8, bytes: Vec<u8>) -> Result<Frame> {
-        let got = crc32c::crc32c(&bytes);
+    pub(crate) fn frame(&self, at: Ref, level: u8, bytes: &[u8]) -> Result<Box<Frame>> {
+        let got = crc32c::crc32c(bytes);
         if got != at.crc {
             return Err(self.paged.damaged(at.page, Damage::BadChecksum { expected: at.crc, got }));
         }
-        Node::parse(&bytes, level).map_err(|what| self.paged.damaged(at.page, what))?;
+        Node::parse(bytes, level).map_err(|what| self.paged.damaged(at.page, what))?;
         Ok(Frame::new(bytes, level == 0, false))
     }
 

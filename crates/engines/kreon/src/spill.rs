@@ -15,23 +15,24 @@
 //! Pages that no image names. Inner nodes are not even written before an image is made.
 
 use std::collections::{BTreeSet, HashMap};
-use std::ops::Bound;
+use std::ops::{Bound, Range};
 use std::sync::Arc;
 
-use sheaf_base::engine::ImageSink;
-use sheaf_base::error::{Error, Result};
-use sheaf_base::segment::{Address, SLOT_COUNT};
+use sheaf_base::error::Result;
+use sheaf_base::record::{Content, Record};
+use sheaf_base::segment::Address;
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::Seq;
 use sheaf_base::versions::Old;
 use sheaf_base::views::Views;
 
 use crate::cache::Frame;
-use crate::change::{Change, Made, Meet, Ways, flags_over};
+use crate::change::{Change, Gathered, Made, Meet, Ways};
 use crate::engine::{KreonEngine, State};
 use crate::look::print_of;
-use crate::memtable::Memtable;
-use crate::node::{BELOW, Entry, Pair, Ref, STAGED};
+use crate::meeting::Meeting;
+use crate::memtable::{Memtable, Version};
+use crate::node::{BELOW, Entry, INLINE, MOST_INLINE, Pair, Ref, STAGED};
 use crate::tree::{Aim, Found, Level, Shelf};
 
 /// Entries of a step, at most.
@@ -50,6 +51,10 @@ const TINY_GROWTH: u64 = 4;
 /// Keys that the first level may have at least, and in tiny geometry exactly.
 const LEAST_LEVEL: u64 = 1 << 17;
 const TINY_LEVEL: u64 = 60;
+/// Bytes of a record's frame beside key and value, at most.
+const RECORD: usize = 48;
+/// Records that are asked for ahead of the one whose value is copied.
+const AHEAD: usize = 8;
 /// Bytes that a key takes in a memtable, about.
 const MEMTABLE_KEY: u64 = 90;
 
@@ -61,113 +66,20 @@ pub(crate) struct Spill {
     /// Where each level goes on giving.
     giving: Vec<Vec<u8>>,
     /// Inner nodes that are in memory only.
-    dirty: BTreeSet<u32>,
+    pub(crate) dirty: BTreeSet<u32>,
     /// Bytes that the levels' entries account for, by slot, and which segment is meant.
-    counts: HashMap<u32, (u64, i64)>,
+    pub(crate) counts: HashMap<u32, (u64, i64)>,
     pub(crate) ways: Ways,
 }
 
 impl Spill {
-    fn count(&mut self, engine: &KreonEngine, slot: u32, bytes: i64, guard: &Guard) {
+    pub(crate) fn count(&mut self, engine: &KreonEngine, slot: u32, bytes: i64, guard: &Guard) {
         let Some(segment) = engine.ground.segments.at(slot, guard) else { return };
         let count = self.counts.entry(slot).or_insert((segment.id().0, 0));
         if count.0 != segment.id().0 {
             *count = (segment.id().0, 0);
         }
         count.1 += bytes;
-    }
-}
-
-/// Puts keys side by side with what the level has.
-struct Meeting<'a> {
-    engine: &'a KreonEngine,
-    views: &'a Views,
-    guard: &'a Guard,
-    is_last: bool,
-    /// What comes is from a memtable, and its numbers are exact.
-    is_exact: bool,
-    /// Bytes by slot that the levels account for more, or less.
-    counts: HashMap<u32, i64>,
-    /// What is dead once the step is published.
-    dead: Vec<(Address, u64)>,
-    blobs: Vec<(Seq, u64)>,
-}
-
-impl Meeting<'_> {
-    fn count(&mut self, entry: &Entry, sign: i64) {
-        if !entry.is_tomb() {
-            let span = i64::try_from(entry.span()).unwrap_or(0);
-            *self.counts.entry(entry.address().slot()).or_insert(0) += sign * span;
-        }
-    }
-
-    /// Whether `old`, superseded by `new`, is kept for a view.
-    fn keep_for_views(&mut self, new: &Pair<'_>, old: &Entry) -> Result<bool> {
-        if self.views.is_empty() {
-            return Ok(false);
-        }
-        let died = match (new.entry.is_tomb(), self.is_exact) {
-            (true, _) => new.entry.tomb_seq(),
-            (false, true) => new.newest,
-            (false, false) => self.engine.seq_at(new.entry.address(), self.guard)?,
-        };
-        if self.views.oldest().is_none_or(|oldest| oldest >= died) {
-            return Ok(false);
-        }
-        let needs = |born, died| self.views.needs(born, died);
-        let born = match old.is_tomb() {
-            true => old.tomb_seq(),
-            false => self.engine.seq_at(old.address(), self.guard)?,
-        };
-        let blob = (old.flags & STAGED != 0).then_some(old.blob);
-        let (address, span) = match old.is_tomb() {
-            true => (Address::NONE, 0),
-            false => (old.address(), u32::try_from(old.span()).unwrap_or(u32::MAX)),
-        };
-        let old = Old { address, span, born, died, blob };
-        Ok(self.engine.keep_version(&self.engine.candidates.lock(), new.key, old, needs))
-    }
-}
-
-impl Meet for Meeting<'_> {
-    fn meet(&mut self, new: &Pair<'_>, old: Option<(&Entry, u64, Seq)>) -> Result<Option<Entry>> {
-        let mut flags = new.entry.flags;
-        if let Some((old, stamp, _)) = old {
-            let is_below = new.entry.flags & BELOW != 0;
-            let is_gone = !old.is_tomb() && self.engine.shelf.is_dangling(old.address(), stamp, self.guard);
-            let is_kept = !is_gone && !is_below && self.keep_for_views(new, old)?;
-            // After a crash the same version may come again, from where the cleaner had copied it to.
-            let is_lost = old.is_staged() && !(new.entry.is_staged() && new.entry.blob == old.blob);
-            // What a view needs of what is gone was copied, and is among the versions, which account for its value.
-            let names = || self.engine.versions.names(&new.key.to_vec(), old.blob);
-            if is_gone && !is_below && is_lost && !names() {
-                self.blobs.push((new.newest, old.blob));
-            }
-            if !is_gone {
-                self.count(old, -1);
-                if !old.is_tomb() && !is_below && !is_kept {
-                    self.dead.push((old.address(), old.span()));
-                    if is_lost {
-                        self.blobs.push((new.newest, old.blob));
-                    }
-                }
-            }
-            flags = flags_over(flags, Some(old.flags), self.is_last);
-        } else {
-            flags = flags_over(flags, None, self.is_last);
-        }
-        if new.entry.is_tomb() && self.is_last {
-            return Ok(None);
-        }
-        self.count(&new.entry, 1);
-        Ok(Some(new.entry.with(flags)))
-    }
-
-    fn keep(&mut self, old: &Entry, stamp: u64) -> bool {
-        match old.is_tomb() {
-            true => !self.is_last,
-            false => !self.engine.shelf.is_dangling(old.address(), stamp, self.guard),
-        }
     }
 }
 
@@ -225,9 +137,12 @@ impl KreonEngine {
         let keys: Vec<&[u8]> = places.iter().map(|place| frozen.key(*place)).collect();
         let (leaves, count) = self.targets(&level, &keys, most_leaves, guard)?;
         let mut meeting = self.meeting(views, state.levels.iter().skip(1), true, guard);
-        let mut pairs: Vec<Pair<'_>> = Vec::with_capacity(count);
-        let mut staged = Vec::new();
-        for (place, key) in places.iter().zip(&keys).take(count) {
+        let mut going: Vec<(&[u8], Entry, Seq, Range<usize>)> = Vec::with_capacity(count);
+        let (mut staged, mut values) = (Vec::new(), Vec::new());
+        for (number, (place, key)) in places.iter().zip(&keys).take(count).enumerate() {
+            if let Some((place, key)) = places.get(number + AHEAD).zip(keys.get(number + AHEAD)) {
+                self.ask_for_small(key, frozen.version(*place), guard);
+            }
             let version = frozen.version(*place);
             let hash = self.hash(key);
             if let Some(newer) = state.active.find(hash, key, guard) {
@@ -236,10 +151,21 @@ impl KreonEngine {
                 self.skip(&mut meeting, key, version, newer, &mut staged);
                 continue;
             }
-            let entry = self.entry_of(version, print_of(hash), &mut staged);
+            let mut entry = self.entry_of(version, print_of(hash), &mut staged);
             self.candidates.lock().superseded(key, version.word);
-            pairs.push(Pair { key, entry, newest: version.seq });
+            let start = values.len();
+            if self.add_small(key, version, guard, &mut values) {
+                entry = entry.with(entry.flags | INLINE);
+            }
+            going.push((key, entry, version.seq, start..values.len()));
         }
+        let pair = |(key, entry, newest, value): (_, _, _, Range<usize>)| Pair {
+            key,
+            entry,
+            newest,
+            value: &values[value],
+        };
+        let pairs: Vec<Pair<'_>> = going.into_iter().map(pair).collect();
         let stamp = self.shelf.stamp(guard);
         let mut change = Change::new(&self.shelf, guard, stamp, &mut meeting);
         let made = change.read_ahead(&leaves).and_then(|()| change.apply(&level, &pairs));
@@ -271,8 +197,8 @@ impl KreonEngine {
         &self,
         meeting: &mut Meeting<'_>,
         key: &[u8],
-        version: crate::memtable::Version,
-        newer: crate::memtable::Version,
+        version: Version,
+        newer: Version,
         staged: &mut Vec<u64>,
     ) {
         let (word, born, died) = (version.word, version.seq, newer.seq);
@@ -286,14 +212,44 @@ impl KreonEngine {
             false => (word.address(), u32::try_from(word.span()).unwrap_or(u32::MAX)),
         };
         let old = Old { address, span, born, died, blob };
-        let needs = |born, died| meeting.views.needs(born, died);
+        // The newer one may have come after the copy of the registry was made, and a view of the moment between.
+        let needs = |born, died| meeting.views.may_need(born, died);
         if !self.keep_version(&self.candidates.lock(), key, old, needs) && !word.is_tomb() {
             meeting.dead.push((word.address(), word.span()));
             meeting.blobs.extend(blob.map(|blob| (died, blob)));
         }
     }
 
-    fn entry_of(&self, version: crate::memtable::Version, print: u8, staged: &mut Vec<u64>) -> Entry {
+    /// Whether the record of a version is so short that its value may be worth a copy in the leaf.
+    fn may_be_small(key: &[u8], version: Version) -> bool {
+        let word = version.word;
+        !word.is_tomb() && !word.is_staged() && word.span() <= (key.len() + MOST_INLINE + RECORD) as u64
+    }
+
+    /// A hint that the value is about to be copied.
+    fn ask_for_small(&self, key: &[u8], version: Version, guard: &Guard) {
+        if KreonEngine::may_be_small(key, version) {
+            self.ground.segments.prefetch_entry(version.word.address(), guard);
+        }
+    }
+
+    /// Adds a small value to `values`; whether it did. One that cannot be read stays where it is, and who asks for it is told.
+    fn add_small(&self, key: &[u8], version: Version, guard: &Guard, values: &mut Vec<u8>) -> bool {
+        if !KreonEngine::may_be_small(key, version) {
+            return false;
+        }
+        let address = version.word.address();
+        let Ok(frame) = self.frame(address, guard) else { return false };
+        match self.record(address, &frame, key, guard) {
+            Ok(Record { content: Content::Put(value), .. }) if value.len() <= MOST_INLINE => {
+                values.extend_from_slice(value);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn entry_of(&self, version: Version, print: u8, staged: &mut Vec<u64>) -> Entry {
         let word = version.word;
         let below = if word.is_below() { BELOW } else { 0 };
         if word.is_tomb() {
@@ -307,25 +263,6 @@ impl KreonEngine {
             staged.push(word.address().bits());
         }
         Entry::put(word.address(), word.span(), print, flags, blob)
-    }
-
-    fn meeting<'a, 'l>(
-        &'a self,
-        views: &'a Views,
-        mut lower: impl Iterator<Item = &'l Level>,
-        is_exact: bool,
-        guard: &'a Guard,
-    ) -> Meeting<'a> {
-        Meeting {
-            engine: self,
-            views,
-            guard,
-            is_last: lower.all(|level| level.root.is_none()),
-            is_exact,
-            counts: HashMap::new(),
-            dead: Vec::new(),
-            blobs: Vec::new(),
-        }
     }
 
     /// The leaves that sorted `keys` belong to, as many as one step changes, and how many of the keys these take.
@@ -363,7 +300,7 @@ impl KreonEngine {
         if below.root.is_none() {
             // Nothing is there: the roots move.
             let whole = state.levels[level];
-            self.publish(guard, |now| {
+            self.state.replace(guard, |now| {
                 let mut levels = now.levels.to_vec();
                 levels.resize(levels.len().max(level + 2), Level::default());
                 (levels[level], levels[level + 1]) = (Level::default(), whole);
@@ -377,7 +314,7 @@ impl KreonEngine {
         let (found, pairs_of) = self.leaves_from(&state.levels[level], &from, most, guard)?;
         let (Some(first), Some(last)) = (found.first(), found.last()) else { return Ok(()) };
         let mut meeting = self.meeting(views, state.levels.iter().skip(level + 2), false, guard);
-        let pairs: Vec<Pair<'_>> = pairs_of.pairs().collect();
+        let pairs: Vec<Pair<'_>> = pairs_of.items.iter().map(|old| pairs_of.pair(old)).collect();
         let keys: Vec<&[u8]> = pairs.iter().map(|pair| pair.key).collect();
         let (leaves, _) = self.targets(&below, &keys, usize::MAX, guard)?;
         pairs.iter().for_each(|pair| meeting.count(&pair.entry, -1));
@@ -411,8 +348,7 @@ impl KreonEngine {
             for slot in 0..node.len() {
                 let entry = node.entry(slot);
                 if entry.is_tomb() || !self.shelf.is_dangling(entry.address(), node.stamp(), guard) {
-                    node.key(slot, &mut gathered.keys);
-                    gathered.entries.push((gathered.keys.len(), entry, node.newest()));
+                    gathered.add(&node, slot);
                 }
             }
             if let Some(high) = leaf.high.as_ref().filter(|_| found.len() + 1 < most) {
@@ -446,20 +382,21 @@ impl KreonEngine {
         };
         change.done();
         let is_hot = change.gone.iter().any(|(page, _)| self.shelf.cache.has(*page));
-        for Made { at, level, bytes } in std::mem::take(&mut change.made) {
+        for Made { at, level, bytes, filter } in std::mem::take(&mut change.made) {
             let is_inner = level > 0;
+            self.shelf.filters.renew(at.page, filter, guard);
             if is_inner {
                 spill.dirty.insert(at.page);
             }
             let has_room =
                 self.ground.memory.has_room(bytes.len() as u64 + (self.ground.memory.budget() >> 5));
             if is_inner || has_room || (is_hot && self.shelf.cache.make_room(bytes.len() as u64, guard)) {
-                self.shelf.cache.put(at.page, Frame::new(bytes, !is_inner, is_inner), guard);
+                self.shelf.cache.put(at.page, Frame::new(&bytes, !is_inner, is_inner), guard);
             } else {
                 self.shelf.cache.forget(at.page, guard);
             }
         }
-        self.publish(guard, |now| {
+        self.state.replace(guard, |now| {
             let mut all = now.levels.to_vec();
             for (number, level) in levels {
                 all.resize(all.len().max(number + 1), Level::default());
@@ -480,154 +417,9 @@ impl KreonEngine {
         ways.merges = (ways.merges.0 + now.merges.0, ways.merges.1 + now.merges.1);
         Ok(())
     }
-
-    /// Accounts for what a published step has superseded.
-    fn settle(&self, spill: &mut Spill, meeting: Meeting<'_>, guard: &Guard) {
-        for (slot, bytes) in meeting.counts {
-            spill.count(self, slot, bytes, guard);
-        }
-        for (address, span) in meeting.dead {
-            self.accounts.count(address, -i64::try_from(span).unwrap_or(0), guard);
-        }
-        for (died, blob) in meeting.blobs {
-            if self.accounts.blobs.lock().remove(&blob) {
-                self.ground.blob_died(died, blob);
-            }
-        }
-    }
-
-    /// Everything is going to be in an image: what the levels are, with all that is in memory only written.
-    pub(crate) fn seal<T>(
-        &self,
-        out: &mut dyn ImageSink,
-        image: impl FnOnce(&mut dyn ImageSink, &[Level], u32, &[u64], &[(u32, u64)]) -> Result<T>,
-    ) -> Result<T> {
-        let mut spill = self.spill.lock();
-        let guard = &epoch::pin();
-        let frames: Vec<(u32, &Frame)> = spill
-            .dirty
-            .iter()
-            .filter_map(|page| self.shelf.cache.get(*page, guard).map(|frame| (*page, frame)))
-            .collect();
-        if frames.len() != spill.dirty.len() {
-            return Err(Error::Invalid { what: "cache", why: "an inner node is lost".into() });
-        }
-        self.shelf.space.write(frames.iter().map(|(page, frame)| (*page, frame.bytes())))?;
-        frames.iter().for_each(|(_, frame)| frame.clean());
-        spill.dirty.clear();
-        let (end, used) = self.shelf.space.seal()?;
-        let levels = Arc::clone(&self.state(guard).levels);
-        let is_there = |slot: &u32, id: u64| {
-            self.ground.segments.at(*slot, guard).is_some_and(|segment| segment.id().0 == id)
-        };
-        spill.counts.retain(|slot, (id, bytes)| *bytes > 0 && is_there(slot, *id));
-        let mut counts: Vec<(u32, u64)> = spill
-            .counts
-            .iter()
-            .map(|(slot, (_, bytes))| (*slot, u64::try_from(*bytes).unwrap_or(0)))
-            .collect();
-        counts.sort_unstable();
-        drop(spill);
-        image(out, &levels, end, &used, &counts)
-    }
-
-    /// Takes up the levels of an image, with the bytes that they account for.
-    pub(crate) fn take_up(&self, levels: Vec<Level>, counts: &[(u32, u64)]) {
-        let guard = &epoch::pin();
-        let mut spill = self.spill.lock();
-        for (slot, bytes) in counts.iter().filter(|(slot, _)| (*slot as usize) < SLOT_COUNT) {
-            let bytes = i64::try_from(*bytes).unwrap_or(i64::MAX / 2);
-            if let Some(segment) = self.ground.segments.at(*slot, guard) {
-                segment.account(bytes);
-                spill.counts.insert(*slot, (segment.id().0, bytes));
-            }
-        }
-        self.publish(guard, |now| state_with(now, levels, false));
-    }
-
-    /// The keyspace is dropped: accounts for all it has, and forgets it.
-    pub(crate) fn drop_all(&self) {
-        let mut spill = self.spill.lock();
-        let guard = &epoch::pin();
-        for (slot, (id, bytes)) in std::mem::take(&mut *spill).counts {
-            if let Some(segment) = self.ground.segments.at(slot, guard).filter(|s| s.id().0 == id) {
-                segment.account(-bytes);
-            }
-        }
-        let state = self.state(guard);
-        for memtable in state.memtables() {
-            let mut places = Vec::new();
-            memtable.ascend(Bound::Unbounded, usize::MAX, guard, &mut places);
-            for word in
-                places.iter().map(|place| memtable.version(*place).word).filter(|word| !word.is_tomb())
-            {
-                self.accounts.count(word.address(), -i64::try_from(word.span()).unwrap_or(0), guard);
-            }
-            self.memtable_gone(memtable);
-        }
-        self.publish(guard, |now| State {
-            active: Arc::new(Memtable::new(0, now.active.prefix(guard), self.ground.tiny)),
-            frozen: None,
-            levels: Arc::new([]),
-        });
-        self.shelf.cache.clear(guard);
-        self.shelf.space.retire();
-    }
-
-    /// Reads all pages of the present levels.
-    pub(crate) fn verify_levels(&self, report: &mut dyn FnMut(Error)) -> Result<()> {
-        let spill = self.spill.lock(); // so that no page gets another content
-        let guard = &epoch::pin();
-        let mut tell = |result: Result<()>| match result {
-            Err(error @ Error::Corrupt { .. }) => {
-                report(error);
-                Ok(())
-            }
-            other => other,
-        };
-        tell(self.shelf.space.verify())?;
-        for level in &*self.state(guard).levels {
-            let mut todo: Vec<(Ref, u8)> = level.root.into_iter().collect();
-            while let Some((at, height)) = todo.pop() {
-                if spill.dirty.contains(&at.page) {
-                    if let Some(frame) = self.shelf.cache.get(at.page, guard) {
-                        let node = frame.node();
-                        todo.extend((0..node.len()).map(|slot| (node.child(slot), height - 1)));
-                    }
-                    continue;
-                }
-                tell(self.shelf.space.read(at, height).map(|frame| {
-                    if height > 0 {
-                        let node = frame.node();
-                        todo.extend((0..node.len()).map(|slot| (node.child(slot), height - 1)));
-                    }
-                }))?;
-            }
-        }
-        Ok(())
-    }
 }
 
-/// Entries taken out of leaves.
-#[derive(Default)]
-struct Gathered {
-    keys: Vec<u8>,
-    /// Where its key ends, the entry, and a number that its commit's is not above.
-    entries: Vec<(usize, Entry, Seq)>,
-}
-
-impl Gathered {
-    fn pairs(&self) -> impl Iterator<Item = Pair<'_>> {
-        let mut start = 0;
-        self.entries.iter().map(move |(end, entry, newest)| {
-            let key = &self.keys[start..*end];
-            start = *end;
-            Pair { key, entry: *entry, newest: *newest }
-        })
-    }
-}
-
-fn state_with(now: &State, levels: Vec<Level>, is_spilled: bool) -> State {
+pub(crate) fn state_with(now: &State, levels: Vec<Level>, is_spilled: bool) -> State {
     State {
         active: Arc::clone(&now.active),
         frozen: now.frozen.as_ref().filter(|_| !is_spilled).cloned(),
@@ -642,7 +434,10 @@ impl Shelf {
         let (shelf, gone) = (Arc::clone(self), gone.to_vec());
         guard.defer(move || {
             let guard = &epoch::pin();
-            gone.iter().for_each(|(page, _)| shelf.cache.forget(*page, guard));
+            for (page, _) in &gone {
+                shelf.cache.forget(*page, guard);
+                shelf.filters.forget(*page, guard);
+            }
             shelf.space.give_back(&free);
         });
         guard.flush();

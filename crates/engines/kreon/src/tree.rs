@@ -10,10 +10,12 @@ use sheaf_base::error::{Damage, Result};
 use sheaf_base::ground::Ground;
 use sheaf_base::segment::Address;
 use sheaf_base::sync::epoch::Guard;
-use sheaf_base::types::Seq;
+use sheaf_base::types::{KeyspaceId, Seq};
 
 use crate::cache::{Cache, Frame};
-use crate::node::{Entry, Ref};
+use crate::filter::{Filter, Filters};
+use crate::look::print_of;
+use crate::node::{Entry, Node, Ref};
 use crate::space::Space;
 
 /// A tree higher than this is damaged.
@@ -53,11 +55,21 @@ impl Level {
 
 /// What a level says of a key.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct Seen<'g> {
     pub(crate) entry: Entry,
     pub(crate) stamp: u64,
     /// Its commit is not later.
     pub(crate) newest: Seq,
+    /// The value, if the entry has a copy of it.
+    pub(crate) value: &'g [u8],
+}
+
+impl<'g> Seen<'g> {
+    #[inline]
+    pub(crate) fn at(node: &Node<'g>, slot: usize) -> Seen<'g> {
+        let (stamp, newest) = (node.stamp(), node.newest());
+        Seen { entry: node.entry(slot), stamp, newest, value: node.value(slot) }
+    }
 }
 
 /// Which leaf of a level is meant.
@@ -86,37 +98,91 @@ pub(crate) struct Found {
 pub(crate) struct Shelf {
     pub(crate) ground: Arc<Ground>,
     pub(crate) cache: Cache,
+    pub(crate) filters: Filters,
     pub(crate) space: Space,
     pub(crate) lives: OnceLock<Lives>,
 }
 
 impl Shelf {
+    pub(crate) fn new(ground: Arc<Ground>, id: KeyspaceId) -> Shelf {
+        Shelf {
+            cache: Cache::new(Arc::clone(&ground)),
+            filters: Filters::new(Arc::clone(&ground)),
+            space: Space::new(Arc::clone(&ground), id),
+            lives: OnceLock::new(),
+            ground,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn hash(&self, key: &[u8]) -> u64 {
+        self.ground.hash(key)
+    }
+
     /// The node at `at`, from memory or read.
     #[inline]
     pub(crate) fn node<'g>(&self, at: Ref, level: u8, guard: &'g Guard) -> Result<&'g Frame> {
         match self.cache.get(at.page, guard) {
-            Some(frame) if frame.bytes().get(1) == Some(&level) => Ok(frame),
-            Some(_) => Err(self.space.paged.damaged(
-                at.page,
-                Damage::BadField { field: "reference to a level", value: u64::from(level) },
-            )),
+            Some(frame) => self.of_level(frame, at, level),
             None => Ok(self.cache.take_in(at.page, self.space.read(at, level)?, guard)),
         }
     }
 
-    /// What `level` says of `key`, whose hash has the byte `print`.
+    /// What `level` says of `key`.
     #[inline]
-    pub(crate) fn find(&self, level: &Level, print: u8, key: &[u8], guard: &Guard) -> Result<Option<Seen>> {
+    pub(crate) fn find<'g>(
+        &self,
+        level: &Level,
+        hash: u64,
+        key: &[u8],
+        guard: &'g Guard,
+    ) -> Result<Option<Seen<'g>>> {
         let Some((mut at, mut height)) = level.root else { return Ok(None) };
-        loop {
+        while height > 0 {
             let node = self.node(at, height, guard)?.node();
-            if height == 0 {
-                let seen = |entry| Seen { entry, stamp: node.stamp(), newest: node.newest() };
-                return Ok(node.find(print, key).map(seen));
-            }
             at = node.child(node.child_of(key));
             height -= 1;
         }
+        let Some(leaf) = self.leaf(at, hash, guard)? else { return Ok(None) };
+        let node = leaf.node();
+        Ok(node.find(print_of(hash), key).map(|slot| Seen::at(&node, slot)))
+    }
+
+    /// A leaf, from memory or read, unless it is known not to have a key with this hash. One that was read gets a filter.
+    #[inline]
+    fn leaf<'g>(&self, at: Ref, hash: u64, guard: &'g Guard) -> Result<Option<&'g Frame>> {
+        if let Some(frame) = self.cache.get(at.page, guard) {
+            return self.of_level(frame, at, 0).map(Some);
+        }
+        if self.filters.exclude(at.page, hash, guard) {
+            return Ok(None);
+        }
+        let frame = self.cache.take_in(at.page, self.space.read(at, 0)?, guard);
+        if self.filters.get(at.page, guard).is_none() && self.filters.may_grow(true) {
+            self.filters.add(at.page, self.filter_of(&frame.node()), guard);
+        }
+        Ok(Some(frame))
+    }
+
+    /// A frame, if it is a node of this level.
+    #[inline]
+    fn of_level<'g>(&self, frame: &'g Frame, at: Ref, level: u8) -> Result<&'g Frame> {
+        if frame.bytes().get(1) == Some(&level) {
+            return Ok(frame);
+        }
+        let what = Damage::BadField { field: "reference to a level", value: u64::from(level) };
+        Err(self.space.paged.damaged(at.page, what))
+    }
+
+    #[cold]
+    fn filter_of(&self, node: &Node<'_>) -> Filter {
+        let mut key = Vec::new();
+        let hashes = (0..node.len()).map(|slot| {
+            key.clear();
+            node.key(slot, &mut key);
+            self.hash(&key)
+        });
+        Filter::of(node.len(), hashes)
     }
 
     /// The leaf that is meant, not looked at.

@@ -7,8 +7,7 @@ use sheaf_flexspace::{FlexSpace, Options, Stats};
 
 use crate::{Outcome, Random};
 
-/// Time of a run, and runs at each fill.
-const TIME: Duration = Duration::from_secs(20);
+/// Runs at each fill.
 const RUNS: u64 = 3;
 
 /// What a run showed.
@@ -22,12 +21,12 @@ struct Run {
     moved: f64,
 }
 
-fn overwrite(space: &FlexSpace, bytes: &[u8], seed: u64) -> Outcome<Run> {
+fn overwrite(space: &FlexSpace, bytes: &[u8], seed: u64, time: Duration) -> Outcome<Run> {
     let block = bytes.len() as u64;
     let blocks = space.len() / block;
     let (before, mut random, mut times) = (space.stats(), Random(seed), Vec::new());
     let begun = Instant::now();
-    while begun.elapsed() < TIME {
+    while begun.elapsed() < time {
         let each = Instant::now();
         space.write(random.below(blocks) * block, bytes)?;
         times.push(each.elapsed().as_secs_f64() * 1e3);
@@ -51,8 +50,12 @@ fn median(runs: &[Run], figure: fn(&Run) -> f64) -> f64 {
     figures[figures.len() / 2]
 }
 
-pub(crate) fn run(dir: &Path, limit: u64, block: u64) -> Outcome<()> {
-    println!("\nRandom overwrites in a space limited to {} MiB, medians of {RUNS} runs:\n", limit >> 20);
+pub(crate) fn run(dir: &Path, o: &crate::Options) -> Outcome<()> {
+    let (limit, block, time) = (o.bytes, o.block, Duration::from_secs(o.seconds));
+    println!(
+        "\nRandom overwrites in a space limited to {} MiB, medians of {RUNS} runs of {time:?}:\n",
+        limit >> 20
+    );
     println!(
         "| live | MB/s | longest stall, ms (of each run) | p99.99, ms | above 10 ms | moved for a byte written |"
     );
@@ -66,7 +69,8 @@ pub(crate) fn run(dir: &Path, limit: u64, block: u64) -> Outcome<()> {
             space.insert(space.len(), &bytes)?;
         }
         space.sync()?;
-        let runs: Vec<Run> = (0..RUNS).map(|seed| overwrite(&space, &bytes, seed)).collect::<Outcome<_>>()?;
+        let runs: Vec<Run> =
+            (0..RUNS).map(|seed| overwrite(&space, &bytes, seed, time)).collect::<Outcome<_>>()?;
         let longest: Vec<String> = runs.iter().map(|run| format!("{:.1}", run.longest)).collect();
         println!(
             "| {:.1} % | {:.0} | {:.1} ({}) | {:.2} | {} | {:.2} |",

@@ -1,20 +1,25 @@
 //! # FlexSpace beside a plain file
 //!
 //! `cargo run --release -p sheaf-flexspace --example flexspace -- [--dir DIR]... [--mib N] [--block BYTES] [--only PART]
-//! [--pattern insert|random|sequential] [--subject space|file]`
+//! [--pattern insert|random|sequential] [--subject space|file] [--seconds N]`
 //!
 //! Prints the FlexSpace paper's Table 2 for this machine: random insert, random and sequential write of N MiB
 //! (default 1024) in blocks (default 4096 bytes), each with a sync at the end, then reads of everything,
 //! sequential and random, cold and warm, by 1 to 8 threads. Give one `--dir` for each file system to
 //! compare with; the space is in the first. Files take inserts by `fallocate` where the file system can, for at most
-//! 20 seconds: each costs more the more there were, so that what is left out would lower their figure. PART is `write`,
-//! `compare` (all but the next) or `collect`.
+//! 20 seconds: each costs more the more there were, so that what is left out would lower their figure. PART is `compare` (all
+//! but what follows), `write` (the same without the reads), `turns`, `warm` or `collect`.
 //!
 //! XFS and Btrfs need no disk of their own: `truncate -s 4G x.img; mkfs.xfs x.img; mount -o loop x.img /mnt/x`, and
 //! `--dir /mnt/x` (their figures are those of a file within a file system then).
 //!
+//! `turns` writes N MiB at random and in order into new spaces, by turns, and `warm` reads a space and a file by turns, both in
+//! memory; they print medians, and the median of the pairs' ratios: one run of a second each says little where device and
+//! processors are shared.
+//!
 //! `collect` overwrites blocks at random in a space that is 85 % full, and then in one that is filled to what
-//! it may hold, and prints the longest stall and what was moved for a byte.
+//! it may hold, and prints the longest stall and what was moved for a byte: three runs each, of as many
+//! seconds as `--seconds` says.
 //!
 //! What it cannot see: other programs; the device's own cache. Cold means: dropped from the page cache (by the
 //! kernel's `drop_caches` if we may, else by `posix_fadvise`), the space closed meanwhile.
@@ -24,6 +29,7 @@
 
 mod collect;
 mod subject;
+mod turns;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -63,11 +69,19 @@ struct Options {
     only: Option<String>,
     pattern: Option<String>,
     subject: Option<String>,
+    seconds: u64,
 }
 
 fn options() -> Outcome<Options> {
-    let mut options =
-        Options { dirs: Vec::new(), bytes: 1 << 30, block: 4096, only: None, pattern: None, subject: None };
+    let mut options = Options {
+        dirs: Vec::new(),
+        bytes: 1 << 30,
+        block: 4096,
+        only: None,
+        pattern: None,
+        subject: None,
+        seconds: 20,
+    };
     let mut args = std::env::args().skip(1);
     while let Some(name) = args.next() {
         let value = args.next().ok_or("an option has no value")?;
@@ -78,6 +92,7 @@ fn options() -> Outcome<Options> {
             "--only" => options.only = Some(value),
             "--pattern" => options.pattern = Some(value),
             "--subject" => options.subject = Some(value),
+            "--seconds" => options.seconds = value.parse()?,
             _ => return Err(format!("no option {name}").into()),
         }
     }
@@ -85,6 +100,12 @@ fn options() -> Outcome<Options> {
         options.dirs.push(std::env::temp_dir());
     }
     Ok(options)
+}
+
+impl Options {
+    fn has_pattern(&self, pattern: Pattern) -> bool {
+        self.pattern.as_ref().is_none_or(|wanted| *wanted == format!("{pattern:?}").to_lowercase())
+    }
 }
 
 /// A directory for one run, gone with it.
@@ -197,7 +218,7 @@ fn compare(o: &Options) -> Outcome<()> {
     );
     println!("|---|---|---|---|---|---|---|---|---|");
     for pattern in [Pattern::Insert, Pattern::Random, Pattern::Sequential] {
-        if o.pattern.as_ref().is_some_and(|wanted| *wanted != format!("{pattern:?}").to_lowercase()) {
+        if !o.has_pattern(pattern) {
             continue;
         }
         for (_place, mut subject) in subjects(o, pattern)? {
@@ -240,12 +261,19 @@ fn read_all(subject: &mut dyn Subject, blocks: u64, block: u64) -> Outcome<Strin
 
 fn main() -> Outcome<()> {
     let o = options()?;
-    if o.only.as_deref() != Some("collect") {
+    let is_wanted = |part: &str| o.only.as_deref().is_none_or(|only| only == part);
+    if is_wanted("compare") || is_wanted("write") {
         compare(&o)?;
     }
-    if o.only.as_deref().is_none_or(|part| part == "collect") {
+    if is_wanted("turns") {
+        turns::writes(&o)?;
+    }
+    if is_wanted("warm") {
+        turns::warm_reads(&o)?;
+    }
+    if is_wanted("collect") {
         let place = Place::new(&o.dirs[0])?;
-        collect::run(&place.0, o.bytes, o.block)?;
+        collect::run(&place.0, &o)?;
     }
     Ok(())
 }

@@ -1,7 +1,12 @@
 //! # The same B+-tree without shifts
 //!
-//! Nodes, capacity, arena and search are those of FlexTree; starts are absolute, so that an insert has to
-//! walk everything behind it (the paper's Figure 2a). Built by appends and inserts only.
+//! Nodes, capacity and search are those of FlexTree; starts are absolute, so that an insert has to
+//! walk everything behind it (the paper's Figure 2a). Built by appends and inserts only. Its memory asks for huge pages, as
+//! FlexTree's does.
+
+use std::ptr::NonNull;
+
+use sheaf_base::memory::{HUGE_PAGE, prefer_huge_pages};
 
 use crate::{Index, LEN, RANGE};
 
@@ -26,6 +31,12 @@ impl Node {
         let lines = self.starts.chunks_exact(LINE).skip(1).filter(|line| line[0] <= at).count();
         let line = &self.starts[lines * LINE..lines * LINE + LINE];
         lines * LINE + line[1..].iter().filter(|start| **start <= at).count()
+    }
+
+    /// Where what starts at `slot` ends in a node that ends at `end`.
+    #[inline]
+    fn end(&self, slot: usize, end: u64) -> u64 {
+        if slot + 1 < self.count { self.starts[slot + 1] } else { end }
     }
 
     fn insert(&mut self, slot: usize, start: u64, below: u64) {
@@ -63,9 +74,18 @@ impl Plain {
         self.nodes.len() as u64 - 1
     }
 
+    /// Puts an entry where it stays: nothing behind it moves.
+    pub(crate) fn place(&mut self, at: u64, address: u64) {
+        let leaf = self.descend(at, |_, _| {});
+        let node = &mut self.nodes[leaf];
+        let slot = if node.count == 0 || at < node.starts[0] { 0 } else { node.search(at) + 1 };
+        node.insert(slot, at, address);
+        self.len = self.len.max(at + LEN);
+    }
+
     /// The leaf for `at`, with no full node on the way; each ancestor and slot is told to `path`.
     fn descend(&mut self, at: u64, mut path: impl FnMut(&mut Node, usize)) -> usize {
-        let is_end = at == self.len;
+        let is_end = at >= self.len;
         if self.nodes[self.root].count >= CAPACITY - 2 {
             let old = self.root as u64;
             let mut root = Node::new();
@@ -102,20 +122,31 @@ impl Plain {
         }
     }
 
-    fn leaf_of(&self, at: u64) -> usize {
-        let mut id = self.root;
+    /// The leaf that holds `at`, and where it ends.
+    fn leaf_of(&self, at: u64) -> (usize, u64) {
+        let (mut id, mut end) = (self.root, self.len);
         for _ in 1..self.height {
             let node = &self.nodes[id];
-            id = index(node.below[node.search(at)]);
+            let slot = node.search(at);
+            end = node.end(slot, end);
+            id = index(node.below[slot]);
         }
-        id
+        (id, end)
     }
 }
 
 impl Index for Plain {
     const NAME: &'static str = "same tree without shifts";
-    fn new() -> Plain {
-        Plain { nodes: vec![Node::new()], root: 0, height: 1, len: 0 }
+    fn new(size: u64) -> Plain {
+        // Nodes are half full at least, but for the first ones.
+        let mut nodes = Vec::<Node>::with_capacity(index(size) / (CAPACITY / 2 - 4) + CAPACITY);
+        let start = nodes.as_mut_ptr_range().start.cast::<u8>();
+        let skip = start.align_offset(HUGE_PAGE);
+        if let Some(start) = NonNull::new(start.wrapping_add(skip)) {
+            prefer_huge_pages(start, (nodes.capacity() * size_of::<Node>()).saturating_sub(skip));
+        }
+        nodes.push(Node::new());
+        Plain { nodes, root: 0, height: 1, len: 0 }
     }
     fn len(&self) -> u64 {
         self.len
@@ -145,8 +176,11 @@ impl Index for Plain {
     }
     fn lookup(&self, ats: &mut dyn Iterator<Item = u64>) -> u64 {
         ats.map(|at| {
-            let leaf = &self.nodes[self.leaf_of(at)];
-            leaf.below[leaf.search(at)]
+            let (leaf, end) = self.leaf_of(at);
+            let leaf = &self.nodes[leaf];
+            let slot = leaf.search(at);
+            let (start, end) = (leaf.starts[slot], leaf.end(slot, end));
+            start + (end - start) + leaf.below[slot]
         })
         .fold(0, u64::wrapping_add)
     }
@@ -154,7 +188,7 @@ impl Index for Plain {
         ats.map(|at| {
             let (mut sum, mut left, mut at) = (0u64, RANGE, at);
             while left > 0 && at < self.len {
-                let leaf = &self.nodes[self.leaf_of(at)];
+                let leaf = &self.nodes[self.leaf_of(at).0];
                 let from = leaf.search(at);
                 let now = left.min(leaf.count - from);
                 sum = leaf.below[from..from + now].iter().fold(sum, |sum, a| sum.wrapping_add(*a));

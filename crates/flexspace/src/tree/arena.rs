@@ -1,12 +1,21 @@
 //! # Arena: nodes by number, written by one thread while others read
 //!
-//! Chunks of doubling size, so that a node never moves and a number is 32 bits wide. Large chunks ask for
-//! huge pages: a descent is a row of cache misses, and each of them a page walk otherwise.
+//! Chunks of doubling size, so that a number is 32 bits wide: its chunk and its place there, side by
+//! side, since a descent waits for each step from a number to an address. Large chunks ask for
+//! huge pages: a descent is a row of cache misses, and each of them a page walk otherwise. The small ones of a tree that grows
+//! are copied together into a huge page, as its upper nodes stand there, which every descent reads; a tree that
+//! stays small takes no more than it needs.
+//!
+//! ```text
+//!  64 | 128 | 256      each where the allocator put it
+//!   └────┴─────┴──copied──> [ 64 128 256 512 .. ]   one block    ..1024   2048 ..   blocks of their own
+//! ```
 //!
 //! ## Invariants
 //!
-//! 1. A chunk, once there, stays until the slab goes.
-//! 2. A number below the arena's `next` has a chunk and a written slot.
+//! 1. What a chunk's memory was once, stays until the slab goes: a reader may be in it. A node that readers reach is not
+//!    written, so both copies say the same for as long as anybody reads the old one.
+//! 2. A number before the arena's `next` has a chunk and a written slot.
 //! 3. Who may read and write a slot is the caller's business: see the contracts below. [`super::ShiftTree`]
 //!    keeps them by stamps (A1 to A3 there).
 
@@ -19,32 +28,80 @@ use sheaf_base::memory::prefer_huge_pages;
 
 /// Nodes in the first chunk, a power of two; chunk k has `FIRST << k`.
 const FIRST: u32 = 64;
-/// 64 × (2^26 − 1) nodes: at 40 extents a leaf more than 10^11 extents.
-const CHUNKS: usize = 26;
+/// 64 × (2^22 − 1) nodes: at 40 extents a leaf more than 10^10 extents.
+const CHUNKS: u32 = 22;
+/// Bits of a number that are the place in the chunk: as many as the last one needs.
+const INDEX_BITS: u32 = FIRST.ilog2() + CHUNKS - 1;
+/// What the other bits can say, so that no chunk of a number is out of bounds.
+const SLOTS: usize = 1 << (u32::BITS - INDEX_BITS);
 const HUGE_PAGE: usize = 2 << 20;
+/// The chunk of at least so many bytes, and those before it, go into one block.
+const TOGETHER: usize = HUGE_PAGE / 4;
 
 /// The chunks: what readers hold.
 #[derive(Debug)]
 pub(super) struct Slab<T> {
-    chunks: [AtomicPtr<T>; CHUNKS],
+    chunks: [AtomicPtr<T>; SLOTS],
+    /// The block of the small chunks, and where those of them were that it has copies of.
+    block: AtomicPtr<T>,
+    before: [AtomicPtr<T>; SLOTS],
 }
 
 /// Chunk and place in it of a node.
+#[inline]
 fn place(id: u32) -> (usize, usize) {
-    let number = u64::from(id) + u64::from(FIRST);
-    let chunk = (number.ilog2() - FIRST.ilog2()) as usize;
-    (chunk, usize::try_from(number).unwrap_or(usize::MAX) - ((FIRST as usize) << chunk))
+    ((id >> INDEX_BITS) as usize, (id & ((1 << INDEX_BITS) - 1)) as usize)
+}
+
+/// The number after `id`.
+fn successor(id: u32) -> u32 {
+    let (chunk, index) = place(id);
+    if index + 1 < (FIRST as usize) << chunk { id + 1 } else { ((id >> INDEX_BITS) + 1) << INDEX_BITS }
 }
 
 fn layout<T>(chunk: usize) -> Layout {
     let array =
         Layout::array::<T>((FIRST as usize) << chunk).expect("a chunk is below 2^31 nodes of a few KiB");
-    if array.size() < HUGE_PAGE { array } else { array.align_to(HUGE_PAGE).expect("2 MiB is a power of two") }
+    if array.size() < HUGE_PAGE {
+        return array;
+    }
+    // To the end of the last huge page: what is left of it would be small ones.
+    array.align_to(HUGE_PAGE).expect("2 MiB is a power of two").pad_to_align()
+}
+
+/// Where a chunk is in the block; none if it is too large for it.
+fn place_in_block<T>(chunk: usize) -> Option<usize> {
+    (layout::<T>(chunk).size() < HUGE_PAGE).then(|| ((FIRST as usize) << chunk) - FIRST as usize)
+}
+
+/// The block has room for all chunks that are smaller than a huge page.
+fn block_layout<T>() -> Layout {
+    let large = (0..SLOTS).find(|chunk| place_in_block::<T>(*chunk).is_none()).unwrap_or(0);
+    let nodes = ((FIRST as usize) << large) - FIRST as usize;
+    let bytes = (nodes * size_of::<T>()).next_multiple_of(HUGE_PAGE);
+    Layout::from_size_align(bytes, HUGE_PAGE).expect("a few MiB")
+}
+
+/// Memory of that layout, which is not of no bytes.
+fn allocate(layout: Layout) -> NonNull<u8> {
+    assert!(layout.size() > 0, "nodes have a size");
+    // SAFETY:
+    // * The size is not zero.
+    let start = unsafe { alloc(layout) };
+    let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
+    if layout.size() >= HUGE_PAGE {
+        prefer_huge_pages(start, layout.size());
+    }
+    start
 }
 
 impl<T: Copy> Slab<T> {
     fn new() -> Slab<T> {
-        Slab { chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS] }
+        Slab {
+            chunks: [const { AtomicPtr::new(ptr::null_mut()) }; SLOTS],
+            block: AtomicPtr::new(ptr::null_mut()),
+            before: [const { AtomicPtr::new(ptr::null_mut()) }; SLOTS],
+        }
     }
 
     #[inline]
@@ -68,29 +125,64 @@ impl<T: Copy> Slab<T> {
         unsafe { &*self.at(id) }
     }
 
+    /// One writer, which holds no reference to a node.
     fn add_chunk(&self, chunk: usize) {
         let layout = layout::<T>(chunk);
-        assert!(layout.size() > 0, "nodes have a size");
-        // SAFETY:
-        // * The size is not zero.
-        let start = unsafe { alloc(layout) };
-        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
-        if layout.size() >= HUGE_PAGE {
-            prefer_huge_pages(start, layout.size());
+        let block = match place_in_block::<T>(chunk) {
+            Some(_) if layout.size() >= TOGETHER => self.bring_together(chunk),
+            _ => ptr::null_mut(),
+        };
+        let start = match place_in_block::<T>(chunk).filter(|_| !block.is_null()) {
+            // SAFETY:
+            // * The block has room for all chunks that have a place in it.
+            Some(place) => unsafe { block.add(place) },
+            None => allocate(layout).as_ptr().cast(),
+        };
+        self.chunks[chunk].store(start, Ordering::Release);
+    }
+
+    /// The block, with copies of the chunks before this one.
+    fn bring_together(&self, chunk: usize) -> *mut T {
+        let block = self.block.load(Ordering::Relaxed);
+        if !block.is_null() {
+            return block;
         }
-        self.chunks[chunk].store(start.as_ptr().cast(), Ordering::Release);
+        let block: *mut T = allocate(block_layout::<T>()).as_ptr().cast();
+        self.block.store(block, Ordering::Relaxed);
+        for (number, slot) in self.chunks.iter().enumerate().take(chunk) {
+            let (Some(place), from) = (place_in_block::<T>(number), slot.load(Ordering::Relaxed)) else {
+                continue;
+            };
+            // SAFETY:
+            // * Both have room for the whole chunk; the block is new, so nobody reads or writes there; what is copied is written
+            //   by this thread only. Slots that were never written are copied as they are, and stay so.
+            let to = unsafe {
+                ptr::copy_nonoverlapping(from, block.add(place), (FIRST as usize) << number);
+                block.add(place)
+            };
+            self.before[number].store(from, Ordering::Relaxed);
+            slot.store(to, Ordering::Release); // (I1)
+        }
+        block
     }
 }
 
 impl<T> Drop for Slab<T> {
     fn drop(&mut self) {
-        for (number, chunk) in self.chunks.iter_mut().enumerate() {
-            let start = *chunk.get_mut();
+        let block = *self.block.get_mut();
+        for (number, (chunk, before)) in self.chunks.iter_mut().zip(&mut self.before).enumerate() {
+            let is_in_block = !block.is_null() && place_in_block::<T>(number).is_some();
+            let start = if is_in_block { *before.get_mut() } else { *chunk.get_mut() };
             if !start.is_null() {
                 // SAFETY:
                 // * Allocated with this layout in `add_chunk`, freed once; nodes are `Copy`: nothing to drop.
                 unsafe { dealloc(start.cast(), layout::<T>(number)) }
             }
+        }
+        if !block.is_null() {
+            // SAFETY:
+            // * Allocated with this layout in `bring_together`; as above.
+            unsafe { dealloc(block.cast(), block_layout::<T>()) }
         }
     }
 }
@@ -101,11 +193,13 @@ pub(super) struct Arena<T> {
     slab: Arc<Slab<T>>,
     free: Vec<u32>,
     next: u32,
+    /// Numbers before `next`.
+    count: u32,
 }
 
 impl<T: Copy> Arena<T> {
     pub(super) fn new() -> Arena<T> {
-        Arena { slab: Arc::new(Slab::new()), free: Vec::new(), next: 0 }
+        Arena { slab: Arc::new(Slab::new()), free: Vec::new(), next: 0, count: 0 }
     }
 
     pub(super) fn slab(&self) -> &Arc<Slab<T>> {
@@ -114,12 +208,12 @@ impl<T: Copy> Arena<T> {
 
     /// Bytes of the nodes in use.
     pub(super) fn bytes(&self) -> u64 {
-        (u64::from(self.next) - self.free.len() as u64) * size_of::<T>() as u64
+        (u64::from(self.count) - self.free.len() as u64) * size_of::<T>() as u64
     }
 
     /// Bytes of all nodes that were ever in use at a time: what the process holds.
     pub(super) fn held_bytes(&self) -> u64 {
-        u64::from(self.next) * size_of::<T>() as u64
+        u64::from(self.count) * size_of::<T>() as u64
     }
 
     /// A new node.
@@ -127,11 +221,12 @@ impl<T: Copy> Arena<T> {
         let id = self.free.pop().unwrap_or_else(|| {
             let id = self.next;
             let (chunk, index) = place(id);
-            assert!(chunk < CHUNKS, "more than 10^11 extents");
+            assert!(chunk < CHUNKS as usize, "more than 10^10 extents");
             if index == 0 {
                 self.slab.add_chunk(chunk);
             }
-            self.next += 1;
+            self.next = successor(id);
+            self.count += 1;
             id
         });
         // SAFETY:
@@ -168,15 +263,42 @@ mod tests {
 
     #[test]
     fn places_are_dense_and_in_order() {
-        let mut expected = (0, 0);
-        for id in 0..1000 {
+        let (mut id, mut expected) = (0, (0, 0));
+        for _ in 0..1000 {
             assert_eq!(place(id), expected, "{id}");
             expected.1 += 1;
             if expected.1 == (FIRST as usize) << expected.0 {
                 expected = (expected.0 + 1, 0);
             }
+            id = successor(id);
         }
-        assert_eq!(place(u32::MAX).0, CHUNKS, "the first number beyond the last chunk fails the assertion");
+        let last = (CHUNKS << INDEX_BITS) - 1;
+        let chunk = CHUNKS as usize - 1;
+        assert_eq!(place(last), (chunk, ((FIRST as usize) << chunk) - 1), "the last chunk fits its bits");
+        assert_eq!(place(successor(last)), (CHUNKS as usize, 0), "the next number fails the assertion");
+    }
+
+    #[test]
+    fn small_chunks_of_a_tree_that_grows_stand_in_one_block() {
+        let mut arena = Arena::<[u64; 128]>::new(); // of 1 KiB
+        let mut ids: Vec<u32> = (0..448).map(|n| arena.alloc([n; 128])).collect();
+        let slab = Arc::clone(arena.slab());
+        // SAFETY:
+        // * Allocated above; a node that somebody reads is not written.
+        let seen = unsafe { slab.get(ids[77]) };
+        assert!(slab.block.load(Ordering::Relaxed).is_null());
+        ids.extend((448..5000).map(|n| arena.alloc([n; 128])));
+        let block = slab.block.load(Ordering::Relaxed);
+        let places = (0..5).map(|chunk| slab.chunks[chunk].load(Ordering::Relaxed));
+        let offsets: Vec<isize> = places.map(|place| (place as isize - block as isize) / 1024).collect();
+        assert_eq!(offsets, [0, 64, 192, 448, 960]);
+        for (n, id) in ids.iter().enumerate() {
+            // SAFETY:
+            // * As above.
+            assert_eq!(unsafe { *slab.get(*id) }, [n as u64; 128]);
+        }
+        drop(arena);
+        assert_eq!(*seen, [77; 128]);
     }
 
     #[test]

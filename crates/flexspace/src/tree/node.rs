@@ -43,6 +43,13 @@ pub(super) fn search(starts: &Starts, at: u64) -> usize {
     lines * LINE + line[1..].iter().filter(|start| **start <= at).count()
 }
 
+/// Where entry `slot` ends in a node of length `len`. Without its count, which stands in a line that nothing else of a lookup
+/// needs: behind the last start there is a maximum (I1).
+#[inline]
+fn end(starts: &Starts, slot: usize, len: u64) -> u64 {
+    starts.get(slot + 1).copied().filter(|next| *next != u64::MAX).unwrap_or(len)
+}
+
 /// Adds `delta` (which may be negative, wrapped) to the starts from `from` to `to`.
 #[inline]
 fn shift(starts: &mut Starts, from: usize, to: usize, delta: u64) {
@@ -94,7 +101,7 @@ impl<T: Content> Leaf<T> {
     /// Where entry `slot` ends in a leaf of length `len`.
     #[inline]
     pub(super) fn end(&self, slot: usize, len: u64) -> u64 {
-        if slot + 1 < self.count { self.starts[slot + 1] } else { len }
+        end(&self.starts, slot, len)
     }
 
     /// Cuts `cut` bytes out at `at` of a leaf of length `len` and puts `new` (length and item) there; each
@@ -247,7 +254,7 @@ impl<P: Copy> Inner<P> {
     /// Where child `slot` ends in a node of length `len`.
     #[inline]
     pub(super) fn end(&self, slot: usize, len: u64) -> u64 {
-        if slot + 1 < self.count { self.starts[slot + 1] } else { len }
+        end(&self.starts, slot, len)
     }
 
     /// Everything behind child `slot` moves by `delta` (wrapped).

@@ -7,7 +7,7 @@ use super::node::{Leaf, search};
 use super::{Content, Entry, Frozen};
 
 /// Walks entries; see [`Frozen::range`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Range<'a, T: Content> {
     tree: &'a Frozen<T>,
     leaf: &'a Leaf<T>,
@@ -22,6 +22,12 @@ impl<'a, T: Content> Range<'a, T> {
         let (leaf, base, len) = tree.leaf_of(at.min(tree.root.len));
         let slot = if at < tree.root.len { search(&leaf.starts, at - base) } else { leaf.count };
         Range { tree, leaf, slot, base, len }
+    }
+
+    /// Entries of the present leaf that are behind it.
+    #[inline]
+    pub(crate) fn passed(&self) -> usize {
+        self.slot
     }
 
     /// To the next leaf; false behind the last one.

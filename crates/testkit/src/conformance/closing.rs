@@ -36,6 +36,7 @@ pub fn every_verb_of_a_closed_handle_says_closed(stage: &Stage) {
     refused!(ks.is_empty(), Error::Closed);
     refused!(ks.clear(), Error::Closed);
     refused!(ks.remove_range::<&[u8]>(..), Error::Closed);
+    refused!(ks.compact(), Error::Closed);
     if stage.subject.ordered {
         refused!(ks.first(), Error::Closed);
         refused!(ks.last(), Error::Closed);

@@ -7,8 +7,9 @@ use sheaf::{Database, Error, Keyspace};
 
 /// Leaves this much room on the simulated disk.
 fn limit(stage: &Stage, room: u64) {
-    let used = stage.bytes_on_disk().next_multiple_of(4096);
-    stage.simulated().unwrap().set_capacity(used + room);
+    unlimit(stage);
+    let free = stage.disk().free_space(&stage.path()).unwrap(); // files may have holes
+    stage.simulated().unwrap().set_capacity((1 << 40) - free + room);
 }
 
 fn unlimit(stage: &Stage) {
@@ -46,9 +47,16 @@ fn full(stage: &Stage) -> (Database, Keyspace, Keyspace, Vec<Pair>) {
 
 pub fn a_full_disk_refuses_writes_and_nothing_else(stage: &Stage) {
     let (db, ks, other, mut expected) = full(stage);
+    let large = (key(99_999).into_bytes(), bytes(60_000, 1));
     for round in 0..10 {
-        refused!(ks.insert(key(99_999), bytes(60_000, 1)), Error::NoSpace { .. });
-        assert_eq!(get(&ks, key(99_999)), None);
+        match ks.insert(&large.0, &large.1) {
+            // The background has moved what took room twice.
+            Ok(()) if !stage.setting.inline => {
+                expected.retain(|pair| *pair != large);
+                expected.push(large.clone());
+            }
+            answer => refused!(answer, Error::NoSpace { .. }),
+        }
         assert_eq!(sorted(&ks), expected, "round {round}");
         assert_eq!(get(&other, "k").as_deref(), Some(&b"v"[..]));
         let snapshot = db.snapshot().unwrap();
@@ -199,7 +207,11 @@ pub fn an_empty_database_takes_at_most_a_mebibyte(stage: &Stage) {
     ks.insert("k", "v").unwrap();
     other.insert("k", "v").unwrap();
     db.persist().unwrap();
-    db.pump().unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| db.pump().unwrap());
+        }
+    });
     check("with two pairs");
     ks.remove("k").unwrap();
     drop((ks, other));
@@ -322,6 +334,9 @@ pub fn stats_are_plausible(stage: &Stage) {
     let filled = db.stats();
     assert_eq!(filled.visible, start.visible + 201, "a commit a write");
     assert!(filled.staged_bytes > stage.setting.stage_above() as u64);
+    // `delsm` may have taken the file over by now.
+    let beside = filled.staged.slots + filled.staged.files;
+    assert!(beside == 1 || beside == 0 && stage.subject.engine == "delsm", "{:?}", filled.staged);
     assert!(filled.memory.index > start.memory.index);
     assert_eq!(ks.stats().unwrap().keys, 101);
     assert!(ks.stats().unwrap().index_bytes > 0);

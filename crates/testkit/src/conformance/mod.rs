@@ -115,6 +115,7 @@ macro_rules! conformance {
                 remove_range_removes_what_the_range_holds
                 clear_removes_everything
                 an_iterator_shows_the_moment_it_was_made
+                a_compaction_changes_the_order_of_the_log_and_nothing_else
             }
             $crate::promises! { $subject, EVERYWHERE, batches:
                 a_batch_spans_keyspaces_of_several_engines
@@ -214,6 +215,7 @@ macro_rules! conformance {
                 iterators_stand_still_while_writers_do_not
                 writers_do_not_notice_a_clear
                 readers_and_writers_survive_a_drop
+                a_compaction_beside_writers_loses_nothing
             }
         }
     };
@@ -294,6 +296,7 @@ mod tests {
         let areas = [
             include_str!("points.rs"),
             include_str!("sizes.rs"),
+            include_str!("streams.rs"),
             include_str!("ranges.rs"),
             include_str!("batches.rs"),
             include_str!("snapshots.rs"),

@@ -162,6 +162,7 @@ pub fn reading_only_changes_no_byte_and_refuses_writes(stage: &Stage) {
     refused!(ks.compare_and_swap("k", None, Some(b"v")), Error::ReadOnly);
     refused!(ks.clear(), Error::ReadOnly);
     refused!(ks.remove_range::<&[u8]>(..), Error::ReadOnly);
+    refused!(ks.compact(), Error::ReadOnly);
     refused!(db.keyspace("new", KeyspaceOptions::default()), Error::ReadOnly);
     refused!(db.drop_keyspace("a"), Error::ReadOnly);
     let mut batch = db.batch();

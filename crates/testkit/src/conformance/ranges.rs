@@ -236,3 +236,31 @@ pub fn an_iterator_shows_the_moment_it_was_made(stage: &Stage) {
     shown.sort();
     assert_eq!(shown, all, "made before the changes, used after them");
 }
+
+pub fn a_compaction_changes_the_order_of_the_log_and_nothing_else(stage: &Stage) {
+    let (db, ks, mut all) = filled(stage, 400);
+    if !stage.subject.is_compacted() {
+        refused!(ks.compact(), Error::Unsupported { .. });
+        assert_eq!(sorted(&ks), all);
+        return;
+    }
+    let snapshot = db.snapshot().unwrap().keyspace("ranges").unwrap();
+    let shown = all.clone();
+    for (index, (key, value)) in all.iter_mut().enumerate().step_by(7) {
+        let len = if index % 3 == 0 { stage.setting.stage_above() + 1 } else { index % 90 };
+        *value = bytes(len, index as u64);
+        ks.insert(&*key, &*value).unwrap();
+    }
+    ks.remove(&all.pop().unwrap().0).unwrap();
+    let first = ks.compact().unwrap();
+    assert_eq!(first.moved + first.left, all.len() as u64);
+    assert!(first.moved > all.len() as u64 / 2 && first.bytes > 30 * first.moved, "{first:?}");
+    let second = ks.compact().unwrap();
+    assert!(second.moved < first.moved / 2, "{first:?}, then {second:?}");
+    assert_eq!(pairs(ks.iter().unwrap()), all);
+    assert_eq!(pairs(snapshot.iter().unwrap()), shown);
+    drop((snapshot, ks));
+    let db = stage.crash(db);
+    assert_eq!(pairs(stage.keyspace(&db, "ranges").iter().unwrap()), all);
+    db.verify(|finding| panic!("{finding}")).unwrap();
+}

@@ -302,3 +302,40 @@ pub fn readers_and_writers_survive_a_drop(stage: &Stage) {
     });
     assert!(db.keyspaces().is_empty());
 }
+
+pub fn a_compaction_beside_writers_loses_nothing(stage: &Stage) {
+    const KEYS: usize = 200;
+    let db = stage.open();
+    let ks = stage.keyspace(&db, "a");
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let writers: Vec<_> = (0..2usize)
+            .map(|thread| {
+                let ks = &ks;
+                scope.spawn(move || {
+                    for index in 0..1500usize {
+                        let add =
+                            |old: Option<&[u8]>| Some((old.map_or(0, number) + 1).to_le_bytes().to_vec());
+                        ks.update(key((index * 37 + thread) % KEYS), add).unwrap();
+                    }
+                })
+            })
+            .collect();
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                match ks.compact() {
+                    Ok(_) => {}
+                    Err(Error::Unsupported { .. }) => return,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        });
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
+        is_over.store(true, Ordering::Relaxed);
+    });
+    let sum = |ks: &Keyspace| -> u64 { sorted(ks).iter().map(|(_, value)| number(value)).sum() };
+    assert_eq!(sum(&ks), 3000);
+    drop(ks);
+    let db = stage.crash(db);
+    assert_eq!(sum(&stage.keyspace(&db, "a")), 3000);
+}

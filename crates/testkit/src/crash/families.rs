@@ -3,7 +3,7 @@
 //! ```text
 //!  short     every workload of up to three steps out of 16, on an empty database
 //!  loaded    the same after a prelude that leaves dead segments and a checkpoint due: cleaning happens
-//!  plain, busy, large, drops, torn     random ones, by seeds, without end
+//!  plain, busy, large, drops, torn, sorted     random ones, by seeds, without end
 //!  creation  a database in the making
 //! ```
 //!
@@ -28,6 +28,8 @@ const ALPHABET: &str = "0.2=40 0.3=300 0.2- 0.3- 2.0=0 B[0.2=30,2.3=600,0.3=9] S
 
 /// How many short workloads there are: 16 + 16² + 16³.
 const SHORT: usize = 4368;
+/// Bytes of large values in a geometry where more than 1 KiB is large, and more than 16 KiB gets a file.
+const LARGE: u32 = 3_000;
 /// In how many slices the short workloads are explored.
 pub const SLICES: usize = 64;
 
@@ -43,11 +45,12 @@ pub enum Family {
     Large,
     Drops,
     Torn,
+    Sorted,
 }
 
 impl Family {
     /// All of them.
-    pub const ALL: [Family; 8] = [
+    pub const ALL: [Family; 9] = [
         Family::Creation,
         Family::Short,
         Family::Loaded,
@@ -56,6 +59,7 @@ impl Family {
         Family::Large,
         Family::Drops,
         Family::Torn,
+        Family::Sorted,
     ];
 
     /// Its part of a budget, in percent.
@@ -64,7 +68,9 @@ impl Family {
             Family::Creation => 2,
             Family::Short => 28,
             Family::Loaded => 20,
-            Family::Plain | Family::Busy | Family::Large | Family::Drops | Family::Torn => 10,
+            Family::Busy | Family::Torn => 10,
+            Family::Plain | Family::Large | Family::Drops => 8,
+            Family::Sorted => 6,
         }
     }
 
@@ -73,7 +79,7 @@ impl Family {
         match self {
             Family::Creation => 1,
             Family::Short | Family::Loaded => 272,
-            Family::Plain | Family::Busy | Family::Large | Family::Drops | Family::Torn => 8,
+            Family::Plain | Family::Busy | Family::Large | Family::Drops | Family::Torn | Family::Sorted => 8,
         }
     }
 
@@ -86,7 +92,7 @@ impl Family {
         match self {
             Family::Creation => Plan { creation: true, second: 10, ..plan },
             Family::Short | Family::Loaded => Plan { exhaustive: 10, second: 100, ..plan },
-            Family::Plain | Family::Busy | Family::Large | Family::Drops => plan,
+            Family::Plain | Family::Busy | Family::Large | Family::Drops | Family::Sorted => plan,
             Family::Torn => Plan { paranoid: true, exhaustive: 6, ..plan },
         }
     }
@@ -101,13 +107,19 @@ impl Family {
             Family::Short => return Box::new(short_workloads(Vec::new())),
             Family::Loaded => return Box::new(short_workloads(prelude())),
             Family::Plain => Shape::default(),
-            Family::Busy => Shape { steps: 80, keys: 5, busy: true, large: 900, ..Shape::default() },
-            Family::Large => Shape { large: 3_000, steps: 25, ..Shape::default() },
+            Family::Busy => Shape { steps: 80, keys: 5, busy: true, large: 1_900, ..Shape::default() },
+            Family::Large => Shape { large: LARGE, steps: 25, ..Shape::default() },
             Family::Drops => Shape { steps: 30, drops: true, ..Shape::default() },
-            Family::Torn => Shape { steps: 40, busy: true, drops: true, ..Shape::default() },
+            Family::Torn => Shape { steps: 40, busy: true, drops: true, large: 1_900, ..Shape::default() },
+            Family::Sorted => Shape { steps: 50, busy: true, compacts: true, ..Shape::default() },
         };
         let first = seed.wrapping_add((self as u64) << 32);
-        Box::new((0..).map(move |number| (generate(first.wrapping_add(number), &shape), 0)))
+        Box::new((0..).map(move |number| {
+            // Some of the values that do not fit a chunk.
+            let is_huge = shape.large == LARGE && number % 4 == 3;
+            let shape = if is_huge { Shape { large: 6 * LARGE, ..shape } } else { shape };
+            (generate(first.wrapping_add(number), &shape), 0)
+        }))
     }
 }
 
@@ -292,6 +304,13 @@ macro_rules! crash_suite {
             #[test]
             fn torn_sectors_odd_lengths_and_garbage_are_no_commits() {
                 holds(Family::Torn, 8_000, 8_000);
+            }
+
+            #[test]
+            fn a_log_put_into_order_survives_every_power_cut() {
+                if $subject.is_compacted() {
+                    holds(Family::Sorted, 4_000, 4_000);
+                }
             }
         }
     };

@@ -109,6 +109,10 @@ impl Run {
                     self.history.lock().acknowledge(true);
                 }
             }
+            Step::Compact(space) => match self.space(*space)?.compact() {
+                Ok(_) | Err(Error::Unsupported { .. }) => {}
+                Err(other) => return Err(other),
+            },
             Step::Reopen | Step::Abandon => {}
         }
         Ok(())

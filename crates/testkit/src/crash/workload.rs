@@ -67,6 +67,8 @@ pub enum Step {
     Clear(u8),
     /// A keyspace is dropped; the next use makes it again.
     Drop(u8),
+    /// A keyspace is compacted, where its engine can be.
+    Compact(u8),
     /// A clean close, and open again.
     Reopen,
     /// Every handle is dropped without a close: and open again.
@@ -90,6 +92,7 @@ impl fmt::Display for Step {
             Step::Work => write!(f, "work"),
             Step::Clear(space) => write!(f, "clear{space}"),
             Step::Drop(space) => write!(f, "drop{space}"),
+            Step::Compact(space) => write!(f, "compact{space}"),
             Step::Reopen => write!(f, "reopen"),
             Step::Abandon => write!(f, "abandon"),
         }
@@ -120,6 +123,8 @@ fn parse_step(word: &str) -> Option<Step> {
                 Step::Clear(space.parse().ok()?)
             } else if let Some(space) = word.strip_prefix("drop") {
                 Step::Drop(space.parse().ok()?)
+            } else if let Some(space) = word.strip_prefix("compact") {
+                Step::Compact(space.parse().ok()?)
             } else if let Some(rest) = word.strip_suffix(']') {
                 let (kind, list) = rest.split_once('[')?;
                 let puts = list.split(',').map(parse_put).collect::<Option<Vec<_>>>()?;
@@ -177,11 +182,13 @@ pub struct Shape {
     pub busy: bool,
     /// Whether keyspaces come and go.
     pub drops: bool,
+    /// Whether they are compacted.
+    pub compacts: bool,
 }
 
 impl Default for Shape {
     fn default() -> Shape {
-        Shape { steps: 30, keys: 8, len: 120, large: 700, busy: false, drops: false }
+        Shape { steps: 30, keys: 8, len: 120, large: 700, busy: false, drops: false, compacts: false }
     }
 }
 
@@ -202,6 +209,7 @@ fn step(random: &mut Random, shape: &Shape) -> Step {
         n if n < background + 10 => Step::Abandon,
         n if n < background + 13 && shape.drops => Step::Drop(random.below(3) as u8),
         n if n < background + 15 && shape.drops => Step::Clear(random.below(3) as u8),
+        n if n < background + 20 && shape.compacts => Step::Compact(random.below(3) as u8),
         n if n < 65 => Step::One(put(random, shape)),
         n => {
             let count = 1 + random.below(4);
@@ -228,7 +236,8 @@ mod tests {
     #[test]
     fn a_replay_line_reads_back() {
         for seed in 0..50 {
-            let steps = generate(seed, &Shape { drops: true, busy: true, ..Shape::default() });
+            let steps =
+                generate(seed, &Shape { drops: true, busy: true, compacts: true, ..Shape::default() });
             assert_eq!(parse(&show(&steps)), Some(steps));
         }
         assert_eq!(parse("0.1=x"), None);

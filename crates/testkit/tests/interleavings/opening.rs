@@ -3,9 +3,9 @@
 use super::*;
 
 /// Versions and removals of two keys in several segments, which two threads take in turns: what was committed last is
-/// what is there. (Fails if `replay` of the flat engine does not look again, once it has its turn, whether the key is
-/// still what it looked up.)
-fn replay_by_several_threads() {
+/// what is there. With the least `memory` each record is replayed by itself. (Fails if that does not look again, once it has its
+/// turn, whether the key is still what it looked up.)
+fn replay_by_several_threads(memory: u64) {
     let world = World::default();
     let db = world.open();
     let keyspace = space(&db, "a", "flat");
@@ -23,11 +23,16 @@ fn replay_by_several_threads() {
     let expected = states(&db);
     // Read-only: a store with background threads, without the threads.
     let after = World { disk: world.disk.kill(), ..World::default() };
-    let again = after.builder().inline(false).read_only(true).open("/db").expect("it opens");
+    let again = after.builder().memory(memory).inline(false).read_only(true).open("/db").expect("it opens");
     assert_eq!(states(&again), expected, "replayed in another order it is something else");
 }
 
 #[test]
 fn threads_that_replay_meet_at_the_same_keys() {
-    explore(600, replay_by_several_threads);
+    explore(500, || replay_by_several_threads(1));
+}
+
+#[test]
+fn threads_that_gather_what_they_replay_miss_nothing() {
+    explore(100, || replay_by_several_threads(16 << 20));
 }

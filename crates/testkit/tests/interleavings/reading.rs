@@ -180,3 +180,42 @@ fn views_beside_updates(engine: &str) {
 fn a_view_repeats_what_it_showed() {
     on_every_engine(300, views_beside_updates);
 }
+
+/// A view that is taken while what is committed is being moved, and before the next commit, shows what was there: a mover
+/// looks at a copy of the registry that does not know it, and is the older the longer he waited for the other one. (Fails if
+/// versions that came to their end after the copy was made are let go.)
+fn views_beside_moving(engine: &str) {
+    const KEYS: u8 = 2;
+    let world = World::default();
+    let db = world.open();
+    let keyspace = space(&db, "a", engine);
+    let write = move |round: u8| {
+        let all = keyspace.clone();
+        (0..KEYS).for_each(|n| all.insert([b'k', n], vec![round; 1000]).expect("it inserts"));
+    };
+    (0..10).for_each(&write); // as much as makes a checkpoint due
+    let movers = [(), ()].map(|()| {
+        let db = db.clone();
+        spawn(move || (0..3).for_each(|_| _ = db.pump().expect("it pumps")))
+    });
+    let viewer = spawn(move || {
+        for round in 10..12 {
+            let view = db.snapshot().expect("a snapshot");
+            let space = view.keyspace("a").expect("it is there");
+            write(round);
+            for n in 0..KEYS {
+                let got = space.get([b'k', n]).expect("it reads").map(|value| value[0]);
+                assert_eq!(got, Some(round - 1), "of key {n}");
+            }
+            if let Ok(pairs) = space.iter() {
+                assert_eq!(pairs.count(), usize::from(KEYS));
+            }
+        }
+    });
+    join(movers.into_iter().chain([viewer]));
+}
+
+#[test]
+fn a_view_beside_the_mover_shows_what_was_there() {
+    on_every_engine(300, views_beside_moving);
+}

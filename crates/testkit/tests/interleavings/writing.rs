@@ -164,6 +164,24 @@ fn views_show_whole_batches_in_order() {
     }
 }
 
+/// What `take` makes of the disk before each sync of a log, from now on.
+fn before_syncs_of_logs(
+    tap: &Tap,
+    world: &World,
+    take: fn(&SimDisk) -> Vec<SimDisk>,
+) -> Arc<Mutex<Vec<SimDisk>>> {
+    let cuts: Arc<Mutex<Vec<SimDisk>>> = Arc::default();
+    tap.watch({
+        let (disk, cuts) = (world.disk.clone(), Arc::clone(&cuts));
+        move |class, path| {
+            if class == Class::Sync && path.to_string_lossy().ends_with(".seg") {
+                cuts.lock().expect("one holder").extend(take(&disk));
+            }
+        }
+    });
+    cuts
+}
+
 /// Scenario 5, in the log. Keys whose values are on the device are overwritten, unsynced, beside the cleaner: the
 /// power fails before each sync of a log, and each still has a value. (Fails if the cleaner does not wait, before a victim
 /// leaves ROOT, until what superseded its entries is durable.)
@@ -180,15 +198,7 @@ fn overwrites_beside_cleaning(engine: &str) {
     }
     assert!(engine != "flat" || db.stats().brakes > 0, "there is nothing to clean");
     db.persist().expect("it persists");
-    let cuts: Arc<Mutex<Vec<SimDisk>>> = Arc::default();
-    tap.watch({
-        let (disk, cuts) = (world.disk.clone(), Arc::clone(&cuts));
-        move |class, path| {
-            if class == Class::Sync && path.to_string_lossy().ends_with(".seg") {
-                cuts.lock().expect("one holder").push(disk.power_cut(&Keep::None));
-            }
-        }
-    });
+    let cuts = before_syncs_of_logs(&tap, &world, |disk| vec![disk.power_cut(&Keep::None)]);
     let maintenance = {
         let db = db.clone();
         spawn(move || (0..2).for_each(|_| _ = db.pump().expect("it pumps")))
@@ -216,6 +226,56 @@ fn overwrites_beside_cleaning(engine: &str) {
 #[test]
 fn what_an_unsynced_write_replaced_survives_cleaning_and_a_power_cut() {
     on_every_engine(300, overwrites_beside_cleaning);
+}
+
+/// A compaction copies records beside a writer that replaces them, unsynced, one after the other; the power fails before each
+/// sync of a log, and at the end. Each key has a value, and the new ones are those of the first commits. (Fails if records of commits that are not
+/// durable are copied.)
+fn overwrites_beside_a_compaction(engine: &str) {
+    const KEYS: u32 = 24;
+    let world = World::default();
+    let tap = Tap::new(Arc::new(world.disk.clone()));
+    let db = world.builder().disk(Arc::new(tap.clone())).open("/db").expect("it opens");
+    let keyspace = space(&db, "a", engine);
+    let key = |n: u32| format!("{:02}", n * 7 % KEYS);
+    (0..KEYS).for_each(|n| keyspace.insert(key(n), vec![b'x'; 200]).expect("it inserts"));
+    let cuts = before_syncs_of_logs(&tap, &world, |disk| vec![disk.power_cut(&Keep::None), disk.kill()]);
+    let compaction = {
+        let keyspace = keyspace.clone();
+        spawn(move || _ = keyspace.compact().expect("it compacts"))
+    };
+    let writer = {
+        let keyspace = keyspace.clone();
+        spawn(move || (0..KEYS).for_each(|n| keyspace.insert(key(n), "y").expect("it inserts")))
+    };
+    join([compaction, writer]);
+    tap.unwatch();
+    cuts.lock().expect("one holder").push(world.disk.power_cut(&Keep::None));
+    (0..KEYS).for_each(|n| assert_eq!(keyspace.get(key(n)).expect("it reads").as_deref(), Some(&b"y"[..])));
+    let mut cuts = std::mem::take(&mut *cuts.lock().expect("one holder"));
+    cuts.dedup_by_key(|disk| disk.hash());
+    for disk in cuts {
+        let after = World { disk, ..World::default() };
+        let db = after.open();
+        let keyspace = space(&db, "a", engine);
+        let news = |keyspace: &Keyspace| -> Vec<bool> {
+            let value = |n| keyspace.get(key(n)).expect("it reads");
+            (0..KEYS).map(|n| value(n).is_some_and(|value| value[0] == b'y')).collect()
+        };
+        let shown = news(&keyspace);
+        assert!(shown.is_sorted_by(|a, b| a >= b), "not the first commits: {shown:?}");
+        // What was cut is above no number of the next life.
+        insert_durably(&db, &keyspace, "later", "z");
+        let later = World { disk: after.disk.kill(), ..World::default() };
+        assert_eq!(news(&space(&later.open(), "a", engine)), shown, "what was cut is back");
+    }
+}
+
+#[test]
+fn a_compaction_beside_unsynced_writes_survives_a_power_cut() {
+    for engine in ["flat-ordered", "kreon"] {
+        explore(60, move || overwrites_beside_a_compaction(engine)); // those that can be compacted
+    }
 }
 
 /// A batch fills segments that were only ready when ROOT was gathered: ROOT may not call them sealed, or a killed

@@ -13,12 +13,10 @@ use sheaf_base::engine::ImageSink;
 use sheaf_base::error::Result;
 use sheaf_base::segment::Address;
 
-use super::{Hash, KEPT, SLOTS, Table, Tables, Word};
+use super::{Hash, KEPT, LARGE_DEPTH, SLOTS, Table, Tables, Word};
 use crate::index::Image;
 
 const END: u8 = 255;
-/// Tables of an index that has at least two to this power of them stand on huge pages.
-const LARGE_DEPTH: u32 = 8;
 
 /// Writes the image.
 pub(super) fn save(index: &Hash, out: &mut dyn ImageSink) -> Result<()> {

@@ -33,7 +33,7 @@ fn walk(index: &Hash) -> BTreeMap<u64, u32> {
 
 #[test]
 fn a_walk_beside_splits_yields_every_entry_once() {
-    explore(4000, || {
+    explore(2500, || {
         let index = filled(24);
         let writer = {
             let index = Arc::clone(&index);
@@ -48,7 +48,7 @@ fn a_walk_beside_splits_yields_every_entry_once() {
 
 #[test]
 fn what_stays_is_found_beside_splits_removals_and_moves() {
-    explore(4000, || {
+    explore(2500, || {
         let index = filled(26);
         let writer = {
             let index = Arc::clone(&index);

@@ -27,13 +27,13 @@
 //! 12.5 bytes a key on average. A look-up is two dependent loads, of which the directory is usually cached.
 
 mod arena;
+mod gather;
 mod image;
 #[cfg(all(test, shuttle))]
 mod interleavings;
 mod table;
 
 use std::convert::Infallible;
-use std::hash::Hasher;
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -45,7 +45,6 @@ use sheaf_base::segment::Address;
 use sheaf_base::sync::Mutex;
 use sheaf_base::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
-use siphasher::sip::SipHasher13;
 
 use crate::index::{Image, Index, Span, Walk, Wanted, Way};
 
@@ -55,6 +54,8 @@ pub(crate) use table::{SLOTS, Table, Word};
 pub(crate) const KEPT: u32 = 21;
 /// From this size on, in bytes, an index asks for huge pages.
 pub(crate) const LARGE: u64 = 4 << 20;
+/// Tables of an index that has at least two to this power of them stand on huge pages, where all are made at once.
+const LARGE_DEPTH: u32 = 8;
 /// Home buckets that a cursor visits together.
 const UNIT: usize = 8;
 
@@ -64,7 +65,30 @@ pub(crate) type Tables = Vec<Box<Table>>;
 
 struct Directory {
     depth: u32,
-    tables: Box<[AtomicPtr<Table>]>,
+    tables: Box<[Slot]>,
+}
+
+/// Where a table is, and where its buckets are: a hint reads the latter and does not wait for the table. The two are stored one
+/// after the other, so nobody may follow it.
+struct Slot {
+    table: AtomicPtr<Table>,
+    buckets: AtomicPtr<u8>,
+}
+
+impl Slot {
+    /// Of `table`, which is alive and has its buckets at `buckets`.
+    fn new(table: *mut Table, buckets: *mut u8) -> Slot {
+        Slot { table: AtomicPtr::new(table), buckets: AtomicPtr::new(buckets) }
+    }
+
+    fn load(&self) -> *mut Table {
+        self.table.load(Ordering::Acquire)
+    }
+
+    fn store(&self, table: *mut Table, buckets: *mut u8) {
+        self.buckets.store(buckets, Ordering::Relaxed);
+        self.table.store(table, Ordering::Release);
+    }
 }
 
 impl Directory {
@@ -119,8 +143,9 @@ impl Hash {
         for table in tables {
             let copies = 1usize << (depth - table.depth());
             bytes += table.chain_bytes();
+            let start = table.start();
             let pointer = Box::into_raw(table);
-            slots.extend((0..copies).map(|_| AtomicPtr::new(pointer)));
+            slots.extend((0..copies).map(|_| Slot::new(pointer, start)));
         }
         let new = Box::new(Directory { depth, tables: slots.into_boxed_slice() });
         let old = self.directory.swap(Box::into_raw(new), Ordering::AcqRel);
@@ -134,7 +159,7 @@ impl Hash {
         let mut bytes = directory_bytes(directory.depth);
         let mut last = std::ptr::null_mut();
         for slot in &directory.tables {
-            let table = slot.load(Ordering::Acquire);
+            let table = slot.load();
             if table != last {
                 last = table;
                 // SAFETY: a table of the directory is live until it is retired, which is here.
@@ -158,7 +183,7 @@ impl Hash {
     pub(crate) fn table<'g>(&self, hash: u64, guard: &'g Guard) -> &'g Table {
         let directory = self.directory(guard);
         // SAFETY: as for the directory: tables are retired through the epoch.
-        unsafe { &*directory.tables[directory.slot(hash)].load(Ordering::Acquire) }
+        unsafe { &*directory.tables[directory.slot(hash)].load() }
     }
 
     /// Calls `each` with the address of every entry whose kept bits are those of `hash`, until it
@@ -227,7 +252,7 @@ impl Hash {
     /// Splits the table of `hash` in two. The caller holds `writer`.
     fn split(&self, hash: u64, guard: &Guard) {
         let directory = self.directory(guard);
-        let old = directory.tables[directory.slot(hash)].load(Ordering::Acquire);
+        let old = directory.tables[directory.slot(hash)].load();
         // SAFETY: live until retired below.
         let table = unsafe { &*old };
         let (low, high) = table.halves(self.is_large(), guard);
@@ -235,10 +260,12 @@ impl Hash {
         let directory = if table.depth() == directory.depth { self.double(guard) } else { directory };
         let span = 1usize << (directory.depth - table.depth());
         let first = directory.slot(hash) & !(span - 1);
+        let starts = (low.start(), high.start());
         let (low, high) = (Box::into_raw(low), Box::into_raw(high));
-        for (offset, slot) in directory.tables[first..first + span].iter().enumerate() {
-            slot.store(if offset < span / 2 { low } else { high }, Ordering::Release);
-        }
+        let (slots_of_low, slots_of_high) = directory.tables[first..first + span].split_at(span / 2);
+        // The high half first: a walk that has seen the new low one goes on there, and would meet all of the old table again.
+        slots_of_high.iter().for_each(|slot| slot.store(high, starts.1));
+        slots_of_low.iter().for_each(|slot| slot.store(low, starts.0));
         // SAFETY: no slot of the present directory points to it any more; older directories are reachable
         // only under guards pinned before, which retirement waits for.
         unsafe { retire_table(old, guard) };
@@ -247,8 +274,8 @@ impl Hash {
     /// Publishes a directory of twice the size.
     fn double<'g>(&self, guard: &'g Guard) -> &'g Directory {
         let directory = self.directory(guard);
-        let copy = |slot: &AtomicPtr<Table>| slot.load(Ordering::Acquire);
-        let tables = directory.tables.iter().flat_map(|s| [AtomicPtr::new(copy(s)), AtomicPtr::new(copy(s))]);
+        let copy = |slot: &Slot| Slot::new(slot.load(), slot.buckets.load(Ordering::Relaxed));
+        let tables = directory.tables.iter().flat_map(|slot| [copy(slot), copy(slot)]);
         let depth = directory.depth + 1;
         let new = Box::new(Directory { depth, tables: tables.collect() });
         let old = self.directory.swap(Box::into_raw(new), Ordering::AcqRel);
@@ -312,16 +339,14 @@ impl Index for Hash {
     /// The unit, then the hash.
     type Place = (usize, u64);
     type Walk = Units;
+    type Gathered = gather::Gathered;
 
     fn new(ground: Arc<Ground>) -> Hash {
         Hash::empty(ground)
     }
 
     fn hash(&self, key: &[u8]) -> u64 {
-        let [k0, k1] = self.ground.hash_key;
-        let mut hasher = SipHasher13::new_with_keys(k0, k1);
-        hasher.write(key);
-        hasher.finish()
+        self.ground.hash(key)
     }
 
     fn place(&self, wanted: Wanted<'_>) -> (usize, u64) {
@@ -333,8 +358,18 @@ impl Index for Hash {
         self.matches_of(wanted.hash, guard, each);
     }
 
+    #[inline]
+    fn hint(&self, wanted: Wanted<'_>, guard: &Guard) {
+        let directory = self.directory(guard);
+        let slot = &directory.tables[directory.slot(wanted.hash)];
+        let at = table::home(wanted.hash, self.buckets) * table::BUCKET;
+        sheaf_base::memory::prefetch(slot.table.load(Ordering::Relaxed).cast::<u8>().cast_const(), 1);
+        sheaf_base::memory::prefetch(slot.buckets.load(Ordering::Relaxed).wrapping_add(at).cast_const(), 1);
+    }
+
+    #[inline]
     fn prefetch(&self, wanted: Wanted<'_>, guard: &Guard) {
-        self.table(wanted.hash, guard).prefetch(wanted.hash);
+        self.hint(wanted, guard);
     }
 
     fn may_take(&self, wanted: Wanted<'_>, guard: &Guard) -> bool {
@@ -425,7 +460,7 @@ fn range_of(hash: u64, depth: u32) -> (u64, u64) {
 }
 
 fn directory_bytes(depth: u32) -> u64 {
-    8 << depth
+    (size_of::<Slot>() as u64) << depth
 }
 
 /// Frees `table` and its chain once all present guards are gone.

@@ -78,6 +78,9 @@ impl Bucket {
     }
 }
 
+/// Bytes of a bucket.
+pub(crate) const BUCKET: usize = size_of::<Bucket>();
+
 /// The home bucket of `hash` among `buckets` (a power of two).
 pub(crate) fn home(hash: u64, buckets: usize) -> usize {
     usize::try_from(hash & (buckets as u64 - 1)).unwrap_or(0)
@@ -226,6 +229,11 @@ impl Table {
         (low, high)
     }
 
+    /// Puts an entry into the table or its chain.
+    pub(super) fn insert_in_chain(&self, hash: u64, address: Address) {
+        self.put_in_chain(home(hash, self.buckets.len()), Word::new(hash, address));
+    }
+
     fn put_in_chain(&self, home: usize, word: Word) {
         if self.put(home, word) {
             return;
@@ -284,11 +292,10 @@ impl Table {
         }
     }
 
-    /// Asks for the home bucket of `hash` to be loaded.
-    pub(crate) fn prefetch(&self, hash: u64) {
-        // A load that nothing waits for: portable, and as good as a prefetch on an out-of-order core.
-        let _ =
-            std::hint::black_box(self.buckets[home(hash, self.buckets.len())].0[0].load(Ordering::Relaxed));
+    /// Where its buckets stand, for whoever asks for one to be loaded and looks at none. (A load that nothing waits for would
+    /// do as a hint, but stand in the processor's queue until it is there: some five of them fill that.)
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.buckets.as_ptr().cast::<u8>().cast_mut()
     }
 }
 

@@ -36,6 +36,7 @@
 //! bytes a slot, two thirds of them taken after random inserts, and what is left of the key behind prefix and
 //! head: 34 bytes for keys of 27 that differ in 16.
 
+mod gather;
 pub(crate) mod image;
 mod inner;
 #[cfg(all(test, shuttle))]
@@ -61,7 +62,7 @@ use sheaf_base::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
 use smallvec::SmallVec;
 
-use crate::index::{Bulk, Image, Index, Pairs, Wanted};
+use crate::index::{Image, Index, Wanted};
 use inner::{CHILDREN, Child, Inner};
 use leaf::{Leaf, Limits, SLOTS};
 use list::List;
@@ -111,7 +112,7 @@ pub(crate) struct Ordered {
     root: AtomicPtr<Inner>,
     writer: Mutex<()>,
     bytes: AtomicU64,
-    /// What [`Bulk::make`] made, by part, with what the part begins at.
+    /// What [`Ordered::make`] made, by part, with what the part begins at.
     made: Mutex<BTreeMap<usize, (Vec<u8>, Leaves)>>,
 }
 
@@ -511,6 +512,7 @@ impl Index for Ordered {
     const ORDERED: bool = true;
     type Place = Vec<u8>;
     type Walk = KeyWalk;
+    type Gathered = gather::Gathered;
 
     fn new(ground: Arc<Ground>) -> Ordered {
         Ordered::empty(ground)
@@ -575,10 +577,6 @@ impl Index for Ordered {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    fn bulk(&self) -> Option<&dyn Bulk> {
-        Some(self)
-    }
-
     fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
         let mut block = image::Block::default();
         self.each_leaf(&mut |list| block.put(list.iter(), out))?;
@@ -594,13 +592,18 @@ impl Index for Ordered {
     }
 }
 
-impl Bulk for Ordered {
-    fn make(&self, part: usize, low: Option<&[u8]>, high: Option<&[u8]>, pairs: &mut Pairs<'_>) {
+/// Calls what it is given with pairs of a key and an address, in the order of keys.
+type Pairs<'a> = &'a mut dyn FnMut(&mut dyn FnMut(&[u8], Address));
+
+impl Ordered {
+    /// Makes `part` of an empty index, the keys from `low` up to, not including, `high`.
+    fn make(&self, part: usize, low: Option<&[u8]>, high: Option<&[u8]>, pairs: Pairs<'_>) {
         let mut maker = Maker::new(self, low);
         pairs(&mut |key, address| maker.push(key, address));
         self.made.lock().insert(part, (low.unwrap_or(&[]).to_vec(), maker.leaves(high)));
     }
 
+    /// Puts the parts, which follow each other without gaps, together: they are the index now.
     fn join(&self) {
         let mut made = std::mem::take(&mut *self.made.lock()).into_values();
         let Some((_, mut all)) = made.next() else { return };

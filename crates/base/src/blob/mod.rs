@@ -1,33 +1,43 @@
 //! # Blobs: values too large to stand in a log
 //!
-//! A value above the staging limit is written to a file of its own before its commit has a number
+//! A value above the staging limit is written to a slot of a chunk, or to a file of its own, before its commit has a number
 //! (commit.md R9); the commit's record carries number, length and checksum. The sync round syncs
-//! staged files before the logs, so a durable record never names a value that is not.
+//! what was staged before the logs, so a durable record never names a value that is not.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  blob/<number / 4096:08x>-<part of the database's id:08x>/<number:016x>.blob :  the value, and nothing else
+//!  blob/<number / 4096:08x>-<part of the database's id:08x>/<number:016x>.chunk :  a head, and values in slots of one size
+//!                                                           <number:016x>.blob  :  a value, and nothing else
 //! ```
+//!
+//! `chunks` has the slots. A file of its own gets a value that is larger than a chunk, one that comes bit by bit and is
+//! not whole when its first bytes are written, and one of an engine that adopts files.
 //!
 //! Directories lie far from each other on the device, where their names say, and names are never used again, nor by another
 //! database: creating files where many were removed a moment ago is up to thirty times slower (`Disk::spread`; with the same
 //! names, a database made where another was just removed took 1.2 thousand values of 64 KiB a second). One goes with its last
 //! file.
 //!
-//! Number, length and checksum stand in the record, and guard against a foreign file as well as a header would: a file
+//! Number, length and checksum stand in the record, and guard against a foreign file as well as a header would: a value
 //! of another length or sum is damage. So an engine may *adopt* a staged file: give it a name of its own
 //! ([`Blobs::path`], `Disk::link`), and let this one go.
 //!
 //! ## Crash
 //!
-//! A file without a live record is an orphan and swept at the next open, with the directory that becomes empty. Numbers never
-//! repeat.
+//! A file, or chunk, without a live record is an orphan and swept at the next open, with the directory that becomes empty. Numbers
+//! never repeat.
 //!
 //! ## Costs
 //!
-//! A file created, written and closed: 15 µs and the copy. A round syncs up to [`MANY`] files one by one; if there are more
+//! A file created, written and closed: 15 µs and the copy, and ten times that when its blocks are found and freed. A round syncs up to [`MANY`] files one by one; if there are more
 //! they are closed when they are written, and the volume is synced as a whole.
+
+mod chunks;
+#[cfg(all(test, shuttle))]
+mod interleavings;
+mod place;
+mod slots;
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -39,6 +49,10 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::types::StoreId;
 use crate::value::{Pieces, Stored, Sums, ValueFile};
+use chunks::Table;
+use place::{Layout, Place};
+
+pub(crate) use chunks::Pin;
 
 /// More staged files than this are synced by syncing the volume.
 pub const MANY: usize = 64;
@@ -50,7 +64,7 @@ const TINY_DIR_BITS: u32 = 2;
 /// A staged value, as its record names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlobRef {
-    /// Number of the file.
+    /// Its number: of its file, or of its place and the use of that.
     pub id: u64,
     /// Bytes of the value.
     pub len: u32,
@@ -58,7 +72,7 @@ pub struct BlobRef {
     pub sum: u32,
 }
 
-/// A value staged for a commit that has no number yet. Its file goes if it is dropped unused.
+/// A value staged for a commit that has no number yet. Its file, or slot, goes if it is dropped unused.
 #[derive(Debug)]
 pub struct Staged {
     /// What the record will say.
@@ -69,7 +83,7 @@ pub struct Staged {
 }
 
 impl Staged {
-    /// Appends to the value.
+    /// Appends to the value, which has a file of its own.
     pub fn append(&mut self, bytes: &[u8]) -> Result<()> {
         let (path, at) = (self.owner.path(self.blob.id), u64::from(self.blob.len));
         let got = at + bytes.len() as u64;
@@ -98,7 +112,10 @@ impl Drop for Staged {
     fn drop(&mut self) {
         if !self.used {
             // A file that cannot be removed is an orphan, which the next open sweeps.
-            let _ = self.owner.remove(self.blob.id);
+            let _ = match Place::of(self.blob.id) {
+                Some(place) => self.owner.give_up(place),
+                None => self.owner.remove(self.blob.id),
+            };
         }
     }
 }
@@ -114,9 +131,29 @@ pub struct Blobs {
     /// In the names of directories.
     salt: u32,
     dirs: Mutex<Dirs>,
+    /// Values in files of their own.
+    files: AtomicU64,
+    store: StoreId,
+    layout: Layout,
+    table: Arc<Table>,
     /// None where the volume cannot be synced as a whole.
     volume: OnceLock<Option<Arc<dyn Volume>>>,
     sums: Sums,
+}
+
+/// Values beside the logs. Those that an engine keeps as files of its own are not among them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StagedStats {
+    /// Chunks: files of slots of one size each.
+    pub chunks: u64,
+    /// Values in slots; superseded ones that a snapshot or an older checkpoint needs among them.
+    pub slots: u64,
+    /// Bytes of their slots.
+    pub used_bytes: u64,
+    /// Bytes of slots that are free and not yet given back to the file system, as far as is known.
+    pub free_bytes: u64,
+    /// Values in files of their own.
+    pub files: u64,
 }
 
 /// What is known of the directories.
@@ -131,18 +168,34 @@ struct Dirs {
 /// Staged files of commits the device does not have.
 #[derive(Debug, Default)]
 pub(crate) struct Unsynced {
-    files: Vec<(u64, Arc<dyn File>)>,
+    files: Vec<New>,
     /// There are others, closed by now.
     and_more: bool,
+}
+
+/// A file the device may lack, or parts of it.
+#[derive(Debug)]
+struct New {
+    number: u64,
+    file: Arc<dyn File>,
+    is_unnamed: bool,
 }
 
 impl Unsynced {
     /// A commit took `staged`.
     pub(crate) fn add(&mut self, staged: Staged) {
         let owner = Arc::clone(&staged.owner);
-        let file = (staged.blob.id, staged.keep());
+        let id = staged.blob.id;
+        let file = staged.keep();
         if !self.and_more {
-            self.files.push(file);
+            let (number, is_unnamed) = match Place::of(id) {
+                Some(Place { chunk, .. }) => (chunk, owner.table.is_unnamed(chunk)),
+                None => (id, true),
+            };
+            if self.files.iter().any(|new| new.number == number) {
+                return;
+            }
+            self.files.push(New { number, file, is_unnamed });
             if self.files.len() > owner.many && owner.volume().is_some() {
                 self.and_more = true;
                 self.files.clear();
@@ -169,6 +222,10 @@ impl Blobs {
             dir_bits,
             salt: u32::try_from(store.0 & u128::from(u32::MAX)).unwrap_or(0),
             dirs: Mutex::default(),
+            files: AtomicU64::new(0),
+            store,
+            layout: Layout::new(tiny),
+            table: Table::new(tiny),
             volume: OnceLock::new(),
             sums: Sums::default(),
         })
@@ -188,8 +245,13 @@ impl Blobs {
         match self.volume().filter(|_| staged.and_more) {
             Some(volume) => volume.sync().during("sync", &self.dir)?,
             None => {
-                staged.files.iter().try_for_each(|(_, file)| file.sync()).during("sync", &self.dir)?;
-                self.sync_names(staged.files.iter().map(|(id, _)| *id))?;
+                if staged.files.len() > 1 {
+                    staged.files.iter().for_each(|new| new.file.start_sync());
+                }
+                staged.files.iter().try_for_each(|new| new.file.sync()).during("sync", &self.dir)?;
+                let new = || staged.files.iter().filter(|new| new.is_unnamed).map(|new| new.number);
+                self.sync_names(new())?;
+                self.table.named(new());
                 if unnamed.is_empty() {
                     return Ok(());
                 }
@@ -200,9 +262,9 @@ impl Blobs {
         Ok(())
     }
 
-    /// Makes the names of these durable within their directories.
-    fn sync_names(&self, ids: impl Iterator<Item = u64>) -> Result<()> {
-        let dirs: HashSet<u64> = ids.map(|id| self.dir_of(id)).collect();
+    /// Makes the names of files durable within their directories.
+    fn sync_names(&self, numbers: impl Iterator<Item = u64>) -> Result<()> {
+        let dirs: HashSet<u64> = numbers.map(|number| self.dir_of(number)).collect();
         for dir in dirs {
             let path = self.dir_path(dir);
             self.disk.sync_dir(&path).during("sync directory", &path)?;
@@ -215,13 +277,13 @@ impl Blobs {
         if blobs.is_empty() {
             return Ok(());
         }
-        self.sync_names(blobs.iter().map(|blob| blob.id))?;
+        self.sync_names(blobs.iter().map(|blob| Place::of(blob.id).map_or(blob.id, |place| place.chunk)))?;
         self.disk.sync_dir(&self.dir).during("sync directory", &self.dir)
     }
 
-    /// The directory of blob `id`.
-    fn dir_of(&self, id: u64) -> u64 {
-        id >> self.dir_bits
+    /// The directory of file `number`.
+    fn dir_of(&self, number: u64) -> u64 {
+        number >> self.dir_bits
     }
 
     fn dir_path(&self, dir: u64) -> PathBuf {
@@ -234,25 +296,40 @@ impl Blobs {
         &self.dir
     }
 
-    /// The number the next blob gets.
+    /// The number the next file gets.
     #[must_use]
     pub fn next(&self) -> u64 {
         self.next.load(Ordering::Relaxed)
     }
 
-    /// The file of blob `id`.
+    /// The file that blob `id` is, or is in.
     #[must_use]
     pub fn path(&self, id: u64) -> PathBuf {
-        let mut path = self.dir_path(self.dir_of(id));
-        path.push(format!("{id:016x}.blob"));
+        match Place::of(id) {
+            Some(Place { chunk, .. }) => self.file_path(chunk, "chunk"),
+            None => self.file_path(id, "blob"),
+        }
+    }
+
+    fn file_path(&self, number: u64, kind: &str) -> PathBuf {
+        let mut path = self.dir_path(self.dir_of(number));
+        path.push(format!("{number:016x}.{kind}"));
         path
     }
 
     /// Makes a file for a value. In the kernel, not on the device, as is what is appended.
     pub fn begin(self: &Arc<Blobs>) -> Result<Staged> {
-        self.volume();
         let id = self.number()?;
-        let path = self.path(id);
+        let file = self.create(id, "blob")?;
+        self.files.fetch_add(1, Ordering::Relaxed);
+        let blob = BlobRef { id, len: 0, sum: crc32c::crc32c(&[]) };
+        Ok(Staged { blob, file, owner: Arc::clone(self), used: false })
+    }
+
+    /// Makes the file of a number that was just given.
+    fn create(&self, id: u64, kind: &str) -> Result<Arc<dyn File>> {
+        self.volume();
+        let path = self.file_path(id, kind);
         let mut file = self.disk.open(&path, How::Create);
         if file.as_ref().is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound) {
             // Another life, which ended or began beside this one, found the directory empty and removed it.
@@ -267,8 +344,7 @@ impl Blobs {
         if file.is_err() {
             self.note_gone(id);
         }
-        let blob = BlobRef { id, len: 0, sum: crc32c::crc32c(&[]) };
-        Ok(Staged { blob, file: file?, owner: Arc::clone(self), used: false })
+        file
     }
 
     /// A new number, counted in its directory, which is there.
@@ -311,17 +387,20 @@ impl Blobs {
         }
     }
 
-    /// The file of `blob`. `Ok(None)` if it is gone: superseded a moment ago.
+    /// The value of `blob`, opened. `Ok(None)` if it is gone: superseded a moment ago.
     pub fn find(&self, blob: &BlobRef) -> Result<Option<ValueFile>> {
+        if let Some(place) = Place::of(blob.id) {
+            return self.find_in_slot(place, blob);
+        }
         open_value(&*self.disk, self.path(blob.id), blob)
     }
 
-    /// The value of `blob`, checked. `Ok(None)` if the file is gone.
+    /// The value of `blob`, checked. `Ok(None)` if it is gone.
     pub fn read(&self, blob: &BlobRef) -> Result<Option<Vec<u8>>> {
         self.find(blob)?.map(|file| file.read(<[u8]>::to_vec)).transpose()
     }
 
-    /// Hands the file of `blob` to `found`. False if it is gone: look again. One that is gone twice, as `missing` remembers,
+    /// Hands `blob`, opened, to `found`. False if it is gone: look again. One that is gone twice, as `missing` remembers,
     /// is lost.
     pub fn give(
         &self,
@@ -357,30 +436,86 @@ impl Blobs {
         };
         let file = self.disk.open(&path, How::Write).during("open", &path)?;
         value.check()?;
+        if let Some(place) = Place::of(blob.id) {
+            return self.rewrite_slot(place, &value, &*file);
+        }
         value.go_through(|at, bytes| file.write_at(at, bytes).during("write", &path))?;
         // A power cut in here may have left it longer before.
         set_len_anew(&*file, u64::from(blob.len)).during("extend", &path)?;
         file.sync().during("sync", &path)
     }
 
-    /// Removes the file of blob `id`; one that is gone already is fine.
+    /// Removes blob `id`; one that is gone already is fine.
     pub fn remove(&self, id: u64) -> Result<()> {
-        let path = self.path(id);
+        match Place::of(id) {
+            Some(place) => {
+                self.table.release(place);
+                Ok(())
+            }
+            None => {
+                if self.remove_file(id, "blob")? {
+                    let less = |files: u64| Some(files.saturating_sub(1));
+                    let _ = self.files.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// False if it was gone already.
+    fn remove_file(&self, id: u64, kind: &str) -> Result<bool> {
+        let path = self.file_path(id, kind);
         match self.disk.remove(&path) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(false),
             other => other.during("remove", &path)?,
         }
         self.note_gone(id);
+        Ok(true)
+    }
+
+    /// The number in a file's name, and whether it is a chunk's.
+    fn number_of(name: &str) -> Option<(u64, bool)> {
+        let (number, kind) = name.split_once('.').filter(|(n, _)| n.len() == 16)?;
+        let is_chunk = match kind {
+            "chunk" => true,
+            "blob" => false,
+            _ => return None,
+        };
+        Some((u64::from_str_radix(number, 16).ok()?, is_chunk))
+    }
+
+    /// Takes note of what is named, and if `frozen`, that there may be more.
+    pub(crate) fn found(&self, live: &HashSet<u64>, frozen: bool) {
+        let places = || live.iter().filter_map(|id| Place::of(*id));
+        self.table.found(places(), self.layout, frozen);
+        self.files.store((live.len() - places().count()) as u64, Ordering::Relaxed);
+    }
+
+    /// Takes up what there is, before anything is staged in this life: `live` is named, other files go, and so do directories
+    /// without any. None of it goes if not all that is named is known, and so `frozen`.
+    pub fn settle(&self, live: &HashSet<u64>, frozen: bool) -> Result<()> {
+        self.found(live, frozen);
+        self.table.settle();
+        if frozen {
+            return Ok(());
+        }
+        for (number, is_chunk) in self.list()? {
+            match is_chunk {
+                true if !self.table.has(number) => self.remove_file(number, "chunk")?,
+                false if !live.contains(&number) => self.remove_file(number, "blob")?,
+                _ => false,
+            };
+        }
         Ok(())
     }
 
-    /// The number in a blob's file name.
-    fn number_of(name: &str) -> Option<u64> {
-        name.strip_suffix(".blob").filter(|n| n.len() == 16).and_then(|n| u64::from_str_radix(n, 16).ok())
+    /// Figures.
+    pub(crate) fn stats(&self) -> StagedStats {
+        StagedStats { files: self.files.load(Ordering::Relaxed), ..self.table.stats(self.layout) }
     }
 
-    /// The numbers of all files there, before any is made in this life. Directories without any go.
-    pub fn list(&self) -> Result<Vec<u64>> {
+    /// The numbers of all files there, before any is made in this life, and which are chunks. Directories without any go.
+    fn list(&self) -> Result<Vec<(u64, bool)>> {
         let (mut all, mut dirs) = (Vec::new(), self.dirs.lock());
         for entry in self.disk.list(&self.dir).during("list", &self.dir)? {
             let number = entry.name.split('-').next().and_then(|name| u64::from_str_radix(name, 16).ok());
@@ -410,26 +545,4 @@ pub fn open_value(disk: &dyn Disk, path: PathBuf, blob: &BlobRef) -> Result<Opti
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::disk::sim::SimDisk;
-
-    #[test]
-    fn what_a_power_cut_left_behind_a_value_is_no_part_of_it() {
-        let disk: Arc<dyn Disk> = Arc::new(SimDisk::new());
-        disk.create_dir(Path::new("/db")).unwrap();
-        let blobs = Blobs::new(Arc::clone(&disk), PathBuf::from("/db"), 1, StoreId::default(), true);
-        let mut staged = blobs.begin().unwrap();
-        staged.append(&[7; 300]).unwrap();
-        staged.append(&[7; 600]).unwrap();
-        let blob = staged.blob;
-        drop(staged.keep());
-        let file = disk.open(&blobs.path(blob.id), How::Write).unwrap();
-        file.set_len(1536).unwrap();
-        assert_eq!(blobs.read(&blob).unwrap(), Some(vec![7; 900]));
-        blobs.rewrite(&blob).unwrap();
-        assert_eq!((file.len().unwrap(), blobs.read(&blob).unwrap()), (900, Some(vec![7; 900])));
-        file.set_len(899).unwrap();
-        assert!(blobs.read(&blob).unwrap_err().is_corrupt());
-    }
-}
+mod tests;

@@ -1,0 +1,70 @@
+//! Slots under a scheduler: values are staged, removed and read at once, in as few slots as there can be.
+//!
+//! Built with `--cfg shuttle` only. The knobs are those of `crate::sync::explore`. What it cannot see: weak memory.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::{BlobRef, Blobs};
+use crate::disk::Disk;
+use crate::disk::sim::SimDisk;
+use crate::sync::{explore, thread};
+use crate::types::StoreId;
+
+/// Half a chunk.
+const LEN: usize = 8 << 10;
+
+fn blobs() -> Arc<Blobs> {
+    let disk: Arc<dyn Disk> = Arc::new(SimDisk::new());
+    disk.create_dir(Path::new("/db")).unwrap();
+    let blobs = Blobs::new(disk, PathBuf::from("/db"), 1, StoreId::default(), true);
+    blobs.settle(&HashSet::new(), false).unwrap();
+    blobs
+}
+
+fn put(blobs: &Arc<Blobs>, byte: u8) -> BlobRef {
+    let staged = blobs.stage(&[byte; LEN]).unwrap().expect("it fits a slot");
+    let blob = staged.blob;
+    drop(staged.keep());
+    blob
+}
+
+/// A value that was found is what it was, however late it is read, or it is gone.
+fn read(blobs: &Blobs, blob: &BlobRef, byte: u8) {
+    if let Some(value) = blobs.find(blob).unwrap() {
+        thread::yield_now();
+        assert_eq!(value.read(|bytes| bytes == [byte; LEN]).unwrap(), true);
+    }
+}
+
+#[test]
+fn an_open_value_stays_what_it_was() {
+    explore(1000, || {
+        let blobs = blobs();
+        let old = put(&blobs, 1);
+        let reader = {
+            let blobs = Arc::clone(&blobs);
+            thread::spawn(move || (0..2).for_each(|_| read(&blobs, &old, 1)))
+        };
+        let writer = {
+            let blobs = Arc::clone(&blobs);
+            thread::spawn(move || {
+                let new = put(&blobs, 2);
+                blobs.remove(new.id).unwrap();
+                blobs.trim(true);
+                put(&blobs, 3)
+            })
+        };
+        blobs.remove(old.id).unwrap();
+        blobs.trim(true);
+        let newest = put(&blobs, 4);
+        reader.join().unwrap();
+        let other = writer.join().unwrap();
+        assert_ne!(other.id, newest.id);
+        for (blob, byte) in [(other, 3), (newest, 4)] {
+            assert_eq!(blobs.read(&blob).unwrap(), Some(vec![byte; LEN]));
+        }
+        assert!(blobs.find(&old).unwrap().is_none());
+    });
+}

@@ -1,0 +1,168 @@
+//! Staged values: files, slots, names, what goes and what stays.
+
+use super::*;
+use crate::disk::sim::{Keep, SimDisk};
+
+fn blobs(disk: &SimDisk) -> Arc<Blobs> {
+    Blobs::new(Arc::new(disk.clone()), PathBuf::from("/db"), 1, StoreId::default(), true)
+}
+
+fn settled(disk: &SimDisk, live: &[BlobRef]) -> Arc<Blobs> {
+    let blobs = blobs(disk);
+    let numbers = disk
+        .files()
+        .into_iter()
+        .filter_map(|(path, _)| u64::from_str_radix(path.file_stem()?.to_str()?, 16).ok());
+    blobs.next.store(numbers.max().unwrap_or(0) + 1000, Ordering::Relaxed); // as ROOT would say
+    blobs.settle(&live.iter().map(|blob| blob.id).collect(), false).unwrap();
+    blobs
+}
+
+fn put(blobs: &Arc<Blobs>, value: &[u8]) -> BlobRef {
+    let staged = blobs.stage(value).unwrap().expect("it fits a slot");
+    let (blob, mut unsynced) = (staged.blob, Unsynced::default());
+    unsynced.add(staged);
+    blobs.sync(&unsynced).unwrap();
+    blob
+}
+
+fn files(disk: &SimDisk) -> usize {
+    disk.files().into_iter().filter(|(path, _)| path.extension().is_some_and(|e| e == "chunk")).count()
+}
+
+fn disk() -> SimDisk {
+    let disk = SimDisk::new();
+    disk.create_dir(Path::new("/db")).unwrap();
+    disk.sync_dir(Path::new("/")).unwrap();
+    disk
+}
+
+#[test]
+fn numbers_of_slots_never_repeat_over_lives() {
+    let disk = disk();
+    let (mut seen, mut live) = (HashSet::new(), Vec::new());
+    for life in 0..5u8 {
+        let blobs = settled(&disk, &live);
+        for round in 0..20 {
+            let value = vec![life * 20 + round; 3000 + usize::from(round)];
+            let blob = put(&blobs, &value);
+            assert!(seen.insert(blob.id), "{blob:?} again");
+            assert_eq!(blobs.read(&blob).unwrap(), Some(value));
+            live.push(blob);
+            if live.len() > 7 {
+                blobs.remove(live.remove(3).id).unwrap();
+            }
+        }
+    }
+    assert!(files(&disk) <= 4, "{} chunks for 7 values, 5 a chunk", files(&disk));
+    let blobs = settled(&disk, &live);
+    live.iter().for_each(|blob| assert!(blobs.read(blob).unwrap().is_some()));
+    live.iter().for_each(|blob| blobs.remove(blob.id).unwrap());
+    blobs.trim(true);
+    assert_eq!(files(&disk), 0);
+}
+
+#[test]
+fn figures_tell_what_is_taken_what_is_free_and_what_has_a_file() {
+    let disk = disk();
+    let blobs = settled(&disk, &[]);
+    assert_eq!(blobs.stats(), StagedStats::default());
+    let live: Vec<BlobRef> = (0..4).map(|n| put(&blobs, &vec![n; 9000])).collect();
+    let mut staged = blobs.begin().unwrap();
+    staged.append(&[9; 99]).unwrap();
+    let file = staged.blob;
+    drop(staged.keep());
+    drop(blobs.begin().unwrap());
+    let slot = blobs.layout.slot_bytes(Place::of(live[0].id).unwrap().class);
+    let all = StagedStats { chunks: 4, slots: 4, used_bytes: 4 * slot, free_bytes: 0, files: 1 };
+    assert_eq!(blobs.stats(), all);
+    blobs.remove(live[3].id).unwrap();
+    let less = StagedStats { slots: 3, used_bytes: 3 * slot, free_bytes: slot, ..all };
+    assert_eq!(blobs.stats(), less);
+    blobs.trim(true);
+    assert_eq!(blobs.stats(), StagedStats { chunks: 3, free_bytes: 0, ..less });
+    blobs.sync_all_names(&[file]).unwrap();
+    // A reader knows them too.
+    let reader = self::blobs(&disk);
+    reader.found(&live[..3].iter().chain([&file]).map(|blob| blob.id).collect(), false);
+    assert_eq!(reader.stats(), blobs.stats());
+    for _ in 0..2 {
+        blobs.remove(file.id).unwrap();
+        assert_eq!(blobs.stats().files, 0);
+    }
+}
+
+#[test]
+fn an_open_value_outlives_its_removal() {
+    let disk = disk();
+    let blobs = settled(&disk, &[]);
+    let old = put(&blobs, &[1; 9000]);
+    let open = blobs.find(&old).unwrap().unwrap();
+    blobs.remove(old.id).unwrap();
+    blobs.trim(true);
+    assert!(blobs.find(&old).unwrap().is_none());
+    let new = put(&blobs, &[2; 9000]);
+    assert_eq!(open.read(<[u8]>::to_vec).unwrap(), [1; 9000]);
+    drop(open);
+    let again = put(&blobs, &[3; 9000]);
+    assert_eq!(Place::of(again.id).map(|p| (p.chunk, p.slot)), Place::of(old.id).map(|p| (p.chunk, p.slot)));
+    assert!(blobs.find(&old).unwrap().is_none());
+    assert_eq!(blobs.read(&new).unwrap(), Some(vec![2; 9000]));
+}
+
+#[test]
+fn what_recovery_writes_again_outlives_a_power_cut() {
+    let disk = disk();
+    let first = settled(&disk, &[]);
+    let staged = first.stage(&[5; 3000]).unwrap().unwrap();
+    let blob = staged.blob;
+    drop(staged.keep()); // never synced
+    let disk = disk.kill();
+    let second = blobs(&disk);
+    second.rewrite(&blob).unwrap();
+    second.sync_all_names(&[blob]).unwrap();
+    let disk = disk.power_cut(&Keep::None);
+    let third = settled(&disk, &[blob]);
+    assert_eq!(third.read(&blob).unwrap(), Some(vec![5; 3000]));
+    third.verify(&mut |error| panic!("{error}"));
+    third.remove(blob.id).unwrap();
+    let again = Place::of(put(&third, &[6; 3000]).id).unwrap();
+    assert_eq!((again.slot, again.generation), (0, 2));
+}
+
+#[test]
+fn a_damaged_head_is_found_and_its_values_are_read() {
+    let disk = disk();
+    let blob = put(&settled(&disk, &[]), &[5; 3000]);
+    let path = settled(&disk, &[blob]).path(blob.id);
+    disk.open(&path, How::Write).unwrap().write_at(13, b"x").unwrap();
+    let blobs = settled(&disk, &[blob]);
+    let mut found = Vec::new();
+    assert_eq!(blobs.verify(&mut |error| found.push(error)), [path]);
+    assert_eq!(found.len(), 1);
+    let other = put(&blobs, &[6; 3000]);
+    assert_ne!(Place::of(other.id).unwrap().chunk, Place::of(blob.id).unwrap().chunk);
+    assert_eq!(blobs.read(&blob).unwrap(), Some(vec![5; 3000]));
+    blobs.remove(blob.id).unwrap();
+    blobs.trim(true);
+    assert_eq!(files(&disk), 2, "what is damaged stays for a look");
+}
+
+#[test]
+fn what_a_power_cut_left_behind_a_value_is_no_part_of_it() {
+    let disk: Arc<dyn Disk> = Arc::new(SimDisk::new());
+    disk.create_dir(Path::new("/db")).unwrap();
+    let blobs = Blobs::new(Arc::clone(&disk), PathBuf::from("/db"), 1, StoreId::default(), true);
+    let mut staged = blobs.begin().unwrap();
+    staged.append(&[7; 300]).unwrap();
+    staged.append(&[7; 600]).unwrap();
+    let blob = staged.blob;
+    drop(staged.keep());
+    let file = disk.open(&blobs.path(blob.id), How::Write).unwrap();
+    file.set_len(1536).unwrap();
+    assert_eq!(blobs.read(&blob).unwrap(), Some(vec![7; 900]));
+    blobs.rewrite(&blob).unwrap();
+    assert_eq!((file.len().unwrap(), blobs.read(&blob).unwrap()), (900, Some(vec![7; 900])));
+    file.set_len(899).unwrap();
+    assert!(blobs.read(&blob).unwrap_err().is_corrupt());
+}

@@ -1,0 +1,132 @@
+//! # Levels as a whole: into an image, out of one, dropped, verified
+//!
+//! What is done with all levels at once, under the lock of the steps (`spill.rs`), so that none is under way.
+
+use std::ops::Bound;
+use std::sync::Arc;
+
+use sheaf_base::engine::ImageSink;
+use sheaf_base::error::{Error, Result};
+use sheaf_base::segment::SLOT_COUNT;
+use sheaf_base::sync::epoch;
+
+use crate::cache::Frame;
+use crate::engine::{KreonEngine, State};
+use crate::memtable::Memtable;
+use crate::node::Ref;
+use crate::spill::state_with;
+use crate::tree::Level;
+
+impl KreonEngine {
+    /// Everything is going to be in an image: what the levels are, with all that is in memory only written.
+    pub(crate) fn seal<T>(
+        &self,
+        out: &mut dyn ImageSink,
+        image: impl FnOnce(&mut dyn ImageSink, &[Level], u32, &[u64], &[(u32, u64)]) -> Result<T>,
+    ) -> Result<T> {
+        let mut spill = self.spill.lock();
+        let guard = &epoch::pin();
+        let frames: Vec<(u32, &Frame)> = spill
+            .dirty
+            .iter()
+            .filter_map(|page| self.shelf.cache.get(*page, guard).map(|frame| (*page, frame)))
+            .collect();
+        if frames.len() != spill.dirty.len() {
+            return Err(Error::Invalid { what: "cache", why: "an inner node is lost".into() });
+        }
+        self.shelf.space.write(frames.iter().map(|(page, frame)| (*page, frame.bytes())))?;
+        frames.iter().for_each(|(_, frame)| frame.clean());
+        spill.dirty.clear();
+        let (end, used) = self.shelf.space.seal()?;
+        let levels = Arc::clone(&self.state(guard).levels);
+        let is_there = |slot: &u32, id: u64| {
+            self.ground.segments.at(*slot, guard).is_some_and(|segment| segment.id().0 == id)
+        };
+        spill.counts.retain(|slot, (id, bytes)| *bytes > 0 && is_there(slot, *id));
+        let mut counts: Vec<(u32, u64)> = spill
+            .counts
+            .iter()
+            .map(|(slot, (_, bytes))| (*slot, u64::try_from(*bytes).unwrap_or(0)))
+            .collect();
+        counts.sort_unstable();
+        drop(spill);
+        image(out, &levels, end, &used, &counts)
+    }
+
+    /// Takes up the levels of an image, with the bytes that they account for.
+    pub(crate) fn take_up(&self, levels: Vec<Level>, counts: &[(u32, u64)]) {
+        let guard = &epoch::pin();
+        let mut spill = self.spill.lock();
+        for (slot, bytes) in counts.iter().filter(|(slot, _)| (*slot as usize) < SLOT_COUNT) {
+            let bytes = i64::try_from(*bytes).unwrap_or(i64::MAX / 2);
+            if let Some(segment) = self.ground.segments.at(*slot, guard) {
+                segment.account(bytes);
+                spill.counts.insert(*slot, (segment.id().0, bytes));
+            }
+        }
+        self.state.replace(guard, |now| state_with(now, levels, false));
+    }
+
+    /// The keyspace is dropped: accounts for all it has, and forgets it.
+    pub(crate) fn drop_all(&self) {
+        let mut spill = self.spill.lock();
+        let guard = &epoch::pin();
+        for (slot, (id, bytes)) in std::mem::take(&mut *spill).counts {
+            if let Some(segment) = self.ground.segments.at(slot, guard).filter(|s| s.id().0 == id) {
+                segment.account(-bytes);
+            }
+        }
+        let state = self.state(guard);
+        for memtable in state.memtables() {
+            let mut places = Vec::new();
+            memtable.ascend(Bound::Unbounded, usize::MAX, guard, &mut places);
+            for word in
+                places.iter().map(|place| memtable.version(*place).word).filter(|word| !word.is_tomb())
+            {
+                self.accounts.count(word.address(), -i64::try_from(word.span()).unwrap_or(0), guard);
+            }
+            self.memtable_gone(memtable);
+        }
+        self.state.replace(guard, |now| State {
+            active: Arc::new(Memtable::new(0, now.active.prefix(guard), self.ground.tiny)),
+            frozen: None,
+            levels: Arc::new([]),
+        });
+        self.shelf.cache.clear(guard);
+        self.shelf.filters.clear(guard);
+        self.shelf.space.retire();
+    }
+
+    /// Reads all pages of the present levels.
+    pub(crate) fn verify_levels(&self, report: &mut dyn FnMut(Error)) -> Result<()> {
+        let spill = self.spill.lock(); // so that no page gets another content
+        let guard = &epoch::pin();
+        let mut tell = |result: Result<()>| match result {
+            Err(error @ Error::Corrupt { .. }) => {
+                report(error);
+                Ok(())
+            }
+            other => other,
+        };
+        tell(self.shelf.space.verify())?;
+        for level in &*self.state(guard).levels {
+            let mut todo: Vec<(Ref, u8)> = level.root.into_iter().collect();
+            while let Some((at, height)) = todo.pop() {
+                if spill.dirty.contains(&at.page) {
+                    if let Some(frame) = self.shelf.cache.get(at.page, guard) {
+                        let node = frame.node();
+                        todo.extend((0..node.len()).map(|slot| (node.child(slot), height - 1)));
+                    }
+                    continue;
+                }
+                tell(self.shelf.space.read(at, height).map(|frame| {
+                    if height > 0 {
+                        let node = frame.node();
+                        todo.extend((0..node.len()).map(|slot| (node.child(slot), height - 1)));
+                    }
+                }))?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,154 @@
+//! # Meeting: what comes into a level, side by side with what it has
+//!
+//! Whoever puts entries into leaves asks at each key what becomes of the old entry: it is dead, it is kept for a view, or it is
+//! not accounted any more (`spill.rs` says when). What that comes to is settled when the step has been published.
+
+use std::collections::HashMap;
+
+use sheaf_base::error::Result;
+use sheaf_base::segment::Address;
+use sheaf_base::sync::epoch::Guard;
+use sheaf_base::types::Seq;
+use sheaf_base::versions::Old;
+use sheaf_base::views::Views;
+
+use crate::change::{Meet, flags_over};
+use crate::engine::KreonEngine;
+use crate::node::{BELOW, Entry, Pair, STAGED};
+use crate::spill::Spill;
+use crate::tree::Level;
+
+/// Puts keys side by side with what the level has.
+pub(crate) struct Meeting<'a> {
+    engine: &'a KreonEngine,
+    pub(crate) views: &'a Views,
+    guard: &'a Guard,
+    is_last: bool,
+    /// What comes is from a memtable, and its numbers are exact.
+    is_exact: bool,
+    /// Bytes by slot that the levels account for more, or less.
+    counts: HashMap<u32, i64>,
+    /// What is dead once the step is published.
+    pub(crate) dead: Vec<(Address, u64)>,
+    pub(crate) blobs: Vec<(Seq, u64)>,
+}
+
+impl Meeting<'_> {
+    pub(crate) fn count(&mut self, entry: &Entry, sign: i64) {
+        if !entry.is_tomb() {
+            let span = i64::try_from(entry.span()).unwrap_or(0);
+            *self.counts.entry(entry.address().slot()).or_insert(0) += sign * span;
+        }
+    }
+
+    /// Whether `old`, superseded by `new`, is kept for a view.
+    fn keep_for_views(&mut self, new: &Pair<'_>, old: &Entry) -> Result<bool> {
+        // It died no later than the newest that comes with `new`.
+        if !self.views.may_need_before(new.newest) {
+            return Ok(false);
+        }
+        let died = match (new.entry.is_tomb(), self.is_exact) {
+            (true, _) => new.entry.tomb_seq(),
+            (false, true) => new.newest,
+            (false, false) => self.engine.seq_at(new.entry.address(), self.guard)?,
+        };
+        if !self.views.may_need_before(died) {
+            return Ok(false);
+        }
+        let needs = |born, died| self.views.may_need(born, died);
+        let born = match old.is_tomb() {
+            true => old.tomb_seq(),
+            false => self.engine.seq_at(old.address(), self.guard)?,
+        };
+        let blob = (old.flags & STAGED != 0).then_some(old.blob);
+        let (address, span) = match old.is_tomb() {
+            true => (Address::NONE, 0),
+            false => (old.address(), u32::try_from(old.span()).unwrap_or(u32::MAX)),
+        };
+        let old = Old { address, span, born, died, blob };
+        Ok(self.engine.keep_version(&self.engine.candidates.lock(), new.key, old, needs))
+    }
+}
+
+impl Meet for Meeting<'_> {
+    fn meet(&mut self, new: &Pair<'_>, old: Option<(&Entry, u64, Seq)>) -> Result<Option<Entry>> {
+        let mut flags = new.entry.flags;
+        if let Some((old, stamp, _)) = old {
+            let is_below = new.entry.flags & BELOW != 0;
+            let is_gone = !old.is_tomb() && self.engine.shelf.is_dangling(old.address(), stamp, self.guard);
+            let is_kept = !is_gone && !is_below && self.keep_for_views(new, old)?;
+            // After a crash the same version may come again, from where the cleaner had copied it to.
+            let is_lost = old.is_staged() && !(new.entry.is_staged() && new.entry.blob == old.blob);
+            // What a view needs of what is gone was copied, and is among the versions, which account for its value.
+            let names = || self.engine.versions.names(&new.key.to_vec(), old.blob);
+            if is_gone && !is_below && is_lost && !names() {
+                self.blobs.push((new.newest, old.blob));
+            }
+            if !is_gone {
+                self.count(old, -1);
+                if !old.is_tomb() && !is_below && !is_kept {
+                    self.dead.push((old.address(), old.span()));
+                    if is_lost {
+                        self.blobs.push((new.newest, old.blob));
+                    }
+                }
+            }
+            flags = flags_over(flags, Some(old.flags), self.is_last);
+        } else {
+            flags = flags_over(flags, None, self.is_last);
+        }
+        if new.entry.is_tomb() && self.is_last {
+            return Ok(None);
+        }
+        self.count(&new.entry, 1);
+        Ok(Some(new.entry.with(flags)))
+    }
+
+    fn keep(&mut self, old: &Entry, stamp: u64) -> bool {
+        match old.is_tomb() {
+            true => !self.is_last,
+            false => !self.engine.shelf.is_dangling(old.address(), stamp, self.guard),
+        }
+    }
+
+    fn is_last(&self) -> bool {
+        self.is_last
+    }
+}
+
+impl KreonEngine {
+    /// For a step into the level above the `lower` ones. `is_exact`: what comes is from a memtable.
+    pub(crate) fn meeting<'a, 'l>(
+        &'a self,
+        views: &'a Views,
+        mut lower: impl Iterator<Item = &'l Level>,
+        is_exact: bool,
+        guard: &'a Guard,
+    ) -> Meeting<'a> {
+        Meeting {
+            engine: self,
+            views,
+            guard,
+            is_last: lower.all(|level| level.root.is_none()),
+            is_exact,
+            counts: HashMap::new(),
+            dead: Vec::new(),
+            blobs: Vec::new(),
+        }
+    }
+
+    /// Accounts for what a published step has superseded.
+    pub(crate) fn settle(&self, spill: &mut Spill, meeting: Meeting<'_>, guard: &Guard) {
+        for (slot, bytes) in meeting.counts {
+            spill.count(self, slot, bytes, guard);
+        }
+        for (address, span) in meeting.dead {
+            self.accounts.count(address, -i64::try_from(span).unwrap_or(0), guard);
+        }
+        for (died, blob) in meeting.blobs {
+            if self.accounts.blobs.lock().remove(&blob) {
+                self.ground.blob_died(died, blob);
+            }
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! # Table: from a page's number to what memory has of it
+//!
+//! An array in chunks, each twice as large as the one before, that grows with the file: two loads, no lock. What is in it was made
+//! from a box and goes through the epoch.
+
+use std::ptr;
+use std::sync::Arc;
+
+use sheaf_base::ground::Ground;
+use sheaf_base::memory::{Part, in_chunks};
+use sheaf_base::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use sheaf_base::sync::epoch::Guard;
+
+/// Pages in the first chunk; chunk k has `FIRST << k`.
+const FIRST: u32 = 256;
+const CHUNKS: usize = 25;
+
+type Slot<T> = AtomicPtr<T>;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Table<T> {
+    ground: Arc<Ground>,
+    chunks: [AtomicPtr<Box<[Slot<T>]>>; CHUNKS],
+    /// Bytes of the chunks, which never go.
+    bytes: AtomicU64,
+}
+
+impl<T: Send + 'static> Table<T> {
+    pub(crate) fn new(ground: Arc<Ground>) -> Table<T> {
+        let chunks = [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS];
+        Table { ground, chunks, bytes: AtomicU64::new(0) }
+    }
+
+    /// Bytes of the table itself.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    fn slot(&self, page: u32) -> Option<&Slot<T>> {
+        let (chunk, index) = in_chunks(page, FIRST);
+        // SAFETY:
+        // * Made from a box in `slot_made`, and freed only with `self`.
+        let chunk = unsafe { self.chunks.get(chunk)?.load(Ordering::Acquire).as_ref() }?;
+        chunk.get(index)
+    }
+
+    fn slot_made(&self, page: u32) -> Option<&Slot<T>> {
+        let (chunk, _) = in_chunks(page, FIRST);
+        let place = self.chunks.get(chunk)?;
+        if place.load(Ordering::Acquire).is_null() {
+            let count = usize::try_from(u64::from(FIRST) << chunk).ok()?;
+            let slots: Box<[Slot<T>]> = (0..count).map(|_| Slot::default()).collect();
+            let made = Box::into_raw(Box::new(slots));
+            if place.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire).is_err() {
+                // SAFETY:
+                // * Made from a box above, and nobody else has seen it.
+                drop(unsafe { Box::from_raw(made) });
+            } else {
+                self.ground.memory.take(Part::Index, 8 * count as u64);
+                self.bytes.fetch_add(8 * count as u64, Ordering::Relaxed);
+            }
+        }
+        self.slot(page)
+    }
+
+    /// What is here of `page`.
+    #[inline]
+    pub(crate) fn get<'g>(&self, page: u32, _guard: &'g Guard) -> Option<&'g T> {
+        // SAFETY:
+        // * Made from a box; freed only after all guards of the moment when it was taken out.
+        unsafe { self.slot(page)?.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// Whether there is anything of `page`.
+    pub(crate) fn has(&self, page: u32) -> bool {
+        self.slot(page).is_some_and(|slot| !slot.load(Ordering::Acquire).is_null())
+    }
+
+    /// Puts `item` where nothing is. Gives it back if something is, or the table has no place for such a page.
+    pub(crate) fn add<'g>(&self, page: u32, item: Box<T>, _guard: &'g Guard) -> Result<&'g T, Box<T>> {
+        let Some(slot) = self.slot_made(page) else { return Err(item) };
+        let made = Box::into_raw(item);
+        match slot.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
+            // SAFETY:
+            // * In the table now, and taken out through the epoch only.
+            Ok(_) => Ok(unsafe { &*made }),
+            // SAFETY:
+            // * Made from a box above, and nobody else has seen it.
+            Err(_) => Err(unsafe { Box::from_raw(made) }),
+        }
+    }
+
+    /// Puts `item` in the place of whatever is there. The answer is what was there, and whether there is a place.
+    pub(crate) fn put<'g>(&self, page: u32, item: Box<T>, guard: &'g Guard) -> (Option<&'g T>, bool) {
+        match self.slot_made(page) {
+            Some(slot) => (Table::went(slot.swap(Box::into_raw(item), Ordering::AcqRel), guard), true),
+            None => (None, false),
+        }
+    }
+
+    /// Takes out what is there.
+    pub(crate) fn take<'g>(&self, page: u32, guard: &'g Guard) -> Option<&'g T> {
+        Table::went(self.slot(page)?.swap(ptr::null_mut(), Ordering::AcqRel), guard)
+    }
+
+    /// Takes out `seen`, if it is still there; whether it was.
+    pub(crate) fn take_this(&self, page: u32, seen: &T, guard: &Guard) -> bool {
+        let seen = ptr::from_ref(seen).cast_mut();
+        let Some(slot) = self.slot(page) else { return false };
+        let taken = slot.compare_exchange(seen, ptr::null_mut(), Ordering::AcqRel, Ordering::Acquire).is_ok();
+        if taken {
+            Table::went(seen, guard);
+        }
+        taken
+    }
+
+    /// Takes out everything; each thing goes to `gone` first.
+    pub(crate) fn clear(&self, guard: &Guard, mut gone: impl FnMut(&T)) {
+        for chunk in &self.chunks {
+            // SAFETY:
+            // * As in `slot`.
+            let slots = unsafe { chunk.load(Ordering::Acquire).as_ref() };
+            for slot in slots.into_iter().flatten() {
+                Table::went(slot.swap(ptr::null_mut(), Ordering::AcqRel), guard)
+                    .into_iter()
+                    .for_each(&mut gone);
+            }
+        }
+    }
+
+    /// What was taken out of the table by the caller goes when no guard of now is left.
+    fn went(item: *mut T, guard: &Guard) -> Option<&T> {
+        // SAFETY:
+        // * Null, or made from a box, and freed after `guard` only.
+        let seen = unsafe { item.as_ref() }?;
+        lend(item, guard);
+        Some(seen)
+    }
+}
+
+/// Frees what was made from a box, and is in no table, when no guard of now is left.
+fn lend<T: Send + 'static>(item: *mut T, guard: &Guard) {
+    let address = item as usize;
+    guard.defer(move || {
+        // SAFETY:
+        // * Made from a box by the caller, in no table; all guards of then are gone.
+        drop(unsafe { Box::from_raw(address as *mut T) });
+    });
+}
+
+/// A thing that is in no table, for as long as the guard lives.
+pub(crate) fn lent<T: Send + 'static>(item: Box<T>, guard: &Guard) -> &T {
+    let item = Box::into_raw(item);
+    lend(item, guard);
+    // SAFETY:
+    // * Freed after `guard` only.
+    unsafe { &*item }
+}
+
+impl<T> Drop for Table<T> {
+    fn drop(&mut self) {
+        for chunk in &self.chunks {
+            let chunk = chunk.load(Ordering::Relaxed);
+            if chunk.is_null() {
+                continue;
+            }
+            // SAFETY:
+            // * Made from a box, and `&mut self`: nobody reads it.
+            let slots = unsafe { Box::from_raw(chunk) };
+            for slot in &*slots {
+                let item = slot.load(Ordering::Relaxed);
+                if !item.is_null() {
+                    // SAFETY:
+                    // * Made from a box, in the table, so owned by it.
+                    drop(unsafe { Box::from_raw(item) });
+                }
+            }
+        }
+        self.ground.memory.give(Part::Index, self.bytes.load(Ordering::Relaxed));
+    }
+}

@@ -1,0 +1,124 @@
+//! # Versions: states that readers hold, and nodes that come back when they are gone
+//!
+//! ## Picture
+//!
+//! ```text
+//!  versions   oldest ------------ v ------------ newest      tree
+//!  nodes                 |    made before v     |  replaced after v: on v's list
+//!                        |    v and older ones may read it until v goes; then it is freed, or, if the version
+//!                        |    before v may reach it too, that one has it on its list
+//! ```
+//!
+//! So a version that is held keeps its own nodes and not those of the versions after it. Each publication looks at a few
+//! versions only: the cost does not grow with their number.
+
+use std::sync::Arc;
+
+use super::{Content, Frozen, ShiftTree};
+
+/// Versions looked at on each publication.
+const FEW: usize = 3;
+
+/// Nodes, by kind.
+#[derive(Debug, Default)]
+pub(super) struct Lists {
+    pub(super) leaves: Vec<u32>,
+    pub(super) inners: Vec<u32>,
+}
+
+/// A version, the stamp of the newest nodes it reaches, and what it leaves behind when it goes: nodes that
+/// the versions after it do not need.
+#[derive(Debug)]
+pub(super) struct Version<T: Content> {
+    pub(super) frozen: Arc<Frozen<T>>,
+    pub(super) stamp: u64,
+    pub(super) lists: Lists,
+}
+
+impl<T: Content> ShiftTree<T> {
+    /// Freezes the present state for readers, under a name of the caller's. Gives back what versions that are gone
+    /// kept.
+    pub fn publish(&mut self, mark: u64) -> Arc<Frozen<T>> {
+        let lists = self.reclaim(FEW);
+        let frozen = Arc::new(Frozen { mark, ..self.frozen() });
+        let kept = Arc::clone(&frozen);
+        self.versions.push_back(Version { frozen: kept, stamp: self.stamp, lists });
+        self.stamp += 1;
+        self.tail = None;
+        frozen
+    }
+
+    /// The mark of the oldest version that is still being read, or of the newest.
+    pub fn oldest(&mut self) -> Option<u64> {
+        self.oldest_but(None)
+    }
+
+    /// As [`ShiftTree::oldest`], not counting the version of that mark if it has but one owner.
+    pub fn oldest_but(&mut self, excepted: Option<u64>) -> Option<u64> {
+        self.reclaim(usize::MAX);
+        let newest = self.versions.back()?.frozen.mark;
+        let counts = |version: &&Version<T>| {
+            Some(version.frozen.mark) != excepted || Arc::strong_count(&version.frozen) > 2
+        };
+        Some(self.versions.iter().find(counts).map_or(newest, |version| version.frozen.mark))
+    }
+
+    /// Takes versions that nobody has any more off the list, looking at `most` of them: the one before the newest,
+    /// which is the usual one to go, the oldest, and others in turn. A pair of empty lists, for the next version.
+    fn reclaim(&mut self, most: usize) -> Lists {
+        let mut lists = Lists::default();
+        let older = self.versions.len().saturating_sub(1);
+        if older <= most {
+            // From the newest on, so that what one hands to the one before it is looked at once.
+            for index in (0..older).rev() {
+                self.reclaim_one(index, &mut lists);
+            }
+            return lists;
+        }
+        self.turn = (self.turn + 1) % older;
+        let mut indices = [older - 1, self.turn, 0];
+        indices.sort_unstable_by(|a, b| b.cmp(a));
+        for (number, index) in indices.into_iter().enumerate() {
+            if number == 0 || index != indices[number - 1] {
+                self.reclaim_one(index, &mut lists);
+            }
+        }
+        lists
+    }
+
+    /// If nobody has version `index` any more, it goes: what it kept is freed, but for nodes that the version before
+    /// it may reach, which that one keeps from now on.
+    fn reclaim_one(&mut self, index: usize, lists: &mut Lists) {
+        if Arc::get_mut(&mut self.versions[index].frozen).is_none() {
+            return;
+        }
+        let Some(mut gone) = self.versions.remove(index) else { return };
+        let before = index.checked_sub(1).map(|index| &mut self.versions[index]);
+        let (mut kept, reach) = match before {
+            Some(version) => (std::mem::take(&mut version.lists), Some(version.stamp)),
+            None => (Lists::default(), None),
+        };
+        for id in gone.lists.leaves.drain(..) {
+            if reach.is_some_and(|reach| self.leaf(id).stamp <= reach) {
+                kept.leaves.push(id);
+            } else {
+                // SAFETY:
+                // * Replaced after `gone` was frozen, made after the version before it was: only `gone` had it (A3).
+                unsafe { self.leaves.free(id) }
+            }
+        }
+        for id in gone.lists.inners.drain(..) {
+            if reach.is_some_and(|reach| self.inner(id).stamp <= reach) {
+                kept.inners.push(id);
+            } else {
+                // SAFETY:
+                // * As above.
+                unsafe { self.inners.free(id) }
+            }
+        }
+        if let Some(index) = index.checked_sub(1) {
+            self.versions[index].lists = kept;
+        }
+        *lists = gone.lists;
+    }
+}
