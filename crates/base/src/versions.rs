@@ -167,22 +167,34 @@ impl<P: Place> Versions<P> {
     /// Takes the versions that died up to `visible` and no view needs.
     pub fn trim(&self, views: &Views, visible: Seq) -> Vec<Old> {
         let mut gone = Vec::new();
-        let mut bytes = 0;
         self.map.write().retain(|place, olds| {
-            olds.retain(|old| {
-                let stays = old.died > visible || views.needs(old.born, old.died);
-                if !stays {
-                    gone.push(*old);
-                    bytes += BYTES + place.bytes();
-                }
-                stays
-            });
+            self.sift(place, olds, views, visible, &mut gone);
             !olds.is_empty()
         });
-        self.count.fetch_sub(gone.len() as u64, Ordering::Release);
+        gone
+    }
+
+    /// As [`Versions::trim`], of those at `place`.
+    pub fn trim_at(&self, place: &P, views: &Views, visible: Seq) -> Vec<Old> {
+        let mut gone = Vec::new();
+        let mut map = self.map.write();
+        if let Some(olds) = map.get_mut(place) {
+            self.sift(place, olds, views, visible, &mut gone);
+            if olds.is_empty() {
+                map.remove(place);
+            }
+        }
+        gone
+    }
+
+    fn sift(&self, place: &P, olds: &mut Vec<Old>, views: &Views, visible: Seq, gone: &mut Vec<Old>) {
+        let before = gone.len();
+        gone.extend(olds.extract_if(.., |old| old.died <= visible && !views.needs(old.born, old.died)));
+        let count = (gone.len() - before) as u64;
+        let bytes = count * (BYTES + place.bytes());
+        self.count.fetch_sub(count, Ordering::Release);
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         self.ground.memory.give(Part::Versions, bytes);
-        gone
     }
 }
 

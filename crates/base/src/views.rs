@@ -47,6 +47,12 @@ impl Views {
         Views { live: self.live.clone(), as_of: visible }
     }
 
+    /// Of a copy: the newest state when it was made.
+    #[must_use]
+    pub fn as_of(&self) -> Seq {
+        self.as_of
+    }
+
     /// As [`Views::needs`], of a copy, for a version that may have been superseded after the copy was made: then a view
     /// that was registered in between may see it.
     #[must_use]

@@ -21,6 +21,7 @@ use sheaf_base::sync::atomic::Ordering;
 use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::Seq;
 use sheaf_base::versions::Old;
+use sheaf_base::views::Views;
 use smallvec::SmallVec;
 
 use crate::engine::{KreonEngine, State};
@@ -34,6 +35,8 @@ pub(crate) struct Candidates {
     pub(crate) heads: HashMap<Vec<u8>, Head>,
     /// Old versions that views may need, in the levels or a frozen memtable.
     pub(crate) olds: HashMap<u64, Old>,
+    /// Keys of versions that were kept because a view might need them, and when these died. Who knows sees to them.
+    doubtful: Vec<(Vec<u8>, Seq)>,
 }
 
 impl Candidates {
@@ -303,27 +306,40 @@ impl KreonEngine {
         Ok(Head { address, span: frame.span(), seq: frame.header.seq, blob })
     }
 
-    /// Keeps `old` if a view needs it. When it died is when the next version was born, as far as that is known: what is among
+    /// Keeps `old` if a view may need it. When it died is when the next version was born, as far as that is known: what is among
     /// the versions may have come between. The candidates are locked, so that nobody else does the same.
     pub(crate) fn keep_version(
         &self,
-        _locked: &Candidates,
+        candidates: &mut Candidates,
         key: &[u8],
         old: Old,
-        needs: impl Fn(Seq, Seq) -> bool,
+        may_need: impl Fn(Seq, Seq) -> bool,
     ) -> bool {
         let place = key.to_vec();
         let next = self.versions.next_born(&place, old.born).unwrap_or(old.died);
         let old = Old { died: old.died.min(next), ..old };
-        if old.born >= old.died || !needs(old.born, old.died) {
+        if old.born >= old.died || !may_need(old.born, old.died) {
             return false;
         }
         // A copy of it may be there already.
         if self.versions.at(&place, old.born).is_empty() {
             self.unpin(old.born);
+            candidates.doubtful.push((place.clone(), old.died));
             self.versions.push(place, old);
         }
         true
+    }
+
+    /// Lets go of versions that were kept in doubt and are needed by none of `views`. False if some are younger than these.
+    pub(crate) fn resolve_doubts(&self, views: &Views, guard: &Guard) -> bool {
+        let mut candidates = self.candidates.lock();
+        let known = |(_, died): &mut (Vec<u8>, Seq)| *died <= views.as_of();
+        for (key, _) in candidates.doubtful.extract_if(.., known) {
+            for old in self.versions.trim_at(&key, views, views.as_of()) {
+                self.accounts.bury(&old, guard);
+            }
+        }
+        candidates.doubtful.is_empty()
     }
 
     /// Whether a view may need a version of such a life.
@@ -369,8 +385,8 @@ impl KreonEngine {
         }
         match old {
             Some(old) => {
-                let needs = |born, died| self.may_need(born, died);
-                self.keep_version(&candidates, key, Old { address: to, ..old }, needs)
+                let may_need = |born, died| self.may_need(born, died);
+                self.keep_version(&mut candidates, key, Old { address: to, ..old }, may_need)
             }
             None => false,
         }

@@ -55,7 +55,7 @@ impl Meeting<'_> {
         if !self.views.may_need_before(died) {
             return Ok(false);
         }
-        let needs = |born, died| self.views.may_need(born, died);
+        let may_need = |born, died| self.views.may_need(born, died);
         let born = match old.is_tomb() {
             true => old.tomb_seq(),
             false => self.engine.seq_at(old.address(), self.guard)?,
@@ -66,7 +66,7 @@ impl Meeting<'_> {
             false => (old.address(), u32::try_from(old.span()).unwrap_or(u32::MAX)),
         };
         let old = Old { address, span, born, died, blob };
-        Ok(self.engine.keep_version(&self.engine.candidates.lock(), new.key, old, needs))
+        Ok(self.engine.keep_version(&mut self.engine.candidates.lock(), new.key, old, may_need))
     }
 }
 

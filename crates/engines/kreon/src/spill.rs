@@ -106,6 +106,7 @@ impl KreonEngine {
     pub(crate) fn step(&self, views: &Views) -> Result<bool> {
         let mut spill = self.spill.lock();
         let guard = &epoch::pin();
+        let is_clear = self.resolve_doubts(views, guard);
         let state = self.state(guard);
         if let Some(frozen) = &state.frozen {
             self.spill_frozen(&mut spill, state, &Arc::clone(frozen), views, guard)?;
@@ -116,7 +117,7 @@ impl KreonEngine {
             self.give(&mut spill, state, level, views, guard)?;
             return Ok(true);
         }
-        Ok(false)
+        Ok(!is_clear)
     }
 
     fn spill_frozen(
@@ -213,8 +214,8 @@ impl KreonEngine {
         };
         let old = Old { address, span, born, died, blob };
         // The newer one may have come after the copy of the registry was made, and a view of the moment between.
-        let needs = |born, died| meeting.views.may_need(born, died);
-        if !self.keep_version(&self.candidates.lock(), key, old, needs) && !word.is_tomb() {
+        let may_need = |born, died| meeting.views.may_need(born, died);
+        if !self.keep_version(&mut self.candidates.lock(), key, old, may_need) && !word.is_tomb() {
             meeting.dead.push((word.address(), word.span()));
             meeting.blobs.extend(blob.map(|blob| (died, blob)));
         }
