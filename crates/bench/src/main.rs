@@ -58,6 +58,8 @@ mod table;
 mod values;
 mod zipf;
 
+use std::fmt::Write as _;
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use args::Command;
@@ -109,21 +111,22 @@ fn compare(options: &args::Compare) -> Result<()> {
 
 /// What there is.
 fn list() -> Result<()> {
-    println!("Workloads (group, name, what it does; * belongs to --quick):\n");
+    let mut out = String::from("Workloads (group, name, what it does; * belongs to --quick):\n\n");
     for load in spec::all()? {
         let mark = if load.quick { "*" } else { " " };
-        println!("{mark} {:<9} {:<30} {}", load.group, load.name, load.about);
+        writeln!(out, "{mark} {:<9} {:<30} {}", load.group, load.name, load.about)?;
     }
-    println!("\nStores:\n");
-    let planned = subjects::PLANNED.iter().filter(|name| Subject::parse(name).is_err());
+    out.push_str("\nStores:\n\n");
     for subject in Subject::ours().into_iter().chain(Subject::peers()).chain([Subject::NULL]) {
         let state = if subject.is_built_in() { "" } else { "(not built in) " };
-        println!("  {:<14} {state}{}", subject.name(), subject.setting());
+        writeln!(out, "  {:<14} {state}{}", subject.name(), subject.setting())?;
     }
-    planned.for_each(|name| println!("  {name:<14} (not yet) an engine of ours that is planned"));
-    println!("\nPapers:\n");
+    out.push_str("\nPapers:\n\n");
     for paper in paper::all()? {
-        println!("  {:<10} {}", paper.name, paper.title);
+        writeln!(out, "  {:<10} {}", paper.name, paper.title)?;
     }
-    Ok(())
+    match std::io::stdout().write_all(out.as_bytes()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()), // the reader has seen enough
+        done => Ok(done?),
+    }
 }

@@ -2,8 +2,7 @@
 //!
 //! `tables/papers.toml` names for each experiment the workloads that stand for it here, the figures as
 //! printed, and the claims as ratios of two measured cells. A claim *holds* from its bound on, *in part*
-//! from a lower one, and is *not here* below that; without the engine it is *not yet*. Engines are found
-//! by name, so that one that joins is measured without a change here.
+//! from a lower one, and is *not here* below that. Engines are found by name.
 
 use serde::Deserialize;
 
@@ -257,9 +256,6 @@ impl Experiment {
 
     /// Speed, and what else the claims are about.
     fn cell(&self, row: &Row, store: &str) -> String {
-        if Subject::parse(store).is_err() {
-            return "not yet".to_owned();
-        }
         let Some(speed) = row.figure(store, Metric::Speed) else { return "–".to_owned() };
         let unit = if row.is_opening() { "ms" } else { "k/s" };
         let mut text = format!("{} {unit}", number(speed.median));
@@ -283,9 +279,6 @@ impl Claim {
     /// In words, the measured ratio with it.
     fn verdict(&self, paper: &Paper, summary: &Summary, rows: &[&Row]) -> String {
         let says = &self.says;
-        if Subject::parse(&paper.engine).is_err() {
-            return format!("**not yet**: {says} (the engine {} is not there)", paper.engine);
-        }
         let [left, right] = &self.ratio;
         let values = (self.value(left, paper, summary, rows), self.value(right, paper, summary, rows));
         let (Some(left_value), Some(right_value)) = values else {
@@ -355,10 +348,7 @@ fn part_of_time(row: &Row, store: &str, early: bool) -> Option<f64> {
 impl Paper {
     fn report(&self, lines: &[Line], scale: f64) -> Result<String> {
         let summary = Summary::new(&[lines.to_vec()]);
-        let engine = match Subject::parse(&self.engine) {
-            Ok(subject) => subject.title(),
-            Err(_) => format!("`{}`, not yet there", self.engine),
-        };
+        let engine = Subject::parse(&self.engine)?.title();
         let mut text = format!(
             "\n## {}\n\nOurs after it: {engine}. Their machine: {}. Pairs here: {} of the experiment's.\n",
             self.title,
@@ -436,16 +426,14 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_without_its_engine_or_its_measurement_says_so() {
+    fn a_claim_without_its_measurement_says_so() {
         let summary = Summary::new(&[stored()]);
         let rows: Vec<&Row> = summary.rows.iter().collect();
-        let mut paper = select("flatstore").unwrap().remove(0);
+        let paper = select("flatstore").unwrap().remove(0);
         let claim = claim(["ours:get-uniform", "best:get-uniform"], 0.01);
         assert!(claim.verdict(&paper, &summary, &rows).starts_with("**holds**"));
         let other = super::tests::claim(["ours:get-uniform", "rocksdb:get-uniform"], 0.01);
         assert!(other.verdict(&paper, &summary, &rows).starts_with("**not measured**"));
-        paper.engine = "no-such".to_owned();
-        assert!(claim.verdict(&paper, &summary, &rows).starts_with("**not yet**"));
     }
 
     #[test]

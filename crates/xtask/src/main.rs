@@ -23,6 +23,10 @@ fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let done = match words.first().map(String::as_str) {
         Some("ci") if words.len() == 1 => ci::run(),
+        _ if words.iter().any(|word| word == "--help" || word == "-h") => {
+            println!("{HELP}");
+            Ok(())
+        }
         Some("campaign") => campaign::run(&words[1..]),
         _ => Err(HELP.to_owned()),
     };

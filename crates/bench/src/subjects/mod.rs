@@ -259,9 +259,6 @@ static PEERS: [Peer; 8] = [
 const OURS_SETTING: &str = "one keyspace at default options, memory budget, space limit 1.6; get_with (no copy), \
                             checksum verified at every get; syncs itself every 100 ms; durable: Durability::Sync";
 
-/// Engines that the project is to have, in the order of its plan; some are not there yet.
-pub(crate) const PLANNED: [&str; 5] = ["flat", "flex", "cedrus", "kreon", "delsm"];
-
 /// A store that can be asked for, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Subject(&'static str);
@@ -275,7 +272,7 @@ impl Subject {
     pub(crate) const ROCKSDB: Subject = Subject("rocksdb");
     pub(crate) const LEVELDB: Subject = Subject("leveldb");
 
-    /// Engines of ours that are there.
+    /// Engines of ours.
     pub(crate) fn ours() -> Vec<Subject> {
         ::sheaf::engines().into_iter().map(Subject).collect()
     }
@@ -342,9 +339,6 @@ impl Subject {
         let known: Vec<Subject> =
             [Subject::NULL].into_iter().chain(Subject::ours()).chain(Subject::peers()).collect();
         let Some(subject) = known.iter().copied().find(|subject| subject.0 == name) else {
-            if PLANNED.contains(&name) {
-                return Err(format!("the engine {name} is planned and not there yet").into());
-            }
             let names: Vec<&str> = known.iter().map(|subject| subject.0).collect();
             return Err(format!("unknown store {name:?}; there are: {}", names.join(", ")).into());
         };
@@ -364,7 +358,6 @@ impl Subject {
             .into_iter()
             .chain(Subject::peers())
             .chain([Subject::NULL])
-            .chain(PLANNED.map(Subject))
             .find(|subject| subject.0 == name)
     }
 
