@@ -220,8 +220,9 @@ impl CedrusEngine {
         for _ in 0..PARTS_A_STEP {
             let part = self.owed.next.fetch_add(1, Ordering::Relaxed);
             if part >= self.owed.parts.len() {
-                // Waits for who has one in hand, and tries again what failed.
-                self.owed.next.store(0, Ordering::Relaxed);
+                // Waits for who has one in hand, and tries again what failed; so does every step from here on, none says that
+                // there is more, and nobody goes round in circles about what is damaged.
+                self.owed.next.store(self.owed.parts.len(), Ordering::Relaxed);
                 return (0..self.owed.parts.len()).try_for_each(pay).map(|()| false);
             }
             pay(part)?;
