@@ -32,8 +32,9 @@ const OUTRUN: u64 = 2;
 const REST: Duration = Duration::from_millis(400);
 const REST_LOOKS: u64 = 8;
 
-/// See the module.
+/// See the module. Every commit writes it: what readers look at stands in other cache lines.
 #[derive(Debug)]
+#[repr(align(128))]
 pub(crate) struct Tail {
     nanos: AtomicU64,
     /// The part of it that the checkpoint under way covers.
