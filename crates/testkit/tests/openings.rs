@@ -138,11 +138,11 @@ fn changed(world: &World, keys: &mut [Option<u8>], seed: &mut u64) -> World {
     for round in 0..150u8 {
         *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let key = seed.to_le_bytes()[5] % 60;
-        let version = (seed.to_le_bytes()[6] % 3 > 0).then_some(round);
+        let version = (!seed.to_le_bytes()[6].is_multiple_of(3)).then_some(round);
         keys[usize::from(key)] = version;
         match version {
             Some(version) => keyspace.insert([key], [version; 200]).unwrap(),
-            None => drop(keyspace.remove([key]).unwrap()),
+            None => keyspace.remove([key]).unwrap(),
         }
         if (*seed >> 56).is_multiple_of(29) {
             world.work(&db).unwrap();
