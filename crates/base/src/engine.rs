@@ -343,6 +343,11 @@ pub trait Engine: Send + Sync {
         let _ = (views, certain);
         Ok(false)
     }
+    /// Nothing that was replayed waits to be taken in: a checkpoint can begin. Until then [`Engine::work`] takes it in, as far as
+    /// damage lets it.
+    fn is_caught_up(&self) -> bool {
+        true
+    }
     /// What was frozen has been moved, and nobody is in the midst of it: the image can be saved.
     fn is_settled(&self) -> bool {
         true
@@ -394,12 +399,13 @@ pub trait Engine: Send + Sync {
         records.iter().try_for_each(|record| self.replay(record))
     }
     /// All records were replayed, and the engine may take in what it has only gathered of them: called by some threads side by
-    /// side, each with a number below `parts` of its own.
+    /// side, each with a number below `parts` of its own. What can wait until somebody needs it may wait longer
+    /// ([`Engine::is_caught_up`]).
     fn absorb(&self, part: usize, parts: usize) -> Result<()> {
         let _ = (part, parts);
         Ok(())
     }
-    /// Everything is taken in.
+    /// Everything is taken in, but for what waits.
     fn replayed(&self) {}
     /// Blobs that live entries name, added to `out`.
     fn blobs(&self, out: &mut Vec<u64>);

@@ -41,9 +41,9 @@ sheaf-bench figures [OPTIONS]            measures all promised figures and print
   --pairs N          pairs of 27 + 127 bytes (5000000; 5m and 200k are understood)
   --peers A,B,…      peers, or none (lmdb, rocksdb, leveldb, fjall, as far as they are built in)
   --rounds N         rounds; medians are printed (3)
-  --engine NAME      whose figures: flat or flex (flat)
+  --engine NAME      whose figures: flat, flex or cedrus (flat)
   --only A,B,…       of fill-random, get-uniform, get-miss, get-zipf, update-zipf, cpu, memory, tail, open, device-bytes;
-                     flat: durable, empty; flex: scan, scan-down, ycsb, read-tail
+                     flat: durable, empty; flex: scan, scan-down, ycsb, read-tail; cedrus: mixes, churn
   --seconds S        length of a timed phase (4)
   --tail-seconds S   length of each of the runs that look for the longest write (60)
   --sync-ms N, --dir D   as above (but the directory need not be empty)
@@ -319,8 +319,8 @@ fn figures(rest: &mut Rest<'_>) -> Result<Figures> {
 /// An engine that figures were promised of.
 fn with_figures(name: &str) -> Result<Subject> {
     match Subject::parse(name)? {
-        engine @ (Subject::FLAT | Subject::FLEX) => Ok(engine),
-        other => Err(format!("{} has no figures; flat and flex have", other.name()).into()),
+        engine @ (Subject::FLAT | Subject::FLEX | Subject::CEDRUS) => Ok(engine),
+        other => Err(format!("{} has no figures; flat, flex and cedrus have", other.name()).into()),
     }
 }
 

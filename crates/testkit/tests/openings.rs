@@ -130,3 +130,76 @@ fn fill(world: &World, db: &Database, subject: &Subject, version: u8) -> Result<
     }
     Ok(())
 }
+
+/// Changes of a few keys, also several of one, with checkpoints and cleaning among them; the machine after a kill in their midst.
+fn changed(world: &World, keys: &mut [Option<u8>], seed: &mut u64) -> World {
+    let db = world.open().unwrap();
+    let keyspace = db.keyspace("k", KeyspaceOptions::default().engine(world.subject.engine)).unwrap();
+    for round in 0..150u8 {
+        *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let key = seed.to_le_bytes()[5] % 60;
+        let version = (!seed.to_le_bytes()[6].is_multiple_of(3)).then_some(round);
+        keys[usize::from(key)] = version;
+        match version {
+            Some(version) => keyspace.insert([key], [version; 200]).unwrap(),
+            None => keyspace.remove([key]).unwrap(),
+        }
+        if (*seed >> 56).is_multiple_of(29) {
+            world.work(&db).unwrap();
+        }
+    }
+    world.killed()
+}
+
+/// An engine may take in what an opening found when somebody asks for it: whoever comes first, in whatever way, sees all of it.
+#[test]
+fn whatever_comes_first_after_a_kill_sees_all_that_was_replayed() {
+    for subject in Subject::all() {
+        for first in 0..7 {
+            let (mut keys, mut seed) = ([None; 60], first + 1);
+            let mut world = World::of(&subject, SimDisk::new());
+            for life in 0..6 {
+                world = changed(&world, &mut keys, &mut seed);
+                let db = world.open().unwrap();
+                let keyspace = db.existing_keyspace("k").unwrap().unwrap();
+                let what = format!("{subject:?}, first {first}, life {life}");
+                match first {
+                    0 => {}
+                    1 => assert_eq!(keyspace.len().unwrap(), keys.iter().flatten().count() as u64, "{what}"),
+                    2 => world.work(&db).unwrap(),
+                    3 => assert!(db.pump().is_ok(), "{what}"),
+                    4 => {
+                        (0..60).step_by(7).for_each(|key| {
+                            keyspace.insert([key], [key; 200]).unwrap();
+                            keys[usize::from(key)] = Some(key);
+                        });
+                        let view = db.snapshot().unwrap();
+                        (0..60).step_by(5).for_each(|key| {
+                            keyspace.remove([key]).unwrap();
+                            keys[usize::from(key)] = None;
+                        });
+                        drop(view);
+                    }
+                    5 => db.close().unwrap(),
+                    _ => drop(db.verify(|error| panic!("{error}, {what}")).unwrap()),
+                }
+                world = world.killed();
+                let db = world.open().unwrap();
+                let keyspace = db.existing_keyspace("k").unwrap().unwrap();
+                let mut all: Vec<(u8, u8)> = Vec::new();
+                for pair in keyspace.iter().unwrap() {
+                    let (key, value) = pair.unwrap();
+                    all.push((key[0], value[0]));
+                }
+                all.sort_unstable();
+                let there = |(key, version): (u8, &Option<u8>)| version.map(|version| (key, version));
+                assert_eq!(all, (0u8..).zip(&keys).filter_map(there).collect::<Vec<_>>(), "{what}");
+                for (key, version) in (0u8..).zip(&keys) {
+                    let value = keyspace.get([key]).unwrap().map(|value| value[0]);
+                    assert_eq!(value, *version, "key {key}, {what}");
+                }
+                world = world.killed();
+            }
+        }
+    }
+}

@@ -45,6 +45,11 @@ pub(crate) struct Pending {
     appended: u64,
 }
 
+/// Whether these have taken in what the last start replayed.
+fn is_caught_up(kepts: &[Arc<Kept>]) -> bool {
+    kepts.iter().all(|kept| kept.engine().is_ok_and(|engine| engine.is_caught_up()))
+}
+
 impl Store {
     /// Bytes appended to `log` after which its checkpoint is due.
     fn due_after(&self, log: &Log) -> u64 {
@@ -84,6 +89,8 @@ impl Store {
         while self.maintenance.lock().pending[log.id.index()].is_some() {
             self.advance_checkpoint(log)?;
         }
+        let kepts = self.kepts_of(log);
+        while !is_caught_up(&kepts) && self.work(&kepts)? {}
         if !self.begin_checkpoint(&mut self.maintenance.lock(), log)? {
             return Ok(false);
         }
@@ -155,8 +162,8 @@ impl Store {
         kepts
     }
 
-    /// Takes the position of a checkpoint, and has engines freeze what is in memory. False if one is under way, or
-    /// damage forbids it.
+    /// Takes the position of a checkpoint, and has engines freeze what is in memory. False if one is under way, an engine has
+    /// not caught up with the last replay, or damage forbids it.
     fn begin_checkpoint(&self, m: &mut Maintenance, log: &Log) -> Result<bool> {
         let is_damaged = |k: &Arc<Kept>| k.log() == log.id && k.engine().is_err();
         if m.pending[log.id.index()].is_some()
@@ -166,6 +173,9 @@ impl Store {
             return Ok(false);
         }
         let kepts = self.kepts_of(log);
+        if !is_caught_up(&kepts) {
+            return Ok(false);
+        }
         let mut reference = self.position(m, log, &kepts);
         let slots: Vec<_> = log.list().iter().map(|s| (s.slot(), s.id())).collect();
         reference.number = m.next_image;

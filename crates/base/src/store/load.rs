@@ -127,7 +127,7 @@ pub(super) fn load(
     for log in LogId::ALL.into_iter().filter(|log| broken[log.index()].is_none()).collect::<Vec<_>>() {
         let targets = Targets { engines: &engines, failed: &failed, dir: &store.log(log).dir };
         let replayed = source.replay(log, &targets);
-        match replayed.and_then(|replayed| source.absorb(log, &engines).map(|()| replayed)) {
+        match replayed.and_then(|replayed| source.absorb(log, &targets).map(|()| replayed)) {
             Ok(replayed) => {
                 all.add(&replayed);
                 replayed_bytes[log.index()] = replayed.bytes;
@@ -232,9 +232,12 @@ impl Source<'_> {
     }
 
     /// Lets the engines of `log` take in what they have gathered of the records.
-    fn absorb(&self, log: LogId, engines: &Engines) -> Result<()> {
+    fn absorb(&self, log: LogId, targets: &Targets<'_>) -> Result<()> {
         let parts = if self.store.options.inline { 1 } else { MOST_THREADS };
-        for engine in engines.values().filter(|engine| engine.log() == log) {
+        for (id, engine) in targets.engines.iter().filter(|(_, engine)| engine.log() == log) {
+            if targets.engine(*id).is_none() {
+                continue;
+            }
             let next = AtomicUsize::new(0);
             let share = || loop {
                 let part = next.fetch_add(1, Ordering::Relaxed);
@@ -243,7 +246,8 @@ impl Source<'_> {
                 }
                 engine.absorb(part, parts)?;
             };
-            side_by_side(parts, share).into_iter().collect::<Result<()>>()?;
+            let absorbed = side_by_side(parts, share).into_iter().collect::<Result<()>>();
+            targets.replayed(*id, absorbed)?;
         }
         Ok(())
     }

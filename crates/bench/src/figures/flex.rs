@@ -13,7 +13,6 @@
 //!   device-bytes   ours alone, fresh: of the fill, then of five times as many updates as pairs
 //! ```
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -22,10 +21,9 @@ use super::promises::flex as promises;
 use super::side_by_side::{self as side, Open};
 use super::{Bench, Group, SETTLE, THREADS, alone, loads};
 use crate::Result;
-use crate::data::Data;
 use crate::drive::{Length, Phase};
 use crate::keys::PAIR;
-use crate::measure::{self, Written, disk_bytes, median, settle};
+use crate::measure::{Written, disk_bytes, median, settle};
 use crate::progress::say;
 use crate::stage::{Choice, Mix, Op, Stage};
 use crate::subjects::{Setting, Subject};
@@ -71,7 +69,7 @@ fn side_by_side(bench: &mut Bench<'_>) -> Result<()> {
         (Group::ScanDown, "scan-50-down", Op::ScanDown, promises::SCAN_DOWN),
     ] {
         if bench.wants(group) {
-            rounds(bench, &stores, row, &Mix::only(op), Choice::Uniform)?;
+            side::mix(bench, &stores, row, &Mix::only(op), Choice::Uniform)?;
             bench.ratio(promise, row, &[Subject::LMDB]);
         }
     }
@@ -103,33 +101,6 @@ fn gets(bench: &mut Bench<'_>, stores: &Open) -> Result<()> {
     Ok(())
 }
 
-/// A mix over all stores, in rounds. Pairs that are inserted come on top of those before.
-fn rounds(bench: &mut Bench<'_>, stores: &Open, row: &'static str, mix: &Mix, choice: Choice) -> Result<()> {
-    let mut inserted: BTreeMap<Subject, u64> = BTreeMap::new();
-    for round in 0..bench.options.rounds {
-        for (subject, store) in side::in_order(stores, round) {
-            let before = inserted.get(subject).copied().unwrap_or(0);
-            let stage = Stage {
-                seed: 500 + round,
-                sync_every: bench.options.sync_every,
-                inserted: before,
-                ..stage(bench, mix, choice, bench.options.phase)
-            };
-            let (sample, after) = stage.run(&**store)?;
-            inserted.insert(*subject, after);
-            bench.note(row, *subject, round, sample.rate() / 1e3, "k/s");
-            if mix.writes() {
-                measure::settle(SETTLE);
-            }
-        }
-    }
-    Ok(())
-}
-
-fn stage(bench: &Bench<'_>, mix: &Mix, choice: Choice, time: Duration) -> Stage {
-    Stage::new(Data::udb(bench.options.pairs), mix.clone(), choice, THREADS, Length::Time(time))
-}
-
 /// Name, mix, choice, and the place among the promises.
 const YCSB: [(&str, &str, Choice, usize); 6] = [
     ("ycsb-a", "get 50, update 50", Choice::Zipf, 0),
@@ -147,7 +118,7 @@ fn ycsb(bench: &mut Bench<'_>, stores: &Open) -> Result<()> {
     let peers: Vec<Subject> = Subject::peers().collect();
     let mut worst: Option<(f64, String)> = None;
     for (row, mix, choice, place) in YCSB {
-        rounds(bench, stores, row, &Mix::parse(mix)?, choice)?;
+        side::mix(bench, stores, row, &Mix::parse(mix)?, choice)?;
         bench.ratio(promises::YCSB[place], row, &[Subject::ROCKSDB]);
         let Some(best) = bench.results.ratio(row, &peers) else { continue };
         if worst.as_ref().is_none_or(|(least, _)| best.value < *least) {
@@ -169,7 +140,7 @@ fn read_tail(bench: &mut Bench<'_>, stores: &Open) -> Result<()> {
             seed: 600 + round,
             latencies: true,
             timed: Some(Op::Get),
-            ..stage(bench, &mix, Choice::Zipf, bench.options.tail)
+            ..side::stage(bench, &mix, Choice::Zipf, bench.options.tail)
         };
         let (sample, _) = stage.run(store)?;
         let latencies = sample.latencies.as_ref().ok_or("no latencies were taken")?;

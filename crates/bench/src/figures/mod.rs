@@ -13,13 +13,14 @@
 //!   empty
 //! ```
 //!
-//! That is for `flat`; what is different for `flex` stands in `flex`. With `--keep` databases stay, and the next run opens
+//! That is for `flat`; what is different for `flex` and `cedrus` stands in their modules. With `--keep` databases stay, and the next run opens
 //! those it finds: so a long run can be done in pieces.
 //!
 //! The order of the stores is reversed in every other round. Between phases the process must have come
 //! to rest (compactions, cleaners), so that no store works in another's time.
 
 mod alone;
+mod cedrus;
 mod flex;
 mod loads;
 mod promises;
@@ -59,6 +60,7 @@ pub(crate) enum Group {
     ScanDown,
     UpdateZipf,
     Ycsb,
+    Mixes,
     Cpu,
     Memory,
     ReadTail,
@@ -66,11 +68,12 @@ pub(crate) enum Group {
     Open,
     Durable,
     DeviceBytes,
+    Churn,
     Empty,
 }
 
 impl Group {
-    pub(crate) const ALL: [Group; 16] = [
+    pub(crate) const ALL: [Group; 18] = [
         Group::FillRandom,
         Group::GetUniform,
         Group::GetMiss,
@@ -79,6 +82,7 @@ impl Group {
         Group::ScanDown,
         Group::UpdateZipf,
         Group::Ycsb,
+        Group::Mixes,
         Group::Cpu,
         Group::Memory,
         Group::ReadTail,
@@ -86,6 +90,7 @@ impl Group {
         Group::Open,
         Group::Durable,
         Group::DeviceBytes,
+        Group::Churn,
         Group::Empty,
     ];
 
@@ -99,6 +104,7 @@ impl Group {
             Group::ScanDown => "scan-down",
             Group::UpdateZipf => "update-zipf",
             Group::Ycsb => "ycsb",
+            Group::Mixes => "mixes",
             Group::Cpu => "cpu",
             Group::Memory => "memory",
             Group::ReadTail => "read-tail",
@@ -106,6 +112,7 @@ impl Group {
             Group::Open => "open",
             Group::Durable => "durable",
             Group::DeviceBytes => "device-bytes",
+            Group::Churn => "churn",
             Group::Empty => "empty",
         }
     }
@@ -194,6 +201,8 @@ pub(crate) fn run(options: &Figures) -> Result<()> {
     let mut bench = Bench { options, place, results: Results::new(options.engine), rows: Vec::new() };
     if options.engine == Subject::FLEX {
         flex::run(&mut bench)?;
+    } else if options.engine == Subject::CEDRUS {
+        cedrus::run(&mut bench)?;
     } else {
         side_by_side::run(&mut bench)?;
         alone::open_after_kill(&mut bench, promises::OPEN)?;

@@ -142,3 +142,41 @@ pub(super) mod flex {
     pub(in super::super) const CPU_GET: Promise = most("CPU per get, one thread", "µs", 1.2, 0.8);
     pub(in super::super) const CPU_UPDATE: Promise = most("CPU per update, one thread", "µs", 3.0, 2.0);
 }
+
+/// What `cedrus` promises.
+pub(super) mod cedrus {
+    use super::{AtLeast, AtMost, Promise};
+
+    const fn least(what: &'static str, unit: &'static str, must: f64) -> Promise {
+        Promise { what, bound: AtLeast, unit, must, aim: None }
+    }
+
+    const fn most(what: &'static str, unit: &'static str, must: f64, aim: Option<f64>) -> Promise {
+        Promise { what, bound: AtMost, unit, must, aim }
+    }
+
+    pub(in super::super) const GET_UNIFORM: Promise = least("get-uniform, 2 threads", "× LMDB", 1.5);
+    pub(in super::super) const GET_MISS: Promise = least("get-miss, 2 threads", "× the best peer", 2.0);
+    pub(in super::super) const FILL_RANDOM: Promise = least("fill-random, 1 thread", "× RocksDB", 4.0);
+    pub(in super::super) const MIXES_ROCKSDB: [Promise; 3] = [
+        least("95 % reads, zipf", "× RocksDB", 5.0),
+        least("90 % reads, zipf", "× RocksDB", 5.0),
+        least("50 % updates, zipf", "× RocksDB", 5.0),
+    ];
+    pub(in super::super) const MIXES_LMDB: [Promise; 2] =
+        [least("95 % reads, zipf", "× LMDB", 2.0), least("90 % reads, zipf", "× LMDB", 2.0)];
+    pub(in super::super) const MEMORY: Promise = most("index per key, by stats", "bytes", 16.0, Some(12.0));
+    pub(in super::super) const TAIL: Promise = most("updates of 50 %, p99.99", "ms", 2.0, None);
+    pub(in super::super) const LONGEST: Promise =
+        most("updates of 50 %, longest (median of the runs)", "ms", 30.0, None);
+    pub(in super::super) const OPEN_CLOSED: Promise = most("open after a close", "ms", 50.0, None);
+    pub(in super::super) const OPEN_KILLED: Promise =
+        most("open after kill -9 in mid-write", "s", 0.5, Some(0.3));
+    pub(in super::super) const DEVICE_FILL: Promise =
+        most("device bytes per user byte, fill-random", "", 3.0, None);
+    pub(in super::super) const DEVICE_MIX: Promise =
+        most("device bytes per user byte, 50 % updates, zipf", "", 3.0, None);
+    pub(in super::super) const CHURN: Promise =
+        least("removals and inserts of 4 × the data", "× the speed of inserts", 0.7);
+    pub(in super::super) const CHURN_DISK: Promise = most("disk over live data meanwhile", "×", 1.4, None);
+}

@@ -1,13 +1,17 @@
 //! # Side by side: fills, gets and updates of all stores, in rounds
 
+use std::collections::BTreeMap;
+use std::time::Duration;
+
 use hdrhistogram::Histogram;
 
 use super::{Bench, Group, SETTLE, THREADS, loads, promises};
 use crate::Result;
+use crate::data::Data;
 use crate::drive::{Length, Phase, Sample};
 use crate::measure::{self, median};
 use crate::progress::say;
-use crate::stage::Choice;
+use crate::stage::{Choice, Mix, Stage};
 use crate::subjects::{Setting, Store, Subject};
 use crate::table::{Promise, number};
 
@@ -126,6 +130,39 @@ pub(super) fn gets(bench: &mut Bench<'_>, stores: &Open, (name, choice): loads::
         bench.note(name, Subject::NULL, round, sample.rate() / 1e3, "k/s");
     }
     Ok(())
+}
+
+/// A mix over all stores, in rounds. Pairs that are inserted come on top of those before.
+pub(super) fn mix(
+    bench: &mut Bench<'_>,
+    stores: &Open,
+    row: &'static str,
+    mix: &Mix,
+    choice: Choice,
+) -> Result<()> {
+    let mut inserted: BTreeMap<Subject, u64> = BTreeMap::new();
+    for round in 0..bench.options.rounds {
+        for (subject, store) in in_order(stores, round) {
+            let before = inserted.get(subject).copied().unwrap_or(0);
+            let stage = Stage {
+                seed: 500 + round,
+                sync_every: bench.options.sync_every,
+                inserted: before,
+                ..stage(bench, mix, choice, bench.options.phase)
+            };
+            let (sample, after) = stage.run(&**store)?;
+            inserted.insert(*subject, after);
+            bench.note(row, *subject, round, sample.rate() / 1e3, "k/s");
+            if mix.writes() {
+                measure::settle(SETTLE);
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn stage(bench: &Bench<'_>, mix: &Mix, choice: Choice, time: Duration) -> Stage {
+    Stage::new(Data::udb(bench.options.pairs), mix.clone(), choice, THREADS, Length::Time(time))
 }
 
 /// Warms until the log has wrapped, if anything wants that, and measures updates, if they are wanted.

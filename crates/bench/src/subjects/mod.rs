@@ -268,6 +268,7 @@ impl Subject {
     pub(crate) const NULL: Subject = Subject("null");
     pub(crate) const FLAT: Subject = Subject("flat");
     pub(crate) const FLEX: Subject = Subject("flex");
+    pub(crate) const CEDRUS: Subject = Subject("cedrus");
     pub(crate) const LMDB: Subject = Subject("lmdb");
     pub(crate) const ROCKSDB: Subject = Subject("rocksdb");
     pub(crate) const LEVELDB: Subject = Subject("leveldb");

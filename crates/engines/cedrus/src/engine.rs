@@ -29,10 +29,13 @@
 //!
 //! ## Recovery
 //!
-//! Replay sees records of one key in any order: the highest number wins. Removals are remembered until all were seen, since
-//! a moved copy of an older record may come after them. An entry whose segment has gone since the image is dropped when its
-//! hash is replayed, and that is certain to happen: it went because all it held was moved, superseded or removed after the
-//! image, and every one of these is a record that is replayed.
+//! Replay notes where the records behind the checkpoint stand; they are taken into the trie when somebody needs them, or by the
+//! background (owed.rs). Of the records of one key the highest number wins, in whatever order they stand. An entry whose segment
+//! has gone since the image is dropped when its hash is taken in, and that is certain to happen: it went because all it held was
+//! moved, superseded or removed after the image, and every one of these is a record that is replayed.
+//!
+//! How long replaying would take is estimated as the log grows (tail.rs): a checkpoint is due when it is too long, or when it is
+//! worth it and nothing was written for a while. Writers who outrun a checkpoint are slowed down.
 //!
 //! ## Damage
 //!
@@ -40,7 +43,6 @@
 //! cannot fail, come across sense that only a forged checksum lets through, the keyspace refuses everything from then on.
 
 use std::any::Any;
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use sheaf_base::engine::{
@@ -51,7 +53,7 @@ use sheaf_base::entries::{self, Accounts, Entry as Seen, Print};
 use sheaf_base::error::{Damage, Error, Result};
 use sheaf_base::ground::Ground;
 use sheaf_base::memory::Part;
-use sheaf_base::record::{Content, Record};
+use sheaf_base::record::Record;
 use sheaf_base::segment::{Address, DATA_START, Frame};
 use sheaf_base::sync::Mutex;
 use sheaf_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -64,8 +66,10 @@ use smallvec::SmallVec;
 
 use crate::cursor::CedrusCursor;
 use crate::list::Entry;
+use crate::owed::Owed;
 use crate::shape::Shape;
 use crate::space::{FrozenTable, Space};
+use crate::tail::Tail;
 use crate::trie::{Found, Trie, Trouble};
 
 /// The engine's name in the catalogue.
@@ -98,8 +102,10 @@ pub(crate) struct CedrusEngine {
     pub(crate) space: Space,
     pub(crate) versions: Versions<u64>,
     pub(crate) accounts: Accounts,
-    /// Removals seen by replay, until it ends; its threads change the trie one at a time, under this lock.
-    removed: Mutex<HashMap<Vec<u8>, Seq>>,
+    /// What the last start has not taken in yet.
+    pub(crate) owed: Owed,
+    /// What the next start would have to replay.
+    pub(crate) tail: Tail,
     /// Bytes of the trie that the budget knows of.
     accounted: AtomicU64,
     /// Held by whoever writes pages of a checkpoint: there is one at a time, and while there is one not all is written.
@@ -108,8 +114,6 @@ pub(crate) struct CedrusEngine {
     broken: Mutex<Option<Trouble>>,
     is_broken: AtomicBool,
 }
-
-type Records<'g> = SmallVec<[Seen<'g>; 2]>;
 
 fn place_of(hash: u32) -> u64 {
     u64::from(hash)
@@ -123,7 +127,8 @@ impl CedrusEngine {
             space: Space::new(Arc::clone(&ground), id, shape.page_bytes()),
             versions: Versions::new(Arc::clone(&ground)),
             accounts: Accounts::new(Arc::clone(&ground)),
-            removed: Mutex::default(),
+            owed: Owed::new(&shape),
+            tail: Tail::new(&ground),
             accounted: AtomicU64::new(0),
             writing: Mutex::new(()),
             broken: Mutex::new(None),
@@ -132,7 +137,7 @@ impl CedrusEngine {
         }
     }
 
-    fn hash(&self, key: &[u8]) -> u32 {
+    pub(crate) fn hash(&self, key: &[u8]) -> u32 {
         self.trie.shape().cut(self.ground.hash(key))
     }
 
@@ -140,7 +145,11 @@ impl CedrusEngine {
 
     /// What `look` sees once all that it needs is in memory.
     #[inline]
-    fn with_pages<T>(&self, guard: &Guard, mut look: impl FnMut() -> Result<T, Trouble>) -> Result<T> {
+    pub(crate) fn with_pages<T>(
+        &self,
+        guard: &Guard,
+        mut look: impl FnMut() -> Result<T, Trouble>,
+    ) -> Result<T> {
         let (mut missed, mut has_room) = (None, false);
         loop {
             match look() {
@@ -168,6 +177,7 @@ impl CedrusEngine {
         if self.is_broken.load(Ordering::Relaxed) {
             return Err(self.broken());
         }
+        self.pay(hash)?;
         let ask = |address| self.ground.segments.prefetch_entry(address, guard);
         self.with_pages(guard, || self.trie.find(hash, guard, ask))
     }
@@ -177,7 +187,12 @@ impl CedrusEngine {
         if self.is_broken.load(Ordering::Relaxed) {
             return Err(self.broken());
         }
-        self.with_pages(guard, || self.trie.visit(from, guard, out))
+        let end = self.pay_from(from)?;
+        let last = self.with_pages(guard, || self.trie.visit(from, guard, out))?;
+        if last > end {
+            out.retain(|entry| entry.hash <= end);
+        }
+        Ok(last.min(end))
     }
 
     /// Tells the budget how large the trie has become.
@@ -216,12 +231,12 @@ impl CedrusEngine {
         self.ground.memory.has_room(bytes)
     }
 
-    fn broken(&self) -> Error {
+    pub(crate) fn broken(&self) -> Error {
         self.space.damaged((*self.broken.lock()).unwrap_or(Trouble::Full))
     }
 
     /// A change cannot fail; one that did all the same is remembered.
-    fn done<T>(&self, changed: Result<T, Trouble>) -> Option<T> {
+    pub(crate) fn done<T>(&self, changed: Result<T, Trouble>) -> Option<T> {
         self.account_pages();
         match changed {
             Ok(done) => Some(done),
@@ -324,53 +339,6 @@ impl CedrusEngine {
         }
         Ok(None)
     }
-
-    // Replay.
-
-    /// Drops the entries of `hash` whose segments are gone; the records of `key` among the others, and the print of all.
-    fn entries_of<'g>(&self, hash: u32, key: &[u8], guard: &'g Guard) -> Result<(Records<'g>, Print)> {
-        let found = self.found(hash, guard)?;
-        let print = Print::of(&found);
-        let mut same = Records::new();
-        for address in found {
-            if self.ground.segments.at(address.slot(), guard).is_some() {
-                same.extend(self.read(address, key, guard)?);
-            }
-        }
-        Ok((same, print))
-    }
-
-    /// Replays a record against `same`, the records of its key: the highest number stays.
-    fn settle(&self, record: &Replay<'_>, hash: u32, same: &[Seen<'_>], guard: &Guard) -> Result<()> {
-        let damaged = |trouble| self.space.damaged(trouble);
-        let found = self.found(hash, guard)?;
-        for gone in found.iter().filter(|at| self.ground.segments.at(at.slot(), guard).is_none()) {
-            self.trie.remove(hash, *gone, guard).map_err(damaged)?;
-        }
-        let is_put = !matches!(record.content, Content::Remove);
-        let newest = same.iter().map(Seen::seq).max();
-        // Of two copies with the same number the one already there stays.
-        let wins = newest.is_none_or(|newest| newest < record.seq);
-        let keep = if wins { None } else { same.iter().find(|r| Some(r.seq()) == newest).map(|r| r.address) };
-        for old in same.iter().filter(|old| Some(old.address) != keep) {
-            self.trie.remove(hash, old.address, guard).map_err(damaged)?;
-            self.accounts.count(old.address, -i64::try_from(old.span()).unwrap_or(0), guard);
-            if let Content::Staged(blob) = self.record(old.address, &old.frame, guard)?.content {
-                self.accounts.blobs.lock().remove(&blob.id);
-            }
-        }
-        if wins && is_put {
-            self.trie.insert(Entry::new(hash, record.address), guard).map_err(damaged)?;
-            self.accounts.count(record.address, i64::from(record.span), guard);
-        }
-        if (wins || keep == Some(record.address))
-            && let Content::Staged(blob) = record.content
-        {
-            self.accounts.blobs.lock().insert(blob.id);
-        }
-        self.account_pages();
-        Ok(())
-    }
 }
 
 /// The hash that `prepare` noted.
@@ -451,6 +419,7 @@ impl Engine for CedrusEngine {
             None => self.trie.insert(Entry::new(hash, op.address), guard),
         };
         self.done(changed);
+        self.tail.add(op.span);
         if is_put {
             self.accounts.count(op.address, i64::from(op.span), guard);
             if let Action::Staged(blob) = op.action {
@@ -499,6 +468,7 @@ impl Engine for CedrusEngine {
     }
 
     fn len(&self) -> Result<u64> {
+        self.pay_all()?;
         Ok(self.trie.len())
     }
 
@@ -513,12 +483,17 @@ impl Engine for CedrusEngine {
     }
 
     fn freeze(&self) {
+        debug_assert!(!self.owed.is_any(), "the store asks whether it has caught up");
+        self.tail.freeze();
         let mut heap = self.trie.heap();
         let root = self.trie.root();
         heap.freeze(root);
     }
 
     fn work(&self, _views: &Views, _certain: Seq) -> Result<bool> {
+        if self.owed.is_any() {
+            return self.pay_some();
+        }
         let guard = &epoch::pin();
         self.make_room(1, guard);
         let _one = self.writing.lock();
@@ -553,6 +528,14 @@ impl Engine for CedrusEngine {
         (TIMES_TRIE * on_disk.max(self.trie.bytes())).min(MOST_LOG)
     }
 
+    fn wants_checkpoint(&self) -> bool {
+        self.tail.is_due()
+    }
+
+    fn pressure(&self) -> u64 {
+        self.tail.pressure()
+    }
+
     fn is_swollen(&self) -> bool {
         self.trie.heap().dirty_pages() * self.page_bytes() > self.ground.memory.budget() / SWOLLEN_SHARE
     }
@@ -566,6 +549,7 @@ impl Engine for CedrusEngine {
 
     fn saved(&self) {
         self.space.saved();
+        self.tail.saved();
         self.trie.heap().frozen = None;
     }
 
@@ -580,28 +564,20 @@ impl Engine for CedrusEngine {
     }
 
     fn replay(&self, record: &Replay<'_>) -> Result<()> {
-        let guard = &epoch::pin();
-        let hash = self.hash(record.key);
-        loop {
-            // What costs time is looked up beside other threads; `removed` is what they take turns by.
-            let (same, print) = self.entries_of(hash, record.key, guard)?;
-            let mut removed = self.removed.lock();
-            if Print::of(&self.found(hash, guard)?) != print {
-                continue;
-            }
-            if removed.get(record.key).is_some_and(|seq| *seq > record.seq) {
-                return Ok(());
-            }
-            if matches!(record.content, Content::Remove) {
-                removed.insert(record.key.to_vec(), record.seq);
-                self.accounts.count_tomb(record.address, record.span, guard);
-            }
-            return self.settle(record, hash, &same, guard);
-        }
+        self.replay_run(std::slice::from_ref(record))
     }
 
-    fn replayed(&self) {
-        *self.removed.lock() = HashMap::new();
+    fn replay_run(&self, records: &[Replay<'_>]) -> Result<()> {
+        self.owe(records);
+        Ok(())
+    }
+
+    fn absorb(&self, part: usize, parts: usize) -> Result<()> {
+        self.take_in_if_urgent(part, parts)
+    }
+
+    fn is_caught_up(&self) -> bool {
+        !self.owed.is_any()
     }
 
     fn blobs(&self, out: &mut Vec<u64>) {
@@ -627,6 +603,7 @@ impl Engine for CedrusEngine {
     fn moved(&self, wanted: Wanted<'_>, from: Address, to: Address) -> bool {
         let guard = &epoch::pin();
         let hash = self.hash(wanted.key);
+        self.tail.add_copy();
         let changed = self.trie.replace(hash, from, to, guard);
         self.done(changed).unwrap_or(false)
             || (!self.versions.is_empty() && self.versions.replace(&place_of(hash), from, to))
@@ -636,7 +613,7 @@ impl Engine for CedrusEngine {
         let (table, _) = self.space.bytes();
         EngineStats {
             keys: self.trie.len(),
-            index_bytes: self.trie.bytes() + table,
+            index_bytes: self.trie.bytes() + table + self.owed.bytes(),
             pinned_versions: self.versions.count(),
         }
     }
@@ -647,6 +624,7 @@ impl Engine for CedrusEngine {
 
     fn retire(&self) {
         let guard = &epoch::pin();
+        self.forget_owed(guard);
         let counts = self.trie.heap().counts().to_vec();
         for (slot, count) in (0..).zip(counts).filter(|(_, count)| *count > 0) {
             if let Some(segment) = self.ground.segments.at(slot, guard) {
@@ -667,6 +645,7 @@ impl Engine for CedrusEngine {
 
 impl Drop for CedrusEngine {
     fn drop(&mut self) {
-        self.ground.memory.give(Part::Index, self.accounted.load(Ordering::Relaxed));
+        let owed = self.owed.bytes();
+        self.ground.memory.give(Part::Index, self.accounted.load(Ordering::Relaxed) + owed);
     }
 }

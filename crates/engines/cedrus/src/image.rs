@@ -151,7 +151,10 @@ fn counts_of(engine: &CedrusEngine, image: &mut dyn ImageSource, entries: u64) -
         }
         counts.resize(index + 1, 0);
         counts[index] = count;
-        let Some(now) = image.slot_of(slot) else { continue }; // its segment is gone, and replay brings what was there
+        let Some(now) = image.slot_of(slot) else {
+            engine.owed.lose(slot); // what was there is replayed
+            continue;
+        };
         if now != slot {
             return Err(image.nonsense("slot of a segment", u64::from(now)));
         }

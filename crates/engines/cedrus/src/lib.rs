@@ -40,7 +40,7 @@
 //! ## Files
 //!
 //! `engine` the contract; `shape` the paper's parameters; `trie`, `list` the lazy-trie; `heap`, `page` its space in memory;
-//! `space` its pages on disk; `image` checkpoints; `cursor` iteration; `measure` sizes without data; `check` invariants, for
+//! `space` its pages on disk; `image` checkpoints; `owed`, `tail` what a start finds behind them; `cursor` iteration; `measure` sizes without data; `check` invariants, for
 //! tests.
 
 #[cfg(test)]
@@ -53,9 +53,11 @@ mod image;
 mod interleavings;
 mod list;
 pub mod measure;
+mod owed;
 mod page;
 pub mod shape;
 mod space;
+mod tail;
 mod trie;
 
 use std::sync::Arc;
