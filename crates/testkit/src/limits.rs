@@ -74,12 +74,6 @@ pub fn xfs(dir: &Path) -> Result<(), String> {
     leave_room(dir, 32)
 }
 
-/// On a file of 128 MiB, data and metadata in the same blocks, with 32 MiB to spare.
-pub fn btrfs(dir: &Path) -> Result<(), String> {
-    on_file(dir, "128M", "mkfs.btrfs", &["-q", "-f", "--mixed"])?;
-    leave_room(dir, 32)
-}
-
 fn on_file(dir: &Path, size: &str, mkfs: &str, options: &[&str]) -> Result<(), String> {
     let (image, at) = (dir.join("image"), dir.join("at"));
     run("truncate", &["-s".as_ref(), size.as_ref(), image.as_os_str()])?;
@@ -221,12 +215,6 @@ macro_rules! limits_suite {
             fn a_full_xfs_refuses_and_goes_on_when_there_is_room() {
                 let parent = env!("CARGO_TARGET_TMPDIR");
                 $crate::limits::run_full(&$subject, parent, "xfs", $crate::limits::xfs);
-            }
-
-            #[test]
-            fn a_full_btrfs_refuses_and_goes_on_when_there_is_room() {
-                let parent = env!("CARGO_TARGET_TMPDIR");
-                $crate::limits::run_full(&$subject, parent, "btrfs", $crate::limits::btrfs);
             }
         }
     };
