@@ -574,10 +574,10 @@ macro_rules! kill_suite {
 
             #[test]
             fn killed_processes_lose_nothing_acknowledged_and_leave_the_lock() {
-                let scratch = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));
+                let scratch = $crate::stage::scratch(env!("CARGO_TARGET_TMPDIR"));
                 let child = concat!(module_path!(), "::child_of_the_kill_loop");
                 let budget = Budget::cases(500).workers(4);
-                let report = kill_loop(&$subject, scratch, &Starter::test(child), 1, budget);
+                let report = kill_loop(&$subject, &scratch, &Starter::test(child), 1, budget);
                 println!("{}: {report}", stringify!($module));
                 assert!(report.failures.is_empty(), "{report}\n{:?}", report.failures);
                 assert_eq!(report.kills, 500, "{report}");

@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use sheaf::{Database, Error, Keyspace, KeyspaceOptions};
+use sheaf_base::disk::Disk;
+use sheaf_base::disk::real::RealDisk;
 
 use crate::stage::{Subject, others_have_let_go};
 
@@ -27,6 +29,7 @@ impl Mount {
             Ok(()) => Some(Mount { dir }),
             Err(why) => {
                 println!("skipped: {name} cannot be mounted here: {why}");
+                let _ = run("umount", &["-l".as_ref(), dir.join("at").as_os_str()]); // as far as it got
                 let _ = std::fs::remove_dir_all(&dir);
                 None
             }
@@ -62,10 +65,29 @@ pub fn tmpfs(dir: &Path) -> Result<(), String> {
 
 /// On a file, 32 MiB.
 pub fn ext4(dir: &Path) -> Result<(), String> {
-    let image = dir.join("image");
-    run("truncate", &["-s".as_ref(), "32M".as_ref(), image.as_os_str()])?;
-    run("mkfs.ext4", &["-q".as_ref(), "-F".as_ref(), image.as_os_str()])?;
-    run("mount", &["-o".as_ref(), "loop".as_ref(), image.as_os_str(), dir.join("at").as_os_str()])
+    on_file(dir, "32M", "mkfs.ext4", &["-q", "-F"])
+}
+
+/// On a file of 320 MiB, less than which is refused, with 32 MiB to spare.
+pub fn xfs(dir: &Path) -> Result<(), String> {
+    on_file(dir, "320M", "mkfs.xfs", &["-q", "-f"])?;
+    leave_room(dir, 32)
+}
+
+fn on_file(dir: &Path, size: &str, mkfs: &str, options: &[&str]) -> Result<(), String> {
+    let (image, at) = (dir.join("image"), dir.join("at"));
+    run("truncate", &["-s".as_ref(), size.as_ref(), image.as_os_str()])?;
+    let options: Vec<_> = options.iter().map(AsRef::as_ref).chain([image.as_os_str()]).collect();
+    run(mkfs, &options)?;
+    run("mount", &["-o".as_ref(), "loop".as_ref(), image.as_os_str(), at.as_os_str()])
+}
+
+/// Takes all but so many MiB of what is mounted.
+fn leave_room(dir: &Path, mib: u64) -> Result<(), String> {
+    let at = dir.join("at");
+    let free = RealDisk.free_space(&at).map_err(|e| e.to_string())?;
+    let taken = free.saturating_sub(mib << 20).to_string();
+    run("fallocate", &["-l".as_ref(), taken.as_ref(), at.join("taken").as_os_str()])
 }
 
 /// Opens the database at `path`.
@@ -187,6 +209,12 @@ macro_rules! limits_suite {
             fn a_full_ext4_refuses_and_goes_on_when_there_is_room() {
                 let parent = env!("CARGO_TARGET_TMPDIR");
                 $crate::limits::run_full(&$subject, parent, "ext4", $crate::limits::ext4);
+            }
+
+            #[test]
+            fn a_full_xfs_refuses_and_goes_on_when_there_is_room() {
+                let parent = env!("CARGO_TARGET_TMPDIR");
+                $crate::limits::run_full(&$subject, parent, "xfs", $crate::limits::xfs);
             }
         }
     };

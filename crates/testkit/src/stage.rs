@@ -124,13 +124,6 @@ impl Subject {
         Subject::all().into_iter().find(|subject| subject.engine == engine)
     }
 
-    /// Whether the space of a superseded value comes back without a merge that meets it. In `delsm` it does not: nothing merges
-    /// for its sake while a keyspace is at rest, as its README says.
-    #[must_use]
-    pub fn frees_at_once(&self) -> bool {
-        self.engine != "delsm"
-    }
-
     /// Whether its log can be put into the order of its keys.
     #[must_use]
     pub fn is_compacted(&self) -> bool {
@@ -424,6 +417,12 @@ impl Drop for Stage {
             let _ = std::fs::remove_dir_all(&self.root);
         }
     }
+}
+
+/// Where a test puts what it writes on a real disk: the directory that `SHEAF_SCRATCH` names, or else `usual`.
+#[must_use]
+pub fn scratch(usual: &str) -> PathBuf {
+    std::env::var_os("SHEAF_SCRATCH").map_or_else(|| PathBuf::from(usual), PathBuf::from)
 }
 
 /// Waits until nobody is left in what was let go up to now. Epochs are the process's: a reader of another test's database

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use sheaf::{Database, Keyspace, KeyspaceOptions};
 use sheaf_base::disk::sim::SimDisk;
 use sheaf_testkit::alloc::measure;
-use sheaf_testkit::stage::{Place, Setting, Stage, Subject, others_have_let_go};
+use sheaf_testkit::stage::{Place, Setting, Stage, Subject, others_have_let_go, scratch};
 
 const TINY: Setting = Setting::new(Place::Real, true, true);
 const NORMAL: Setting = Setting::new(Place::Real, false, true);
@@ -150,7 +150,7 @@ fn bytes_in_blocks(dir: &Path) -> u64 {
 #[test]
 fn blocks_of_removed_large_values_go_back_to_the_file_system() {
     const COUNT: u64 = 360;
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("blocks-{}", std::process::id()));
+    let dir = scratch(env!("CARGO_TARGET_TMPDIR")).join(format!("blocks-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&dir);
     let value = |index: u64| vec![(index % 251).to_le_bytes()[0]; 180_000];
     let db = Database::builder().inline(true).open(&dir).unwrap();

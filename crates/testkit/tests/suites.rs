@@ -13,6 +13,7 @@ mod linear;
 mod model;
 mod openings;
 mod probes;
+mod rest;
 mod scenarios;
 mod seeded_bugs;
 

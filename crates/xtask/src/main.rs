@@ -1,4 +1,4 @@
-//! # xtask: `cargo xtask ci` and `cargo xtask campaign`
+//! # xtask: `cargo xtask ci`, `cargo xtask campaign`, `cargo xtask filesystems`
 //!
 //! The one place that says what is run: `.ci/run` is a wrapper. No dependencies, so that it is there at once.
 
@@ -6,6 +6,7 @@
 
 mod campaign;
 mod ci;
+mod filesystems;
 mod ledger;
 mod shell;
 
@@ -13,6 +14,8 @@ use std::process::ExitCode;
 
 const HELP: &str = "\
 cargo xtask ci                                  what CI runs
+cargo xtask filesystems [FILTER ...]            the suites that the filters name (delsm) on XFS and on Btrfs, each in a
+                                                file mounted for it: takes root, xfsprogs, btrfs-progs
 cargo xtask campaign [--minutes N] [--cases N] [--turns N] [--only A,B] [--engine A,B] [--seed N] [--workers N]
     harnesses in turn, each on every engine, until the time is over or each has its cases or turns;
     totals go to docs/reliability/LEDGER.md after every turn
@@ -27,6 +30,7 @@ fn main() -> ExitCode {
             println!("{HELP}");
             Ok(())
         }
+        Some("filesystems") => filesystems::filesystems(&words[1..]),
         Some("campaign") => campaign::run(&words[1..]),
         _ => Err(HELP.to_owned()),
     };

@@ -33,7 +33,8 @@ enum Value {
 }
 
 struct Row {
-    key: Vec<u8>,
+    /// Where its key ends; it begins where that of the row before ends.
+    key_end: usize,
     value: Value,
 }
 
@@ -44,8 +45,11 @@ pub(crate) struct DelsmCursor {
     bounds: Bounds,
     want: Want,
     rows: Vec<Row>,
-    /// The next row.
+    /// The keys of the rows.
+    keys: Vec<u8>,
+    /// The next row, and where its key begins.
     next: usize,
+    next_key: usize,
     limit: usize,
     key: Vec<u8>,
     value: Vec<u8>,
@@ -62,7 +66,9 @@ impl DelsmCursor {
             bounds,
             want,
             rows: Vec::new(),
+            keys: Vec::new(),
             next: 0,
+            next_key: 0,
             limit: FIRST,
             key: Vec::new(),
             value: Vec::new(),
@@ -93,7 +99,9 @@ impl DelsmCursor {
             }
             let row = &mut self.rows[self.next];
             self.next += 1;
-            self.key = std::mem::take(&mut row.key);
+            self.key.clear();
+            self.key.extend_from_slice(&self.keys[self.next_key..row.key_end]);
+            self.next_key = row.key_end;
             let value = std::mem::replace(&mut row.value, Value::Elsewhere);
             if self.want == Want::Keys || self.take_value(value)? {
                 return Ok(true);
@@ -130,13 +138,13 @@ impl DelsmCursor {
     /// Gathers the next batch of rows. Fewer than the limit: there are no more.
     fn gather(&mut self, way: Way) -> Result<()> {
         self.rows.clear();
-        self.next = 0;
+        self.keys.clear();
+        (self.next, self.next_key) = (0, 0);
         let guard = &epoch::pin();
         let engine = Arc::clone(&self.engine);
         let state = engine.state(guard);
-        let last = std::mem::take(&mut self.key);
         let from = match (self.started, way) {
-            (true, _) => Bound::Excluded(last.as_slice()),
+            (true, _) => Bound::Excluded(self.key.as_slice()),
             (false, Way::Up) => self.bounds.low.as_ref().map(Vec::as_slice),
             (false, Way::Down) => self.bounds.high.as_ref().map(Vec::as_slice),
         };
@@ -148,26 +156,25 @@ impl DelsmCursor {
             if is_beyond(key, end, way) {
                 break;
             }
-            let key = key.to_vec();
-            let mut found: Option<Seen<'_>> = None;
-            for lane in lanes.iter_mut() {
-                if lane.peek() == Some(&key[..]) {
-                    let seen = lane.take_at(self.at, guard)?;
-                    found = found.or(seen);
+            let start = self.keys.len();
+            self.keys.extend_from_slice(key);
+            let value = match take_from(&mut lanes, &self.keys[start..], self.at, guard)? {
+                None => {
+                    self.keys.truncate(start);
+                    continue;
                 }
-            }
-            let value = match found {
-                None | Some(Seen::Table(_, What::Gone)) => continue,
-                Some(Seen::Memory(_, version)) if version.word.is_tomb() => continue,
                 Some(_) if self.want == Want::Keys => Value::Elsewhere,
-                Some(Seen::Table(_, What::Packed { pack, offset, len, sum })) => {
+                Some((_, Seen::Table(_, What::Packed { pack, offset, len, sum }))) => {
                     let Some(pack) = state.version.packs.get(&pack) else {
                         return Err(crate::check::no_such_pack(&engine.shelf, pack));
                     };
                     Value::Bytes(pack.read(offset, len, sum, <[u8]>::to_vec)?)
                 }
-                Some(Seen::Table(table, what)) => Value::Table(table, what),
-                Some(Seen::Memory(memtable, version)) => {
+                Some((lane, Seen::Table(table, what))) => match lanes[lane].table(table) {
+                    Some(table) => Value::Table(Arc::clone(table), what),
+                    None => Value::Elsewhere,
+                },
+                Some((_, Seen::Memory(memtable, version))) => {
                     memtable.content(version.word, &engine.shelf.ground, guard, |content| {
                         Ok(match content {
                             Content::Put(value) => Value::Bytes(value.to_vec()),
@@ -176,7 +183,7 @@ impl DelsmCursor {
                     })?
                 }
             };
-            self.rows.push(Row { key, value });
+            self.rows.push(Row { key_end: self.keys.len(), value });
         }
         self.ended = self.rows.len() < self.limit;
         self.limit = (self.limit * 2).min(MOST);
@@ -195,6 +202,27 @@ fn lanes_of<'s>(state: &'s State, from: Bound<&[u8]>, way: Way, guard: &Guard) -
         lanes.push(Lane::Tables(TableLane::new(level.clone(), from, way)?));
     }
     Ok(lanes)
+}
+
+/// What a view at `at` shows of `key`, the next one of `lanes`, and the lane that has it; goes on to the next key. None if
+/// it is removed or too young.
+fn take_from<'m>(
+    lanes: &mut [Lane<'m>],
+    key: &[u8],
+    at: Seq,
+    guard: &Guard,
+) -> Result<Option<(usize, Seen<'m>)>> {
+    let mut found = None;
+    for (index, lane) in lanes.iter_mut().enumerate() {
+        if lane.peek() == Some(key) {
+            let seen = lane.take_at(at, guard)?;
+            found = found.or(seen.map(|seen| (index, seen)));
+        }
+    }
+    Ok(found.filter(|(_, seen)| match seen {
+        Seen::Memory(_, version) => !version.word.is_tomb(),
+        Seen::Table(_, what) => *what != What::Gone,
+    }))
 }
 
 /// Whether `key` is behind the far end.
@@ -232,23 +260,13 @@ impl DelsmEngine {
         let guard = &epoch::pin();
         let state = self.state(guard);
         let mut lanes = lanes_of(state, Bound::Unbounded, Way::Up, guard)?;
-        let mut count = 0;
+        let (mut count, mut present) = (0, Vec::new());
         while let Some(key) =
             next_key(lanes.iter().filter_map(Lane::peek), Way::Up).filter(|_| count < enough)
         {
-            let key = key.to_vec();
-            let mut found = None;
-            for lane in lanes.iter_mut() {
-                if lane.peek() == Some(&key[..]) {
-                    let seen = lane.take_at(Seq::LATEST, guard)?;
-                    found = found.or(seen);
-                }
-            }
-            count += u64::from(match found {
-                None | Some(Seen::Table(_, What::Gone)) => false,
-                Some(Seen::Memory(_, version)) => !version.word.is_tomb(),
-                Some(Seen::Table(..)) => true,
-            });
+            present.clear();
+            present.extend_from_slice(key);
+            count += u64::from(take_from(&mut lanes, &present, Seq::LATEST, guard)?.is_some());
         }
         Ok(count)
     }

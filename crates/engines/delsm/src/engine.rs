@@ -19,7 +19,7 @@ use sheaf_base::memory::Part;
 use sheaf_base::memtable::prefix::Prefix;
 use sheaf_base::memtable::{Memtable, Version as MemVersion, Word};
 use sheaf_base::record::Content;
-use sheaf_base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use sheaf_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::sync::{Mutex, Published};
 use sheaf_base::types::{KeyspaceId, LogId, Seq};
@@ -60,6 +60,8 @@ pub(crate) struct DelsmEngine {
     /// The newest commit when the store last asked whether there should be a checkpoint, and how often it was the same.
     seen: AtomicU64,
     rest: AtomicU32,
+    /// Views were released since somebody last looked.
+    pub(crate) released: AtomicBool,
 }
 
 /// What a look-up found.
@@ -94,6 +96,7 @@ impl DelsmEngine {
             numbers: AtomicU32::new(2),
             seen: AtomicU64::new(0),
             rest: AtomicU32::new(0),
+            released: AtomicBool::new(false),
         }
     }
 
@@ -367,8 +370,9 @@ impl Engine for DelsmEngine {
         Ok(self.count_keys(1)? == 0)
     }
 
-    /// What views pinned goes when its memtable or table is next written; here it is counted.
+    /// What views pinned goes when its memtable or table is next written, at rest at the latest; here it is counted.
     fn trim(&self, views: &Views, visible: Seq) {
+        self.released.store(true, Ordering::Relaxed);
         self.pins.trim(views, visible);
     }
 
@@ -406,7 +410,8 @@ impl Engine for DelsmEngine {
 
     fn wants_checkpoint(&self) -> bool {
         let guard = &epoch::pin();
-        let active = &self.state(guard).active;
+        let state = self.state(guard);
+        let active = &state.active;
         let newest = active.newest().0;
         // Asked again and again while nothing else is due: no commit in between is rest.
         let is_same = self.seen.swap(newest, Ordering::Relaxed) == newest;
@@ -416,6 +421,9 @@ impl Engine for DelsmEngine {
         self.staged.load(Ordering::Relaxed) >= self.sizes.files
             || active.bytes() > budget / MEMTABLE_SHARE
             || (active.count() >= self.sizes.resting && rest >= self.sizes.looks)
+            || (!active.is_empty()
+                && rest % self.sizes.looks == self.sizes.looks - 1
+                && self.hides_much(state, guard).unwrap_or(false))
     }
 
     fn is_swollen(&self) -> bool {

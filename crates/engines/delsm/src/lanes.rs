@@ -12,7 +12,7 @@ use sheaf_base::memtable::{Memtable, Place, Version as MemVersion};
 use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::Seq;
 
-use crate::list::{Item, What};
+use crate::list::{Entries, Item, What};
 use crate::tree::Table;
 
 /// Places taken from a memtable at a time.
@@ -33,27 +33,18 @@ pub(crate) struct TableLane {
     /// Present table and its next block.
     table: usize,
     block: usize,
-    items: Vec<Item>,
+    entries: Entries,
     /// Up: the next item. Down: one behind it.
     at: usize,
     /// Nothing further: all blocks were read.
     ended: bool,
 }
 
-fn is_within(key: &[u8], from: Bound<&[u8]>, way: Way) -> bool {
-    match (from, way) {
-        (Bound::Unbounded, _) => true,
-        (Bound::Included(bound), Way::Up) => key >= bound,
-        (Bound::Excluded(bound), Way::Up) => key > bound,
-        (Bound::Included(bound), Way::Down) => key <= bound,
-        (Bound::Excluded(bound), Way::Down) => key < bound,
-    }
-}
-
 impl TableLane {
     /// From the first key beyond `from` on.
     pub(crate) fn new(tables: Vec<Arc<Table>>, from: Bound<&[u8]>, way: Way) -> Result<TableLane> {
-        let mut lane = TableLane { tables, way, table: 0, block: 0, items: Vec::new(), at: 0, ended: false };
+        let entries = Entries::default();
+        let mut lane = TableLane { tables, way, table: 0, block: 0, entries, at: 0, ended: false };
         lane.seek(from)?;
         Ok(lane)
     }
@@ -84,16 +75,25 @@ impl TableLane {
             }
         }
         self.load()?;
-        while self.peek().is_some_and(|key| !is_within(key, from, self.way)) {
-            self.take_group()?;
+        // Within the block; the key may be beyond its end.
+        let within = match (from, self.way) {
+            (Bound::Unbounded, _) => return Ok(()),
+            (Bound::Included(key), Way::Up) => self.entries.lower_bound(key, false),
+            (Bound::Excluded(key), Way::Up) => self.entries.lower_bound(key, true),
+            (Bound::Included(key), Way::Down) => self.entries.lower_bound(key, true),
+            (Bound::Excluded(key), Way::Down) => self.entries.lower_bound(key, false),
+        };
+        match self.way {
+            Way::Up => self.at = within.max(self.at),
+            Way::Down => self.at = within.min(self.at),
         }
-        Ok(())
+        self.load_if_done()
     }
 
     /// Reads the next block that there is.
     fn load(&mut self) -> Result<()> {
-        self.items.clear();
-        while !self.ended && self.items.is_empty() {
+        self.entries.clear();
+        while !self.ended && self.entries.is_empty() {
             match self.way {
                 Way::Up => match self.tables.get(self.table) {
                     None => self.ended = true,
@@ -102,7 +102,7 @@ impl TableLane {
                         self.block = 0;
                     }
                     Some(table) => {
-                        self.items = table.list.items(self.block)?;
+                        table.list.read(self.block, &mut self.entries)?;
                         self.block += 1;
                         self.at = 0;
                     }
@@ -116,8 +116,8 @@ impl TableLane {
                 },
                 Way::Down => {
                     self.block -= 1;
-                    self.items = self.tables[self.table].list.items(self.block)?;
-                    self.at = self.items.len();
+                    self.tables[self.table].list.read(self.block, &mut self.entries)?;
+                    self.at = self.entries.len();
                 }
             }
         }
@@ -126,29 +126,28 @@ impl TableLane {
 
     pub(crate) fn peek(&self) -> Option<&[u8]> {
         let at = if self.way == Way::Up { Some(self.at) } else { self.at.checked_sub(1) };
-        Some(&self.items.get(at?)?.key)
+        at.filter(|at| *at < self.entries.len()).map(|at| self.entries.key(at))
     }
 
     /// All versions of the present key, the newest first, and their table; goes on to the next key.
     pub(crate) fn take_group(&mut self) -> Result<(Arc<Table>, Vec<Item>)> {
         let table = Arc::clone(&self.tables[self.table.min(self.tables.len() - 1)]);
         let (start, end) = self.group();
-        let group = self.items[start..end].to_vec();
+        let group = (start..end).map(|index| self.entries.item(index)).collect();
         self.leave((start, end))?;
         Ok((table, group))
     }
 
     fn group(&self) -> (usize, usize) {
-        let same = |index: &usize, key: &[u8]| self.items[*index].key == key;
+        let entries = &self.entries;
         match self.way {
             Way::Up => {
-                let key = &self.items[self.at].key;
-                let end = (self.at..self.items.len()).find(|index| !same(index, key));
-                (self.at, end.unwrap_or(self.items.len()))
+                let is_other = |index: &usize| !entries.is_same_key(*index, self.at);
+                (self.at, (self.at + 1..entries.len()).find(is_other).unwrap_or(entries.len()))
             }
             Way::Down => {
-                let key = &self.items[self.at - 1].key;
-                let before = (0..self.at).rev().find(|index| !same(index, key));
+                let last = self.at - 1;
+                let before = (0..last).rev().find(|index| !entries.is_same_key(*index, last));
                 (before.map_or(0, |index| index + 1), self.at)
             }
         }
@@ -156,17 +155,20 @@ impl TableLane {
 
     fn leave(&mut self, (start, end): (usize, usize)) -> Result<()> {
         self.at = if self.way == Way::Up { end } else { start };
-        let is_done = if self.way == Way::Up { self.at == self.items.len() } else { self.at == 0 };
+        self.load_if_done()
+    }
+
+    fn load_if_done(&mut self) -> Result<()> {
+        let is_done = if self.way == Way::Up { self.at == self.entries.len() } else { self.at == 0 };
         if is_done { self.load() } else { Ok(()) }
     }
 
-    /// The version of the present key that a view at `at` shows; goes on to the next key.
-    fn take_at(&mut self, at: Seq) -> Result<Option<(Arc<Table>, What)>> {
-        let (start, end) = self.group();
-        let seen = self.items[start..end].iter().find(|item| item.seq <= at).map(|item| item.what);
-        let found = seen.map(|what| (Arc::clone(&self.tables[self.table]), what));
+    /// The version of the present key that a view at `at` shows, and the index of its table; goes on to the next key.
+    fn take_at(&mut self, at: Seq) -> Result<Option<(usize, What)>> {
+        let ((start, end), table) = (self.group(), self.table);
+        let seen = (start..end).map(|index| self.entries.version(index)).find(|(seq, _)| *seq <= at);
         self.leave((start, end))?;
-        Ok(found)
+        Ok(seen.map(|(_, what)| (table, what)))
     }
 }
 
@@ -219,8 +221,8 @@ pub(crate) enum Lane<'m> {
 pub(crate) enum Seen<'m> {
     /// In a memtable.
     Memory(&'m Memtable, MemVersion),
-    /// In a table.
-    Table(Arc<Table>, What),
+    /// In a table of the lane, by index.
+    Table(usize, What),
 }
 
 impl<'m> Lane<'m> {
@@ -228,6 +230,14 @@ impl<'m> Lane<'m> {
         match self {
             Lane::Memory(lane) => lane.peek(),
             Lane::Tables(lane) => lane.peek(),
+        }
+    }
+
+    /// A table that it saw something in.
+    pub(crate) fn table(&self, index: usize) -> Option<&Arc<Table>> {
+        match self {
+            Lane::Memory(_) => None,
+            Lane::Tables(lane) => lane.tables.get(index),
         }
     }
 

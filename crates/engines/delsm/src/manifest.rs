@@ -5,7 +5,8 @@
 //! ```text
 //!  KEYS.0 KEYS.1  magic "SHEAFLSM":  generation 8 | owner 8 | up to 8 | next number 8 | tables: count 4, table ... |
 //!                                    packs: count 4, number 8 ...
-//!  table          level 1 | directory 8 | key list 8 | flags 1: 1 settled, 2 may hold files that its list does not name
+//!  table          level 1 | directory 8 | key list 8 | flags 1: 1 settled, 2 may hold files that its list does not name,
+//!                                                              4 a key of it has several versions
 //! ```
 //!
 //! `up to`: all commits of the keyspace up to there are in tables, so that replay skips them. Tables of level 0 come the
@@ -20,6 +21,7 @@ use sheaf_base::types::Seq;
 pub(crate) const LEVELS: usize = 8;
 const SETTLED: u8 = 1;
 const LITTERED: u8 = 2;
+const LAYERED: u8 = 4;
 
 /// A table, as the manifest names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,8 +29,31 @@ pub(crate) struct TableEntry {
     pub(crate) level: u8,
     pub(crate) dir: u64,
     pub(crate) list: u64,
+    pub(crate) marks: Marks,
+}
+
+/// What is known of a table beside its list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Marks {
+    /// All its files are in its directory, durably.
     pub(crate) settled: bool,
+    /// Its directory may hold files that the list does not name.
     pub(crate) littered: bool,
+    /// A key of it has several versions.
+    pub(crate) layered: bool,
+}
+
+impl Marks {
+    fn bits(self) -> u8 {
+        let bit = |is_set: bool, bit: u8| if is_set { bit } else { 0 };
+        bit(self.settled, SETTLED) | bit(self.littered, LITTERED) | bit(self.layered, LAYERED)
+    }
+
+    fn of(bits: u8) -> Option<Marks> {
+        let has = |bit: u8| bits & bit != 0;
+        let marks = Marks { settled: has(SETTLED), littered: has(LITTERED), layered: has(LAYERED) };
+        (marks.bits() == bits).then_some(marks)
+    }
 }
 
 /// All of it.
@@ -61,8 +86,7 @@ impl State for Manifest {
             w.u8(table.level);
             w.u64(table.dir);
             w.u64(table.list);
-            let settled = if table.settled { SETTLED } else { 0 };
-            w.u8(settled | if table.littered { LITTERED } else { 0 });
+            w.u8(table.marks.bits());
         });
         w.list(&self.packs, |w, pack| w.u64(*pack));
         w.0
@@ -72,17 +96,11 @@ impl State for Manifest {
         let mut r = Reader::new(body);
         let (generation, owner, up_to, next) = (r.u64()?, r.u64()?, Seq(r.u64()?), r.u64()?);
         let tables = r.list(|r| {
-            let (level, dir, list, flags) = (r.u8()?, r.u64()?, r.u64()?, r.u8()?);
-            if usize::from(level) >= LEVELS || flags > SETTLED | LITTERED || dir >= next || list >= next {
-                return Err(Damage::BadField { field: "table", value: dir });
+            let (level, dir, list, marks) = (r.u8()?, r.u64()?, r.u64()?, Marks::of(r.u8()?));
+            match marks.filter(|_| usize::from(level) < LEVELS && dir < next && list < next) {
+                Some(marks) => Ok(TableEntry { level, dir, list, marks }),
+                None => Err(Damage::BadField { field: "table", value: dir }),
             }
-            Ok(TableEntry {
-                level,
-                dir,
-                list,
-                settled: flags & SETTLED != 0,
-                littered: flags & LITTERED != 0,
-            })
         })?;
         let packs = r.list(|r| r.u64())?;
         r.finish()?;

@@ -26,8 +26,9 @@ use crate::engine::DelsmEngine;
 use crate::lanes::{TableLane, Way, next_key};
 use crate::list::{Home, Item, ListWriter, What};
 use crate::manifest::LEVELS;
+use crate::moves::Moving;
 use crate::names;
-use crate::open::staged_of;
+use crate::open::staged_garbage;
 use crate::pack::{Pack, PackWriter};
 use crate::tree::{Table, Version};
 use crate::work::{Garbage, Job, Made, Work};
@@ -82,16 +83,29 @@ impl DelsmEngine {
         let version = self.version();
         let level = (0..LEVELS - 1).find(|level| self.is_over_full(&version, *level));
         let merge = match level {
-            Some(level) => self.plan_down(work, &version, level),
+            Some(level) => self.plan_down(work, &version, level, None),
             None if work.is_cramped => None,
             None => self.plan_rewrite(&version),
         };
-        let Some(merge) = merge else { return self.settle_at_rest(work, &version) };
+        match merge {
+            Some(merge) => self.begin_merge(work, views, &version, merge).map(|()| true),
+            None => self.rest(work, views, &version),
+        }
+    }
+
+    /// The first part of `merge`, or all of it if tables only change their level.
+    pub(crate) fn begin_merge(
+        &self,
+        work: &mut Work,
+        views: &Views,
+        version: &Arc<Version>,
+        merge: Merge,
+    ) -> Result<()> {
         if !merge.is_rewrite && merge.lower.is_empty() && self.goes_down_whole(&merge) {
-            return self.lower_level(work, &version, merge).map(|()| true);
+            return self.lower_level(work, version, merge);
         }
         work.job = Some(Job::Merging(Box::new(merge)));
-        self.merge_some(work, views).map(|()| true)
+        self.merge_some(work, views)
     }
 
     /// The upper tables may go down as they are: no two of them overlap, none is small, and no removal has become idle.
@@ -135,9 +149,18 @@ impl DelsmEngine {
             || here.bytes > self.sizes.level_bytes * times
     }
 
-    fn plan_down(&self, work: &mut Work, version: &Version, level: usize) -> Option<Merge> {
+    /// All of level 0 goes down, or a table of a level: `chosen`, or the next one.
+    pub(crate) fn plan_down(
+        &self,
+        work: &mut Work,
+        version: &Version,
+        level: usize,
+        chosen: Option<&Arc<Table>>,
+    ) -> Option<Merge> {
         let upper = if level == 0 {
             version.levels[0].clone()
+        } else if let Some(table) = chosen {
+            vec![Arc::clone(table)]
         } else {
             work.taken.resize(LEVELS, Vec::new());
             let after = |table: &&Arc<Table>| table.list.first_key() > work.taken[level].as_slice();
@@ -159,21 +182,27 @@ impl DelsmEngine {
         let is_half_dead = |pack: &Arc<Pack>| live.get(&pack.number).copied().unwrap_or(0) * 2 < pack.bytes();
         let half_dead: HashSet<u64> =
             version.packs.values().filter(|pack| is_half_dead(pack)).map(|pack| pack.number).collect();
-        if half_dead.is_empty() {
-            return None;
-        }
-        let leaving = self.poor_packs(version);
+        self.plan_leaving(version, half_dead)
+    }
+
+    /// A table that names one of `packs` is written anew, without them.
+    pub(crate) fn plan_leaving(&self, version: &Version, packs: HashSet<u64>) -> Option<Merge> {
         let names_one =
-            |table: &Arc<Table>| table.list.totals().packs.iter().any(|(pack, _)| half_dead.contains(pack));
+            |table: &Arc<Table>| table.list.totals().packs.iter().any(|(pack, _)| packs.contains(pack));
         let levels = version.levels.iter().enumerate();
         let mut tables = levels.flat_map(|(level, tables)| tables.iter().map(move |table| (level, table)));
         let (level, table) = tables.find(|(_, table)| names_one(table))?;
-        let (low, high) = (table.list.first_key(), table.list.last_key());
-        let deeper = if level == 0 { 0 } else { level + 1 };
-        let is_bottom = (deeper..LEVELS)
-            .all(|level| version.overlapping(level, low, high).iter().all(|other| Arc::ptr_eq(other, table)));
-        let merge = Merge::new(level, Vec::new(), vec![Arc::clone(table)], is_bottom, leaving);
-        Some(Merge { is_rewrite: true, ..merge })
+        let mut merge = self.rewrite(version, level, table);
+        merge.leaving.extend(self.poor_packs(version));
+        merge.leaving.extend(packs);
+        Some(merge)
+    }
+
+    /// A table is written anew where it is.
+    pub(crate) fn rewrite(&self, version: &Version, level: usize, table: &Arc<Table>) -> Merge {
+        let is_bottom = version.below(table).is_none_or(|below| version.is_bottom(table, below));
+        let merge = Merge::new(level, Vec::new(), vec![Arc::clone(table)], is_bottom, HashSet::new());
+        Merge { is_rewrite: true, ..merge }
     }
 
     fn poor_packs(&self, version: &Version) -> HashSet<u64> {
@@ -200,26 +229,11 @@ impl DelsmEngine {
         self.settle(work, lowered)
     }
 
-    /// Files of tables that were flushed get their names when nothing else is to do.
-    fn settle_at_rest(&self, work: &mut Work, version: &Version) -> Result<bool> {
-        let newest = self.newest();
-        work.idle = if work.idle.0 == newest { (newest, work.idle.1.saturating_add(1)) } else { (newest, 0) };
-        if work.idle.1 < self.sizes.looks {
-            return Ok(false);
-        }
-        let tables: Vec<Arc<Table>> = version.tables().filter(|table| !table.is_settled()).cloned().collect();
-        let any = !tables.is_empty();
-        self.settle(work, tables).map(|()| any)
-    }
-
     /// Has the files of flushed tables moved into their directories.
-    fn settle(&self, work: &mut Work, tables: Vec<Arc<Table>>) -> Result<()> {
-        let mut after = Vec::new();
-        for table in &tables {
-            after.extend(staged_of(table)?.into_iter().map(Garbage::Staged));
-        }
+    pub(crate) fn settle(&self, work: &mut Work, tables: Vec<Arc<Table>>) -> Result<()> {
         if !tables.is_empty() {
-            work.job = Some(Job::Moving { tables, table: 0, block: 0, after });
+            let after = staged_garbage(&tables)?;
+            work.job = Some(Job::Moving(Moving::new(tables, after)));
         }
         Ok(())
     }
@@ -415,13 +429,14 @@ impl DelsmEngine {
         }
         let gone = merge.gone.iter().filter(|(dir, _)| staying.contains(dir));
         after.extend(gone.map(|(dir, name)| Garbage::File(self.shelf.dir(*dir).join(name))));
+        merge.staged.sort_unstable(); // as their inodes lie
         after.extend(merge.staged.iter().map(|id| Garbage::Staged(*id)));
         let up_to = work.up_to;
         self.write_manifest(work, &next, up_to)?;
         self.publish_version(next, false);
         work.is_cramped = false;
         let tables = std::mem::take(&mut merge.outputs);
-        work.job = Some(Job::Moving { tables, table: 0, block: 0, after });
+        work.job = Some(Job::Moving(Moving::new(tables, after)));
         Ok(())
     }
 }

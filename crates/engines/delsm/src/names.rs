@@ -48,11 +48,15 @@ pub(crate) fn value_name(key: &[u8], id: u64) -> String {
     name
 }
 
+/// The number in a name.
+pub(crate) fn id_of(name: &str) -> Option<u64> {
+    u64::from_str_radix(name.rsplit_once(MARK)?.1, 16).ok()
+}
+
 /// The number in a name, and the key, where it can be read.
 #[cfg(test)]
 pub(crate) fn parse(name: &str) -> Option<(u64, Option<Vec<u8>>)> {
-    let (front, number) = name.rsplit_once(MARK)?;
-    let id = u64::from_str_radix(number, 16).ok()?;
+    let (front, id) = (name.rsplit_once(MARK)?.0, id_of(name)?);
     if front.starts_with(HASHED) {
         return Some((id, None));
     }

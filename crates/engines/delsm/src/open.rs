@@ -15,6 +15,7 @@ use sheaf_base::types::Seq;
 use crate::engine::DelsmEngine;
 use crate::list::{Home, List, What};
 use crate::manifest::Manifest;
+use crate::moves::Moving;
 use crate::names;
 use crate::pack::Pack;
 use crate::tree::{Table, Version};
@@ -33,6 +34,14 @@ pub(crate) fn staged_of(table: &Table) -> Result<Vec<u64>> {
         }
     }
     Ok(ids)
+}
+
+/// The staged values that these tables name, once they have other names: in the order of their inodes.
+pub(crate) fn staged_garbage(tables: &[Arc<Table>]) -> Result<Vec<Garbage>> {
+    let ids: Vec<Vec<u64>> = tables.iter().map(|table| staged_of(table)).collect::<Result<_>>()?;
+    let mut ids = ids.concat();
+    ids.sort_unstable();
+    Ok(ids.into_iter().map(Garbage::Staged).collect())
 }
 
 impl DelsmEngine {
@@ -116,7 +125,7 @@ impl DelsmEngine {
         for entry in &manifest.tables {
             let path = self.shelf.path.join(names::list_name(entry.list));
             let list = List::open(disk, path, self.shelf.owner(), entry.list)?;
-            let table = Table::new(&self.shelf, entry.dir, list, entry.settled, entry.littered);
+            let table = Table::new(&self.shelf, entry.dir, list, entry.marks);
             version.levels[usize::from(entry.level)].push(table);
         }
         for level in &version.levels[1..] {
@@ -136,20 +145,12 @@ impl DelsmEngine {
     fn work_after(&self, version: &Version, manifest: &Manifest) -> Result<Work> {
         let unsettled: Vec<Arc<Table>> =
             version.tables().filter(|table| !table.settled.load(Ordering::Relaxed)).cloned().collect();
-        let mut after = Vec::new();
-        for table in &unsettled {
-            after.extend(staged_of(table)?.into_iter().map(Garbage::Staged));
-        }
+        let after = staged_garbage(&unsettled)?;
         Ok(Work {
             generation: manifest.generation,
             up_to: manifest.up_to,
             next: self.next_number(manifest)?,
-            job: (!unsettled.is_empty()).then_some(Job::Moving {
-                tables: unsettled,
-                table: 0,
-                block: 0,
-                after,
-            }),
+            job: (!unsettled.is_empty()).then(|| Job::Moving(Moving::new(unsettled, after))),
             sweep_due: true,
             ..Work::default()
         })

@@ -24,8 +24,14 @@ pub(crate) struct Sizes {
     pub(crate) table_bytes: u64,
     /// Packs smaller than this are copied together when their tables are merged.
     pub(crate) small_pack: u64,
+    /// Files that are put into the order in which they move.
+    pub(crate) moving: usize,
     /// Files moved or removed in a step.
     pub(crate) step: usize,
+    /// Entries of lists that a survey looks at in a step.
+    pub(crate) surveyed: usize,
+    /// Garbage that is not worth a merge at rest.
+    pub(crate) least_garbage: u64,
     /// Bytes of memory that a key takes in a table's filter and index.
     pub(crate) indexed: u64,
     /// Bytes of the disk that steps may take beside lists and packs: directories, the manifest.
@@ -48,7 +54,10 @@ impl Sizes {
                 table_entries: 8,
                 table_bytes: 1 << 10,
                 small_pack: 256,
+                moving: 8,
                 step: 3,
+                surveyed: 8,
+                least_garbage: 0,
                 indexed: 4,
                 least_room: 48 << 10,
             }
@@ -66,7 +75,10 @@ impl Sizes {
                 table_entries: 64 << 10,
                 table_bytes: 64 << 20,
                 small_pack: 256 << 10,
+                moving: 32 << 10,
                 step: 256,
+                surveyed: 256,
+                least_garbage: 64 << 10,
                 indexed: 4,
                 least_room: 256 << 10,
             }

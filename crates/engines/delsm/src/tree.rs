@@ -30,7 +30,7 @@ use sheaf_base::types::{KeyspaceId, Seq};
 use sheaf_base::value::ValueFile;
 
 use crate::list::{Home, List, What};
-use crate::manifest::LEVELS;
+use crate::manifest::{LEVELS, Marks};
 use crate::names;
 use crate::pack::Pack;
 
@@ -80,14 +80,17 @@ pub(crate) struct Table {
     pub(crate) settled: AtomicBool,
     /// Its directory may hold files that the list does not name.
     pub(crate) littered: AtomicBool,
+    /// A key of it has several versions.
+    pub(crate) is_layered: bool,
     shelf: Arc<Shelf>,
 }
 
 impl Table {
-    pub(crate) fn new(shelf: &Arc<Shelf>, dir: u64, list: List, settled: bool, littered: bool) -> Arc<Table> {
+    pub(crate) fn new(shelf: &Arc<Shelf>, dir: u64, list: List, marks: Marks) -> Arc<Table> {
         shelf.ground.memory.take(Part::Index, list.memory());
+        let Marks { settled, littered, layered: is_layered } = marks;
         let (settled, littered) = (AtomicBool::new(settled), AtomicBool::new(littered));
-        Arc::new(Table { dir, list, settled, littered, shelf: Arc::clone(shelf) })
+        Arc::new(Table { dir, list, settled, littered, is_layered, shelf: Arc::clone(shelf) })
     }
 
     pub(crate) fn is_settled(&self) -> bool {
@@ -138,6 +141,13 @@ impl Drop for Table {
     }
 }
 
+/// Tables of level 0 from `newest` on, which is an index, and those of `level` and the levels below it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Below {
+    newest: usize,
+    level: usize,
+}
+
 /// Tables in levels.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Version {
@@ -159,14 +169,44 @@ impl Version {
         self.levels[level].iter().filter(|table| table.overlaps(low, high)).cloned().collect()
     }
 
+    /// Where the tables begin that may have older versions of what `table` has. None if it is not there.
+    pub(crate) fn below(&self, table: &Arc<Table>) -> Option<Below> {
+        let in_level = |tables: &Vec<Arc<Table>>| tables.iter().position(|other| Arc::ptr_eq(table, other));
+        let (level, index) = (0..LEVELS).find_map(|level| Some((level, in_level(&self.levels[level])?)))?;
+        Some(if level == 0 {
+            Below { newest: index + 1, level: 1 }
+        } else {
+            Below { newest: usize::MAX, level: level + 1 }
+        })
+    }
+
+    /// Whether there is nothing `below` that may have a key of `table`.
+    pub(crate) fn is_bottom(&self, table: &Table, below: Below) -> bool {
+        let (low, high) = (table.list.first_key(), table.list.last_key());
+        let beside = self.levels[0].iter().skip(below.newest);
+        !beside.chain(self.levels[below.level..].iter().flatten()).any(|other| other.overlaps(low, high))
+    }
+
     /// The version of `key` that a view at `at` shows, and its table.
+    #[inline]
     pub(crate) fn find(&self, hash: u64, key: &[u8], at: Seq) -> Result<Option<(&Arc<Table>, Seq, What)>> {
-        for table in self.levels[0].iter().filter(|table| table.overlaps(key, key)) {
+        self.find_below(Below { newest: 0, level: 1 }, hash, key, at)
+    }
+
+    /// As [`Version::find`], in tables from `below` on.
+    pub(crate) fn find_below(
+        &self,
+        below: Below,
+        hash: u64,
+        key: &[u8],
+        at: Seq,
+    ) -> Result<Option<(&Arc<Table>, Seq, What)>> {
+        for table in self.levels[0].iter().skip(below.newest).filter(|table| table.overlaps(key, key)) {
             if let Some((seq, what)) = table.list.find(hash, key, at)? {
                 return Ok(Some((table, seq, what)));
             }
         }
-        for level in &self.levels[1..] {
+        for level in &self.levels[below.level..] {
             let index = level.partition_point(|table| table.list.last_key() < key);
             if let Some(table) = level.get(index).filter(|table| table.list.first_key() <= key)
                 && let Some((seq, what)) = table.list.find(hash, key, at)?

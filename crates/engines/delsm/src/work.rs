@@ -38,9 +38,11 @@ use sheaf_base::views::Views;
 
 use crate::engine::DelsmEngine;
 use crate::list::{List, ListWriter, What};
-use crate::manifest::{Manifest, TableEntry};
+use crate::manifest::{Manifest, Marks, TableEntry};
 use crate::merge::Merge;
+use crate::moves::Moving;
 use crate::names;
+use crate::rest::Rest;
 use crate::tree::{Table, Version};
 
 /// Something to remove.
@@ -61,8 +63,8 @@ pub(crate) enum Garbage {
 pub(crate) enum Job {
     /// Tables are being merged.
     Merging(Box<Merge>),
-    /// Files are on their way into the directories of these tables; then `after` goes.
-    Moving { tables: Vec<Arc<Table>>, table: usize, block: usize, after: Vec<Garbage> },
+    /// Files are on their way into the directories of tables.
+    Moving(Moving),
 }
 
 /// What the work lock guards.
@@ -81,8 +83,8 @@ pub(crate) struct Work {
     /// Directories, lists and packs that nobody names may be there.
     pub(crate) sweep_due: bool,
     pub(crate) poisoned: Option<&'static str>,
-    /// The newest commit when there was nothing to do, and how often it was the same.
-    pub(crate) idle: (Seq, u32),
+    /// What is known of garbage.
+    pub(crate) rest: Rest,
     /// The last merge found no room: the next one leaves packs as they are, of which copies take some before they give any.
     pub(crate) is_cramped: bool,
     /// By level: where the last table taken from it ended.
@@ -130,7 +132,7 @@ impl DelsmEngine {
     }
 
     fn step_of(&self, work: &mut Work, views: &Views, certain: Seq) -> Result<bool> {
-        if let Some(Job::Moving { .. }) = work.job {
+        if let Some(Job::Moving(_)) = work.job {
             return self.move_some(work).map(|()| true);
         }
         // A merge that is under way is finished first, part by part.
@@ -187,11 +189,15 @@ impl DelsmEngine {
         let path = self.shelf.path.join(names::list_name(made.number));
         let file = disk.open(&path, How::Create).during("create", &path)?;
         left.push(Garbage::File(path.clone()));
-        let is_settled = made.writer.totals().files == 0;
+        let marks = Marks {
+            settled: made.writer.totals().files == 0,
+            littered: !made.is_new,
+            layered: made.writer.is_layered(),
+        };
         file.write_at(0, &made.writer.finish()).during("write", &path)?;
         file.sync().during("sync", &path)?;
         let list = List::open(disk, path, self.shelf.owner(), made.number)?;
-        Ok(Table::new(&self.shelf, made.dir, list, is_settled, !made.is_new))
+        Ok(Table::new(&self.shelf, made.dir, list, marks))
     }
 
     /// Makes `version` the durable one.
@@ -200,8 +206,11 @@ impl DelsmEngine {
             level: u8::try_from(level).unwrap_or(u8::MAX),
             dir: table.dir,
             list: table.list.number(),
-            settled: table.is_settled(),
-            littered: table.littered.load(Ordering::Relaxed),
+            marks: Marks {
+                settled: table.is_settled(),
+                littered: table.littered.load(Ordering::Relaxed),
+                layered: table.is_layered,
+            },
         };
         let levels = version.levels.iter().enumerate();
         let mut packs: Vec<u64> = version.packs.keys().copied().collect();
@@ -221,41 +230,6 @@ impl DelsmEngine {
         Ok(())
     }
 
-    /// Links the next files into their tables' directories; at the end they are settled.
-    fn move_some(&self, work: &mut Work) -> Result<()> {
-        let Some(Job::Moving { tables, table, block, .. }) = &mut work.job else { return Ok(()) };
-        let disk = self.disk()?;
-        let mut moved = 0;
-        while let Some(present) = tables.get(*table) {
-            if *block == present.list.block_count() || present.is_settled() {
-                if !present.is_settled() {
-                    let dir = self.shelf.dir(present.dir);
-                    disk.sync_dir(&dir).during("sync directory", &dir)?;
-                    present.settled.store(true, Ordering::Release);
-                }
-                (*table, *block) = (*table + 1, 0);
-                continue;
-            }
-            if moved >= self.sizes.step {
-                return Ok(());
-            }
-            for item in present.list.items(*block)? {
-                let What::File { blob, home } = item.what else { continue };
-                let Some(source) = present.source(&item.key, &blob, home) else { continue };
-                move_file(disk, &source, &present.target(&item.key, &blob))?;
-                moved += 1;
-            }
-            *block += 1;
-        }
-        let version = self.version();
-        let up_to = work.up_to;
-        self.write_manifest(work, &version, up_to)?; // the second slot is past what named the old places (I2)
-        if let Some(Job::Moving { after, .. }) = work.job.take() {
-            work.garbage.extend(after);
-        }
-        Ok(())
-    }
-
     /// Removes some garbage. False if there was none.
     fn remove_some(&self, work: &mut Work) -> Result<bool> {
         let disk = self.disk()?;
@@ -269,7 +243,8 @@ impl DelsmEngine {
                 Garbage::Staged(id) => drop(self.shelf.ground.blobs.remove(id)),
                 Garbage::Tree(dir, None) => {
                     let found = disk.list(&dir).unwrap_or_default();
-                    let names = found.into_iter().map(|entry| entry.name).collect();
+                    let mut names: Vec<String> = found.into_iter().map(|entry| entry.name).collect();
+                    names.sort_by_cached_key(|name| std::cmp::Reverse(names::id_of(name))); // as their inodes lie
                     work.garbage.push_front(Garbage::Tree(dir, Some(names)));
                 }
                 Garbage::Tree(dir, Some(mut names)) => match names.pop() {
@@ -331,25 +306,5 @@ impl DelsmEngine {
         let littered = version.tables().filter(|table| table.littered.load(Ordering::Relaxed));
         work.garbage.extend(littered.map(|table| Garbage::Litter(table.dir)));
         Ok(())
-    }
-}
-
-/// Gives the file at `source` the name `target` as well. One that is not at its source any more was moved before a crash, or
-/// is lost, and whoever reads it will say so.
-fn move_file(disk: &dyn Disk, source: &std::path::Path, target: &std::path::Path) -> Result<()> {
-    use std::io::ErrorKind;
-    match disk.link(source, target) {
-        Ok(()) => Ok(()),
-        Err(e) if matches!(e.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound) => Ok(()),
-        // A file system without second names.
-        Err(e)
-            if matches!(
-                e.kind(),
-                ErrorKind::PermissionDenied | ErrorKind::Unsupported | ErrorKind::TooManyLinks
-            ) =>
-        {
-            disk.rename(source, target).during("rename", source)
-        }
-        Err(e) => Err(Error::io("link", target, e)),
     }
 }

@@ -282,17 +282,15 @@ pub fn superseded_large_values_give_their_space_back(stage: &Stage) {
     db.drop_keyspace("dropped").unwrap();
     db.drop_keyspace("dropped-other").unwrap();
     drop(snapshot);
-    // Where a merge frees them, some may wait for one that meets them.
-    let most = if stage.subject.frees_at_once() { 2 } else { 8 };
-    settle(stage, &db, || value_files(stage) <= most);
+    settle(stage, &db, || value_files(stage) <= 2);
     // Two values may lie in one chunk.
-    assert!((1..=most).contains(&value_files(stage)), "{} files are left of 2 values", value_files(stage));
+    assert!((1..=2).contains(&value_files(stage)), "{} files are left of 2 values", value_files(stage));
     drop((ks, other));
     let db = stage.crash(db);
     for ks in [stage.keyspace(&db, "a"), stage.other(&db, "b")] {
         assert_eq!(sorted(&ks), [(b"overwritten".to_vec(), bytes(len, 19))]);
     }
-    assert!((1..=most).contains(&value_files(stage)));
+    assert!((1..=2).contains(&value_files(stage)));
 }
 
 pub fn large_values_that_a_snapshot_does_not_need_go_beside_it(stage: &Stage) {
@@ -322,10 +320,8 @@ pub fn large_values_that_a_snapshot_does_not_need_go_beside_it(stage: &Stage) {
     churn(3000, 1000);
     assert_eq!(snapshot.keyspace("a").unwrap().get(key(3)).unwrap().as_deref(), Some(&b"small"[..]));
     drop(snapshot);
-    // Where a merge frees them, some may wait for one that meets them.
-    let most = if stage.subject.frees_at_once() { 0 } else { 6 };
-    settle(stage, &db, || value_files(stage) <= most);
-    assert!(value_files(stage) <= most, "{} values are left", value_files(stage));
+    settle(stage, &db, || value_files(stage) == 0);
+    assert_eq!(value_files(stage), 0, "values are left");
 }
 
 pub fn verify_finds_nothing_wrong_in_a_sound_database(stage: &Stage) {

@@ -35,12 +35,14 @@ use sheaf_base::disk::{Disk, File, How};
 use sheaf_base::error::{Damage, Error, IoContext, Result};
 use sheaf_base::frame::{u32_at, u64_at};
 use sheaf_base::root::FORMAT;
-use sheaf_base::types::{MAX_KEY, Seq};
+use sheaf_base::types::Seq;
 
 use crate::filter;
 
+mod block;
 mod write;
 
+pub(crate) use block::Entries;
 pub(crate) use write::ListWriter;
 
 pub(crate) const MAGIC: &[u8; 8] = b"SHEAFKEY";
@@ -135,23 +137,6 @@ struct Block {
     offset: u64,
     len: u32,
     first: Box<[u8]>,
-}
-
-fn take_number(reader: &mut Reader<'_>) -> Result<u64, Damage> {
-    let mut number = 0u64;
-    for shift in (0..64).step_by(7) {
-        let byte = reader.u8()?;
-        number |= u64::from(byte & 0x7f) << shift;
-        if byte & 0x80 == 0 {
-            return Ok(number);
-        }
-    }
-    Err(Damage::BadField { field: "number", value: number })
-}
-
-fn take_u32(reader: &mut Reader<'_>, field: &'static str) -> Result<u32, Damage> {
-    let value = take_number(reader)?;
-    u32::try_from(value).map_err(|_| Damage::BadField { field, value })
 }
 
 /// The head of a file of the engine's own.
@@ -346,83 +331,19 @@ impl List {
             return Ok(None);
         }
         let Some(index) = self.block_of(key) else { return Ok(None) };
-        self.with_block(index, |bytes| {
-            let mut entries = Entries::new(bytes);
-            while let Some((seq, what)) = entries.next()? {
-                match entries.key.as_slice().cmp(key) {
-                    std::cmp::Ordering::Less => {}
-                    std::cmp::Ordering::Equal if seq > at => {}
-                    std::cmp::Ordering::Equal => return Ok(Some((seq, what))),
-                    std::cmp::Ordering::Greater => break,
-                }
-            }
-            Ok(None)
-        })
+        self.with_block(index, |bytes| block::find(bytes, key, at))
+    }
+
+    /// Reads the entries of a block.
+    pub(crate) fn read(&self, index: usize, into: &mut Entries) -> Result<()> {
+        self.with_block(index, |bytes| into.fill(bytes))
     }
 
     /// The entries of a block.
     pub(crate) fn items(&self, index: usize) -> Result<Vec<Item>> {
-        self.with_block(index, |bytes| {
-            let mut entries = Entries::new(bytes);
-            let mut items: Vec<Item> = Vec::new();
-            while let Some((seq, what)) = entries.next()? {
-                let item = Item { key: entries.key.clone(), seq, what };
-                let ascends =
-                    |last: &Item| last.key < item.key || (last.key == item.key && last.seq > item.seq);
-                if !items.last().is_none_or(ascends) {
-                    return Err(Damage::BadField { field: "order of keys", value: items.len() as u64 });
-                }
-                items.push(item);
-            }
-            Ok(items)
-        })
-    }
-}
-
-/// Walks the entries of a block.
-struct Entries<'a> {
-    reader: Reader<'a>,
-    key: Vec<u8>,
-}
-
-impl<'a> Entries<'a> {
-    fn new(bytes: &'a [u8]) -> Entries<'a> {
-        Entries { reader: Reader::new(bytes), key: Vec::new() }
-    }
-
-    fn next(&mut self) -> Result<Option<(Seq, What)>, Damage> {
-        let r = &mut self.reader;
-        if r.rest().is_empty() {
-            return Ok(None);
-        }
-        let (shared, rest) = (take_number(r)?, take_number(r)?);
-        let max = self.key.len() as u64;
-        if shared > max || shared.saturating_add(rest) > MAX_KEY as u64 {
-            return Err(Damage::BadLength { got: shared, max });
-        }
-        self.key.truncate(usize::try_from(shared).unwrap_or(0));
-        self.key.extend_from_slice(r.take(usize::try_from(rest).unwrap_or(usize::MAX))?);
-        let kind = r.u8()?;
-        let seq = Seq(take_number(r)?);
-        let what = match kind {
-            FILE => {
-                let (id, len) = (take_number(r)?, take_u32(r, "length")?);
-                let sum = r.u32()?;
-                let home = match take_number(r)? {
-                    0 => Home::Here,
-                    1 => Home::Staged,
-                    number => Home::Dir(number - 2),
-                };
-                What::File { blob: BlobRef { id, len, sum }, home }
-            }
-            PACKED => {
-                let (pack, offset, len) = (take_number(r)?, take_number(r)?, take_u32(r, "length")?);
-                What::Packed { pack, offset, len, sum: r.u32()? }
-            }
-            REMOVED => What::Gone,
-            other => return Err(Damage::BadField { field: "kind", value: u64::from(other) }),
-        };
-        Ok(Some((seq, what)))
+        let mut entries = Entries::default();
+        self.read(index, &mut entries)?;
+        Ok((0..entries.len()).map(|index| entries.item(index)).collect())
     }
 }
 

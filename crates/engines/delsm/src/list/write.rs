@@ -27,6 +27,7 @@ pub(crate) struct ListWriter {
     last: Vec<u8>,
     hashes: Vec<u64>,
     totals: Totals,
+    is_layered: bool,
     block_bytes: usize,
 }
 
@@ -40,12 +41,18 @@ impl ListWriter {
             last: Vec::new(),
             hashes: Vec::new(),
             totals: Totals::default(),
+            is_layered: false,
             block_bytes: if tiny { TINY_BLOCK } else { BLOCK },
         }
     }
 
     pub(crate) fn totals(&self) -> &Totals {
         &self.totals
+    }
+
+    /// A key has several versions.
+    pub(crate) fn is_layered(&self) -> bool {
+        self.is_layered
     }
 
     /// Appends a version; keys ascend, versions of a key descend.
@@ -84,12 +91,11 @@ impl ListWriter {
             }
             What::Gone => {}
         }
-        if is_new {
-            self.hashes.push(hash);
-            self.last.clone_from(&item.key);
-        } else {
-            self.last.clone_from(&item.key);
+        match is_new {
+            true => self.hashes.push(hash),
+            false => self.is_layered = true,
         }
+        self.last.clone_from(&item.key);
         self.totals.add(&item.what);
     }
 

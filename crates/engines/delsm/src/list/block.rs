@@ -1,0 +1,166 @@
+//! # Blocks: entries, one by one or all of a block
+
+use std::ops::Range;
+
+use sheaf_base::blob::BlobRef;
+use sheaf_base::codec::Reader;
+use sheaf_base::error::Damage;
+use sheaf_base::types::{MAX_KEY, Seq};
+
+use super::{FILE, Home, Item, PACKED, REMOVED, What};
+
+fn take_number(reader: &mut Reader<'_>) -> Result<u64, Damage> {
+    let mut number = 0u64;
+    for shift in (0..64).step_by(7) {
+        let byte = reader.u8()?;
+        number |= u64::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            return Ok(number);
+        }
+    }
+    Err(Damage::BadField { field: "number", value: number })
+}
+
+fn take_u32(reader: &mut Reader<'_>, field: &'static str) -> Result<u32, Damage> {
+    let value = take_number(reader)?;
+    u32::try_from(value).map_err(|_| Damage::BadField { field, value })
+}
+
+/// An entry: how much of the key before it is in its key, the rest of that, and the version.
+struct Entry<'a> {
+    shared: usize,
+    rest: &'a [u8],
+    seq: Seq,
+    what: What,
+}
+
+impl<'a> Entry<'a> {
+    /// The next one, after a key of `before` bytes.
+    #[inline]
+    fn take(r: &mut Reader<'a>, before: usize) -> Result<Entry<'a>, Damage> {
+        let (shared, rest) = (take_number(r)?, take_number(r)?);
+        let max = before as u64;
+        if shared > max || shared.saturating_add(rest) > MAX_KEY as u64 {
+            return Err(Damage::BadLength { got: shared, max });
+        }
+        let rest = r.take(usize::try_from(rest).unwrap_or(usize::MAX))?;
+        let (kind, seq) = (r.u8()?, Seq(take_number(r)?));
+        let what = match kind {
+            FILE => {
+                let (id, len) = (take_number(r)?, take_u32(r, "length")?);
+                let sum = r.u32()?;
+                let home = match take_number(r)? {
+                    0 => Home::Here,
+                    1 => Home::Staged,
+                    number => Home::Dir(number - 2),
+                };
+                What::File { blob: BlobRef { id, len, sum }, home }
+            }
+            PACKED => {
+                let (pack, offset, len) = (take_number(r)?, take_number(r)?, take_u32(r, "length")?);
+                What::Packed { pack, offset, len, sum: r.u32()? }
+            }
+            REMOVED => What::Gone,
+            other => return Err(Damage::BadField { field: "kind", value: u64::from(other) }),
+        };
+        Ok(Entry { shared: usize::try_from(shared).unwrap_or(0), rest, seq, what })
+    }
+}
+
+/// The newest version of `key` at or before `at` in a block.
+pub(super) fn find(bytes: &[u8], key: &[u8], at: Seq) -> Result<Option<(Seq, What)>, Damage> {
+    let (mut reader, mut present) = (Reader::new(bytes), Vec::new());
+    while !reader.rest().is_empty() {
+        let entry = Entry::take(&mut reader, present.len())?;
+        present.truncate(entry.shared);
+        present.extend_from_slice(entry.rest);
+        match present.as_slice().cmp(key) {
+            std::cmp::Ordering::Less => {}
+            std::cmp::Ordering::Equal if entry.seq > at => {}
+            std::cmp::Ordering::Equal => return Ok(Some((entry.seq, entry.what))),
+            std::cmp::Ordering::Greater => break,
+        }
+    }
+    Ok(None)
+}
+
+/// The entries of a block, in memory that the next block uses again.
+#[derive(Debug, Default)]
+pub(crate) struct Entries {
+    /// Keys, one behind the other.
+    keys: Vec<u8>,
+    /// Where its key stands, and what it is. Versions of a key have the same place.
+    versions: Vec<(Range<usize>, Seq, What)>,
+}
+
+impl Entries {
+    pub(crate) fn clear(&mut self) {
+        self.keys.clear();
+        self.versions.clear();
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.versions.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.versions.is_empty()
+    }
+
+    pub(crate) fn key(&self, index: usize) -> &[u8] {
+        &self.keys[self.versions[index].0.clone()]
+    }
+
+    pub(crate) fn version(&self, index: usize) -> (Seq, What) {
+        let (_, seq, what) = &self.versions[index];
+        (*seq, *what)
+    }
+
+    /// Whether two of them are versions of one key.
+    pub(crate) fn is_same_key(&self, one: usize, other: usize) -> bool {
+        self.versions[one].0 == self.versions[other].0
+    }
+
+    pub(crate) fn item(&self, index: usize) -> Item {
+        let (seq, what) = self.version(index);
+        Item { key: self.key(index).to_vec(), seq, what }
+    }
+
+    /// The first entry whose key is not below `key`; with `is_after`, above it.
+    pub(crate) fn lower_bound(&self, key: &[u8], is_after: bool) -> usize {
+        self.versions.partition_point(|(place, _, _)| {
+            let present = &self.keys[place.clone()];
+            present < key || (is_after && present == key)
+        })
+    }
+
+    /// Takes those of a block in place of what was there.
+    pub(super) fn fill(&mut self, bytes: &[u8]) -> Result<(), Damage> {
+        self.clear();
+        let mut reader = Reader::new(bytes);
+        let mut last = 0..0;
+        while !reader.rest().is_empty() {
+            let Entry { shared, rest, seq, what } = Entry::take(&mut reader, last.len())?;
+            let start = self.keys.len();
+            self.keys.extend_from_within(last.start..last.start + shared);
+            self.keys.extend_from_slice(rest);
+            let mut place = start..self.keys.len();
+            if let Some((before, newer, _)) = self.versions.last() {
+                match self.keys[place.clone()].cmp(&self.keys[before.clone()]) {
+                    std::cmp::Ordering::Greater => {}
+                    std::cmp::Ordering::Equal if seq < *newer => {
+                        self.keys.truncate(start);
+                        place = before.clone();
+                    }
+                    _ => {
+                        let value = self.versions.len() as u64;
+                        return Err(Damage::BadField { field: "order of keys", value });
+                    }
+                }
+            }
+            last = place.clone();
+            self.versions.push((place, seq, what));
+        }
+        Ok(())
+    }
+}

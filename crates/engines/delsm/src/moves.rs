@@ -1,0 +1,144 @@
+//! # Moves: files get their names in their tables' directories
+//!
+//! ## Picture
+//!
+//! ```text
+//!  tables ── some thousand files at a time ─> in the order of their numbers ─> linked, a few a step
+//!                                               ─> directories synced, tables settled ─> manifest ─> old names are garbage
+//! ```
+//!
+//! In the order of numbers, not of keys: files that were made one after the other have their inodes side by side. A link
+//! changes its file's inode, a sync writes whole blocks of them, and there is a sync every 100 ms. In the order of keys each link
+//! had a block of inodes to itself, and a value of 16 KiB took 2 KiB of the device for its moves.
+//!
+//! ## Crash
+//!
+//! A file of a table that is not settled is where the list says, or in the table's directory already, so moves can be done again.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use sheaf_base::disk::Disk;
+use sheaf_base::error::{Error, IoContext, Result};
+use sheaf_base::sync::atomic::Ordering;
+
+use crate::engine::DelsmEngine;
+use crate::list::{Item, What};
+use crate::tree::Table;
+use crate::work::{Garbage, Job, Work};
+
+/// Files on their way into the directories of tables.
+#[derive(Debug)]
+pub(crate) struct Moving {
+    tables: Vec<Arc<Table>>,
+    /// The table and block that are gathered next, and the first table that is not settled.
+    table: usize,
+    block: usize,
+    unsettled: usize,
+    /// What was gathered and has not moved: the last one is next.
+    files: Vec<Move>,
+    /// What goes when all have moved.
+    after: Vec<Garbage>,
+}
+
+/// A file, and the index of its table.
+#[derive(Debug)]
+struct Move {
+    id: u64,
+    table: usize,
+    item: Item,
+}
+
+impl Moving {
+    /// Files of `tables`; then `after` goes.
+    pub(crate) fn new(tables: Vec<Arc<Table>>, after: Vec<Garbage>) -> Moving {
+        Moving { tables, table: 0, block: 0, unsettled: 0, files: Vec::new(), after }
+    }
+
+    /// Takes blocks until there are `enough` files.
+    fn gather(&mut self, enough: usize) -> Result<()> {
+        while let Some(table) = self.tables.get(self.table).filter(|_| self.files.len() < enough) {
+            if self.block == table.list.block_count() || table.is_settled() {
+                (self.table, self.block) = (self.table + 1, 0);
+                continue;
+            }
+            for item in table.list.items(self.block)? {
+                if let What::File { blob, .. } = item.what {
+                    self.files.push(Move { id: blob.id, table: self.table, item });
+                }
+            }
+            self.block += 1;
+        }
+        self.files.sort_unstable_by_key(|file| std::cmp::Reverse(file.id));
+        Ok(())
+    }
+
+    /// Moves the next file.
+    fn move_one(&mut self, disk: &dyn Disk) -> Result<()> {
+        let Some(Move { table, item, .. }) = self.files.last() else { return Ok(()) };
+        let table = &self.tables[*table];
+        if let What::File { blob, home } = item.what
+            && let Some(source) = table.source(&item.key, &blob, home)
+        {
+            move_file(disk, &source, &table.target(&item.key, &blob))?;
+        }
+        self.files.pop();
+        Ok(())
+    }
+}
+
+impl DelsmEngine {
+    /// Links the next files into their tables' directories; at the end they are settled.
+    pub(crate) fn move_some(&self, work: &mut Work) -> Result<()> {
+        let Some(Job::Moving(moving)) = &mut work.job else { return Ok(()) };
+        let disk = self.disk()?;
+        if moving.files.is_empty() {
+            moving.gather(self.sizes.moving)?;
+        }
+        for _ in 0..self.sizes.step {
+            moving.move_one(disk)?;
+        }
+        if !moving.files.is_empty() {
+            return Ok(());
+        }
+        while moving.unsettled < moving.table {
+            let table = &moving.tables[moving.unsettled];
+            if !table.is_settled() {
+                let dir = self.shelf.dir(table.dir);
+                disk.sync_dir(&dir).during("sync directory", &dir)?;
+                table.settled.store(true, Ordering::Release);
+            }
+            moving.unsettled += 1;
+        }
+        if moving.table < moving.tables.len() {
+            return Ok(());
+        }
+        let version = self.version();
+        let up_to = work.up_to;
+        self.write_manifest(work, &version, up_to)?; // the second slot is past what named the old places (work I2)
+        if let Some(Job::Moving(moving)) = work.job.take() {
+            work.garbage.extend(moving.after);
+        }
+        Ok(())
+    }
+}
+
+/// Gives the file at `source` the name `target` as well. One that is not at its source any more was moved before a crash, or
+/// is lost, and whoever reads it will say so.
+fn move_file(disk: &dyn Disk, source: &Path, target: &Path) -> Result<()> {
+    use std::io::ErrorKind;
+    match disk.link(source, target) {
+        Ok(()) => Ok(()),
+        Err(e) if matches!(e.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound) => Ok(()),
+        // A file system without second names.
+        Err(e)
+            if matches!(
+                e.kind(),
+                ErrorKind::PermissionDenied | ErrorKind::Unsupported | ErrorKind::TooManyLinks
+            ) =>
+        {
+            disk.rename(source, target).during("rename", source)
+        }
+        Err(e) => Err(Error::io("link", target, e)),
+    }
+}
