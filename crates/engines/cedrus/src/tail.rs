@@ -15,7 +15,7 @@ use sheaf_base::ground::Ground;
 use sheaf_base::sync::atomic::{AtomicU64, Ordering};
 
 /// What a start takes for a record and for a KiB of the log, of one core: reading and summing it, hashing its key, noting it.
-/// Measured on cores of 2.5 GHz, with the log in the page cache.
+/// Estimates, for a log in the page cache.
 const RECORD_NS: u64 = 130;
 const KIB_NS: u64 = 350;
 /// A checkpoint is due when a start would take so long.
