@@ -260,9 +260,9 @@ impl CedrusEngine {
             return Ok(());
         }
         due.sort_unstable_by_key(|one| (one.hash, one.address.bits()));
-        let guard = &epoch::pin();
         let (mut done, mut result) = (0, Ok(()));
         for same in due.chunk_by(|a, b| a.hash == b.hash) {
+            let guard = &epoch::pin(); // for this hash: what is evicted meanwhile stays in memory as long
             self.ask_ahead(&due[done..], guard);
             result = self.take_in_hash(same, guard);
             if result.is_err() {

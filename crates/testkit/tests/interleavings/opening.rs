@@ -1,4 +1,6 @@
-//! Opening: the flat log is replayed by several threads.
+//! Opening: the flat log is replayed by several threads, and what was put off is taken in beside the first users.
+
+use std::collections::BTreeMap;
 
 use super::*;
 
@@ -35,4 +37,63 @@ fn threads_that_replay_meet_at_the_same_keys() {
 #[test]
 fn threads_that_gather_what_they_replay_miss_nothing() {
     explore(100, || replay_by_several_threads(16 << 20));
+}
+
+/// A process is killed; in the next life the first who read, who update and the background come at once, and what they find is
+/// what was committed. So does the life after that one.
+fn first_users_after_a_kill(engine: &str) {
+    let world = World::default();
+    let db = world.open();
+    let keyspace = space(&db, "a", engine);
+    let mut expected = BTreeMap::new();
+    for n in 0..24u32 {
+        let key = (n % 9).to_string();
+        if n % 5 == 4 {
+            keyspace.remove(&key).expect("it removes");
+            expected.remove(&key);
+        } else {
+            keyspace.insert(&key, n.to_string()).expect("it inserts");
+            expected.insert(key, n.to_string());
+        }
+    }
+    let after = World { disk: world.disk.kill(), ..World::default() };
+    let again = after.open();
+    let keyspace = space(&again, "a", engine);
+    let updater = {
+        let (keyspace, mut before) = (keyspace.clone(), expected.clone());
+        spawn(move || {
+            for key in ["0", "1", "2"] {
+                let old = before.remove(key);
+                let append = |seen: Option<&[u8]>| {
+                    assert_eq!(seen, old.as_deref().map(str::as_bytes));
+                    Some(b"new".to_vec())
+                };
+                keyspace.update(key, append).expect("it updates");
+            }
+        })
+    };
+    let background = {
+        let again = again.clone();
+        spawn(move || while again.pump().expect("it works") {})
+    };
+    for key in ["8", "7", "6", "5"] {
+        assert_eq!(text(keyspace.get(key).expect("it reads")).as_ref(), expected.get(key), "{key}");
+    }
+    join([updater, background]);
+    expected.extend(["0", "1", "2"].map(|key| (key.to_owned(), "new".to_owned())));
+    let check = |db: &Database| {
+        let keyspace = space(db, "a", engine);
+        let shown = (0..9)
+            .filter_map(|n| Some((n.to_string(), text(keyspace.get(n.to_string()).expect("it reads"))?)));
+        assert_eq!(shown.collect::<BTreeMap<_, _>>(), expected);
+        assert_eq!(keyspace.len().expect("it counts"), expected.len() as u64);
+    };
+    check(&again);
+    check(&World { disk: after.disk.kill(), ..World::default() }.open());
+}
+
+#[test]
+fn what_was_committed_is_there_for_the_first_users_after_a_kill() {
+    on_every_engine(100, first_users_after_a_kill);
+    explore(200, || first_users_after_a_kill("cedrus"));
 }
