@@ -67,6 +67,13 @@ sheaf-bench values [OPTIONS]             large values: fills, device bytes, gets
   --rounds N         rounds, each with its rows (1)
   --sync-ms N, --dir D   as above
 
+sheaf-bench stream [OPTIONS]             one large value written and read piece by piece, beside a plain file; memory
+  --subject NAME     one of ours (delsm)
+  --megabytes N      of the value, below 4294 (1074)
+  --memory N         MiB of memory budget (64)
+  --rounds N         rounds; medians are printed (3)
+  --dir D            as above
+
 sheaf-bench recovery [OPTIONS]           opening by replay of the whole log, and from a checkpoint
   --subject NAME     one of ours (flat)
   --pairs N, --rounds N, --dir D   as for figures
@@ -96,6 +103,7 @@ pub(crate) enum Command {
     Batching(Batching),
     Recovery(Recovery),
     Values(Values),
+    Stream(Stream),
 }
 
 /// Options of `compare`.
@@ -177,6 +185,16 @@ pub(crate) struct Values {
     pub(crate) dir: PathBuf,
 }
 
+/// Options of `stream`.
+#[derive(Clone, Debug)]
+pub(crate) struct Stream {
+    pub(crate) subject: Subject,
+    pub(crate) bytes: u64,
+    pub(crate) memory: u64,
+    pub(crate) rounds: u64,
+    pub(crate) dir: PathBuf,
+}
+
 /// Options of `run`.
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
@@ -213,6 +231,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command> {
         "batching" => batching(&mut rest).map(Command::Batching),
         "recovery" => recovery(&mut rest).map(Command::Recovery),
         "values" => values(&mut rest).map(Command::Values),
+        "stream" => stream(&mut rest).map(Command::Stream),
         "list" => Ok(Command::List),
         "host" => Ok(Command::Host),
         "help" => Ok(Command::Help),
@@ -414,6 +433,31 @@ fn recovery(rest: &mut Rest<'_>) -> Result<Recovery> {
             "--dir" => options.dir = PathBuf::from(rest.value(option)?),
             other => return Err(format!("recovery has no option {other:?}; see sheaf-bench --help").into()),
         }
+    }
+    is_ours(options.subject)?;
+    Ok(options)
+}
+
+fn stream(rest: &mut Rest<'_>) -> Result<Stream> {
+    let mut options = Stream {
+        subject: Subject::parse("delsm")?,
+        bytes: 1_074_000_000,
+        memory: 64 << 20,
+        rounds: 3,
+        dir: PathBuf::from(DIR),
+    };
+    while let Some(option) = rest.next() {
+        match option {
+            "--subject" => options.subject = Subject::parse(rest.value(option)?)?,
+            "--megabytes" => options.bytes = rest.number(option, 1)?.saturating_mul(1_000_000),
+            "--memory" => options.memory = rest.number(option, 16)?.saturating_mul(1 << 20),
+            "--rounds" => options.rounds = rest.number(option, 1)?,
+            "--dir" => options.dir = PathBuf::from(rest.value(option)?),
+            other => return Err(format!("stream has no option {other:?}; see sheaf-bench --help").into()),
+        }
+    }
+    if options.bytes > u64::from(u32::MAX) {
+        return Err("--megabytes: a value has less than 4 GiB".into());
     }
     is_ours(options.subject)?;
     Ok(options)

@@ -21,7 +21,6 @@
 //! Children die with the parent (`PR_SET_PDEATHSIG`) and, before its directory is removed after a signal,
 //! by [`end_all`].
 
-use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -259,7 +258,7 @@ impl Guest {
         let opened = Opened {
             seconds: began.elapsed().as_secs_f64(),
             is_ordered: store.is_ordered(),
-            memory_bytes: memory_bytes(),
+            memory_bytes: measure::memory_bytes(),
         };
         (self.store, self.dir) = (Some(store), dir);
         Ok(opened)
@@ -285,17 +284,10 @@ impl Guest {
             device_written: device.written_since(&before),
             device_read: device.read_since(&before),
             disk_bytes: measure::disk_bytes(&self.dir),
-            memory_bytes: memory_bytes(),
+            memory_bytes: measure::memory_bytes(),
             timeline: sample.timeline,
         };
         self.inserted = inserted;
         Ok(outcome)
     }
-}
-
-/// Memory of this process that is backed by no file.
-fn memory_bytes() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let kib = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-    kib.and_then(|kib| kib.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) << 10
 }

@@ -53,6 +53,7 @@ mod runner;
 mod single;
 mod spec;
 mod stage;
+mod stream;
 mod subjects;
 mod table;
 mod values;
@@ -87,6 +88,7 @@ fn main() -> ExitCode {
         Ok(Command::Report(options)) => report::of_files(&options),
         Ok(Command::Recovery(options)) => recovery::run(&options),
         Ok(Command::Values(options)) => values::run(&options),
+        Ok(Command::Stream(options)) => stream::run(&options),
         Ok(Command::Batching(options)) => batching::run(&options),
         Ok(Command::List) => list(),
         Ok(Command::Host) => host::serve(),

@@ -184,6 +184,13 @@ pub(crate) fn forget_cached(dir: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Memory of this process that is backed by no file.
+pub(crate) fn memory_bytes() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let kib = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    kib.and_then(|kib| kib.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) << 10
+}
+
 /// The middle of `values` (of two, the mean). `None` without any.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();

@@ -21,8 +21,7 @@ use crate::Result;
 use crate::data::Data;
 use crate::drive::{Length, SYNC_INTERVAL};
 use crate::keys::{KeyMaker, Layout, PAIR, VALUE, Values, key};
-use crate::measure::{Written, disk_bytes, median, settle};
-use crate::progress::say;
+use crate::measure::{Written, disk_bytes, settle};
 use crate::stage::{Choice, Mix, Op, Stage};
 use crate::subjects::{Setting, Subject};
 use crate::table::number;
@@ -103,27 +102,16 @@ fn halves(bench: &Bench<'_>, length: Length) -> Result<Stage> {
 /// The updates of a mix, each one's latency.
 fn tail(bench: &mut Bench<'_>, stores: &Open) -> Result<()> {
     let Some(store) = side::of_ours(stores).filter(|_| bench.wants(Group::Tail)) else { return Ok(()) };
-    let (mut high, mut longest, mut details) = (Vec::new(), Vec::new(), Vec::new());
-    for round in 0..bench.options.rounds {
+    let promises = [promises::TAIL, promises::LONGEST];
+    side::Tail { promises, ..side::Tail::WRITES }.measure(bench, |bench, round| {
         let stage = Stage {
             seed: 700 + round,
             latencies: true,
             timed: Some(Op::Update),
             ..halves(bench, Length::Time(bench.options.tail))?
         };
-        let (sample, _) = stage.run(store)?;
-        let latencies = sample.latencies.as_ref().ok_or("no latencies were taken")?;
-        high.push(latencies.value_at_quantile(0.9999) as f64 / 1e6);
-        longest.push(latencies.max() as f64 / 1e6);
-        let detail = format!("{}, {} k/s", side::percentiles(latencies), number(sample.rate() / 1e3));
-        say(&format!("tail, round {}/{}: {detail}", round + 1, bench.options.rounds));
-        details.push(detail);
-    }
-    let seconds = number(bench.options.tail.as_secs_f64());
-    bench.figure(promises::TAIL, median(&high), format!("{seconds} s a run; {}", details.join(" / ")));
-    let all: Vec<String> = longest.iter().map(|ms| number(*ms)).collect();
-    bench.figure(promises::LONGEST, median(&longest), all.join(", "));
-    Ok(())
+        Ok(stage.run(store)?.0)
+    })
 }
 
 /// Opens what was closed. The time ends with the first get.

@@ -23,8 +23,7 @@ use super::{Bench, Group, SETTLE, THREADS, alone, loads};
 use crate::Result;
 use crate::drive::{Length, Phase};
 use crate::keys::PAIR;
-use crate::measure::{Written, disk_bytes, median, settle};
-use crate::progress::say;
+use crate::measure::{Written, disk_bytes, settle};
 use crate::stage::{Choice, Mix, Op, Stage};
 use crate::subjects::{Setting, Subject};
 use crate::table::number;
@@ -134,27 +133,16 @@ fn ycsb(bench: &mut Bench<'_>, stores: &Open) -> Result<()> {
 fn read_tail(bench: &mut Bench<'_>, stores: &Open) -> Result<()> {
     let Some(store) = side::of_ours(stores).filter(|_| bench.wants(Group::ReadTail)) else { return Ok(()) };
     let mix = Mix::parse("get 50, update 50")?;
-    let (mut high, mut longest, mut details) = (Vec::new(), Vec::new(), Vec::new());
-    for round in 0..bench.options.rounds {
+    let promises = [promises::READ_TAIL, promises::READ_LONGEST];
+    side::Tail { name: "read-tail", promises, quantile: 0.999, unit: 1e3 }.measure(bench, |bench, round| {
         let stage = Stage {
             seed: 600 + round,
             latencies: true,
             timed: Some(Op::Get),
             ..side::stage(bench, &mix, Choice::Zipf, bench.options.tail)
         };
-        let (sample, _) = stage.run(store)?;
-        let latencies = sample.latencies.as_ref().ok_or("no latencies were taken")?;
-        high.push(latencies.value_at_quantile(0.999) as f64 / 1e3);
-        longest.push(latencies.max() as f64 / 1e6);
-        let detail = format!("{}, {} k/s", side::percentiles(latencies), number(sample.rate() / 1e3));
-        say(&format!("read-tail, round {}/{}: {detail}", round + 1, bench.options.rounds));
-        details.push(detail);
-    }
-    let seconds = number(bench.options.tail.as_secs_f64());
-    bench.figure(promises::READ_TAIL, median(&high), format!("{seconds} s a run; {}", details.join(" / ")));
-    let all: Vec<String> = longest.iter().map(|ms| number(*ms)).collect();
-    bench.figure(promises::READ_LONGEST, median(&longest), all.join(", "));
-    Ok(())
+        Ok(stage.run(store)?.0)
+    })
 }
 
 /// Updates of which device bytes and disk are measured, as a multiple of the pairs.

@@ -274,27 +274,55 @@ pub(super) fn cpu(bench: &mut Bench<'_>, stores: &Open, promises: [Promise; 2]) 
     Ok(())
 }
 
+/// Latencies of operations, in runs of their own.
+pub(super) struct Tail {
+    /// What is said on the way.
+    pub(super) name: &'static str,
+    /// Which quantile is promised, and the longest.
+    pub(super) promises: [Promise; 2],
+    /// Which that is.
+    pub(super) quantile: f64,
+    /// Nanoseconds of the unit that it is promised in; the longest is in milliseconds.
+    pub(super) unit: f64,
+}
+
+impl Tail {
+    /// Of writes.
+    pub(super) const WRITES: Tail =
+        Tail { name: "tail", promises: [promises::TAIL, promises::LONGEST], quantile: 0.9999, unit: 1e6 };
+
+    /// The medians of what `run` finds, round by round.
+    pub(super) fn measure(
+        &self,
+        bench: &mut Bench<'_>,
+        mut run: impl FnMut(&Bench<'_>, u64) -> Result<Sample>,
+    ) -> Result<()> {
+        let (mut high, mut longest, mut details) = (Vec::new(), Vec::new(), Vec::new());
+        for round in 0..bench.options.rounds {
+            let sample = run(bench, round)?;
+            let latencies = sample.latencies.as_ref().ok_or("no latencies were taken")?;
+            high.push(latencies.value_at_quantile(self.quantile) as f64 / self.unit);
+            longest.push(latencies.max() as f64 / 1e6);
+            let detail = format!("{}, {} k/s", percentiles(latencies), number(sample.rate() / 1e3));
+            say(&format!("{}, round {}/{}: {detail}", self.name, round + 1, bench.options.rounds));
+            details.push(detail);
+        }
+        let seconds = number(bench.options.tail.as_secs_f64());
+        bench.figure(self.promises[0], median(&high), format!("{seconds} s a run; {}", details.join(" / ")));
+        let all: Vec<String> = longest.iter().map(|ms| number(*ms)).collect();
+        bench.figure(self.promises[1], median(&longest), all.join(", "));
+        Ok(())
+    }
+}
+
 /// Updates with each one's latency.
 pub(super) fn tail(bench: &mut Bench<'_>, stores: &Open) -> Result<()> {
     let Some(store) = of_ours(stores).filter(|_| bench.wants(Group::Tail)) else { return Ok(()) };
     let phase =
         Phase { latencies: true, ..Phase::of(Length::Time(bench.options.tail), bench.options.sync_every) };
-    let (mut high, mut longest, mut details) = (Vec::new(), Vec::new(), Vec::new());
-    for round in 0..bench.options.rounds {
-        let sample = loads::update_zipf(store, bench.options.pairs, THREADS, 300 + round, phase)?;
-        let latencies = sample.latencies.as_ref().ok_or("no latencies were taken")?;
-        high.push(latencies.value_at_quantile(0.9999) as f64 / 1e6);
-        longest.push(latencies.max() as f64 / 1e6);
-        say(&format!("tail, round {}/{}: {}", round + 1, bench.options.rounds, percentiles(latencies)));
-        details.push(percentiles(latencies));
-    }
-    let seconds = number(bench.options.tail.as_secs_f64());
-    bench
-        .rows
-        .push(promises::TAIL.measured(median(&high), format!("{seconds} s a run; {}", details.join(" / "))));
-    let all: Vec<String> = longest.iter().map(|ms| number(*ms)).collect();
-    bench.rows.push(promises::LONGEST.measured(median(&longest), all.join(", ")));
-    Ok(())
+    Tail::WRITES.measure(bench, |bench, round| {
+        loads::update_zipf(store, bench.options.pairs, THREADS, 300 + round, phase)
+    })
 }
 
 /// Percentiles in microseconds.

@@ -418,12 +418,13 @@ impl Engine for DelsmEngine {
         let rest = if is_same { self.rest.load(Ordering::Relaxed).saturating_add(1) } else { 0 };
         self.rest.store(rest, Ordering::Relaxed);
         let budget = self.shelf.ground.memory.budget();
+        // After 1, 2, 4, ... times so many looks: one at rest for hours is not looked through again and again.
+        let (looked, looks) = (rest.saturating_add(1), self.sizes.looks);
+        let is_turn = looked.is_multiple_of(looks) && (looked / looks).is_power_of_two();
         self.staged.load(Ordering::Relaxed) >= self.sizes.files
             || active.bytes() > budget / MEMTABLE_SHARE
-            || (active.count() >= self.sizes.resting && rest >= self.sizes.looks)
-            || (!active.is_empty()
-                && rest % self.sizes.looks == self.sizes.looks - 1
-                && self.hides_much(state, guard).unwrap_or(false))
+            || (active.count() >= self.sizes.resting && rest >= looks)
+            || (!active.is_empty() && is_turn && self.hides_much(state, guard).unwrap_or(false))
     }
 
     fn is_swollen(&self) -> bool {

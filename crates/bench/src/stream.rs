@@ -1,0 +1,160 @@
+//! # Stream: one large value, written and read piece by piece, beside a plain file
+//!
+//! ```text
+//!   a plain file:  write ── sync ── forget ── read          the device's speed, in the same round
+//!   a value:       write ── commit, durable ── close ── forget ── open ── read, checked
+//! ```
+//!
+//! What is written is no zeros and is compared when it comes back. "Forget" means that the kernel drops what it keeps of the files. A reader of a value goes through it once
+//! when it is opened, to check it, so that its second pass finds the page cache: both are in the time. Memory is what no
+//! file backs, at its highest while the value is written or read, over what it was before.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use ::sheaf::{Database, Durability, KeyspaceOptions};
+
+use crate::Result;
+use crate::args;
+use crate::keys::Random;
+use crate::measure::{forget_cached, median, memory_bytes};
+use crate::place::Place;
+use crate::table::{markdown, number};
+
+/// Bytes of a call.
+const PIECE: usize = 1 << 20;
+/// How often memory is looked at.
+const LOOK: Duration = Duration::from_millis(5);
+const KEY: &str = "stream";
+
+/// What one round found: bytes per second, and bytes of memory.
+struct Round {
+    plain_write: f64,
+    plain_read: f64,
+    write: f64,
+    read: f64,
+    memory: f64,
+}
+
+/// Measures and prints.
+pub(crate) fn run(options: &args::Stream) -> Result<()> {
+    let place = Place::new(&options.dir, options.bytes * 2)?;
+    let rounds = (0..options.rounds).map(|_| round(options, &place)).collect::<Result<Vec<_>>>()?;
+    let of =
+        |field: fn(&Round) -> f64| median(&rounds.iter().map(field).collect::<Vec<_>>()).unwrap_or_default();
+    let mega = |field: fn(&Round) -> f64| number(of(field) / 1e6);
+    let head =
+        ["engine", "MB", "write MB/s", "of a plain file's", "read MB/s", "of a plain file's", "memory MiB"];
+    let row = vec![
+        options.subject.name().to_owned(),
+        number(options.bytes as f64 / 1e6),
+        mega(|round| round.write),
+        number(of(|round| round.write / round.plain_write)),
+        mega(|round| round.read),
+        number(of(|round| round.read / round.plain_read)),
+        number(of(|round| round.memory) / f64::from(1 << 20)),
+    ];
+    print!("{}", markdown(&head.map(str::to_owned), &[row]));
+    Ok(())
+}
+
+fn round(options: &args::Stream, place: &Place) -> Result<Round> {
+    let dir = place.fresh("stream")?;
+    std::fs::create_dir_all(&dir)?;
+    let path = dir.join("plain");
+    let plain_write = rate(options.bytes, || {
+        let mut file = File::create(&path)?;
+        write(&mut file, options.bytes)?;
+        Ok(file.sync_all()?)
+    })?;
+    forget_cached(&dir)?;
+    let plain_read = rate(options.bytes, || compare(&mut File::open(&path)?, options.bytes))?;
+    let dir = place.fresh("stream")?;
+    let before = memory_bytes();
+    let ((write, read), most) = highest(|| value(options, &dir))?;
+    place.clear("stream")?;
+    Ok(Round { plain_write, plain_read, write, read, memory: most.saturating_sub(before) as f64 })
+}
+
+/// Speeds of writing and reading it as a value.
+fn value(options: &args::Stream, dir: &Path) -> Result<(f64, f64)> {
+    let open = || Database::builder().memory(options.memory).open(dir);
+    let db = open()?;
+    let keyspace = db.keyspace("k", KeyspaceOptions::default().engine(options.subject.name()))?;
+    let written = rate(options.bytes, || {
+        let mut writer = keyspace.writer(KEY)?;
+        write(&mut writer, options.bytes)?;
+        Ok(writer.submit(Durability::Sync)?.wait()?)
+    })?;
+    drop(keyspace);
+    db.close()?;
+    forget_cached(dir)?;
+    let db = open()?;
+    let keyspace = db.keyspace("k", KeyspaceOptions::default())?;
+    let read = rate(options.bytes, || {
+        let mut reader = keyspace.reader(KEY)?.ok_or("the value is not there")?;
+        compare(&mut reader, options.bytes)
+    })?;
+    drop(keyspace);
+    db.close()?;
+    Ok((written, read))
+}
+
+/// Bytes per second.
+fn rate(bytes: u64, work: impl FnOnce() -> Result<()>) -> Result<f64> {
+    let began = Instant::now();
+    work()?;
+    Ok(bytes as f64 / began.elapsed().as_secs_f64())
+}
+
+/// What `work` answers, and the most memory that was seen meanwhile.
+fn highest<T>(work: impl FnOnce() -> Result<T>) -> Result<(T, u64)> {
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let watch = scope.spawn(|| {
+            let mut most = 0;
+            while !done.load(Ordering::Relaxed) {
+                most = most.max(memory_bytes());
+                std::thread::sleep(LOOK);
+            }
+            most
+        });
+        let answer = work();
+        done.store(true, Ordering::Relaxed);
+        let most = watch.join().map_err(|_| "the watch over memory panicked")?;
+        Ok((answer?, most))
+    })
+}
+
+/// The bytes that are written, again and again with another first word.
+fn pattern() -> Vec<u8> {
+    let mut random = Random::new(5);
+    (0..PIECE / 8).flat_map(|_| random.below(u64::MAX).to_le_bytes()).collect()
+}
+
+/// Each piece of `bytes` bytes, with its number in it.
+fn pieces(bytes: u64, mut each: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    let mut piece = pattern();
+    for start in (0..bytes).step_by(PIECE) {
+        piece[..8].copy_from_slice(&start.to_le_bytes());
+        each(&piece[..usize::try_from(bytes - start)?.min(PIECE)])?;
+    }
+    Ok(())
+}
+
+fn write(to: &mut impl Write, bytes: u64) -> Result<()> {
+    pieces(bytes, |piece| Ok(to.write_all(piece)?))
+}
+
+/// Reads all of it; an error if it is something else.
+fn compare(from: &mut impl Read, bytes: u64) -> Result<()> {
+    let mut found = vec![0; PIECE];
+    pieces(bytes, |piece| {
+        let found = &mut found[..piece.len()];
+        from.read_exact(found)?;
+        if found == piece { Ok(()) } else { Err("what was read is not what was written".into()) }
+    })
+}
