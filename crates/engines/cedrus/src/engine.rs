@@ -67,7 +67,7 @@ use smallvec::SmallVec;
 use crate::cursor::CedrusCursor;
 use crate::list::Entry;
 use crate::owed::Owed;
-use crate::shape::Shape;
+use crate::shape::{HASH_BITS, Shape};
 use crate::space::{FrozenTable, Space};
 use crate::tail::Tail;
 use crate::trie::{Found, Trie, Trouble};
@@ -341,9 +341,19 @@ impl CedrusEngine {
     }
 }
 
+/// What `prepare` notes as the hash: with the version of what it looked at, which no thread sleeps through 2^31 changes of.
+fn to_note(hash: u32, version: u32) -> u64 {
+    u64::from(version) << HASH_BITS | u64::from(hash)
+}
+
 /// The hash that `prepare` noted.
 fn noted(op: &Op<'_>) -> u32 {
-    u32::try_from(entries::noted_hash(op)).unwrap_or(0)
+    u32::try_from(entries::noted_hash(op) & u64::from(u32::MAX)).unwrap_or(0)
+}
+
+/// The version that it noted.
+fn noted_version(op: &Op<'_>) -> u32 {
+    u32::try_from(entries::noted_hash(op) >> HASH_BITS).unwrap_or(0)
 }
 
 impl Engine for CedrusEngine {
@@ -366,15 +376,16 @@ impl Engine for CedrusEngine {
     fn prepare(&self, op: &mut Op<'_>) -> Result<Need> {
         let guard = &epoch::pin();
         let hash = self.hash(op.key);
+        let noted = to_note(hash, self.trie.version(hash));
         let found = self.found(hash, guard)?;
         let record = self.find_to_replace(&found, op.key, guard)?;
         let print = Print::of(&found);
         if let Some(seen) = record {
             let record = self.record(seen.address, &seen.frame, guard)?;
-            entries::note(op, u64::from(hash), Some((&seen, record.content.staged())), print);
+            entries::note(op, noted, Some((&seen, record.content.staged())), print);
             return Ok(Need::Record);
         }
-        entries::note(op, u64::from(hash), None, print);
+        entries::note(op, noted, None, print);
         match op.action {
             Action::Remove => Ok(Need::Nothing),
             Action::Expect => Ok(Need::Record),
@@ -386,9 +397,13 @@ impl Engine for CedrusEngine {
     }
 
     fn is_current(&self, op: &Op<'_>) -> bool {
+        let (hash, version) = (noted(op), noted_version(op));
+        if version.is_multiple_of(2) && self.trie.version(hash) == version {
+            return true;
+        }
         let guard = &epoch::pin();
         let found = loop {
-            match self.trie.find(noted(op), guard, |_| {}) {
+            match self.trie.find(hash, guard, |_| {}) {
                 Ok(found) => break found,
                 Err(Trouble::Absent(page)) if self.trie.revive(page, guard) => {}
                 Err(_) => return false,

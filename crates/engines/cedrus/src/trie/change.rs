@@ -297,11 +297,11 @@ impl<'a> Change<'a> {
         self.fill(step, (first + len / 2, len / 2), high)
     }
 
+    /// The tree stays as it is, and so do all other entries: nobody looks again but readers of this hash's domain.
     fn replace(&mut self, hash: u32, from: u64, to: u64) -> Tried<bool> {
-        let Some((path, child, holder)) = self.holder(hash, from)? else { return Ok(false) };
-        self.enter_run(&path, child, hash)?;
-        let list = self.trie.list(holder, self.guard)?;
-        let Some(index) = list.find(hash, from) else { return Ok(false) };
+        let (_, child) = self.trie.descend(hash, self.guard, |_| {})?;
+        let Some((holder, list, index)) = self.holder(child, hash, from)? else { return Ok(false) };
+        self.enter((hash, hash));
         self.touch(holder)?;
         list.set_address(index, to);
         self.heap.count(from, false);
@@ -309,22 +309,22 @@ impl<'a> Change<'a> {
         Ok(true)
     }
 
-    /// The path to the list that serves `hash`, its reference, and the link of its chain that has the entry.
-    fn holder(&self, hash: u32, address: u64) -> Tried<Option<(Path, u32, u32)>> {
-        let (path, child) = self.path(hash)?;
+    /// The list or link at `child` or behind it that has the entry, its reference, and the entry's place.
+    fn holder(&self, child: u32, hash: u32, address: u64) -> Tried<Option<(u32, List<'a>, usize)>> {
         if child == EMPTY {
             return Ok(None);
         }
         let list = self.trie.list(child, self.guard)?;
-        let mut holder = list.find(hash, address).map(|_| child);
-        if holder.is_none() && list.is_link && list.prefix == hash {
+        if let Some(index) = list.find(hash, address) {
+            return Ok(Some((child, list, index)));
+        }
+        let mut holder = None;
+        if list.is_link && list.prefix == hash {
             self.trie.chain(&list, self.guard, |link, list| {
-                if holder.is_none() && list.find(hash, address).is_some() {
-                    holder = Some(link);
-                }
+                holder = holder.or_else(|| list.find(hash, address).map(|index| (link, *list, index)));
             })?;
         }
-        Ok(holder.map(|holder| (path, child, holder)))
+        Ok(holder)
     }
 
     /// The list that a run of digits names, if it makes sense there.
@@ -343,10 +343,9 @@ impl<'a> Change<'a> {
     }
 
     fn remove(&mut self, hash: u32, address: u64) -> Tried<bool> {
-        let Some((path, child, holder)) = self.holder(hash, address)? else { return Ok(false) };
+        let (path, child) = self.path(hash)?;
+        let Some((holder, list, index)) = self.holder(child, hash, address)? else { return Ok(false) };
         let run = self.enter_run(&path, child, hash)?;
-        let list = self.trie.list(holder, self.guard)?;
-        let Some(index) = list.find(hash, address) else { return Ok(false) };
         self.heap.count(address, false);
         self.touch(holder)?;
         list.remove(index);

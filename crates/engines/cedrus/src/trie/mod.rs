@@ -271,6 +271,12 @@ impl Trie {
         Ok(())
     }
 
+    /// Another one after every change of what a look-up of `hash` may find; odd while it changes.
+    #[inline]
+    pub(crate) fn version(&self, hash: u32) -> u32 {
+        self.versions[domain(hash)].load(Ordering::Acquire)
+    }
+
     /// What `look` sees of the domain of `hash` while no writer changes it.
     #[inline]
     fn read<T>(&self, hash: u32, mut look: impl FnMut() -> Tried<T>) -> Tried<T> {
