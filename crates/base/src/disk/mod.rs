@@ -251,6 +251,11 @@ pub trait File: fmt::Debug + Send + Sync {
     fn will_need(&self, offset: u64, len: u64) {
         let _ = (offset, len);
     }
+    /// Whether the byte at `offset` is in memory, so that reading it would not wait for the device. True where nobody knows.
+    fn is_cached(&self, offset: u64) -> bool {
+        let _ = offset;
+        true
+    }
     /// As [`File::write_at`] for the tail of a log: may store through the mapping where
     /// [`File::make_resident`] has prepared it. The same bytes by the same call on every disk.
     fn append_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{AtFlags, Dir, FallocateFlags, FileType, Mode, OFlags};
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags};
 
 use super::mapping::{Mapping, Stored};
 use super::{Disk, Entry, File, How, Locked, Share, Volume, flock, sigbus};
@@ -302,6 +302,13 @@ impl File for RealFile {
         let Some(len) = NonZeroU64::new(len) else { return };
         // A hint that is refused costs time only.
         let _ = rustix::fs::fadvise(&self.fd, offset, Some(len), rustix::fs::Advice::WillNeed);
+    }
+
+    fn is_cached(&self, offset: u64) -> bool {
+        let mut byte = [0];
+        let into = &mut [io::IoSliceMut::new(&mut byte)];
+        let read = rustix::io::preadv2(&self.fd, into, offset, ReadWriteFlags::NOWAIT);
+        !matches!(read, Err(Errno::AGAIN))
     }
 
     fn append_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {

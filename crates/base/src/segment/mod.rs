@@ -53,6 +53,13 @@ const MOST_LINES: u64 = 8;
 /// What a first read of an unmapped frame fetches, in the hope that it is all.
 const GUESS: usize = 512;
 
+/// Maps a segment. Entries are read here and there: with neighbours brought along, as a device's setting may want it, each one that
+/// memory does not hold cost megabytes. Who reads a segment from front to back asks for it ([`Scan`]).
+fn map(file: &dyn File, len: u64) {
+    file.map(len);
+    file.expect_scattered();
+}
+
 /// What is counted at every commit that replaces an entry of the segment, on a line of the cache of its own: whoever reads an
 /// entry needs the segment's other fields, and they stay in all caches.
 #[derive(Debug, Default)]
@@ -210,7 +217,7 @@ impl Segment {
             let _ = disk.remove(&path); // what is left over is swept at the next open
             return Err(Error::io("allocate", &path, e));
         }
-        file.map(identity.capacity);
+        map(&*file, identity.capacity);
         Ok(Segment::new(identity, path, file))
     }
 
@@ -246,7 +253,7 @@ impl Segment {
                 return Err(Error::corrupt(&path, 0, Damage::Foreign { field, expected, got }));
             }
         }
-        file.map(len);
+        map(&*file, len);
         Ok(Segment::new(identity, path, file))
     }
 

@@ -10,6 +10,9 @@ use crate::error::{Error, IoContext, Result};
 use crate::frame::{ALIGN, ALIGN_BYTES, HEADER, Header, Kind, WATER, body_sum};
 use crate::types::Seq;
 
+/// Bytes that are asked for at a time, and how far ahead at least.
+const AHEAD: u64 = 1 << 20;
+
 /// A frame and its place.
 #[derive(Debug)]
 pub struct Scanned<'a> {
@@ -45,6 +48,8 @@ pub struct Scan<'a> {
     /// All of it up to the limit, where it is mapped: what is whole there needs no look at the file.
     window: Option<&'a [u8]>,
     at: u64,
+    /// Bytes below were asked for.
+    asked: u64,
     limit: u64,
     may_skip: bool,
     stop: Option<Stop>,
@@ -58,6 +63,7 @@ impl<'a> Scan<'a> {
             segment,
             window: segment.window(limit),
             at: from.max(DATA_START),
+            asked: from,
             limit,
             may_skip: true,
             stop: None,
@@ -95,6 +101,15 @@ impl<'a> Scan<'a> {
         true
     }
 
+    /// Asks for what comes next before it is reached: pages of a segment bring no neighbours along.
+    fn ask_ahead(&mut self) {
+        if self.asked < self.limit && self.at + AHEAD > self.asked {
+            let len = (2 * AHEAD).min(self.limit - self.asked);
+            self.segment.file().will_need(self.asked, len);
+            self.asked += len;
+        }
+    }
+
     /// The frame at `offset`, checked.
     fn frame(&self, offset: u64) -> Result<Scanned<'a>> {
         let whole = self.window.and_then(|window| self.segment.whole_frame(offset, window));
@@ -109,6 +124,7 @@ impl<'a> Scan<'a> {
         if self.at + HEADER as u64 > self.limit {
             return Ok(None);
         }
+        self.ask_ahead();
         match self.frame(self.at) {
             Ok(scanned) => Ok(Some(scanned)),
             Err(first) => {

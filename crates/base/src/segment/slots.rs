@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::{Address, Frame, SLOT_COUNT, Segment};
+use super::{Address, Frame, GUESS, SLOT_COUNT, Segment};
 use crate::error::{Damage, Error, Result};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicPtr, Ordering};
@@ -228,6 +228,18 @@ impl Segments {
     pub fn prefetch_entry(&self, address: Address, guard: &Guard) {
         if let Some(segment) = self.at(address.slot(), guard) {
             segment.prefetch_frame(address.offset());
+        }
+    }
+
+    /// Whether the entry at `address` is in memory, as far as one can know. A system call.
+    pub fn is_cached(&self, address: Address, guard: &Guard) -> bool {
+        self.at(address.slot(), guard).is_none_or(|segment| segment.file().is_cached(address.offset()))
+    }
+
+    /// Asks the device for the entry at `address`, and waits for nothing. A system call.
+    pub fn will_need(&self, address: Address, guard: &Guard) {
+        if let Some(segment) = self.at(address.slot(), guard) {
+            segment.file().will_need(address.offset(), GUESS as u64);
         }
     }
 }

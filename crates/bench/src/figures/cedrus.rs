@@ -36,9 +36,9 @@ const MIXES: [(&str, &str); 3] = [
 ];
 /// Operations of the mix whose device bytes are measured, as a multiple of the pairs: half of them are updates.
 const MEASURED: u64 = 4;
-/// Pairs that a churn replaces, as a multiple of those there are, and what the disk may take in it.
+/// Pairs that a churn replaces, as a multiple of those there are, and what the log may take in it: the trie comes on top.
 const CHURN: u64 = 4;
-const CHURN_LIMIT: f64 = 1.4;
+const CHURN_LIMIT: f64 = 1.25;
 /// Looks at the disk in a churn.
 const LOOKS: u64 = 200;
 

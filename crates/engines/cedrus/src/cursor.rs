@@ -69,8 +69,13 @@ impl CedrusCursor {
     fn read_all(&mut self, heads: &[Entry], guard: &epoch::Guard) -> Result<()> {
         let engine = Arc::clone(&self.engine);
         let address = |entry: &Entry| Address::from_bits(entry.address);
-        let ask = |entry: &Entry| engine.ground.segments.prefetch_entry(address(entry), guard);
-        read_ahead(heads, ask, |entry| self.read(address(entry), guard, true))
+        let segments = &engine.ground.segments;
+        read_ahead(
+            heads,
+            (segments, guard),
+            |entry| Some(address(entry)),
+            |entry| self.read(address(entry), guard, true),
+        )
     }
 
     fn read(&mut self, address: Address, guard: &epoch::Guard, head: bool) -> Result<()> {

@@ -74,15 +74,19 @@ impl<I: Index> FlatCursor<I> {
     /// Reads the newest entries of a piece, asking for those some way ahead.
     fn read_all(&mut self, heads: &[Address], guard: &epoch::Guard) -> Result<()> {
         let engine = Arc::clone(&self.engine);
-        let ask = |address: &Address| engine.ground.segments.prefetch_entry(*address, guard);
-        read_ahead(heads, ask, |address| {
-            let is_first = self.pairs.is_empty();
-            self.read(*address, guard, true)?;
-            if is_first {
-                self.pairs.expect(heads.len());
-            }
-            Ok(())
-        })
+        read_ahead(
+            heads,
+            (&engine.ground.segments, guard),
+            |address| Some(*address),
+            |address| {
+                let is_first = self.pairs.is_empty();
+                self.read(*address, guard, true)?;
+                if is_first {
+                    self.pairs.expect(heads.len());
+                }
+                Ok(())
+            },
+        )
     }
 
     fn read(&mut self, address: Address, guard: &epoch::Guard, head: bool) -> Result<()> {

@@ -297,12 +297,8 @@ impl KreonCursor {
             }
             return Ok(());
         }
-        let ask = |item: &Item| {
-            if item.value.is_none() {
-                engine.ground.segments.prefetch_entry(item.address, guard);
-            }
-        };
-        read_ahead(items, ask, |item| {
+        let entry = |item: &Item| item.value.is_none().then_some(item.address);
+        read_ahead(items, (&engine.ground.segments, guard), entry, |item| {
             if let Some((from, to)) = item.value {
                 let (keyspace, content) = (KeyspaceId::CATALOGUE, Content::Put(&keys[from..to]));
                 self.pairs.push(&Record { keyspace, key: key_of(item), content });

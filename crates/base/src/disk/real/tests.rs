@@ -33,6 +33,21 @@ fn bytes_come_back_and_short_files_say_so() {
 }
 
 #[test]
+fn what_was_written_is_in_memory_and_hints_change_nothing() {
+    let scratch = Scratch::new();
+    let file = scratch.file("a", 1 << 20);
+    file.write_at(0, &[7; 8192]).unwrap();
+    assert!(file.is_cached(0) && file.is_cached(8191));
+    file.map(1 << 20);
+    file.expect_scattered();
+    file.will_need(0, 1 << 20);
+    file.will_need(2 << 20, 1); // behind the end
+    // SAFETY: written above, and nobody writes it again.
+    let mapped = unsafe { file.mapped(0, 8192) }.unwrap();
+    assert!(mapped.iter().all(|byte| *byte == 7));
+}
+
+#[test]
 fn open_keeps_its_word() {
     let scratch = Scratch::new();
     let path = scratch.path("a");
