@@ -170,7 +170,7 @@ pub(crate) fn fill_estimate(data: &Data) -> f64 {
 
 impl Job {
     fn is_fill(&self) -> bool {
-        self.load.mix == Mix::only(Op::Load) && self.load.start == Start::Empty
+        self.load.mix == Mix::only(Op::Load) && self.load.start == Start::Empty && self.load.cap.is_none()
     }
 
     pub(crate) fn rounds(&self, options: &Options) -> u64 {
@@ -195,7 +195,7 @@ impl Job {
 
     /// How its store is opened.
     pub(crate) fn setting(&self) -> Setting {
-        let memory = self.cap_bytes().map_or(MEMORY, |cap| (cap / 4).max(1 << 20));
+        let memory = self.cap_bytes().map_or(MEMORY, |cap| (cap / 2).max(1 << 20));
         Setting {
             durable: self.load.durable,
             space_limit: self.load.space_limit.unwrap_or(Setting::BUFFERED.space_limit),

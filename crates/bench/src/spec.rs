@@ -239,6 +239,10 @@ fn read(text: &str) -> Result<Vec<Load>> {
     let table: Table = toml::from_str(text)?;
     let mut loads = Vec::new();
     for row in &table.workload {
+        if !row.caps.is_empty() && row.from == Start::Full {
+            let why = "databases that others share have no cap: it wants from = \"own\" or \"empty\"";
+            return Err(format!("{}: {why}", row.name).into());
+        }
         let caps: Vec<Option<f64>> =
             if row.caps.is_empty() { vec![None] } else { row.caps.iter().copied().map(Some).collect() };
         for name in &row.data {
@@ -353,6 +357,7 @@ mod tests {
             ("mix='got'", "no operation"),
             ("mix='get'\ncolour='red'", "colour"),
             ("mix='get'\nlength='half'", "length"),
+            ("mix='get'\ncaps=[0.5]", "cap"),
         ] {
             let error = read(&format!("{data}{row}{wrong}")).unwrap_err().to_string();
             assert!(error.contains(reason), "{wrong}: {error}");
