@@ -33,6 +33,7 @@
 )]
 
 mod args;
+mod backup;
 mod batching;
 mod cap;
 mod data;
@@ -86,6 +87,7 @@ fn main() -> ExitCode {
         Ok(Command::Paper(options)) => paper::run(&options),
         Ok(Command::Report(options)) => report::of_files(&options),
         Ok(Command::Recovery(options)) => recovery::run(&options),
+        Ok(Command::Backup(options)) => backup::run(&options),
         Ok(Command::Values(options)) => values::run(&options),
         Ok(Command::Batching(options)) => batching::run(&options),
         Ok(Command::List) => list(),
