@@ -37,6 +37,7 @@ use std::sync::Arc;
 
 use crate::blob::BlobRef;
 use crate::error::{Error, Result};
+use crate::own::OwnFiles;
 use crate::record::Content;
 use crate::segment::Address;
 use crate::types::{KeyspaceId, LogId, Seq};
@@ -382,6 +383,12 @@ pub trait Engine: Send + Sync {
     /// Neither slot of ROOT names the image before the one that was saved last but this call any more: called once
     /// after each [`Engine::saved`], in their order, so that what only older images name may be used again.
     fn outlived(&self) {}
+    /// Its own files as of now, for a backup: they can be read, as they are, until what is returned is dropped. None if it has
+    /// none that counts. No checkpoint begins or ends meanwhile; work may be under way. An engine that never writes again what an
+    /// image names, and waits for [`Engine::outlived`] before it does, need not hold anything: that is not called while a state stays.
+    fn still(self: Arc<Self>) -> Result<Option<Box<dyn OwnFiles>>> {
+        Ok(None)
+    }
     /// Takes up an image. Entries in segments that are gone are dropped: replay brings them.
     fn restore(&self, image: &mut dyn ImageSource) -> Result<()>;
     /// Takes up what there is without an image: none was made, or it is damaged, as `damage` says. An engine

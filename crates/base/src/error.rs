@@ -89,6 +89,17 @@ pub enum Error {
         /// What gave it away.
         why: String,
     },
+    /// The directory holds something that is not a backup, or one that was never finished. Nothing was touched.
+    #[error("{} is not a Sheaf backup: {why}", path.display())]
+    NotABackup {
+        /// The directory.
+        path: PathBuf,
+        /// What gave it away.
+        why: String,
+    },
+    /// Whoever was told of the progress said that it is enough. What was written is gone again.
+    #[error("given up, as asked")]
+    Cancelled,
     /// No database there, and the call may not create one.
     #[error("there is no database at {}", path.display())]
     NotFound {

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use siphasher::sip::SipHasher13;
 
 use crate::blob::Blobs;
-use crate::disk::Disk;
-use crate::error::{IoContext, Result};
+use crate::disk::{Disk, remove_tree};
+use crate::error::Result;
 use crate::memory::Memory;
 use crate::segment::{SLOT_COUNT, Segments};
 use crate::sync::Mutex;
@@ -55,22 +55,7 @@ impl Home {
 
     /// Removes the directory of a keyspace that is durably dropped. What stays is swept at the next opening.
     pub fn remove(&self, id: KeyspaceId) -> Result<()> {
-        self.remove_tree(&self.of(id))
-    }
-
-    fn remove_tree(&self, dir: &Path) -> Result<()> {
-        let entries = match self.disk.list(dir) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-            other => other.during("list", dir)?,
-        };
-        for entry in entries {
-            let path = dir.join(&entry.name);
-            match entry.is_dir {
-                true => self.remove_tree(&path)?,
-                false => self.disk.remove(&path).during("remove", &path)?,
-            }
-        }
-        self.disk.remove_dir(dir).during("remove", dir)
+        remove_tree(&*self.disk, &self.of(id))
     }
 
     /// Removes the directories of keyspaces that are not there any more.
@@ -78,7 +63,7 @@ impl Home {
         for entry in self.disk.list(&self.dir).unwrap_or_default() {
             let id = u32::from_str_radix(&entry.name, 16).map(KeyspaceId);
             if id.is_ok_and(|id| entry.name.len() == 8 && !is_there(id)) {
-                self.remove_tree(&self.dir.join(&entry.name))?;
+                remove_tree(&*self.disk, &self.dir.join(&entry.name))?;
             }
         }
         Ok(())

@@ -18,6 +18,7 @@
 //!   disk     the only door to the operating system        (disk/)
 //! ```
 
+pub mod backup;
 pub mod blob;
 pub mod clock;
 pub mod codec;
@@ -30,6 +31,7 @@ pub mod frame;
 pub mod ground;
 pub mod memory;
 pub mod memtable;
+pub mod own;
 pub mod paged;
 pub mod pair;
 pub mod pairs;

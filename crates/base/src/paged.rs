@@ -19,6 +19,7 @@ use crate::disk::{File, How, create_dirs, fill, renew_len};
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::frame::u32_at;
 use crate::ground::Ground;
+use crate::own::{OwnFiles, Whole};
 use crate::types::KeyspaceId;
 
 /// Bytes of the head that are summed.
@@ -148,6 +149,15 @@ impl Paged {
         };
         file.write_at(0, &self.head()).during("write", &self.path)?;
         Ok(file)
+    }
+
+    /// The file up to its present length, for a backup. What an image names in it is not written while that copies it; what is between
+    /// may be torn, and is free.
+    pub fn still(&self, file: Option<&dyn File>) -> Result<Option<Box<dyn OwnFiles>>> {
+        let Some(file) = file else { return Ok(None) };
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let len = file.len().during("measure", &self.path)?;
+        Ok(Some(Box::new(Whole { name, path: self.path.clone(), len })))
     }
 
     /// Reads from the start of a page on. An end of the file before is damage; a read that failed is none.

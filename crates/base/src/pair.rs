@@ -67,7 +67,9 @@ fn slot_sum(slot: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(&slot[..16]), &slot[HEAD..])
 }
 
-fn slot_bytes<S: State>(state: &S) -> Vec<u8> {
+/// What the slot of `state` holds.
+#[must_use]
+pub fn slot_bytes<S: State>(state: &S) -> Vec<u8> {
     let body = state.encode();
     let mut bytes = vec![0; HEAD];
     bytes[..8].copy_from_slice(S::MAGIC);
@@ -78,6 +80,12 @@ fn slot_bytes<S: State>(state: &S) -> Vec<u8> {
     let sum = slot_sum(&bytes);
     bytes[16..20].copy_from_slice(&sum.to_le_bytes());
     bytes
+}
+
+/// The name of the slot of a generation.
+#[must_use]
+pub fn slot_name<S: State>(generation: u64) -> String {
+    format!("{}.{}", S::STEM, generation % 2)
 }
 
 /// True if `name` is a slot's.
@@ -107,7 +115,7 @@ impl Pair {
     }
 
     fn path<S: State>(&self, slot: u64) -> PathBuf {
-        self.dir.join(format!("{}.{slot}", S::STEM))
+        self.dir.join(slot_name::<S>(slot))
     }
 
     /// Makes the slot that `state` was read from durable, name and all, the same bytes to the same place: a

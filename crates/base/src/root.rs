@@ -123,7 +123,7 @@ pub struct Root {
 }
 
 impl Root {
-    fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let mut w = Writer::default();
         w.u64(self.generation);
         w.u128(self.store.0);
@@ -164,7 +164,7 @@ impl Root {
         w.0
     }
 
-    fn decode(body: &[u8]) -> Result<Root, Damage> {
+    pub(crate) fn decode(body: &[u8]) -> Result<Root, Damage> {
         let mut r = Reader::new(body);
         let generation = r.u64()?;
         let store = StoreId(r.u128()?);

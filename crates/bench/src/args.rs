@@ -78,6 +78,11 @@ sheaf-bench recovery [OPTIONS]           opening by replay of the whole log, and
   --subject NAME     one of ours (flat)
   --pairs N, --rounds N, --dir D   as for figures
 
+sheaf-bench backup [OPTIONS]             backups beside the device's speed, and updates beside backups
+  --subject NAME     one of ours (flat)
+  --threads N        that update (2)
+  --pairs N, --rounds N, --seconds S, --dir D   as for figures
+
 sheaf-bench run WORKLOAD [OPTIONS]       one run in this process, for profilers; the database is filled first
   WORKLOAD           see list
   --subject NAME     one of ours, null, or a peer (flat)
@@ -102,6 +107,7 @@ pub(crate) enum Command {
     Report(Report),
     Batching(Batching),
     Recovery(Recovery),
+    Backup(Backup),
     Values(Values),
     Stream(Stream),
 }
@@ -170,6 +176,17 @@ pub(crate) struct Recovery {
     pub(crate) dir: PathBuf,
 }
 
+/// Options of `backup`.
+#[derive(Clone, Debug)]
+pub(crate) struct Backup {
+    pub(crate) subject: Subject,
+    pub(crate) pairs: u64,
+    pub(crate) threads: u64,
+    pub(crate) phase: Duration,
+    pub(crate) rounds: u64,
+    pub(crate) dir: PathBuf,
+}
+
 /// Options of `values`.
 #[derive(Clone, Debug)]
 pub(crate) struct Values {
@@ -230,6 +247,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command> {
         "report" => report(&mut rest).map(Command::Report),
         "batching" => batching(&mut rest).map(Command::Batching),
         "recovery" => recovery(&mut rest).map(Command::Recovery),
+        "backup" => backup(&mut rest).map(Command::Backup),
         "values" => values(&mut rest).map(Command::Values),
         "stream" => stream(&mut rest).map(Command::Stream),
         "list" => Ok(Command::List),
@@ -458,6 +476,30 @@ fn stream(rest: &mut Rest<'_>) -> Result<Stream> {
     }
     if options.bytes > u64::from(u32::MAX) {
         return Err("--megabytes: a value has less than 4 GiB".into());
+    }
+    is_ours(options.subject)?;
+    Ok(options)
+}
+
+fn backup(rest: &mut Rest<'_>) -> Result<Backup> {
+    let mut options = Backup {
+        subject: Subject::FLAT,
+        pairs: PAIRS,
+        threads: 2,
+        phase: Duration::from_secs(4),
+        rounds: 3,
+        dir: PathBuf::from(DIR),
+    };
+    while let Some(option) = rest.next() {
+        match option {
+            "--subject" => options.subject = Subject::parse(rest.value(option)?)?,
+            "--pairs" => options.pairs = pairs(rest, option)?,
+            "--threads" => options.threads = rest.number(option, 1)?,
+            "--seconds" => options.phase = Duration::from_secs(rest.number(option, 1)?),
+            "--rounds" => options.rounds = rest.number(option, 1)?,
+            "--dir" => options.dir = PathBuf::from(rest.value(option)?),
+            other => return Err(format!("backup has no option {other:?}; see sheaf-bench --help").into()),
+        }
     }
     is_ours(options.subject)?;
     Ok(options)

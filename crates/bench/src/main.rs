@@ -33,6 +33,7 @@
 )]
 
 mod args;
+mod backup;
 mod batching;
 mod cap;
 mod data;
@@ -87,6 +88,7 @@ fn main() -> ExitCode {
         Ok(Command::Paper(options)) => paper::run(&options),
         Ok(Command::Report(options)) => report::of_files(&options),
         Ok(Command::Recovery(options)) => recovery::run(&options),
+        Ok(Command::Backup(options)) => backup::run(&options),
         Ok(Command::Values(options)) => values::run(&options),
         Ok(Command::Stream(options)) => stream::run(&options),
         Ok(Command::Batching(options)) => batching::run(&options),

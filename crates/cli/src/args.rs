@@ -134,7 +134,7 @@ Every stored byte is read and checked. Each damage is a line on stdout; the exit
 if there was any.
 
 Example:
-  sheaf verify my.db || echo 'restore it from a backup'")]
+  sheaf verify my.db || sheaf restore /backup/monday again.db")]
     Verify(Report),
     /// List keyspaces
     #[command(after_long_help = "\
@@ -143,6 +143,30 @@ A line is name, engine, number of keys, with TABs between.
 Example:
   sheaf keyspaces my.db | cut -f1")]
     Keyspaces(Report),
+    /// Copy the database into a new directory, consistent over all keyspaces
+    #[command(after_long_help = "\
+The copy is one moment's. What was written is read back from the device and compared, and
+only then is it a backup; if anything fails, nothing is left of it. Nobody opens or changes
+a backup: `sheaf restore` makes a database of it. Not while another process has the
+database open.
+
+With --base, files that an earlier backup on the same file system has already are given a
+second name there and take no room. Either backup may be removed afterwards. They are read
+all the same.
+
+Examples:
+  sheaf backup my.db /backup/monday
+  sheaf backup my.db /backup/tuesday --base /backup/monday
+  sheaf backup my.db /backup/friday --json")]
+    Backup(Backup),
+    /// Make a database of a backup
+    #[command(after_long_help = "\
+Every byte is checked on the way; a backup that is damaged or not finished is refused, with
+the file's name, and nothing is left of the database. The backup stays as it is.
+
+Example:
+  sheaf restore /backup/monday my.db")]
+    Restore(Restore),
     /// Put the records of a keyspace into the order of its keys, for scans
     #[command(after_long_help = "\
 Keyspaces of `flat-ordered` and `kreon` have their records where they arrived, so that a
@@ -361,6 +385,39 @@ pub(crate) struct Report {
     #[command(flatten)]
     pub(crate) place: Place,
     /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `backup`.
+#[derive(Debug, Args)]
+pub(crate) struct Backup {
+    #[command(flatten)]
+    pub(crate) place: Place,
+    /// Where the copy goes; the directory must be new or empty
+    #[arg(value_name = "BACKUP")]
+    pub(crate) backup: PathBuf,
+    /// An earlier backup, to share unchanged files with
+    #[arg(long, value_name = "BACKUP")]
+    pub(crate) base: Option<PathBuf>,
+    /// Do not read back what was written
+    #[arg(long)]
+    pub(crate) no_verify: bool,
+    /// Print {"commit":..,"files":..,"copied":..,"linked":..}
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `restore`.
+#[derive(Debug, Args)]
+pub(crate) struct Restore {
+    /// The backup
+    #[arg(value_name = "BACKUP")]
+    pub(crate) backup: PathBuf,
+    /// The database's directory, which must be new or empty
+    #[arg(value_name = "DATABASE")]
+    pub(crate) database: PathBuf,
+    /// Print {"commit":..,"files":..,"copied":..,"linked":..}
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -68,6 +68,7 @@ impl Failure {
         use sheaf::Error;
         match self {
             Failure::Database(Error::NotFound { .. }) => Some("`put` and `load` create one"),
+            Failure::Database(Error::NotABackup { .. }) => Some("`sheaf backup` makes one"),
             Failure::Database(Error::NoKeyspace { .. }) => Some("`sheaf keyspaces` lists those there are"),
             Failure::Database(Error::EngineMismatch { .. }) => {
                 Some("`sheaf dump` it and `sheaf load --engine` it into another keyspace")

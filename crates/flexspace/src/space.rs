@@ -287,6 +287,16 @@ impl FlexSpace {
         self.shared.checkpoint()
     }
 
+    /// The state as of now, durable, as files that can be copied and opened as a space: they stay as they are for as long as it is
+    /// held. What it alone needs takes space that long.
+    ///
+    /// # Errors
+    ///
+    /// As for [`FlexSpace::sync`].
+    pub fn still(&self) -> Result<crate::Still> {
+        self.shared.still()
+    }
+
     /// Figures.
     #[must_use]
     pub fn stats(&self) -> Stats {

@@ -45,18 +45,24 @@ pub(crate) enum When {
 
 impl Shared {
     pub(crate) fn sync(&self) -> Result<()> {
+        self.sync_looking(|_| ())
+    }
+
+    /// As [`Shared::sync`], and what `look` sees at the moment whose operations are durable then.
+    pub(crate) fn sync_looking<R>(&self, look: impl FnOnce(&Writer) -> R) -> Result<R> {
         let _one = self.syncing.lock();
         self.check_writable()?;
-        let (target, areas, logs) = {
+        let (seen, target, areas, logs) = {
             let _flushing = self.flushing.lock();
             let mut w = self.writer.lock();
+            let seen = look(&w);
             if w.seq == self.durable.load(Ordering::Acquire) {
-                return Ok(());
+                return Ok(seen);
             }
             w.unsynced = 0;
             let logs = w.log.close_sector();
             let plan = w.outgoing();
-            let had = (w.seq, Arc::clone(&w.areas), logs);
+            let had = (seen, w.seq, Arc::clone(&w.areas), logs);
             drop(w);
             self.deliver(plan)?;
             had
@@ -72,7 +78,7 @@ impl Shared {
         self.poison("sync", synced)?;
         self.counters.syncs.fetch_add(1, Ordering::Relaxed);
         self.durable.fetch_max(target, Ordering::AcqRel);
-        Ok(())
+        Ok(seen)
     }
 
     /// Hands everything in buffers to the kernel and gives their memory back. Those in use later are new ones.

@@ -4,11 +4,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use sheaf_base::backup;
 use sheaf_base::clock::{Clock, SystemClock};
 use sheaf_base::disk::Disk;
 use sheaf_base::disk::real::RealDisk;
 use sheaf_base::engine::EngineFactory;
-use sheaf_base::store::{Batching, KeyspaceInfo, Options, Stats, Store, VerifyReport};
+use sheaf_base::store::{
+    BackupOptions, BackupReport, Batching, KeyspaceInfo, Options, Stats, Store, VerifyReport, Watcher,
+};
 
 use crate::handle::Handle;
 use crate::{Batch, Durability, Error, Keyspace, KeyspaceOptions, Result, Snapshot};
@@ -150,6 +153,16 @@ impl Builder {
         self
     }
 
+    /// As [`Database::restore`]; `watcher` is told of the progress, and may end it ([`Error::Cancelled`]).
+    pub fn restore(
+        self,
+        from: impl AsRef<Path>,
+        to: impl AsRef<Path>,
+        watcher: Option<&mut Watcher<'_>>,
+    ) -> Result<BackupReport> {
+        backup::restore(&self.disk, from.as_ref(), to.as_ref(), watcher)
+    }
+
     /// Opens (or creates) the database in directory `path`.
     ///
     /// Errors: [`Error::NotFound`] without `create`; [`Error::NotADatabase`] for a directory that holds
@@ -236,10 +249,64 @@ impl Database {
         self.store.store().verify(&mut report)
     }
 
+    /// Copies the database, as of a moment during the call, into the directory `dir`, which is made or is empty. Everything
+    /// acknowledged before the call is in the copy, over all keyspaces. Others go on reading and writing; what they supersede
+    /// meanwhile takes space until the copy is done. [`Database::restore`] makes a database of it again; nothing else opens it.
+    ///
+    /// ```
+    /// # fn main() -> sheaf::Result<()> {
+    /// # let dir = std::env::temp_dir().join(format!("sheaf-doc-backup-{}", std::process::id()));
+    /// # std::fs::create_dir_all(&dir).ok();
+    /// use sheaf::{BackupOptions, Database, KeyspaceOptions};
+    ///
+    /// let db = Database::open(dir.join("my.db"))?;
+    /// let users = db.keyspace("users", KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// db.backup(dir.join("monday"), BackupOptions::default())?;
+    /// users.insert("alan", "turing")?;
+    /// // What has not changed since Monday gets a second name in place of being copied.
+    /// db.backup(dir.join("tuesday"), BackupOptions::default().base(dir.join("monday")))?;
+    ///
+    /// Database::restore(dir.join("monday"), dir.join("again.db"))?;
+    /// let again = Database::open(dir.join("again.db"))?;
+    /// let users = again.keyspace("users", KeyspaceOptions::default())?;
+    /// assert!(users.contains_key("ada")? && !users.contains_key("alan")?);
+    /// # drop((db, again));
+    /// # std::fs::remove_dir_all(&dir).ok();
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Nothing is left of it: [`Error::Invalid`] for a target that is not empty or inside the database, or a base of another
+    /// database; [`Error::NotABackup`] for the base; [`Error::NoSpace`]; [`Error::Corrupt`] for a damaged keyspace, and for
+    /// what was not read back as written; [`Error::Cancelled`] if the watcher said so.
+    pub fn backup(&self, dir: impl AsRef<Path>, options: BackupOptions<'_>) -> Result<BackupReport> {
+        self.store.store().back_up(dir.as_ref(), options)
+    }
+
+    /// Makes a database in the directory `to`, which is made or is empty, of the backup in `from`, and checks every byte of it. It
+    /// opens as after a crash at the moment of the backup.
+    ///
+    /// # Errors
+    ///
+    /// Nothing is left of it: [`Error::NotABackup`]; [`Error::Corrupt`] for a backup that is damaged or incomplete, which names
+    /// the file; [`Error::Invalid`] for a target that is not empty; [`Error::NoSpace`].
+    pub fn restore(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<BackupReport> {
+        Database::builder().restore(from, to, None)
+    }
+
     /// Runs background work that is due, in the caller's thread; true if there was any. For tests.
     #[doc(hidden)]
     pub fn pump(&self) -> Result<bool> {
         self.store.pump()
+    }
+
+    /// Lets go at once what backups that are under way hold, which spoils them. For tests of tests.
+    #[doc(hidden)]
+    pub fn forget_stills(&self) {
+        self.store.forget_stills();
     }
 
     /// Makes everything durable, writes what makes the next opening fast, and closes. Other handles

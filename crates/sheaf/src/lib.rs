@@ -47,7 +47,8 @@ pub use keyspace::{Keyspace, KeyspaceOptions};
 pub use sheaf_base::engine::{Capabilities, EngineStats};
 pub use sheaf_base::error::{Damage, Error, Result};
 pub use sheaf_base::store::{
-    Batching, Compacted, KeyspaceInfo, LogStats, MemoryStats, StagedStats, Stats, VerifyReport,
+    BackupOptions, BackupReport, Batching, Compacted, KeyspaceInfo, LogStats, MemoryStats, Phase, Progress,
+    StagedStats, Stats, VerifyReport, Watcher,
 };
 pub use sheaf_base::types::{Durability, MAX_KEY, MAX_VALUE};
 pub use snapshot::{KeyspaceSnapshot, Snapshot};

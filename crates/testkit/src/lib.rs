@@ -17,12 +17,14 @@
 //! | `corruption_suite` | 70,000 damages in five states of its life |
 //! | `linear_suite` | 100,000 operations of real threads, with cuts |
 //! | `fuzz_suite` | 20,000 inputs behind right checksums |
+//! | `backup_suite` | backups in the midst of random lives, cut, failing, damaged |
 //! | `limits_suite` | real file systems that are full |
 //!
 //! The scenarios of `tests/interleavings` name their engines, because what they aim at differs: an engine with lock-free
 //! parts of its own brings scenarios of its own. The seeded bugs prove the harnesses, not the engines: once is enough.
 
 pub mod alloc;
+pub mod backups;
 pub mod conformance;
 pub mod corrupt;
 pub mod crash;

@@ -8,6 +8,8 @@
 
 #[path = "interleavings/closing.rs"]
 mod closing;
+#[path = "interleavings/copying.rs"]
+mod copying;
 #[path = "interleavings/opening.rs"]
 mod opening;
 #[path = "interleavings/reading.rs"]

@@ -514,6 +514,26 @@ impl Blobs {
         StagedStats { files: self.files.load(Ordering::Relaxed), ..self.table.stats(self.layout) }
     }
 
+    /// The numbers of all files there now, and which are chunks.
+    pub(crate) fn files(&self) -> Result<Vec<(u64, bool)>> {
+        let mut all = Vec::new();
+        for entry in self.disk.list(&self.dir).during("list", &self.dir)? {
+            let path = self.dir.join(&entry.name);
+            match self.disk.list(&path) {
+                Err(e) if !entry.is_dir || e.kind() == std::io::ErrorKind::NotFound => {} // not ours, or gone just now
+                found => {
+                    all.extend(found.during("list", &path)?.iter().filter_map(|e| Blobs::number_of(&e.name)))
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// The file of a number, which is a chunk or not.
+    pub(crate) fn file_of(&self, number: u64, is_chunk: bool) -> PathBuf {
+        self.file_path(number, if is_chunk { "chunk" } else { "blob" })
+    }
+
     /// The numbers of all files there, before any is made in this life, and which are chunks. Directories without any go.
     fn list(&self) -> Result<Vec<(u64, bool)>> {
         let (mut all, mut dirs) = (Vec::new(), self.dirs.lock());

@@ -181,6 +181,22 @@ pub fn create_dirs(disk: &dyn Disk, path: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Removes a directory and everything in it; one that is not there is fine.
+pub fn remove_tree(disk: &dyn Disk, dir: &Path) -> Result<()> {
+    let entries = match disk.list(dir) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        other => other.during("list", dir)?,
+    };
+    for entry in entries {
+        let path = dir.join(&entry.name);
+        match entry.is_dir {
+            true => remove_tree(disk, &path)?,
+            false => disk.remove(&path).during("remove", &path)?,
+        }
+    }
+    disk.remove_dir(dir).during("remove", dir)
+}
+
 /// Bytes: an open file.
 pub trait File: fmt::Debug + Send + Sync {
     /// Fills `buf` from `offset`; `UnexpectedEof` if the file is shorter.
@@ -213,6 +229,8 @@ pub trait File: fmt::Debug + Send + Sync {
     /// A hint: this and other files are about to be synced. What was written goes on its way, so that they share the time
     /// on the device, and what the file system has to write of its own.
     fn start_sync(&self) {}
+    /// A hint: what memory has of it, and the device too, will not be asked for again; or is to be asked of the device.
+    fn forget(&self) {}
     /// Makes data and length durable. See invariant 2.
     fn sync(&self) -> io::Result<()>;
 

@@ -253,6 +253,10 @@ impl File for RealFile {
         unsafe { libc::sync_file_range(self.fd.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
     }
 
+    fn forget(&self) {
+        let _ = rustix::fs::fadvise(&self.fd, 0, None, rustix::fs::Advice::DontNeed);
+    }
+
     fn sync(&self) -> io::Result<()> {
         if let Some(mapping) = self.mapping.get() {
             mapping.end_residency();

@@ -158,7 +158,7 @@ impl Store {
         let mut m = self.maintenance.lock();
         let buried = self.bury(&mut m);
         let sealed = self.sealed.load(Ordering::Relaxed);
-        if m.dying.is_empty() && sealed < SEALED_PER_ROOT {
+        if !m.waits_for_root() && sealed < SEALED_PER_ROOT {
             return Ok(buried);
         }
         self.sealed.fetch_sub(sealed, Ordering::Relaxed);

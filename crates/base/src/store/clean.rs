@@ -169,6 +169,9 @@ impl Store {
         if log.is_frozen() || self.catalogue.all().iter().any(|k| k.log() == log.id && k.engine().is_err()) {
             return Ok(false); // liveness is unknown: everything stays
         }
+        if self.is_still() && self.full.load(Ordering::Relaxed) {
+            return Ok(false); // copies would take room, and what they are copies of stays
+        }
         let mut m = self.maintenance.lock();
         let victims = self.choose(&m, log);
         if victims.is_empty() {

@@ -10,6 +10,7 @@ use super::order::Order;
 use super::recover::Recovery;
 use super::rooting::Maintenance;
 use super::{Geometry, OpeningStats, Options, Store, image};
+use crate::backup;
 use crate::blob::{Blobs, Unsynced};
 use crate::clock::Clock;
 use crate::disk::{Disk, Locked, Share, create_dirs};
@@ -26,7 +27,7 @@ use crate::views::Views;
 /// Passes of cleaning before an orderly end.
 const CLOSING_PASSES: usize = 4;
 
-const LOCK: &str = "LOCK";
+pub(crate) const LOCK: &str = "LOCK";
 const BLOBS: &str = "blob";
 
 /// What stands in the directory.
@@ -151,6 +152,8 @@ impl Store {
             blob_bound: AtomicU64::new(0),
             sealed: AtomicU64::new(0),
             dying_bytes: AtomicU64::new(0),
+            held_bytes: AtomicU64::new(0),
+            stills: AtomicU64::new(0),
             full: AtomicBool::new(false),
             files_are_scarce: AtomicBool::new(false),
             lifespan: AtomicU64::new(u64::MAX),
@@ -215,7 +218,7 @@ impl Store {
         }
         let nothing_waits = {
             let mut m = self.maintenance.lock();
-            !self.bury(&mut m) && m.dying.is_empty()
+            !self.bury(&mut m) && !m.waits_for_root()
         };
         if !nothing_waits {
             self.let_go_now()?;
@@ -291,6 +294,10 @@ fn look(disk: &dyn Disk, path: &Path) -> Result<There> {
     if entries.iter().any(|e| Slots::is_slot(&e.name)) {
         return Ok(There::Database);
     }
+    if entries.iter().any(|e| backup::is_part(&e.name)) {
+        let why = "it is a backup: `sheaf restore` makes a database of it, elsewhere".to_owned();
+        return Err(Error::NotADatabase { path: path.to_path_buf(), why });
+    }
     let ours = |name: &str| name == LOCK || Slots::is_unborn_slot(name) || directories().any(|d| d == name);
     if let Some(foreign) = entries.iter().find(|e| !ours(&e.name)) {
         let why = format!("it has no ROOT but holds {:?}", foreign.name);
@@ -306,7 +313,7 @@ fn look(disk: &dyn Disk, path: &Path) -> Result<There> {
     Ok(There::Nothing)
 }
 
-fn directories() -> impl Iterator<Item = &'static str> {
+pub(crate) fn directories() -> impl Iterator<Item = &'static str> {
     LogId::ALL.into_iter().map(LogId::directory).chain([image::DIRECTORY, BLOBS])
 }
 

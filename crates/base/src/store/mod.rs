@@ -9,7 +9,7 @@
 //!  catalogue   keyspaces as commits                             view      snapshots' registrations
 //!  clean       survivors out, victims away                      checkpoint, image   what makes opening fast
 //!  recover, survey, load   from files to a served state         background  ticks and maintenance
-//!  sort        a log in the order of keys, when asked
+//!  sort        a log in the order of keys, when asked       still      a state that stays, for backups
 //! ```
 //!
 //! ## Invariants
@@ -46,6 +46,7 @@ mod report;
 mod rooting;
 mod round;
 mod sort;
+mod still;
 mod survey;
 mod tail;
 mod verify;
@@ -55,14 +56,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use crate::backup::{BackupOptions, BackupReport, Phase, Progress, Watcher};
 pub use crate::blob::StagedStats;
+pub(crate) use close::{LOCK, directories};
 pub use incoming::{Incoming, Whole};
 pub use kept::Kept;
 pub use order::{Outcome, Write};
 pub use report::{Batching, KeyspaceInfo, LogStats, MemoryStats, OpeningStats, Options, Stats, VerifyReport};
 pub use sort::Compacted;
+pub use still::Still;
 pub use view::View;
 
+use crate::backup;
 use crate::clock::Clock;
 use crate::disk::Disk;
 use crate::engine::EngineFactory;
@@ -174,6 +179,9 @@ pub struct Store {
     sealed: AtomicU64,
     /// Bytes of segments that are in one ROOT slot only.
     dying_bytes: AtomicU64,
+    /// Bytes of segments that would be gone but for states that stay, and how many such states there are.
+    held_bytes: AtomicU64,
+    stills: AtomicU64,
     /// The disk was full when a segment was last made: cleaning wins what it can.
     full: AtomicBool,
     /// The file system can take few more files.
@@ -207,6 +215,16 @@ impl Store {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.dir
+    }
+
+    /// What it is on.
+    pub(crate) fn disk(&self) -> &dyn Disk {
+        &*self.disk
+    }
+
+    /// Copies the state of now into the directory `dir`, which is made, or is empty. Others go on.
+    pub fn back_up(self: &Arc<Store>, dir: &Path, options: BackupOptions<'_>) -> Result<BackupReport> {
+        backup::back_up(self, dir, options)
     }
 
     /// What writes are acknowledged at unless they say otherwise.
@@ -306,6 +324,8 @@ impl Store {
             sync_waits: load(&self.counters.sync_waits),
             views,
             oldest_view,
+            stills: load(&self.stills),
+            held_bytes: load(&self.held_bytes),
             brakes: load(&self.counters.brakes),
             checkpoints: load(&self.counters.checkpoints),
             checkpoint_bytes: load(&self.counters.checkpoint_bytes),
@@ -325,7 +345,7 @@ impl Store {
     }
 
     /// What ROOT says now, without what changes at each write of it.
-    fn root_frame(&self) -> Root {
+    pub(crate) fn root_frame(&self) -> Root {
         Root {
             generation: 0,
             store: self.id,

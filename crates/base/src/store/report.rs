@@ -134,6 +134,10 @@ pub struct Stats {
     pub views: u64,
     /// The oldest state one of them shows.
     pub oldest_view: Option<u64>,
+    /// States that backups keep on disk.
+    pub stills: u64,
+    /// Bytes of segments that are kept for their sake alone.
+    pub held_bytes: u64,
     /// Times a writer was slowed down because background work was behind.
     pub brakes: u64,
     /// Checkpoints published since opening.

@@ -2,7 +2,7 @@
 //!
 //! The one rule for freeing (commit.md R13) is here: a segment, image or keyspace that is no longer
 //! needed is left out of ROOT; when a second ROOT without it is durable, neither slot names it and it
-//! goes. What superseded its content was durable before it was left out.
+//! goes. What superseded its content was durable before it was left out. While a state stays (`still`) nothing goes at all.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -56,6 +56,8 @@ pub(crate) struct Maintenance {
     pub(crate) unsynced: Vec<Arc<Segment>>,
     /// What goes, with the first generation of ROOT that does not name it.
     pub(crate) dying: Vec<(u64, Dying)>,
+    /// Commits whose states stay: nothing goes meanwhile.
+    pub(crate) stills: Vec<Seq>,
     /// Checkpoints under way, and up to where the journal's is certain: durable, and ROOT says so.
     pub(crate) pending: [Option<Pending>; LogId::ALL.len()],
     pub(crate) certain: Seq,
@@ -67,6 +69,11 @@ impl Maintenance {
     /// `what` is left out of the next ROOT and goes after the one that follows.
     pub(crate) fn dies(&mut self, what: Dying) {
         self.dying.push((self.generation + 1, what));
+    }
+
+    /// Something goes once ROOT is written again.
+    pub(crate) fn waits_for_root(&self) -> bool {
+        self.dying.iter().any(|(first, _)| *first >= self.generation)
     }
 
     /// Tombstones up to here are in the images both slots name.
@@ -167,20 +174,23 @@ impl Store {
         }
     }
 
-    /// Frees what neither slot names.
-    fn let_go(&self, m: &mut Maintenance) {
-        let generation = m.generation;
+    /// Frees what neither slot names, if no state stays that may.
+    pub(super) fn let_go(&self, m: &mut Maintenance) {
+        let (generation, is_still) = (m.generation, !m.stills.is_empty());
         let bytes = |what: &Dying| if let Dying::Segment(_, s) = what { s.identity().capacity } else { 0 };
-        let staying = m.dying.iter().filter(|(first, _)| *first >= generation);
-        self.dying_bytes.store(staying.map(|(_, what)| bytes(what)).sum(), Ordering::Relaxed);
+        let (mut dying, mut held) = (0, 0);
         let mut going = Vec::new();
         m.dying.retain_mut(|(first, what)| {
-            let stays = *first >= generation;
-            if !stays {
+            let waits = *first >= generation;
+            *(if waits { &mut dying } else { &mut held }) += bytes(what);
+            if !waits && !is_still {
                 going.push(std::mem::replace(what, Dying::Blob(u64::MAX)));
             }
-            stays
+            waits || is_still
         });
+        self.dying_bytes.store(dying, Ordering::Relaxed);
+        self.held_bytes.store(if is_still { held } else { 0 }, Ordering::Relaxed);
+        self.stills.store(m.stills.len() as u64, Ordering::Relaxed);
         for what in going {
             // A file that cannot be removed is swept at the next open.
             match what {
@@ -207,6 +217,7 @@ impl Store {
         // In this order: a view that is registered after the look is younger than any drop durable before it.
         let durable = self.durable();
         let oldest = self.order.lock().views.oldest();
+        let oldest = oldest.into_iter().chain(m.stills.iter().copied()).min();
         let gone = self.catalogue.take_dead(durable, oldest);
         for kept in &gone {
             if let Ok(engine) = kept.engine() {

@@ -256,10 +256,20 @@ impl Store {
         self.sync_as_leader(Whether::Dirty)
     }
 
+    /// One round; what `look` sees at the moment that it answers for. The caller holds the leader lock.
+    pub(super) fn sync_looking<R>(&self, look: impl FnOnce(&Order, Seq) -> R) -> Result<R> {
+        self.sync_with(Whether::Dirty, look)
+    }
+
     /// One round. The caller holds the leader lock.
     fn sync_as_leader(&self, whether: Whether) -> Result<()> {
+        self.sync_with(whether, |_, _| ())
+    }
+
+    fn sync_with<R>(&self, whether: Whether, look: impl FnOnce(&Order, Seq) -> R) -> Result<R> {
         let mut order = self.order.lock();
         let (seq, blobs, segments) = self.take_unsynced(&mut order, whether);
+        let seen = look(&order, seq);
         // What makes batching naive: nobody commits until it is over.
         let order = (self.options.batching == Batching::Naive).then_some(order);
         let began = self.clock.now();
@@ -275,7 +285,7 @@ impl Store {
         }
         self.counters.sync_rounds.fetch_add(1, Ordering::Relaxed);
         drop(order);
-        Ok(())
+        Ok(seen)
     }
 
     /// Under the commit lock: what a round has to sync for everything up to the number it answers.

@@ -91,6 +91,8 @@ fn as_json(stats: &Stats, keyspaces: Vec<Json>) -> Json {
         "sync_waits": stats.sync_waits,
         "views": stats.views,
         "oldest_view": stats.oldest_view,
+        "stills": stats.stills,
+        "held_bytes": stats.held_bytes,
         "brakes": stats.brakes,
         "checkpoints": stats.checkpoints,
         "checkpoint_bytes": stats.checkpoint_bytes,

@@ -238,3 +238,30 @@ fn a_database_that_cannot_be_opened_for_damage_is_3() {
 fn written(bytes: &[u8]) -> usize {
     bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1)
 }
+
+#[test]
+fn a_backup_that_cannot_be_says_why_and_leaves_nothing() {
+    let sandbox = Sandbox::with(&[("a", "1")]);
+    sandbox.run(&["backup", "db", "monday"]).succeeds();
+    sandbox.run(&["backup", "db", "monday"]).exits(4).complains("monday is not empty");
+    sandbox.run(&["backup", "db", "db/inside"]).exits(4).complains("inside the database");
+    sandbox.run(&["backup", "nowhere", "tuesday"]).exits(4).complains("there is no database");
+    sandbox.run(&["backup", "db", "tuesday", "--base", "db"]).exits(4).complains("not a Sheaf backup");
+    sandbox.run(&["put", "other", "a", "1"]).succeeds();
+    sandbox.run(&["backup", "other", "theirs"]).succeeds();
+    sandbox.run(&["backup", "db", "tuesday", "--base", "theirs"]).exits(4).complains("another database");
+    assert!(!sandbox.path("tuesday").exists());
+    for verb in ["get", "put"] {
+        let args = [&[verb, "monday", "a"][..], if verb == "put" { &["2"] } else { &[] }].concat();
+        sandbox.run(&args).exits(4).complains("sheaf restore");
+    }
+    sandbox.run(&["restore", "monday", "db"]).exits(4).complains("db is not empty");
+    sandbox.run(&["restore", "db", "again"]).exits(4).complains("there is no file BACKUP");
+    let backup = sandbox.image("monday");
+    let (path, mut bytes) =
+        backup.into_iter().find(|(path, _)| path.ends_with("BACKUP")).expect("a file BACKUP");
+    bytes[40] ^= 1;
+    std::fs::write(&path, &bytes).expect("it can be written");
+    sandbox.run(&["restore", "monday", "again"]).exits(3).complains("BACKUP is damaged");
+    assert!(!sandbox.path("again").exists());
+}

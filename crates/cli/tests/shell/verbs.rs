@@ -179,3 +179,19 @@ fn help_names_the_exit_codes_and_every_verb() {
     assert!(!help.contains("demo-writer"));
     sandbox.run(&["--version"]).succeeds();
 }
+
+#[test]
+fn a_backup_is_restored_and_shares_what_did_not_change() {
+    let sandbox = Sandbox::with(&[("a", "1"), ("b", "2")]);
+    let full = sandbox.run(&["backup", "db", "monday", "--json"]).succeeds().json();
+    assert!(full["files"].as_u64() > Some(1) && full["linked"] == 0, "{full}");
+    sandbox.run(&["put", "db", "c", "3"]).succeeds();
+    let next = sandbox.run(&["backup", "db", "tuesday", "--base", "monday", "--json"]).succeeds().json();
+    assert!(next["commit"].as_u64() > full["commit"].as_u64(), "{next}");
+    let text = sandbox.run(&["restore", "monday", "again"]).succeeds();
+    assert!(text.lines().concat().contains("restored"));
+    sandbox.run(&["scan", "again"]).succeeds().prints("a\t1\nb\t2\n");
+    sandbox.run(&["restore", "tuesday", "later", "--json"]).succeeds();
+    sandbox.run(&["scan", "later"]).succeeds().prints("a\t1\nb\t2\nc\t3\n");
+    sandbox.run(&["verify", "later"]).succeeds();
+}

@@ -53,6 +53,7 @@ use sheaf_base::entries::{self, Accounts, Entry as Seen, Print};
 use sheaf_base::error::{Damage, Error, Result};
 use sheaf_base::ground::Ground;
 use sheaf_base::memory::Part;
+use sheaf_base::own::OwnFiles;
 use sheaf_base::record::Record;
 use sheaf_base::segment::{Address, DATA_START, Frame};
 use sheaf_base::sync::Mutex;
@@ -570,6 +571,10 @@ impl Engine for CedrusEngine {
 
     fn outlived(&self) {
         self.space.outlived();
+    }
+
+    fn still(self: Arc<Self>) -> Result<Option<Box<dyn OwnFiles>>> {
+        self.space.still()
     }
 
     fn restore(&self, image: &mut dyn ImageSource) -> Result<()> {

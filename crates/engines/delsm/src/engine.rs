@@ -18,6 +18,7 @@ use sheaf_base::ground::Ground;
 use sheaf_base::memory::Part;
 use sheaf_base::memtable::prefix::Prefix;
 use sheaf_base::memtable::{Memtable, Version as MemVersion, Word};
+use sheaf_base::own::OwnFiles;
 use sheaf_base::record::Content;
 use sheaf_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
@@ -435,6 +436,10 @@ impl Engine for DelsmEngine {
 
     fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
         self.save_image(out)
+    }
+
+    fn still(self: Arc<Self>) -> Result<Option<Box<dyn OwnFiles>>> {
+        Ok(Some(Box::new(self.hold()?)))
     }
 
     fn restore(&self, image: &mut dyn ImageSource) -> Result<()> {

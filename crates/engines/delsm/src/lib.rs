@@ -51,6 +51,7 @@ mod open;
 mod pack;
 mod rest;
 mod sizes;
+mod still;
 mod tree;
 mod work;
 

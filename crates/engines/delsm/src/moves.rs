@@ -22,7 +22,7 @@ use sheaf_base::disk::Disk;
 use sheaf_base::error::{Error, IoContext, Result};
 use sheaf_base::sync::atomic::Ordering;
 
-use crate::engine::DelsmEngine;
+use crate::engine::{DelsmEngine, NAME};
 use crate::list::{Item, What};
 use crate::tree::Table;
 use crate::work::{Garbage, Job, Work};
@@ -74,13 +74,13 @@ impl Moving {
     }
 
     /// Moves the next file.
-    fn move_one(&mut self, disk: &dyn Disk) -> Result<()> {
+    fn move_one(&mut self, disk: &dyn Disk, is_held: bool) -> Result<()> {
         let Some(Move { table, item, .. }) = self.files.last() else { return Ok(()) };
         let table = &self.tables[*table];
         if let What::File { blob, home } = item.what
             && let Some(source) = table.source(&item.key, &blob, home)
         {
-            move_file(disk, &source, &table.target(&item.key, &blob))?;
+            move_file(disk, &source, &table.target(&item.key, &blob), is_held)?;
         }
         self.files.pop();
         Ok(())
@@ -96,7 +96,7 @@ impl DelsmEngine {
             moving.gather(self.sizes.moving)?;
         }
         for _ in 0..self.sizes.step {
-            moving.move_one(disk)?;
+            moving.move_one(disk, work.held > 0)?;
         }
         if !moving.files.is_empty() {
             return Ok(());
@@ -124,8 +124,8 @@ impl DelsmEngine {
 }
 
 /// Gives the file at `source` the name `target` as well. One that is not at its source any more was moved before a crash, or
-/// is lost, and whoever reads it will say so.
-fn move_file(disk: &dyn Disk, source: &Path, target: &Path) -> Result<()> {
+/// is lost, and whoever reads it will say so. Without second names a move waits while a state stays.
+fn move_file(disk: &dyn Disk, source: &Path, target: &Path, is_held: bool) -> Result<()> {
     use std::io::ErrorKind;
     match disk.link(source, target) {
         Ok(()) => Ok(()),
@@ -137,6 +137,9 @@ fn move_file(disk: &dyn Disk, source: &Path, target: &Path) -> Result<()> {
                 ErrorKind::PermissionDenied | ErrorKind::Unsupported | ErrorKind::TooManyLinks
             ) =>
         {
+            if is_held {
+                return Err(Error::Unsupported { engine: NAME, feature: "moving files that a backup holds" });
+            }
             disk.rename(source, target).during("rename", source)
         }
         Err(e) => Err(Error::io("link", target, e)),

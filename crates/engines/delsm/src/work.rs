@@ -24,6 +24,7 @@
 //!    half moved is moved before anything else.
 //! 4. Numbers of directories, lists and packs are never used again, so a name means one thing for ever. (And ext4 creates
 //!    files fast in directories with names that are new: `Disk::spread`.)
+//! 5. While a state stays (`still.rs`) nothing is removed; what waits is removed after.
 
 use std::collections::{HashSet, VecDeque};
 use std::path::PathBuf;
@@ -83,6 +84,8 @@ pub(crate) struct Work {
     /// Directories, lists and packs that nobody names may be there.
     pub(crate) sweep_due: bool,
     pub(crate) poisoned: Option<&'static str>,
+    /// States that stay (`still.rs`): nothing is removed meanwhile.
+    pub(crate) held: usize,
     /// What is known of garbage.
     pub(crate) rest: Rest,
     /// The last merge found no room: the next one leaves packs as they are, of which copies take some before they give any.
@@ -147,7 +150,7 @@ impl DelsmEngine {
             self.find_orphans(work)?;
             return Ok(true);
         }
-        if self.remove_some(work)? {
+        if work.held == 0 && self.remove_some(work)? {
             return Ok(true);
         }
         self.plan(work, views)
@@ -200,29 +203,41 @@ impl DelsmEngine {
         Ok(Table::new(&self.shelf, made.dir, list, marks))
     }
 
-    /// Makes `version` the durable one.
-    pub(crate) fn write_manifest(&self, work: &mut Work, version: &Version, up_to: Seq) -> Result<()> {
+    /// The next manifest, which names `version`; what it says of tables goes through `marks_of`.
+    pub(crate) fn manifest_of(
+        &self,
+        work: &Work,
+        version: &Version,
+        up_to: Seq,
+        marks_of: impl Fn(Marks) -> Marks,
+    ) -> Manifest {
         let entry = |level: usize, table: &Arc<Table>| TableEntry {
             level: u8::try_from(level).unwrap_or(u8::MAX),
             dir: table.dir,
             list: table.list.number(),
-            marks: Marks {
+            marks: marks_of(Marks {
                 settled: table.is_settled(),
                 littered: table.littered.load(Ordering::Relaxed),
                 layered: table.is_layered,
-            },
+            }),
         };
+        let entry = &entry;
         let levels = version.levels.iter().enumerate();
         let mut packs: Vec<u64> = version.packs.keys().copied().collect();
         packs.sort_unstable();
-        let manifest = Manifest {
+        Manifest {
             generation: work.generation + 1,
             owner: self.shelf.owner(),
             up_to,
             next: work.next,
             tables: levels.flat_map(|(level, tables)| tables.iter().map(move |t| entry(level, t))).collect(),
             packs,
-        };
+        }
+    }
+
+    /// Makes `version` the durable one.
+    pub(crate) fn write_manifest(&self, work: &mut Work, version: &Version, up_to: Seq) -> Result<()> {
+        let manifest = self.manifest_of(work, version, up_to, |marks| marks);
         let Some(pair) = &work.pair else { return self.disk().map(drop) };
         pair.write(&manifest)?;
         work.generation = manifest.generation;

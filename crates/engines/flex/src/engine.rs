@@ -19,6 +19,7 @@ use sheaf_base::engine::{
 use sheaf_base::error::{Error, Result};
 use sheaf_base::ground::Ground;
 use sheaf_base::memory::Part;
+use sheaf_base::own::OwnFiles;
 use sheaf_base::record::Content;
 use sheaf_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
@@ -444,6 +445,12 @@ impl Engine for FlexEngine {
 
     fn saved(&self) {
         self.take_back_kept();
+    }
+
+    fn still(self: Arc<Self>) -> Result<Option<Box<dyn OwnFiles>>> {
+        let table = self.table.lock();
+        let Some(space) = &table.space else { return Ok(None) };
+        Ok(Some(Box::new(space.still()?)))
     }
 
     fn restore(&self, image: &mut dyn ImageSource) -> Result<()> {

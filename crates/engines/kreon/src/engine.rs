@@ -25,6 +25,7 @@ use sheaf_base::ground::Ground;
 use sheaf_base::memory::Part;
 use sheaf_base::memtable::arena::{high, low};
 use sheaf_base::memtable::prefix::Prefix;
+use sheaf_base::own::OwnFiles;
 use sheaf_base::record::Content;
 use sheaf_base::segment::Address;
 use sheaf_base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -464,6 +465,10 @@ impl Engine for KreonEngine {
 
     fn outlived(&self) {
         self.shelf.space.outlived(&epoch::pin());
+    }
+
+    fn still(self: Arc<Self>) -> Result<Option<Box<dyn OwnFiles>>> {
+        self.shelf.space.still()
     }
 
     fn restore(&self, image: &mut dyn ImageSource) -> Result<()> {

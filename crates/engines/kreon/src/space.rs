@@ -25,6 +25,7 @@ use std::sync::Arc;
 use sheaf_base::disk::File;
 use sheaf_base::error::{Damage, Error, IoContext, Result};
 use sheaf_base::ground::Ground;
+use sheaf_base::own::OwnFiles;
 use sheaf_base::paged::Paged;
 use sheaf_base::sync::Mutex;
 use sheaf_base::sync::epoch::Guard;
@@ -375,6 +376,12 @@ impl Space {
             pages.take_run(start, len);
             pages.end = start;
         }
+    }
+
+    /// The pages of the last image, for as long as [`Space::outlived`] is not called.
+    pub(crate) fn still(&self) -> Result<Option<Box<dyn OwnFiles>>> {
+        let file = self.file.lock().clone();
+        self.paged.still(file.as_deref())
     }
 
     /// The keyspace is dropped.

@@ -339,6 +339,11 @@ impl List {
         self.with_block(index, |bytes| into.fill(bytes))
     }
 
+    /// Bytes of its file.
+    pub(crate) fn file_len(&self) -> Result<u64> {
+        self.file.len().during("measure", &self.path)
+    }
+
     /// The entries of a block.
     pub(crate) fn items(&self, index: usize) -> Result<Vec<Item>> {
         let mut entries = Entries::default();

@@ -1,0 +1,399 @@
+//! # Manifest: BACKUP, which says what a backup consists of
+//!
+//! docs/format/backup.md has every byte. It is written and read as a stream, since a database may have millions of files; nothing in it
+//! is believed before all of it has been summed.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::tree::is_below;
+use crate::codec::{Reader, Writer};
+use crate::disk::{Disk, File, How};
+use crate::error::{Damage, Error, IoContext, Result};
+use crate::frame::{u32_at, u64_at};
+use crate::root::{FORMAT, Root};
+
+/// The file's name.
+pub const NAME: &str = "BACKUP";
+/// Its name until the backup is finished.
+pub(super) const UNBORN: &str = "BACKUP.new";
+
+const MAGIC: &[u8; 8] = b"SHEAFBAK";
+/// Magic, format, length of ROOT.
+const HEAD: usize = 16;
+/// Entries, files, bytes, checksum.
+const FOOT: usize = 28;
+/// Bytes gathered before they are written, or read at a time.
+const CHUNK: usize = 64 << 10;
+/// Longest entry: two names and the rest.
+const LONGEST: usize = 2 * 4096 + 64;
+
+const DIRECTORY: u8 = 1;
+const FILE: u8 = 2;
+const FIXED: u8 = 4;
+
+/// Something that a backup has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Entry {
+    /// A directory of the database.
+    Directory(PathBuf),
+    /// A file.
+    File(Stored),
+}
+
+/// A file of a backup.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Stored {
+    /// Its name, below the backup's directory.
+    pub(super) name: PathBuf,
+    /// The file of the database that has its bytes, ...
+    pub(super) target: PathBuf,
+    /// ... where in it, ...
+    pub(super) at: u64,
+    /// ... and how long that is at least.
+    pub(super) whole: u64,
+    /// How many bytes, and what they sum to.
+    pub(super) len: u64,
+    pub(super) sum: u32,
+    /// The name means these bytes for ever.
+    pub(super) is_fixed: bool,
+}
+
+impl Entry {
+    fn encode(&self, w: &mut Writer) {
+        let text = |w: &mut Writer, path: &Path| w.bytes(path.to_str().unwrap_or_default().as_bytes());
+        match self {
+            Entry::Directory(name) => {
+                w.u8(DIRECTORY);
+                text(w, name);
+            }
+            Entry::File(file) => {
+                w.u8(FILE | if file.is_fixed { FIXED } else { 0 });
+                text(w, &file.name);
+                text(w, if file.target == file.name { Path::new("") } else { &file.target });
+                w.u64(file.at);
+                w.u64(file.whole);
+                w.u64(file.len);
+                w.u32(file.sum);
+            }
+        }
+    }
+
+    fn decode(r: &mut Reader<'_>) -> Result<Entry, Damage> {
+        let path = |r: &mut Reader<'_>| {
+            let bytes = r.bytes()?;
+            let bad = || Damage::BadField { field: "name", value: bytes.len() as u64 };
+            let name = std::str::from_utf8(bytes).map_err(|_| bad())?;
+            if name.is_empty() || is_below(Path::new(name)) { Ok(PathBuf::from(name)) } else { Err(bad()) }
+        };
+        let kind = r.u8()?;
+        let name = path(r)?;
+        if name.as_os_str().is_empty() {
+            return Err(Damage::BadField { field: "name", value: 0 });
+        }
+        match kind {
+            DIRECTORY => Ok(Entry::Directory(name)),
+            _ if kind & !FIXED == FILE => {
+                let target = path(r)?;
+                let target = if target.as_os_str().is_empty() { name.clone() } else { target };
+                let (at, whole, len, sum) = (r.u64()?, r.u64()?, r.u64()?, r.u32()?);
+                if at.checked_add(len).is_none() {
+                    return Err(Damage::BadField { field: "offset", value: at });
+                }
+                Ok(Entry::File(Stored { name, target, at, whole, len, sum, is_fixed: kind & FIXED != 0 }))
+            }
+            _ => Err(Damage::BadField { field: "kind", value: u64::from(kind) }),
+        }
+    }
+}
+
+/// BACKUP on its way.
+pub(super) struct ManifestWriter {
+    path: PathBuf,
+    file: Arc<dyn File>,
+    chunk: Writer,
+    at: u64,
+    sum: u32,
+    entries: u64,
+    files: u64,
+    bytes: u64,
+}
+
+impl ManifestWriter {
+    /// Begins it in `dir`, with what ROOT is to say. Only one can be there.
+    pub(super) fn create(disk: &dyn Disk, dir: &Path, root: &Root) -> Result<ManifestWriter> {
+        let path = dir.join(UNBORN);
+        let file = disk.open(&path, How::Create).during("create", &path)?;
+        let body = root.encode();
+        let mut chunk = Writer::default();
+        chunk.0.extend_from_slice(MAGIC);
+        chunk.u32(FORMAT);
+        chunk.bytes(&body);
+        Ok(ManifestWriter { path, file, chunk, at: 0, sum: 0, entries: 0, files: 0, bytes: 0 })
+    }
+
+    /// One more.
+    pub(super) fn add(&mut self, entry: &Entry) -> Result<()> {
+        entry.encode(&mut self.chunk);
+        self.entries += 1;
+        if let Entry::File(file) = entry {
+            self.files += 1;
+            self.bytes += file.len;
+        }
+        if self.chunk.0.len() >= CHUNK { self.flush() } else { Ok(()) }
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.file.write_at(self.at, &self.chunk.0).during("write", &self.path)?;
+        self.sum = crc32c::crc32c_append(self.sum, &self.chunk.0);
+        self.at += self.chunk.0.len() as u64;
+        self.chunk.0.clear();
+        Ok(())
+    }
+
+    /// Its last bytes, durable. It has its name of before still.
+    pub(super) fn finish(mut self) -> Result<()> {
+        self.chunk.u64(self.entries);
+        self.chunk.u64(self.files);
+        self.chunk.u64(self.bytes);
+        self.flush()?;
+        let sum = self.sum;
+        self.chunk.u32(sum);
+        self.flush()?;
+        self.file.sync().during("sync", &self.path)
+    }
+}
+
+/// BACKUP, whole and summed.
+pub(super) struct Manifest {
+    path: PathBuf,
+    file: Arc<dyn File>,
+    pub(super) root: Root,
+    /// Where the entries begin and end, and how many there are.
+    from: u64,
+    to: u64,
+    entries: u64,
+    pub(super) files: u64,
+    pub(super) bytes: u64,
+}
+
+impl Manifest {
+    /// That of the backup in `dir`.
+    pub(super) fn open(disk: &dyn Disk, dir: &Path) -> Result<Manifest> {
+        let why = |why: &str| Error::NotABackup { path: dir.to_path_buf(), why: why.to_owned() };
+        match disk.open(&dir.join(NAME), How::Read) {
+            Err(e)
+                if matches!(e.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) =>
+            {
+                match disk.open(&dir.join(UNBORN), How::Read) {
+                    Ok(_) => Err(why("it was never finished")),
+                    Err(_) => Err(why("there is no file BACKUP in it")),
+                }
+            }
+            file => Manifest::read(file.during("open", &dir.join(NAME))?, dir.join(NAME)),
+        }
+    }
+
+    /// That of a backup that is nearly finished.
+    pub(super) fn unborn(disk: &dyn Disk, dir: &Path) -> Result<Manifest> {
+        let path = dir.join(UNBORN);
+        Manifest::read(disk.open(&path, How::Read).during("open", &path)?, path)
+    }
+
+    fn read(file: Arc<dyn File>, path: PathBuf) -> Result<Manifest> {
+        let len = file.len().during("measure", &path)?;
+        let least = (HEAD + FOOT) as u64;
+        if len < least {
+            return Err(Error::corrupt(&path, 0, Damage::Short { got: len, expected: least }));
+        }
+        let mut input = Input::new(&*file, &path, 0, len - 4);
+        while input.fill(CHUNK)? {
+            input.take(input.rest().len());
+        }
+        let mut foot = [0; FOOT];
+        file.read_at(len - FOOT as u64, &mut foot).during("read", &path)?;
+        let (expected, got) = (u32_at(&foot, FOOT - 4), input.sum);
+        if expected != got {
+            return Err(Error::corrupt(&path, len - 4, Damage::BadChecksum { expected, got }));
+        }
+        let mut head = [0; HEAD];
+        file.read_at(0, &mut head).during("read", &path)?;
+        if &head[..8] != MAGIC {
+            return Err(Error::corrupt(&path, 0, Damage::BadMagic));
+        }
+        let found = u32_at(&head, 8);
+        if found != FORMAT {
+            return Err(Error::Format { path, found, supported: FORMAT });
+        }
+        let (from, to) = (HEAD as u64 + u64::from(u32_at(&head, 12)), len - FOOT as u64);
+        if from > to {
+            return Err(Error::corrupt(&path, 12, Damage::BadLength { got: from, max: to }));
+        }
+        let mut body = vec![0; usize::try_from(from).unwrap_or(usize::MAX) - HEAD];
+        file.read_at(HEAD as u64, &mut body).during("read", &path)?;
+        let root = Root::decode(&body).map_err(|what| Error::corrupt(&path, HEAD as u64, what))?;
+        let [entries, files, bytes] = [0, 8, 16].map(|at| u64_at(&foot, at));
+        Ok(Manifest { path, file, root, from, to, entries, files, bytes })
+    }
+
+    /// Hands all entries to `each`, in order.
+    pub(super) fn each(&self, mut each: impl FnMut(Entry) -> Result<()>) -> Result<()> {
+        let mut input = Input::new(&*self.file, &self.path, self.from, self.to);
+        for _ in 0..self.entries {
+            while input.rest().len() < LONGEST && input.fill(CHUNK)? {}
+            let mut r = Reader::new(input.rest());
+            let entry =
+                Entry::decode(&mut r).map_err(|what| Error::corrupt(&self.path, input.place(), what))?;
+            let taken = input.rest().len() - r.rest().len();
+            input.take(taken);
+            each(entry)?;
+        }
+        match input.rest().len() {
+            0 if input.at == self.to => Ok(()),
+            left => {
+                let what = Damage::BadField { field: "entries", value: left as u64 };
+                Err(Error::corrupt(&self.path, input.place(), what))
+            }
+        }
+    }
+}
+
+/// Reads a file from front to back.
+struct Input<'a> {
+    file: &'a dyn File,
+    path: &'a Path,
+    at: u64,
+    end: u64,
+    buffer: Vec<u8>,
+    taken: usize,
+    sum: u32,
+}
+
+impl<'a> Input<'a> {
+    fn new(file: &'a dyn File, path: &'a Path, at: u64, end: u64) -> Input<'a> {
+        Input { file, path, at, end, buffer: Vec::new(), taken: 0, sum: 0 }
+    }
+
+    /// Reads at most so many more bytes. False at the end.
+    fn fill(&mut self, most: usize) -> Result<bool> {
+        let len = usize::try_from(self.end - self.at).map_or(most, |left| left.min(most));
+        self.buffer.drain(..self.taken);
+        self.taken = 0;
+        let from = self.buffer.len();
+        self.buffer.resize(from + len, 0);
+        self.file.read_at(self.at, &mut self.buffer[from..]).during("read", self.path)?;
+        self.sum = crc32c::crc32c_append(self.sum, &self.buffer[from..]);
+        self.at += len as u64;
+        Ok(len > 0)
+    }
+
+    fn rest(&self) -> &[u8] {
+        &self.buffer[self.taken..]
+    }
+
+    fn take(&mut self, len: usize) {
+        self.taken += len;
+    }
+
+    /// Where the rest begins in the file.
+    fn place(&self) -> u64 {
+        self.at - self.rest().len() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::sim::SimDisk;
+    use crate::types::{Incarnation, KeyspaceId, SegmentId, Seq, StoreId};
+
+    fn root() -> Root {
+        Root {
+            generation: 4,
+            store: StoreId(7),
+            hash_key: 8,
+            incarnation: Incarnation(3),
+            clean: false,
+            floor: Seq(99),
+            first_seq: Seq(50),
+            seq_bound: Seq(200),
+            next_segment: SegmentId(5),
+            next_keyspace: KeyspaceId(2),
+            blob_bound: 9,
+            keyspaces: Vec::new(),
+            logs: Default::default(),
+        }
+    }
+
+    fn entries() -> Vec<Entry> {
+        let file = |number: u64| {
+            let name = PathBuf::from(format!("own/00000001/part-{number}"));
+            let target =
+                if number.is_multiple_of(2) { name.clone() } else { PathBuf::from("own/00000001/whole") };
+            Entry::File(Stored {
+                name,
+                target,
+                at: 8 * number,
+                whole: 1 << 40,
+                len: number,
+                sum: 5,
+                is_fixed: number > 9,
+            })
+        };
+        // More than is read at a time.
+        [Entry::Directory("own/00000001".into())].into_iter().chain((0..3000).map(file)).collect()
+    }
+
+    fn written(entries: &[Entry]) -> SimDisk {
+        let disk = SimDisk::new();
+        let mut writer = ManifestWriter::create(&disk, Path::new("/"), &root()).unwrap();
+        assert!(ManifestWriter::create(&disk, Path::new("/"), &root()).is_err(), "only one can be there");
+        entries.iter().for_each(|entry| writer.add(entry).unwrap());
+        writer.finish().unwrap();
+        disk
+    }
+
+    #[test]
+    fn what_is_written_comes_back() {
+        let disk = written(&entries());
+        let manifest = Manifest::unborn(&disk, Path::new("/")).unwrap();
+        let mut found = Vec::new();
+        manifest
+            .each(|entry| {
+                found.push(entry);
+                Ok(())
+            })
+            .unwrap();
+        assert_eq!((found, manifest.root, manifest.files), (entries(), root(), 3000));
+        assert_eq!(manifest.bytes, (0..3000).sum::<u64>());
+        assert!(matches!(Manifest::open(&disk, Path::new("/")), Err(Error::NotABackup { .. })));
+    }
+
+    #[test]
+    fn no_other_bytes_are_believed() {
+        let few = &entries()[..4];
+        let disk = written(few);
+        let path = Path::new("/BACKUP.new");
+        let bytes = disk.read_file(path).unwrap();
+        for at in 0..bytes.len() as u64 {
+            let byte = bytes[usize::try_from(at).unwrap()];
+            disk.overwrite(path, at, &[byte ^ 4]).unwrap();
+            assert!(Manifest::unborn(&disk, Path::new("/")).is_err(), "byte {at}");
+            disk.overwrite(path, at, &[byte]).unwrap();
+        }
+        for len in (0..bytes.len() as u64).rev() {
+            disk.truncate_file(path, len).unwrap();
+            assert!(Manifest::unborn(&disk, Path::new("/")).is_err(), "{len} bytes");
+        }
+    }
+
+    #[test]
+    fn no_name_leads_out_of_the_directory() {
+        for name in ["..", "a/../../b", "/etc/passwd", ".", ""] {
+            let disk = written(&[Entry::Directory(name.into())]);
+            let manifest = Manifest::unborn(&disk, Path::new("/")).unwrap();
+            let read = manifest.each(|_| Ok(()));
+            assert!(matches!(read, Err(Error::Corrupt { .. })), "{name:?}: {read:?}");
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! # Backup: a copy of a database that goes on, and the way back
+//!
+//! ## Picture
+//!
+//! ```text
+//!  database ── Still (store/still) ──> copy ──> directory of plain files, BACKUP ──> verify ──> restore ──> database as of S
+//!                                       ^ same name, fixed, same bytes: linked
+//!                             an earlier backup
+//! ```
+//!
+//! | file | job |
+//! |---|---|
+//! | `copy` | the files of a state into a new directory, or out of an earlier backup |
+//! | `restore` | a backup into a new directory, every byte checked |
+//! | `manifest` | BACKUP: what a backup consists of (docs/format/backup.md) |
+//! | `tree` | making files and directories, durably, and copying bytes |
+//!
+//! ## Invariants
+//!
+//! 1. BACKUP gets its name last, when everything else is on the device and was read back. So half a backup is none.
+//! 2. A backup has no ROOT: nothing opens it, and nothing changes it. BACKUP has what ROOT is to say.
+//! 3. No file of a backup is ever written again, so that a later backup may have it under a second name.
+//! 4. ROOT of a restored database comes last. Its incarnation is far from the original's, which tells the two apart: both go on with the same
+//!    names and numbers, so that neither's backups are a base for the other.
+//!
+//! ## Crash
+//!
+//! What a crash leaves of a backup or a restoration is refused by everything that opens databases or backups; it is removed by hand.
+//! Any other failure removes what was written.
+//!
+//! ## Costs
+//!
+//! Each byte is read and written once, and read once more to verify; a mebibyte of memory. What is linked is read, not written.
+
+mod copy;
+mod manifest;
+mod restore;
+mod tree;
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+
+use crate::error::{Error, Result};
+
+pub(crate) use copy::back_up;
+pub use manifest::NAME;
+pub use restore::restore;
+
+/// Incarnations of a database and of one restored from its backups are at least so far apart: more than openings there will be.
+const APART: u64 = 1 << 24;
+/// Bytes handled at a time.
+const PIECE: usize = 1 << 20;
+
+/// What is being done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Files are copied.
+    Copying,
+    /// What was written is read back.
+    Verifying,
+}
+
+/// How far it has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// What is being done.
+    pub phase: Phase,
+    /// Bytes of it that are done.
+    pub done: u64,
+    /// Of about so many.
+    pub total: u64,
+}
+
+/// Who is told of the progress, after each piece of at most a mebibyte, and may end it.
+pub type Watcher<'a> = dyn FnMut(Progress) -> ControlFlow<()> + 'a;
+
+/// How to back up.
+pub struct BackupOptions<'a> {
+    base: Option<PathBuf>,
+    verify: bool,
+    watcher: Option<&'a mut Watcher<'a>>,
+}
+
+impl Default for BackupOptions<'_> {
+    fn default() -> Self {
+        BackupOptions { base: None, verify: true, watcher: None }
+    }
+}
+
+impl std::fmt::Debug for BackupOptions<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "BackupOptions {{ base: {:?}, verify: {} }}", self.base, self.verify)
+    }
+}
+
+impl<'a> BackupOptions<'a> {
+    /// An earlier backup of the same database, on the same file system: files that have not changed since get a second name in
+    /// place of being copied. Either backup may go afterwards.
+    #[must_use]
+    pub fn base(mut self, base: impl Into<PathBuf>) -> Self {
+        self.base = Some(base.into());
+        self
+    }
+
+    /// Whether what was written is read back from the device and compared (default).
+    #[must_use]
+    pub fn verify(mut self, verify: bool) -> Self {
+        self.verify = verify;
+        self
+    }
+
+    /// Tells `watcher` after each piece how far it has come. If it says `Break`, what was written is removed.
+    #[must_use]
+    pub fn watched(mut self, watcher: &'a mut Watcher<'a>) -> Self {
+        self.watcher = Some(watcher);
+        self
+    }
+}
+
+/// What a backup, or a restoration, has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BackupReport {
+    /// The last commit in it.
+    pub seq: u64,
+    /// Files.
+    pub files: u64,
+    /// Bytes of those that were copied.
+    pub copied: u64,
+    /// Bytes of those that are files of the base as well.
+    pub linked: u64,
+}
+
+/// Counts what is done and tells the watcher.
+struct Meter<'a> {
+    phase: Phase,
+    done: u64,
+    total: u64,
+    watcher: Option<&'a mut Watcher<'a>>,
+}
+
+impl Meter<'_> {
+    fn begin(&mut self, phase: Phase, total: u64) -> Result<()> {
+        (self.phase, self.done, self.total) = (phase, 0, total);
+        self.tick(0)
+    }
+
+    fn tick(&mut self, bytes: u64) -> Result<()> {
+        self.done += bytes;
+        self.total = self.total.max(self.done);
+        let progress = Progress { phase: self.phase, done: self.done, total: self.total };
+        match self.watcher.as_mut().map(|watcher| watcher(progress)) {
+            Some(ControlFlow::Break(())) => Err(Error::Cancelled),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// True if a file of that name makes a directory a backup, finished or not.
+pub(crate) fn is_part(name: &str) -> bool {
+    name == NAME || name == manifest::UNBORN
+}

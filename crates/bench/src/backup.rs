@@ -1,0 +1,177 @@
+//! # Backup: how fast it is beside the device, and what updates lose beside it
+//!
+//! ```text
+//!  fill ─> the same bytes written to a file and synced ─> a backup in peace ─> updates alone ─> updates beside a backup ─> incremental
+//! ```
+//!
+//! Updates are Zipfian, of the pairs that were filled. Those beside a backup are counted from its begin to its end. Rates of backups are bytes copied
+//! (or, incremental, copied and compared) by the time that they took, syncs included, without the reading back.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use ::sheaf::{BackupOptions, Database, Keyspace, KeyspaceOptions};
+
+use crate::Result;
+use crate::args;
+use crate::keys::{KeyMaker, Layout, Random, VALUE, Values};
+use crate::measure::{disk_bytes, median, settle};
+use crate::place::Place;
+use crate::progress::say;
+use crate::zipf::Zipf;
+
+/// Bytes that a pair takes on disk, with backups, at most.
+const PAIR: u64 = 1500;
+/// Longest wait for the device to come to rest.
+const REST: Duration = Duration::from_secs(20);
+
+/// What one round came to: MB/s, and thousands of updates a second.
+struct Round {
+    device: f64,
+    backup: f64,
+    verified: f64,
+    busy: f64,
+    incremental: f64,
+    alone: f64,
+    beside: f64,
+}
+
+/// Measures and prints.
+pub(crate) fn run(options: &args::Backup) -> Result<()> {
+    let place = Place::new(&options.dir, options.pairs * PAIR)?;
+    let rounds = (0..options.rounds).map(|_| round(options, &place)).collect::<Result<Vec<_>>>()?;
+    let of =
+        |field: fn(&Round) -> f64| median(&rounds.iter().map(field).collect::<Vec<_>>()).unwrap_or_default();
+    let (device, alone) = (of(|r| r.device), of(|r| r.alone));
+    println!("| {} | MB/s | of the device |", options.subject.name());
+    println!("|---|---|---|");
+    println!("| write and sync of the same bytes | {device:.0} | |");
+    for (what, rate) in [
+        ("backup", of(|r| r.backup)),
+        ("backup, read back", of(|r| r.verified)),
+        ("backup beside updates", of(|r| r.busy)),
+        ("incremental, after them", of(|r| r.incremental)),
+    ] {
+        println!("| {what} | {rate:.0} | {:.0} % |", 100.0 * rate / device);
+    }
+    let beside = of(|r| r.beside);
+    println!(
+        "\nupdate-zipf, {} threads: {alone:.0} k/s alone, {beside:.0} beside a backup ({:.0} %)",
+        options.threads,
+        100.0 * beside / alone
+    );
+    Ok(())
+}
+
+fn round(options: &args::Backup, place: &Place) -> Result<Round> {
+    let dir = place.fresh("backup")?;
+    std::fs::create_dir_all(&dir)?;
+    let db = Database::open(dir.join("db"))?;
+    let keyspace = db.keyspace("k", KeyspaceOptions::default().engine(options.subject.name()))?;
+    let (mut keys, mut values) = (KeyMaker::new(Layout::UDB), Values::new());
+    for index in 0..options.pairs {
+        keyspace.insert(keys.make(index), values.make(index, 0, VALUE))?;
+    }
+    db.persist()?;
+    settle(REST);
+    say("filled");
+    let device =
+        rate(disk_bytes(&dir.join("db")), || write(&dir.join("plain"), disk_bytes(&dir.join("db"))))?;
+    settle(REST);
+    let (backup, _) = copy(&db, &dir, "peace", BackupOptions::default().verify(false))?;
+    let (verified, _) = copy(&db, &dir, "read", BackupOptions::default())?;
+    settle(REST);
+    let updates = Updates { keyspace: &keyspace, pairs: options.pairs, threads: options.threads };
+    let alone = updates.beside(|done| {
+        std::thread::sleep(options.phase / 2); // as far as it is going to be braked
+        let (began, before) = (Instant::now(), done.load(Ordering::Relaxed));
+        std::thread::sleep(options.phase);
+        Ok((done.load(Ordering::Relaxed) - before) as f64 / began.elapsed().as_secs_f64() / 1e3)
+    })?;
+    let (beside, busy) = updates.beside(|done| {
+        std::thread::sleep(options.phase / 2);
+        let (began, before) = (Instant::now(), done.load(Ordering::Relaxed));
+        let (busy, _) = copy(&db, &dir, "base", BackupOptions::default().verify(false))?;
+        let updates = done.load(Ordering::Relaxed) - before;
+        Ok((updates as f64 / began.elapsed().as_secs_f64() / 1e3, busy))
+    })?;
+    let options = BackupOptions::default().verify(false).base(dir.join("base"));
+    let (incremental, linked) = copy(&db, &dir, "next", options)?;
+    say(&format!("{:.0} % of the incremental one was linked", linked * 100.0));
+    drop(keyspace);
+    db.close()?;
+    Ok(Round { device, backup, verified, busy, incremental, alone, beside })
+}
+
+/// MB/s of `bytes` in the time that `work` takes.
+fn rate(bytes: u64, work: impl FnOnce() -> Result<()>) -> Result<f64> {
+    let began = Instant::now();
+    work()?;
+    Ok(bytes as f64 / began.elapsed().as_secs_f64() / 1e6)
+}
+
+/// Writes so many bytes to a file, from front to back, and syncs it.
+fn write(path: &Path, bytes: u64) -> Result<()> {
+    let mut random = Random::new(1);
+    let piece: Vec<u8> = (0..1 << 17).flat_map(|_| random.next().to_le_bytes()).collect();
+    let mut file = File::create(path)?;
+    for _ in 0..bytes.div_ceil(piece.len() as u64) {
+        file.write_all(&piece)?;
+    }
+    file.sync_all()?;
+    Ok(std::fs::remove_file(path)?)
+}
+
+/// A backup: MB/s, and the share of its bytes that was linked. The one before of that name goes.
+fn copy(db: &Database, dir: &Path, name: &str, options: BackupOptions<'_>) -> Result<(f64, f64)> {
+    let to = dir.join(name);
+    let began = Instant::now();
+    let report = db.backup(&to, options)?;
+    let (all, took) = (report.copied + report.linked, began.elapsed().as_secs_f64());
+    if !matches!(name, "base") {
+        std::fs::remove_dir_all(&to)?;
+    }
+    Ok((all as f64 / took / 1e6, report.linked as f64 / all as f64))
+}
+
+/// Who updates.
+struct Updates<'a> {
+    keyspace: &'a Keyspace,
+    pairs: u64,
+    threads: u64,
+}
+
+impl Updates<'_> {
+    /// Updates as long as `work` takes, which is told how many there were.
+    fn beside<R>(&self, work: impl FnOnce(&AtomicU64) -> Result<R>) -> Result<R> {
+        let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
+        let (answer, ended) = std::thread::scope(|scope| {
+            let (stop, done) = (&stop, &done);
+            let threads: Vec<_> =
+                (0..self.threads).map(|seed| scope.spawn(move || self.update(seed, stop, done))).collect();
+            let answer = work(done);
+            stop.store(true, Ordering::Relaxed);
+            let ended: Result<Vec<()>> = threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap_or_else(|_| Err("a panic".into())))
+                .collect();
+            (answer, ended)
+        });
+        ended?;
+        answer
+    }
+
+    fn update(&self, seed: u64, stop: &AtomicBool, done: &AtomicU64) -> Result<()> {
+        let (zipf, mut random) = (Zipf::new(self.pairs), Random::new(seed + 7));
+        let (mut keys, mut values) = (KeyMaker::new(Layout::UDB), Values::new());
+        while !stop.load(Ordering::Relaxed) {
+            let pair = zipf.pair(&mut random);
+            self.keyspace.insert(keys.make(pair), values.make(pair, random.next(), VALUE))?;
+            done.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,70 @@
+//! # `backup`: a copy of the database, and `restore`: the way back
+
+use std::io::Write;
+use std::ops::ControlFlow;
+
+use indicatif::ProgressBar;
+use serde_json::json;
+use sheaf::{BackupOptions, BackupReport, Database, Phase, Progress};
+
+use crate::args::{Backup, Restore};
+use crate::failure::Result;
+use crate::notation::{many, size};
+use crate::output::{Watch, byte_bar, stdout, time};
+
+pub(crate) fn run(args: &Backup) -> Result {
+    let watch = Watch::start();
+    let db = args.place.write()?;
+    let bar = byte_bar("copy", 0);
+    let mut watcher = |progress| show(&bar, progress);
+    let options = BackupOptions::default().verify(!args.no_verify).watched(&mut watcher);
+    let options = match &args.base {
+        Some(base) => options.base(base),
+        None => options,
+    };
+    let done = db.backup(&args.backup, options);
+    bar.finish_and_clear();
+    let done = done?;
+    db.close()?;
+    let mut out = stdout();
+    if args.json {
+        return report_json(&mut out, &done);
+    }
+    let linked = if args.base.is_some() { format!(", {} linked", size(done.linked)) } else { String::new() };
+    let checked = if args.no_verify { "" } else { " and read back" };
+    let (files, copied) = (many(done.files, "file"), size(done.copied));
+    writeln!(out, "{files}: {copied} copied{linked}{checked} in {}", time(watch.elapsed()))?;
+    Ok(out.flush()?)
+}
+
+pub(crate) fn restore(args: &Restore) -> Result {
+    let watch = Watch::start();
+    let bar = byte_bar("restore", 0);
+    let mut watcher = |progress| show(&bar, progress);
+    let done = Database::builder().restore(&args.backup, &args.database, Some(&mut watcher));
+    bar.finish_and_clear();
+    let done = done?;
+    let mut out = stdout();
+    if args.json {
+        return report_json(&mut out, &done);
+    }
+    let (files, copied) = (many(done.files, "file"), size(done.copied));
+    writeln!(out, "{files}, {copied} checked and restored in {}", time(watch.elapsed()))?;
+    Ok(out.flush()?)
+}
+
+fn show(bar: &ProgressBar, progress: Progress) -> ControlFlow<()> {
+    if progress.phase == Phase::Verifying && progress.done == 0 {
+        bar.set_message("verify");
+        bar.reset();
+    }
+    bar.set_length(progress.total);
+    bar.set_position(progress.done);
+    ControlFlow::Continue(())
+}
+
+fn report_json(out: &mut impl Write, done: &BackupReport) -> Result {
+    let BackupReport { seq, files, copied, linked } = done;
+    writeln!(out, "{}", json!({ "commit": seq, "files": files, "copied": copied, "linked": linked }))?;
+    Ok(out.flush()?)
+}

@@ -1,0 +1,49 @@
+//! A backup beside those who write, and those who check, clean and let go.
+
+use sheaf::BackupOptions;
+
+use super::*;
+
+/// What is written together is together in the copy, and what was acknowledged before it is there.
+fn a_backup_beside_writers_and_upkeep(engine: &str) {
+    let world = World::default();
+    let db = world.open();
+    let spaces = [space(&db, "a", engine), space(&db, "b", if engine == "flex" { "flat" } else { "flex" })];
+    let write = move |db: &Database, spaces: &[Keyspace; 2], n: u32| {
+        // Large enough that segments fill and are cleaned; some staged beside the log.
+        let value = [&n.to_be_bytes()[..], &vec![b'v'; if n % 4 == 1 { 1500 } else { 300 }]].concat();
+        let mut batch = db.batch();
+        for space in spaces {
+            batch.insert(space, [b'k', u8::try_from(n % 3).expect("small")], &value);
+        }
+        batch.commit().expect("the batch commits");
+    };
+    (0..40).for_each(|n| write(&db, &spaces, n));
+    let writer = {
+        let (db, spaces) = (db.clone(), spaces.clone());
+        spawn(move || (40..52).for_each(|n| write(&db, &spaces, n)))
+    };
+    let keeper = {
+        let db = db.clone();
+        spawn(move || (0..4).for_each(|_| drop(db.pump().expect("it works"))))
+    };
+    db.backup("/backup", BackupOptions::default()).expect("it is copied");
+    join([writer, keeper]);
+    assert_eq!((db.stats().stills, db.stats().held_bytes), (0, 0));
+    world.builder().restore("/backup", "/again", None).expect("it is restored");
+    let again = world.builder().open("/again").expect("it opens");
+    let [a, b] =
+        ["a", "b"].map(|name| again.existing_keyspace(name).expect("it looks").expect("it is there"));
+    let mut newest = 0;
+    for key in [*b"k\0", *b"k\x01", *b"k\x02"] {
+        let [left, right] = [&a, &b].map(|space| space.get(key).expect("it reads").expect("it is there"));
+        assert_eq!(left, right, "{engine}: one moment of both");
+        newest = newest.max(u32::from_be_bytes(left[..4].try_into().expect("four bytes")));
+    }
+    assert!(newest >= 39, "{engine}: {newest}");
+}
+
+#[test]
+fn a_backup_beside_writers_and_upkeep_is_one_moment() {
+    on_every_engine(200, a_backup_beside_writers_and_upkeep);
+}
