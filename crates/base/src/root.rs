@@ -19,6 +19,7 @@ use crate::disk::Disk;
 use crate::error::{Damage, Error, Result};
 use crate::frame::MAX_SEQ;
 use crate::pair::{self, Pair, State};
+use crate::segment::{DATA_START, MAX_CAPACITY};
 use crate::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
 
 /// Version of every file format of this build.
@@ -215,7 +216,7 @@ impl Root {
 }
 
 fn decode_segment(r: &mut Reader<'_>) -> Result<SegmentEntry, Damage> {
-    Ok(SegmentEntry {
+    let entry = SegmentEntry {
         id: SegmentId(r.u64()?),
         stream: r.u8()?,
         incarnation: Incarnation(r.u64()?),
@@ -224,7 +225,12 @@ fn decode_segment(r: &mut Reader<'_>) -> Result<SegmentEntry, Damage> {
         sealed: r.u8()? != 0,
         last_seq: Seq(r.u64()?),
         frames: r.u32()?,
-    })
+    };
+    let least = if entry.sealed { DATA_START } else { 0 };
+    match (least..=entry.capacity).contains(&entry.end) && entry.capacity <= MAX_CAPACITY {
+        true => Ok(entry),
+        false => Err(Damage::BadField { field: "end of a segment", value: entry.end }),
+    }
 }
 
 fn text(bytes: &[u8]) -> Result<String, Damage> {
@@ -294,5 +300,31 @@ impl Slots {
     /// Reports each slot that cannot be read.
     pub fn check(&self, report: &mut impl FnMut(Error)) {
         self.0.check::<Root>(report);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_ends_within_its_file() {
+        let encoded = |capacity: u64, end: u64, sealed: bool| {
+            let mut w = Writer::default();
+            w.u64(7);
+            w.u8(0);
+            [3, capacity, end].into_iter().for_each(|n| w.u64(n));
+            w.u8(u8::from(sealed));
+            w.u64(9);
+            w.u32(2);
+            w.0
+        };
+        let is_good = |capacity, end, sealed| {
+            let bytes = encoded(capacity, end, sealed);
+            decode_segment(&mut Reader::new(&bytes)).is_ok()
+        };
+        assert!(is_good(4096, 4096, true) && is_good(4096, 0, false) && is_good(4096, DATA_START, true));
+        assert!(!is_good(4096, 4097, false) && !is_good(4096, 0, true));
+        assert!(!is_good(u64::MAX, u64::MAX, true), "no address reaches there");
     }
 }

@@ -356,6 +356,11 @@ impl Segment {
     pub fn mark_named(&self) {
         self.named.store(true, Ordering::Relaxed);
     }
+    /// Bytes of a frame on the mean.
+    #[must_use]
+    pub fn mean_frame(&self) -> u64 {
+        self.end().saturating_sub(DATA_START) / u64::from(self.frames().max(1))
+    }
     /// Nothing more will be appended.
     #[must_use]
     pub fn is_sealed(&self) -> bool {
@@ -363,8 +368,8 @@ impl Segment {
     }
     /// Ends the segment at the log's clock `now`.
     pub fn seal(&self, now: u64) {
-        if let Some(mean) = (self.end() - DATA_START).checked_div(u64::from(self.frames())) {
-            let lines = (mean + LINE - crate::frame::ALIGN).div_ceil(LINE).clamp(1, MOST_LINES);
+        if self.frames() > 0 {
+            let lines = (self.mean_frame() + LINE - crate::frame::ALIGN).div_ceil(LINE).clamp(1, MOST_LINES);
             self.lines.store(u32::try_from(lines).unwrap_or(USUAL_LINES), Ordering::Relaxed);
         }
         self.sealed_at.store(now, Ordering::Relaxed);

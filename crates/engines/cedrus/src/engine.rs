@@ -55,7 +55,7 @@ use sheaf_base::ground::Ground;
 use sheaf_base::memory::Part;
 use sheaf_base::own::OwnFiles;
 use sheaf_base::record::Record;
-use sheaf_base::segment::{Address, DATA_START, Frame};
+use sheaf_base::segment::{Address, Frame};
 use sheaf_base::sync::Mutex;
 use sheaf_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
@@ -648,8 +648,8 @@ impl Engine for CedrusEngine {
         let counts = self.trie.heap().counts().to_vec();
         for (slot, count) in (0..).zip(counts).filter(|(_, count)| *count > 0) {
             if let Some(segment) = self.ground.segments.at(slot, guard) {
-                let mean = (segment.end() - DATA_START) / u64::from(segment.frames().max(1));
-                segment.account(-i64::try_from(count.saturating_mul(mean)).unwrap_or(0));
+                let bytes = count.saturating_mul(segment.mean_frame());
+                segment.account(-i64::try_from(bytes).unwrap_or(0));
             }
         }
         self.trie.clear(guard);

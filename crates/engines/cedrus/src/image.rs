@@ -13,7 +13,7 @@
 
 use sheaf_base::engine::{ImageSink, ImageSource};
 use sheaf_base::error::Result;
-use sheaf_base::segment::{DATA_START, SLOT_COUNT};
+use sheaf_base::segment::SLOT_COUNT;
 use sheaf_base::sync::epoch;
 
 use crate::engine::CedrusEngine;
@@ -159,8 +159,8 @@ fn counts_of(engine: &CedrusEngine, image: &mut dyn ImageSource, entries: u64) -
             return Err(image.nonsense("slot of a segment", u64::from(now)));
         }
         if let Some(segment) = engine.ground.segments.at(slot, guard) {
-            let mean = (segment.end() - DATA_START) / u64::from(segment.frames().max(1));
-            segment.account(i64::try_from(count.saturating_mul(mean)).unwrap_or(i64::MAX));
+            let bytes = count.saturating_mul(segment.mean_frame());
+            segment.account(i64::try_from(bytes).unwrap_or(i64::MAX));
         }
     }
     if all != entries {

@@ -177,8 +177,8 @@ impl<'a> Image<'a> {
         let guard = epoch::pin();
         for (slot, count) in (0..).zip(&self.live).filter(|(_, count)| **count > 0) {
             if let Some(segment) = ground.segments.at(slot, &guard) {
-                let mean = (segment.end() - DATA_START) / u64::from(segment.frames().max(1));
-                segment.account(i64::try_from(count * mean).unwrap_or(0));
+                let bytes = count.saturating_mul(segment.mean_frame());
+                segment.account(i64::try_from(bytes).unwrap_or(0));
             }
         }
     }
