@@ -41,17 +41,30 @@ impl Meeting<'_> {
         }
     }
 
+    /// The number of what comes.
+    fn seq_of(&self, new: &Pair<'_>) -> Result<Seq> {
+        match (new.entry.is_tomb(), self.is_exact) {
+            (true, _) => Ok(new.entry.tomb_seq()),
+            (false, true) => Ok(new.newest),
+            (false, false) => self.engine.seq_at(new.entry.address(), self.guard),
+        }
+    }
+
+    /// Whether both are one version, which was copied: the cleaner has accounted for the old place. What comes may have lost that on its way
+    /// down, with its segment: then it meets an older version, which views may need.
+    fn is_same(&self, new: &Pair<'_>, old: &Entry) -> Result<bool> {
+        Ok(!new.entry.is_tomb()
+            && !old.is_tomb()
+            && self.seq_of(new)? == self.engine.seq_at(old.address(), self.guard)?)
+    }
+
     /// Whether `old`, superseded by `new`, is kept for a view.
     fn keep_for_views(&mut self, new: &Pair<'_>, old: &Entry) -> Result<bool> {
         // It died no later than the newest that comes with `new`.
         if !self.views.may_need_before(new.newest) {
             return Ok(false);
         }
-        let died = match (new.entry.is_tomb(), self.is_exact) {
-            (true, _) => new.entry.tomb_seq(),
-            (false, true) => new.newest,
-            (false, false) => self.engine.seq_at(new.entry.address(), self.guard)?,
-        };
+        let died = self.seq_of(new)?;
         if !self.views.may_need_before(died) {
             return Ok(false);
         }
@@ -76,7 +89,8 @@ impl Meet for Meeting<'_> {
         if let Some((old, stamp, _)) = old {
             let is_below = new.entry.flags & BELOW != 0;
             let is_gone = !old.is_tomb() && self.engine.shelf.is_dangling(old.address(), stamp, self.guard);
-            let is_kept = !is_gone && !is_below && self.keep_for_views(new, old)?;
+            let is_itself = is_below && !is_gone && self.is_same(new, old)?;
+            let is_kept = !is_gone && !is_itself && self.keep_for_views(new, old)?;
             // After a crash the same version may come again, from where the cleaner had copied it to.
             let is_lost = old.is_staged() && !(new.entry.is_staged() && new.entry.blob == old.blob);
             // What a view needs of what is gone was copied, and is among the versions, which account for its value.
@@ -86,7 +100,7 @@ impl Meet for Meeting<'_> {
             }
             if !is_gone {
                 self.count(old, -1);
-                if !old.is_tomb() && !is_below && !is_kept {
+                if !old.is_tomb() && !is_itself && !is_kept {
                     self.dead.push((old.address(), old.span()));
                     if is_lost {
                         self.blobs.push((new.newest, old.blob));
