@@ -50,6 +50,7 @@ fn run(verb: Verb) -> Result {
         Verb::Verify(args) => verbs::verify::run(&args),
         Verb::Keyspaces(args) => verbs::keyspaces::run(&args),
         Verb::Compact(args) => verbs::compact::run(&args),
+        Verb::Convert(args) => verbs::convert::run(&args),
         Verb::Drop(args) => verbs::drop::run(&args),
         Verb::Serve(args) => verbs::serve::run(&args),
         Verb::Call(args) => verbs::call::run(&args),

@@ -5,6 +5,7 @@
 
 pub(crate) mod call;
 pub(crate) mod compact;
+pub(crate) mod convert;
 pub(crate) mod del;
 pub(crate) mod drop;
 pub(crate) mod dump;
