@@ -367,7 +367,7 @@ pub(crate) struct Load {
     /// Put the file in the place of the keyspace, whatever is in it and whatever its engine
     #[arg(long, requires = "sorted")]
     pub(crate) replace: bool,
-    /// Print {"pairs":..,"bytes":..,"seconds":..}
+    /// Print {"pairs":..,"bytes":..,"seconds":..,"written":..}: the last is what went to the device
     #[arg(long)]
     pub(crate) json: bool,
     /// The file, or `-` for stdin
@@ -412,7 +412,7 @@ pub(crate) struct Convert {
     /// Say what it would take, and change nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Print {"pairs":..,"bytes":..,"seconds":..}, with --dry-run also "needed" and "free"
+    /// Print {"pairs":..,"bytes":..,"seconds":..,"written":..}; with --dry-run "needed" and "free" in place of the last
     #[arg(long)]
     pub(crate) json: bool,
 }

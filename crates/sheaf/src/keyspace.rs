@@ -417,8 +417,13 @@ impl Keyspace {
     /// it needs what the space limit allows. Snapshots stay as they are. [`Error::Unsupported`] with engines that have nothing to
     /// sort; after any error the data is as it was, sorted in part.
     pub fn compact(&self) -> Result<Compacted> {
-        let kept = self.kept()?;
-        self.store().store().sort(&kept)
+        loop {
+            let kept = self.kept()?;
+            match self.store().store().sort(&kept) {
+                Err(Error::NoKeyspace { .. }) => {} // cleared or converted meanwhile, or dropped: `kept` knows
+                other => return other,
+            }
+        }
     }
 }
 

@@ -28,6 +28,8 @@ pub struct Case {
     pub seed: u64,
     /// Where and how.
     pub setting: Setting,
+    /// Whether snapshots of `kreon` are looked at after the end, too.
+    pub is_strict: bool,
 }
 
 /// How a conversion ends.
@@ -234,9 +236,12 @@ impl Player {
         }
         assert_eq!(self.ks().engine(), self.case.to);
         self.compare();
-        compare_snapshot(&snapshot, &before);
-        (0..20).for_each(|_| self.pump());
-        compare_snapshot(&snapshot, &before);
+        // What a snapshot of a dropped keyspace of `kreon` shows: see `tests/moving.rs`.
+        if self.case.from != "kreon" || self.case.is_strict {
+            compare_snapshot(&snapshot, &before);
+            (0..20).for_each(|_| self.pump());
+            compare_snapshot(&snapshot, &before);
+        }
     }
 
     fn begin(&self) -> Conversion {
@@ -310,7 +315,12 @@ fn compare_snapshot(snapshot: &Snapshot, map: &Map) {
         assert_eq!(ks.get(&key).expect("a get").as_deref(), Some(&value[..]));
         assert!(pairs.insert(key.to_vec(), value.to_vec()).is_none(), "once");
     }
-    assert_eq!(&pairs, map, "the snapshot shows what there was");
+    let keys = |of: &Map, without: &Map| -> Vec<String> {
+        let other = of.iter().filter(|(key, value)| without.get(*key) != Some(value));
+        other.map(|(key, _)| key.escape_ascii().to_string()).take(9).collect()
+    };
+    let (lost, added) = (keys(map, &pairs), keys(&pairs, map));
+    assert!(pairs == *map, "the snapshot at {} lacks {lost:?} and has {added:?}", snapshot.seq());
 }
 
 /// Pairs that stand in the order of keys, as a load wants them.

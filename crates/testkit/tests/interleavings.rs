@@ -8,6 +8,8 @@
 
 #[path = "interleavings/closing.rs"]
 mod closing;
+#[path = "interleavings/converting.rs"]
+mod converting;
 #[path = "interleavings/opening.rs"]
 mod opening;
 #[path = "interleavings/reading.rs"]

@@ -118,10 +118,21 @@ struct Watching {
     memory: u64,
 }
 
+impl Watching {
+    /// Notes, and `more`, are what memory is taken for.
+    fn account(&mut self, more: u64) {
+        let now = self.source.watch.memory() + more;
+        let memory = &self.store.ground.memory;
+        memory.take(Part::Buffers, now.saturating_sub(self.memory));
+        memory.give(Part::Buffers, self.memory.saturating_sub(now));
+        self.memory = now;
+    }
+}
+
 impl Drop for Watching {
     fn drop(&mut self) {
         self.source.watch.end();
-        self.store.ground.memory.give(Part::Buffers, self.memory);
+        self.account(0);
     }
 }
 
@@ -138,9 +149,7 @@ impl Store {
             let why = format!("{:?} is being converted already", source.name());
             return Err(Error::Invalid { what: "conversion", why });
         }
-        let memory = limits.memory() + Gather::memory(budget);
-        self.ground.memory.take(Part::Buffers, memory);
-        let watching = Watching { store: Arc::clone(self), source: Arc::clone(source), memory };
+        let watching = Watching { store: Arc::clone(self), source: Arc::clone(source), memory: 0 };
         let filling = Filling::new(self.begin_making(source.name(), engine)?, true)?;
         let from = Source { kept: source, at: view.seq() };
         let is_ordered = source.engine()?.capabilities().ordered;
@@ -166,6 +175,7 @@ impl Conversion {
         if self.watching.source.is_gone() {
             return Err(Error::NoKeyspace { name: self.watching.source.name().to_owned() });
         }
+        self.watching.account(if let State::Gathering(gather) = &self.state { gather.memory() } else { 0 });
         match self.state {
             State::Walking(_) | State::Gathering(_) => self.copy().map(|()| true),
             State::Chasing(_) => self.chase().map(|()| true),

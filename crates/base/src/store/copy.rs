@@ -129,6 +129,8 @@ pub(super) struct Gather {
     below: Option<Box<[u8]>>,
     /// Keys of all gatherings together, in bytes.
     total: usize,
+    /// A walk is over: what is left of what it gathered, in order.
+    sorted: Option<std::vec::IntoIter<Box<[u8]>>>,
 }
 
 /// How a step of a gathering ended.
@@ -149,15 +151,24 @@ impl Gather {
             false => usize::try_from(budget / GATHER_SHARE).unwrap_or(usize::MAX),
         };
         let cursor = source.cursor(Want::Keys)?;
-        Ok(Gather { cursor, above: None, keys: Vec::new(), bytes: 0, limit, below: None, total: 0 })
+        Ok(Gather {
+            cursor,
+            above: None,
+            keys: Vec::new(),
+            bytes: 0,
+            limit,
+            below: None,
+            total: 0,
+            sorted: None,
+        })
     }
 
-    /// Memory that may be taken.
-    pub(super) fn memory(budget: u64) -> u64 {
-        budget / GATHER_SHARE
+    /// Memory that is taken.
+    pub(super) fn memory(&self) -> u64 {
+        self.bytes as u64
     }
 
-    /// Looks at the next `count` keys, or copies what was gathered.
+    /// Looks at the next `count` keys, or copies as many of what was gathered.
     pub(super) fn step(
         &mut self,
         source: &Source<'_>,
@@ -165,9 +176,16 @@ impl Gather {
         to: &mut Filling,
         done: &mut Progress,
     ) -> Result<Gathered> {
+        if let Some(sorted) = &mut self.sorted {
+            for key in sorted.by_ref().take(count) {
+                source.copy(&key, to, done)?;
+                self.above = Some(key);
+            }
+            return if sorted.as_slice().is_empty() { self.go_on(source) } else { Ok(Gathered::More) };
+        }
         for _ in 0..count {
             if !self.cursor.next()? {
-                return self.end(source, to, done);
+                return Ok(self.end_walk());
             }
             let key = self.cursor.key();
             self.total += key.len() + ENTRY;
@@ -195,20 +213,22 @@ impl Gather {
         self.bytes = self.keys.iter().map(|key| key.len() + ENTRY).sum();
     }
 
-    /// A walk ended: what it gathered is copied, and if there is more another one begins.
-    fn end(&mut self, source: &Source<'_>, to: &mut Filling, done: &mut Progress) -> Result<Gathered> {
+    /// All keys were seen: what was gathered is put into order.
+    fn end_walk(&mut self) -> Gathered {
         if self.above.is_none() && self.total / 2 > MOST_GATHERINGS * self.limit {
-            return Ok(Gathered::TooMany);
+            return Gathered::TooMany;
         }
         self.keys.sort_unstable();
-        for key in &self.keys {
-            source.copy(key, to, done)?;
-        }
+        self.sorted = Some(std::mem::take(&mut self.keys).into_iter());
+        Gathered::More
+    }
+
+    /// All that was gathered is copied: the next walk, if something was left out.
+    fn go_on(&mut self, source: &Source<'_>) -> Result<Gathered> {
         if self.below.take().is_none() {
             return Ok(Gathered::All);
         }
-        self.above = self.keys.pop();
-        (self.keys, self.bytes) = (Vec::new(), 0);
+        (self.sorted, self.bytes) = (None, 0);
         self.cursor = source.cursor(Want::Keys)?;
         Ok(Gathered::More)
     }

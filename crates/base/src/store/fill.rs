@@ -204,6 +204,7 @@ impl Filling {
     fn push_all(&mut self) -> Result<()> {
         let Some(ingest) = &mut self.ingest else { return Ok(()) };
         let store = &self.making.store;
+        store.check_writable()?; // once it is closed, the files belong to whoever opens it next
         self.has_begun = true;
         store.leave_room(2 * self.bytes.len() as u64)?;
         let mut unsynced = Unsynced::default();

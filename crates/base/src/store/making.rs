@@ -13,7 +13,7 @@
 //!
 //! ## Invariants
 //!
-//! 1. Its number is below the next one that ROOT names before anything bears it: no later keyspace gets it, so
+//! 1. Its number is below the next one that both slots of ROOT name before anything bears it: no later keyspace gets it, so
 //!    nobody takes up what was written for it.
 //! 2. The record that names it comes after all its commits, and after what it has in files of its own is durable. Commits count up to one
 //!    number: an opening that finds the record finds all of it.
@@ -48,7 +48,11 @@ impl Store {
         self.check_writable()?;
         check_name(name)?;
         let kept = Arc::new(self.unnamed(name, engine)?);
-        self.write_root(&mut self.maintenance.lock(), false)?; // I1
+        let mut m = self.maintenance.lock();
+        for _ in 0..2 {
+            self.write_root(&mut m, false)?; // I1
+        }
+        drop(m);
         Ok(Making { store: Arc::clone(self), kept, is_enrolled: false, is_named: false })
     }
 }

@@ -53,11 +53,6 @@ impl Limits {
             false => Limits { keys: usize::try_from(budget / 16).unwrap_or(usize::MAX), marks: 1 << 23 },
         }
     }
-
-    /// Bytes of memory that may be taken.
-    pub(super) fn memory(self) -> u64 {
-        (self.keys + self.marks / 8) as u64
-    }
 }
 
 /// What was changed.
@@ -125,7 +120,7 @@ impl Notes {
         if self.bytes > self.limits.keys {
             let mut marks = Marks::new(self.limits.marks);
             self.keys.drain().for_each(|key| marks.set(&key));
-            (self.keys, self.marks) = (HashSet::new(), Some(marks));
+            (self.keys, self.bytes, self.marks) = (HashSet::new(), 0, Some(marks));
         }
     }
 
@@ -182,6 +177,13 @@ impl Watch {
     pub(super) fn count(&self) -> Option<usize> {
         let state = self.state.lock();
         state.notes.as_ref().filter(|notes| notes.marks.is_none()).map(|notes| notes.keys.len())
+    }
+
+    /// Bytes that the notes take.
+    pub(super) fn memory(&self) -> u64 {
+        let state = self.state.lock();
+        let bytes = |notes: &Notes| notes.bytes + notes.marks.as_ref().map_or(0, |marks| marks.0.len() * 8);
+        state.notes.as_ref().map_or(0, bytes) as u64
     }
 
     /// From now on commits are delayed while more than `keys` are noted.

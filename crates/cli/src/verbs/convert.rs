@@ -15,7 +15,7 @@ use sheaf::{Database, Error, Keyspace, LoadOptions, Phase};
 use crate::args::Convert;
 use crate::failure::{Failure, Result};
 use crate::notation::{many, size};
-use crate::output::{Watch, pair_bar, stdout, time};
+use crate::output::{Watch, pair_bar, stdout, time, written};
 
 /// Pairs of the measured sample.
 const SAMPLE: usize = 20_000;
@@ -48,9 +48,9 @@ fn convert(args: &Convert) -> Result {
     db.close()?;
     let (mut out, took) = (stdout(), watch.elapsed());
     if args.json {
-        let seconds = took.as_secs_f64();
-        let (pairs, bytes, direct) = (done.copied, done.bytes, done.direct);
-        writeln!(out, "{}", json!({ "pairs": pairs, "bytes": bytes, "seconds": seconds, "direct": direct }))?;
+        let (pairs, bytes, seconds) = (done.copied, done.bytes, took.as_secs_f64());
+        let all = json!({ "pairs": pairs, "bytes": bytes, "seconds": seconds, "written": written() });
+        writeln!(out, "{all}")?;
     } else if from == args.to {
         writeln!(out, "{} is kept by {from} already", args.target.keyspace)?;
     } else {
@@ -127,7 +127,6 @@ impl Scratch {
 }
 
 impl Drop for Scratch {
-    #[expect(clippy::disallowed_methods, reason = "removes its own directory")]
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }

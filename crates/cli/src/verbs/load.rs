@@ -18,7 +18,7 @@ use sheaf::{Batch, Database, Durability, Error, Keyspace, LoadOptions};
 use crate::args::Load;
 use crate::failure::{Failure, Result};
 use crate::notation::{many, unescape};
-use crate::output::{Watch, byte_bar, spinner, stdout, time};
+use crate::output::{Watch, byte_bar, spinner, stdout, time, written};
 
 /// Pairs of one commit.
 const BATCH_PAIRS: usize = 1000;
@@ -43,7 +43,12 @@ pub(crate) fn run(args: &Load) -> Result {
     let took = watch.elapsed();
     if args.json {
         let mut out = stdout();
-        writeln!(out, "{}", json!({ "pairs": loaded, "bytes": bytes, "seconds": took.as_secs_f64() }))?;
+        let (seconds, written) = (took.as_secs_f64(), written());
+        writeln!(
+            out,
+            "{}",
+            json!({ "pairs": loaded, "bytes": bytes, "seconds": seconds, "written": written })
+        )?;
         out.flush()?;
     }
     if io::stderr().is_terminal() {
