@@ -24,7 +24,7 @@ fn pairs_of_engines() -> impl Iterator<Item = (&'static str, &'static str)> {
 fn every_engine_becomes_every_other_while_writes_go_on() {
     for (number, (from, to)) in pairs_of_engines().enumerate() {
         for seed in 0..6 {
-            Case { from, to, seed: seed * 1000 + number as u64, setting: TINY, is_strict: false }.play();
+            Case { from, to, seed: seed * 1000 + number as u64, setting: TINY }.play();
         }
     }
 }
@@ -33,18 +33,15 @@ fn every_engine_becomes_every_other_while_writes_go_on() {
 fn so_they_do_on_the_real_disk() {
     for (number, (from, to)) in pairs_of_engines().enumerate().step_by(5) {
         let setting = Setting::new(Place::Real, number % 2 == 0, true);
-        Case { from, to, seed: number as u64, setting, is_strict: false }.play();
+        Case { from, to, seed: number as u64, setting }.play();
     }
 }
 
-/// A snapshot of `kreon`, taken before some hundred writes and the drop of the keyspace, lacks or has other pairs than
-/// it should, in one of seven cases. Not understood yet; other engines show what there was.
+/// What the cleaner moved into memory could meet, on its way down, an older version that a snapshot needed, and take it for itself.
 #[test]
-#[ignore = "an open finding"]
-fn a_snapshot_outlives_the_conversion_of_a_keyspace_of_kreon() {
+fn snapshots_of_kreon_outlive_writes_and_the_conversion() {
     for seed in 0..60 {
-        let case = Case { from: "kreon", to: "flat", seed, setting: TINY, is_strict: true };
-        case.play();
+        Case { from: "kreon", to: "flat", seed, setting: TINY }.play();
     }
 }
 
@@ -55,7 +52,7 @@ fn replay_a_move() {
     let line = std::env::var("SHEAF_MOVING").expect("SHEAF_MOVING holds the line");
     let words: Vec<&'static str> = line.leak().split(' ').collect();
     let seed = words[2].parse().expect("a number");
-    Case { from: words[0], to: words[1], seed, setting: TINY, is_strict: true }.play();
+    Case { from: words[0], to: words[1], seed, setting: TINY }.play();
 }
 
 #[test]
