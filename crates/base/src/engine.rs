@@ -232,6 +232,15 @@ pub trait Cursor: Send {
     fn value(&self) -> &[u8];
 }
 
+/// Takes the pairs that a keyspace begins with, past its log: see [`Engine::ingest`]. No commit goes to the keyspace meanwhile, and no
+/// checkpoint has it. Dropped before the end, it leaves what only [`Engine::retire`] is called for, or the next opening's sweep.
+pub trait Ingest: Send {
+    /// Takes the next pair, whose key is above all before: a put, inline or staged and durable.
+    fn push(&mut self, key: &[u8], content: Content<'_>) -> Result<()>;
+    /// That was all. On return everything is durable, is found without an image, and the engine takes commits.
+    fn finish(self: Box<Self>) -> Result<()>;
+}
+
 /// Takes an engine's image, checksums and writes it.
 pub trait ImageSink {
     /// Appends bytes to the image.
@@ -436,6 +445,14 @@ pub trait Engine: Send + Sync {
     fn moved(&self, wanted: Wanted<'_>, from: Address, to: Address) -> bool {
         let _ = (wanted, from, to);
         false
+    }
+
+    /// The keyspace is empty, and nobody knows it yet: a way for pairs in the order of their keys straight into files of the
+    /// engine's own, past the log, as versions of commit `seq`. None where commits are as good: the log is the data, or there is no
+    /// place for files.
+    fn ingest(self: Arc<Self>, seq: Seq) -> Result<Option<Box<dyn Ingest>>> {
+        let _ = seq;
+        Ok(None)
     }
 
     /// Figures.

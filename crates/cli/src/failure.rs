@@ -71,7 +71,7 @@ impl Failure {
             Failure::Database(Error::NotABackup { .. }) => Some("`sheaf backup` makes one"),
             Failure::Database(Error::NoKeyspace { .. }) => Some("`sheaf keyspaces` lists those there are"),
             Failure::Database(Error::EngineMismatch { .. }) => {
-                Some("`sheaf dump` it and `sheaf load --engine` it into another keyspace")
+                Some("`sheaf convert` has another engine keep it")
             }
             Failure::Database(Error::Unsupported { .. }) => {
                 Some("`scan` without limits works on every engine")

@@ -52,6 +52,7 @@ fn run(verb: Verb) -> Result {
         Verb::Backup(args) => verbs::backup::run(&args),
         Verb::Restore(args) => verbs::backup::restore(&args),
         Verb::Compact(args) => verbs::compact::run(&args),
+        Verb::Convert(args) => verbs::convert::run(&args),
         Verb::Drop(args) => verbs::drop::run(&args),
         Verb::Serve(args) => verbs::serve::run(&args),
         Verb::Call(args) => verbs::call::run(&args),

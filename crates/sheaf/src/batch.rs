@@ -134,8 +134,11 @@ impl Batch {
             .collect::<Result<Vec<_>>>()?;
         let mut expect_ops = Vec::with_capacity(expected.len());
         for (expectation, kept) in self.expectations.iter().zip(&expected) {
-            let engine = kept.engine()?;
-            let (op, value) = expect_now(&self.store, &**engine, &expectation.key)?;
+            let found = kept.engine().and_then(|engine| expect_now(&self.store, &**engine, &expectation.key));
+            if kept.is_gone() {
+                return Ok(None); // it may have been half gone when it was looked at
+            }
+            let (op, value) = found?;
             if value != expectation.value {
                 return Err(Error::Conflict);
             }
@@ -157,7 +160,7 @@ impl Batch {
             .collect();
         match self.store.commit(&mut writes) {
             Ok(Outcome::Done(seq)) => Ok(Some(seq)),
-            // A keyspace that was cleared meanwhile goes on; one that was dropped is found out next.
+            // A keyspace that was cleared or converted meanwhile goes on; one that was dropped is found out next.
             Ok(Outcome::Stale) | Err(Error::NoKeyspace { .. }) => Ok(None),
             Err(other) => Err(other),
         }

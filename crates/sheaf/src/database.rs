@@ -193,6 +193,10 @@ impl Database {
         Builder::default()
     }
 
+    pub(crate) fn handle(&self) -> &Arc<Handle> {
+        &self.store
+    }
+
     /// Its directory.
     #[must_use]
     pub fn path(&self) -> PathBuf {

@@ -60,7 +60,7 @@ impl Keyspace {
         &self.shared.store
     }
 
-    /// What keeps the keyspace now; after a `clear` through another handle that is a successor.
+    /// What keeps the keyspace now; after a `clear`, a replacement or a conversion that is a successor.
     pub(crate) fn kept(&self) -> Result<arc_swap::Guard<Arc<Kept>>> {
         let kept = self.shared.kept.load();
         if kept.is_gone() {
@@ -71,16 +71,29 @@ impl Keyspace {
         Ok(kept)
     }
 
+    /// What `read` finds. What did not find anything, or failed, in a keyspace that was given up meanwhile looks at the
+    /// successor: the old one may be half gone.
+    fn look<R>(&self, mut read: impl FnMut(&Arc<Kept>) -> Result<Option<R>>) -> Result<Option<R>> {
+        loop {
+            let kept = self.kept()?;
+            match read(&kept) {
+                Ok(Some(found)) => return Ok(Some(found)),
+                _ if kept.is_gone() => {}
+                other => return other,
+            }
+        }
+    }
+
     /// Its name.
     #[must_use]
     pub fn name(&self) -> String {
         self.shared.kept.load().name().to_owned()
     }
 
-    /// The name of its engine.
+    /// The name of its engine; of a dropped one, what it was.
     #[must_use]
     pub fn engine(&self) -> &'static str {
-        self.shared.kept.load().engine_name()
+        self.kept().map_or_else(|_| self.shared.kept.load().engine_name(), |kept| kept.engine_name())
     }
 
     /// What its engine can do.
@@ -156,8 +169,12 @@ impl Keyspace {
     /// Calls `read` with the value of `key`, without a copy where the engine has it in memory. Long
     /// work in `read` delays the return of space; do not write to the database from it.
     pub fn get_with<R>(&self, key: impl AsRef<[u8]>, read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
-        let kept = self.kept()?;
-        get_at(self.store(), &kept, Seq::LATEST, key.as_ref(), read)
+        let mut read = Some(read);
+        self.look(|kept| {
+            // It is taken by what is found, and what is found is the answer.
+            let read = |value: &[u8]| read.take().map(|read| read(value));
+            Ok(get_at(self.store(), kept, Seq::LATEST, key.as_ref(), read)?.flatten())
+        })
     }
 
     /// The bytes of the value of `key` within `range`, as far as it goes, without the rest in memory. Each byte is checked: the
@@ -168,8 +185,7 @@ impl Keyspace {
 
     /// The value of `key`, to be read as a stream.
     pub fn reader(&self, key: impl AsRef<[u8]>) -> Result<Option<ValueReader>> {
-        let kept = self.kept()?;
-        ValueReader::open(self.store(), &kept, Seq::LATEST, key.as_ref())
+        self.look(|kept| ValueReader::open(self.store(), kept, Seq::LATEST, key.as_ref()))
     }
 
     /// A stream whose bytes become the value of `key`.
@@ -180,22 +196,24 @@ impl Keyspace {
     /// The file that is the value of `key`, byte for byte, if it has one of its own. For a look with other tools, and not to be
     /// changed: the next background work may give it another name, and it goes when the key gets another value.
     pub fn path(&self, key: impl AsRef<[u8]>) -> Result<Option<PathBuf>> {
-        let kept = self.kept()?;
         self.store().check_open()?;
-        let mut path = None;
-        kept.engine()?.look(Seq::LATEST, key.as_ref(), &mut |stored| {
-            if let Stored::File(file) = stored {
-                path = file.own_path().map(std::path::Path::to_path_buf);
-            }
-        })?;
-        Ok(path)
+        self.look(|kept| {
+            let mut path = None;
+            kept.engine()?.look(Seq::LATEST, key.as_ref(), &mut |stored| {
+                if let Stored::File(file) = stored {
+                    path = file.own_path().map(std::path::Path::to_path_buf);
+                }
+            })?;
+            Ok(path)
+        })
     }
 
     /// Whether `key` has a value.
     pub fn contains_key(&self, key: impl AsRef<[u8]>) -> Result<bool> {
-        let kept = self.kept()?;
         self.store().check_open()?;
-        kept.engine()?.contains(Seq::LATEST, key.as_ref())
+        let found =
+            self.look(|kept| Ok(kept.engine()?.contains(Seq::LATEST, key.as_ref())?.then_some(())))?;
+        Ok(found.is_some())
     }
 
     /// The values of many keys, in their order, each as of its own moment (take a snapshot for one
@@ -209,7 +227,12 @@ impl Keyspace {
             let wanted: Vec<Wanted<'_>> = group.iter().map(|key| engine.wanted(key.as_ref())).collect();
             engine.prefetch(&wanted, true);
             for key in group {
-                values.push(get_at(self.store(), &kept, Seq::LATEST, key.as_ref(), Value::new)?);
+                let value = get_at(self.store(), &kept, Seq::LATEST, key.as_ref(), Value::new);
+                values.push(match value {
+                    Ok(Some(value)) => Some(value),
+                    _ if kept.is_gone() => self.get(key)?,
+                    other => other?,
+                });
             }
         }
         Ok(values)
@@ -226,10 +249,11 @@ impl Keyspace {
         let key = key.as_ref();
         loop {
             let mut new = None;
-            if self.swap_once(key, |old| {
+            let done = self.swap_once(key, |old| {
                 new = change(old);
                 Some(new.clone())
-            })? {
+            })?;
+            if done == Swapped::Yes {
                 return Ok(new.map(Value::from));
             }
         }
@@ -245,40 +269,40 @@ impl Keyspace {
     ) -> Result<bool> {
         let key = key.as_ref();
         loop {
-            let mut as_expected = false;
-            let done = self.swap_once(key, |old| {
-                as_expected = old == expected;
-                as_expected.then(|| new.map(<[u8]>::to_vec))
-            })?;
-            if !as_expected || done {
-                return Ok(as_expected);
+            let done = self.swap_once(key, |old| (old == expected).then(|| new.map(<[u8]>::to_vec)))?;
+            match done {
+                Swapped::Yes => return Ok(true),
+                Swapped::Unwanted => return Ok(false),
+                Swapped::Changed => {}
             }
         }
     }
 
-    /// One attempt at read, decide, write. `decide` returns `None` to write nothing. False if the key
-    /// changed in between, or nothing was to be written.
+    /// One attempt at read, decide, write. `decide` returns `None` to write nothing.
     fn swap_once(
         &self,
         key: &[u8],
         decide: impl FnOnce(Option<&[u8]>) -> Option<Option<Vec<u8>>>,
-    ) -> Result<bool> {
+    ) -> Result<Swapped> {
         let kept = self.kept()?;
-        let engine = kept.engine()?;
         self.store().check_open()?;
-        let (expect, old) = expect_now(self.store(), &**engine, key)?;
-        let Some(new) = decide(old.as_deref()) else { return Ok(false) };
+        let found = kept.engine().and_then(|engine| expect_now(self.store(), &**engine, key));
+        if kept.is_gone() {
+            return Ok(Swapped::Changed); // it may have been half gone when it was looked at
+        }
+        let (expect, old) = found?;
+        let Some(new) = decide(old.as_deref()) else { return Ok(Swapped::Unwanted) };
         let action = match &new {
             Some(value) => Action::Put(value),
             None => Action::Remove,
         };
         let mut writes = [Write { kept: &kept, op: expect }, Write { kept: &kept, op: Op::new(key, action) }];
         match self.store().commit(&mut writes) {
-            // A keyspace that was cleared meanwhile has changed; one that was dropped is found out next.
-            Ok(Outcome::Stale) | Err(Error::NoKeyspace { .. }) => Ok(false),
+            // A keyspace that was given up meanwhile has changed; one that was dropped is found out next.
+            Ok(Outcome::Stale) | Err(Error::NoKeyspace { .. }) => Ok(Swapped::Changed),
             Ok(Outcome::Done(seq)) => {
                 self.store().acknowledge(seq, self.store().durability())?;
-                Ok(true)
+                Ok(Swapped::Yes)
             }
             Err(other) => Err(other),
         }
@@ -338,9 +362,14 @@ impl Keyspace {
 
     /// How many keys there are now.
     pub fn len(&self) -> Result<u64> {
-        let kept = self.kept()?;
-        self.store().check_open()?;
-        kept.engine()?.len()
+        loop {
+            let kept = self.kept()?;
+            self.store().check_open()?;
+            let len = kept.engine().and_then(|engine| engine.len());
+            if !kept.is_gone() {
+                return len;
+            }
+        }
     }
 
     /// Whether there are none.
@@ -388,9 +417,25 @@ impl Keyspace {
     /// it needs what the space limit allows. Snapshots stay as they are. [`Error::Unsupported`] with engines that have nothing to
     /// sort; after any error the data is as it was, sorted in part.
     pub fn compact(&self) -> Result<Compacted> {
-        let kept = self.kept()?;
-        self.store().store().sort(&kept)
+        loop {
+            let kept = self.kept()?;
+            match self.store().store().sort(&kept) {
+                Err(Error::NoKeyspace { .. }) => {} // cleared or converted meanwhile, or dropped: `kept` knows
+                other => return other,
+            }
+        }
     }
+}
+
+/// How an attempt at read, decide, write ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Swapped {
+    /// It is written.
+    Yes,
+    /// Nothing was to be written.
+    Unwanted,
+    /// The key, or the keyspace, changed in between.
+    Changed,
 }
 
 /// The value of `key`, and an operation that makes a commit stale once it is another.

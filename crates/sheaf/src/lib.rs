@@ -32,23 +32,29 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+mod convert;
 mod database;
 mod handle;
 mod iter;
 mod keyspace;
+mod load;
 mod snapshot;
 mod stream;
 mod value;
 
 pub use batch::{Batch, Commit};
+#[doc(hidden)]
+pub use convert::Conversion;
 pub use database::{Builder, DEFAULT_ENGINE, Database, engines};
 pub use iter::{Iter, Keys};
 pub use keyspace::{Keyspace, KeyspaceOptions};
+pub use load::{LoadOptions, Loader};
 pub use sheaf_base::engine::{Capabilities, EngineStats};
 pub use sheaf_base::error::{Damage, Error, Result};
 pub use sheaf_base::store::{
-    BackupOptions, BackupReport, Batching, Compacted, KeyspaceInfo, LogStats, MemoryStats, Phase, Progress,
-    StagedStats, Stats, VerifyReport, Watcher,
+    BackupOptions, BackupPhase, BackupProgress, BackupReport, Batching, Compacted, ConversionPhase,
+    ConversionProgress, Converted, Estimate, KeyspaceInfo, Loaded, LogStats, MemoryStats, StagedStats, Stats,
+    VerifyReport, Watcher,
 };
 pub use sheaf_base::types::{Durability, MAX_KEY, MAX_VALUE};
 pub use snapshot::{KeyspaceSnapshot, Snapshot};

@@ -170,16 +170,18 @@ impl ValueWriter {
         let ValueWriter { keyspace, key, incoming } = self;
         let store: &Arc<Handle> = keyspace.handle();
         let mut whole = store.end_value(incoming)?;
-        let mut staged = std::mem::take(&mut whole.staged);
         loop {
             let kept = keyspace.kept()?;
+            store.refit_value(&mut whole, &kept)?;
+            let mut staged = std::mem::take(&mut whole.staged);
             let mut writes = [Change { kept: &kept, op: Op::new(&key, whole.action()) }];
             match store.commit_staged(&mut writes, &mut staged) {
                 Ok(Outcome::Done(seq)) => return Ok(Commit::new(Arc::clone(store), seq, durability)),
                 Ok(Outcome::Stale) => return Err(Error::Conflict),
-                Err(Error::NoKeyspace { .. }) => {} // cleared meanwhile, or dropped: `kept` knows
+                Err(Error::NoKeyspace { .. }) => {} // cleared or converted meanwhile, or dropped: `kept` knows
                 Err(other) => return Err(other),
             }
+            whole.staged = staged;
         }
     }
 }

@@ -11,7 +11,7 @@
 //! |---|---|
 //! | `conformance` | every promise, real and simulated disk, tiny and normal, with and without threads |
 //! | `model_suite` | a million operations against a map |
-//! | `crash_suite` | 69,000 crash states in eight families |
+//! | `crash_suite` | 75,000 crash states in nine families |
 //! | `kill_suite` | 500 processes killed |
 //! | `fault_suite` | every call of a workload of 110 to 300 operations, in every way |
 //! | `corruption_suite` | 70,000 damages in five states of its life |
@@ -36,6 +36,7 @@ pub mod limits;
 pub mod linear;
 pub mod model;
 pub mod mortal;
+pub mod moving;
 pub mod reseal;
 pub mod stage;
 pub mod tap;

@@ -7,7 +7,7 @@
 
 use sheaf_base::disk::sim::{Class, Failure};
 use sheaf_testkit::crash::explore::{Plan, explore};
-use sheaf_testkit::crash::workload::{Shape, generate};
+use sheaf_testkit::crash::workload::{Shape, generate, parse};
 use sheaf_testkit::faults::{Reach, every_case, workload};
 use sheaf_testkit::kill::{Starter, be_the_child, kill_loop};
 use sheaf_testkit::stage::Subject;
@@ -120,6 +120,16 @@ fn a_short_write_that_nobody_noticed_is_found() {
 #[test]
 fn a_recovery_that_serves_what_it_did_not_sync_is_found() {
     explorer_must_find(&Plan { later_lie: Lie::SyncOf(".seg"), ..Plan::default() }, &Shape::default());
+}
+
+/// What goes past the journal has nothing but its own sync.
+#[test]
+fn a_bulk_load_that_is_not_synced_before_it_has_its_name_is_found() {
+    for (engine, file) in [(Subject::flex(), ".area"), (Subject::delsm(), ".pack")] {
+        let steps = parse("0.2=9 load0:30 persist 0.3=9").expect("written by hand");
+        let report = explore(&steps, &Plan { subject: engine, lie: Lie::SyncOf(file), ..Plan::default() });
+        println!("{}", report.failure.expect("the pairs of the load are lost"));
+    }
 }
 
 #[test]

@@ -12,6 +12,7 @@ mod kill;
 mod limits;
 mod linear;
 mod model;
+mod moving;
 mod openings;
 mod probes;
 mod rest;

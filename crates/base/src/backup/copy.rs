@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::manifest::{Entry, Manifest, ManifestWriter, NAME, Stored, UNBORN};
 use super::tree::{Range, Tree, not_empty, open};
-use super::{APART, BackupOptions, BackupReport, Meter, Phase};
+use super::{APART, BackupOptions, BackupPhase, BackupReport, Meter};
 use crate::disk::{Disk, File, How};
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::own::{OwnFile, OwnFiles, Source};
@@ -68,7 +68,7 @@ pub(crate) fn back_up(store: &Arc<Store>, dir: &Path, options: BackupOptions<'_>
             return Err(error);
         }
     };
-    let meter = Meter { phase: Phase::Copying, done: 0, total: 0, watcher };
+    let meter = Meter { phase: BackupPhase::Copying, done: 0, total: 0, watcher };
     let report = BackupReport { seq: still.seq().0, ..BackupReport::default() };
     let mut copier = Copier { disk, store, tree, manifest, base, meter, report };
     let copied = copier.copy(&still);
@@ -118,7 +118,7 @@ impl Copier<'_, '_> {
             total += file.len.unwrap_or_else(|| self.measure(&file.name));
         }
         self.leave_room(total)?;
-        self.meter.begin(Phase::Copying, total)?;
+        self.meter.begin(BackupPhase::Copying, total)?;
         for file in still.files() {
             let wanted = Wanted {
                 target: file.name.clone(),
@@ -262,7 +262,7 @@ impl Ending<'_, '_> {
     /// Reads back what was written, from the device where it can be had.
     fn verify(&mut self) -> Result<()> {
         let manifest = Manifest::unborn(self.disk, self.dir)?;
-        self.meter.begin(Phase::Verifying, manifest.bytes)?;
+        self.meter.begin(BackupPhase::Verifying, manifest.bytes)?;
         manifest.each(|entry| {
             let Entry::File(Stored { name, len, sum, .. }) = entry else { return Ok(()) };
             let path = self.dir.join(name);

@@ -53,7 +53,7 @@ const PIECE: usize = 1 << 20;
 
 /// What is being done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum BackupPhase {
     /// Files are copied.
     Copying,
     /// What was written is read back.
@@ -62,9 +62,9 @@ pub enum Phase {
 
 /// How far it has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
+pub struct BackupProgress {
     /// What is being done.
-    pub phase: Phase,
+    pub phase: BackupPhase,
     /// Bytes of it that are done.
     pub done: u64,
     /// Of about so many.
@@ -72,7 +72,7 @@ pub struct Progress {
 }
 
 /// Who is told of the progress, after each piece of at most a mebibyte, and may end it.
-pub type Watcher<'a> = dyn FnMut(Progress) -> ControlFlow<()> + 'a;
+pub type Watcher<'a> = dyn FnMut(BackupProgress) -> ControlFlow<()> + 'a;
 
 /// How to back up.
 pub struct BackupOptions<'a> {
@@ -132,14 +132,14 @@ pub struct BackupReport {
 
 /// Counts what is done and tells the watcher.
 struct Meter<'a> {
-    phase: Phase,
+    phase: BackupPhase,
     done: u64,
     total: u64,
     watcher: Option<&'a mut Watcher<'a>>,
 }
 
 impl Meter<'_> {
-    fn begin(&mut self, phase: Phase, total: u64) -> Result<()> {
+    fn begin(&mut self, phase: BackupPhase, total: u64) -> Result<()> {
         (self.phase, self.done, self.total) = (phase, 0, total);
         self.tick(0)
     }
@@ -147,7 +147,7 @@ impl Meter<'_> {
     fn tick(&mut self, bytes: u64) -> Result<()> {
         self.done += bytes;
         self.total = self.total.max(self.done);
-        let progress = Progress { phase: self.phase, done: self.done, total: self.total };
+        let progress = BackupProgress { phase: self.phase, done: self.done, total: self.total };
         match self.watcher.as_mut().map(|watcher| watcher(progress)) {
             Some(ControlFlow::Break(())) => Err(Error::Cancelled),
             _ => Ok(()),

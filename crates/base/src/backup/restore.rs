@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::manifest::{Entry, Manifest, Stored};
 use super::tree::{Range, Tree, open};
-use super::{APART, BackupReport, Meter, Phase, Watcher};
+use super::{APART, BackupPhase, BackupReport, Meter, Watcher};
 use crate::disk::{Disk, How, Locked, Share};
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::root::{Root, Slots};
@@ -41,7 +41,7 @@ pub fn restore(
     };
     let mut forward = watcher.map(|watcher| move |progress| watcher(progress));
     let watcher: Option<&mut Watcher<'_>> = forward.as_mut().map(|forward| forward as &mut Watcher<'_>);
-    let mut meter = Meter { phase: Phase::Copying, done: 0, total: 0, watcher };
+    let mut meter = Meter { phase: BackupPhase::Copying, done: 0, total: 0, watcher };
     let done = refill(disk, from, to, &manifest, &mut tree, &mut meter);
     if let Err(error) = done {
         tree.undo();
@@ -64,7 +64,7 @@ fn refill(
         return Err(Error::NoSpace { path: to.to_path_buf() });
     }
     directories().try_for_each(|name| tree.dir(Path::new(name)))?;
-    meter.begin(Phase::Copying, manifest.bytes)?;
+    meter.begin(BackupPhase::Copying, manifest.bytes)?;
     manifest.each(|entry| match entry {
         Entry::Directory(name) => tree.dir(&name),
         Entry::File(file) => put_back(&**disk, from, &file, tree, meter),

@@ -421,6 +421,11 @@ impl Blobs {
         self.sums.pieces(file)
     }
 
+    /// Whether it lies in a slot, and has no file of its own.
+    pub(crate) fn is_slot(&self, blob: &BlobRef) -> bool {
+        Place::of(blob.id).is_some()
+    }
+
     /// The error for a blob that a live record names and that is not there.
     #[must_use]
     pub fn missing(&self, blob: &BlobRef) -> Error {

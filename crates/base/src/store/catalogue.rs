@@ -1,8 +1,8 @@
 //! # Catalogue: keyspaces, created and dropped by commits
 //!
 //! A keyspace's creation, clearing and drop are synced commits in the journal; ROOT holds the catalogue
-//! of its floor. A cleared keyspace is a new one of the same name: one record does both. What was dropped
-//! is kept until that is durable and no view shows it (commit.md R17, scenario 12).
+//! of its floor. A cleared keyspace is a new one of the same name: one record does both, and so it does for one that was made
+//! beside it (`making`), maybe with another engine. What was dropped is kept until that is durable and no view shows it (commit.md R17, scenario 12).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::error::{Damage, Error, Result};
 use crate::record::{Content, Record};
 use crate::root::KeyspaceEntry;
 use crate::sync::atomic::{AtomicU32, Ordering};
-use crate::sync::{Mutex, RwLock};
+use crate::sync::{Mutex, MutexGuard, RwLock};
 use crate::types::{Durability, KeyspaceId, Seq};
 
 /// Longest name in bytes.
@@ -27,6 +27,8 @@ pub(crate) type Map = BTreeMap<String, Arc<Kept>>;
 #[derive(Debug, Default)]
 pub(crate) struct Catalogue {
     live: RwLock<Arc<Map>>,
+    /// Without a name so far: see `making`.
+    making: Mutex<Vec<Arc<Kept>>>,
     dropped: Mutex<Vec<Arc<Kept>>>,
     next_id: AtomicU32,
     /// One change at a time.
@@ -67,11 +69,50 @@ impl Catalogue {
         Arc::clone(&self.live.read())
     }
 
-    /// All that entries in logs may belong to, live or dropped.
+    /// The live ones, and those in the making.
+    pub(crate) fn present(&self) -> Vec<Arc<Kept>> {
+        // In this order: what is published meanwhile is found in one of them.
+        let mut present = self.making.lock().clone();
+        present.extend(self.map().values().cloned());
+        present
+    }
+
+    /// All that entries in logs may belong to, live, dropped, or in the making.
     pub(crate) fn all(&self) -> Vec<Arc<Kept>> {
-        let mut all: Vec<_> = self.map().values().cloned().collect();
+        let mut all = self.present();
         all.extend(self.dropped.lock().iter().cloned());
+        // Who was published or dropped between two of the looks was seen twice.
+        all.sort_by_key(|kept| kept.id());
+        all.dedup_by_key(|kept| kept.id());
         all
+    }
+
+    /// From now on entries in logs may belong to it.
+    pub(super) fn enroll(&self, kept: Arc<Kept>) {
+        self.making.lock().push(kept);
+    }
+
+    /// Under the commit lock: it has its name from commit `seq` on.
+    pub(super) fn publish(&self, kept: &Arc<Kept>, seq: Seq) {
+        self.set(kept.name(), Some(Arc::clone(kept)), seq);
+        self.making.lock().retain(|other| !Arc::ptr_eq(other, kept));
+    }
+
+    /// Under the commit lock, at commit `seq`: it will never have a name.
+    pub(super) fn discard(&self, kept: &Arc<Kept>, seq: Seq) {
+        kept.set_died(seq);
+        self.dropped.lock().push(Arc::clone(kept));
+        self.making.lock().retain(|other| !Arc::ptr_eq(other, kept));
+    }
+
+    /// A number that no keyspace ever had, as far as ROOT and the journal know.
+    pub(super) fn new_id(&self) -> KeyspaceId {
+        KeyspaceId(self.next_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// No keyspace is created, replaced or dropped while this is held.
+    pub(super) fn changing(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock()
     }
 
     pub(crate) fn next_id(&self) -> KeyspaceId {
@@ -125,6 +166,15 @@ impl Catalogue {
     }
 }
 
+/// Whether a keyspace can have this name.
+pub(super) fn check_name(name: &str) -> Result<()> {
+    if name.is_empty() || name.len() > MAX_NAME {
+        let why = format!("{} bytes, must have 1 to {MAX_NAME}", name.len());
+        return Err(Error::Invalid { what: "keyspace name", why });
+    }
+    Ok(())
+}
+
 impl Store {
     pub(super) fn factory(&self, name: &str) -> Option<&Arc<dyn EngineFactory>> {
         self.factories.iter().find(|f| f.name() == name)
@@ -137,11 +187,8 @@ impl Store {
             return Ok(kept);
         }
         self.check_writable()?;
-        if name.is_empty() || name.len() > MAX_NAME {
-            let why = format!("{} bytes, must have 1 to {MAX_NAME}", name.len());
-            return Err(Error::Invalid { what: "keyspace name", why });
-        }
-        let _changing = self.catalogue.changing.lock();
+        check_name(name)?;
+        let _changing = self.catalogue.changing();
         if let Some(kept) = self.existing_as(name, engine)? {
             return Ok(kept);
         }
@@ -163,24 +210,33 @@ impl Store {
     /// Commits, durably, that `name` is a new keyspace, or what is left of `cleared`. The caller holds
     /// `changing`.
     fn put_keyspace(&self, name: &str, engine: &str, cleared: Option<&Kept>) -> Result<Arc<Kept>> {
+        let new = Arc::new(self.unnamed(name, engine)?);
+        self.give_name(&new, cleared)?;
+        Ok(new)
+    }
+
+    /// A keyspace with a number of its own, unknown to everybody, that is to have `name`.
+    pub(super) fn unnamed(&self, name: &str, engine: &str) -> Result<Kept> {
         let Some(factory) = self.factory(engine) else {
             let known: Vec<_> = self.factories.iter().map(|f| f.name()).collect();
             let why = format!("{engine:?}; there are {}", known.join(", "));
             return Err(Error::Invalid { what: "engine", why });
         };
-        let id = KeyspaceId(self.catalogue.next_id.fetch_add(1, Ordering::Relaxed));
-        let new = Kept::new(id, name, factory.create(id, &self.ground), Seq::LATEST);
-        let new = Arc::new(match cleared {
-            Some(before) => new.continuing(before),
-            None => new,
-        });
-        let entry = encode_entry(id, engine);
-        let content = Content::Put(&entry);
-        let record = Record { keyspace: KeyspaceId::CATALOGUE, key: name.as_bytes(), content };
-        let set = Arc::clone(&new);
-        let seq = self.commit_catalogue(&[record], |seq| self.catalogue.set(name, Some(set), seq))?;
-        self.acknowledge(seq, Durability::Sync)?;
-        Ok(new)
+        let id = self.catalogue.new_id();
+        Ok(Kept::new(id, name, factory.create(id, &self.ground), Seq::LATEST))
+    }
+
+    /// Commits, durably, that `new` has its name, maybe in place of `before`, whose handles go on with it. The caller
+    /// holds `changing`.
+    pub(super) fn give_name(&self, new: &Arc<Kept>, before: Option<&Kept>) -> Result<()> {
+        if let Some(before) = before {
+            new.continue_from(before);
+        }
+        let entry = encode_entry(new.id(), new.engine_name());
+        let (key, content) = (new.name().as_bytes(), Content::Put(&entry));
+        let record = Record { keyspace: KeyspaceId::CATALOGUE, key, content };
+        let seq = self.commit_catalogue(&[record], |seq| self.catalogue.publish(new, seq))?;
+        self.acknowledge(seq, Durability::Sync)
     }
 
     /// The keyspace `name` if there is one.
@@ -201,7 +257,7 @@ impl Store {
     /// Replaces `kept` by an empty keyspace of the same name and engine.
     pub fn clear_keyspace(&self, kept: &Arc<Kept>) -> Result<Arc<Kept>> {
         self.check_writable()?;
-        let _changing = self.catalogue.changing.lock();
+        let _changing = self.catalogue.changing();
         if kept.is_gone() {
             return Err(Error::NoKeyspace { name: kept.name().to_owned() });
         }
@@ -211,7 +267,7 @@ impl Store {
     /// Drops the keyspace `name`. False if there is none.
     pub fn drop_keyspace(&self, name: &str) -> Result<bool> {
         self.check_writable()?;
-        let _changing = self.catalogue.changing.lock();
+        let _changing = self.catalogue.changing();
         if !self.catalogue.map().contains_key(name) {
             return Ok(false);
         }

@@ -55,7 +55,7 @@ impl Store {
     fn due_after(&self, log: &Log) -> u64 {
         let asked =
             |k: &Arc<Kept>| k.engine().ok().filter(|_| k.log() == log.id).map(|e| e.checkpoint_after());
-        let asked = self.catalogue.map().values().filter_map(asked).max().unwrap_or(0);
+        let asked = self.catalogue.present().iter().filter_map(asked).max().unwrap_or(0);
         self.geometry.checkpoint_bytes.max(asked).max(TIMES_IMAGE * log.image_bytes.load(Ordering::Relaxed))
     }
 

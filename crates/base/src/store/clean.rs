@@ -225,8 +225,8 @@ impl Store {
         }
         let (disk, limit) = self.space(self.log(LogId::Flat));
         let log = (disk * 100).checked_div(limit).unwrap_or(0).max(self.journal_pressure());
-        let engines = self.catalogue.map();
-        engines.values().filter_map(|k| k.engine().ok()).map(|engine| engine.pressure()).fold(log, u64::max)
+        let engines = self.catalogue.present();
+        engines.iter().filter_map(|k| k.engine().ok()).map(|engine| engine.pressure()).fold(log, u64::max)
     }
 
     /// The victims whose cleaning costs least for what it wins.

@@ -136,6 +136,18 @@ impl Store {
         })
     }
 
+    /// Makes a value that is staged one that the engine of `kept` can take: the keyspace may have been converted since it began.
+    pub fn refit_value(&self, whole: &mut Whole, kept: &Kept) -> Result<()> {
+        let Some(blob) = whole.action.filter(|blob| self.ground.blobs.is_slot(blob)) else { return Ok(()) };
+        if !kept.engine()?.adopts_files() {
+            return Ok(());
+        }
+        let value = self.ground.blobs.read(&blob)?.ok_or_else(|| self.ground.blobs.missing(&blob))?;
+        let staged = self.stage_value(&value, true)?;
+        (whole.action, whole.staged) = (Some(staged.blob), smallvec![staged]);
+        Ok(())
+    }
+
     /// Moves the buffer to the file.
     fn drain(&self, incoming: &mut Incoming) -> Result<()> {
         incoming.is_broken = true;

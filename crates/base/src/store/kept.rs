@@ -1,8 +1,9 @@
 //! # Kept: a keyspace as the store keeps it
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use super::watch::Watch;
 use crate::engine::Engine;
 use crate::error::{Damage, Error, Result};
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -47,8 +48,10 @@ pub struct Kept {
     born: AtomicU64,
     /// The commit that dropped it; `u64::MAX` while it lives.
     died: AtomicU64,
-    /// The keyspaces of the same name that were cleared to make this one.
-    cleared: Vec<KeyspaceId>,
+    /// The keyspaces of the same name that this one took the place of, by a clearing or a replacement.
+    before: OnceLock<Vec<KeyspaceId>>,
+    /// Who copies it.
+    pub(super) watch: Watch,
 }
 
 impl Kept {
@@ -62,7 +65,8 @@ impl Kept {
             engine: Ok(engine),
             born: AtomicU64::new(born.0),
             died: AtomicU64::new(u64::MAX),
-            cleared: Vec::new(),
+            before: OnceLock::new(),
+            watch: Watch::default(),
         }
     }
 
@@ -77,19 +81,20 @@ impl Kept {
             stages_above: self.stages_above,
             born: AtomicU64::new(self.born.load(Ordering::Relaxed)),
             died: AtomicU64::new(u64::MAX),
-            cleared: Vec::new(),
+            before: OnceLock::new(),
+            watch: Watch::default(),
         }
     }
 
-    /// This one, as what is left after `before` was cleared.
-    pub(crate) fn continuing(mut self, before: &Kept) -> Kept {
-        self.cleared = before.cleared.iter().copied().chain([before.id]).collect();
-        self
+    /// It takes the place of `before`. Before it is published.
+    pub(super) fn continue_from(&self, before: &Kept) {
+        let all = before.before.get().into_iter().flatten().copied();
+        let _ = self.before.set(all.chain([before.id]).collect());
     }
 
-    /// True if the keyspace `id` was cleared and became this one.
+    /// True if this one took the place of the keyspace `id`.
     pub(crate) fn continues(&self, id: KeyspaceId) -> bool {
-        self.cleared.contains(&id)
+        self.before.get().is_some_and(|before| before.contains(&id))
     }
 
     /// Its number.
@@ -136,6 +141,11 @@ impl Kept {
         self.born.store(seq.0, Ordering::Release);
     }
 
+    /// No commit created it yet.
+    pub(super) fn is_unborn(&self) -> bool {
+        self.born() == Seq::LATEST
+    }
+
     /// The commit that dropped it.
     #[must_use]
     pub fn died(&self) -> Seq {
@@ -146,7 +156,7 @@ impl Kept {
         self.died.store(seq.0, Ordering::Release);
     }
 
-    /// True once it was dropped or cleared.
+    /// True once it was dropped, cleared or replaced.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         self.died() != Seq(u64::MAX)

@@ -10,6 +10,8 @@
 //!  clean       survivors out, victims away                      checkpoint, image   what makes opening fast
 //!  recover, survey, load   from files to a served state         background  ticks and maintenance
 //!  sort        a log in the order of keys, when asked       still      a state that stays, for backups
+//!  fill, bulk  pairs in order, past the journal             making     keyspaces that have no name yet
+//!  convert, copy, watch   another engine, while writers go on
 //! ```
 //!
 //! ## Invariants
@@ -21,7 +23,7 @@
 //!
 //! ## Threads
 //!
-//! Any thread may call anything. Locks, in order of acquisition: `closing`, `maintenance`, `making`, the
+//! Any thread may call anything. Locks, in order of acquisition: `closing`, the catalogue's `changing`, `maintenance`, `making`, the
 //! round's leader lock, `order` (the commit lock), the log lists, engines' own. No I/O under `order` but the append
 //! itself; no lock is held while a caller's closure runs.
 //!
@@ -30,15 +32,20 @@
 //! `recover` has the whole story; docs/format/log.md the byte layouts.
 
 mod background;
+mod bulk;
 mod catalogue;
 mod checkpoint;
 mod clean;
 mod close;
+mod convert;
+mod copy;
+mod fill;
 pub mod image;
 mod incoming;
 mod kept;
 mod load;
 mod log;
+mod making;
 mod order;
 mod ready;
 mod recover;
@@ -51,14 +58,17 @@ mod survey;
 mod tail;
 mod verify;
 mod view;
+mod watch;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use crate::backup::{BackupOptions, BackupReport, Phase, Progress, Watcher};
+pub use crate::backup::{BackupOptions, BackupPhase, BackupProgress, BackupReport, Watcher};
 pub use crate::blob::StagedStats;
+pub use bulk::{Loaded, Loading};
 pub(crate) use close::{LOCK, directories};
+pub use convert::{Conversion, ConversionPhase, ConversionProgress, Converted, Estimate};
 pub use incoming::{Incoming, Whole};
 pub use kept::Kept;
 pub use order::{Outcome, Write};

@@ -199,6 +199,7 @@ impl Store {
     ) -> Result<Outcome> {
         self.check_writable()?;
         self.brake();
+        writes.iter().filter(|w| w.kept.watch.is_on()).for_each(|w| w.kept.watch.delay());
         self.stage(writes, staged)?;
         let (mut may_relieve, mut reliefs) = (true, 0..MOST_RELIEFS);
         loop {
@@ -207,18 +208,25 @@ impl Store {
                 Err(Error::NoSpace { .. })
                     if mem::take(&mut may_relieve) && self.relieve(removes_only(writes))? => {}
                 Err(Error::OverBudget { .. }) if reliefs.next().is_some() => self.reclaim_memory(writes)?,
-                Ok(done) => {
+                // It may be another keyspace afterwards, which is found out at the next attempt.
+                Ok(None) => writes.iter().for_each(|w| w.kept.watch.wait()),
+                Ok(Some(done)) => {
                     if self.ground.memory.is_exceeded() {
                         let _ = self.relieve_memory(writes); // the commit stands; the next one has the trouble
                     }
                     return Ok(done);
                 }
-                refused => return refused,
+                Err(refused) => return Err(refused),
             }
         }
     }
 
-    fn commit_pinned(&self, writes: &mut [Write<'_>], staged: &mut SmallVec<[Staged; 1]>) -> Result<Outcome> {
+    /// None if one of the keyspaces is held.
+    fn commit_pinned(
+        &self,
+        writes: &mut [Write<'_>],
+        staged: &mut SmallVec<[Staged; 1]>,
+    ) -> Result<Option<Outcome>> {
         let _pin = epoch::pin(); // engines' notes hold addresses until apply
         ENCODED.with(|encoded| self.commit_encoded(writes, staged, &mut encoded.borrow_mut()))
     }
@@ -309,9 +317,9 @@ impl Store {
         writes: &mut [Write<'_>],
         staged: &mut SmallVec<[Staged; 1]>,
         encoded: &mut Encoded,
-    ) -> Result<Outcome> {
+    ) -> Result<Option<Outcome>> {
         if !self.prepare(writes, encoded)? {
-            return Ok(Outcome::Stale);
+            return Ok(Some(Outcome::Stale));
         }
         let reserve = if removes_only(writes) { 0 } else { self.geometry.reserve };
         loop {
@@ -320,13 +328,16 @@ impl Store {
             if let Some(gone) = writes.iter().find(|w| w.kept.is_gone()) {
                 return Err(Error::NoKeyspace { name: gone.kept.name().to_owned() });
             }
+            if writes.iter().any(|w| w.kept.watch.is_held()) {
+                return Ok(None);
+            }
             if let Some(index) =
                 writes.iter().position(|w| !w.kept.engine().is_ok_and(|e| e.is_current(&w.op)))
             {
                 drop(order);
                 let write = &mut writes[index];
                 if matches!(write.op.action, Action::Expect) {
-                    return Ok(Outcome::Stale);
+                    return Ok(Some(Outcome::Stale));
                 }
                 let need = write.kept.engine()?.prepare(&mut write.op)?;
                 if need != encoded.needs[index] {
@@ -336,7 +347,7 @@ impl Store {
                 continue;
             }
             if encoded.runs.is_empty() {
-                return Ok(Outcome::Done(self.visible()));
+                return Ok(Some(Outcome::Done(self.visible())));
             }
             encoded.hot = self.is_hot(order.next_seq, writes);
             if order.next_seq >= order.seq_bound {
@@ -360,7 +371,7 @@ impl Store {
                 self.set_brake(); // the keeper may not get to run for a while
                 self.signals.wake();
             }
-            return Ok(Outcome::Done(seq));
+            return Ok(Some(Outcome::Done(seq)));
         }
     }
 
@@ -396,6 +407,9 @@ impl Store {
                 && let Ok(engine) = write.kept.engine()
             {
                 engine.apply(seq, &write.op, &order.views);
+                if write.kept.watch.is_on() {
+                    write.kept.watch.note(write.op.key);
+                }
             }
         }
         self.finish(order, seq);

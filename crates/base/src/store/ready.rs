@@ -87,8 +87,8 @@ impl Store {
 
     /// What engines count on of the disk, if any does.
     pub(super) fn counted_on(&self) -> Option<u64> {
-        let keyspaces = self.catalogue.map();
-        let each = keyspaces.values().filter_map(|kept| kept.engine().ok()?.room_to_settle());
+        let keyspaces = self.catalogue.present();
+        let each = keyspaces.iter().filter_map(|kept| kept.engine().ok()?.room_to_settle());
         each.reduce(|all, one| all.saturating_add(one))
     }
 

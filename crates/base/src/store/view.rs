@@ -21,13 +21,19 @@ pub struct View {
 impl Store {
     /// A view of everything committed.
     pub fn view(self: &Arc<Store>) -> Result<View> {
+        self.view_with(|| ()).map(|(view, ())| view)
+    }
+
+    /// The same, and what `also` answers at that very moment: under the commit lock.
+    pub(super) fn view_with<T>(self: &Arc<Store>, also: impl FnOnce() -> T) -> Result<(View, T)> {
         self.check_open()?;
         let mut order = self.order.lock();
         let seq = self.visible();
         order.views.register(seq);
         let map = self.catalogue.map();
+        let also = also();
         drop(order);
-        Ok(View { store: Arc::clone(self), seq, map })
+        Ok((View { store: Arc::clone(self), seq, map }, also))
     }
 
     /// Lets engines drop what released views had pinned. True if there was anything to look at.

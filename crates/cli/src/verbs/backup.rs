@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 
 use indicatif::ProgressBar;
 use serde_json::json;
-use sheaf::{BackupOptions, BackupReport, Database, Phase, Progress};
+use sheaf::{BackupOptions, BackupPhase, BackupProgress, BackupReport, Database};
 
 use crate::args::{Backup, Restore};
 use crate::failure::Result;
@@ -53,8 +53,8 @@ pub(crate) fn restore(args: &Restore) -> Result {
     Ok(out.flush()?)
 }
 
-fn show(bar: &ProgressBar, progress: Progress) -> ControlFlow<()> {
-    if progress.phase == Phase::Verifying && progress.done == 0 {
+fn show(bar: &ProgressBar, progress: BackupProgress) -> ControlFlow<()> {
+    if progress.phase == BackupPhase::Verifying && progress.done == 0 {
         bar.set_message("verify");
         bar.reset();
     }

@@ -5,19 +5,20 @@
 //! ## Crash
 //!
 //! Batches are committed in the order of the file, so what is there after a crash is the file up to
-//! some line; loading it again completes it.
+//! some line; loading it again completes it. With `--sorted` all of it is there or nothing.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, IsTerminal};
+use std::io::{self, BufRead, BufReader, IsTerminal, Write};
 use std::path::Path;
 
 use indicatif::ProgressBar;
-use sheaf::{Batch, Database, Durability, Keyspace};
+use serde_json::json;
+use sheaf::{Batch, Database, Durability, Error, Keyspace, LoadOptions};
 
 use crate::args::Load;
 use crate::failure::{Failure, Result};
 use crate::notation::{many, unescape};
-use crate::output::{Watch, byte_bar, spinner, time};
+use crate::output::{Watch, byte_bar, spinner, stdout, time, written};
 
 /// Pairs of one commit.
 const BATCH_PAIRS: usize = 1000;
@@ -29,19 +30,49 @@ type Pair = (Vec<u8>, Vec<u8>);
 pub(crate) fn run(args: &Load) -> Result {
     let (mut input, bar) = open(&args.file)?;
     input.fill_buf().map_err(Failure::stream("read", &args.file))?; // a directory fails here, before we create
-    let (db, keyspace) = args.target.create(&args.creation)?;
+    let (db, sink) = sink(args)?;
     let watch = Watch::start();
-    let mut loader = Loader::new(&db, &keyspace, args);
-    let result = loader.all(&mut *input, &bar);
+    let mut loader = Loader { args, sink, loaded: 0, bytes: 0 };
+    let result = loader.all(&mut *input, &bar).and_then(|()| loader.sink.end(&mut loader.loaded));
     bar.finish_and_clear();
-    let loaded = loader.loaded;
+    let (loaded, bytes) = (loader.loaded, loader.bytes);
+    drop(loader);
     let closed = db.close();
     result?;
     closed?;
+    let took = watch.elapsed();
+    if args.json {
+        let mut out = stdout();
+        let (seconds, written) = (took.as_secs_f64(), written());
+        writeln!(
+            out,
+            "{}",
+            json!({ "pairs": loaded, "bytes": bytes, "seconds": seconds, "written": written })
+        )?;
+        out.flush()?;
+    }
     if io::stderr().is_terminal() {
-        anstream::eprintln!("{} in {}", many(loaded, "pair"), time(watch.elapsed()));
+        anstream::eprintln!("{} in {}", many(loaded, "pair"), time(took));
     }
     Ok(())
+}
+
+/// The database, and how pairs go into it.
+fn sink(args: &Load) -> Result<(Database, Sink)> {
+    if !args.sorted {
+        let (db, keyspace) = args.target.create(&args.creation)?;
+        let batches =
+            Batches { db: db.clone(), keyspace, durable: args.durable.durable, batch: db.batch(), bytes: 0 };
+        return Ok((db, Sink::Batches(batches)));
+    }
+    let db = args.target.place.create()?;
+    let options = LoadOptions::default().replace(args.replace);
+    let options = match &args.creation.engine {
+        Some(engine) => options.engine(engine),
+        None => options,
+    };
+    let loader = db.bulk_load(&args.target.keyspace, options)?;
+    Ok((db, Sink::Sorted(Some(loader))))
 }
 
 #[expect(clippy::disallowed_methods, reason = "the user's file, not the database's")]
@@ -55,21 +86,64 @@ fn open(path: &Path) -> Result<(Box<dyn BufRead>, ProgressBar)> {
     Ok((Box::new(BufReader::with_capacity(1 << 16, file)), bar))
 }
 
-struct Loader<'a> {
-    db: &'a Database,
-    keyspace: &'a Keyspace,
-    args: &'a Load,
-    batch: Batch,
-    bytes: usize,
-    /// Pairs committed.
-    loaded: u64,
+/// How pairs go into the keyspace.
+enum Sink {
+    Batches(Batches),
+    /// In the order of keys, all at once; none once it is at its end.
+    Sorted(Option<sheaf::Loader>),
 }
 
-impl<'a> Loader<'a> {
-    fn new(db: &'a Database, keyspace: &'a Keyspace, args: &'a Load) -> Loader<'a> {
-        Loader { db, keyspace, args, batch: db.batch(), bytes: 0, loaded: 0 }
-    }
+/// Some pairs a commit.
+struct Batches {
+    db: Database,
+    keyspace: Keyspace,
+    durable: bool,
+    batch: Batch,
+    bytes: usize,
+}
 
+impl Batches {
+    /// Commits what is there; how many pairs that were.
+    fn flush(&mut self) -> sheaf::Result<u64> {
+        let mut batch = std::mem::replace(&mut self.batch, self.db.batch());
+        self.bytes = 0;
+        if batch.is_empty() {
+            return Ok(0);
+        }
+        if self.durable {
+            batch.durability(Durability::Sync);
+        }
+        let pairs = batch.len() as u64;
+        batch.commit()?;
+        Ok(pairs)
+    }
+}
+
+impl Sink {
+    /// That was all.
+    fn end(&mut self, loaded: &mut u64) -> Result {
+        match self {
+            Sink::Batches(batches) => *loaded += batches.flush()?,
+            Sink::Sorted(loader) => {
+                if let Some(loader) = loader.take() {
+                    *loaded = loader.finish()?.pairs;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Loader<'a> {
+    args: &'a Load,
+    sink: Sink,
+    /// Pairs committed.
+    loaded: u64,
+    /// Bytes of all keys and values so far.
+    bytes: u64,
+}
+
+impl Loader<'_> {
     fn all(&mut self, input: &mut dyn BufRead, bar: &ProgressBar) -> Result {
         let mut line = Vec::new();
         let mut number = 0;
@@ -78,7 +152,7 @@ impl<'a> Loader<'a> {
             let read =
                 input.read_until(b'\n', &mut line).map_err(Failure::stream("read", &self.args.file))?;
             if read == 0 {
-                return self.flush().map_err(Failure::Database);
+                return Ok(());
             }
             number += 1;
             bar.inc(read as u64);
@@ -89,33 +163,32 @@ impl<'a> Loader<'a> {
 
     fn line(&mut self, number: u64, text: &[u8]) -> Result {
         let pair = if self.args.lines { Ok(numbered(number, text)) } else { parse(text) };
-        let (key, value) = pair.and_then(within_limits).map_err(|why| Failure::Line {
-            path: self.args.file.clone(),
-            line: number,
-            why,
-            loaded: self.loaded,
-        })?;
-        self.bytes += key.len() + value.len();
-        self.batch.insert(self.keyspace, key, value);
-        if self.batch.len() >= BATCH_PAIRS || self.bytes >= BATCH_BYTES {
-            self.flush()?;
+        let (key, value) = pair.and_then(within_limits).map_err(|why| self.wrong(number, why))?;
+        self.bytes += (key.len() + value.len()) as u64;
+        match &mut self.sink {
+            Sink::Batches(batches) => {
+                batches.bytes += key.len() + value.len();
+                batches.batch.insert(&batches.keyspace, key, value);
+                if batches.batch.len() >= BATCH_PAIRS || batches.bytes >= BATCH_BYTES {
+                    self.loaded += batches.flush()?;
+                }
+                Ok(())
+            }
+            Sink::Sorted(loader) => match loader.as_mut().map_or(Ok(()), |loader| loader.push(key, value)) {
+                Err(Error::Invalid { what: "key", why }) => Err(self.wrong(number, why)),
+                other => Ok(other?),
+            },
         }
-        Ok(())
     }
 
-    fn flush(&mut self) -> sheaf::Result<()> {
-        let mut batch = std::mem::replace(&mut self.batch, self.db.batch());
-        if batch.is_empty() {
-            return Ok(());
+    fn wrong(&self, line: u64, why: String) -> Failure {
+        let path = self.args.file.clone();
+        match self.sink {
+            Sink::Batches(_) => Failure::Line { path, line, why, loaded: self.loaded },
+            Sink::Sorted(_) => {
+                Failure::Refused(format!("{} line {line}: {why}; nothing was loaded", path.display()))
+            }
         }
-        if self.args.durable.durable {
-            batch.durability(Durability::Sync);
-        }
-        let pairs = batch.len() as u64;
-        batch.commit()?;
-        self.loaded += pairs;
-        self.bytes = 0;
-        Ok(())
     }
 }
 

@@ -6,6 +6,7 @@
 pub(crate) mod backup;
 pub(crate) mod call;
 pub(crate) mod compact;
+pub(crate) mod convert;
 pub(crate) mod del;
 pub(crate) mod drop;
 pub(crate) mod dump;

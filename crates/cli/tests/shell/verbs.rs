@@ -195,3 +195,54 @@ fn a_backup_is_restored_and_shares_what_did_not_change() {
     sandbox.run(&["scan", "later"]).succeeds().prints("a\t1\nb\t2\nc\t3\n");
     sandbox.run(&["verify", "later"]).succeeds();
 }
+
+#[test]
+fn a_sorted_load_is_there_at_once_or_not_at_all() {
+    let sandbox = Sandbox::new();
+    let text: String = (0..3_000).map(|n| format!("key{n:05}\tvalue {n}\n")).collect();
+    for engine in ["flex", "delsm", "flat"] {
+        let args = ["load", "db", "--sorted", "--keyspace", engine, "--engine", engine, "--json", "-"];
+        let loaded = sandbox.feed(&args, text.as_bytes()).succeeds().json();
+        assert_eq!((&loaded["pairs"], loaded["bytes"].as_u64() > Some(40_000)), (&json!(3_000), true));
+        sandbox.run(&["get", "db", "--keyspace", engine, "key02999"]).succeeds().prints("value 2999");
+        let again = ["load", "db", "--sorted", "--keyspace", engine, "-"];
+        sandbox.feed(&again, b"a\t1\n").exits(4).complains("not empty");
+        let replace = ["load", "db", "--sorted", "--replace", "--keyspace", engine, "-"];
+        sandbox
+            .feed(&replace, b"a\t1\nb\t2\nb\t3\n")
+            .exits(4)
+            .complains("line 3")
+            .complains("nothing was loaded");
+        sandbox.run(&["get", "db", "--keyspace", engine, "key02999"]).succeeds().prints("value 2999");
+        sandbox.feed(&replace, b"a\t1\nb\t2\n").succeeds();
+        assert_eq!(sandbox.run(&["scan", "db", "--keyspace", engine]).succeeds().lines().len(), 2);
+    }
+    sandbox.feed(&["load", "db", "--sorted", "--lines", "--keyspace", "lines", "-"], b"x\ny\n").succeeds();
+    sandbox.run(&["scan", "db", "--keyspace", "lines"]).succeeds().prints("0000000001\tx\n0000000002\ty\n");
+    sandbox.run(&["verify", "db"]).succeeds();
+}
+
+#[test]
+fn convert_has_another_engine_keep_the_keyspace() {
+    let sandbox = Sandbox::with(&[("a", "1"), ("b", "2"), ("c", "3")]);
+    let dump = sandbox.run(&["dump", "db"]).succeeds().lines();
+    let before = sandbox.image("db");
+    let dry = sandbox.run(&["convert", "db", "--to", "flat", "--dry-run", "--json"]).succeeds().json();
+    assert_eq!((&dry["pairs"], &dry["bytes"]), (&json!(3), &json!(6)));
+    assert!(dry["needed"].as_u64() < dry["free"].as_u64() && dry["seconds"].as_f64() > Some(0.0), "{dry}");
+    sandbox.run(&["convert", "db", "--to", "flat", "--dry-run"]).succeeds();
+    assert_eq!(sandbox.image("db"), before, "a dry run changes nothing");
+    let left = std::fs::read_dir(sandbox.path(".")).expect("a directory").count();
+    assert_eq!(left, 1, "and leaves nothing");
+    for to in ["flat", "cedrus", "delsm", "kreon", "flat-ordered", "flex"] {
+        sandbox.run(&["convert", "db", "--to", to]).succeeds();
+        sandbox.run(&["keyspaces", "db"]).succeeds().prints(format!("default\t{to}\t3\n"));
+        let mut lines = sandbox.run(&["dump", "db"]).succeeds().lines();
+        lines.sort();
+        assert_eq!(lines, dump);
+    }
+    sandbox.run(&["convert", "db", "--to", "flex"]).succeeds();
+    sandbox.run(&["convert", "db", "--to", "tree"]).exits(2).complains("there are flat");
+    sandbox.run(&["convert", "db", "--keyspace", "none", "--to", "flat"]).exits(1);
+    sandbox.run(&["verify", "db"]).succeeds();
+}

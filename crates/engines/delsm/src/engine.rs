@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use sheaf_base::blob::BlobRef;
 use sheaf_base::engine::{
-    Bounds, Capabilities, Cursor, Engine, EngineStats, ImageSink, ImageSource, Need, Op, Replay, Want, Wanted,
+    Bounds, Capabilities, Cursor, Engine, EngineStats, ImageSink, ImageSource, Ingest, Need, Op, Replay,
+    Want, Wanted,
 };
 use sheaf_base::error::{Error, Result};
 use sheaf_base::ground::Ground;
@@ -28,6 +29,7 @@ use sheaf_base::value::Stored;
 use sheaf_base::views::{Pins, Views};
 
 use crate::cursor::DelsmCursor;
+use crate::ingest::DelsmIngest;
 use crate::list::What;
 use crate::sizes::Sizes;
 use crate::tree::{Shelf, State, Table, Version};
@@ -63,6 +65,8 @@ pub(crate) struct DelsmEngine {
     rest: AtomicU32,
     /// Views were released since somebody last looked.
     pub(crate) released: AtomicBool,
+    /// Staged values of tables that are not published yet: see `ingest.rs`.
+    pub(crate) ingested: Mutex<Vec<u64>>,
 }
 
 /// What a look-up found.
@@ -98,6 +102,7 @@ impl DelsmEngine {
             seen: AtomicU64::new(0),
             rest: AtomicU32::new(0),
             released: AtomicBool::new(false),
+            ingested: Mutex::default(),
         }
     }
 
@@ -481,6 +486,12 @@ impl Engine for DelsmEngine {
     fn blobs(&self, out: &mut Vec<u64>) {
         // A list that cannot be read any more is found by whoever needs it; its staged values are swept.
         let _ = self.staged_blobs(out);
+        out.extend(self.ingested.lock().iter().copied());
+    }
+
+    fn ingest(self: Arc<Self>, seq: Seq) -> Result<Option<Box<dyn Ingest>>> {
+        let has_home = self.shelf.ground.home.is_some();
+        Ok(has_home.then(|| Box::new(DelsmIngest::new(self, seq)) as Box<dyn Ingest>))
     }
 
     fn stats(&self) -> EngineStats {

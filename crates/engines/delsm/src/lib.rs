@@ -41,6 +41,7 @@ mod cursor;
 mod engine;
 mod filter;
 mod flush;
+mod ingest;
 mod lanes;
 mod list;
 mod manifest;

@@ -123,7 +123,8 @@ impl DelsmEngine {
         is_apart && merge.upper.iter().all(|table| (merge.level > 1 || is_large(table)) && !is_idle(table))
     }
 
-    fn is_over_full(&self, version: &Version, level: usize) -> bool {
+    /// Whether a level has more than it may.
+    pub(crate) fn is_over_full(&self, version: &Version, level: usize) -> bool {
         let load = |level: usize| {
             let mut load = Load::default();
             for table in &version.levels[level] {

@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use sheaf_base::clock::{Clock, SystemClock};
 use sheaf_base::engine::{
-    Bounds, Capabilities, Cursor, Engine, EngineStats, ImageSink, ImageSource, Need, Op, Replay, Want, Wanted,
+    Bounds, Capabilities, Cursor, Engine, EngineStats, ImageSink, ImageSource, Ingest, Need, Op, Replay,
+    Want, Wanted,
 };
 use sheaf_base::error::{Error, Result};
 use sheaf_base::ground::Ground;
@@ -33,6 +34,7 @@ use crate::block::print_of;
 use crate::commit::Sizes;
 use crate::cursor::FlexCursor;
 use crate::index::{Shelf, State};
+use crate::ingest::FlexIngest;
 use crate::slots::Slots;
 use crate::table::Table;
 use crate::warm::Warmth;
@@ -499,6 +501,11 @@ impl Engine for FlexEngine {
 
     fn blobs(&self, out: &mut Vec<u64>) {
         out.extend(self.blobs.lock().iter().copied());
+    }
+
+    fn ingest(self: Arc<Self>, seq: Seq) -> Result<Option<Box<dyn Ingest>>> {
+        let has_home = self.shelf.ground.home.is_some();
+        Ok(has_home.then(|| Box::new(FlexIngest::new(self, seq)) as Box<dyn Ingest>))
     }
 
     fn stats(&self) -> EngineStats {

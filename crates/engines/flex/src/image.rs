@@ -260,7 +260,8 @@ impl FlexEngine {
         Ok(())
     }
 
-    fn serve(&self, table: &mut Table, guard: &Guard) {
+    /// What the table has is what there is: makes it known.
+    pub(crate) fn serve(&self, table: &mut Table, guard: &Guard) {
         self.shelf.warmth.is_cold();
         self.look_at_live(table);
         self.blobs.lock().extend(table.blobs.iter().copied());

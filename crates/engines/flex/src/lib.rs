@@ -49,7 +49,7 @@
 //! ## Files
 //!
 //! `engine` the contract; `commit`, `changes`, `route`, `plan`, `table`, `run` what goes into the
-//! space; `index`, `slots`, `block` the way to an interval; `cursor`, `lanes`, `count` ranges; `image`, `probe` checkpoints and opening; `warm` what
+//! space, `ingest` past the memtables; `index`, `slots`, `block` the way to an interval; `cursor`, `lanes`, `count` ranges; `image`, `probe` checkpoints and opening; `warm` what
 //! an opening leaves to the background.
 
 mod block;
@@ -60,6 +60,7 @@ mod cursor;
 mod engine;
 mod image;
 mod index;
+mod ingest;
 mod lanes;
 mod plan;
 mod probe;

@@ -97,7 +97,8 @@ impl<'a> Pair<'a> {
         matches!(self.content, Content::Remove)
     }
 
-    fn encode(&self, out: &mut Vec<u8>) {
+    /// Appends it to `out`.
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         let (kind, len) = self.tail();
         put_varint(out, self.key.len() as u64);
         put_varint(out, (len as u64) << 2 | kind);
@@ -150,6 +151,13 @@ pub(crate) fn encode<'a>(
         each(out.len() - start);
         pair.encode(out);
     }
+}
+
+/// Appends an interval of one run, of which the encoded pairs are known.
+pub(crate) fn encode_whole(pairs: &[u8], out: &mut Vec<u8>) {
+    out.push(BASE);
+    put_varint(out, pairs.len() as u64);
+    out.extend_from_slice(pairs);
 }
 
 /// A run's head: whether it begins an interval, how long the head is, and how many bytes of pairs follow.

@@ -3,7 +3,7 @@
 //! ```text
 //!  short     every workload of up to three steps out of 16, on an empty database
 //!  loaded    the same after a prelude that leaves dead segments and a checkpoint due: cleaning happens
-//!  plain, busy, large, drops, torn, sorted     random ones, by seeds, without end
+//!  plain, busy, large, drops, torn, sorted, moving     random ones, by seeds, without end
 //!  creation  a database in the making
 //! ```
 //!
@@ -46,11 +46,12 @@ pub enum Family {
     Drops,
     Torn,
     Sorted,
+    Moving,
 }
 
 impl Family {
     /// All of them.
-    pub const ALL: [Family; 9] = [
+    pub const ALL: [Family; 10] = [
         Family::Creation,
         Family::Short,
         Family::Loaded,
@@ -60,17 +61,18 @@ impl Family {
         Family::Drops,
         Family::Torn,
         Family::Sorted,
+        Family::Moving,
     ];
 
     /// Its part of a budget, in percent.
     fn share(self) -> u64 {
         match self {
             Family::Creation => 2,
-            Family::Short => 28,
+            Family::Short => 22,
             Family::Loaded => 20,
             Family::Busy | Family::Torn => 10,
             Family::Plain | Family::Large | Family::Drops => 8,
-            Family::Sorted => 6,
+            Family::Sorted | Family::Moving => 6,
         }
     }
 
@@ -80,6 +82,7 @@ impl Family {
             Family::Creation => 1,
             Family::Short | Family::Loaded => 272,
             Family::Plain | Family::Busy | Family::Large | Family::Drops | Family::Torn | Family::Sorted => 8,
+            Family::Moving => 24,
         }
     }
 
@@ -93,6 +96,7 @@ impl Family {
             Family::Creation => Plan { creation: true, second: 10, ..plan },
             Family::Short | Family::Loaded => Plan { exhaustive: 10, second: 100, ..plan },
             Family::Plain | Family::Busy | Family::Large | Family::Drops | Family::Sorted => plan,
+            Family::Moving => Plan { second: 10, ..plan },
             Family::Torn => Plan { paranoid: true, exhaustive: 6, ..plan },
         }
     }
@@ -111,6 +115,7 @@ impl Family {
             Family::Large => Shape { large: LARGE, steps: 25, ..Shape::default() },
             Family::Drops => Shape { steps: 30, drops: true, ..Shape::default() },
             Family::Torn => Shape { steps: 40, busy: true, drops: true, large: 1_900, ..Shape::default() },
+            Family::Moving => Shape { steps: 12, busy: true, moves: true, large: 1_900, ..Shape::default() },
             Family::Sorted => Shape { steps: 50, busy: true, compacts: true, ..Shape::default() },
         };
         let first = seed.wrapping_add((self as u64) << 32);
@@ -304,6 +309,11 @@ macro_rules! crash_suite {
             #[test]
             fn torn_sectors_odd_lengths_and_garbage_are_no_commits() {
                 holds(Family::Torn, 8_000, 8_000);
+            }
+
+            #[test]
+            fn a_crash_in_a_load_or_a_conversion_leaves_the_old_keyspace_or_the_new_one() {
+                holds(Family::Moving, 6_000, 6_000);
             }
 
             #[test]

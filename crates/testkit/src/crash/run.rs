@@ -3,13 +3,15 @@
 //! The history is written *around* every call: a commit is issued before it and acknowledged after it.
 //! A watcher that reads the marks in between knows what a crash at that moment may leave.
 
+#![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
+
 use std::sync::Arc;
 
-use sheaf::{Database, Durability, Error, Keyspace, KeyspaceOptions};
+use sheaf::{Database, Durability, Error, Keyspace, KeyspaceOptions, LoadOptions};
 use sheaf_base::sync::Mutex;
 
 use super::history::{Change, History, NAMES};
-use super::workload::{Put, Step, key_bytes, value_bytes};
+use super::workload::{ENGINES, Put, Step, key_bytes, value_bytes};
 use super::world::World;
 
 /// A workload on its way.
@@ -113,7 +115,48 @@ impl Run {
                 Ok(_) | Err(Error::Unsupported { .. }) => {}
                 Err(other) => return Err(other),
             },
+            Step::Load(space, count) => self.load(db, number, usize::from(*space), *count)?,
+            Step::Convert(space, to) => self.convert(db, number, *space, *to)?,
             Step::Reopen | Step::Abandon => {}
+        }
+        Ok(())
+    }
+
+    /// One commit of everything, which is the keyspace from then on.
+    fn load(&mut self, db: &Database, number: usize, space: usize, count: u8) -> Result<(), Error> {
+        self.space(space as u8)?;
+        let mut loader = db.bulk_load(NAMES[space], LoadOptions::default().replace(true))?;
+        let mut changes = vec![Change::Clear(space)];
+        for key in 2..count.saturating_add(2) {
+            let len = if key % 16 == 5 { 1_500 } else { u32::from(key) * 3 };
+            // In the order of keys, beside those of the other steps.
+            let (key, value) =
+                (format!("key{:03}", key).into_bytes(), value_bytes(number, usize::from(key), len));
+            loader.push(&key, &value)?;
+            changes.push(Change::Put(space, key, value));
+        }
+        self.history.lock().issue(changes);
+        loader.finish()?;
+        self.history.lock().acknowledge(true);
+        Ok(())
+    }
+
+    fn convert(&mut self, db: &Database, number: usize, space: u8, to: u8) -> Result<(), Error> {
+        self.space(space)?;
+        let Some(mut conversion) =
+            db.begin_conversion(NAMES[usize::from(space)], ENGINES[usize::from(to)])?
+        else {
+            return Ok(());
+        };
+        for step in 1.. {
+            if !conversion.step()? {
+                break;
+            }
+            // Writes to it go on, but not for ever.
+            if step % 3 == 0 && step < 30 {
+                let len = (step % 4 > 0).then_some(step as u32 * 7);
+                self.one(number, (space, 2 + (step % 5) as u8, len))?;
+            }
         }
         Ok(())
     }
@@ -129,8 +172,10 @@ impl Run {
         if is_new {
             self.history.lock().issue(vec![Change::Create(space)]);
         }
-        let engine = self.world.subject.engines()[space];
-        let keyspace = db.keyspace(NAMES[space], KeyspaceOptions::default().engine(engine))?;
+        let options = KeyspaceOptions::default();
+        // One that is there may have been converted.
+        let options = if is_new { options.engine(self.world.subject.engines()[space]) } else { options };
+        let keyspace = db.keyspace(NAMES[space], options)?;
         if is_new {
             self.history.lock().acknowledge(true);
         }

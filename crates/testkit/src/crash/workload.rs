@@ -50,6 +50,9 @@ impl Random {
 /// One write of a step: which keyspace, which key, how long a value (`None` removes).
 pub type Put = (u8, u8, Option<u32>);
 
+/// What keyspaces are converted to.
+pub const ENGINES: [&str; 6] = ["flat", "flat-ordered", "flex", "cedrus", "kreon", "delsm"];
+
 /// One step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -69,6 +72,10 @@ pub enum Step {
     Drop(u8),
     /// A keyspace is compacted, where its engine can be.
     Compact(u8),
+    /// A keyspace is replaced by a bulk load of so many pairs.
+    Load(u8, u8),
+    /// A keyspace is converted to the engine of this number in [`ENGINES`], with a commit to it after each third step.
+    Convert(u8, u8),
     /// A clean close, and open again.
     Reopen,
     /// Every handle is dropped without a close: and open again.
@@ -93,6 +100,8 @@ impl fmt::Display for Step {
             Step::Clear(space) => write!(f, "clear{space}"),
             Step::Drop(space) => write!(f, "drop{space}"),
             Step::Compact(space) => write!(f, "compact{space}"),
+            Step::Load(space, count) => write!(f, "load{space}:{count}"),
+            Step::Convert(space, to) => write!(f, "convert{space}:{}", ENGINES[usize::from(*to)]),
             Step::Reopen => write!(f, "reopen"),
             Step::Abandon => write!(f, "abandon"),
         }
@@ -125,6 +134,13 @@ fn parse_step(word: &str) -> Option<Step> {
                 Step::Drop(space.parse().ok()?)
             } else if let Some(space) = word.strip_prefix("compact") {
                 Step::Compact(space.parse().ok()?)
+            } else if let Some(rest) = word.strip_prefix("load") {
+                let (space, count) = rest.split_once(':')?;
+                Step::Load(space.parse().ok()?, count.parse().ok()?)
+            } else if let Some(rest) = word.strip_prefix("convert") {
+                let (space, engine) = rest.split_once(':')?;
+                let to = ENGINES.iter().position(|name| *name == engine)?;
+                Step::Convert(space.parse().ok()?, to as u8)
             } else if let Some(rest) = word.strip_suffix(']') {
                 let (kind, list) = rest.split_once('[')?;
                 let puts = list.split(',').map(parse_put).collect::<Option<Vec<_>>>()?;
@@ -184,11 +200,22 @@ pub struct Shape {
     pub drops: bool,
     /// Whether they are compacted.
     pub compacts: bool,
+    /// Whether they are loaded in bulk and converted.
+    pub moves: bool,
 }
 
 impl Default for Shape {
     fn default() -> Shape {
-        Shape { steps: 30, keys: 8, len: 120, large: 700, busy: false, drops: false, compacts: false }
+        Shape {
+            steps: 30,
+            keys: 8,
+            len: 120,
+            large: 700,
+            busy: false,
+            drops: false,
+            compacts: false,
+            moves: false,
+        }
     }
 }
 
@@ -210,6 +237,10 @@ fn step(random: &mut Random, shape: &Shape) -> Step {
         n if n < background + 13 && shape.drops => Step::Drop(random.below(3) as u8),
         n if n < background + 15 && shape.drops => Step::Clear(random.below(3) as u8),
         n if n < background + 20 && shape.compacts => Step::Compact(random.below(3) as u8),
+        n if n < background + 24 && shape.moves => Step::Load(random.below(3) as u8, random.below(40) as u8),
+        n if n < background + 32 && shape.moves => {
+            Step::Convert(random.below(3) as u8, random.below(ENGINES.len() as u64) as u8)
+        }
         n if n < 65 => Step::One(put(random, shape)),
         n => {
             let count = 1 + random.below(4);
@@ -236,8 +267,8 @@ mod tests {
     #[test]
     fn a_replay_line_reads_back() {
         for seed in 0..50 {
-            let steps =
-                generate(seed, &Shape { drops: true, busy: true, compacts: true, ..Shape::default() });
+            let shape = Shape { drops: true, busy: true, compacts: true, moves: true, ..Shape::default() };
+            let steps = generate(seed, &shape);
             assert_eq!(parse(&show(&steps)), Some(steps));
         }
         assert_eq!(parse("0.1=x"), None);

@@ -1,0 +1,122 @@
+//! # Bulk load: pairs in the order of their keys become a keyspace
+//!
+//! They go into a keyspace in the making (`making`), straight into the engine's files where it has some (`fill`). At the end that has
+//! its name, all at once; before it nothing is there.
+//!
+//! ## Crash
+//!
+//! The keyspace is what it was, or all that was loaded.
+
+use std::sync::Arc;
+
+use super::fill::Filling;
+use super::making::Held;
+use super::{Kept, Store};
+use crate::error::{Error, Result};
+
+/// A bulk load on its way. Dropped, it leaves nothing.
+pub struct Loading {
+    filling: Filling,
+    replaces: bool,
+    last: Option<Vec<u8>>,
+    loaded: Loaded,
+    is_broken: bool,
+}
+
+/// What a bulk load brought.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Loaded {
+    /// Pairs.
+    pub pairs: u64,
+    /// Bytes of their keys and values.
+    pub bytes: u64,
+    /// Whether they went straight into the engine's files, past the log.
+    pub direct: bool,
+}
+
+impl Store {
+    /// Begins a bulk load into `name`, of `engine`, or of that of the keyspace that is there, or `default`. With `replaces` what is
+    /// there goes, whatever its engine; without, it must be empty.
+    pub fn begin_load(
+        self: &Arc<Store>,
+        name: &str,
+        engine: Option<&str>,
+        default: &str,
+        replaces: bool,
+    ) -> Result<Loading> {
+        self.check_writable()?;
+        let before = self.existing(name)?;
+        if !replaces {
+            check_empty(before.as_deref(), engine)?;
+        }
+        let engine = engine.or(before.as_ref().map(|before| before.engine_name())).unwrap_or(default);
+        let filling = Filling::new(self.begin_making(name, engine)?, true)?;
+        Ok(Loading { filling, replaces, last: None, loaded: Loaded::default(), is_broken: false })
+    }
+}
+
+/// Whether a keyspace holds nothing that a load would take away.
+fn check_empty(before: Option<&Kept>, engine: Option<&str>) -> Result<()> {
+    let Some(before) = before else { return Ok(()) };
+    if let Some(asked) = engine.filter(|asked| *asked != before.engine_name()) {
+        let (name, found) = (before.name().to_owned(), before.engine_name().to_owned());
+        return Err(Error::EngineMismatch { name, found, asked: asked.to_owned() });
+    }
+    if !before.engine()?.is_empty()? {
+        let why = format!("{:?} is not empty, and is not to be replaced", before.name());
+        return Err(Error::Invalid { what: "keyspace", why });
+    }
+    Ok(())
+}
+
+impl Loading {
+    /// Takes the next pair. One whose key is not above the last one's, or that is too large, is refused, and the load can go on with
+    /// another; after any other error it can only be dropped.
+    pub fn push(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.check_whole()?;
+        if self.last.as_deref().is_some_and(|last| key <= last) {
+            let is_same = self.last.as_deref() == Some(key);
+            let how = if is_same { "the same as" } else { "below" };
+            let why = format!("that of pair {} is {how} that of the pair before", self.loaded.pairs + 1);
+            return Err(Error::Invalid { what: "key", why });
+        }
+        let put = self.filling.put(key, value);
+        self.is_broken = put.as_ref().is_err_and(|error| !matches!(error, Error::TooLarge { .. }));
+        put?;
+        let last = self.last.get_or_insert_default();
+        last.clear();
+        last.extend_from_slice(key);
+        self.loaded.pairs += 1;
+        self.loaded.bytes += (key.len() + value.len()) as u64;
+        Ok(())
+    }
+
+    fn check_whole(&self) -> Result<()> {
+        match self.is_broken {
+            true => Err(Error::Invalid { what: "load", why: "an earlier pair was not written".to_owned() }),
+            false => Ok(()),
+        }
+    }
+
+    /// What it took so far.
+    #[must_use]
+    pub fn so_far(&self) -> Loaded {
+        self.loaded
+    }
+
+    /// Makes all of it the keyspace, durably.
+    pub fn finish(mut self) -> Result<Loaded> {
+        self.check_whole()?;
+        self.filling.end_order()?;
+        self.loaded.direct = self.filling.is_direct();
+        let store = Arc::clone(self.filling.store());
+        let _changing = store.catalogue.changing();
+        let before = store.existing(self.filling.kept().name())?;
+        let _held: Option<Held<'_>> = before.as_deref().map(|before| store.hold(before));
+        if !self.replaces {
+            check_empty(before.as_deref(), Some(self.filling.kept().engine_name()))?;
+        }
+        self.filling.publish(before.as_deref())?;
+        Ok(self.loaded)
+    }
+}

@@ -1,0 +1,133 @@
+//! # `convert`: another engine for a keyspace
+//!
+//! ## Dry run
+//!
+//! Opens the database for reading only. How long it will take is measured: some thousand pairs are read, and loaded into a
+//! scratch database on the same file system, which goes again.
+
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+
+use serde_json::json;
+use sheaf::{ConversionPhase, Database, Error, Keyspace, LoadOptions};
+
+use crate::args::Convert;
+use crate::failure::{Failure, Result};
+use crate::notation::{many, size};
+use crate::output::{Watch, pair_bar, stdout, time, written};
+
+/// Pairs of the measured sample.
+const SAMPLE: usize = 20_000;
+/// Bytes of it, about: they stand in memory.
+const SAMPLE_BYTES: usize = 32 << 20;
+
+pub(crate) fn run(args: &Convert) -> Result {
+    if !sheaf::engines().contains(&args.to.as_str()) {
+        let known = sheaf::engines().join(", ");
+        return Err(Failure::Usage(format!("there is no engine {:?}; there are {known}", args.to)));
+    }
+    if args.dry_run { estimate(args) } else { convert(args) }
+}
+
+fn convert(args: &Convert) -> Result {
+    let watch = Watch::start();
+    let (db, keyspace) = args.target.write()?;
+    let from = keyspace.engine();
+    drop(keyspace);
+    let bar = pair_bar("convert", 0);
+    let done = db.convert(&args.target.keyspace, &args.to, |progress| {
+        if progress.phase == ConversionPhase::Copying {
+            bar.set_length(progress.pairs);
+            bar.set_position(progress.copied);
+        }
+        ControlFlow::Continue(())
+    });
+    bar.finish_and_clear();
+    let done = done?.unwrap_or_default();
+    db.close()?;
+    let (mut out, took) = (stdout(), watch.elapsed());
+    if args.json {
+        let (pairs, bytes, seconds) = (done.copied, done.bytes, took.as_secs_f64());
+        let all = json!({ "pairs": pairs, "bytes": bytes, "seconds": seconds, "written": written() });
+        writeln!(out, "{all}")?;
+    } else if from == args.to {
+        writeln!(out, "{} is kept by {from} already", args.target.keyspace)?;
+    } else {
+        let (pairs, bytes) = (many(done.copied, "pair"), size(done.bytes));
+        writeln!(out, "{pairs} ({bytes}) from {from} to {} in {}", args.to, time(took))?;
+    }
+    Ok(out.flush()?)
+}
+
+fn estimate(args: &Convert) -> Result {
+    let (db, keyspace) = args.target.read()?;
+    let estimate = db.estimate_conversion(&args.target.keyspace)?;
+    let seconds = measure(args, &keyspace, estimate.pairs)?;
+    let mut out = stdout();
+    if args.json {
+        let (pairs, bytes, needed, free) = (estimate.pairs, estimate.data, estimate.bytes, estimate.free);
+        let all =
+            json!({ "pairs": pairs, "bytes": bytes, "needed": needed, "free": free, "seconds": seconds });
+        writeln!(out, "{all}")?;
+    } else {
+        let (pairs, bytes) = (many(estimate.pairs, "pair"), size(estimate.data));
+        writeln!(out, "{pairs} (about {bytes}) from {} to {}", keyspace.engine(), args.to)?;
+        writeln!(out, "needs up to {} of the disk, {} are free", size(estimate.bytes), size(estimate.free))?;
+        if let Some(seconds) = seconds {
+            writeln!(out, "about {}", time(std::time::Duration::from_secs_f64(seconds)))?;
+        }
+    }
+    out.flush()?;
+    match estimate.free < estimate.bytes {
+        true => Err(Failure::Database(Error::NoSpace { path: args.target.place.database.clone() })),
+        false => Ok(()),
+    }
+}
+
+/// Seconds that all `pairs` will take; none where there can be no scratch database.
+fn measure(args: &Convert, keyspace: &Keyspace, pairs: u64) -> Result<Option<f64>> {
+    let watch = Watch::start();
+    let (mut sample, mut bytes) = (Vec::new(), 0);
+    for pair in keyspace.iter()?.take(SAMPLE) {
+        let (key, value) = pair?;
+        bytes += key.len() + value.len();
+        sample.push((key, value));
+        if bytes >= SAMPLE_BYTES {
+            break;
+        }
+    }
+    sample.sort();
+    let scratch = Scratch::beside(args);
+    let Ok(db) = Database::builder().memory(args.target.place.memory).open(&scratch.0) else {
+        return Ok(None);
+    };
+    let mut loader = db.bulk_load("sample", LoadOptions::default().engine(&args.to))?;
+    for (key, value) in &sample {
+        loader.push(key, value)?;
+    }
+    loader.finish()?;
+    let took = watch.elapsed().as_secs_f64();
+    db.close()?;
+    #[allow(clippy::cast_precision_loss)] // a figure for people
+    let seconds = took * pairs as f64 / sample.len().max(1) as f64;
+    Ok(Some(seconds))
+}
+
+/// A directory beside the database, which goes with this.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn beside(args: &Convert) -> Scratch {
+        let database = &args.target.place.database;
+        let database = std::path::absolute(database).unwrap_or_else(|_| database.clone()); // `.` has no name
+        let name = database.file_name().unwrap_or_default().to_string_lossy();
+        Scratch(database.with_file_name(format!("{name}.sample-{}", std::process::id())))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

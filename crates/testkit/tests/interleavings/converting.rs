@@ -1,0 +1,67 @@
+//! A conversion beside writers, readers and the background.
+
+use std::ops::ControlFlow;
+
+use super::*;
+
+/// Counts by `update`, and by batches that expect what they saw: each counts once, whatever engine it meets.
+fn counts_beside_a_conversion(engine: &str) {
+    let world = World::default();
+    let db = world.open();
+    let keyspace = space(&db, "a", engine);
+    for n in 0..6 {
+        keyspace.insert(format!("stays{n}"), "here").expect("it inserts");
+    }
+    let number = |value: Option<&[u8]>| value.map_or(0, |value| value[0]);
+    let updater = {
+        let keyspace = keyspace.clone();
+        spawn(move || {
+            for _ in 0..4 {
+                keyspace.update("count", |old| Some(vec![number(old) + 1])).expect("it updates");
+            }
+        })
+    };
+    let expecter = {
+        let (db, keyspace) = (db.clone(), keyspace.clone());
+        spawn(move || {
+            for n in 0..3 {
+                loop {
+                    let old = keyspace.get("count").expect("it reads");
+                    let mut batch = db.batch();
+                    batch.expect(&keyspace, "count", old.as_deref());
+                    batch.insert(&keyspace, "count", [number(old.as_deref()) + 1]);
+                    batch.insert(&keyspace, format!("new{n}"), "too");
+                    match batch.commit() {
+                        Ok(()) => break,
+                        Err(sheaf::Error::Conflict) => {}
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            }
+        })
+    };
+    let reader = {
+        let (db, keyspace) = (db.clone(), keyspace.clone());
+        spawn(move || {
+            for n in 0..6 {
+                assert_eq!(
+                    text(keyspace.get(format!("stays{n}")).expect("it reads")).as_deref(),
+                    Some("here")
+                );
+                db.pump().expect("it pumps");
+            }
+            assert!(keyspace.iter().expect("it begins").filter_map(Result::ok).count() >= 6);
+        })
+    };
+    let to = if engine == "flex" { "flat" } else { "flex" };
+    db.convert("a", to, |_| ControlFlow::Continue(())).expect("it converts");
+    join([updater, expecter, reader]);
+    assert_eq!(keyspace.engine(), to);
+    assert_eq!(number(keyspace.get("count").expect("it reads").as_deref()), 7);
+    assert_eq!(keyspace.len().expect("it counts"), 6 + 1 + 3);
+}
+
+#[test]
+fn a_conversion_beside_writers_loses_no_count() {
+    on_every_engine(200, counts_beside_a_conversion);
+}
