@@ -16,7 +16,16 @@ pub(crate) fn run() -> Result<(), String> {
     // Neither a C compiler nor a library.
     step(cargo(&["test", "--locked", "-p", "sheaf-bench", "--no-default-features"]))?;
     step(interleavings(&["interleavings"]))?;
-    step(interleavings(&["--", "closing", "opening", "reading", "waiting", "writing"]))?;
+    step(interleavings(&[
+        "--",
+        "closing",
+        "converting",
+        "copying",
+        "opening",
+        "reading",
+        "waiting",
+        "writing",
+    ]))?;
     step(cargo(&["run", "--locked", "--release", "--", "demo"]))?; // the first command of the README
     println!("\n== all well after {} s", began.elapsed().as_secs());
     Ok(())
