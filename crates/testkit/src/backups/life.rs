@@ -7,6 +7,7 @@ use sheaf::{Database, Keyspace, KeyspaceOptions, Snapshot};
 
 use super::{Pairs, Verdict, must};
 use crate::conformance::bytes;
+use crate::crash::workload::Random;
 use crate::stage::Stage;
 
 /// Keys there are.
@@ -17,24 +18,6 @@ const OPEN: usize = 3;
 /// What each keyspace has.
 pub type Maps = BTreeMap<String, Pairs>;
 
-/// Where the draws come from (splitmix64).
-pub struct Draw(u64);
-
-impl Draw {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `bound`.
-    pub fn below(&mut self, bound: usize) -> usize {
-        usize::try_from(self.next() % bound as u64).unwrap_or(0)
-    }
-}
-
 /// See the module.
 pub struct Life<'a> {
     stage: &'a Stage,
@@ -42,7 +25,7 @@ pub struct Life<'a> {
     engines: Vec<&'static str>,
     maps: Maps,
     snapshots: Vec<(Snapshot, Maps)>,
-    draw: Draw,
+    draw: Random,
 }
 
 impl<'a> Life<'a> {
@@ -56,7 +39,7 @@ impl<'a> Life<'a> {
 
     /// One that goes on.
     pub fn with(stage: &'a Stage, db: Database, engines: &[&'static str], seed: u64, maps: Maps) -> Life<'a> {
-        let draw = Draw(seed.wrapping_mul(77));
+        let draw = Random::new(seed.wrapping_mul(77));
         Life { stage, db, engines: engines.to_vec(), maps, snapshots: Vec::new(), draw }
     }
 
@@ -73,7 +56,7 @@ impl<'a> Life<'a> {
     }
 
     /// The draws.
-    pub fn draw(&mut self) -> &mut Draw {
+    pub fn draw(&mut self) -> &mut Random {
         &mut self.draw
     }
 
@@ -87,23 +70,23 @@ impl<'a> Life<'a> {
     }
 
     fn key(&mut self) -> Vec<u8> {
-        let few = self.draw.below(3) == 0;
-        format!("key-{:04}", self.draw.below(if few { 9 } else { KEYS })).into_bytes()
+        let few = self.draw.index(3) == 0;
+        format!("key-{:04}", self.draw.index(if few { 9 } else { KEYS })).into_bytes()
     }
 
     /// Values in the log, in packs, in slots of chunks, in files of their own.
     fn value(&mut self) -> Vec<u8> {
-        let len = match self.draw.below(24) {
-            0 => 1_100 + self.draw.below(3_000),
-            1 => 300 + self.draw.below(300),
+        let len = match self.draw.index(24) {
+            0 => 1_100 + self.draw.index(3_000),
+            1 => 300 + self.draw.index(300),
             2 => 20_000,
-            _ => self.draw.below(150),
+            _ => self.draw.index(150),
         };
         bytes(len, self.draw.next())
     }
 
     fn change(&mut self) -> Option<Vec<u8>> {
-        if self.draw.below(4) == 0 { None } else { Some(self.value()) }
+        if self.draw.index(4) == 0 { None } else { Some(self.value()) }
     }
 
     fn note(&mut self, space: usize, key: Vec<u8>, value: Option<Vec<u8>>) {
@@ -115,8 +98,8 @@ impl<'a> Life<'a> {
 
     /// One step.
     pub fn step(&mut self) -> Verdict {
-        let space = self.draw.below(self.engines.len());
-        match self.draw.below(100) {
+        let space = self.draw.index(self.engines.len());
+        match self.draw.index(100) {
             0..=54 => self.change_one(space),
             55..=69 => self.batch(),
             70..=86 => must("pump", self.db.pump()).map(drop),
@@ -153,8 +136,8 @@ impl<'a> Life<'a> {
     fn batch(&mut self) -> Verdict {
         let mut batch = self.db.batch();
         let mut changes = Vec::new();
-        for _ in 0..1 + self.draw.below(12) {
-            let space = self.draw.below(self.engines.len());
+        for _ in 0..1 + self.draw.index(12) {
+            let space = self.draw.index(self.engines.len());
             changes.push((space, self.keyspace(space)?, self.key(), self.change()));
         }
         for (_, keyspace, key, value) in &changes {
@@ -173,7 +156,7 @@ impl<'a> Life<'a> {
 
     /// Opens a snapshot, or compares one and closes it.
     fn look_back(&mut self) -> Verdict {
-        if self.snapshots.len() < OPEN && self.draw.below(2) == 0 {
+        if self.snapshots.len() < OPEN && self.draw.index(2) == 0 {
             let snapshot = must("snapshot", self.db.snapshot())?;
             self.snapshots.push((snapshot, self.maps.clone()));
             return Ok(());
@@ -181,7 +164,7 @@ impl<'a> Life<'a> {
         if self.snapshots.is_empty() {
             return Ok(());
         }
-        let which = self.draw.below(self.snapshots.len());
+        let which = self.draw.index(self.snapshots.len());
         let (snapshot, maps) = self.snapshots.swap_remove(which);
         for (name, map) in maps {
             let keyspace = must("keyspace of a snapshot", snapshot.keyspace(&name))?;

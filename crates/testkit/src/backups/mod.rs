@@ -61,7 +61,7 @@ pub fn back_up(life: &mut Life<'_>, dir: &Path, base: Option<&Path>) -> Verdict<
     let (db, then) = (life.db().clone(), life.maps().clone());
     let (mut left, mut failed) = (BESIDE, None);
     let mut watcher = |_| {
-        let steps = life.draw().below(8).min(left);
+        let steps = life.draw().index(8).min(left);
         left -= steps;
         for _ in 0..steps {
             if let Err(why) = life.step() {
@@ -289,7 +289,7 @@ pub fn damages(subject: &Subject, seed: u64) -> Verdict {
     for (path, _) in files.collect::<Vec<_>>() {
         let io = |e: std::io::Error| e.to_string();
         let bytes = sim.read_file(&path).map_err(io)?;
-        let at = life.draw().below(bytes.len());
+        let at = life.draw().index(bytes.len());
         sim.overwrite(&path, at as u64, &[bytes[at] ^ 0x10]).map_err(io)?;
         refused(&path, "changed")?;
         sim.overwrite(&path, at as u64, &[bytes[at]]).map_err(io)?;

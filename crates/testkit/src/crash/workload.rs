@@ -34,10 +34,15 @@ impl Random {
         self.next() % bound.max(1)
     }
 
+    /// A place in something of `bound` items.
+    pub fn index(&mut self, bound: usize) -> usize {
+        self.below(bound as u64) as usize
+    }
+
     /// Puts `items` into any order.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
-            items.swap(last, self.below(last as u64 + 1) as usize);
+            items.swap(last, self.index(last + 1));
         }
     }
 

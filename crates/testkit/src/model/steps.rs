@@ -5,6 +5,7 @@
 
 use std::ops::Bound;
 
+use crate::crash::workload::Random;
 use crate::stage::Setting;
 
 /// Keyspaces: 0 and 2 of the engine under test, 1 of the other one.
@@ -101,20 +102,11 @@ impl Ends {
 }
 
 /// Where the draws come from (splitmix64).
-struct Draw(u64);
+struct Draw(Random);
 
 impl Draw {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    #[expect(clippy::cast_possible_truncation, reason = "below a bound of the same type")]
     fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
+        self.0.index(bound)
     }
 
     fn one_in(&mut self, times: usize) -> bool {
@@ -143,7 +135,7 @@ impl Draw {
         } else {
             [0, 1, 30, 31, 100, self.below(60), self.below(400)][self.below(7)]
         };
-        Val(len, self.next() as u32)
+        Val(len, self.0.next() as u32)
     }
 
     fn change(&mut self, setting: Setting) -> Option<Val> {
@@ -152,7 +144,7 @@ impl Draw {
 
     #[expect(clippy::cast_possible_truncation, reason = "any bits will do")]
     fn ends(&mut self) -> Ends {
-        let kinds = if self.one_in(3) { 0b1111 } else { self.next() as u8 };
+        let kinds = if self.one_in(3) { 0b1111 } else { self.0.next() as u8 };
         Ends(self.key(), self.key(), kinds)
     }
 
@@ -183,7 +175,7 @@ impl Draw {
                     _ => Meddle::No,
                 };
                 #[expect(clippy::cast_possible_truncation, reason = "any bits will do")]
-                let how = self.next() as u8;
+                let how = self.0.next() as u8;
                 Step::Update { space: self.space(), key: self.key(), how, meddle }
             }
             540..=629 => Step::Get(self.space(), self.key()),
@@ -211,7 +203,7 @@ impl Draw {
             934..=943 => Step::Persist,
             944..=945 => Step::Compact(self.space()),
             946..=973 => Step::Pump,
-            974..=985 => Step::Advance(1 + self.next() % 200),
+            974..=985 => Step::Advance(1 + self.0.next() % 200),
             986..=989 => Step::Reopen,
             990..=995 => Step::Crash,
             _ => Step::CompareAll,
@@ -222,6 +214,6 @@ impl Draw {
 /// The sequence that `seed` makes.
 #[must_use]
 pub fn generate(seed: u64, count: usize, setting: Setting) -> Vec<Step> {
-    let mut draw = Draw(seed);
+    let mut draw = Draw(Random::new(seed));
     (0..count).map(|_| draw.step(setting)).collect()
 }
