@@ -83,6 +83,11 @@ sheaf-bench backup [OPTIONS]             backups beside the device's speed, and 
   --threads N        that update (2)
   --pairs N, --rounds N, --seconds S, --dir D   as for figures
 
+sheaf-bench across [OPTIONS]             batches and snapshots over keyspaces of all engines; many keyspaces
+  --keyspaces N      that are opened at once (1000)
+  --rounds N         rounds; medians are printed (3)
+  --dir D            as above
+
 sheaf-bench run WORKLOAD [OPTIONS]       one run in this process, for profilers; the database is filled first
   WORKLOAD           see list
   --subject NAME     one of ours, null, or a peer (flat)
@@ -110,6 +115,17 @@ pub(crate) enum Command {
     Backup(Backup),
     Values(Values),
     Stream(Stream),
+    Across(Across),
+}
+
+/// Options of `across`.
+#[derive(Debug)]
+pub(crate) struct Across {
+    pub(crate) keyspaces: u64,
+    pub(crate) rounds: u64,
+    pub(crate) dir: PathBuf,
+    /// Only opens this and tells how it went: what it starts itself for.
+    pub(crate) open: Option<PathBuf>,
 }
 
 /// Options of `compare`.
@@ -249,6 +265,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command> {
         "recovery" => recovery(&mut rest).map(Command::Recovery),
         "backup" => backup(&mut rest).map(Command::Backup),
         "values" => values(&mut rest).map(Command::Values),
+        "across" => across(&mut rest).map(Command::Across),
         "stream" => stream(&mut rest).map(Command::Stream),
         "list" => Ok(Command::List),
         "host" => Ok(Command::Host),
@@ -502,6 +519,20 @@ fn backup(rest: &mut Rest<'_>) -> Result<Backup> {
         }
     }
     is_ours(options.subject)?;
+    Ok(options)
+}
+
+fn across(rest: &mut Rest<'_>) -> Result<Across> {
+    let mut options = Across { keyspaces: 1000, rounds: 3, dir: PathBuf::from(DIR), open: None };
+    while let Some(option) = rest.next() {
+        match option {
+            "--keyspaces" => options.keyspaces = rest.number(option, 1)?,
+            "--rounds" => options.rounds = rest.number(option, 1)?,
+            "--dir" => options.dir = PathBuf::from(rest.value(option)?),
+            "--open" => options.open = Some(PathBuf::from(rest.value(option)?)),
+            other => return Err(format!("across has no option {other:?}; see sheaf-bench --help").into()),
+        }
+    }
     Ok(options)
 }
 

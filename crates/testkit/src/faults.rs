@@ -148,8 +148,16 @@ pub fn workload(seed: u64, steps: usize) -> Vec<Step> {
     let busy = seed.is_multiple_of(2);
     let compacts = seed.is_multiple_of(3);
     let moves = false;
-    let shape =
-        Shape { steps: 2 * steps, busy, drops: true, compacts, moves, keys: 8, large: 1_100, len: 100 };
+    let shape = Shape {
+        steps: 2 * steps,
+        busy,
+        drops: true,
+        compacts,
+        moves,
+        large: 1_100,
+        len: 100,
+        ..Shape::default()
+    };
     let mut due = 0;
     let fits = |(number, step): &(usize, Step)| {
         let opens = matches!(step, Step::Reopen | Step::Abandon);

@@ -1,7 +1,7 @@
 //! # Kill: a process that dies in mid-write, on the real disk
 //!
 //! The running program starts itself again as a child that writes as fast as it can from two threads,
-//! over keyspaces of two engines, alone and in batches, buffered and synced, and says on a pipe after every
+//! over keyspaces of two engines (or of all), alone and in batches, buffered and synced, and says on a pipe after every
 //! acknowledged commit how far it is. It dies by SIGKILL. The parent opens the database itself and
 //! checks: the lock is free and then held, each thread's commits are there as a prefix, no acknowledged one
 //! is missing, every batch is whole. Then it closes or just lets go, and the next child takes over.
@@ -43,8 +43,9 @@ use sheaf::{Builder, Database, Durability, Error, Keyspace, KeyspaceOptions};
 use sheaf_base::disk::real::RealDisk;
 use sheaf_base::sync::Mutex;
 
+use crate::crash::history::NAMES;
 use crate::crash::workload::{Random, value_bytes};
-use crate::stage::Subject;
+use crate::stage::{ACROSS, Subject};
 use crate::tap::{Class, Lie, Tap};
 use crate::totals::{Budget, Failure, Totals};
 
@@ -54,7 +55,6 @@ const SEED: &str = "SHEAF_KILL_SEED";
 const TINY: &str = "SHEAF_KILL_TINY";
 const DEATH: &str = "SHEAF_KILL_DEATH";
 const LIE: &str = "SHEAF_KILL_LIE";
-const SPACES: [&str; 2] = ["alpha", "beta"];
 const THREADS: u8 = 2;
 /// Mark: the child has opened the database.
 const OPENED: u8 = 0xff;
@@ -362,15 +362,16 @@ impl Victim<'_> {
             other => return Err(format!("opened twice, the answer is {:?}", other.map(drop))),
         }
         let found = read(&db)?;
+        let spaces = engines(self.ground.subject).len();
         for thread in 0..THREADS {
             let number = usize::from(thread);
             let model = &mut self.model[number];
             for k in 0..acked[number] {
-                apply(model, thread, life, k);
+                apply(model, spaces, thread, life, k);
             }
             if found[number] != *model {
                 let before = difference(&found[number], model);
-                apply(model, thread, life, acked[number]);
+                apply(model, spaces, thread, life, acked[number]);
                 if found[number] != *model {
                     let after = difference(&found[number], model);
                     return Err(format!(
@@ -400,9 +401,13 @@ fn builder(subject: &Subject, is_tiny: bool) -> Builder {
     subject.factories.iter().cloned().fold(Database::builder(), Builder::engine).tiny(is_tiny)
 }
 
+/// The engines of the keyspaces that are written to.
+fn engines(subject: &Subject) -> Vec<&'static str> {
+    if subject.engine == ACROSS { subject.engines() } else { vec![subject.engine, subject.other] }
+}
+
 fn keyspace(db: &Database, subject: &Subject, space: usize) -> sheaf::Result<Keyspace> {
-    let engine = [subject.engine, subject.other][space];
-    db.keyspace(SPACES[space], KeyspaceOptions::default().engine(engine))
+    db.keyspace(NAMES[space], KeyspaceOptions::default().engine(engines(subject)[space]))
 }
 
 /// Whether the child had opened the database, and how many commits of each thread it acknowledged.
@@ -424,7 +429,7 @@ fn marks(told: &[u8]) -> Option<(bool, [u32; THREADS as usize])> {
 /// The threads' pairs in the database.
 fn read(db: &Database) -> Result<[Pairs; THREADS as usize], String> {
     let mut found: [Pairs; THREADS as usize] = Default::default();
-    for (space, name) in SPACES.iter().enumerate() {
+    for (space, name) in NAMES.iter().enumerate() {
         let Some(keyspace) = db.existing_keyspace(name).map_err(|e| e.to_string())? else {
             continue;
         };
@@ -454,7 +459,7 @@ fn difference(found: &Pairs, model: &Pairs) -> String {
 }
 
 /// The changes of a thread's commit number `k` in the life `life`, and whether it is synced.
-fn changes(thread: u8, life: u64, k: u32) -> (Vec<Change>, bool) {
+fn changes(spaces: usize, thread: u8, life: u64, k: u32) -> (Vec<Change>, bool) {
     let mut random = Random::new(life ^ u64::from(k) << 8 ^ u64::from(thread));
     let count = if random.once_in(3) { 2 + random.below(5) } else { 1 };
     let mut changes: BTreeMap<(usize, Vec<u8>), Option<Vec<u8>>> = BTreeMap::new();
@@ -466,14 +471,14 @@ fn changes(thread: u8, life: u64, k: u32) -> (Vec<Change>, bool) {
             value.extend(value_bytes(k as usize, write as usize, len));
             value
         });
-        changes.insert((random.below(2) as usize, key), value);
+        changes.insert((random.index(spaces), key), value);
     }
     let list = changes.into_iter().map(|((space, key), value)| (space, key, value)).collect();
     (list, random.once_in(12))
 }
 
-fn apply(model: &mut Pairs, thread: u8, life: u64, k: u32) {
-    for (space, key, value) in changes(thread, life, k).0 {
+fn apply(model: &mut Pairs, spaces: usize, thread: u8, life: u64, k: u32) {
+    for (space, key, value) in changes(spaces, thread, life, k).0 {
         match value {
             Some(value) => model.insert((space, key), value),
             None => model.remove(&(space, key)),
@@ -496,7 +501,9 @@ pub fn be_the_child() {
     let death = Death::parse(&text(DEATH)).expect("the parent sets a death");
     let disk = Arc::new(doomed(death));
     let db = builder(&subject, text(TINY) == "true").disk(disk).open(PathBuf::from(dir)).expect("it opens");
-    let spaces = [0, 1].map(|space| keyspace(&db, &subject, space).expect("a keyspace"));
+    let spaces: Vec<_> = (0..engines(&subject).len())
+        .map(|space| keyspace(&db, &subject, space).expect("a keyspace"))
+        .collect();
     tell(OPENED, 0);
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
@@ -532,8 +539,8 @@ fn doomed(death: Death) -> Tap {
     tap
 }
 
-fn write(db: &Database, spaces: &[Keyspace; 2], thread: u8, life: u64, k: u32) -> sheaf::Result<()> {
-    let (changes, is_synced) = changes(thread, life, k);
+fn write(db: &Database, spaces: &[Keyspace], thread: u8, life: u64, k: u32) -> sheaf::Result<()> {
+    let (changes, is_synced) = changes(spaces.len(), thread, life, k);
     if let ([(space, key, value)], false) = (&changes[..], is_synced) {
         return match value {
             Some(value) => spaces[*space].insert(key, value),

@@ -24,6 +24,9 @@ use sheaf_base::sync::epoch;
 use crate::ledger::{self, Flaw, LedgerFactory};
 use crate::mortal::Mortal;
 
+/// What [`Subject::across`] is called in replay lines.
+pub const ACROSS: &str = "across";
+
 /// The engine under test.
 #[derive(Clone)]
 pub struct Subject {
@@ -121,7 +124,7 @@ impl Subject {
     /// The subject of this name, as replay lines call it.
     #[must_use]
     pub fn named(engine: &str) -> Option<Subject> {
-        Subject::all().into_iter().find(|subject| subject.engine == engine)
+        Subject::all().into_iter().chain([Subject::across()]).find(|subject| subject.engine == engine)
     }
 
     /// Whether its log can be put into the order of its keys.
@@ -136,10 +139,16 @@ impl Subject {
         matches!(self.engine, "cedrus" | "kreon" | "delsm")
     }
 
-    /// The engines of the three keyspaces of a crash workload: two under test, one in another log.
+    /// All engines at once, a keyspace each: for the crash explorer and the kill loop, which ask for [`Subject::engines`].
     #[must_use]
-    pub fn engines(&self) -> [&'static str; 3] {
-        [self.engine, self.engine, self.other]
+    pub fn across() -> Subject {
+        Subject { engine: ACROSS, ..Subject::flat() }
+    }
+
+    /// The engines of the keyspaces of a crash workload: two under test, one in another log; or all there are.
+    #[must_use]
+    pub fn engines(&self) -> Vec<&'static str> {
+        if self.engine == ACROSS { sheaf::engines() } else { vec![self.engine, self.engine, self.other] }
     }
 
     /// The reference engine, wrong in one way.

@@ -1,5 +1,6 @@
 //! Every suite, in one program: the long ones share the cores with those that wait for the disk.
 
+mod across;
 mod backups;
 mod batching;
 mod conformance;

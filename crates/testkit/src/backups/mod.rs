@@ -46,11 +46,6 @@ pub fn must<T>(what: &str, answer: sheaf::Result<T>) -> Verdict<T> {
     answer.map_err(|e| format!("{what} answers {e}"))
 }
 
-/// The engines of a case: of the subject two keyspaces, of its neighbour one.
-fn engines(subject: &Subject) -> Vec<&'static str> {
-    subject.engines().to_vec()
-}
-
 /// A place beside the database.
 fn beside(stage: &Stage, name: &str) -> PathBuf {
     stage.path().with_file_name(name)
@@ -136,7 +131,7 @@ fn live_on(stage: &Stage, db: Database, engines: &[&'static str], maps: Maps, se
 /// Backups within a backup: each is of its own moment, and what they hold goes with the last.
 pub fn nested(subject: &Subject, seed: u64) -> Verdict {
     let stage = Stage::new(subject, TINY);
-    let mut life = Life::new(&stage, stage.open(), &engines(subject), seed);
+    let mut life = Life::new(&stage, stage.open(), &subject.engines(), seed);
     (0..BEFORE).try_for_each(|_| life.step())?;
     let (outer, inner) = (beside(&stage, "outer"), beside(&stage, "inner"));
     let (db, then) = (life.db().clone(), life.maps().clone());
@@ -165,7 +160,7 @@ pub fn nested(subject: &Subject, seed: u64) -> Verdict {
 pub fn cuts(subject: &Subject, seed: u64) -> Verdict {
     let stage = Stage::new(subject, TINY);
     let Some(sim) = stage.simulated() else { return Ok(()) };
-    let mut life = Life::new(&stage, stage.open(), &engines(subject), seed);
+    let mut life = Life::new(&stage, stage.open(), &subject.engines(), seed);
     (0..BEFORE).try_for_each(|_| life.step())?;
     let dir = beside(&stage, "backup");
     let (db, then) = (life.db().clone(), life.maps().clone());
@@ -224,7 +219,7 @@ fn half_is_none(stage: &Stage, disk: &Arc<dyn Disk>, dir: &Path) -> Verdict {
 pub fn faults(subject: &Subject, seed: u64, cases: u64) -> Verdict {
     let stage = Stage::new(subject, TINY);
     let Some(sim) = stage.simulated() else { return Ok(()) };
-    let mut life = Life::new(&stage, stage.open(), &engines(subject), seed);
+    let mut life = Life::new(&stage, stage.open(), &subject.engines(), seed);
     (0..BEFORE).try_for_each(|_| life.step())?;
     let maps = life.close()?;
     let run = |fault: Option<Fault>| -> Verdict<u64> {
@@ -268,7 +263,7 @@ pub fn faults(subject: &Subject, seed: u64, cases: u64) -> Verdict {
 pub fn damages(subject: &Subject, seed: u64) -> Verdict {
     let stage = Stage::new(subject, TINY);
     let Some(sim) = stage.simulated() else { return Ok(()) };
-    let mut life = Life::new(&stage, stage.open(), &engines(subject), seed);
+    let mut life = Life::new(&stage, stage.open(), &subject.engines(), seed);
     (0..BEFORE).try_for_each(|_| life.step())?;
     let dir = beside(&stage, "backup");
     let (_, then) = back_up(&mut life, &dir, None)?;
@@ -305,7 +300,7 @@ pub fn damages(subject: &Subject, seed: u64) -> Verdict {
 /// Whether what was restored differs if the store lets go what the backup holds.
 pub fn is_flaw_seen(subject: &Subject, seed: u64) -> bool {
     let stage = Stage::new(subject, TINY);
-    let mut life = Life::new(&stage, stage.open(), &engines(subject), seed);
+    let mut life = Life::new(&stage, stage.open(), &subject.engines(), seed);
     let dir = beside(&stage, "backup");
     let case = |life: &mut Life<'_>| -> Verdict {
         (0..BEFORE).try_for_each(|_| life.step())?;

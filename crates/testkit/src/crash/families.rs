@@ -102,7 +102,7 @@ impl Family {
     }
 
     /// The workloads, each with the step from which on it is crashed.
-    fn workloads(self, seed: u64) -> Box<dyn Iterator<Item = (Vec<Step>, usize)> + Send> {
+    fn workloads(self, subject: &Subject, seed: u64) -> Box<dyn Iterator<Item = (Vec<Step>, usize)> + Send> {
         let shape = match self {
             Family::Creation => {
                 let steps = parse("S[0.2=9]").expect("written by hand");
@@ -118,6 +118,7 @@ impl Family {
             Family::Moving => Shape { steps: 12, busy: true, moves: true, large: 1_900, ..Shape::default() },
             Family::Sorted => Shape { steps: 50, busy: true, compacts: true, ..Shape::default() },
         };
+        let shape = Shape { spaces: subject.engines().len() as u64, ..shape };
         let first = seed.wrapping_add((self as u64) << 32);
         Box::new((0..).map(move |number| {
             // Some of the values that do not fit a chunk.
@@ -196,7 +197,7 @@ pub fn run_slice(
 ) -> Totals {
     let hunt = Hunt {
         plan: family.plan(subject),
-        workloads: Mutex::new(Box::new(family.workloads(seed).skip(slice.0).step_by(slice.1))),
+        workloads: Mutex::new(Box::new(family.workloads(subject, seed).skip(slice.0).step_by(slice.1))),
         each: (budget.cases < u64::MAX).then(|| budget.cases.div_ceil(family.breadth())),
         budget,
         watch: Stopwatch::start(),

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use sheaf::{Database, Error};
 
-/// The keyspaces of a workload, by their number in it.
-pub const NAMES: [&str; 3] = ["alpha", "beta", "gamma"];
+/// The keyspaces of a workload, by their number in it: three of one engine's, six of all together.
+pub const NAMES: [&str; 6] = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta"];
 
 /// One change of a commit.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -193,6 +193,8 @@ pub fn value_bytes(step: usize, write: usize, len: u32) -> Vec<u8> {
 pub struct Shape {
     /// How many steps.
     pub steps: usize,
+    /// How many keyspaces.
+    pub spaces: u64,
     /// How many keys a keyspace.
     pub keys: u64,
     /// Longest usual value.
@@ -213,6 +215,7 @@ impl Default for Shape {
     fn default() -> Shape {
         Shape {
             steps: 30,
+            spaces: 3,
             keys: 8,
             len: 120,
             large: 700,
@@ -239,12 +242,14 @@ fn step(random: &mut Random, shape: &Shape) -> Step {
         n if n < background + 6 => Step::Persist,
         n if n < background + 9 => Step::Reopen,
         n if n < background + 10 => Step::Abandon,
-        n if n < background + 13 && shape.drops => Step::Drop(random.below(3) as u8),
-        n if n < background + 15 && shape.drops => Step::Clear(random.below(3) as u8),
-        n if n < background + 20 && shape.compacts => Step::Compact(random.below(3) as u8),
-        n if n < background + 24 && shape.moves => Step::Load(random.below(3) as u8, random.below(40) as u8),
+        n if n < background + 13 && shape.drops => Step::Drop(random.below(shape.spaces) as u8),
+        n if n < background + 15 && shape.drops => Step::Clear(random.below(shape.spaces) as u8),
+        n if n < background + 20 && shape.compacts => Step::Compact(random.below(shape.spaces) as u8),
+        n if n < background + 24 && shape.moves => {
+            Step::Load(random.below(shape.spaces) as u8, random.below(40) as u8)
+        }
         n if n < background + 32 && shape.moves => {
-            Step::Convert(random.below(3) as u8, random.below(ENGINES.len() as u64) as u8)
+            Step::Convert(random.below(shape.spaces) as u8, random.below(ENGINES.len() as u64) as u8)
         }
         n if n < 65 => Step::One(put(random, shape)),
         n => {
@@ -262,7 +267,7 @@ fn put(random: &mut Random, shape: &Shape) -> Put {
         5 if shape.large > 0 => Some(shape.large - random.below(u64::from(shape.large / 4 + 1)) as u32),
         _ => Some(random.below(shape.len + 1) as u32),
     };
-    (random.below(NAMES.len() as u64) as u8, key, len)
+    (random.below(shape.spaces) as u8, key, len)
 }
 
 #[cfg(test)]
@@ -272,7 +277,9 @@ mod tests {
     #[test]
     fn a_replay_line_reads_back() {
         for seed in 0..50 {
-            let shape = Shape { drops: true, busy: true, compacts: true, moves: true, ..Shape::default() };
+            let spaces = [3, NAMES.len() as u64][seed as usize % 2];
+            let shape =
+                Shape { spaces, drops: true, busy: true, compacts: true, moves: true, ..Shape::default() };
             let steps = generate(seed, &shape);
             assert_eq!(parse(&show(&steps)), Some(steps));
         }
