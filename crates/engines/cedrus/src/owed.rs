@@ -36,6 +36,7 @@
 //! Names of staged values have to be known before anything is served: where there are any, nothing is put off.
 
 use std::collections::HashSet;
+use std::sync::OnceLock;
 
 use sheaf_base::engine::Replay;
 use sheaf_base::error::Result;
@@ -69,7 +70,8 @@ struct Due {
 pub(crate) struct Owed {
     /// Bits of a hash that say its part.
     bits: u32,
-    parts: Box<[Mutex<Vec<Due>>]>,
+    /// Made when something is owed: most lives of a keyspace owe nothing.
+    parts: OnceLock<Box<[Mutex<Vec<Due>>]>>,
     /// Records in all parts.
     count: AtomicU64,
     /// The part that the background takes in next.
@@ -84,7 +86,7 @@ impl Owed {
     pub(crate) fn new(shape: &Shape) -> Owed {
         Owed {
             bits: shape.root_bits,
-            parts: (0..1 << shape.root_bits).map(|_| Mutex::new(Vec::new())).collect(),
+            parts: OnceLock::new(),
             count: AtomicU64::new(0),
             next: AtomicUsize::new(0),
             has_staged: AtomicBool::new(false),
@@ -109,6 +111,16 @@ impl Owed {
 
     pub(crate) fn bytes(&self) -> u64 {
         bytes_of(self.count.load(Ordering::Relaxed))
+    }
+
+    /// The parts, if anything was ever owed.
+    fn parts(&self) -> &[Mutex<Vec<Due>>] {
+        self.parts.get().map_or(&[], |parts| parts)
+    }
+
+    fn add(&self, due: Due) {
+        let parts = self.parts.get_or_init(|| (0..1 << self.bits).map(|_| Mutex::default()).collect());
+        parts[self.part_of(due.hash)].lock().push(due);
     }
 
     fn part_of(&self, hash: u32) -> usize {
@@ -172,9 +184,7 @@ impl CedrusEngine {
                 self.owed.has_staged.store(true, Ordering::Relaxed);
             }
             self.tail.add(record.span);
-            let hash = self.hash(record.key);
-            let due = Due { hash, address: record.address };
-            self.owed.parts[self.owed.part_of(hash)].lock().push(due);
+            self.owed.add(Due { hash: self.hash(record.key), address: record.address });
         }
         self.owed.count.fetch_add(records.len() as u64, Ordering::Release);
     }
@@ -184,7 +194,7 @@ impl CedrusEngine {
     pub(crate) fn take_in_if_urgent(&self, share: usize, shares: usize) -> Result<()> {
         let is_urgent =
             self.owed.has_staged.load(Ordering::Relaxed) || !self.accounts.blobs.lock().is_empty();
-        let mine = (share..self.owed.parts.len()).step_by(shares);
+        let mine = (share..self.owed.parts().len()).step_by(shares);
         if is_urgent { mine.into_iter().try_for_each(|part| self.take_in(part)) } else { Ok(()) }
     }
 
@@ -206,7 +216,7 @@ impl CedrusEngine {
     /// Takes in everything.
     pub(crate) fn pay_all(&self) -> Result<()> {
         if self.owed.is_any() {
-            (0..self.owed.parts.len()).try_for_each(|part| self.take_in(part))?;
+            (0..self.owed.parts().len()).try_for_each(|part| self.take_in(part))?;
         }
         Ok(())
     }
@@ -219,11 +229,11 @@ impl CedrusEngine {
         };
         for _ in 0..PARTS_A_STEP {
             let part = self.owed.next.fetch_add(1, Ordering::Relaxed);
-            if part >= self.owed.parts.len() {
+            if part >= self.owed.parts().len() {
                 // Waits for who has one in hand, and tries again what failed; so does every step from here on, none says that
                 // there is more, and nobody goes round in circles about what is damaged.
-                self.owed.next.store(self.owed.parts.len(), Ordering::Relaxed);
-                return (0..self.owed.parts.len()).try_for_each(pay).map(|()| false);
+                self.owed.next.store(self.owed.parts().len(), Ordering::Relaxed);
+                return (0..self.owed.parts().len()).try_for_each(pay).map(|()| false);
             }
             pay(part)?;
         }
@@ -232,7 +242,7 @@ impl CedrusEngine {
 
     /// The keyspace is dropped: nothing of what is owed is live.
     pub(crate) fn forget_owed(&self, guard: &Guard) {
-        for part in &self.owed.parts {
+        for part in self.owed.parts() {
             let due = std::mem::take(&mut *part.lock());
             for one in &due {
                 let frame = self.frame(one.address, guard).ok();
@@ -255,7 +265,7 @@ impl CedrusEngine {
 
     /// Takes in a part.
     fn take_in(&self, part: usize) -> Result<()> {
-        let mut due = self.owed.parts[part].lock();
+        let mut due = self.owed.parts()[part].lock();
         if due.is_empty() {
             return Ok(());
         }
