@@ -140,6 +140,13 @@ pub enum Error {
         /// The budget in bytes.
         budget: u64,
     },
+    /// A write that may not wait (`try_insert`, `try_submit` and the like) would have had to. Nothing was written and nothing is
+    /// left of it. The background works on what it would have waited for: try again later, or wait with `insert` or `submit`.
+    #[error("the write would have to wait: {with}")]
+    Busy {
+        /// For what: the name of a kind of stall (`brake`, `memory`, `space`, `segment`, `conversion`).
+        with: &'static str,
+    },
     /// The database was opened for reading only.
     #[error("the database is open for reading only")]
     ReadOnly,

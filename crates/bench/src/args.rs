@@ -74,6 +74,12 @@ sheaf-bench stream [OPTIONS]             one large value written and read piece 
   --rounds N         rounds; medians are printed (3)
   --dir D            as above
 
+sheaf-bench memory [OPTIONS]             all engines under one budget through mixes: what is accounted for, and what is taken
+  --engines A,B,…    of ours (flat, flat-ordered, flex, cedrus, kreon, delsm)
+  --memory N         MiB of memory budget (64)
+  --seconds S        length of a mix (4)
+  --dir D            as above
+
 sheaf-bench recovery [OPTIONS]           opening by replay of the whole log, and from a checkpoint
   --subject NAME     one of ours (flat)
   --pairs N, --rounds N, --dir D   as for figures
@@ -116,6 +122,7 @@ pub(crate) enum Command {
     Values(Values),
     Stream(Stream),
     Across(Across),
+    Memory(Memory),
 }
 
 /// Options of `across`.
@@ -228,6 +235,15 @@ pub(crate) struct Stream {
     pub(crate) dir: PathBuf,
 }
 
+/// Options of `memory`.
+#[derive(Clone, Debug)]
+pub(crate) struct Memory {
+    pub(crate) engines: Vec<Subject>,
+    pub(crate) memory: u64,
+    pub(crate) phase: Duration,
+    pub(crate) dir: PathBuf,
+}
+
 /// Options of `run`.
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
@@ -267,6 +283,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command> {
         "values" => values(&mut rest).map(Command::Values),
         "across" => across(&mut rest).map(Command::Across),
         "stream" => stream(&mut rest).map(Command::Stream),
+        "memory" => memory(&mut rest).map(Command::Memory),
         "list" => Ok(Command::List),
         "host" => Ok(Command::Host),
         "help" => Ok(Command::Help),
@@ -495,6 +512,27 @@ fn stream(rest: &mut Rest<'_>) -> Result<Stream> {
         return Err("--megabytes: a value has less than 4 GiB".into());
     }
     is_ours(options.subject)?;
+    Ok(options)
+}
+
+fn memory(rest: &mut Rest<'_>) -> Result<Memory> {
+    let engines = |names: &str| names.split(',').map(Subject::parse).collect::<Result<Vec<_>>>();
+    let mut options = Memory {
+        engines: engines(crate::memory::ENGINES)?,
+        memory: 64 << 20,
+        phase: Duration::from_secs(4),
+        dir: PathBuf::from(DIR),
+    };
+    while let Some(option) = rest.next() {
+        match option {
+            "--engines" => options.engines = engines(rest.value(option)?)?,
+            "--memory" => options.memory = rest.number(option, 16)?.saturating_mul(1 << 20),
+            "--seconds" => options.phase = rest.seconds(option)?,
+            "--dir" => options.dir = PathBuf::from(rest.value(option)?),
+            other => return Err(format!("memory has no option {other:?}; see sheaf-bench --help").into()),
+        }
+    }
+    options.engines.iter().try_for_each(|engine| is_ours(*engine))?;
     Ok(options)
 }
 

@@ -44,6 +44,7 @@ mod host;
 mod keys;
 mod machine;
 mod measure;
+mod memory;
 mod paper;
 mod place;
 mod plan;
@@ -93,6 +94,7 @@ fn main() -> ExitCode {
         Ok(Command::Values(options)) => values::run(&options),
         Ok(Command::Stream(options)) => stream::run(&options),
         Ok(Command::Across(options)) => across::run(&options),
+        Ok(Command::Memory(options)) => memory::run(&options),
         Ok(Command::Batching(options)) => batching::run(&options),
         Ok(Command::List) => list(),
         Ok(Command::Host) => host::serve(),

@@ -77,6 +77,7 @@ impl Failure {
                 Some("`scan` without limits works on every engine")
             }
             Failure::Database(Error::OverBudget { .. }) => Some("raise it with --memory"),
+            Failure::Database(Error::Busy { .. }) => Some("background work is behind; try again later"),
             Failure::Database(error) if error.is_corrupt() => {
                 Some("`sheaf verify` shows all damage there is")
             }

@@ -36,6 +36,7 @@ const OVER_BUDGET: u8 = 13;
 const READ_ONLY: u8 = 14;
 const CLOSED: u8 = 15;
 const INVALID: u8 = 16;
+const BUSY: u8 = 17;
 
 const BAD_CHECKSUM: u8 = 0;
 const BAD_LENGTH: u8 = 1;
@@ -135,6 +136,10 @@ pub(crate) fn encode(error: &Error, out: &mut Encoder<'_>) {
             out.text(what);
             out.text(why);
         }
+        Error::Busy { with } => {
+            out.u8(BUSY);
+            out.text(with);
+        }
         newer => {
             out.u8(IO);
             out.text("do that");
@@ -227,6 +232,7 @@ pub(crate) fn decode(from: &mut Decoder<'_>) -> Result<Error, Malformed> {
         OVER_BUDGET => Error::OverBudget { budget: from.u64()? },
         READ_ONLY => Error::ReadOnly,
         CLOSED => Error::Closed,
+        BUSY => Error::Busy { with: from.name()? },
         INVALID => Error::Invalid { what: from.name()?, why: from.string()? },
         _ => return Err(Malformed("an unknown error")),
     })

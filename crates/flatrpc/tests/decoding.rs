@@ -161,6 +161,7 @@ fn errors_of_the_contract_travel_as_they_are() {
         Error::Unsupported { engine: "flat", feature: "ranges" },
         Error::Conflict,
         Error::OverBudget { budget: 17 },
+        Error::Busy { with: "brake" },
         Error::ReadOnly,
         Error::Closed,
         Error::Invalid { what: "name", why: "why not".into() },

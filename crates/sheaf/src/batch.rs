@@ -8,7 +8,7 @@ use sheaf_base::store::{Kept, Outcome, Write};
 use sheaf_base::types::{KeyspaceId, Seq};
 
 use crate::handle::Handle;
-use crate::keyspace::expect_now;
+use crate::keyspace::{Patience, expect_now};
 use crate::{Durability, Error, Keyspace, Result, Value};
 
 enum Change {
@@ -101,11 +101,31 @@ impl Batch {
     pub fn submit(self) -> Result<Commit> {
         let durability = self.durability.unwrap_or(self.store.durability());
         let seq = loop {
-            if let Some(seq) = self.attempt()? {
+            if let Some(seq) = self.attempt(Patience::Any)? {
                 break seq;
             }
         };
         Ok(Commit::new(self.store, seq, durability))
+    }
+
+    /// As [`Batch::commit`], but where the commit would be slowed down, or wait for background work, memory, or another engine,
+    /// it answers [`Error::Busy`] at once, and nothing is left of it. It waits for the commit lock, which is short, and for
+    /// the durability asked. After an error the batch is as it was and can be tried again, after `Ok` it is empty.
+    pub fn try_commit(&mut self) -> Result<()> {
+        self.try_submit()?.wait()
+    }
+
+    /// As [`Batch::submit`], or [`Error::Busy`]: see [`Batch::try_commit`].
+    pub fn try_submit(&mut self) -> Result<Commit> {
+        let durability = self.durability.unwrap_or(self.store.durability());
+        let seq = loop {
+            if let Some(seq) = self.attempt(Patience::None)? {
+                break seq;
+            }
+        };
+        self.entries.clear();
+        self.expectations.clear();
+        Ok(Commit::new(Arc::clone(&self.store), seq, durability))
     }
 
     /// All keyspaces must be of the batch's database.
@@ -122,7 +142,7 @@ impl Batch {
     }
 
     /// One attempt. `None` if an expected key changed between the look and the commit.
-    fn attempt(&self) -> Result<Option<Seq>> {
+    fn attempt(&self, patience: Patience) -> Result<Option<Seq>> {
         self.check_keyspaces()?;
         if !self.expectations.is_empty() {
             self.store.check_open()?;
@@ -158,7 +178,7 @@ impl Batch {
                 Write { kept: &kepts[kept], op: Op::new(&entry.key, action) }
             }))
             .collect();
-        match self.store.commit(&mut writes) {
+        match patience.commit(&self.store, &mut writes) {
             Ok(Outcome::Done(seq)) => Ok(Some(seq)),
             // A keyspace that was cleared or converted meanwhile goes on; one that was dropped is found out next.
             Ok(Outcome::Stale) | Err(Error::NoKeyspace { .. }) => Ok(None),

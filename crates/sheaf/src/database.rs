@@ -10,7 +10,7 @@ use sheaf_base::disk::Disk;
 use sheaf_base::disk::real::RealDisk;
 use sheaf_base::engine::EngineFactory;
 use sheaf_base::store::{
-    BackupOptions, BackupReport, Batching, KeyspaceInfo, Options, Stats, Store, VerifyReport, Watcher,
+    BackupOptions, BackupReport, Batching, KeyspaceInfo, Options, Stall, Stats, Store, VerifyReport, Watcher,
 };
 
 use crate::handle::Handle;
@@ -85,6 +85,35 @@ impl Builder {
     #[must_use]
     pub fn sync_interval(mut self, interval: Duration) -> Builder {
         self.options.sync_interval = interval;
+        self
+    }
+
+    /// `told` is called whenever a writer was slowed down, or made to wait, for the threshold or longer: see [`Builder::stall_threshold`]
+    /// and [`StallKind`](crate::StallKind). It is called by the writer itself once its wait is over, outside of all locks, once for
+    /// each wait, so it may use the database; what it waits for there is counted and not told again. A panic in it ends there.
+    /// Shorter waits are in [`Stats::stalls`] as well.
+    ///
+    /// ```
+    /// # fn main() -> sheaf::Result<()> {
+    /// # let dir = std::env::temp_dir().join(format!("sheaf-doc-stall-{}", std::process::id()));
+    /// let db = sheaf::Database::builder()
+    ///     .on_stall(|stall| eprintln!("{}: a writer waited {:?}", stall.kind.name(), stall.took))
+    ///     .open(&dir)?;
+    /// # drop(db);
+    /// # std::fs::remove_dir_all(&dir).ok();
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn on_stall(mut self, told: impl Fn(&Stall) + Send + Sync + 'static) -> Builder {
+        self.options.stalls.tell = Some(Arc::new(told));
+        self
+    }
+
+    /// From what length on waits are told, and waits for a sync count as stalls. Default 10 ms.
+    #[must_use]
+    pub fn stall_threshold(mut self, threshold: Duration) -> Builder {
+        self.options.stalls.threshold = threshold;
         self
     }
 

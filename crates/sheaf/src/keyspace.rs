@@ -33,6 +33,22 @@ impl KeyspaceOptions {
     }
 }
 
+/// Whether a commit waits for what it needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience {
+    Any,
+    None,
+}
+
+impl Patience {
+    pub(crate) fn commit(self, store: &Store, writes: &mut [Write<'_>]) -> Result<Outcome> {
+        match self {
+            Patience::Any => store.commit(writes),
+            Patience::None => store.try_commit(writes),
+        }
+    }
+}
+
 /// A map from bytes to bytes. A cheap clone; `Send + Sync`; usable from any thread.
 ///
 /// Keys have 0 to 65,535 bytes, values 0 to 4 GiB − 1; any content. After the keyspace is dropped
@@ -124,6 +140,23 @@ impl Keyspace {
         self.write(key.as_ref(), Action::Remove)
     }
 
+    /// As [`Keyspace::insert`], but where the write would be slowed down, or wait for background work, memory, or another engine,
+    /// it answers [`Error::Busy`] at once, and nothing is left of it. It waits for the commit lock, which is short, and with
+    /// [`Durability::Sync`] for the device.
+    pub fn try_insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
+        self.try_write(key.as_ref(), Action::Put(value.as_ref()))
+    }
+
+    /// As [`Keyspace::remove`], or [`Error::Busy`]: see [`Keyspace::try_insert`].
+    pub fn try_remove(&self, key: impl AsRef<[u8]>) -> Result<()> {
+        self.try_write(key.as_ref(), Action::Remove)
+    }
+
+    fn try_write(&self, key: &[u8], action: Action<'_>) -> Result<()> {
+        let seq = self.apply(key, action, Patience::None)?;
+        self.store().acknowledge(seq, self.store().durability())
+    }
+
     /// Sets `key` to `value` and returns a ticket, as [`crate::Batch::submit`] does for many operations, without
     /// waiting for the device.
     pub fn submit_insert(
@@ -132,27 +165,27 @@ impl Keyspace {
         value: impl AsRef<[u8]>,
         durability: Durability,
     ) -> Result<Commit> {
-        let seq = self.apply(key.as_ref(), Action::Put(value.as_ref()))?;
+        let seq = self.apply(key.as_ref(), Action::Put(value.as_ref()), Patience::Any)?;
         Ok(Commit::new(Arc::clone(self.store()), seq, durability))
     }
 
     /// Removes `key` and returns a ticket.
     pub fn submit_remove(&self, key: impl AsRef<[u8]>, durability: Durability) -> Result<Commit> {
-        let seq = self.apply(key.as_ref(), Action::Remove)?;
+        let seq = self.apply(key.as_ref(), Action::Remove, Patience::Any)?;
         Ok(Commit::new(Arc::clone(self.store()), seq, durability))
     }
 
     fn write(&self, key: &[u8], action: Action<'_>) -> Result<()> {
-        let seq = self.apply(key, action)?;
+        let seq = self.apply(key, action, Patience::Any)?;
         self.store().acknowledge(seq, self.store().durability())
     }
 
     /// Commits one operation.
-    fn apply(&self, key: &[u8], action: Action<'_>) -> Result<Seq> {
+    fn apply(&self, key: &[u8], action: Action<'_>, patience: Patience) -> Result<Seq> {
         loop {
             let kept = self.kept()?;
             let mut writes = [Write { kept: &kept, op: Op::new(key, action) }];
-            match self.store().commit(&mut writes) {
+            match patience.commit(self.store(), &mut writes) {
                 Ok(Outcome::Done(seq)) => return Ok(seq),
                 Ok(Outcome::Stale) => return Err(Error::Conflict),
                 Err(Error::NoKeyspace { .. }) => {} // cleared meanwhile, or dropped: `kept` knows

@@ -19,6 +19,7 @@ mod probes;
 mod rest;
 mod scenarios;
 mod seeded_bugs;
+mod stalls;
 
 /// Counts what a case takes, for the harnesses that limit it.
 #[global_allocator]

@@ -14,7 +14,8 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::Store;
+use super::stall::{StallKind, Waits};
+use super::{Store, Write};
 use crate::error::{Error, Result};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::thread::JoinHandle;
@@ -45,6 +46,8 @@ pub(crate) struct Signals {
     brake: AtomicU64,
     /// Delays not slept yet.
     debt: AtomicU64,
+    /// A commit that could not wait found the budget used up.
+    pub(super) memory: AtomicBool,
     /// Views were released: engines may trim.
     pub(crate) trim: AtomicBool,
 }
@@ -182,26 +185,37 @@ impl Store {
         }
     }
 
-    /// Slows a writer down while background work is behind.
+    /// Slows a writer to `writes` down while background work is behind.
     #[inline]
-    pub(super) fn brake(&self) {
+    pub(super) fn brake(&self, writes: &[Write<'_>], waits: &mut Waits) -> Result<()> {
         let delay = self.signals.brake.load(Ordering::Relaxed);
-        if delay > 0 && (!self.options.inline || cfg!(shuttle)) {
-            self.sleep_off(delay);
+        if delay == 0 {
+            return Ok(());
         }
+        self.sleep_off(delay, writes, waits)
     }
 
     #[cold]
-    fn sleep_off(&self, delay: u64) {
+    fn sleep_off(&self, delay: u64, writes: &[Write<'_>], waits: &mut Waits) -> Result<()> {
+        let kept = || writes.first().map(|write| write.kept);
+        if !waits.may_wait() {
+            return self.waiting(waits, StallKind::Brake, kept(), || Ok(()));
+        }
+        if self.options.inline && !cfg!(shuttle) {
+            return Ok(());
+        }
         let shortest = u64::try_from(BRAKE_SLEEP.as_nanos()).unwrap_or(u64::MAX);
         self.signals.debt.fetch_add(delay, Ordering::Relaxed);
         let pay = |debt: u64| debt.checked_sub(shortest);
         if self.signals.debt.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pay).is_err() {
-            return;
+            return Ok(());
         }
         self.counters.brakes.fetch_add(1, Ordering::Relaxed);
-        let mut due = self.signals.due.lock();
-        self.signals.relief.wait_for(&mut due, BRAKE_SLEEP);
+        self.waiting(waits, StallKind::Brake, kept(), || {
+            let mut due = self.signals.due.lock();
+            self.signals.relief.wait_for(&mut due, BRAKE_SLEEP);
+            Ok(())
+        })
     }
 }
 

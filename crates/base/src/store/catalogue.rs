@@ -236,7 +236,7 @@ impl Store {
         let (key, content) = (new.name().as_bytes(), Content::Put(&entry));
         let record = Record { keyspace: KeyspaceId::CATALOGUE, key, content };
         let seq = self.commit_catalogue(&[record], |seq| self.catalogue.publish(new, seq))?;
-        self.acknowledge(seq, Durability::Sync)
+        self.acknowledge_quietly(seq, Durability::Sync)
     }
 
     /// The keyspace `name` if there is one.
@@ -274,7 +274,7 @@ impl Store {
         let record =
             Record { keyspace: KeyspaceId::CATALOGUE, key: name.as_bytes(), content: Content::Remove };
         let seq = self.commit_catalogue(&[record], |seq| self.catalogue.set(name, None, seq))?;
-        self.acknowledge(seq, Durability::Sync)?;
+        self.acknowledge_quietly(seq, Durability::Sync)?;
         self.signals.wake();
         Ok(true)
     }

@@ -20,6 +20,7 @@ use super::ready::{HASTE, PATIENCE};
 use super::rooting::{Dying, Maintenance};
 use super::tail::log_of;
 use super::{Kept, Store};
+use crate::engine::Engine;
 use crate::error::{Error, IoContext, Result};
 use crate::root::{CheckpointRef, Position};
 use crate::segment::DATA_START;
@@ -69,9 +70,13 @@ impl Store {
     /// Begins checkpoints of logs that are due, and moves on those that have begun. True if there was one.
     pub(super) fn checkpoint_if_due(&self) -> Result<bool> {
         let mut any = false;
+        let wants_memory = self.signals.memory.swap(false, Ordering::Relaxed);
         for log in self.logs.iter().filter(|_| self.options.checkpoints) {
             let appended = log.since_checkpoint.load(Ordering::Relaxed);
-            let wants = || self.kepts_of(log).iter().any(|k| k.engine().is_ok_and(|e| e.wants_checkpoint()));
+            let wants = || {
+                let wants = |e: &dyn Engine| e.wants_checkpoint() || (wants_memory && e.is_swollen());
+                self.kepts_of(log).iter().any(|k| k.engine().is_ok_and(|e| wants(&**e)))
+            };
             let is_full = self.full.load(Ordering::Relaxed) && log.id == LogId::Journal;
             let is_due = appended >= self.due_after(log)
                 || (is_full && appended >= FULL * self.geometry.min_segment && self.counted_on().is_some())

@@ -12,6 +12,7 @@
 //!  sort        a log in the order of keys, when asked       still      a state that stays, for backups
 //!  fill, bulk  pairs in order, past the journal             making     keyspaces that have no name yet
 //!  convert, copy, watch   another engine, while writers go on
+//!  stall       what writers wait for, or are told instead
 //! ```
 //!
 //! ## Invariants
@@ -53,6 +54,7 @@ mod report;
 mod rooting;
 mod round;
 mod sort;
+mod stall;
 mod still;
 mod survey;
 mod tail;
@@ -74,6 +76,7 @@ pub use kept::Kept;
 pub use order::{Outcome, Write};
 pub use report::{Batching, KeyspaceInfo, LogStats, MemoryStats, OpeningStats, Options, Stats, VerifyReport};
 pub use sort::Compacted;
+pub use stall::{Stall, StallKind, StallStats, StallWatch};
 pub use still::Still;
 pub use view::View;
 
@@ -155,6 +158,7 @@ pub(crate) struct Counters {
     pub(crate) sync_rounds: AtomicU64,
     pub(crate) sync_waits: AtomicU64,
     pub(crate) brakes: AtomicU64,
+    pub(crate) stalls: stall::StallCounters,
     pub(crate) checkpoints: AtomicU64,
     pub(crate) checkpoint_bytes: AtomicU64,
     pub(crate) staged_bytes: AtomicU64,
@@ -337,6 +341,7 @@ impl Store {
             stills: load(&self.stills),
             held_bytes: load(&self.held_bytes),
             brakes: load(&self.counters.brakes),
+            stalls: self.counters.stalls.stats(),
             checkpoints: load(&self.counters.checkpoints),
             checkpoint_bytes: load(&self.counters.checkpoint_bytes),
             staged_bytes: load(&self.counters.staged_bytes),

@@ -31,6 +31,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::stall::{StallKind, Waits};
 use super::tail::{HOT, MARK, TAILS, Tail, log_of, tail_of};
 use super::{Kept, Store};
 use crate::blob::{Staged, Unsynced};
@@ -186,33 +187,64 @@ impl Encoded {
 }
 
 impl Store {
-    /// Commits `writes` as one. On return it is in the kernel and visible.
+    /// Commits `writes` as one. On return it is in the kernel and visible. The caller holds no lock and no guard.
     pub fn commit(&self, writes: &mut [Write<'_>]) -> Result<Outcome> {
         self.commit_staged(writes, &mut SmallVec::new())
     }
 
-    /// The same for `writes` whose values are `staged` already, as far as they are. What is committed is taken.
+    /// The same, or [`Error::Busy`] if it would have to wait for more than the commit lock: nothing is left of it then.
+    pub fn try_commit(&self, writes: &mut [Write<'_>]) -> Result<Outcome> {
+        self.commit_waiting(writes, &mut SmallVec::new(), &mut Waits::impatient())
+    }
+
+    /// As [`Store::commit`] for `writes` whose values are `staged` already, as far as they are. What is committed is taken.
     pub fn commit_staged(
         &self,
         writes: &mut [Write<'_>],
         staged: &mut SmallVec<[Staged; 1]>,
     ) -> Result<Outcome> {
+        let mut waits = Waits::patient();
+        let done = self.commit_waiting(writes, staged, &mut waits);
+        self.tell_waits(waits);
+        done
+    }
+
+    /// The same; what it waited for is noted in `waits`.
+    pub(super) fn commit_waiting(
+        &self,
+        writes: &mut [Write<'_>],
+        staged: &mut SmallVec<[Staged; 1]>,
+        waits: &mut Waits,
+    ) -> Result<Outcome> {
         self.check_writable()?;
-        self.brake();
-        writes.iter().filter(|w| w.kept.watch.is_on()).for_each(|w| w.kept.watch.delay());
+        self.brake(writes, waits)?;
+        self.delay_for_conversions(writes, waits)?;
         self.stage(writes, staged)?;
         let (mut may_relieve, mut reliefs) = (true, 0..MOST_RELIEFS);
+        let kept = writes.first().map(|write| write.kept);
         loop {
             // What makes room does so without the guard: it would keep what is freed from going.
-            match self.commit_pinned(writes, staged) {
-                Err(Error::NoSpace { .. })
-                    if mem::take(&mut may_relieve) && self.relieve(removes_only(writes))? => {}
-                Err(Error::OverBudget { .. }) if reliefs.next().is_some() => self.reclaim_memory(writes)?,
+            match self.commit_pinned(writes, staged, waits) {
+                Err(refused @ (Error::NoSpace { .. } | Error::OverBudget { .. })) if !waits.may_wait() => {
+                    return Err(self.busy_instead(refused, writes));
+                }
+                Err(refused @ Error::NoSpace { .. }) if mem::take(&mut may_relieve) => {
+                    let only_removes = removes_only(writes);
+                    if !self.waiting(waits, StallKind::Space, kept, || self.relieve(only_removes))? {
+                        return Err(refused);
+                    }
+                }
+                Err(Error::OverBudget { .. }) if reliefs.next().is_some() => {
+                    self.waiting(waits, StallKind::Memory, kept, || self.reclaim_memory(writes))?;
+                }
                 // It may be another keyspace afterwards, which is found out at the next attempt.
-                Ok(None) => writes.iter().for_each(|w| w.kept.watch.wait()),
+                Ok(None) => self.waiting(waits, StallKind::Conversion, kept, || {
+                    writes.iter().for_each(|w| w.kept.watch.wait());
+                    Ok(())
+                })?,
                 Ok(Some(done)) => {
                     if self.ground.memory.is_exceeded() {
-                        let _ = self.relieve_memory(writes); // the commit stands; the next one has the trouble
+                        self.relieve_after(writes, waits);
                     }
                     return Ok(done);
                 }
@@ -221,14 +253,54 @@ impl Store {
         }
     }
 
+    #[cold]
+    fn relieve_after(&self, writes: &[Write<'_>], waits: &mut Waits) {
+        match writes.iter().find(|w| w.kept.engine().is_ok_and(|e| e.is_swollen())) {
+            // The commit stands; the next one has the trouble.
+            Some(write) if waits.may_wait() => {
+                drop(self.waiting(waits, StallKind::Memory, Some(write.kept), || self.relieve_memory(writes)))
+            }
+            Some(_) => self.want_memory(),
+            None => {}
+        }
+    }
+
+    /// What a commit that may not wait answers in place of `refused`, where one that may would have something done about it.
+    #[cold]
+    fn busy_instead(&self, refused: Error, writes: &[Write<'_>]) -> Error {
+        let is_swollen = || writes.iter().any(|w| w.kept.engine().is_ok_and(|e| e.is_swollen()));
+        match refused {
+            Error::OverBudget { .. } if self.options.checkpoints && is_swollen() => {
+                self.want_memory();
+                Error::Busy { with: StallKind::Memory.name() }
+            }
+            other => {
+                self.signals.wake();
+                other
+            }
+        }
+    }
+
+    /// Slows down commits that are too far ahead of a conversion.
+    fn delay_for_conversions(&self, writes: &[Write<'_>], waits: &mut Waits) -> Result<()> {
+        for write in writes.iter().filter(|w| w.kept.watch.is_on() && w.kept.watch.is_ahead()) {
+            self.waiting(waits, StallKind::Conversion, Some(write.kept), || {
+                write.kept.watch.delay();
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
     /// None if one of the keyspaces is held.
     fn commit_pinned(
         &self,
         writes: &mut [Write<'_>],
         staged: &mut SmallVec<[Staged; 1]>,
+        waits: &mut Waits,
     ) -> Result<Option<Outcome>> {
         let _pin = epoch::pin(); // engines' notes hold addresses until apply
-        ENCODED.with(|encoded| self.commit_encoded(writes, staged, &mut encoded.borrow_mut()))
+        ENCODED.with(|encoded| self.commit_encoded(writes, staged, &mut encoded.borrow_mut(), waits))
     }
 
     /// Checks limits and stages large values.
@@ -317,6 +389,7 @@ impl Store {
         writes: &mut [Write<'_>],
         staged: &mut SmallVec<[Staged; 1]>,
         encoded: &mut Encoded,
+        waits: &mut Waits,
     ) -> Result<Option<Outcome>> {
         if !self.prepare(writes, encoded)? {
             return Ok(Some(Outcome::Stale));
@@ -352,13 +425,13 @@ impl Store {
             encoded.hot = self.is_hot(order.next_seq, writes);
             if order.next_seq >= order.seq_bound {
                 drop(order);
-                self.extend_bounds()?;
+                self.numbers_for(waits)?;
                 continue;
             }
             if let Some(run) = order.cramped(encoded, reserve) {
+                let is_awaited = self.is_awaited(&order, run.log, encoded.wanted(run, u64::MAX));
                 drop(order);
-                let wanted = encoded.wanted(run, self.geometry.max_segment);
-                self.make_room(run.log, wanted, |order| order.cramped(encoded, reserve).is_some())?;
+                self.room_for(run, reserve, is_awaited, writes, encoded, waits)?;
                 continue;
             }
             let seq = order.next_seq;
@@ -373,6 +446,42 @@ impl Store {
             }
             return Ok(Some(Outcome::Done(seq)));
         }
+    }
+
+    /// Has ROOT cover more numbers, which the background does ahead of writers.
+    #[cold]
+    fn numbers_for(&self, waits: &mut Waits) -> Result<()> {
+        if !waits.may_wait() {
+            self.signals.wake();
+            if self.options.inline {
+                return self.extend_bounds();
+            }
+        }
+        self.waiting(waits, StallKind::Segment, None, || self.extend_bounds())
+    }
+
+    /// Makes a segment for a run that does not fit. One that the background keeps ready is waited for, and may not be waited for;
+    /// one that only this commit needs is made by it.
+    #[cold]
+    fn room_for(
+        &self,
+        run: Run,
+        reserve: usize,
+        is_awaited: bool,
+        writes: &[Write<'_>],
+        encoded: &Encoded,
+        waits: &mut Waits,
+    ) -> Result<()> {
+        let wanted = encoded.wanted(run, self.geometry.max_segment);
+        let make = || self.make_room(run.log, wanted, |order| order.cramped(encoded, reserve).is_some());
+        if !waits.may_wait() {
+            if !is_awaited {
+                return make();
+            }
+            self.signals.wake();
+        }
+        let kept = writes.iter().find(|write| write.kept.log() == run.log).map(|write| write.kept);
+        self.waiting(waits, StallKind::Segment, kept, make)
     }
 
     /// Whether all that a commit to the flat log replaces was written lately. While committers wait for

@@ -92,6 +92,24 @@ impl Store {
         each.reduce(|all, one| all.saturating_add(one))
     }
 
+    /// Whether the background keeps segments of `log` ready that take a commit of `bytes`: it has begun to, they are large enough,
+    /// and there is room. (Without threads writers are the background.)
+    pub(super) fn is_awaited(&self, order: &Order, log: LogId, bytes: u64) -> bool {
+        let is_in_use = order.tails[log.index()].segment.is_some();
+        let has_begun = is_in_use && order.ready[log.index()].len() >= self.geometry.reserve;
+        let usual = self.capacity_for(self.log(log), 0);
+        !self.options.inline
+            && has_begun
+            && !self.full.load(Ordering::Relaxed)
+            && DATA_START + 2 * MARK + bytes <= usual
+    }
+
+    /// Has the background begin a checkpoint that gives memory back.
+    pub(super) fn want_memory(&self) {
+        self.signals.memory.store(true, Ordering::Relaxed);
+        self.signals.wake();
+    }
+
     /// On a full disk, for a commit that `only_removes` or not: has engines move what the journal has, cleans for
     /// removals, and lets go at once. True if segments went. The caller holds no guard.
     pub(super) fn relieve(&self, only_removes: bool) -> Result<bool> {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::stall::{StallStats, StallWatch};
 use crate::blob::StagedStats;
 use crate::types::{Durability, KeyspaceId};
 
@@ -29,6 +30,8 @@ pub struct Options {
     pub batching: Batching,
     /// Whether logs are checkpointed, in which case opening need not replay all of them.
     pub checkpoints: bool,
+    /// Whom to tell of writers that wait.
+    pub stalls: StallWatch,
 }
 
 /// How committers that wait for the device share what it does for them: FlatStore's ways (§3.3), to be measured
@@ -64,6 +67,7 @@ impl Default for Options {
             inline: false,
             batching: Batching::default(),
             checkpoints: true,
+            stalls: StallWatch::default(),
         }
     }
 }
@@ -140,6 +144,8 @@ pub struct Stats {
     pub held_bytes: u64,
     /// Times a writer was slowed down because background work was behind.
     pub brakes: u64,
+    /// Waits of writers, by kind.
+    pub stalls: Vec<StallStats>,
     /// Checkpoints published since opening.
     pub checkpoints: u64,
     /// Bytes of checkpoints written since opening.

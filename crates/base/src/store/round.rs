@@ -115,9 +115,20 @@ impl Drop for Leading<'_> {
 }
 
 impl Store {
-    /// Returns when commit `seq` has what `durability` promises.
+    /// Returns when commit `seq` has what `durability` promises. The caller holds no lock and no guard.
     #[inline]
     pub fn acknowledge(&self, seq: Seq, durability: Durability) -> Result<()> {
+        match durability {
+            Durability::Buffer => Ok(()), // what is visible is in the kernel (store I1)
+            Durability::Sync if self.durable() >= seq && self.options.batching == Batching::Pipelined => {
+                Ok(())
+            }
+            Durability::Sync => self.waiting_for_sync(|| self.acknowledge_quietly(seq, durability)),
+        }
+    }
+
+    /// The same for a caller that may hold locks: nobody is told if it takes long.
+    pub(super) fn acknowledge_quietly(&self, seq: Seq, durability: Durability) -> Result<()> {
         match durability {
             Durability::Buffer => Ok(()), // what is visible is in the kernel (store I1)
             Durability::Sync => match self.options.batching {
@@ -134,7 +145,7 @@ impl Store {
         if self.options.read_only {
             return Ok(());
         }
-        self.wait_durable(self.visible())
+        self.waiting_for_sync(|| self.wait_durable(self.visible()))
     }
 
     pub(super) fn wait_durable(&self, seq: Seq) -> Result<()> {

@@ -34,6 +34,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use super::clean::{Piece, SORTED, Survivor};
+use super::stall::Waits;
 use super::{Kept, Store};
 use crate::engine::{Bounds, Hold, Want};
 use crate::error::{Error, Result};
@@ -96,7 +97,7 @@ impl Store {
                 unsynced = 0;
                 self.sync_survivors(&mut self.maintenance.lock())?;
             }
-            (before.moved..sorted.moved).for_each(|_| self.brake());
+            (before.moved..sorted.moved).for_each(|_| drop(self.brake(&[], &mut Waits::patient())));
         }
         self.sync_survivors(&mut self.maintenance.lock())?;
         Ok(sorted)

@@ -147,6 +147,13 @@ struct State {
     is_held: bool,
 }
 
+impl State {
+    fn is_ahead(&self) -> bool {
+        let is_ahead = |notes: &Notes| notes.marks.is_some() || notes.keys.len() > notes.eager;
+        self.notes.as_ref().is_some_and(|notes| notes.eager != usize::MAX && is_ahead(notes))
+    }
+}
+
 impl Watch {
     /// Begins to take notes. False if somebody does already. Under the commit lock.
     pub(super) fn begin(&self, limits: Limits) -> bool {
@@ -232,12 +239,17 @@ impl Watch {
         }
     }
 
-    /// Slows a commit down that is too far ahead of whoever copies.
+    /// Whether a commit is too far ahead of whoever copies.
+    #[cold]
+    pub(super) fn is_ahead(&self) -> bool {
+        self.state.lock().is_ahead()
+    }
+
+    /// Slows a commit down that is.
     #[cold]
     pub(super) fn delay(&self) {
         let mut state = self.state.lock();
-        let is_ahead = |notes: &Notes| notes.marks.is_some() || notes.keys.len() > notes.eager;
-        if state.notes.as_ref().is_some_and(|notes| notes.eager != usize::MAX && is_ahead(notes)) {
+        if state.is_ahead() {
             self.moved.wait_for(&mut state, LONGEST_DELAY);
         }
     }

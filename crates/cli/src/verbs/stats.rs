@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use serde_json::{Value as Json, json};
-use sheaf::{Database, LogStats, StagedStats, Stats};
+use sheaf::{Database, LogStats, StagedStats, StallStats, Stats};
 
 use crate::args::Report;
 use crate::failure::Result;
@@ -48,6 +48,7 @@ fn print(out: &mut impl Write, db: &Database, stats: &Stats, keyspaces: &[Json])
         size(stats.memory.buffers),
         size(stats.memory.cache)
     )?;
+    print_stalls(out, stats)?;
     writeln!(out, "{heading}keyspaces{heading:#}")?;
     for keyspace in keyspaces {
         let text = |field: &str| keyspace[field].as_str().unwrap_or_default().to_owned();
@@ -77,6 +78,24 @@ fn print(out: &mut impl Write, db: &Database, stats: &Stats, keyspaces: &[Json])
     Ok(())
 }
 
+/// What writers waited for since the opening, if they did.
+fn print_stalls(out: &mut impl Write, stats: &Stats) -> Result {
+    if stats.stalls.iter().any(|stall| stall.count > 0) {
+        let heading = on_stdout(HEADING);
+        writeln!(out, "{heading}waits of writers{heading:#}")?;
+    }
+    let name = on_stdout(NAME);
+    for stall in stats.stalls.iter().filter(|stall| stall.count > 0) {
+        let (count, total, longest) = (many(stall.count, "time"), time(stall.total), time(stall.longest));
+        writeln!(
+            out,
+            "  {name}{:<20}{name:#} {count:>16}  {total:>8} in all, {longest} at most",
+            stall.kind.name()
+        )?;
+    }
+    Ok(())
+}
+
 /// Bytes in use, all purposes.
 fn memory_used(stats: &Stats) -> u64 {
     stats.memory.index + stats.memory.versions + stats.memory.buffers + stats.memory.cache
@@ -94,6 +113,7 @@ fn as_json(stats: &Stats, keyspaces: Vec<Json>) -> Json {
         "stills": stats.stills,
         "held_bytes": stats.held_bytes,
         "brakes": stats.brakes,
+        "stalls": stats.stalls.iter().map(stall_as_json).collect::<Vec<_>>(),
         "checkpoints": stats.checkpoints,
         "checkpoint_bytes": stats.checkpoint_bytes,
         "staged_bytes": stats.staged_bytes,
@@ -121,6 +141,15 @@ fn as_json(stats: &Stats, keyspaces: Vec<Json>) -> Json {
         },
         "logs": stats.logs.iter().map(log_as_json).collect::<Vec<_>>(),
         "keyspaces": keyspaces,
+    })
+}
+
+fn stall_as_json(stall: &StallStats) -> Json {
+    json!({
+        "kind": stall.kind.name(),
+        "count": stall.count,
+        "total_seconds": stall.total.as_secs_f64(),
+        "longest_seconds": stall.longest.as_secs_f64(),
     })
 }
 

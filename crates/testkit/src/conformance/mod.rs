@@ -29,6 +29,7 @@ pub mod sizes;
 pub mod snapshots;
 pub mod streams;
 pub mod together;
+pub mod waits;
 
 use sheaf::{Keyspace, Result, Value};
 
@@ -45,6 +46,8 @@ const REAL_NORMAL: Setting = Setting::new(Place::Real, false, false);
 pub const EVERYWHERE: &[Setting] = &[SIM_TINY, SIM_NORMAL, SIM_THREADED, REAL_INLINE, REAL_TINY, REAL_NORMAL];
 /// Where there are background threads.
 pub const THREADED: &[Setting] = &[SIM_THREADED, REAL_TINY, REAL_NORMAL];
+/// Where background work is done when asked, and little is much.
+pub const TINY_STEPPED: &[Setting] = &[SIM_TINY];
 /// Where the test says what happens when.
 pub const STEPPED: &[Setting] = &[SIM_TINY, SIM_NORMAL];
 /// Where there are processes.
@@ -205,6 +208,12 @@ macro_rules! conformance {
                 beyond_the_budget_only_new_keys_are_refused
                 stats_are_plausible
             }
+            $crate::promises! { $subject, TINY_STEPPED, waits:
+                a_write_that_would_be_slowed_down_is_busy_and_leaves_nothing
+            }
+            $crate::promises! { $subject, EVERYWHERE, waits:
+                a_database_at_rest_is_never_busy
+            }
             $crate::promises! { $subject, THREADED, together:
                 concurrent_updates_are_all_counted
                 concurrent_swaps_are_all_counted
@@ -306,6 +315,7 @@ mod tests {
             include_str!("lasting.rs"),
             include_str!("fullness.rs"),
             include_str!("together.rs"),
+            include_str!("waits.rs"),
         ];
         for name in areas.iter().flat_map(|area| area.split("\npub fn ").skip(1)) {
             let name = name.split('(').next().unwrap_or_default();

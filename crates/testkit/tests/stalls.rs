@@ -1,0 +1,89 @@
+//! What writers wait for is counted and told: once, outside of all locks, and whatever comes of it stays there.
+
+#![expect(clippy::unwrap_used, reason = "a test's own steps work")]
+
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use sheaf::{Database, Durability, Stall, StallKind};
+use sheaf_testkit::stage::{Place, Setting, Stage, Subject};
+
+const TINY: Setting = Setting::new(Place::Simulated, true, true);
+
+fn stage() -> Stage {
+    Stage::new(&Subject::flex(), TINY)
+}
+
+fn counted(db: &Database, kind: StallKind) -> u64 {
+    db.stats().stalls.iter().find(|stall| stall.kind == kind).unwrap().count
+}
+
+#[test]
+fn a_writer_that_makes_its_segments_is_told_of_each_wait() {
+    let stage = stage();
+    let told: Arc<Mutex<Vec<Stall>>> = Arc::default();
+    let sink = Arc::clone(&told);
+    let tell = move |stall: &Stall| sink.lock().unwrap().push(stall.clone());
+    let builder = stage.builder().stall_threshold(Duration::ZERO).on_stall(tell);
+    let db = builder.open(stage.path()).unwrap();
+    let ks = stage.keyspace(&db, "people");
+    told.lock().unwrap().clear();
+    let before = counted(&db, StallKind::Segment);
+    for index in 0..200u32 {
+        ks.insert(index.to_be_bytes(), [7; 100]).unwrap();
+    }
+    let told = told.lock().unwrap();
+    let waits = counted(&db, StallKind::Segment) - before;
+    assert!(waits > 2, "nothing is made ready unless somebody needs it");
+    let segments: Vec<&Stall> = told.iter().filter(|stall| stall.kind == StallKind::Segment).collect();
+    assert_eq!(segments.len() as u64, waits, "told as often as counted");
+    let of_people = |stall: &&&Stall| stall.keyspace.as_deref() == Some("people");
+    assert!(segments.iter().filter(of_people).count() > 2, "{told:?}");
+}
+
+#[test]
+fn whoever_is_told_may_write_and_may_panic() {
+    let stage = stage();
+    let (place, calls): (Arc<OnceLock<sheaf::Keyspace>>, Arc<Mutex<u32>>) = Default::default();
+    let (seen, count) = (Arc::clone(&place), Arc::clone(&calls));
+    let tell = move |stall: &Stall| {
+        let Some(keyspace) = seen.get() else { return };
+        let call = {
+            let mut calls = count.lock().unwrap();
+            *calls += 1;
+            *calls
+        };
+        keyspace
+            .submit_insert(format!("told-{call}"), stall.kind.name(), Durability::Sync)
+            .unwrap()
+            .wait()
+            .unwrap();
+        panic!("this is what it does: expected in the output");
+    };
+    let builder = stage.builder().stall_threshold(Duration::ZERO).on_stall(tell);
+    let db = builder.open(stage.path()).unwrap();
+    let ks = stage.keyspace(&db, "k");
+    place.set(ks.clone()).ok().unwrap();
+    let before = counted(&db, StallKind::Sync);
+    ks.submit_insert("key", "value", Durability::Sync).unwrap().wait().unwrap();
+    db.persist().unwrap();
+    let calls = *calls.lock().unwrap();
+    assert!(calls >= 1);
+    assert_eq!(ks.len().unwrap(), 1 + u64::from(calls), "what it wrote is there");
+    assert!(counted(&db, StallKind::Sync) > before + 1, "its own waits are counted, and not told");
+    assert_eq!(db.stats().poisoned, None);
+    drop(place); // the keyspace in it holds the database, as the closure does
+    db.close().unwrap();
+}
+
+#[test]
+fn a_used_up_budget_shows_as_waits_for_memory() {
+    let stage = stage();
+    let db = stage.builder().memory(1 << 19).open(stage.path()).unwrap();
+    let ks = stage.keyspace(&db, "k");
+    let refused = (0..200_000u32).find_map(|index| ks.insert(index.to_be_bytes(), [7; 8]).err());
+    assert!(matches!(refused, Some(sheaf::Error::OverBudget { .. })), "{refused:?}");
+    let stats = db.stats();
+    let memory = stats.stalls.iter().find(|stall| stall.kind == StallKind::Memory).unwrap();
+    assert!(memory.count > 0 && memory.longest <= memory.total, "{memory:?}");
+}
