@@ -31,7 +31,7 @@ pub(crate) fn run(options: &args::Across) -> Result<()> {
     if let Some(dir) = &options.open {
         return open_and_tell(dir);
     }
-    let place = Place::new(&options.dir, ROOM)?;
+    let place = Place::new(&options.dir.path, ROOM)?;
     println!("| what | figure |\n|---|---|");
     durable_and_snapshots(options, &place)?;
     for engine in ::sheaf::engines() {

@@ -41,7 +41,7 @@ struct Round {
 
 /// Measures and prints.
 pub(crate) fn run(options: &args::Backup) -> Result<()> {
-    let place = Place::new(&options.dir, options.pairs * PAIR)?;
+    let place = Place::new(&options.dir.path, options.pairs * PAIR)?;
     let rounds = (0..options.rounds).map(|_| round(options, &place)).collect::<Result<Vec<_>>>()?;
     let of =
         |field: fn(&Round) -> f64| median(&rounds.iter().map(field).collect::<Vec<_>>()).unwrap_or_default();

@@ -38,7 +38,7 @@ struct Figure {
 
 /// Measures and prints.
 pub(crate) fn run(options: &args::Batching) -> Result<()> {
-    let place = Place::new(&options.dir, NEED)?;
+    let place = Place::new(&options.dir.path, NEED)?;
     println!(
         "| durability | writers | in flight | batching | commits/s | mean µs | p99 µs | commits a round |"
     );

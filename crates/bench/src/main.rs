@@ -78,27 +78,21 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let outcome = match args::parse(&arguments) {
-        Ok(Command::Help) => {
-            println!("{}", args::HELP);
-            Ok(())
-        }
-        Ok(Command::Figures(options)) => figures::run(&options),
-        Ok(Command::Run(options)) => single::run(&options),
-        Ok(Command::Compare(options)) => compare(&options),
-        Ok(Command::Paper(options)) => paper::run(&options),
-        Ok(Command::Report(options)) => report::of_files(&options),
-        Ok(Command::Recovery(options)) => recovery::run(&options),
-        Ok(Command::Backup(options)) => backup::run(&options),
-        Ok(Command::Values(options)) => values::run(&options),
-        Ok(Command::Stream(options)) => stream::run(&options),
-        Ok(Command::Across(options)) => across::run(&options),
-        Ok(Command::Memory(options)) => memory::run(&options),
-        Ok(Command::Batching(options)) => batching::run(&options),
-        Ok(Command::List) => list(),
-        Ok(Command::Host) => host::serve(),
-        Err(error) => Err(error),
+    let outcome = match args::parse() {
+        Command::Compare(options) => options.comparison().and_then(|comparison| compare(&comparison)),
+        Command::Paper(options) => options.paper().and_then(|paper| paper::run(&paper)),
+        Command::Report(options) => report::of_files(&options),
+        Command::List => list(),
+        Command::Figures(options) => figures::run(&options),
+        Command::Batching(options) => batching::run(&options),
+        Command::Values(options) => values::run(&options),
+        Command::Stream(options) => stream::run(&options),
+        Command::Memory(options) => memory::run(&options),
+        Command::Recovery(options) => recovery::run(&options),
+        Command::Backup(options) => backup::run(&options),
+        Command::Across(options) => across::run(&options),
+        Command::Run(options) => single::run(&options),
+        Command::Host => host::serve(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -85,7 +85,7 @@ impl Seen {
 
 /// Measures and prints.
 pub(crate) fn run(options: &args::Memory) -> Result<()> {
-    let place = Place::new(&options.dir, 40 * options.memory)?;
+    let place = Place::new(&options.dir.path, 40 * options.memory)?;
     let dir = place.fresh("memory")?;
     let before = memory_bytes();
     let db = Database::builder().memory(options.memory).open(&dir)?;

@@ -16,7 +16,7 @@ const PAIR: u64 = 400;
 
 /// Measures and prints.
 pub(crate) fn run(options: &args::Recovery) -> Result<()> {
-    let place = Place::new(&options.dir, options.pairs * PAIR)?;
+    let place = Place::new(&options.dir.path, options.pairs * PAIR)?;
     let (mut replays, mut images) = (Vec::new(), Vec::new());
     let builder = |checkpoints| Database::builder().memory(4 << 30).checkpoints(checkpoints);
     for _ in 0..options.rounds {

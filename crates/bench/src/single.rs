@@ -25,9 +25,9 @@ pub(crate) fn run(options: &Run) -> Result<()> {
         return Err(format!("{} needs processes of its own: compare --only {}", load.name, load.name).into());
     }
     let place = if options.keep {
-        Place::kept(&options.dir)?
+        Place::kept(&options.dir.path)?
     } else {
-        Place::new(&options.dir, (1 << 28) + data.bytes() * 3)?
+        Place::new(&options.dir.path, (1 << 28) + data.bytes() * 3)?
     };
     let dir = place.path().join(options.subject.name());
     let is_new = !dir.exists();

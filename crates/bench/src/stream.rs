@@ -41,7 +41,7 @@ struct Round {
 
 /// Measures and prints.
 pub(crate) fn run(options: &args::Stream) -> Result<()> {
-    let place = Place::new(&options.dir, options.bytes * 2)?;
+    let place = Place::new(&options.dir.path, options.bytes * 2)?;
     let rounds = (0..options.rounds).map(|_| round(options, &place)).collect::<Result<Vec<_>>>()?;
     let of =
         |field: fn(&Round) -> f64| median(&rounds.iter().map(field).collect::<Vec<_>>()).unwrap_or_default();

@@ -99,11 +99,11 @@ const HEAD: [&str; 14] = [
 
 /// Measures and prints.
 pub(crate) fn run(options: &args::Values) -> Result<()> {
-    let place = Place::new(&options.dir, (options.bytes * SPREAD).min(LIMIT))?;
+    let place = Place::new(&options.dir.path, (options.bytes * SPREAD).min(LIMIT))?;
     let mut rows = Vec::new();
     for _ in 0..options.rounds {
         for size in &options.sizes {
-            for store in &options.stores {
+            for store in &options.stores() {
                 rows.push(row(options, &place, *store, *size)?);
             }
         }
@@ -125,7 +125,7 @@ fn row(options: &args::Values, place: &Place, subject: Subject, size: u64) -> Re
     let data = Data { keys: Layout { len: KEY, ordered: false }, values: Sizes::Fixed(values), pairs };
     let case = Case { options, subject, data };
     let mut cells = vec![subject.title(), size.to_string()];
-    let wants = |parts: &[Part]| parts.iter().any(|part| options.only.contains(part));
+    let wants = |parts: &[Part]| parts.iter().any(|part| options.only().contains(part));
     match wants(&[Part::Fill, Part::Get, Part::Keys, Part::Refill]) {
         true => cells.extend(case.life(&place.fresh("values")?)?),
         false => cells.extend((0..9).map(|_| String::new())),
@@ -187,7 +187,7 @@ impl Case<'_> {
     }
 
     fn life(&self, dir: &Path) -> Result<Vec<String>> {
-        let wants = |part: Part| self.options.only.contains(&part);
+        let wants = |part: Part| self.options.only().contains(&part);
         let before = Written::read(dir)?;
         let store = self.open(dir)?;
         let fill = self.fill(&*store, 1)?;

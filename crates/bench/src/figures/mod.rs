@@ -134,7 +134,7 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     fn wants(&self, group: Group) -> bool {
-        self.options.only.contains(&group)
+        self.options.only().contains(&group)
     }
 
     fn wants_any(&self, groups: &[Group]) -> bool {
@@ -144,7 +144,7 @@ impl Bench<'_> {
     /// Ours and the peers, in the order of this round.
     fn subjects(&self, round: u64) -> Vec<Subject> {
         let mut subjects = vec![self.options.engine];
-        subjects.extend(&self.options.peers);
+        subjects.extend(self.options.peers());
         if round % 2 == 1 {
             subjects.reverse();
         }
@@ -182,13 +182,16 @@ impl Bench<'_> {
 /// What the run may take on disk: three times the data for each store covers trees half full, a log at
 /// its bound, and a compaction's copy.
 fn need(options: &Figures) -> u64 {
-    (1 << 30) + options.pairs * PAIR * 3 * (1 + options.peers.len() as u64)
+    (1 << 30) + options.pairs * PAIR * 3 * (1 + options.peers().len() as u64)
 }
 
 /// Measures and prints.
 pub(crate) fn run(options: &Figures) -> Result<()> {
-    let place =
-        if options.keep { Place::kept(&options.dir)? } else { Place::new(&options.dir, need(options))? };
+    let place = if options.keep {
+        Place::kept(&options.dir.path)?
+    } else {
+        Place::new(&options.dir.path, need(options))?
+    };
     let fate = if options.keep { "stay there" } else { "are removed at the end" };
     say(&format!("databases go to {} and {fate}", place.path().display()));
     let machine = Machine::probe(place.path())?;

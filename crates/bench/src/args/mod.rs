@@ -1,0 +1,552 @@
+//! # Arguments: the commands, their options, their help
+
+mod values;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::figures::Group;
+use crate::paper::Paper as Experiments;
+use crate::plan::Options;
+use crate::spec::{self, Load};
+use crate::subjects::{MEMORY, Subject};
+use crate::values::Part;
+
+use values::{
+    Every, List, at_least, factor, gigabytes, listed, mebibytes, megabytes, numbers, pairs, pairs_list,
+};
+use values::{engine, groups, ours, parts, peers, seconds, some_of_ours, store, stores, sync_every};
+
+/// Pairs of a run that nobody says otherwise of.
+const PAIRS: u64 = 5_000_000;
+
+/// Sheaf beside its peers, on this machine, in one run.
+///
+/// Numbers of pairs may be written 200k, 5m or 5_000_000; lists with commas.
+#[derive(Debug, Parser)]
+#[command(name = "sheaf-bench", max_term_width = 100, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What was asked for.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run workloads over stores; writes results.jsonl, report.md, report.html
+    Compare(CompareArgs),
+    /// Rerun a paper's experiments: its figures, ours, the peers', each claim's fate
+    Paper(PaperArgs),
+    /// Make the report of stored runs; of two runs also whether they agree
+    Report(Report),
+    /// Workloads, stores with their settings, papers
+    List,
+    /// Measure all promised figures and print them with their verdicts
+    Figures(Figures),
+    /// How writers share syncs: none, vertical, naive, pipelined, side by side
+    Batching(Batching),
+    /// Large values: fills, device bytes, gets, keys alone, fills after removals, tails
+    Values(Values),
+    /// One large value written and read piece by piece, beside a plain file; memory
+    Stream(Stream),
+    /// All engines under one budget through mixes: what is accounted for, and what is taken
+    Memory(Memory),
+    /// Opening by replay of the whole log, and from a checkpoint
+    Recovery(Recovery),
+    /// Backups beside the device's speed, and updates beside backups
+    Backup(Backup),
+    /// Batches and snapshots over keyspaces of all engines; many keyspaces
+    Across(Across),
+    /// One run in this process, for profilers; the database is filled first
+    Run(Box<Run>),
+    /// A store's process, which a comparison starts and talks to
+    #[command(hide = true)]
+    Host,
+}
+
+/// The command line of this process. What cannot be read ends it, with the reason.
+pub(crate) fn parse() -> Command {
+    Cli::parse().command
+}
+
+/// Where databases go.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Dir {
+    /// Where the databases go; emptied at the end
+    #[arg(long = "dir", default_value = "target/bench")]
+    pub(crate) path: PathBuf,
+}
+
+/// What comparisons and papers have in common.
+#[derive(Args, Clone, Debug)]
+struct Common {
+    /// Stores: of ours and of the peers, see `list` [default: all of ours, all peers built in but the variants]
+    #[arg(long, value_parser = stores)]
+    stores: Option<List<Subject>>,
+    /// A first page in about 3 minutes: the main workloads over fewer pairs, phases of 0.4 s
+    #[arg(long)]
+    quick: bool,
+    /// Rounds; medians are reported [default: 3]
+    #[arg(long, value_parser = at_least::<1>)]
+    rounds: Option<u64>,
+    /// Length of a timed phase [default: 4]
+    #[arg(long, value_parser = seconds)]
+    seconds: Option<Duration>,
+    /// Milliseconds between syncs of peers that are not durable by themselves, as we sync; 0: never
+    #[arg(long, value_parser = sync_every, default_value = "100")]
+    sync_ms: Every,
+    #[command(flatten)]
+    dir: Dir,
+    /// Where the report goes: new, empty, or an earlier report
+    #[arg(long, default_value = "target/bench-report")]
+    out: PathBuf,
+}
+
+impl Common {
+    /// The options, with so many rounds if it is to be quick.
+    fn options(&self, quick_rounds: u64) -> Options {
+        let usual = || Subject::ours().into_iter().chain(Subject::main_peers()).collect();
+        let (rounds, seconds, settle) = if self.quick { (quick_rounds, 0.4, 5) } else { (3, 4.0, 60) };
+        Options {
+            subjects: self.stores.clone().unwrap_or_else(usual),
+            rounds: self.rounds.unwrap_or(rounds),
+            seconds: self.seconds.map_or(seconds, |time| time.as_secs_f64()),
+            sync_every: self.sync_ms,
+            settle: Duration::from_secs(settle),
+            dir: self.dir.path.clone(),
+            out: self.out.clone(),
+            command: without_places(&std::env::args().skip(1).collect::<Vec<_>>()),
+        }
+    }
+}
+
+/// The line for the report: where files went says nothing about the figures.
+fn without_places(arguments: &[String]) -> String {
+    let is_place = |argument: &String| argument == "--dir" || argument == "--out";
+    let kept = arguments.iter().enumerate().filter(|(place, argument)| {
+        !is_place(argument)
+            && !place.checked_sub(1).and_then(|before| arguments.get(before)).is_some_and(is_place)
+    });
+    kept.map(|(_, argument)| argument.as_str()).collect::<Vec<_>>().join(" ")
+}
+
+/// Options of `compare`, as they are typed.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct CompareArgs {
+    /// Workloads, groups of them, or names with data and cap (NAME@DATA:CAP); see `list` [default: all]
+    #[arg(long, value_parser = listed)]
+    only: Option<List<String>>,
+    /// Pairs; more than one show how cost grows [default: 1m, or 200k with --quick]
+    #[arg(long, value_parser = pairs_list)]
+    pairs: Option<List<u64>>,
+    /// Threads, in place of the table's, likewise
+    #[arg(long, value_parser = numbers)]
+    threads: Option<List<u64>>,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// A comparison.
+#[derive(Clone, Debug)]
+pub(crate) struct Compare {
+    pub(crate) loads: Vec<Load>,
+    pub(crate) pairs: Vec<u64>,
+    pub(crate) threads: Vec<u64>,
+    pub(crate) options: Options,
+}
+
+impl CompareArgs {
+    /// What they come to.
+    pub(crate) fn comparison(&self) -> crate::Result<Compare> {
+        let quick = self.common.quick;
+        let loads = match &self.only {
+            Some(names) => spec::select(&names.iter().map(String::as_str).collect::<Vec<_>>())?,
+            None => spec::all()?.into_iter().filter(|load| load.quick || !quick).collect(),
+        };
+        Ok(Compare {
+            loads,
+            pairs: self.pairs.clone().unwrap_or_else(|| vec![if quick { 200_000 } else { 1_000_000 }]),
+            threads: self.threads.clone().unwrap_or_default(),
+            options: self.common.options(2),
+        })
+    }
+}
+
+/// Options of `paper`, as they are typed.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct PaperArgs {
+    /// flatstore, flexdb, cedrusdb, kreon, delsm; or all
+    name: String,
+    /// Multiplies the experiments' pairs [default: 1, or 0.02 with --quick]
+    #[arg(long, value_parser = factor)]
+    scale: Option<f64>,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Experiments to run again.
+#[derive(Clone, Debug)]
+pub(crate) struct Paper {
+    pub(crate) papers: Vec<Experiments>,
+    pub(crate) scale: f64,
+    /// Stores were named: no stand-ins are added.
+    pub(crate) only_stores: bool,
+    pub(crate) options: Options,
+}
+
+impl PaperArgs {
+    /// What they come to.
+    pub(crate) fn paper(&self) -> crate::Result<Paper> {
+        Ok(Paper {
+            papers: crate::paper::select(&self.name)?,
+            scale: self.scale.unwrap_or(if self.common.quick { 0.02 } else { 1.0 }),
+            only_stores: self.common.stores.is_some(),
+            options: self.common.options(1),
+        })
+    }
+}
+
+/// Options of `report`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Report {
+    /// results.jsonl of runs
+    #[arg(required = true, value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+    /// Where the report goes
+    #[arg(long, default_value = "target/bench-report")]
+    pub(crate) out: PathBuf,
+    /// Also write the tables between the marks of this Markdown file
+    #[arg(long)]
+    pub(crate) guide: Option<PathBuf>,
+}
+
+/// Options of `figures`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Figures {
+    /// Pairs of 27 + 127 bytes
+    #[arg(long, value_parser = pairs, default_value_t = PAIRS)]
+    pub(crate) pairs: u64,
+    /// Peers, or none [default: lmdb,rocksdb,leveldb,fjall, as far as they are built in]
+    #[arg(long, value_parser = peers)]
+    peers: Option<List<Subject>>,
+    /// Rounds; medians are printed
+    #[arg(long, value_parser = at_least::<1>, default_value = "3")]
+    pub(crate) rounds: u64,
+    /// fill-random, get-uniform, get-miss, get-zipf, update-zipf, cpu, memory, tail, open, device-bytes;
+    /// flat: durable, empty; flex: scan, scan-down, ycsb, read-tail; cedrus: mixes, churn [default: all]
+    #[arg(long, value_parser = groups)]
+    only: Option<List<Group>>,
+    /// Length of a timed phase
+    #[arg(long = "seconds", value_parser = seconds, default_value = "4")]
+    pub(crate) phase: Duration,
+    /// Length of each of the runs that look for the longest write
+    #[arg(long = "tail-seconds", value_parser = seconds, default_value = "60")]
+    pub(crate) tail: Duration,
+    /// Milliseconds between syncs of peers; 0: never
+    #[arg(long = "sync-ms", value_parser = sync_every, default_value = "100")]
+    pub(crate) sync_every: Every,
+    #[command(flatten)]
+    pub(crate) dir: Dir,
+    /// Keep the databases in --dir, and open those that are there: for a run in pieces
+    #[arg(long)]
+    pub(crate) keep: bool,
+    /// JSON in place of Markdown
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Whose figures: flat, flex or cedrus
+    #[arg(long, value_parser = engine, default_value = "flat")]
+    pub(crate) engine: Subject,
+}
+
+impl Figures {
+    /// The peers.
+    pub(crate) fn peers(&self) -> Vec<Subject> {
+        self.peers.clone().unwrap_or_else(Subject::usual_peers)
+    }
+
+    /// What is measured.
+    pub(crate) fn only(&self) -> Vec<Group> {
+        self.only.clone().unwrap_or_else(|| Group::ALL.to_vec())
+    }
+}
+
+/// Options of `batching`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Batching {
+    /// One of ours
+    #[arg(long, value_parser = ours, default_value = "flat")]
+    pub(crate) subject: Subject,
+    /// Writers
+    #[arg(long, value_parser = numbers, default_value = "1,2,8,32")]
+    pub(crate) threads: List<u64>,
+    /// Commits that each has in flight
+    #[arg(long, value_parser = numbers, default_value = "1,8")]
+    pub(crate) flight: List<u64>,
+    /// Rounds; medians are printed
+    #[arg(long, value_parser = at_least::<1>, default_value = "3")]
+    pub(crate) rounds: u64,
+    /// Length of a phase
+    #[arg(long = "seconds", value_parser = seconds, default_value = "1")]
+    pub(crate) phase: Duration,
+    #[command(flatten)]
+    pub(crate) dir: Dir,
+}
+
+/// Options of `recovery`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Recovery {
+    /// One of ours
+    #[arg(long, value_parser = ours, default_value = "flat")]
+    pub(crate) subject: Subject,
+    /// Pairs of 27 + 127 bytes
+    #[arg(long, value_parser = pairs, default_value_t = PAIRS)]
+    pub(crate) pairs: u64,
+    /// Rounds; medians are printed
+    #[arg(long, value_parser = at_least::<1>, default_value = "3")]
+    pub(crate) rounds: u64,
+    #[command(flatten)]
+    pub(crate) dir: Dir,
+}
+
+/// Options of `backup`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Backup {
+    /// One of ours
+    #[arg(long, value_parser = ours, default_value = "flat")]
+    pub(crate) subject: Subject,
+    /// Pairs of 27 + 127 bytes
+    #[arg(long, value_parser = pairs, default_value_t = PAIRS)]
+    pub(crate) pairs: u64,
+    /// That update
+    #[arg(long, value_parser = at_least::<1>, default_value = "2")]
+    pub(crate) threads: u64,
+    /// Length of a timed phase
+    #[arg(long = "seconds", value_parser = seconds, default_value = "4")]
+    pub(crate) phase: Duration,
+    /// Rounds; medians are printed
+    #[arg(long, value_parser = at_least::<1>, default_value = "3")]
+    pub(crate) rounds: u64,
+    #[command(flatten)]
+    pub(crate) dir: Dir,
+}
+
+/// Options of `values`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Values {
+    /// Of ours and of the peers [default: delsm,leveldb,rocksdb, as far as they are built in]
+    #[arg(long, value_parser = stores)]
+    stores: Option<List<Subject>>,
+    /// Bytes of a value
+    #[arg(long, value_parser = numbers, default_value = "4096,16384,65536")]
+    pub(crate) sizes: List<u64>,
+    /// fill, get, keys, refill, churn, tail [default: all but tail]
+    #[arg(long, value_parser = parts)]
+    only: Option<List<Part>>,
+    /// Megabytes of keys and values
+    #[arg(long = "megabytes", value_parser = megabytes, default_value = "2000")]
+    pub(crate) bytes: u64,
+    /// MiB of cache or memory budget
+    #[arg(long, value_parser = mebibytes, default_value_t = MEMORY >> 20)]
+    pub(crate) memory: u64,
+    /// Length of the gets
+    #[arg(long = "seconds", value_parser = seconds, default_value = "4")]
+    pub(crate) phase: Duration,
+    /// Length of the tail
+    #[arg(long = "tail-seconds", value_parser = seconds, default_value = "60")]
+    pub(crate) tail: Duration,
+    /// Rounds, each with its rows
+    #[arg(long, value_parser = at_least::<1>, default_value = "1")]
+    pub(crate) rounds: u64,
+    /// Milliseconds between syncs of peers; 0: never
+    #[arg(long = "sync-ms", value_parser = sync_every, default_value = "100")]
+    pub(crate) sync_every: Every,
+    #[command(flatten)]
+    pub(crate) dir: Dir,
+}
+
+impl Values {
+    /// The stores.
+    pub(crate) fn stores(&self) -> Vec<Subject> {
+        self.stores.clone().unwrap_or_else(Part::stores)
+    }
+
+    /// What is measured.
+    pub(crate) fn only(&self) -> Vec<Part> {
+        let usual = || Part::ALL.into_iter().filter(|part| *part != Part::Tail).collect();
+        self.only.clone().unwrap_or_else(usual)
+    }
+}
+
+/// Options of `stream`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Stream {
+    /// One of ours
+    #[arg(long, value_parser = ours, default_value = "delsm")]
+    pub(crate) subject: Subject,
+    /// Megabytes of the value, below 4294
+    #[arg(long = "megabytes", value_parser = gigabytes, default_value = "1074")]
+    pub(crate) bytes: u64,
+    /// MiB of memory budget
+    #[arg(long, value_parser = mebibytes, default_value = "64")]
+    pub(crate) memory: u64,
+    /// Rounds; medians are printed
+    #[arg(long, value_parser = at_least::<1>, default_value = "3")]
+    pub(crate) rounds: u64,
+    #[command(flatten)]
+    pub(crate) dir: Dir,
+}
+
+/// Options of `memory`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Memory {
+    /// Of ours
+    #[arg(long, value_parser = some_of_ours, default_value = crate::memory::ENGINES)]
+    pub(crate) engines: List<Subject>,
+    /// MiB of memory budget
+    #[arg(long, value_parser = mebibytes, default_value = "64")]
+    pub(crate) memory: u64,
+    /// Length of a mix
+    #[arg(long = "seconds", value_parser = seconds, default_value = "4")]
+    pub(crate) phase: Duration,
+    #[command(flatten)]
+    pub(crate) dir: Dir,
+}
+
+/// Options of `across`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Across {
+    /// Keyspaces that are opened at once
+    #[arg(long, value_parser = at_least::<1>, default_value = "1000")]
+    pub(crate) keyspaces: u64,
+    /// Rounds; medians are printed
+    #[arg(long, value_parser = at_least::<1>, default_value = "3")]
+    pub(crate) rounds: u64,
+    #[command(flatten)]
+    pub(crate) dir: Dir,
+    /// Only opens this and tells how it went: what it starts itself for.
+    #[arg(long, hide = true)]
+    pub(crate) open: Option<PathBuf>,
+}
+
+/// Options of `run`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Run {
+    /// A workload: see `list`
+    #[arg(value_parser = values::workload, value_name = "WORKLOAD")]
+    pub(crate) load: Load,
+    /// One of ours, null, or a peer
+    #[arg(long, value_parser = store, default_value = "flat")]
+    pub(crate) subject: Subject,
+    /// Threads [default: the table's]
+    #[arg(long, value_parser = at_least::<1>)]
+    pub(crate) threads: Option<u64>,
+    /// Pairs of 27 + 127 bytes
+    #[arg(long, value_parser = pairs, default_value_t = PAIRS)]
+    pub(crate) pairs: u64,
+    /// Length of the timed phase
+    #[arg(long = "seconds", value_parser = seconds, default_value = "10")]
+    pub(crate) phase: Duration,
+    /// Milliseconds between syncs of a peer; 0: never
+    #[arg(long = "sync-ms", value_parser = sync_every, default_value = "100")]
+    pub(crate) sync_every: Every,
+    #[command(flatten)]
+    pub(crate) dir: Dir,
+    /// Updates before the timed ones, as a multiple of the pairs [default: 2 for updates]
+    #[arg(long, value_parser = at_least::<0>)]
+    pub(crate) warm: Option<u64>,
+    /// Time each operation and print percentiles
+    #[arg(long)]
+    pub(crate) latencies: bool,
+    /// Disk over live entries
+    #[arg(long, value_parser = factor, default_value = "1.6")]
+    pub(crate) space_limit: f64,
+    /// Keep the database in --dir; use the one that is there in place of a new one
+    #[arg(long)]
+    pub(crate) keep: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(text: &str) -> Result<Command, clap::Error> {
+        Cli::try_parse_from(std::iter::once("sheaf-bench").chain(text.split_whitespace()))
+            .map(|cli| cli.command)
+    }
+
+    #[test]
+    fn the_commands_are_well_formed() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn figures_take_their_options() {
+        let Ok(Command::Figures(options)) =
+            line("figures --pairs 200k --peers none --rounds 2 --only tail,cpu --sync-ms 0 --json")
+        else {
+            panic!("not figures")
+        };
+        assert_eq!(
+            (options.pairs, options.rounds, options.peers().len(), options.only().len()),
+            (200_000, 2, 0, 2)
+        );
+        assert!(options.json && options.sync_every.is_none());
+    }
+
+    #[test]
+    fn wrong_lines_are_refused_with_a_reason() {
+        for (text, reason) in [
+            ("figure", "unrecognized subcommand"),
+            ("figures --pairs many", "not a number"),
+            ("figures --pairs 10", "at least 1000"),
+            ("figures --peers oracle", "unknown store"),
+            ("figures --peers flat", "not a peer"),
+            ("figures --only everything", "unknown group"),
+            ("figures --seconds 0", "not a time"),
+            ("figures --rounds", "value is required"),
+            ("figures --engine kreon", "has no figures"),
+            ("run get-all", "unknown workload"),
+            ("compare --stores flat,oracle", "unknown store"),
+            ("compare --pairs 1k,many", "not a number"),
+            ("compare --pairs 5000m", "at most 2^32"),
+            ("compare --speed 3", "unexpected argument"),
+            ("paper flatstore --scale -1", "unexpected argument"),
+            ("paper flatstore --scale=-1", "not a positive number"),
+            ("stream --megabytes 5000", "less than 4 GiB"),
+            ("backup --subject null", "not an engine of ours"),
+            ("report", "required arguments were not provided"),
+        ] {
+            let error = line(text).unwrap_err().to_string();
+            assert!(error.contains(reason), "{text}: {error}");
+        }
+        let Ok(Command::Compare(compare)) = line("compare --only get-all") else {
+            panic!("not a comparison")
+        };
+        assert!(compare.comparison().unwrap_err().to_string().contains("unknown workload"));
+        let Ok(Command::Paper(paper)) = line("paper bigtable") else { panic!("not a paper") };
+        assert!(paper.paper().unwrap_err().to_string().contains("unknown paper"));
+    }
+
+    #[test]
+    fn a_quick_comparison_is_small_and_can_still_be_changed() {
+        let Ok(Command::Compare(compare)) =
+            line("compare --quick --out /o --rounds 5 --stores flat,null --threads 1,2 --dir /d")
+        else {
+            panic!("not a comparison")
+        };
+        let compare = compare.comparison().unwrap();
+        assert_eq!((compare.options.rounds, compare.pairs, compare.threads), (5, vec![200_000], vec![1, 2]));
+        assert_eq!(compare.options.subjects, [Subject::FLAT, Subject::NULL]);
+        assert!(compare.loads.iter().all(|load| load.quick) && compare.loads.len() > 8);
+    }
+
+    #[test]
+    fn a_report_does_not_say_where_files_went() {
+        let line = "compare --quick --out /o --rounds 5 --stores flat,null --dir /d --threads 1,2";
+        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        assert_eq!(without_places(&words), "compare --quick --rounds 5 --stores flat,null --threads 1,2");
+    }
+}

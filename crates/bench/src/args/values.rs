@@ -1,0 +1,169 @@
+//! # Values: what options may be set to, each refused with what there is
+//!
+//! A list is one argument, with commas.
+
+use std::time::Duration;
+
+use crate::Result;
+use crate::figures::Group;
+use crate::spec::{self, Load};
+use crate::subjects::Subject;
+use crate::values::Part;
+
+/// Several values in one argument.
+pub(super) type List<T> = Vec<T>;
+/// How often, if ever.
+pub(super) type Every = Option<Duration>;
+
+/// `200`, `200k`, `5m`, `5_000_000`.
+fn count(text: &str) -> Option<u64> {
+    let text = text.replace('_', "").to_ascii_lowercase();
+    let (digits, unit) = match text.as_bytes().last()? {
+        b'k' => (&text[..text.len() - 1], 1_000),
+        b'm' => (&text[..text.len() - 1], 1_000_000),
+        _ => (&text[..], 1),
+    };
+    digits.parse::<u64>().ok()?.checked_mul(unit)
+}
+
+pub(super) fn at_least<const LEAST: u64>(text: &str) -> Result<u64> {
+    match count(text) {
+        Some(number) if number >= LEAST => Ok(number),
+        Some(_) => Err(format!("{text}: at least {LEAST}").into()),
+        None => Err(format!("{text}: not a number").into()),
+    }
+}
+
+fn each<T>(text: &str, value: impl Fn(&str) -> Result<T>) -> Result<List<T>> {
+    text.split(',').map(value).collect()
+}
+
+pub(super) fn numbers(text: &str) -> Result<List<u64>> {
+    each(text, at_least::<1>)
+}
+
+pub(super) fn pairs(text: &str) -> Result<u64> {
+    let pairs = at_least::<1000>(text)?;
+    if pairs > 1 << 32 { Err(format!("{text}: at most 2^32").into()) } else { Ok(pairs) }
+}
+
+pub(super) fn pairs_list(text: &str) -> Result<List<u64>> {
+    each(text, pairs)
+}
+
+/// Names, whatever they mean.
+pub(super) fn listed(text: &str) -> Result<List<String>> {
+    each(text, |name| Ok(name.to_owned()))
+}
+
+pub(super) fn seconds(text: &str) -> Result<Duration> {
+    match text.parse::<f64>().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()) {
+        Some(time) if !time.is_zero() => Ok(time),
+        _ => Err(format!("{text}: not a time in seconds").into()),
+    }
+}
+
+pub(super) fn sync_every(text: &str) -> Result<Every> {
+    let ms = at_least::<0>(text)?;
+    Ok((ms > 0).then(|| Duration::from_millis(ms)))
+}
+
+pub(super) fn factor(text: &str) -> Result<f64> {
+    match text.parse::<f64>() {
+        Ok(number) if number > 0.0 && number.is_finite() => Ok(number),
+        _ => Err(format!("{text}: not a positive number").into()),
+    }
+}
+
+/// Bytes of so many MB.
+pub(super) fn megabytes(text: &str) -> Result<u64> {
+    Ok(at_least::<1>(text)?.saturating_mul(1_000_000))
+}
+
+/// The same, of a value.
+pub(super) fn gigabytes(text: &str) -> Result<u64> {
+    let bytes = megabytes(text)?;
+    if bytes > u64::from(u32::MAX) { Err("a value has less than 4 GiB".into()) } else { Ok(bytes) }
+}
+
+/// Bytes of so many MiB.
+pub(super) fn mebibytes(text: &str) -> Result<u64> {
+    Ok(at_least::<16>(text)?.saturating_mul(1 << 20))
+}
+
+pub(super) fn workload(name: &str) -> Result<Load> {
+    spec::select(&[name])?.into_iter().next().ok_or_else(|| "no such workload".into())
+}
+
+pub(super) fn store(name: &str) -> Result<Subject> {
+    Subject::parse(name)
+}
+
+pub(super) fn ours(name: &str) -> Result<Subject> {
+    let subject = Subject::parse(name)?;
+    if subject.is_peer() || subject == Subject::NULL {
+        return Err(format!("{name} is not an engine of ours").into());
+    }
+    Ok(subject)
+}
+
+/// An engine that figures were promised of.
+pub(super) fn engine(name: &str) -> Result<Subject> {
+    match Subject::parse(name)? {
+        engine @ (Subject::FLAT | Subject::FLEX | Subject::CEDRUS) => Ok(engine),
+        other => Err(format!("{} has no figures; flat, flex and cedrus have", other.name()).into()),
+    }
+}
+
+/// Each once, in the order given.
+fn once(subjects: List<Subject>) -> List<Subject> {
+    let mut kept = Vec::new();
+    for subject in subjects {
+        if !kept.contains(&subject) {
+            kept.push(subject);
+        }
+    }
+    kept
+}
+
+pub(super) fn stores(names: &str) -> Result<List<Subject>> {
+    each(names, store).map(once)
+}
+
+pub(super) fn some_of_ours(names: &str) -> Result<List<Subject>> {
+    each(names, ours).map(once)
+}
+
+/// Peers by name; `none` for none.
+pub(super) fn peers(names: &str) -> Result<List<Subject>> {
+    if names == "none" {
+        return Ok(Vec::new());
+    }
+    let peer = |name: &str| match Subject::parse(name)? {
+        peer if peer.is_peer() => Ok(peer),
+        _ => Err(format!("{name} is not a peer").into()),
+    };
+    each(names, peer).map(once)
+}
+
+pub(super) fn groups(names: &str) -> Result<List<Group>> {
+    each(names, Group::parse)
+}
+
+pub(super) fn parts(names: &str) -> Result<List<Part>> {
+    each(names, Part::parse)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_have_units() {
+        assert_eq!(count("5m"), Some(5_000_000));
+        assert_eq!(count("200K"), Some(200_000));
+        assert_eq!(count("1_000"), Some(1000));
+        assert_eq!(count("m"), None);
+        assert_eq!(count("99999999999999999999m"), None);
+    }
+}
