@@ -431,6 +431,10 @@ pub trait Engine: Send + Sync {
         let _ = (wanted, address);
         Ok(Hold::Dead)
     }
+    /// Whether the entry at `address` is the key's newest version. Changes nothing. Store logs only.
+    fn is_newest(&self, wanted: Wanted<'_>, address: Address) -> Result<bool> {
+        Ok(self.hold(wanted, address)? == Hold::Head)
+    }
     /// Where the newest record of `key` stands. Store logs only.
     fn locate(&self, key: &[u8]) -> Result<Option<Address>> {
         let _ = key;

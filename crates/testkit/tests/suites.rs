@@ -15,6 +15,7 @@ mod model;
 mod moving;
 mod openings;
 mod probes;
+mod repairs;
 mod rest;
 mod scenarios;
 mod seeded_bugs;

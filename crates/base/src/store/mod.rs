@@ -11,7 +11,7 @@
 //!  recover, survey, load   from files to a served state         background  ticks and maintenance
 //!  sort        a log in the order of keys, when asked       still      a state that stays, for backups
 //!  fill, bulk  pairs in order, past the journal             making     keyspaces that have no name yet
-//!  convert, copy, watch   another engine, while writers go on
+//!  convert, copy, watch   another engine, while writers go on   salvage  what is left of a damaged database
 //! ```
 //!
 //! ## Invariants
@@ -52,6 +52,7 @@ mod recover;
 mod report;
 mod rooting;
 mod round;
+mod salvage;
 mod sort;
 mod still;
 mod survey;
@@ -73,6 +74,9 @@ pub use incoming::{Incoming, Whole};
 pub use kept::Kept;
 pub use order::{Outcome, Write};
 pub use report::{Batching, KeyspaceInfo, LogStats, MemoryStats, OpeningStats, Options, Stats, VerifyReport};
+pub use salvage::{
+    Fate, Harm, KeyspaceRepair, RepairFinding, RepairOptions, RepairProgress, RepairReport, repair,
+};
 pub use sort::Compacted;
 pub use still::Still;
 pub use view::View;

@@ -161,7 +161,7 @@ impl<'a> Recovery<'a> {
     }
 
     /// What the header of a segment says that ROOT lists.
-    fn identity(&self, log: LogId, entry: &SegmentEntry) -> segment::Identity {
+    pub(super) fn identity(&self, log: LogId, entry: &SegmentEntry) -> segment::Identity {
         let SegmentEntry { id, stream, incarnation, capacity, .. } = *entry;
         segment::Identity { store: self.store.id, log, id, stream, incarnation, capacity }
     }
@@ -302,7 +302,7 @@ impl<'a> Recovery<'a> {
     }
 
     /// Puts the segments into slots.
-    fn admit(&mut self) -> Result<Vec<Vec<Arc<Segment>>>> {
+    pub(super) fn admit(&mut self) -> Result<Vec<Vec<Arc<Segment>>>> {
         let clean = self.root.clean;
         let then = self.slots_then()?;
         let mut all = Vec::new();
