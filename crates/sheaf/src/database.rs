@@ -10,8 +10,8 @@ use sheaf_base::disk::Disk;
 use sheaf_base::disk::real::RealDisk;
 use sheaf_base::engine::EngineFactory;
 use sheaf_base::store::{
-    self, BackupOptions, BackupReport, Batching, KeyspaceInfo, Options, RepairOptions, RepairReport, Stats, Store,
-    VerifyReport, Watcher,
+    self, BackupOptions, BackupReport, Batching, KeyspaceInfo, Options, RepairOptions, RepairReport, Stats,
+    Store, VerifyReport, Watcher,
 };
 
 use crate::handle::Handle;

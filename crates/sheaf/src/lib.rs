@@ -54,8 +54,8 @@ pub use sheaf_base::error::{Damage, Error, Result};
 pub use sheaf_base::store::{
     BackupOptions, BackupPhase, BackupProgress, BackupReport, Batching, Compacted, ConversionPhase,
     ConversionProgress, Converted, Estimate, Fate, Harm, KeyspaceInfo, KeyspaceRepair, Loaded, LogStats,
-    MemoryStats, RepairFinding, RepairOptions, RepairProgress, RepairReport, StagedStats, Stats, VerifyReport,
-    Watcher,
+    MemoryStats, RepairFinding, RepairOptions, RepairProgress, RepairReport, StagedStats, Stats,
+    VerifyReport, Watcher,
 };
 pub use sheaf_base::types::{Durability, MAX_KEY, MAX_VALUE};
 pub use snapshot::{KeyspaceSnapshot, Snapshot};

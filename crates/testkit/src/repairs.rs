@@ -10,7 +10,8 @@
 //!      └────── repair ──> certain and doubtful   the same, and whatever is beyond has been a value of its key once
 //! ```
 //!
-//! A repair that answers with an error must have nothing to go by: both slots of ROOT, and all segments' headers.
+//! A repair that answers with an error must have nothing to go by: neither slot of ROOT, and no segment's header; or a slot is another
+//! version's.
 //!
 //! ## What it cannot see
 //!
@@ -24,6 +25,7 @@ use std::path::{Path, PathBuf};
 use sheaf::{Database, Error, RepairOptions, RepairReport};
 use sheaf_base::disk::remove_tree;
 use sheaf_base::disk::sim::SimDisk;
+use sheaf_base::root::FORMAT;
 
 use crate::corrupt::sweep::{Life, Target, coprime};
 use crate::corrupt::{Damage, Fixture};
@@ -124,14 +126,20 @@ fn bytes_of(sim: &SimDisk) -> BTreeMap<PathBuf, Vec<u8>> {
     files.map(|path| (path.clone(), sim.read_file(&path).expect("listed"))).collect()
 }
 
-/// Whether neither ROOT nor any header of a segment can be read, by the look of them.
+/// Whether ROOT is another version's, or neither it nor any header of a segment can be read, by the look of them.
 fn is_hopeless(sim: &SimDisk) -> bool {
     let is_good = |(path, _): &(PathBuf, u64)| {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let is_one = name.starts_with("ROOT.") || path.extension().is_some_and(|kind| kind == "seg");
         is_one && sim.read_file(path).is_ok_and(|bytes| bytes.starts_with(b"SHEAF"))
     };
-    !sim.files().iter().filter(|(path, _)| path.starts_with(PLACE)).any(is_good)
+    let is_of_others = |slot: &str| {
+        let bytes = sim.read_file(&Path::new(PLACE).join(slot)).unwrap_or_default();
+        bytes.starts_with(b"SHEAFROT")
+            && bytes.get(8..12).is_some_and(|version| version != FORMAT.to_le_bytes())
+    };
+    ["ROOT.0", "ROOT.1"].into_iter().any(is_of_others)
+        || !sim.files().iter().filter(|(path, _)| path.starts_with(PLACE)).any(is_good)
 }
 
 /// Repairs, and reads what is new: none if the repair answers that it has nothing to go by.
@@ -144,7 +152,12 @@ fn repair(world: &World, doubtful: bool) -> Result<Option<Repaired>, String> {
     let options = RepairOptions::default().doubtful(doubtful).told(&mut listener);
     let report = match world.builder().repair(PLACE, NEW, options) {
         Ok(report) => report,
-        Err(Error::Corrupt { .. } | Error::NotADatabase { .. } | Error::NotFound { .. } | Error::Format { .. }) => {
+        Err(
+            Error::Corrupt { .. }
+            | Error::NotADatabase { .. }
+            | Error::NotFound { .. }
+            | Error::Format { .. },
+        ) => {
             return if world.sim.files().iter().any(|(path, _)| path.starts_with(NEW)) {
                 Err("a repair that failed left something".to_owned())
             } else {
@@ -157,7 +170,8 @@ fn repair(world: &World, doubtful: bool) -> Result<Option<Repaired>, String> {
     if told.0 != all {
         return Err(format!("{all} pairs are doubtful, and {} were told", told.0));
     }
-    let db = world.builder().create(false).open(NEW).map_err(|e| format!("what is new does not open: {e}"))?;
+    let db =
+        world.builder().create(false).open(NEW).map_err(|e| format!("what is new does not open: {e}"))?;
     let mut findings = Vec::new();
     db.verify(|error| findings.push(error.to_string())).map_err(|e| format!("verify answers {e}"))?;
     if !findings.is_empty() {
@@ -194,7 +208,8 @@ fn read(db: &Database) -> sheaf::Result<BTreeMap<String, Pairs>> {
 fn misfit(state: &State, repaired: &Repaired) -> Option<String> {
     let report = &repaired.report;
     let known: BTreeSet<&str> = NAMES.into_iter().collect();
-    let stranger = repaired.spaces.iter().find(|(name, pairs)| !known.contains(&name[..]) && !pairs.is_empty());
+    let stranger =
+        repaired.spaces.iter().find(|(name, pairs)| !known.contains(&name[..]) && !pairs.is_empty());
     if let Some((name, _)) = stranger {
         return Some(format!("nobody knows {name:?}, and it has certain pairs"));
     }
@@ -234,7 +249,10 @@ fn doubtful(fixture: &Fixture, world: &World, certain: &Repaired) -> Result<(), 
         let sure = certain.spaces.get(name);
         for (key, value) in pairs {
             if !ever.contains(&(&key[..], &value[..])) {
-                return Err(format!("{name}: {:?} has a value that it never had", key.escape_ascii().to_string()));
+                return Err(format!(
+                    "{name}: {:?} has a value that it never had",
+                    key.escape_ascii().to_string()
+                ));
             }
             if sure.and_then(|sure| sure.get(key)).is_some_and(|sure| sure != value) {
                 return Err(format!("{name}: {:?} is certain, and another", key.escape_ascii().to_string()));
@@ -287,7 +305,9 @@ pub fn run(subject: &Subject, seed: u64, budget: Budget) -> Totals {
         let replay = replay_line(subject, target.life, seed, NOTHING);
         match case(target, seed, NOTHING) {
             (_, Ok(false)) => {}
-            (what, Ok(true)) => totals.failures.push(Failure { replay, what: format!("{what}: it lost something") }),
+            (what, Ok(true)) => {
+                totals.failures.push(Failure { replay, what: format!("{what}: it lost something") })
+            }
             (_, Err(what)) => totals.failures.push(Failure { replay, what }),
         }
     }
@@ -361,7 +381,7 @@ macro_rules! repair_suite {
         mod $module {
             #[test]
             fn what_is_salvaged_is_right_and_what_is_lost_is_said() {
-                let cases = 120;
+                let cases = 60;
                 let budget = $crate::totals::Budget::cases(cases);
                 $crate::repairs::run(&$subject, 1, budget).must_hold(cases);
             }

@@ -133,7 +133,8 @@ impl<'a> Entries<'a> {
                     }
                 };
                 let header = scanned.frame.header;
-                let counts = matches!(header.kind, Kind::Commit | Kind::Moved) && header.seq <= self.opened.cut;
+                let counts =
+                    matches!(header.kind, Kind::Commit | Kind::Moved) && header.seq <= self.opened.cut;
                 if done.is_err() || !counts {
                     return;
                 }
@@ -206,7 +207,9 @@ impl<'a> Entries<'a> {
     /// What the indexes have that no frame was met for is lost.
     fn count(&self, out: &mut Output<'_, '_>) -> Result<()> {
         for (at, space) in self.opened.spaces.iter().enumerate() {
-            let Some(engine) = space.engine.as_ref().filter(|_| space.log == Some(LogId::Flat)) else { continue };
+            let Some(engine) = space.engine.as_ref().filter(|_| space.log == Some(LogId::Flat)) else {
+                continue;
+            };
             let repair = &mut out.repairs[at];
             match engine.len() {
                 Ok(len) => repair.lost += len.saturating_sub(self.newest[at]),

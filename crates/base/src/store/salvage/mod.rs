@@ -144,7 +144,9 @@ fn root_of(disk: &Arc<dyn Disk>, from: &Path, harms: &mut Harms) -> Result<Root>
     slots.check(&mut |error| harms.error(&error));
     let why = match slots.read() {
         Ok(Some(root)) => return Ok(root),
-        Ok(None) => Error::NotADatabase { path: from.to_path_buf(), why: "nothing says whose it is".to_owned() },
+        Ok(None) => {
+            Error::NotADatabase { path: from.to_path_buf(), why: "nothing says whose it is".to_owned() }
+        }
         Err(error) => error,
     };
     if !matches!(why, Error::Corrupt { .. } | Error::NotADatabase { .. } | Error::Io { .. }) {
@@ -153,10 +155,15 @@ fn root_of(disk: &Arc<dyn Disk>, from: &Path, harms: &mut Harms) -> Result<Root>
     root::make(&**disk, from, harms).ok_or(why)
 }
 
-fn salvage(store: &Store, opened: &Opened, mut out: Output<'_, '_>, mut harms: Harms) -> Result<RepairReport> {
+fn salvage(
+    store: &Store,
+    opened: &Opened,
+    mut out: Output<'_, '_>,
+    mut harms: Harms,
+) -> Result<RepairReport> {
     for (at, space) in opened.spaces.iter().enumerate() {
         let log = space.log.map_or(0, LogId::index);
-        out.repairs[at].and_more |= space.engine.is_none() || opened.doubts.logs[log] > Seq::ZERO;
+        out.repairs[at].and_more |= space.unindexed.is_some() || opened.doubts.logs[log] > Seq::ZERO;
         if space.log == Some(LogId::Journal) && space.engine.is_some() {
             walk_space(opened, at, &mut out)?;
         }

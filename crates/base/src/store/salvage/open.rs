@@ -71,7 +71,8 @@ impl Opened {
     /// Whether a version may have been superseded or removed by what is missing. Its number is not known of pairs of a walk.
     pub(super) fn is_doubtful(&self, space: &Space, key: &[u8], seq: Option<Seq>) -> bool {
         let Some(log) = space.log else { return true };
-        if self.is_rootless || space.is_nameless || space.engine.is_none() || self.is_gone_maybe(space.id) {
+        if self.is_rootless || space.is_nameless || space.unindexed.is_some() || self.is_gone_maybe(space.id)
+        {
             return true;
         }
         let doubt = self.doubts.logs[log.index()];
@@ -102,7 +103,7 @@ pub(super) fn bring_up(store: &Store, root: &Root, harms: &mut Harms) -> Result<
     if is_rootless || doubts.catalogue > Seq::ZERO {
         nameless(&recovery, &mut entries);
     }
-    let segments = recovery.admit()?;
+    let segments = recovery.admit(true)?;
     let room = store.options.memory / SHARE;
     let mut opened = Opened {
         segments,
@@ -280,7 +281,10 @@ impl Opened {
                 Err(Some(error)) => {
                     let error = damage(error)?;
                     harms.error(&error);
-                    (None, Some(error.to_string()))
+                    // What was restored by half is not gone on with.
+                    let anew = factory.create(id, &store.ground);
+                    let rest = anew.restore_rest().is_ok();
+                    (rest.then_some(anew), Some(error.to_string()))
                 }
             };
             let (log, is_nameless) = (Some(log), false);
@@ -302,9 +306,7 @@ impl Opened {
                     let Part::Frame(scanned) = part else { return };
                     let header = scanned.frame.header;
                     let is_due = matches!(header.kind, Kind::Commit | Kind::Moved) && header.seq <= self.cut;
-                    let Some(record) =
-                        Record::decode(scanned.frame.payload()).ok().filter(|_| is_due)
-                    else {
+                    let Some(record) = Record::decode(scanned.frame.payload()).ok().filter(|_| is_due) else {
                         return;
                     };
                     let replay = Replay {

@@ -114,7 +114,8 @@ impl<'a, 'o> Output<'a, 'o> {
     pub(super) fn read(&mut self, bytes: u64) -> Result<()> {
         self.progress.done += bytes;
         let Some(watcher) = &mut self.options.watcher else { return Ok(()) };
-        let is_due = self.progress.done - self.told.done >= FAR || self.progress.pairs - self.told.pairs >= OFTEN;
+        let is_due =
+            self.progress.done - self.told.done >= FAR || self.progress.pairs - self.told.pairs >= OFTEN;
         if is_due && watcher(self.progress) == ControlFlow::Break(()) {
             return Err(Error::Cancelled);
         }
@@ -211,8 +212,10 @@ impl<'a, 'o> Output<'a, 'o> {
         }
         let nameless: Vec<bool> = self.spaces.iter().map(|space| space.is_nameless).collect();
         let all = self.repairs.into_iter().zip(nameless);
-        let mut repairs: Vec<KeyspaceRepair> =
-            all.filter(|(repair, nameless)| !nameless || repair.doubtful > 0).map(|(repair, _)| repair).collect();
+        let mut repairs: Vec<KeyspaceRepair> = all
+            .filter(|(repair, nameless)| !nameless || repair.doubtful > 0)
+            .map(|(repair, _)| repair)
+            .collect();
         repairs.sort_by(|a, b| a.name.cmp(&b.name));
         Ok((repairs, self.progress))
     }

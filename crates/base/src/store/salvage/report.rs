@@ -29,10 +29,7 @@ impl<'a> RepairOptions<'a> {
 
     /// Is told of the progress, and may end it: then the call answers [`Error::Cancelled`].
     #[must_use]
-    pub fn watched(
-        self,
-        watcher: &'a mut dyn FnMut(RepairProgress) -> ControlFlow<()>,
-    ) -> RepairOptions<'a> {
+    pub fn watched(self, watcher: &'a mut dyn FnMut(RepairProgress) -> ControlFlow<()>) -> RepairOptions<'a> {
         RepairOptions { watcher: Some(watcher), ..self }
     }
 

@@ -184,8 +184,7 @@ impl Survey {
             *open_run = Some(header.seq);
         }
         if header.seq > floor
-            && let Ok(Record { content: Content::Staged(blob), .. }) =
-                Record::decode(scanned.frame.payload())
+            && let Ok(Record { content: Content::Staged(blob), .. }) = Record::decode(scanned.frame.payload())
         {
             self.blobs.push((header.seq, blob));
         }

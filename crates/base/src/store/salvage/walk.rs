@@ -141,10 +141,8 @@ impl Walker<'_, '_> {
             let Some(mut gap) = gaps.pop_front().filter(|_| self.vain < VAIN) else { return Ok(()) };
             let Some(middle) = between(gap.low.as_deref(), gap.high.as_deref()) else { continue };
             let high = gap.high.take();
-            let (mut upper, mut lower) = (
-                Gap { low: Some(middle.clone()), high },
-                Gap { low: gap.low, high: Some(middle.clone()) },
-            );
+            let (mut upper, mut lower) =
+                (Gap { low: Some(middle.clone()), high }, Gap { low: gap.low, high: Some(middle.clone()) });
             let was = upper.low.clone();
             let is_upper_done = self.go(&mut upper, Want::Keys, true)?;
             let has_moved = upper.low != was;
