@@ -405,6 +405,11 @@ pub trait Engine: Send + Sync {
     fn restore_without(&self, damage: Option<Error>) -> Result<()> {
         damage.map_or(Ok(()), Err)
     }
+    /// For a repair, which only reads: takes up what can be read of its own files, whatever image there was and whatever is missing.
+    /// What it answers from then on may have been superseded or removed. An engine whose files make no sense in parts fails.
+    fn restore_rest(&self) -> Result<()> {
+        Err(Error::Unsupported { engine: self.name(), feature: "the reading of parts" })
+    }
     /// One record, at opening: of the journal in the order of the log, from one thread; of the flat log in
     /// any order, from several.
     fn replay(&self, record: &Replay<'_>) -> Result<()>;
@@ -430,6 +435,10 @@ pub trait Engine: Send + Sync {
     fn hold(&self, wanted: Wanted<'_>, address: Address) -> Result<Hold> {
         let _ = (wanted, address);
         Ok(Hold::Dead)
+    }
+    /// Whether the entry at `address` is the key's newest version. Changes nothing. Store logs only.
+    fn is_newest(&self, wanted: Wanted<'_>, address: Address) -> Result<bool> {
+        Ok(self.hold(wanted, address)? == Hold::Head)
     }
     /// Where the newest record of `key` stands. Store logs only.
     fn locate(&self, key: &[u8]) -> Result<Option<Address>> {

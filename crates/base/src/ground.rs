@@ -53,6 +53,13 @@ impl Home {
         self.disk.list(&self.of(id)).is_ok()
     }
 
+    /// The keyspaces that have a directory.
+    pub(crate) fn ids(&self) -> Vec<KeyspaceId> {
+        let entries = self.disk.list(&self.dir).unwrap_or_default();
+        let names = entries.iter().filter(|entry| entry.is_dir && entry.name.len() == 8);
+        names.filter_map(|entry| u32::from_str_radix(&entry.name, 16).ok().map(KeyspaceId)).collect()
+    }
+
     /// Removes the directory of a keyspace that is durably dropped. What stays is swept at the next opening.
     pub fn remove(&self, id: KeyspaceId) -> Result<()> {
         remove_tree(&*self.disk, &self.of(id))

@@ -173,6 +173,20 @@ the file's name, and nothing is left of the database. The backup stays as it is.
 Example:
   sheaf restore /backup/monday my.db")]
     Restore(Restore),
+    /// Salvage what is right of a damaged database into a new one
+    #[command(after_long_help = "\
+Only reads the damaged one. A pair goes into the new one if it is certain: what is whole
+proves that it is the newest version of its key. One whose bytes are right, but which
+something damaged may have superseded or removed, is doubtful: it is listed, and goes along
+with --keep-doubtful. Keys whose values are gone are listed as lost.
+
+The list goes to stdout, or into a file with --report; keys are escaped as in `sheaf dump`.
+Exit code 0 if nothing is lost, 3 if anything is.
+
+Examples:
+  sheaf repair my.db new.db
+  sheaf repair my.db new.db --keep-doubtful --report lost.txt")]
+    Repair(Repair),
     /// Put the records of a keyspace into the order of its keys, for scans
     #[command(after_long_help = "\
 Keyspaces of `flat-ordered` and `kreon` have their records where they arrived, so that a
@@ -446,6 +460,29 @@ pub(crate) struct Restore {
     /// Print {"commit":..,"files":..,"copied":..,"linked":..}
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Arguments of `repair`.
+#[derive(Debug, Args)]
+pub(crate) struct Repair {
+    /// The damaged database's directory
+    #[arg(value_name = "DAMAGED")]
+    pub(crate) damaged: PathBuf,
+    /// The new database's directory, which must be new or empty
+    #[arg(value_name = "NEW")]
+    pub(crate) new: PathBuf,
+    /// Write pairs too that what is damaged may have superseded or removed
+    #[arg(long)]
+    pub(crate) keep_doubtful: bool,
+    /// Where the list of what is doubtful, lost and damaged goes
+    #[arg(long, value_name = "FILE")]
+    pub(crate) report: Option<PathBuf>,
+    /// A JSON object a line, told apart by "kind"
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Memory budget for both: bytes, or with KiB, MiB, GiB
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size)]
+    pub(crate) memory: u64,
 }
 
 /// Arguments of `compact`.

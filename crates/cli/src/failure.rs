@@ -17,6 +17,8 @@ pub(crate) enum Failure {
     Usage(String),
     /// So many damages were found, and reported on stdout already.
     Damage(u64),
+    /// A repair could not save everything; what was lost is reported already.
+    Lossy,
     /// The database says so.
     Database(sheaf::Error),
     /// A file or a stream of the user's.
@@ -36,7 +38,7 @@ impl Failure {
             Failure::Unread => 0,
             Failure::Missing(_) | Failure::Database(sheaf::Error::NoKeyspace { .. }) => 1,
             Failure::Usage(_) => 2,
-            Failure::Damage(_) => 3,
+            Failure::Damage(_) | Failure::Lossy => 3,
             Failure::Database(error) if error.is_corrupt() => 3,
             _ => 4,
         }
@@ -53,6 +55,7 @@ impl Failure {
         Some(match self {
             Failure::Unread => return None,
             Failure::Missing(what) | Failure::Usage(what) | Failure::Refused(what) => what.clone(),
+            Failure::Lossy => "not everything could be salvaged for certain".to_owned(),
             Failure::Damage(count) => format!("{} found", many(*count, "damage")),
             Failure::Database(error) => error.to_string(),
             Failure::Stream { op, path, source } => format!("cannot {op} {}: {source}", path.display()),

@@ -51,6 +51,7 @@ fn run(verb: Verb) -> Result {
         Verb::Keyspaces(args) => verbs::keyspaces::run(&args),
         Verb::Backup(args) => verbs::backup::run(&args),
         Verb::Restore(args) => verbs::backup::restore(&args),
+        Verb::Repair(args) => verbs::repair::run(&args),
         Verb::Compact(args) => verbs::compact::run(&args),
         Verb::Convert(args) => verbs::convert::run(&args),
         Verb::Drop(args) => verbs::drop::run(&args),

@@ -10,7 +10,8 @@ use sheaf_base::disk::Disk;
 use sheaf_base::disk::real::RealDisk;
 use sheaf_base::engine::EngineFactory;
 use sheaf_base::store::{
-    BackupOptions, BackupReport, Batching, KeyspaceInfo, Options, Stall, Stats, Store, VerifyReport, Watcher,
+    self, BackupOptions, BackupReport, Batching, KeyspaceInfo, Options, RepairOptions, RepairReport, Stall,
+    Stats, Store, VerifyReport, Watcher,
 };
 
 use crate::handle::Handle;
@@ -192,6 +193,17 @@ impl Builder {
         backup::restore(&self.disk, from.as_ref(), to.as_ref(), watcher)
     }
 
+    /// As [`Database::repair`]. The memory budget is for both databases.
+    pub fn repair(
+        self,
+        from: impl AsRef<Path>,
+        to: impl AsRef<Path>,
+        options: RepairOptions<'_>,
+    ) -> Result<RepairReport> {
+        let (place, machine) = ((from.as_ref(), to.as_ref()), (self.disk, self.clock));
+        store::repair(place, &self.options, machine, &self.engines, options)
+    }
+
     /// Opens (or creates) the database in directory `path`.
     ///
     /// Errors: [`Error::NotFound`] without `create`; [`Error::NotADatabase`] for a directory that holds
@@ -328,6 +340,45 @@ impl Database {
     /// the file; [`Error::Invalid`] for a target that is not empty; [`Error::NoSpace`].
     pub fn restore(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<BackupReport> {
         Database::builder().restore(from, to, None)
+    }
+
+    /// Salvages the damaged database in the directory `from` into a new one in `to`, which is made or is empty. The damaged one is
+    /// only read.
+    ///
+    /// A pair is written if it is *certain*: what is whole of the damaged database proves that this is the newest version of its
+    /// key. With [`RepairOptions::doubtful`] so are pairs whose bytes are right, but which something damaged may have superseded or
+    /// removed. What is doubtful or lost is in the report by number, and [`RepairOptions::told`] hears of it key by key.
+    ///
+    /// ```
+    /// # fn main() -> sheaf::Result<()> {
+    /// # let dir = std::env::temp_dir().join(format!("sheaf-doc-repair-{}", std::process::id()));
+    /// # std::fs::create_dir_all(&dir).ok();
+    /// use sheaf::{Database, KeyspaceOptions, RepairOptions};
+    ///
+    /// let db = Database::open(dir.join("my.db"))?;
+    /// db.keyspace("users", KeyspaceOptions::default())?.insert("ada", "lovelace")?;
+    /// db.close()?;
+    /// std::fs::write(dir.join("my.db/ROOT.0"), "a disaster").ok();
+    ///
+    /// let report = Database::repair(dir.join("my.db"), dir.join("new.db"), RepairOptions::default())?;
+    /// assert!(report.is_whole() && report.damages.len() == 1, "the other slot of ROOT says it all");
+    /// assert_eq!(report.keyspaces[0].certain, 1);
+    /// # std::fs::remove_dir_all(&dir).ok();
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Nothing is left in `to`: [`Error::NotFound`] and [`Error::NotADatabase`] if there is nothing to salvage; [`Error::Locked`] if
+    /// somebody writes to the damaged one; [`Error::Invalid`] for a target that is not empty, or inside of it; [`Error::Format`];
+    /// [`Error::Cancelled`] if the watcher said so; and what writing the new one answers, as [`Error::NoSpace`].
+    pub fn repair(
+        from: impl AsRef<Path>,
+        to: impl AsRef<Path>,
+        options: RepairOptions<'_>,
+    ) -> Result<RepairReport> {
+        Database::builder().repair(from, to, options)
     }
 
     /// Runs background work that is due, in the caller's thread; true if there was any. For tests.

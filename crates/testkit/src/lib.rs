@@ -15,6 +15,7 @@
 //! | `kill_suite` | 500 processes killed |
 //! | `fault_suite` | every call of a workload of 110 to 300 operations, in every way |
 //! | `corruption_suite` | 70,000 damages in five states of its life |
+//! | `repair_suite` | repairs of damaged databases, each compared with what there was |
 //! | `linear_suite` | 100,000 operations of real threads, with cuts |
 //! | `fuzz_suite` | 20,000 inputs behind right checksums |
 //! | `backup_suite` | backups in the midst of random lives, cut, failing, damaged |
@@ -37,6 +38,7 @@ pub mod linear;
 pub mod model;
 pub mod mortal;
 pub mod moving;
+pub mod repairs;
 pub mod reseal;
 pub mod stage;
 pub mod tap;

@@ -16,6 +16,7 @@ mod model;
 mod moving;
 mod openings;
 mod probes;
+mod repairs;
 mod rest;
 mod scenarios;
 mod seeded_bugs;

@@ -15,7 +15,8 @@ use crate::ledger::{Line, Sum, today};
 use crate::shell::{cargo, output, root, step, target};
 
 /// Harnesses that the campaign program of testkit runs.
-const INSIDE: [&str; 8] = ["crash", "short", "kill", "errors", "model", "corrupt", "linearizable", "fuzz"];
+const INSIDE: [&str; 9] =
+    ["crash", "short", "kill", "errors", "model", "corrupt", "repair", "linearizable", "fuzz"];
 /// Harnesses that are builds of their own, and for all engines at once.
 const OUTSIDE: [&str; 3] = ["interleavings", "sanitizers", "crowded"];
 /// Longest turn of a harness in seconds, where a turn can be cut short.

@@ -28,6 +28,7 @@ pub use scan::{Scan, Scanned, Stop, find_water};
 pub use slots::Segments;
 
 use std::borrow::Cow;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -255,6 +256,28 @@ impl Segment {
         }
         map(&*file, len);
         Ok(Segment::new(identity, path, file))
+    }
+
+    /// Who the file of a segment says that it is.
+    pub(crate) fn identify(disk: &dyn Disk, path: &Path) -> Result<Identity> {
+        let file = disk.open(path, How::Read).during("open", path)?;
+        let mut sector = [0; SECTOR_BYTES];
+        match crate::disk::fill(&*file, 0, &mut sector).during("read", path)? {
+            Some(got) => Err(Error::corrupt(path, 0, Damage::Short { got, expected: DATA_START })),
+            None => Identity::decode(path, &sector),
+        }
+    }
+
+    /// The segment of which others say that it is `identity`, whatever its header says, to see what can still be read of it. A file
+    /// that cannot be opened is one without bytes.
+    pub(crate) fn open_as(disk: &dyn Disk, dir: &Path, identity: Identity) -> Segment {
+        let path = dir.join(file_name(identity.id));
+        let file = disk.open(&path, How::Read).unwrap_or_else(|_| Arc::new(NoBytes));
+        match file.len() {
+            Ok(len) if len >= DATA_START => map(&*file, len),
+            _ => {}
+        }
+        Segment::new(identity, path, file)
     }
 
     /// The same empty file with the header of another incarnation: whatever frames stand in it are void.
@@ -572,6 +595,31 @@ impl Segment {
     /// As [`Segment::prefetch`], for as much as a usual frame takes.
     pub fn prefetch_frame(&self, offset: u64) {
         self.file.prefetch(offset, self.lines());
+    }
+}
+
+/// What stands for a file that is not there.
+#[derive(Debug)]
+struct NoBytes;
+
+impl File for NoBytes {
+    fn read_at(&self, _offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        if buf.is_empty() { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    }
+    fn write_at(&self, _offset: u64, _bytes: &[u8]) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    fn len(&self) -> io::Result<u64> {
+        Ok(0)
+    }
+    fn set_len(&self, _len: u64) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    fn allocate(&self, _len: u64) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
     }
 }
 

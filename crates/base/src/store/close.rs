@@ -109,7 +109,7 @@ impl Store {
         Ok(found)
     }
 
-    fn blank(
+    pub(super) fn blank(
         path: &Path,
         options: Options,
         disk: Arc<dyn Disk>,
@@ -268,7 +268,7 @@ impl Drop for Store {
     }
 }
 
-fn check_options(options: &Options) -> Result<()> {
+pub(super) fn check_options(options: &Options) -> Result<()> {
     if !(1.1..=10.0).contains(&options.space_limit) {
         let why = format!("{}, must be 1.1 to 10", options.space_limit);
         return Err(Error::Invalid { what: "space limit", why });

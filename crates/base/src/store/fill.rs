@@ -22,6 +22,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::incoming::Incoming;
 use super::making::Making;
 use super::order::Write;
 use super::{Kept, Outcome, Store};
@@ -147,7 +148,20 @@ impl Filling {
             store.extend_value(&mut incoming, &piece[..got])?;
             at += got as u64;
         }
-        let mut whole = store.end_value(incoming)?;
+        self.put_incoming(key, incoming)
+    }
+
+    /// Sets `key` to the value in `file`, which is another database's and was checked: piece by piece.
+    pub(super) fn put_foreign(&mut self, key: &[u8], file: &ValueFile) -> Result<()> {
+        check(key, usize::try_from(file.len()).unwrap_or(usize::MAX))?;
+        let store = Arc::clone(self.store());
+        let mut incoming = store.begin_value(self.kept())?;
+        file.go_through(|_, bytes| store.extend_value(&mut incoming, bytes))?;
+        self.put_incoming(key, incoming)
+    }
+
+    fn put_incoming(&mut self, key: &[u8], incoming: Incoming) -> Result<()> {
+        let mut whole = self.store().end_value(incoming)?;
         match whole.staged.pop() {
             Some(staged) => self.put_staged(key, staged),
             None => match whole.action() {

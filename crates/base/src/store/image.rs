@@ -36,6 +36,12 @@ pub(crate) fn file_name(id: KeyspaceId, number: u64) -> String {
     format!("{:08x}-{number:016x}.img", id.0)
 }
 
+/// The number in the name of an image of keyspace `id`.
+pub(super) fn number_of(name: &str, id: KeyspaceId) -> Option<u64> {
+    let digits = name.strip_prefix(&format!("{:08x}-", id.0))?.strip_suffix(".img")?;
+    u64::from_str_radix(digits, 16).ok()
+}
+
 fn head(store: StoreId, id: KeyspaceId, number: u64) -> [u8; HEAD] {
     let mut w = Writer::default();
     w.0.extend_from_slice(MAGIC);

@@ -151,6 +151,25 @@ pub(super) fn load(
     Ok(Loaded { map, records: all.records, frames: all.frames, replayed_bytes, image_bytes })
 }
 
+/// Hands its image to the engine of `kept`, or has it do without; bytes of the image.
+pub(super) fn restore(
+    store: &Store,
+    root: &Root,
+    admitted: &[Vec<Arc<Segment>>],
+    cut: Seq,
+    kept: &Kept,
+) -> Result<u64> {
+    Source { store, root, admitted, cut }.restore(kept)
+}
+
+/// Where in `segment` the records are that an opening from `checkpoint` replays; none if it needs nothing of it.
+pub(super) fn replayed_from(checkpoint: &CheckpointRef, segment: SegmentId) -> Option<u64> {
+    match checkpoint.open.iter().find(|p| p.segment == segment) {
+        _ if segment >= checkpoint.next_segment => Some(DATA_START),
+        position => position.map(|p| p.offset),
+    }
+}
+
 /// What a replay came across.
 #[derive(Default)]
 struct Replayed {
@@ -207,13 +226,9 @@ impl Source<'_> {
     /// Replays the records of `log` at and behind the checkpoint's position.
     fn replay(&self, log: LogId, targets: &Targets<'_>) -> Result<Replayed> {
         let checkpoint = self.checkpoint(log);
-        let begins = |segment: &Segment| match checkpoint.open.iter().find(|p| p.segment == segment.id()) {
-            _ if segment.id() >= checkpoint.next_segment => Some(DATA_START),
-            position => position.map(|p| p.offset),
-        };
         let due: Vec<(&Segment, u64)> = self.admitted[log.index()]
             .iter()
-            .filter_map(|s| Some((&**s, begins(s)?)))
+            .filter_map(|s| Some((&**s, replayed_from(checkpoint, s.id())?)))
             .filter(|(s, from)| *from < s.end())
             .collect();
         let next = AtomicUsize::new(0);

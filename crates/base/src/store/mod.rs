@@ -11,7 +11,7 @@
 //!  recover, survey, load   from files to a served state         background  ticks and maintenance
 //!  sort        a log in the order of keys, when asked       still      a state that stays, for backups
 //!  fill, bulk  pairs in order, past the journal             making     keyspaces that have no name yet
-//!  convert, copy, watch   another engine, while writers go on
+//!  convert, copy, watch   another engine, while writers go on   salvage  what is left of a damaged database
 //!  stall       what writers wait for, or are told instead
 //! ```
 //!
@@ -53,6 +53,7 @@ mod recover;
 mod report;
 mod rooting;
 mod round;
+mod salvage;
 mod sort;
 mod stall;
 mod still;
@@ -75,6 +76,9 @@ pub use incoming::{Incoming, Whole};
 pub use kept::Kept;
 pub use order::{Outcome, Write};
 pub use report::{Batching, KeyspaceInfo, LogStats, MemoryStats, OpeningStats, Options, Stats, VerifyReport};
+pub use salvage::{
+    Fate, Harm, KeyspaceRepair, RepairFinding, RepairOptions, RepairProgress, RepairReport, repair,
+};
 pub use sort::Compacted;
 pub use stall::{Stall, StallKind, StallStats, StallWatch};
 pub use still::Still;

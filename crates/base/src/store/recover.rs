@@ -131,7 +131,7 @@ impl<'a> Recovery<'a> {
         if !self.store.options.read_only && !self.root.clean {
             self.rewrite()?;
         }
-        let admitted = self.admit()?;
+        let admitted = self.admit(false)?;
         let loaded = load(self.store, self.root, &mut self.broken, map, &admitted, self.cut)?;
         let logs = self.entries(admitted);
         // What stands beside damage may be needed to repair it.
@@ -161,7 +161,7 @@ impl<'a> Recovery<'a> {
     }
 
     /// What the header of a segment says that ROOT lists.
-    fn identity(&self, log: LogId, entry: &SegmentEntry) -> segment::Identity {
+    pub(super) fn identity(&self, log: LogId, entry: &SegmentEntry) -> segment::Identity {
         let SegmentEntry { id, stream, incarnation, capacity, .. } = *entry;
         segment::Identity { store: self.store.id, log, id, stream, incarnation, capacity }
     }
@@ -288,13 +288,13 @@ impl<'a> Recovery<'a> {
     }
 
     /// The slots that segments of the flat log had at the checkpoint: engines may have written addresses down by them.
-    /// Every image of a log has all of them.
-    fn slots_then(&self) -> Result<HashMap<SegmentId, u32>> {
+    /// Every image of a log has all of them. `may_miss`: one that cannot be read is passed over, whatever the reason.
+    fn slots_then(&self, may_miss: bool) -> Result<HashMap<SegmentId, u32>> {
         let checkpoint = &self.root.logs[LogId::Flat.index()].checkpoint;
         for id in &checkpoint.keyspaces {
             let path = self.store.image_path(*id, checkpoint.number);
             match image::slots_then(&*self.store.disk, path, self.store.id, *id, checkpoint.number) {
-                Err(Error::Corrupt { .. }) => {} // its keyspace stays closed
+                Err(error) if may_miss || error.is_corrupt() => {} // its keyspace stays closed
                 other => return other,
             }
         }
@@ -302,9 +302,9 @@ impl<'a> Recovery<'a> {
     }
 
     /// Puts the segments into slots.
-    fn admit(&mut self) -> Result<Vec<Vec<Arc<Segment>>>> {
+    pub(super) fn admit(&mut self, may_miss: bool) -> Result<Vec<Vec<Arc<Segment>>>> {
         let clean = self.root.clean;
-        let then = self.slots_then()?;
+        let then = self.slots_then(may_miss)?;
         let mut all = Vec::new();
         for founds in std::mem::take(&mut self.logs) {
             let mut segments = Vec::new();

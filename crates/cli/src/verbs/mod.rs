@@ -15,6 +15,7 @@ pub(crate) mod keyspaces;
 pub(crate) mod load;
 pub(crate) mod path;
 pub(crate) mod put;
+pub(crate) mod repair;
 pub(crate) mod scan;
 pub(crate) mod serve;
 pub(crate) mod stats;

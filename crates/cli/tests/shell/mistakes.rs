@@ -265,3 +265,19 @@ fn a_backup_that_cannot_be_says_why_and_leaves_nothing() {
     sandbox.run(&["restore", "monday", "again"]).exits(3).complains("BACKUP is damaged");
     assert!(!sandbox.path("again").exists());
 }
+
+#[test]
+fn a_repair_needs_a_database_and_an_empty_place() {
+    let sandbox = Sandbox::with(&[("a", "1")]);
+    sandbox.run(&["repair", "db"]).exits(2);
+    sandbox.run(&["repair", "nowhere", "new"]).exits(4).complains("there is no database at nowhere");
+    std::fs::create_dir(sandbox.path("empty")).unwrap();
+    sandbox.run(&["repair", "empty", "new"]).exits(4).complains("is not a Sheaf database");
+    sandbox.write("file", "x");
+    sandbox.run(&["repair", "file", "new"]).exits(4).complains("is not a Sheaf database");
+    sandbox.run(&["repair", "db", "db/new"]).exits(4).complains("is inside of");
+    std::fs::create_dir(sandbox.path("full")).unwrap();
+    sandbox.write("full/file", "x");
+    sandbox.run(&["repair", "db", "full"]).exits(4).complains("is not empty");
+    assert!(!sandbox.path("new").exists() && !sandbox.path("db/new").exists());
+}

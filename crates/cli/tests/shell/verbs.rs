@@ -197,6 +197,42 @@ fn a_backup_is_restored_and_shares_what_did_not_change() {
 }
 
 #[test]
+fn a_damaged_database_is_repaired_into_a_new_one() {
+    let sandbox = Sandbox::new();
+    for engine in ["flat", "flex"] {
+        let pairs: String = (0..40).map(|n| format!("key{n:02}\t{}\n", "v".repeat(50))).collect();
+        let args = ["load", "db", "--keyspace", engine, "--engine", engine, "-"];
+        sandbox.feed(&args, pairs.as_bytes()).succeeds();
+    }
+    let before = sandbox.image("db");
+    let whole = sandbox.run(&["repair", "db", "copy"]).succeeds();
+    assert!(whole.stdout().contains("flat\tflat\t40 certain, whole\n"), "{}", whole.stdout());
+    assert!(sandbox.image("db") == before, "the damaged database was written to");
+
+    // A bit of one value in the log of `flat`.
+    let (path, mut bytes) = before.iter().find(|(path, bytes)| is_log_of_flat(path, bytes)).unwrap().clone();
+    let at = bytes.windows(50).position(|window| window.iter().all(|byte| *byte == b'v')).unwrap();
+    bytes[at] ^= 1;
+    std::fs::write(sandbox.path("db").join(&path), &bytes).unwrap();
+    let args = ["repair", "db", "new", "--report", "list", "--json"];
+    let ran = sandbox.run(&args).exits(3).complains("not everything could be salvaged");
+    let said: Vec<serde_json::Value> =
+        ran.lines().iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |name: &str| said.iter().find(|line| line["name"] == name).unwrap().clone();
+    assert_eq!((&of("flat")["certain"], &of("flat")["lost"]), (&json!(39), &json!(1)));
+    assert_eq!((&of("flex")["certain"], &of("flex")["whole"]), (&json!(40), &json!(true)));
+    let list = std::fs::read_to_string(sandbox.path("list")).unwrap();
+    assert!(list.contains("\"kind\":\"damage\"") && list.contains("checksum"), "{list}");
+    sandbox.run(&["verify", "new"]).succeeds();
+    assert_eq!(sandbox.run(&["scan", "new", "--keyspace", "flat"]).succeeds().lines().len(), 39);
+}
+
+fn is_log_of_flat(path: &std::path::Path, bytes: &[u8]) -> bool {
+    path.components().any(|part| part.as_os_str() == "flat")
+        && bytes.windows(50).any(|window| window.iter().all(|byte| *byte == b'v'))
+}
+
+#[test]
 fn a_sorted_load_is_there_at_once_or_not_at_all() {
     let sandbox = Sandbox::new();
     let text: String = (0..3_000).map(|n| format!("key{n:05}\tvalue {n}\n")).collect();

@@ -455,6 +455,10 @@ impl Engine for DelsmEngine {
         self.restore_files(Seq::ZERO, damage)
     }
 
+    fn restore_rest(&self) -> Result<()> {
+        self.restore_readable()
+    }
+
     fn replay(&self, record: &Replay<'_>) -> Result<()> {
         if record.seq <= self.work.lock().up_to {
             return Ok(());

@@ -12,7 +12,7 @@ use sheaf_base::pair::{Pair, State};
 use sheaf_base::sync::atomic::Ordering;
 use sheaf_base::types::Seq;
 
-use crate::engine::DelsmEngine;
+use crate::engine::{DelsmEngine, NAME};
 use crate::list::{Home, List, What};
 use crate::manifest::Manifest;
 use crate::moves::Moving;
@@ -106,9 +106,25 @@ impl DelsmEngine {
             pair.settle(&manifest)?;
             home.disk.spread(&self.shelf.path);
         }
-        let version = self.load(&manifest)?;
+        let version = self.load(&manifest, false)?;
         *work = self.work_after(&version, &manifest)?;
         work.pair = Some(pair);
+        drop(work);
+        self.publish_version(version, false);
+        Ok(())
+    }
+
+    /// Takes up the tables and packs that can be read, of whichever manifest can be.
+    pub(crate) fn restore_readable(&self) -> Result<()> {
+        let home = self.shelf.ground.home.as_ref().filter(|home| home.read_only);
+        let home = home.ok_or(Error::Unsupported { engine: NAME, feature: "writing to what is damaged" })?;
+        let pair = Pair::new(Arc::clone(&home.disk), &self.shelf.path);
+        let manifest: Manifest = pair
+            .read()?
+            .ok_or_else(|| Error::corrupt(&self.slot(0), 0, Damage::Short { got: 0, expected: 1 }))?;
+        let version = self.load(&manifest, true)?;
+        let mut work = self.work.lock();
+        *work = Work { generation: manifest.generation, up_to: manifest.up_to, ..Work::default() };
         drop(work);
         self.publish_version(version, false);
         Ok(())
@@ -119,12 +135,16 @@ impl DelsmEngine {
         self.shelf.path.join(format!("{}.{}", Manifest::STEM, generation % 2))
     }
 
-    fn load(&self, manifest: &Manifest) -> Result<Version> {
+    /// What the manifest names; without what cannot be read, if that `may_miss`.
+    fn load(&self, manifest: &Manifest, may_miss: bool) -> Result<Version> {
         let disk = self.disk()?;
         let mut version = Version::default();
         for entry in &manifest.tables {
             let path = self.shelf.path.join(names::list_name(entry.list));
-            let list = List::open(disk, path, self.shelf.owner(), entry.list)?;
+            let list = match List::open(disk, path, self.shelf.owner(), entry.list) {
+                Err(_) if may_miss => continue,
+                list => list?,
+            };
             let table = Table::new(&self.shelf, entry.dir, list, entry.marks);
             version.levels[usize::from(entry.level)].push(table);
         }
@@ -135,7 +155,10 @@ impl DelsmEngine {
             }
         }
         for number in &manifest.packs {
-            let pack = Pack::open(disk, &self.shelf.path, self.shelf.owner(), *number)?;
+            let pack = match Pack::open(disk, &self.shelf.path, self.shelf.owner(), *number) {
+                Err(_) if may_miss => continue,
+                pack => pack?,
+            };
             version.packs.insert(*number, Arc::new(pack));
         }
         Ok(version)

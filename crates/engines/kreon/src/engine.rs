@@ -497,6 +497,10 @@ impl Engine for KreonEngine {
         self.hold_at(wanted.key, address, &epoch::pin())
     }
 
+    fn is_newest(&self, wanted: Wanted<'_>, address: Address) -> Result<bool> {
+        self.is_first(wanted.key, address, &epoch::pin())
+    }
+
     fn locate(&self, key: &[u8]) -> Result<Option<Address>> {
         Ok(self.find_at(Seq::LATEST, key, &epoch::pin())?.map(|shown| shown.address))
     }

@@ -248,6 +248,12 @@ impl KreonEngine {
         Ok(!self.shelf.is_dangling(address, seen.stamp, guard) && self.seq_at(address, guard)? <= at)
     }
 
+    /// Whether the record at `address` is the newest of its key, as a question and nothing else.
+    pub(crate) fn is_first(&self, key: &[u8], address: Address, guard: &Guard) -> Result<bool> {
+        let first = self.first(self.state(guard), self.hash(key), key, guard)?;
+        Ok(first.as_ref().and_then(Source::address) == Some(address))
+    }
+
     /// Whether the record at `address` is needed.
     pub(crate) fn hold_at(&self, key: &[u8], address: Address, guard: &Guard) -> Result<Hold> {
         let hash = self.hash(key);

@@ -9,7 +9,7 @@ use sheaf_testkit::alloc::{Counting, Pool};
 use sheaf_testkit::kill::{Starter, be_the_child};
 use sheaf_testkit::stage::{ACROSS, Subject};
 use sheaf_testkit::totals::{Budget, Totals};
-use sheaf_testkit::{corrupt, crash, faults, fuzz, kill, linear, model};
+use sheaf_testkit::{corrupt, crash, faults, fuzz, kill, linear, model, repairs};
 
 #[global_allocator]
 static COUNTING: Counting<Pool> = Counting(Pool);
@@ -31,6 +31,7 @@ fn turn(harness: &str, subject: &Subject, seed: u64, budget: Budget) -> Option<T
         "errors" => faults::run(subject, seed, budget),
         "model" => model::run(subject, seed, budget),
         "corrupt" => corrupt::sweep::run(subject, seed, budget),
+        "repair" => repairs::run(subject, seed, budget),
         "linearizable" => linear::run(subject, seed, budget),
         "fuzz" => fuzz::run(subject, seed, budget),
         _ => return None,

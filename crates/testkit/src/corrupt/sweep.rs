@@ -62,11 +62,11 @@ impl Life {
     /// All of them.
     pub const ALL: [Life; 5] = [Life::Fresh, Life::Loaded, Life::Cleaning, Life::Crashed, Life::Closed];
 
-    fn is_closed(self) -> bool {
+    pub(crate) fn is_closed(self) -> bool {
         matches!(self, Life::Fresh | Life::Closed)
     }
 
-    fn named(name: &str) -> Option<Life> {
+    pub(crate) fn named(name: &str) -> Option<Life> {
         Life::ALL.into_iter().find(|life| format!("{life:?}") == name)
     }
 }
@@ -97,11 +97,11 @@ fn fixtures(subject: &Subject, life: Life) -> [Fixture; 3] {
 }
 
 /// One fixture and all that can be done to it.
-struct Target {
-    life: Life,
-    fixture: Fixture,
+pub(crate) struct Target {
+    pub(crate) life: Life,
+    pub(crate) fixture: Fixture,
     /// The same, of which nothing needs to be there.
-    forgetful: Fixture,
+    pub(crate) forgetful: Fixture,
     older: Fixture,
     files: Vec<(PathBuf, Vec<u8>)>,
     /// Places of bytes in written sectors, and of all others.
@@ -118,7 +118,7 @@ struct Target {
 }
 
 impl Target {
-    fn new(subject: &Subject, life: Life) -> Target {
+    pub(crate) fn new(subject: &Subject, life: Life) -> Target {
         let [fixture, older, foreign] = fixtures(subject, life);
         let files: Vec<(PathBuf, Vec<u8>)> =
             fixture.files().into_iter().map(|(path, _)| (path.clone(), fixture.bytes(&path))).collect();
@@ -151,7 +151,7 @@ impl Target {
         target
     }
 
-    fn len_of(&self, path: &Path) -> u64 {
+    pub(crate) fn len_of(&self, path: &Path) -> u64 {
         self.files.iter().find(|(file, _)| file == path).map_or(0, |(_, bytes)| bytes.len() as u64)
     }
 
@@ -175,7 +175,7 @@ impl Target {
     }
 
     /// Cases of a pass.
-    fn breadth(&self) -> u64 {
+    pub(crate) fn breadth(&self) -> u64 {
         self.written.len() as u64
             + self.blank.len() as u64 / BLANK
             + self.sectors.len() as u64 * SECTOR_WAYS
@@ -185,7 +185,7 @@ impl Target {
     }
 
     /// The damage of this number, for this seed.
-    fn damage(&self, seed: u64, number: u64) -> Damage {
+    pub(crate) fn damage(&self, seed: u64, number: u64) -> Damage {
         let (pass, mut at) = (number / self.breadth(), number % self.breadth());
         let mut random = Random::new(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         if let Some(place) = self.written.get(at as usize) {
@@ -390,7 +390,7 @@ pub fn run(subject: &Subject, seed: u64, budget: Budget) -> Totals {
     totals
 }
 
-fn coprime(a: u64, b: u64) -> bool {
+pub(crate) fn coprime(a: u64, b: u64) -> bool {
     let (mut a, mut b) = (a, b);
     while b > 0 {
         (a, b) = (b, a % b);

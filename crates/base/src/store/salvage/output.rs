@@ -1,0 +1,222 @@
+//! # Output: the new database, on its way
+//!
+//! Each keyspace is one in the making (`making`): it gets its name when all of it is there. Pairs go in the order of keys, straight into
+//! the engine's files, as long as they come so; else by commits.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::open::{Space, damage};
+use super::report::{Fate, KeyspaceRepair, RepairFinding, RepairOptions, RepairProgress};
+use crate::clock::Clock;
+use crate::disk::{Disk, remove_tree};
+use crate::engine::EngineFactory;
+use crate::error::{Error, IoContext, Result};
+use crate::store::fill::Filling;
+use crate::store::{Options, Store};
+use crate::types::Seq;
+use crate::value::ValueFile;
+
+/// Progress is told after so many pairs, or bytes.
+const OFTEN: u64 = 1 << 12;
+const FAR: u64 = 4 << 20;
+
+/// A value as it was found.
+pub(super) enum Value<'a> {
+    Bytes(&'a [u8]),
+    File(ValueFile),
+}
+
+/// The directory of the new database: gone again, unless it is kept.
+pub(super) struct Target {
+    disk: Arc<dyn Disk>,
+    dir: PathBuf,
+    was_there: bool,
+    is_kept: bool,
+}
+
+impl Target {
+    /// `dir`, which must not be there, or be empty.
+    pub(super) fn new(disk: &Arc<dyn Disk>, dir: &Path) -> Result<Target> {
+        let was_there = match disk.list(dir) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => false,
+            entries if entries.as_ref().is_ok_and(Vec::is_empty) => true,
+            entries => {
+                entries.during("list", dir)?;
+                let why = format!("{} is not empty", dir.display());
+                return Err(Error::Invalid { what: "target", why });
+            }
+        };
+        Ok(Target { disk: Arc::clone(disk), dir: dir.to_path_buf(), was_there, is_kept: false })
+    }
+
+    pub(super) fn keep(mut self) {
+        self.is_kept = true;
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        // What cannot be removed is half a database, without names for its keyspaces.
+        if !self.is_kept && remove_tree(&*self.disk, &self.dir).is_ok() && self.was_there {
+            let _ = self.disk.create_dir(&self.dir);
+        }
+    }
+}
+
+/// The new database, and what is said of it.
+pub(super) struct Output<'a, 'o> {
+    pub(super) store: Arc<Store>,
+    pub(super) spaces: &'a [Space],
+    pub(super) repairs: Vec<KeyspaceRepair>,
+    fillings: Vec<Option<Filling>>,
+    options: &'a mut RepairOptions<'o>,
+    progress: RepairProgress,
+    told: RepairProgress,
+}
+
+impl<'a, 'o> Output<'a, 'o> {
+    /// A new database at `dir`, for what `spaces` will give.
+    pub(super) fn new(
+        dir: &Path,
+        options: Options,
+        (disk, clock): (&Arc<dyn Disk>, &Arc<dyn Clock>),
+        factories: &[Arc<dyn EngineFactory>],
+        spaces: &'a [Space],
+        repair: &'a mut RepairOptions<'o>,
+    ) -> Result<Output<'a, 'o>> {
+        let store = Store::open(dir, options, Arc::clone(disk), Arc::clone(clock), factories.to_vec())?;
+        let of_space = |space: &Space| KeyspaceRepair {
+            name: space.name.clone(),
+            id: space.id,
+            engine: space.engine_name.clone(),
+            unindexed: space.unindexed.clone(),
+            ..KeyspaceRepair::default()
+        };
+        Ok(Output {
+            store,
+            spaces,
+            repairs: spaces.iter().map(of_space).collect(),
+            fillings: spaces.iter().map(|_| None).collect(),
+            options: repair,
+            progress: RepairProgress::default(),
+            told: RepairProgress::default(),
+        })
+    }
+
+    /// So many more bytes will be read.
+    pub(super) fn expect(&mut self, bytes: u64) {
+        self.progress.total += bytes;
+    }
+
+    /// So many were.
+    pub(super) fn read(&mut self, bytes: u64) -> Result<()> {
+        self.progress.done += bytes;
+        let Some(watcher) = &mut self.options.watcher else { return Ok(()) };
+        let is_due =
+            self.progress.done - self.told.done >= FAR || self.progress.pairs - self.told.pairs >= OFTEN;
+        if is_due && watcher(self.progress) == ControlFlow::Break(()) {
+            return Err(Error::Cancelled);
+        }
+        if is_due {
+            self.told = self.progress;
+        }
+        Ok(())
+    }
+
+    /// Begins the keyspace in place `at`: in the order of keys if `is_sorted`.
+    pub(super) fn begin(&mut self, at: usize, is_sorted: bool) -> Result<&mut Filling> {
+        let (space, store) = (&self.spaces[at], &self.store);
+        let filling = match self.fillings[at].take() {
+            Some(filling) => filling,
+            None => Filling::new(store.begin_making(&space.name, &space.engine_name)?, is_sorted)?,
+        };
+        Ok(self.fillings[at].insert(filling))
+    }
+
+    /// From now on pairs come in no order.
+    pub(super) fn end_order(&mut self, at: usize) -> Result<()> {
+        self.begin(at, false)?.end_order()
+    }
+
+    /// Whether the pair of `key` was written already.
+    pub(super) fn has(&mut self, at: usize, key: &[u8]) -> Result<bool> {
+        let filling = self.begin(at, false)?;
+        filling.end_order()?;
+        filling.kept().engine()?.contains(Seq::LATEST, key)
+    }
+
+    /// A pair: written if it is certain, or if doubtful ones are wanted.
+    pub(super) fn pair(
+        &mut self,
+        at: usize,
+        (key, seq): (&[u8], Option<Seq>),
+        value: Value<'_>,
+        is_doubtful: bool,
+    ) -> Result<()> {
+        if let Value::File(file) = &value
+            && let Err(error) = file.check()
+        {
+            return self.lost(at, (key, seq), &damage(error)?);
+        }
+        self.progress.pairs += 1;
+        let repair = &mut self.repairs[at];
+        match is_doubtful {
+            true => repair.doubtful += 1,
+            false => repair.certain += 1,
+        }
+        if is_doubtful {
+            self.tell(at, key, seq, Fate::Doubtful { kept: self.options.doubtful });
+        }
+        if is_doubtful && !self.options.doubtful {
+            return Ok(());
+        }
+        let filling = self.begin(at, false)?;
+        match value {
+            Value::Bytes(value) => filling.put(key, value),
+            Value::File(file) => filling.put_foreign(key, &file),
+        }
+    }
+
+    /// A key whose value cannot be read.
+    pub(super) fn lost(&mut self, at: usize, (key, seq): (&[u8], Option<Seq>), why: &Error) -> Result<()> {
+        self.repairs[at].lost += 1;
+        self.tell(at, key, seq, Fate::Lost { why });
+        Ok(())
+    }
+
+    fn tell(&mut self, at: usize, key: &[u8], seq: Option<Seq>, fate: Fate<'_>) {
+        let keyspace = &self.spaces[at].name;
+        if let Some(listener) = &mut self.options.listener {
+            listener(&RepairFinding { keyspace, key, seq, fate });
+        }
+    }
+
+    /// Gives all keyspaces their names, and ends the new database in order.
+    pub(super) fn finish(mut self) -> Result<(Vec<KeyspaceRepair>, RepairProgress)> {
+        for at in 0..self.spaces.len() {
+            let is_named = !self.spaces[at].is_nameless || self.repairs[at].doubtful > 0;
+            if !is_named {
+                continue; // nothing that anybody misses
+            }
+            self.begin(at, false)?;
+            let Some(filling) = self.fillings[at].take() else { continue };
+            let store = Arc::clone(&self.store);
+            let _changing = store.catalogue.changing();
+            filling.publish(None)?;
+        }
+        self.store.close()?;
+        if let Some(watcher) = &mut self.options.watcher {
+            let _ = watcher(self.progress);
+        }
+        let nameless: Vec<bool> = self.spaces.iter().map(|space| space.is_nameless).collect();
+        let all = self.repairs.into_iter().zip(nameless);
+        let mut repairs: Vec<KeyspaceRepair> = all
+            .filter(|(repair, nameless)| !nameless || repair.doubtful > 0)
+            .map(|(repair, _)| repair)
+            .collect();
+        repairs.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok((repairs, self.progress))
+    }
+}

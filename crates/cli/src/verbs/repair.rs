@@ -1,0 +1,204 @@
+//! # `repair`: what is provably right of a damaged database, in a new one
+//!
+//! ## Report
+//!
+//! ```text
+//!  lost      KEYSPACE  KEY  commit 17  WHY         as they are met; keys as in `sheaf dump`
+//!  doubtful  KEYSPACE  KEY  commit 12
+//!  damage    FILE      FROM-TO         WHAT        then what was found damaged, and what is missing
+//!  missing   commits 20 to 22
+//!  ...                                             then the keyspaces: on stdout, wherever the report goes
+//! ```
+//!
+//! With `--json` each is an object on a line of its own, told apart by `kind`.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use serde_json::json;
+use sheaf::{Database, Fate, Harm, KeyspaceRepair, RepairFinding, RepairOptions, RepairReport};
+
+use crate::args::Repair;
+use crate::failure::{Failure, Result};
+use crate::notation::{self, escape, many};
+use crate::output::{Watch, byte_bar, stdout, time};
+
+pub(crate) fn run(args: &Repair) -> Result {
+    let watch = Watch::start();
+    let bar = byte_bar("repair", 0);
+    let mut report = Report::new(args)?;
+    let mut watcher = |progress: sheaf::RepairProgress| {
+        bar.set_length(progress.total);
+        bar.set_position(progress.done);
+        ControlFlow::Continue(())
+    };
+    let mut listener = |finding: &RepairFinding<'_>| report.finding(finding);
+    let options =
+        RepairOptions::default().doubtful(args.keep_doubtful).watched(&mut watcher).told(&mut listener);
+    let done = Database::builder().memory(args.memory).repair(&args.damaged, &args.new, options);
+    bar.finish_and_clear();
+    let done = done?;
+    report.damages(&done);
+    report.end()?;
+    summarize(args, &done, &watch)?;
+    match done.is_whole() {
+        true => Ok(()),
+        false => Err(Failure::Lossy),
+    }
+}
+
+/// Where the report goes: a file, or stdout. The first error stops it, and is told at its end.
+struct Report<'a> {
+    out: Box<dyn Write>,
+    path: Option<&'a Path>,
+    is_json: bool,
+    line: String,
+    failed: Option<std::io::Error>,
+}
+
+impl<'a> Report<'a> {
+    #[expect(clippy::disallowed_methods, reason = "the user's own file")]
+    fn new(args: &'a Repair) -> Result<Report<'a>> {
+        let path = args.report.as_deref();
+        let out: Box<dyn Write> = match path {
+            Some(path) => {
+                Box::new(BufWriter::new(File::create(path).map_err(Failure::stream("create", path))?))
+            }
+            None => Box::new(stdout()),
+        };
+        Ok(Report { out, path, is_json: args.json, line: String::new(), failed: None })
+    }
+
+    fn put(&mut self) {
+        self.line.push('\n');
+        if self.failed.is_none() {
+            self.failed = self.out.write_all(self.line.as_bytes()).err();
+        }
+        self.line.clear();
+    }
+
+    fn finding(&mut self, finding: &RepairFinding<'_>) {
+        let (kind, why, kept) = match finding.fate {
+            Fate::Doubtful { kept } => ("doubtful", None, Some(kept)),
+            Fate::Lost { why } => ("lost", Some(why.to_string()), None),
+            _ => return,
+        };
+        let seq = finding.seq.map(|seq| seq.0);
+        if self.is_json {
+            let (keyspace, key) = (finding.keyspace, notation::json(finding.key));
+            let object = json!({
+                "kind": kind, "keyspace": keyspace, "key": key, "commit": seq, "kept": kept, "why": why
+            });
+            self.line.push_str(&object.to_string());
+            return self.put();
+        }
+        self.line.push_str(kind);
+        for field in [finding.keyspace.as_bytes(), finding.key] {
+            self.line.push('\t');
+            escape(field, &mut self.line);
+        }
+        let commit = seq.map_or_else(|| "commit unknown".to_owned(), |seq| format!("commit {seq}"));
+        for field in [Some(commit), why].into_iter().flatten() {
+            self.line.push('\t');
+            escape(field.as_bytes(), &mut self.line);
+        }
+        self.put();
+    }
+
+    fn damages(&mut self, done: &RepairReport) {
+        for Harm { path, from, to, what } in &done.damages {
+            let path = path.display().to_string();
+            if self.is_json {
+                let object = json!({ "kind": "damage", "file": path, "from": from, "to": to, "what": what });
+                self.line.push_str(&object.to_string());
+            } else {
+                self.line.push_str("damage\t");
+                escape(path.as_bytes(), &mut self.line);
+                let to = to.map_or_else(String::new, |to| to.to_string());
+                self.line.push_str(&format!("\t{from}-{to}\t"));
+                escape(what.as_bytes(), &mut self.line);
+            }
+            self.put();
+        }
+        for (first, last) in &done.missing {
+            match self.is_json {
+                true => self
+                    .line
+                    .push_str(&json!({ "kind": "missing", "first": first, "last": last }).to_string()),
+                false => self.line.push_str(&format!("missing\tcommits {first} to {last}")),
+            }
+            self.put();
+        }
+    }
+
+    fn end(mut self) -> Result {
+        let flushed = self.failed.take().map_or_else(|| self.out.flush(), Err);
+        match self.path {
+            Some(path) => flushed.map_err(Failure::stream("write", path)),
+            None => Ok(flushed?),
+        }
+    }
+}
+
+fn summarize(args: &Repair, done: &RepairReport, watch: &Watch) -> Result {
+    let mut out = stdout();
+    for keyspace in &done.keyspaces {
+        match args.json {
+            true => writeln!(out, "{}", keyspace_json(keyspace))?,
+            false => writeln!(out, "{}", keyspace_text(keyspace, args.keep_doubtful))?,
+        }
+    }
+    let certain = done.keyspaces.iter().map(|keyspace| keyspace.certain).sum();
+    if args.json {
+        let object = json!({
+            "kind": "end", "whole": done.is_whole(), "commit": done.seq, "damages": done.damage_count,
+            "rootless": done.is_rootless, "catalogue doubtful": done.is_catalogue_doubtful,
+            "seconds": watch.elapsed().as_secs_f64()
+        });
+        writeln!(out, "{object}")?;
+        return Ok(out.flush()?);
+    }
+    if done.is_rootless {
+        writeln!(out, "neither slot of ROOT can be read: nothing is certain")?;
+    }
+    if done.is_catalogue_doubtful {
+        writeln!(out, "keyspaces may have been created, cleared or dropped by commits that are missing")?;
+    }
+    let (damages, pairs) = (many(done.damage_count, "damage"), many(certain, "pair"));
+    writeln!(out, "{damages}, {pairs} salvaged for certain in {}", time(watch.elapsed()))?;
+    Ok(out.flush()?)
+}
+
+fn keyspace_json(keyspace: &KeyspaceRepair) -> serde_json::Value {
+    let KeyspaceRepair { name, engine, certain, doubtful, lost, and_more, unindexed, .. } = keyspace;
+    json!({
+        "kind": "keyspace", "name": name, "engine": engine, "whole": keyspace.is_whole(), "certain": certain,
+        "doubtful": doubtful, "lost": lost, "more lost": and_more, "unindexed": unindexed
+    })
+}
+
+fn keyspace_text(keyspace: &KeyspaceRepair, kept: bool) -> String {
+    let mut line = String::new();
+    escape(keyspace.name.as_bytes(), &mut line);
+    line.push_str(&format!("\t{}\t{} certain", keyspace.engine, keyspace.certain));
+    if keyspace.is_whole() {
+        line.push_str(", whole");
+    }
+    if keyspace.doubtful > 0 {
+        let fate = if kept { "kept" } else { "left out" };
+        line.push_str(&format!(", {} doubtful ({fate})", keyspace.doubtful));
+    }
+    match (keyspace.lost, keyspace.and_more) {
+        (0, false) => {}
+        (0, true) => line.push_str(", an unknown number may be lost"),
+        (lost, false) => line.push_str(&format!(", {lost} lost")),
+        (lost, true) => line.push_str(&format!(", {lost} lost and maybe more")),
+    }
+    if let Some(why) = &keyspace.unindexed {
+        line.push_str(", without its index: ");
+        escape(why.as_bytes(), &mut line);
+    }
+    line
+}
