@@ -8,7 +8,7 @@ use std::time::Duration;
 use sheaf::{Database, KeyspaceOptions, Snapshot};
 use sheaf_testkit::crash::families::{Family, run_family};
 use sheaf_testkit::kill::{Starter, be_the_child, kill_loop};
-use sheaf_testkit::stage::{Place, Setting, Stage, Subject};
+use sheaf_testkit::stage::{Place, Setting, Stage, Subject, others_have_let_go};
 use sheaf_testkit::totals::Budget;
 
 fn holds(family: Family, cases: u64) {
@@ -151,6 +151,8 @@ fn a_keyspace_dropped_under_load_gives_its_space_back() {
                     settle(&stage, db);
                 }
             }
+            others_have_let_go(); // readers of other tests keep freed files, too
+            settle(&stage, db);
             stage.bytes_on_disk()
         };
         let sizes: Vec<u64> = (0..8).map(|round| life(&db, round)).collect();
