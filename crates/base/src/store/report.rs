@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::blob::StagedStats;
+use crate::options::EngineOptions;
 use crate::types::{Durability, KeyspaceId};
 
 /// How to open a store.
@@ -77,6 +78,8 @@ pub struct KeyspaceInfo {
     pub id: KeyspaceId,
     /// Its engine.
     pub engine: &'static str,
+    /// What was chosen of its engine's options.
+    pub options: EngineOptions,
     /// What is wrong with it, if it cannot be used.
     pub damage: Option<String>,
 }
