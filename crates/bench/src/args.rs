@@ -67,6 +67,15 @@ sheaf-bench values [OPTIONS]             large values: fills, device bytes, gets
   --rounds N         rounds, each with its rows (1)
   --sync-ms N, --dir D   as above
 
+sheaf-bench cedrus-shape [OPTIONS]       the trie of `cedrus` by its options: bytes a key, ways, slots; or inserts and gets
+  --branching A,B,…  children of a node (4,16,64,128,256)
+  --sluggishness A,… entries of a list (1,4,16,32,64,128)
+  --hash-bits A,B,…  of 8, 16, 24, 32 (32)
+  --pairs A,B,…      keys (1m)
+  --seconds S        a keyspace in place of the trie alone: inserts of all pairs, gets for so long
+  --memory A,B,…     MiB of memory budget of these (1024)
+  --dir D            as above
+
 sheaf-bench stream [OPTIONS]             one large value written and read piece by piece, beside a plain file; memory
   --subject NAME     one of ours (delsm)
   --megabytes N      of the value, below 4294 (1074)
@@ -110,6 +119,7 @@ pub(crate) enum Command {
     Backup(Backup),
     Values(Values),
     Stream(Stream),
+    Shapes(Shapes),
 }
 
 /// Options of `compare`.
@@ -154,6 +164,20 @@ pub(crate) struct Figures {
     pub(crate) json: bool,
     /// Whose figures.
     pub(crate) engine: Subject,
+}
+
+/// Options of `cedrus-shape`.
+#[derive(Clone, Debug)]
+pub(crate) struct Shapes {
+    pub(crate) branching: Vec<u64>,
+    pub(crate) sluggishness: Vec<u64>,
+    pub(crate) hash_bits: Vec<u64>,
+    pub(crate) pairs: Vec<u64>,
+    /// MiB of memory budget.
+    pub(crate) memory: Vec<u64>,
+    /// Of the gets, if there is to be a keyspace.
+    pub(crate) phase: Option<Duration>,
+    pub(crate) dir: PathBuf,
 }
 
 /// Options of `batching`.
@@ -250,6 +274,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command> {
         "backup" => backup(&mut rest).map(Command::Backup),
         "values" => values(&mut rest).map(Command::Values),
         "stream" => stream(&mut rest).map(Command::Stream),
+        "cedrus-shape" => shapes(&mut rest).map(Command::Shapes),
         "list" => Ok(Command::List),
         "host" => Ok(Command::Host),
         "help" => Ok(Command::Help),
@@ -407,6 +432,34 @@ fn run(rest: &mut Rest<'_>) -> Result<Run> {
             other => return Err(format!("run has no option {other:?}; see sheaf-bench --help").into()),
         }
     }
+    Ok(options)
+}
+
+fn shapes(rest: &mut Rest<'_>) -> Result<Shapes> {
+    let mut options = Shapes {
+        branching: vec![4, 16, 64, 128, 256],
+        sluggishness: vec![1, 4, 16, 32, 64, 128],
+        hash_bits: vec![32],
+        pairs: vec![1_000_000],
+        memory: vec![1024],
+        phase: None,
+        dir: PathBuf::from(DIR),
+    };
+    while let Some(option) = rest.next() {
+        match option {
+            "--branching" => options.branching = rest.numbers(option, 1)?,
+            "--sluggishness" => options.sluggishness = rest.numbers(option, 1)?,
+            "--hash-bits" => options.hash_bits = rest.numbers(option, 1)?,
+            "--pairs" => options.pairs = rest.numbers(option, 1000)?,
+            "--memory" => options.memory = rest.numbers(option, 1)?,
+            "--seconds" => options.phase = Some(rest.seconds(option)?),
+            "--dir" => options.dir = PathBuf::from(rest.value(option)?),
+            other => {
+                return Err(format!("cedrus-shape has no option {other:?}; see sheaf-bench --help").into());
+            }
+        }
+    }
+    options.pairs.sort_unstable();
     Ok(options)
 }
 

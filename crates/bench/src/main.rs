@@ -51,6 +51,7 @@ mod record;
 mod recovery;
 mod report;
 mod runner;
+mod shapes;
 mod single;
 mod spec;
 mod stage;
@@ -91,6 +92,7 @@ fn main() -> ExitCode {
         Ok(Command::Backup(options)) => backup::run(&options),
         Ok(Command::Values(options)) => values::run(&options),
         Ok(Command::Stream(options)) => stream::run(&options),
+        Ok(Command::Shapes(options)) => shapes::run(&options),
         Ok(Command::Batching(options)) => batching::run(&options),
         Ok(Command::List) => list(),
         Ok(Command::Host) => host::serve(),
