@@ -37,6 +37,7 @@ use std::sync::Arc;
 
 use crate::blob::BlobRef;
 use crate::error::{Error, Result};
+use crate::options::{EngineOptions, OptionSpec};
 use crate::own::OwnFiles;
 use crate::record::Content;
 use crate::segment::Address;
@@ -485,6 +486,15 @@ pub trait Engine: Send + Sync {
 pub trait EngineFactory: Send + Sync {
     /// The engine's name.
     fn name(&self) -> &'static str;
-    /// A new or about to be restored keyspace.
-    fn create(&self, id: KeyspaceId, ground: &Arc<crate::ground::Ground>) -> Arc<dyn Engine>;
+    /// What can be chosen of a keyspace at its creation.
+    fn options(&self) -> &'static [OptionSpec] {
+        &[]
+    }
+    /// A new or about to be restored keyspace, with values that its options allow.
+    fn create(
+        &self,
+        id: KeyspaceId,
+        options: &EngineOptions,
+        ground: &Arc<crate::ground::Ground>,
+    ) -> Arc<dyn Engine>;
 }

@@ -112,7 +112,8 @@ pub enum Error {
         /// Its name.
         name: String,
     },
-    /// The keyspace exists with another engine than the one asked for. Nothing was touched.
+    /// The keyspace exists with another engine than the one asked for, or with another value of an option, which stands behind
+    /// the engine then (`cedrus branching=64`). Nothing was touched.
     #[error("keyspace {name:?} is kept by engine {found:?}, not {asked:?}")]
     EngineMismatch {
         /// The keyspace.

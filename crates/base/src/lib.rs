@@ -31,6 +31,7 @@ pub mod frame;
 pub mod ground;
 pub mod memory;
 pub mod memtable;
+pub mod options;
 pub mod own;
 pub mod paged;
 pub mod pair;

@@ -35,6 +35,12 @@ pub trait State: Sized {
     const STEM: &'static str;
     /// What its slots start with.
     const MAGIC: &'static [u8; 8];
+    /// The newest version of it that this build knows.
+    const NEWEST: u32 = FORMAT;
+    /// The version that says what it holds: builds that know no newer one can read it.
+    fn version(&self) -> u32 {
+        FORMAT
+    }
     /// Counts the writes.
     fn generation(&self) -> u64;
     /// The body, generation first.
@@ -73,7 +79,7 @@ pub fn slot_bytes<S: State>(state: &S) -> Vec<u8> {
     let body = state.encode();
     let mut bytes = vec![0; HEAD];
     bytes[..8].copy_from_slice(S::MAGIC);
-    bytes[8..12].copy_from_slice(&FORMAT.to_le_bytes());
+    bytes[8..12].copy_from_slice(&state.version().to_le_bytes());
     let len = u32::try_from(body.len()).unwrap_or(u32::MAX);
     bytes[12..16].copy_from_slice(&len.to_le_bytes());
     bytes.extend_from_slice(&body);
@@ -221,8 +227,8 @@ impl Pair {
         }
         // Only now is the version believed: a flipped bit there is damage, not a newer format.
         let version = u32_at(&bytes, 8);
-        if version != FORMAT {
-            return Err(Error::Format { path, found: version, supported: FORMAT });
+        if !(FORMAT..=S::NEWEST).contains(&version) {
+            return Err(Error::Format { path, found: version, supported: S::NEWEST });
         }
         let state = S::decode(&bytes[HEAD..]).map_err(|what| damaged(HEAD as u64, what))?;
         if state.generation() % 2 != slot {

@@ -18,12 +18,15 @@ use crate::codec::{Reader, Writer};
 use crate::disk::Disk;
 use crate::error::{Damage, Error, Result};
 use crate::frame::MAX_SEQ;
+use crate::options::EngineOptions;
 use crate::pair::{self, Pair, State};
 use crate::segment::{DATA_START, MAX_CAPACITY};
 use crate::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
 
 /// Version of every file format of this build.
 pub const FORMAT: u32 = 4;
+/// Version of ROOT, and of BACKUP, which has its body, once a keyspace was made with options.
+pub const FORMAT_WITH_OPTIONS: u32 = 5;
 
 /// One keyspace of the catalogue.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +37,8 @@ pub struct KeyspaceEntry {
     pub name: String,
     /// The name of its engine.
     pub engine: String,
+    /// What was chosen of its options.
+    pub options: EngineOptions,
 }
 
 /// One live segment.
@@ -119,6 +124,8 @@ pub struct Root {
     pub blob_bound: u64,
     /// The keyspaces as of the floor.
     pub keyspaces: Vec<KeyspaceEntry>,
+    /// A keyspace was made with options: nobody who knows of none may open the database.
+    pub has_options: bool,
     /// The logs, by [`LogId`].
     pub logs: [LogEntry; LogId::ALL.len()],
 }
@@ -162,6 +169,13 @@ impl Root {
             w.list(&log.checkpoint.keyspaces, |w, k| w.u32(k.0));
             w.u8(u8::from(log.broken));
         }
+        if self.has_options {
+            let chosen: Vec<_> = self.keyspaces.iter().filter(|k| !k.options.is_empty()).collect();
+            w.list(&chosen, |w, k| {
+                w.u32(k.id.0);
+                k.options.encode(w);
+            });
+        }
         w.0
     }
 
@@ -180,9 +194,10 @@ impl Root {
         let next_segment = SegmentId(r.u64()?);
         let next_keyspace = KeyspaceId(r.u32()?);
         let blob_bound = r.u64()?;
-        let keyspaces = r.list(|r| {
+        let mut keyspaces = r.list(|r| {
             let id = KeyspaceId(r.u32()?);
-            Ok(KeyspaceEntry { id, name: text(r.bytes()?)?, engine: text(r.bytes()?)? })
+            let (name, engine) = (text(r.bytes()?)?, text(r.bytes()?)?);
+            Ok(KeyspaceEntry { id, name, engine, options: EngineOptions::default() })
         })?;
         let mut logs: [LogEntry; LogId::ALL.len()] = Default::default();
         for log in &mut logs {
@@ -195,6 +210,11 @@ impl Root {
                 keyspaces: r.list(|r| Ok(KeyspaceId(r.u32()?)))?,
             };
             log.broken = r.u8()? != 0;
+        }
+        let has_options = !r.rest().is_empty();
+        if has_options {
+            let mut rest = keyspaces.iter_mut();
+            r.list(|r| decode_options(r, &mut rest))?;
         }
         r.finish()?;
         Ok(Root {
@@ -210,9 +230,24 @@ impl Root {
             next_keyspace,
             blob_bound,
             keyspaces,
+            has_options,
             logs,
         })
     }
+}
+
+/// What was chosen for one of the keyspaces that are left: they come in their order.
+fn decode_options<'k>(
+    r: &mut Reader<'_>,
+    rest: &mut impl Iterator<Item = &'k mut KeyspaceEntry>,
+) -> Result<(), Damage> {
+    let id = r.u32()?;
+    let options = EngineOptions::decode(r)?;
+    match rest.find(|k| k.id.0 == id) {
+        Some(keyspace) if !options.is_empty() => keyspace.options = options,
+        _ => return Err(Damage::BadField { field: "keyspace with options", value: u64::from(id) }),
+    }
+    Ok(())
 }
 
 fn decode_segment(r: &mut Reader<'_>) -> Result<SegmentEntry, Damage> {
@@ -245,6 +280,11 @@ pub struct Slots(Pair);
 impl State for Root {
     const STEM: &'static str = "ROOT";
     const MAGIC: &'static [u8; 8] = b"SHEAFROT";
+    const NEWEST: u32 = FORMAT_WITH_OPTIONS;
+
+    fn version(&self) -> u32 {
+        if self.has_options { FORMAT_WITH_OPTIONS } else { FORMAT }
+    }
 
     fn generation(&self) -> u64 {
         self.generation
@@ -306,6 +346,72 @@ impl Slots {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn with_keyspaces(options: &[&[(&str, u64)]]) -> Root {
+        let chosen = |pairs: &&[(&str, u64)]| {
+            let mut options = EngineOptions::default();
+            pairs.iter().for_each(|(name, value)| options.set(name, *value));
+            options
+        };
+        let entry = |(id, options)| KeyspaceEntry {
+            id: KeyspaceId(id),
+            name: format!("keyspace {id}"),
+            engine: "e".to_owned(),
+            options,
+        };
+        let keyspaces: Vec<_> = (1..).zip(options.iter().map(chosen)).map(entry).collect();
+        Root {
+            generation: 7,
+            store: StoreId(1),
+            hash_key: 2,
+            incarnation: Incarnation(3),
+            clean: true,
+            floor: Seq(4),
+            first_seq: Seq(5),
+            seq_bound: Seq(6),
+            next_segment: SegmentId(7),
+            next_keyspace: KeyspaceId(8),
+            blob_bound: 9,
+            has_options: keyspaces.iter().any(|keyspace| !keyspace.options.is_empty()),
+            keyspaces,
+            logs: Default::default(),
+        }
+    }
+
+    #[test]
+    fn options_of_keyspaces_are_told_by_the_newer_version_and_by_nothing_else() {
+        let plain = with_keyspaces(&[&[], &[]]);
+        let chosen = with_keyspaces(&[&[("a", 1), ("b", u64::MAX)], &[], &[("c", 0)]]);
+        let dropped = Root { has_options: true, ..with_keyspaces(&[&[]]) };
+        for (root, version) in
+            [(&plain, FORMAT), (&chosen, FORMAT_WITH_OPTIONS), (&dropped, FORMAT_WITH_OPTIONS)]
+        {
+            assert_eq!(root.version(), version);
+            assert_eq!(pair::slot_bytes(root)[8..12], version.to_le_bytes());
+            assert_eq!(&Root::decode(&root.encode()).unwrap(), root);
+        }
+        // What stands before is what older builds wrote and read.
+        let without = with_keyspaces(&[&[], &[], &[]]);
+        assert!(chosen.encode().starts_with(&without.encode()));
+    }
+
+    #[test]
+    fn options_of_no_keyspace_or_of_none_or_twice_are_damage() {
+        let chosen = with_keyspaces(&[&[("a", 1)], &[("a", 1)]]).encode();
+        let at = with_keyspaces(&[&[], &[]]).encode().len() + 4;
+        let entry = (chosen.len() - at) / 2;
+        for (from, id) in [(at, 9u32), (at + entry, 1), (at, 2)] {
+            let mut bytes = chosen.clone();
+            bytes[from..from + 4].copy_from_slice(&id.to_le_bytes());
+            assert!(Root::decode(&bytes).is_err(), "keyspace {id}");
+        }
+        let mut none = with_keyspaces(&[&[]]).encode();
+        [1u32, 1, 0].iter().for_each(|word| none.extend_from_slice(&word.to_le_bytes()));
+        assert!(Root::decode(&none).is_err());
+        for len in at - 3..chosen.len() {
+            assert!(Root::decode(&chosen[..len]).is_err(), "cut at {len}");
+        }
+    }
 
     #[test]
     fn a_segment_ends_within_its_file() {

@@ -53,6 +53,7 @@ mod record;
 mod recovery;
 mod report;
 mod runner;
+mod shapes;
 mod single;
 mod spec;
 mod stage;
@@ -87,6 +88,7 @@ fn main() -> ExitCode {
         Command::Batching(options) => batching::run(&options),
         Command::Values(options) => values::run(&options),
         Command::Stream(options) => stream::run(&options),
+        Command::CedrusShape(options) => shapes::run(&options),
         Command::Memory(options) => memory::run(&options),
         Command::Recovery(options) => recovery::run(&options),
         Command::Backup(options) => backup::run(&options),

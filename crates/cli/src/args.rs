@@ -10,7 +10,7 @@ use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Args, Parser, Subcommand};
 use sheaf_server::Address;
 
-use crate::notation::parse_size;
+use crate::notation::{parse_option, parse_size};
 
 const STYLES: Styles = Styles::styled()
     .header(AnsiColor::Green.on_default().bold())
@@ -52,7 +52,8 @@ Examples:
   sheaf put my.db ada lovelace
   sheaf put my.db photo - < photo.jpg
   sheaf put my.db --hex 00ff 68656c6c6f
-  sheaf put my.db --keyspace users --engine flat --durable ada lovelace")]
+  sheaf put my.db --keyspace users --engine flat --durable ada lovelace
+  sheaf put my.db --keyspace users --engine cedrus --option branching=64 ada lovelace")]
     Put(Put),
     /// Print the value of a key
     #[command(after_long_help = "\
@@ -144,11 +145,20 @@ Example:
     Verify(Report),
     /// List keyspaces
     #[command(after_long_help = "\
-A line is name, engine, number of keys, with TABs between.
+A line is name, engine, number of keys, with TABs between, and what was chosen of the engine's
+options, if anything was.
 
 Example:
   sheaf keyspaces my.db | cut -f1")]
     Keyspaces(Report),
+    /// List engines and their options
+    #[command(after_long_help = "\
+An option is chosen with --option when a keyspace is created, stays with it, and is changed
+by `sheaf convert`. For each one its values, what it is if nobody chose, and what it is about.
+
+Example:
+  sheaf engines")]
+    Engines,
     /// Copy the database into a new directory, consistent over all keyspaces
     #[command(after_long_help = "\
 The copy is one moment's. What was written is read back from the device and compared, and
@@ -198,7 +208,7 @@ that have nothing to sort.
 Example:
   sheaf compact my.db --keyspace words")]
     Compact(Compact),
-    /// Have another engine keep a keyspace
+    /// Have another engine keep a keyspace, or the same one with other options
     #[command(after_long_help = "\
 Copies the keyspace and puts the copy in its place, at once: interrupted at any moment it
 is the old one or the new one, whole. Beside the old one there must be room for the new
@@ -207,7 +217,8 @@ one meanwhile; --dry-run says how much, and about how long it takes, and changes
 
 Examples:
   sheaf convert my.db --keyspace words --to flat --dry-run
-  sheaf convert my.db --keyspace words --to flat")]
+  sheaf convert my.db --keyspace words --to flat
+  sheaf convert my.db --keyspace words --to cedrus --option branching=64")]
     Convert(Convert),
     /// Drop a keyspace and everything in it
     #[command(after_long_help = "\
@@ -294,6 +305,16 @@ pub(crate) struct Creation {
     /// The engine, if the keyspace is created; an existing one must have this engine
     #[arg(short, long, value_name = "NAME")]
     pub(crate) engine: Option<String>,
+    #[command(flatten)]
+    pub(crate) chosen: Chosen,
+}
+
+/// What is chosen of an engine's options.
+#[derive(Debug, Args)]
+pub(crate) struct Chosen {
+    /// An option of the engine, as `branching=64`; `sheaf engines` lists them. More than once for more
+    #[arg(long = "option", value_name = "NAME=VALUE", value_parser = parse_option)]
+    pub(crate) options: Vec<(String, u64)>,
 }
 
 /// Arguments of `put`.
@@ -503,6 +524,8 @@ pub(crate) struct Convert {
     /// The engine that is to keep it
     #[arg(long, value_name = "ENGINE")]
     pub(crate) to: String,
+    #[command(flatten)]
+    pub(crate) chosen: Chosen,
     /// Say what it would take, and change nothing
     #[arg(long)]
     pub(crate) dry_run: bool,

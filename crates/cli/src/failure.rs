@@ -74,7 +74,7 @@ impl Failure {
             Failure::Database(Error::NotABackup { .. }) => Some("`sheaf backup` makes one"),
             Failure::Database(Error::NoKeyspace { .. }) => Some("`sheaf keyspaces` lists those there are"),
             Failure::Database(Error::EngineMismatch { .. }) => {
-                Some("`sheaf convert` has another engine keep it")
+                Some("`sheaf convert` has another engine keep it, or the same one with other options")
             }
             Failure::Database(Error::Unsupported { .. }) => {
                 Some("`scan` without limits works on every engine")

@@ -49,6 +49,7 @@ fn run(verb: Verb) -> Result {
         Verb::Stats(args) => verbs::stats::run(&args),
         Verb::Verify(args) => verbs::verify::run(&args),
         Verb::Keyspaces(args) => verbs::keyspaces::run(&args),
+        Verb::Engines => verbs::engines::run(),
         Verb::Backup(args) => verbs::backup::run(&args),
         Verb::Restore(args) => verbs::backup::restore(&args),
         Verb::Repair(args) => verbs::repair::run(&args),

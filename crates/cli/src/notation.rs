@@ -169,6 +169,14 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     number.checked_mul(unit).ok_or_else(|| "too large".to_owned())
 }
 
+/// Name and value of `branching=64`; the value may be a size.
+pub(crate) fn parse_option(text: &str) -> Result<(String, u64), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), parse_size(value)?)),
+        _ => Err("expected NAME=VALUE, such as branching=64".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use sheaf::{Database, Error, Keyspace, KeyspaceOptions};
 
-use crate::args::{Creation, Place, Target};
+use crate::args::{Chosen, Creation, Place, Target};
 use crate::failure::{Failure, Result};
 use crate::notation;
 
@@ -45,18 +45,21 @@ impl Target {
     /// Opens database and keyspace for writing and creates what is missing.
     pub(crate) fn create(&self, creation: &Creation) -> Result<(Database, Keyspace)> {
         let db = self.place.create()?;
-        let options = KeyspaceOptions::default();
-        let options = match &creation.engine {
-            Some(engine) => options.engine(engine),
-            None => options,
-        };
-        let keyspace = db.keyspace(&self.keyspace, options)?;
+        let keyspace = db.keyspace(&self.keyspace, creation.chosen.of(creation.engine.as_deref()))?;
         Ok((db, keyspace))
     }
 
     fn existing(&self, db: &Database) -> Result<Keyspace> {
         let missing = || Failure::Database(Error::NoKeyspace { name: self.keyspace.clone() });
         db.existing_keyspace(&self.keyspace)?.ok_or_else(missing)
+    }
+}
+
+impl Chosen {
+    /// What is asked for of a keyspace, with an engine.
+    pub(crate) fn of(&self, engine: Option<&str>) -> KeyspaceOptions {
+        let asked = engine.map_or_else(KeyspaceOptions::default, KeyspaceOptions::from);
+        self.options.iter().fold(asked, |asked, (name, value)| asked.option(name, *value))
     }
 }
 

@@ -1,4 +1,4 @@
-//! # Conversion: a keyspace goes to another engine
+//! # Conversion: a keyspace goes to another engine, or to other options of its engine
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -6,26 +6,28 @@ use std::sync::Arc;
 use sheaf_base::store::Conversion as Steps;
 
 use crate::handle::Handle;
-use crate::{ConversionProgress, Converted, Database, Error, Estimate, Result};
+use crate::{ConversionProgress, Converted, Database, Error, Estimate, KeyspaceOptions, Result};
 
 impl Database {
-    /// Has `engine` keep the keyspace `name` from now on. Writers and readers go on meanwhile; what is written while it is copied is
+    /// Has another engine keep the keyspace `name` from now on: `to` is its name, or [`KeyspaceOptions`]. With options, and no engine or
+    /// the one it has, it goes to other options of that; those that are not named stay. Writers and readers go on meanwhile; what is written while it is copied is
     /// copied again, and at the end commits to it wait for some milliseconds. Then, all at once and durably, it is kept by the other
     /// engine: handles go on with it, snapshots and iterators still show what they did, and the old one's space comes back once they
     /// are gone. After a crash it is the old keyspace or the new one, with all that was acknowledged.
     ///
     /// `progress` is told now and then how far it is, and may end it: then, as after an error, the keyspace stays as it is.
     ///
-    /// Errors: [`Error::NoKeyspace`]; [`Error::Invalid`] for an engine there is not, or if it is being converted already;
-    /// [`Error::NoSpace`] before anything is written if the disk cannot take both. Nothing is done if it has that engine.
+    /// Errors: [`Error::NoKeyspace`]; [`Error::Invalid`] for an engine or option there is not, or if it is being converted already;
+    /// [`Error::NoSpace`] before anything is written if the disk cannot take both. Nothing is done if it is that.
     pub fn convert(
         &self,
         name: &str,
-        engine: &str,
+        to: impl Into<KeyspaceOptions>,
         mut progress: impl FnMut(&ConversionProgress) -> ControlFlow<()>,
     ) -> Result<Option<Converted>> {
+        let to = to.into();
         loop {
-            let Some(mut conversion) = self.begin_conversion(name, engine)? else {
+            let Some(mut conversion) = self.begin_conversion(name, to.clone())? else {
                 return Ok(Some(Converted::default()));
             };
             loop {
@@ -43,16 +45,14 @@ impl Database {
         }
     }
 
-    /// The same in steps that the caller takes. None if it has that engine.
+    /// The same in steps that the caller takes. None if it is that.
     #[doc(hidden)]
-    pub fn begin_conversion(&self, name: &str, engine: &str) -> Result<Option<Conversion>> {
+    pub fn begin_conversion(&self, name: &str, to: impl Into<KeyspaceOptions>) -> Result<Option<Conversion>> {
         let store = self.handle().store();
         let missing = || Error::NoKeyspace { name: name.to_owned() };
         let source = store.existing(name)?.ok_or_else(missing)?;
-        if source.engine_name() == engine {
-            return Ok(None);
-        }
-        Ok(Some(Conversion(store.begin_conversion(&source, engine)?, Arc::clone(self.handle()))))
+        let steps = store.begin_conversion(&source, to.into().choice())?;
+        Ok(steps.map(|steps| Conversion(steps, Arc::clone(self.handle()))))
     }
 
     /// What converting the keyspace `name` would take. Reads about a thousand pairs, and changes nothing.

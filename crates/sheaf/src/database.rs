@@ -9,6 +9,7 @@ use sheaf_base::clock::{Clock, SystemClock};
 use sheaf_base::disk::Disk;
 use sheaf_base::disk::real::RealDisk;
 use sheaf_base::engine::EngineFactory;
+use sheaf_base::options::OptionSpec;
 use sheaf_base::store::{
     self, BackupOptions, BackupReport, Batching, KeyspaceInfo, Options, RepairOptions, RepairReport, Stall,
     Stats, Store, VerifyReport, Watcher,
@@ -24,6 +25,13 @@ pub const DEFAULT_ENGINE: &str = "flex";
 #[must_use]
 pub fn engines() -> Vec<&'static str> {
     Builder::default().engines.iter().map(|engine| engine.name()).collect()
+}
+
+/// What can be chosen of a keyspace of this engine at its creation; nothing for an engine there is not.
+#[must_use]
+pub fn engine_options(engine: &str) -> &'static [OptionSpec] {
+    let built_in = Builder::default().engines;
+    built_in.iter().find(|factory| factory.name() == engine).map_or(&[], |factory| factory.options())
 }
 
 /// How to open a database.
@@ -245,8 +253,11 @@ impl Database {
     }
 
     /// The keyspace `name`, created durably if there is none. Names have 1 to 255 bytes.
+    ///
+    /// Errors: [`Error::EngineMismatch`] if it is there with another engine or option than asked for; [`Error::Invalid`] for an engine or
+    /// option there is not.
     pub fn keyspace(&self, name: &str, options: KeyspaceOptions) -> Result<Keyspace> {
-        let kept = self.store.keyspace(name, options.engine.as_deref(), DEFAULT_ENGINE)?;
+        let kept = self.store.keyspace(name, options.choice(), DEFAULT_ENGINE)?;
         Ok(Keyspace::new(Arc::clone(&self.store), kept))
     }
 

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use sheaf_base::engine::{Action, Bounds, Engine, Op, Want, Wanted};
-use sheaf_base::store::{Compacted, Kept, Outcome, Store, Write};
+use sheaf_base::options::EngineOptions;
+use sheaf_base::store::{Choice, Compacted, Kept, Outcome, Store, Write};
 use sheaf_base::types::Seq;
 use sheaf_base::value::Stored;
 
@@ -18,9 +19,35 @@ use crate::{Capabilities, Commit, Durability, EngineStats, Error, Result, Value,
 const REMOVE_CHUNK: usize = 1024;
 
 /// Options of a keyspace at its creation.
+///
+/// ```
+/// # fn main() -> sheaf::Result<()> {
+/// # let dir = std::env::temp_dir().join(format!("sheaf-options-doc-{}", std::process::id()));
+/// # let db = sheaf::Database::open(&dir)?;
+/// use sheaf::KeyspaceOptions;
+///
+/// let wide = KeyspaceOptions::default().engine("cedrus").option("branching", 64);
+/// db.keyspace("users", wide)?;
+/// let as_it_is = db.keyspace("users", KeyspaceOptions::default())?;
+/// assert_eq!(as_it_is.options().get("branching"), Some(64));
+/// // It is what it is, until `Database::convert` makes it another.
+/// assert!(db.keyspace("users", KeyspaceOptions::default().option("branching", 16)).is_err());
+/// # drop((db, as_it_is));
+/// # std::fs::remove_dir_all(&dir).ok();
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct KeyspaceOptions {
     pub(crate) engine: Option<String>,
+    pub(crate) options: EngineOptions,
+}
+
+/// The engine of this name, with its defaults.
+impl From<&str> for KeyspaceOptions {
+    fn from(engine: &str) -> KeyspaceOptions {
+        KeyspaceOptions::default().engine(engine)
+    }
 }
 
 impl KeyspaceOptions {
@@ -30,6 +57,19 @@ impl KeyspaceOptions {
     pub fn engine(mut self, name: &str) -> KeyspaceOptions {
         self.engine = Some(name.to_owned());
         self
+    }
+
+    /// Chooses an option of the engine, which [`crate::engine_options`] lists. Remembered with the keyspace, through backups, clearings and
+    /// replacements; opening it with another value is refused, and so is, with [`Error::Invalid`], an option that the engine does
+    /// not have, or a value beyond its range. What is not chosen is the engine's default.
+    #[must_use]
+    pub fn option(mut self, name: &str, value: u64) -> KeyspaceOptions {
+        self.options.set(name, value);
+        self
+    }
+
+    pub(crate) fn choice(&self) -> Choice<'_> {
+        Choice { engine: self.engine.as_deref(), options: &self.options }
     }
 }
 
@@ -110,6 +150,12 @@ impl Keyspace {
     #[must_use]
     pub fn engine(&self) -> &'static str {
         self.kept().map_or_else(|_| self.shared.kept.load().engine_name(), |kept| kept.engine_name())
+    }
+
+    /// What was chosen of its engine's options; of a dropped one, what it was.
+    #[must_use]
+    pub fn options(&self) -> EngineOptions {
+        self.kept().map_or_else(|_| self.shared.kept.load().options().clone(), |kept| kept.options().clone())
     }
 
     /// What its engine can do.

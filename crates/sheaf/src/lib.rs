@@ -45,12 +45,13 @@ mod value;
 pub use batch::{Batch, Commit};
 #[doc(hidden)]
 pub use convert::Conversion;
-pub use database::{Builder, DEFAULT_ENGINE, Database, engines};
+pub use database::{Builder, DEFAULT_ENGINE, Database, engine_options, engines};
 pub use iter::{Iter, Keys};
 pub use keyspace::{Keyspace, KeyspaceOptions};
 pub use load::{LoadOptions, Loader};
 pub use sheaf_base::engine::{Capabilities, EngineStats};
 pub use sheaf_base::error::{Damage, Error, Result};
+pub use sheaf_base::options::{EngineOptions, OptionSpec, Values};
 pub use sheaf_base::store::{
     BackupOptions, BackupPhase, BackupProgress, BackupReport, Batching, Compacted, ConversionPhase,
     ConversionProgress, Converted, Estimate, Fate, Harm, KeyspaceInfo, KeyspaceRepair, Loaded, LogStats,

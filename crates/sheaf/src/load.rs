@@ -6,12 +6,12 @@ use sheaf_base::store::Loading;
 
 use crate::database::DEFAULT_ENGINE;
 use crate::handle::Handle;
-use crate::{Database, Loaded, Result};
+use crate::{Database, KeyspaceOptions, Loaded, Result};
 
 /// Options of a bulk load.
 #[derive(Clone, Debug, Default)]
 pub struct LoadOptions {
-    engine: Option<String>,
+    kind: KeyspaceOptions,
     replace: bool,
 }
 
@@ -19,7 +19,15 @@ impl LoadOptions {
     /// The engine that is to keep the keyspace. Without it, that of the keyspace that is there, else the default.
     #[must_use]
     pub fn engine(mut self, name: &str) -> LoadOptions {
-        self.engine = Some(name.to_owned());
+        self.kind = self.kind.engine(name);
+        self
+    }
+
+    /// Chooses an option of the engine, as [`KeyspaceOptions::option`]. What is not chosen is as with the keyspace that is there, if
+    /// that has the same engine.
+    #[must_use]
+    pub fn option(mut self, name: &str, value: u64) -> LoadOptions {
+        self.kind = self.kind.option(name, value);
         self
     }
 
@@ -45,7 +53,7 @@ impl Database {
     /// them, where inserts go through the journal first. With the others it goes to their log in large commits.
     ///
     /// Errors: [`crate::Error::Invalid`] if the keyspace is not empty and is not to be replaced;
-    /// [`crate::Error::EngineMismatch`] if it has another engine.
+    /// [`crate::Error::EngineMismatch`] if it has another engine, or other options.
     ///
     /// ```
     /// # fn main() -> sheaf::Result<()> {
@@ -66,7 +74,7 @@ impl Database {
     /// ```
     pub fn bulk_load(&self, name: &str, options: LoadOptions) -> Result<Loader> {
         let store = self.handle().store();
-        let loading = store.begin_load(name, options.engine.as_deref(), DEFAULT_ENGINE, options.replace)?;
+        let loading = store.begin_load(name, options.kind.choice(), DEFAULT_ENGINE, options.replace)?;
         Ok(Loader { loading, _handle: Arc::clone(self.handle()) })
     }
 }

@@ -175,7 +175,7 @@ pub fn workload(seed: u64, steps: usize) -> Vec<Step> {
 #[must_use]
 pub fn run(subject: &Subject, seed: u64, budget: Budget) -> Totals {
     let watch = Stopwatch::start();
-    let mut totals = Totals::new("error plans", subject.engine);
+    let mut totals = Totals::new("error plans", subject.name);
     let each = if budget.cases == u64::MAX { f64::INFINITY } else { budget.seconds / budget.cases as f64 };
     for number in 0..budget.cases {
         let seconds = each.min(budget.seconds - watch.seconds());
@@ -183,7 +183,7 @@ pub fn run(subject: &Subject, seed: u64, budget: Budget) -> Totals {
             break;
         }
         let report = every_call(subject, seed.wrapping_add(number), 300, Budget { seconds, ..budget });
-        println!("error plans of {}, workload {number}: {report}", subject.engine);
+        println!("error plans of {}, workload {number}: {report}", subject.name);
         totals.cases += report.runs;
         totals.distinct += report.runs;
         totals.failures.extend(report.failures);
@@ -265,7 +265,7 @@ fn line(subject: &Subject, seed: u64, steps: usize, case: &Case) -> String {
     format!(
         "SHEAF_FAULT='{} {seed} {steps} {} {kind} {:?}' cargo test -p sheaf-testkit --test suites faults::replay_a_fault \
          -- --ignored --nocapture",
-        subject.engine, case.nth, case.reach
+        subject.name, case.nth, case.reach
     )
 }
 

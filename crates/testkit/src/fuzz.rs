@@ -280,7 +280,7 @@ fn replay_line(subject: &Subject, target: Target, input: &[u8]) -> String {
     let hex: String = input.iter().map(|byte| format!("{byte:02x}")).collect();
     format!(
         "SHEAF_FUZZ='{} {target:?} {hex}' cargo test -p sheaf-testkit --test suites -- --ignored --nocapture fuzz::a_line_again",
-        subject.engine
+        subject.name
     )
 }
 
@@ -290,7 +290,7 @@ pub fn run(subject: &Subject, seed: u64, budget: Budget) -> Totals {
     let watch = Stopwatch::start();
     let ground = Ground::new(subject);
     let mut mutator = Mutator::new(&ground, seed);
-    let mut totals = Totals::new("fuzz", subject.engine);
+    let mut totals = Totals::new("fuzz", subject.name);
     let mut corpus = CORPUS.iter().map(|(target, bytes)| (*target, bytes.to_vec()));
     while totals.cases < budget.cases && watch.seconds() < budget.seconds && totals.failures.len() < 5 {
         let (target, input) = corpus.next().unwrap_or_else(|| mutator.next());

@@ -39,7 +39,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use sheaf::{Builder, Database, Durability, Error, Keyspace, KeyspaceOptions};
+use sheaf::{Builder, Database, Durability, Error, Keyspace};
 use sheaf_base::disk::real::RealDisk;
 use sheaf_base::sync::Mutex;
 
@@ -215,13 +215,13 @@ impl fmt::Display for Report {
 #[must_use]
 pub fn run(subject: &Subject, scratch: &Path, starter: &Starter, seed: u64, budget: Budget) -> Totals {
     let report = kill_loop(subject, scratch, starter, seed, budget);
-    println!("kill -9 on {}: {report}", subject.engine);
+    println!("kill -9 on {}: {report}", subject.name);
     Totals {
         cases: report.kills,
         distinct: report.kills,
         seconds: report.seconds,
         failures: report.failures,
-        ..Totals::new("kill -9", subject.engine)
+        ..Totals::new("kill -9", subject.name)
     }
 }
 
@@ -298,7 +298,7 @@ struct Victim<'a> {
 
 impl Victim<'_> {
     fn replay(&self, life: u64, death: Death) -> String {
-        let engine = self.ground.subject.engine;
+        let engine = self.ground.subject.name;
         format!(
             "{ENGINE}={engine} {DIR}={} {SEED}={life} {TINY}={} {DEATH}='{death}' (the directory is as it was left)",
             self.dir.display(),
@@ -344,7 +344,7 @@ impl Victim<'_> {
         // Not by its path: a build may replace the file while a campaign runs.
         let mut command = Command::new("/proc/self/exe");
         command.args(&self.ground.starter.arguments);
-        command.env(ENGINE, self.ground.subject.engine).env(DIR, &self.dir).env(SEED, life.to_string());
+        command.env(ENGINE, self.ground.subject.name).env(DIR, &self.dir).env(SEED, life.to_string());
         command.env(TINY, self.is_tiny.to_string()).env(DEATH, death.to_string());
         if self.ground.starter.lies {
             command.env(LIE, "1");
@@ -407,7 +407,7 @@ fn engines(subject: &Subject) -> Vec<&'static str> {
 }
 
 fn keyspace(db: &Database, subject: &Subject, space: usize) -> sheaf::Result<Keyspace> {
-    db.keyspace(NAMES[space], KeyspaceOptions::default().engine(engines(subject)[space]))
+    db.keyspace(NAMES[space], subject.options_of(engines(subject)[space]))
 }
 
 /// Whether the child had opened the database, and how many commits of each thread it acknowledged.

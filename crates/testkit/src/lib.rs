@@ -19,6 +19,9 @@
 //! | `linear_suite` | 100,000 operations of real threads, with cuts |
 //! | `fuzz_suite` | 20,000 inputs behind right checksums |
 //! | `backup_suite` | backups in the midst of random lives, cut, failing, damaged |
+//!
+//! One whose options were chosen goes into `Subject::geometries` and into the list of `tests/geometries.rs`: all suites, at a small part
+//! of these lengths.
 //! | `limits_suite` | real file systems that are full |
 //!
 //! The scenarios of `tests/interleavings` name their engines, because what they aim at differs: an engine with lock-free

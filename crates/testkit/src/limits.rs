@@ -9,7 +9,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use sheaf::{Database, Error, Keyspace, KeyspaceOptions};
+use sheaf::{Database, Error, Keyspace};
 use sheaf_base::disk::Disk;
 use sheaf_base::disk::real::RealDisk;
 
@@ -96,7 +96,7 @@ pub fn open(path: &Path, subject: &Subject) -> (Database, Keyspace) {
     // In the journal, room comes back with a checkpoint, which is due after 128 MiB in normal geometry.
     let tiny = subject.engine == "ledger";
     let db = builder.inline(true).tiny(tiny).open(path).unwrap();
-    let keyspace = db.keyspace("k", KeyspaceOptions::default().engine(subject.engine)).unwrap();
+    let keyspace = db.keyspace("k", subject.options()).unwrap();
     (db, keyspace)
 }
 
@@ -163,7 +163,7 @@ pub fn holds(keyspace: &Keyspace, numbers: impl Iterator<Item = u32>) {
 
 /// Fills a file system that `make` mounts below `parent`, reopens, removes, and fills again.
 pub fn run_full(subject: &Subject, parent: &str, name: &str, make: fn(&Path) -> Result<(), String>) {
-    let Some(mount) = Mount::new(parent, &format!("{name}-{}", subject.engine), make) else { return };
+    let Some(mount) = Mount::new(parent, &format!("{name}-{}", subject.name), make) else { return };
     let (db, keyspace) = open(&mount.path(), subject);
     let full = fill(&db, &keyspace, 0);
     assert!(full > 100, "full after {full} keys");
@@ -185,7 +185,7 @@ pub fn run_full(subject: &Subject, parent: &str, name: &str, make: fn(&Path) -> 
         settle(&db);
     }
     let again = fill(&db, &keyspace, 1_000_000) - 1_000_000; // and goes on without being reopened
-    println!("{}: full after {full} keys, room for {again} after removing {}", subject.engine, full * 3 / 4);
+    println!("{}: full after {full} keys, room for {again} after removing {}", subject.name, full * 3 / 4);
     assert!(again > full / 8, "after removing {} keys there is room for {again}", full * 3 / 4);
     holds(&keyspace, full * 3 / 4..full);
     holds(&keyspace, 1_000_000..1_000_000 + again);

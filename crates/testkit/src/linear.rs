@@ -509,14 +509,14 @@ fn cut(sim: &SimDisk, random: &mut Random) -> Cut {
 #[must_use]
 pub fn run(subject: &Subject, seed: u64, budget: Budget) -> Totals {
     let watch = Stopwatch::start();
-    let mut totals = Totals::new("linearizable", subject.engine);
+    let mut totals = Totals::new("linearizable", subject.name);
     for number in seed.. {
         if totals.cases >= budget.cases || watch.seconds() >= budget.seconds || totals.failures.len() >= 3 {
             break;
         }
         let replay = format!(
             "SHEAF_LINEAR='{} {number}' cargo test -p sheaf-testkit --test suites -- --ignored --nocapture linear::replay",
-            subject.engine
+            subject.name
         );
         match trial(&replay, || history(subject, number)) {
             Ok(ops) => {

@@ -30,8 +30,12 @@ pub const ACROSS: &str = "across";
 /// The engine under test.
 #[derive(Clone)]
 pub struct Subject {
+    /// What replay lines and reports call it: the engine, and if its options were chosen, how.
+    pub name: &'static str,
     /// Its name in the catalogue.
     pub engine: &'static str,
+    /// What is chosen of its options.
+    pub chosen: &'static [(&'static str, u64)],
     /// Whether it has ranges.
     pub ordered: bool,
     /// The engine of the keyspaces beside it: one that commits to another log.
@@ -45,7 +49,9 @@ impl Subject {
     #[must_use]
     pub fn flat() -> Subject {
         Subject {
+            name: "flat",
             engine: "flat",
+            chosen: &[],
             ordered: false,
             other: ledger::NAME,
             factories: vec![Arc::new(LedgerFactory::default())],
@@ -55,36 +61,31 @@ impl Subject {
     /// FlexDB.
     #[must_use]
     pub fn flex() -> Subject {
-        Subject {
-            engine: "flex",
-            ordered: true,
-            other: "flat",
-            factories: vec![Arc::new(LedgerFactory::default())],
-        }
+        Subject { ordered: true, other: "flat", ..Subject::flat().with_engine("flex") }
     }
 
     /// CedrusDB.
     #[must_use]
     pub fn cedrus() -> Subject {
-        Subject { engine: "cedrus", ..Subject::flat() }
+        Subject::flat().with_engine("cedrus")
     }
 
     /// Kreon.
     #[must_use]
     pub fn kreon() -> Subject {
-        Subject { engine: "kreon", ordered: true, ..Subject::flat() }
+        Subject { ordered: true, ..Subject::flat().with_engine("kreon") }
     }
 
     /// DeLSM.
     #[must_use]
     pub fn delsm() -> Subject {
-        Subject { engine: "delsm", ..Subject::flex() }
+        Subject::flex().with_engine("delsm")
     }
 
     /// FlatStore with an ordered index.
     #[must_use]
     pub fn flat_ordered() -> Subject {
-        Subject { engine: "flat-ordered", ordered: true, ..Subject::flat() }
+        Subject { ordered: true, ..Subject::flat().with_engine("flat-ordered") }
     }
 
     /// FlatStore with a sorted map behind one lock.
@@ -92,18 +93,71 @@ impl Subject {
     pub fn flat_plain() -> Subject {
         let factories =
             vec![Arc::new(LedgerFactory::default()) as Arc<dyn EngineFactory>, sheaf_flat::plain()];
-        Subject { engine: "flat-plain", ordered: true, factories, ..Subject::flat() }
+        Subject { ordered: true, factories, ..Subject::flat().with_engine("flat-plain") }
     }
 
     /// The reference engine.
     #[must_use]
     pub fn ledger() -> Subject {
+        Subject { ordered: true, other: "flat", ..Subject::flat().with_engine(ledger::NAME) }
+    }
+
+    fn with_engine(self, engine: &'static str) -> Subject {
+        Subject { name: engine, engine, ..self }
+    }
+
+    /// CedrusDB with the smallest nodes, lists that are never split in time, and hashes of 8 bits, of which many keys have the same.
+    #[must_use]
+    pub fn cedrus_narrow() -> Subject {
+        let chosen = &[("branching", 4), ("sluggishness", 24), ("hash-bits", 8)];
+        Subject { name: "cedrus-narrow", chosen, ..Subject::cedrus() }
+    }
+
+    /// CedrusDB with the largest nodes, lists of one entry, and hashes of 24 bits.
+    #[must_use]
+    pub fn cedrus_wide() -> Subject {
+        let chosen = &[("branching", 256), ("sluggishness", 1), ("hash-bits", 24)];
+        Subject { name: "cedrus-wide", chosen, ..Subject::cedrus() }
+    }
+
+    /// FlexDB with intervals larger than its tiny ones.
+    #[must_use]
+    pub fn flex_wide() -> Subject {
         Subject {
-            engine: ledger::NAME,
-            ordered: true,
-            other: "flat",
-            factories: vec![Arc::new(LedgerFactory::default())],
+            name: "flex-wide",
+            chosen: &[("interval-pairs", 9), ("interval-bytes", 1500)],
+            ..Subject::flex()
         }
+    }
+
+    /// DeLSM with two levels in place of one, and more values in files.
+    #[must_use]
+    pub fn delsm_steep() -> Subject {
+        Subject {
+            name: "delsm-steep",
+            chosen: &[("file-bytes", 400), ("level-factor", 2)],
+            ..Subject::delsm()
+        }
+    }
+
+    /// Engines with options that were chosen: they pass the suites at a small part of their length.
+    #[must_use]
+    pub fn geometries() -> Vec<Subject> {
+        vec![Subject::cedrus_narrow(), Subject::cedrus_wide(), Subject::flex_wide(), Subject::delsm_steep()]
+    }
+
+    /// What is asked for of a keyspace of `engine`: with what was chosen, if that is the engine under test.
+    #[must_use]
+    pub fn options_of(&self, engine: &str) -> KeyspaceOptions {
+        let options = KeyspaceOptions::from(engine);
+        let chosen = if engine == self.engine { self.chosen } else { &[] };
+        chosen.iter().fold(options, |options, (name, value)| options.option(name, *value))
+    }
+
+    /// What is asked for of a keyspace of the engine under test.
+    #[must_use]
+    pub fn options(&self) -> KeyspaceOptions {
+        self.options_of(self.engine)
     }
 
     /// All of them: what replay lines and campaigns know. `every_engine!` is the other half of the list.
@@ -124,7 +178,8 @@ impl Subject {
     /// The subject of this name, as replay lines call it.
     #[must_use]
     pub fn named(engine: &str) -> Option<Subject> {
-        Subject::all().into_iter().chain([Subject::across()]).find(|subject| subject.engine == engine)
+        let beside = Subject::geometries().into_iter().chain([Subject::across()]);
+        Subject::all().into_iter().chain(beside).find(|subject| subject.name == engine)
     }
 
     /// Whether its log can be put into the order of its keys.
@@ -142,7 +197,7 @@ impl Subject {
     /// All engines at once, a keyspace each: for the crash explorer and the kill loop, which ask for [`Subject::engines`].
     #[must_use]
     pub fn across() -> Subject {
-        Subject { engine: ACROSS, ..Subject::flat() }
+        Subject::flat().with_engine(ACROSS)
     }
 
     /// The engines of the keyspaces of a crash workload: two under test, one in another log; or all there are.
@@ -160,7 +215,7 @@ impl Subject {
 
 impl fmt::Debug for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.engine)
+        f.write_str(self.name)
     }
 }
 
@@ -355,8 +410,7 @@ impl Stage {
     /// A keyspace of the engine under test.
     #[must_use]
     pub fn keyspace(&self, db: &Database, name: &str) -> Keyspace {
-        let options = KeyspaceOptions::default().engine(self.subject.engine);
-        db.keyspace(name, options).expect("the keyspace opens")
+        db.keyspace(name, self.subject.options()).expect("the keyspace opens")
     }
 
     /// A keyspace of the engine beside it.

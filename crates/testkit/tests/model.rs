@@ -35,7 +35,7 @@ fn engines_and_geometries_agree_on_the_same_trace() {
 #[test]
 fn a_seed_decides_everything() {
     for subject in Subject::all() {
-        let case = case(subject.engine, TINY, 77, 1500);
+        let case = case(subject.name, TINY, 77, 1500);
         assert_eq!(case.must_hold(), case.must_hold());
         let again: Case = case.to_string().parse().unwrap();
         assert_eq!(again.to_string(), case.to_string());

@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use sheaf::{Database, Durability, Error, KeyspaceOptions};
+use sheaf::{Database, Durability, Error};
 use sheaf_base::disk::sim::{Class, Failure, Fault, FaultPlan, Keep, SimDisk};
 use sheaf_testkit::crash::world::{PLACE, World};
 use sheaf_testkit::stage::Subject;
@@ -21,7 +21,7 @@ fn disk(subject: &Subject, closed: bool) -> SimDisk {
 }
 
 fn put(db: &Database, subject: &Subject) {
-    let keyspace = db.keyspace("k", KeyspaceOptions::default().engine(subject.engine)).unwrap();
+    let keyspace = db.keyspace("k", subject.options()).unwrap();
     let mut batch = db.batch();
     batch.insert(&keyspace, "key", "value").insert(&keyspace, "large", [7; 3_000]);
     batch.durability(Durability::Sync);
@@ -120,7 +120,7 @@ fn a_life_after_a_failed_sync_of_an_engines_directory_makes_its_names_anew() {
 
 /// Pairs of `version`, durable, and background work until they are where they belong.
 fn fill(world: &World, db: &Database, subject: &Subject, version: u8) -> Result<(), Error> {
-    let keyspace = db.keyspace("k", KeyspaceOptions::default().engine(subject.engine))?;
+    let keyspace = db.keyspace("k", subject.options())?;
     for key in 0..40u8 {
         keyspace.insert([key], [version; 60])?;
     }
@@ -134,7 +134,7 @@ fn fill(world: &World, db: &Database, subject: &Subject, version: u8) -> Result<
 /// Changes of a few keys, also several of one, with checkpoints and cleaning among them; the machine after a kill in their midst.
 fn changed(world: &World, keys: &mut [Option<u8>], seed: &mut u64) -> World {
     let db = world.open().unwrap();
-    let keyspace = db.keyspace("k", KeyspaceOptions::default().engine(world.subject.engine)).unwrap();
+    let keyspace = db.keyspace("k", world.subject.options()).unwrap();
     for round in 0..150u8 {
         *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let key = seed.to_le_bytes()[5] % 60;

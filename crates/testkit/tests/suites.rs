@@ -9,6 +9,7 @@ mod crash;
 mod faults;
 mod files;
 mod fuzz;
+mod geometries;
 mod kill;
 mod limits;
 mod linear;

@@ -11,6 +11,7 @@ use crate::codec::{Reader, Writer};
 use crate::disk::{Disk, File, How};
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::frame::{u32_at, u64_at};
+use crate::pair::State;
 use crate::root::{FORMAT, Root};
 
 /// The file's name.
@@ -127,7 +128,7 @@ impl ManifestWriter {
         let body = root.encode();
         let mut chunk = Writer::default();
         chunk.0.extend_from_slice(MAGIC);
-        chunk.u32(FORMAT);
+        chunk.u32(root.version()); // it has its body
         chunk.bytes(&body);
         Ok(ManifestWriter { path, file, chunk, at: 0, sum: 0, entries: 0, files: 0, bytes: 0 })
     }
@@ -222,8 +223,8 @@ impl Manifest {
             return Err(Error::corrupt(&path, 0, Damage::BadMagic));
         }
         let found = u32_at(&head, 8);
-        if found != FORMAT {
-            return Err(Error::Format { path, found, supported: FORMAT });
+        if !(FORMAT..=Root::NEWEST).contains(&found) {
+            return Err(Error::Format { path, found, supported: Root::NEWEST });
         }
         let (from, to) = (HEAD as u64 + u64::from(u32_at(&head, 12)), len - FOOT as u64);
         if from > to {
@@ -321,6 +322,7 @@ mod tests {
             next_keyspace: KeyspaceId(2),
             blob_bound: 9,
             keyspaces: Vec::new(),
+            has_options: false,
             logs: Default::default(),
         }
     }

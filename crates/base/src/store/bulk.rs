@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::fill::Filling;
 use super::making::Held;
-use super::{Kept, Store};
+use super::{Choice, Kept, Store};
 use crate::error::{Error, Result};
 
 /// A bulk load on its way. Dropped, it leaves nothing.
@@ -35,38 +35,35 @@ pub struct Loaded {
 }
 
 impl Store {
-    /// Begins a bulk load into `name`, of `engine`, or of that of the keyspace that is there, or `default`. With `replaces` what is
-    /// there goes, whatever its engine; without, it must be empty.
+    /// Begins a bulk load into `name`, of what `choice` says, and where it does not of what the keyspace that is there is, or `default`. With
+    /// `replaces` what is there goes, whatever its engine; without, it must be empty.
     pub fn begin_load(
         self: &Arc<Store>,
         name: &str,
-        engine: Option<&str>,
+        choice: Choice<'_>,
         default: &str,
         replaces: bool,
     ) -> Result<Loading> {
         self.check_writable()?;
         let before = self.existing(name)?;
         if !replaces {
-            check_empty(before.as_deref(), engine)?;
+            self.check_empty(before.as_deref(), choice)?;
         }
-        let engine = engine.or(before.as_ref().map(|before| before.engine_name())).unwrap_or(default);
-        let filling = Filling::new(self.begin_making(name, engine)?, true)?;
+        let (engine, options) = choice.completed(before.as_deref(), default);
+        let filling = Filling::new(self.begin_making(name, engine, &options)?, true)?;
         Ok(Loading { filling, replaces, last: None, loaded: Loaded::default(), is_broken: false })
     }
-}
 
-/// Whether a keyspace holds nothing that a load would take away.
-fn check_empty(before: Option<&Kept>, engine: Option<&str>) -> Result<()> {
-    let Some(before) = before else { return Ok(()) };
-    if let Some(asked) = engine.filter(|asked| *asked != before.engine_name()) {
-        let (name, found) = (before.name().to_owned(), before.engine_name().to_owned());
-        return Err(Error::EngineMismatch { name, found, asked: asked.to_owned() });
+    /// Whether a keyspace holds nothing that a load would take away.
+    fn check_empty(&self, before: Option<&Kept>, choice: Choice<'_>) -> Result<()> {
+        let Some(before) = before else { return Ok(()) };
+        self.check_choice(before, choice)?;
+        if !before.engine()?.is_empty()? {
+            let why = format!("{:?} is not empty, and is not to be replaced", before.name());
+            return Err(Error::Invalid { what: "keyspace", why });
+        }
+        Ok(())
     }
-    if !before.engine()?.is_empty()? {
-        let why = format!("{:?} is not empty, and is not to be replaced", before.name());
-        return Err(Error::Invalid { what: "keyspace", why });
-    }
-    Ok(())
 }
 
 impl Loading {
@@ -114,7 +111,11 @@ impl Loading {
         let before = store.existing(self.filling.kept().name())?;
         let _held: Option<Held<'_>> = before.as_deref().map(|before| store.hold(before));
         if !self.replaces {
-            check_empty(before.as_deref(), Some(self.filling.kept().engine_name()))?;
+            // In full: what was made meanwhile with options is not to lose them.
+            let kept = self.filling.kept();
+            let options = kept.options().in_full(store.specs(kept.engine_name()));
+            let choice = Choice { engine: Some(kept.engine_name()), options: &options };
+            store.check_empty(before.as_deref(), choice)?;
         }
         self.filling.publish(before.as_deref())?;
         Ok(self.loaded)

@@ -2,18 +2,20 @@
 //!
 //! A keyspace's creation, clearing and drop are synced commits in the journal; ROOT holds the catalogue
 //! of its floor. A cleared keyspace is a new one of the same name: one record does both, and so it does for one that was made
-//! beside it (`making`), maybe with another engine. What was dropped is kept until that is durable and no view shows it (commit.md R17, scenario 12).
+//! beside it (`making`), maybe with another engine. What was chosen of the engine's options stands beside its name, if anything was:
+//! before the first record that says so, both slots of ROOT have the version that knows of it. What was dropped is kept until that is durable and no view shows it (commit.md R17, scenario 12).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Kept, KeyspaceInfo, Store};
+use super::{Choice, Kept, KeyspaceInfo, Store};
 use crate::codec::{Reader, Writer};
 use crate::engine::EngineFactory;
 use crate::error::{Damage, Error, Result};
+use crate::options::{EngineOptions, OptionSpec};
 use crate::record::{Content, Record};
 use crate::root::KeyspaceEntry;
-use crate::sync::atomic::{AtomicU32, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::sync::{Mutex, MutexGuard, RwLock};
 use crate::types::{Durability, KeyspaceId, Seq};
 
@@ -31,15 +33,20 @@ pub(crate) struct Catalogue {
     making: Mutex<Vec<Arc<Kept>>>,
     dropped: Mutex<Vec<Arc<Kept>>>,
     next_id: AtomicU32,
+    /// A keyspace was made with options, some time.
+    has_options: AtomicBool,
     /// One change at a time.
     changing: Mutex<()>,
 }
 
 /// What a creation's record says beside the name.
-pub(crate) fn encode_entry(id: KeyspaceId, engine: &str) -> Vec<u8> {
+pub(crate) fn encode_entry(id: KeyspaceId, engine: &str, options: &EngineOptions) -> Vec<u8> {
     let mut w = Writer::default();
     w.u32(id.0);
     w.bytes(engine.as_bytes());
+    if !options.is_empty() {
+        options.encode(&mut w);
+    }
     w.0
 }
 
@@ -51,14 +58,17 @@ pub(crate) fn decode_entry(record: &Record<'_>) -> Result<(String, Option<Keyspa
     let mut r = Reader::new(value);
     let id = KeyspaceId(r.u32()?);
     let engine = String::from_utf8(r.bytes()?.to_vec()).map_err(|_| bad("engine"))?;
+    let options = if r.rest().is_empty() { EngineOptions::default() } else { EngineOptions::decode(&mut r)? };
     r.finish()?;
-    Ok((name.clone(), Some(KeyspaceEntry { id, name, engine })))
+    Ok((name.clone(), Some(KeyspaceEntry { id, name, engine, options })))
 }
 
 impl Catalogue {
-    pub(crate) fn new(map: Map, next_id: KeyspaceId) -> Catalogue {
+    pub(crate) fn new(map: Map, next_id: KeyspaceId, had_options: bool) -> Catalogue {
+        let has_options = had_options || map.values().any(|kept| !kept.options().is_empty());
         Catalogue {
             live: RwLock::new(Arc::new(map)),
+            has_options: AtomicBool::new(has_options),
             next_id: AtomicU32::new(next_id.0),
             ..Catalogue::default()
         }
@@ -115,6 +125,11 @@ impl Catalogue {
         self.changing.lock()
     }
 
+    /// Whether a keyspace was made with options, some time.
+    pub(crate) fn has_options(&self) -> bool {
+        self.has_options.load(Ordering::Acquire)
+    }
+
     pub(crate) fn next_id(&self) -> KeyspaceId {
         KeyspaceId(self.next_id.load(Ordering::Relaxed))
     }
@@ -129,6 +144,7 @@ impl Catalogue {
                 id: kept.id(),
                 name: kept.name().to_owned(),
                 engine: kept.engine_name().to_owned(),
+                options: kept.options().clone(),
             })
             .collect();
         entries.sort_by_key(|entry| entry.id);
@@ -180,50 +196,102 @@ impl Store {
         self.factories.iter().find(|f| f.name() == name)
     }
 
-    /// The keyspace `name`; created with `engine` (else `default`) if there is none.
-    pub fn keyspace(&self, name: &str, engine: Option<&str>, default: &str) -> Result<Arc<Kept>> {
+    /// The keyspace `name`; created as `choice` says (of the engine `default`, if it does not) if there is none.
+    pub fn keyspace(&self, name: &str, choice: Choice<'_>, default: &str) -> Result<Arc<Kept>> {
         self.check_open()?;
-        if let Some(kept) = self.existing_as(name, engine)? {
+        if let Some(kept) = self.existing_as(name, choice)? {
             return Ok(kept);
         }
         self.check_writable()?;
         check_name(name)?;
         let _changing = self.catalogue.changing();
-        if let Some(kept) = self.existing_as(name, engine)? {
+        if let Some(kept) = self.existing_as(name, choice)? {
             return Ok(kept);
         }
-        self.put_keyspace(name, engine.unwrap_or(default), None)
+        self.put_keyspace(name, choice.engine.unwrap_or(default), choice.options, None)
     }
 
-    fn existing_as(&self, name: &str, engine: Option<&str>) -> Result<Option<Arc<Kept>>> {
+    fn existing_as(&self, name: &str, choice: Choice<'_>) -> Result<Option<Arc<Kept>>> {
         let Some(kept) = self.catalogue.map().get(name).cloned() else { return Ok(None) };
-        match engine {
-            Some(asked) if asked != kept.engine_name() => Err(Error::EngineMismatch {
-                name: name.to_owned(),
-                found: kept.engine_name().to_owned(),
-                asked: asked.to_owned(),
-            }),
-            _ => Ok(Some(kept)),
+        self.check_choice(&kept, choice)?;
+        Ok(Some(kept))
+    }
+
+    /// Refuses what is asked for of `kept`'s engine and options, unless that is what they are.
+    pub(super) fn check_choice(&self, kept: &Kept, choice: Choice<'_>) -> Result<()> {
+        let (name, engine) = (kept.name().to_owned(), kept.engine_name());
+        if let Some(asked) = choice.engine.filter(|asked| *asked != engine) {
+            return Err(Error::EngineMismatch { name, found: engine.to_owned(), asked: asked.to_owned() });
+        }
+        let specs = self.specs(engine);
+        choice.options.check(engine, specs)?;
+        match kept.options().conflict(choice.options, specs) {
+            Some(spec) => {
+                let with =
+                    |options: &EngineOptions| format!("{engine} {}={}", spec.name, options.value(spec));
+                Err(Error::EngineMismatch { name, found: with(kept.options()), asked: with(choice.options) })
+            }
+            None => Ok(()),
         }
     }
 
-    /// Commits, durably, that `name` is a new keyspace, or what is left of `cleared`. The caller holds
-    /// `changing`.
-    fn put_keyspace(&self, name: &str, engine: &str, cleared: Option<&Kept>) -> Result<Arc<Kept>> {
-        let new = Arc::new(self.unnamed(name, engine)?);
-        self.give_name(&new, cleared)?;
-        Ok(new)
-    }
-
-    /// A keyspace with a number of its own, unknown to everybody, that is to have `name`.
-    pub(super) fn unnamed(&self, name: &str, engine: &str) -> Result<Kept> {
+    /// The engine of this name, if it has such options.
+    pub(super) fn fit_factory(
+        &self,
+        engine: &str,
+        options: &EngineOptions,
+    ) -> Result<&Arc<dyn EngineFactory>> {
         let Some(factory) = self.factory(engine) else {
             let known: Vec<_> = self.factories.iter().map(|f| f.name()).collect();
             let why = format!("{engine:?}; there are {}", known.join(", "));
             return Err(Error::Invalid { what: "engine", why });
         };
+        options.check(engine, factory.options())?;
+        Ok(factory)
+    }
+
+    /// The options of an engine.
+    pub(super) fn specs(&self, engine: &str) -> &'static [OptionSpec] {
+        self.factory(engine).map_or(&[], |factory| factory.options())
+    }
+
+    /// Commits, durably, that `name` is a new keyspace, or what is left of `cleared`. The caller holds
+    /// `changing`.
+    fn put_keyspace(
+        &self,
+        name: &str,
+        engine: &str,
+        options: &EngineOptions,
+        cleared: Option<&Kept>,
+    ) -> Result<Arc<Kept>> {
+        let new = Arc::new(self.unnamed(name, engine, options)?);
+        self.give_name(&new, cleared)?;
+        Ok(new)
+    }
+
+    /// A keyspace with a number of its own, unknown to everybody, that is to have `name`.
+    pub(super) fn unnamed(&self, name: &str, engine: &str, options: &EngineOptions) -> Result<Kept> {
+        let factory = self.fit_factory(engine, options)?;
+        if !options.is_empty() {
+            self.announce_options()?;
+        }
         let id = self.catalogue.new_id();
-        Ok(Kept::new(id, name, factory.create(id, &self.ground), Seq::LATEST))
+        let made = factory.create(id, options, &self.ground);
+        Ok(Kept::new(id, name, made, options.clone(), Seq::LATEST))
+    }
+
+    /// Before a record has options both slots of ROOT say so: a build that knows of none is told there that it is too old.
+    fn announce_options(&self) -> Result<()> {
+        let mut m = self.maintenance.lock();
+        if self.catalogue.has_options() {
+            return Ok(());
+        }
+        self.catalogue.has_options.store(true, Ordering::Release);
+        let written = (0..2).try_for_each(|_| self.write_root(&mut m, false));
+        if written.is_err() {
+            self.catalogue.has_options.store(false, Ordering::Release);
+        }
+        written
     }
 
     /// Commits, durably, that `new` has its name, maybe in place of `before`, whose handles go on with it. The caller
@@ -232,7 +300,7 @@ impl Store {
         if let Some(before) = before {
             new.continue_from(before);
         }
-        let entry = encode_entry(new.id(), new.engine_name());
+        let entry = encode_entry(new.id(), new.engine_name(), new.options());
         let (key, content) = (new.name().as_bytes(), Content::Put(&entry));
         let record = Record { keyspace: KeyspaceId::CATALOGUE, key, content };
         let seq = self.commit_catalogue(&[record], |seq| self.catalogue.publish(new, seq))?;
@@ -254,14 +322,14 @@ impl Store {
         found.ok_or_else(|| Error::NoKeyspace { name: kept.name().to_owned() })
     }
 
-    /// Replaces `kept` by an empty keyspace of the same name and engine.
+    /// Replaces `kept` by an empty keyspace of the same name, engine and options.
     pub fn clear_keyspace(&self, kept: &Arc<Kept>) -> Result<Arc<Kept>> {
         self.check_writable()?;
         let _changing = self.catalogue.changing();
         if kept.is_gone() {
             return Err(Error::NoKeyspace { name: kept.name().to_owned() });
         }
-        self.put_keyspace(kept.name(), kept.engine_name(), Some(kept))
+        self.put_keyspace(kept.name(), kept.engine_name(), kept.options(), Some(kept))
     }
 
     /// Drops the keyspace `name`. False if there is none.
@@ -286,6 +354,7 @@ impl Store {
             name: kept.name().to_owned(),
             id: kept.id(),
             engine: kept.engine_name(),
+            options: kept.options().clone(),
             damage: kept.engine().err().map(|e| e.to_string()),
         };
         self.catalogue.map().values().map(describe).collect()

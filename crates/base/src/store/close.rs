@@ -344,6 +344,7 @@ fn create(disk: &dyn Disk, path: &Path, slots: &Slots) -> Result<Root> {
         next_keyspace: KeyspaceId(1),
         blob_bound: 1,
         keyspaces: Vec::new(),
+        has_options: false,
         logs: Default::default(),
     };
     slots.create(&root)?;

@@ -1,4 +1,4 @@
-//! # Conversion: a keyspace goes to another engine while it is used
+//! # Conversion: a keyspace goes to another engine, or to other options of its engine, while it is used
 //!
 //! ## Picture
 //!
@@ -34,7 +34,7 @@ use std::sync::Arc;
 use super::copy::{Chase, Gather, Gathered, Source, Walk};
 use super::fill::Filling;
 use super::watch::{Limits, Touched};
-use super::{Kept, Store, View};
+use super::{Choice, Kept, Store, View};
 use crate::engine::Want;
 use crate::error::{Error, IoContext, Result};
 use crate::memory::Part;
@@ -137,8 +137,17 @@ impl Drop for Watching {
 }
 
 impl Store {
-    /// Begins to convert `source`, which has its name, to `engine`.
-    pub fn begin_conversion(self: &Arc<Store>, source: &Arc<Kept>, engine: &str) -> Result<Conversion> {
+    /// Begins to convert `source`, which has its name, to what `choice` says. None if it is that.
+    pub fn begin_conversion(
+        self: &Arc<Store>,
+        source: &Arc<Kept>,
+        choice: Choice<'_>,
+    ) -> Result<Option<Conversion>> {
+        let (engine, options) = choice.completed(Some(source), source.engine_name());
+        let specs = self.fit_factory(engine, &options)?.options();
+        if engine == source.engine_name() && source.options().conflict(&options, specs).is_none() {
+            return Ok(None);
+        }
         self.check_writable()?;
         let pairs = source.engine()?.len()?;
         self.check_room(source)?;
@@ -150,7 +159,7 @@ impl Store {
             return Err(Error::Invalid { what: "conversion", why });
         }
         let watching = Watching { store: Arc::clone(self), source: Arc::clone(source), memory: 0 };
-        let filling = Filling::new(self.begin_making(source.name(), engine)?, true)?;
+        let filling = Filling::new(self.begin_making(source.name(), engine, &options)?, true)?;
         let from = Source { kept: source, at: view.seq() };
         let is_ordered = source.engine()?.capabilities().ordered;
         let state = match is_ordered || !filling.is_ordered() {
@@ -158,7 +167,7 @@ impl Store {
             false => State::Gathering(Gather::new(&from, self.options.tiny, budget)?),
         };
         let progress = ConversionProgress { pairs, ..ConversionProgress::default() };
-        Ok(Conversion { state, filling: Some(filling), view, watching, progress, is_direct: false })
+        Ok(Some(Conversion { state, filling: Some(filling), view, watching, progress, is_direct: false }))
     }
 }
 
@@ -222,8 +231,11 @@ impl Conversion {
         let store = &self.watching.store;
         let source = Source { kept: &self.watching.source, at: self.view.seq() };
         self.state = State::Walking(Walk::new(&source)?);
-        let engine = self.filling.take().map(|filling| filling.kept().engine_name()).unwrap_or_default();
-        self.filling = Some(Filling::new(store.begin_making(source.kept.name(), engine)?, false)?);
+        let Some(given_up) = self.filling.take() else { return Ok(()) };
+        let target = Arc::clone(given_up.kept());
+        drop(given_up);
+        let making = store.begin_making(target.name(), target.engine_name(), target.options())?;
+        self.filling = Some(Filling::new(making, false)?);
         Ok(())
     }
 

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use super::watch::Watch;
 use crate::engine::Engine;
 use crate::error::{Damage, Error, Result};
+use crate::options::EngineOptions;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::types::{KeyspaceId, LogId, Seq};
 
@@ -35,11 +36,33 @@ impl Broken {
     }
 }
 
-/// A keyspace: name, number, engine, life.
+/// What is asked for of a keyspace's engine.
+#[derive(Clone, Copy, Debug)]
+pub struct Choice<'a> {
+    /// Its name, if that is not left open.
+    pub engine: Option<&'a str>,
+    /// What is chosen of its options.
+    pub options: &'a EngineOptions,
+}
+
+impl<'a> Choice<'a> {
+    /// The engine and its options that are asked for: what is left open is as `before`, or else `default`. Another engine than
+    /// `before` has none of its options.
+    pub(super) fn completed(self, before: Option<&'a Kept>, default: &'a str) -> (&'a str, EngineOptions) {
+        let engine = self.engine.or(before.map(Kept::engine_name)).unwrap_or(default);
+        match before.filter(|before| before.engine_name == engine) {
+            Some(before) => (engine, self.options.or(&before.options)),
+            None => (engine, self.options.clone()),
+        }
+    }
+}
+
+/// A keyspace: name, number, engine and its options, life.
 pub struct Kept {
     id: KeyspaceId,
     name: String,
     engine_name: &'static str,
+    options: EngineOptions,
     engine: std::result::Result<Arc<dyn Engine>, Broken>,
     log: LogId,
     /// What its engine says, once.
@@ -55,11 +78,18 @@ pub struct Kept {
 }
 
 impl Kept {
-    pub(crate) fn new(id: KeyspaceId, name: &str, engine: Arc<dyn Engine>, born: Seq) -> Kept {
+    pub(crate) fn new(
+        id: KeyspaceId,
+        name: &str,
+        engine: Arc<dyn Engine>,
+        options: EngineOptions,
+        born: Seq,
+    ) -> Kept {
         Kept {
             id,
             name: name.to_owned(),
             engine_name: engine.name(),
+            options,
             log: engine.log(),
             stages_above: engine.stages_above(),
             engine: Ok(engine),
@@ -76,6 +106,7 @@ impl Kept {
             id: self.id,
             name: self.name.clone(),
             engine_name: self.engine_name,
+            options: self.options.clone(),
             engine: Err(broken),
             log: self.log,
             stages_above: self.stages_above,
@@ -113,6 +144,12 @@ impl Kept {
     #[must_use]
     pub fn engine_name(&self) -> &'static str {
         self.engine_name
+    }
+
+    /// What was chosen of its engine's options.
+    #[must_use]
+    pub fn options(&self) -> &EngineOptions {
+        &self.options
     }
 
     /// The log its commits go to.

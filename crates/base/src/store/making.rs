@@ -33,6 +33,7 @@ use std::sync::Arc;
 use super::catalogue::check_name;
 use super::{Kept, Store};
 use crate::error::Result;
+use crate::options::EngineOptions;
 
 /// A keyspace in the making: discarded if it is dropped before it has its name.
 pub(super) struct Making {
@@ -44,10 +45,15 @@ pub(super) struct Making {
 
 impl Store {
     /// Begins a keyspace of `engine` that is to be `name`.
-    pub(super) fn begin_making(self: &Arc<Store>, name: &str, engine: &str) -> Result<Making> {
+    pub(super) fn begin_making(
+        self: &Arc<Store>,
+        name: &str,
+        engine: &str,
+        options: &EngineOptions,
+    ) -> Result<Making> {
         self.check_writable()?;
         check_name(name)?;
-        let kept = Arc::new(self.unnamed(name, engine)?);
+        let kept = Arc::new(self.unnamed(name, engine, options)?);
         let mut m = self.maintenance.lock();
         for _ in 0..2 {
             self.write_root(&mut m, false)?; // I1

@@ -73,7 +73,7 @@ pub use bulk::{Loaded, Loading};
 pub(crate) use close::{LOCK, directories};
 pub use convert::{Conversion, ConversionPhase, ConversionProgress, Converted, Estimate};
 pub use incoming::{Incoming, Whole};
-pub use kept::Kept;
+pub use kept::{Choice, Kept};
 pub use order::{Outcome, Write};
 pub use report::{Batching, KeyspaceInfo, LogStats, MemoryStats, OpeningStats, Options, Stats, VerifyReport};
 pub use salvage::{
@@ -378,6 +378,7 @@ impl Store {
             next_keyspace: crate::types::KeyspaceId(0),
             blob_bound: 0,
             keyspaces: Vec::new(),
+            has_options: self.catalogue.has_options(),
             logs: Default::default(),
         }
     }

@@ -149,7 +149,7 @@ impl<'a> Recovery<'a> {
             next_segment: self.next_segment,
             replayed_bytes: loaded.replayed_bytes,
             image_bytes: loaded.image_bytes,
-            catalogue: Catalogue::new(loaded.map, next_keyspace),
+            catalogue: Catalogue::new(loaded.map, next_keyspace, self.root.has_options),
             logs,
             leftovers: self.leftovers,
         })
@@ -252,8 +252,10 @@ impl<'a> Recovery<'a> {
                 let why = format!("{:?} of keyspace {name:?} is not known to this build", entry.engine);
                 return Err(Error::Invalid { what: "engine", why });
             };
-            let engine = factory.create(entry.id, &self.store.ground);
-            map.insert(name.clone(), Arc::new(Kept::new(entry.id, &name, engine, Seq::ZERO)));
+            entry.options.check(&entry.engine, factory.options())?;
+            let engine = factory.create(entry.id, &entry.options, &self.store.ground);
+            let kept = Kept::new(entry.id, &name, engine, entry.options, Seq::ZERO);
+            map.insert(name, Arc::new(kept));
         }
         Ok((map, next))
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::stall::{StallStats, StallWatch};
 use crate::blob::StagedStats;
+use crate::options::EngineOptions;
 use crate::types::{Durability, KeyspaceId};
 
 /// How to open a store.
@@ -81,6 +82,8 @@ pub struct KeyspaceInfo {
     pub id: KeyspaceId,
     /// Its engine.
     pub engine: &'static str,
+    /// What was chosen of its engine's options.
+    pub options: EngineOptions,
     /// What is wrong with it, if it cannot be used.
     pub damage: Option<String>,
 }

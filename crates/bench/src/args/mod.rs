@@ -51,6 +51,8 @@ pub(crate) enum Command {
     Values(Values),
     /// One large value written and read piece by piece, beside a plain file; memory
     Stream(Stream),
+    /// The trie of `cedrus` by its options: bytes a key, ways, slots; or inserts and gets
+    CedrusShape(Shapes),
     /// All engines under one budget through mixes: what is accounted for, and what is taken
     Memory(Memory),
     /// Opening by replay of the whole log, and from a checkpoint
@@ -394,6 +396,31 @@ pub(crate) struct Stream {
     /// Rounds; medians are printed
     #[arg(long, value_parser = at_least::<1>, default_value = "3")]
     pub(crate) rounds: u64,
+    #[command(flatten)]
+    pub(crate) dir: Dir,
+}
+
+/// Options of `cedrus-shape`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Shapes {
+    /// Children of a node
+    #[arg(long, value_parser = numbers, default_value = "4,16,64,128,256")]
+    pub(crate) branching: List<u64>,
+    /// Entries of a list
+    #[arg(long, value_parser = numbers, default_value = "1,4,16,32,64,128")]
+    pub(crate) sluggishness: List<u64>,
+    /// Bits of a hash: of 8, 16, 24, 32
+    #[arg(long, value_parser = numbers, default_value = "32")]
+    pub(crate) hash_bits: List<u64>,
+    /// Keys
+    #[arg(long, value_parser = pairs_list, default_value = "1m")]
+    pub(crate) pairs: List<u64>,
+    /// MiB of memory budget of a keyspace
+    #[arg(long, value_parser = numbers, default_value = "1024")]
+    pub(crate) memory: List<u64>,
+    /// A keyspace in place of the trie alone: inserts of all pairs, gets for so long
+    #[arg(long = "seconds", value_parser = seconds)]
+    pub(crate) phase: Option<Duration>,
     #[command(flatten)]
     pub(crate) dir: Dir,
 }

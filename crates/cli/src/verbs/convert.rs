@@ -1,4 +1,4 @@
-//! # `convert`: another engine for a keyspace
+//! # `convert`: another engine for a keyspace, or other options of its engine
 //!
 //! ## Dry run
 //!
@@ -10,7 +10,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use serde_json::json;
-use sheaf::{ConversionPhase, Database, Error, Keyspace, LoadOptions};
+use sheaf::{ConversionPhase, Converted, Database, Error, Keyspace, LoadOptions};
 
 use crate::args::Convert;
 use crate::failure::{Failure, Result};
@@ -36,7 +36,7 @@ fn convert(args: &Convert) -> Result {
     let from = keyspace.engine();
     drop(keyspace);
     let bar = pair_bar("convert", 0);
-    let done = db.convert(&args.target.keyspace, &args.to, |progress| {
+    let done = db.convert(&args.target.keyspace, args.chosen.of(Some(&args.to)), |progress| {
         if progress.phase == ConversionPhase::Copying {
             bar.set_length(progress.pairs);
             bar.set_position(progress.copied);
@@ -51,7 +51,7 @@ fn convert(args: &Convert) -> Result {
         let (pairs, bytes, seconds) = (done.copied, done.bytes, took.as_secs_f64());
         let all = json!({ "pairs": pairs, "bytes": bytes, "seconds": seconds, "written": written() });
         writeln!(out, "{all}")?;
-    } else if from == args.to {
+    } else if done == Converted::default() {
         writeln!(out, "{} is kept by {from} already", args.target.keyspace)?;
     } else {
         let (pairs, bytes) = (many(done.copied, "pair"), size(done.bytes));
@@ -102,7 +102,10 @@ fn measure(args: &Convert, keyspace: &Keyspace, pairs: u64) -> Result<Option<f64
     let Ok(db) = Database::builder().memory(args.target.place.memory).open(&scratch.0) else {
         return Ok(None);
     };
-    let mut loader = db.bulk_load("sample", LoadOptions::default().engine(&args.to))?;
+    let options = LoadOptions::default().engine(&args.to);
+    let chosen = &args.chosen.options;
+    let options = chosen.iter().fold(options, |options, (name, value)| options.option(name, *value));
+    let mut loader = db.bulk_load("sample", options)?;
     for (key, value) in &sample {
         loader.push(key, value)?;
     }

@@ -24,8 +24,12 @@ pub(crate) fn run(args: &Report) -> Result {
         escape(info.name.as_bytes(), &mut shown);
         write!(out, "{name}{shown}{name:#}\t{}\t", info.engine)?;
         match keys(&db, &info)? {
-            Some(keys) => writeln!(out, "{keys}")?,
-            None => writeln!(out, "{caution}damaged{caution:#}")?,
+            Some(keys) => write!(out, "{keys}")?,
+            None => write!(out, "{caution}damaged{caution:#}")?,
+        }
+        match info.options.is_empty() {
+            true => writeln!(out)?,
+            false => writeln!(out, "\t{}", info.options)?,
         }
     }
     Ok(out.flush()?)
@@ -43,6 +47,7 @@ fn keys(db: &Database, info: &KeyspaceInfo) -> Result<Option<u64>> {
 pub(crate) fn describe(db: &Database, info: &KeyspaceInfo) -> Result<Json> {
     let mut object =
         json!({ "name": info.name, "id": info.id.0, "engine": info.engine, "damage": info.damage });
+    object["options"] = info.options.iter().map(|(name, value)| (name.to_owned(), json!(value))).collect();
     if info.damage.is_none()
         && let Some(keyspace) = db.existing_keyspace(&info.name)?
     {

@@ -71,6 +71,8 @@ fn sink(args: &Load) -> Result<(Database, Sink)> {
         Some(engine) => options.engine(engine),
         None => options,
     };
+    let chosen = &args.creation.chosen.options;
+    let options = chosen.iter().fold(options, |options, (name, value)| options.option(name, *value));
     let loader = db.bulk_load(&args.target.keyspace, options)?;
     Ok((db, Sink::Sorted(Some(loader))))
 }

@@ -10,6 +10,7 @@ pub(crate) mod convert;
 pub(crate) mod del;
 pub(crate) mod drop;
 pub(crate) mod dump;
+pub(crate) mod engines;
 pub(crate) mod get;
 pub(crate) mod keyspaces;
 pub(crate) mod load;

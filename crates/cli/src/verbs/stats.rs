@@ -56,7 +56,11 @@ fn print(out: &mut impl Write, db: &Database, stats: &Stats, keyspaces: &[Json])
         let (label, engine) = (text("name").escape_debug().to_string(), text("engine"));
         if keyspace["damage"].is_null() {
             let (keys, index) = (many(number("keys"), "key"), size(number("index_bytes")));
-            writeln!(out, "  {name}{label:<20}{name:#} {engine:<8} {keys:>16}   index {index}")?;
+            write!(out, "  {name}{label:<20}{name:#} {engine:<8} {keys:>16}   index {index}")?;
+            for (option, value) in keyspace["options"].as_object().into_iter().flatten() {
+                write!(out, "   {option}={value}")?;
+            }
+            writeln!(out)?;
         } else {
             writeln!(out, "  {name}{label:<20}{name:#} {engine:<8} damaged: {}", text("damage"))?;
         }

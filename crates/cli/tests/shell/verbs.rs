@@ -117,6 +117,34 @@ fn keyspaces_are_apart_and_listed_and_dropped() {
 }
 
 #[test]
+fn options_are_chosen_listed_and_changed() {
+    let sandbox = Sandbox::new();
+    let put = |option: &str| {
+        sandbox.run(&["put", "db", "-k", "a", "--engine", "cedrus", "--option", option, "k", "v"])
+    };
+    put("branching=3").exits(4).complains("branching: 4 to 256, a power of two; 16 if not chosen");
+    put("width=4").exits(4).complains("sluggishness: 1 to 128");
+    put("branching").exits(2).complains("NAME=VALUE");
+    sandbox.run(&["keyspaces", "db"]).succeeds().prints("");
+    put("branching=64").succeeds();
+    put("branching=16").exits(4).complains("cedrus branching=64");
+    sandbox.run(&["put", "db", "-k", "a", "l", "w"]).succeeds();
+    sandbox.run(&["keyspaces", "db"]).succeeds().prints("a\tcedrus\t2\tbranching=64\n");
+    let to = ["convert", "db", "-k", "a", "--to", "cedrus", "--option", "sluggishness=8"];
+    sandbox.run(&[&to[..], &["--dry-run"]].concat()).succeeds();
+    sandbox.run(&to).succeeds();
+    let again = sandbox.run(&to).succeeds().stdout();
+    assert!(again.contains("already"), "{again}");
+    let listing = sandbox.run(&["stats", "db", "--json"]).succeeds().json();
+    assert_eq!(listing["keyspaces"][0]["options"], json!({ "branching": 64, "sluggishness": 8 }));
+    let sizes =
+        ["load", "db", "-k", "b", "--sorted", "--engine", "flex", "--option", "interval-bytes=4KiB", "-"];
+    sandbox.feed(&sizes, b"k\tv\n").succeeds();
+    let engines = sandbox.run(&["engines"]).succeeds().stdout();
+    assert!(engines.contains("flex (the default)\n  interval-pairs: 4 to 128; 16 if not chosen\n"));
+}
+
+#[test]
 fn compact_moves_what_is_out_of_order_and_says_so() {
     let sandbox = Sandbox::new();
     for key in ["5", "3", "9", "1", "7"] {

@@ -53,6 +53,7 @@ use sheaf_base::entries::{self, Accounts, Entry as Seen, Print};
 use sheaf_base::error::{Damage, Error, Result};
 use sheaf_base::ground::Ground;
 use sheaf_base::memory::Part;
+use sheaf_base::options::EngineOptions;
 use sheaf_base::own::OwnFiles;
 use sheaf_base::record::Record;
 use sheaf_base::segment::{Address, Frame};
@@ -121,8 +122,8 @@ fn place_of(hash: u32) -> u64 {
 }
 
 impl CedrusEngine {
-    pub(crate) fn new(ground: Arc<Ground>, id: KeyspaceId) -> CedrusEngine {
-        let shape = if ground.tiny { Shape::TINY } else { Shape::NORMAL };
+    pub(crate) fn new(ground: Arc<Ground>, id: KeyspaceId, options: &EngineOptions) -> CedrusEngine {
+        let shape = Shape::chosen(options, ground.tiny);
         CedrusEngine {
             trie: Trie::new(shape),
             space: Space::new(Arc::clone(&ground), id, shape.page_bytes()),

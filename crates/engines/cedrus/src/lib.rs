@@ -64,6 +64,7 @@ use std::sync::Arc;
 
 use sheaf_base::engine::{Engine, EngineFactory};
 use sheaf_base::ground::Ground;
+use sheaf_base::options::{EngineOptions, OptionSpec};
 use sheaf_base::types::KeyspaceId;
 
 /// Makes keyspaces kept by CedrusDB.
@@ -75,7 +76,11 @@ impl EngineFactory for Cedrus {
         engine::NAME
     }
 
-    fn create(&self, id: KeyspaceId, ground: &Arc<Ground>) -> Arc<dyn Engine> {
-        Arc::new(engine::CedrusEngine::new(Arc::clone(ground), id))
+    fn options(&self) -> &'static [OptionSpec] {
+        &shape::OPTIONS
+    }
+
+    fn create(&self, id: KeyspaceId, options: &EngineOptions, ground: &Arc<Ground>) -> Arc<dyn Engine> {
+        Arc::new(engine::CedrusEngine::new(Arc::clone(ground), id, options))
     }
 }

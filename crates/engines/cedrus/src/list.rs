@@ -9,7 +9,8 @@
 //! ```
 //!
 //! The list stands for all hashes that share the first `bits` bits with `prefix`; an entry has ⌈(32 − bits) / 8⌉ bytes of
-//! its hash, at least one. `capacity` is what fits in `lines`. In a *link* all hashes are the prefix; links of one hash are
+//! its hash, at least one; where hashes are shorter, their last bytes are *blank* in all and stand nowhere, so that the lowest byte is
+//! that of the hash. `capacity` is what fits in `lines`. In a *link* all hashes are the prefix; links of one hash are
 //! chained without limit.
 
 use sheaf_base::segment::Address;
@@ -50,6 +51,8 @@ pub(crate) struct List<'p> {
     pub(crate) count: usize,
     pub(crate) lines: usize,
     pub(crate) is_link: bool,
+    /// Last bytes of hashes that stand nowhere.
+    blank: u32,
     /// Entries that fit.
     pub(crate) capacity: usize,
 }
@@ -60,10 +63,10 @@ fn head_bytes(is_link: bool) -> usize {
 }
 
 /// Entries for which `lines` are enough.
-fn capacity_of(lines: usize, bits: u32, is_link: bool) -> usize {
+fn capacity_of(lines: usize, bits: u32, blank: u32, is_link: bool) -> usize {
     let room = (lines * LINE).saturating_sub(head_bytes(is_link));
     // By constants, which are multiplications.
-    let count = match Shape::rest_bytes(bits) {
+    let count = match Shape::rest_bytes(bits, blank) {
         1 => room / (1 + ADDRESS_BYTES),
         2 => room / (2 + ADDRESS_BYTES),
         3 => room / (3 + ADDRESS_BYTES),
@@ -75,7 +78,7 @@ fn capacity_of(lines: usize, bits: u32, is_link: bool) -> usize {
 impl<'p> List<'p> {
     /// The list at `line` of a page; none if what stands there cannot be one.
     #[inline]
-    pub(crate) fn open(page: &'p [AtomicU64], line: usize) -> Option<List<'p>> {
+    pub(crate) fn open(page: &'p [AtomicU64], line: usize, blank: u32) -> Option<List<'p>> {
         let words = page.get(line * LINE_WORDS..)?;
         let head = words.first()?.load(Ordering::Relaxed);
         let [p0, p1, p2, p3, bits, count, lines, kind] = head.to_le_bytes();
@@ -87,7 +90,8 @@ impl<'p> List<'p> {
             count: usize::from(count),
             lines: usize::from(lines),
             is_link: kind == LINK,
-            capacity: capacity_of(usize::from(lines), u32::from(bits), kind == LINK),
+            blank,
+            capacity: capacity_of(usize::from(lines), u32::from(bits), blank, kind == LINK),
         };
         let makes_sense = lines > 0
             && list.bits <= HASH_BITS
@@ -127,20 +131,24 @@ impl<'p> List<'p> {
         bits & ADDRESS_MASK
     }
 
+    /// Bytes of an entry's hash.
+    fn planes(&self) -> usize {
+        Shape::rest_bytes(self.bits, self.blank)
+    }
+
     /// Where the addresses begin, in bytes.
     fn addresses(&self) -> usize {
-        head_bytes(self.is_link) + Shape::rest_bytes(self.bits) * self.capacity
+        head_bytes(self.is_link) + self.planes() * self.capacity
     }
 
     pub(crate) fn hash(&self, index: usize) -> u32 {
         let (start, capacity) = (head_bytes(self.is_link), self.capacity);
-        let planes = Shape::rest_bytes(self.bits);
         let mut bytes = [0; 4];
-        for (plane, byte) in bytes.iter_mut().take(planes).enumerate() {
+        for (plane, byte) in bytes.iter_mut().take(self.planes()).enumerate() {
             *byte = self.byte(start + plane * capacity + index);
         }
         let said = !u32::MAX.checked_shr(self.bits).unwrap_or(0);
-        self.prefix | u32::from_le_bytes(bytes) & !said
+        self.prefix | u32::from_le_bytes(bytes) << (8 * self.blank) & !said
     }
 
     pub(crate) fn entry(&self, index: usize) -> Entry {
@@ -155,7 +163,7 @@ impl<'p> List<'p> {
     #[inline]
     pub(crate) fn matches(&self, hash: u32, mut each: impl FnMut(usize) -> bool) {
         let first = head_bytes(self.is_link) / 8;
-        let wanted = u64::from(hash & 0xFF) * ONES;
+        let wanted = u64::from(hash >> (8 * self.blank) & 0xFF) * ONES;
         for group in 0..self.count.div_ceil(8) {
             let differs = self.words[first + group].load(Ordering::Relaxed) ^ wanted;
             // A byte's highest bit: set where it is zero.
@@ -199,8 +207,8 @@ impl<'p> List<'p> {
 
     fn set_entry(&self, index: usize, entry: Entry) {
         let (start, capacity) = (head_bytes(self.is_link), self.capacity);
-        let planes = Shape::rest_bytes(self.bits);
-        for (plane, byte) in entry.hash.to_le_bytes().iter().take(planes).enumerate() {
+        let hash = entry.hash >> (8 * self.blank);
+        for (plane, byte) in hash.to_le_bytes().iter().take(self.planes()).enumerate() {
             self.set_bytes(start + plane * capacity + index, &[*byte]);
         }
         self.set_address(index, entry.address);
@@ -240,11 +248,12 @@ impl<'p> List<'p> {
         line: usize,
         lines: usize,
         (prefix, bits): (u32, u32),
+        blank: u32,
         entries: &[Entry],
     ) {
         let words = &page[line * LINE_WORDS..(line + lines) * LINE_WORDS];
-        let capacity = capacity_of(lines, bits, false);
-        let list = List { words, prefix: top(prefix, bits), bits, count: 0, lines, is_link: false, capacity };
+        let (prefix, capacity) = (top(prefix, bits), capacity_of(lines, bits, blank, false));
+        let list = List { words, prefix, bits, count: 0, lines, is_link: false, blank, capacity };
         list.fill(entries);
     }
 
@@ -253,13 +262,13 @@ impl<'p> List<'p> {
         page: &'p [AtomicU64],
         line: usize,
         lines: usize,
-        hash: u32,
+        (hash, blank): (u32, u32),
         next: u32,
         entries: &[Entry],
     ) {
         let words = &page[line * LINE_WORDS..(line + lines) * LINE_WORDS];
-        let (bits, capacity) = (HASH_BITS, capacity_of(lines, HASH_BITS, true));
-        let list = List { words, prefix: hash, bits, count: 0, lines, is_link: true, capacity };
+        let (bits, capacity) = (HASH_BITS, capacity_of(lines, HASH_BITS, blank, true));
+        let list = List { words, prefix: hash, bits, count: 0, lines, is_link: true, blank, capacity };
         list.fill(entries);
         words[1].store(u64::from(next), Ordering::Relaxed);
     }
@@ -282,21 +291,22 @@ impl<'p> List<'p> {
 mod tests {
     use super::*;
 
-    fn entry(n: u32, bits: u32) -> Entry {
-        let hash = n.wrapping_mul(0x9E37_79B9);
+    fn entry(n: u32, bits: u32, blank: u32) -> Entry {
+        let hash = n.wrapping_mul(0x9E37_79B9).checked_shr(bits).unwrap_or(0);
         Entry {
-            hash: hash.checked_shr(bits).unwrap_or(0),
+            hash: hash >> (8 * blank) << (8 * blank),
             address: (u64::from(n) * 0x1_2345 + 1) & ADDRESS_MASK,
         }
     }
 
     #[test]
     fn entries_come_back_at_every_depth() {
-        for bits in 0..=HASH_BITS {
+        for (bits, blank) in (0..=HASH_BITS).flat_map(|bits| (0..4).map(move |blank| (bits, blank))) {
             let page: Vec<AtomicU64> = (0..64).map(|_| AtomicU64::new(u64::MAX)).collect();
-            let all: Vec<Entry> = (1..=20).map(|n| entry(n, bits)).collect();
-            List::write(&page, 2, Shape::list_lines(bits, 20), (0, bits), &all);
-            let list = List::open(&page, 2).unwrap();
+            let all: Vec<Entry> = (1..=20).map(|n| entry(n, bits, blank)).collect();
+            let shape = Shape { hash_bits: HASH_BITS - 8 * blank, ..Shape::NORMAL };
+            List::write(&page, 2, shape.list_lines(bits, 20), (0, bits), blank, &all);
+            let list = List::open(&page, 2, blank).unwrap();
             assert_eq!(list.entries().collect::<Vec<_>>(), all);
             for (index, entry) in all.iter().enumerate() {
                 assert!(list.is_for(entry.hash) && list.find(entry.hash, entry.address) == Some(index));
@@ -304,7 +314,7 @@ mod tests {
             assert_eq!(list.find(all[3].hash, 7), None);
             list.set_address(3, 0xFF_FFFF_FFFF);
             list.remove(0);
-            let list = List::open(&page, 2).unwrap();
+            let list = List::open(&page, 2, blank).unwrap();
             let mut left = all.clone();
             left[3].address = 0xFF_FFFF_FFFF;
             left.swap_remove(0);
@@ -315,13 +325,13 @@ mod tests {
     #[test]
     fn what_cannot_be_a_list_is_none() {
         let page: Vec<AtomicU64> = (0..64).map(|_| AtomicU64::new(0)).collect();
-        assert!(List::open(&page, 1).is_none() && List::open(&page, 8).is_none());
-        List::write(&page, 6, 2, (0, 16), &[entry(1, 16)]);
-        assert!(List::open(&page, 6).is_some());
+        assert!(List::open(&page, 1, 0).is_none() && List::open(&page, 8, 0).is_none());
+        List::write(&page, 6, 2, (0, 16), 0, &[entry(1, 16, 0)]);
+        assert!(List::open(&page, 6, 0).is_some());
         for (byte, value) in [(0, 1u64), (4, 33), (5, 19), (6, 3), (7, 2), (7, 1)] {
             let word = page[48].load(Ordering::Relaxed);
             page[48].store(word & !(0xFF << (8 * byte)) | value << (8 * byte), Ordering::Relaxed);
-            assert!(List::open(&page, 6).is_none(), "byte {byte} as {value}");
+            assert!(List::open(&page, 6, 0).is_none(), "byte {byte} as {value}");
             page[48].store(word, Ordering::Relaxed);
         }
     }

@@ -21,6 +21,8 @@ pub struct Measured {
     pub lists: f64,
     /// How full pages are.
     pub fill: f64,
+    /// The part of the nodes' references, the root's among them, that lead somewhere: the paper's slot utilisation.
+    pub slots: f64,
 }
 
 fn mix(n: u64) -> u64 {
@@ -53,22 +55,30 @@ pub fn grow(shape: Shape, sizes: &[u64]) -> Vec<(u64, Measured)> {
 fn measure(trie: &Trie) -> Measured {
     let (mut from, mut piece) = (0, Vec::new());
     let (mut lists, mut path) = (0u64, 0u64);
+    let mut references = [0u64; 2];
     loop {
         let guard = &epoch::pin();
         let Ok((last, level)) = trie.visit_at(from, guard, &mut piece) else { break };
         lists += u64::from(!piece.is_empty());
         path += level as u64 * piece.len() as u64;
+        let depth = (0..level).fold(0, |depth, _| depth + trie.shape().digit_bits(depth));
+        references[usize::from(!piece.is_empty())] += (u64::from(last - from) + 1) >> (HASH_BITS - depth);
         match last.checked_add(1) {
             Some(next) => from = next,
             None => break,
         }
     }
     let keys = trie.len().max(1) as f64;
+    // Each node but the root takes a reference and has as many as it has digits.
+    let [empty, taken] = references.map(|count| count as f64);
+    let (of_root, of_node) = (trie.root().len() as f64, f64::from(1u32 << trie.shape().node_bits));
+    let nodes = (empty + taken - of_root) / (of_node - 1.0);
     Measured {
         bytes_per_key: trie.bytes() as f64 / keys,
         path: path as f64 / keys,
         lists: keys / lists.max(1) as f64 / trie.shape().most as f64,
         fill: trie.fill(),
+        slots: (taken + nodes) / (empty + taken + nodes),
     }
 }
 
@@ -125,7 +135,7 @@ pub fn model(shape: &Shape, keys: f64, fill: f64) -> Modelled {
                 1.0 - (0..=shape.most - own).map(|other| poisson(mean, other)).sum::<f64>()
             };
             let there = ranges * chance * beside.max(0.0);
-            lines += there * Shape::list_lines(bits, own) as f64;
+            lines += there * shape.list_lines(bits, own) as f64;
             lists += there;
             in_lists += there * own as f64;
             path += there * own as f64 * level;

@@ -19,6 +19,7 @@ use sheaf_base::ground::Ground;
 use sheaf_base::memory::Part;
 use sheaf_base::memtable::prefix::Prefix;
 use sheaf_base::memtable::{Memtable, Version as MemVersion, Word};
+use sheaf_base::options::EngineOptions;
 use sheaf_base::own::OwnFiles;
 use sheaf_base::record::Content;
 use sheaf_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -80,9 +81,9 @@ pub(crate) enum Found<'a> {
 }
 
 impl DelsmEngine {
-    pub(crate) fn new(ground: Arc<Ground>, id: KeyspaceId) -> DelsmEngine {
+    pub(crate) fn new(ground: Arc<Ground>, id: KeyspaceId, options: &EngineOptions) -> DelsmEngine {
         let path = ground.home.as_ref().map_or_else(Default::default, |home| home.of(id));
-        let (tiny, sizes) = (ground.tiny, Sizes::new(ground.tiny));
+        let (tiny, sizes) = (ground.tiny, Sizes::chosen(options, ground.tiny));
         let state = State {
             active: Arc::new(Memtable::new(1, Prefix::default(), tiny)),
             frozen: None,

@@ -60,6 +60,7 @@ use std::sync::Arc;
 
 use sheaf_base::engine::{Engine, EngineFactory};
 use sheaf_base::ground::Ground;
+use sheaf_base::options::{EngineOptions, OptionSpec};
 use sheaf_base::types::KeyspaceId;
 
 /// Makes keyspaces kept by DeLSM.
@@ -71,7 +72,11 @@ impl EngineFactory for Delsm {
         engine::NAME
     }
 
-    fn create(&self, id: KeyspaceId, ground: &Arc<Ground>) -> Arc<dyn Engine> {
-        Arc::new(engine::DelsmEngine::new(Arc::clone(ground), id))
+    fn options(&self) -> &'static [OptionSpec] {
+        &sizes::OPTIONS
+    }
+
+    fn create(&self, id: KeyspaceId, options: &EngineOptions, ground: &Arc<Ground>) -> Arc<dyn Engine> {
+        Arc::new(engine::DelsmEngine::new(Arc::clone(ground), id, options))
     }
 }

@@ -1,4 +1,36 @@
-//! # Sizes: what is measured, and what is tiny in tests
+//! # Sizes: what is measured, what is chosen, and what is tiny in tests
+
+use sheaf_base::options::{EngineOptions, OptionSpec, Values};
+
+/// Which values get files.
+const FILE_BYTES: OptionSpec = OptionSpec {
+    name: "file-bytes",
+    least: 256,
+    most: 64 << 10, // above, the store stages whatever the engine wants
+    values: Values::Any,
+    default: 8 << 10,
+    help: "values of more bytes are plain files; the rest is packed",
+};
+/// How much level 0 has.
+const LEVEL_FILES: OptionSpec = OptionSpec {
+    name: "level-files",
+    least: 100,
+    most: 1_000_000,
+    values: Values::Any,
+    default: 10_000,
+    help: "files that level 0 may have, and for each 8 KiB of packed values; with more, fewer merges and larger ones",
+};
+/// How much more each level has.
+const LEVEL_FACTOR: OptionSpec = OptionSpec {
+    name: "level-factor",
+    least: 2,
+    most: 32,
+    values: Values::Any,
+    default: 10,
+    help: "each level may have so many times what the one above has",
+};
+/// What can be chosen.
+pub(crate) const OPTIONS: [OptionSpec; 3] = [FILE_BYTES, LEVEL_FILES, LEVEL_FACTOR];
 
 /// Numbers that differ between normal and tiny geometry.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +71,21 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    pub(crate) fn new(tiny: bool) -> Sizes {
+    /// Those of a keyspace.
+    pub(crate) fn chosen(options: &EngineOptions, tiny: bool) -> Sizes {
+        let usual = Sizes::new(tiny);
+        let of = |spec: &OptionSpec, usual: u64| options.get(spec.name).unwrap_or(usual);
+        let level_files = of(&LEVEL_FILES, usual.level_files);
+        Sizes {
+            packed: of(&FILE_BYTES, usual.packed as u64).try_into().unwrap_or(usual.packed),
+            level_files,
+            level_bytes: usual.level_bytes * level_files / usual.level_files,
+            ratio: of(&LEVEL_FACTOR, usual.ratio),
+            ..usual
+        }
+    }
+
+    fn new(tiny: bool) -> Sizes {
         if tiny {
             Sizes {
                 packed: 256,

@@ -41,6 +41,7 @@ use std::sync::Arc;
 
 use sheaf_base::engine::{Engine, EngineFactory};
 use sheaf_base::ground::Ground;
+use sheaf_base::options::EngineOptions;
 use sheaf_base::types::KeyspaceId;
 
 use engine::FlatEngine;
@@ -54,7 +55,7 @@ impl<I: Index> EngineFactory for Made<I> {
         I::NAME
     }
 
-    fn create(&self, _id: KeyspaceId, ground: &Arc<Ground>) -> Arc<dyn Engine> {
+    fn create(&self, _id: KeyspaceId, _: &EngineOptions, ground: &Arc<Ground>) -> Arc<dyn Engine> {
         Arc::new(FlatEngine::<I>::new(Arc::clone(ground)))
     }
 }

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use sheaf_base::error::{Error, Result};
 use sheaf_base::memtable::Memtable;
+use sheaf_base::options::{EngineOptions, OptionSpec, Values};
 use sheaf_base::record::Content;
 use sheaf_base::sync::atomic::Ordering;
 use sheaf_base::sync::epoch::{self, Guard};
@@ -24,6 +25,27 @@ use crate::engine::FlexEngine;
 use crate::index::State;
 use crate::plan::Planning;
 use crate::table::{Plan, Table};
+
+/// Pairs of an interval.
+const INTERVAL_PAIRS: OptionSpec = OptionSpec {
+    name: "interval-pairs",
+    least: 4,
+    most: 128,
+    values: Values::Any,
+    default: 16,
+    help: "an interval is split beyond so many pairs: with more, less index in memory and more of an interval read for a pair",
+};
+/// Bytes of an interval.
+const INTERVAL_BYTES: OptionSpec = OptionSpec {
+    name: "interval-bytes",
+    least: 1 << 10,
+    most: 64 << 10,
+    values: Values::Any,
+    default: 16 << 10,
+    help: "an interval is split beyond so many bytes",
+};
+/// What can be chosen.
+pub(crate) const OPTIONS: [OptionSpec; 2] = [INTERVAL_PAIRS, INTERVAL_BYTES];
 
 /// Limits of an interval, and of a step.
 #[derive(Clone, Copy, Debug)]
@@ -100,6 +122,18 @@ impl Sizes {
                 slack,
             }
         }
+    }
+
+    /// The same with intervals as they were chosen.
+    pub(crate) fn chosen(options: &EngineOptions, tiny: bool, limit: f64) -> Sizes {
+        let usual = Sizes::new(tiny, limit);
+        let of = |spec: &OptionSpec| options.get(spec.name).and_then(|value| usize::try_from(value).ok());
+        let pairs = of(&INTERVAL_PAIRS).unwrap_or(usual.pairs);
+        let bytes = of(&INTERVAL_BYTES).unwrap_or(usual.bytes);
+        // An interval takes what it takes; of smaller ones there are more.
+        let more = |usual: usize, chosen: usize| usual.div_ceil(chosen).max(1) as u64;
+        let indexed = usual.indexed * more(usual.pairs, pairs).max(more(usual.bytes, bytes));
+        Sizes { pairs, bytes, indexed, ..usual }
     }
 
     /// So many hundredths of `bytes`.

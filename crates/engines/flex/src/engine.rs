@@ -20,6 +20,7 @@ use sheaf_base::engine::{
 use sheaf_base::error::{Error, Result};
 use sheaf_base::ground::Ground;
 use sheaf_base::memory::Part;
+use sheaf_base::options::EngineOptions;
 use sheaf_base::own::OwnFiles;
 use sheaf_base::record::Content;
 use sheaf_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -92,10 +93,10 @@ pub(crate) enum Found<'a> {
 }
 
 impl FlexEngine {
-    pub(crate) fn new(ground: Arc<Ground>, id: KeyspaceId) -> FlexEngine {
+    pub(crate) fn new(ground: Arc<Ground>, id: KeyspaceId, options: &EngineOptions) -> FlexEngine {
         let mut table = Table::new();
         let path = ground.home.as_ref().map_or_else(Default::default, |home| home.of(id));
-        let (tiny, sizes) = (ground.tiny, Sizes::new(ground.tiny, ground.space_limit));
+        let (tiny, sizes) = (ground.tiny, Sizes::chosen(options, ground.tiny, ground.space_limit));
         let shelf = Shelf { slots: Slots::new(), ground, path, warmth: Warmth::new() };
         let index = table.publish(&shelf, &epoch::pin());
         let state =

@@ -74,6 +74,7 @@ use std::sync::Arc;
 
 use sheaf_base::engine::{Engine, EngineFactory};
 use sheaf_base::ground::Ground;
+use sheaf_base::options::{EngineOptions, OptionSpec};
 use sheaf_base::types::KeyspaceId;
 
 /// Makes keyspaces kept by FlexDB.
@@ -85,7 +86,11 @@ impl EngineFactory for Flex {
         engine::NAME
     }
 
-    fn create(&self, id: KeyspaceId, ground: &Arc<Ground>) -> Arc<dyn Engine> {
-        Arc::new(engine::FlexEngine::new(Arc::clone(ground), id))
+    fn options(&self) -> &'static [OptionSpec] {
+        &commit::OPTIONS
+    }
+
+    fn create(&self, id: KeyspaceId, options: &EngineOptions, ground: &Arc<Ground>) -> Arc<dyn Engine> {
+        Arc::new(engine::FlexEngine::new(Arc::clone(ground), id, options))
     }
 }

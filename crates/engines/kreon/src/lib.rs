@@ -68,6 +68,7 @@ use std::sync::Arc;
 
 use sheaf_base::engine::{Engine, EngineFactory};
 use sheaf_base::ground::Ground;
+use sheaf_base::options::EngineOptions;
 use sheaf_base::types::KeyspaceId;
 
 /// Makes keyspaces kept by Kreon.
@@ -79,7 +80,7 @@ impl EngineFactory for Kreon {
         engine::NAME
     }
 
-    fn create(&self, id: KeyspaceId, ground: &Arc<Ground>) -> Arc<dyn Engine> {
+    fn create(&self, id: KeyspaceId, _: &EngineOptions, ground: &Arc<Ground>) -> Arc<dyn Engine> {
         Arc::new(engine::KreonEngine::new(Arc::clone(ground), id))
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use sheaf::{Database, Keyspace, KeyspaceOptions, Snapshot};
+use sheaf::{Database, Keyspace, Snapshot};
 
 use super::{Pairs, Verdict, must};
 use crate::conformance::bytes;
@@ -61,7 +61,7 @@ impl<'a> Life<'a> {
     }
 
     fn keyspace(&self, space: usize) -> Verdict<Keyspace> {
-        let options = KeyspaceOptions::default().engine(self.engines[space]);
+        let options = self.stage.subject.options_of(self.engines[space]);
         must("keyspace", self.db.keyspace(&name_of(space), options))
     }
 

@@ -42,7 +42,8 @@ fn main() -> ExitCode {
     be_the_child();
     let words: Vec<String> = std::env::args().skip(1).collect();
     if words == ["engines"] {
-        Subject::all().iter().for_each(|subject| println!("{}", subject.engine));
+        let all = Subject::all().into_iter().chain(Subject::geometries());
+        all.for_each(|subject| println!("{}", subject.name));
         return ExitCode::SUCCESS;
     }
     let [harness, engine, seed, seconds, cases, workers] = words.as_slice() else {

@@ -141,7 +141,7 @@ pub fn a_newer_format_is_refused_and_left_alone(stage: &Stage) {
         let before = stage.tree();
         for read_only in [false, true] {
             let opened = stage.builder().read_only(read_only).open(stage.path());
-            refused!(opened, Error::Format { path, found: 77, supported: sheaf_base::root::FORMAT } if path == *slot);
+            refused!(opened, Error::Format { path, found: 77, supported: sheaf_base::root::FORMAT_WITH_OPTIONS } if path == *slot);
             assert_eq!(stage.tree(), before, "slot {round}");
         }
         stage.write_file(slot, 0, &old);

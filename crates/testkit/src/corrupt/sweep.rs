@@ -318,7 +318,7 @@ fn other_formats(path: &Path, bytes: &[u8]) -> Vec<Damage> {
 fn replay_line(subject: &Subject, life: Life, seed: u64, number: u64) -> String {
     format!(
         "SHEAF_CORRUPT='{} {life:?} {seed} {number}' cargo test -p sheaf-testkit --test suites -- --ignored --nocapture corruption::replay",
-        subject.engine
+        subject.name
     )
 }
 
@@ -328,7 +328,7 @@ pub fn run(subject: &Subject, seed: u64, budget: Budget) -> Totals {
     let watch = Stopwatch::start();
     let targets: Vec<Target> = Life::ALL.into_iter().map(|life| Target::new(subject, life)).collect();
     let all: u64 = targets.iter().map(Target::breadth).sum();
-    let totals = Mutex::new(Totals::new("corruption", subject.engine));
+    let totals = Mutex::new(Totals::new("corruption", subject.name));
     let next = AtomicU64::new(0);
     let [errors, placed]: [[AtomicU64; 2]; 2] = Default::default(); // after an orderly end, else
     let elsewhere: Mutex<Vec<String>> = Mutex::default();

@@ -127,7 +127,7 @@ fn first_life(
     }
     if state.spaces[0].is_none() {
         note(shared, vec![Change::Create(0)], &mut state);
-        db.keyspace(NAMES[0], KeyspaceOptions::default().engine(world.subject.engines()[0]))
+        db.keyspace(NAMES[0], world.subject.options_of(world.subject.engines()[0]))
             .map_err(|e| format!("no keyspace can be made: {e}"))?;
         settle(shared);
     }

@@ -153,7 +153,7 @@ fn prelude() -> Vec<Step> {
 /// Explores all families, each for its part of the budget.
 #[must_use]
 pub fn run(subject: &Subject, seed: u64, budget: Budget) -> Totals {
-    let mut totals = Totals::new("crash states", subject.engine);
+    let mut totals = Totals::new("crash states", subject.name);
     for family in Family::ALL {
         let part = Budget {
             seconds: budget.seconds * family.share() as f64 / 100.0,
@@ -171,7 +171,7 @@ pub fn run(subject: &Subject, seed: u64, budget: Budget) -> Totals {
 /// All slices together are all of them.
 #[must_use]
 pub fn run_short(subject: &Subject, seed: u64, budget: Budget) -> Totals {
-    let mut totals = Totals::new("short workloads", subject.engine);
+    let mut totals = Totals::new("short workloads", subject.name);
     for family in [Family::Short, Family::Loaded] {
         let budget = Budget { seconds: f64::INFINITY, cases: u64::MAX, ..budget };
         totals.add(run_slice(family, (seed as usize % SLICES, SLICES), subject, seed, budget));
@@ -216,13 +216,13 @@ pub fn run_slice(
         let small = shrink(found, &Plan { second: hunt.plan.second.min(4), ..hunt.plan.clone() }, 20.0);
         Failure { replay: command(&small.line()), what: format!("{family:?}: {}", small.what) }
     });
-    println!("{family:?} on {}: {report}", subject.engine);
+    println!("{family:?} on {}: {report}", subject.name);
     Totals {
         cases: report.states,
         distinct: report.images,
         seconds,
         failures: failures.into_iter().collect(),
-        ..Totals::new(&format!("crash states, {family:?}"), subject.engine)
+        ..Totals::new(&format!("crash states, {family:?}"), subject.name)
     }
 }
 

@@ -55,7 +55,7 @@ pub fn parse_keep(word: &str) -> Option<Keep> {
 /// The name of a plan's engine, and of the disk's manners if they are not the usual ones.
 #[must_use]
 pub fn setting(plan: &Plan) -> String {
-    format!("{}{}", plan.subject.engine, if plan.paranoid { TORN } else { "" })
+    format!("{}{}", plan.subject.name, if plan.paranoid { TORN } else { "" })
 }
 
 /// What to type to run a line again.

@@ -172,9 +172,10 @@ impl Run {
         if is_new {
             self.history.lock().issue(vec![Change::Create(space)]);
         }
-        let options = KeyspaceOptions::default();
+        let subject = &self.world.subject;
         // One that is there may have been converted.
-        let options = if is_new { options.engine(self.world.subject.engines()[space]) } else { options };
+        let options =
+            if is_new { subject.options_of(subject.engines()[space]) } else { KeyspaceOptions::default() };
         let keyspace = db.keyspace(NAMES[space], options)?;
         if is_new {
             self.history.lock().acknowledge(true);

@@ -52,6 +52,7 @@ use sheaf_base::engine::{
 use sheaf_base::error::{Error, Result};
 use sheaf_base::ground::Ground;
 use sheaf_base::memory::Part;
+use sheaf_base::options::EngineOptions;
 use sheaf_base::record::Content;
 use sheaf_base::sync::RwLock;
 use sheaf_base::types::{KeyspaceId, LogId, Seq};
@@ -82,7 +83,7 @@ impl EngineFactory for LedgerFactory {
         NAME
     }
 
-    fn create(&self, _: KeyspaceId, ground: &Arc<Ground>) -> Arc<dyn Engine> {
+    fn create(&self, _: KeyspaceId, _: &EngineOptions, ground: &Arc<Ground>) -> Arc<dyn Engine> {
         Arc::new(Ledger { ground: Arc::clone(ground), table: RwLock::default(), flaw: self.flaw })
     }
 }

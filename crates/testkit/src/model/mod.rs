@@ -68,7 +68,7 @@ impl FromStr for Case {
         };
         let number = |word: &str| word.parse::<u64>().map_err(|e| format!("{word}: {e}"));
         Ok(Case {
-            engine: Subject::named(engine).ok_or_else(|| format!("no engine {engine}"))?.engine,
+            engine: Subject::named(engine).ok_or_else(|| format!("no engine {engine}"))?.name,
             flaw: flaw.first().and_then(|name| Flaw::ALL.into_iter().find(|f| format!("{f:?}") == **name)),
             setting: Setting::named(setting).ok_or_else(|| format!("no setting {setting}"))?,
             seed: number(seed)?,

@@ -20,7 +20,7 @@ const NORMAL: Setting = Setting::new(Place::Simulated, false, true);
 #[must_use]
 pub fn run(subject: &Subject, seed: u64, budget: Budget) -> Totals {
     let watch = Stopwatch::start();
-    let totals = Mutex::new(Totals::new("model", subject.engine));
+    let totals = Mutex::new(Totals::new("model", subject.name));
     let next = AtomicU64::new(0);
     let work = || {
         loop {
@@ -30,7 +30,7 @@ pub fn run(subject: &Subject, seed: u64, budget: Budget) -> Totals {
             }
             let setting = if number % 4 == 3 { NORMAL } else { TINY };
             let case = Case {
-                engine: subject.engine,
+                engine: subject.name,
                 flaw: None,
                 setting,
                 seed: seed.wrapping_add(number),
@@ -96,7 +96,7 @@ macro_rules! model_suite {
                 use $crate::stage::{Place, Setting};
                 for seed in 0..4 {
                     let setting = Setting::new(Place::Real, seed % 2 == 0, true);
-                    let engine = $subject.engine;
+                    let engine = $subject.name;
                     $crate::model::Case { engine, flaw: None, setting, seed, steps: 800 }.must_hold();
                 }
             }

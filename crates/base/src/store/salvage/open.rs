@@ -19,6 +19,7 @@ use crate::disk::How;
 use crate::engine::{Engine, EngineFactory, Replay};
 use crate::error::{Error, Result};
 use crate::frame::Kind;
+use crate::options::EngineOptions;
 use crate::record::Record;
 use crate::root::{KeyspaceEntry, Root, SegmentEntry};
 use crate::segment::{self, Address, DATA_START, MAX_CAPACITY, Segment};
@@ -39,6 +40,8 @@ pub(super) struct Space {
     pub(super) id: KeyspaceId,
     pub(super) name: String,
     pub(super) engine_name: String,
+    /// What was chosen of the engine's options.
+    pub(super) options: EngineOptions,
     /// None if this build does not know.
     pub(super) log: Option<LogId>,
     /// No entry of the catalogue has it: it may be one that never got a name, or was dropped.
@@ -227,7 +230,7 @@ fn nameless(recovery: &Recovery<'_>, entries: &mut Vec<KeyspaceEntry>) {
         while entries.iter().any(|entry| entry.name == name) {
             name.push('+');
         }
-        entries.push(KeyspaceEntry { id, name, engine });
+        entries.push(KeyspaceEntry { id, name, engine, options: EngineOptions::default() });
     }
 }
 
@@ -255,17 +258,30 @@ impl Opened {
         harms: &mut Harms,
     ) -> Result<()> {
         for entry in entries {
-            let KeyspaceEntry { id, name, engine: engine_name } = entry;
+            let KeyspaceEntry { id, name, engine: engine_name, options } = entry;
             let Some(factory) = store.factory(&engine_name) else {
                 let unindexed = Some(format!("this build has no engine {engine_name:?}"));
                 let engine_name = guess(store, None, id).unwrap_or(engine_name);
                 let (log, engine, is_nameless) = (None, None, false);
-                self.spaces.push(Space { id, name, engine_name, log, is_nameless, engine, unindexed });
+                let options = EngineOptions::default();
+                self.spaces.push(Space {
+                    id,
+                    name,
+                    engine_name,
+                    options,
+                    log,
+                    is_nameless,
+                    engine,
+                    unindexed,
+                });
                 continue;
             };
-            let engine = factory.create(id, &store.ground);
+            // Others than it allows are damage: what was made with them cannot be read, and is seen to be so.
+            let is_allowed = options.check(&engine_name, factory.options()).is_ok();
+            let options = if is_allowed { options } else { EngineOptions::default() };
+            let engine = factory.create(id, &options, &store.ground);
             let log = engine.log();
-            let kept = Kept::new(id, &name, Arc::clone(&engine), Seq::ZERO);
+            let kept = Kept::new(id, &name, Arc::clone(&engine), options.clone(), Seq::ZERO);
             let restored = match (self.is_rootless, log) {
                 (false, _) => restore(store, root, &self.segments, self.cut, &kept).map_err(Some),
                 // The secret of the hashes is lost, and with it every index that knows keys by them.
@@ -282,13 +298,13 @@ impl Opened {
                     let error = damage(error)?;
                     harms.error(&error);
                     // What was restored by half is not gone on with.
-                    let anew = factory.create(id, &store.ground);
+                    let anew = factory.create(id, &options, &store.ground);
                     let rest = anew.restore_rest().is_ok();
                     (rest.then_some(anew), Some(error.to_string()))
                 }
             };
             let (log, is_nameless) = (Some(log), false);
-            self.spaces.push(Space { id, name, engine_name, log, is_nameless, engine, unindexed });
+            self.spaces.push(Space { id, name, engine_name, options, log, is_nameless, engine, unindexed });
         }
         Ok(())
     }
@@ -382,7 +398,9 @@ fn newest_image(store: &Store, root: &Root, id: KeyspaceId) -> Root {
 /// The engine that a keyspace may have had: one of its log that has files of such names as are in its directory, or the first.
 fn guess(store: &Store, log: Option<LogId>, id: KeyspaceId) -> Option<String> {
     // The number of no keyspace: what is made for a look has no files.
-    let log_of = |factory: &Arc<dyn EngineFactory>| factory.create(KeyspaceId(u32::MAX), &store.ground).log();
+    let log_of = |factory: &Arc<dyn EngineFactory>| {
+        factory.create(KeyspaceId(u32::MAX), &EngineOptions::default(), &store.ground).log()
+    };
     let of_log = store.factories.iter().filter(|factory| log.is_none_or(|log| log_of(factory) == log));
     let names: Vec<&'static str> = of_log.map(|factory| factory.name()).collect();
     let files = store.ground.home.as_ref().map(|home| home.disk.list(&home.of(id)).unwrap_or_default());

@@ -130,7 +130,9 @@ impl<'a, 'o> Output<'a, 'o> {
         let (space, store) = (&self.spaces[at], &self.store);
         let filling = match self.fillings[at].take() {
             Some(filling) => filling,
-            None => Filling::new(store.begin_making(&space.name, &space.engine_name)?, is_sorted)?,
+            None => {
+                Filling::new(store.begin_making(&space.name, &space.engine_name, &space.options)?, is_sorted)?
+            }
         };
         Ok(self.fillings[at].insert(filling))
     }

@@ -99,6 +99,7 @@ fn entry_of(identity: &Identity) -> SegmentEntry {
 
 fn blank(store: StoreId, incarnation: Incarnation) -> Root {
     Root {
+        has_options: false,
         generation: 0,
         store,
         hash_key: 0,

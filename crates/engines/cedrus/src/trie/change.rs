@@ -75,7 +75,7 @@ impl Trie {
                 return Ok(());
             }
             line += used.trailing_zeros() as usize;
-            let Some(list) = List::open(words, line) else { return Ok(()) };
+            let Some(list) = List::open(words, line, self.blank) else { return Ok(()) };
             let lines = list.lines;
             change.move_up(reference((page, line), 0), &list)?;
             line += lines;
@@ -239,15 +239,15 @@ impl<'a> Change<'a> {
         let mut entries: Entries = list.entries().collect();
         entries.push(entry);
         let (is, like) = (list.lines, (list.prefix, list.bits));
-        let to = Shape::list_lines(list.bits, entries.len()).max(is + 1);
+        let to = self.trie.shape.list_lines(list.bits, entries.len()).max(is + 1);
         let page = self.trie.page(child, self.guard)?;
         self.touch(child)?;
         if self.heap.extend(page_of(child), page, line_of(child), is, to) {
-            List::write(page, line_of(child), to, like, &entries);
+            List::write(page, line_of(child), to, like, self.trie.blank, &entries);
             return Ok(());
         }
         let (at, page) = self.take(Kind::Lists, to)?;
-        List::write(page, at.1, to, like, &entries);
+        List::write(page, at.1, to, like, self.trie.blank, &entries);
         self.set_children(step, run, reference(at, 0))?;
         self.give(child, is);
         Ok(())
@@ -255,9 +255,9 @@ impl<'a> Change<'a> {
 
     /// A new link in front of `next`.
     fn link(&mut self, hash: u32, next: u32, entries: &[Entry]) -> Tried<u32> {
-        let lines = (LINK_HEAD + self.trie.shape.most * 6).div_ceil(64);
+        let lines = self.trie.shape.link_lines();
         let (at, page) = self.take(Kind::Lists, lines)?;
-        List::write_link(page, at.1, lines, hash, next, entries);
+        List::write_link(page, at.1, lines, (hash, self.trie.blank), next, entries);
         Ok(reference(at, 0))
     }
 
@@ -267,9 +267,9 @@ impl<'a> Change<'a> {
         let Some(one) = entries.first().copied() else { return self.set_children(step, (first, len), EMPTY) };
         let most = self.trie.shape.most;
         if entries.len() <= most {
-            let lines = Shape::list_lines(bits, entries.len());
+            let lines = self.trie.shape.list_lines(bits, entries.len());
             let (at, page) = self.take(Kind::Lists, lines)?;
-            List::write(page, at.1, lines, (one.hash, bits), entries);
+            List::write(page, at.1, lines, (one.hash, bits), self.trie.blank, entries);
             return self.set_children(step, (first, len), reference(at, 0));
         }
         if entries.iter().all(|entry| entry.hash == one.hash) {
@@ -438,13 +438,13 @@ impl<'a> Change<'a> {
     /// Gives lines back that a list has no use for.
     fn shrink(&mut self, reference: u32, list: &List<'_>) -> Tried<()> {
         let count = list.count - 1;
-        let lines = Shape::list_lines(list.bits, count + SLACK);
+        let lines = self.trie.shape.list_lines(list.bits, count + SLACK);
         if lines < list.lines {
             let page = self.trie.page(reference, self.guard)?;
-            let Some(list) = List::open(page, line_of(reference)) else { return Ok(()) };
+            let Some(list) = List::open(page, line_of(reference), self.trie.blank) else { return Ok(()) };
             let entries: Entries = list.entries().collect();
             let (page_number, line) = (page_of(reference), line_of(reference));
-            List::write(page, line, lines, (list.prefix, list.bits), &entries);
+            List::write(page, line, lines, (list.prefix, list.bits), self.trie.blank, &entries);
             let rest = list.lines - lines;
             self.heap.give(page_number, line + lines, rest, &self.trie.pages, self.guard);
         }

@@ -54,7 +54,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::heap::{Heap, Kind};
 use crate::list::{Entry, List, top};
 use crate::page::{MOST_PAGES, Pages};
-use crate::shape::{HASH_BITS, LINE_WORDS, LINK_HEAD, Shape};
+use crate::shape::{HASH_BITS, LINE_WORDS, Shape};
 
 /// Parts of the hashes that have a version each.
 const DOMAIN_BITS: u32 = 6;
@@ -139,6 +139,8 @@ pub(crate) type Found = SmallVec<[Address; 4]>;
 /// See the module.
 pub(crate) struct Trie {
     shape: Shape,
+    /// Its `blank_bytes`.
+    blank: u32,
     root: Box<[AtomicU32]>,
     pages: Pages,
     versions: [AtomicU32; 1 << DOMAIN_BITS],
@@ -154,6 +156,7 @@ impl Trie {
     pub(crate) fn new(shape: Shape) -> Trie {
         Trie {
             shape,
+            blank: shape.blank_bytes(),
             root: (0..1 << shape.root_bits).map(|_| AtomicU32::new(EMPTY)).collect(),
             pages: Pages::new(shape.page_lines),
             versions: std::array::from_fn(|_| AtomicU32::new(0)),
@@ -248,7 +251,7 @@ impl Trie {
     #[inline]
     pub(crate) fn list<'g>(&self, reference: u32, guard: &'g Guard) -> Tried<List<'g>> {
         let page = self.page(reference, guard)?;
-        List::open(page, line_of(reference)).ok_or(Trouble::Nonsense(page_of(reference), "list"))
+        List::open(page, line_of(reference), self.blank).ok_or(Trouble::Nonsense(page_of(reference), "list"))
     }
 
     /// Calls `each` with the links behind the first.

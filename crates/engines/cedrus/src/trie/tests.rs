@@ -54,18 +54,21 @@ fn agree(trie: &Trie, model: &[Entry]) {
     }
 }
 
-const SHAPES: [Shape; 6] = [
+const SHAPES: [Shape; 9] = [
     Shape::TINY,
     Shape::NORMAL,
     Shape { node_bits: 7, most: 8, root_bits: 7, ..Shape::NORMAL },
     Shape { node_bits: 8, most: 16, root_bits: 8, ..Shape::NORMAL },
     Shape { hash_bits: 8, ..Shape::TINY },
     Shape { hash_bits: 8, ..Shape::NORMAL },
+    Shape { node_bits: 2, most: 128, hash_bits: 24, ..Shape::NORMAL },
+    Shape { node_bits: 8, most: 1, hash_bits: 16, ..Shape::NORMAL },
+    Shape { node_bits: 2, most: 1, page_lines: 4, ..Shape::TINY },
 ];
 
 #[test]
 fn any_changes_leave_what_a_list_of_entries_would_have() {
-    for (seed, shape) in (0u64..).zip(SHAPES.iter().cycle().take(18)) {
+    for (seed, shape) in (0u64..).zip(SHAPES.iter().cycle().take(27)) {
         let (trie, mut dice, mut model) = (Trie::new(*shape), Dice(seed), Vec::<Entry>::new());
         let guard = &epoch::pin();
         let mut number = 0;
@@ -80,6 +83,7 @@ fn any_changes_leave_what_a_list_of_entries_would_have() {
                         let like = model[dice.below(model.len())].hash;
                         hash = like
                             ^ (hash.checked_shr(20 + u32::try_from(dice.below(13)).unwrap()).unwrap_or(0));
+                        hash = shape.cut(u64::from(hash) << 32);
                     }
                     number += 1;
                     let entry = Entry::new(hash, place(number));

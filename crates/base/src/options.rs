@@ -1,0 +1,267 @@
+//! # Options: what can be chosen of a keyspace when it is created
+//!
+//! An engine says which options it has ([`EngineFactory::options`](crate::engine::EngineFactory::options)); whoever creates a keyspace
+//! chooses values of some; the catalogue keeps what was chosen, for as long as the keyspace lives. What was not chosen has
+//! the engine's default, also in keyspaces of databases that are older than the option.
+//!
+//! ## Invariants
+//!
+//! 1. An engine is made with values that it allows, whoever chose them: a user, or bytes of a file.
+//! 2. A default that an engine's files depend on never changes.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::codec::{Reader, Writer};
+use crate::error::{Damage, Error, Result};
+
+/// Longest name of an option that is read from a file.
+const MAX_NAME: usize = 64;
+
+/// Which values within its range an option can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Values {
+    /// All.
+    Any,
+    /// The powers of two.
+    PowersOfTwo,
+    /// The multiples of this.
+    MultiplesOf(u64),
+}
+
+/// An option of an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OptionSpec {
+    /// Its name.
+    pub name: &'static str,
+    /// Its smallest value.
+    pub least: u64,
+    /// Its largest value.
+    pub most: u64,
+    /// Which values between these it can have.
+    pub values: Values,
+    /// What it is if nobody chose.
+    pub default: u64,
+    /// What it is about, in a line.
+    pub help: &'static str,
+}
+
+impl OptionSpec {
+    /// Whether it can be `value`.
+    #[must_use]
+    pub fn allows(&self, value: u64) -> bool {
+        (self.least..=self.most).contains(&value)
+            && match self.values {
+                Values::Any => true,
+                Values::PowersOfTwo => value.is_power_of_two(),
+                Values::MultiplesOf(unit) => value.is_multiple_of(unit),
+            }
+    }
+}
+
+/// Its name, values and default: `branching: 4 to 256, a power of two; 16 if not chosen`.
+impl fmt::Display for OptionSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} to {}", self.name, self.least, self.most)?;
+        match self.values {
+            Values::Any => {}
+            Values::PowersOfTwo => f.write_str(", a power of two")?,
+            Values::MultiplesOf(unit) => write!(f, ", a multiple of {unit}")?,
+        }
+        write!(f, "; {} if not chosen", self.default)
+    }
+}
+
+/// What was chosen of the options of an engine, by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EngineOptions(BTreeMap<String, u64>);
+
+impl EngineOptions {
+    /// Chooses `value` for the option `name`.
+    pub fn set(&mut self, name: &str, value: u64) {
+        self.0.insert(name.to_owned(), value);
+    }
+
+    /// What was chosen for the option `name`.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<u64> {
+        self.0.get(name).copied()
+    }
+
+    /// What the option is, chosen or not.
+    #[must_use]
+    pub fn value(&self, spec: &OptionSpec) -> u64 {
+        self.get(spec.name).unwrap_or(spec.default)
+    }
+
+    /// True if nothing was chosen.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// What was chosen, by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.0.iter().map(|(name, value)| (name.as_str(), *value))
+    }
+
+    /// These, and of `others` what these leave open.
+    #[must_use]
+    pub fn or(&self, others: &EngineOptions) -> EngineOptions {
+        let mut all = others.clone();
+        all.0.extend(self.0.clone());
+        all
+    }
+
+    /// A value for each of `specs`, chosen or not.
+    #[must_use]
+    pub fn in_full(&self, specs: &[OptionSpec]) -> EngineOptions {
+        EngineOptions(specs.iter().map(|spec| (spec.name.to_owned(), self.value(spec))).collect())
+    }
+
+    /// Refuses what `engine`, whose options are `specs`, does not have or allow.
+    pub fn check(&self, engine: &str, specs: &[OptionSpec]) -> Result<()> {
+        let refused = |why| Err(Error::Invalid { what: "option", why });
+        for (name, value) in self.iter() {
+            let Some(spec) = specs.iter().find(|spec| spec.name == name) else {
+                let known: Vec<String> = specs.iter().map(|spec| format!("({spec})")).collect();
+                return refused(match known.is_empty() {
+                    true => format!("{engine} has no option {name:?}, and no other"),
+                    false => format!("{engine} has no option {name:?}; there are {}", known.join(", ")),
+                });
+            };
+            if !spec.allows(value) {
+                return refused(format!("{value} for an option of {engine} ({spec})"));
+            }
+        }
+        Ok(())
+    }
+
+    /// An option that `self`, which is of an engine with the options `specs`, has otherwise than `asked`.
+    #[must_use]
+    pub fn conflict<'s>(&self, asked: &EngineOptions, specs: &'s [OptionSpec]) -> Option<&'s OptionSpec> {
+        specs.iter().find(|spec| asked.get(spec.name).is_some_and(|value| value != self.value(spec)))
+    }
+
+    pub(crate) fn encode(&self, w: &mut Writer) {
+        let all: Vec<(&str, u64)> = self.iter().collect();
+        w.list(&all, |w, (name, value)| {
+            w.bytes(name.as_bytes());
+            w.u64(*value);
+        });
+    }
+
+    /// From a file: whether an engine has them is seen later.
+    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<EngineOptions, Damage> {
+        let all = r.list(|r| {
+            let name = r.bytes()?;
+            let bad = || Damage::BadField { field: "option", value: name.len() as u64 };
+            let name = std::str::from_utf8(name).ok().filter(|name| name.len() <= MAX_NAME);
+            Ok((name.ok_or_else(bad)?.to_owned(), r.u64()?))
+        })?;
+        let count = all.len();
+        let options = EngineOptions(all.into_iter().collect());
+        match options.0.len() == count {
+            true => Ok(options),
+            false => Err(Damage::BadField { field: "options", value: count as u64 }), // one of them twice
+        }
+    }
+}
+
+/// `branching=64 sluggishness=16`.
+impl fmt::Display for EngineOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (name, value)) in self.iter().enumerate() {
+            write!(f, "{}{name}={value}", if index > 0 { " " } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WIDTH: OptionSpec = OptionSpec {
+        name: "width",
+        least: 4,
+        most: 256,
+        values: Values::PowersOfTwo,
+        default: 16,
+        help: "how wide it is",
+    };
+    const LENGTH: OptionSpec = OptionSpec {
+        name: "length",
+        least: 8,
+        most: 32,
+        values: Values::MultiplesOf(8),
+        default: 32,
+        ..WIDTH
+    };
+
+    fn chosen(pairs: &[(&str, u64)]) -> EngineOptions {
+        let mut options = EngineOptions::default();
+        pairs.iter().for_each(|(name, value)| options.set(name, *value));
+        options
+    }
+
+    #[test]
+    fn what_an_engine_does_not_allow_is_refused_by_name_range_and_default() {
+        let check = |pairs: &[(&str, u64)]| match chosen(pairs).check("e", &[WIDTH, LENGTH]) {
+            Err(Error::Invalid { what: "option", why }) => Some(why),
+            other => other.map(|()| None).unwrap(),
+        };
+        for good in [4, 16, 256] {
+            assert_eq!(check(&[("width", good), ("length", 24)]), None);
+        }
+        for bad in [0, 2, 17, 512, u64::MAX] {
+            let why = check(&[("width", bad)]).unwrap();
+            assert_eq!(
+                why,
+                format!("{bad} for an option of e (width: 4 to 256, a power of two; 16 if not chosen)")
+            );
+        }
+        assert!(check(&[("length", 12)]).unwrap().contains("a multiple of 8; 32 if not chosen"));
+        let why = check(&[("depth", 1)]).unwrap();
+        assert!(
+            why.contains("\"depth\"") && why.contains("width: 4 to 256") && why.contains("length: 8 to 32")
+        );
+        assert!(chosen(&[("depth", 1)]).check("e", &[]).is_err());
+    }
+
+    #[test]
+    fn what_was_chosen_comes_before_the_default() {
+        let options = chosen(&[("width", 64)]);
+        assert_eq!((options.value(&WIDTH), options.value(&LENGTH)), (64, 32));
+        let specs = [WIDTH, LENGTH];
+        assert_eq!(options.conflict(&chosen(&[("width", 64), ("length", 32)]), &specs), None);
+        assert_eq!(options.conflict(&chosen(&[("width", 16)]), &specs), Some(&WIDTH));
+        assert_eq!(options.conflict(&chosen(&[("length", 8)]), &specs), Some(&LENGTH));
+        let all = chosen(&[("width", 4)]).or(&chosen(&[("width", 8), ("length", 8)]));
+        assert_eq!(all.to_string(), "length=8 width=4");
+    }
+
+    #[test]
+    fn other_bytes_than_were_written_are_damage_or_other_options() {
+        let options = chosen(&[("width", 64), ("length", 24)]);
+        let mut w = Writer::default();
+        options.encode(&mut w);
+        let read = |bytes: &[u8]| {
+            let mut r = Reader::new(bytes);
+            EngineOptions::decode(&mut r).and_then(|options| r.finish().map(|()| options))
+        };
+        assert_eq!(read(&w.0).unwrap(), options);
+        for at in 0..w.0.len() {
+            assert!(read(&w.0[..at]).is_err(), "cut at {at}");
+            let mut bytes = w.0.clone();
+            bytes[at] ^= 0x81;
+            assert!(read(&bytes).is_err() || read(&bytes).unwrap() != options, "byte {at}");
+        }
+        let mut twice = Writer::default();
+        twice.list(&["a", "a"], |w, name| {
+            w.bytes(name.as_bytes());
+            w.u64(1);
+        });
+        assert!(read(&twice.0).is_err());
+    }
+}

@@ -1,0 +1,19 @@
+//! # `engines`: what keyspaces can be kept by
+
+use std::io::Write;
+
+use crate::failure::Result;
+use crate::output::{NAME, on_stdout, stdout};
+
+pub(crate) fn run() -> Result {
+    let mut out = stdout();
+    let name = on_stdout(NAME);
+    for engine in sheaf::engines() {
+        let usual = if engine == sheaf::DEFAULT_ENGINE { " (the default)" } else { "" };
+        writeln!(out, "{name}{engine}{name:#}{usual}")?;
+        for option in sheaf::engine_options(engine) {
+            writeln!(out, "  {option}\n      {}", option.help)?;
+        }
+    }
+    Ok(out.flush()?)
+}
