@@ -14,7 +14,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::Store;
+use super::{Store, Write};
 use crate::error::{Error, Result};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::thread::JoinHandle;
@@ -138,6 +138,7 @@ impl Store {
             self.unmake();
         }
         self.ground.blobs.trim(false);
+        self.save_loads_if_due();
         self.set_brake();
         steps.into_iter().try_fold(false, |any, step| Ok(any | step?))
     }
@@ -184,15 +185,15 @@ impl Store {
 
     /// Slows a writer down while background work is behind.
     #[inline]
-    pub(super) fn brake(&self) {
+    pub(super) fn brake(&self, writes: &[Write<'_>]) {
         let delay = self.signals.brake.load(Ordering::Relaxed);
         if delay > 0 && (!self.options.inline || cfg!(shuttle)) {
-            self.sleep_off(delay);
+            self.sleep_off(delay, writes);
         }
     }
 
     #[cold]
-    fn sleep_off(&self, delay: u64) {
+    fn sleep_off(&self, delay: u64, writes: &[Write<'_>]) {
         let shortest = u64::try_from(BRAKE_SLEEP.as_nanos()).unwrap_or(u64::MAX);
         self.signals.debt.fetch_add(delay, Ordering::Relaxed);
         let pay = |debt: u64| debt.checked_sub(shortest);
@@ -200,8 +201,13 @@ impl Store {
             return;
         }
         self.counters.brakes.fetch_add(1, Ordering::Relaxed);
+        let began = self.clock.now();
         let mut due = self.signals.due.lock();
         self.signals.relief.wait_for(&mut due, BRAKE_SLEEP);
+        drop(due);
+        if let Some(write) = writes.first() {
+            write.kept.load().record_stall(self.clock.now().saturating_sub(began));
+        }
     }
 }
 

@@ -12,6 +12,7 @@
 //!  sort        a log in the order of keys, when asked       still      a state that stays, for backups
 //!  fill, bulk  pairs in order, past the journal             making     keyspaces that have no name yet
 //!  convert, copy, watch   another engine, while writers go on
+//!  sketch      what keyspaces are used for, over closings
 //! ```
 //!
 //! ## Invariants
@@ -52,6 +53,7 @@ mod recover;
 mod report;
 mod rooting;
 mod round;
+mod sketch;
 mod sort;
 mod still;
 mod survey;
@@ -200,6 +202,7 @@ pub struct Store {
     lifespan: AtomicU64,
     signals: Arc<Signals>,
     counters: Counters,
+    sketches: sketch::Sketches,
     /// One end at a time.
     closing: Mutex<()>,
     closed: AtomicBool,

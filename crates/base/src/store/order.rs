@@ -198,7 +198,7 @@ impl Store {
         staged: &mut SmallVec<[Staged; 1]>,
     ) -> Result<Outcome> {
         self.check_writable()?;
-        self.brake();
+        self.brake(writes);
         writes.iter().filter(|w| w.kept.watch.is_on()).for_each(|w| w.kept.watch.delay());
         self.stage(writes, staged)?;
         let (mut may_relieve, mut reliefs) = (true, 0..MOST_RELIEFS);

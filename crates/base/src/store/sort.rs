@@ -96,7 +96,7 @@ impl Store {
                 unsynced = 0;
                 self.sync_survivors(&mut self.maintenance.lock())?;
             }
-            (before.moved..sorted.moved).for_each(|_| self.brake());
+            (before.moved..sorted.moved).for_each(|_| self.brake(&[]));
         }
         self.sync_survivors(&mut self.maintenance.lock())?;
         Ok(sorted)

@@ -9,6 +9,7 @@ use crate::args::Report;
 use crate::failure::Result;
 use crate::notation::{count, many, size};
 use crate::output::{HEADING, NAME, on_stdout, stdout, time};
+use crate::usage;
 use crate::verbs::keyspaces::describe;
 
 pub(crate) fn run(args: &Report) -> Result {
@@ -56,6 +57,11 @@ fn print(out: &mut impl Write, db: &Database, stats: &Stats, keyspaces: &[Json])
         if keyspace["damage"].is_null() {
             let (keys, index) = (many(number("keys"), "key"), size(number("index_bytes")));
             writeln!(out, "  {name}{label:<20}{name:#} {engine:<8} {keys:>16}   index {index}")?;
+            if let Some(keyspace) = db.existing_keyspace(&text("name"))? {
+                for line in usage::lines(&keyspace.load()?) {
+                    writeln!(out, "    {line}")?;
+                }
+            }
         } else {
             writeln!(out, "  {name}{label:<20}{name:#} {engine:<8} damaged: {}", text("damage"))?;
         }
