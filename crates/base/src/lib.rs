@@ -29,6 +29,7 @@ pub mod error;
 pub mod fork;
 pub mod frame;
 pub mod ground;
+pub mod load;
 pub mod memory;
 pub mod memtable;
 pub mod options;

@@ -17,6 +17,7 @@ mod failure;
 mod notation;
 mod output;
 mod place;
+mod usage;
 mod verbs;
 
 use std::process::ExitCode;

@@ -4,11 +4,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use sheaf_base::engine::{Action, Op};
+use sheaf_base::load::Sample;
 use sheaf_base::store::{Kept, Outcome, Write};
 use sheaf_base::types::{KeyspaceId, Seq};
 
 use crate::handle::Handle;
 use crate::keyspace::{Patience, expect_now};
+use crate::observe;
 use crate::{Durability, Error, Keyspace, Result, Value};
 
 enum Change {
@@ -100,11 +102,15 @@ impl Batch {
     /// a killed process on return. Tickets become durable in commit order.
     pub fn submit(self) -> Result<Commit> {
         let durability = self.durability.unwrap_or(self.store.durability());
+        let sample = self.store.sample();
         let seq = loop {
             if let Some(seq) = self.attempt(Patience::Any)? {
                 break seq;
             }
         };
+        if let Some(sample) = sample {
+            self.observe(sample, durability);
+        }
         Ok(Commit::new(self.store, seq, durability))
     }
 
@@ -118,14 +124,40 @@ impl Batch {
     /// As [`Batch::submit`], or [`Error::Busy`]: see [`Batch::try_commit`].
     pub fn try_submit(&mut self) -> Result<Commit> {
         let durability = self.durability.unwrap_or(self.store.durability());
+        let sample = self.store.sample();
         let seq = loop {
             if let Some(seq) = self.attempt(Patience::None)? {
                 break seq;
             }
         };
+        if let Some(sample) = sample {
+            self.observe(sample, durability);
+        }
         self.entries.clear();
         self.expectations.clear();
         Ok(Commit::new(Arc::clone(&self.store), seq, durability))
+    }
+
+    /// Tells each keyspace's sketch of its part.
+    #[cold]
+    #[inline(never)]
+    fn observe(&self, sample: Sample, durability: Durability) {
+        let mut parts: Vec<(arc_swap::Guard<Arc<Kept>>, Vec<observe::Operation<'_>>)> = Vec::new();
+        for entry in &self.entries {
+            let kept = entry.keyspace.shared.kept.load();
+            let value = match &entry.change {
+                Change::Put(value) => Some(value.len()),
+                Change::Remove => None,
+            };
+            let operation = (&*entry.key, value);
+            match parts.iter_mut().find(|part| part.0.id() == kept.id()) {
+                Some(part) => part.1.push(operation),
+                None => parts.push((kept, vec![operation])),
+            }
+        }
+        for (kept, operations) in &parts {
+            observe::batch(&self.store, kept, sample, durability, operations);
+        }
     }
 
     /// All keyspaces must be of the batch's database.

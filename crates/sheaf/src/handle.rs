@@ -22,6 +22,7 @@ impl Handle {
 impl Deref for Handle {
     type Target = Store;
 
+    #[inline]
     fn deref(&self) -> &Store {
         &self.0
     }

@@ -4,6 +4,7 @@ use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
 use sheaf_base::engine::{Bounds, Cursor, Want};
+use sheaf_base::load::{Call, Kind, Sample, Served};
 use sheaf_base::store::{Kept, View};
 
 use crate::handle::Handle;
@@ -36,7 +37,7 @@ pub(crate) fn prefix_bounds(prefix: &[u8]) -> Bounds {
 /// handles it came from; after the database was closed it yields [`Error::Closed`].
 pub struct Iter {
     /// Keeps the database open.
-    _handle: Arc<Handle>,
+    handle: Arc<Handle>,
     view: Arc<View>,
     kept: Arc<Kept>,
     bounds: Bounds,
@@ -44,6 +45,9 @@ pub struct Iter {
     front: End,
     back: End,
     done: bool,
+    /// One that was chosen to be looked at, and the pairs it went over.
+    sample: Option<Sample>,
+    pairs: u64,
 }
 
 /// One end of the walk: its cursor once it was used.
@@ -61,13 +65,14 @@ impl Iter {
         bounds: Bounds,
         want: Want,
     ) -> Result<Iter> {
+        let sample = handle.sample();
         let engine = kept.engine()?;
         if !bounds.is_all() && !engine.capabilities().ordered {
             return Err(Error::Unsupported { engine: kept.engine_name(), feature: "ranges" });
         }
         let done = bounds.is_empty();
         Ok(Iter {
-            _handle: handle,
+            handle,
             view,
             kept,
             bounds,
@@ -75,6 +80,8 @@ impl Iter {
             front: End::default(),
             back: End::default(),
             done,
+            sample,
+            pairs: 0,
         })
     }
 
@@ -125,7 +132,39 @@ impl Iter {
         }
         let step = self.step(forward, read).transpose();
         self.done = !matches!(step, Some(Ok(_)));
+        if let Some(sample) = self.sample {
+            self.observe(sample, forward);
+        }
         step
+    }
+
+    /// The first step of a sampled scan says what it is and how long it took; the others are counted.
+    #[cold]
+    #[inline(never)]
+    fn observe(&mut self, sample: Sample, forward: bool) {
+        if self.pairs == 0 {
+            let kind = if forward { Kind::Scan } else { Kind::ScanReverse };
+            self.handle.record(&self.kept, sample, Some(Served::Scan), &Call::new(kind, &[]));
+        }
+        if self.done {
+            self.end_sample();
+        } else {
+            self.pairs += 1;
+        }
+    }
+
+    fn end_sample(&mut self) {
+        self.sample = None;
+        self.kept.load().record_scan(self.pairs);
+    }
+}
+
+impl Drop for Iter {
+    fn drop(&mut self) {
+        // One that was never asked for a pair is no scan.
+        if self.sample.is_some() && self.pairs > 0 {
+            self.end_sample();
+        }
     }
 }
 

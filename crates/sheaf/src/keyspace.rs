@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use sheaf_base::engine::{Action, Bounds, Engine, Op, Want, Wanted};
+use sheaf_base::load::{Call, Kind, Sample, Served, is_due};
 use sheaf_base::options::EngineOptions;
 use sheaf_base::store::{Choice, Compacted, Kept, Outcome, Store, Write};
 use sheaf_base::types::Seq;
@@ -13,6 +14,7 @@ use sheaf_base::value::Stored;
 
 use crate::handle::Handle;
 use crate::iter::{Iter, Keys, bounds_of, prefix_bounds};
+use crate::observe::{self, Acknowledged};
 use crate::{Capabilities, Commit, Durability, EngineStats, Error, Result, Value, ValueReader, ValueWriter};
 
 /// How many keys [`Keyspace::remove_range`] removes in one commit.
@@ -108,10 +110,12 @@ impl Keyspace {
         Keyspace { shared: Arc::new(Shared { store, kept: ArcSwap::new(kept) }) }
     }
 
+    #[inline]
     fn store(&self) -> &Arc<Handle> {
         &self.shared.store
     }
 
+    #[inline]
     pub(crate) fn handle(&self) -> &Arc<Handle> {
         &self.shared.store
     }
@@ -199,8 +203,13 @@ impl Keyspace {
     }
 
     fn try_write(&self, key: &[u8], action: Action<'_>) -> Result<()> {
-        let seq = self.apply(key, action, Patience::None)?;
-        self.store().acknowledge(seq, self.store().durability())
+        let (sample, durability) = (self.store().sample(), self.store().durability());
+        let (seq, is_new) = self.apply(key, action, Patience::None)?;
+        self.store().acknowledge(seq, durability)?;
+        if let Some(sample) = sample {
+            self.observe_write(sample, (key, &action, is_new), (durability, Acknowledged::Now));
+        }
+        Ok(())
     }
 
     /// Sets `key` to `value` and returns a ticket, as [`crate::Batch::submit`] does for many operations, without
@@ -211,28 +220,60 @@ impl Keyspace {
         value: impl AsRef<[u8]>,
         durability: Durability,
     ) -> Result<Commit> {
-        let seq = self.apply(key.as_ref(), Action::Put(value.as_ref()), Patience::Any)?;
-        Ok(Commit::new(Arc::clone(self.store()), seq, durability))
+        self.submit(key.as_ref(), Action::Put(value.as_ref()), durability)
     }
 
     /// Removes `key` and returns a ticket.
     pub fn submit_remove(&self, key: impl AsRef<[u8]>, durability: Durability) -> Result<Commit> {
-        let seq = self.apply(key.as_ref(), Action::Remove, Patience::Any)?;
-        Ok(Commit::new(Arc::clone(self.store()), seq, durability))
+        self.submit(key.as_ref(), Action::Remove, durability)
     }
 
     fn write(&self, key: &[u8], action: Action<'_>) -> Result<()> {
-        let seq = self.apply(key, action, Patience::Any)?;
+        if is_due() {
+            return self.write_sampled(key, action);
+        }
+        let (seq, _) = self.apply(key, action, Patience::Any)?;
         self.store().acknowledge(seq, self.store().durability())
     }
 
-    /// Commits one operation.
-    fn apply(&self, key: &[u8], action: Action<'_>, patience: Patience) -> Result<Seq> {
+    /// The same, looked at. Apart from the usual way, which is to stay as short as it is.
+    #[cold]
+    #[inline(never)]
+    fn write_sampled(&self, key: &[u8], action: Action<'_>) -> Result<()> {
+        let (sample, durability) = (self.store().begin_sample(), self.store().durability());
+        let (seq, is_new) = self.apply(key, action, Patience::Any)?;
+        self.store().acknowledge(seq, durability)?;
+        self.observe_write(sample, (key, &action, is_new), (durability, Acknowledged::Now));
+        Ok(())
+    }
+
+    fn submit(&self, key: &[u8], action: Action<'_>, durability: Durability) -> Result<Commit> {
+        let sample = self.store().sample();
+        let (seq, is_new) = self.apply(key, action, Patience::Any)?;
+        if let Some(sample) = sample {
+            self.observe_write(sample, (key, &action, is_new), (durability, Acknowledged::Later));
+        }
+        Ok(Commit::new(Arc::clone(self.store()), seq, durability))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn observe_write(
+        &self,
+        sample: Sample,
+        what: (&[u8], &Action<'_>, bool),
+        how: (Durability, Acknowledged),
+    ) {
+        observe::write(self.store(), &self.shared.kept.load(), sample, what, how);
+    }
+
+    /// Commits one operation. Also says whether the key was not there, as far as the engine looks.
+    fn apply(&self, key: &[u8], action: Action<'_>, patience: Patience) -> Result<(Seq, bool)> {
         loop {
             let kept = self.kept()?;
             let mut writes = [Write { kept: &kept, op: Op::new(key, action) }];
             match patience.commit(self.store(), &mut writes) {
-                Ok(Outcome::Done(seq)) => return Ok(seq),
+                Ok(Outcome::Done(seq)) => return Ok((seq, writes[0].op.prior == Seq::ZERO)),
                 Ok(Outcome::Stale) => return Err(Error::Conflict),
                 Err(Error::NoKeyspace { .. }) => {} // cleared meanwhile, or dropped: `kept` knows
                 Err(other) => return Err(other),
@@ -248,12 +289,31 @@ impl Keyspace {
     /// Calls `read` with the value of `key`, without a copy where the engine has it in memory. Long
     /// work in `read` delays the return of space; do not write to the database from it.
     pub fn get_with<R>(&self, key: impl AsRef<[u8]>, read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
+        let key = key.as_ref();
+        if is_due() { self.get_sampled(key, read) } else { self.get_plain(key, read) }
+    }
+
+    #[inline]
+    fn get_plain<R>(&self, key: &[u8], read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
         let mut read = Some(read);
         self.look(|kept| {
             // It is taken by what is found, and what is found is the answer.
             let read = |value: &[u8]| read.take().map(|read| read(value));
-            Ok(get_at(self.store(), kept, Seq::LATEST, key.as_ref(), read)?.flatten())
+            Ok(get_at(self.store(), kept, Seq::LATEST, key, read)?.flatten())
         })
+    }
+
+    /// The same, looked at. Apart from the usual way, which is to stay as short as it is.
+    #[cold]
+    #[inline(never)]
+    fn get_sampled<R>(&self, key: &[u8], read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
+        let (sample, mut len) = (self.store().begin_sample(), None);
+        let found = self.get_plain(key, |value| {
+            len = Some(value.len());
+            read(value)
+        })?;
+        observe::read(self.store(), &self.shared.kept.load(), sample, key, len);
+        Ok(found)
     }
 
     /// The bytes of the value of `key` within `range`, as far as it goes, without the rest in memory. Each byte is checked: the
@@ -264,7 +324,13 @@ impl Keyspace {
 
     /// The value of `key`, to be read as a stream.
     pub fn reader(&self, key: impl AsRef<[u8]>) -> Result<Option<ValueReader>> {
-        self.look(|kept| ValueReader::open(self.store(), kept, Seq::LATEST, key.as_ref()))
+        let (sample, key) = (self.store().sample(), key.as_ref());
+        let reader = self.look(|kept| ValueReader::open(self.store(), kept, Seq::LATEST, key))?;
+        if let Some(sample) = sample {
+            let len = reader.as_ref().map(ValueReader::len);
+            observe::stream_read(self.store(), &self.shared.kept.load(), sample, key, len);
+        }
+        Ok(reader)
     }
 
     /// A stream whose bytes become the value of `key`.
@@ -289,9 +355,12 @@ impl Keyspace {
 
     /// Whether `key` has a value.
     pub fn contains_key(&self, key: impl AsRef<[u8]>) -> Result<bool> {
+        let (sample, key) = (self.store().sample(), key.as_ref());
         self.store().check_open()?;
-        let found =
-            self.look(|kept| Ok(kept.engine()?.contains(Seq::LATEST, key.as_ref())?.then_some(())))?;
+        let found = self.look(|kept| Ok(kept.engine()?.contains(Seq::LATEST, key)?.then_some(())))?;
+        if let Some(sample) = sample {
+            self.observe(sample, Some(Served::Read), &Call::new(Kind::Contains, key));
+        }
         Ok(found.is_some())
     }
 
@@ -306,12 +375,16 @@ impl Keyspace {
             let wanted: Vec<Wanted<'_>> = group.iter().map(|key| engine.wanted(key.as_ref())).collect();
             engine.prefetch(&wanted, true);
             for key in group {
-                let value = get_at(self.store(), &kept, Seq::LATEST, key.as_ref(), Value::new);
-                values.push(match value {
+                let (sample, key) = (self.store().sample(), key.as_ref());
+                let value = match get_at(self.store(), &kept, Seq::LATEST, key, Value::new) {
                     Ok(Some(value)) => Some(value),
                     _ if kept.is_gone() => self.get(key)?,
                     other => other?,
-                });
+                };
+                if let Some(sample) = sample {
+                    observe::read(self.store(), &kept, sample, key, value.as_ref().map(|value| value.len()));
+                }
+                values.push(value);
             }
         }
         Ok(values)
@@ -325,7 +398,7 @@ impl Keyspace {
         key: impl AsRef<[u8]>,
         mut change: impl FnMut(Option<&[u8]>) -> Option<Vec<u8>>,
     ) -> Result<Option<Value>> {
-        let key = key.as_ref();
+        let (sample, key) = (self.store().sample(), key.as_ref());
         loop {
             let mut new = None;
             let done = self.swap_once(key, |old| {
@@ -333,6 +406,9 @@ impl Keyspace {
                 Some(new.clone())
             })?;
             if done == Swapped::Yes {
+                if let Some(sample) = sample {
+                    self.observe_update(sample, key, new.as_deref());
+                }
                 return Ok(new.map(Value::from));
             }
         }
@@ -346,15 +422,24 @@ impl Keyspace {
         expected: Option<&[u8]>,
         new: Option<&[u8]>,
     ) -> Result<bool> {
-        let key = key.as_ref();
+        let (sample, key) = (self.store().sample(), key.as_ref());
         loop {
             let done = self.swap_once(key, |old| (old == expected).then(|| new.map(<[u8]>::to_vec)))?;
-            match done {
-                Swapped::Yes => return Ok(true),
-                Swapped::Unwanted => return Ok(false),
-                Swapped::Changed => {}
+            if done == Swapped::Changed {
+                continue;
             }
+            if let Some(sample) = sample {
+                self.observe_update(sample, key, new);
+            }
+            return Ok(done == Swapped::Yes);
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn observe_update(&self, sample: Sample, key: &[u8], new: Option<&[u8]>) {
+        self.observe(sample, Some(Served::Update), &Call::new(Kind::Update, key).value(new.map(<[u8]>::len)));
+        self.shared.kept.load().load().record_durability(self.store().durability() == Durability::Sync);
     }
 
     /// One attempt at read, decide, write. `decide` returns `None` to write nothing.

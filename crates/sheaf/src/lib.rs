@@ -38,6 +38,7 @@ mod handle;
 mod iter;
 mod keyspace;
 mod load;
+mod observe;
 mod snapshot;
 mod stream;
 mod value;
@@ -51,6 +52,7 @@ pub use keyspace::{Keyspace, KeyspaceOptions};
 pub use load::{LoadOptions, Loader};
 pub use sheaf_base::engine::{Capabilities, EngineStats};
 pub use sheaf_base::error::{Damage, Error, Result};
+pub use sheaf_base::load::{Latency, LoadStats, Skewness, Spread};
 pub use sheaf_base::options::{EngineOptions, OptionSpec, Values};
 pub use sheaf_base::store::{
     BackupOptions, BackupPhase, BackupProgress, BackupReport, Batching, Compacted, ConversionPhase,

@@ -9,6 +9,7 @@ use sheaf_base::store::{Kept, View};
 use crate::handle::Handle;
 use crate::iter::{Iter, Keys, bounds_of, prefix_bounds};
 use crate::keyspace::get_at;
+use crate::observe;
 use crate::{Error, Result, Value, ValueReader};
 
 /// A consistent view over all keyspaces. Holds up nobody; what it pins is in
@@ -61,7 +62,16 @@ impl KeyspaceSnapshot {
 
     /// Calls `read` with the value of `key`.
     pub fn get_with<R>(&self, key: impl AsRef<[u8]>, read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
-        get_at(&self.handle, &self.kept, self.view.seq(), key.as_ref(), read)
+        let (sample, key, mut len) = (self.handle.sample(), key.as_ref(), None);
+        let read = |value: &[u8]| {
+            len = Some(value.len());
+            read(value)
+        };
+        let found = get_at(&self.handle, &self.kept, self.view.seq(), key, read)?;
+        if let Some(sample) = sample {
+            observe::read(&self.handle, &self.kept, sample, key, len);
+        }
+        Ok(found)
     }
 
     /// The bytes of the value of `key` within `range`, as [`crate::Keyspace::get_range`].

@@ -8,6 +8,7 @@ use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
 use sheaf_base::engine::Op;
+use sheaf_base::load::{Call, Kind};
 use sheaf_base::store::{Incoming, Kept, Outcome, Store, Write as Change};
 use sheaf_base::types::Seq;
 use sheaf_base::value::{Pieces, Stored};
@@ -169,6 +170,7 @@ impl ValueWriter {
     pub fn submit(self, durability: Durability) -> Result<Commit> {
         let ValueWriter { keyspace, key, incoming } = self;
         let store: &Arc<Handle> = keyspace.handle();
+        let (sample, len) = (store.sample(), incoming.len());
         let mut whole = store.end_value(incoming)?;
         loop {
             let kept = keyspace.kept()?;
@@ -176,7 +178,13 @@ impl ValueWriter {
             let mut staged = std::mem::take(&mut whole.staged);
             let mut writes = [Change { kept: &kept, op: Op::new(&key, whole.action()) }];
             match store.commit_staged(&mut writes, &mut staged) {
-                Ok(Outcome::Done(seq)) => return Ok(Commit::new(Arc::clone(store), seq, durability)),
+                Ok(Outcome::Done(seq)) => {
+                    if let Some(sample) = sample {
+                        let call = Call { value: Some(len), ..Call::new(Kind::StreamWrite, &key) };
+                        keyspace.observe(sample, None, &call);
+                    }
+                    return Ok(Commit::new(Arc::clone(store), seq, durability));
+                }
                 Ok(Outcome::Stale) => return Err(Error::Conflict),
                 Err(Error::NoKeyspace { .. }) => {} // cleared or converted meanwhile, or dropped: `kept` knows
                 Err(other) => return Err(other),

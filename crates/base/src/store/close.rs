@@ -93,6 +93,7 @@ impl Store {
         let found = (recovered.frames, recovered.records, recovered.bytes_cut);
         let leftovers = recovered.leftovers.clone();
         self.settle(root, recovered);
+        self.recall_loads();
         if self.options.read_only {
             let (live, is_whole) = self.staged();
             self.ground.blobs.found(&live, !is_whole);
@@ -159,6 +160,7 @@ impl Store {
             lifespan: AtomicU64::new(u64::MAX),
             signals: Arc::new(Signals::default()),
             counters: super::Counters::default(),
+            sketches: super::sketch::Sketches::default(),
             closing: Mutex::new(()),
             closed: AtomicBool::new(false),
             poison: Mutex::new(None),
@@ -183,7 +185,7 @@ impl Store {
         } else if self.poisoned.load(Ordering::Acquire) {
             Err(self.poison_error()) // not everything is durable, and nobody may believe it
         } else {
-            self.end_in_order()
+            self.end_in_order().inspect(|()| self.save_loads())
         };
         self.closed.store(true, Ordering::Release);
         // Whoever wrote under one of them is done, and whoever comes later sees that it is closed.

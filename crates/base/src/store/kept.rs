@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use super::watch::Watch;
 use crate::engine::Engine;
 use crate::error::{Damage, Error, Result};
+use crate::load::Load;
 use crate::options::EngineOptions;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::types::{KeyspaceId, LogId, Seq};
@@ -75,6 +76,8 @@ pub struct Kept {
     before: OnceLock<Vec<KeyspaceId>>,
     /// Who copies it.
     pub(super) watch: Watch,
+    /// What it is used for.
+    load: OnceLock<Arc<Load>>,
 }
 
 impl Kept {
@@ -97,6 +100,7 @@ impl Kept {
             died: AtomicU64::new(u64::MAX),
             before: OnceLock::new(),
             watch: Watch::default(),
+            load: OnceLock::new(),
         }
     }
 
@@ -114,6 +118,7 @@ impl Kept {
             died: AtomicU64::new(u64::MAX),
             before: OnceLock::new(),
             watch: Watch::default(),
+            load: self.load.clone(),
         }
     }
 
@@ -121,6 +126,19 @@ impl Kept {
     pub(super) fn continue_from(&self, before: &Kept) {
         let all = before.before.get().into_iter().flatten().copied();
         let _ = self.before.set(all.chain([before.id]).collect());
+        let is_same = self.engine_name == before.engine_name;
+        self.set_load(if is_same { Arc::clone(before.load()) } else { Arc::new(before.load().heir()) });
+    }
+
+    /// What it is used for.
+    #[must_use]
+    pub fn load(&self) -> &Arc<Load> {
+        self.load.get_or_init(Arc::default)
+    }
+
+    /// It goes on from there. Before it is used.
+    pub(super) fn set_load(&self, load: Arc<Load>) {
+        let _ = self.load.set(load);
     }
 
     /// True if this one took the place of the keyspace `id`.

@@ -12,7 +12,7 @@
 //!  sort        a log in the order of keys, when asked       still      a state that stays, for backups
 //!  fill, bulk  pairs in order, past the journal             making     keyspaces that have no name yet
 //!  convert, copy, watch   another engine, while writers go on   salvage  what is left of a damaged database
-//!  stall       what writers wait for, or are told instead
+//!  stall       what writers wait for, or are told instead   sketch      what keyspaces are used for, over closings
 //! ```
 //!
 //! ## Invariants
@@ -54,6 +54,7 @@ mod report;
 mod rooting;
 mod round;
 mod salvage;
+mod sketch;
 mod sort;
 mod stall;
 mod still;
@@ -208,6 +209,7 @@ pub struct Store {
     lifespan: AtomicU64,
     signals: Arc<Signals>,
     counters: Counters,
+    sketches: sketch::Sketches,
     /// One end at a time.
     closing: Mutex<()>,
     closed: AtomicBool,

@@ -196,6 +196,9 @@ impl Store {
         let answer = wait();
         let took = self.clock.now().saturating_sub(began);
         self.counters.stalls.note(kind, took);
+        if let Some(kept) = kept {
+            kept.load().record_stall(took);
+        }
         let watch = &self.options.stalls;
         if watch.tell.is_some() && took >= watch.threshold {
             waits.told.push((kind, kept.cloned(), took));

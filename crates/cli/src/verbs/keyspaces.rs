@@ -9,6 +9,7 @@ use crate::args::Report;
 use crate::failure::Result;
 use crate::notation::escape;
 use crate::output::{CAUTION, NAME, on_stdout, stdout};
+use crate::usage;
 
 pub(crate) fn run(args: &Report) -> Result {
     let db = args.place.read()?;
@@ -58,6 +59,7 @@ pub(crate) fn describe(db: &Database, info: &KeyspaceInfo) -> Result<Json> {
         object["pinned_versions"] = json!(stats.pinned_versions);
         object["counters"] =
             keyspace.counters()?.into_iter().map(|(name, count)| (name, json!(count))).collect();
+        object["load"] = usage::as_json(&keyspace.load()?);
     }
     Ok(object)
 }

@@ -9,6 +9,7 @@ use crate::args::Report;
 use crate::failure::Result;
 use crate::notation::{count, many, size};
 use crate::output::{HEADING, NAME, on_stdout, stdout, time};
+use crate::usage;
 use crate::verbs::keyspaces::describe;
 
 pub(crate) fn run(args: &Report) -> Result {
@@ -61,6 +62,11 @@ fn print(out: &mut impl Write, db: &Database, stats: &Stats, keyspaces: &[Json])
                 write!(out, "   {option}={value}")?;
             }
             writeln!(out)?;
+            if let Some(keyspace) = db.existing_keyspace(&text("name"))? {
+                for line in usage::lines(&keyspace.load()?) {
+                    writeln!(out, "    {line}")?;
+                }
+            }
         } else {
             writeln!(out, "  {name}{label:<20}{name:#} {engine:<8} damaged: {}", text("damage"))?;
         }
