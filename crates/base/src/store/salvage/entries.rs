@@ -19,8 +19,10 @@ use std::sync::Arc;
 use super::gaps::{Part, pass};
 use super::open::{Opened, Space, damage};
 use super::output::{Output, Value};
-use super::report::Harms;
+use super::report::{Fate, Harms};
+use super::walk::{Met, walk};
 use crate::blob::BlobRef;
+use crate::engine::{Engine, Want};
 use crate::error::{Error, Result};
 use crate::frame::Kind;
 use crate::record::{Content, Record};
@@ -211,15 +213,29 @@ impl<'a> Entries<'a> {
                 continue;
             };
             let repair = &mut out.repairs[at];
-            match engine.len() {
-                Ok(len) => repair.lost += len.saturating_sub(self.newest[at]),
-                Err(error) => {
-                    damage(error)?;
-                    repair.and_more = true;
-                }
+            let known = engine.len().map_or_else(|error| damage(error).map(|_| None), |len| Ok(Some(len)))?;
+            repair.and_more |=
+                known.is_none() || self.unknown[at] > 0 || self.opened.strays.contains_key(&space.id);
+            let unseen = known.unwrap_or(0).saturating_sub(self.newest[at]);
+            repair.lost += unseen;
+            if unseen > 0 && engine.capabilities().ordered {
+                self.name_the_lost(at, engine, out)?;
             }
-            repair.and_more |= self.unknown[at] > 0 || self.opened.strays.contains_key(&space.id);
         }
+        Ok(())
+    }
+
+    /// Tells which keys an index has whose frames cannot be read. They are counted already.
+    fn name_the_lost(&self, at: usize, engine: &Arc<dyn Engine>, out: &mut Output<'_, '_>) -> Result<()> {
+        let dir = &self.store.log(LogId::Flat).dir;
+        walk(engine, Want::Keys, &mut |met| {
+            if let Met::Lost(key, why) = &met
+                && matches!(why, Error::Corrupt { path, .. } if path.starts_with(dir))
+            {
+                out.tell(at, key, None, Fate::Lost { why });
+            }
+            out.read(0)
+        })?;
         Ok(())
     }
 

@@ -61,7 +61,7 @@ use entries::Entries;
 use open::{Opened, bring_up};
 use output::{Output, Target, Value};
 use report::Harms;
-use walk::{Met, walk};
+use walk::{Met, walk, way};
 
 /// Salvages the database in `from` into a new one in `to`, which must not be there, or be an empty directory.
 ///
@@ -79,7 +79,8 @@ pub fn repair(
 ) -> Result<RepairReport> {
     super::close::check_options(options)?;
     check_source(&*disk, from)?;
-    if to.starts_with(from) {
+    let absolute = |path: &Path| std::path::absolute(path).during("find", path);
+    if absolute(to)?.starts_with(absolute(from)?) {
         let why = format!("{} is inside of {}", to.display(), from.display());
         return Err(Error::Invalid { what: "target", why });
     }
@@ -186,7 +187,7 @@ fn walk_space(opened: &Opened, at: usize, out: &mut Output<'_, '_>) -> Result<()
     let space = &opened.spaces[at];
     let Some(engine) = &space.engine else { return Ok(()) };
     out.begin(at, true)?;
-    let is_all = walk(engine, &mut |met| {
+    let is_all = walk(engine, way(engine), &mut |met| {
         out.read(0)?;
         let doubtful = |key: &[u8]| opened.is_doubtful(space, key, None);
         match met {

@@ -188,7 +188,8 @@ impl<'a, 'o> Output<'a, 'o> {
         Ok(())
     }
 
-    fn tell(&mut self, at: usize, key: &[u8], seq: Option<Seq>, fate: Fate<'_>) {
+    /// Tells whoever listens.
+    pub(super) fn tell(&mut self, at: usize, key: &[u8], seq: Option<Seq>, fate: Fate<'_>) {
         let keyspace = &self.spaces[at].name;
         if let Some(listener) = &mut self.options.listener {
             listener(&RepairFinding { keyspace, key, seq, fate });

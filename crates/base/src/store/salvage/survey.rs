@@ -37,6 +37,9 @@ use crate::store::load::replayed_from;
 use crate::store::recover::{Found, Recovery};
 use crate::types::{LogId, SegmentId, Seq};
 
+/// Holes that are looked at one by one.
+const MOST_HOLES: usize = 100_000;
+
 /// What keyspaces may be wrong about.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Doubts {
@@ -68,6 +71,8 @@ struct Survey {
     known: Seq,
     newest: Seq,
     evidence: Vec<Evidence>,
+    /// Logs with more holes than are looked at one by one.
+    is_too_much: [bool; LogId::ALL.len()],
     /// Staged values above the floor.
     blobs: Vec<(Seq, BlobRef)>,
     /// Commits whose runs go on in another segment.
@@ -132,6 +137,10 @@ impl Survey {
                 Part::Frame(scanned) => scanned,
                 Part::Hole(hole) => {
                     open_run = None;
+                    if self.evidence.len() >= MOST_HOLES {
+                        self.is_too_much[log.index()] = true;
+                        return;
+                    }
                     let path = segment.path().to_path_buf();
                     self.evidence.push(Evidence { log, is_order, segment: id, lo, hi: None, hole, path });
                     return;
@@ -148,7 +157,12 @@ impl Survey {
                 Kind::Seal => {
                     self.crossing.extend(scanned.frame.sealed_to().zip(open_run));
                 }
-                Kind::Moved if may_go_on => *last_seq = (*last_seq).max(header.seq),
+                Kind::Moved => {
+                    self.newest = self.newest.max(header.seq);
+                    if may_go_on {
+                        *last_seq = (*last_seq).max(header.seq);
+                    }
+                }
                 Kind::Commit => {
                     lo = header.seq;
                     self.newest = self.newest.max(lo);
@@ -257,8 +271,9 @@ impl Survey {
             doubts.logs.iter_mut().for_each(|log| *log = (*log).max(*last));
             doubts.catalogue = doubts.catalogue.max(*last);
         }
-        // An earlier opening found that more was missing than it could say.
-        for log in LogId::ALL.into_iter().filter(|log| root.logs[log.index()].broken) {
+        // An earlier opening found that more was missing than it could say; or there is too much to be said.
+        let is_beyond = |log: &LogId| root.logs[log.index()].broken || self.is_too_much[log.index()];
+        for log in LogId::ALL.into_iter().filter(is_beyond) {
             doubts.logs[log.index()] = cut;
             if log == LogId::Journal {
                 doubts.catalogue = cut;

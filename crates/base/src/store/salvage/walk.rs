@@ -57,13 +57,15 @@ impl Gap {
     }
 }
 
-/// Goes through all pairs of `engine`. False if there are places where no keys could be read.
-pub(super) fn walk(engine: &Arc<dyn Engine>, visit: &mut Visit<'_>) -> Result<bool> {
+/// How to walk `engine`: keys and a look at each, where a value may be a file that is larger than memory.
+pub(super) fn way(engine: &Arc<dyn Engine>) -> Want {
     let mut staged = Vec::new();
     engine.blobs(&mut staged);
-    // A value that is a file may be larger than memory.
-    let want = if engine.adopts_files() || !staged.is_empty() { Want::Keys } else { Want::Pairs };
-    drop(staged);
+    if engine.adopts_files() || !staged.is_empty() { Want::Keys } else { Want::Pairs }
+}
+
+/// Goes through all pairs of `engine`. False if there are places where no keys could be read.
+pub(super) fn walk(engine: &Arc<dyn Engine>, want: Want, visit: &mut Visit<'_>) -> Result<bool> {
     let mut walker = Walker { engine, visit, vain: 0 };
     let mut all = Gap { low: None, high: None };
     let is_done = walker.go(&mut all, want, true)?;
