@@ -61,31 +61,31 @@ impl Subject {
     /// FlexDB.
     #[must_use]
     pub fn flex() -> Subject {
-        Subject { ordered: true, other: "flat", ..Subject::flat().with_engine("flex") }
+        Subject { ordered: true, other: "flat", ..Subject::flat().kept_by("flex") }
     }
 
     /// CedrusDB.
     #[must_use]
     pub fn cedrus() -> Subject {
-        Subject::flat().with_engine("cedrus")
+        Subject::flat().kept_by("cedrus")
     }
 
     /// Kreon.
     #[must_use]
     pub fn kreon() -> Subject {
-        Subject { ordered: true, ..Subject::flat().with_engine("kreon") }
+        Subject { ordered: true, ..Subject::flat().kept_by("kreon") }
     }
 
     /// DeLSM.
     #[must_use]
     pub fn delsm() -> Subject {
-        Subject::flex().with_engine("delsm")
+        Subject::flex().kept_by("delsm")
     }
 
     /// FlatStore with an ordered index.
     #[must_use]
     pub fn flat_ordered() -> Subject {
-        Subject { ordered: true, ..Subject::flat().with_engine("flat-ordered") }
+        Subject { ordered: true, ..Subject::flat().kept_by("flat-ordered") }
     }
 
     /// FlatStore with a sorted map behind one lock.
@@ -93,16 +93,16 @@ impl Subject {
     pub fn flat_plain() -> Subject {
         let factories =
             vec![Arc::new(LedgerFactory::default()) as Arc<dyn EngineFactory>, sheaf_flat::plain()];
-        Subject { ordered: true, factories, ..Subject::flat().with_engine("flat-plain") }
+        Subject { ordered: true, factories, ..Subject::flat().kept_by("flat-plain") }
     }
 
     /// The reference engine.
     #[must_use]
     pub fn ledger() -> Subject {
-        Subject { ordered: true, other: "flat", ..Subject::flat().with_engine(ledger::NAME) }
+        Subject { ordered: true, other: "flat", ..Subject::flat().kept_by(ledger::NAME) }
     }
 
-    fn with_engine(self, engine: &'static str) -> Subject {
+    fn kept_by(self, engine: &'static str) -> Subject {
         Subject { name: engine, engine, ..self }
     }
 
@@ -197,7 +197,7 @@ impl Subject {
     /// All engines at once, a keyspace each: for the crash explorer and the kill loop, which ask for [`Subject::engines`].
     #[must_use]
     pub fn across() -> Subject {
-        Subject::flat().with_engine(ACROSS)
+        Subject::flat().kept_by(ACROSS)
     }
 
     /// The engines of the keyspaces of a crash workload: two under test, one in another log; or all there are.
