@@ -1,21 +1,43 @@
 //! # Handle: what every public type holds, and what closes the database when the last one goes
 
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use sheaf_base::store::Store;
 
-/// Shared by all clones of all handles of one open database. Background threads hold the store, never
+use crate::Result;
+use crate::door::Door;
+
+/// Shared by all clones of all handles of one open database. Background threads, and those of the door, hold the store, never
 /// this, so the database closes in the thread that drops the last handle and not at some later time.
-pub(crate) struct Handle(Arc<Store>);
+pub(crate) struct Handle {
+    store: Arc<Store>,
+    /// Until the end, if there is one.
+    door: Mutex<Option<Door>>,
+}
 
 impl Handle {
-    pub(crate) fn new(store: Arc<Store>) -> Arc<Handle> {
-        Arc::new(Handle(store))
+    pub(crate) fn new(store: Arc<Store>, door: Option<Door>) -> Arc<Handle> {
+        Arc::new(Handle { store, door: Mutex::new(door) })
     }
 
     pub(crate) fn store(&self) -> &Arc<Store> {
-        &self.0
+        &self.store
+    }
+
+    pub(crate) fn has_door(&self) -> bool {
+        self.door.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// Ends what others ask for through the door, and closes.
+    pub(crate) fn close(&self) -> Result<()> {
+        self.end_door();
+        self.store.close()
+    }
+
+    /// Who comes second waits for the first.
+    fn end_door(&self) {
+        drop(self.door.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
 
@@ -23,13 +45,14 @@ impl Deref for Handle {
     type Target = Store;
 
     fn deref(&self) -> &Store {
-        &self.0
+        &self.store
     }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        self.end_door();
         // Closed already, or an error that nobody is left to hear: recovery makes up for it.
-        let _ = self.0.close();
+        let _ = self.store.close();
     }
 }

@@ -11,7 +11,7 @@
 //!  recover, survey, load   from files to a served state         background  ticks and maintenance
 //!  sort        a log in the order of keys, when asked       still      a state that stays, for backups
 //!  fill, bulk  pairs in order, past the journal             making     keyspaces that have no name yet
-//!  convert, copy, watch   another engine, while writers go on
+//!  convert, copy, watch   another engine, while writers go on       hold    such a state as a listing, for readers beside
 //! ```
 //!
 //! ## Invariants
@@ -40,6 +40,7 @@ mod close;
 mod convert;
 mod copy;
 mod fill;
+mod hold;
 pub mod image;
 mod incoming;
 mod kept;
@@ -67,14 +68,17 @@ use std::time::Duration;
 pub use crate::backup::{BackupOptions, BackupPhase, BackupProgress, BackupReport, Watcher};
 pub use crate::blob::StagedStats;
 pub use bulk::{Loaded, Loading};
-pub(crate) use close::{LOCK, directories};
+pub(crate) use close::directories;
+pub use close::{DOOR, LOCK};
 pub use convert::{Conversion, ConversionPhase, ConversionProgress, Converted, Estimate};
+pub use hold::Hold;
 pub use incoming::{Incoming, Whole};
 pub use kept::Kept;
 pub use order::{Outcome, Write};
 pub use report::{Batching, KeyspaceInfo, LogStats, MemoryStats, OpeningStats, Options, Stats, VerifyReport};
 pub use sort::Compacted;
 pub use still::Still;
+pub use verify::VerifyWatcher;
 pub use view::View;
 
 use crate::backup;
@@ -351,7 +355,14 @@ impl Store {
             },
             logs: self.logs.iter().map(Log::stats).collect(),
             opening: self.opening,
+            door: false,
         }
+    }
+
+    /// Where the file at `path` is for others.
+    #[must_use]
+    pub fn locate(&self, path: &Path) -> PathBuf {
+        self.disk.locate(path)
     }
 
     /// What ROOT says now, without what changes at each write of it.
