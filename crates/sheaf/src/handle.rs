@@ -3,6 +3,7 @@
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use sheaf_base::fork::ForkGuard;
 use sheaf_base::store::Store;
 
 use crate::Result;
@@ -12,13 +13,14 @@ use crate::door::Door;
 /// this, so the database closes in the thread that drops the last handle and not at some later time.
 pub(crate) struct Handle {
     store: Arc<Store>,
-    /// Until the end, if there is one.
+    /// Until the end, if there is one. A forked child leaves it, and its lock, to the parent.
     door: Mutex<Option<Door>>,
+    fork: ForkGuard,
 }
 
 impl Handle {
     pub(crate) fn new(store: Arc<Store>, door: Option<Door>) -> Arc<Handle> {
-        Arc::new(Handle { store, door: Mutex::new(door) })
+        Arc::new(Handle { store, door: Mutex::new(door), fork: ForkGuard::new() })
     }
 
     pub(crate) fn store(&self) -> &Arc<Store> {
@@ -26,7 +28,8 @@ impl Handle {
     }
 
     pub(crate) fn has_door(&self) -> bool {
-        self.door.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        let is_open = |door: &Option<Door>| door.as_ref().is_some_and(Door::is_open);
+        !self.fork.is_child() && is_open(&self.door.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Ends what others ask for through the door, and closes.
@@ -37,7 +40,9 @@ impl Handle {
 
     /// Who comes second waits for the first.
     fn end_door(&self) {
-        drop(self.door.lock().unwrap_or_else(PoisonError::into_inner).take());
+        if !self.fork.is_child() {
+            drop(self.door.lock().unwrap_or_else(PoisonError::into_inner).take());
+        }
     }
 }
 

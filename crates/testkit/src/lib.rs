@@ -18,6 +18,7 @@
 //! | `linear_suite` | 100,000 operations of real threads, with cuts |
 //! | `fuzz_suite` | 20,000 inputs behind right checksums |
 //! | `backup_suite` | backups in the midst of random lives, cut, failing, damaged |
+//! | `beside_suite` | states read beside their owner, who goes on, closes, or fails |
 //! | `limits_suite` | real file systems that are full |
 //!
 //! The scenarios of `tests/interleavings` name their engines, because what they aim at differs: an engine with lock-free
@@ -25,6 +26,7 @@
 
 pub mod alloc;
 pub mod backups;
+pub mod beside;
 pub mod conformance;
 pub mod corrupt;
 pub mod crash;

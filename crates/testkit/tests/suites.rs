@@ -2,6 +2,7 @@
 
 mod backups;
 mod batching;
+mod beside;
 mod conformance;
 mod corruption;
 mod crash;

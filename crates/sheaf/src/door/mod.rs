@@ -161,6 +161,11 @@ impl Door {
         Ok(door)
     }
 
+    /// Whether somebody could come in.
+    pub(crate) fn is_open(&self) -> bool {
+        self.acceptor.as_ref().is_some_and(|acceptor| !acceptor.is_finished())
+    }
+
     /// Ends what is under way as if it had been cancelled, and waits for it. Whoever reads beside is told first.
     pub(crate) fn end(&mut self) {
         if self.fork.is_child() {
