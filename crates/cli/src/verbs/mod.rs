@@ -18,4 +18,5 @@ pub(crate) mod put;
 pub(crate) mod scan;
 pub(crate) mod serve;
 pub(crate) mod stats;
+pub(crate) mod top;
 pub(crate) mod verify;

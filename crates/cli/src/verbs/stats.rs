@@ -1,9 +1,10 @@
 //! # `stats`: figures of the whole database
 
 use std::io::Write;
+use std::path::Path;
 
 use serde_json::{Value as Json, json};
-use sheaf::{Database, LogStats, StagedStats, Stats};
+use sheaf::{LogStats, Overview, StagedStats, Stats};
 
 use crate::args::Report;
 use crate::failure::Result;
@@ -12,21 +13,23 @@ use crate::output::{HEADING, NAME, on_stdout, stdout, time};
 use crate::verbs::keyspaces::describe;
 
 pub(crate) fn run(args: &Report) -> Result {
-    let db = args.place.read()?;
-    let stats = db.stats();
-    let keyspaces = db.keyspaces().iter().map(|info| describe(&db, info)).collect::<Result<Vec<_>>>()?;
+    let all = match args.place.owner()? {
+        Some(mut owner) => owner.overview()?,
+        None => args.place.read()?.overview(),
+    };
     let mut out = stdout();
     if args.json {
-        writeln!(out, "{}", as_json(&stats, keyspaces))?;
+        writeln!(out, "{}", as_json(&all))?;
     } else {
-        print(&mut out, &db, &stats, &keyspaces)?;
+        let keyspaces: Vec<Json> = all.keyspaces.iter().map(describe).collect();
+        print(&mut out, &args.place.database, &all.stats, &keyspaces)?;
     }
     Ok(out.flush()?)
 }
 
-fn print(out: &mut impl Write, db: &Database, stats: &Stats, keyspaces: &[Json]) -> Result {
+fn print(out: &mut impl Write, path: &Path, stats: &Stats, keyspaces: &[Json]) -> Result {
     let (heading, name) = (on_stdout(HEADING), on_stdout(NAME));
-    writeln!(out, "{heading}{}{heading:#}", db.path().display())?;
+    writeln!(out, "{heading}{}{heading:#}", path.display())?;
     let closed = if stats.opening.clean { "closed in order" } else { "not closed in order" };
     let opening = &stats.opening;
     writeln!(
@@ -48,6 +51,10 @@ fn print(out: &mut impl Write, db: &Database, stats: &Stats, keyspaces: &[Json])
         size(stats.memory.buffers),
         size(stats.memory.cache)
     )?;
+    if stats.stills > 0 {
+        let (states, held) = (many(stats.stills, "state"), size(stats.held_bytes));
+        writeln!(out, "  {states} held for backups and readers, which keep {held}")?;
+    }
     writeln!(out, "{heading}keyspaces{heading:#}")?;
     for keyspace in keyspaces {
         let text = |field: &str| keyspace[field].as_str().unwrap_or_default().to_owned();
@@ -78,11 +85,14 @@ fn print(out: &mut impl Write, db: &Database, stats: &Stats, keyspaces: &[Json])
 }
 
 /// Bytes in use, all purposes.
-fn memory_used(stats: &Stats) -> u64 {
+pub(crate) fn memory_used(stats: &Stats) -> u64 {
     stats.memory.index + stats.memory.versions + stats.memory.buffers + stats.memory.cache
 }
 
-fn as_json(stats: &Stats, keyspaces: Vec<Json>) -> Json {
+/// All figures as JSON.
+pub(crate) fn as_json(all: &Overview) -> Json {
+    let stats = &all.stats;
+    let keyspaces: Vec<Json> = all.keyspaces.iter().map(describe).collect();
     json!({
         "visible": stats.visible,
         "durable": stats.durable,
@@ -105,6 +115,7 @@ fn as_json(stats: &Stats, keyspaces: Vec<Json>) -> Json {
             "files": stats.staged.files,
         },
         "poisoned": stats.poisoned,
+        "door": stats.door,
         "memory": {
             "budget": stats.memory.budget,
             "index": stats.memory.index,
