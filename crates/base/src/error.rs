@@ -44,12 +44,22 @@ pub enum Error {
         path: PathBuf,
     },
     /// Another handle has the database open. Nothing was touched.
-    #[error("{} is in use{}", path.display(), pid.map(|p| format!(" by process {p}")).unwrap_or_default())]
+    #[error("{} is in use{}{}", path.display(), pid.map(|p| format!(" by process {p}")).unwrap_or_default(),
+        if *no_door { ", which lets no reader in beside it" } else { "" })]
     Locked {
         /// The database.
         path: PathBuf,
         /// Its owner, where known.
         pid: Option<u32>,
+        /// It was to be read beside its owner, who has no door, or not for us.
+        no_door: bool,
+    },
+    /// The process that had the database open is gone, or has closed it, and what it held for this reader beside it is gone with it.
+    /// What was read before is right. Open the database again.
+    #[error("whoever had {} open has closed it, and with it what was read here; open it again", path.display())]
+    OwnerGone {
+        /// The database.
+        path: PathBuf,
     },
     /// A write or a sync failed in a way that leaves the kernel's cache in doubt. What was
     /// acknowledged as durable is safe; reopen the database to go on. A sync is never retried. After a panic
@@ -227,6 +237,10 @@ impl Error {
     /// An I/O error of `op` on `path`; a full disk becomes [`Error::NoSpace`], unless it shows at a sync: what
     /// that has lost no room brings back.
     pub fn io(op: &'static str, path: &Path, source: io::Error) -> Error {
+        let source = match source.downcast::<Error>() {
+            Ok(known) => return known, // of a disk that knows more than the system
+            Err(source) => source,
+        };
         match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded if !op.starts_with("sync") => {
                 Error::NoSpace { path: path.to_path_buf() }

@@ -24,6 +24,10 @@ const TINY_SLOTS: usize = 1 << 12;
 /// Where the directories of engines' own files are.
 const OWN: &str = "own";
 
+fn file_name(id: KeyspaceId) -> String {
+    format!("{:08x}", id.0)
+}
+
 /// A place for files of an engine's own: one directory a keyspace, which is made when it is needed.
 #[derive(Debug)]
 pub struct Home {
@@ -44,7 +48,12 @@ impl Home {
     /// The directory of a keyspace.
     #[must_use]
     pub fn of(&self, id: KeyspaceId) -> PathBuf {
-        self.dir.join(format!("{:08x}", id.0))
+        self.dir.join(file_name(id))
+    }
+
+    /// Its name below the database's directory.
+    pub(crate) fn name_of(id: KeyspaceId) -> PathBuf {
+        PathBuf::from(OWN).join(file_name(id))
     }
 
     /// Whether the keyspace has a directory.

@@ -5,6 +5,7 @@
 use std::ffi::OsString;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Args, Parser, Subcommand};
@@ -31,7 +32,8 @@ or as hexadecimal digits with --hex. A key that starts with a hyphen goes after
 `--`:  sheaf get my.db -- -key
 
 Reading verbs (get path scan dump stats verify keyspaces) open the database read-only
-and never create anything. `sheaf help VERB` shows an example of each verb.";
+and never create anything. They, and backup, convert and compact, work while a process
+of yours has the database open, too. `sheaf help VERB` shows an example of each verb.";
 
 /// A Sheaf database at the shell.
 #[derive(Debug, Parser)]
@@ -135,6 +137,15 @@ Examples:
     /// Show figures: keyspaces, logs, memory, how the opening went
     #[command(after_long_help = "Example:\n  sheaf stats my.db --json | jq .memory")]
     Stats(Report),
+    /// Watch a database that a process has open, live
+    #[command(after_long_help = "\
+Rates are of the last interval. Ends with Ctrl-C, or when the database is closed.
+
+Examples:
+  sheaf top my.db
+  sheaf top my.db --interval 5
+  sheaf top my.db --once --json | jq .held_bytes")]
+    Top(Top),
     /// Read everything and report damage by file, offset and keyspace
     #[command(after_long_help = "\
 Every stored byte is read and checked. Each damage is a line on stdout; the exit code is 3
@@ -163,8 +174,8 @@ Example:
     #[command(after_long_help = "\
 The copy is one moment's. What was written is read back from the device and compared, and
 only then is it a backup; if anything fails, nothing is left of it. Nobody opens or changes
-a backup: `sheaf restore` makes a database of it. Not while another process has the
-database open.
+a backup: `sheaf restore` makes a database of it. Where another process has the database
+open, that one makes the copy, and goes on meanwhile.
 
 With --base, files that an earlier backup on the same file system has already are given a
 second name there and take no room. Either backup may be removed afterwards. They are read
@@ -448,6 +459,29 @@ pub(crate) struct Report {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Arguments of `top`.
+#[derive(Debug, Args)]
+pub(crate) struct Top {
+    /// The database's directory
+    #[arg(value_name = "DATABASE")]
+    pub(crate) database: PathBuf,
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
+    pub(crate) interval: Duration,
+    /// Look once, and end
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Print the figures as JSON, an object a line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Seconds, with a fraction if need be.
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.05..=86_400.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "a number of seconds from 0.05 to 86400".to_owned())
 }
 
 /// Arguments of `backup`.

@@ -4,7 +4,8 @@
 //!
 //! ## Invariants
 //!
-//! 1. A reading verb opens read-only, creates nothing, and cannot change a byte on disk.
+//! 1. A reading verb opens read-only, creates nothing, and cannot change a byte on disk. (Whoever has the database open may make a file for
+//!    as long as it is read beside.)
 //! 2. Data goes to stdout, everything else to stderr; the exit code alone tells what happened
 //!    ([`failure::Failure::code`]).
 //! 3. Whatever is not known to be safe for a terminal is escaped before it goes to one.
@@ -48,6 +49,7 @@ fn run(verb: Verb) -> Result {
         Verb::Load(args) => verbs::load::run(&args),
         Verb::Dump(args) => verbs::dump::run(&args),
         Verb::Stats(args) => verbs::stats::run(&args),
+        Verb::Top(args) => verbs::top::run(&args),
         Verb::Verify(args) => verbs::verify::run(&args),
         Verb::Keyspaces(args) => verbs::keyspaces::run(&args),
         Verb::Engines => verbs::engines::run(),

@@ -4,14 +4,19 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use sheaf::{Database, Error, Keyspace, KeyspaceOptions};
+use sheaf::{Database, Error, Keyspace, KeyspaceOptions, Owner};
 
 use crate::args::{Chosen, Creation, Place, Target};
 use crate::failure::{Failure, Result};
 use crate::notation;
 
 impl Place {
-    /// Opens it for reading: creates and changes nothing.
+    /// Whoever has it open, if they can be asked.
+    pub(crate) fn owner(&self) -> Result<Option<Owner>> {
+        Ok(Owner::connect(&self.database)?)
+    }
+
+    /// Opens it for reading, beside whoever has it open: creates and changes nothing.
     pub(crate) fn read(&self) -> Result<Database> {
         Ok(Database::builder().memory(self.memory).create(false).read_only(true).open(&self.database)?)
     }

@@ -79,7 +79,7 @@ pub(crate) fn encode(error: &Error, out: &mut Encoder<'_>) {
             out.u8(NO_SPACE);
             out.path(path);
         }
-        Error::Locked { path, pid } => {
+        Error::Locked { path, pid, .. } => {
             out.u8(LOCKED);
             out.path(path);
             out.u32(pid.unwrap_or(0));
@@ -217,7 +217,10 @@ pub(crate) fn decode(from: &mut Decoder<'_>) -> Result<Error, Malformed> {
         }
         CORRUPT => Error::Corrupt { path: from.path()?, offset: from.u64()?, what: decode_damage(from)? },
         NO_SPACE => Error::NoSpace { path: from.path()? },
-        LOCKED => Error::Locked { path: from.path()?, pid: Some(from.u32()?).filter(|pid| *pid != 0) },
+        LOCKED => {
+            let (path, pid) = (from.path()?, from.u32()?);
+            Error::Locked { path, pid: Some(pid).filter(|pid| *pid != 0), no_door: false }
+        }
         POISONED => Error::Poisoned { op: from.name()? },
         TOO_LARGE => Error::TooLarge { what: from.name()?, got: from.u64()?, max: from.u64()? },
         FORMAT => Error::Format { path: from.path()?, found: from.u32()?, supported: from.u32()? },

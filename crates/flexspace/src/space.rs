@@ -121,7 +121,9 @@ impl FlexSpace {
         };
         let lock = match locked {
             Locked::Held(lock) => lock,
-            Locked::Busy(pid) => return Err(Error::Locked { path: dir.to_path_buf(), pid }),
+            Locked::Busy(pid) => {
+                return Err(Error::Locked { path: dir.to_path_buf(), pid, no_door: false });
+            }
         };
         let is_inline = options.inline || options.read_only;
         let shared = Arc::new(recover::open(disk, dir, options)?);

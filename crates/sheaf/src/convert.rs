@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use sheaf_base::store::Conversion as Steps;
+use sheaf_base::store::{Conversion as Steps, Store};
 
 use crate::handle::Handle;
 use crate::{ConversionProgress, Converted, Database, Error, Estimate, KeyspaceOptions, Result};
@@ -23,36 +23,16 @@ impl Database {
         &self,
         name: &str,
         to: impl Into<KeyspaceOptions>,
-        mut progress: impl FnMut(&ConversionProgress) -> ControlFlow<()>,
+        progress: impl FnMut(&ConversionProgress) -> ControlFlow<()>,
     ) -> Result<Option<Converted>> {
-        let to = to.into();
-        loop {
-            let Some(mut conversion) = self.begin_conversion(name, to.clone())? else {
-                return Ok(Some(Converted::default()));
-            };
-            loop {
-                match conversion.step() {
-                    Ok(true) => {}
-                    Ok(false) => return Ok(Some(conversion.0.converted())),
-                    // Cleared or replaced meanwhile: what it is now is begun with. If it was dropped, there is nothing.
-                    Err(Error::NoKeyspace { .. }) => break,
-                    Err(error) => return Err(error),
-                }
-                if progress(&conversion.progress()).is_break() {
-                    return Ok(None);
-                }
-            }
-        }
+        convert(self.handle().store(), name, &to.into(), progress)
     }
 
     /// The same in steps that the caller takes. None if it is that.
     #[doc(hidden)]
     pub fn begin_conversion(&self, name: &str, to: impl Into<KeyspaceOptions>) -> Result<Option<Conversion>> {
-        let store = self.handle().store();
-        let missing = || Error::NoKeyspace { name: name.to_owned() };
-        let source = store.existing(name)?.ok_or_else(missing)?;
-        let steps = store.begin_conversion(&source, to.into().choice())?;
-        Ok(steps.map(|steps| Conversion(steps, Arc::clone(self.handle()))))
+        let begun = begin(self.handle().store(), name, &to.into())?;
+        Ok(begun.map(|steps| Conversion(steps, Arc::clone(self.handle()))))
     }
 
     /// What converting the keyspace `name` would take. Reads about a thousand pairs, and changes nothing.
@@ -60,6 +40,36 @@ impl Database {
         let store = self.handle().store();
         let missing = || Error::NoKeyspace { name: name.to_owned() };
         store.estimate(&store.existing(name)?.ok_or_else(missing)?)
+    }
+}
+
+fn begin(store: &Arc<Store>, name: &str, to: &KeyspaceOptions) -> Result<Option<Steps>> {
+    let missing = || Error::NoKeyspace { name: name.to_owned() };
+    let source = store.existing(name)?.ok_or_else(missing)?;
+    store.begin_conversion(&source, to.choice())
+}
+
+/// See [`Database::convert`]. Whoever calls keeps the database open.
+pub(crate) fn convert(
+    store: &Arc<Store>,
+    name: &str,
+    to: &KeyspaceOptions,
+    mut progress: impl FnMut(&ConversionProgress) -> ControlFlow<()>,
+) -> Result<Option<Converted>> {
+    loop {
+        let Some(mut steps) = begin(store, name, to)? else { return Ok(Some(Converted::default())) };
+        loop {
+            match steps.step() {
+                Ok(true) => {}
+                Ok(false) => return Ok(Some(steps.converted())),
+                // Cleared or replaced meanwhile: what it is now is begun with. If it was dropped, there is nothing.
+                Err(Error::NoKeyspace { .. }) => break,
+                Err(error) => return Err(error),
+            }
+            if progress(&steps.progress()).is_break() {
+                return Ok(None);
+            }
+        }
     }
 }
 

@@ -15,6 +15,7 @@ use sheaf_base::store::{
     Stats, Store, VerifyReport, Watcher,
 };
 
+use crate::door::{Door, Held, Overview, open_beside, overview};
 use crate::handle::Handle;
 use crate::{Batch, Durability, Error, Keyspace, KeyspaceOptions, Result, Snapshot};
 
@@ -40,6 +41,9 @@ pub struct Builder {
     disk: Arc<dyn Disk>,
     clock: Arc<dyn Clock>,
     engines: Vec<Arc<dyn EngineFactory>>,
+    /// Whether the disk is the machine's, where sockets are.
+    is_real: bool,
+    door: bool,
 }
 
 impl Default for Builder {
@@ -56,6 +60,8 @@ impl Default for Builder {
                 Arc::new(sheaf_kreon::Kreon),
                 Arc::new(sheaf_delsm::Delsm),
             ],
+            is_real: true,
+            door: true,
         }
     }
 }
@@ -68,11 +74,25 @@ impl Builder {
         self
     }
 
-    /// Opens for reading only: nothing on disk changes, writes answer [`Error::ReadOnly`]. Several
-    /// readers may share a database; a writer excludes them and they it.
+    /// Opens for reading only: nothing is written, writes answer [`Error::ReadOnly`].
+    ///
+    /// A database that nobody has open for writing is shared by its readers; they keep writers out meanwhile. One that another process has
+    /// open is read *beside* it, through its [`Builder::door`]: the reader sees the moment of its opening, takes no lock, waits for
+    /// nobody and stops nobody. What its owner supersedes meanwhile stays on disk until the reader closes
+    /// ([`crate::Stats::stills`], `held_bytes`). If the owner closes the database, or ends, reads answer [`Error::OwnerGone`] from then on; open
+    /// it again.
     #[must_use]
     pub fn read_only(mut self, read_only: bool) -> Builder {
         self.options.read_only = read_only;
+        self
+    }
+
+    /// Whether there is a door while the database is open: a socket in its directory through which processes of the same user, and root's, ask for
+    /// figures, backups and conversions ([`crate::Owner`]) or read beside ([`Builder::read_only`]). Default yes. Where a file
+    /// system has no sockets the database opens without; [`crate::Stats::door`] says which. For a reader: whether it may use one.
+    #[must_use]
+    pub fn door(mut self, door: bool) -> Builder {
+        self.door = door;
         self
     }
 
@@ -172,6 +192,7 @@ impl Builder {
     #[must_use]
     pub fn disk(mut self, disk: Arc<dyn Disk>) -> Builder {
         self.disk = disk;
+        self.is_real = false;
         self
     }
 
@@ -215,11 +236,28 @@ impl Builder {
     /// Opens (or creates) the database in directory `path`.
     ///
     /// Errors: [`Error::NotFound`] without `create`; [`Error::NotADatabase`] for a directory that holds
-    /// anything else; [`Error::Locked`] if somebody has it open; [`Error::Format`] for a newer format;
+    /// anything else; [`Error::Locked`] if somebody has it open (and, for a reader, has no door); [`Error::Format`] for a newer format;
     /// [`Error::Corrupt`] if ROOT is damaged. Damage in one keyspace shows when that one is used.
     pub fn open(self, path: impl AsRef<Path>) -> Result<Database> {
-        let store = Store::open(path.as_ref(), self.options, self.disk, self.clock, self.engines)?;
-        Ok(Database { store: Handle::new(store) })
+        let (path, Builder { options, disk, clock, engines, is_real, door }) = (path.as_ref(), self);
+        let has_door = door && is_real;
+        let inner = (options.clone(), Arc::clone(&clock), engines.clone());
+        let store = match Store::open(path, inner.0, disk, inner.1, inner.2) {
+            Err(Error::Locked { .. }) if options.read_only && has_door => {
+                open_beside(path, &options, &clock, &engines)?
+            }
+            opened => opened?,
+        };
+        let is_owner = !options.read_only && !options.inline;
+        let door = (has_door && is_owner).then(|| Door::open(&store).ok()).flatten();
+        Ok(Database { store: Handle::new(store, door) })
+    }
+
+    /// Opens a state that somebody holds, for reading. For tests, on whatever disk.
+    #[doc(hidden)]
+    pub fn open_held(self, held: Held) -> Result<Database> {
+        let store = held.open(self.disk, self.options, self.clock, self.engines)?;
+        Ok(Database { store: Handle::new(store, None) })
     }
 }
 
@@ -297,7 +335,13 @@ impl Database {
     /// Figures of the whole database.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.store.stats()
+        Stats { door: self.store.has_door(), ..self.store.stats() }
+    }
+
+    /// Figures of the database and of each keyspace.
+    #[must_use]
+    pub fn overview(&self) -> Overview {
+        overview(self.store.store(), self.store.has_door())
     }
 
     /// Reads everything and reports each damage to `report`.
@@ -396,6 +440,13 @@ impl Database {
     #[doc(hidden)]
     pub fn pump(&self) -> Result<bool> {
         self.store.pump()
+    }
+
+    /// Has the state of now held, for a reader beside, as the door does for other processes. For tests.
+    #[doc(hidden)]
+    pub fn held(&self) -> Result<Held> {
+        let (hold, items) = self.store.store().hold_beside()?;
+        Ok(Held::new(self.path(), items, hold))
     }
 
     /// Lets go at once what backups that are under way hold, which spoils them. For tests of tests.

@@ -346,7 +346,7 @@ impl Keyspace {
             let mut path = None;
             kept.engine()?.look(Seq::LATEST, key.as_ref(), &mut |stored| {
                 if let Stored::File(file) = stored {
-                    path = file.own_path().map(std::path::Path::to_path_buf);
+                    path = file.own_path().map(|path| self.store().locate(path));
                 }
             })?;
             Ok(path)

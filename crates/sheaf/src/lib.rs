@@ -34,6 +34,7 @@
 mod batch;
 mod convert;
 mod database;
+mod door;
 mod handle;
 mod iter;
 mod keyspace;
@@ -47,6 +48,9 @@ pub use batch::{Batch, Commit};
 #[doc(hidden)]
 pub use convert::Conversion;
 pub use database::{Builder, DEFAULT_ENGINE, Database, engine_options, engines};
+#[doc(hidden)]
+pub use door::{Held, feed as feed_door};
+pub use door::{KeyspaceOverview, Overview, Owner};
 pub use iter::{Iter, Keys};
 pub use keyspace::{Keyspace, KeyspaceOptions};
 pub use load::{LoadOptions, Loader};

@@ -8,6 +8,7 @@
 //!  record    a log's record, and back               root      a slot of ROOT behind its checksum
 //!  segment   a segment's header and frames, behind  database  any file of a small database, mutated in several
 //!            their checksums                                  places, checksums made right; opened, read, verified
+//!  door      what is said through the door, both ways
 //! ```
 //!
 //! Behind a right checksum any answer is fair; a panic, a loop without end, or memory beyond bounds is not.
@@ -44,7 +45,7 @@ const SLOW: f64 = 2.0;
 const LONGEST: usize = 4096;
 
 /// Inputs that earlier finds or formats gave, by target: replayed before anything else.
-const CORPUS: [(Target, &[u8]); 11] = [
+const CORPUS: [(Target, &[u8]); 13] = [
     (Target::Record, b"\x01\x01\x01\x01kv"),
     (Target::Record, b"\x02\x05\x03key"),
     (Target::Record, b"\x03\x01\x01\xff\xff\xff\xff\x0fk\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"),
@@ -52,6 +53,8 @@ const CORPUS: [(Target, &[u8]); 11] = [
     (Target::Record, b"\x01\x00\xff\xff\xff\xff\x0f\xff\xff\xff\xff\x0f"),
     (Target::Root, b"SHEAFROT\x02\x00\x00\x00\xff\xff\xff\xff"),
     (Target::Segment, b"SHEAFSEG\x02\x00\x00\x00\x01\x00\x00\x00"),
+    (Target::Door, b"\x02\x04\x00\x00\x00/a/b\x01\x02\x00\x00\x00/c\x01"),
+    (Target::Door, b"\x0f\x01\x00\x00\x00\x01\x01\x00\x00\x00a\xff\xff\xff\xff\xff\xff\xff\xff"),
     (Target::Database, b"\x00\x00\x0c\x00\xff\x0d\x00\xff\x0e\x00\xff"),
     (Target::Database, b"\x04\x00\x04\x02\xff\x05\x02\xff\x06\x02\xff"),
     (Target::Database, b"\x07\x00\x30\x00\x01\x31\x00\x01"),
@@ -65,12 +68,14 @@ pub enum Target {
     Record,
     Root,
     Segment,
+    Door,
     Database,
 }
 
 impl Target {
     /// All of them.
-    pub const ALL: [Target; 4] = [Target::Record, Target::Root, Target::Segment, Target::Database];
+    pub const ALL: [Target; 5] =
+        [Target::Record, Target::Root, Target::Segment, Target::Door, Target::Database];
 }
 
 /// What the targets need beside their input.
@@ -98,6 +103,7 @@ impl Ground {
             Target::Record => record(input),
             Target::Root => root(input),
             Target::Segment => segment(input),
+            Target::Door => sheaf::feed_door(input),
             Target::Database => self.database(input),
         }
     }
@@ -217,10 +223,11 @@ impl Mutator {
     }
 
     fn next(&mut self) -> (Target, Vec<u8>) {
-        let target = match self.random.below(16) {
+        let target = match self.random.below(18) {
             0..6 => Target::Record,
             6..9 => Target::Root,
             9..12 => Target::Segment,
+            12..14 => Target::Door,
             _ => Target::Database,
         };
         let mine: Vec<usize> = (0..self.pool.len()).filter(|at| self.pool[*at].0 == target).collect();

@@ -19,6 +19,7 @@
 //! | `linear_suite` | 100,000 operations of real threads, with cuts |
 //! | `fuzz_suite` | 20,000 inputs behind right checksums |
 //! | `backup_suite` | backups in the midst of random lives, cut, failing, damaged |
+//! | `beside_suite` | states read beside their owner, who goes on, closes, or fails |
 //!
 //! One whose options were chosen goes into `Subject::geometries` and into the list of `tests/geometries.rs`: all suites, at a small part
 //! of these lengths.
@@ -29,6 +30,7 @@
 
 pub mod alloc;
 pub mod backups;
+pub mod beside;
 pub mod conformance;
 pub mod corrupt;
 pub mod crash;

@@ -3,6 +3,7 @@
 mod across;
 mod backups;
 mod batching;
+mod beside;
 mod conformance;
 mod corruption;
 mod crash;

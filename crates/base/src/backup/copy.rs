@@ -12,11 +12,9 @@ use super::tree::{Range, Tree, not_empty, open};
 use super::{APART, BackupOptions, BackupPhase, BackupReport, Meter};
 use crate::disk::{Disk, File, How};
 use crate::error::{Damage, Error, IoContext, Result};
+use crate::ground::Home;
 use crate::own::{OwnFile, OwnFiles, Source};
 use crate::store::{Still, Store};
-
-/// Where engines' own files are, in a database and in its backup.
-const OWN: &str = "own";
 
 /// An earlier backup.
 struct Base {
@@ -134,7 +132,7 @@ impl Copier<'_, '_> {
             }
         }
         for (id, own) in still.own() {
-            self.add_own(&PathBuf::from(OWN).join(format!("{:08x}", id.0)), own)?;
+            self.add_own(&Home::name_of(id), own)?;
         }
         self.store.check_open() // since: after the end of the database nothing is held any more
     }

@@ -6,8 +6,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::tree::is_below;
 use crate::codec::{Reader, Writer};
+use crate::disk::held::is_below;
 use crate::disk::{Disk, File, How};
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::frame::{u32_at, u64_at};

@@ -33,7 +33,7 @@ pub fn restore(
     let lock = match disk.lock(&to.join(LOCK), Share::Exclusive).during("lock", to) {
         Ok(Locked::Held(lock)) => lock,
         // Somebody came since a moment ago: what there is is not ours to remove.
-        Ok(Locked::Busy(pid)) => return Err(Error::Locked { path: to.to_path_buf(), pid }),
+        Ok(Locked::Busy(pid)) => return Err(Error::Locked { path: to.to_path_buf(), pid, no_door: false }),
         Err(error) => {
             tree.undo();
             return Err(error);

@@ -6,7 +6,7 @@
 //! A block of zeros is not written: the copy of a file with holes has them too.
 
 use std::collections::BTreeSet;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{Meter, PIECE};
@@ -194,10 +194,4 @@ pub(super) fn open(disk: &dyn Disk, path: &Path) -> Result<Arc<dyn File>> {
         }
         other => other.during("open", path),
     }
-}
-
-/// Whether a name leads to a place below the root and nowhere else.
-pub(super) fn is_below(name: &Path) -> bool {
-    let mut parts = name.components();
-    !name.as_os_str().is_empty() && parts.all(|part| matches!(part, Component::Normal(_)))
 }

@@ -13,6 +13,8 @@
 //!    lock of a file that lost its name meanwhile tries again with the one that has it.
 //! 3. The process id in the file is for people. It is written after the lock is taken and never
 //!    cleared, so it means something only while an exclusive owner holds the lock.
+//! 4. Behind it stands a number that no other taking of the lock has, written before the owner does anything else:
+//!    whoever finds the file as it was knows that nobody else became the owner since.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -24,6 +26,7 @@ use rustix::io::Errno;
 use super::real::{open_fd, repeat, write_whole};
 use super::{Locked, Share};
 use crate::fork::ForkGuard;
+use crate::types::random_bits;
 
 /// How often to chase a lock file that is replaced under our hands.
 const ATTEMPTS: usize = 16;
@@ -84,10 +87,10 @@ fn is_at(fd: &OwnedFd, path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Writes our process id for people and error messages. On a full disk there is none: the lock
+/// Writes our process id for people and error messages, and a number (I4). On a full disk there may be none: the lock
 /// holds all the same.
 fn leave_pid(fd: &OwnedFd) {
-    let text = format!("{}\n", std::process::id());
+    let text = format!("{}\n{:032x}\n", std::process::id(), random_bits());
     let put = |bytes: &[u8], at| rustix::io::pwrite(fd, bytes, at);
     if write_whole(0, text.as_bytes(), put).is_ok() {
         let _ = rustix::fs::ftruncate(fd, text.len() as u64);
@@ -104,8 +107,8 @@ fn owner(fd: &OwnedFd, asked: Share) -> Option<u32> {
     }
     let mut text = [0; 16];
     let count = rustix::io::pread(fd, &mut text, 0).ok()?;
-    let line = std::str::from_utf8(&text[..count]).ok()?;
-    line.strip_suffix('\n')?.parse().ok()
+    let (line, _) = std::str::from_utf8(&text[..count]).ok()?.split_once('\n')?;
+    line.parse().ok()
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@
 #[cfg(test)]
 mod agree;
 mod flock;
+pub mod held;
 mod mapping;
 pub mod real;
 #[cfg(test)]
@@ -29,7 +30,7 @@ pub mod sim;
 
 use std::fmt;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::error::{Error, IoContext, Result};
@@ -106,6 +107,11 @@ pub trait Disk: fmt::Debug + Send + Sync {
     fn free_files(&self, path: &Path) -> io::Result<Option<(u64, u64)>> {
         let _ = path;
         Ok(None)
+    }
+
+    /// Where the file at `path` is for others: what is shown under one name may stand under another.
+    fn locate(&self, path: &Path) -> PathBuf {
+        path.to_path_buf()
     }
 
     /// The volume that `dir` is on, to make everything on it durable at once. Errors of writes since this call show at

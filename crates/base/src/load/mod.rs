@@ -37,6 +37,7 @@ mod skew;
 mod stats;
 #[cfg(test)]
 mod tests;
+mod wire;
 
 use std::sync::OnceLock;
 use std::time::Duration;

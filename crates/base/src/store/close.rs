@@ -27,7 +27,10 @@ use crate::views::Views;
 /// Passes of cleaning before an orderly end.
 const CLOSING_PASSES: usize = 4;
 
-pub(crate) const LOCK: &str = "LOCK";
+/// The file that is locked.
+pub const LOCK: &str = "LOCK";
+/// The socket of whoever has the database open, and its name until it may be used.
+pub const DOOR: [&str; 2] = ["door", "door.new"];
 const BLOBS: &str = "blob";
 
 /// What stands in the directory.
@@ -59,7 +62,9 @@ impl Store {
         let share = if options.read_only { Share::Shared } else { Share::Exclusive };
         let lock = match disk.lock(&path.join(LOCK), share).during("lock", path)? {
             Locked::Held(lock) => lock,
-            Locked::Busy(pid) => return Err(Error::Locked { path: path.to_path_buf(), pid }),
+            Locked::Busy(pid) => {
+                return Err(Error::Locked { path: path.to_path_buf(), pid, no_door: options.read_only });
+            }
         };
         let slots = Slots::new(Arc::clone(&disk), path);
         let root = match slots.read()? {
@@ -300,7 +305,12 @@ fn look(disk: &dyn Disk, path: &Path) -> Result<There> {
         let why = "it is a backup: `sheaf restore` makes a database of it, elsewhere".to_owned();
         return Err(Error::NotADatabase { path: path.to_path_buf(), why });
     }
-    let ours = |name: &str| name == LOCK || Slots::is_unborn_slot(name) || directories().any(|d| d == name);
+    let ours = |name: &str| {
+        name == LOCK
+            || DOOR.contains(&name)
+            || Slots::is_unborn_slot(name)
+            || directories().any(|d| d == name)
+    };
     if let Some(foreign) = entries.iter().find(|e| !ours(&e.name)) {
         let why = format!("it has no ROOT but holds {:?}", foreign.name);
         return Err(Error::NotADatabase { path: path.to_path_buf(), why });

@@ -13,6 +13,7 @@
 //!  fill, bulk  pairs in order, past the journal             making     keyspaces that have no name yet
 //!  convert, copy, watch   another engine, while writers go on   salvage  what is left of a damaged database
 //!  stall       what writers wait for, or are told instead   sketch      what keyspaces are used for, over closings
+//!  hold        a state that stays as a listing, for readers beside
 //! ```
 //!
 //! ## Invariants
@@ -41,6 +42,7 @@ mod close;
 mod convert;
 mod copy;
 mod fill;
+mod hold;
 pub mod image;
 mod incoming;
 mod kept;
@@ -71,8 +73,10 @@ use std::time::Duration;
 pub use crate::backup::{BackupOptions, BackupPhase, BackupProgress, BackupReport, Watcher};
 pub use crate::blob::StagedStats;
 pub use bulk::{Loaded, Loading};
-pub(crate) use close::{LOCK, directories};
+pub(crate) use close::directories;
+pub use close::{DOOR, LOCK};
 pub use convert::{Conversion, ConversionPhase, ConversionProgress, Converted, Estimate};
+pub use hold::Hold;
 pub use incoming::{Incoming, Whole};
 pub use kept::{Choice, Kept};
 pub use order::{Outcome, Write};
@@ -83,6 +87,7 @@ pub use salvage::{
 pub use sort::Compacted;
 pub use stall::{Stall, StallKind, StallStats, StallWatch};
 pub use still::Still;
+pub use verify::VerifyWatcher;
 pub use view::View;
 
 use crate::backup;
@@ -362,7 +367,14 @@ impl Store {
             },
             logs: self.logs.iter().map(Log::stats).collect(),
             opening: self.opening,
+            door: false,
         }
+    }
+
+    /// Where the file at `path` is for others.
+    #[must_use]
+    pub fn locate(&self, path: &Path) -> PathBuf {
+        self.disk.locate(path)
     }
 
     /// What ROOT says now, without what changes at each write of it.

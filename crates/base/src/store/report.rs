@@ -141,7 +141,7 @@ pub struct Stats {
     pub views: u64,
     /// The oldest state one of them shows.
     pub oldest_view: Option<u64>,
-    /// States that backups keep on disk.
+    /// States that backups, and readers beside, keep on disk.
     pub stills: u64,
     /// Bytes of segments that are kept for their sake alone.
     pub held_bytes: u64,
@@ -165,6 +165,8 @@ pub struct Stats {
     pub logs: Vec<LogStats>,
     /// How the opening went.
     pub opening: OpeningStats,
+    /// Whether other processes can come in: to ask for these figures, for backups, and to read beside.
+    pub door: bool,
 }
 
 /// How an opening went.

@@ -30,7 +30,7 @@
 //! Each record that is not in its place is written once, and its old place is cleaned; while that is behind, the log takes
 //! up to its space limit. Memory: a step's keys. The reserve for removals is not touched: on a full disk sorting ends with an error.
 
-use std::ops::Bound;
+use std::ops::{Bound, ControlFlow};
 use std::sync::Arc;
 
 use super::clean::{Piece, SORTED, Survivor};
@@ -70,6 +70,15 @@ pub struct Compacted {
 impl Store {
     /// Puts the records of a keyspace in the order of its keys. For ordered engines of the store log.
     pub fn sort(self: &Arc<Store>, kept: &Arc<Kept>) -> Result<Compacted> {
+        self.sort_watched(kept, &mut |_| ControlFlow::Continue(()))
+    }
+
+    /// The same; `watcher` is told after each step, and may end it ([`Error::Cancelled`]): what is done stays done.
+    pub fn sort_watched(
+        self: &Arc<Store>,
+        kept: &Arc<Kept>,
+        watcher: &mut dyn FnMut(&Compacted) -> ControlFlow<()>,
+    ) -> Result<Compacted> {
         self.check_writable()?;
         let engine = kept.engine()?;
         if !engine.capabilities().ordered || engine.log() != LogId::Flat {
@@ -92,6 +101,9 @@ impl Store {
             let count = self.sort_step(kept, &keys, &mut sorted)?;
             let Some(last) = count.checked_sub(1).and_then(|last| keys.into_iter().nth(last)) else { break };
             low = Bound::Excluded(last);
+            if watcher(&sorted).is_break() {
+                return Err(Error::Cancelled);
+            }
             unsynced += sorted.bytes - before.bytes;
             if unsynced > SYNC_BYTES {
                 unsynced = 0;

@@ -14,18 +14,10 @@ use crate::output::{Watch, byte_bar, stdout, time};
 
 pub(crate) fn run(args: &Backup) -> Result {
     let watch = Watch::start();
-    let db = args.place.write()?;
     let bar = byte_bar("copy", 0);
-    let mut watcher = |progress| show(&bar, progress);
-    let options = BackupOptions::default().verify(!args.no_verify).watched(&mut watcher);
-    let options = match &args.base {
-        Some(base) => options.base(base),
-        None => options,
-    };
-    let done = db.backup(&args.backup, options);
+    let done = copy(args, &bar);
     bar.finish_and_clear();
     let done = done?;
-    db.close()?;
     let mut out = stdout();
     if args.json {
         return report_json(&mut out, &done);
@@ -35,6 +27,23 @@ pub(crate) fn run(args: &Backup) -> Result {
     let (files, copied) = (many(done.files, "file"), size(done.copied));
     writeln!(out, "{files}: {copied} copied{linked}{checked} in {}", time(watch.elapsed()))?;
     Ok(out.flush()?)
+}
+
+/// By whoever has the database open, or by us.
+fn copy(args: &Backup, bar: &ProgressBar) -> Result<BackupReport> {
+    let mut watcher = |progress| show(bar, progress);
+    if let Some(mut owner) = args.place.owner()? {
+        return Ok(owner.backup(&args.backup, args.base.as_deref(), !args.no_verify, watcher)?);
+    }
+    let db = args.place.write()?;
+    let options = BackupOptions::default().verify(!args.no_verify).watched(&mut watcher);
+    let options = match &args.base {
+        Some(base) => options.base(base),
+        None => options,
+    };
+    let done = db.backup(&args.backup, options)?;
+    db.close()?;
+    Ok(done)
 }
 
 pub(crate) fn restore(args: &Restore) -> Result {

@@ -1,23 +1,22 @@
 //! # `compact`: the records of a keyspace in the order of its keys
 
 use std::io::Write;
+use std::ops::ControlFlow;
 
 use serde_json::json;
+use sheaf::Compacted;
 
-use crate::args::Compact;
+use crate::args::{Compact, Target};
 use crate::failure::Result;
 use crate::notation::{many, size};
 use crate::output::{Watch, spinner, stdout, time};
 
 pub(crate) fn run(args: &Compact) -> Result {
     let watch = Watch::start();
-    let (db, keyspace) = args.target.write()?;
     let bar = spinner("compact");
-    let done = keyspace.compact();
+    let done = sort(&args.target);
     bar.finish_and_clear();
     let done = done?;
-    drop(keyspace);
-    db.close()?;
     let mut out = stdout();
     if args.json {
         writeln!(out, "{}", json!({ "moved": done.moved, "bytes": done.bytes, "left": done.left }))?;
@@ -26,4 +25,16 @@ pub(crate) fn run(args: &Compact) -> Result {
         writeln!(out, "{moved} moved ({}), {left} left in {}", size(done.bytes), time(watch.elapsed()))?;
     }
     Ok(out.flush()?)
+}
+
+/// By whoever has the database open, or by us.
+fn sort(target: &Target) -> Result<Compacted> {
+    if let Some(mut owner) = target.place.owner()? {
+        return Ok(owner.compact(Some(&target.keyspace), |_| ControlFlow::Continue(()))?);
+    }
+    let (db, keyspace) = target.write()?;
+    let done = keyspace.compact()?;
+    drop(keyspace);
+    db.close()?;
+    Ok(done)
 }

@@ -2,15 +2,16 @@
 //!
 //! ## Dry run
 //!
-//! Opens the database for reading only. How long it will take is measured: some thousand pairs are read, and loaded into a
+//! Opens the database for reading only, beside whoever has it open. How long it will take is measured: some thousand pairs are read, and loaded into a
 //! scratch database on the same file system, which goes again.
 
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
+use indicatif::ProgressBar;
 use serde_json::json;
-use sheaf::{ConversionPhase, Converted, Database, Error, Keyspace, LoadOptions};
+use sheaf::{ConversionPhase, ConversionProgress, Converted, Database, Error, Keyspace, LoadOptions};
 
 use crate::args::Convert;
 use crate::failure::{Failure, Result};
@@ -32,24 +33,14 @@ pub(crate) fn run(args: &Convert) -> Result {
 
 fn convert(args: &Convert) -> Result {
     let watch = Watch::start();
-    let (db, keyspace) = args.target.write()?;
-    let from = keyspace.engine();
-    drop(keyspace);
     let bar = pair_bar("convert", 0);
-    let done = db.convert(&args.target.keyspace, args.chosen.of(Some(&args.to)), |progress| {
-        if progress.phase == ConversionPhase::Copying {
-            bar.set_length(progress.pairs);
-            bar.set_position(progress.copied);
-        }
-        ControlFlow::Continue(())
-    });
+    let done = copy(args, &bar);
     bar.finish_and_clear();
-    let done = done?.unwrap_or_default();
-    db.close()?;
+    let Done { from, converted: done, written } = done?;
     let (mut out, took) = (stdout(), watch.elapsed());
     if args.json {
         let (pairs, bytes, seconds) = (done.copied, done.bytes, took.as_secs_f64());
-        let all = json!({ "pairs": pairs, "bytes": bytes, "seconds": seconds, "written": written() });
+        let all = json!({ "pairs": pairs, "bytes": bytes, "seconds": seconds, "written": written });
         writeln!(out, "{all}")?;
     } else if done == Converted::default() {
         writeln!(out, "{} is kept by {from} already", args.target.keyspace)?;
@@ -58,6 +49,40 @@ fn convert(args: &Convert) -> Result {
         writeln!(out, "{pairs} ({bytes}) from {from} to {} in {}", args.to, time(took))?;
     }
     Ok(out.flush()?)
+}
+
+/// What was done.
+struct Done {
+    /// The engine before.
+    from: &'static str,
+    converted: Converted,
+    /// Bytes written to devices, where it was done by this process.
+    written: Option<u64>,
+}
+
+/// By whoever has the database open, or by us.
+fn copy(args: &Convert, bar: &ProgressBar) -> Result<Done> {
+    let (name, to) = (&args.target.keyspace, args.chosen.of(Some(&args.to)));
+    let show = |progress: &ConversionProgress| {
+        if progress.phase == ConversionPhase::Copying {
+            bar.set_length(progress.pairs);
+            bar.set_position(progress.copied);
+        }
+        ControlFlow::Continue(())
+    };
+    if let Some(mut owner) = args.target.place.owner()? {
+        let keyspaces = owner.overview()?.keyspaces;
+        let found = keyspaces.iter().find(|keyspace| keyspace.info.name == *name);
+        let from = found.map_or("", |keyspace| keyspace.info.engine);
+        let converted = owner.convert(name, to, show)?.unwrap_or_default();
+        return Ok(Done { from, converted, written: None });
+    }
+    let (db, keyspace) = args.target.write()?;
+    let from = keyspace.engine();
+    drop(keyspace);
+    let converted = db.convert(name, to, show)?.unwrap_or_default();
+    db.close()?;
+    Ok(Done { from, converted, written: written() })
 }
 
 fn estimate(args: &Convert) -> Result {

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use serde_json::{Value as Json, json};
-use sheaf::{Database, KeyspaceInfo};
+use sheaf::{Database, KeyspaceInfo, KeyspaceOverview};
 
 use crate::args::Report;
 use crate::failure::Result;
@@ -15,7 +15,7 @@ pub(crate) fn run(args: &Report) -> Result {
     let db = args.place.read()?;
     let mut out = stdout();
     if args.json {
-        let all = db.keyspaces().iter().map(|info| describe(&db, info)).collect::<Result<Vec<_>>>()?;
+        let all = db.overview().keyspaces.iter().map(describe).collect();
         writeln!(out, "{}", Json::Array(all))?;
         return Ok(out.flush()?);
     }
@@ -45,21 +45,19 @@ fn keys(db: &Database, info: &KeyspaceInfo) -> Result<Option<u64>> {
 }
 
 /// One keyspace as JSON.
-pub(crate) fn describe(db: &Database, info: &KeyspaceInfo) -> Result<Json> {
+pub(crate) fn describe(keyspace: &KeyspaceOverview) -> Json {
+    let KeyspaceOverview { info, ordered, stats, counters, load } = keyspace;
     let mut object =
         json!({ "name": info.name, "id": info.id.0, "engine": info.engine, "damage": info.damage });
     object["options"] = info.options.iter().map(|(name, value)| (name.to_owned(), json!(value))).collect();
-    if info.damage.is_none()
-        && let Some(keyspace) = db.existing_keyspace(&info.name)?
-    {
-        let stats = keyspace.stats()?;
-        object["ordered"] = json!(keyspace.capabilities()?.ordered);
+    if info.damage.is_none() {
+        object["ordered"] = json!(ordered);
         object["keys"] = json!(stats.keys);
         object["index_bytes"] = json!(stats.index_bytes);
         object["pinned_versions"] = json!(stats.pinned_versions);
         object["counters"] =
-            keyspace.counters()?.into_iter().map(|(name, count)| (name, json!(count))).collect();
-        object["load"] = usage::as_json(&keyspace.load()?);
+            counters.iter().map(|(name, count)| ((*name).to_owned(), json!(count))).collect();
+        object["load"] = usage::as_json(load);
     }
-    Ok(object)
+    object
 }

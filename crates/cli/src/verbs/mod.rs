@@ -20,4 +20,5 @@ pub(crate) mod repair;
 pub(crate) mod scan;
 pub(crate) mod serve;
 pub(crate) mod stats;
+pub(crate) mod top;
 pub(crate) mod verify;

@@ -1,9 +1,10 @@
 //! # `stats`: figures of the whole database
 
 use std::io::Write;
+use std::path::Path;
 
 use serde_json::{Value as Json, json};
-use sheaf::{Database, LogStats, StagedStats, StallStats, Stats};
+use sheaf::{LogStats, Overview, StagedStats, StallStats, Stats};
 
 use crate::args::Report;
 use crate::failure::Result;
@@ -13,21 +14,23 @@ use crate::usage;
 use crate::verbs::keyspaces::describe;
 
 pub(crate) fn run(args: &Report) -> Result {
-    let db = args.place.read()?;
-    let stats = db.stats();
-    let keyspaces = db.keyspaces().iter().map(|info| describe(&db, info)).collect::<Result<Vec<_>>>()?;
+    let all = match args.place.owner()? {
+        Some(mut owner) => owner.overview()?,
+        None => args.place.read()?.overview(),
+    };
     let mut out = stdout();
     if args.json {
-        writeln!(out, "{}", as_json(&stats, keyspaces))?;
+        writeln!(out, "{}", as_json(&all))?;
     } else {
-        print(&mut out, &db, &stats, &keyspaces)?;
+        let keyspaces: Vec<Json> = all.keyspaces.iter().map(describe).collect();
+        print(&mut out, &args.place.database, &all.stats, &keyspaces)?;
     }
     Ok(out.flush()?)
 }
 
-fn print(out: &mut impl Write, db: &Database, stats: &Stats, keyspaces: &[Json]) -> Result {
+fn print(out: &mut impl Write, path: &Path, stats: &Stats, keyspaces: &[Json]) -> Result {
     let (heading, name) = (on_stdout(HEADING), on_stdout(NAME));
-    writeln!(out, "{heading}{}{heading:#}", db.path().display())?;
+    writeln!(out, "{heading}{}{heading:#}", path.display())?;
     let closed = if stats.opening.clean { "closed in order" } else { "not closed in order" };
     let opening = &stats.opening;
     writeln!(
@@ -50,6 +53,10 @@ fn print(out: &mut impl Write, db: &Database, stats: &Stats, keyspaces: &[Json])
         size(stats.memory.cache)
     )?;
     print_stalls(out, stats)?;
+    if stats.stills > 0 {
+        let (states, held) = (many(stats.stills, "state"), size(stats.held_bytes));
+        writeln!(out, "  {states} held for backups and readers, which keep {held}")?;
+    }
     writeln!(out, "{heading}keyspaces{heading:#}")?;
     for keyspace in keyspaces {
         let text = |field: &str| keyspace[field].as_str().unwrap_or_default().to_owned();
@@ -107,11 +114,14 @@ fn print_stalls(out: &mut impl Write, stats: &Stats) -> Result {
 }
 
 /// Bytes in use, all purposes.
-fn memory_used(stats: &Stats) -> u64 {
+pub(crate) fn memory_used(stats: &Stats) -> u64 {
     stats.memory.index + stats.memory.versions + stats.memory.buffers + stats.memory.cache
 }
 
-fn as_json(stats: &Stats, keyspaces: Vec<Json>) -> Json {
+/// All figures as JSON.
+pub(crate) fn as_json(all: &Overview) -> Json {
+    let stats = &all.stats;
+    let keyspaces: Vec<Json> = all.keyspaces.iter().map(describe).collect();
     json!({
         "visible": stats.visible,
         "durable": stats.durable,
@@ -135,6 +145,7 @@ fn as_json(stats: &Stats, keyspaces: Vec<Json>) -> Json {
             "files": stats.staged.files,
         },
         "poisoned": stats.poisoned,
+        "door": stats.door,
         "memory": {
             "budget": stats.memory.budget,
             "index": stats.memory.index,

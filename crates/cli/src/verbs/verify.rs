@@ -6,10 +6,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use serde_json::json;
-use sheaf::{Database, Error, Keyspace, VerifyReport};
+use sheaf::{Database, Error, Keyspace, Owner, VerifyReport};
 
 use crate::args::Report;
 use crate::failure::{Failure, Result};
@@ -39,13 +40,16 @@ impl Finding {
 pub(crate) fn run(args: &Report) -> Result {
     let watch = Watch::start();
     let bar = spinner("verify");
-    let (report, findings) = match args.place.read() {
-        Ok(db) => examine(&db)?,
-        // Damage that keeps the database from opening is a finding like any other.
-        Err(Failure::Database(error)) if error.is_corrupt() => {
-            (VerifyReport::default(), vec![Finding::of(error)])
-        }
-        Err(failure) => return Err(failure),
+    let (report, findings) = match args.place.owner()? {
+        Some(owner) => examine_from_outside(args, owner)?,
+        None => match args.place.read() {
+            Ok(db) => examine(&db)?,
+            // Damage that keeps the database from opening is a finding like any other.
+            Err(Failure::Database(error)) if error.is_corrupt() => {
+                (VerifyReport::default(), vec![Finding::of(error)])
+            }
+            Err(failure) => return Err(failure),
+        },
     };
     bar.finish_and_clear();
     let mut out = stdout();
@@ -62,26 +66,56 @@ pub(crate) fn run(args: &Report) -> Result {
 }
 
 fn examine(db: &Database) -> Result<(VerifyReport, Vec<Finding>)> {
-    let mut findings: Vec<Finding> = Vec::new();
-    let mut places = BTreeSet::new();
-    let report = db.verify(|error| {
+    let mut findings = Findings::default();
+    let report = db.verify(|error| findings.add(error))?;
+    Ok((report, findings.named(|| keyspaces_hit(db))?))
+}
+
+/// By whoever has the database open.
+fn examine_from_outside(args: &Report, mut owner: Owner) -> Result<(VerifyReport, Vec<Finding>)> {
+    let mut findings = Findings::default();
+    let report = owner.verify(|error| findings.add(error), |_| ControlFlow::Continue(()))?;
+    let hit = || match args.place.read() {
+        Ok(db) => keyspaces_hit(&db),
+        Err(_) => Ok(BTreeMap::new()), // of a damaged keyspace no state can be held: nobody can say
+    };
+    Ok((report, findings.named(hit)?))
+}
+
+/// Damages, each once.
+#[derive(Default)]
+struct Findings {
+    found: Vec<Finding>,
+    places: BTreeSet<(Option<PathBuf>, Option<u64>)>,
+}
+
+impl Findings {
+    fn add(&mut self, error: Error) {
         let finding = Finding::of(error);
         // The same place may be met twice: by the walk over files and by that over pairs.
-        if finding.path.is_none() || places.insert((finding.path.clone(), finding.offset)) {
-            findings.push(finding);
+        if finding.path.is_none() || self.places.insert((finding.path.clone(), finding.offset)) {
+            self.found.push(finding);
         }
-    })?;
-    if !findings.is_empty() {
-        let mut hit = keyspaces_hit(db)?;
-        for finding in &mut findings {
+    }
+
+    /// With the keyspaces that run into them.
+    fn named(mut self, hit: impl FnOnce() -> Result<Hits>) -> Result<Vec<Finding>> {
+        if self.found.is_empty() {
+            return Ok(self.found);
+        }
+        let mut hit = hit()?;
+        for finding in &mut self.found {
             if let (Some(path), Some(offset)) = (&finding.path, finding.offset) {
                 finding.keyspaces = hit.remove(&(path.clone(), offset)).unwrap_or_default().keyspaces;
             }
         }
-        findings.extend(hit.into_iter().map(|((path, offset), hit)| hit.beyond(path, offset)));
+        self.found.extend(hit.into_iter().map(|((path, offset), hit)| hit.beyond(path, offset)));
+        Ok(self.found)
     }
-    Ok((report, findings))
 }
+
+/// Damages that readers ran into, by file and offset.
+type Hits = BTreeMap<(PathBuf, u64), Hit>;
 
 /// A damage that a reader ran into.
 #[derive(Default)]
@@ -98,8 +132,8 @@ impl Hit {
 }
 
 /// Who runs into which damage.
-fn keyspaces_hit(db: &Database) -> Result<BTreeMap<(PathBuf, u64), Hit>> {
-    let mut hit: BTreeMap<(PathBuf, u64), Hit> = BTreeMap::new();
+fn keyspaces_hit(db: &Database) -> Result<Hits> {
+    let mut hit = Hits::new();
     for info in db.keyspaces() {
         let mut note = |error: Error| match error {
             Error::Corrupt { path, offset, what } => {

@@ -5,6 +5,7 @@
 #![allow(clippy::disallowed_methods, reason = "tests look at files from outside and make their own")]
 
 mod demo;
+mod door;
 mod mistakes;
 mod pipes;
 mod served;

@@ -87,11 +87,14 @@ impl Still {
     /// Where a value is now.
     fn place(&self, table: &Table, key: &[u8], blob: &BlobRef, home: Home) -> Result<PathBuf> {
         let disk = self.engine.disk()?;
-        let source = table.source(key, blob, home).filter(|_| !table.is_settled());
-        Ok(match source.filter(|source| disk.open(source, How::Read).is_ok()) {
-            Some(source) => source,
-            None => table.target(key, blob),
-        })
+        let Some(source) = table.source(key, blob, home).filter(|_| !table.is_settled()) else {
+            return Ok(table.target(key, blob));
+        };
+        match disk.open(&source, How::Read) {
+            Ok(_) => Ok(source),
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(table.target(key, blob)),
+            Err(e) => Err(Error::io("open", &source, e)), // where it is cannot be said
+        }
     }
 
     /// A file that is written once.

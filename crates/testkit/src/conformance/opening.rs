@@ -55,7 +55,7 @@ pub fn a_second_open_is_refused_and_names_the_owner(stage: &Stage) {
     let own = (stage.setting.place == Place::Real).then(std::process::id);
     for read_only in [false, true] {
         let again = stage.builder_on(Arc::clone(stage.disk())).read_only(read_only).open(stage.path());
-        refused!(again, Error::Locked { path, pid: Some(pid) } if path == stage.path() && own.is_none_or(|own| own == pid));
+        refused!(again, Error::Locked { path, pid: Some(pid), .. } if path == stage.path() && own.is_none_or(|own| own == pid));
     }
     check_filled(stage, &db);
     stage.keyspace(&db, "a").insert("k", "v").unwrap();

@@ -133,7 +133,7 @@ fn check_source(disk: &dyn Disk, from: &Path) -> Result<()> {
 fn lock(disk: &dyn Disk, from: &Path) -> Result<Option<Box<dyn std::fmt::Debug + Send + Sync>>> {
     match disk.lock(&from.join(LOCK), Share::Shared) {
         Ok(Locked::Held(lock)) => Ok(Some(lock)),
-        Ok(Locked::Busy(pid)) => Err(Error::Locked { path: from.to_path_buf(), pid }),
+        Ok(Locked::Busy(pid)) => Err(Error::Locked { path: from.to_path_buf(), pid, no_door: false }),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(Error::io("lock", from, e)),
     }

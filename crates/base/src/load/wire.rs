@@ -1,0 +1,163 @@
+//! # Wire: load figures as bytes, for another process
+//!
+//! Numbers in the order of the fields, 8 bytes each; docs/format/door.md.
+
+use std::time::Duration;
+
+use super::stats::{Latency, LoadStats, Skewness, Spread};
+use crate::codec::{Reader, Writer};
+use crate::error::Damage;
+
+impl LoadStats {
+    /// Appends the figures to `w`.
+    pub fn encode(&self, w: &mut Writer) {
+        self.counts().into_iter().for_each(|count| w.u64(count));
+        for share in [self.seconds, self.new_share, self.durable_share, self.sequential_share] {
+            w.u64(share.to_bits());
+        }
+        for spread in [self.key_bytes, self.value_bytes, self.scan_pairs] {
+            [spread.mean.to_bits(), spread.p50, spread.p99].into_iter().for_each(|number| w.u64(number));
+        }
+        w.u8(u8::from(self.skew.is_some()));
+        if let Some(Skewness { zipf, keys, hottest: [thousandth, hundredth, tenth] }) = self.skew {
+            for number in [zipf, keys, thousandth, hundredth, tenth] {
+                w.u64(number.to_bits());
+            }
+        }
+        let latencies =
+            [self.reading, self.writing, self.durable_writing, self.updating, self.batching, self.seeking];
+        for Latency { samples, p50, p99, longest } in latencies {
+            w.u64(samples);
+            [p50, p99, longest].into_iter().for_each(|time| put_time(w, time));
+        }
+        w.u64(self.stalls);
+        [self.stalled, self.longest_stall].into_iter().for_each(|time| put_time(w, time));
+    }
+
+    /// The figures that [`LoadStats::encode`] wrote.
+    pub fn decode(r: &mut Reader<'_>) -> Result<LoadStats, Damage> {
+        let mut counts = [0; COUNTS];
+        for count in &mut counts {
+            *count = r.u64()?;
+        }
+        let mut stats = LoadStats::default();
+        stats.set_counts(counts);
+        for share in
+            [&mut stats.seconds, &mut stats.new_share, &mut stats.durable_share, &mut stats.sequential_share]
+        {
+            *share = number(r)?;
+        }
+        for spread in [&mut stats.key_bytes, &mut stats.value_bytes, &mut stats.scan_pairs] {
+            *spread = Spread { mean: number(r)?, p50: r.u64()?, p99: r.u64()? };
+        }
+        stats.skew = match r.u8()? {
+            0 => None,
+            1 => Some(Skewness {
+                zipf: number(r)?,
+                keys: number(r)?,
+                hottest: [number(r)?, number(r)?, number(r)?],
+            }),
+            other => return Err(Damage::BadField { field: "skew", value: u64::from(other) }),
+        };
+        for latency in [
+            &mut stats.reading,
+            &mut stats.writing,
+            &mut stats.durable_writing,
+            &mut stats.updating,
+            &mut stats.batching,
+            &mut stats.seeking,
+        ] {
+            *latency = Latency { samples: r.u64()?, p50: time(r)?, p99: time(r)?, longest: time(r)? };
+        }
+        stats.stalls = r.u64()?;
+        stats.stalled = time(r)?;
+        stats.longest_stall = time(r)?;
+        Ok(stats)
+    }
+
+    fn counts(&self) -> [u64; COUNTS] {
+        [
+            self.samples,
+            self.gets_found,
+            self.gets_missing,
+            self.contains,
+            self.inserts,
+            self.removes,
+            self.updates,
+            self.batches,
+            self.batch_inserts,
+            self.batch_removes,
+            self.scans,
+            self.scans_reverse,
+            self.pairs_scanned,
+            self.stream_reads,
+            self.stream_writes,
+            self.bytes_written,
+        ]
+    }
+
+    fn set_counts(&mut self, counts: [u64; COUNTS]) {
+        [
+            self.samples,
+            self.gets_found,
+            self.gets_missing,
+            self.contains,
+            self.inserts,
+            self.removes,
+            self.updates,
+            self.batches,
+            self.batch_inserts,
+            self.batch_removes,
+            self.scans,
+            self.scans_reverse,
+            self.pairs_scanned,
+            self.stream_reads,
+            self.stream_writes,
+            self.bytes_written,
+        ] = counts;
+    }
+}
+
+/// Numbers that count something.
+const COUNTS: usize = 16;
+
+fn put_time(w: &mut Writer, time: Duration) {
+    w.u64(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+}
+
+fn time(r: &mut Reader<'_>) -> Result<Duration, Damage> {
+    Ok(Duration::from_nanos(r.u64()?))
+}
+
+/// A number that is one.
+fn number(r: &mut Reader<'_>) -> Result<f64, Damage> {
+    let bits = r.u64()?;
+    let number = f64::from_bits(bits);
+    if number.is_finite() { Ok(number) } else { Err(Damage::BadField { field: "number", value: bits }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_come_back() {
+        let mut stats = LoadStats::default();
+        stats.set_counts(std::array::from_fn(|n| n as u64 + 1));
+        stats.seconds = 2.5;
+        stats.durable_share = 0.25;
+        stats.key_bytes = Spread { mean: 1.5, p50: 2, p99: 3 };
+        stats.skew = Some(Skewness { zipf: 0.99, keys: 10.0, hottest: [0.1, 0.2, 0.3] });
+        let longest = Duration::from_micros(9);
+        stats.reading = Latency { samples: 7, longest, ..Latency::default() };
+        stats.longest_stall = longest;
+        for stats in [stats, LoadStats::default()] {
+            let mut w = Writer::default();
+            stats.encode(&mut w);
+            assert_eq!(LoadStats::decode(&mut Reader::new(&w.0)).unwrap(), stats);
+            for end in 0..w.0.len() {
+                assert!(LoadStats::decode(&mut Reader::new(&w.0[..end])).is_err(), "{end}");
+            }
+        }
+    }
+}

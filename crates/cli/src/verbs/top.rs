@@ -1,0 +1,219 @@
+//! # `top`: a database that somebody has open, live
+//!
+//! Asks the owner once an interval, and shows what it says beside what changed since. A table is a list of columns, each a title and a
+//! function of two looks: a figure is added in one line.
+
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal, Write};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use sheaf::{KeyspaceOverview, LogStats, Overview, Owner};
+
+use crate::args::Top;
+use crate::failure::{Failure, Result};
+use crate::notation::{count, many, size};
+use crate::output::{HEADING, NAME, Watch, on_stdout, stdout, time};
+use crate::verbs::stats::{as_json, memory_used};
+
+/// To the upper left corner; and what is right of, and below, what was written goes.
+const HOME: &str = "\x1b[H";
+const REST_OF_LINE: &str = "\x1b[K";
+const REST_OF_SCREEN: &str = "\x1b[J";
+
+pub(crate) fn run(args: &Top) -> Result {
+    let nobody =
+        || Failure::Refused(format!("nobody has {} open, or lets anybody in", args.database.display()));
+    let mut owner = Owner::connect(&args.database)?.ok_or_else(nobody)?;
+    let (_end, tick) = mpsc::channel::<()>();
+    let mut before: Option<Look> = None;
+    loop {
+        let watch = Watch::start();
+        let all = owner.overview()?;
+        let since = before.as_ref().map(|look| (&look.all, look.watch.elapsed()));
+        show(args, &all, since)?;
+        if args.once {
+            return Ok(());
+        }
+        before = Some(Look { all, watch });
+        let _ = tick.recv_timeout(args.interval); // nobody sends: the time passes
+    }
+}
+
+/// What was seen the last time, and when.
+struct Look {
+    all: Overview,
+    watch: Watch,
+}
+
+fn show(args: &Top, all: &Overview, since: Option<(&Overview, Duration)>) -> Result {
+    let mut out = stdout();
+    if args.json {
+        writeln!(out, "{}", as_json(all))?;
+        return Ok(out.flush()?);
+    }
+    let page = page(
+        args,
+        &Pair {
+            now: all,
+            before: since.map(|(before, _)| before),
+            seconds: since.map_or(0.0, |(_, took)| took.as_secs_f64()),
+        },
+    );
+    if io::stdout().is_terminal() && !args.once {
+        write!(out, "{HOME}{}{REST_OF_SCREEN}", page.replace('\n', &format!("{REST_OF_LINE}\n")))?;
+    } else {
+        writeln!(out, "{page}")?;
+    }
+    Ok(out.flush()?)
+}
+
+/// Two looks at the same thing.
+struct Pair<'a, T> {
+    now: &'a T,
+    before: Option<&'a T>,
+    seconds: f64,
+}
+
+impl<T> Pair<'_, T> {
+    /// How much a counter grows in a second; none at the first look.
+    fn rate(&self, counter: impl Fn(&T) -> u64) -> Option<u64> {
+        let grown = counter(self.now).saturating_sub(counter(self.before?));
+        #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let rate = (grown as f64 / self.seconds.max(1e-3)).round() as u64; // a figure for people
+        Some(rate)
+    }
+
+    fn per_second(&self, counter: impl Fn(&T) -> u64) -> String {
+        self.rate(counter).map_or_else(|| "-".to_owned(), count)
+    }
+
+    fn bytes_per_second(&self, counter: impl Fn(&T) -> u64) -> String {
+        self.rate(counter).map_or_else(|| "-".to_owned(), size)
+    }
+}
+
+/// A column: its title, how wide it is at least, and what it says of a row.
+struct Column<T> {
+    title: &'static str,
+    width: usize,
+    cell: fn(&Pair<'_, T>) -> String,
+}
+
+const fn column<T>(title: &'static str, width: usize, cell: fn(&Pair<'_, T>) -> String) -> Column<T> {
+    Column { title, width, cell }
+}
+
+/// Of keyspaces.
+const KEYSPACES: [Column<KeyspaceOverview>; 5] = [
+    column("engine", 12, |row| row.now.info.engine.to_owned()),
+    column("keys", 14, |row| match &row.now.info.damage {
+        Some(_) => "damaged".to_owned(),
+        None => count(row.now.stats.keys),
+    }),
+    column("new/s", 10, |row| row.per_second(|keyspace| keyspace.stats.keys)),
+    column("index", 10, |row| size(row.now.stats.index_bytes)),
+    column("pinned", 10, |row| count(row.now.stats.pinned_versions)),
+];
+
+/// Of logs.
+const LOGS: [Column<LogStats>; 7] = [
+    column("segments", 12, |row| count(row.now.segments)),
+    column("on disk", 14, |row| size(row.now.disk_bytes)),
+    column("live", 10, |row| size(row.now.live_bytes)),
+    column("appended/s", 12, |row| row.bytes_per_second(|log| log.appended)),
+    column("moved/s", 10, |row| row.bytes_per_second(|log| log.moved)),
+    column("amplified", 10, |row| amplification(row.now)),
+    column("damaged", 8, |row| count(row.now.damaged)),
+];
+
+/// Bytes written for a byte appended, since the opening.
+fn amplification(log: &LogStats) -> String {
+    if log.appended == 0 {
+        return "-".to_owned();
+    }
+    #[allow(clippy::cast_precision_loss)] // a figure for people
+    let times = (log.appended + log.moved) as f64 / log.appended as f64;
+    format!("{times:.2}")
+}
+
+fn table<T>(page: &mut String, title: &str, columns: &[Column<T>], rows: &[(String, Pair<'_, T>)]) {
+    let (heading, style) = (on_stdout(HEADING), on_stdout(NAME));
+    let _ = write!(page, "{heading}{title:<22}");
+    for Column { title, width, .. } in columns {
+        let _ = write!(page, " {title:>width$}");
+    }
+    let _ = writeln!(page, "{heading:#}");
+    for (name, row) in rows {
+        let _ = write!(page, "{style}{name:<22}{style:#}");
+        for Column { width, cell, .. } in columns {
+            let _ = write!(page, " {:>width$}", cell(row));
+        }
+        page.push('\n');
+    }
+}
+
+fn page(args: &Top, all: &Pair<'_, Overview>) -> String {
+    let mut page = String::new();
+    summary(&mut page, args, all);
+    let before = |id: u32| all.before?.keyspaces.iter().find(|other| other.info.id.0 == id);
+    let rows = all.now.keyspaces.iter().map(|now| {
+        let row = Pair { now, before: before(now.info.id.0), seconds: all.seconds };
+        (now.info.name.escape_debug().to_string(), row)
+    });
+    table(&mut page, "keyspaces", &KEYSPACES, &rows.collect::<Vec<_>>());
+    let before = |name: &str| all.before?.stats.logs.iter().find(|log| log.name == name);
+    let rows = all
+        .now
+        .stats
+        .logs
+        .iter()
+        .map(|now| (now.name.to_owned(), Pair { now, before: before(now.name), seconds: all.seconds }));
+    table(&mut page, "logs", &LOGS, &rows.collect::<Vec<_>>());
+    page.pop();
+    page
+}
+
+/// What there is one of.
+fn summary(page: &mut String, args: &Top, all: &Pair<'_, Overview>) {
+    let heading = on_stdout(HEADING);
+    let stats = &all.now.stats;
+    let _ = writeln!(page, "{heading}{}{heading:#}", args.database.display());
+    let commits = all.per_second(|all| all.stats.visible);
+    let (newest, unsynced) = (count(stats.visible), count(stats.visible.saturating_sub(stats.durable)));
+    let _ = write!(page, "  commits {newest} ({commits}/s), {unsynced} unsynced");
+    let _ = writeln!(page, " for {}", time(stats.unsynced_age));
+    let (rounds, waits, brakes) = (
+        all.per_second(|all| all.stats.sync_rounds),
+        all.per_second(|all| all.stats.sync_waits),
+        all.per_second(|all| all.stats.brakes),
+    );
+    let _ = writeln!(
+        page,
+        "  sync rounds {rounds}/s for {waits} waits/s, brakes {brakes}/s ({})",
+        count(stats.brakes)
+    );
+    let memory = &stats.memory;
+    let _ = writeln!(
+        page,
+        "  memory {} of {}: index {}, versions {}, buffers {}, caches {}",
+        size(memory_used(stats)),
+        size(memory.budget),
+        size(memory.index),
+        size(memory.versions),
+        size(memory.buffers),
+        size(memory.cache)
+    );
+    let _ = writeln!(
+        page,
+        "  {}, {} that keep {}; {} ({})",
+        many(stats.views, "view"),
+        many(stats.stills, "held state"),
+        size(stats.held_bytes),
+        many(stats.checkpoints, "checkpoint"),
+        size(stats.checkpoint_bytes)
+    );
+    if let Some(op) = stats.poisoned {
+        let _ = writeln!(page, "  refuses writes since a failed {op}");
+    }
+}

@@ -1,0 +1,307 @@
+//! # Faults: the database's errors in messages
+//!
+//! Each variant of [`Error`] travels with its fields and arrives as the same variant. What this version has no number for arrives
+//! as [`Error::Io`] with its text.
+//!
+//! Some fields are names that the program knows (`&'static str`). On arrival they are looked up in a table that grows by what
+//! it has not seen, up to [`MOST_NAMES`]: whoever is at the other end cannot grow it further.
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use sheaf_base::codec::{Reader, Writer};
+
+use crate::{Damage, Error};
+
+/// Names that can be learnt, and how long they may be.
+const MOST_NAMES: usize = 512;
+const LONGEST_NAME: usize = 64;
+/// Bytes of a text that travel.
+const LONGEST_TEXT: usize = 8 << 10;
+
+/// What a message is made of, beside numbers.
+pub(super) trait Texts {
+    fn text(&mut self, text: &str);
+    fn path(&mut self, path: &Path);
+    fn flag(&mut self, flag: bool);
+    fn option<T>(&mut self, value: Option<T>, each: impl FnOnce(&mut Writer, T));
+}
+
+impl Texts for Writer {
+    fn text(&mut self, text: &str) {
+        self.bytes(&text.as_bytes()[..text.floor_char_boundary(LONGEST_TEXT)]);
+    }
+
+    fn path(&mut self, path: &Path) {
+        self.bytes(path.as_os_str().as_bytes());
+    }
+
+    fn flag(&mut self, flag: bool) {
+        self.u8(u8::from(flag));
+    }
+
+    fn option<T>(&mut self, value: Option<T>, each: impl FnOnce(&mut Writer, T)) {
+        self.flag(value.is_some());
+        if let Some(value) = value {
+            each(self, value);
+        }
+    }
+}
+
+/// The same on arrival.
+pub(super) trait ReadTexts<'a> {
+    fn text(&mut self) -> Result<String, Damage>;
+    fn name(&mut self) -> Result<&'static str, Damage>;
+    fn path(&mut self) -> Result<PathBuf, Damage>;
+    fn flag(&mut self) -> Result<bool, Damage>;
+    fn option<T>(
+        &mut self,
+        each: impl FnOnce(&mut Reader<'a>) -> Result<T, Damage>,
+    ) -> Result<Option<T>, Damage>;
+}
+
+impl<'a> ReadTexts<'a> for Reader<'a> {
+    fn text(&mut self) -> Result<String, Damage> {
+        Ok(String::from_utf8_lossy(self.bytes()?).into_owned())
+    }
+
+    fn name(&mut self) -> Result<&'static str, Damage> {
+        Ok(learn(&ReadTexts::text(self)?))
+    }
+
+    fn path(&mut self) -> Result<PathBuf, Damage> {
+        Ok(OsStr::from_bytes(self.bytes()?).into())
+    }
+
+    fn flag(&mut self) -> Result<bool, Damage> {
+        match self.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            other => Err(Damage::BadField { field: "flag", value: u64::from(other) }),
+        }
+    }
+
+    fn option<T>(
+        &mut self,
+        each: impl FnOnce(&mut Reader<'a>) -> Result<T, Damage>,
+    ) -> Result<Option<T>, Damage> {
+        if self.flag()? { each(self).map(Some) } else { Ok(None) }
+    }
+}
+
+/// The same text for as long as the program lives.
+fn learn(text: &str) -> &'static str {
+    static NAMES: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
+    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    let names = names.get_or_insert_default();
+    if let Some(known) = names.get(text) {
+        return known;
+    }
+    if names.len() >= MOST_NAMES || text.len() > LONGEST_NAME {
+        return "(unknown)";
+    }
+    let name: &'static str = Box::leak(text.into());
+    names.insert(name);
+    name
+}
+
+const IO: u8 = 0;
+const CORRUPT: u8 = 1;
+const NO_SPACE: u8 = 2;
+const LOCKED: u8 = 3;
+const POISONED: u8 = 4;
+const TOO_LARGE: u8 = 5;
+const FORMAT: u8 = 6;
+const NOT_A_DATABASE: u8 = 7;
+const NOT_A_BACKUP: u8 = 8;
+const CANCELLED: u8 = 9;
+const NOT_FOUND: u8 = 10;
+const NO_KEYSPACE: u8 = 11;
+const ENGINE_MISMATCH: u8 = 12;
+const UNSUPPORTED: u8 = 13;
+const CONFLICT: u8 = 14;
+const OVER_BUDGET: u8 = 15;
+const READ_ONLY: u8 = 16;
+const CLOSED: u8 = 17;
+const INVALID: u8 = 18;
+const OWNER_GONE: u8 = 19;
+const BUSY: u8 = 20;
+
+pub(super) fn encode(error: &Error, w: &mut Writer) {
+    let path_of = |w: &mut Writer, kind: u8, path: &Path| {
+        w.u8(kind);
+        w.path(path);
+    };
+    match error {
+        Error::Io { op, path, source } => encode_io(op, path, source, w),
+        Error::Corrupt { path, offset, what } => {
+            path_of(w, CORRUPT, path);
+            w.u64(*offset);
+            encode_damage(what, w);
+        }
+        Error::NoSpace { path } => path_of(w, NO_SPACE, path),
+        Error::Locked { path, pid, no_door } => {
+            path_of(w, LOCKED, path);
+            w.u32(pid.unwrap_or(0));
+            w.flag(*no_door);
+        }
+        Error::Poisoned { op } => {
+            w.u8(POISONED);
+            w.text(op);
+        }
+        Error::TooLarge { what, got, max } => {
+            w.u8(TOO_LARGE);
+            w.text(what);
+            w.u64(*got);
+            w.u64(*max);
+        }
+        Error::Format { path, found, supported } => {
+            path_of(w, FORMAT, path);
+            w.u32(*found);
+            w.u32(*supported);
+        }
+        Error::NotADatabase { path, why } => {
+            path_of(w, NOT_A_DATABASE, path);
+            w.text(why);
+        }
+        Error::NotABackup { path, why } => {
+            path_of(w, NOT_A_BACKUP, path);
+            w.text(why);
+        }
+        Error::Cancelled => w.u8(CANCELLED),
+        Error::NotFound { path } => path_of(w, NOT_FOUND, path),
+        Error::NoKeyspace { name } => {
+            w.u8(NO_KEYSPACE);
+            w.text(name);
+        }
+        Error::EngineMismatch { name, found, asked } => {
+            w.u8(ENGINE_MISMATCH);
+            [name, found, asked].into_iter().for_each(|text| w.text(text));
+        }
+        Error::Unsupported { engine, feature } => {
+            w.u8(UNSUPPORTED);
+            w.text(engine);
+            w.text(feature);
+        }
+        Error::Conflict => w.u8(CONFLICT),
+        Error::OverBudget { budget } => {
+            w.u8(OVER_BUDGET);
+            w.u64(*budget);
+        }
+        Error::Busy { with } => {
+            w.u8(BUSY);
+            w.text(with);
+        }
+        Error::ReadOnly => w.u8(READ_ONLY),
+        Error::Closed => w.u8(CLOSED),
+        Error::Invalid { what, why } => {
+            w.u8(INVALID);
+            w.text(what);
+            w.text(why);
+        }
+        Error::OwnerGone { path } => path_of(w, OWNER_GONE, path),
+        newer => {
+            encode_io("do that with", Path::new("the database"), &io::Error::other(newer.to_string()), w)
+        }
+    }
+}
+
+fn encode_io(op: &str, path: &Path, source: &io::Error, w: &mut Writer) {
+    w.u8(IO);
+    w.text(op);
+    w.path(path);
+    w.u32(source.raw_os_error().map_or(0, i32::cast_unsigned));
+    w.text(&source.to_string());
+}
+
+pub(super) fn decode(r: &mut Reader<'_>) -> Result<Error, Damage> {
+    Ok(match r.u8()? {
+        IO => {
+            let (op, path, code, text) = (r.name()?, r.path()?, r.u32()?.cast_signed(), r.text()?);
+            let source = if code > 0 { io::Error::from_raw_os_error(code) } else { io::Error::other(text) };
+            Error::Io { op, path, source }
+        }
+        CORRUPT => Error::Corrupt { path: r.path()?, offset: r.u64()?, what: decode_damage(r)? },
+        NO_SPACE => Error::NoSpace { path: r.path()? },
+        LOCKED => {
+            let (path, pid) = (r.path()?, r.u32()?);
+            Error::Locked { path, pid: Some(pid).filter(|pid| *pid != 0), no_door: r.flag()? }
+        }
+        POISONED => Error::Poisoned { op: r.name()? },
+        TOO_LARGE => Error::TooLarge { what: r.name()?, got: r.u64()?, max: r.u64()? },
+        FORMAT => Error::Format { path: r.path()?, found: r.u32()?, supported: r.u32()? },
+        NOT_A_DATABASE => Error::NotADatabase { path: r.path()?, why: r.text()? },
+        NOT_A_BACKUP => Error::NotABackup { path: r.path()?, why: r.text()? },
+        CANCELLED => Error::Cancelled,
+        NOT_FOUND => Error::NotFound { path: r.path()? },
+        NO_KEYSPACE => Error::NoKeyspace { name: r.text()? },
+        ENGINE_MISMATCH => Error::EngineMismatch { name: r.text()?, found: r.text()?, asked: r.text()? },
+        UNSUPPORTED => Error::Unsupported { engine: r.name()?, feature: r.name()? },
+        CONFLICT => Error::Conflict,
+        OVER_BUDGET => Error::OverBudget { budget: r.u64()? },
+        BUSY => Error::Busy { with: r.name()? },
+        READ_ONLY => Error::ReadOnly,
+        CLOSED => Error::Closed,
+        INVALID => Error::Invalid { what: r.name()?, why: r.text()? },
+        OWNER_GONE => Error::OwnerGone { path: r.path()? },
+        other => return Err(Damage::BadField { field: "error", value: u64::from(other) }),
+    })
+}
+
+const BAD_CHECKSUM: u8 = 0;
+const BAD_LENGTH: u8 = 1;
+const BAD_MAGIC: u8 = 2;
+const BAD_FIELD: u8 = 3;
+const FOREIGN: u8 = 4;
+const MISSING_COMMITS: u8 = 5;
+const SHORT: u8 = 6;
+
+fn encode_damage(damage: &Damage, w: &mut Writer) {
+    let two = |w: &mut Writer, kind: u8, one: u64, two: u64| {
+        w.u8(kind);
+        w.u64(one);
+        w.u64(two);
+    };
+    match damage {
+        Damage::BadChecksum { expected, got } => {
+            w.u8(BAD_CHECKSUM);
+            w.u32(*expected);
+            w.u32(*got);
+        }
+        Damage::BadLength { got, max } => two(w, BAD_LENGTH, *got, *max),
+        Damage::BadField { field, value } => {
+            w.u8(BAD_FIELD);
+            w.text(field);
+            w.u64(*value);
+        }
+        Damage::Foreign { field, expected, got } => {
+            w.u8(FOREIGN);
+            w.text(field);
+            w.u128(*expected);
+            w.u128(*got);
+        }
+        Damage::MissingCommits { first_missing, durable } => {
+            two(w, MISSING_COMMITS, *first_missing, *durable);
+        }
+        Damage::Short { got, expected } => two(w, SHORT, *got, *expected),
+        // What a newer build found is damage all the same.
+        _ => w.u8(BAD_MAGIC),
+    }
+}
+
+fn decode_damage(r: &mut Reader<'_>) -> Result<Damage, Damage> {
+    Ok(match r.u8()? {
+        BAD_CHECKSUM => Damage::BadChecksum { expected: r.u32()?, got: r.u32()? },
+        BAD_LENGTH => Damage::BadLength { got: r.u64()?, max: r.u64()? },
+        BAD_MAGIC => Damage::BadMagic,
+        BAD_FIELD => Damage::BadField { field: r.name()?, value: r.u64()? },
+        FOREIGN => Damage::Foreign { field: r.name()?, expected: r.u128()?, got: r.u128()? },
+        MISSING_COMMITS => Damage::MissingCommits { first_missing: r.u64()?, durable: r.u64()? },
+        SHORT => Damage::Short { got: r.u64()?, expected: r.u64()? },
+        other => return Err(Damage::BadField { field: "damage", value: u64::from(other) }),
+    })
+}

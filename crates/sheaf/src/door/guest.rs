@@ -1,0 +1,257 @@
+//! # Guest: one connection, from the owner's side
+//!
+//! Takes requests one after the other. What takes its time is watched: each step tells the guest, and looks whether the guest is there
+//! still; if not, or if the database closes, it ends as cancelled.
+
+use std::net::Shutdown;
+use std::ops::ControlFlow;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::{Arc, Weak};
+
+use sheaf_base::disk::held::{Bytes, Item, Piece};
+use sheaf_base::store::{Hold, Kept, Store};
+
+use super::figures::overview;
+use super::message::{Reply, Request};
+use super::wire::{self, Status, VERSION};
+use crate::convert::convert;
+use crate::{BackupOptions, Compacted, Error, KeyspaceOptions, Result};
+
+/// About how many bytes of a list go into one message, and at most of one thing in it.
+const PART: usize = 256 << 10;
+
+/// Serves a guest to the end of the connection.
+pub(super) fn attend(store: &Weak<Store>, stream: &UnixStream) {
+    let _end = Ending(stream);
+    if wire::greet(stream, Status::Welcome).is_err() {
+        return;
+    }
+    let understood = wire::greeted(stream).is_ok_and(|(version, _)| version == VERSION);
+    while understood {
+        let Ok(Some(message)) = wire::receive(stream) else { return };
+        let Some(store) = store.upgrade() else { return };
+        let guest = Attended { store: &store, stream };
+        let done = match Request::decode(&message) {
+            Ok(request) => guest.answer(request),
+            Err(what) => Err(Error::Invalid { what: "request", why: what.to_string() }),
+        };
+        let said = match done {
+            Ok(()) => true,
+            Err(error) => guest.say(&Reply::Failed(error)),
+        };
+        if !said {
+            return;
+        }
+    }
+}
+
+/// However it ends, the other side learns it.
+struct Ending<'a>(&'a UnixStream);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.shutdown(Shutdown::Both);
+    }
+}
+
+/// A state that a guest reads. The connection ends before the state goes (door I4).
+struct Lent<'a> {
+    #[expect(dead_code, reason = "dropped first")]
+    ending: Ending<'a>,
+    #[expect(dead_code, reason = "dropped second")]
+    hold: Hold,
+}
+
+struct Attended<'a> {
+    store: &'a Arc<Store>,
+    stream: &'a UnixStream,
+}
+
+impl Attended<'_> {
+    /// False if nobody hears it.
+    fn say(&self, reply: &Reply) -> bool {
+        wire::send(self.stream, &reply.encode()).is_ok()
+    }
+
+    fn tell(&self, reply: &Reply) -> Result<()> {
+        if self.say(reply) { Ok(()) } else { Err(Error::Cancelled) }
+    }
+
+    /// Tells how far something is; breaks if the guest is gone.
+    fn step(&self, reply: &Reply) -> ControlFlow<()> {
+        match wire::has_left(self.stream) || !self.say(reply) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    }
+
+    fn answer(&self, request: Request) -> Result<()> {
+        match request {
+            Request::Overview => self.overview(),
+            Request::Backup { dir, base, verify } => self.back_up(dir, base, verify),
+            Request::Convert { keyspace, engine, options } => {
+                let to = KeyspaceOptions { engine, options };
+                let done =
+                    convert(self.store, &keyspace, &to, |progress| self.step(&Reply::Converting(*progress)))?;
+                self.tell(&Reply::Converted(done.ok_or(Error::Cancelled)?))
+            }
+            Request::Estimate { keyspace } => {
+                let missing = || Error::NoKeyspace { name: keyspace.clone() };
+                let kept = self.store.existing(&keyspace)?.ok_or_else(missing)?;
+                self.tell(&Reply::Estimate(self.store.estimate(&kept)?))
+            }
+            Request::Compact { keyspace } => self.compact(keyspace),
+            Request::Verify => self.verify(),
+            Request::Persist => {
+                self.store.persist()?;
+                self.tell(&Reply::Done)
+            }
+            Request::Hold => self.hold(),
+        }
+    }
+
+    fn overview(&self) -> Result<()> {
+        self.store.check_open()?;
+        let overview = overview(self.store, true);
+        self.tell(&Reply::Stats(Box::new(overview.stats)))?;
+        for keyspace in overview.keyspaces {
+            self.tell(&Reply::Keyspace(Box::new(keyspace)))?;
+        }
+        self.tell(&Reply::Done)
+    }
+
+    fn back_up(&self, dir: PathBuf, base: Option<PathBuf>, verify: bool) -> Result<()> {
+        if let Some(path) = [Some(&dir), base.as_ref()].into_iter().flatten().find(|path| path.is_relative())
+        {
+            let why = format!("{} is not absolute", path.display());
+            return Err(Error::Invalid { what: "target", why });
+        }
+        let mut watcher = |progress| self.step(&Reply::BackingUp(progress));
+        let options = BackupOptions::default().verify(verify).watched(&mut watcher);
+        let options = match base {
+            Some(base) => options.base(base),
+            None => options,
+        };
+        let report = self.store.back_up(&dir, options)?;
+        self.tell(&Reply::BackedUp(report))
+    }
+
+    fn compact(&self, keyspace: Option<String>) -> Result<()> {
+        let all = keyspace.is_none();
+        let names = match keyspace {
+            Some(name) => vec![name],
+            None => self.store.keyspaces().into_iter().map(|info| info.name).collect(),
+        };
+        let mut total = Compacted::default();
+        for name in names {
+            let missing = || Error::NoKeyspace { name: name.clone() };
+            let before = total;
+            let add = |done: &Compacted| {
+                let mut sum = before;
+                sum.moved += done.moved;
+                sum.bytes += done.bytes;
+                sum.left += done.left;
+                sum
+            };
+            let kept = self.store.existing(&name)?.ok_or_else(missing);
+            let done =
+                kept.and_then(|kept| self.sort(kept, &mut |done| self.step(&Reply::Compacting(add(done)))));
+            match done {
+                Ok(done) => total = add(&done),
+                // Of all, those that have nothing to sort are left, and those that were dropped meanwhile.
+                Err(Error::Unsupported { .. } | Error::NoKeyspace { .. }) if all => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.tell(&Reply::Compacted(total))
+    }
+
+    fn sort(
+        &self,
+        mut kept: Arc<Kept>,
+        watcher: &mut dyn FnMut(&Compacted) -> ControlFlow<()>,
+    ) -> Result<Compacted> {
+        loop {
+            match self.store.sort_watched(&kept, watcher) {
+                // Cleared or converted meanwhile, or dropped.
+                Err(Error::NoKeyspace { .. }) => kept = self.store.successor(&kept)?,
+                other => return other,
+            }
+        }
+    }
+
+    fn verify(&self) -> Result<()> {
+        let mut found = |error| {
+            self.say(&Reply::Finding(error)); // that nobody hears shows at the next step
+        };
+        let report = self
+            .store
+            .verify_watched(&mut found, &mut |report| self.step(&Reply::Verifying(report.clone())))?;
+        let size = |path: &PathBuf| path.as_os_str().len();
+        self.tell_all(&report.files, size, |files| Reply::Files(files.to_vec()))?;
+        self.tell(&Reply::Verified(report))
+    }
+
+    /// Lends a state until the guest leaves, or the database closes.
+    fn hold(&self) -> Result<()> {
+        let (hold, items) = self.store.hold_beside()?;
+        let lent = Lent { ending: Ending(self.stream), hold };
+        let items: Vec<Item> = items.into_iter().flat_map(cut).collect();
+        let size = |item: &Item| match item {
+            Item::Directory(name) => name.as_os_str().len(),
+            Item::Piece(Piece { name, bytes, .. }) => {
+                let bytes = match bytes {
+                    Bytes::Here(bytes) => bytes.len(),
+                    Bytes::File(path, _) => path.as_os_str().len(),
+                };
+                name.as_os_str().len() + bytes
+            }
+        };
+        self.tell_all(&items, size, |items| Reply::Items(items.to_vec()))?;
+        drop(items);
+        self.tell(&Reply::Done)?;
+        // Nothing more is asked on such a connection: whatever comes is its end.
+        let _ = wire::receive(self.stream);
+        drop(lent);
+        Err(Error::Cancelled)
+    }
+
+    /// A list in as many messages as it takes.
+    fn tell_all<T>(
+        &self,
+        all: &[T],
+        size: impl Fn(&T) -> usize,
+        reply: impl Fn(&[T]) -> Reply,
+    ) -> Result<()> {
+        let (mut from, mut bytes) = (0, 0);
+        for (index, item) in all.iter().enumerate() {
+            bytes += size(item) + 64;
+            if bytes >= PART {
+                self.tell(&reply(&all[from..=index]))?;
+                (from, bytes) = (index + 1, 0);
+            }
+        }
+        if from < all.len() { self.tell(&reply(&all[from..])) } else { Ok(()) }
+    }
+}
+
+/// What stands in a message itself, in parts that fit into one.
+fn cut(item: Item) -> Vec<Item> {
+    match item {
+        Item::Piece(Piece { name, whole, at, len, bytes: Bytes::Here(bytes) }) if bytes.len() > PART => {
+            let whole = whole.max(at + len);
+            let parts = bytes.chunks(PART).enumerate().map(|(number, part)| {
+                Item::Piece(Piece {
+                    name: name.clone(),
+                    whole,
+                    at: at + (number * PART) as u64,
+                    len: part.len() as u64,
+                    bytes: Bytes::Here(part.to_vec()),
+                })
+            });
+            parts.collect()
+        }
+        other => vec![other],
+    }
+}

@@ -1,0 +1,93 @@
+//! # Wire: hello, and messages behind their length
+
+use std::io::{self, Read};
+use std::os::unix::net::UnixStream;
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+
+const MAGIC: &[u8; 8] = b"SHEAFDOR";
+/// Of the protocol.
+pub(super) const VERSION: u32 = 1;
+/// Longest message.
+pub(super) const MOST: usize = 1 << 20;
+/// Magic, version, status.
+const HELLO: usize = 16;
+
+/// What the owner says to somebody at the door.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Status {
+    Welcome = 0,
+    /// There are as many guests as there can be.
+    Busy = 1,
+}
+
+/// Says hello.
+pub(super) fn greet(stream: &UnixStream, status: Status) -> io::Result<()> {
+    let mut hello = [0; HELLO];
+    hello[..8].copy_from_slice(MAGIC);
+    hello[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    hello[12..].copy_from_slice(&(status as u32).to_le_bytes());
+    send_all(stream, &hello)
+}
+
+/// The other's version and status. `InvalidData` if it speaks something else.
+pub(super) fn greeted(mut stream: &UnixStream) -> io::Result<(u32, u32)> {
+    let mut hello = [0; HELLO];
+    stream.read_exact(&mut hello)?;
+    let number = |at: usize| u32::from_le_bytes([hello[at], hello[at + 1], hello[at + 2], hello[at + 3]]);
+    match hello.starts_with(MAGIC) {
+        true => Ok((number(8), number(12))),
+        false => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// Sends a message.
+pub(super) fn send(stream: &UnixStream, body: &[u8]) -> io::Result<()> {
+    let len = u32::try_from(body.len()).ok().filter(|_| body.len() <= MOST);
+    let len = len.ok_or(io::ErrorKind::InvalidInput)?;
+    let mut bytes = Vec::with_capacity(4 + body.len());
+    bytes.extend_from_slice(&len.to_le_bytes());
+    bytes.extend_from_slice(body);
+    send_all(stream, &bytes)
+}
+
+/// The next message; none at the end.
+pub(super) fn receive(mut stream: &UnixStream) -> io::Result<Option<Vec<u8>>> {
+    let mut len = [0; 4];
+    match stream.read_exact(&mut len) {
+        Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        other => other?,
+    }
+    let len = usize::try_from(u32::from_le_bytes(len)).map_err(io::Error::other)?;
+    if len > MOST {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut body = vec![0; len];
+    stream.read_exact(&mut body)?;
+    Ok(Some(body))
+}
+
+/// A peer that is gone is an error, and no signal.
+fn send_all(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match rustix::net::send(stream, bytes, SendFlags::NOSIGNAL) {
+            Ok(count) => bytes = &bytes[count..],
+            Err(Errno::INTR) => {}
+            Err(refusal) => return Err(refusal.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Whether the other end says no more. Asked without waiting.
+pub(super) fn has_left(stream: &UnixStream) -> bool {
+    loop {
+        match rustix::net::recv(stream, &mut [0u8; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return false,
+            Ok((_, count)) => return count == 0,
+            Err(_) => return true,
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! The door on the real disk: what is asked through it, who may come in, how it ends; readers beside their owner.
+
+#![expect(clippy::unwrap_used, reason = "a test's own steps work")]
+#![allow(clippy::disallowed_methods, reason = "a test makes its directories and its clients itself")]
+
+use std::io::{Read, Write};
+use std::ops::ControlFlow;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use sheaf::{BackupOptions, Database, Error, Keyspace, KeyspaceOptions, Owner};
+
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new(name: &str) -> Dir {
+        let dir = std::env::temp_dir().join(format!("sheaf-door-{name}-{}", std::process::id()));
+        std::fs::remove_dir_all(&dir).ok();
+        std::fs::create_dir_all(&dir).unwrap();
+        Dir(dir)
+    }
+
+    fn db(&self) -> PathBuf {
+        self.0.join("db")
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.0).ok();
+    }
+}
+
+const ENGINES: [&str; 6] = ["flat", "flat-ordered", "flex", "cedrus", "kreon", "delsm"];
+
+fn value(n: u32, round: u32) -> Vec<u8> {
+    let len = if n.is_multiple_of(97) { 100_000 } else { 40 + n as usize % 700 };
+    let mut value = format!("{n} {round} ").into_bytes();
+    value.resize(len, b'x');
+    value
+}
+
+fn fill(keyspace: &Keyspace, round: u32) {
+    (0..1000u32).for_each(|n| keyspace.insert(n.to_be_bytes(), value(n, round)).unwrap());
+}
+
+/// A database with a keyspace of each engine.
+fn full(path: &Path) -> (Database, Vec<Keyspace>) {
+    let db = Database::open(path).unwrap();
+    let keyspace = |engine: &&str| db.keyspace(engine, KeyspaceOptions::default().engine(engine)).unwrap();
+    let all: Vec<Keyspace> = ENGINES.iter().map(keyspace).collect();
+    all.iter().for_each(|keyspace| fill(keyspace, 0));
+    (db, all)
+}
+
+fn reader(path: &Path) -> sheaf::Result<Database> {
+    Database::builder().read_only(true).memory(1 << 20).open(path)
+}
+
+/// It has round `round` of every keyspace, or says that the owner is gone; how often it said so.
+fn check(db: &Database, round: u32) -> usize {
+    let mut gone = 0;
+    for engine in ENGINES {
+        let keyspace = db.existing_keyspace(engine).unwrap().unwrap();
+        for n in 0..1000u32 {
+            match keyspace.get(n.to_be_bytes()) {
+                Ok(got) => assert!(got.as_deref() == Some(&value(n, round)[..]), "{engine} {n}"),
+                Err(Error::OwnerGone { .. }) => gone += 1,
+                Err(other) => panic!("{engine} {n}: {other:?}"),
+            }
+        }
+    }
+    gone
+}
+
+fn go_on<T>(_: &T) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
+#[test]
+fn the_owner_answers_what_it_is_asked() {
+    let dir = Dir::new("asked");
+    let (db, keyspaces) = full(&dir.db());
+    assert!(db.stats().door);
+    let mut owner = Owner::connect(dir.db()).unwrap().unwrap();
+    let (ours, theirs) = (db.overview(), owner.overview().unwrap());
+    assert_eq!((ours.stats.visible, ours.stats.opening), (theirs.stats.visible, theirs.stats.opening));
+    assert!(theirs.stats.door && theirs.keyspaces.len() == ENGINES.len());
+    for (ours, theirs) in ours.keyspaces.iter().zip(&theirs.keyspaces) {
+        assert_eq!(
+            (&ours.info, ours.ordered, ours.stats.keys),
+            (&theirs.info, theirs.ordered, theirs.stats.keys)
+        );
+        assert_eq!(theirs.stats.keys, 1000);
+    }
+    owner.persist().unwrap();
+    assert!(db.stats().durable >= theirs.stats.visible);
+
+    let (mut ticks, mut findings) = (0, Vec::new());
+    let watch = |_: &sheaf::VerifyReport| {
+        ticks += 1;
+        ControlFlow::Continue(())
+    };
+    let report = owner.verify(|error| findings.push(error), watch).unwrap();
+    assert!(findings.is_empty() && ticks > 0 && report.pairs == 6000 && !report.files.is_empty());
+
+    let mut ticks = 0;
+    let watch = |_| {
+        ticks += 1;
+        ControlFlow::Continue(())
+    };
+    let backup = dir.0.join("backup");
+    let done = owner.backup(&backup, None, true, watch).unwrap();
+    assert!(done.seq >= theirs.stats.visible && ticks > 2);
+    assert!(!backup.join("door").exists());
+    let next = owner.backup(dir.0.join("next"), Some(&backup), true, |_| ControlFlow::Continue(())).unwrap();
+    assert!(next.linked > 0);
+    Database::restore(&backup, dir.0.join("again")).unwrap();
+    assert_eq!(check(&Database::open(dir.0.join("again")).unwrap(), 0), 0);
+
+    assert_eq!(owner.estimate_conversion("flat").unwrap().pairs, 1000);
+    let done = owner.convert("flat", "flex", go_on).unwrap().unwrap();
+    assert!(done.copied >= 1000 && keyspaces[0].engine() == "flex");
+    // Told to end, it does, if it is not done by then.
+    let ended = owner.convert("flat", "cedrus", |_| ControlFlow::Break(())).unwrap();
+    assert_eq!(keyspaces[0].engine(), if ended.is_some() { "cedrus" } else { "flex" });
+
+    let mut owner = Owner::connect(dir.db()).unwrap().unwrap();
+    assert!(matches!(owner.compact(Some("flex"), go_on), Err(Error::Unsupported { .. })));
+    assert!(matches!(owner.compact(Some("none"), go_on), Err(Error::NoKeyspace { .. })));
+    let done = owner.compact(None, go_on).unwrap();
+    assert_eq!(done.moved + done.left, 2000);
+    drop(keyspaces);
+    db.close().unwrap();
+    assert!(matches!(owner.persist(), Err(Error::OwnerGone { .. })));
+    assert!(Owner::connect(dir.db()).unwrap().is_none() && !dir.db().join("door").exists());
+}
+
+#[test]
+fn what_nobody_waits_for_any_more_ends_as_cancelled() {
+    let dir = Dir::new("cancelled");
+    let (db, _all) = full(&dir.db());
+    let to = dir.0.join("backup");
+    // Told to end, it is over when the answer is there.
+    let mut owner = Owner::connect(dir.db()).unwrap().unwrap();
+    let refused = owner.backup(&to, None, true, |_| ControlFlow::Break(()));
+    assert!(refused.is_ok() || matches!(refused, Err(Error::Cancelled)), "{refused:?}");
+    assert!(to.exists() == refused.is_ok() && db.stats().stills == 0);
+    std::fs::remove_dir_all(&to).ok();
+    // Relative names are the client's, the rest is refused.
+    let mut owner = Owner::connect(dir.db()).unwrap().unwrap();
+    let inside = owner.backup(dir.db().join("x"), None, true, |_| ControlFlow::Continue(()));
+    assert!(matches!(inside, Err(Error::Invalid { .. })), "{inside:?}");
+    // The database closes in the midst: the client learns it, and nothing is left.
+    let (begun, told) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            owner.backup(&to, None, true, |_| {
+                let _ = begun.send(());
+                ControlFlow::Continue(())
+            })
+        });
+        told.recv().unwrap();
+        db.close().unwrap();
+        let ended = waiting.join().unwrap();
+        let done = ended.is_ok(); // it may have been as good as done
+        assert!(done || matches!(ended, Err(Error::OwnerGone { .. } | Error::Cancelled)), "{ended:?}");
+        assert_eq!(to.exists(), done);
+    });
+    assert_eq!(check(&Database::open(dir.db()).unwrap(), 0), 0);
+}
+
+#[test]
+fn a_reader_beside_sees_one_moment_and_keeps_it_until_it_closes() {
+    let dir = Dir::new("beside");
+    let (db, all) = full(&dir.db());
+    let early = reader(&dir.db()).unwrap();
+    assert_eq!(db.stats().stills, 1);
+    assert!(matches!(early.keyspace("new", KeyspaceOptions::default()), Err(Error::ReadOnly)));
+    let mut late = None;
+    for round in 1..4 {
+        all.iter().for_each(|keyspace| fill(keyspace, round));
+        if round == 2 {
+            late = Some(reader(&dir.db()).unwrap());
+        }
+    }
+    db.drop_keyspace("delsm").unwrap();
+    db.convert("cedrus", "flat", go_on).unwrap();
+    let late = late.unwrap();
+    assert_eq!((check(&early, 0), check(&late, 2)), (0, 0));
+    assert_eq!(early.verify(|error| panic!("{error}")).unwrap().pairs, 6000);
+    let file = late.existing_keyspace("delsm").unwrap().unwrap().path(0u32.to_be_bytes()).unwrap().unwrap();
+    assert_eq!(std::fs::read(file).unwrap(), value(0, 2));
+    assert_eq!(db.stats().stills, 2);
+    early.close().unwrap();
+    drop(late);
+    while db.stats().stills > 0 {
+        std::thread::yield_now(); // the owner learns it from the kernel
+    }
+    let made = std::fs::read_dir(dir.db().join("images")).unwrap();
+    let made =
+        made.filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().starts_with("held-"));
+    assert_eq!(made.count(), 0);
+    db.close().unwrap();
+}
+
+#[test]
+fn a_reader_whose_owner_closes_says_so_and_nothing_wrong() {
+    let dir = Dir::new("gone");
+    let (db, all) = full(&dir.db());
+    let reader = reader(&dir.db()).unwrap();
+    drop(all);
+    db.close().unwrap(); // not held up
+    let db = Database::open(dir.db()).unwrap();
+    for round in 1..4 {
+        ENGINES.iter().for_each(|engine| fill(&db.existing_keyspace(engine).unwrap().unwrap(), round));
+    }
+    assert!(check(&reader, 0) > 0);
+    let scanned = reader.existing_keyspace("flex").unwrap().unwrap().iter();
+    let scanned = scanned.and_then(|pairs| pairs.collect::<sheaf::Result<Vec<_>>>());
+    assert!(matches!(scanned, Err(Error::OwnerGone { .. })), "{:?}", scanned.map(|pairs| pairs.len()));
+}
+
+#[test]
+fn nobody_waits_for_a_guest() {
+    let dir = Dir::new("guests");
+    let db = Database::open(dir.db()).unwrap();
+    let socket = dir.db().join("door");
+    assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+    let idle: Vec<UnixStream> = (0..15).map(|_| UnixStream::connect(&socket).unwrap()).collect();
+    // One that talks nonsense, or more than there can be, is shown out; the others are not harmed.
+    for nonsense in [
+        &b"GET / HTTP/1.1\r\n\r\n"[..],
+        b"SHEAFDOR\x09\0\0\0\0\0\0\0",
+        b"SHEAFDOR\x01\0\0\0\0\0\0\0\xff\xff\xff\xff",
+    ] {
+        let mut guest = UnixStream::connect(&socket).unwrap();
+        guest.write_all(nonsense).unwrap();
+        let mut said = Vec::new();
+        guest.read_to_end(&mut said).ok();
+        assert!(said.is_empty() || said.starts_with(b"SHEAFDOR\x01\0\0\0"));
+    }
+    let mut guest = UnixStream::connect(&socket).unwrap();
+    guest.write_all(b"SHEAFDOR\x01\0\0\0\0\0\0\0\x01\0\0\0\x63").unwrap();
+    let mut said = [0; 21];
+    guest.read_exact(&mut said).unwrap();
+    assert_eq!(said[20], 0, "a request that is none gets an error");
+    let full = Owner::connect(dir.db());
+    assert!(matches!(full, Err(Error::Io { .. })), "{:?}", full.map(drop));
+    drop(guest);
+    let mut owner = loop {
+        match Owner::connect(dir.db()) {
+            Ok(owner) => break owner.unwrap(),
+            Err(_) => std::thread::yield_now(), // the one before leaves
+        }
+    };
+    owner.persist().unwrap();
+    db.close().unwrap();
+    drop(idle);
+    assert!(matches!(owner.persist(), Err(Error::OwnerGone { .. })));
+}
+
+#[test]
+fn where_there_is_no_door_the_answer_is_locked() {
+    let dir = Dir::new("none");
+    let db = Database::builder().door(false).open(dir.db()).unwrap();
+    assert!(!db.stats().door && !dir.db().join("door").exists());
+    let locked = reader(&dir.db()).map(drop).unwrap_err();
+    assert!(matches!(locked, Error::Locked { no_door: true, pid: Some(_), .. }), "{locked:?}");
+    assert!(locked.to_string().contains("no reader in beside"), "{locked}");
+    let locked = Database::open(dir.db()).map(drop).unwrap_err();
+    assert!(matches!(locked, Error::Locked { no_door: false, .. }) && !locked.to_string().contains("reader"));
+    drop(db);
+    // What a crash leaves is no owner, and no obstacle.
+    drop(std::os::unix::net::UnixListener::bind(dir.db().join("door")).unwrap());
+    std::fs::write(dir.db().join("door.new"), b"").unwrap();
+    assert!(Owner::connect(dir.db()).unwrap().is_none());
+    assert!(reader(&dir.db()).is_ok());
+    let db = Database::open(dir.db()).unwrap();
+    assert!(db.stats().door && Owner::connect(dir.db()).unwrap().is_some());
+    // A name that cannot be had: it opens all the same.
+    db.close().unwrap();
+    std::fs::create_dir(dir.db().join("door")).unwrap();
+    let db = Database::open(dir.db()).unwrap();
+    assert!(!db.stats().door);
+    db.backup(dir.0.join("backup"), BackupOptions::default()).unwrap();
+}
+
+#[test]
+fn a_path_may_be_longer_than_a_sockets() {
+    let dir = Dir::new("long");
+    let deep = dir.0.join("d".repeat(120)).join("e".repeat(120));
+    let db = Database::open(&deep).unwrap();
+    db.keyspace("k", KeyspaceOptions::default()).unwrap().insert("a", "b").unwrap();
+    assert!(db.stats().door);
+    let beside = reader(&deep).unwrap();
+    assert_eq!(beside.existing_keyspace("k").unwrap().unwrap().get("a").unwrap().unwrap(), b"b");
+}
+
+#[test]
+fn a_guest_does_not_keep_a_database_open() {
+    let dir = Dir::new("last");
+    let db = Database::open(dir.db()).unwrap();
+    let keyspace = db.keyspace("k", KeyspaceOptions::default()).unwrap();
+    let owner = Owner::connect(dir.db()).unwrap().unwrap();
+    let beside = reader(&dir.db()).unwrap();
+    drop(db);
+    assert!(matches!(Database::open(dir.db()), Err(Error::Locked { .. })), "a handle is there still");
+    drop(keyspace);
+    drop(Database::open(dir.db()).unwrap());
+    drop((owner, beside));
+}
