@@ -27,8 +27,10 @@ pub(super) fn attend(store: &Weak<Store>, stream: &UnixStream) {
     if wire::greet(stream, Status::Welcome).is_err() {
         return;
     }
-    let understood = wire::greeted(stream).is_ok_and(|(version, _)| version == VERSION);
-    while understood {
+    if !wire::greeted(stream).is_ok_and(|(version, _)| version == VERSION) {
+        return;
+    }
+    loop {
         let Ok(Some(message)) = wire::receive(stream) else { return };
         let Some(store) = store.upgrade() else { return };
         let guest = Attended { store: &store, stream };
