@@ -164,7 +164,8 @@ fn salvage(
 ) -> Result<RepairReport> {
     for (at, space) in opened.spaces.iter().enumerate() {
         let log = space.log.map_or(0, LogId::index);
-        out.repairs[at].and_more |= space.unindexed.is_some() || opened.doubts.logs[log] > Seq::ZERO;
+        out.repairs[at].and_more |=
+            opened.is_rootless || space.unindexed.is_some() || opened.doubts.logs[log] > Seq::ZERO;
         if space.log == Some(LogId::Journal) && space.engine.is_some() {
             walk_space(opened, at, &mut out)?;
         }
