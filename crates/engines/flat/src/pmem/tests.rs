@@ -8,7 +8,8 @@ use sheaf_base::clock::ManualClock;
 use sheaf_base::disk::sim::SimDisk;
 use sheaf_base::disk::{Disk, How};
 use sheaf_base::engine::{Action, Op};
-use sheaf_base::store::{Kept, Options, Outcome, Store, Write};
+use sheaf_base::options::EngineOptions;
+use sheaf_base::store::{Choice, Kept, Options, Outcome, Store, Write};
 use sheaf_base::types::{Durability, Seq};
 
 #[test]
@@ -87,7 +88,8 @@ impl World {
         let own: Arc<dyn Disk> = Arc::new(disk.clone());
         let engines = vec![crate::hashed(), crate::ordered()];
         let store = Store::open(Path::new("/db"), options, own, clock, engines).unwrap();
-        let kept = store.keyspace("k", Some("flat"), "flat").unwrap();
+        let options = EngineOptions::default();
+        let kept = store.keyspace("k", Choice { engine: Some("flat"), options: &options }, "flat").unwrap();
         World { disk, store, kept }
     }
 
