@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::Path;
 
 use serde_json::{Value as Json, json};
-use sheaf::{LogStats, Overview, StagedStats, StallStats, Stats};
+use sheaf::{KeyspaceOverview, LogStats, Overview, StagedStats, StallStats, Stats};
 
 use crate::args::Report;
 use crate::failure::Result;
@@ -22,13 +22,13 @@ pub(crate) fn run(args: &Report) -> Result {
     if args.json {
         writeln!(out, "{}", as_json(&all))?;
     } else {
-        let keyspaces: Vec<Json> = all.keyspaces.iter().map(describe).collect();
-        print(&mut out, &args.place.database, &all.stats, &keyspaces)?;
+        print(&mut out, &args.place.database, &all)?;
     }
     Ok(out.flush()?)
 }
 
-fn print(out: &mut impl Write, path: &Path, stats: &Stats, keyspaces: &[Json]) -> Result {
+fn print(out: &mut impl Write, path: &Path, all: &Overview) -> Result {
+    let stats = &all.stats;
     let (heading, name) = (on_stdout(HEADING), on_stdout(NAME));
     writeln!(out, "{heading}{}{heading:#}", path.display())?;
     let closed = if stats.opening.clean { "closed in order" } else { "not closed in order" };
@@ -52,30 +52,26 @@ fn print(out: &mut impl Write, path: &Path, stats: &Stats, keyspaces: &[Json]) -
         size(stats.memory.buffers),
         size(stats.memory.cache)
     )?;
-    print_stalls(out, stats)?;
     if stats.stills > 0 {
         let (states, held) = (many(stats.stills, "state"), size(stats.held_bytes));
         writeln!(out, "  {states} held for backups and readers, which keep {held}")?;
     }
+    print_stalls(out, stats)?;
     writeln!(out, "{heading}keyspaces{heading:#}")?;
-    for keyspace in keyspaces {
-        let text = |field: &str| keyspace[field].as_str().unwrap_or_default().to_owned();
-        let number = |field: &str| keyspace[field].as_u64().unwrap_or_default();
-        let (label, engine) = (text("name").escape_debug().to_string(), text("engine"));
-        if keyspace["damage"].is_null() {
-            let (keys, index) = (many(number("keys"), "key"), size(number("index_bytes")));
-            write!(out, "  {name}{label:<20}{name:#} {engine:<8} {keys:>16}   index {index}")?;
-            for (option, value) in keyspace["options"].as_object().into_iter().flatten() {
-                write!(out, "   {option}={value}")?;
-            }
-            writeln!(out)?;
-            if let Some(keyspace) = db.existing_keyspace(&text("name"))? {
-                for line in usage::lines(&keyspace.load()?) {
-                    writeln!(out, "    {line}")?;
-                }
-            }
-        } else {
-            writeln!(out, "  {name}{label:<20}{name:#} {engine:<8} damaged: {}", text("damage"))?;
+    for KeyspaceOverview { info, stats, load, .. } in &all.keyspaces {
+        let (label, engine) = (info.name.escape_debug().to_string(), info.engine);
+        if let Some(damage) = &info.damage {
+            writeln!(out, "  {name}{label:<20}{name:#} {engine:<8} damaged: {damage}")?;
+            continue;
+        }
+        let (keys, index) = (many(stats.keys, "key"), size(stats.index_bytes));
+        write!(out, "  {name}{label:<20}{name:#} {engine:<8} {keys:>16}   index {index}")?;
+        for (option, value) in info.options.iter() {
+            write!(out, "   {option}={value}")?;
+        }
+        writeln!(out)?;
+        for line in usage::lines(load) {
+            writeln!(out, "    {line}")?;
         }
     }
     writeln!(out, "{heading}logs{heading:#}")?;

@@ -11,6 +11,7 @@ use sheaf_base::disk::Disk;
 use sheaf_base::disk::sim::SimDisk;
 use sheaf_base::engine::Engine;
 use sheaf_base::ground::{Ground, Home};
+use sheaf_base::options::EngineOptions;
 use sheaf_base::segment::Address;
 use sheaf_base::sync::{Mutex, epoch, explore, thread};
 use sheaf_base::types::{KeyspaceId, Seq, StoreId};
@@ -188,7 +189,7 @@ fn engine() -> Arc<CedrusEngine> {
     let blobs = Blobs::new(Arc::clone(&disk), dir.join("blobs"), 1, StoreId(1), true);
     let home = Home::new(disk, dir, false);
     let ground = Ground::new(blobs, 1 << 22, 7, true).with_home(home, true);
-    Arc::new(CedrusEngine::new(Arc::new(ground), KeyspaceId(1)))
+    Arc::new(CedrusEngine::new(Arc::new(ground), KeyspaceId(1), &EngineOptions::default()))
 }
 
 /// The store ends a checkpoint when the engine says that all is written; any thread may find that, also one that waits for room
