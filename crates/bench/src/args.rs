@@ -74,6 +74,12 @@ sheaf-bench stream [OPTIONS]             one large value written and read piece 
   --rounds N         rounds; medians are printed (3)
   --dir D            as above
 
+sheaf-bench advise [OPTIONS]             whether the engine that `sheaf advise` names is the fastest, by ten loads it was not made with
+  --only A,B,…       of those loads (all; crates/bench/tables/advise.toml)
+  --measure          in place of that: the costs that the advice goes by, as lines of crates/sheaf/src/advise/costs.tsv
+  --seconds S        length of each load on each engine (2); of each cost (0.3)
+  --dir D            as for figures
+
 sheaf-bench recovery [OPTIONS]           opening by replay of the whole log, and from a checkpoint
   --subject NAME     one of ours (flat)
   --pairs N, --rounds N, --dir D   as for figures
@@ -110,6 +116,7 @@ pub(crate) enum Command {
     Backup(Backup),
     Values(Values),
     Stream(Stream),
+    Advise(Advise),
 }
 
 /// Options of `compare`.
@@ -163,6 +170,15 @@ pub(crate) struct Batching {
     pub(crate) threads: Vec<u64>,
     pub(crate) flight: Vec<u64>,
     pub(crate) rounds: u64,
+    pub(crate) phase: Duration,
+    pub(crate) dir: PathBuf,
+}
+
+/// Options of `advise`.
+#[derive(Clone, Debug)]
+pub(crate) struct Advise {
+    pub(crate) only: Vec<String>,
+    pub(crate) measure: bool,
     pub(crate) phase: Duration,
     pub(crate) dir: PathBuf,
 }
@@ -250,6 +266,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command> {
         "backup" => backup(&mut rest).map(Command::Backup),
         "values" => values(&mut rest).map(Command::Values),
         "stream" => stream(&mut rest).map(Command::Stream),
+        "advise" => advise(&mut rest).map(Command::Advise),
         "list" => Ok(Command::List),
         "host" => Ok(Command::Host),
         "help" => Ok(Command::Help),
@@ -454,6 +471,21 @@ fn recovery(rest: &mut Rest<'_>) -> Result<Recovery> {
     }
     is_ours(options.subject)?;
     Ok(options)
+}
+
+fn advise(rest: &mut Rest<'_>) -> Result<Advise> {
+    let (mut only, mut measure, mut phase, mut dir) = (Vec::new(), false, None, PathBuf::from(DIR));
+    while let Some(option) = rest.next() {
+        match option {
+            "--only" => only = rest.value(option)?.split(',').map(str::to_owned).collect(),
+            "--measure" => measure = true,
+            "--seconds" => phase = Some(rest.seconds(option)?),
+            "--dir" => dir = PathBuf::from(rest.value(option)?),
+            other => return Err(format!("advise has no option {other:?}; see sheaf-bench --help").into()),
+        }
+    }
+    let phase = phase.unwrap_or(Duration::from_millis(if measure { 300 } else { 2000 }));
+    Ok(Advise { only, measure, phase, dir })
 }
 
 fn stream(rest: &mut Rest<'_>) -> Result<Stream> {

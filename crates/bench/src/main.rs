@@ -32,6 +32,7 @@
     reason = "measuring needs the real clock, real files and threads; nothing here runs on the simulated disk"
 )]
 
+mod advise;
 mod args;
 mod backup;
 mod batching;
@@ -91,6 +92,7 @@ fn main() -> ExitCode {
         Ok(Command::Backup(options)) => backup::run(&options),
         Ok(Command::Values(options)) => values::run(&options),
         Ok(Command::Stream(options)) => stream::run(&options),
+        Ok(Command::Advise(options)) => advise::run(&options),
         Ok(Command::Batching(options)) => batching::run(&options),
         Ok(Command::List) => list(),
         Ok(Command::Host) => host::serve(),

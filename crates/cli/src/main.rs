@@ -48,6 +48,7 @@ fn run(verb: Verb) -> Result {
         Verb::Load(args) => verbs::load::run(&args),
         Verb::Dump(args) => verbs::dump::run(&args),
         Verb::Stats(args) => verbs::stats::run(&args),
+        Verb::Advise(args) => verbs::advise::run(&args),
         Verb::Verify(args) => verbs::verify::run(&args),
         Verb::Keyspaces(args) => verbs::keyspaces::run(&args),
         Verb::Backup(args) => verbs::backup::run(&args),
