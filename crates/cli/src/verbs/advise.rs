@@ -206,6 +206,9 @@ fn verdict(answer: &Answer) -> String {
     let is_as_good = |candidate: &Candidate| candidate.engine == engine && candidate.ns < best.ns * 1.1;
     let sure = match advice.sureness {
         Sureness::Little => ", though little was seen so far",
+        Sureness::Outside => {
+            "; no cost was measured for such a load, so this is a guess: --replay measures it"
+        }
         Sureness::Close if answer.replayed.is_empty() => "; the first are close: --replay measures them",
         _ => "",
     };
@@ -233,6 +236,7 @@ fn as_json(args: &Advise, answer: &Answer) -> Json {
         Sureness::No => "no",
         Sureness::Little => "little",
         Sureness::Close => "close",
+        Sureness::Outside => "outside",
         Sureness::Good => "good",
     };
     json!({

@@ -8,6 +8,9 @@ use std::sync::OnceLock;
 /// The table itself, with the command that measured each line.
 pub const COSTS: &str = include_str!("costs.tsv");
 
+/// Values below this cost what values of this size cost.
+const SMALL: f64 = 256.0;
+
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
@@ -89,6 +92,13 @@ impl Costs {
             }
         }
         engines
+    }
+
+    /// Whether gets were measured with values within eight times these bytes, and where they are.
+    pub(super) fn covers(&self, bytes: f64, fits: bool) -> bool {
+        let gets = self.0.iter().filter(|row| row.what == What::Get && row.fits == fits);
+        let near = |row: &Row| bytes <= 8.0 * row.bytes && (row.bytes <= 8.0 * bytes || row.bytes <= SMALL);
+        gets.into_iter().any(near)
     }
 
     /// Bytes of index for a key, and for each byte of it.

@@ -53,6 +53,8 @@ pub enum Sureness {
     No,
     /// Few operations were seen: rare kinds may be missing.
     Little,
+    /// No cost was measured with values of about this size, or beyond memory as this load is: the order of the engines is a guess.
+    Outside,
     /// The best ones are too close to each other to tell by a prediction.
     Close,
     /// As sure as a prediction can be.
@@ -128,6 +130,7 @@ pub fn advise(question: &Question<'_>) -> Advice {
     let sureness = match &candidates[..] {
         _ if question.load.samples < TOO_FEW => Sureness::No,
         _ if question.load.samples < ENOUGH => Sureness::Little,
+        [first, ..] if !costs().covers(question.load.value_bytes.mean, first.hits > 0.9) => Sureness::Outside,
         [first, second, ..] if second.ns < first.ns * CLOSE => Sureness::Close,
         _ => Sureness::Good,
     };

@@ -73,6 +73,15 @@ fn few_samples_say_nothing() {
 }
 
 #[test]
+fn a_guess_is_called_one() {
+    let load = load(|load| {
+        load.gets_found = 1_000_000;
+        load.value_bytes.mean = 1e9;
+    });
+    assert_eq!(ask(&load, 1000, 1 << 50).sureness, Sureness::Outside);
+}
+
+#[test]
 fn reasons_are_given_in_words() {
     let load = load(|load| (load.gets_found, load.inserts) = (500_000, 500_000));
     let advice = ask(&load, 1_000_000, 1 << 30);
