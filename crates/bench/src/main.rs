@@ -33,6 +33,7 @@
 )]
 
 mod across;
+mod advise;
 mod args;
 mod backup;
 mod batching;
@@ -90,6 +91,7 @@ fn main() -> ExitCode {
         Command::Stream(options) => stream::run(&options),
         Command::CedrusShape(options) => shapes::run(&options),
         Command::Memory(options) => memory::run(&options),
+        Command::Advise(options) => advise::run(&options),
         Command::Recovery(options) => recovery::run(&options),
         Command::Backup(options) => backup::run(&options),
         Command::Across(options) => across::run(&options),

@@ -31,7 +31,7 @@ Keys and values are any bytes. On the command line they are taken as they are,
 or as hexadecimal digits with --hex. A key that starts with a hyphen goes after
 `--`:  sheaf get my.db -- -key
 
-Reading verbs (get path scan dump stats verify keyspaces) open the database read-only
+Reading verbs (get path scan dump stats advise verify keyspaces) open the database read-only
 and never create anything. They, and backup, convert and compact, work while a process
 of yours has the database open, too. `sheaf help VERB` shows an example of each verb.";
 
@@ -146,6 +146,18 @@ Examples:
   sheaf top my.db --interval 5
   sheaf top my.db --once --json | jq .held_bytes")]
     Top(Top),
+    /// Say which engine suits what a keyspace is used for
+    #[command(after_long_help = "\
+A database keeps a sketch of how each keyspace is used: kinds of operations, sizes, skew.
+From it, and from what each engine was measured to take, this predicts what an operation of
+that load would cost with each. With --replay it also measures: the same mix, with made-up
+keys and values, on a scratch database of each engine, in turns.
+
+Examples:
+  sheaf advise my.db
+  sheaf advise my.db --keyspace words --memory 256MiB
+  sheaf advise my.db --replay --seconds 5 --tmp /mnt/disk")]
+    Advise(Advise),
     /// Read everything and report damage by file, offset and keyspace
     #[command(after_long_help = "\
 Every stored byte is read and checked. Each damage is a line on stdout; the exit code is 3
@@ -474,6 +486,31 @@ pub(crate) struct Top {
     #[arg(long)]
     pub(crate) once: bool,
     /// Print the figures as JSON, an object a line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `advise`.
+#[derive(Debug, Args)]
+pub(crate) struct Advise {
+    #[command(flatten)]
+    pub(crate) place: Place,
+    /// The keyspace (all of them)
+    #[arg(short, long, value_name = "NAME")]
+    pub(crate) keyspace: Option<String>,
+    /// Also measure the load on scratch databases of each engine
+    #[arg(long)]
+    pub(crate) replay: bool,
+    /// How long each engine has the load
+    #[arg(long, value_name = "SECONDS", default_value = "5", requires = "replay")]
+    pub(crate) seconds: NonZeroU64,
+    /// Where the scratch databases go (the system's directory for temporary files)
+    #[arg(long, value_name = "DIR", requires = "replay")]
+    pub(crate) tmp: Option<PathBuf>,
+    /// End the replay early when they take more of the disk than this
+    #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = parse_size, requires = "replay")]
+    pub(crate) disk: u64,
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -50,6 +50,7 @@ fn run(verb: Verb) -> Result {
         Verb::Dump(args) => verbs::dump::run(&args),
         Verb::Stats(args) => verbs::stats::run(&args),
         Verb::Top(args) => verbs::top::run(&args),
+        Verb::Advise(args) => verbs::advise::run(&args),
         Verb::Verify(args) => verbs::verify::run(&args),
         Verb::Keyspaces(args) => verbs::keyspaces::run(&args),
         Verb::Engines => verbs::engines::run(),

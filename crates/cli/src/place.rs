@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use sheaf::{Database, Error, Keyspace, KeyspaceOptions, Owner};
+use sheaf::{Database, Error, Keyspace, KeyspaceOptions, Overview, Owner};
 
 use crate::args::{Chosen, Creation, Place, Target};
 use crate::failure::{Failure, Result};
@@ -14,6 +14,14 @@ impl Place {
     /// Whoever has it open, if they can be asked.
     pub(crate) fn owner(&self) -> Result<Option<Owner>> {
         Ok(Owner::connect(&self.database)?)
+    }
+
+    /// Its figures, as whoever has it open sees them, if anybody has.
+    pub(crate) fn overview(&self) -> Result<Overview> {
+        match self.owner()? {
+            Some(mut owner) => Ok(owner.overview()?),
+            None => Ok(self.read()?.overview()),
+        }
     }
 
     /// Opens it for reading, beside whoever has it open: creates and changes nothing.

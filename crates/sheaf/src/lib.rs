@@ -31,6 +31,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod advise;
 mod batch;
 mod convert;
 mod database;

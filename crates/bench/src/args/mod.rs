@@ -55,6 +55,8 @@ pub(crate) enum Command {
     CedrusShape(Shapes),
     /// All engines under one budget through mixes: what is accounted for, and what is taken
     Memory(Memory),
+    /// Whether the engine that `sheaf advise` names is the fastest, by ten loads it was not made with
+    Advise(Advise),
     /// Opening by replay of the whole log, and from a checkpoint
     Recovery(Recovery),
     /// Backups beside the device's speed, and updates beside backups
@@ -439,6 +441,34 @@ pub(crate) struct Memory {
     pub(crate) phase: Duration,
     #[command(flatten)]
     pub(crate) dir: Dir,
+}
+
+/// Options of `advise`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Advise {
+    /// Of those loads [default: all; crates/bench/tables/advise.toml]
+    #[arg(long, value_parser = listed)]
+    only: Option<List<String>>,
+    /// In place of that: the costs that the advice goes by, as lines of crates/sheaf/src/advise/costs.tsv
+    #[arg(long)]
+    pub(crate) measure: bool,
+    /// Length of each load on each engine, or of each cost [default: 2; 0.3 with --measure]
+    #[arg(long = "seconds", value_parser = seconds)]
+    phase: Option<Duration>,
+    #[command(flatten)]
+    pub(crate) dir: Dir,
+}
+
+impl Advise {
+    /// The loads; none for all.
+    pub(crate) fn only(&self) -> &[String] {
+        self.only.as_deref().unwrap_or_default()
+    }
+
+    /// How long each takes.
+    pub(crate) fn phase(&self) -> Duration {
+        self.phase.unwrap_or(Duration::from_millis(if self.measure { 300 } else { 2000 }))
+    }
 }
 
 /// Options of `across`.

@@ -3,6 +3,7 @@
 //! Each has one entry, `run`, that takes its arguments, opens what they name, and answers with a
 //! [`crate::failure::Failure`] if it did not do what was asked.
 
+pub(crate) mod advise;
 pub(crate) mod backup;
 pub(crate) mod call;
 pub(crate) mod compact;

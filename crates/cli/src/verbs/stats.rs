@@ -14,10 +14,7 @@ use crate::usage;
 use crate::verbs::keyspaces::describe;
 
 pub(crate) fn run(args: &Report) -> Result {
-    let all = match args.place.owner()? {
-        Some(mut owner) => owner.overview()?,
-        None => args.place.read()?.overview(),
-    };
+    let all = args.place.overview()?;
     let mut out = stdout();
     if args.json {
         writeln!(out, "{}", as_json(&all))?;

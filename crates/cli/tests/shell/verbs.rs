@@ -184,6 +184,55 @@ fn stats_speaks_to_people_and_to_programs() {
 }
 
 #[test]
+fn what_a_keyspace_is_used_for_is_told_after_the_end() {
+    let sandbox = Sandbox::with(&[("a", "1")]);
+    let nothing = sandbox.run(&["advise", "db"]).succeeds().stdout();
+    assert!(nothing.contains("nothing to say yet"), "{nothing}");
+    use_it(&sandbox.path("db")).unwrap();
+    let stats = sandbox.run(&["stats", "db", "--json"]).succeeds().json();
+    let load = &stats["keyspaces"][0]["load"];
+    assert!(load["gets_found"].as_u64().is_some_and(|gets| (20_000..80_000).contains(&gets)), "{load}");
+    let text = sandbox.run(&["stats", "db"]).succeeds().stdout();
+    assert!(text.contains("% gets"), "{text}");
+    let again = sandbox.run(&["stats", "db", "--json"]).succeeds().json();
+    assert_eq!(again["keyspaces"][0]["load"], *load, "looking changes nothing");
+    let advice = sandbox.run(&["advise", "db", "--keyspace", "default", "--json"]).succeeds().json();
+    assert!(advice[0]["advised"].is_string(), "{advice}");
+    assert_eq!(advice[0]["candidates"].as_array().map(Vec::len), Some(sheaf::engines().len()));
+    let text = sandbox.run(&["advise", "db"]).succeeds().stdout();
+    assert!(text.contains("suit") && text.contains("an operation"), "{text}");
+    sandbox.run(&["advise", "db", "--keyspace", "none"]).exits(1).complains("none");
+}
+
+/// Some ten thousand gets.
+fn use_it(database: &std::path::Path) -> sheaf::Result<()> {
+    let db = sheaf::Database::open(database)?;
+    if let Some(keyspace) = db.existing_keyspace("default")? {
+        for _ in 0..40_000 {
+            keyspace.get("a")?;
+        }
+    }
+    db.close()
+}
+
+#[test]
+fn a_replay_measures_beside_the_prediction_and_leaves_nothing() {
+    let sandbox = Sandbox::with(&[("a", "1"), ("b", "2")]);
+    use_it(&sandbox.path("db")).unwrap();
+    let tmp = sandbox.path("tmp");
+    std::fs::create_dir(&tmp).unwrap();
+    let replay = ["advise", "db", "--replay", "--seconds", "1", "--json", "--tmp", "tmp"];
+    let advice = sandbox.run(&replay).succeeds().json();
+    for candidate in advice[0]["candidates"].as_array().unwrap() {
+        assert!(candidate["replayed"]["operations"].as_u64().is_some_and(|count| count > 0), "{candidate}");
+    }
+    assert_eq!(std::fs::read_dir(&tmp).unwrap().count(), 0, "the scratch databases are gone");
+    let full = ["advise", "db", "--replay", "--seconds", "1", "--disk", "1", "--tmp", "tmp"];
+    sandbox.run(&full).succeeds();
+    assert_eq!(std::fs::read_dir(&tmp).unwrap().count(), 0);
+}
+
+#[test]
 fn verify_reads_everything_and_finds_a_sound_database_sound() {
     let sandbox = Sandbox::with(&[("a", "1"), ("b", "2")]);
     let text = sandbox.run(&["verify", "db"]).succeeds().stdout();
@@ -198,8 +247,20 @@ fn verify_reads_everything_and_finds_a_sound_database_sound() {
 fn help_names_the_exit_codes_and_every_verb() {
     let sandbox = Sandbox::new();
     let help = sandbox.run(&["--help"]).succeeds().stdout();
-    for word in ["put", "get", "del", "scan", "load", "dump", "stats", "verify", "keyspaces", "drop", "demo"]
-    {
+    for word in [
+        "put",
+        "get",
+        "del",
+        "scan",
+        "load",
+        "dump",
+        "stats",
+        "advise",
+        "verify",
+        "keyspaces",
+        "drop",
+        "demo",
+    ] {
         assert!(help.contains(word), "{word}");
         sandbox.run(&[word, "--help"]).succeeds();
     }

@@ -1,0 +1,282 @@
+//! # `advise`: which engine suits what a keyspace is used for
+//!
+//! Reads the sketch of the load that the database keeps (crates/base/src/load), and predicts; with `--replay` also measures: the same mix on
+//! scratch databases of the best candidates, in turns.
+//!
+//! ## Replay
+//!
+//! In a directory of its own below `--tmp`, which goes at the end, also when the command is interrupted. The pairs are as many as
+//! the keyspace has, but at most [`MOST_BYTES`] of them on each engine; the budget shrinks with them. It ends early when the databases take more of
+//! the disk than they may.
+
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde_json::{Value as Json, json};
+use sheaf::advise::{self, Candidate, Question, Sureness};
+use sheaf::{EngineStats, KeyspaceInfo, KeyspaceOverview, LoadStats};
+use sheaf_replay::{Mix, Outcome, Subject};
+
+use crate::args::Advise;
+use crate::failure::{Failure, Result};
+use crate::notation::{many, printable, size};
+use crate::output::{GOOD, HEADING, HINT, NAME, on_stdout, spinner, stdout};
+use crate::usage::{self, short};
+
+/// Bytes of pairs on each engine, at most.
+const MOST_BYTES: u64 = 128 << 20;
+/// Length of a turn.
+const SLICE: Duration = Duration::from_millis(250);
+
+/// A keyspace, and what is said of it.
+struct Answer {
+    info: KeyspaceInfo,
+    load: LoadStats,
+    keys: u64,
+    advice: advise::Advice,
+    replayed: Vec<(&'static str, Outcome)>,
+}
+
+pub(crate) fn run(args: &Advise) -> Result {
+    let is_asked = |keyspace: &KeyspaceOverview| {
+        let is_named = args.keyspace.as_ref().is_none_or(|name| *name == keyspace.info.name);
+        is_named && keyspace.info.damage.is_none()
+    };
+    let all = args.place.overview()?.keyspaces.into_iter().filter(is_asked);
+    let mut answers: Vec<Answer> = all.map(|keyspace| answer(args, keyspace)).collect();
+    if let Some(name) = &args.keyspace
+        && answers.is_empty()
+    {
+        return Err(Failure::Database(sheaf::Error::NoKeyspace { name: name.clone() }));
+    }
+    if args.replay {
+        for answer in answers.iter_mut().filter(|answer| answer.advice.sureness != Sureness::No) {
+            replay(args, answer)?;
+        }
+    }
+    let mut out = stdout();
+    if args.json {
+        writeln!(out, "{}", Json::Array(answers.iter().map(|answer| as_json(args, answer)).collect()))?;
+    } else {
+        answers.iter().try_for_each(|answer| print(&mut out, answer))?;
+    }
+    Ok(out.flush()?)
+}
+
+fn answer(args: &Advise, keyspace: KeyspaceOverview) -> Answer {
+    let KeyspaceOverview { info, load, stats: EngineStats { keys, .. }, .. } = keyspace;
+    let advice = advise::advise(&Question { load: &load, keys, memory: args.place.memory });
+    Answer { info, load, keys, advice, replayed: Vec::new() }
+}
+
+/// Gives the mix to each candidate, in turns.
+fn replay(args: &Advise, answer: &mut Answer) -> Result {
+    let whole = Mix::of(&answer.load, answer.keys.max(1));
+    let mix = whole.clone().within(MOST_BYTES);
+    let part = mix.bytes().max(1) as f64 / whole.bytes().max(1) as f64;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of the budget")]
+    let memory = ((args.place.memory as f64 * part) as u64).max(4 << 20);
+    let tmp = args.tmp.clone().unwrap_or_else(std::env::temp_dir);
+    let engines: Vec<&'static str> =
+        answer.advice.candidates.iter().map(|candidate| candidate.engine).collect();
+    let scratch = tempfile::Builder::new()
+        .prefix("sheaf-advise-")
+        .tempdir_in(&tmp)
+        .map_err(Failure::stream("create a directory in", &tmp))?;
+    let interrupted = interruption()?;
+    let stop = || interrupted.load(Ordering::Relaxed);
+    let is_full = || disk_bytes(scratch.path()) > args.disk;
+    let bar = spinner("replay");
+    let mut subjects = Vec::new();
+    for engine in engines {
+        if is_full() {
+            break;
+        }
+        if let Some(subject) = Subject::new(&scratch.path().join(engine), engine, &mix, memory, &stop)? {
+            subjects.push((engine, subject));
+        }
+    }
+    in_turns(&mut subjects, Duration::from_secs(args.seconds.get()), &|| stop() || is_full())?;
+    bar.finish_and_clear();
+    for (engine, subject) in subjects {
+        answer.replayed.push((engine, subject.outcome().clone()));
+        subject.close()?;
+    }
+    drop(scratch);
+    if stop() {
+        return Err(Failure::Refused("interrupted".to_owned()));
+    }
+    answer.replayed.sort_by(|a, b| b.1.per_second().total_cmp(&a.1.per_second()));
+    Ok(())
+}
+
+/// Looks between turns whether it is over.
+fn in_turns(
+    subjects: &mut [(&'static str, Subject)],
+    lasting: Duration,
+    is_over: &dyn Fn() -> bool,
+) -> Result {
+    let never = || false;
+    for (_, subject) in subjects.iter_mut() {
+        subject.run(SLICE, &never)?;
+        subject.reset();
+    }
+    for _ in 0..(lasting.as_millis() / SLICE.as_millis()).max(1) {
+        if is_over() {
+            break;
+        }
+        for (_, subject) in subjects.iter_mut() {
+            subject.run(SLICE, &never)?;
+        }
+    }
+    Ok(())
+}
+
+/// Set by Ctrl-C and its kin, so that the scratch directory goes before the command does.
+fn interruption() -> Result<Arc<AtomicBool>> {
+    let flag = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&flag))
+            .map_err(|error| Failure::Refused(format!("cannot listen for signals: {error}")))?;
+    }
+    Ok(flag)
+}
+
+/// Bytes of the disk that are taken below a directory. What goes meanwhile is not counted.
+#[expect(clippy::disallowed_methods, reason = "a look at files that are none of an open database's business")]
+fn disk_bytes(dir: &Path) -> u64 {
+    let Ok(entries) = std::fs::read_dir(dir) else { return 0 };
+    let of = |entry: std::fs::DirEntry| match entry.metadata() {
+        Ok(found) if found.is_dir() => disk_bytes(&entry.path()),
+        Ok(found) => found.blocks() * 512,
+        Err(_) => 0,
+    };
+    entries.flatten().map(of).sum()
+}
+
+fn print(out: &mut impl Write, answer: &Answer) -> Result {
+    let (heading, name, good, hint) = (on_stdout(HEADING), on_stdout(NAME), on_stdout(GOOD), on_stdout(HINT));
+    let Answer { info, load, keys, advice, replayed } = answer;
+    let label = printable(info.name.as_bytes());
+    writeln!(out, "{heading}{label}{heading:#}  {}, {}", info.engine, many(*keys, "key"))?;
+    for line in usage::lines(load) {
+        writeln!(out, "  {hint}{line}{hint:#}")?;
+    }
+    writeln!(out, "  {good}{}{good:#}", verdict(answer))?;
+    if advice.sureness == Sureness::No {
+        return Ok(());
+    }
+    for (rank, candidate) in advice.candidates.iter().enumerate() {
+        let measured = replayed.iter().find(|(engine, _)| *engine == candidate.engine);
+        let measured = measured.map(|(_, outcome)| measured_as(outcome)).unwrap_or_default();
+        let (engine, each) = (candidate.engine, nanoseconds(candidate.ns));
+        writeln!(out, "  {}. {name}{engine:<12}{name:#} about {each} an operation{measured}", rank + 1)?;
+        for reason in &candidate.reasons {
+            writeln!(out, "       {reason}")?;
+        }
+        for hurt in &candidate.hurts {
+            writeln!(out, "       but {hurt}")?;
+        }
+        if rank == 0 {
+            let (index, all) = (size(candidate.index), size(candidate.resident));
+            writeln!(out, "       memory: index {index}; {all} would hold all that is in use")?;
+        }
+    }
+    for (engine, why) in &advice.ruled_out {
+        writeln!(out, "  -  {name}{engine:<12}{name:#} {why}")?;
+    }
+    Ok(())
+}
+
+/// What is advised, in a sentence.
+fn verdict(answer: &Answer) -> String {
+    let (engine, advice) = (answer.info.engine, &answer.advice);
+    let Some(best) = advice.best() else {
+        let seen = many(answer.load.samples, "operation");
+        return format!("nothing to say yet: {seen} were looked at (one in 64 is)");
+    };
+    let stays = best.engine == engine;
+    let is_as_good = |candidate: &Candidate| candidate.engine == engine && candidate.ns < best.ns * 1.1;
+    let sure = match advice.sureness {
+        Sureness::Little => ", though little was seen so far",
+        Sureness::Outside => {
+            "; no cost was measured for such a load, so this is a guess: --replay measures it"
+        }
+        Sureness::Close if answer.replayed.is_empty() => "; the first are close: --replay measures them",
+        _ => "",
+    };
+    match () {
+        () if stays => format!("{engine} suits it{sure}"),
+        () if advice.candidates.iter().any(is_as_good) => {
+            format!("{engine} suits it as well as {}{sure}", best.engine)
+        }
+        () => format!("{} would suit it better than {engine}{sure}", best.engine),
+    }
+}
+
+fn measured_as(outcome: &Outcome) -> String {
+    let each = nanoseconds(1e9 / outcome.per_second().max(1e-9));
+    let (p50, p99) = (short(outcome.latency(0.5)), short(outcome.latency(0.99)));
+    format!("; measured {each} ({:.0} a second, p50 {p50}, p99 {p99})", outcome.per_second())
+}
+
+fn nanoseconds(ns: f64) -> String {
+    if ns < 1000.0 { format!("{ns:.0} ns") } else { short(Duration::from_secs_f64(ns / 1e9)) }
+}
+
+fn as_json(args: &Advise, answer: &Answer) -> Json {
+    let sureness = match answer.advice.sureness {
+        Sureness::No => "no",
+        Sureness::Little => "little",
+        Sureness::Close => "close",
+        Sureness::Outside => "outside",
+        Sureness::Good => "good",
+    };
+    json!({
+        "keyspace": answer.info.name,
+        "engine": answer.info.engine,
+        "keys": answer.keys,
+        "memory": args.place.memory,
+        "load": usage::as_json(&answer.load),
+        "sureness": sureness,
+        "advised": answer.advice.best().map(|best| best.engine),
+        "candidates": answer.advice.candidates.iter().map(|c| candidate_as_json(c, answer)).collect::<Vec<_>>(),
+        "ruled_out": answer.advice.ruled_out.iter()
+            .map(|(engine, why)| json!({ "engine": engine, "why": why }))
+            .collect::<Vec<_>>(),
+    })
+}
+
+fn candidate_as_json(candidate: &Candidate, answer: &Answer) -> Json {
+    let parts = candidate.parts.iter();
+    let parts: Vec<Json> =
+        parts.map(|part| json!({ "what": part.what, "share": part.share, "ns": part.ns })).collect();
+    let ns = |took: Duration| u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+    let replayed = answer.replayed.iter().find(|(engine, _)| *engine == candidate.engine);
+    let replayed = replayed.map(|(_, outcome)| {
+        json!({
+            "operations": outcome.operations,
+            "operations_per_second": outcome.per_second(),
+            "p50_ns": ns(outcome.latency(0.5)),
+            "p99_ns": ns(outcome.latency(0.99)),
+            "longest_ns": ns(outcome.latency(1.0)),
+        })
+    });
+    json!({
+        "engine": candidate.engine,
+        "ns": candidate.ns,
+        "parts": parts,
+        "index_bytes": candidate.index,
+        "resident_bytes": candidate.resident,
+        "memory_hits": candidate.hits,
+        "device_bytes_per_byte": candidate.device,
+        "disk_bytes_per_live_byte": candidate.space,
+        "reasons": candidate.reasons,
+        "hurts": candidate.hurts,
+        "replayed": replayed,
+    })
+}

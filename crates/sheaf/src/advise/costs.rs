@@ -1,0 +1,146 @@
+//! # Costs: what each engine was measured to take for each operation
+//!
+//! `costs.tsv` is the table; its head says how it was made. Between two sizes of values costs are taken from the line through both, in
+//! logarithms; beyond the last, along it.
+
+use std::sync::OnceLock;
+
+/// The table itself, with the command that measured each line.
+pub const COSTS: &str = include_str!("costs.tsv");
+
+/// Values below this cost what values of this size cost.
+const SMALL: f64 = 256.0;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum What {
+    Get,
+    Miss,
+    Contains,
+    Overwrite,
+    New,
+    Append,
+    Batch,
+    Durable,
+    Seek,
+    Pair,
+    PairBack,
+    Device,
+    Space,
+    Index,
+    IndexPerKeyByte,
+    Ordered,
+    HoldsIndex,
+}
+
+const NAMES: [(&str, What); 17] = [
+    ("get", What::Get),
+    ("miss", What::Miss),
+    ("contains", What::Contains),
+    ("overwrite", What::Overwrite),
+    ("new", What::New),
+    ("append", What::Append),
+    ("batch", What::Batch),
+    ("durable", What::Durable),
+    ("seek", What::Seek),
+    ("pair", What::Pair),
+    ("pair-back", What::PairBack),
+    ("device", What::Device),
+    ("space", What::Space),
+    ("index", What::Index),
+    ("index-key", What::IndexPerKeyByte),
+    ("ordered", What::Ordered),
+    ("holds-index", What::HoldsIndex),
+];
+
+#[derive(Debug)]
+struct Row {
+    engine: &'static str,
+    what: What,
+    bytes: f64,
+    fits: bool,
+    value: f64,
+}
+
+/// The table.
+#[derive(Debug)]
+pub(super) struct Costs(Vec<Row>);
+
+/// It.
+pub(super) fn costs() -> &'static Costs {
+    static TABLE: OnceLock<Costs> = OnceLock::new();
+    TABLE.get_or_init(|| Costs(COSTS.lines().filter_map(row).collect()))
+}
+
+/// A line of five columns and a source; none for a comment.
+fn row(line: &'static str) -> Option<Row> {
+    let mut columns = line.split('\t');
+    let mut next = || columns.next();
+    let (engine, what) = (next()?, next()?);
+    let what = NAMES.iter().find(|(name, _)| *name == what)?.1;
+    let (bytes, fits, value) = (next()?.parse().ok()?, next()? == "memory", next()?.parse().ok()?);
+    Some(Row { engine, what, bytes, fits, value })
+}
+
+impl Costs {
+    /// The engines in it, in its order.
+    pub(super) fn engines(&self) -> Vec<&'static str> {
+        let mut engines = Vec::new();
+        for row in &self.0 {
+            if !engines.contains(&row.engine) {
+                engines.push(row.engine);
+            }
+        }
+        engines
+    }
+
+    /// Whether gets were measured with values within eight times these bytes, and where they are.
+    pub(super) fn covers(&self, bytes: f64, fits: bool) -> bool {
+        let gets = self.0.iter().filter(|row| row.what == What::Get && row.fits == fits);
+        let near = |row: &Row| bytes <= 8.0 * row.bytes && (row.bytes <= 8.0 * bytes || row.bytes <= SMALL);
+        gets.into_iter().any(near)
+    }
+
+    /// Bytes of index for a key, and for each byte of it.
+    pub(super) fn index(&self, engine: &str) -> (f64, f64) {
+        (self.ns(engine, What::Index, 1.0, true), self.ns(engine, What::IndexPerKeyByte, 1.0, true))
+    }
+
+    pub(super) fn is_ordered(&self, engine: &str) -> bool {
+        self.ns(engine, What::Ordered, 1.0, true) > 0.5
+    }
+
+    /// Whether it takes no more keys when its index fills the budget.
+    pub(super) fn must_hold_index(&self, engine: &str) -> bool {
+        self.ns(engine, What::HoldsIndex, 1.0, true) > 0.5
+    }
+
+    /// Nanoseconds (or whatever the line has) at values of `bytes`. What was not measured beyond memory is as it is within.
+    pub(super) fn ns(&self, engine: &str, what: What, bytes: f64, fits: bool) -> f64 {
+        let of = |fits: bool| {
+            let rows = self.0.iter();
+            let mut points: Vec<(f64, f64)> = rows
+                .filter(|row| row.engine == engine && row.what == what && row.fits == fits)
+                .map(|row| (row.bytes.max(1.0).ln(), row.value.max(1e-9).ln()))
+                .collect();
+            points.sort_by(|a, b| a.0.total_cmp(&b.0));
+            points
+        };
+        let mut points = of(fits);
+        if points.is_empty() && !fits {
+            points = of(true);
+        }
+        let at = bytes.max(1.0).ln();
+        match &points[..] {
+            [] => 0.0,
+            [only] => only.1.exp(),
+            [.., last] if at >= last.0 && what == What::Device => last.1.exp(),
+            [first, ..] if at <= first.0 => first.1.exp(),
+            all => {
+                let above = all.iter().position(|point| at <= point.0).unwrap_or(all.len() - 1);
+                let (low, high) = (all[above - 1], all[above]);
+                (low.1 + (high.1 - low.1) * (at - low.0) / (high.0 - low.0)).exp()
+            }
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! # Advise: which engine suits what a keyspace is used for
+//!
+//! A function of the sketch of its load ([`LoadStats`]), of how many keys there are, and of the memory there is. It predicts what an operation of
+//! that load would cost with each engine, on the mean, and says which parts of the load decide.
+//!
+//! ## Picture
+//!
+//! ```text
+//!   LoadStats ── shares ──┐
+//!   keys, sizes ── what of it memory holds ──┤  Σ share × cost  ──> ranked candidates, reasons, what hurts
+//!   costs.tsv (measured) ─┘                     needs order? index fits? ──> ruled out
+//! ```
+//!
+//! ## What it cannot know
+//!
+//! Costs were measured on one machine, one thread, one kind of operation at a time: mixes disturb caches, and background work of
+//! writes is paid by reads. Ratios carry over better than figures. `sheaf advise --replay` measures the load itself.
+//!
+//! ## Costs
+//!
+//! Some microseconds; nothing is read or written.
+
+mod costs;
+mod words;
+
+pub use costs::COSTS;
+
+use crate::LoadStats;
+use costs::{What, costs};
+
+/// Samples below which nothing is advised.
+const TOO_FEW: u64 = 50;
+/// Samples from which shares of a tenth are known within a tenth.
+const ENOUGH: u64 = 1000;
+/// Engines whose costs are within this of each other are as good.
+const CLOSE: f64 = 1.1;
+
+/// What is asked.
+#[derive(Clone, Debug)]
+pub struct Question<'a> {
+    /// What the keyspace is used for.
+    pub load: &'a LoadStats,
+    /// Keys it has.
+    pub keys: u64,
+    /// The memory budget of its database.
+    pub memory: u64,
+}
+
+/// How sure an advice is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sureness {
+    /// Too few operations were seen to say anything.
+    No,
+    /// Few operations were seen: rare kinds may be missing.
+    Little,
+    /// No cost was measured with values of about this size, or beyond memory as this load is: the order of the engines is a guess.
+    Outside,
+    /// The best ones are too close to each other to tell by a prediction.
+    Close,
+    /// As sure as a prediction can be.
+    Good,
+}
+
+/// A part of what an operation of the load costs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Part {
+    /// What.
+    pub what: &'static str,
+    /// Its share of the operations.
+    pub share: f64,
+    /// What one of them costs, in nanoseconds.
+    pub ns: f64,
+}
+
+/// An engine that could keep the keyspace.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidate {
+    /// Its name.
+    pub engine: &'static str,
+    /// What an operation of this load is predicted to cost, in nanoseconds.
+    pub ns: f64,
+    /// Of which.
+    pub parts: Vec<Part>,
+    /// Bytes of its index in memory.
+    pub index: u64,
+    /// Bytes of memory in which all that is in use would stay.
+    pub resident: u64,
+    /// The share of the reads that memory answers, with the budget there is.
+    pub hits: f64,
+    /// Bytes written to the device for a byte of the user's.
+    pub device: f64,
+    /// Bytes of the disk for a byte that is live, under updates.
+    pub space: f64,
+    /// Why it stands where it stands.
+    pub reasons: Vec<String>,
+    /// What is bad about it all the same.
+    pub hurts: Vec<String>,
+}
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Advice {
+    /// The engines, the best one first.
+    pub candidates: Vec<Candidate>,
+    /// Engines that cannot keep it, and why.
+    pub ruled_out: Vec<(&'static str, String)>,
+    /// How sure it is.
+    pub sureness: Sureness,
+}
+
+impl Advice {
+    /// The engine to take; none if too little is known.
+    #[must_use]
+    pub fn best(&self) -> Option<&Candidate> {
+        if self.sureness == Sureness::No { None } else { self.candidates.first() }
+    }
+}
+
+/// Which engines suit, ranked.
+#[must_use]
+pub fn advise(question: &Question<'_>) -> Advice {
+    let (mut candidates, mut ruled_out) = (Vec::new(), Vec::new());
+    for engine in costs().engines() {
+        match rule_out(question, engine) {
+            Some(why) => ruled_out.push((engine, why)),
+            None => candidates.push(candidate(question, engine)),
+        }
+    }
+    candidates.sort_by(|a, b| a.ns.total_cmp(&b.ns));
+    let sureness = match &candidates[..] {
+        _ if question.load.samples < TOO_FEW => Sureness::No,
+        _ if question.load.samples < ENOUGH => Sureness::Little,
+        [first, ..] if !costs().covers(question.load.value_bytes.mean, first.hits > 0.9) => Sureness::Outside,
+        [first, second, ..] if second.ns < first.ns * CLOSE => Sureness::Close,
+        _ => Sureness::Good,
+    };
+    words::explain(question, &mut candidates);
+    Advice { candidates, ruled_out, sureness }
+}
+
+/// Why the engine cannot keep it.
+fn rule_out(question: &Question<'_>, engine: &str) -> Option<String> {
+    if question.load.all_scans() > 0 && !costs().is_ordered(engine) {
+        return Some("it keeps no order of keys, and the load has scans".to_owned());
+    }
+    let index = index_bytes(question, engine);
+    let needed = question.memory / 10 * 9;
+    (index > needed && costs().must_hold_index(engine)).then(|| {
+        let (index, budget) = (words::size(index), words::size(question.memory));
+        format!("its index would take {index} of memory, the budget is {budget}")
+    })
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes")]
+fn index_bytes(question: &Question<'_>, engine: &str) -> u64 {
+    let (plain, per_key_byte) = costs().index(engine);
+    (question.keys as f64 * (plain + per_key_byte * question.load.key_bytes.mean)) as u64
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes")]
+fn candidate(question: &Question<'_>, engine: &'static str) -> Candidate {
+    let load = question.load;
+    let index = index_bytes(question, engine);
+    let pair = load.key_bytes.mean + load.value_bytes.mean;
+    let used = load.skew.map_or(question.keys as f64, |skew| skew.keys.min(question.keys.max(1) as f64));
+    let resident = index + (used * pair * 1.15) as u64;
+    let room = question.memory.saturating_sub(index) as f64;
+    let hits = hits(load, room / (used * pair * 1.15).max(1.0));
+    let bytes = load.value_bytes.mean.max(1.0);
+    let cost = |what: What| {
+        let [inside, outside] = [true, false].map(|fits| costs().ns(engine, what, bytes, fits));
+        hits * inside + (1.0 - hits) * outside
+    };
+    let parts = parts(load, cost);
+    let ns = parts.iter().map(|part| part.share * part.ns).sum();
+    let factor = |what: What| costs().ns(engine, what, bytes, true);
+    Candidate {
+        engine,
+        ns,
+        parts,
+        index,
+        resident,
+        hits,
+        device: factor(What::Device),
+        space: factor(What::Space),
+        reasons: Vec::new(),
+        hurts: Vec::new(),
+    }
+}
+
+/// The share of reads that memory answers if it holds this part of the keys in use, the hottest ones.
+fn hits(load: &LoadStats, part: f64) -> f64 {
+    if part >= 1.0 {
+        return 1.0;
+    }
+    let Some(skew) = load.skew else { return part };
+    // Between the points that the sketch gives, in the logarithm of the part.
+    let points = [(0.001, skew.hottest[0]), (0.01, skew.hottest[1]), (0.1, skew.hottest[2]), (1.0, 1.0)];
+    if part <= points[0].0 {
+        return points[0].1 * part / points[0].0;
+    }
+    let above = points.iter().position(|point| part <= point.0).unwrap_or(points.len() - 1);
+    let ((low, from), (high, to)) = (points[above - 1], points[above]);
+    from + (to - from) * (part / low).ln() / (high / low).ln()
+}
+
+/// What the load is made of, and what each costs.
+fn parts(load: &LoadStats, cost: impl Fn(What) -> f64) -> Vec<Part> {
+    let all = load.operations().max(1) as f64;
+    let set = cost(What::Overwrite) * (1.0 - load.new_share)
+        + load.new_share
+            * (cost(What::Append) * load.sequential_share + cost(What::New) * (1.0 - load.sequential_share));
+    let wait = (cost(What::Durable) - cost(What::Overwrite)).max(0.0) * load.durable_share;
+    let pairs = (load.scan_pairs.mean - 1.0).max(0.0);
+    let batched = (load.batch_inserts + load.batch_removes) as f64;
+    // Of each of its operations, what a batch waits for.
+    let batch_wait = if batched > 0.0 { wait * load.batches as f64 / batched } else { 0.0 };
+    let part = |what, count: u64, ns: f64| Part { what, share: count as f64 / all, ns };
+    let mut parts = vec![
+        part("gets", load.gets_found + load.stream_reads, cost(What::Get)),
+        part("gets of nothing", load.gets_missing, cost(What::Miss)),
+        part("contains", load.contains, cost(What::Contains)),
+        part("inserts", load.inserts + load.stream_writes, set + wait),
+        part("removals", load.removes, cost(What::Overwrite) + wait),
+        part("updates", load.updates, cost(What::Get) + cost(What::Overwrite) + wait),
+        part("writes in batches", load.batch_inserts + load.batch_removes, cost(What::Batch) + batch_wait),
+        part("scans", load.scans, cost(What::Seek) + pairs * cost(What::Pair)),
+        part("reverse scans", load.scans_reverse, cost(What::Seek) + pairs * cost(What::PairBack)),
+    ];
+    parts.retain(|part| part.share > 0.0);
+    parts
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,85 @@
+//! # Words: why a candidate stands where it stands
+//!
+//! Against the best of the others: which parts of the load it wins or loses by, with the measured costs behind.
+
+use super::{Candidate, Part, Question};
+
+/// Parts of a difference that are worth a line.
+const WORTH: f64 = 0.1;
+
+/// Gives each candidate its reasons and what hurts.
+pub(super) fn explain(question: &Question<'_>, candidates: &mut [Candidate]) {
+    for index in 0..candidates.len() {
+        let rival = if index == 0 { candidates.get(1) } else { candidates.first() };
+        let reasons = rival.map(|rival| against(&candidates[index], rival)).unwrap_or_default();
+        let hurts = hurts(question, &candidates[index], candidates);
+        (candidates[index].reasons, candidates[index].hurts) = (reasons, hurts);
+    }
+}
+
+/// What makes the difference between two, the largest part first.
+fn against(mine: &Candidate, rival: &Candidate) -> Vec<String> {
+    let mut parts: Vec<(f64, &Part, &Part)> = mine
+        .parts
+        .iter()
+        .filter_map(|part| {
+            let theirs = rival.parts.iter().find(|other| other.what == part.what)?;
+            Some((part.share * (part.ns - theirs.ns), part, theirs))
+        })
+        .collect();
+    let largest = parts.iter().map(|part| part.0.abs()).fold(0.0, f64::max);
+    parts.retain(|part| part.0.abs() > largest * WORTH && part.0.abs() > mine.ns * 0.01);
+    parts.sort_by(|a, b| b.0.abs().total_cmp(&a.0.abs()));
+    parts.iter().take(3).map(|(_, mine, theirs)| one(mine, theirs, rival.engine)).collect()
+}
+
+fn one(mine: &Part, theirs: &Part, rival: &str) -> String {
+    let (times, word) = match mine.ns < theirs.ns {
+        true => (theirs.ns / mine.ns, "faster than"),
+        false => (mine.ns / theirs.ns, "slower than"),
+    };
+    format!(
+        "{} ({:.0} % of the operations): {}, {times:.1} × {word} {rival} ({})",
+        mine.what,
+        mine.share * 100.0,
+        time(mine.ns),
+        time(theirs.ns)
+    )
+}
+
+fn hurts(question: &Question<'_>, mine: &Candidate, all: &[Candidate]) -> Vec<String> {
+    let mut hurts = Vec::new();
+    let least = |of: fn(&Candidate) -> f64| all.iter().map(of).fold(f64::INFINITY, f64::min);
+    let writes = question.load.writes() as f64 / question.load.operations().max(1) as f64;
+    if writes > 0.05 && mine.device > least(|c| c.device) * 1.3 {
+        hurts.push(format!("writes {:.1} bytes to the device for each byte", mine.device));
+    }
+    if writes > 0.05 && mine.space > least(|c| c.space) * 1.3 {
+        hurts.push(format!("takes up to {:.1} × the live data on disk under updates", mine.space));
+    }
+    if mine.hits < 0.9 {
+        let (needed, budget) = (size(mine.resident), size(question.memory));
+        hurts.push(format!(
+            "memory answers {:.0} % of the reads: all that is in use takes {needed}, the budget is {budget}",
+            mine.hits * 100.0
+        ));
+    }
+    if mine.index > question.memory / 4 {
+        hurts.push(format!("its index takes {} of memory", size(mine.index)));
+    }
+    hurts
+}
+
+/// A size for people.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "three digits are shown")]
+pub(super) fn size(bytes: u64) -> String {
+    let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    match units.iter().find(|(_, bits)| bytes >= 1 << bits) {
+        Some((unit, bits)) => format!("{:.1} {unit}", bytes as f64 / f64::from(1u32 << bits)),
+        None => format!("{bytes} B"),
+    }
+}
+
+fn time(ns: f64) -> String {
+    if ns < 1000.0 { format!("{ns:.0} ns") } else { format!("{:.1} µs", ns / 1000.0) }
+}
