@@ -429,7 +429,7 @@ macro_rules! corruption_suite {
                 assert!($crate::alloc::is_counting(), "the test's allocator counts");
                 let subject = $subject;
                 // With files of an engine's own an opening costs three times as much.
-                let cases = if subject.engine == "flex" { 20_000 } else { 70_000 };
+                let cases = subject.in_ci(if subject.engine == "flex" { 20_000 } else { 70_000 });
                 let budget = $crate::totals::Budget::cases(cases).workers(2);
                 $crate::corrupt::sweep::run(&subject, 1, budget).must_hold(cases);
             }

@@ -269,7 +269,9 @@ macro_rules! crash_suite {
             use $crate::totals::Budget;
 
             fn holds(family: Family, cases: u64, at_least: u64) {
-                run_family(family, &$subject, 1, Budget::cases(cases)).must_hold(at_least);
+                let subject = $subject;
+                let budget = Budget::cases(subject.in_ci(cases));
+                run_family(family, &subject, 1, budget).must_hold(subject.in_ci(at_least));
             }
 
             #[test]

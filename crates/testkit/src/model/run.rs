@@ -87,8 +87,9 @@ macro_rules! model_suite {
         mod $module {
             #[test]
             fn a_million_random_operations_answer_as_a_map_does() {
-                let budget = $crate::totals::Budget::cases(1_000_000).workers(2);
-                $crate::model::run(&$subject, 0, budget).must_hold(1_000_000);
+                let cases = $subject.in_ci(1_000_000);
+                let budget = $crate::totals::Budget::cases(cases).workers(2);
+                $crate::model::run(&$subject, 0, budget).must_hold(cases);
             }
 
             #[test]
