@@ -15,7 +15,7 @@
 //!
 //! ## What it cannot see
 //!
-//! Two damages at once ([`Flaw::Rootless`] and [`Flaw::Uncatalogued`] are the exceptions), and databases larger than some hundred pairs.
+//! Two damages at once (ROOT, and ROOT with the beginning of the journal, are the exceptions), and databases larger than some hundred pairs.
 
 #![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
 
