@@ -26,7 +26,7 @@ use smallvec::SmallVec;
 
 use crate::engine::{KreonEngine, State};
 use crate::memtable::{Version, Word};
-use crate::tree::Seen;
+use crate::tree::{Seen, seq_in};
 
 /// Records that are about to be moved.
 #[derive(Debug, Default)]
@@ -126,7 +126,7 @@ impl KreonEngine {
     }
 
     /// An address that leads nowhere.
-    fn lost(&self, address: Address) -> Error {
+    pub(crate) fn lost(&self, address: Address) -> Error {
         let what = Damage::BadField { field: "address", value: address.bits() };
         Error::corrupt(&self.shelf.space.paged.path, 0, what)
     }
@@ -148,17 +148,13 @@ impl KreonEngine {
         if record.key == key { Ok(record) } else { Err(self.lost(address)) }
     }
 
-    /// The number of the record at an address that is good.
-    pub(crate) fn seq_at(&self, address: Address, guard: &Guard) -> Result<Seq> {
-        Ok(self.ground.segments.frame_unchecked(address, guard)?.0.header.seq)
-    }
-
-    /// The number of what a level says.
-    fn seq_of(&self, seen: &Seen<'_>, guard: &Guard) -> Result<Seq> {
-        match seen.entry.is_tomb() {
-            true => Ok(seen.entry.tomb_seq()),
-            false => self.seq_at(seen.entry.address(), guard),
+    /// The number of what a level says; none if it says nothing any more, as its segment is gone.
+    fn seq_of(&self, seen: &Seen<'_>, guard: &Guard) -> Result<Option<Seq>> {
+        if seen.entry.is_tomb() {
+            return Ok(Some(seen.entry.tomb_seq()));
         }
+        let address = seen.entry.address();
+        self.shelf.segment_of(address, seen.stamp, guard).map(|segment| seq_in(segment, address)).transpose()
     }
 
     /// The first source that has the key.
@@ -187,9 +183,7 @@ impl KreonEngine {
     pub(crate) fn is_old_news(&self, hash: u64, key: &[u8], seq: Seq, guard: &Guard) -> Result<bool> {
         for level in &*self.state(guard).levels {
             let Some(seen) = self.shelf.find(level, hash, key, guard)? else { continue };
-            let is_gone =
-                !seen.entry.is_tomb() && self.shelf.is_dangling(seen.entry.address(), seen.stamp, guard);
-            return Ok(!is_gone && self.seq_of(&seen, guard)? >= seq);
+            return Ok(self.seq_of(&seen, guard)?.is_some_and(|there| there >= seq));
         }
         Ok(false)
     }
@@ -199,7 +193,9 @@ impl KreonEngine {
         let source = self.first(self.state(guard), hash, key, guard)?;
         match source {
             Some(Source::Memtable(version)) if !version.word.is_tomb() => Ok(version.seq),
-            Some(Source::Level(seen)) if !seen.entry.is_tomb() => self.seq_of(&seen, guard),
+            Some(Source::Level(seen)) if !seen.entry.is_tomb() => {
+                self.seq_of(&seen, guard)?.ok_or_else(|| self.lost(seen.entry.address()))
+            }
             _ => Ok(Seq::ZERO),
         }
     }
@@ -241,11 +237,7 @@ impl KreonEngine {
         if seen.newest <= at {
             return Ok(true);
         }
-        if seen.entry.is_tomb() {
-            return Ok(seen.entry.tomb_seq() <= at);
-        }
-        let address = seen.entry.address();
-        Ok(!self.shelf.is_dangling(address, seen.stamp, guard) && self.seq_at(address, guard)? <= at)
+        Ok(self.seq_of(seen, guard)?.is_some_and(|seq| seq <= at))
     }
 
     /// Whether the record at `address` is the newest of its key, as a question and nothing else.
@@ -287,11 +279,7 @@ impl KreonEngine {
         let Some(place) = sources.iter().position(is_it) else { return Ok(Hold::Dead) };
         let died = match sources.get(place.wrapping_sub(1)) {
             Some(Source::Memtable(version)) => version.seq,
-            Some(Source::Level(seen)) if seen.entry.is_tomb() => seen.entry.tomb_seq(),
-            Some(Source::Level(seen)) if self.shelf.is_dangling(seen.entry.address(), seen.stamp, guard) => {
-                seen.newest
-            }
-            Some(Source::Level(seen)) => self.seq_of(seen, guard)?,
+            Some(Source::Level(seen)) => self.seq_of(seen, guard)?.unwrap_or(seen.newest),
             None => return Ok(Hold::Dead),
         };
         let head = self.head_at(address, guard)?;

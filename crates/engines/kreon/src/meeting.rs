@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use sheaf_base::error::Result;
-use sheaf_base::segment::Address;
+use sheaf_base::segment::{Address, Segment};
 use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::Seq;
 use sheaf_base::versions::Old;
@@ -16,7 +16,10 @@ use crate::change::{Meet, flags_over};
 use crate::engine::KreonEngine;
 use crate::node::{BELOW, Entry, Pair, STAGED};
 use crate::spill::Spill;
-use crate::tree::Level;
+use crate::tree::{Level, seq_in};
+
+/// The segments that entries of leaves point into, by slots, as they were when the leaves were read.
+pub(crate) type Sources<'g> = HashMap<u32, &'g Segment>;
 
 /// Puts keys side by side with what the level has.
 pub(crate) struct Meeting<'a> {
@@ -24,8 +27,8 @@ pub(crate) struct Meeting<'a> {
     pub(crate) views: &'a Views,
     guard: &'a Guard,
     is_last: bool,
-    /// What comes is from a memtable, and its numbers are exact.
-    is_exact: bool,
+    /// Where what comes was found, by slots. `None`: it is from a memtable, and its numbers are exact.
+    sources: Option<&'a Sources<'a>>,
     /// Bytes by slot that the levels account for more, or less.
     counts: HashMap<u32, i64>,
     /// What is dead once the step is published.
@@ -43,23 +46,28 @@ impl Meeting<'_> {
 
     /// The number of what comes.
     fn seq_of(&self, new: &Pair<'_>) -> Result<Seq> {
-        match (new.entry.is_tomb(), self.is_exact) {
-            (true, _) => Ok(new.entry.tomb_seq()),
-            (false, true) => Ok(new.newest),
-            (false, false) => self.engine.seq_at(new.entry.address(), self.guard),
+        if new.entry.is_tomb() {
+            return Ok(new.entry.tomb_seq());
+        }
+        let Some(sources) = self.sources else { return Ok(new.newest) };
+        let address = new.entry.address();
+        match sources.get(&address.slot()) {
+            Some(segment) => seq_in(segment, address),
+            None => Err(self.engine.lost(address)),
         }
     }
 
     /// Whether both are one version, which was copied: the cleaner has accounted for the old place. What comes may have lost that on its way
     /// down, with its segment: then it meets an older version, which views may need.
-    fn is_same(&self, new: &Pair<'_>, old: &Entry) -> Result<bool> {
-        Ok(!new.entry.is_tomb()
-            && !old.is_tomb()
-            && self.seq_of(new)? == self.engine.seq_at(old.address(), self.guard)?)
+    fn is_same(&self, new: &Pair<'_>, old: &Entry, there: Option<&Segment>) -> Result<bool> {
+        match there {
+            Some(there) if !new.entry.is_tomb() => Ok(self.seq_of(new)? == seq_in(there, old.address())?),
+            _ => Ok(false),
+        }
     }
 
     /// Whether `old`, superseded by `new`, is kept for a view.
-    fn keep_for_views(&mut self, new: &Pair<'_>, old: &Entry) -> Result<bool> {
+    fn keep_for_views(&mut self, new: &Pair<'_>, old: &Entry, there: Option<&Segment>) -> Result<bool> {
         // It died no later than the newest that comes with `new`.
         if !self.views.may_need_before(new.newest) {
             return Ok(false);
@@ -69,9 +77,9 @@ impl Meeting<'_> {
             return Ok(false);
         }
         let may_need = |born, died| self.views.may_need(born, died);
-        let born = match old.is_tomb() {
-            true => old.tomb_seq(),
-            false => self.engine.seq_at(old.address(), self.guard)?,
+        let born = match there {
+            Some(there) => seq_in(there, old.address())?,
+            None => old.tomb_seq(),
         };
         let blob = (old.flags & STAGED != 0).then_some(old.blob);
         let (address, span) = match old.is_tomb() {
@@ -88,9 +96,12 @@ impl Meet for Meeting<'_> {
         let mut flags = new.entry.flags;
         if let Some((old, stamp, _)) = old {
             let is_below = new.entry.flags & BELOW != 0;
-            let is_gone = !old.is_tomb() && self.engine.shelf.is_dangling(old.address(), stamp, self.guard);
-            let is_itself = is_below && !is_gone && self.is_same(new, old)?;
-            let is_kept = !is_gone && !is_itself && self.keep_for_views(new, old)?;
+            // Looked up once: it may leave its slot at any time. None of a removal, which is never gone.
+            let segment = || self.engine.shelf.segment_of(old.address(), stamp, self.guard);
+            let there = if old.is_tomb() { None } else { segment() };
+            let is_gone = !old.is_tomb() && there.is_none();
+            let is_itself = is_below && self.is_same(new, old, there)?;
+            let is_kept = !is_gone && !is_itself && self.keep_for_views(new, old, there)?;
             // After a crash the same version may come again, from where the cleaner had copied it to.
             let is_lost = old.is_staged() && !(new.entry.is_staged() && new.entry.blob == old.blob);
             // What a view needs of what is gone was copied, and is among the versions, which account for its value.
@@ -131,12 +142,12 @@ impl Meet for Meeting<'_> {
 }
 
 impl KreonEngine {
-    /// For a step into the level above the `lower` ones. `is_exact`: what comes is from a memtable.
+    /// For a step into the level above the `lower` ones. `sources`: what comes is from leaves; else it is from a memtable.
     pub(crate) fn meeting<'a, 'l>(
         &'a self,
         views: &'a Views,
         mut lower: impl Iterator<Item = &'l Level>,
-        is_exact: bool,
+        sources: Option<&'a Sources<'a>>,
         guard: &'a Guard,
     ) -> Meeting<'a> {
         Meeting {
@@ -144,7 +155,7 @@ impl KreonEngine {
             views,
             guard,
             is_last: lower.all(|level| level.root.is_none()),
-            is_exact,
+            sources,
             counts: HashMap::new(),
             dead: Vec::new(),
             blobs: Vec::new(),

@@ -30,7 +30,7 @@ use crate::cache::Frame;
 use crate::change::{Change, Gathered, Made, Meet, Ways};
 use crate::engine::{KreonEngine, State};
 use crate::look::print_of;
-use crate::meeting::Meeting;
+use crate::meeting::{Meeting, Sources};
 use crate::memtable::{Memtable, Version};
 use crate::node::{BELOW, Entry, INLINE, MOST_INLINE, Pair, Ref, STAGED};
 use crate::tree::{Aim, Found, Level, Shelf};
@@ -137,7 +137,7 @@ impl KreonEngine {
         let level = state.levels.first().copied().unwrap_or_default();
         let keys: Vec<&[u8]> = places.iter().map(|place| frozen.key(*place)).collect();
         let (leaves, count) = self.targets(&level, &keys, most_leaves, guard)?;
-        let mut meeting = self.meeting(views, state.levels.iter().skip(1), true, guard);
+        let mut meeting = self.meeting(views, state.levels.iter().skip(1), None, guard);
         let mut going: Vec<(&[u8], Entry, Seq, Range<usize>)> = Vec::with_capacity(count);
         let (mut staged, mut values) = (Vec::new(), Vec::new());
         for (number, (place, key)) in places.iter().zip(&keys).take(count).enumerate() {
@@ -312,9 +312,9 @@ impl KreonEngine {
         let (_, _, most) = self.sizes();
         spill.giving.resize_with(spill.giving.len().max(level + 1), Vec::new);
         let from = std::mem::take(&mut spill.giving[level]);
-        let (found, pairs_of) = self.leaves_from(&state.levels[level], &from, most, guard)?;
+        let (found, pairs_of, sources) = self.leaves_from(&state.levels[level], &from, most, guard)?;
         let (Some(first), Some(last)) = (found.first(), found.last()) else { return Ok(()) };
-        let mut meeting = self.meeting(views, state.levels.iter().skip(level + 2), false, guard);
+        let mut meeting = self.meeting(views, state.levels.iter().skip(level + 2), Some(&sources), guard);
         let pairs: Vec<Pair<'_>> = pairs_of.items.iter().map(|old| pairs_of.pair(old)).collect();
         let keys: Vec<&[u8]> = pairs.iter().map(|pair| pair.key).collect();
         let (leaves, _) = self.targets(&below, &keys, usize::MAX, guard)?;
@@ -334,30 +334,33 @@ impl KreonEngine {
         Ok(())
     }
 
-    /// Some leaves of a level side by side, and what of them still counts.
-    fn leaves_from(
+    /// Some leaves of a level side by side, what of them still counts, and where that stands.
+    fn leaves_from<'g>(
         &self,
         level: &Level,
         from: &[u8],
         most: usize,
-        guard: &Guard,
-    ) -> Result<(Vec<Found>, Gathered)> {
-        let (mut found, mut gathered) = (Vec::new(), Gathered::default());
+        guard: &'g Guard,
+    ) -> Result<(Vec<Found>, Gathered, Sources<'g>)> {
+        let (mut found, mut gathered, mut sources) = (Vec::new(), Gathered::default(), Sources::new());
         let mut next = self.shelf.locate(level, Aim::At(from), guard)?;
         while let Some(leaf) = next.take() {
             let node = self.shelf.node(leaf.at, 0, guard)?.node();
             for slot in 0..node.len() {
                 let entry = node.entry(slot);
-                if entry.is_tomb() || !self.shelf.is_dangling(entry.address(), node.stamp(), guard) {
-                    gathered.add(&node, slot);
+                if !entry.is_tomb() {
+                    let address = entry.address();
+                    let Some(there) = self.shelf.segment_of(address, node.stamp(), guard) else { continue };
+                    sources.insert(address.slot(), there);
                 }
+                gathered.add(&node, slot);
             }
             if let Some(high) = leaf.high.as_ref().filter(|_| found.len() + 1 < most) {
                 next = self.shelf.locate(level, Aim::At(high), guard)?;
             }
             found.push(leaf);
         }
-        Ok((found, gathered))
+        Ok((found, gathered, sources))
     }
 
     /// Writes what a step has made and publishes it.

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use sheaf_base::error::{Damage, Result};
 use sheaf_base::ground::Ground;
-use sheaf_base::segment::Address;
+use sheaf_base::segment::{Address, Segment};
 use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::{KeyspaceId, Seq};
 
@@ -221,12 +221,32 @@ impl Shelf {
         self.lives().now << ID_BITS | self.ground.segments.next_id(guard)
     }
 
-    /// Whether the segment that an entry of a leaf with `stamp` pointed into is gone: the key has a newer entry elsewhere.
-    /// What has its slot now was made after the leaf, or got the slot at an opening after it.
-    pub(crate) fn is_dangling(&self, address: Address, stamp: u64, guard: &Guard) -> bool {
+    /// The segment that an entry of a leaf with `stamp` points into; none if it is gone: the key has a newer entry elsewhere. What
+    /// has its slot now was made after the leaf, or got the slot at an opening after it.
+    ///
+    /// A dismissed segment may leave its slot at any time, also under a guard that is younger than its dismissal: who reads the
+    /// record afterwards reads it in the segment that this has found, and does not look into the slot again.
+    pub(crate) fn segment_of<'g>(
+        &self,
+        address: Address,
+        stamp: u64,
+        guard: &'g Guard,
+    ) -> Option<&'g Segment> {
         let (life, id) = (stamp >> ID_BITS, stamp & ((1 << ID_BITS) - 1));
         let slot = address.slot();
-        self.ground.segments.at(slot, guard).is_none_or(|segment| segment.id().0 >= id)
-            || self.lives().renewed.get(&slot).is_some_and(|since| life < *since)
+        let segment = self.ground.segments.at(slot, guard)?;
+        let is_another =
+            segment.id().0 >= id || self.lives().renewed.get(&slot).is_some_and(|since| life < *since);
+        (!is_another).then_some(segment)
     }
+
+    /// Whether the segment that an entry of a leaf with `stamp` pointed into is gone.
+    pub(crate) fn is_dangling(&self, address: Address, stamp: u64, guard: &Guard) -> bool {
+        self.segment_of(address, stamp, guard).is_none()
+    }
+}
+
+/// The number of the record at `address`, which is in `segment`.
+pub(crate) fn seq_in(segment: &Segment, address: Address) -> Result<Seq> {
+    Ok(segment.frame_unchecked(address.offset(), segment.end())?.header.seq)
 }
