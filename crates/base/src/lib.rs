@@ -26,6 +26,7 @@ pub mod disk;
 pub mod engine;
 pub mod entries;
 pub mod error;
+pub mod fault;
 pub mod fork;
 pub mod frame;
 pub mod ground;

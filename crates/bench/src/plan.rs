@@ -195,7 +195,7 @@ impl Job {
 
     /// How its store is opened.
     pub(crate) fn setting(&self) -> Setting {
-        let memory = self.cap_bytes().map_or(MEMORY, |cap| (cap / 2).max(1 << 20));
+        let memory = self.cap_bytes(self.load.budget).map_or(MEMORY, |budget| budget.max(1 << 20));
         Setting {
             durable: self.load.durable,
             space_limit: self.load.space_limit.unwrap_or(Setting::BUFFERED.space_limit),
@@ -203,10 +203,10 @@ impl Job {
         }
     }
 
-    /// The most memory its process may have.
+    /// The most memory its process may have, or a `share` of that.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of bytes")]
-    pub(crate) fn cap_bytes(&self) -> Option<u64> {
-        self.load.cap.map(|cap| (self.data.bytes() as f64 * cap) as u64)
+    pub(crate) fn cap_bytes(&self, share: f64) -> Option<u64> {
+        self.load.cap.map(|cap| (self.data.bytes() as f64 * cap * share) as u64)
     }
 
     /// What a host is to run in this round.

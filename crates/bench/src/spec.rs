@@ -59,6 +59,8 @@ pub(crate) struct Load {
     pub(crate) compacted: bool,
     pub(crate) space_limit: Option<f64>,
     pub(crate) cap: Option<f64>,
+    /// What of the cap is the store's memory budget.
+    pub(crate) budget: f64,
     pub(crate) open: Option<End>,
     pub(crate) unsynced: bool,
     pub(crate) timeline: bool,
@@ -216,6 +218,7 @@ struct Row {
     space_limit: Option<f64>,
     #[serde(default)]
     caps: Vec<f64>,
+    budget: Option<Amount>,
     #[serde(default)]
     percent: Vec<u64>,
     open: Option<End>,
@@ -290,6 +293,7 @@ fn unfold(row: &Row, data_name: &str, data: &DataRow, percent: u64, cap: Option<
         compacted: row.compacted,
         space_limit: row.space_limit,
         cap,
+        budget: row.budget.as_ref().map_or(0.5, |budget| budget.with(percent)),
         open: row.open,
         unsynced: row.unsynced,
         timeline: row.timeline,

@@ -18,7 +18,7 @@ use crate::message::Malformed;
 /// First bytes of both.
 pub const MAGIC: [u8; 8] = *b"SHEAFRPC";
 /// The version of everything in docs/format/flatrpc.md. Another one is refused, and told ours.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes of either message, without the token.
 pub const FIXED: usize = 64;
 /// Longest token.

@@ -34,7 +34,6 @@
 //! docs/format/flatrpc.md has every byte, docs/decisions/0014 why it is so.
 
 pub mod address;
-mod fault;
 pub mod hello;
 #[cfg(all(test, shuttle))]
 mod interleavings;

@@ -12,8 +12,8 @@
 use std::ops::Bound;
 
 use sheaf::{Durability, Error};
-
-use crate::fault;
+use sheaf_base::codec::{Reader, Writer};
+use sheaf_base::fault;
 
 /// Bytes that are no message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -304,7 +304,9 @@ impl<'a> Answer<'a> {
     /// See [`Reply::Failed`].
     pub fn failed(mut self, error: &Error) {
         self.0.u8(FAILED);
-        fault::encode(error, &mut self.0);
+        let mut fields = Writer(Vec::new());
+        fault::encode(error, &mut fields);
+        self.0.bytes(&fields.0);
     }
 
     /// Pairs, one after the other.
@@ -380,7 +382,7 @@ impl Reply {
             OPENED => Reply::Keyspace { number: from.u32()?, ordered: from.flag()? },
             HANDLE => Reply::Snapshot { number: from.u32()?, seq: from.u64()? },
             BUSY => Reply::Busy,
-            FAILED => Reply::Failed(fault::decode(&mut from)?),
+            FAILED => Reply::Failed(error_of(from.bytes()?)?),
             _ => return Err(Malformed("an unknown reply")),
         };
         from.end()?;
@@ -437,6 +439,12 @@ impl Encoder<'_> {
             self.bytes(pair.value.unwrap_or_default());
         }
     }
+}
+
+fn error_of(bytes: &[u8]) -> Result<Error, Malformed> {
+    let mut fields = Reader::new(bytes);
+    let error = fault::decode(&mut fields).and_then(|error| fields.finish().map(|()| error));
+    error.map_err(|_| Malformed("not an error"))
 }
 
 /// Reads numbers and bytes, as far as there are any.

@@ -7,11 +7,11 @@ use sheaf_base::codec::{Reader, Writer};
 use sheaf_base::store::{OpeningStats, Store};
 use sheaf_base::types::KeyspaceId;
 
-use super::fault::{ReadTexts, Texts};
 use crate::{
     Damage, EngineOptions, EngineStats, KeyspaceInfo, LoadStats, LogStats, MemoryStats, StagedStats,
     StallKind, StallStats, Stats,
 };
+use sheaf_base::fault::{ReadTexts, Texts};
 
 /// Everything that can be told without reading the data.
 #[derive(Clone, Debug, PartialEq)]

@@ -45,7 +45,6 @@
 //! A thread and a socket a database. A guest who asks for nothing costs a thread.
 
 mod beside;
-mod fault;
 mod figures;
 mod guest;
 mod message;

@@ -1,7 +1,8 @@
 //! # Faults: the database's errors in messages
 //!
-//! Each variant of [`Error`] travels with its fields and arrives as the same variant. What this version has no number for arrives
-//! as [`Error::Io`] with its text.
+//! For whoever talks to another process about a database: the door (docs/format/door.md) and FlatRPC.
+//!
+//! Each variant of [`Error`] travels with its fields and arrives as the same variant; a new variant gets a number here.
 //!
 //! Some fields are names that the program knows (`&'static str`). On arrival they are looked up in a table that grows by what
 //! it has not seen, up to [`MOST_NAMES`]: whoever is at the other end cannot grow it further.
@@ -13,9 +14,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use sheaf_base::codec::{Reader, Writer};
-
-use crate::{Damage, Error};
+use crate::codec::{Reader, Writer};
+use crate::error::{Damage, Error};
 
 /// Names that can be learnt, and how long they may be.
 const MOST_NAMES: usize = 512;
@@ -24,10 +24,14 @@ const LONGEST_NAME: usize = 64;
 const LONGEST_TEXT: usize = 8 << 10;
 
 /// What a message is made of, beside numbers.
-pub(super) trait Texts {
+pub trait Texts {
+    /// A text; what is beyond 8 KiB of it stays behind.
     fn text(&mut self, text: &str);
+    /// A path.
     fn path(&mut self, path: &Path);
+    /// A yes or no, as a byte.
     fn flag(&mut self, flag: bool);
+    /// Whether there is a value, and the value as `each` writes it.
     fn option<T>(&mut self, value: Option<T>, each: impl FnOnce(&mut Writer, T));
 }
 
@@ -53,11 +57,16 @@ impl Texts for Writer {
 }
 
 /// The same on arrival.
-pub(super) trait ReadTexts<'a> {
+pub trait ReadTexts<'a> {
+    /// A text; what is no UTF-8 is replaced.
     fn text(&mut self) -> Result<String, Damage>;
+    /// A text that the program knows, or learns.
     fn name(&mut self) -> Result<&'static str, Damage>;
+    /// A path.
     fn path(&mut self) -> Result<PathBuf, Damage>;
+    /// A yes or no.
     fn flag(&mut self) -> Result<bool, Damage>;
+    /// A value, if there is one.
     fn option<T>(
         &mut self,
         each: impl FnOnce(&mut Reader<'a>) -> Result<T, Damage>,
@@ -131,7 +140,8 @@ const INVALID: u8 = 18;
 const OWNER_GONE: u8 = 19;
 const BUSY: u8 = 20;
 
-pub(super) fn encode(error: &Error, w: &mut Writer) {
+/// Writes `error`.
+pub fn encode(error: &Error, w: &mut Writer) {
     let path_of = |w: &mut Writer, kind: u8, path: &Path| {
         w.u8(kind);
         w.path(path);
@@ -204,9 +214,6 @@ pub(super) fn encode(error: &Error, w: &mut Writer) {
             w.text(why);
         }
         Error::OwnerGone { path } => path_of(w, OWNER_GONE, path),
-        newer => {
-            encode_io("do that with", Path::new("the database"), &io::Error::other(newer.to_string()), w)
-        }
     }
 }
 
@@ -218,7 +225,8 @@ fn encode_io(op: &str, path: &Path, source: &io::Error, w: &mut Writer) {
     w.text(&source.to_string());
 }
 
-pub(super) fn decode(r: &mut Reader<'_>) -> Result<Error, Damage> {
+/// Reads what [`encode`] wrote, perhaps in a newer build.
+pub fn decode(r: &mut Reader<'_>) -> Result<Error, Damage> {
     Ok(match r.u8()? {
         IO => {
             let (op, path, code, text) = (r.name()?, r.path()?, r.u32()?.cast_signed(), r.text()?);
@@ -288,8 +296,7 @@ fn encode_damage(damage: &Damage, w: &mut Writer) {
             two(w, MISSING_COMMITS, *first_missing, *durable);
         }
         Damage::Short { got, expected } => two(w, SHORT, *got, *expected),
-        // What a newer build found is damage all the same.
-        _ => w.u8(BAD_MAGIC),
+        Damage::BadMagic => w.u8(BAD_MAGIC),
     }
 }
 
