@@ -1,17 +1,30 @@
 //! # The command line: verbs, flags, help
 //!
-//! What can be typed, and the help text for it; nothing here touches a database.
+//! Which verbs there are, their help, and the arguments that several of them share; each verb's own stand beside it.
 
-use std::ffi::OsString;
-use std::num::NonZeroU64;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Args, Parser, Subcommand};
-use sheaf_server::Address;
 
+use crate::demo::Demo;
 use crate::notation::{parse_option, parse_size};
+use crate::verbs::advise::Advise;
+use crate::verbs::backup::{Backup, Restore};
+use crate::verbs::call::Call;
+use crate::verbs::compact::Compact;
+use crate::verbs::convert::Convert;
+use crate::verbs::del::Del;
+use crate::verbs::drop::Drop;
+use crate::verbs::dump::Dump;
+use crate::verbs::get::Get;
+use crate::verbs::load::Load;
+use crate::verbs::path::PathOf;
+use crate::verbs::put::Put;
+use crate::verbs::repair::Repair;
+use crate::verbs::scan::Scan;
+use crate::verbs::serve::Serve;
+use crate::verbs::top::Top;
 
 const STYLES: Styles = Styles::styled()
     .header(AnsiColor::Green.on_default().bold())
@@ -340,129 +353,6 @@ pub(crate) struct Chosen {
     pub(crate) options: Vec<(String, u64)>,
 }
 
-/// Arguments of `put`.
-#[derive(Debug, Args)]
-pub(crate) struct Put {
-    #[command(flatten)]
-    pub(crate) target: Target,
-    #[command(flatten)]
-    pub(crate) creation: Creation,
-    #[command(flatten)]
-    pub(crate) durable: Durable,
-    /// KEY and VALUE are hexadecimal digits
-    #[arg(long)]
-    pub(crate) hex: bool,
-    /// The key
-    pub(crate) key: OsString,
-    /// The value, or `-` to read it from stdin
-    pub(crate) value: OsString,
-}
-
-/// Arguments of `get`.
-#[derive(Debug, Args)]
-pub(crate) struct Get {
-    #[command(flatten)]
-    pub(crate) target: Target,
-    /// KEY is, and the value is printed as, hexadecimal digits
-    #[arg(long)]
-    pub(crate) hex: bool,
-    /// Print {"key":..,"value":..}
-    #[arg(long, conflicts_with = "raw")]
-    pub(crate) json: bool,
-    /// Print the bytes as they are on a terminal, too
-    #[arg(long, conflicts_with = "hex")]
-    pub(crate) raw: bool,
-    /// The key
-    pub(crate) key: OsString,
-}
-
-/// Arguments of `path`.
-#[derive(Debug, Args)]
-pub(crate) struct PathOf {
-    #[command(flatten)]
-    pub(crate) target: Target,
-    /// KEY is hexadecimal digits
-    #[arg(long)]
-    pub(crate) hex: bool,
-    /// The key
-    pub(crate) key: OsString,
-}
-
-/// Arguments of `del`.
-#[derive(Debug, Args)]
-pub(crate) struct Del {
-    #[command(flatten)]
-    pub(crate) target: Target,
-    #[command(flatten)]
-    pub(crate) durable: Durable,
-    /// KEYs are hexadecimal digits
-    #[arg(long)]
-    pub(crate) hex: bool,
-    /// The keys
-    #[arg(required = true, value_name = "KEY")]
-    pub(crate) keys: Vec<OsString>,
-}
-
-/// Arguments of `scan`.
-#[derive(Debug, Args)]
-pub(crate) struct Scan {
-    #[command(flatten)]
-    pub(crate) target: Target,
-    /// From this key on
-    #[arg(long, value_name = "KEY")]
-    pub(crate) from: Option<OsString>,
-    /// Up to, and without, this key
-    #[arg(long, value_name = "KEY")]
-    pub(crate) to: Option<OsString>,
-    /// Only keys that start so
-    #[arg(long, value_name = "KEY", conflicts_with_all = ["from", "to"])]
-    pub(crate) prefix: Option<OsString>,
-    /// At most so many pairs
-    #[arg(long, value_name = "COUNT")]
-    pub(crate) limit: Option<usize>,
-    /// From the highest key down
-    #[arg(long)]
-    pub(crate) reverse: bool,
-    /// Keys and values are hexadecimal digits
-    #[arg(long)]
-    pub(crate) hex: bool,
-    /// Print a JSON object a line
-    #[arg(long, conflicts_with = "hex")]
-    pub(crate) json: bool,
-}
-
-/// Arguments of `load`.
-#[derive(Debug, Args)]
-pub(crate) struct Load {
-    #[command(flatten)]
-    pub(crate) target: Target,
-    #[command(flatten)]
-    pub(crate) creation: Creation,
-    #[command(flatten)]
-    pub(crate) durable: Durable,
-    /// The file is plain text: line number -> line
-    #[arg(long)]
-    pub(crate) lines: bool,
-    /// The keys ascend: load all at once, or nothing
-    #[arg(long, conflicts_with = "durable")]
-    pub(crate) sorted: bool,
-    /// Put the file in the place of the keyspace, whatever is in it and whatever its engine
-    #[arg(long, requires = "sorted")]
-    pub(crate) replace: bool,
-    /// Print {"pairs":..,"bytes":..,"seconds":..,"written":..}: the last is what went to the device
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// The file, or `-` for stdin
-    pub(crate) file: PathBuf,
-}
-
-/// Arguments of `dump`.
-#[derive(Debug, Args)]
-pub(crate) struct Dump {
-    #[command(flatten)]
-    pub(crate) target: Target,
-}
-
 /// Arguments of the verbs that report on the whole database.
 #[derive(Debug, Args)]
 pub(crate) struct Report {
@@ -471,245 +361,6 @@ pub(crate) struct Report {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-/// Arguments of `top`.
-#[derive(Debug, Args)]
-pub(crate) struct Top {
-    /// The database's directory
-    #[arg(value_name = "DATABASE")]
-    pub(crate) database: PathBuf,
-    /// Seconds between two looks
-    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
-    pub(crate) interval: Duration,
-    /// Look once, and end
-    #[arg(long)]
-    pub(crate) once: bool,
-    /// Print the figures as JSON, an object a line
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// Arguments of `advise`.
-#[derive(Debug, Args)]
-pub(crate) struct Advise {
-    #[command(flatten)]
-    pub(crate) place: Place,
-    /// The keyspace (all of them)
-    #[arg(short, long, value_name = "NAME")]
-    pub(crate) keyspace: Option<String>,
-    /// Also measure the load on scratch databases of each engine
-    #[arg(long)]
-    pub(crate) replay: bool,
-    /// How long each engine has the load
-    #[arg(long, value_name = "SECONDS", default_value = "5", requires = "replay")]
-    pub(crate) seconds: NonZeroU64,
-    /// Where the scratch databases go (the system's directory for temporary files)
-    #[arg(long, value_name = "DIR", requires = "replay")]
-    pub(crate) tmp: Option<PathBuf>,
-    /// End the replay early when they take more of the disk than this
-    #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = parse_size, requires = "replay")]
-    pub(crate) disk: u64,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// Seconds, with a fraction if need be.
-fn parse_interval(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.05..=86_400.0).contains(seconds));
-    seconds.map(Duration::from_secs_f64).ok_or_else(|| "a number of seconds from 0.05 to 86400".to_owned())
-}
-
-/// Arguments of `backup`.
-#[derive(Debug, Args)]
-pub(crate) struct Backup {
-    #[command(flatten)]
-    pub(crate) place: Place,
-    /// Where the copy goes; the directory must be new or empty
-    #[arg(value_name = "BACKUP")]
-    pub(crate) backup: PathBuf,
-    /// An earlier backup, to share unchanged files with
-    #[arg(long, value_name = "BACKUP")]
-    pub(crate) base: Option<PathBuf>,
-    /// Do not read back what was written
-    #[arg(long)]
-    pub(crate) no_verify: bool,
-    /// Print {"commit":..,"files":..,"copied":..,"linked":..}
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// Arguments of `restore`.
-#[derive(Debug, Args)]
-pub(crate) struct Restore {
-    /// The backup
-    #[arg(value_name = "BACKUP")]
-    pub(crate) backup: PathBuf,
-    /// The database's directory, which must be new or empty
-    #[arg(value_name = "DATABASE")]
-    pub(crate) database: PathBuf,
-    /// Print {"commit":..,"files":..,"copied":..,"linked":..}
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// Arguments of `repair`.
-#[derive(Debug, Args)]
-pub(crate) struct Repair {
-    /// The damaged database's directory
-    #[arg(value_name = "DAMAGED")]
-    pub(crate) damaged: PathBuf,
-    /// The new database's directory, which must be new or empty
-    #[arg(value_name = "NEW")]
-    pub(crate) new: PathBuf,
-    /// Write pairs too that what is damaged may have superseded or removed
-    #[arg(long)]
-    pub(crate) keep_doubtful: bool,
-    /// Where the list of what is doubtful, lost and damaged goes
-    #[arg(long, value_name = "FILE")]
-    pub(crate) report: Option<PathBuf>,
-    /// A JSON object a line, told apart by "kind"
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// Memory budget for both: bytes, or with KiB, MiB, GiB
-    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size)]
-    pub(crate) memory: u64,
-}
-
-/// Arguments of `compact`.
-#[derive(Debug, Args)]
-pub(crate) struct Compact {
-    #[command(flatten)]
-    pub(crate) target: Target,
-    /// Print {"moved":..,"bytes":..,"left":..}
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// Arguments of `convert`.
-#[derive(Debug, Args)]
-pub(crate) struct Convert {
-    #[command(flatten)]
-    pub(crate) target: Target,
-    /// The engine that is to keep it
-    #[arg(long, value_name = "ENGINE")]
-    pub(crate) to: String,
-    #[command(flatten)]
-    pub(crate) chosen: Chosen,
-    /// Say what it would take, and change nothing
-    #[arg(long)]
-    pub(crate) dry_run: bool,
-    /// Print {"pairs":..,"bytes":..,"seconds":..,"written":..}; with --dry-run "needed" and "free" in place of the last
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// Arguments of `drop`.
-#[derive(Debug, Args)]
-pub(crate) struct Drop {
-    #[command(flatten)]
-    pub(crate) place: Place,
-    /// The keyspace
-    #[arg(value_name = "KEYSPACE")]
-    pub(crate) name: String,
-    /// Do not ask
-    #[arg(short, long)]
-    pub(crate) yes: bool,
-}
-
-/// Arguments of `serve`.
-#[derive(Debug, Args)]
-pub(crate) struct Serve {
-    /// The database.
-    #[command(flatten)]
-    pub(crate) place: Place,
-    /// Where to listen
-    #[arg(long, required = true, value_name = "ADDRESS")]
-    pub(crate) flatrpc: Vec<Address>,
-    /// What clients over TCP have to show: the first line of FILE
-    #[arg(long, value_name = "FILE")]
-    pub(crate) token_file: Option<PathBuf>,
-    /// Threads that execute requests (half of the processors)
-    #[arg(long, value_name = "COUNT")]
-    pub(crate) workers: Option<usize>,
-    /// Let go of clients that ask for nothing so long (never)
-    #[arg(long, value_name = "SECONDS")]
-    pub(crate) idle_timeout: Option<NonZeroU64>,
-}
-
-/// Arguments of `call`.
-#[derive(Debug, Args)]
-pub(crate) struct Call {
-    /// Where the server listens, as for `serve --flatrpc`
-    pub(crate) address: Address,
-    /// The keyspace
-    #[arg(short, long, value_name = "NAME", default_value = "default")]
-    pub(crate) keyspace: String,
-    /// What the server wants to see: the first line of FILE
-    #[arg(long, value_name = "FILE")]
-    pub(crate) token_file: Option<PathBuf>,
-    /// What to ask it
-    #[command(subcommand)]
-    pub(crate) request: CallVerb,
-}
-
-/// What a served database can be asked.
-#[derive(Debug, Subcommand)]
-pub(crate) enum CallVerb {
-    /// Set a key to a value; creates the keyspace if need be
-    Put {
-        #[command(flatten)]
-        creation: Creation,
-        #[command(flatten)]
-        durable: Durable,
-        /// The key
-        key: OsString,
-        /// The value
-        value: OsString,
-    },
-    /// Print the value of a key, byte for byte
-    Get {
-        /// The key
-        key: OsString,
-    },
-    /// Remove keys, all in one commit
-    Del {
-        #[command(flatten)]
-        durable: Durable,
-        /// The keys
-        #[arg(required = true, value_name = "KEY")]
-        keys: Vec<OsString>,
-    },
-    /// List pairs, escaped, one a line
-    Scan {
-        /// From this key on
-        #[arg(long, value_name = "KEY")]
-        from: Option<OsString>,
-        /// Up to, and without, this key
-        #[arg(long, value_name = "KEY")]
-        to: Option<OsString>,
-        /// At most so many pairs
-        #[arg(long, value_name = "COUNT")]
-        limit: Option<usize>,
-        /// From the highest key down
-        #[arg(long)]
-        reverse: bool,
-    },
-    /// Have everything on the device
-    Persist,
-    /// Ask for an answer, and say how long it took
-    Ping,
-}
-
-/// Arguments of `demo`.
-#[derive(Debug, Args)]
-pub(crate) struct Demo {
-    /// A text to load in place of the sources
-    pub(crate) file: Option<PathBuf>,
-    /// Work here, and leave the databases there to look at; the directory must be new or empty
-    #[arg(long)]
-    pub(crate) dir: Option<PathBuf>,
 }
 
 #[cfg(test)]

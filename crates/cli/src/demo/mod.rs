@@ -19,13 +19,23 @@ pub(crate) mod writer;
 
 use std::path::{Path, PathBuf};
 
-use tempfile::TempDir;
-
-use crate::args::Demo;
-use crate::failure::{Failure, Result};
+use clap::Args;
 use library::Library;
 use page::Page;
+use tempfile::TempDir;
 use texts::Text;
+
+use crate::failure::{Failure, Result};
+
+/// Arguments of `demo`.
+#[derive(Debug, Args)]
+pub(crate) struct Demo {
+    /// A text to load in place of the sources
+    pub(crate) file: Option<PathBuf>,
+    /// Work here, and leave the databases there to look at; the directory must be new or empty
+    #[arg(long)]
+    pub(crate) dir: Option<PathBuf>,
+}
 
 pub(crate) fn run(args: &Demo) -> Result {
     let (source, texts) = texts::gather(args.file.as_deref())?;

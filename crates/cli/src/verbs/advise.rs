@@ -10,22 +10,51 @@
 //! the disk than they may.
 
 use std::io::Write;
+use std::num::NonZeroU64;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use clap::Args;
 use serde_json::{Value as Json, json};
 use sheaf::advise::{self, Candidate, Question, Sureness};
 use sheaf::{EngineStats, KeyspaceInfo, KeyspaceOverview, LoadStats};
 use sheaf_replay::{Mix, Outcome, Subject};
 
-use crate::args::Advise;
+use crate::args::Place;
 use crate::failure::{Failure, Result};
+use crate::notation::parse_size;
 use crate::notation::{many, printable, size};
 use crate::output::{GOOD, HEADING, HINT, NAME, on_stdout, spinner, stdout};
 use crate::usage::{self, short};
+
+/// Arguments of `advise`.
+#[derive(Debug, Args)]
+pub(crate) struct Advise {
+    #[command(flatten)]
+    pub(crate) place: Place,
+    /// The keyspace (all of them)
+    #[arg(short, long, value_name = "NAME")]
+    pub(crate) keyspace: Option<String>,
+    /// Also measure the load on scratch databases of each engine
+    #[arg(long)]
+    pub(crate) replay: bool,
+    /// How long each engine has the load
+    #[arg(long, value_name = "SECONDS", default_value = "5", requires = "replay")]
+    pub(crate) seconds: NonZeroU64,
+    /// Where the scratch databases go (the system's directory for temporary files)
+    #[arg(long, value_name = "DIR", requires = "replay")]
+    pub(crate) tmp: Option<PathBuf>,
+    /// End the replay early when they take more of the disk than this
+    #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = parse_size, requires = "replay")]
+    pub(crate) disk: u64,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 /// Bytes of pairs on each engine, at most.
 const MOST_BYTES: u64 = 128 << 20;

@@ -2,15 +2,50 @@
 
 use std::io::Write;
 use std::ops::ControlFlow;
+use std::path::PathBuf;
 
+use clap::Args;
 use indicatif::ProgressBar;
 use serde_json::json;
 use sheaf::{BackupOptions, BackupPhase, BackupProgress, BackupReport, Database};
 
-use crate::args::{Backup, Restore};
+use crate::args::Place;
 use crate::failure::Result;
 use crate::notation::{many, size};
 use crate::output::{Watch, byte_bar, stdout, time};
+
+/// Arguments of `backup`.
+#[derive(Debug, Args)]
+pub(crate) struct Backup {
+    #[command(flatten)]
+    pub(crate) place: Place,
+    /// Where the copy goes; the directory must be new or empty
+    #[arg(value_name = "BACKUP")]
+    pub(crate) backup: PathBuf,
+    /// An earlier backup, to share unchanged files with
+    #[arg(long, value_name = "BACKUP")]
+    pub(crate) base: Option<PathBuf>,
+    /// Do not read back what was written
+    #[arg(long)]
+    pub(crate) no_verify: bool,
+    /// Print {"commit":..,"files":..,"copied":..,"linked":..}
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `restore`.
+#[derive(Debug, Args)]
+pub(crate) struct Restore {
+    /// The backup
+    #[arg(value_name = "BACKUP")]
+    pub(crate) backup: PathBuf,
+    /// The database's directory, which must be new or empty
+    #[arg(value_name = "DATABASE")]
+    pub(crate) database: PathBuf,
+    /// Print {"commit":..,"files":..,"copied":..,"linked":..}
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 pub(crate) fn run(args: &Backup) -> Result {
     let watch = Watch::start();

@@ -4,14 +4,81 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::ops::Bound;
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
+use clap::{Args, Subcommand};
 use sheaf_client::{Batch, Client, Durability, Options};
+use sheaf_server::Address;
 
-use crate::args::{Call, CallVerb};
+use crate::args::{Creation, Durable};
 use crate::failure::{Failure, Result};
 use crate::notation::{self, escape};
 use crate::output::{NAME, Watch, on_stdout, stdout, time};
 use crate::place::token_of;
+
+/// Arguments of `call`.
+#[derive(Debug, Args)]
+pub(crate) struct Call {
+    /// Where the server listens, as for `serve --flatrpc`
+    pub(crate) address: Address,
+    /// The keyspace
+    #[arg(short, long, value_name = "NAME", default_value = "default")]
+    pub(crate) keyspace: String,
+    /// What the server wants to see: the first line of FILE
+    #[arg(long, value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// What to ask it
+    #[command(subcommand)]
+    pub(crate) request: CallVerb,
+}
+
+/// What a served database can be asked.
+#[derive(Debug, Subcommand)]
+pub(crate) enum CallVerb {
+    /// Set a key to a value; creates the keyspace if need be
+    Put {
+        #[command(flatten)]
+        creation: Creation,
+        #[command(flatten)]
+        durable: Durable,
+        /// The key
+        key: OsString,
+        /// The value
+        value: OsString,
+    },
+    /// Print the value of a key, byte for byte
+    Get {
+        /// The key
+        key: OsString,
+    },
+    /// Remove keys, all in one commit
+    Del {
+        #[command(flatten)]
+        durable: Durable,
+        /// The keys
+        #[arg(required = true, value_name = "KEY")]
+        keys: Vec<OsString>,
+    },
+    /// List pairs, escaped, one a line
+    Scan {
+        /// From this key on
+        #[arg(long, value_name = "KEY")]
+        from: Option<OsString>,
+        /// Up to, and without, this key
+        #[arg(long, value_name = "KEY")]
+        to: Option<OsString>,
+        /// At most so many pairs
+        #[arg(long, value_name = "COUNT")]
+        limit: Option<usize>,
+        /// From the highest key down
+        #[arg(long)]
+        reverse: bool,
+    },
+    /// Have everything on the device
+    Persist,
+    /// Ask for an answer, and say how long it took
+    Ping,
+}
 
 pub(crate) fn run(args: &Call) -> Result {
     let token = token_of(args.token_file.as_deref())?.unwrap_or_default();

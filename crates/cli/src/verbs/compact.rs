@@ -3,13 +3,24 @@
 use std::io::Write;
 use std::ops::ControlFlow;
 
+use clap::Args;
 use serde_json::json;
 use sheaf::Compacted;
 
-use crate::args::{Compact, Target};
+use crate::args::Target;
 use crate::failure::Result;
 use crate::notation::{many, size};
 use crate::output::{Watch, spinner, stdout, time};
+
+/// Arguments of `compact`.
+#[derive(Debug, Args)]
+pub(crate) struct Compact {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    /// Print {"moved":..,"bytes":..,"left":..}
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 pub(crate) fn run(args: &Compact) -> Result {
     let watch = Watch::start();

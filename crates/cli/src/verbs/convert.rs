@@ -9,14 +9,33 @@ use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
+use clap::Args;
 use indicatif::ProgressBar;
 use serde_json::json;
 use sheaf::{ConversionPhase, ConversionProgress, Converted, Database, Error, Keyspace, LoadOptions};
 
-use crate::args::Convert;
+use crate::args::{Chosen, Target};
 use crate::failure::{Failure, Result};
 use crate::notation::{many, size};
 use crate::output::{Watch, pair_bar, stdout, time, written};
+
+/// Arguments of `convert`.
+#[derive(Debug, Args)]
+pub(crate) struct Convert {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    /// The engine that is to keep it
+    #[arg(long, value_name = "ENGINE")]
+    pub(crate) to: String,
+    #[command(flatten)]
+    pub(crate) chosen: Chosen,
+    /// Say what it would take, and change nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Print {"pairs":..,"bytes":..,"seconds":..,"written":..}; with --dry-run "needed" and "free" in place of the last
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 /// Pairs of the measured sample.
 const SAMPLE: usize = 20_000;

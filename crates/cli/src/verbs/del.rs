@@ -1,10 +1,28 @@
 //! # `del`: keys away, in one commit
 
+use std::ffi::OsString;
+
+use clap::Args;
 use sheaf::Durability;
 
-use crate::args::Del;
+use crate::args::{Durable, Target};
 use crate::failure::{Failure, Result};
 use crate::place::bytes_of;
+
+/// Arguments of `del`.
+#[derive(Debug, Args)]
+pub(crate) struct Del {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    #[command(flatten)]
+    pub(crate) durable: Durable,
+    /// KEYs are hexadecimal digits
+    #[arg(long)]
+    pub(crate) hex: bool,
+    /// The keys
+    #[arg(required = true, value_name = "KEY")]
+    pub(crate) keys: Vec<OsString>,
+}
 
 pub(crate) fn run(args: &Del) -> Result {
     let keys = args.keys.iter().map(|key| bytes_of(key, args.hex)).collect::<Result<Vec<_>>>()?;

@@ -2,11 +2,25 @@
 
 use std::io::{self, IsTerminal};
 
+use clap::Args;
 use sheaf::Error;
 
-use crate::args::Drop;
+use crate::args::Place;
 use crate::failure::{Failure, Result};
 use crate::notation::many;
+
+/// Arguments of `drop`.
+#[derive(Debug, Args)]
+pub(crate) struct Drop {
+    #[command(flatten)]
+    pub(crate) place: Place,
+    /// The keyspace
+    #[arg(value_name = "KEYSPACE")]
+    pub(crate) name: String,
+    /// Do not ask
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+}
 
 pub(crate) fn run(args: &Drop) -> Result {
     if !args.yes && !io::stdin().is_terminal() {

@@ -4,12 +4,20 @@
 
 use std::io::Write;
 
+use clap::Args;
 use indicatif::ProgressBar;
 
-use crate::args::Dump;
+use crate::args::Target;
 use crate::failure::Result;
 use crate::notation::escape;
 use crate::output::{is_terminal, pair_bar, stdout};
+
+/// Arguments of `dump`.
+#[derive(Debug, Args)]
+pub(crate) struct Dump {
+    #[command(flatten)]
+    pub(crate) target: Target,
+}
 
 pub(crate) fn run(args: &Dump) -> Result {
     let (_db, keyspace) = args.target.read()?;

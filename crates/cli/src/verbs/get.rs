@@ -1,14 +1,34 @@
 //! # `get`: the value of one key
 
+use std::ffi::OsString;
 use std::io::{self, Read, Write};
 
+use clap::Args;
 use serde_json::json;
 
-use crate::args::Get;
+use crate::args::Target;
 use crate::failure::{Failure, Result};
 use crate::notation::{self, hex, printable};
 use crate::output::{is_terminal, stdout};
 use crate::place::bytes_of;
+
+/// Arguments of `get`.
+#[derive(Debug, Args)]
+pub(crate) struct Get {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    /// KEY is, and the value is printed as, hexadecimal digits
+    #[arg(long)]
+    pub(crate) hex: bool,
+    /// Print {"key":..,"value":..}
+    #[arg(long, conflicts_with = "raw")]
+    pub(crate) json: bool,
+    /// Print the bytes as they are on a terminal, too
+    #[arg(long, conflicts_with = "hex")]
+    pub(crate) raw: bool,
+    /// The key
+    pub(crate) key: OsString,
+}
 
 pub(crate) fn run(args: &Get) -> Result {
     let key = bytes_of(&args.key, args.hex)?;

@@ -10,15 +10,42 @@
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, IsTerminal, Write};
 use std::path::Path;
+use std::path::PathBuf;
 
+use clap::Args;
 use indicatif::ProgressBar;
 use serde_json::json;
 use sheaf::{Batch, Database, Durability, Error, Keyspace, LoadOptions};
 
-use crate::args::Load;
+use crate::args::{Creation, Durable, Target};
 use crate::failure::{Failure, Result};
 use crate::notation::{many, unescape};
 use crate::output::{Watch, byte_bar, spinner, stdout, time, written};
+
+/// Arguments of `load`.
+#[derive(Debug, Args)]
+pub(crate) struct Load {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    #[command(flatten)]
+    pub(crate) creation: Creation,
+    #[command(flatten)]
+    pub(crate) durable: Durable,
+    /// The file is plain text: line number -> line
+    #[arg(long)]
+    pub(crate) lines: bool,
+    /// The keys ascend: load all at once, or nothing
+    #[arg(long, conflicts_with = "durable")]
+    pub(crate) sorted: bool,
+    /// Put the file in the place of the keyspace, whatever is in it and whatever its engine
+    #[arg(long, requires = "sorted")]
+    pub(crate) replace: bool,
+    /// Print {"pairs":..,"bytes":..,"seconds":..,"written":..}: the last is what went to the device
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The file, or `-` for stdin
+    pub(crate) file: PathBuf,
+}
 
 /// Pairs of one commit.
 const BATCH_PAIRS: usize = 1000;

@@ -1,13 +1,28 @@
 //! # `path`: the file that is the value of a key
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 
-use crate::args::PathOf;
+use clap::Args;
+
+use crate::args::Target;
 use crate::failure::{Failure, Result};
 use crate::notation;
 use crate::output::stdout;
 use crate::place::bytes_of;
+
+/// Arguments of `path`.
+#[derive(Debug, Args)]
+pub(crate) struct PathOf {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    /// KEY is hexadecimal digits
+    #[arg(long)]
+    pub(crate) hex: bool,
+    /// The key
+    pub(crate) key: OsString,
+}
 
 pub(crate) fn run(args: &PathOf) -> Result {
     let key = bytes_of(&args.key, args.hex)?;

@@ -1,13 +1,33 @@
 //! # `put`: one pair
 
+use std::ffi::OsString;
 use std::io::{self, Read, Write};
 
+use clap::Args;
 use sheaf::Durability;
 
-use crate::args::Put;
+use crate::args::{Creation, Durable, Target};
 use crate::failure::{Failure, Result};
 use crate::notation;
 use crate::place::bytes_of;
+
+/// Arguments of `put`.
+#[derive(Debug, Args)]
+pub(crate) struct Put {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    #[command(flatten)]
+    pub(crate) creation: Creation,
+    #[command(flatten)]
+    pub(crate) durable: Durable,
+    /// KEY and VALUE are hexadecimal digits
+    #[arg(long)]
+    pub(crate) hex: bool,
+    /// The key
+    pub(crate) key: OsString,
+    /// The value, or `-` to read it from stdin
+    pub(crate) value: OsString,
+}
 
 /// Bytes of a value from stdin that are in memory.
 const CHUNK: usize = 1 << 16;

@@ -16,14 +16,39 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::path::PathBuf;
 
+use clap::Args;
 use serde_json::json;
 use sheaf::{Database, Fate, Harm, KeyspaceRepair, RepairFinding, RepairOptions, RepairReport};
 
-use crate::args::Repair;
 use crate::failure::{Failure, Result};
+use crate::notation::parse_size;
 use crate::notation::{self, escape, many};
 use crate::output::{Watch, byte_bar, stdout, time};
+
+/// Arguments of `repair`.
+#[derive(Debug, Args)]
+pub(crate) struct Repair {
+    /// The damaged database's directory
+    #[arg(value_name = "DAMAGED")]
+    pub(crate) damaged: PathBuf,
+    /// The new database's directory, which must be new or empty
+    #[arg(value_name = "NEW")]
+    pub(crate) new: PathBuf,
+    /// Write pairs too that what is damaged may have superseded or removed
+    #[arg(long)]
+    pub(crate) keep_doubtful: bool,
+    /// Where the list of what is doubtful, lost and damaged goes
+    #[arg(long, value_name = "FILE")]
+    pub(crate) report: Option<PathBuf>,
+    /// A JSON object a line, told apart by "kind"
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Memory budget for both: bytes, or with KiB, MiB, GiB
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size)]
+    pub(crate) memory: u64,
+}
 
 pub(crate) fn run(args: &Repair) -> Result {
     let watch = Watch::start();

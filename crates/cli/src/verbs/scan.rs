@@ -1,16 +1,46 @@
 //! # `scan`: pairs, one a line
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::ops::Bound;
 
+use clap::Args;
 use serde_json::json;
 use sheaf::{Iter, Keyspace};
 
-use crate::args::Scan;
+use crate::args::Target;
 use crate::failure::Result;
 use crate::notation::{self, escape, hex};
 use crate::output::{NAME, on_stdout, stdout};
 use crate::place::bytes_of;
+
+/// Arguments of `scan`.
+#[derive(Debug, Args)]
+pub(crate) struct Scan {
+    #[command(flatten)]
+    pub(crate) target: Target,
+    /// From this key on
+    #[arg(long, value_name = "KEY")]
+    pub(crate) from: Option<OsString>,
+    /// Up to, and without, this key
+    #[arg(long, value_name = "KEY")]
+    pub(crate) to: Option<OsString>,
+    /// Only keys that start so
+    #[arg(long, value_name = "KEY", conflicts_with_all = ["from", "to"])]
+    pub(crate) prefix: Option<OsString>,
+    /// At most so many pairs
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) limit: Option<usize>,
+    /// From the highest key down
+    #[arg(long)]
+    pub(crate) reverse: bool,
+    /// Keys and values are hexadecimal digits
+    #[arg(long)]
+    pub(crate) hex: bool,
+    /// Print a JSON object a line
+    #[arg(long, conflicts_with = "hex")]
+    pub(crate) json: bool,
+}
 
 pub(crate) fn run(args: &Scan) -> Result {
     let limits = Limits::of(args)?;

@@ -3,16 +3,40 @@
 //! Ends in order on SIGINT and SIGTERM; a killed server loses nothing that it acknowledged, either.
 
 use std::io::Write;
+use std::num::NonZeroU64;
+use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::Args;
+use sheaf_server::Address;
 use sheaf_server::{Builder, Limits, rdma};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::args::Serve;
+use crate::args::Place;
 use crate::failure::{Failure, Result};
 use crate::output::{HINT, stdout};
 use crate::place::token_of;
+
+/// Arguments of `serve`.
+#[derive(Debug, Args)]
+pub(crate) struct Serve {
+    /// The database.
+    #[command(flatten)]
+    pub(crate) place: Place,
+    /// Where to listen
+    #[arg(long, required = true, value_name = "ADDRESS")]
+    pub(crate) flatrpc: Vec<Address>,
+    /// What clients over TCP have to show: the first line of FILE
+    #[arg(long, value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// Threads that execute requests (half of the processors)
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) workers: Option<usize>,
+    /// Let go of clients that ask for nothing so long (never)
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) idle_timeout: Option<NonZeroU64>,
+}
 
 pub(crate) fn run(args: &Serve) -> Result {
     let token = token_of(args.token_file.as_deref())?; // first: a mistake creates nothing

@@ -5,16 +5,34 @@
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use clap::Args;
 use sheaf::{KeyspaceOverview, LogStats, Overview, Owner};
 
-use crate::args::Top;
 use crate::failure::{Failure, Result};
 use crate::notation::{count, many, size};
 use crate::output::{HEADING, NAME, Watch, on_stdout, stdout, time};
 use crate::verbs::stats::{as_json, memory_used};
+
+/// Arguments of `top`.
+#[derive(Debug, Args)]
+pub(crate) struct Top {
+    /// The database's directory
+    #[arg(value_name = "DATABASE")]
+    pub(crate) database: PathBuf,
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
+    pub(crate) interval: Duration,
+    /// Look once, and end
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Print the figures as JSON, an object a line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 /// To the upper left corner; and what is right of, and below, what was written goes.
 const HOME: &str = "\x1b[H";
@@ -216,4 +234,10 @@ fn summary(page: &mut String, args: &Top, all: &Pair<'_, Overview>) {
     if let Some(op) = stats.poisoned {
         let _ = writeln!(page, "  refuses writes since a failed {op}");
     }
+}
+
+/// Seconds, with a fraction if need be.
+fn parse_interval(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.05..=86_400.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "a number of seconds from 0.05 to 86400".to_owned())
 }
