@@ -41,6 +41,7 @@ mod clean;
 mod close;
 mod convert;
 mod copy;
+mod encoded;
 mod fill;
 mod hold;
 pub mod image;

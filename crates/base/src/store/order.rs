@@ -24,20 +24,20 @@
 //! its size for a batch; no allocation for a single operation. A single operation's frame is made while the memory that its
 //! look-up reads is on its way (decisions/0017: what a put costs, step by step).
 
-use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::encoded::{ENCODED, Encoded, Item, Run, encode_writes};
 use super::stall::{StallKind, Waits};
 use super::tail::{HOT, MARK, TAILS, Tail, log_of, tail_of};
 use super::{Kept, Store};
 use crate::blob::{Staged, Unsynced};
 use crate::engine::{Action, Need, Op, Wanted};
 use crate::error::{Error, Result};
-use crate::frame::{ALIGN_BYTES, FIRST, HEADER, Header, Kind, LAST, WATER, body_sum, span};
+use crate::frame::{FIRST, HEADER, Header, Kind, LAST, WATER, body_sum};
 use crate::record::Record;
 use crate::segment::{Address, DATA_START, Segment};
 use crate::sync::atomic::Ordering;
@@ -91,101 +91,8 @@ pub(crate) struct Order {
     pub(crate) staged: Unsynced,
 }
 
-/// A frame of the commit in the encode buffer.
-#[derive(Clone, Copy, Debug)]
-struct Piece {
-    write: usize,
-    start: usize,
-    body: usize,
-    sum: u32,
-}
-
-/// The commit's frames for one log: a range of pieces.
-#[derive(Clone, Copy, Debug)]
-struct Run {
-    log: LogId,
-    first: usize,
-    end: usize,
-    /// What its frames take.
-    bytes: u64,
-}
-
-/// Everything encoded for a commit, before it has a number.
-#[derive(Debug, Default)]
-struct Encoded {
-    bytes: Vec<u8>,
-    pieces: Vec<Piece>,
-    runs: Vec<Run>,
-    /// Of each operation.
-    needs: Vec<Need>,
-    /// What it replaces was written lately: see `tail`.
-    hot: bool,
-}
-
-/// What one record needs to be encoded.
-pub(crate) struct Item<'a> {
-    pub(crate) log: LogId,
-    pub(crate) record: Record<'a>,
-    pub(crate) write: usize,
-}
-
-crate::sync::thread_local! {
-    static ENCODED: RefCell<Encoded> = RefCell::new(Encoded::default());
-}
-
 /// Operations of a batch whose look-ups overlap.
 const TOGETHER: usize = 16;
-/// Buffers above this are given back after use.
-const KEEP_BUFFER: usize = 1 << 20;
-
-impl Encoded {
-    /// Forgets the frames, not the needs.
-    fn clear(&mut self) {
-        if self.bytes.capacity() > KEEP_BUFFER {
-            self.bytes = Vec::new();
-        }
-        self.bytes.clear();
-        self.pieces.clear();
-        self.runs.clear();
-        self.hot = false;
-    }
-
-    /// Encodes `items`, which are grouped by log.
-    fn encode<'a>(&mut self, items: impl Iterator<Item = Item<'a>>) {
-        self.clear();
-        for item in items {
-            let start = self.bytes.len();
-            self.bytes.extend_from_slice(&[0; HEADER]);
-            item.record.encode(&mut self.bytes);
-            let body = self.bytes.len() - start - HEADER;
-            let sum = body_sum(&self.bytes[start + HEADER..]);
-            let bytes = span(body);
-            let end = start + usize::try_from(bytes).unwrap_or(usize::MAX);
-            self.bytes.extend_from_slice(&[0; ALIGN_BYTES][..end - self.bytes.len()]);
-            let index = self.pieces.len();
-            self.pieces.push(Piece { write: item.write, start, body, sum });
-            match self.runs.last_mut() {
-                Some(run) if run.log == item.log => (run.end, run.bytes) = (index + 1, run.bytes + bytes),
-                _ => self.runs.push(Run { log: item.log, first: index, end: index + 1, bytes }),
-            }
-        }
-    }
-
-    fn bodies(&self, run: Run) -> impl Iterator<Item = usize> {
-        self.pieces[run.first..run.end].iter().map(|p| p.body)
-    }
-
-    /// How large a segment should be made for the run: it takes the largest frame, and the whole run
-    /// if a usual segment can, so that a large batch does not need a hundred small ones.
-    fn wanted(&self, run: Run, most: u64) -> u64 {
-        self.largest(run).max(run.bytes.min(most))
-    }
-
-    fn largest(&self, run: Run) -> u64 {
-        self.bodies(run).map(span).max().unwrap_or(0)
-    }
-}
-
 impl Store {
     /// Commits `writes` as one. On return it is in the kernel and visible. The caller holds no lock and no guard.
     pub fn commit(&self, writes: &mut [Write<'_>]) -> Result<Outcome> {
@@ -698,28 +605,6 @@ impl Drop for Whole<'_> {
             false => drop(self.store.poison("append")),
         }
     }
-}
-
-/// The record of a write, if it needs one.
-fn item<'a>(write: &Write<'a>, index: usize, need: Need) -> Option<Item<'a>> {
-    let content = write.op.action.content().filter(|_| need == Need::Record)?;
-    let record = Record { keyspace: write.kept.id(), key: write.op.key, content };
-    Some(Item { log: write.kept.log(), record, write: index })
-}
-
-/// Encodes what the operations, of which each has its need in `encoded`, write.
-fn encode_writes(writes: &[Write<'_>], encoded: &mut Encoded) {
-    let needs = mem::take(&mut encoded.needs);
-    let item = |(index, write)| item(write, index, needs[index]);
-    let several = writes.windows(2).any(|pair| pair[0].kept.log() != pair[1].kept.log());
-    match several {
-        false => encoded.encode(writes.iter().enumerate().filter_map(item)),
-        true => encoded.encode([LogId::Journal, LogId::Flat].into_iter().flat_map(|log| {
-            let of_log = writes.iter().enumerate().filter(move |(_, write)| write.kept.log() == log);
-            of_log.filter_map(item)
-        })),
-    }
-    encoded.needs = needs;
 }
 
 /// What the engines look up for several operations is loaded together.
