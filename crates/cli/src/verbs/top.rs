@@ -10,7 +10,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use clap::Args;
-use sheaf::{KeyspaceOverview, LogStats, Overview, Owner};
+use sheaf::{KeyspaceOverview, Latency, LogStats, Overview, Owner};
 
 use crate::failure::{Failure, Result};
 use crate::notation::{count, many, size};
@@ -94,9 +94,9 @@ struct Pair<'a, T> {
 }
 
 impl<T> Pair<'_, T> {
-    /// How much a counter grows in a second; none at the first look.
+    /// How much a counter grows in a second; none at the first look, nor if it was set back meanwhile.
     fn rate(&self, counter: impl Fn(&T) -> u64) -> Option<u64> {
-        let grown = counter(self.now).saturating_sub(counter(self.before?));
+        let grown = counter(self.now).checked_sub(counter(self.before?))?;
         #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let rate = (grown as f64 / self.seconds.max(1e-3)).round() as u64; // a figure for people
         Some(rate)
@@ -123,13 +123,21 @@ const fn column<T>(title: &'static str, width: usize, cell: fn(&Pair<'_, T>) -> 
 }
 
 /// Of keyspaces.
-const KEYSPACES: [Column<KeyspaceOverview>; 5] = [
+///
+/// What is called is estimated from one call in 64.
+const KEYSPACES: [Column<KeyspaceOverview>; 8] = [
     column("engine", 12, |row| row.now.info.engine.to_owned()),
     column("keys", 14, |row| match &row.now.info.damage {
         Some(_) => "damaged".to_owned(),
         None => count(row.now.stats.keys),
     }),
-    column("new/s", 10, |row| row.per_second(|keyspace| keyspace.stats.keys)),
+    column("reads/s", 10, |row| row.per_second(|keyspace| keyspace.load.reads())),
+    column("writes/s", 10, |row| row.per_second(|keyspace| keyspace.load.writes())),
+    column("scans/s", 9, |row| row.per_second(|keyspace| keyspace.load.all_scans())),
+    column("read p99", 9, |row| match &row.now.load.reading {
+        Latency { samples: 0, .. } => "-".to_owned(),
+        reading => time(reading.p99),
+    }),
     column("index", 10, |row| size(row.now.stats.index_bytes)),
     column("pinned", 10, |row| count(row.now.stats.pinned_versions)),
 ];

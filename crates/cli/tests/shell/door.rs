@@ -54,7 +54,7 @@ fn what_reads_and_what_tends_works_beside_an_application() {
     sandbox.run(&["backup", "db", "one"]).exits(4).complains("not empty");
     sandbox.run(&["put", "db", "a", "2"]).exits(4).complains("in use");
     let top = run(&["top", "db", "--once"]).stdout();
-    for part in ["memory", "default", "kreon", "journal", "appended/s", "held state"] {
+    for part in ["memory", "default", "kreon", "reads/s", "journal", "appended/s", "held state"] {
         assert!(top.contains(part), "{top}");
     }
     assert!(run(&["top", "db", "--once", "--json"]).json()["memory"]["budget"].is_u64());
