@@ -55,6 +55,7 @@ impl<'a> Reader<'a> {
         Reader { bytes, at: 0 }
     }
     /// The next `len` bytes.
+    #[inline]
     pub fn take(&mut self, len: usize) -> Result<&'a [u8], Damage> {
         let left = self.bytes.len() - self.at;
         if len > left {
@@ -64,14 +65,17 @@ impl<'a> Reader<'a> {
         Ok(&self.bytes[self.at - len..self.at])
     }
     /// One byte.
+    #[inline]
     pub fn u8(&mut self) -> Result<u8, Damage> {
         Ok(self.take(1)?[0])
     }
     /// Four bytes.
+    #[inline]
     pub fn u32(&mut self) -> Result<u32, Damage> {
         Ok(u32_at(self.take(4)?, 0))
     }
     /// Eight bytes.
+    #[inline]
     pub fn u64(&mut self) -> Result<u64, Damage> {
         Ok(u64_at(self.take(8)?, 0))
     }
@@ -99,6 +103,7 @@ impl<'a> Reader<'a> {
         (0..count).map(|_| each(self)).collect()
     }
     /// What was not read yet.
+    #[inline]
     #[must_use]
     pub fn rest(&self) -> &'a [u8] {
         &self.bytes[self.at..]

@@ -14,13 +14,17 @@ use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::Seq;
 
 use crate::engine::DelsmEngine;
-use crate::lanes::{Lane, MemLane, Seen, TableLane, Way, next_key};
+use crate::lanes::{Lane, MemLane, Seen, TableLane, Way, next_of};
 use crate::list::What;
 use crate::tree::{State, Table};
 
-/// Rows of the first batch; each later one has twice as many, up to [`MOST`].
+/// Rows of the first batch; each later one has twice as many, up to [`MOST`], and of keys alone [`MOST_KEYS`]: where a batch ends each
+/// lane reads its block once more.
 const FIRST: usize = 16;
 const MOST: usize = 512;
+const MOST_KEYS: usize = 4096;
+/// A batch ends when its keys and values have so many bytes.
+const BYTES: usize = 1 << 20;
 
 /// Where a row's value is.
 enum Value {
@@ -135,7 +139,7 @@ impl DelsmCursor {
         })
     }
 
-    /// Gathers the next batch of rows. Fewer than the limit: there are no more.
+    /// Gathers the next batch of rows.
     fn gather(&mut self, way: Way) -> Result<()> {
         self.rows.clear();
         self.keys.clear();
@@ -150,15 +154,16 @@ impl DelsmCursor {
         };
         self.started = true;
         let mut lanes = lanes_of(state, from, way, guard)?;
-        while self.rows.len() < self.limit {
-            let Some(key) = next_key(lanes.iter().filter_map(Lane::peek), way) else { break };
+        let (mut with, mut bytes) = (Vec::new(), 0);
+        self.ended = true;
+        while let Some(key) = next_key(&lanes, way, &mut with) {
             let end = if way == Way::Up { &self.bounds.high } else { &self.bounds.low };
             if is_beyond(key, end, way) {
                 break;
             }
             let start = self.keys.len();
             self.keys.extend_from_slice(key);
-            let value = match take_from(&mut lanes, &self.keys[start..], self.at, guard)? {
+            let value = match take_from(&mut lanes, &with, self.at, guard)? {
                 None => {
                     self.keys.truncate(start);
                     continue;
@@ -183,10 +188,14 @@ impl DelsmCursor {
                     })?
                 }
             };
+            bytes += if let Value::Bytes(value) = &value { value.len() } else { 0 };
             self.rows.push(Row { key_end: self.keys.len(), value });
+            if self.rows.len() >= self.limit || self.keys.len() + bytes >= BYTES {
+                self.ended = false;
+                break;
+            }
         }
-        self.ended = self.rows.len() < self.limit;
-        self.limit = (self.limit * 2).min(MOST);
+        self.limit = (self.limit * 2).min(if self.want == Want::Keys { MOST_KEYS } else { MOST });
         Ok(())
     }
 }
@@ -204,20 +213,24 @@ fn lanes_of<'s>(state: &'s State, from: Bound<&[u8]>, way: Way, guard: &Guard) -
     Ok(lanes)
 }
 
-/// What a view at `at` shows of `key`, the next one of `lanes`, and the lane that has it; goes on to the next key. None if
-/// it is removed or too young.
+/// The key that comes next in `lanes`, and which of them have it.
+fn next_key<'l>(lanes: &'l [Lane<'_>], way: Way, with: &mut Vec<usize>) -> Option<&'l [u8]> {
+    next_of(lanes.iter().map(Lane::peek), way, with);
+    with.first().and_then(|lane| lanes[*lane].peek())
+}
+
+/// What a view at `at` shows of the next key, which the lanes `with` have, and the lane that shows it; goes on to the next key. None
+/// if it is removed or too young.
 fn take_from<'m>(
     lanes: &mut [Lane<'m>],
-    key: &[u8],
+    with: &[usize],
     at: Seq,
     guard: &Guard,
 ) -> Result<Option<(usize, Seen<'m>)>> {
     let mut found = None;
-    for (index, lane) in lanes.iter_mut().enumerate() {
-        if lane.peek() == Some(key) {
-            let seen = lane.take_at(at, guard)?;
-            found = found.or(seen.map(|seen| (index, seen)));
-        }
+    for lane in with {
+        let seen = lanes[*lane].take_at(at, guard)?;
+        found = found.or(seen.map(|seen| (*lane, seen)));
     }
     Ok(found.filter(|(_, seen)| match seen {
         Seen::Memory(_, version) => !version.word.is_tomb(),
@@ -260,13 +273,9 @@ impl DelsmEngine {
         let guard = &epoch::pin();
         let state = self.state(guard);
         let mut lanes = lanes_of(state, Bound::Unbounded, Way::Up, guard)?;
-        let (mut count, mut present) = (0, Vec::new());
-        while let Some(key) =
-            next_key(lanes.iter().filter_map(Lane::peek), Way::Up).filter(|_| count < enough)
-        {
-            present.clear();
-            present.extend_from_slice(key);
-            count += u64::from(take_from(&mut lanes, &present, Seq::LATEST, guard)?.is_some());
+        let (mut count, mut with) = (0, Vec::new());
+        while count < enough && next_key(&lanes, Way::Up, &mut with).is_some() {
+            count += u64::from(take_from(&mut lanes, &with, Seq::LATEST, guard)?.is_some());
         }
         Ok(count)
     }

@@ -4,6 +4,7 @@
 //! not overlap. Merging is taking the least (or highest) key of all lanes; the first lane that has it has the newest versions
 //! (tree I1).
 
+use std::cmp::Ordering;
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -253,10 +254,40 @@ impl<'m> Lane<'m> {
     }
 }
 
-/// The key that comes next in any of `lanes`.
-pub(crate) fn next_key<'a>(keys: impl Iterator<Item = &'a [u8]>, way: Way) -> Option<&'a [u8]> {
-    match way {
-        Way::Up => keys.min(),
-        Way::Down => keys.max(),
+/// Which sources, of whose keys these come next, have the one that comes first, in their order: into `with`, which stays empty
+/// after the last.
+pub(crate) fn next_of<'a>(keys: impl Iterator<Item = Option<&'a [u8]>>, way: Way, with: &mut Vec<usize>) {
+    with.clear();
+    let mut first: Option<&[u8]> = None;
+    for (index, key) in keys.enumerate() {
+        let Some(key) = key else { continue };
+        let order = first.map_or(Ordering::Less, |first| match way {
+            Way::Up => key.cmp(first),
+            Way::Down => first.cmp(key),
+        });
+        if order == Ordering::Less {
+            with.clear();
+            first = Some(key);
+        }
+        if order != Ordering::Greater {
+            with.push(index);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_key_is_taken_from_all_that_have_it() {
+        let keys = [Some(&b"b"[..]), None, Some(b"a"), Some(b"c"), Some(b"a"), Some(b"c")];
+        let mut with = vec![7];
+        next_of(keys.into_iter(), Way::Up, &mut with);
+        assert_eq!(with, [2, 4]);
+        next_of(keys.into_iter(), Way::Down, &mut with);
+        assert_eq!(with, [3, 5]);
+        next_of([None, None].into_iter(), Way::Up, &mut with);
+        assert!(with.is_empty());
     }
 }

@@ -23,7 +23,7 @@ use sheaf_base::error::{Error, IoContext, Result};
 use sheaf_base::views::Views;
 
 use crate::engine::DelsmEngine;
-use crate::lanes::{TableLane, Way, next_key};
+use crate::lanes::{TableLane, Way, next_of};
 use crate::list::{Home, Item, ListWriter, What};
 use crate::manifest::LEVELS;
 use crate::moves::Moving;
@@ -299,17 +299,15 @@ impl DelsmEngine {
         }
         let mut maker =
             Maker { made: Vec::new(), piece: Load::default(), share, lower: lower.as_ref().map(|t| t.dir) };
-        while let Some(key) = next_key(lanes.iter().filter_map(TableLane::peek), Way::Up) {
-            if !is_within(key) {
-                break;
-            }
-            let key = key.to_vec();
+        let mut with = Vec::new();
+        loop {
+            next_of(lanes.iter().map(TableLane::peek), Way::Up, &mut with);
+            let next = with.first().and_then(|lane| lanes[*lane].peek());
+            let Some(key) = next.filter(|key| is_within(key)).map(<[u8]>::to_vec) else { break };
             let mut versions: Vec<(Arc<Table>, Item)> = Vec::new();
-            for lane in &mut lanes {
-                if lane.peek() == Some(&key[..]) {
-                    let (table, items) = lane.take_group()?;
-                    versions.extend(items.into_iter().map(|item| (Arc::clone(&table), item)));
-                }
+            for lane in &with {
+                let (table, items) = lanes[*lane].take_group()?;
+                versions.extend(items.into_iter().map(|item| (Arc::clone(&table), item)));
             }
             self.keep(work, merge, &mut maker, views, &key, versions)?;
         }

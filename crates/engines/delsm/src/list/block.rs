@@ -9,6 +9,7 @@ use sheaf_base::types::{MAX_KEY, Seq};
 
 use super::{FILE, Home, Item, PACKED, REMOVED, What};
 
+#[inline]
 fn take_number(reader: &mut Reader<'_>) -> Result<u64, Damage> {
     let mut number = 0u64;
     for shift in (0..64).step_by(7) {
