@@ -38,6 +38,7 @@ pub mod pairs;
 pub mod record;
 pub mod root;
 pub mod segment;
+pub mod shares;
 pub mod store;
 pub mod sync;
 pub mod types;

@@ -52,9 +52,9 @@ pub use load::{LoadOptions, Loader};
 pub use sheaf_base::engine::{Capabilities, EngineStats};
 pub use sheaf_base::error::{Damage, Error, Result};
 pub use sheaf_base::store::{
-    BackupOptions, BackupPhase, BackupProgress, BackupReport, Batching, Compacted, ConversionPhase,
-    ConversionProgress, Converted, Estimate, KeyspaceInfo, Loaded, LogStats, MemoryStats, StagedStats, Stall,
-    StallKind, StallStats, Stats, VerifyReport, Watcher,
+    BackupOptions, BackupPhase, BackupProgress, BackupReport, Batching, CacheStats, Compacted,
+    ConversionPhase, ConversionProgress, Converted, Estimate, KeyspaceInfo, Loaded, LogStats, MemoryStats,
+    StagedStats, Stall, StallKind, StallStats, Stats, VerifyReport, Watcher,
 };
 pub use sheaf_base::types::{Durability, MAX_KEY, MAX_VALUE};
 pub use snapshot::{KeyspaceSnapshot, Snapshot};

@@ -11,6 +11,7 @@ mod fuzz;
 mod kill;
 mod limits;
 mod linear;
+mod memory;
 mod model;
 mod moving;
 mod openings;

@@ -141,6 +141,7 @@ impl Store {
             self.unmake();
         }
         self.ground.blobs.trim(false);
+        self.balance();
         self.set_brake();
         steps.into_iter().try_fold(false, |any, step| Ok(any | step?))
     }

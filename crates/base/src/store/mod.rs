@@ -12,6 +12,7 @@
 //!  sort        a log in the order of keys, when asked       still      a state that stays, for backups
 //!  fill, bulk  pairs in order, past the journal             making     keyspaces that have no name yet
 //!  convert, copy, watch   another engine, while writers go on
+//!  balance     caches give way to what must be in memory, and to each other
 //!  stall       what writers wait for, or are told instead
 //! ```
 //!
@@ -33,6 +34,7 @@
 //! `recover` has the whole story; docs/format/log.md the byte layouts.
 
 mod background;
+mod balance;
 mod bulk;
 mod catalogue;
 mod checkpoint;
@@ -74,9 +76,11 @@ pub use convert::{Conversion, ConversionPhase, ConversionProgress, Converted, Es
 pub use incoming::{Incoming, Whole};
 pub use kept::Kept;
 pub use order::{Outcome, Write};
-pub use report::{Batching, KeyspaceInfo, LogStats, MemoryStats, OpeningStats, Options, Stats, VerifyReport};
+pub use report::{
+    Batching, CacheStats, KeyspaceInfo, LogStats, MemoryStats, OpeningStats, Options, Stats, VerifyReport,
+};
 pub use sort::Compacted;
-pub use stall::{Stall, StallKind, StallStats, StallWatch};
+pub use stall::{Stall, StallKind, StallStats, StallWatch, Tell};
 pub use still::Still;
 pub use view::View;
 
@@ -200,6 +204,8 @@ pub struct Store {
     full: AtomicBool,
     /// The file system can take few more files.
     files_are_scarce: AtomicBool,
+    /// When shares of caches were last looked at, in ns of the clock.
+    balanced: AtomicU64,
     /// How long, in commits, what stands in hot segments tends to live; `u64::MAX` until it is known.
     lifespan: AtomicU64,
     signals: Arc<Signals>,
@@ -354,6 +360,7 @@ impl Store {
                 buffers: memory.used(Part::Buffers),
                 cache: memory.used(Part::Cache),
             },
+            caches: if self.fork.is_child() { Vec::new() } else { self.cache_stats() },
             logs: self.logs.iter().map(Log::stats).collect(),
             opening: self.opening,
         }

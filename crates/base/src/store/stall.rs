@@ -95,13 +95,16 @@ pub struct StallStats {
     pub longest: Duration,
 }
 
+/// What is called with a stall.
+pub type Tell = dyn Fn(&Stall) + Send + Sync;
+
 /// Whom to tell of stalls, and of which.
 #[derive(Clone)]
 pub struct StallWatch {
     /// It is told of waits from this length on.
     pub threshold: Duration,
     /// Who.
-    pub tell: Option<Arc<dyn Fn(&Stall) + Send + Sync>>,
+    pub tell: Option<Arc<Tell>>,
 }
 
 impl Default for StallWatch {
@@ -148,11 +151,14 @@ impl StallCounters {
     }
 }
 
+/// A wait, with the keyspace it was for.
+type Wait = (StallKind, Option<Arc<Kept>>, Duration);
+
 /// Whether a commit may wait, and what it waited for.
 #[derive(Debug)]
 pub(crate) struct Waits {
     may_wait: bool,
-    told: SmallVec<[(StallKind, Option<Arc<Kept>>, Duration); 1]>,
+    told: SmallVec<[Wait; 1]>,
 }
 
 impl Waits {

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use serde_json::{Value as Json, json};
-use sheaf::{Database, LogStats, StagedStats, StallStats, Stats};
+use sheaf::{CacheStats, Database, LogStats, StagedStats, StallStats, Stats};
 
 use crate::args::Report;
 use crate::failure::Result;
@@ -41,13 +41,16 @@ fn print(out: &mut impl Write, db: &Database, stats: &Stats, keyspaces: &[Json])
     writeln!(
         out,
         "  memory {} of {} (index {}, versions {}, buffers {}, caches {})",
-        size(memory_used(stats)),
+        size(stats.memory.total()),
         size(stats.memory.budget),
         size(stats.memory.index),
         size(stats.memory.versions),
         size(stats.memory.buffers),
         size(stats.memory.cache)
     )?;
+    if stats.memory.is_exceeded() {
+        writeln!(out, "  what must be in memory exceeds the budget: raise it with --memory")?;
+    }
     print_stalls(out, stats)?;
     writeln!(out, "{heading}keyspaces{heading:#}")?;
     for keyspace in keyspaces {
@@ -96,11 +99,6 @@ fn print_stalls(out: &mut impl Write, stats: &Stats) -> Result {
     Ok(())
 }
 
-/// Bytes in use, all purposes.
-fn memory_used(stats: &Stats) -> u64 {
-    stats.memory.index + stats.memory.versions + stats.memory.buffers + stats.memory.cache
-}
-
 fn as_json(stats: &Stats, keyspaces: Vec<Json>) -> Json {
     json!({
         "visible": stats.visible,
@@ -131,7 +129,9 @@ fn as_json(stats: &Stats, keyspaces: Vec<Json>) -> Json {
             "versions": stats.memory.versions,
             "buffers": stats.memory.buffers,
             "cache": stats.memory.cache,
+            "is_exceeded": stats.memory.is_exceeded(),
         },
+        "caches": stats.caches.iter().map(cache_as_json).collect::<Vec<_>>(),
         "opening": {
             "clean": stats.opening.clean,
             "seconds": stats.opening.took.as_secs_f64(),
@@ -142,6 +142,10 @@ fn as_json(stats: &Stats, keyspaces: Vec<Json>) -> Json {
         "logs": stats.logs.iter().map(log_as_json).collect::<Vec<_>>(),
         "keyspaces": keyspaces,
     })
+}
+
+fn cache_as_json(cache: &CacheStats) -> Json {
+    json!({ "keyspace": cache.keyspace, "bytes": cache.bytes, "share": cache.share })
 }
 
 fn stall_as_json(stall: &StallStats) -> Json {
