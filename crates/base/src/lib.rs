@@ -41,6 +41,7 @@ pub mod segment;
 pub mod shares;
 pub mod store;
 pub mod sync;
+pub mod trace;
 pub mod types;
 pub mod value;
 pub mod versions;

@@ -13,7 +13,7 @@
 //! ## Invariants
 //!
 //! 1. While the memory is full at most one cache may grow: what another gives up does not go to whoever is fastest.
-//! 2. A step is bounded ([`STEP`]), and a cache keeps a floor of one step: an idle one is drained by steps, and one that is used again shows
+//! 2. A step is bounded (`STEP`), and a cache keeps a floor of one step: an idle one is drained by steps, and one that is used again shows
 //!    so by its ghosts and gets them back.
 //!
 //! ## Threads

@@ -38,6 +38,8 @@ mod handle;
 mod iter;
 mod keyspace;
 mod load;
+#[cfg(feature = "metrics")]
+pub mod metrics;
 mod snapshot;
 mod stream;
 mod value;

@@ -139,6 +139,7 @@ impl Drop for Watching {
 impl Store {
     /// Begins to convert `source`, which has its name, to `engine`.
     pub fn begin_conversion(self: &Arc<Store>, source: &Arc<Kept>, engine: &str) -> Result<Conversion> {
+        crate::event!(INFO, "a conversion begins", keyspace = source.name(), engine = engine);
         self.check_writable()?;
         let pairs = source.engine()?.len()?;
         self.check_room(source)?;
@@ -287,6 +288,12 @@ impl Conversion {
             filling.publish(Some(&source))?;
         }
         (self.progress.phase, self.state) = (ConversionPhase::Done, State::Done);
+        crate::event!(
+            INFO,
+            "a conversion is done",
+            pairs = self.progress.copied,
+            passes = self.progress.passes
+        );
         Ok(())
     }
 }

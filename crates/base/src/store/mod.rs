@@ -96,6 +96,7 @@ use crate::root::{Root, Slots};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::types::{Durability, Incarnation, LogId, Seq, StoreId};
+use crate::{event, span};
 use background::Signals;
 use catalogue::Catalogue;
 use log::Log;
@@ -244,6 +245,7 @@ impl Store {
 
     /// Copies the state of now into the directory `dir`, which is made, or is empty. Others go on.
     pub fn back_up(self: &Arc<Store>, dir: &Path, options: BackupOptions<'_>) -> Result<BackupReport> {
+        let _span = span!(INFO, "backup", to = dir.display().to_string());
         backup::back_up(self, dir, options)
     }
 
@@ -303,6 +305,7 @@ impl Store {
 
     /// From here on nothing is written any more: `op` failed in a way that leaves the kernel in doubt.
     pub(crate) fn poison(&self, op: &'static str) -> Error {
+        event!(ERROR, "the database refuses writes from now on", op = op);
         self.poison.lock().get_or_insert(op);
         self.poisoned.store(true, Ordering::Release);
         self.round.wake();

@@ -25,6 +25,7 @@ use smallvec::SmallVec;
 
 use super::{Kept, Store};
 use crate::error::{Error, Result};
+use crate::event;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// What a writer waited for.
@@ -199,7 +200,7 @@ impl Store {
         let took = self.clock.now().saturating_sub(began);
         self.counters.stalls.note(kind, took);
         let watch = &self.options.stalls;
-        if watch.tell.is_some() && took >= watch.threshold {
+        if (watch.tell.is_some() || cfg!(feature = "tracing")) && took >= watch.threshold {
             waits.told.push((kind, kept.cloned(), took));
         }
         answer
@@ -225,6 +226,13 @@ impl Store {
     }
 
     fn tell(&self, stall: &Stall) {
+        event!(
+            WARN,
+            "a writer had to wait",
+            kind = stall.kind.name(),
+            keyspace = stall.keyspace.as_deref().unwrap_or_default(),
+            seconds = stall.took.as_secs_f64()
+        );
         let Some(tell) = &self.options.stalls.tell else { return };
         if TELLING.with(|telling| telling.replace(true)) {
             return;
