@@ -18,6 +18,18 @@ pub fn prefer_huge_pages(start: NonNull<u8>, len: usize) {
     let _ = unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxHugepage) };
 }
 
+/// Gives the memory behind `[start, start + len)` back to the system: it reads as zeros from now on, until it is written again.
+///
+/// # Safety
+///
+/// The range is anonymous memory of the caller's, begins and ends at bounds of pages, and holds nothing that is still needed or for which
+/// zeros are no value.
+pub unsafe fn release(start: NonNull<u8>, len: usize) {
+    // SAFETY:
+    // * The caller's promise.
+    let _ = unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxDontNeed) };
+}
+
 /// Bytes of a huge page, and of a [`HugePage`].
 pub const HUGE_PAGE: usize = 2 << 20;
 
@@ -149,6 +161,18 @@ pub fn prefetch_block(bytes: &[u8]) {
     }
 }
 
+/// Caches leave this part of the budget to the others.
+const HEADROOM: u64 = 32;
+
+/// Bytes that an allocator takes for `bytes`, about: it has four sizes to each doubling.
+#[must_use]
+pub const fn allocated(bytes: u64) -> u64 {
+    if bytes <= 64 {
+        return bytes.next_multiple_of(16);
+    }
+    bytes.next_multiple_of(1 << ((bytes - 1).ilog2() - 2))
+}
+
 /// What the memory is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
@@ -204,10 +228,30 @@ impl Memory {
         self.total().saturating_add(bytes) <= self.budget
     }
 
+    /// Bytes that all parts may take before caches stop growing. What is left is for the others, until caches have given way.
+    #[must_use]
+    pub fn cache_limit(&self) -> u64 {
+        self.budget - self.budget / HEADROOM
+    }
+
+    /// True if a cache may take `bytes` more.
+    #[inline]
+    #[must_use]
+    pub fn has_cache_room(&self, bytes: u64) -> bool {
+        self.total().saturating_add(bytes) <= self.cache_limit()
+    }
+
+    /// True if more is taken than there is.
+    #[inline]
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.total() > self.budget
+    }
+
     /// True if more is taken than there is, even without the caches.
     #[must_use]
     pub fn is_exceeded(&self) -> bool {
-        self.total() > self.budget && self.total().saturating_sub(self.used(Part::Cache)) > self.budget
+        self.is_over() && self.total().saturating_sub(self.used(Part::Cache)) > self.budget
     }
 
     /// Takes `bytes` for `part`, whether they fit or not: whoever must be able to refuse asks
@@ -216,9 +260,47 @@ impl Memory {
         self.used[part as usize].fetch_add(bytes, Ordering::Relaxed);
     }
 
+    /// Makes `held`, what somebody has of `part`, `now`. Several threads may at once: what is held was taken before, and is given
+    /// back after.
+    pub fn settle(&self, part: Part, held: &AtomicU64, now: u64) {
+        let mut before = held.load(Ordering::Relaxed);
+        while before != now {
+            self.take(part, now.saturating_sub(before));
+            match held.compare_exchange(before, now, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return self.give(part, before.saturating_sub(now)),
+                Err(other) => {
+                    self.give(part, now.saturating_sub(before));
+                    before = other;
+                }
+            }
+        }
+    }
+
     /// Gives back what was taken.
     pub fn give(&self, part: Part, bytes: u64) {
         let before = self.used[part as usize].fetch_sub(bytes, Ordering::Relaxed);
         debug_assert!(before >= bytes, "{part:?} gave back {bytes} of {before}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn allocated_bytes_are_those_of_the_next_size() {
+        let sizes = [(0, 0), (1, 16), (64, 64), (65, 80), (128, 128), (129, 160), (4096, 4096), (4136, 5120)];
+        for (bytes, size) in sizes {
+            assert_eq!(allocated(bytes), size, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn caches_stop_before_the_end_and_the_others_do_not() {
+        let memory = Memory::new(3200);
+        memory.take(Part::Cache, 3000);
+        assert!(memory.has_cache_room(100) && !memory.has_cache_room(101) && memory.has_room(200));
+        memory.take(Part::Index, 201);
+        assert!(memory.is_over() && !memory.is_exceeded());
     }
 }

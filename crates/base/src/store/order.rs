@@ -38,6 +38,7 @@ use crate::blob::{Staged, Unsynced};
 use crate::engine::{Action, Need, Op, Wanted};
 use crate::error::{Error, Result};
 use crate::frame::{ALIGN_BYTES, FIRST, HEADER, Header, Kind, LAST, WATER, body_sum, span};
+use crate::memory::Part;
 use crate::record::Record;
 use crate::segment::{Address, DATA_START, Segment};
 use crate::sync::atomic::Ordering;
@@ -243,7 +244,7 @@ impl Store {
                     Ok(())
                 })?,
                 Ok(Some(done)) => {
-                    if self.ground.memory.is_exceeded() {
+                    if self.ground.memory.is_over() {
                         self.relieve_after(writes, waits);
                     }
                     return Ok(done);
@@ -255,6 +256,9 @@ impl Store {
 
     #[cold]
     fn relieve_after(&self, writes: &[Write<'_>], waits: &mut Waits) {
+        if !self.ground.memory.is_exceeded() {
+            return self.signals.wake(); // caches give way
+        }
         match writes.iter().find(|w| w.kept.engine().is_ok_and(|e| e.is_swollen())) {
             // The commit stands; the next one has the trouble.
             Some(write) if waits.may_wait() => {
@@ -272,6 +276,10 @@ impl Store {
         match refused {
             Error::OverBudget { .. } if self.options.checkpoints && is_swollen() => {
                 self.want_memory();
+                Error::Busy { with: StallKind::Memory.name() }
+            }
+            Error::OverBudget { .. } if self.ground.memory.used(Part::Cache) > 0 => {
+                self.shed_for_commit();
                 Error::Busy { with: StallKind::Memory.name() }
             }
             other => {

@@ -37,6 +37,7 @@ use crate::frame::Kind;
 use crate::record::Record;
 use crate::root::{CheckpointRef, KeyspaceEntry, LogEntry, Root, SegmentEntry};
 use crate::segment::{self, DATA_START, Scan, Segment, Stop};
+use crate::span;
 use crate::sync::atomic::Ordering;
 use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
 
@@ -122,6 +123,7 @@ impl<'a> Recovery<'a> {
             });
         }
         if !self.root.clean {
+            let _span = span!(INFO, "survey");
             self.survey()?;
         }
         if let Some(broken) = &self.broken[LogId::Journal.index()] {
@@ -129,9 +131,11 @@ impl<'a> Recovery<'a> {
         }
         let (map, next_keyspace) = self.catalogue()?;
         if !self.store.options.read_only && !self.root.clean {
+            let _span = span!(INFO, "rewrite the tail");
             self.rewrite()?;
         }
         let admitted = self.admit(false)?;
+        let _span = span!(INFO, "load and replay", cut = self.cut.0);
         let loaded = load(self.store, self.root, &mut self.broken, map, &admitted, self.cut)?;
         let logs = self.entries(admitted);
         // What stands beside damage may be needed to repair it.

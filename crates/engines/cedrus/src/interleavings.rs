@@ -129,7 +129,7 @@ impl Paged {
             self.trie.heap().written(&[page]);
         }
         self.trie.heap().frozen = None;
-        self.trie.evict(100, 0, guard);
+        self.trie.evict(100, 0, guard, |_| {});
     }
 
     fn find(&self, n: u64, guard: &epoch::Guard) -> Found {

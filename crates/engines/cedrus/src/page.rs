@@ -29,7 +29,7 @@ use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use sheaf_base::memory::{in_chunks, prefer_huge_pages};
+use sheaf_base::memory::{in_chunks, prefer_huge_pages, release};
 use sheaf_base::sync::Mutex;
 use sheaf_base::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::Guard;
@@ -44,6 +44,8 @@ const CHUNKS: usize = 20;
 pub(crate) const MOST_PAGES: u32 = 1 << 25;
 /// Frames of the first chunk of memory.
 const FEW_FRAMES: usize = 16;
+/// Memory goes back to the system in multiples of these bytes.
+const SYSTEM_PAGE: usize = 4096;
 /// Bytes of the largest one.
 const HUGE: usize = 2 << 20;
 
@@ -75,6 +77,8 @@ struct Pool {
 struct Free {
     /// Addresses of frames that nobody has.
     frames: Vec<usize>,
+    /// The same, whose memory the system has.
+    released: Vec<usize>,
     chunks: Vec<Chunk>,
     /// Frames of evicted pages that somebody may still look at, by the number of the eviction.
     limbo: HashMap<u64, usize>,
@@ -85,10 +89,14 @@ impl Pool {
     /// A frame, which is the caller's.
     fn take(&self) -> NonNull<AtomicU64> {
         let mut free = self.inner.lock();
-        if free.frames.is_empty() {
+        if free.frames.is_empty() && free.released.is_empty() {
             let frame = self.words * size_of::<AtomicU64>();
             let count = (FEW_FRAMES << free.chunks.len().min(16)).min(HUGE / frame).max(1);
-            let align = if frame * count == HUGE { HUGE } else { LINE };
+            let align = match frame * count {
+                HUGE => HUGE,
+                _ if frame.is_multiple_of(SYSTEM_PAGE) => SYSTEM_PAGE,
+                _ => LINE,
+            };
             let layout =
                 Layout::from_size_align(frame * count, align).unwrap_or_else(|_| Layout::new::<AtomicU64>());
             assert!(
@@ -105,7 +113,8 @@ impl Pool {
             free.frames.extend((0..count).map(|index| start.as_ptr() as usize + index * frame));
             free.chunks.push(Chunk(start, layout));
         }
-        match free.frames.pop().and_then(|frame| NonNull::new(frame as *mut AtomicU64)) {
+        let frame = free.frames.pop().or_else(|| free.released.pop());
+        match frame.and_then(|frame| NonNull::new(frame as *mut AtomicU64)) {
             Some(frame) => frame,
             None => unreachable!("there is one"),
         }
@@ -113,6 +122,23 @@ impl Pool {
 
     fn give(&self, frame: usize) {
         self.inner.lock().frames.push(frame);
+    }
+
+    /// Gives the memory of frames that nobody has back to the system.
+    fn release(&self) {
+        let bytes = self.words * size_of::<AtomicU64>();
+        if !bytes.is_multiple_of(SYSTEM_PAGE) {
+            return;
+        }
+        let mut free = self.inner.lock();
+        let frames = std::mem::take(&mut free.frames);
+        for frame in frames.iter().filter_map(|frame| NonNull::new(*frame as *mut u8)) {
+            // SAFETY:
+            // * A frame of so many bytes in a chunk of ours, which is aligned to pages, that nobody has; it holds words, for which
+            //   zeros are as good as what was there.
+            unsafe { release(frame, bytes) };
+        }
+        free.released.extend(frames);
     }
 
     /// Sets the frame of an evicted page aside; the number of the eviction.
@@ -276,6 +302,11 @@ impl Pages {
         let (pool, number) = (Arc::clone(&self.pool), self.pool.set_aside(start as usize));
         guard.defer(move || pool.let_go(number));
         Some(number)
+    }
+
+    /// Gives the memory of pages that went back to the system.
+    pub(crate) fn release(&self) {
+        self.pool.release();
     }
 
     #[cfg(test)]
