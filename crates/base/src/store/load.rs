@@ -10,7 +10,8 @@
 //!
 //! The journal is replayed in its order by one thread. Of records of the flat log the highest number wins,
 //! in whatever order they come, so its segments are shared out among a few threads: a replayed record is two
-//! or three misses of the caches and little else. Inline stores have one thread here as everywhere.
+//! or three misses of the caches and little else. Images of many keyspaces are read side by side. Inline stores have one thread
+//! here as everywhere.
 //!
 //! ## Damage
 //!
@@ -42,6 +43,9 @@ use crate::work::side_by_side;
 const GROUP: usize = 32;
 /// Most threads that replay.
 const MOST_THREADS: usize = 4;
+
+/// Keyspaces for whose images one thread will do.
+const FEW: usize = 8;
 
 /// What loading brought.
 pub(super) struct Loaded {
@@ -101,16 +105,10 @@ pub(super) fn load(
     cut: Seq,
 ) -> Result<Loaded> {
     let source = Source { store, root, admitted, cut };
-    let mut closed: HashMap<KeyspaceId, Broken> = HashMap::new();
-    let mut image_bytes = [0; LogId::ALL.len()];
-    for kept in map.values() {
-        let log = kept.log().index();
-        let restored = match &broken[log] {
-            Some(damage) => Err(damage.error()),
-            None => source.restore(kept),
-        };
+    let (mut closed, mut image_bytes) = (HashMap::new(), [0; LogId::ALL.len()]);
+    for (kept, restored) in source.restore_all(&map, broken) {
         match restored {
-            Ok(bytes) => image_bytes[log] += bytes,
+            Ok(bytes) => image_bytes[kept.log().index()] += bytes,
             Err(error) => {
                 closed.insert(kept.id(), Broken::from_error(error)?);
             }
@@ -189,6 +187,29 @@ impl Replayed {
 impl Source<'_> {
     fn checkpoint(&self, log: LogId) -> &CheckpointRef {
         &self.root.logs[log.index()].checkpoint
+    }
+
+    /// Hands their images to the engines, those of many keyspaces side by side; the bytes of each.
+    fn restore_all<'m>(
+        &self,
+        map: &'m Map,
+        broken: &[Option<Broken>],
+    ) -> impl Iterator<Item = (&'m Arc<Kept>, Result<u64>)> + use<'m> {
+        let all: Vec<&Arc<Kept>> = map.values().collect();
+        let next = AtomicUsize::new(0);
+        let share = || {
+            let mut restored = Vec::new();
+            while let Some(kept) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let done = match &broken[kept.log().index()] {
+                    Some(damage) => Err(damage.error()),
+                    None => self.restore(kept),
+                };
+                restored.push((*kept, done));
+            }
+            restored
+        };
+        let threads = if self.store.options.inline { 1 } else { MOST_THREADS.min(all.len() / FEW) };
+        side_by_side(threads, share).into_iter().flatten()
     }
 
     /// Hands its image to a keyspace's engine; returns its bytes.
