@@ -101,16 +101,7 @@ impl Batch {
     /// Commits and returns a ticket without waiting for the device: the batch is visible and survives
     /// a killed process on return. Tickets become durable in commit order.
     pub fn submit(self) -> Result<Commit> {
-        let durability = self.durability.unwrap_or(self.store.durability());
-        let sample = self.store.sample();
-        let seq = loop {
-            if let Some(seq) = self.attempt(Patience::Any)? {
-                break seq;
-            }
-        };
-        if let Some(sample) = sample {
-            self.observe(sample, durability);
-        }
+        let (seq, durability) = self.submit_with(Patience::Any)?;
         Ok(Commit::new(self.store, seq, durability))
     }
 
@@ -123,19 +114,24 @@ impl Batch {
 
     /// As [`Batch::submit`], or [`Error::Busy`]: see [`Batch::try_commit`].
     pub fn try_submit(&mut self) -> Result<Commit> {
+        let (seq, durability) = self.submit_with(Patience::None)?;
+        self.entries.clear();
+        self.expectations.clear();
+        Ok(Commit::new(Arc::clone(&self.store), seq, durability))
+    }
+
+    fn submit_with(&self, patience: Patience) -> Result<(Seq, Durability)> {
         let durability = self.durability.unwrap_or(self.store.durability());
         let sample = self.store.sample();
         let seq = loop {
-            if let Some(seq) = self.attempt(Patience::None)? {
+            if let Some(seq) = self.attempt(patience)? {
                 break seq;
             }
         };
         if let Some(sample) = sample {
             self.observe(sample, durability);
         }
-        self.entries.clear();
-        self.expectations.clear();
-        Ok(Commit::new(Arc::clone(&self.store), seq, durability))
+        Ok((seq, durability))
     }
 
     /// Tells each keyspace's sketch of its part.

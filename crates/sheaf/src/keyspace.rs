@@ -182,34 +182,24 @@ impl Keyspace {
     /// Sets `key` to `value` with the database's default durability. Costs one record in the log and
     /// the look-up of what it replaces.
     pub fn insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
-        self.write(key.as_ref(), Action::Put(value.as_ref()))
+        self.write(key.as_ref(), Action::Put(value.as_ref()), Patience::Any)
     }
 
     /// Removes `key`; a key that is not there is fine.
     pub fn remove(&self, key: impl AsRef<[u8]>) -> Result<()> {
-        self.write(key.as_ref(), Action::Remove)
+        self.write(key.as_ref(), Action::Remove, Patience::Any)
     }
 
     /// As [`Keyspace::insert`], but where the write would be slowed down, or wait for background work, memory, or another engine,
     /// it answers [`Error::Busy`] at once, and nothing is left of it. It waits for the commit lock, which is short, and with
     /// [`Durability::Sync`] for the device.
     pub fn try_insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
-        self.try_write(key.as_ref(), Action::Put(value.as_ref()))
+        self.write(key.as_ref(), Action::Put(value.as_ref()), Patience::None)
     }
 
     /// As [`Keyspace::remove`], or [`Error::Busy`]: see [`Keyspace::try_insert`].
     pub fn try_remove(&self, key: impl AsRef<[u8]>) -> Result<()> {
-        self.try_write(key.as_ref(), Action::Remove)
-    }
-
-    fn try_write(&self, key: &[u8], action: Action<'_>) -> Result<()> {
-        let (sample, durability) = (self.store().sample(), self.store().durability());
-        let (seq, is_new) = self.apply(key, action, Patience::None)?;
-        self.store().acknowledge(seq, durability)?;
-        if let Some(sample) = sample {
-            self.observe_write(sample, (key, &action, is_new), (durability, Acknowledged::Now));
-        }
-        Ok(())
+        self.write(key.as_ref(), Action::Remove, Patience::None)
     }
 
     /// Sets `key` to `value` and returns a ticket, as [`crate::Batch::submit`] does for many operations, without
@@ -228,20 +218,20 @@ impl Keyspace {
         self.submit(key.as_ref(), Action::Remove, durability)
     }
 
-    fn write(&self, key: &[u8], action: Action<'_>) -> Result<()> {
+    fn write(&self, key: &[u8], action: Action<'_>, patience: Patience) -> Result<()> {
         if is_due() {
-            return self.write_sampled(key, action);
+            return self.write_sampled(key, action, patience);
         }
-        let (seq, _) = self.apply(key, action, Patience::Any)?;
+        let (seq, _) = self.apply(key, action, patience)?;
         self.store().acknowledge(seq, self.store().durability())
     }
 
     /// The same, looked at. Apart from the usual way, which is to stay as short as it is.
     #[cold]
     #[inline(never)]
-    fn write_sampled(&self, key: &[u8], action: Action<'_>) -> Result<()> {
+    fn write_sampled(&self, key: &[u8], action: Action<'_>, patience: Patience) -> Result<()> {
         let (sample, durability) = (self.store().begin_sample(), self.store().durability());
-        let (seq, is_new) = self.apply(key, action, Patience::Any)?;
+        let (seq, is_new) = self.apply(key, action, patience)?;
         self.store().acknowledge(seq, durability)?;
         self.observe_write(sample, (key, &action, is_new), (durability, Acknowledged::Now));
         Ok(())

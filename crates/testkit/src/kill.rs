@@ -45,7 +45,7 @@ use sheaf_base::sync::Mutex;
 
 use crate::crash::history::NAMES;
 use crate::crash::workload::{Random, value_bytes};
-use crate::stage::{ACROSS, Subject};
+use crate::stage::Subject;
 use crate::tap::{Class, Lie, Tap};
 use crate::totals::{Budget, Failure, Totals};
 
@@ -401,9 +401,11 @@ fn builder(subject: &Subject, is_tiny: bool) -> Builder {
     subject.factories.iter().cloned().fold(Database::builder(), Builder::engine).tiny(is_tiny)
 }
 
-/// The engines of the keyspaces that are written to.
+/// The engines of the keyspaces that are written to: those of a crash workload, each once.
 fn engines(subject: &Subject) -> Vec<&'static str> {
-    if subject.engine == ACROSS { subject.engines() } else { vec![subject.engine, subject.other] }
+    let mut engines = subject.engines();
+    engines.dedup();
+    engines
 }
 
 fn keyspace(db: &Database, subject: &Subject, space: usize) -> sheaf::Result<Keyspace> {

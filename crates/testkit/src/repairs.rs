@@ -15,7 +15,7 @@
 //!
 //! ## What it cannot see
 //!
-//! Two damages at once ([`Flaw::Rootless`] and [`Flaw::Uncatalogued`] are the exceptions), and databases larger than some hundred pairs.
+//! Two damages at once (ROOT, and ROOT with the beginning of the journal, are the exceptions), and databases larger than some hundred pairs.
 
 #![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
 
@@ -27,7 +27,7 @@ use sheaf_base::disk::remove_tree;
 use sheaf_base::disk::sim::SimDisk;
 use sheaf_base::root::FORMAT;
 
-use crate::corrupt::sweep::{Life, Target, coprime};
+use crate::corrupt::sweep::{Life, Target, coprime, named_by};
 use crate::corrupt::{Damage, Fixture};
 use crate::crash::history::{NAMES, Pairs, State};
 use crate::crash::world::{PLACE, World};
@@ -347,15 +347,8 @@ pub fn run(subject: &Subject, seed: u64, budget: Budget) -> Totals {
 ///
 /// What is wrong with it, or with the line.
 pub fn replay(line: &str) -> Result<(), String> {
-    let words: Vec<&str> = line.split_whitespace().collect();
-    let [engine, life, seed, number] = words.as_slice() else {
-        return Err(format!("{line:?} is not ENGINE LIFE SEED NUMBER"));
-    };
-    let subject = Subject::named(engine).ok_or_else(|| format!("no engine {engine}"))?;
-    let life = Life::named(life).ok_or_else(|| format!("no life {life}"))?;
-    let parse = |text: &str| text.parse::<u64>().map_err(|e| format!("{text}: {e}"));
-    let target = Target::new(&subject, life);
-    let (name, judged) = case(&target, parse(seed)?, parse(number)?);
+    let (target, seed, number) = named_by(line)?;
+    let (name, judged) = case(&target, seed, number);
     println!("{name}");
     judged.map(drop)
 }

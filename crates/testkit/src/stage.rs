@@ -130,14 +130,10 @@ impl Subject {
         }
     }
 
-    /// DeLSM with two levels in place of one, and more values in files.
+    /// DeLSM with fewer and larger levels.
     #[must_use]
     pub fn delsm_steep() -> Subject {
-        Subject {
-            name: "delsm-steep",
-            chosen: &[("file-bytes", 400), ("level-factor", 2)],
-            ..Subject::delsm()
-        }
+        Subject { name: "delsm-steep", chosen: &[("level-factor", 4)], ..Subject::delsm() }
     }
 
     /// Engines with options that were chosen: they pass the suites at a small part of their length.

@@ -1,8 +1,15 @@
 //! # What CI runs, and what to run before a push
 
+use std::process::Command;
 use std::time::Instant;
 
-use crate::shell::{cargo, interleavings, step};
+use crate::shell::{self, cargo, interleavings};
+
+/// A step. Its builds are made once: what they would keep for the next ones costs time, and makes the programs slower.
+fn step(mut command: Command) -> Result<(), String> {
+    command.env("CARGO_INCREMENTAL", "0");
+    shell::step(command)
+}
 
 /// Everything; stops at the first failure.
 pub(crate) fn run() -> Result<(), String> {

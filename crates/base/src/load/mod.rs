@@ -17,7 +17,7 @@
 //!
 //! 1. Gaps are geometric: whether a call is sampled depends on no other call, so periods in a load do not alias, and a
 //!    sampled call stands for [`WEIGHT`] calls on the mean from the first call on.
-//! 2. Numbers in `past` are of at most [`FULL`] samples: then all of them are halved. So they describe the recent past, the last
+//! 2. Numbers in `past` are of at most `FULL` samples: then all of them are halved. So they describe the recent past, the last
 //!    four to eight million operations, however long ago that was.
 //! 3. A sample that does not get the lock of `past` counts, but is not seen by the skew and the order of keys.
 //!

@@ -11,7 +11,7 @@ use crate::error::Damage;
 impl LoadStats {
     /// Appends the figures to `w`.
     pub fn encode(&self, w: &mut Writer) {
-        self.counts().into_iter().for_each(|count| w.u64(count));
+        self.clone().counts().into_iter().for_each(|count| w.u64(*count));
         for share in [self.seconds, self.new_share, self.durable_share, self.sequential_share] {
             w.u64(share.to_bits());
         }
@@ -36,12 +36,10 @@ impl LoadStats {
 
     /// The figures that [`LoadStats::encode`] wrote.
     pub fn decode(r: &mut Reader<'_>) -> Result<LoadStats, Damage> {
-        let mut counts = [0; COUNTS];
-        for count in &mut counts {
+        let mut stats = LoadStats::default();
+        for count in stats.counts() {
             *count = r.u64()?;
         }
-        let mut stats = LoadStats::default();
-        stats.set_counts(counts);
         for share in
             [&mut stats.seconds, &mut stats.new_share, &mut stats.durable_share, &mut stats.sequential_share]
         {
@@ -75,46 +73,26 @@ impl LoadStats {
         Ok(stats)
     }
 
-    fn counts(&self) -> [u64; COUNTS] {
+    /// The numbers that count something, in their order.
+    fn counts(&mut self) -> [&mut u64; COUNTS] {
         [
-            self.samples,
-            self.gets_found,
-            self.gets_missing,
-            self.contains,
-            self.inserts,
-            self.removes,
-            self.updates,
-            self.batches,
-            self.batch_inserts,
-            self.batch_removes,
-            self.scans,
-            self.scans_reverse,
-            self.pairs_scanned,
-            self.stream_reads,
-            self.stream_writes,
-            self.bytes_written,
+            &mut self.samples,
+            &mut self.gets_found,
+            &mut self.gets_missing,
+            &mut self.contains,
+            &mut self.inserts,
+            &mut self.removes,
+            &mut self.updates,
+            &mut self.batches,
+            &mut self.batch_inserts,
+            &mut self.batch_removes,
+            &mut self.scans,
+            &mut self.scans_reverse,
+            &mut self.pairs_scanned,
+            &mut self.stream_reads,
+            &mut self.stream_writes,
+            &mut self.bytes_written,
         ]
-    }
-
-    fn set_counts(&mut self, counts: [u64; COUNTS]) {
-        [
-            self.samples,
-            self.gets_found,
-            self.gets_missing,
-            self.contains,
-            self.inserts,
-            self.removes,
-            self.updates,
-            self.batches,
-            self.batch_inserts,
-            self.batch_removes,
-            self.scans,
-            self.scans_reverse,
-            self.pairs_scanned,
-            self.stream_reads,
-            self.stream_writes,
-            self.bytes_written,
-        ] = counts;
     }
 }
 
@@ -143,7 +121,7 @@ mod tests {
     #[test]
     fn figures_come_back() {
         let mut stats = LoadStats::default();
-        stats.set_counts(std::array::from_fn(|n| n as u64 + 1));
+        stats.counts().into_iter().zip(1..).for_each(|(count, n)| *count = n);
         stats.seconds = 2.5;
         stats.durable_share = 0.25;
         stats.key_bytes = Spread { mean: 1.5, p50: 2, p99: 3 };

@@ -49,7 +49,8 @@ fn a_served_database_can_be_called_over_both_transports_and_is_all_there_afterwa
         call(&["--keyspace", "none", "get", "ada"]).exits(1);
         call(&["persist"]).succeeds();
     }
-    sandbox.run(&["get", "db", "a"]).exits(4);
+    sandbox.run(&["get", "db", "tab\there"]).succeeds().prints("x"); // beside the server
+    sandbox.run(&["put", "db", "a", "1"]).exits(4);
     served.end();
     sandbox.run(&["get", "db", "tab\there"]).succeeds().prints("x");
     sandbox.run(&["call", "./sock", "ping"]).exits(4);

@@ -109,7 +109,10 @@ impl FlexEngine {
                     return mine;
                 }
                 // What is damaged is found again, by the walk that counts.
-                let read = self.guess(&view, &range).and_then(|start| self.walk(&view, start, range.end));
+                let Ok(start) = self.guess(&view, &range) else { continue };
+                // Nothing begins before: a space that says it is larger than any file costs no more for it.
+                next.fetch_max(start / each, Ordering::Relaxed);
+                let read = self.walk(&view, start, range.end);
                 mine.extend(read.ok().map(|stretch| (number, stretch)));
             }
         };
@@ -140,8 +143,11 @@ impl FlexEngine {
     fn guess(&self, view: &View, range: &Range<u64>) -> Result<u64> {
         let mut at = range.start;
         while at > 0 && at < range.end {
-            let Some(extent) = view.read_extent(at, RUN_HEAD)? else { break };
-            if extent.start == at && run::head(&extent.bytes).is_ok_and(|(begins, ..)| begins) {
+            let Some(extent) = view.read_extent(at, 0)? else { break };
+            if extent.start == at
+                && let Some(extent) = view.read_extent(at, RUN_HEAD)?
+                && run::head(&extent.bytes).is_ok_and(|(begins, ..)| begins)
+            {
                 break;
             }
             at = extent.start + extent.len;

@@ -404,6 +404,14 @@ pub(crate) fn coprime(a: u64, b: u64) -> bool {
 ///
 /// What is wrong with the answer, or with the line.
 pub fn replay(line: &str) -> Result<(), String> {
+    let (target, seed, number) = named_by(line)?;
+    let damage = target.damage(seed, number);
+    println!("{damage}");
+    target.judge(&damage, line).map(drop)
+}
+
+/// What a line names: a target, a seed, and the number of a damage.
+pub(crate) fn named_by(line: &str) -> Result<(Target, u64, u64), String> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let [engine, life, seed, number] = words.as_slice() else {
         return Err(format!("{line:?} is not ENGINE LIFE SEED NUMBER"));
@@ -411,10 +419,7 @@ pub fn replay(line: &str) -> Result<(), String> {
     let subject = Subject::named(engine).ok_or_else(|| format!("no engine {engine}"))?;
     let life = Life::named(life).ok_or_else(|| format!("no life {life}"))?;
     let parse = |text: &str| text.parse::<u64>().map_err(|e| format!("{text}: {e}"));
-    let target = Target::new(&subject, life);
-    let damage = target.damage(parse(seed)?, parse(number)?);
-    println!("{damage}");
-    target.judge(&damage, line).map(drop)
+    Ok((Target::new(&subject, life), parse(seed)?, parse(number)?))
 }
 
 /// The corrupter's tests for one engine: `corruption_suite!(flat, Subject::flat())`.

@@ -281,12 +281,12 @@ macro_rules! crash_suite {
 
             #[test]
             fn every_short_workload_survives_every_power_cut_also_in_recovery() {
-                holds(Family::Short, 20_000, 20_000);
+                holds(Family::Short, 16_000, 16_000);
             }
 
             #[test]
             fn cleaning_and_checkpoints_survive_every_power_cut() {
-                holds(Family::Loaded, 12_000, 12_000);
+                holds(Family::Loaded, 10_000, 10_000);
             }
 
             #[test]
@@ -296,7 +296,7 @@ macro_rules! crash_suite {
 
             #[test]
             fn cleaning_and_checkpoints_lose_nothing_and_bring_nothing_back() {
-                holds(Family::Busy, 8_000, 8_000);
+                holds(Family::Busy, 7_000, 7_000);
             }
 
             #[test]
@@ -311,7 +311,7 @@ macro_rules! crash_suite {
 
             #[test]
             fn torn_sectors_odd_lengths_and_garbage_are_no_commits() {
-                holds(Family::Torn, 8_000, 8_000);
+                holds(Family::Torn, 7_000, 7_000);
             }
 
             #[test]
