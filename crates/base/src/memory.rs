@@ -19,15 +19,23 @@ pub fn prefer_huge_pages(start: NonNull<u8>, len: usize) {
 }
 
 /// Gives the memory behind `[start, start + len)` back to the system: it reads as zeros from now on, until it is written again.
+/// False, and nothing is done, if the range does not begin and end at bounds of the system's pages (the kernel would take
+/// what else stands in the last one), or if the system does not want it.
 ///
 /// # Safety
 ///
-/// The range is anonymous memory of the caller's, begins and ends at bounds of pages, and holds nothing that is still needed or for which
-/// zeros are no value.
-pub unsafe fn release(start: NonNull<u8>, len: usize) {
+/// The range is memory of the caller's that came from the allocator. Nobody reads or writes it during the call, or relies afterwards on
+/// what stood there; zeros are a value of whatever is read there next.
+#[must_use]
+pub unsafe fn release(start: NonNull<u8>, len: usize) -> bool {
+    let page = rustix::param::page_size();
+    if !start.as_ptr().addr().is_multiple_of(page) || !len.is_multiple_of(page) {
+        return false;
+    }
     // SAFETY:
-    // * The caller's promise.
-    let _ = unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxDontNeed) };
+    // * The range is the caller's, whole pages of it: nothing else changes.
+    // * What it holds becomes zeros (or stays, where the allocator's memory is shared): the caller's promise covers both.
+    unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxDontNeed) }.is_ok()
 }
 
 /// Bytes of a huge page, and of a [`HugePage`].
@@ -283,9 +291,51 @@ impl Memory {
     }
 }
 
+#[cfg(all(test, shuttle))]
+mod interleavings {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::sync::{explore, thread};
+
+    /// Whoever settles last decides; what is taken of the budget is what is held, and nobody gives back what was not taken yet.
+    #[test]
+    fn what_several_settle_is_what_is_taken() {
+        explore(2000, || {
+            let both = Arc::new((Memory::new(100), AtomicU64::new(0)));
+            let settlers = [[10, 3], [7, 0]].map(|sizes| {
+                let both = Arc::clone(&both);
+                thread::spawn(move || {
+                    sizes.into_iter().for_each(|now| both.0.settle(Part::Index, &both.1, now))
+                })
+            });
+            settlers.into_iter().for_each(|settler| settler.join().expect("it settles"));
+            assert_eq!(both.0.used(Part::Index), both.1.load(Ordering::Relaxed));
+            both.0.settle(Part::Index, &both.1, 0);
+            assert_eq!(both.0.total(), 0);
+        });
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn released_memory_reads_as_zeros_and_the_rest_stays() {
+        let page = rustix::param::page_size();
+        let mut bytes = vec![7u8; 4 * page];
+        let first = bytes.as_ptr().addr().next_multiple_of(page) - bytes.as_ptr().addr();
+        let start = NonNull::new(bytes[first..].as_mut_ptr()).unwrap();
+        // SAFETY:
+        // * A page of the vector, of bytes; refused: not whole pages.
+        unsafe {
+            assert!(!release(start, page / 2) && !release(start.add(1), page));
+            assert!(release(start, page));
+        }
+        let zeros = |range: std::ops::Range<usize>| bytes[range].iter().filter(|byte| **byte == 0).count();
+        assert_eq!((zeros(first..first + page), zeros(0..bytes.len())), (page, page));
+    }
 
     #[test]
     fn allocated_bytes_are_those_of_the_next_size() {

@@ -22,7 +22,8 @@
 //!
 //! ## Costs
 //!
-//! Four bytes for each 16 KiB of the budget and cache that ever let something go.
+//! A cache that never let anything go: nothing. One that did: four bytes for each of twice as many things as it had when it first
+//! did, at least 1 KiB and at most 1/4096 of the budget; they are in no account.
 
 use std::sync::OnceLock;
 
@@ -32,8 +33,11 @@ use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// A step is this part of the budget.
 const STEP: u64 = 64;
-/// Bytes of the budget for each ghost.
+/// Bytes of the budget for each ghost, at least.
 const GHOST: u64 = 16 << 10;
+/// Least and most ghosts.
+const FEW: u64 = 256;
+const MANY: u64 = 1 << 18;
 /// What one read costs beside its bytes, as bytes: a small read takes as long as so many more.
 const READ: u64 = 32 << 10;
 /// A cache gives only to one that would gain so many times as much.
@@ -44,9 +48,9 @@ const WORTH: u64 = 2;
 pub struct Account {
     bytes: AtomicU64,
     share: AtomicU64,
-    /// How many ghosts there can be, and for each of them, by the hash of a thing, a mark of the one that went last: made when the first
-    /// goes.
-    count: usize,
+    /// Most ghosts.
+    most: u64,
+    /// By the hash of a thing: a mark of the one that went last. Made when the first goes.
     ghosts: OnceLock<Box<[AtomicU32]>>,
     /// What misses on ghosts cost since the last step, and of the steps before, which fade.
     gained: AtomicU64,
@@ -62,7 +66,7 @@ impl Account {
         Account {
             bytes: AtomicU64::new(0),
             share: AtomicU64::new(u64::MAX),
-            count: usize::try_from(budget / GHOST).unwrap_or(usize::MAX).clamp(64, 1 << 18),
+            most: (budget / GHOST).clamp(FEW, MANY),
             ghosts: OnceLock::new(),
             gained: AtomicU64::new(0),
             gain: AtomicU64::new(0),
@@ -106,17 +110,16 @@ impl Account {
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Where a thing's ghost is, and its mark.
-    fn ghost(&self, thing: u64) -> (usize, u32) {
-        let hash = thing.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let place = usize::try_from(hash >> 32).unwrap_or(0) % self.count;
-        (place, u32::try_from(hash & u64::from(u32::MAX)).unwrap_or(0) | 1)
+    /// Room for the ghosts of a cache that lets something of `bytes` go for the first time.
+    fn ghosts(&self, bytes: u64) -> Box<[AtomicU32]> {
+        let count = (2 * (self.bytes() / bytes.max(1))).clamp(FEW, self.most);
+        (0..count).map(|_| AtomicU32::new(0)).collect()
     }
 
     /// `thing`, of `bytes`, was let go, or not taken in, for want of room.
     pub fn went(&self, thing: u64, bytes: u64) {
-        let (place, mark) = self.ghost(thing);
-        let ghosts = self.ghosts.get_or_init(|| (0..self.count).map(|_| AtomicU32::new(0)).collect());
+        let ghosts = self.ghosts.get_or_init(|| self.ghosts(bytes));
+        let (place, mark) = ghost(thing, ghosts.len());
         ghosts[place].store(mark, Ordering::Relaxed);
         let size = self.size.load(Ordering::Relaxed);
         self.size.store(if size == 0 { 16 * bytes } else { size - size / 16 + bytes }, Ordering::Relaxed);
@@ -125,7 +128,7 @@ impl Account {
     /// `thing`, of `bytes`, had to be read.
     pub fn missed(&self, thing: u64, bytes: u64) {
         let Some(ghosts) = self.ghosts.get() else { return };
-        let (place, mark) = self.ghost(thing);
+        let (place, mark) = ghost(thing, ghosts.len());
         if ghosts[place].load(Ordering::Relaxed) == mark {
             ghosts[place].store(0, Ordering::Relaxed);
             self.gained.fetch_add(READ + bytes, Ordering::Relaxed);
@@ -136,11 +139,19 @@ impl Account {
     /// have spared, by the byte.
     fn settle(&self) -> u64 {
         let gain = self.gain.load(Ordering::Relaxed);
-        let gain = gain - gain / 4 + self.gained.swap(0, Ordering::Relaxed);
+        let gain = (gain - gain / 4).saturating_add(self.gained.swap(0, Ordering::Relaxed));
         self.gain.store(gain, Ordering::Relaxed);
-        let ghosts = (self.size.load(Ordering::Relaxed) / 16).max(1).saturating_mul(self.count as u64);
+        let count = self.ghosts.get().map_or(1, |ghosts| ghosts.len() as u64);
+        let ghosts = (self.size.load(Ordering::Relaxed) / 16).max(1).saturating_mul(count);
         u64::try_from(u128::from(gain) * (1 << 20) / u128::from(ghosts)).unwrap_or(u64::MAX)
     }
+}
+
+/// Where a thing's ghost is among so many, and its mark.
+fn ghost(thing: u64, count: usize) -> (usize, u32) {
+    let hash = thing.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let place = usize::try_from(hash >> 32).unwrap_or(0) % count;
+    (place, u32::try_from(hash & u64::from(u32::MAX)).unwrap_or(0) | 1)
 }
 
 /// Sets shares.
@@ -174,8 +185,9 @@ impl Arbiter {
         };
         for (index, cache) in caches.iter().enumerate() {
             let share = match index {
-                _ if index == to => cache.bytes() + 2 * step,
-                _ if index == from => cache.bytes() - step,
+                _ if index == to => cache.bytes().saturating_add(2 * step),
+                // Others may have it give way at this moment.
+                _ if index == from => cache.bytes().saturating_sub(step),
                 _ => cache.bytes().max(step),
             };
             cache.share.store(share, Ordering::Relaxed);
@@ -291,6 +303,21 @@ mod tests {
             Some(if index == 0 { 1 << 40 | turn } else { spread(turn, 800) })
         });
         assert!(caches[1].misses - before < 2_000, "of 10000: {}", caches[1].misses - before);
+    }
+
+    #[test]
+    fn ghosts_are_made_when_something_goes_and_as_many_as_are_of_use() {
+        let memory = Memory::new(1 << 30);
+        let account = |bytes| {
+            let account = Account::new(memory.budget());
+            account.take(bytes, &memory);
+            (0..1000).for_each(|thing| account.missed(thing, UNIT));
+            account
+        };
+        let (idle, small, large) = (account(0), account(10 * UNIT), account(1 << 30));
+        [&small, &large].into_iter().for_each(|account| account.went(7, UNIT));
+        let ghosts = |account: &Account| account.ghosts.get().map(|ghosts| ghosts.len() as u64);
+        assert_eq!([&idle, &small, &large].map(ghosts), [None, Some(FEW), Some((1 << 30) / GHOST)]);
     }
 
     #[test]

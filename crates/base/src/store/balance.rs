@@ -5,13 +5,16 @@
 //!
 //! ## Threads
 //!
-//! Any; no lock is held while engines let go.
+//! Any. Who lets go is listed first, under the catalogue's own locks, one at a time; none of them is held while engines let go under
+//! theirs, which are last in the order of all. A commit calls it without a lock and without a guard, the background within a
+//! step.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::{CacheStats, Store};
 use crate::engine::Engine;
+use crate::memory::Part;
 use crate::shares::Account;
 use crate::sync::atomic::Ordering;
 
@@ -47,7 +50,7 @@ impl Store {
             CacheStats { keyspace, bytes: cache.bytes(), share }
         };
         let values = stats(None, self.ground.values.account());
-        let keyspaces = self.catalogue.present();
+        let keyspaces = self.catalogue.all();
         let caches = keyspaces.iter().filter_map(|kept| {
             let cache = kept.engine().ok()?.cache()?;
             Some(stats(Some(kept.name().to_owned()), cache))
@@ -86,10 +89,11 @@ impl Store {
         });
     }
 
-    /// A commit found no room: what caches give way for it.
-    pub(super) fn shed_for_commit(&self) {
+    /// A commit found no room: caches give way for it. False if none could.
+    pub(super) fn shed_for_commit(&self) -> bool {
         let memory = &self.ground.memory;
-        let over = memory.total().saturating_sub(memory.cache_limit());
+        let (cached, over) = (memory.used(Part::Cache), memory.total().saturating_sub(memory.cache_limit()));
         self.shed(over + memory.budget() / RELIEF);
+        memory.used(Part::Cache) < cached
     }
 }

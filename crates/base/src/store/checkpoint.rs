@@ -149,7 +149,7 @@ impl Store {
 
     /// As [`Store::relieve_memory`], has caches give way, and waits for what has been let go, but may still be seen by somebody.
     pub(super) fn reclaim_memory(&self, writes: &[Write<'_>]) -> Result<()> {
-        self.shed_for_commit();
+        let _ = self.shed_for_commit(); // what else there is is tried in any case
         self.relieve_memory(writes)?;
         let mut kepts: Vec<Arc<Kept>> = writes.iter().map(|w| Arc::clone(w.kept)).collect();
         kepts.dedup_by_key(|kept| kept.id());

@@ -37,7 +37,7 @@ use crate::segment::{Address, DATA_START, Scan, Scanned, Segment, Stop};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
-use crate::work::side_by_side;
+use crate::work::{each_side_by_side, side_by_side};
 
 /// Frames replayed together.
 const GROUP: usize = 32;
@@ -56,6 +56,9 @@ pub(super) struct Loaded {
     pub(super) replayed_bytes: [u64; LogId::ALL.len()],
     pub(super) image_bytes: [u64; LogId::ALL.len()],
 }
+
+/// The bytes of a keyspace's image, or why it stays closed.
+type Restored<'m> = (&'m Arc<Kept>, std::result::Result<u64, Broken>);
 
 type Engines = HashMap<KeyspaceId, Arc<dyn Engine>>;
 
@@ -106,11 +109,11 @@ pub(super) fn load(
 ) -> Result<Loaded> {
     let source = Source { store, root, admitted, cut };
     let (mut closed, mut image_bytes) = (HashMap::new(), [0; LogId::ALL.len()]);
-    for (kept, restored) in source.restore_all(&map, broken) {
+    for (kept, restored) in source.restore_all(&map, broken)? {
         match restored {
             Ok(bytes) => image_bytes[kept.log().index()] += bytes,
-            Err(error) => {
-                closed.insert(kept.id(), Broken::from_error(error)?);
+            Err(damage) => {
+                closed.insert(kept.id(), damage);
             }
         }
     }
@@ -189,27 +192,22 @@ impl Source<'_> {
         &self.root.logs[log.index()].checkpoint
     }
 
-    /// Hands their images to the engines, those of many keyspaces side by side; the bytes of each.
-    fn restore_all<'m>(
-        &self,
-        map: &'m Map,
-        broken: &[Option<Broken>],
-    ) -> impl Iterator<Item = (&'m Arc<Kept>, Result<u64>)> + use<'m> {
+    /// Hands their images to the engines, those of many keyspaces side by side: the bytes of each, or why it stays closed.
+    fn restore_all<'m>(&self, map: &'m Map, broken: &[Option<Broken>]) -> Result<Vec<Restored<'m>>> {
         let all: Vec<&Arc<Kept>> = map.values().collect();
-        let next = AtomicUsize::new(0);
-        let share = || {
-            let mut restored = Vec::new();
-            while let Some(kept) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let done = match &broken[kept.log().index()] {
-                    Some(damage) => Err(damage.error()),
-                    None => self.restore(kept),
-                };
-                restored.push((*kept, done));
-            }
-            restored
+        let restore = |index: usize| {
+            let kept = all[index];
+            let restored = match &broken[kept.log().index()] {
+                Some(damage) => Err(damage.clone()),
+                None => match self.restore(kept) {
+                    Ok(bytes) => Ok(bytes),
+                    Err(error) => Err(Broken::from_error(error)?),
+                },
+            };
+            Ok((kept, restored))
         };
         let threads = if self.store.options.inline { 1 } else { MOST_THREADS.min(all.len() / FEW) };
-        side_by_side(threads, share).into_iter().flatten()
+        each_side_by_side(threads, all.len(), restore)
     }
 
     /// Hands its image to a keyspace's engine; returns its bytes.

@@ -38,7 +38,6 @@ use crate::blob::{Staged, Unsynced};
 use crate::engine::{Action, Need, Op, Wanted};
 use crate::error::{Error, Result};
 use crate::frame::{ALIGN_BYTES, FIRST, HEADER, Header, Kind, LAST, WATER, body_sum, span};
-use crate::memory::Part;
 use crate::record::Record;
 use crate::segment::{Address, DATA_START, Segment};
 use crate::sync::atomic::Ordering;
@@ -278,8 +277,8 @@ impl Store {
                 self.want_memory();
                 Error::Busy { with: StallKind::Memory.name() }
             }
-            Error::OverBudget { .. } if self.ground.memory.used(Part::Cache) > 0 => {
-                self.shed_for_commit();
+            // Trying again helps if something gave way; pages that have to stay do not.
+            Error::OverBudget { .. } if self.shed_for_commit() => {
                 Error::Busy { with: StallKind::Memory.name() }
             }
             other => {

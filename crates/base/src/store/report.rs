@@ -107,14 +107,18 @@ impl MemoryStats {
     /// Bytes of all parts.
     #[must_use]
     pub fn total(&self) -> u64 {
-        self.index + self.versions + self.buffers + self.cache
+        self.must_be_here().saturating_add(self.cache)
     }
 
     /// Whether the budget is exceeded by what cannot give way. Then new keys are refused by the engines whose index must be
     /// in memory, checkpoints come early, and nothing is cached.
     #[must_use]
     pub fn is_exceeded(&self) -> bool {
-        self.total() - self.cache > self.budget
+        self.must_be_here() > self.budget
+    }
+
+    fn must_be_here(&self) -> u64 {
+        self.index.saturating_add(self.versions).saturating_add(self.buffers)
     }
 }
 
@@ -187,7 +191,7 @@ pub struct Stats {
     pub poisoned: Option<&'static str>,
     /// Memory.
     pub memory: MemoryStats,
-    /// The caches, of which [`MemoryStats::cache`] is the sum.
+    /// The caches, of which [`MemoryStats::cache`] is the sum; those of keyspaces that were dropped, but are still seen, among them.
     pub caches: Vec<CacheStats>,
     /// The logs.
     pub logs: Vec<LogStats>,

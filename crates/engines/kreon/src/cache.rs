@@ -158,18 +158,27 @@ impl Cache {
             self.account.went(u64::from(page), cost);
             return lent(frame, guard);
         }
+        self.count(cost);
         match self.table.add(page, frame, guard) {
             Ok(frame) => {
-                self.entered(page, cost, is_leaf);
+                self.entered(page, is_leaf);
                 frame
             }
-            Err(frame) => lent(frame, guard), // somebody else was faster
+            Err(frame) => {
+                self.went(Some(&*frame)); // somebody else was faster
+                lent(frame, guard)
+            }
         }
     }
 
-    fn entered(&self, page: u32, cost: u64, is_leaf: bool) {
+    /// Accounts for a frame before anybody can find it, and have it go.
+    fn count(&self, cost: u64) {
         self.account.take(cost, &self.ground.memory);
-        let frames = self.frames.fetch_add(1, Ordering::Relaxed) + 1;
+        self.frames.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn entered(&self, page: u32, is_leaf: bool) {
+        let frames = self.frames.load(Ordering::Relaxed);
         let mut rings = self.rings.lock();
         let ring = if is_leaf { &mut rings.leaves } else { &mut rings.inner };
         ring.push_back(page);
@@ -185,10 +194,13 @@ impl Cache {
     /// Gives `page` a content that was just made.
     pub(crate) fn put(&self, page: u32, frame: Box<Frame>, guard: &Guard) {
         let (cost, is_leaf) = (frame.cost(), frame.is_leaf);
+        self.count(cost);
         let (before, is_there) = self.table.put(page, frame, guard);
         self.went(before);
         if is_there {
-            self.entered(page, cost, is_leaf);
+            self.entered(page, is_leaf);
+        } else {
+            self.uncount(cost);
         }
     }
 
@@ -199,7 +211,12 @@ impl Cache {
 
     /// Accounts for what is in the table no more.
     fn went(&self, frame: Option<&Frame>) {
-        let Some(cost) = frame.map(Frame::cost) else { return };
+        if let Some(frame) = frame {
+            self.uncount(frame.cost());
+        }
+    }
+
+    fn uncount(&self, cost: u64) {
         self.frames.fetch_sub(1, Ordering::Relaxed);
         self.account.give(cost, &self.ground.memory);
     }
