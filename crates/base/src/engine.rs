@@ -41,6 +41,7 @@ use crate::options::{EngineOptions, OptionSpec};
 use crate::own::OwnFiles;
 use crate::record::Content;
 use crate::segment::Address;
+use crate::shares::Account;
 use crate::types::{KeyspaceId, LogId, Seq};
 use crate::value::Stored;
 use crate::views::Views;
@@ -380,6 +381,14 @@ pub trait Engine: Send + Sync {
     /// if a checkpoint of it is an image and nothing else.
     fn room_to_settle(&self) -> Option<u64> {
         None
+    }
+    /// What its cache has of the budget, if it has one.
+    fn cache(&self) -> Option<&Account> {
+        None
+    }
+    /// Lets about so many bytes of its cache go: what was not used for longest.
+    fn give_way(&self, bytes: u64) {
+        let _ = bytes;
     }
     /// Much of the budget would come back with a checkpoint.
     fn is_swollen(&self) -> bool {

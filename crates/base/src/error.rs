@@ -251,6 +251,13 @@ impl Error {
 
     /// Damage in `path` at `offset`.
     pub fn corrupt(path: &Path, offset: u64, what: Damage) -> Error {
+        crate::event!(
+            WARN,
+            "damage",
+            path = path.display().to_string(),
+            offset = offset,
+            what = what.to_string()
+        );
         Error::Corrupt { path: path.to_path_buf(), offset, what }
     }
 

@@ -14,6 +14,7 @@ use crate::disk::{Disk, remove_tree};
 use crate::error::Result;
 use crate::memory::Memory;
 use crate::segment::{SLOT_COUNT, Segments};
+use crate::shares::Arbiter;
 use crate::sync::Mutex;
 use crate::types::{KeyspaceId, Seq};
 use crate::value::ValueCache;
@@ -107,6 +108,8 @@ pub struct Ground {
     pub space_limit: f64,
     /// For files of engines' own; none where there is no database around.
     pub home: Option<Home>,
+    /// Of the shares of caches.
+    pub arbiter: Arbiter,
     dead_blobs: Mutex<Vec<(Seq, u64)>>,
 }
 
@@ -125,6 +128,7 @@ impl Ground {
             inline: true,
             space_limit: 1.6,
             home: None,
+            arbiter: Arbiter::default(),
             dead_blobs: Mutex::default(),
         }
     }

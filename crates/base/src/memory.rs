@@ -18,6 +18,26 @@ pub fn prefer_huge_pages(start: NonNull<u8>, len: usize) {
     let _ = unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxHugepage) };
 }
 
+/// Gives the memory behind `[start, start + len)` back to the system: it reads as zeros from now on, until it is written again.
+/// False, and nothing is done, if the range does not begin and end at bounds of the system's pages (the kernel would take
+/// what else stands in the last one), or if the system does not want it.
+///
+/// # Safety
+///
+/// The range is memory of the caller's that came from the allocator. Nobody reads or writes it during the call, or relies afterwards on
+/// what stood there; zeros are a value of whatever is read there next.
+#[must_use]
+pub unsafe fn release(start: NonNull<u8>, len: usize) -> bool {
+    let page = rustix::param::page_size();
+    if !start.as_ptr().addr().is_multiple_of(page) || !len.is_multiple_of(page) {
+        return false;
+    }
+    // SAFETY:
+    // * The range is the caller's, whole pages of it: nothing else changes.
+    // * What it holds becomes zeros (or stays, where the allocator's memory is shared): the caller's promise covers both.
+    unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxDontNeed) }.is_ok()
+}
+
 /// Bytes of a huge page, and of a [`HugePage`].
 pub const HUGE_PAGE: usize = 2 << 20;
 
@@ -149,6 +169,18 @@ pub fn prefetch_block(bytes: &[u8]) {
     }
 }
 
+/// Caches leave this part of the budget to the others.
+const HEADROOM: u64 = 32;
+
+/// Bytes that an allocator takes for `bytes`, about: it has four sizes to each doubling.
+#[must_use]
+pub const fn allocated(bytes: u64) -> u64 {
+    if bytes <= 64 {
+        return bytes.next_multiple_of(16);
+    }
+    bytes.next_multiple_of(1 << ((bytes - 1).ilog2() - 2))
+}
+
 /// What the memory is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
@@ -204,10 +236,30 @@ impl Memory {
         self.total().saturating_add(bytes) <= self.budget
     }
 
+    /// Bytes that all parts may take before caches stop growing. What is left is for the others, until caches have given way.
+    #[must_use]
+    pub fn cache_limit(&self) -> u64 {
+        self.budget - self.budget / HEADROOM
+    }
+
+    /// True if a cache may take `bytes` more.
+    #[inline]
+    #[must_use]
+    pub fn has_cache_room(&self, bytes: u64) -> bool {
+        self.total().saturating_add(bytes) <= self.cache_limit()
+    }
+
+    /// True if more is taken than there is.
+    #[inline]
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.total() > self.budget
+    }
+
     /// True if more is taken than there is, even without the caches.
     #[must_use]
     pub fn is_exceeded(&self) -> bool {
-        self.total() > self.budget && self.total().saturating_sub(self.used(Part::Cache)) > self.budget
+        self.is_over() && self.total().saturating_sub(self.used(Part::Cache)) > self.budget
     }
 
     /// Takes `bytes` for `part`, whether they fit or not: whoever must be able to refuse asks
@@ -216,9 +268,89 @@ impl Memory {
         self.used[part as usize].fetch_add(bytes, Ordering::Relaxed);
     }
 
+    /// Makes `held`, what somebody has of `part`, `now`. Several threads may at once: what is held was taken before, and is given
+    /// back after.
+    pub fn settle(&self, part: Part, held: &AtomicU64, now: u64) {
+        let mut before = held.load(Ordering::Relaxed);
+        while before != now {
+            self.take(part, now.saturating_sub(before));
+            match held.compare_exchange(before, now, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return self.give(part, before.saturating_sub(now)),
+                Err(other) => {
+                    self.give(part, now.saturating_sub(before));
+                    before = other;
+                }
+            }
+        }
+    }
+
     /// Gives back what was taken.
     pub fn give(&self, part: Part, bytes: u64) {
         let before = self.used[part as usize].fetch_sub(bytes, Ordering::Relaxed);
         debug_assert!(before >= bytes, "{part:?} gave back {bytes} of {before}");
+    }
+}
+
+#[cfg(all(test, shuttle))]
+mod interleavings {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::sync::{explore, thread};
+
+    /// Whoever settles last decides; what is taken of the budget is what is held, and nobody gives back what was not taken yet.
+    #[test]
+    fn what_several_settle_is_what_is_taken() {
+        explore(2000, || {
+            let both = Arc::new((Memory::new(100), AtomicU64::new(0)));
+            let settlers = [[10, 3], [7, 0]].map(|sizes| {
+                let both = Arc::clone(&both);
+                thread::spawn(move || {
+                    sizes.into_iter().for_each(|now| both.0.settle(Part::Index, &both.1, now))
+                })
+            });
+            settlers.into_iter().for_each(|settler| settler.join().expect("it settles"));
+            assert_eq!(both.0.used(Part::Index), both.1.load(Ordering::Relaxed));
+            both.0.settle(Part::Index, &both.1, 0);
+            assert_eq!(both.0.total(), 0);
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn released_memory_reads_as_zeros_and_the_rest_stays() {
+        let page = rustix::param::page_size();
+        let mut bytes = vec![7u8; 4 * page];
+        let first = bytes.as_ptr().addr().next_multiple_of(page) - bytes.as_ptr().addr();
+        let start = NonNull::new(bytes[first..].as_mut_ptr()).unwrap();
+        // SAFETY:
+        // * A page of the vector, of bytes; refused: not whole pages.
+        unsafe {
+            assert!(!release(start, page / 2) && !release(start.add(1), page));
+            assert!(release(start, page));
+        }
+        let zeros = |range: std::ops::Range<usize>| bytes[range].iter().filter(|byte| **byte == 0).count();
+        assert_eq!((zeros(first..first + page), zeros(0..bytes.len())), (page, page));
+    }
+
+    #[test]
+    fn allocated_bytes_are_those_of_the_next_size() {
+        let sizes = [(0, 0), (1, 16), (64, 64), (65, 80), (128, 128), (129, 160), (4096, 4096), (4136, 5120)];
+        for (bytes, size) in sizes {
+            assert_eq!(allocated(bytes), size, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn caches_stop_before_the_end_and_the_others_do_not() {
+        let memory = Memory::new(3200);
+        memory.take(Part::Cache, 3000);
+        assert!(memory.has_cache_room(100) && !memory.has_cache_room(101) && memory.has_room(200));
+        memory.take(Part::Index, 201);
+        assert!(memory.is_over() && !memory.is_exceeded());
     }
 }

@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::ground::Ground;
 use crate::memory::Part;
 use crate::segment::Address;
@@ -34,8 +36,11 @@ pub struct Old {
     pub blob: Option<u64>,
 }
 
-/// Estimate of one version's memory, its place aside.
-const BYTES: u64 = 96;
+/// The versions at one place: hardly ever more than one.
+type Olds = SmallVec<[Old; 1]>;
+
+/// Estimate of one version's memory, its place aside: nodes of the map are two thirds full.
+const BYTES: u64 = (8 + size_of::<Olds>() as u64) * 3 / 2;
 
 /// What versions are kept by.
 pub trait Place: Ord + Send + Sync {
@@ -65,7 +70,7 @@ impl Place for Vec<u8> {
 #[derive(Debug)]
 pub struct Versions<P> {
     ground: Arc<Ground>,
-    map: RwLock<BTreeMap<P, Vec<Old>>>,
+    map: RwLock<BTreeMap<P, Olds>>,
     count: AtomicU64,
     bytes: AtomicU64,
 }
@@ -93,7 +98,7 @@ impl<P: Place> Versions<P> {
     /// The versions at `place` that a view at `at` may show: several only if keys share the place.
     pub fn at(&self, place: &P, at: Seq) -> Vec<Address> {
         let map = self.map.read();
-        let olds = map.get(place).map_or(&[][..], Vec::as_slice);
+        let olds = map.get(place).map_or(&[][..], SmallVec::as_slice);
         olds.iter().filter(|o| o.born <= at && at < o.died).map(|o| o.address).collect()
     }
 
@@ -187,9 +192,15 @@ impl<P: Place> Versions<P> {
         gone
     }
 
-    fn sift(&self, place: &P, olds: &mut Vec<Old>, views: &Views, visible: Seq, gone: &mut Vec<Old>) {
+    fn sift(&self, place: &P, olds: &mut Olds, views: &Views, visible: Seq, gone: &mut Vec<Old>) {
         let before = gone.len();
-        gone.extend(olds.extract_if(.., |old| old.died <= visible && !views.needs(old.born, old.died)));
+        olds.retain(|old| {
+            let stays = old.died > visible || views.needs(old.born, old.died);
+            if !stays {
+                gone.push(*old);
+            }
+            stays
+        });
         let count = (gone.len() - before) as u64;
         let bytes = count * (BYTES + place.bytes());
         self.count.fetch_sub(count, Ordering::Release);

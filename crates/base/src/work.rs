@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::clock::{Clock, SystemClock};
 use crate::error::{Error, Result};
+use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Condvar, Mutex};
 
@@ -110,15 +111,33 @@ impl Drop for Worker {
     }
 }
 
-/// Runs `body` on so many threads, this one among them, but no more than there are cores; returns what they
-/// return.
+/// None if the system has no thread to spare.
+#[cfg(not(shuttle))]
+#[allow(clippy::disallowed_methods)] // this is a seam for threads
+fn spawn_beside<'s, T: Send + 's>(
+    scope: &'s thread::Scope<'s, '_>,
+    body: impl FnOnce() -> T + Send + 's,
+) -> Option<thread::ScopedJoinHandle<'s, T>> {
+    thread::Builder::new().spawn_scoped(scope, body).ok()
+}
+
+#[cfg(shuttle)]
+fn spawn_beside<'s, T: Send + 's>(
+    scope: &'s thread::Scope<'s, '_>,
+    body: impl FnOnce() -> T + Send + 's,
+) -> Option<thread::ScopedJoinHandle<'s, T>> {
+    Some(scope.spawn(body))
+}
+
+/// Runs `body` on so many threads, this one among them, but no more than there are cores, or than the system has to spare;
+/// returns what they return. A panic in one of them is a panic here.
 pub fn side_by_side<T: Send>(threads: usize, body: impl Fn() -> T + Sync) -> Vec<T> {
     if threads <= 1 {
         return vec![body()];
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    crate::sync::thread::scope(|scope| {
-        let others: Vec<_> = (1..threads.min(cores)).map(|_| scope.spawn(&body)).collect();
+    thread::scope(|scope| {
+        let others: Vec<_> = (1..threads.min(cores)).map_while(|_| spawn_beside(scope, &body)).collect();
         let mut all = vec![body()];
         for other in others {
             all.push(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
@@ -127,10 +146,67 @@ pub fn side_by_side<T: Send>(threads: usize, body: impl Fn() -> T + Sync) -> Vec
     })
 }
 
+/// What `body` makes of each of `0..count`, in order, side by side; or the error that would have come first, had it been one after
+/// the other. After an error no more are begun.
+pub fn each_side_by_side<T: Send, E: Send>(
+    threads: usize,
+    count: usize,
+    body: impl Fn(usize) -> Result<T, E> + Sync,
+) -> Result<Vec<T>, E> {
+    let (next, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
+    // Whatever is below the index of an error was begun before it, and is brought to its end.
+    let share = || {
+        let mut done = Vec::new();
+        while !is_over.load(Ordering::Relaxed) {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= count {
+                break;
+            }
+            let made = body(index);
+            is_over.fetch_or(made.is_err(), Ordering::Relaxed);
+            done.push((index, made));
+        }
+        done
+    };
+    let mut all: Vec<_> = side_by_side(threads, share).into_iter().flatten().collect();
+    all.sort_by_key(|(index, _)| *index);
+    all.into_iter().map(|(_, made)| made).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::mpsc;
+    use std::sync::{Barrier, mpsc};
+
+    #[test]
+    fn what_is_made_side_by_side_comes_in_order() {
+        for threads in [0, 1, 4] {
+            assert_eq!(each_side_by_side(threads, 100, Ok::<_, ()>), Ok((0..100).collect()));
+        }
+        assert_eq!(each_side_by_side(4, 0, Ok::<_, ()>), Ok(vec![]));
+    }
+
+    #[test]
+    fn the_error_is_the_one_that_would_have_come_first() {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let (together, begun) = (Barrier::new(cores.min(2)), AtomicUsize::new(0));
+        let body = |index| {
+            begun.fetch_add(1, Ordering::Relaxed);
+            if index < 2 {
+                together.wait(); // both fail, whoever is first
+                return Err(index);
+            }
+            Ok(index)
+        };
+        assert_eq!(each_side_by_side(2, 1000, body), Err(0));
+        assert!(begun.into_inner() < 1000, "after an error no more are begun");
+    }
+
+    #[test]
+    fn a_panic_beside_is_a_panic_here() {
+        let body = |index| if index == 3 { panic!("as it has to be") } else { Ok::<_, ()>(index) };
+        assert!(std::panic::catch_unwind(|| each_side_by_side(4, 10, body)).is_err());
+    }
 
     #[test]
     fn it_steps_while_there_is_work_and_when_woken_and_ends_when_dropped() {

@@ -40,6 +40,8 @@ mod handle;
 mod iter;
 mod keyspace;
 mod load;
+#[cfg(feature = "metrics")]
+pub mod metrics;
 mod observe;
 mod snapshot;
 mod stream;
@@ -60,10 +62,10 @@ pub use sheaf_base::error::{Damage, Error, Result};
 pub use sheaf_base::load::{Latency, LoadStats, Skewness, Spread};
 pub use sheaf_base::options::{EngineOptions, OptionSpec, Values};
 pub use sheaf_base::store::{
-    BackupOptions, BackupPhase, BackupProgress, BackupReport, Batching, Compacted, ConversionPhase,
-    ConversionProgress, Converted, Estimate, Fate, Harm, KeyspaceInfo, KeyspaceRepair, Loaded, LogStats,
-    MemoryStats, RepairFinding, RepairOptions, RepairProgress, RepairReport, StagedStats, Stall, StallKind,
-    StallStats, Stats, VerifyReport, Watcher,
+    BackupOptions, BackupPhase, BackupProgress, BackupReport, Batching, CacheStats, Compacted,
+    ConversionPhase, ConversionProgress, Converted, Estimate, Fate, Harm, KeyspaceInfo, KeyspaceRepair,
+    Loaded, LogStats, MemoryStats, RepairFinding, RepairOptions, RepairProgress, RepairReport, StagedStats,
+    Stall, StallKind, StallStats, Stats, VerifyReport, Watcher,
 };
 pub use sheaf_base::types::{Durability, MAX_KEY, MAX_VALUE};
 pub use snapshot::{KeyspaceSnapshot, Snapshot};

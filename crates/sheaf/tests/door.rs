@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use sheaf::{BackupOptions, Database, Error, Keyspace, KeyspaceOptions, Owner};
+use sheaf::{BackupOptions, Database, Error, Keyspace, KeyspaceOptions, Owner, Stats};
 
 struct Dir(PathBuf);
 
@@ -86,6 +86,9 @@ fn the_owner_answers_what_it_is_asked() {
     let mut owner = Owner::connect(dir.db()).unwrap().unwrap();
     let (ours, theirs) = (db.overview(), owner.overview().unwrap());
     assert_eq!((ours.stats.visible, ours.stats.opening), (theirs.stats.visible, theirs.stats.opening));
+    let names = |stats: &Stats| stats.caches.iter().map(|cache| cache.keyspace.clone()).collect::<Vec<_>>();
+    assert!(names(&ours.stats) == names(&theirs.stats) && names(&ours.stats).contains(&Some("kreon".into())));
+    assert_eq!(ours.stats.memory.is_exceeded(), theirs.stats.memory.is_exceeded());
     assert!(theirs.stats.door && theirs.keyspaces.len() == ENGINES.len());
     for (ours, theirs) in ours.keyspaces.iter().zip(&theirs.keyspaces) {
         assert_eq!(

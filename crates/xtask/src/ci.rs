@@ -20,6 +20,12 @@ pub(crate) fn run() -> Result<(), String> {
     doc.env("RUSTDOCFLAGS", "-D warnings");
     step(doc)?;
     step(cargo(&["test", "--locked"]))?; // the test command of the README
+    // What is optional; the test without optimisation, since nothing else uses what it builds.
+    let optional = ["--locked", "-p", "sheaf", "--features", "tracing,metrics"];
+    step(cargo(&[&["clippy"], &optional[..], &["--all-targets", "--", "-D", "warnings"]].concat()))?;
+    let mut test = cargo(&[&["test"], &optional[..], &["--test", "operators"]].concat());
+    test.env("CARGO_PROFILE_TEST_OPT_LEVEL", "0").env("CARGO_PROFILE_TEST_DEBUG", "0");
+    step(test)?;
     // Neither a C compiler nor a library.
     step(cargo(&["test", "--locked", "-p", "sheaf-bench", "--no-default-features"]))?;
     step(interleavings(&["interleavings"]))?;

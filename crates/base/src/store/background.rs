@@ -142,6 +142,7 @@ impl Store {
         }
         self.ground.blobs.trim(false);
         self.save_loads_if_due();
+        self.balance();
         self.set_brake();
         steps.into_iter().try_fold(false, |any, step| Ok(any | step?))
     }

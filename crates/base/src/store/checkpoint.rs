@@ -27,6 +27,7 @@ use crate::segment::DATA_START;
 use crate::sync::atomic::Ordering;
 use crate::sync::epoch;
 use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
+use crate::{event, span};
 
 /// A checkpoint is due after this many times its own size was appended.
 const TIMES_IMAGE: u64 = 20;
@@ -146,8 +147,9 @@ impl Store {
         }
     }
 
-    /// As [`Store::relieve_memory`], and waits for what has been let go, but may still be seen by somebody.
+    /// As [`Store::relieve_memory`], has caches give way, and waits for what has been let go, but may still be seen by somebody.
     pub(super) fn reclaim_memory(&self, writes: &[Write<'_>]) -> Result<()> {
+        let _ = self.shed_for_commit(); // what else there is is tried in any case
         self.relieve_memory(writes)?;
         let mut kepts: Vec<Arc<Kept>> = writes.iter().map(|w| Arc::clone(w.kept)).collect();
         kepts.dedup_by_key(|kept| kept.id());
@@ -187,6 +189,7 @@ impl Store {
         m.next_image += 1;
         let appended = log.since_checkpoint.load(Ordering::Relaxed);
         let frozen = reference.seq;
+        event!(DEBUG, "a checkpoint begins", log = log.id.directory(), commit = frozen.0, bytes = appended);
         m.pending[log.id.index()] = Some(Pending { reference, kepts, slots, appended });
         self.make_certain(m, log, frozen)?;
         Ok(true)
@@ -236,6 +239,7 @@ impl Store {
         let mut more = false;
         for kept in kepts {
             let Ok(engine) = kept.engine() else { continue };
+            let _span = span!(TRACE, "engine work", engine = engine.name(), keyspace = kept.name());
             for _ in 0..if self.options.inline { 1 } else { STEPS } {
                 match engine.work(&views, certain) {
                     Ok(true) => more = true,
@@ -251,6 +255,8 @@ impl Store {
     /// Saves the images of a checkpoint whose engines have moved what they froze, and lets the log before it go.
     fn end_checkpoint(&self, m: &mut Maintenance, log: &Log) -> Result<()> {
         let Some(pending) = m.pending[log.id.index()].take() else { return Ok(()) };
+        let _span =
+            span!(DEBUG, "save a checkpoint", log = log.id.directory(), commit = pending.reference.seq.0);
         let mut reference = pending.reference.clone();
         let saved = self
             .save_images(&pending.kepts, &mut reference, &pending.slots)

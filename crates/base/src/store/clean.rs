@@ -40,6 +40,7 @@ use crate::error::{Error, IoContext, Result};
 use crate::frame::{ALIGN_BYTES, FIRST, HEADER, Header, Kind, LAST};
 use crate::record::{Content, Record};
 use crate::segment::{Address, DATA_START, Scan, Scanned, Segment, Stop};
+use crate::span;
 use crate::sync::atomic::Ordering;
 use crate::sync::epoch;
 use crate::types::{LogId, SegmentId, Seq};
@@ -177,6 +178,7 @@ impl Store {
         if victims.is_empty() {
             return Ok(false);
         }
+        let _span = span!(DEBUG, "clean", segments = victims.len());
         let evacuated = self.evacuate(&mut m, log, &victims);
         self.sync_survivors(&mut m)?;
         let evacuated = evacuated?;

@@ -23,6 +23,7 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId, random_bits};
 use crate::views::Views;
+use crate::{event, span};
 
 /// Passes of cleaning before an orderly end.
 const CLOSING_PASSES: usize = 4;
@@ -51,6 +52,7 @@ impl Store {
         factories: Vec<Arc<dyn EngineFactory>>,
     ) -> Result<Arc<Store>> {
         check_options(&options)?;
+        let _span = span!(INFO, "open", path = path.display().to_string());
         let began = clock.now();
         let there = look(&*disk, path)?;
         if matches!(there, There::Nothing) && (!options.create || options.read_only) {
@@ -87,9 +89,25 @@ impl Store {
             records_replayed,
             bytes_cut,
         };
+        store.tell_opening();
         let store = Arc::new(store);
         store.start()?;
         Ok(store)
+    }
+
+    fn tell_opening(&self) {
+        let OpeningStats { clean, took, frames_scanned, records_replayed, bytes_cut } = self.opening;
+        if bytes_cut > 0 {
+            event!(INFO, "commits that a crash left incomplete were cut off", bytes = bytes_cut);
+        }
+        event!(
+            INFO,
+            "opened",
+            clean = clean,
+            seconds = took.as_secs_f64(),
+            frames = frames_scanned,
+            records = records_replayed
+        );
     }
 
     /// Takes over what the last life left, and makes sure of it before anything is served.
@@ -162,6 +180,7 @@ impl Store {
             stills: AtomicU64::new(0),
             full: AtomicBool::new(false),
             files_are_scarce: AtomicBool::new(false),
+            balanced: AtomicU64::new(0),
             lifespan: AtomicU64::new(u64::MAX),
             signals: Arc::new(Signals::default()),
             counters: super::Counters::default(),

@@ -148,6 +148,7 @@ impl Store {
         if engine == source.engine_name() && source.options().conflict(&options, specs).is_none() {
             return Ok(None);
         }
+        crate::event!(INFO, "a conversion begins", keyspace = source.name(), engine = engine);
         self.check_writable()?;
         let pairs = source.engine()?.len()?;
         self.check_room(source)?;
@@ -299,6 +300,12 @@ impl Conversion {
             filling.publish(Some(&source))?;
         }
         (self.progress.phase, self.state) = (ConversionPhase::Done, State::Done);
+        crate::event!(
+            INFO,
+            "a conversion is done",
+            pairs = self.progress.copied,
+            passes = self.progress.passes
+        );
         Ok(())
     }
 }

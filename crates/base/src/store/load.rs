@@ -10,7 +10,8 @@
 //!
 //! The journal is replayed in its order by one thread. Of records of the flat log the highest number wins,
 //! in whatever order they come, so its segments are shared out among a few threads: a replayed record is two
-//! or three misses of the caches and little else. Inline stores have one thread here as everywhere.
+//! or three misses of the caches and little else. Images of many keyspaces are read side by side. Inline stores have one thread
+//! here as everywhere.
 //!
 //! ## Damage
 //!
@@ -36,12 +37,15 @@ use crate::segment::{Address, DATA_START, Scan, Scanned, Segment, Stop};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
-use crate::work::side_by_side;
+use crate::work::{each_side_by_side, side_by_side};
 
 /// Frames replayed together.
 const GROUP: usize = 32;
 /// Most threads that replay.
-const MOST_THREADS: usize = 4;
+pub(super) const MOST_THREADS: usize = 4;
+
+/// Keyspaces for whose images one thread will do.
+const FEW: usize = 8;
 
 /// What loading brought.
 pub(super) struct Loaded {
@@ -52,6 +56,9 @@ pub(super) struct Loaded {
     pub(super) replayed_bytes: [u64; LogId::ALL.len()],
     pub(super) image_bytes: [u64; LogId::ALL.len()],
 }
+
+/// The bytes of a keyspace's image, or why it stays closed.
+type Restored<'m> = (&'m Arc<Kept>, std::result::Result<u64, Broken>);
 
 type Engines = HashMap<KeyspaceId, Arc<dyn Engine>>;
 
@@ -101,18 +108,12 @@ pub(super) fn load(
     cut: Seq,
 ) -> Result<Loaded> {
     let source = Source { store, root, admitted, cut };
-    let mut closed: HashMap<KeyspaceId, Broken> = HashMap::new();
-    let mut image_bytes = [0; LogId::ALL.len()];
-    for kept in map.values() {
-        let log = kept.log().index();
-        let restored = match &broken[log] {
-            Some(damage) => Err(damage.error()),
-            None => source.restore(kept),
-        };
+    let (mut closed, mut image_bytes) = (HashMap::new(), [0; LogId::ALL.len()]);
+    for (kept, restored) in source.restore_all(&map, broken)? {
         match restored {
-            Ok(bytes) => image_bytes[log] += bytes,
-            Err(error) => {
-                closed.insert(kept.id(), Broken::from_error(error)?);
+            Ok(bytes) => image_bytes[kept.log().index()] += bytes,
+            Err(damage) => {
+                closed.insert(kept.id(), damage);
             }
         }
     }
@@ -189,6 +190,24 @@ impl Replayed {
 impl Source<'_> {
     fn checkpoint(&self, log: LogId) -> &CheckpointRef {
         &self.root.logs[log.index()].checkpoint
+    }
+
+    /// Hands their images to the engines, those of many keyspaces side by side: the bytes of each, or why it stays closed.
+    fn restore_all<'m>(&self, map: &'m Map, broken: &[Option<Broken>]) -> Result<Vec<Restored<'m>>> {
+        let all: Vec<&Arc<Kept>> = map.values().collect();
+        let restore = |index: usize| {
+            let kept = all[index];
+            let restored = match &broken[kept.log().index()] {
+                Some(damage) => Err(damage.clone()),
+                None => match self.restore(kept) {
+                    Ok(bytes) => Ok(bytes),
+                    Err(error) => Err(Broken::from_error(error)?),
+                },
+            };
+            Ok((kept, restored))
+        };
+        let threads = if self.store.options.inline { 1 } else { MOST_THREADS.min(all.len() / FEW) };
+        each_side_by_side(threads, all.len(), restore)
     }
 
     /// Hands its image to a keyspace's engine; returns its bytes.

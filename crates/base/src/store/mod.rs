@@ -13,7 +13,7 @@
 //!  fill, bulk  pairs in order, past the journal             making     keyspaces that have no name yet
 //!  convert, copy, watch   another engine, while writers go on   salvage  what is left of a damaged database
 //!  stall       what writers wait for, or are told instead   sketch      what keyspaces are used for, over closings
-//!  hold        a state that stays as a listing, for readers beside
+//!  balance     caches give way to what must be in memory    hold        a state that stays as a listing, for readers
 //! ```
 //!
 //! ## Invariants
@@ -34,6 +34,7 @@
 //! `recover` has the whole story; docs/format/log.md the byte layouts.
 
 mod background;
+mod balance;
 mod bulk;
 mod catalogue;
 mod checkpoint;
@@ -81,12 +82,14 @@ pub use hold::Hold;
 pub use incoming::{Incoming, Whole};
 pub use kept::{Choice, Kept};
 pub use order::{Outcome, Write};
-pub use report::{Batching, KeyspaceInfo, LogStats, MemoryStats, OpeningStats, Options, Stats, VerifyReport};
+pub use report::{
+    Batching, CacheStats, KeyspaceInfo, LogStats, MemoryStats, OpeningStats, Options, Stats, VerifyReport,
+};
 pub use salvage::{
     Fate, Harm, KeyspaceRepair, RepairFinding, RepairOptions, RepairProgress, RepairReport, repair,
 };
 pub use sort::Compacted;
-pub use stall::{Stall, StallKind, StallStats, StallWatch};
+pub use stall::{Stall, StallKind, StallStats, StallWatch, Tell};
 pub use still::Still;
 pub use verify::VerifyWatcher;
 pub use view::View;
@@ -103,6 +106,7 @@ use crate::root::{Root, Slots};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::types::{Durability, Incarnation, LogId, Seq, StoreId};
+use crate::{event, span};
 use background::Signals;
 use catalogue::Catalogue;
 use log::Log;
@@ -211,6 +215,8 @@ pub struct Store {
     full: AtomicBool,
     /// The file system can take few more files.
     files_are_scarce: AtomicBool,
+    /// When shares of caches were last looked at, in ns of the clock.
+    balanced: AtomicU64,
     /// How long, in commits, what stands in hot segments tends to live; `u64::MAX` until it is known.
     lifespan: AtomicU64,
     signals: Arc<Signals>,
@@ -250,6 +256,7 @@ impl Store {
 
     /// Copies the state of now into the directory `dir`, which is made, or is empty. Others go on.
     pub fn back_up(self: &Arc<Store>, dir: &Path, options: BackupOptions<'_>) -> Result<BackupReport> {
+        let _span = span!(INFO, "backup", to = dir.display().to_string());
         backup::back_up(self, dir, options)
     }
 
@@ -309,6 +316,7 @@ impl Store {
 
     /// From here on nothing is written any more: `op` failed in a way that leaves the kernel in doubt.
     pub(crate) fn poison(&self, op: &'static str) -> Error {
+        event!(ERROR, "the database refuses writes from now on", op = op);
         self.poison.lock().get_or_insert(op);
         self.poisoned.store(true, Ordering::Release);
         self.round.wake();
@@ -366,6 +374,7 @@ impl Store {
                 buffers: memory.used(Part::Buffers),
                 cache: memory.used(Part::Cache),
             },
+            caches: if self.fork.is_child() { Vec::new() } else { self.cache_stats() },
             logs: self.logs.iter().map(Log::stats).collect(),
             opening: self.opening,
             door: false,

@@ -150,7 +150,7 @@ impl Store {
                     Ok(())
                 })?,
                 Ok(Some(done)) => {
-                    if self.ground.memory.is_exceeded() {
+                    if self.ground.memory.is_over() {
                         self.relieve_after(writes, waits);
                     }
                     return Ok(done);
@@ -162,6 +162,9 @@ impl Store {
 
     #[cold]
     fn relieve_after(&self, writes: &[Write<'_>], waits: &mut Waits) {
+        if !self.ground.memory.is_exceeded() {
+            return self.signals.wake(); // caches give way
+        }
         match writes.iter().find(|w| w.kept.engine().is_ok_and(|e| e.is_swollen())) {
             // The commit stands; the next one has the trouble.
             Some(write) if waits.may_wait() => {
@@ -179,6 +182,10 @@ impl Store {
         match refused {
             Error::OverBudget { .. } if self.options.checkpoints && is_swollen() => {
                 self.want_memory();
+                Error::Busy { with: StallKind::Memory.name() }
+            }
+            // Trying again helps if something gave way; pages that have to stay do not.
+            Error::OverBudget { .. } if self.shed_for_commit() => {
                 Error::Busy { with: StallKind::Memory.name() }
             }
             other => {

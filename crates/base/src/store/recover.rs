@@ -19,15 +19,16 @@
 //!
 //! ## Threads
 //!
-//! One thread until the flat log is replayed (`load`); nobody else knows the store yet.
+//! One thread until the flat log is replayed (`load`), but that many segments are opened side by side; nobody else knows the store yet.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use super::catalogue::{Catalogue, Map, decode_entry};
 use super::image;
 use super::kept::Broken;
-use super::load::load;
+use super::load::{MOST_THREADS, load};
 use super::tail::{HOT, Tail, tail_of};
 use super::{Kept, Store};
 use crate::blob::BlobRef;
@@ -37,11 +38,15 @@ use crate::frame::Kind;
 use crate::record::Record;
 use crate::root::{CheckpointRef, KeyspaceEntry, LogEntry, Root, SegmentEntry};
 use crate::segment::{self, DATA_START, Scan, Segment, Stop};
+use crate::span;
 use crate::sync::atomic::Ordering;
 use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
+use crate::work::each_side_by_side;
 
 /// Bytes rewritten at a time.
 const REWRITE: usize = 1 << 20;
+/// Segments of which one thread opens all.
+const FEW: usize = 128;
 
 /// A segment on its way into service.
 pub(super) struct Found {
@@ -122,6 +127,7 @@ impl<'a> Recovery<'a> {
             });
         }
         if !self.root.clean {
+            let _span = span!(INFO, "survey");
             self.survey()?;
         }
         if let Some(broken) = &self.broken[LogId::Journal.index()] {
@@ -129,9 +135,11 @@ impl<'a> Recovery<'a> {
         }
         let (map, next_keyspace) = self.catalogue()?;
         if !self.store.options.read_only && !self.root.clean {
+            let _span = span!(INFO, "rewrite the tail");
             self.rewrite()?;
         }
         let admitted = self.admit(false)?;
+        let _span = span!(INFO, "load and replay", cut = self.cut.0);
         let loaded = load(self.store, self.root, &mut self.broken, map, &admitted, self.cut)?;
         let logs = self.entries(admitted);
         // What stands beside damage may be needed to repair it.
@@ -182,12 +190,14 @@ impl<'a> Recovery<'a> {
             }
         }
         let how = if store.options.read_only { How::Read } else { How::Write };
-        let mut found = Vec::new();
-        let mut damage = None;
-        for id in names {
+        let (mut found, mut damage) = (Vec::new(), None);
+        // Some ten calls of the system each.
+        let threads = if store.options.inline { 1 } else { MOST_THREADS.min(names.len() / FEW) };
+        let open = |number: usize| Segment::open(&*store.disk, dir, names[number], store.id, log, how);
+        let Ok(all) = each_side_by_side(threads, names.len(), |number| Ok::<_, Infallible>(open(number)));
+        for (id, mut opened) in names.into_iter().zip(all) {
             self.next_segment = self.next_segment.max(id.0 + 1);
             let entry = entries.get(&id).copied();
-            let mut opened = Segment::open(&*store.disk, dir, id, store.id, log, how);
             if let (Err(Error::Corrupt { .. }), Some(entry), How::Write) = (&opened, &entry, how)
                 && !entry.sealed
                 && Segment::mend(&*store.disk, dir, self.identity(log, entry), store.incarnation)?

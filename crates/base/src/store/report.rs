@@ -103,6 +103,36 @@ pub struct MemoryStats {
     pub cache: u64,
 }
 
+impl MemoryStats {
+    /// Bytes of all parts.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.must_be_here().saturating_add(self.cache)
+    }
+
+    /// Whether the budget is exceeded by what cannot give way. Then new keys are refused by the engines whose index must be
+    /// in memory, checkpoints come early, and nothing is cached.
+    #[must_use]
+    pub fn is_exceeded(&self) -> bool {
+        self.must_be_here() > self.budget
+    }
+
+    fn must_be_here(&self) -> u64 {
+        self.index.saturating_add(self.versions).saturating_add(self.buffers)
+    }
+}
+
+/// What one cache has of the budget.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CacheStats {
+    /// Whose it is; none for the one of large values, which all keyspaces share.
+    pub keyspace: Option<String>,
+    /// Bytes in it.
+    pub bytes: u64,
+    /// Bytes it may have at this moment, if another would make better use of more.
+    pub share: Option<u64>,
+}
+
 /// Figures of one log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogStats {
@@ -161,6 +191,8 @@ pub struct Stats {
     pub poisoned: Option<&'static str>,
     /// Memory.
     pub memory: MemoryStats,
+    /// The caches, of which [`MemoryStats::cache`] is the sum; those of keyspaces that were dropped, but are still seen, among them.
+    pub caches: Vec<CacheStats>,
     /// The logs.
     pub logs: Vec<LogStats>,
     /// How the opening went.

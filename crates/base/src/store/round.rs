@@ -31,6 +31,7 @@ use super::{Batching, Store};
 use crate::blob;
 use crate::error::{IoContext, Result};
 use crate::segment::Segment;
+use crate::span;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard, WaitWord};
 use crate::types::{Durability, Incarnation, LogId, Seq, StoreId};
@@ -283,6 +284,7 @@ impl Store {
         let seen = look(&order, seq);
         // What makes batching naive: nobody commits until it is over.
         let order = (self.options.batching == Batching::Naive).then_some(order);
+        let _span = span!(TRACE, "sync round", commit = seq.0, segments = segments.len());
         let began = self.clock.now();
         let synced = self.ground.blobs.sync(&blobs).and_then(|()| self.sync_segments(&segments));
         if synced.is_err() {

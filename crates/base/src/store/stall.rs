@@ -25,6 +25,7 @@ use smallvec::SmallVec;
 
 use super::{Kept, Store};
 use crate::error::{Error, Result};
+use crate::event;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// What a writer waited for.
@@ -95,14 +96,16 @@ pub struct StallStats {
     pub longest: Duration,
 }
 
+/// What is called with a stall.
+pub type Tell = dyn Fn(&Stall) + Send + Sync;
+
 /// Whom to tell of stalls, and of which.
 #[derive(Clone)]
 pub struct StallWatch {
     /// It is told of waits from this length on.
     pub threshold: Duration,
     /// Who.
-    #[expect(clippy::type_complexity, reason = "what a caller writes down")]
-    pub tell: Option<Arc<dyn Fn(&Stall) + Send + Sync>>,
+    pub tell: Option<Arc<Tell>>,
 }
 
 impl Default for StallWatch {
@@ -149,7 +152,7 @@ impl StallCounters {
     }
 }
 
-/// A wait on its way to being told: the kind, the keyspace if it was one, how long.
+/// A wait, with the keyspace it was for.
 type Wait = (StallKind, Option<Arc<Kept>>, Duration);
 
 /// Whether a commit may wait, and what it waited for.
@@ -200,7 +203,7 @@ impl Store {
             kept.load().record_stall(took);
         }
         let watch = &self.options.stalls;
-        if watch.tell.is_some() && took >= watch.threshold {
+        if (watch.tell.is_some() || cfg!(feature = "tracing")) && took >= watch.threshold {
             waits.told.push((kind, kept.cloned(), took));
         }
         answer
@@ -226,6 +229,13 @@ impl Store {
     }
 
     fn tell(&self, stall: &Stall) {
+        event!(
+            WARN,
+            "a writer had to wait",
+            kind = stall.kind.name(),
+            keyspace = stall.keyspace.as_deref().unwrap_or_default(),
+            seconds = stall.took.as_secs_f64()
+        );
         let Some(tell) = &self.options.stalls.tell else { return };
         if TELLING.with(|telling| telling.replace(true)) {
             return;

@@ -17,7 +17,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::memory::{Memory, Part};
+use crate::memory::{Memory, allocated};
+use crate::shares::Account;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU32, Ordering};
 
@@ -40,6 +41,7 @@ pub struct ValueCache {
     limit: u64,
     /// By number: the one that was read last.
     read_once: Vec<AtomicU32>,
+    account: Account,
 }
 
 #[derive(Debug, Default)]
@@ -58,7 +60,7 @@ struct Slot {
 }
 
 fn cost(bytes: &[u8]) -> u64 {
-    bytes.len() as u64 + BESIDE
+    allocated(bytes.len() as u64 + 16) + BESIDE
 }
 
 /// Spreads numbers, which ascend.
@@ -75,7 +77,14 @@ impl ValueCache {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             limit: budget / SHARE / SHARDS as u64,
             read_once: (0..lately).map(|_| AtomicU32::new(0)).collect(),
+            account: Account::new(budget),
         }
+    }
+
+    /// What it has of the budget.
+    #[must_use]
+    pub fn account(&self) -> &Account {
+        &self.account
     }
 
     fn shard(&self, id: u64) -> &Mutex<Shard> {
@@ -98,16 +107,18 @@ impl ValueCache {
         if cost * LARGEST > self.limit || !self.is_second(id) {
             return;
         }
+        self.account.missed(id, cost);
         let mut shard = self.shard(id).lock();
         if shard.places.contains_key(&id) {
             return;
         }
-        while shard.bytes + cost > self.limit || !memory.has_room(cost) {
-            if !shard.evict(memory) {
+        while shard.bytes + cost > self.limit || !self.account.has_room(cost, memory) {
+            if !shard.evict(&self.account, memory) {
+                self.account.went(id, cost);
                 return;
             }
         }
-        memory.take(Part::Cache, cost);
+        self.account.take(cost, memory);
         shard.bytes += cost;
         let place = shard.ring.len();
         shard.places.insert(id, place);
@@ -124,15 +135,32 @@ impl ValueCache {
 
     /// Gives way until `more` bytes are within the budget, or nothing is left here.
     pub fn give_way(&self, more: u64, memory: &Memory) {
-        for shard in &self.shards {
-            while !memory.has_room(more) && shard.lock().evict(memory) {}
+        self.shrink(memory, || memory.has_room(more));
+    }
+
+    /// Lets about `bytes` go, or all there is.
+    pub fn let_go(&self, bytes: u64, memory: &Memory) {
+        let until = self.account.bytes().saturating_sub(bytes);
+        self.shrink(memory, || self.account.bytes() <= until);
+    }
+
+    /// One of each part at a time, until it is `enough`.
+    fn shrink(&self, memory: &Memory, enough: impl Fn() -> bool) {
+        let mut any = true;
+        while std::mem::take(&mut any) {
+            for shard in &self.shards {
+                if enough() {
+                    return;
+                }
+                any |= shard.lock().evict(&self.account, memory);
+            }
         }
     }
 }
 
 impl Shard {
     /// Lets one go. False if there is none.
-    fn evict(&mut self, memory: &Memory) -> bool {
+    fn evict(&mut self, account: &Account, memory: &Memory) -> bool {
         while !self.ring.is_empty() {
             self.hand %= self.ring.len();
             if std::mem::take(&mut self.ring[self.hand].is_asked_for) {
@@ -147,7 +175,8 @@ impl Shard {
             }
             let cost = cost(&gone.bytes);
             self.bytes -= cost;
-            memory.give(Part::Cache, cost);
+            account.give(cost, memory);
+            account.went(gone.id, cost);
             return true;
         }
         false
@@ -157,6 +186,7 @@ impl Shard {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::Part;
 
     fn value(id: u64) -> Vec<u8> {
         vec![id.to_le_bytes()[0]; 1000]

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::Path;
 
 use serde_json::{Value as Json, json};
-use sheaf::{KeyspaceOverview, LogStats, Overview, StagedStats, StallStats, Stats};
+use sheaf::{CacheStats, KeyspaceOverview, LogStats, Overview, StagedStats, StallStats, Stats};
 
 use crate::args::Report;
 use crate::failure::Result;
@@ -42,13 +42,16 @@ fn print(out: &mut impl Write, path: &Path, all: &Overview) -> Result {
     writeln!(
         out,
         "  memory {} of {} (index {}, versions {}, buffers {}, caches {})",
-        size(memory_used(stats)),
+        size(stats.memory.total()),
         size(stats.memory.budget),
         size(stats.memory.index),
         size(stats.memory.versions),
         size(stats.memory.buffers),
         size(stats.memory.cache)
     )?;
+    if stats.memory.is_exceeded() {
+        writeln!(out, "  what must be in memory exceeds the budget: raise it with --memory")?;
+    }
     if stats.stills > 0 {
         let (states, held) = (many(stats.stills, "state"), size(stats.held_bytes));
         writeln!(out, "  {states} held for backups and readers, which keep {held}")?;
@@ -145,7 +148,9 @@ pub(crate) fn as_json(all: &Overview) -> Json {
             "versions": stats.memory.versions,
             "buffers": stats.memory.buffers,
             "cache": stats.memory.cache,
+            "is_exceeded": stats.memory.is_exceeded(),
         },
+        "caches": stats.caches.iter().map(cache_as_json).collect::<Vec<_>>(),
         "opening": {
             "clean": stats.opening.clean,
             "seconds": stats.opening.took.as_secs_f64(),
@@ -156,6 +161,10 @@ pub(crate) fn as_json(all: &Overview) -> Json {
         "logs": stats.logs.iter().map(log_as_json).collect::<Vec<_>>(),
         "keyspaces": keyspaces,
     })
+}
+
+fn cache_as_json(cache: &CacheStats) -> Json {
+    json!({ "keyspace": cache.keyspace, "bytes": cache.bytes, "share": cache.share })
 }
 
 fn stall_as_json(stall: &StallStats) -> Json {

@@ -57,6 +57,7 @@ use sheaf_base::options::EngineOptions;
 use sheaf_base::own::OwnFiles;
 use sheaf_base::record::Record;
 use sheaf_base::segment::{Address, Frame};
+use sheaf_base::shares::Account;
 use sheaf_base::sync::Mutex;
 use sheaf_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
@@ -108,8 +109,10 @@ pub(crate) struct CedrusEngine {
     pub(crate) owed: Owed,
     /// What the next start would have to replay.
     pub(crate) tail: Tail,
-    /// Bytes of the trie that the budget knows of.
+    /// Bytes of the trie that the budget knows of, without the pages that may go.
     accounted: AtomicU64,
+    /// Those.
+    account: Account,
     /// Held by whoever writes pages of a checkpoint: there is one at a time, and while there is one not all is written.
     writing: Mutex<()>,
     /// What was found out too late.
@@ -132,6 +135,7 @@ impl CedrusEngine {
             owed: Owed::new(&shape),
             tail: Tail::new(&ground),
             accounted: AtomicU64::new(0),
+            account: Account::new(ground.memory.budget()),
             writing: Mutex::new(()),
             broken: Mutex::new(None),
             is_broken: AtomicBool::new(false),
@@ -158,9 +162,11 @@ impl CedrusEngine {
                 Ok(seen) => return Ok(seen),
                 Err(Trouble::Absent(page)) => {
                     // Once a look, so that a way which is longer than what may stay comes together all the same.
-                    if !std::mem::replace(&mut has_room, true) {
-                        self.make_room(1, guard);
+                    if !std::mem::replace(&mut has_room, true) && !self.has_cache_room() {
+                        let (most, least) = self.at_once();
+                        self.evict(most, least, guard);
                     }
+                    self.account.missed(u64::from(page), self.page_bytes());
                     // A page may go, empty, between the look and the load: missed twice, it is lost.
                     if let Err(error) = self.space.load(page, &self.trie, guard)
                         && (!error.is_corrupt() || missed.replace(page) == Some(page))
@@ -199,16 +205,10 @@ impl CedrusEngine {
 
     /// Tells the budget how large the trie has become.
     fn account_pages(&self) {
-        let now = self.trie.bytes();
-        if self.accounted.load(Ordering::Relaxed) == now {
-            return;
-        }
-        let before = self.accounted.swap(now, Ordering::Relaxed);
-        if now > before {
-            self.ground.memory.take(Part::Index, now - before);
-        } else {
-            self.ground.memory.give(Part::Index, before - now);
-        }
+        let memory = &self.ground.memory;
+        let clean = self.trie.clean_bytes();
+        self.account.set(clean, memory);
+        memory.settle(Part::Index, &self.accounted, self.trie.bytes().saturating_sub(clean));
     }
 
     /// Whether so many bytes fit into the budget.
@@ -227,10 +227,26 @@ impl CedrusEngine {
         if self.has_room(bytes) {
             return true;
         }
-        let (most, least) = if self.ground.tiny { (TINY_AT_ONCE, TINY_LEAST) } else { (GO_AT_ONCE, LEAST) };
-        self.trie.evict(most, least, guard);
-        self.account_pages();
+        let (most, least) = self.at_once();
+        self.evict(most, least, guard);
         self.ground.memory.has_room(bytes)
+    }
+
+    /// How many pages go at once, and how many stay.
+    fn at_once(&self) -> (usize, u64) {
+        if self.ground.tiny { (TINY_AT_ONCE, TINY_LEAST) } else { (GO_AT_ONCE, LEAST) }
+    }
+
+    fn evict(&self, most: usize, least: u64, guard: &Guard) {
+        let went = |page| self.account.went(u64::from(page), self.page_bytes());
+        self.trie.evict(most, least, guard, went);
+        self.account_pages();
+    }
+
+    /// Whether a page that is read finds room in the cache's share.
+    fn has_cache_room(&self) -> bool {
+        let bytes = self.page_bytes();
+        self.has_room(bytes) && self.account.has_room(bytes, &self.ground.memory)
     }
 
     pub(crate) fn broken(&self) -> Error {
@@ -553,6 +569,16 @@ impl Engine for CedrusEngine {
         self.tail.pressure()
     }
 
+    fn cache(&self) -> Option<&Account> {
+        Some(&self.account)
+    }
+
+    fn give_way(&self, bytes: u64) {
+        let pages = usize::try_from(bytes.div_ceil(self.page_bytes())).unwrap_or(usize::MAX);
+        self.trie.pages().release(); // those that went before
+        self.evict(pages, self.at_once().1, &epoch::pin());
+    }
+
     fn is_swollen(&self) -> bool {
         self.trie.heap().dirty_pages() * self.page_bytes() > self.ground.memory.budget() / SWOLLEN_SHARE
     }
@@ -668,5 +694,6 @@ impl Drop for CedrusEngine {
     fn drop(&mut self) {
         let owed = self.owed.bytes();
         self.ground.memory.give(Part::Index, self.accounted.load(Ordering::Relaxed) + owed);
+        self.account.set(0, &self.ground.memory);
     }
 }

@@ -272,8 +272,15 @@ impl Heap {
         self.relink(page, free);
     }
 
-    /// Lets up to `most` pages go, but keeps `least`. How many went.
-    pub(crate) fn evict(&mut self, most: usize, least: u64, pages: &Pages, guard: &Guard) -> usize {
+    /// Lets up to `most` pages go, but keeps `least`. How many went; `went` is told which.
+    pub(crate) fn evict(
+        &mut self,
+        most: usize,
+        least: u64,
+        pages: &Pages,
+        guard: &Guard,
+        mut went: impl FnMut(u32),
+    ) -> usize {
         let mut gone = 0;
         // Once round to forget who looked at what, and once more to let it go.
         for _ in 0..2 * self.metas.len() {
@@ -293,6 +300,7 @@ impl Heap {
                 self.resident -= 1;
                 self.free_lines -= u64::from(free_of(words, &self.shape).count_ones());
                 gone += 1;
+                went(page);
             }
         }
         gone

@@ -13,6 +13,7 @@ use sheaf_base::engine::Engine;
 use sheaf_base::ground::{Ground, Home};
 use sheaf_base::options::EngineOptions;
 use sheaf_base::segment::Address;
+use sheaf_base::sync::atomic::Ordering;
 use sheaf_base::sync::{Mutex, epoch, explore, thread};
 use sheaf_base::types::{KeyspaceId, Seq, StoreId};
 use sheaf_base::views::Views;
@@ -20,7 +21,8 @@ use sheaf_base::views::Views;
 use crate::engine::CedrusEngine;
 use crate::heap::Frozen;
 use crate::list::Entry;
-use crate::shape::Shape;
+use crate::page::Pages;
+use crate::shape::{LINE_WORDS, Shape};
 use crate::space::FrozenTable;
 use crate::trie::{Found, Trie, Trouble};
 
@@ -129,7 +131,7 @@ impl Paged {
             self.trie.heap().written(&[page]);
         }
         self.trie.heap().frozen = None;
-        self.trie.evict(100, 0, guard);
+        self.trie.evict(100, 0, guard, |_| {});
     }
 
     fn find(&self, n: u64, guard: &epoch::Guard) -> Found {
@@ -178,6 +180,38 @@ fn a_page_that_was_read_before_it_changed_does_not_come_back() {
         world.turn_over();
         reader.join().expect("it finds");
         assert_eq!(world.find(0, &epoch::pin())[..], [place(50)]);
+    });
+}
+
+/// Who found a page under a guard reads it whole while others take it out and give its memory back to the system.
+#[test]
+fn memory_is_given_back_after_its_readers() {
+    const WORDS: usize = 512;
+    let put = |pages: &Pages, stamp| {
+        let fresh = pages.fresh();
+        [0, WORDS - 1].into_iter().for_each(|word| fresh.words()[word].store(stamp, Ordering::Relaxed));
+        pages.put(3, fresh);
+    };
+    explore(300, move || {
+        let pages = Arc::new(Pages::new(WORDS / LINE_WORDS));
+        put(&pages, 1);
+        let readers = [(), ()].map(|()| {
+            let pages = Arc::clone(&pages);
+            thread::spawn(move || {
+                let guard = epoch::pin();
+                let Some(words) = pages.get(3, &guard) else { return };
+                let seen = [0, WORDS - 1, 0].map(|word| words[word].load(Ordering::Relaxed));
+                assert!(seen[0] > 0 && seen == [seen[0]; 3], "{seen:?}");
+            })
+        });
+        for stamp in [2, 3] {
+            let guard = epoch::pin();
+            while pages.evict(3, &guard).is_none() {}
+            drop(guard);
+            pages.release();
+            put(&pages, stamp);
+        }
+        readers.into_iter().for_each(|reader| reader.join().expect("it reads"));
     });
 }
 

@@ -29,7 +29,7 @@ use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use sheaf_base::memory::{in_chunks, prefer_huge_pages};
+use sheaf_base::memory::{in_chunks, prefer_huge_pages, release};
 use sheaf_base::sync::Mutex;
 use sheaf_base::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::Guard;
@@ -44,6 +44,8 @@ const CHUNKS: usize = 20;
 pub(crate) const MOST_PAGES: u32 = 1 << 25;
 /// Frames of the first chunk of memory.
 const FEW_FRAMES: usize = 16;
+/// Memory goes back to the system in multiples of these bytes; where its pages are larger it does not.
+const SYSTEM_PAGE: usize = 4096;
 /// Bytes of the largest one.
 const HUGE: usize = 2 << 20;
 
@@ -75,6 +77,8 @@ struct Pool {
 struct Free {
     /// Addresses of frames that nobody has.
     frames: Vec<usize>,
+    /// The same, whose memory the system has.
+    released: Vec<usize>,
     chunks: Vec<Chunk>,
     /// Frames of evicted pages that somebody may still look at, by the number of the eviction.
     limbo: HashMap<u64, usize>,
@@ -85,10 +89,14 @@ impl Pool {
     /// A frame, which is the caller's.
     fn take(&self) -> NonNull<AtomicU64> {
         let mut free = self.inner.lock();
-        if free.frames.is_empty() {
+        if free.frames.is_empty() && free.released.is_empty() {
             let frame = self.words * size_of::<AtomicU64>();
             let count = (FEW_FRAMES << free.chunks.len().min(16)).min(HUGE / frame).max(1);
-            let align = if frame * count == HUGE { HUGE } else { LINE };
+            let align = match frame * count {
+                HUGE => HUGE,
+                _ if frame.is_multiple_of(SYSTEM_PAGE) => SYSTEM_PAGE,
+                _ => LINE,
+            };
             let layout =
                 Layout::from_size_align(frame * count, align).unwrap_or_else(|_| Layout::new::<AtomicU64>());
             assert!(
@@ -105,7 +113,8 @@ impl Pool {
             free.frames.extend((0..count).map(|index| start.as_ptr() as usize + index * frame));
             free.chunks.push(Chunk(start, layout));
         }
-        match free.frames.pop().and_then(|frame| NonNull::new(frame as *mut AtomicU64)) {
+        let frame = free.frames.pop().or_else(|| free.released.pop());
+        match frame.and_then(|frame| NonNull::new(frame as *mut AtomicU64)) {
             Some(frame) => frame,
             None => unreachable!("there is one"),
         }
@@ -113,6 +122,26 @@ impl Pool {
 
     fn give(&self, frame: usize) {
         self.inner.lock().frames.push(frame);
+    }
+
+    /// Gives the memory of frames that nobody has back to the system.
+    fn release(&self) {
+        let bytes = self.words * size_of::<AtomicU64>();
+        let mut free = self.inner.lock();
+        let Free { frames, released, .. } = &mut *free;
+        let has_gone = |frame: &mut usize| {
+            NonNull::new(*frame as *mut u8).is_some_and(|start| {
+                // SAFETY:
+                // * So many bytes of a chunk that came from the allocator, which lives as long as the pool.
+                // * Nobody reads or writes them: a frame comes to `frames` from a new chunk, from a `Fresh` that never was in a slot, or by
+                //   what a guard deferred when it was taken out of its slot. In the last case all guards under which it
+                //   could be found have ended (I1); limbo let go of it then too, or gave it to a slot for good. And nobody
+                //   comes to have it meanwhile: `take` needs the lock that we hold.
+                // * It is read again only as words, after `Pages::fresh` has written all of them; zeros would be words as well.
+                unsafe { release(start, bytes) }
+            })
+        };
+        released.extend(frames.extract_if(.., has_gone));
     }
 
     /// Sets the frame of an evicted page aside; the number of the eviction.
@@ -278,6 +307,11 @@ impl Pages {
         Some(number)
     }
 
+    /// Gives the memory of pages that went back to the system.
+    pub(crate) fn release(&self) {
+        self.pool.release();
+    }
+
     #[cfg(test)]
     pub(crate) fn is_limbo_empty(&self) -> bool {
         self.pool.inner.lock().limbo.is_empty()
@@ -336,6 +370,75 @@ mod tests {
         pages.take(1000, guard);
         assert!(words.len() == 64 && words.iter().all(|word| word.load(Ordering::Relaxed) == 1000));
         assert!(pages.get(1000, guard).is_none() && pages.get(5, guard).is_some());
+    }
+
+    /// Puts a page in all of whose words are `stamp`.
+    fn put_stamped(pages: &Pages, page: u32, stamp: u64) {
+        let fresh = pages.fresh();
+        fresh.words().iter().for_each(|word| word.store(stamp, Ordering::Relaxed));
+        pages.put(page, fresh);
+    }
+
+    fn stamp_of(words: &[AtomicU64]) -> u64 {
+        let stamp = words[0].load(Ordering::Relaxed);
+        assert!(words.iter().all(|word| word.load(Ordering::Relaxed) == stamp), "a page of {stamp} was torn");
+        stamp
+    }
+
+    fn evict(pages: &Pages, page: u32, guard: &Guard) {
+        while pages.evict(page, guard).is_none() {}
+    }
+
+    #[test]
+    fn memory_that_is_given_back_is_nobodys() {
+        let pages = Pages::new(SYSTEM_PAGE / size_of::<u64>() / LINE_WORDS);
+        let free = || {
+            let free = pages.pool.inner.lock();
+            (free.frames.len(), free.released.len())
+        };
+        let old = epoch::pin();
+        (1..=3).for_each(|page| put_stamped(&pages, page, u64::from(page)));
+        let words = [1, 2, 3].map(|page| pages.get(page, &old).unwrap());
+        evict(&pages, 1, &epoch::pin());
+        pages.take(2, &epoch::pin());
+        pages.release();
+        assert_eq!(words.map(stamp_of), [1, 2, 3], "a guard keeps what could be found under it");
+        assert_eq!(free(), (0, FEW_FRAMES - 3));
+        drop(old);
+        while !pages.is_limbo_empty() || free().0 < 2 {
+            epoch::pin().flush();
+        }
+        pages.release();
+        assert_eq!(free(), (0, FEW_FRAMES - 1));
+        put_stamped(&pages, 1, 4);
+        assert_eq!([1, 3].map(|page| stamp_of(pages.get(page, &epoch::pin()).unwrap())), [4, 3]);
+    }
+
+    #[test]
+    fn readers_see_whole_pages_while_memory_is_given_back() {
+        let pages = &Pages::new(SYSTEM_PAGE / size_of::<u64>() / LINE_WORDS);
+        let is_over = &std::sync::atomic::AtomicBool::new(false);
+        put_stamped(pages, 3, 1);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::Relaxed) {
+                        let guard = epoch::pin();
+                        let Some(words) = pages.get(3, &guard) else { continue };
+                        let stamp = stamp_of(words);
+                        std::thread::yield_now();
+                        assert!(stamp > 0 && stamp_of(words) == stamp);
+                    }
+                });
+            }
+            for stamp in 2..3000 {
+                evict(pages, 3, &epoch::pin());
+                epoch::pin().flush();
+                pages.release();
+                put_stamped(pages, 3, stamp);
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
     }
 
     #[test]

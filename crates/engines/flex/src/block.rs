@@ -25,7 +25,7 @@ use sheaf_base::sync::atomic::{AtomicUsize, Ordering, fence};
 use sheaf_base::types::Seq;
 
 use crate::run::{self, Pair};
-use sheaf_base::memory::prefetch;
+use sheaf_base::memory::{allocated, prefetch};
 use smallvec::SmallVec;
 
 /// The fingerprint of a hash.
@@ -224,7 +224,7 @@ impl Block {
 
     /// Bytes of memory.
     pub(crate) fn size(&self) -> u64 {
-        u64::from(self.size)
+        allocated(u64::from(self.size))
     }
 
     /// Versions in it.

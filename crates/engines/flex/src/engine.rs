@@ -23,6 +23,7 @@ use sheaf_base::memory::Part;
 use sheaf_base::options::EngineOptions;
 use sheaf_base::own::OwnFiles;
 use sheaf_base::record::Content;
+use sheaf_base::shares::Account;
 use sheaf_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::sync::{Mutex, Published};
@@ -97,7 +98,7 @@ impl FlexEngine {
         let mut table = Table::new();
         let path = ground.home.as_ref().map_or_else(Default::default, |home| home.of(id));
         let (tiny, sizes) = (ground.tiny, Sizes::chosen(options, ground.tiny, ground.space_limit));
-        let shelf = Shelf { slots: Slots::new(), ground, path, warmth: Warmth::new() };
+        let shelf = Shelf { slots: Slots::new(ground.memory.budget()), ground, path, warmth: Warmth::new() };
         let index = table.publish(&shelf, &epoch::pin());
         let state =
             State { active: Arc::new(Memtable::new(1, Prefix::default(), tiny)), frozen: None, index };
@@ -434,6 +435,14 @@ impl Engine for FlexEngine {
 
     fn room_to_settle(&self) -> Option<u64> {
         Some(self.counted_on())
+    }
+
+    fn cache(&self) -> Option<&Account> {
+        Some(&self.shelf.slots.account)
+    }
+
+    fn give_way(&self, bytes: u64) {
+        self.shelf.slots.give_way(bytes, &self.shelf.ground, &epoch::pin());
     }
 
     fn is_swollen(&self) -> bool {

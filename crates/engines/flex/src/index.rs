@@ -199,6 +199,7 @@ impl Index {
         let block = self.read(entry.start, entry.len, shelf)?;
         let slot = shelf.slots.get(entry.item.slot);
         slot.learn_live(block.live());
+        shelf.slots.account.missed(u64::from(entry.item.slot), block.size());
         shelf.slots.offer(entry.item.slot, &block, &shelf.ground, guard);
         Ok(block)
     }

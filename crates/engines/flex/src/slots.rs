@@ -19,7 +19,8 @@
 use std::ptr;
 
 use sheaf_base::ground::Ground;
-use sheaf_base::memory::{Part, in_chunks, prefetch};
+use sheaf_base::memory::{in_chunks, prefetch};
+use sheaf_base::shares::Account;
 use sheaf_base::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use sheaf_base::sync::epoch::Guard;
 
@@ -79,6 +80,8 @@ pub(crate) struct Slots {
     chunks: [AtomicPtr<Slot>; CHUNKS],
     next: AtomicU32,
     hand: AtomicU32,
+    /// What the blocks take of the budget.
+    pub(crate) account: Account,
 }
 
 fn place(id: u32) -> (usize, usize) {
@@ -86,11 +89,12 @@ fn place(id: u32) -> (usize, usize) {
 }
 
 impl Slots {
-    pub(crate) fn new() -> Slots {
+    pub(crate) fn new(budget: u64) -> Slots {
         Slots {
             chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS],
             next: AtomicU32::new(0),
             hand: AtomicU32::new(0),
+            account: Account::new(budget),
         }
     }
 
@@ -130,15 +134,16 @@ impl Slots {
     /// Puts a block into its slot, if the budget has room for it or can be given some.
     pub(crate) fn offer(&self, id: u32, block: &BlockRef, ground: &Ground, guard: &Guard) {
         let size = block.size();
-        if !ground.memory.has_room(size) && !self.make_room(size, ground, guard) {
+        if !self.make_room(size, ground, guard) {
+            self.account.went(u64::from(id), size);
             return;
         }
         let slot = self.get(id);
         let given = block.clone().into_raw();
-        ground.memory.take(Part::Cache, size);
+        self.account.take(size, &ground.memory);
         let put = slot.block.compare_exchange(ptr::null_mut(), given, Ordering::AcqRel, Ordering::Relaxed);
         if put.is_err() {
-            ground.memory.give(Part::Cache, size);
+            self.account.give(size, &ground.memory);
             // SAFETY:
             // * Given away just now, to nobody.
             drop(unsafe { BlockRef::from_raw(given) });
@@ -150,21 +155,41 @@ impl Slots {
     pub(crate) fn make_room(&self, size: u64, ground: &Ground, guard: &Guard) -> bool {
         let count = self.next.load(Ordering::Acquire);
         for _ in 0..TURN.min(count.saturating_mul(2)) {
-            if ground.memory.has_room(size) {
+            if self.account.has_room(size, &ground.memory) {
                 return true;
             }
-            let slot = self.get(self.hand.fetch_add(1, Ordering::Relaxed) % count);
-            if slot.marked.swap(0, Ordering::Relaxed) == 0 {
-                slot.evict(ground, guard);
+            self.turn(count, ground, guard);
+        }
+        self.account.has_room(size, &ground.memory)
+    }
+
+    /// Moves the hand until about `bytes` are gone, or it was everywhere twice.
+    pub(crate) fn give_way(&self, bytes: u64, ground: &Ground, guard: &Guard) {
+        let (count, until) = (self.next.load(Ordering::Acquire), self.account.bytes().saturating_sub(bytes));
+        for _ in 0..count.saturating_mul(2) {
+            if self.account.bytes() <= until {
+                return;
+            }
+            self.turn(count, ground, guard);
+        }
+    }
+
+    /// Moves the hand by one.
+    fn turn(&self, count: u32, ground: &Ground, guard: &Guard) {
+        let id = self.hand.fetch_add(1, Ordering::Relaxed) % count;
+        let slot = self.get(id);
+        if slot.marked.swap(0, Ordering::Relaxed) == 0 {
+            let size = slot.evict(&self.account, ground, guard);
+            if size > 0 {
+                self.account.went(u64::from(id), size);
             }
         }
-        ground.memory.has_room(size)
     }
 
     /// Evicts everything.
     pub(crate) fn clear(&self, ground: &Ground, guard: &Guard) {
         for id in 0..self.next.load(Ordering::Acquire) {
-            self.get(id).evict(ground, guard);
+            self.get(id).evict(&self.account, ground, guard);
         }
     }
 }
@@ -232,26 +257,28 @@ impl Slot {
         kept
     }
 
-    pub(crate) fn evict(&self, ground: &Ground, guard: &Guard) {
+    /// Takes its block out; bytes of it.
+    pub(crate) fn evict(&self, account: &Account, ground: &Ground, guard: &Guard) -> u64 {
         let block = self.block.swap(ptr::null_mut(), Ordering::AcqRel);
         if block.is_null() {
-            return;
+            return 0;
         }
         let block = block as usize;
         // SAFETY:
         // * Swapped out: the slot's reference is ours to give back.
         let size = unsafe { (*(block as *const Block)).size() };
-        ground.memory.give(Part::Cache, size);
+        account.give(size, &ground.memory);
         guard.defer(move || {
             // SAFETY:
             // * As above; every guard that may have loaded it from the slot is gone.
             drop(unsafe { BlockRef::from_raw(block as *mut Block) });
         });
+        size
     }
 
     /// Nobody reads it any more: it may be given out again.
-    pub(crate) fn take_back(&self, ground: &Ground, guard: &Guard) {
-        self.evict(ground, guard);
+    pub(crate) fn take_back(&self, account: &Account, ground: &Ground, guard: &Guard) {
+        self.evict(account, ground, guard);
         self.drop_sep();
     }
 

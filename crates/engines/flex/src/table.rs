@@ -345,7 +345,7 @@ impl Table {
             && let Some((_, slots)) = self.graves.pop_front()
         {
             for slot in slots {
-                shelf.slots.get(slot).take_back(&shelf.ground, guard);
+                shelf.slots.get(slot).take_back(&shelf.slots.account, &shelf.ground, guard);
                 self.free.push(slot);
             }
         }

@@ -26,7 +26,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use sheaf_base::ground::Ground;
-use sheaf_base::memory::Part;
+use sheaf_base::memory::allocated;
+use sheaf_base::shares::Account;
 use sheaf_base::sync::Mutex;
 use sheaf_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::Guard;
@@ -35,8 +36,10 @@ use crate::node::Node;
 use crate::space::PAGE;
 use crate::table::{Table, lent};
 
-/// Bytes of a frame beside its page, about.
-const OVERHEAD: u64 = 96;
+/// Bytes of a frame, as an allocator counts them.
+const FRAME: u64 = allocated(size_of::<Frame>() as u64);
+/// And beside it: in the rings.
+const BESIDE: u64 = 16;
 
 /// A node in memory. The bytes of one of a single page stand beside what the cache keeps of it: who finds a frame has the head
 /// of its node in the next line.
@@ -82,7 +85,7 @@ impl Frame {
     }
 
     fn cost(&self) -> u64 {
-        u64::from(self.len) + OVERHEAD
+        FRAME + allocated(self.long.len() as u64) + BESIDE
     }
 }
 
@@ -98,7 +101,7 @@ pub(crate) struct Cache {
     ground: Arc<Ground>,
     table: Table<Frame>,
     rings: Mutex<Rings>,
-    bytes: AtomicU64,
+    account: Account,
     frames: AtomicU64,
     loads: AtomicU64,
 }
@@ -107,9 +110,9 @@ impl Cache {
     pub(crate) fn new(ground: Arc<Ground>) -> Cache {
         Cache {
             table: Table::new(Arc::clone(&ground)),
+            account: Account::new(ground.memory.budget()),
             ground,
             rings: Mutex::default(),
-            bytes: AtomicU64::new(0),
             frames: AtomicU64::new(0),
             loads: AtomicU64::new(0),
         }
@@ -117,7 +120,12 @@ impl Cache {
 
     /// Bytes of its frames and of the table.
     pub(crate) fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed) + self.table.bytes()
+        self.account.bytes() + self.table.bytes()
+    }
+
+    /// What its frames take of the budget.
+    pub(crate) fn account(&self) -> &Account {
+        &self.account
     }
 
     /// Pages that were read since the opening.
@@ -145,22 +153,32 @@ impl Cache {
         self.loads.fetch_add(1, Ordering::Relaxed);
         let cost = frame.cost();
         let is_leaf = frame.is_leaf;
-        if !self.make_room(cost, guard) {
+        self.account.missed(u64::from(page), cost);
+        if !self.clear_until(guard, || self.account.has_room(cost, &self.ground.memory)) {
+            self.account.went(u64::from(page), cost);
             return lent(frame, guard);
         }
+        self.count(cost);
         match self.table.add(page, frame, guard) {
             Ok(frame) => {
-                self.entered(page, cost, is_leaf);
+                self.entered(page, is_leaf);
                 frame
             }
-            Err(frame) => lent(frame, guard), // somebody else was faster
+            Err(frame) => {
+                self.went(Some(&*frame)); // somebody else was faster
+                lent(frame, guard)
+            }
         }
     }
 
-    fn entered(&self, page: u32, cost: u64, is_leaf: bool) {
-        self.ground.memory.take(Part::Cache, cost);
-        self.bytes.fetch_add(cost, Ordering::Relaxed);
-        let frames = self.frames.fetch_add(1, Ordering::Relaxed) + 1;
+    /// Accounts for a frame before anybody can find it, and have it go.
+    fn count(&self, cost: u64) {
+        self.account.take(cost, &self.ground.memory);
+        self.frames.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn entered(&self, page: u32, is_leaf: bool) {
+        let frames = self.frames.load(Ordering::Relaxed);
         let mut rings = self.rings.lock();
         let ring = if is_leaf { &mut rings.leaves } else { &mut rings.inner };
         ring.push_back(page);
@@ -176,10 +194,13 @@ impl Cache {
     /// Gives `page` a content that was just made.
     pub(crate) fn put(&self, page: u32, frame: Box<Frame>, guard: &Guard) {
         let (cost, is_leaf) = (frame.cost(), frame.is_leaf);
+        self.count(cost);
         let (before, is_there) = self.table.put(page, frame, guard);
         self.went(before);
         if is_there {
-            self.entered(page, cost, is_leaf);
+            self.entered(page, is_leaf);
+        } else {
+            self.uncount(cost);
         }
     }
 
@@ -190,15 +211,30 @@ impl Cache {
 
     /// Accounts for what is in the table no more.
     fn went(&self, frame: Option<&Frame>) {
-        let Some(cost) = frame.map(Frame::cost) else { return };
-        self.bytes.fetch_sub(cost, Ordering::Relaxed);
+        if let Some(frame) = frame {
+            self.uncount(frame.cost());
+        }
+    }
+
+    fn uncount(&self, cost: u64) {
         self.frames.fetch_sub(1, Ordering::Relaxed);
-        self.ground.memory.give(Part::Cache, cost);
+        self.account.give(cost, &self.ground.memory);
     }
 
     /// Lets clean pages go until `bytes` more fit into the budget. False if that cannot be had.
     pub(crate) fn make_room(&self, bytes: u64, guard: &Guard) -> bool {
-        if self.ground.memory.has_room(bytes) {
+        self.clear_until(guard, || self.ground.memory.has_room(bytes))
+    }
+
+    /// Lets about so many bytes of clean pages go.
+    pub(crate) fn give_way(&self, bytes: u64, guard: &Guard) {
+        let until = self.account.bytes().saturating_sub(bytes);
+        self.clear_until(guard, || self.account.bytes() <= until);
+    }
+
+    /// Lets clean pages go until it is `enough`. False if that cannot be had.
+    fn clear_until(&self, guard: &Guard, enough: impl Fn() -> bool) -> bool {
+        if enough() {
             return true;
         }
         let mut rings = self.rings.lock();
@@ -210,7 +246,7 @@ impl Cache {
                 if self.pass(page, guard) {
                     ring.push_back(page);
                 }
-                if self.ground.memory.has_room(bytes) {
+                if enough() {
                     return true;
                 }
             }
@@ -225,6 +261,7 @@ impl Cache {
             return true;
         }
         if self.table.take_this(page, frame, guard) {
+            self.account.went(u64::from(page), frame.cost());
             self.went(Some(frame));
         }
         false
@@ -239,6 +276,6 @@ impl Cache {
 
 impl Drop for Cache {
     fn drop(&mut self) {
-        self.ground.memory.give(Part::Cache, self.bytes.load(Ordering::Relaxed));
+        self.account.give(self.account.bytes(), &self.ground.memory);
     }
 }

@@ -28,6 +28,7 @@ use sheaf_base::memtable::prefix::Prefix;
 use sheaf_base::own::OwnFiles;
 use sheaf_base::record::Content;
 use sheaf_base::segment::Address;
+use sheaf_base::shares::Account;
 use sheaf_base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::sync::{Mutex, Published};
@@ -447,6 +448,14 @@ impl Engine for KreonEngine {
             Some(_) => (state.active.bytes() * 100).checked_div(self.memtable_limit()).unwrap_or(0),
             None => 0,
         }
+    }
+
+    fn cache(&self) -> Option<&Account> {
+        Some(self.shelf.cache.account())
+    }
+
+    fn give_way(&self, bytes: u64) {
+        self.shelf.cache.give_way(bytes, &epoch::pin());
     }
 
     fn is_swollen(&self) -> bool {

@@ -8,8 +8,8 @@ use sheaf_base::store::{OpeningStats, Store};
 use sheaf_base::types::KeyspaceId;
 
 use crate::{
-    Damage, EngineOptions, EngineStats, KeyspaceInfo, LoadStats, LogStats, MemoryStats, StagedStats,
-    StallKind, StallStats, Stats,
+    CacheStats, Damage, EngineOptions, EngineStats, KeyspaceInfo, LoadStats, LogStats, MemoryStats,
+    StagedStats, StallKind, StallStats, Stats,
 };
 use sheaf_base::fault::{ReadTexts, Texts};
 
@@ -59,24 +59,33 @@ fn time(w: &mut Writer, time: Duration) {
     w.u64(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
 }
 
+/// Its caches travel beside it: there may be as many as keyspaces.
 pub(super) fn encode_stats(stats: &Stats, w: &mut Writer) {
-    let Stats { unsynced_age, oldest_view, staged, stalls, poisoned, memory, logs, opening, door, .. } =
-        stats;
-    for number in [
-        stats.visible,
-        stats.durable,
-        stats.sync_rounds,
-        stats.sync_waits,
-        stats.views,
-        stats.stills,
-        stats.held_bytes,
-        stats.brakes,
-        stats.checkpoints,
-        stats.checkpoint_bytes,
-        stats.staged_bytes,
-    ] {
-        w.u64(number);
-    }
+    let Stats {
+        visible,
+        durable,
+        unsynced_age,
+        sync_rounds,
+        sync_waits,
+        views,
+        oldest_view,
+        stills,
+        held_bytes,
+        brakes,
+        stalls,
+        checkpoints,
+        checkpoint_bytes,
+        staged_bytes,
+        staged,
+        poisoned,
+        memory,
+        caches: _,
+        logs,
+        opening,
+        door,
+    } = stats;
+    [visible, durable, sync_rounds, sync_waits, views, stills].into_iter().for_each(|n| w.u64(*n));
+    [held_bytes, brakes, checkpoints, checkpoint_bytes, staged_bytes].into_iter().for_each(|n| w.u64(*n));
     time(w, *unsynced_age);
     w.option(*oldest_view, Writer::u64);
     let StagedStats { chunks, slots, used_bytes, free_bytes, files } = staged;
@@ -135,6 +144,7 @@ pub(super) fn decode_stats(r: &mut Reader<'_>) -> Result<Stats, Damage> {
             buffers: r.u64()?,
             cache: r.u64()?,
         },
+        caches: Vec::new(),
         logs: r.list(|r| {
             Ok(LogStats {
                 name: r.name()?,
@@ -164,6 +174,17 @@ fn decode_stall(r: &mut Reader<'_>) -> Result<Option<StallStats>, Damage> {
     let (count, total, longest) = (r.u64()?, Duration::from_nanos(r.u64()?), Duration::from_nanos(r.u64()?));
     let kind = StallKind::ALL.into_iter().find(|kind| kind.name() == name);
     Ok(kind.map(|kind| StallStats { kind, count, total, longest }))
+}
+
+pub(super) fn encode_cache(w: &mut Writer, cache: &CacheStats) {
+    let CacheStats { keyspace, bytes, share } = cache;
+    w.option(keyspace.as_deref(), Writer::text);
+    w.u64(*bytes);
+    w.option(*share, Writer::u64);
+}
+
+pub(super) fn decode_cache(r: &mut Reader<'_>) -> Result<CacheStats, Damage> {
+    Ok(CacheStats { keyspace: r.option(|r| r.text())?, bytes: r.u64()?, share: r.option(Reader::u64)? })
 }
 
 /// Of a keyspace, or of one that is wanted.

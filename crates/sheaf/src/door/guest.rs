@@ -16,7 +16,7 @@ use super::figures::overview;
 use super::message::{Reply, Request};
 use super::wire::{self, Status, VERSION};
 use crate::convert::convert;
-use crate::{BackupOptions, Compacted, Error, KeyspaceOptions, Result};
+use crate::{BackupOptions, CacheStats, Compacted, Error, KeyspaceOptions, Result};
 
 /// About how many bytes of a list go into one message, and at most of one thing in it.
 const PART: usize = 256 << 10;
@@ -115,8 +115,11 @@ impl Attended<'_> {
 
     fn overview(&self) -> Result<()> {
         self.store.check_open()?;
-        let overview = overview(self.store, true);
+        let mut overview = overview(self.store, true);
+        let caches = std::mem::take(&mut overview.stats.caches);
         self.tell(&Reply::Stats(Box::new(overview.stats)))?;
+        let size = |cache: &CacheStats| cache.keyspace.as_ref().map_or(0, String::len);
+        self.tell_all(&caches, size, |caches| Reply::Caches(caches.to_vec()))?;
         for keyspace in overview.keyspaces {
             self.tell(&Reply::Keyspace(Box::new(keyspace)))?;
         }

@@ -8,18 +8,18 @@ use std::path::PathBuf;
 use sheaf_base::codec::{Reader, Writer};
 use sheaf_base::disk::held::{Bytes, Item, Piece};
 
-use super::figures::{KeyspaceOverview, decode_keyspace, decode_options, decode_stats};
-use super::figures::{encode_keyspace, encode_options, encode_stats};
+use super::figures::{KeyspaceOverview, decode_cache, decode_keyspace, decode_options, decode_stats};
+use super::figures::{encode_cache, encode_keyspace, encode_options, encode_stats};
 use crate::{
-    BackupPhase, BackupProgress, BackupReport, Compacted, ConversionPhase, ConversionProgress, Converted,
-    Damage, EngineOptions, Error, Estimate, Stats, VerifyReport,
+    BackupPhase, BackupProgress, BackupReport, CacheStats, Compacted, ConversionPhase, ConversionProgress,
+    Converted, Damage, EngineOptions, Error, Estimate, Stats, VerifyReport,
 };
 use sheaf_base::fault::{self, ReadTexts, Texts};
 
 /// What somebody asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Request {
-    /// The figures: [`Reply::Stats`], a [`Reply::Keyspace`] each, [`Reply::Done`].
+    /// The figures: [`Reply::Stats`], [`Reply::Caches`] .., a [`Reply::Keyspace`] each, [`Reply::Done`].
     Overview,
     /// [`Reply::BackingUp`] .., [`Reply::BackedUp`].
     Backup { dir: PathBuf, base: Option<PathBuf>, verify: bool },
@@ -56,6 +56,7 @@ pub(super) enum Reply {
     Files(Vec<PathBuf>),
     Verified(VerifyReport),
     Items(Vec<Item>),
+    Caches(Vec<CacheStats>),
 }
 
 fn bad(field: &'static str, value: u8) -> Damage {
@@ -178,6 +179,10 @@ impl Reply {
                 w.u8(15);
                 w.list(items, encode_item);
             }
+            Reply::Caches(caches) => {
+                w.u8(16);
+                w.list(caches, encode_cache);
+            }
         }
         w.0
     }
@@ -227,6 +232,7 @@ impl Reply {
             13 => Reply::Files(r.list(|r| r.path())?),
             14 => Reply::Verified(decode_verified(r)?),
             15 => Reply::Items(r.list(decode_item)?),
+            16 => Reply::Caches(r.list(decode_cache)?),
             other => return Err(bad("reply", other)),
         };
         r.finish()?;
@@ -323,7 +329,7 @@ mod tests {
     use sheaf_base::types::KeyspaceId;
 
     use super::*;
-    use crate::{EngineStats, KeyspaceInfo, LoadStats, LogStats, StallKind, StallStats};
+    use crate::{EngineStats, KeyspaceInfo, LoadStats, LogStats, MemoryStats, StallKind, StallStats};
 
     fn chosen() -> EngineOptions {
         let mut options = EngineOptions::default();
@@ -396,6 +402,7 @@ mod tests {
                 longest: Duration::from_nanos(4),
             }],
             poisoned: Some("sync"),
+            memory: MemoryStats { budget: 6, index: 4, versions: 2, buffers: 1, cache: 3 },
             logs: vec![log.clone(), LogStats { name: "flat", damaged: 3, ..log }],
             door: true,
             ..Stats::default()
@@ -430,6 +437,10 @@ mod tests {
             Reply::Verifying(report.clone()),
             Reply::Files(vec!["/a".into(), "/b".into()]),
             Reply::Verified(report),
+            Reply::Caches(vec![
+                CacheStats { keyspace: None, bytes: 1, share: None },
+                CacheStats { keyspace: Some("k".into()), bytes: 2, share: Some(3) },
+            ]),
             Reply::Items(vec![
                 Item::Directory("own/1".into()),
                 piece(Bytes::File("images/held".into(), 5), 4),

@@ -127,10 +127,14 @@ impl Owner {
 
     /// Figures of the database and of each keyspace.
     pub fn overview(&mut self) -> Result<Overview> {
-        let (mut stats, mut keyspaces) = (None, Vec::new());
+        let (mut stats, mut caches, mut keyspaces) = (None, Vec::new(), Vec::new());
         self.ask(&Request::Overview, |_, reply| match reply {
             Reply::Stats(found) => {
                 stats = Some(*found);
+                Ok(None)
+            }
+            Reply::Caches(more) => {
+                caches.extend(more);
                 Ok(None)
             }
             Reply::Keyspace(keyspace) => {
@@ -140,7 +144,7 @@ impl Owner {
             Reply::Done => Ok(Some(())),
             other => Err(unexpected(&other)),
         })?;
-        Ok(Overview { stats: stats.unwrap_or_default(), keyspaces })
+        Ok(Overview { stats: Stats { caches, ..stats.unwrap_or_default() }, keyspaces })
     }
 
     /// As [`crate::Database::backup`]; the directories are made absolute first.

@@ -149,6 +149,8 @@ pub(crate) struct Trie {
     resident: AtomicU64,
     page_count: AtomicU64,
     free_lines: AtomicU64,
+    /// Pages that are not on disk as they are.
+    dirty: AtomicU64,
     entries: AtomicU64,
 }
 
@@ -164,6 +166,7 @@ impl Trie {
             resident: AtomicU64::new(0),
             page_count: AtomicU64::new(0),
             free_lines: AtomicU64::new(0),
+            dirty: AtomicU64::new(0),
             entries: AtomicU64::new(0),
         }
     }
@@ -421,9 +424,16 @@ impl Trie {
         self.heap().heap.revive(page, &self.pages, guard)
     }
 
-    /// Lets up to `most` pages go that are on disk as they are, but keeps `least`. How many went.
-    pub(crate) fn evict(&self, most: usize, least: u64, guard: &Guard) -> usize {
-        self.heap().heap.evict(most, least, &self.pages, guard)
+    /// Lets up to `most` pages go that are on disk as they are, but keeps `least`. How many went; `went` is told which.
+    pub(crate) fn evict(&self, most: usize, least: u64, guard: &Guard, went: impl FnMut(u32)) -> usize {
+        self.heap().heap.evict(most, least, &self.pages, guard, went)
+    }
+
+    /// Bytes of the pages that are on disk as they are, about: those that may go.
+    pub(crate) fn clean_bytes(&self) -> u64 {
+        let resident = self.resident.load(Ordering::Relaxed);
+        let clean = resident.saturating_sub(self.dirty.load(Ordering::Relaxed));
+        clean * self.shape.page_bytes() as u64
     }
 
     /// The root as it is.
@@ -490,6 +500,7 @@ impl Trie {
         self.resident.store(heap.resident, Ordering::Relaxed);
         self.page_count.store(heap.page_count(), Ordering::Relaxed);
         self.free_lines.store(heap.free_lines, Ordering::Relaxed);
+        self.dirty.store(heap.dirty_pages(), Ordering::Relaxed);
         self.entries.store(heap.entries, Ordering::Relaxed);
     }
 }

@@ -186,7 +186,7 @@ fn a_change_reads_all_it_needs_before_it_writes() {
         disk.insert(page, words.iter().map(|word| word.load(Ordering::Relaxed)).collect::<Vec<u64>>());
         trie.heap().clean(page);
     }
-    assert_eq!(trie.evict(usize::MAX, 0, &guard), disk.len());
+    assert_eq!(trie.evict(usize::MAX, 0, &guard, |_| {}), disk.len());
     drop(guard);
     while !trie.pages().is_limbo_empty() {
         epoch::pin().flush();

@@ -1,0 +1,99 @@
+//! # Balance: caches give way to what must be in memory, and to each other
+//!
+//! Indexes and memtables take what they need at once; caches stop below the budget and give way within a step of the background's.
+//! Where a commit finds no room it has them give way itself, whosever they are, before anything is refused.
+//!
+//! ## Threads
+//!
+//! Any. Who lets go is listed first, under the catalogue's own locks, one at a time; none of them is held while engines let go under
+//! theirs, which are last in the order of all. A commit calls it without a lock and without a guard, the background within a
+//! step.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{CacheStats, Store};
+use crate::engine::Engine;
+use crate::memory::Part;
+use crate::shares::Account;
+use crate::sync::atomic::Ordering;
+
+/// From one step of the arbiter to the next, where there are threads.
+const INTERVAL: Duration = Duration::from_millis(100);
+/// What caches let go for a commit that found no room: this part of the budget.
+const RELIEF: u64 = 8;
+
+impl Store {
+    /// Calls `with` with all caches and what lets go of them.
+    fn with_caches<R>(&self, with: impl FnOnce(&[&Account], &dyn Fn(usize, u64)) -> R) -> R {
+        let keyspaces = self.catalogue.all();
+        let engines: Vec<&Arc<dyn Engine>> = keyspaces.iter().filter_map(|kept| kept.engine().ok()).collect();
+        let values = &self.ground.values;
+        let mut caches: Vec<&Account> = vec![values.account()];
+        let mut owners = vec![];
+        for engine in engines {
+            if let Some(account) = engine.cache() {
+                caches.push(account);
+                owners.push(engine);
+            }
+        }
+        with(&caches, &|index, bytes| match index.checked_sub(1) {
+            None => values.let_go(bytes, &self.ground.memory),
+            Some(owner) => owners[owner].give_way(bytes),
+        })
+    }
+
+    /// What each cache has, and may have.
+    pub(super) fn cache_stats(&self) -> Vec<CacheStats> {
+        let stats = |keyspace: Option<String>, cache: &Account| {
+            let share = Some(cache.share()).filter(|share| *share != u64::MAX);
+            CacheStats { keyspace, bytes: cache.bytes(), share }
+        };
+        let values = stats(None, self.ground.values.account());
+        let keyspaces = self.catalogue.all();
+        let caches = keyspaces.iter().filter_map(|kept| {
+            let cache = kept.engine().ok()?.cache()?;
+            Some(stats(Some(kept.name().to_owned()), cache))
+        });
+        std::iter::once(values).chain(caches).collect()
+    }
+
+    /// Has caches give way to the others, and a step of their shares, if one is due.
+    pub(super) fn balance(&self) {
+        let memory = &self.ground.memory;
+        let over = memory.total().saturating_sub(memory.cache_limit());
+        if over > 0 {
+            self.shed(over);
+        }
+        let now = self.clock.now();
+        let due = Duration::from_nanos(self.balanced.load(Ordering::Relaxed)) + INTERVAL;
+        if !self.options.inline && now < due {
+            return;
+        }
+        self.balanced.store(u64::try_from(now.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.with_caches(|caches, let_go| {
+            if let Some((from, bytes)) = self.ground.arbiter.step(caches, memory) {
+                let_go(from, bytes);
+            }
+        });
+    }
+
+    /// Has caches let `bytes` go, each in proportion to what it has.
+    pub(super) fn shed(&self, bytes: u64) {
+        self.with_caches(|caches, let_go| {
+            let all: u64 = caches.iter().map(|cache| cache.bytes()).sum();
+            for (index, cache) in caches.iter().enumerate().filter(|(_, cache)| cache.bytes() > 0) {
+                let part = u128::from(bytes) * u128::from(cache.bytes()) / u128::from(all.max(1));
+                let_go(index, u64::try_from(part).unwrap_or(u64::MAX).saturating_add(1));
+            }
+        });
+    }
+
+    /// A commit found no room: caches give way for it. False if none could.
+    pub(super) fn shed_for_commit(&self) -> bool {
+        let memory = &self.ground.memory;
+        let (cached, over) = (memory.used(Part::Cache), memory.total().saturating_sub(memory.cache_limit()));
+        self.shed(over + memory.budget() / RELIEF);
+        memory.used(Part::Cache) < cached
+    }
+}

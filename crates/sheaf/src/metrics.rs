@@ -1,0 +1,109 @@
+//! # Metrics: the figures of a database, for a recorder of the crate `metrics`
+//!
+//! [`publish`] hands what [`Database::stats`] says, as it is at that moment, to the recorder that the application has
+//! installed. The application calls it at its own pace: before each scrape, or every few seconds.
+//!
+//! ```no_run
+//! # fn main() -> sheaf::Result<()> {
+//! let db = sheaf::Database::open("my.db")?;
+//! // ... and then, from time to time:
+//! sheaf::metrics::publish(&db);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! All have the label `database`, the path. Counters begin at 0 with each opening.
+//!
+//! | name | kind | labels | what |
+//! |---|---|---|---|
+//! | `sheaf_commits` | counter | | number of the newest commit |
+//! | `sheaf_commits_durable` | counter | | everything up to here is on the device |
+//! | `sheaf_unsynced_age_seconds` | gauge | | age of the oldest commit that is not |
+//! | `sheaf_sync_rounds`, `sheaf_sync_waits` | counter | | sync rounds; commits that waited for one |
+//! | `sheaf_stalls` | counter | `kind` | waits of writers |
+//! | `sheaf_stalled_microseconds` | counter | `kind` | how long, in all |
+//! | `sheaf_longest_stall_seconds` | gauge | `kind` | the longest |
+//! | `sheaf_views` | gauge | | live snapshots and iterators |
+//! | `sheaf_oldest_view` | gauge | | commits since the oldest of them; 0 without any |
+//! | `sheaf_held_bytes` | gauge | | disk held by backups |
+//! | `sheaf_checkpoints`, `sheaf_checkpoint_bytes` | counter | | checkpoints, and what they wrote |
+//! | `sheaf_staged_bytes` | counter | | values written beside the logs |
+//! | `sheaf_memory_budget_bytes` | gauge | | the budget |
+//! | `sheaf_memory_bytes` | gauge | `part`: `index`, `versions`, `buffers`, `cache` | what is taken of it |
+//! | `sheaf_cache_bytes` | gauge | `keyspace`; empty for large values | the caches, one by one |
+//! | `sheaf_log_disk_bytes`, `sheaf_log_live_bytes`, `sheaf_log_segments`, `sheaf_log_damaged_segments` | gauge | `log` | the logs |
+//! | `sheaf_log_appended_bytes`, `sheaf_log_moved_bytes`, `sheaf_log_freed_segments` | counter | `log` | what commits and the cleaner did |
+//! | `sheaf_poisoned` | gauge | | 1 if the database refuses writes |
+
+use metrics::{counter, gauge};
+
+use crate::{Database, LogStats, StallStats, Stats};
+
+/// Hands the figures of now to the recorder.
+pub fn publish(db: &Database) {
+    let (stats, path) = (db.stats(), db.path().display().to_string());
+    of_commits(&stats, &path);
+    of_memory(&stats, &path);
+    stats.stalls.iter().for_each(|stall| of_stall(stall, &path));
+    stats.logs.iter().for_each(|log| of_log(log, &path));
+}
+
+#[allow(clippy::cast_precision_loss)] // for graphs
+fn real(number: u64) -> f64 {
+    number as f64
+}
+
+fn of_commits(stats: &Stats, path: &str) {
+    let database = || path.to_owned();
+    counter!("sheaf_commits", "database" => database()).absolute(stats.visible);
+    counter!("sheaf_commits_durable", "database" => database()).absolute(stats.durable);
+    gauge!("sheaf_unsynced_age_seconds", "database" => database()).set(stats.unsynced_age.as_secs_f64());
+    counter!("sheaf_sync_rounds", "database" => database()).absolute(stats.sync_rounds);
+    counter!("sheaf_sync_waits", "database" => database()).absolute(stats.sync_waits);
+    gauge!("sheaf_views", "database" => database()).set(real(stats.views));
+    let oldest = stats.oldest_view.map_or(0, |oldest| stats.visible.saturating_sub(oldest));
+    gauge!("sheaf_oldest_view", "database" => database()).set(real(oldest));
+    gauge!("sheaf_held_bytes", "database" => database()).set(real(stats.held_bytes));
+    counter!("sheaf_checkpoints", "database" => database()).absolute(stats.checkpoints);
+    counter!("sheaf_checkpoint_bytes", "database" => database()).absolute(stats.checkpoint_bytes);
+    counter!("sheaf_staged_bytes", "database" => database()).absolute(stats.staged_bytes);
+    gauge!("sheaf_poisoned", "database" => database()).set(f64::from(u8::from(stats.poisoned.is_some())));
+}
+
+fn of_memory(stats: &Stats, path: &str) {
+    let (memory, database) = (&stats.memory, || path.to_owned());
+    gauge!("sheaf_memory_budget_bytes", "database" => database()).set(real(memory.budget));
+    let parts = [
+        ("index", memory.index),
+        ("versions", memory.versions),
+        ("buffers", memory.buffers),
+        ("cache", memory.cache),
+    ];
+    for (part, bytes) in parts {
+        gauge!("sheaf_memory_bytes", "database" => database(), "part" => part).set(real(bytes));
+    }
+    for cache in &stats.caches {
+        let keyspace = cache.keyspace.clone().unwrap_or_default();
+        gauge!("sheaf_cache_bytes", "database" => database(), "keyspace" => keyspace).set(real(cache.bytes));
+    }
+}
+
+fn of_stall(stall: &StallStats, path: &str) {
+    let (kind, database) = (stall.kind.name(), || path.to_owned());
+    counter!("sheaf_stalls", "database" => database(), "kind" => kind).absolute(stall.count);
+    let total = u64::try_from(stall.total.as_micros()).unwrap_or(u64::MAX);
+    counter!("sheaf_stalled_microseconds", "database" => database(), "kind" => kind).absolute(total);
+    gauge!("sheaf_longest_stall_seconds", "database" => database(), "kind" => kind)
+        .set(stall.longest.as_secs_f64());
+}
+
+fn of_log(log: &LogStats, path: &str) {
+    let (name, database) = (log.name, || path.to_owned());
+    gauge!("sheaf_log_disk_bytes", "database" => database(), "log" => name).set(real(log.disk_bytes));
+    gauge!("sheaf_log_live_bytes", "database" => database(), "log" => name).set(real(log.live_bytes));
+    gauge!("sheaf_log_segments", "database" => database(), "log" => name).set(real(log.segments));
+    gauge!("sheaf_log_damaged_segments", "database" => database(), "log" => name).set(real(log.damaged));
+    counter!("sheaf_log_appended_bytes", "database" => database(), "log" => name).absolute(log.appended);
+    counter!("sheaf_log_moved_bytes", "database" => database(), "log" => name).absolute(log.moved);
+    counter!("sheaf_log_freed_segments", "database" => database(), "log" => name).absolute(log.freed);
+}

@@ -1,0 +1,162 @@
+//! One budget over all engines: what is accounted for stays within it, caches use it, and go where they help.
+
+#![expect(clippy::unwrap_used, reason = "a test's own steps work")]
+
+use sheaf::{Database, Keyspace, KeyspaceOptions};
+use sheaf_testkit::stage::{Place, Setting, Stage, Subject};
+
+const NORMAL: Setting = Setting::new(Place::Simulated, false, true);
+const BUDGET: u64 = 4 << 20;
+/// Names and engines.
+const KEYSPACES: [(&str, &str); 7] = [
+    ("flat", "flat"),
+    ("flat-ordered", "flat-ordered"),
+    ("flex", "flex"),
+    ("cedrus", "cedrus"),
+    ("kreon", "kreon"),
+    ("delsm", "delsm"),
+    ("another", "flex"),
+];
+const ORDERED: usize = 1;
+const FLEX: usize = 2;
+const ANOTHER: usize = 6;
+/// Operations between two steps of the background, which has no thread here.
+const STRIDE: u64 = 50;
+
+struct Case {
+    stage: Stage,
+    db: Database,
+    keyspaces: Vec<(Keyspace, u64)>,
+    turn: u64,
+}
+
+impl Case {
+    fn new() -> Case {
+        let stage = Stage::new(&Subject::flex(), NORMAL);
+        let db = stage.builder().memory(BUDGET).open(stage.path()).unwrap();
+        let open = |(name, engine): &(&str, &str)| {
+            let pairs = if engine.starts_with("flat") { 4_000 } else { 12_000 };
+            (db.keyspace(name, KeyspaceOptions::default().engine(engine)).unwrap(), pairs)
+        };
+        let keyspaces = KEYSPACES.iter().map(open).collect();
+        Case { stage, db, keyspaces, turn: 0 }
+    }
+
+    /// A pseudo-random number below `limit`.
+    fn random(&mut self, limit: u64) -> u64 {
+        self.turn += 1;
+        (self.turn.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % limit
+    }
+
+    /// Some operations, then what is due; the budget holds.
+    fn stride(&mut self, mut operate: impl FnMut(&mut Case)) {
+        (0..STRIDE).for_each(|_| operate(self));
+        self.stage.advance(std::time::Duration::from_millis(20));
+        for _ in 0..20 {
+            if !self.db.pump().unwrap() {
+                break;
+            }
+        }
+        let memory = self.db.stats().memory;
+        assert!(memory.total() <= BUDGET / 100 * 105, "{memory:?}");
+        let caches: u64 = self.db.stats().caches.iter().map(|cache| cache.bytes).sum();
+        assert_eq!(caches, memory.cache, "the caches are the sum of themselves");
+    }
+
+    fn fill(&mut self) {
+        for number in 0..self.keyspaces.len() {
+            let (keyspace, pairs) = self.keyspaces[number].clone();
+            for first in (0..pairs).step_by(usize::try_from(STRIDE).unwrap()) {
+                let mut index = first;
+                self.stride(|_| {
+                    keyspace.insert(index.to_be_bytes(), [7; 200]).unwrap();
+                    index += 1;
+                });
+            }
+        }
+    }
+
+    fn gets_from(&mut self, number: usize, strides: u64) {
+        let (keyspace, pairs) = self.keyspaces[number].clone();
+        for _ in 0..strides {
+            self.stride(|case| {
+                let index = case.random(pairs);
+                assert!(keyspace.contains_key(index.to_be_bytes()).unwrap());
+                assert!(keyspace.get(index.to_be_bytes()).unwrap().is_some());
+            });
+        }
+    }
+
+    fn cached(&self, name: &str) -> u64 {
+        let stats = self.db.stats();
+        stats
+            .caches
+            .iter()
+            .filter(|cache| cache.keyspace.as_deref() == Some(name))
+            .map(|cache| cache.bytes)
+            .sum()
+    }
+}
+
+#[test]
+fn the_budget_holds_in_every_mix_and_is_used() {
+    let mut case = Case::new();
+    case.fill();
+    for snapshots in [false, true] {
+        let snapshot = snapshots.then(|| case.db.snapshot().unwrap());
+        for _ in 0..200 {
+            case.stride(|case| {
+                let number = usize::try_from(case.random(7)).unwrap();
+                let (keyspace, pairs) = case.keyspaces[number].clone();
+                let index = case.random(pairs);
+                match case.random(4) {
+                    0 => keyspace.insert(index.to_be_bytes(), [8; 200]).unwrap(),
+                    1 if keyspace.capabilities().unwrap().ordered => {
+                        keyspace
+                            .range(index.to_be_bytes()..)
+                            .unwrap()
+                            .take(20)
+                            .for_each(|pair| drop(pair.unwrap()));
+                    }
+                    _ => assert!(keyspace.get(index.to_be_bytes()).unwrap().is_some()),
+                }
+            });
+        }
+        drop(snapshot);
+    }
+    for _ in 0..60 {
+        case.gets_from(FLEX, 2);
+        case.gets_from(ANOTHER, 2);
+    }
+    let memory = case.db.stats().memory;
+    assert!(memory.total() >= BUDGET / 100 * 90, "there is more data than memory: {memory:?}");
+}
+
+#[test]
+fn memory_goes_where_it_is_used() {
+    let mut case = Case::new();
+    case.fill();
+    for (used, idle) in [(FLEX, ANOTHER), (ANOTHER, FLEX), (FLEX, ANOTHER)] {
+        case.gets_from(used, 200);
+        let (used, idle) = (case.cached(KEYSPACES[used].0), case.cached(KEYSPACES[idle].0));
+        assert!(used > BUDGET / 3 && used > 2 * idle, "{:?}", case.db.stats());
+    }
+}
+
+#[test]
+fn an_index_that_must_be_in_memory_takes_it_from_the_caches() {
+    let mut case = Case::new();
+    case.fill();
+    case.gets_from(FLEX, 200);
+    let before = case.db.stats().memory;
+    assert!(before.cache > BUDGET / 3, "{before:?}");
+    let keyspace = case.keyspaces[ORDERED].0.clone();
+    // Without a step of the background: commits have the caches give way themselves.
+    let mut index = 1u64 << 40;
+    while case.db.stats().memory.index < BUDGET / 8 * 7 {
+        keyspace.insert(index.to_be_bytes(), [7; 8]).unwrap();
+        index += 1;
+    }
+    let memory = case.db.stats().memory;
+    assert!(memory.total() <= BUDGET / 100 * 105 && memory.cache < before.cache / 2, "{memory:?}");
+}
