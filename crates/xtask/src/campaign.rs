@@ -15,8 +15,10 @@ use crate::ledger::{Line, Sum, today};
 use crate::shell::{cargo, output, root, step, target};
 
 /// Harnesses that the campaign program of testkit runs.
-const INSIDE: [&str; 9] =
-    ["crash", "short", "kill", "errors", "model", "corrupt", "repair", "linearizable", "fuzz"];
+const INSIDE: [&str; 10] =
+    ["crash", "short", "loaded", "kill", "errors", "model", "corrupt", "repair", "linearizable", "fuzz"];
+/// Those of them that are asked for by name: a turn is a slice of 64, which is brought to its end.
+const SLICED: [&str; 2] = ["short", "loaded"];
 /// Harnesses that are builds of their own, and for all engines at once.
 const OUTSIDE: [&str; 3] = ["interleavings", "sanitizers", "crowded"];
 /// Longest turn of a harness in seconds, where a turn can be cut short.
@@ -44,7 +46,7 @@ fn parse(words: &[String]) -> Result<Wish, String> {
         seconds: u64::MAX,
         cases: u64::MAX,
         turns: u64::MAX,
-        only: INSIDE.iter().filter(|name| **name != "short").map(ToString::to_string).collect(),
+        only: INSIDE.iter().filter(|name| !SLICED.contains(name)).map(ToString::to_string).collect(),
         engines: Vec::new(),
         seed: now,
         workers: "1".to_owned(),
@@ -156,7 +158,7 @@ impl Program {
     fn turn(&self, line: &Line, seed: u64, seconds: u64, goal: u64, workers: &str) -> Result<Sum, String> {
         let (seconds, cases) = match line.harness.as_str() {
             "errors" => ("inf".to_owned(), 1),
-            "short" => ("inf".to_owned(), u64::MAX),
+            sliced if SLICED.contains(&sliced) => ("inf".to_owned(), u64::MAX),
             // A harness shares its cases out among what it has: a turn of a few would come to none.
             _ => (seconds.to_string(), goal.saturating_sub(line.sum.cases).max(LEAST)),
         };

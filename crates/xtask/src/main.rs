@@ -19,8 +19,8 @@ cargo xtask filesystems [FILTER ...]            the suites that the filters name
 cargo xtask campaign [--minutes N] [--cases N] [--turns N] [--only A,B] [--engine A,B] [--seed N] [--workers N]
     harnesses in turn, each on every engine, until the time is over or each has its cases or turns;
     totals go to docs/reliability/LEDGER.md after every turn
-    A, B of: crash short kill errors model corrupt repair linearizable fuzz interleavings sanitizers crowded
-    short: 64 turns are every short workload; errors: a turn is a workload";
+    A, B of: crash short loaded kill errors model corrupt repair linearizable fuzz interleavings sanitizers crowded
+    short, loaded: 64 turns are every short workload, on an empty database and a loaded one; errors: a turn is a workload";
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();

@@ -6,6 +6,7 @@
 use std::process::ExitCode;
 
 use sheaf_testkit::alloc::{Counting, Pool};
+use sheaf_testkit::crash::families::Family;
 use sheaf_testkit::kill::{Starter, be_the_child};
 use sheaf_testkit::stage::{ACROSS, Subject};
 use sheaf_testkit::totals::{Budget, Totals};
@@ -23,7 +24,8 @@ fn turn(harness: &str, subject: &Subject, seed: u64, budget: Budget) -> Option<T
     }
     Some(match harness {
         "crash" => crash::families::run(subject, seed, budget),
-        "short" => crash::families::run_short(subject, seed, budget),
+        "short" => crash::families::run_short(Family::Short, subject, seed, budget),
+        "loaded" => crash::families::run_short(Family::Loaded, subject, seed, budget),
         "kill" => {
             let budget = budget.workers(budget.workers * VICTIMS);
             kill::run(subject, &std::env::temp_dir(), &Starter::program(), seed, budget)

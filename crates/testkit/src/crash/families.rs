@@ -167,16 +167,12 @@ pub fn run(subject: &Subject, seed: u64, budget: Budget) -> Totals {
     totals
 }
 
-/// Explores one slice of the short workloads, empty and loaded, to its end: those that `seed` modulo [`SLICES`] names.
-/// All slices together are all of them.
+/// Explores one slice of the short workloads of a `family`, [`Family::Short`] or [`Family::Loaded`], to its end: those that `seed`
+/// modulo [`SLICES`] names. All slices together are all of them.
 #[must_use]
-pub fn run_short(subject: &Subject, seed: u64, budget: Budget) -> Totals {
-    let mut totals = Totals::new("short workloads", subject.name);
-    for family in [Family::Short, Family::Loaded] {
-        let budget = Budget { seconds: f64::INFINITY, cases: u64::MAX, ..budget };
-        totals.add(run_slice(family, (seed as usize % SLICES, SLICES), subject, seed, budget));
-    }
-    totals
+pub fn run_short(family: Family, subject: &Subject, seed: u64, budget: Budget) -> Totals {
+    let budget = Budget { seconds: f64::INFINITY, cases: u64::MAX, ..budget };
+    run_slice(family, (seed as usize % SLICES, SLICES), subject, seed, budget)
 }
 
 /// Explores one family until the budget is spent, the family is through, or something goes wrong.
