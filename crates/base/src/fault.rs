@@ -5,7 +5,7 @@
 //! Each variant of [`Error`] travels with its fields and arrives as the same variant; a new variant gets a number here.
 //!
 //! Some fields are names that the program knows (`&'static str`). On arrival they are looked up in a table that grows by what
-//! it has not seen, up to [`MOST_NAMES`]: whoever is at the other end cannot grow it further.
+//! it has not seen, up to 512 of them: whoever is at the other end cannot grow it further.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
