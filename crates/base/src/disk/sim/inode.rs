@@ -292,7 +292,7 @@ impl Inode {
         let (Some(longest), Some(shortest)) = (passed.clone().max(), passed.min()) else {
             return len;
         };
-        let shortest = shortest / SECTOR;
+        let shortest = shortest.div_ceil(SECTOR);
         let choices = longest.max(self.platter.len()).div_ceil(SECTOR) - shortest + 1;
         let Some(random) = wild else {
             return len;

@@ -539,6 +539,17 @@ fn paranoid_cuts_show_older_versions_tears_odd_lengths_and_garbage() {
 }
 
 #[test]
+fn no_paranoid_cut_makes_a_file_shorter_than_it_ever_was() {
+    let disk = SimDisk::new();
+    disk.set_paranoid(true);
+    let file = durable(&disk, "/a", &[b'x'; 1573]);
+    crate::disk::set_len_anew(&*file, 1573).unwrap();
+    let seeds = (0..100).map(|seed| Keep::Seeded { seed, percent: 50 });
+    let lengths: BTreeSet<_> = seeds.map(|keep| read(&disk.power_cut(&keep), "/a").unwrap().len()).collect();
+    assert_eq!(lengths, BTreeSet::from([1573, 2048, 2560]));
+}
+
+#[test]
 fn paranoid_rename_across_directories_may_be_half_way() {
     let disk = SimDisk::new();
     disk.set_paranoid(true);
