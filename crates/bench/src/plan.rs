@@ -195,7 +195,7 @@ impl Job {
 
     /// How its store is opened.
     pub(crate) fn setting(&self) -> Setting {
-        let memory = self.cap_bytes(self.load.budget).map_or(MEMORY, |budget| budget.max(1 << 20));
+        let memory = self.share_of_cap(self.load.budget).map_or(MEMORY, |budget| budget.max(1 << 20));
         Setting {
             durable: self.load.durable,
             space_limit: self.load.space_limit.unwrap_or(Setting::BUFFERED.space_limit),
@@ -203,9 +203,13 @@ impl Job {
         }
     }
 
-    /// The most memory its process may have, or a `share` of that.
+    /// The most memory its process may have.
+    pub(crate) fn cap_bytes(&self) -> Option<u64> {
+        self.share_of_cap(1.0)
+    }
+
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of bytes")]
-    pub(crate) fn cap_bytes(&self, share: f64) -> Option<u64> {
+    fn share_of_cap(&self, share: f64) -> Option<u64> {
         self.load.cap.map(|cap| (self.data.bytes() as f64 * cap * share) as u64)
     }
 

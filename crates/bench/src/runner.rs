@@ -145,7 +145,7 @@ impl Runner<'_> {
             about: job.load.about.clone(),
             round,
             data_bytes: job.data.bytes(),
-            cap_bytes: job.cap_bytes(1.0),
+            cap_bytes: job.cap_bytes(),
             outcome,
         };
         self.write(Line::Sample(record))
@@ -307,7 +307,7 @@ impl Runner<'_> {
     /// One phase over a database made for it.
     fn alone(&self, job: &Job, subject: Subject, round: u64) -> Result<Outcome> {
         let dir = self.place.fresh(subject.name())?;
-        let cap = job.cap_bytes(1.0).map(Cap::new).transpose()?;
+        let cap = job.cap_bytes().map(Cap::new).transpose()?;
         let mut host = Host::start(None)?;
         let opened =
             host.open(subject, &dir, Setting { memory: Setting::BUFFERED.memory, ..job.setting() }, None)?;
@@ -320,7 +320,7 @@ impl Runner<'_> {
         if let Some(cap) = &cap {
             host.close()?;
             return self.capped(job, subject, &dir, round, cap).map_err(|error| {
-                format!("with {} MiB of memory: {error}", job.cap_bytes(1.0).unwrap_or(0) >> 20).into()
+                format!("with {} MiB of memory: {error}", job.cap_bytes().unwrap_or(0) >> 20).into()
             });
         }
         let outcome = host.run(&job.stage(self.options, round), self.options.settle)?;

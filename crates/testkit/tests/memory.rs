@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 
 use sheaf::{Database, Keyspace, KeyspaceOptions};
+use sheaf_testkit::crash::workload::Random;
 use sheaf_testkit::stage::{Place, Setting, Stage, Subject};
 
 const NORMAL: Setting = Setting::new(Place::Simulated, false, true);
@@ -27,7 +28,7 @@ struct Case {
     stage: Stage,
     db: Database,
     keyspaces: Vec<(Keyspace, u64)>,
-    turn: u64,
+    random: Random,
 }
 
 impl Case {
@@ -39,13 +40,7 @@ impl Case {
             (db.keyspace(name, KeyspaceOptions::default().engine(engine)).unwrap(), pairs)
         };
         let keyspaces = KEYSPACES.iter().map(open).collect();
-        Case { stage, db, keyspaces, turn: 0 }
-    }
-
-    /// A pseudo-random number below `limit`.
-    fn random(&mut self, limit: u64) -> u64 {
-        self.turn += 1;
-        (self.turn.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % limit
+        Case { stage, db, keyspaces, random: Random::new(0) }
     }
 
     /// Some operations, then what is due; the budget holds.
@@ -80,7 +75,7 @@ impl Case {
         let (keyspace, pairs) = self.keyspaces[number].clone();
         for _ in 0..strides {
             self.stride(|case| {
-                let index = case.random(pairs);
+                let index = case.random.below(pairs);
                 assert!(keyspace.contains_key(index.to_be_bytes()).unwrap());
                 assert!(keyspace.get(index.to_be_bytes()).unwrap().is_some());
             });
@@ -106,10 +101,10 @@ fn the_budget_holds_in_every_mix_and_is_used() {
         let snapshot = snapshots.then(|| case.db.snapshot().unwrap());
         for _ in 0..200 {
             case.stride(|case| {
-                let number = usize::try_from(case.random(7)).unwrap();
+                let number = usize::try_from(case.random.below(7)).unwrap();
                 let (keyspace, pairs) = case.keyspaces[number].clone();
-                let index = case.random(pairs);
-                match case.random(4) {
+                let index = case.random.below(pairs);
+                match case.random.below(4) {
                     0 => keyspace.insert(index.to_be_bytes(), [8; 200]).unwrap(),
                     1 if keyspace.capabilities().unwrap().ordered => {
                         keyspace

@@ -109,11 +109,6 @@ fn print_stalls(out: &mut impl Write, stats: &Stats) -> Result {
     Ok(())
 }
 
-/// Bytes in use, all purposes.
-pub(crate) fn memory_used(stats: &Stats) -> u64 {
-    stats.memory.index + stats.memory.versions + stats.memory.buffers + stats.memory.cache
-}
-
 /// All figures as JSON.
 pub(crate) fn as_json(all: &Overview) -> Json {
     let stats = &all.stats;

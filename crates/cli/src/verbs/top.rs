@@ -15,7 +15,7 @@ use sheaf::{KeyspaceOverview, Latency, LogStats, Overview, Owner};
 use crate::failure::{Failure, Result};
 use crate::notation::{count, many, size};
 use crate::output::{HEADING, NAME, Watch, on_stdout, stdout, time};
-use crate::verbs::stats::{as_json, memory_used};
+use crate::verbs::stats::as_json;
 
 /// Arguments of `top`.
 #[derive(Debug, Args)]
@@ -223,7 +223,7 @@ fn summary(page: &mut String, args: &Top, all: &Pair<'_, Overview>) {
     let _ = writeln!(
         page,
         "  memory {} of {}: index {}, versions {}, buffers {}, caches {}",
-        size(memory_used(stats)),
+        size(memory.total()),
         size(memory.budget),
         size(memory.index),
         size(memory.versions),

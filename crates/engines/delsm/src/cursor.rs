@@ -156,7 +156,7 @@ impl DelsmCursor {
         let mut lanes = lanes_of(state, from, way, guard)?;
         let (mut with, mut bytes) = (Vec::new(), 0);
         self.ended = true;
-        while let Some(key) = next_key(&lanes, way, &mut with) {
+        while let Some(key) = next_of(lanes.iter().map(Lane::peek), way, &mut with) {
             let end = if way == Way::Up { &self.bounds.high } else { &self.bounds.low };
             if is_beyond(key, end, way) {
                 break;
@@ -211,12 +211,6 @@ fn lanes_of<'s>(state: &'s State, from: Bound<&[u8]>, way: Way, guard: &Guard) -
         lanes.push(Lane::Tables(TableLane::new(level.clone(), from, way)?));
     }
     Ok(lanes)
-}
-
-/// The key that comes next in `lanes`, and which of them have it.
-fn next_key<'l>(lanes: &'l [Lane<'_>], way: Way, with: &mut Vec<usize>) -> Option<&'l [u8]> {
-    next_of(lanes.iter().map(Lane::peek), way, with);
-    with.first().and_then(|lane| lanes[*lane].peek())
 }
 
 /// What a view at `at` shows of the next key, which the lanes `with` have, and the lane that shows it; goes on to the next key. None
@@ -274,7 +268,7 @@ impl DelsmEngine {
         let state = self.state(guard);
         let mut lanes = lanes_of(state, Bound::Unbounded, Way::Up, guard)?;
         let (mut count, mut with) = (0, Vec::new());
-        while count < enough && next_key(&lanes, Way::Up, &mut with).is_some() {
+        while count < enough && next_of(lanes.iter().map(Lane::peek), Way::Up, &mut with).is_some() {
             count += u64::from(take_from(&mut lanes, &with, Seq::LATEST, guard)?.is_some());
         }
         Ok(count)

@@ -254,9 +254,13 @@ impl<'m> Lane<'m> {
     }
 }
 
-/// Which sources, of whose keys these come next, have the one that comes first, in their order: into `with`, which stays empty
-/// after the last.
-pub(crate) fn next_of<'a>(keys: impl Iterator<Item = Option<&'a [u8]>>, way: Way, with: &mut Vec<usize>) {
+/// The first of the keys that come next in sources, and which of these have it, in their order: into `with`, which stays empty after
+/// the last.
+pub(crate) fn next_of<'a>(
+    keys: impl Iterator<Item = Option<&'a [u8]>>,
+    way: Way,
+    with: &mut Vec<usize>,
+) -> Option<&'a [u8]> {
     with.clear();
     let mut first: Option<&[u8]> = None;
     for (index, key) in keys.enumerate() {
@@ -273,6 +277,7 @@ pub(crate) fn next_of<'a>(keys: impl Iterator<Item = Option<&'a [u8]>>, way: Way
             with.push(index);
         }
     }
+    first
 }
 
 #[cfg(test)]
@@ -283,11 +288,11 @@ mod tests {
     fn the_next_key_is_taken_from_all_that_have_it() {
         let keys = [Some(&b"b"[..]), None, Some(b"a"), Some(b"c"), Some(b"a"), Some(b"c")];
         let mut with = vec![7];
-        next_of(keys.into_iter(), Way::Up, &mut with);
+        assert_eq!(next_of(keys.into_iter(), Way::Up, &mut with), Some(&b"a"[..]));
         assert_eq!(with, [2, 4]);
-        next_of(keys.into_iter(), Way::Down, &mut with);
+        assert_eq!(next_of(keys.into_iter(), Way::Down, &mut with), Some(&b"c"[..]));
         assert_eq!(with, [3, 5]);
-        next_of([None, None].into_iter(), Way::Up, &mut with);
+        assert_eq!(next_of([None, None].into_iter(), Way::Up, &mut with), None);
         assert!(with.is_empty());
     }
 }

@@ -301,8 +301,7 @@ impl DelsmEngine {
             Maker { made: Vec::new(), piece: Load::default(), share, lower: lower.as_ref().map(|t| t.dir) };
         let mut with = Vec::new();
         loop {
-            next_of(lanes.iter().map(TableLane::peek), Way::Up, &mut with);
-            let next = with.first().and_then(|lane| lanes[*lane].peek());
+            let next = next_of(lanes.iter().map(TableLane::peek), Way::Up, &mut with);
             let Some(key) = next.filter(|key| is_within(key)).map(<[u8]>::to_vec) else { break };
             let mut versions: Vec<(Arc<Table>, Item)> = Vec::new();
             for lane in &with {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sheaf_base::codec::{Reader, Writer};
+use sheaf_base::fault::{ReadTexts, Texts};
 use sheaf_base::store::{OpeningStats, Store};
 use sheaf_base::types::KeyspaceId;
 
@@ -11,7 +12,6 @@ use crate::{
     CacheStats, Damage, EngineOptions, EngineStats, KeyspaceInfo, LoadStats, LogStats, MemoryStats,
     StagedStats, StallKind, StallStats, Stats,
 };
-use sheaf_base::fault::{ReadTexts, Texts};
 
 /// Everything that can be told without reading the data.
 #[derive(Clone, Debug, PartialEq)]

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use sheaf_base::codec::{Reader, Writer};
 use sheaf_base::disk::held::{Bytes, Item, Piece};
+use sheaf_base::fault::{self, ReadTexts, Texts};
 
 use super::figures::{KeyspaceOverview, decode_cache, decode_keyspace, decode_options, decode_stats};
 use super::figures::{encode_cache, encode_keyspace, encode_options, encode_stats};
@@ -14,7 +15,6 @@ use crate::{
     BackupPhase, BackupProgress, BackupReport, CacheStats, Compacted, ConversionPhase, ConversionProgress,
     Converted, Damage, EngineOptions, Error, Estimate, Stats, VerifyReport,
 };
-use sheaf_base::fault::{self, ReadTexts, Texts};
 
 /// What somebody asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
