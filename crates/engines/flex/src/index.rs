@@ -24,10 +24,12 @@ use std::sync::Arc;
 use sheaf_base::error::{Damage, Error, Result};
 use sheaf_base::ground::Ground;
 use sheaf_base::sync::epoch::Guard;
+use sheaf_base::types::Seq;
 use sheaf_flexspace::View;
 use sheaf_flexspace::tree::{Content, Entry, Frozen};
 
 use crate::block::{Block, BlockRef};
+use crate::run::{self, Pair};
 use crate::slots::Slots;
 use crate::warm::Warmth;
 use sheaf_base::memtable::Memtable;
@@ -193,23 +195,67 @@ impl Index {
         }
     }
 
-    /// Reads the block of an interval from the space, and puts it into its slot.
+    /// Calls `with` with what the view at `at` shows of `key` in its interval. One that is not in memory, and not worth another's place
+    /// there, is looked into as it was read: no block is made of it.
+    #[inline]
+    pub(crate) fn look_into<R>(
+        &self,
+        entry: &Entry<Interval>,
+        shelf: &Shelf,
+        (print, key, at): (u16, &[u8], Seq),
+        guard: &Guard,
+        with: impl FnOnce(Option<Pair<'_>>) -> Result<R>,
+    ) -> Result<R> {
+        match shelf.slots.get(entry.item.slot).block(guard) {
+            Some(block) => with(block.find(print, key, at)),
+            None => self.look_into_space(entry, shelf, (print, key, at), guard, with),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn look_into_space<R>(
+        &self,
+        entry: &Entry<Interval>,
+        shelf: &Shelf,
+        (print, key, at): (u16, &[u8], Seq),
+        guard: &Guard,
+        with: impl FnOnce(Option<Pair<'_>>) -> Result<R>,
+    ) -> Result<R> {
+        shelf.warmth.note_miss();
+        let data = self.bytes(entry.start, entry.len)?;
+        if shelf.slots.wants(entry.item.slot, entry.len, &shelf.ground) {
+            let block = self.built(entry, &data, shelf)?;
+            shelf.slots.offer(entry.item.slot, &block, &shelf.ground, guard);
+            return with(block.find(print, key, at));
+        }
+        let found = run::find(&data, key, at);
+        with(found.map_err(|what| Error::corrupt(&shelf.path, entry.start, what))?)
+    }
+
+    /// Reads the block of an interval from the space, and puts it into its slot if it is worth that.
     #[cold]
     pub(crate) fn load(&self, entry: &Entry<Interval>, shelf: &Shelf, guard: &Guard) -> Result<BlockRef> {
-        let block = self.read(entry.start, entry.len, shelf)?;
-        let slot = shelf.slots.get(entry.item.slot);
-        slot.learn_live(block.live());
-        shelf.slots.account.missed(u64::from(entry.item.slot), block.size());
-        shelf.slots.offer(entry.item.slot, &block, &shelf.ground, guard);
+        let data = self.bytes(entry.start, entry.len)?;
+        let block = self.built(entry, &data, shelf)?;
+        if shelf.slots.wants(entry.item.slot, entry.len, &shelf.ground) {
+            shelf.slots.offer(entry.item.slot, &block, &shelf.ground, guard);
+        }
+        Ok(block)
+    }
+
+    fn built(&self, entry: &Entry<Interval>, data: &[u8], shelf: &Shelf) -> Result<BlockRef> {
+        let block = shelf.block_of(data).map_err(|what| Error::corrupt(&shelf.path, entry.start, what))?;
+        shelf.slots.get(entry.item.slot).learn_live(block.live());
         Ok(block)
     }
 
     /// Reads an interval.
-    pub(crate) fn read(&self, start: u64, len: u64, shelf: &Shelf) -> Result<BlockRef> {
+    fn bytes(&self, start: u64, len: u64) -> Result<Vec<u8>> {
         let mut data = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
         if let Some(view) = &self.view {
             view.read(start, &mut data)?;
         }
-        shelf.block_of(&data).map_err(|what| Error::corrupt(&shelf.path, start, what))
+        Ok(data)
     }
 }
