@@ -314,13 +314,14 @@ mod tests {
         let account = |bytes| {
             let account = Account::new(memory.budget());
             account.take(bytes, &memory);
-            (0..1000).for_each(|thing| account.missed(thing, UNIT));
+            assert!((0..1000).all(|thing| !account.missed(thing, UNIT)));
             account
         };
         let (idle, small, large) = (account(0), account(10 * UNIT), account(1 << 30));
         [&small, &large].into_iter().for_each(|account| account.went(7, UNIT));
         let ghosts = |account: &Account| account.ghosts.get().map(|ghosts| ghosts.len() as u64);
         assert_eq!([&idle, &small, &large].map(ghosts), [None, Some(FEW), Some((1 << 30) / GHOST)]);
+        assert_eq!([7, 7, 8].map(|thing| small.missed(thing, UNIT)), [true, false, false]);
     }
 
     #[test]
