@@ -67,7 +67,6 @@ fn open(options: &Run, dir: &Path) -> Result<Box<dyn Store>> {
         durable: options.load.durable,
         space_limit: options.load.space_limit.unwrap_or(options.space_limit),
         memory: options.memory,
-        ..Setting::BUFFERED
     };
     options.subject.open(dir, setting)
 }
