@@ -114,6 +114,14 @@ impl Held<'_> {
     }
 }
 
+/// An interval that was read just now.
+enum Read {
+    /// Its block has a place in memory.
+    Block(BlockRef),
+    /// It was not worth one.
+    Bytes(Vec<u8>),
+}
+
 /// What reading a block needs beside the index.
 #[derive(Debug)]
 pub(crate) struct Shelf {
@@ -206,56 +214,46 @@ impl Index {
         guard: &Guard,
         with: impl FnOnce(Option<Pair<'_>>) -> Result<R>,
     ) -> Result<R> {
-        match shelf.slots.get(entry.item.slot).block(guard) {
-            Some(block) => with(block.find(print, key, at)),
-            None => self.look_into_space(entry, shelf, (print, key, at), guard, with),
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn look_into_space<R>(
-        &self,
-        entry: &Entry<Interval>,
-        shelf: &Shelf,
-        (print, key, at): (u16, &[u8], Seq),
-        guard: &Guard,
-        with: impl FnOnce(Option<Pair<'_>>) -> Result<R>,
-    ) -> Result<R> {
-        shelf.warmth.note_miss();
-        let data = self.bytes(entry.start, entry.len)?;
-        if shelf.slots.wants(entry.item.slot, entry.len, &shelf.ground) {
-            let block = self.built(entry, &data, shelf)?;
-            shelf.slots.offer(entry.item.slot, &block, &shelf.ground, guard);
+        if let Some(block) = shelf.slots.get(entry.item.slot).block(guard) {
             return with(block.find(print, key, at));
         }
-        let found = run::find(&data, key, at);
-        with(found.map_err(|what| Error::corrupt(&shelf.path, entry.start, what))?)
+        shelf.warmth.note_miss();
+        match self.read(entry, shelf, guard)? {
+            Read::Block(block) => with(block.find(print, key, at)),
+            Read::Bytes(data) => {
+                let found = run::find(&data, key, at);
+                with(found.map_err(|what| Error::corrupt(&shelf.path, entry.start, what))?)
+            }
+        }
     }
 
     /// Reads the block of an interval from the space, and puts it into its slot if it is worth that.
     #[cold]
     pub(crate) fn load(&self, entry: &Entry<Interval>, shelf: &Shelf, guard: &Guard) -> Result<BlockRef> {
-        let data = self.bytes(entry.start, entry.len)?;
-        let block = self.built(entry, &data, shelf)?;
-        if shelf.slots.wants(entry.item.slot, entry.len, &shelf.ground) {
-            shelf.slots.offer(entry.item.slot, &block, &shelf.ground, guard);
+        match self.read(entry, shelf, guard)? {
+            Read::Block(block) => Ok(block),
+            Read::Bytes(data) => self.built(entry, &data, shelf),
         }
-        Ok(block)
+    }
+
+    /// Reads an interval from the space. Its block is made, and put into its slot, if it is worth that.
+    #[cold]
+    fn read(&self, entry: &Entry<Interval>, shelf: &Shelf, guard: &Guard) -> Result<Read> {
+        let mut data = vec![0; usize::try_from(entry.len).unwrap_or(usize::MAX)];
+        if let Some(view) = &self.view {
+            view.read(entry.start, &mut data)?;
+        }
+        if !shelf.slots.wants(entry.item.slot, entry.len, &shelf.ground) {
+            return Ok(Read::Bytes(data));
+        }
+        let block = self.built(entry, &data, shelf)?;
+        shelf.slots.offer(entry.item.slot, &block, &shelf.ground, guard);
+        Ok(Read::Block(block))
     }
 
     fn built(&self, entry: &Entry<Interval>, data: &[u8], shelf: &Shelf) -> Result<BlockRef> {
         let block = shelf.block_of(data).map_err(|what| Error::corrupt(&shelf.path, entry.start, what))?;
         shelf.slots.get(entry.item.slot).learn_live(block.live());
         Ok(block)
-    }
-
-    /// Reads an interval.
-    fn bytes(&self, start: u64, len: u64) -> Result<Vec<u8>> {
-        let mut data = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
-        if let Some(view) = &self.view {
-            view.read(start, &mut data)?;
-        }
-        Ok(data)
     }
 }
