@@ -68,17 +68,24 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// The newest version of `key` at or before `at` in a block.
+/// The newest version of `key` at or before `at` in a block. No key is put together: of the key before only its length is known, and
+/// how many of its first bytes are those of `key`.
 pub(super) fn find(bytes: &[u8], key: &[u8], at: Seq) -> Result<Option<(Seq, What)>, Damage> {
-    let (mut reader, mut present) = (Reader::new(bytes), Vec::new());
+    let mut reader = Reader::new(bytes);
+    let (mut before, mut common) = (0, 0);
     while !reader.rest().is_empty() {
-        let entry = Entry::take(&mut reader, present.len())?;
-        present.truncate(entry.shared);
-        present.extend_from_slice(entry.rest);
-        match present.as_slice().cmp(key) {
+        let Entry { shared, rest, seq, what } = Entry::take(&mut reader, before)?;
+        before = shared + rest.len();
+        if shared > common {
+            continue; // it has the byte that put the one before it below `key`
+        }
+        let wanted = key.get(shared..).unwrap_or_default();
+        let same = rest.iter().zip(wanted).take_while(|(one, other)| one == other).count();
+        common = shared + same;
+        match rest[same..].first().cmp(&wanted[same..].first()) {
             std::cmp::Ordering::Less => {}
-            std::cmp::Ordering::Equal if entry.seq > at => {}
-            std::cmp::Ordering::Equal => return Ok(Some((entry.seq, entry.what))),
+            std::cmp::Ordering::Equal if seq > at => {}
+            std::cmp::Ordering::Equal => return Ok(Some((seq, what))),
             std::cmp::Ordering::Greater => break,
         }
     }

@@ -416,6 +416,40 @@ mod tests {
         }
     }
 
+    /// All strings of up to so many letters of two.
+    fn words(upto: usize) -> Vec<Vec<u8>> {
+        let mut words = vec![Vec::new()];
+        for len in 1..=upto {
+            let longer = words.iter().filter(|word| word.len() + 1 == len);
+            let more: Vec<_> =
+                longer.flat_map(|word| [b'a', b'b'].map(|c| [&word[..], &[c]].concat())).collect();
+            words.extend(more);
+        }
+        words.sort_unstable();
+        words
+    }
+
+    #[test]
+    fn a_block_is_searched_as_it_is_read() {
+        for some in [2, 3, 5] {
+            let mut writer = ListWriter::new(ID, 9, false);
+            for (n, key) in words(5).into_iter().enumerate().filter(|(n, _)| n % some != 1) {
+                for seq in [7, 5, 2].into_iter().skip(n % 3) {
+                    writer.add(hash(&key), &Item { key: key.clone(), seq: Seq(seq), what: What::Gone });
+                }
+            }
+            let list = open(&writer.finish()).unwrap();
+            let items: Vec<Item> =
+                (0..list.block_count()).flat_map(|index| list.items(index).unwrap()).collect();
+            for (key, at) in words(6).iter().flat_map(|key| (1..9).map(move |at| (key, Seq(at)))) {
+                let wanted = items.iter().find(|item| item.key == *key && item.seq <= at);
+                let found = (0..list.block_count())
+                    .find_map(|index| list.with_block(index, |bytes| block::find(bytes, key, at)).unwrap());
+                assert_eq!(found, wanted.map(|item| (item.seq, item.what)), "{key:?} at {at:?}");
+            }
+        }
+    }
+
     #[test]
     fn a_flipped_bit_anywhere_is_damage_and_never_another_answer() {
         let bytes = written(true);
