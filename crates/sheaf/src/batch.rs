@@ -123,29 +123,30 @@ impl Batch {
     fn submit_with(&self, patience: Patience) -> Result<(Seq, Durability)> {
         let durability = self.durability.unwrap_or(self.store.durability());
         let sample = self.store.sample();
+        let mut fresh = sample.is_some().then(Vec::new);
         let seq = loop {
-            if let Some(seq) = self.attempt(patience)? {
+            if let Some(seq) = self.attempt(patience, fresh.as_mut())? {
                 break seq;
             }
         };
         if let Some(sample) = sample {
-            self.observe(sample, durability);
+            self.observe(sample, durability, &fresh.unwrap_or_default());
         }
         Ok((seq, durability))
     }
 
-    /// Tells each keyspace's sketch of its part.
+    /// Tells each keyspace's sketch of its part. `fresh` are the entries whose keys were not there, in order.
     #[cold]
     #[inline(never)]
-    fn observe(&self, sample: Sample, durability: Durability) {
+    fn observe(&self, sample: Sample, durability: Durability, fresh: &[usize]) {
         let mut parts: Vec<(arc_swap::Guard<Arc<Kept>>, Vec<observe::Operation<'_>>)> = Vec::new();
-        for entry in &self.entries {
+        for (index, entry) in self.entries.iter().enumerate() {
             let kept = entry.keyspace.shared.kept.load();
             let value = match &entry.change {
                 Change::Put(value) => Some(value.len()),
                 Change::Remove => None,
             };
-            let operation = (&*entry.key, value);
+            let operation = (&*entry.key, value, fresh.binary_search(&index).is_ok());
             match parts.iter_mut().find(|part| part.0.id() == kept.id()) {
                 Some(part) => part.1.push(operation),
                 None => parts.push((kept, vec![operation])),
@@ -169,8 +170,9 @@ impl Batch {
         }
     }
 
-    /// One attempt. `None` if an expected key changed between the look and the commit.
-    fn attempt(&self, patience: Patience) -> Result<Option<Seq>> {
+    /// One attempt. `None` if an expected key changed between the look and the commit. `fresh` gets the entries whose keys were not
+    /// there, as far as the engines look.
+    fn attempt(&self, patience: Patience, fresh: Option<&mut Vec<usize>>) -> Result<Option<Seq>> {
         self.check_keyspaces()?;
         if !self.expectations.is_empty() {
             self.store.check_open()?;
@@ -207,7 +209,14 @@ impl Batch {
             }))
             .collect();
         match patience.commit(&self.store, &mut writes) {
-            Ok(Outcome::Done(seq)) => Ok(Some(seq)),
+            Ok(Outcome::Done(seq)) => {
+                if let Some(fresh) = fresh {
+                    let set = writes[expected.len()..].iter().zip(&order);
+                    fresh.extend(set.filter(|(w, _)| w.op.prior == Seq::ZERO).map(|(_, (entry, _))| *entry));
+                    fresh.sort_unstable();
+                }
+                Ok(Some(seq))
+            }
             // A keyspace that was cleared or converted meanwhile goes on; one that was dropped is found out next.
             Ok(Outcome::Stale) | Err(Error::NoKeyspace { .. }) => Ok(None),
             Err(other) => Err(other),

@@ -61,8 +61,8 @@ pub(crate) fn write(
     kept.load().record_durability(is_durable);
 }
 
-/// An operation of a batch: its key, and the length of the value that it sets.
-pub(crate) type Operation<'k> = (&'k [u8], Option<usize>);
+/// An operation of a batch: its key, the length of the value that it sets, and whether the key was not there.
+pub(crate) type Operation<'k> = (&'k [u8], Option<usize>, bool);
 
 /// One keyspace's part of a batch.
 pub(crate) fn batch(
@@ -75,10 +75,11 @@ pub(crate) fn batch(
     store.record(kept, sample, Some(Served::Batch), &Call::new(Kind::Batch, &[]));
     kept.load().record_durability(durability == Durability::Sync);
     let step = operations.len().div_ceil(LOOKED_AT).max(1);
-    for (index, (key, value)) in operations.iter().enumerate().step_by(step) {
+    for (index, (key, value, was_absent)) in operations.iter().enumerate().step_by(step) {
         let kind = if value.is_some() { Kind::BatchInsert } else { Kind::BatchRemove };
         let count = step.min(operations.len() - index) as u64;
-        kept.load().record(&Call { count, ..Call::new(kind, key).value(*value) }, None);
+        let is_new = value.is_some() && *was_absent;
+        kept.load().record(&Call { count, is_new, ..Call::new(kind, key).value(*value) }, None);
     }
 }
 

@@ -76,6 +76,26 @@ fn each_kind_is_seen() {
 }
 
 #[test]
+fn new_keys_of_batches_are_seen() {
+    // The engines that look for what they replace.
+    for engine in ["flat", "flat-ordered", "cedrus"] {
+        let disk = SimDisk::new();
+        let db = builder(&disk).open(DIR).unwrap();
+        let keyspace = db.keyspace("used", KeyspaceOptions::default().engine(engine)).unwrap();
+        for n in 0..3_000u32 {
+            let mut batch = db.batch();
+            batch.insert(&keyspace, (n + 1_000).to_be_bytes(), "new").insert(&keyspace, [0; 4], "old");
+            batch.commit().unwrap();
+            if n % 64 == 0 {
+                db.pump().unwrap();
+            }
+        }
+        let load = keyspace.load().unwrap();
+        assert!((0.3..0.7).contains(&load.new_share), "{engine}: {load:?}");
+    }
+}
+
+#[test]
 fn the_past_survives_a_close_and_a_power_cut() {
     let disk = SimDisk::new();
     let (db, keyspace) = open(&disk);

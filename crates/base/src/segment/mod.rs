@@ -364,6 +364,10 @@ impl Segment {
     pub fn mark_synced(&self, end: u64) {
         self.synced.fetch_max(end, Ordering::Relaxed);
     }
+    /// It is about to be synced, after others: its bytes go to the device meanwhile.
+    pub fn start_sync(&self) {
+        self.file.start_sync();
+    }
     /// Makes the bytes up to `end` durable, `end` being published before.
     pub fn sync(&self, end: u64) -> Result<()> {
         self.file.sync_to(end).during("sync", &self.path)?;

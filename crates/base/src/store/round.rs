@@ -40,6 +40,8 @@ use crate::types::{Durability, Incarnation, LogId, Seq, StoreId};
 const GATHER_SHARE: u32 = 3;
 const GATHER_LEAST: Duration = Duration::from_micros(20);
 const GATHER_MOST: Duration = Duration::from_micros(100);
+/// Bytes of a round that take the device hardly longer than none.
+const LITTLE: u64 = 64 << 10;
 /// Times a waiter yields before it sleeps; a model need not wait long for the rare case.
 const YIELDS: u32 = if cfg!(shuttle) { 1 } else { 20 };
 
@@ -258,6 +260,11 @@ impl Store {
                 self.disk.sync_dir(&log.dir).during("sync directory", &log.dir)?;
                 segments.iter().filter(|(_, s)| new(s)).for_each(|(_, s)| s.mark_named());
             }
+        }
+        // A little of several files: the device's time is shared. Of much, writing would begin twice.
+        let due: u64 = segments.iter().map(|(end, segment)| end.saturating_sub(segment.synced())).sum();
+        if due <= LITTLE {
+            segments.iter().skip(1).for_each(|(_, segment)| segment.start_sync());
         }
         segments.iter().try_for_each(|(end, segment)| segment.sync(*end))
     }
