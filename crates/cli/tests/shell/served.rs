@@ -57,6 +57,20 @@ fn a_served_database_can_be_called_over_both_transports_and_is_all_there_afterwa
 }
 
 #[test]
+fn a_server_takes_the_options_of_its_database() {
+    let sandbox = Sandbox::new();
+    for [option, wrong] in [["--space-limit", "1"], ["--space-limit", "much"], ["--sync-interval", "0"]] {
+        let code = if wrong == "1" { 4 } else { 2 };
+        sandbox.run(&["serve", "db", "--flatrpc", "0", option, wrong]).exits(code);
+    }
+    let options = ["--flatrpc", "0", "--space-limit", "2.5", "--sync-interval", "20", "--memory", "16MiB"];
+    let served = Served::start(&sandbox, &options, 1);
+    sandbox.run(&["call", &served.addresses[0], "put", "a", "1"]).succeeds();
+    served.end();
+    sandbox.run(&["get", "db", "a"]).succeeds().prints("1");
+}
+
+#[test]
 fn beyond_this_machine_a_token_is_demanded_and_checked() {
     let sandbox = Sandbox::new();
     sandbox.run(&["serve", "db", "--flatrpc", "0.0.0.0:0"]).exits(4);
