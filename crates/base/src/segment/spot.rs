@@ -55,3 +55,54 @@ impl<'g> Spot<'g> {
         Some((header.seq, Record::decode(header.payload(frame)).ok()?))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::{DATA_START, Identity};
+    use super::*;
+    use crate::disk::real::RealDisk;
+    use crate::disk::scratch::Scratch;
+    use crate::frame::{FIRST, HEADER, Header, Kind, LAST, body_sum, span};
+    use crate::record::Content;
+    use crate::sync::epoch;
+    use crate::types::{Incarnation, KeyspaceId, LogId, SegmentId, StoreId};
+
+    #[test]
+    fn only_what_is_published_and_has_no_flaw_is_an_entry() {
+        let scratch = Scratch::new();
+        let (store, log, incarnation) = (StoreId(1), LogId::Flat, Incarnation(1));
+        let identity = Identity { store, log, id: SegmentId(3), stream: 0, incarnation, capacity: 1 << 16 };
+        let segment = Arc::new(Segment::create(&RealDisk, &scratch.0, identity).unwrap());
+        let record = Record { keyspace: KeyspaceId(1), key: b"key", content: Content::Put(b"value") };
+        let mut body = Vec::new();
+        record.encode(&mut body);
+        let (kind, flags, seq) = (Kind::Commit, FIRST | LAST, Seq(7));
+        let header = Header { check: 0, len: body.len(), kind, flags, seq, part: 0, parts: 1, gap: 0 };
+        let mut frame = vec![0; usize::try_from(span(body.len())).unwrap()];
+        frame[HEADER..HEADER + body.len()].copy_from_slice(&body);
+        segment.seed().seal(DATA_START, &header, body_sum(&body), &mut frame);
+        segment.file().write_at(DATA_START, &frame).unwrap();
+
+        let table = Segments::with_slots(2);
+        let slot = table.admit(&segment).unwrap();
+        let guard = &epoch::pin();
+        let entry = |offset| table.spot(Address::new(slot, offset), guard).and_then(|spot| spot.entry());
+        assert_eq!(entry(DATA_START), None, "not published");
+        segment.publish(DATA_START + frame.len() as u64 - 8);
+        assert_eq!(entry(DATA_START), None, "not all of it");
+        segment.publish(DATA_START + frame.len() as u64);
+        assert_eq!(entry(DATA_START), Some((seq, record)));
+        assert_eq!(entry(DATA_START + 8), None, "another place");
+        assert_eq!(entry(DATA_START + 4096), None, "behind the end");
+        assert!(table.spot(Address::new(slot + 1, DATA_START), guard).is_none(), "no segment");
+        for at in 0..HEADER + body.len() {
+            let offset = DATA_START + at as u64;
+            segment.file().write_at(offset, &[frame[at] ^ 4]).unwrap();
+            assert_eq!(entry(DATA_START), None, "byte {at}");
+            segment.file().write_at(offset, &frame[at..=at]).unwrap();
+        }
+        assert_eq!(entry(DATA_START), Some((seq, record)));
+    }
+}

@@ -1,8 +1,8 @@
 //! # Cursor: the pairs of a keyspace at one view
 //!
 //! Goes over the index piece by piece, the first as long as scans have lately been: the newest entries of a piece are read
-//! together, their loads overlapping, and kept in one buffer; then come the old versions of the piece that the view needs. No guard outlives a
-//! piece.
+//! together, their loads overlapping, and kept in one buffer; then come the old versions of the piece that the view needs. No
+//! guard outlives a piece.
 //!
 //! ## Invariants
 //!
