@@ -232,6 +232,10 @@ pub trait Cursor: Send {
     fn key(&self) -> &[u8];
     /// The value of the present pair.
     fn value(&self) -> &[u8];
+    /// Both.
+    fn pair(&self) -> (&[u8], &[u8]) {
+        (self.key(), self.value())
+    }
 }
 
 /// Takes the pairs that a keyspace begins with, past its log: see [`Engine::ingest`]. No commit goes to the keyspace meanwhile, and no

@@ -119,6 +119,14 @@ impl Header {
         span(self.len)
     }
 
+    /// The payload of its frame, all of whose bytes the caller has: the body without the water mark.
+    #[inline]
+    #[must_use]
+    pub fn payload<'f>(&self, frame: &'f [u8]) -> &'f [u8] {
+        let skip = if self.flags & WATER != 0 { 8 } else { 0 };
+        &frame[HEADER + skip..HEADER + self.len]
+    }
+
     /// What stands behind the checksum: two little-endian words.
     #[inline]
     #[allow(clippy::cast_possible_truncation)] // of a length of 24 bits

@@ -6,20 +6,29 @@
 use std::cell::Cell;
 use std::cmp::Ordering;
 
+use smallvec::SmallVec;
+
 use crate::blob::{BlobRef, Blobs};
 use crate::engine::Want;
 use crate::error::Result;
 use crate::record::{Content, Record};
-use crate::segment::{Address, Segments};
+use crate::segment::{Address, Segments, Spot};
 use crate::sync::epoch::Guard;
+use crate::types::Seq;
 
-/// How many entries are asked for before the first is read: as many as the processor loads at a time.
-const AHEAD: usize = 8;
+/// Lines of the cache that are asked for together, while those of the group before are on their way or being read: half of what a
+/// processor loads at a time. It goes on past a prefetch when it knows the page, so that of entries asked for one right after
+/// the other it looks several pages up side by side; between two that are read it would wait for each.
+const LINES: usize = 12;
+/// Entries of a usual piece.
+const USUAL: usize = 64;
 /// How many of a piece are looked for in memory: a system call each.
 const LOOKS: usize = 2;
-/// For how many more pieces it holds that one had entries that were not in memory, and that it had none.
+/// For how many more pieces it holds that one had entries that were not in memory, ...
 const ABSENT_FOR: u32 = 64;
+/// ... and that it had none: twice as many after each look that says the same, up to the last.
 const PRESENT_FOR: u32 = 16;
+const PRESENT_AT_MOST: u32 = 256;
 /// A buffer above this is given back with its piece.
 const KEEP_BUFFER: usize = 1 << 20;
 
@@ -67,6 +76,12 @@ impl Pairs {
         self.pairs.len()
     }
 
+    /// Pairs of this piece that the walk went over.
+    #[must_use]
+    pub fn passed(&self) -> usize {
+        self.next
+    }
+
     /// True if there is none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -87,6 +102,7 @@ impl Pairs {
             _ => (&[][..], None),
         };
         let start = self.bytes.len();
+        self.bytes.reserve(record.key.len() + value.len());
         self.bytes.extend_from_slice(record.key);
         self.bytes.extend_from_slice(value);
         self.pairs.push(Pair { start, key: record.key.len(), value: value.len(), staged });
@@ -104,36 +120,45 @@ impl Pairs {
     }
 
     /// Goes on to the next pair. False if there is none in this piece.
+    #[inline]
     pub fn advance(&mut self, blobs: &Blobs) -> Result<bool> {
         let Some(pair) = self.pairs.get(self.next) else { return Ok(false) };
         if let Some(blob) = pair.staged {
-            self.staged = match blobs.read(&blob)? {
-                Some(value) => value,
-                // This cursor's view pins it: it cannot have gone in order.
-                None => return Err(blobs.missing(&blob)),
-            };
+            self.unstage(&blob, blobs)?;
         }
         self.next += 1;
         Ok(true)
     }
 
+    #[cold]
+    fn unstage(&mut self, blob: &BlobRef, blobs: &Blobs) -> Result<()> {
+        self.staged = match blobs.read(blob)? {
+            Some(value) => value,
+            // This cursor's view pins it: it cannot have gone in order.
+            None => return Err(blobs.missing(blob)),
+        };
+        Ok(())
+    }
+
     /// The key of the present pair.
     #[must_use]
     pub fn key(&self) -> &[u8] {
-        self.now().map_or(&[], |pair| self.key_of(pair))
+        self.pair().0
     }
 
     /// The value of the present pair.
     #[must_use]
     pub fn value(&self) -> &[u8] {
-        match self.now() {
-            Some(pair) if pair.staged.is_some() => &self.staged,
-            Some(pair) => {
-                let start = pair.start + pair.key;
-                &self.bytes[start..start + pair.value]
-            }
-            None => &[],
-        }
+        self.pair().1
+    }
+
+    /// The present pair: its key and its value.
+    #[inline]
+    #[must_use]
+    pub fn pair(&self) -> (&[u8], &[u8]) {
+        let Some(pair) = self.now() else { return (&[], &[]) };
+        let (key, rest) = self.bytes[pair.start..].split_at(pair.key);
+        (key, if pair.staged.is_some() { &self.staged } else { &rest[..pair.value] })
     }
 
     fn now(&self) -> Option<&Pair> {
@@ -145,60 +170,93 @@ impl Pairs {
     }
 }
 
-/// Reads `items` in their order, having asked for the entries that they name some way ahead. Where memory does not hold them all are
-/// asked of the device first, side by side: one that answers in 100 µs answers many at a time.
-pub fn read_ahead<T>(
+/// Hands `items` to `read` in their order, with the entries that they name if these are in memory without a flaw; those of the next
+/// items were asked for by then. Where memory does not hold them all are asked of the device first, side by side: one that answers
+/// in 100 µs answers many at a time.
+pub fn read_ahead<'g, T>(
     items: &[T],
-    (segments, guard): (&Segments, &Guard),
+    (segments, guard): (&Segments, &'g Guard),
     entry: impl Fn(&T) -> Option<Address>,
-    mut read: impl FnMut(&T) -> Result<()>,
+    mut read: impl FnMut(&T, Option<(Seq, Record<'g>)>) -> Result<()>,
 ) -> Result<()> {
     let some = || items.iter().step_by(items.len().div_ceil(LOOKS).max(1)).filter_map(&entry);
     if are_absent(|| some().any(|address| !segments.is_cached(address, guard))) {
         items.iter().filter_map(&entry).for_each(|address| segments.will_need(address, guard));
     }
-    let ask = |item: &T| entry(item).into_iter().for_each(|address| segments.prefetch_entry(address, guard));
-    items.iter().take(AHEAD).for_each(ask);
+    let mut spots: SmallVec<[Option<Spot<'g>>; USUAL]> = SmallVec::new();
+    let ask = |spots: &mut SmallVec<_>| {
+        let mut lines = 0;
+        while lines < LINES && spots.len() < items.len() {
+            let spot = entry(&items[spots.len()]).and_then(|address| segments.spot(address, guard));
+            lines += spot.as_ref().map_or(1, Spot::lines);
+            spots.push(spot);
+        }
+    };
+    ask(&mut spots);
+    let mut group = 0;
     for (number, item) in items.iter().enumerate() {
-        items.get(number + AHEAD).into_iter().for_each(ask);
-        read(item)?;
+        if number == group {
+            group = spots.len();
+            ask(&mut spots);
+        }
+        read(item, spots[number].as_ref().and_then(Spot::entry))?;
     }
     Ok(())
 }
 
+/// What a thread's last look said.
+#[derive(Clone, Copy, Debug)]
+struct Looked {
+    are_absent: bool,
+    /// For how many more pieces that holds.
+    left: u32,
+    /// For how many it was to hold if it said that they are present.
+    last: u32,
+}
+
 crate::sync::thread_local! {
-    /// What this thread's last look said, and for how many pieces it holds.
-    static LOOKED: Cell<(bool, u32)> = const { Cell::new((false, 0)) };
+    static LOOKED: Cell<Looked> = const { Cell::new(Looked { are_absent: false, left: 0, last: 0 }) };
 }
 
 /// Whether entries of this thread's pieces tend not to be in memory, as `look` says from time to time: it takes a microsecond.
 fn are_absent(look: impl FnOnce() -> bool) -> bool {
-    let (are_absent, pieces) = LOOKED.with(Cell::get);
-    let now = match pieces.checked_sub(1) {
-        Some(left) => (are_absent, left),
-        None if look() => (true, ABSENT_FOR),
-        None => (false, PRESENT_FOR),
+    let before = LOOKED.with(Cell::get);
+    let now = match before.left.checked_sub(1) {
+        Some(left) => Looked { left, ..before },
+        None if look() => Looked { are_absent: true, left: ABSENT_FOR, last: 0 },
+        None => {
+            let pieces = (2 * before.last).clamp(PRESENT_FOR, PRESENT_AT_MOST);
+            Looked { are_absent: false, left: pieces, last: pieces }
+        }
     };
     LOOKED.with(|looked| looked.set(now));
-    now.0
+    now.are_absent
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn holds_for(pieces: u32, answer: bool) {
+        for _ in 0..pieces {
+            assert_eq!(are_absent(|| unreachable!("it holds")), answer);
+        }
+    }
+
     #[test]
     fn a_look_holds_for_some_pieces() {
-        LOOKED.with(|looked| looked.set((false, 0)));
+        let fresh = Looked { are_absent: false, left: 0, last: 0 };
+        LOOKED.with(|looked| looked.set(fresh));
         assert!(are_absent(|| true));
-        for _ in 0..ABSENT_FOR {
-            assert!(are_absent(|| unreachable!("it holds")));
+        holds_for(ABSENT_FOR, true);
+        for pieces in [16, 32, 64, 128, 256, 256] {
+            assert!(!are_absent(|| false));
+            holds_for(pieces, false);
         }
+        assert!(are_absent(|| true));
+        holds_for(ABSENT_FOR, true);
         assert!(!are_absent(|| false));
-        for _ in 0..PRESENT_FOR {
-            assert!(!are_absent(|| unreachable!("it holds")));
-        }
-        assert!(are_absent(|| true));
-        LOOKED.with(|looked| looked.set((false, 0)));
+        holds_for(PRESENT_FOR, false);
+        LOOKED.with(|looked| looked.set(fresh));
     }
 }

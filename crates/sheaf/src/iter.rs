@@ -85,8 +85,12 @@ impl Iter {
         })
     }
 
-    fn open(&self) -> Result<Box<dyn Cursor>> {
-        Arc::clone(self.kept.engine()?).cursor(self.view.seq(), self.bounds.clone(), self.want)
+    fn open(&self, forward: bool) -> Result<Box<dyn Cursor>> {
+        let engine = self.kept.engine()?;
+        if !forward && !engine.capabilities().ordered {
+            return Err(Error::Unsupported { engine: self.kept.engine_name(), feature: "reverse iteration" });
+        }
+        Arc::clone(engine).cursor(self.view.seq(), self.bounds.clone(), self.want)
     }
 
     /// As `next`, but hands the pair to `read` where it lies: no copies are made.
@@ -101,12 +105,9 @@ impl Iter {
 
     fn step<R>(&mut self, forward: bool, read: impl FnOnce(&[u8], &[u8]) -> R) -> Result<Option<R>> {
         self.view.check_open()?;
-        if !forward && !self.kept.engine()?.capabilities().ordered {
-            return Err(Error::Unsupported { engine: self.kept.engine_name(), feature: "reverse iteration" });
-        }
         let end = if forward { &self.front } else { &self.back };
         if end.cursor.is_none() {
-            let cursor = Some(self.open()?);
+            let cursor = Some(self.open(forward)?);
             *(if forward { &mut self.front } else { &mut self.back }) = End { cursor, moved: false };
         }
         let (mine, other) =
@@ -122,27 +123,39 @@ impl Iter {
                 return Ok(None);
             }
         }
-        let value = if self.want == Want::Pairs { cursor.value() } else { &[] };
-        Ok(Some(read(cursor.key(), value)))
+        let (key, value) = cursor.pair();
+        Ok(Some(read(key, if self.want == Want::Pairs { value } else { &[] })))
     }
 
     fn advance<R>(&mut self, forward: bool, read: impl FnOnce(&[u8], &[u8]) -> R) -> Option<Result<R>> {
         if self.done {
             return None;
         }
-        let step = self.step(forward, read).transpose();
-        self.done = !matches!(step, Some(Ok(_)));
-        if let Some(sample) = self.sample {
-            self.observe(sample, forward);
+        // A pair goes straight to the caller: an outcome that is kept meanwhile is a copy of the largest one, an error, for each.
+        match self.step(forward, read) {
+            Ok(Some(pair)) => {
+                if self.sample.is_some() {
+                    self.observe(forward);
+                }
+                Some(Ok(pair))
+            }
+            end => {
+                self.done = true;
+                if self.sample.is_some() {
+                    self.observe(forward);
+                }
+                end.err().map(Err)
+            }
         }
-        step
     }
 
     /// The first step of a sampled scan says what it is and how long it took; the others are counted.
     #[cold]
     #[inline(never)]
-    fn observe(&mut self, sample: Sample, forward: bool) {
-        if self.pairs == 0 {
+    fn observe(&mut self, forward: bool) {
+        if self.pairs == 0
+            && let Some(sample) = self.sample
+        {
             let kind = if forward { Kind::Scan } else { Kind::ScanReverse };
             self.handle.record(&self.kept, sample, Some(Served::Scan), &Call::new(kind, &[]));
         }

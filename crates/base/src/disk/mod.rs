@@ -24,7 +24,7 @@ pub mod held;
 mod mapping;
 pub mod real;
 #[cfg(test)]
-mod scratch;
+pub(crate) mod scratch;
 mod sigbus;
 pub mod sim;
 

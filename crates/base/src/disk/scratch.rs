@@ -10,10 +10,10 @@ use super::real::RealDisk;
 use super::{Disk, File, How};
 
 /// A directory of its own, removed at the end.
-pub(super) struct Scratch(pub(super) PathBuf);
+pub(crate) struct Scratch(pub(crate) PathBuf);
 
 impl Scratch {
-    pub(super) fn new() -> Scratch {
+    pub(crate) fn new() -> Scratch {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("sheaf-disk-{}-{number}", std::process::id());

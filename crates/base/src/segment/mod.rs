@@ -22,10 +22,12 @@
 mod address;
 mod scan;
 mod slots;
+mod spot;
 
 pub use address::{Address, SLOT_COUNT};
 pub use scan::{Scan, Scanned, Stop, find_water};
 pub use slots::Segments;
+pub use spot::Spot;
 
 use std::borrow::Cow;
 use std::io;
@@ -525,7 +527,13 @@ impl Segment {
     /// what is wrong, after a look at the file, as a mapping may have broken meanwhile.
     #[inline]
     fn whole_frame<'w>(&self, offset: u64, window: &'w [u8]) -> Option<(Frame<'w>, u32)> {
-        let bytes = window.get(usize::try_from(offset).ok()?..)?;
+        let (header, bytes, sum) = self.flawless(offset, window.get(usize::try_from(offset).ok()?..)?)?;
+        Some((Frame { header, bytes: Cow::Borrowed(bytes) }, sum))
+    }
+
+    /// Of the frame at `offset`, where `bytes` begin: its header, all of it, and what its body sums to, if it has no flaw.
+    #[inline]
+    fn flawless<'w>(&self, offset: u64, bytes: &'w [u8]) -> Option<(Header, &'w [u8], u32)> {
         let header = Header::decode(bytes.first_chunk()?)?;
         let has_water = header.flags & WATER == 0 || header.len >= 8;
         if header.span() > bytes.len() as u64 || !has_water {
@@ -533,7 +541,7 @@ impl Segment {
         }
         let bytes = &bytes[..HEADER + header.len];
         let sum = self.seed.verify_and_sum(offset, &header, bytes).ok()?;
-        Some((Frame { header, bytes: Cow::Borrowed(bytes) }, sum))
+        Some((header, bytes, sum))
     }
 
     /// The frame at `offset` within its bounds, its checksum not looked at: for a caller that compares the
@@ -639,8 +647,7 @@ impl Frame<'_> {
     /// Its payload: the body without the water mark.
     #[must_use]
     pub fn payload(&self) -> &[u8] {
-        let skip = if self.header.flags & WATER != 0 { 8 } else { 0 };
-        &self.bytes[HEADER + skip..HEADER + self.header.len]
+        self.header.payload(&self.bytes)
     }
 
     /// The durable watermark it carries.

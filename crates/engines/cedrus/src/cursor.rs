@@ -69,12 +69,19 @@ impl CedrusCursor {
     fn read_all(&mut self, heads: &[Entry], guard: &epoch::Guard) -> Result<()> {
         let engine = Arc::clone(&self.engine);
         let address = |entry: &Entry| Address::from_bits(entry.address);
-        let segments = &engine.ground.segments;
         read_ahead(
             heads,
-            (segments, guard),
-            |entry| Some(address(entry)),
-            |entry| self.read(address(entry), guard, true),
+            (&engine.ground.segments, guard),
+            |head| Some(address(head)),
+            |head, entry| match entry {
+                Some((seq, record)) => {
+                    if seq <= self.at {
+                        self.pairs.push(&record);
+                    }
+                    Ok(())
+                }
+                None => self.read(address(head), guard, true),
+            },
         )
     }
 
@@ -122,5 +129,9 @@ impl Cursor for CedrusCursor {
 
     fn value(&self) -> &[u8] {
         self.pairs.value()
+    }
+
+    fn pair(&self) -> (&[u8], &[u8]) {
+        self.pairs.pair()
     }
 }

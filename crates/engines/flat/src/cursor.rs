@@ -1,8 +1,8 @@
 //! # Cursor: the pairs of a keyspace at one view
 //!
-//! Goes over the index piece by piece: the newest entries of a piece are read together, their loads overlapping,
-//! and kept in one buffer; then come the old versions of the piece that the view needs. No guard outlives a
-//! piece.
+//! Goes over the index piece by piece, the first as long as scans have lately been: the newest entries of a piece are read
+//! together, their loads overlapping, and kept in one buffer; then come the old versions of the piece that the view needs. No
+//! guard outlives a piece.
 //!
 //! ## Invariants
 //!
@@ -30,31 +30,30 @@ pub(crate) struct FlatCursor<I: Index> {
     walk: I::Walk,
     heads: Vec<Address>,
     pairs: Pairs,
+    /// Pairs of earlier pieces that the walk went over.
+    passed: usize,
     failed: bool,
 }
 
 impl<I: Index> FlatCursor<I> {
     pub(crate) fn new(engine: Arc<FlatEngine<I>>, at: Seq, bounds: Bounds, want: Want) -> FlatCursor<I> {
-        FlatCursor {
-            engine,
-            at,
-            walk: I::walk(bounds),
-            heads: Vec::new(),
-            pairs: Pairs::new(want),
-            failed: false,
-        }
+        let mut walk = I::walk(bounds);
+        walk.expect(engine.reach.expected());
+        let pairs = Pairs::new(want);
+        FlatCursor { engine, at, walk, heads: Vec::new(), pairs, passed: 0, failed: false }
     }
 
     /// Reads the pairs of the next piece. False at the end.
     fn fetch(&mut self, way: Way) -> Result<bool> {
+        self.passed += self.pairs.passed();
         self.pairs.clear();
         let guard = &epoch::pin();
         let mut heads = std::mem::take(&mut self.heads);
         heads.clear();
         let span = self.walk.step(&self.engine.index, way, guard, &mut heads);
-        let read = self.read_all(&heads, guard);
+        let all = self.read_all(&heads, guard);
         self.heads = heads;
-        read?;
+        all?;
         let Some(span) = span else { return Ok(false) };
         if self.engine.versions.is_empty() {
             return Ok(true);
@@ -62,7 +61,7 @@ impl<I: Index> FlatCursor<I> {
         let olds = self.engine.versions.range(span, self.at);
         let newest = self.pairs.len();
         for address in olds {
-            self.read(address, guard, false)?;
+            read(&self.engine, address, guard, Seq::LATEST, &mut self.pairs)?;
         }
         match way {
             Way::Up => self.pairs.merge(newest, |a, b| a.cmp(b)),
@@ -73,48 +72,72 @@ impl<I: Index> FlatCursor<I> {
 
     /// Reads the newest entries of a piece, asking for those some way ahead.
     fn read_all(&mut self, heads: &[Address], guard: &epoch::Guard) -> Result<()> {
-        let engine = Arc::clone(&self.engine);
+        let (engine, pairs, at) = (&*self.engine, &mut self.pairs, self.at);
         read_ahead(
             heads,
             (&engine.ground.segments, guard),
             |address| Some(*address),
-            |address| {
-                let is_first = self.pairs.is_empty();
-                self.read(*address, guard, true)?;
+            |address, entry| {
+                let is_first = pairs.is_empty();
+                match entry {
+                    Some((seq, _)) if seq > at => {}
+                    Some((_, record)) => pairs.push(&record),
+                    None => read(engine, *address, guard, at, pairs)?,
+                }
                 if is_first {
-                    self.pairs.expect(heads.len());
+                    pairs.expect(heads.len());
                 }
                 Ok(())
             },
         )
     }
 
-    fn read(&mut self, address: Address, guard: &epoch::Guard, head: bool) -> Result<()> {
-        let frame = self.engine.ground.segments.frame(address, guard)?;
-        if head && frame.header.seq > self.at {
-            return Ok(());
-        }
-        let record = self.engine.record(address, &frame, guard)?;
-        self.pairs.push(&record);
-        Ok(())
-    }
-
-    fn step(&mut self, way: Way) -> Result<bool> {
-        while !self.pairs.advance(&self.engine.ground.blobs)? {
-            if !self.fetch(way)? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
+    #[inline]
     fn advance(&mut self, way: Way) -> Result<bool> {
         if self.failed {
             return Ok(false);
         }
-        let step = self.step(way);
-        self.failed = step.is_err();
-        step
+        match self.pairs.advance(&self.engine.ground.blobs) {
+            Ok(true) => Ok(true),
+            Ok(false) => self.go_on(way).inspect_err(|_| self.failed = true),
+            Err(error) => {
+                self.failed = true;
+                Err(error)
+            }
+        }
+    }
+
+    /// Fetches pieces until there is a pair, or no more of them.
+    #[inline(never)]
+    fn go_on(&mut self, way: Way) -> Result<bool> {
+        while self.fetch(way)? {
+            if self.pairs.advance(&self.engine.ground.blobs)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Adds the pair at `address` to `pairs`, unless it is newer than `newest`.
+#[inline(never)]
+fn read<I: Index>(
+    engine: &FlatEngine<I>,
+    address: Address,
+    guard: &epoch::Guard,
+    newest: Seq,
+    pairs: &mut Pairs,
+) -> Result<()> {
+    let frame = engine.ground.segments.frame(address, guard)?;
+    if frame.header.seq <= newest {
+        pairs.push(&engine.record(address, &frame, guard)?);
+    }
+    Ok(())
+}
+
+impl<I: Index> Drop for FlatCursor<I> {
+    fn drop(&mut self) {
+        self.engine.reach.learn(self.passed + self.pairs.passed());
     }
 }
 
@@ -136,5 +159,9 @@ impl<I: Index> Cursor for FlatCursor<I> {
 
     fn value(&self) -> &[u8] {
         self.pairs.value()
+    }
+
+    fn pair(&self) -> (&[u8], &[u8]) {
+        self.pairs.pair()
     }
 }

@@ -44,6 +44,7 @@ use smallvec::SmallVec;
 
 use crate::cursor::FlatCursor;
 use crate::index::{Index, Wanted};
+use crate::reach::Reach;
 use crate::replay::Gather;
 
 /// A keyspace.
@@ -53,6 +54,7 @@ pub(crate) struct FlatEngine<I: Index> {
     pub(crate) versions: Versions<I::Place>,
     keys: AtomicU64,
     pub(crate) accounts: Accounts,
+    pub(crate) reach: Reach,
     /// Removals seen by replay, until it ends; its threads change the index one at a time, under this lock.
     removed: Mutex<HashMap<Vec<u8>, Seq>>,
     gathered: I::Gathered,
@@ -73,6 +75,7 @@ impl<I: Index> FlatEngine<I> {
             index: I::new(Arc::clone(&ground)),
             versions: Versions::new(Arc::clone(&ground)),
             accounts: Accounts::new(Arc::clone(&ground)),
+            reach: Reach::default(),
             ground,
             keys: AtomicU64::new(0),
             removed: Mutex::default(),

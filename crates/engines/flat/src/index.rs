@@ -31,6 +31,8 @@ pub(crate) use sheaf_base::versions::Span;
 
 /// A walk over an index.
 pub(crate) trait Walk<I: Index>: Send {
+    /// About so many pairs will be asked for.
+    fn expect(&mut self, _pairs: usize) {}
     /// Adds the entries of the next piece, from the low end or from the high one, to `heads`, in the order of
     /// the walk. Answers which places it looked at, or `None` at the end.
     fn step(

@@ -298,10 +298,14 @@ impl KreonCursor {
             return Ok(());
         }
         let entry = |item: &Item| item.value.is_none().then_some(item.address);
-        read_ahead(items, (&engine.ground.segments, guard), entry, |item| {
+        read_ahead(items, (&engine.ground.segments, guard), entry, |item, found| {
             if let Some((from, to)) = item.value {
                 let (keyspace, content) = (KeyspaceId::CATALOGUE, Content::Put(&keys[from..to]));
                 self.pairs.push(&Record { keyspace, key: key_of(item), content });
+                return Ok(());
+            }
+            if let Some((_, record)) = found.filter(|(_, record)| record.key == key_of(item)) {
+                self.pairs.push(&record);
                 return Ok(());
             }
             let frame = engine.frame(item.address, guard)?;
@@ -350,6 +354,10 @@ impl Cursor for KreonCursor {
 
     fn value(&self) -> &[u8] {
         self.pairs.value()
+    }
+
+    fn pair(&self) -> (&[u8], &[u8]) {
+        self.pairs.pair()
     }
 }
 

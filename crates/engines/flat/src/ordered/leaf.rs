@@ -67,6 +67,17 @@ pub(super) struct Leaf {
 #[cfg(not(shuttle))]
 const _: () = assert!(size_of::<Leaf>() == 1024 || size_of::<usize>() != 8);
 
+/// All slots as they stand.
+#[allow(clippy::cast_possible_truncation)] // there are few
+const IN_ORDER: [u8; SLOTS] = {
+    let (mut slots, mut at) = ([0; SLOTS], 0);
+    while at < SLOTS {
+        slots[at] = at as u8;
+        at += 1;
+    }
+    slots
+};
+
 /// The slots of a leaf in the order of their keys.
 pub(super) struct Sorted {
     slots: [u8; SLOTS],
@@ -343,13 +354,16 @@ impl Leaf {
     /// All its slots in the order of their keys.
     pub(super) fn sorted(&self) -> Sorted {
         let (sorted, count) = self.counts();
-        let mut all = Sorted { slots: [0; SLOTS], count: sorted };
-        for (slot, place) in (0..).zip(&mut all.slots[..sorted]) {
-            *place = slot;
-        }
+        let mut all = Sorted { slots: IN_ORDER, count: sorted };
         for slot in sorted..count {
-            let order = |other: &u8| self.compare_slots(usize::from(*other), slot);
-            let at = all.slots().partition_point(|other| order(other) == Order::Less);
+            let head = self.head(slot);
+            let mut at = all.slots().partition_point(|other| self.head(usize::from(*other)) < head);
+            // Few keys share a head.
+            let same = &all.slots()[at..];
+            if same.first().is_some_and(|other| self.head(usize::from(*other)) == head) {
+                at += same
+                    .partition_point(|other| self.compare_slots(usize::from(*other), slot) == Order::Less);
+            }
             all.slots.copy_within(at..all.count, at + 1);
             all.slots[at] = u8::try_from(slot).unwrap_or(u8::MAX);
             all.count += 1;
@@ -424,7 +438,12 @@ impl Leaf {
             Order::Equal => {}
         }
         let text = self.text(key);
-        sorted.slots().partition_point(|slot| match self.compare(usize::from(*slot), &text) {
+        let at = sorted.slots().partition_point(|slot| self.head(usize::from(*slot)) < text.head);
+        let rest = &sorted.slots()[at..];
+        if rest.first().is_none_or(|slot| self.head(usize::from(*slot)) > text.head) {
+            return at;
+        }
+        at + rest.partition_point(|slot| match self.compare(usize::from(*slot), &text) {
             Order::Less => true,
             Order::Equal => or_equal,
             Order::Greater => false,

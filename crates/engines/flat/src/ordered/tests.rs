@@ -49,7 +49,14 @@ fn keys(family: u64, n: u64) -> Vec<u8> {
 
 /// What a walk yields, with the pieces it looked at checked to follow each other.
 fn walked(index: &Ordered, bounds: &Bounds, way: Way) -> Vec<Address> {
+    let all = walked_with(index, bounds, way, 0);
+    assert!(walked_with(index, bounds, way, 64) == all, "whatever is expected");
+    all
+}
+
+fn walked_with(index: &Ordered, bounds: &Bounds, way: Way, expected: usize) -> Vec<Address> {
     let mut walk = Ordered::walk(bounds.clone());
+    walk.expect(expected);
     let mut all = Vec::new();
     let mut heads = Vec::new();
     while let Some(span) = walk.step(index, way, &epoch::pin(), &mut heads) {

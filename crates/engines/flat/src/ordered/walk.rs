@@ -11,13 +11,13 @@ use sheaf_base::engine::Bounds;
 use sheaf_base::segment::Address;
 use sheaf_base::sync::epoch::Guard;
 
-use super::leaf::{Leaf, Sorted};
+use super::leaf::{Leaf, SLOTS, Sorted};
 use super::{Ordered, fence_above, fence_below};
 use crate::index::{Span, Walk, Way};
 
-/// Entries of each step; the last number is that of all later ones. A way down costs as much as three or four entries,
-/// and what is left of a step at the end was read for nothing: the sums are a little above the limits people choose,
-/// 10, 25, 50 and 100.
+/// Entries of each step, the first where no more are expected; the last number is that of all later ones. A way down costs as
+/// much as three or four entries, and what is left of a step at the end was read for nothing: the sums are a little above the
+/// limits people choose, 10, 25, 50 and 100.
 const SIZES: [usize; 4] = [12, 16, 24, 48];
 
 /// The walk.
@@ -25,17 +25,19 @@ pub(crate) struct KeyWalk {
     /// What is left to look at.
     left: Bounds,
     steps: usize,
+    /// Entries of the first step.
+    first: usize,
     done: bool,
 }
 
 impl KeyWalk {
     pub(super) fn new(bounds: Bounds) -> KeyWalk {
-        KeyWalk { done: bounds.is_empty(), left: bounds, steps: 0 }
+        KeyWalk { done: bounds.is_empty(), left: bounds, steps: 0, first: SIZES[0] }
     }
 
     /// Entries of this step.
     fn size(&self) -> usize {
-        SIZES[self.steps.min(SIZES.len() - 1)]
+        if self.steps == 0 { self.first } else { SIZES[self.steps.min(SIZES.len() - 1)] }
     }
 
     /// The slots of a leaf that are left to look at. The limit where the walk begins lies before a `later` leaf.
@@ -60,6 +62,9 @@ impl KeyWalk {
         let (path, mut leaf) = index.path(Some(low.unwrap_or(&[])), false, guard);
         let (parent, mut at) = path.last().map_or((None, 0), |(node, at)| (Some(*node), *at));
         let (first, mut room) = (at, self.size());
+        if let Some(node) = parent.filter(|node| room >= SLOTS / 2 && at + 1 < node.count()) {
+            Leaf::prefetch(node.child(at + 1)); // it is likely to be needed, and one waits for the first anyway
+        }
         let next = loop {
             let sorted = leaf.sorted();
             let slots = self.within(leaf, &sorted, Way::Up, at != first);
@@ -101,6 +106,9 @@ impl KeyWalk {
         let (path, mut leaf) = index.path(key_of(&self.left.high), before, guard);
         let (parent, mut at) = path.last().map_or((None, 0), |(node, at)| (Some(*node), *at));
         let (first, mut room) = (at, self.size());
+        if let Some(node) = parent.filter(|_| room >= SLOTS / 2 && at > 0) {
+            Leaf::prefetch(node.child(at - 1));
+        }
         let next = loop {
             let sorted = leaf.sorted();
             let slots = self.within(leaf, &sorted, Way::Down, at != first);
@@ -151,6 +159,10 @@ fn key_of(bound: &Bound<Vec<u8>>) -> Option<&[u8]> {
 }
 
 impl Walk<Ordered> for KeyWalk {
+    fn expect(&mut self, pairs: usize) {
+        self.first = pairs.max(SIZES[0]);
+    }
+
     fn step(
         &mut self,
         index: &Ordered,

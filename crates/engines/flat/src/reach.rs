@@ -1,0 +1,55 @@
+//! # Reach: how many pairs scans go over
+//!
+//! Nobody says how far a scan will go, and a cursor reads in pieces: what it reads and nobody asks for is lost, and each
+//! further piece is another way down the index, and begins with entries that nobody asked the processor for. Scans of one
+//! keyspace are much alike, so the first piece is as long as scans have lately been. One that ended earlier is believed at
+//! once, one that went further by degrees: where lengths vary, the short ones say what is read, and lose nothing.
+
+use sheaf_base::sync::atomic::{AtomicUsize, Ordering};
+
+/// More than this is not expected of any.
+const MOST: usize = 64;
+/// This part of what a scan went further than expected is added.
+const DEGREES: usize = 4;
+
+/// What is expected of the next scan.
+#[derive(Debug, Default)]
+pub(crate) struct Reach(AtomicUsize);
+
+impl Reach {
+    /// Pairs.
+    pub(crate) fn expected(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// One went over so many.
+    pub(crate) fn learn(&self, pairs: usize) {
+        let (pairs, before) = (pairs.min(MOST), self.expected());
+        let now = if pairs < before { pairs } else { before + (pairs - before).div_ceil(DEGREES) };
+        if now != before {
+            self.0.store(now, Ordering::Relaxed); // a line that all scans read
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_scans_are_believed_by_degrees_and_short_ones_at_once() {
+        let reach = Reach::default();
+        for _ in 0..20 {
+            reach.learn(50);
+        }
+        assert_eq!(reach.expected(), 50);
+        reach.learn(10);
+        assert_eq!(reach.expected(), 10);
+        reach.learn(1000);
+        assert_eq!(reach.expected(), 24);
+        for _ in 0..20 {
+            reach.learn(1000);
+        }
+        assert_eq!(reach.expected(), MOST);
+    }
+}
