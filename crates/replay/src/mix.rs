@@ -49,6 +49,12 @@ pub struct Shares {
 }
 
 impl Shares {
+    /// Whether any of them writes.
+    #[must_use]
+    pub fn writes(&self) -> bool {
+        self.new + self.overwrite + self.remove + self.update > 0.0
+    }
+
     /// Each operation and its share of all.
     pub(crate) fn cumulated(&self) -> Vec<(f64, Operation)> {
         let all = [

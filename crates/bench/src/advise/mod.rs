@@ -3,11 +3,15 @@
 //! *Judging* (`sheaf-bench advise`): loads that no cost was measured with (`tables/advise.toml`) run on every engine, in turns, slice by slice. Each
 //! engine's sketch of its own run is what is asked for advice. The advice is right if the engine it names was the fastest, or within 5 % of it.
 //!
-//! *Measuring* (`sheaf-bench advise --measure`): the costs that the advice goes by, one kind of operation at a time, as lines of
-//! `crates/sheaf/src/advise/costs.tsv`. Costs outside memory are those of a budget of a sixteenth of the data, with the page cache as the
-//! machine has it: what a miss of the engine's own cache costs, and not what the device does.
+//! *Measuring* (`sheaf-bench advise --measure`, module `costs`): the costs that the advice goes by, as lines of
+//! `crates/sheaf/src/advise/costs.tsv`.
+//!
+//! For both, databases are of some age first: what came in has its place, and what memory can hold is there. Right after a fill a
+//! memtable may have all of it, which flatters.
 
-use std::time::{Duration, Instant};
+mod costs;
+
+use std::time::Duration;
 
 use ::sheaf::Spread;
 use ::sheaf::advise::{Advice, Question, Sureness, advise};
@@ -16,14 +20,16 @@ use sheaf_replay::{Mix, Shares, Subject};
 
 use crate::Result;
 use crate::args;
-use crate::measure::median;
+use crate::measure::settle;
 use crate::place::Place;
 
-const TABLE: &str = include_str!("../tables/advise.toml");
+const TABLE: &str = include_str!("../../tables/advise.toml");
 /// Disk that all databases of a load may take.
 const NEED: u64 = 6 << 30;
 /// Length of a turn.
 const SLICE: Duration = Duration::from_millis(250);
+/// The longest wait for the background.
+const REST: Duration = Duration::from_secs(20);
 /// The advice is right within this of the fastest.
 const RIGHT: f64 = 0.95;
 
@@ -121,7 +127,7 @@ fn never() -> bool {
 /// Judges, or measures.
 pub(crate) fn run(options: &args::Advise) -> Result<()> {
     let place = Place::new(&options.dir.path, NEED)?;
-    if options.measure { measure(options, &place) } else { judge(options, &place) }
+    if options.measure { costs::measure(options, &place) } else { judge(options, &place) }
 }
 
 fn judge(options: &args::Advise, place: &Place) -> Result<()> {
@@ -152,6 +158,7 @@ fn judge_one(options: &args::Advise, place: &Place, row: &Row) -> Result<bool> {
             Err(error) => eprintln!("{}: {engine} cannot have it: {error}", row.name),
         }
     }
+    of_age(&subjects)?;
     in_turns(&row.name, &mut subjects, options.phase());
     let asked: Vec<(&str, f64, Advice)> =
         subjects.iter().map(|(engine, subject)| ask(engine, subject, memory)).collect::<Result<_>>()?;
@@ -203,6 +210,12 @@ fn candidates(mix: &Mix) -> Vec<&'static str> {
     ::sheaf::engines().into_iter().filter(|engine| !(mix.scans() && unordered(engine))).collect()
 }
 
+/// Subjects of some age.
+fn of_age(subjects: &[(&'static str, Subject)]) -> Result<()> {
+    settle(REST);
+    subjects.iter().try_for_each(|(_, subject)| Ok(subject.warm(&never)?))
+}
+
 /// Gives each the load for so long, in turns. The first turn of each is not counted. Who refuses the load is out.
 fn in_turns(name: &str, subjects: &mut Vec<(&'static str, Subject)>, lasting: Duration) {
     let turns = (lasting.as_millis() / SLICE.as_millis()).max(1);
@@ -220,120 +233,4 @@ fn in_turns(name: &str, subjects: &mut Vec<(&'static str, Subject)>, lasting: Du
             }
         });
     }
-}
-
-/// Bytes of values that costs are measured at, and how many pairs of each.
-const SIZES: [(u64, u64); 4] = [(100, 200_000), (1_000, 40_000), (10_000, 4_000), (100_000, 500)];
-
-/// What is measured: the table's name for it, the load, and whether it needs order.
-fn kinds() -> Vec<(&'static str, Shares, bool)> {
-    let one = |set: fn(&mut Shares)| {
-        let mut shares = Shares::default();
-        set(&mut shares);
-        shares
-    };
-    vec![
-        ("get", one(|s| s.get = 1.0), false),
-        ("miss", one(|s| s.miss = 1.0), false),
-        ("contains", one(|s| s.contains = 1.0), false),
-        ("seek", one(|s| s.scan = 1.0), true),
-        ("pair", one(|s| s.scan = 1.0), true),
-        ("pair-back", one(|s| s.scan_reverse = 1.0), true),
-        ("overwrite", one(|s| s.overwrite = 1.0), false),
-        ("batch", one(|s| s.overwrite = 1.0), false),
-        ("new", one(|s| s.new = 1.0), false),
-        ("append", one(|s| s.new = 1.0), false),
-        ("durable", one(|s| s.overwrite = 1.0), false),
-    ]
-}
-
-/// Pairs of the long scans that the cost of a pair is taken from.
-const LONG: u64 = 100;
-
-fn measure(options: &args::Advise, place: &Place) -> Result<()> {
-    let began = Instant::now();
-    let command = "sheaf-bench advise --measure";
-    for (value, pairs) in SIZES {
-        for fits in [true, false] {
-            for engine in ::sheaf::engines() {
-                let rows = match measure_engine(options, place, engine, (value, pairs), fits) {
-                    Ok(rows) => rows,
-                    Err(error) => {
-                        eprintln!("{engine}, {value} bytes, fits {fits}: {error}");
-                        continue;
-                    }
-                };
-                for (what, ns) in rows {
-                    let place = if fits { "memory" } else { "beyond" };
-                    println!("{engine}\t{what}\t{value}\t{place}\t{ns:.0}\t{command}");
-                }
-            }
-        }
-        eprintln!("values of {value} bytes done after {:.0} s", began.elapsed().as_secs_f64());
-    }
-    Ok(())
-}
-
-/// Each kind of operation on one database.
-fn measure_engine(
-    options: &args::Advise,
-    place: &Place,
-    engine: &'static str,
-    (value, pairs): (u64, u64),
-    fits: bool,
-) -> Result<Vec<(&'static str, f64)>> {
-    let mut mix = Row { pairs, value, ..Row::default() }.mix();
-    let memory = if fits { 1 << 30 } else { (mix.bytes() / 16).max(4 << 20) };
-    let dir = place.fresh(engine)?;
-    let ordered = !matches!(engine, "flat" | "cedrus");
-    mix.shares.get = 1.0;
-    let Some(mut subject) = Subject::new(&dir, engine, &mix, memory, &never)? else { return Ok(Vec::new()) };
-    if fits {
-        subject.warm(&never)?;
-    }
-    let (mut rows, mut seek) = (Vec::new(), 0.0);
-    for (what, shares, needs_order) in kinds() {
-        let is_fitting = !needs_order || ordered;
-        if !is_fitting || (!fits && what == "durable") || (what == "append" && value > 1000) {
-            continue;
-        }
-        let mut asked = Mix { shares, ..mix.clone() };
-        asked.scan_pairs = if what.starts_with("pair") { LONG } else { 1 };
-        asked.batch = if what == "batch" { 50 } else { 1 };
-        asked.durable = f64::from(u8::from(what == "durable"));
-        asked.sequential = what == "append";
-        let ns = match cost(&mut subject, &asked, options.phase()) {
-            Ok(ns) => ns,
-            Err(error) => {
-                eprintln!("{engine} {what}, {value} bytes, fits {fits}: {error}");
-                continue; // no figure is better than one of refusals
-            }
-        };
-        match what {
-            "seek" => seek = ns,
-            "pair" | "pair-back" => {
-                rows.push((what, ((ns - seek) / (LONG - 1) as f64).max(1.0)));
-                continue;
-            }
-            _ => {}
-        }
-        rows.push((what, ns));
-    }
-    subject.close()?;
-    place.clear(engine)?;
-    Ok(rows)
-}
-
-/// Nanoseconds of an operation: the median of five slices, after one that is not counted.
-fn cost(subject: &mut Subject, mix: &Mix, lasting: Duration) -> Result<f64> {
-    subject.change(mix);
-    let mut costs = Vec::new();
-    for slice in 0..6 {
-        subject.reset();
-        subject.run(lasting / 6, &never)?;
-        if slice > 0 {
-            costs.push(1e9 / subject.outcome().per_second().max(1e-9));
-        }
-    }
-    Ok(median(&costs).unwrap_or(0.0))
 }

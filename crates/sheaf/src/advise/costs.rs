@@ -21,6 +21,7 @@ pub(super) enum What {
     New,
     Append,
     Batch,
+    BatchNew,
     Durable,
     Seek,
     Pair,
@@ -33,7 +34,7 @@ pub(super) enum What {
     HoldsIndex,
 }
 
-const NAMES: [(&str, What); 17] = [
+const NAMES: [(&str, What); 18] = [
     ("get", What::Get),
     ("miss", What::Miss),
     ("contains", What::Contains),
@@ -41,6 +42,7 @@ const NAMES: [(&str, What); 17] = [
     ("new", What::New),
     ("append", What::Append),
     ("batch", What::Batch),
+    ("batch-new", What::BatchNew),
     ("durable", What::Durable),
     ("seek", What::Seek),
     ("pair", What::Pair),

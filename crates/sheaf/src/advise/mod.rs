@@ -210,6 +210,7 @@ fn parts(load: &LoadStats, cost: impl Fn(What) -> f64) -> Vec<Part> {
     let set = cost(What::Overwrite) * (1.0 - load.new_share)
         + load.new_share
             * (cost(What::Append) * load.sequential_share + cost(What::New) * (1.0 - load.sequential_share));
+    let batch = cost(What::Batch) * (1.0 - load.new_share) + cost(What::BatchNew) * load.new_share;
     let wait = (cost(What::Durable) - cost(What::Overwrite)).max(0.0) * load.durable_share;
     let pairs = (load.scan_pairs.mean - 1.0).max(0.0);
     let batched = (load.batch_inserts + load.batch_removes) as f64;
@@ -223,7 +224,7 @@ fn parts(load: &LoadStats, cost: impl Fn(What) -> f64) -> Vec<Part> {
         part("inserts", load.inserts + load.stream_writes, set + wait),
         part("removals", load.removes, cost(What::Overwrite) + wait),
         part("updates", load.updates, cost(What::Get) + cost(What::Overwrite) + wait),
-        part("writes in batches", load.batch_inserts + load.batch_removes, cost(What::Batch) + batch_wait),
+        part("writes in batches", load.batch_inserts + load.batch_removes, batch + batch_wait),
         part("scans", load.scans, cost(What::Seek) + pairs * cost(What::Pair)),
         part("reverse scans", load.scans_reverse, cost(What::Seek) + pairs * cost(What::PairBack)),
     ];
