@@ -162,10 +162,10 @@ impl<const LINK: usize> Table<LINK> {
         self.newest() == Seq::ZERO
     }
 
-    /// Bytes of memory.
+    /// Bytes of memory. What the arena holds ahead is used up by what comes, so that a change may take less than it uses.
     pub fn bytes(&self) -> u64 {
         let waiting = WAITING * self.waiting_count.load(Ordering::Relaxed);
-        self.bytes.load(Ordering::Relaxed) + self.order.bytes() + waiting
+        self.bytes.load(Ordering::Relaxed) + self.order.bytes() + waiting + self.arena.ahead()
     }
 
     /// The owner put so many bytes into the arena.

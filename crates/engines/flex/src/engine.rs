@@ -212,10 +212,6 @@ impl FlexEngine {
         now(since).saturating_sub(since) >= least
     }
 
-    pub(crate) fn memory_taken(&self, bytes: u64) {
-        self.shelf.ground.memory.take(Part::Index, bytes);
-    }
-
     /// A memtable left the state.
     pub(crate) fn memtable_gone(&self, memtable: &Memtable) {
         if !memtable.is_empty() {

@@ -161,18 +161,18 @@ impl FlexEngine {
     fn add_owned(&self, memtable: &Memtable, key: &[u8], versions: &[(Seq, Value)], guard: &Guard) {
         let hash = self.shelf.hash(key);
         let own = |(seq, value): &(Seq, Value)| Version { word: memtable.own(&value.content()), seq: *seq };
-        let before = memtable.bytes();
-        if let Some(entry) = memtable.find(hash, key, guard) {
-            let older: Vec<Version> = versions.iter().map(own).collect();
-            memtable.append_older(entry.place, &older);
-        } else if let Some(newest) = versions.first() {
-            memtable.add(hash, key, own(newest), guard);
+        memtable.counted(&self.shelf.ground, || {
             if let Some(entry) = memtable.find(hash, key, guard) {
-                let older: Vec<Version> = versions[1..].iter().map(own).collect();
+                let older: Vec<Version> = versions.iter().map(own).collect();
                 memtable.append_older(entry.place, &older);
+            } else if let Some(newest) = versions.first() {
+                memtable.add(hash, key, own(newest), guard);
+                if let Some(entry) = memtable.find(hash, key, guard) {
+                    let older: Vec<Version> = versions[1..].iter().map(own).collect();
+                    memtable.append_older(entry.place, &older);
+                }
             }
-        }
-        self.memory_taken(memtable.bytes() - before);
+        });
     }
 
     /// Takes up an image, if it is of the space as it is; else what the space says.
