@@ -328,6 +328,62 @@ impl<T> Drop for Piece<T> {
     }
 }
 
+/// A boxed slice whose memory is a piece.
+pub struct Row<T> {
+    start: NonNull<T>,
+    count: usize,
+}
+
+// SAFETY:
+// * It owns its items, as a box does.
+unsafe impl<T: Send> Send for Row<T> {}
+// SAFETY:
+// * As above.
+unsafe impl<T: Sync> Sync for Row<T> {}
+
+impl<T> Row<T> {
+    /// `count` items, each of which `item` makes.
+    pub fn new(count: usize, item: impl Fn() -> T) -> Row<T> {
+        const { assert!(align_of::<T>() <= ALIGN) };
+        let start = take(count * size_of::<T>()).cast::<T>();
+        for index in 0..count {
+            // SAFETY:
+            // * There is room for `count` of them, aligned as they must be, and it is ours alone. (What was made before an `item` that
+            //   panics is not dropped.)
+            unsafe { start.add(index).write(item()) };
+        }
+        Row { start, count }
+    }
+}
+
+impl<T> Deref for Row<T> {
+    type Target = [T];
+
+    #[inline]
+    fn deref(&self) -> &[T] {
+        // SAFETY:
+        // * So many were written in `new`, and are owned.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.count) }
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Row<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+impl<T> Drop for Row<T> {
+    fn drop(&mut self) {
+        // SAFETY:
+        // * Taken in `new` for so many items, which are owned, and nobody sees them from here on.
+        unsafe {
+            NonNull::slice_from_raw_parts(self.start, self.count).drop_in_place();
+            give(self.start.cast(), self.count * size_of::<T>());
+        }
+    }
+}
+
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
@@ -374,7 +430,7 @@ mod tests {
 
     impl Drop for Marked {
         fn drop(&mut self) {
-            let start = NonNull::new(with_exposed_provenance_mut::<u8>(self.start)).unwrap();
+            let start = NonNull::new(with_exposed_provenance_mut::<u8>(self.start)).expect("of a piece");
             // SAFETY:
             // * A piece of so many bytes, ours, and written.
             unsafe {
@@ -437,7 +493,9 @@ mod tests {
         // * Handed out just now.
         let piece = unsafe { Piece::from_raw(raw) };
         assert_eq!((piece.1[2999], std::sync::Arc::strong_count(&counted)), (7, 2));
-        drop(piece);
+        let row = Row::new(100, || std::sync::Arc::clone(&counted));
+        assert_eq!((row.len(), std::sync::Arc::strong_count(&counted)), (100, 102));
+        drop((piece, row));
         assert_eq!(std::sync::Arc::strong_count(&counted), 1);
     }
 }

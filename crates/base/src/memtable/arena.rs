@@ -139,11 +139,17 @@ impl Drop for Arena {
     fn drop(&mut self) {
         for (number, chunk) in self.chunks.iter().enumerate() {
             let (size, start) = (size_of_chunk(number), NonNull::new(chunk.load(Ordering::Relaxed)));
-            // SAFETY:
-            // * Mapped or allocated in `add`, as large; freed once: `&mut self`.
             match start {
-                Some(start) if size >= LARGE => unsafe { drop(Mapped::from_start(start, size)) },
-                Some(start) => unsafe { dealloc(start.as_ptr(), layout(size)) },
+                Some(start) if size >= LARGE => {
+                    // SAFETY:
+                    // * Mapped in `add`, as large; freed once: `&mut self`.
+                    drop(unsafe { Mapped::from_start(start, size) });
+                }
+                Some(start) => {
+                    // SAFETY:
+                    // * Allocated in `add`, with this layout; as above.
+                    unsafe { dealloc(start.as_ptr(), layout(size)) }
+                }
                 None => {}
             }
         }

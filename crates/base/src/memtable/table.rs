@@ -26,6 +26,7 @@ use super::arena::{Arena, Place, high, low};
 use super::load::{WAITING, Waiting};
 use super::order::{Keys, Order};
 use super::prefix::Prefix;
+use crate::memory::pieces::Row;
 use crate::memory::prefetch;
 use crate::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use crate::sync::epoch::Guard;
@@ -46,12 +47,12 @@ const HEAD: usize = 20;
 
 #[derive(Debug)]
 struct Cells {
-    cells: Box<[AtomicU64]>,
+    cells: Row<AtomicU64>,
 }
 
 impl Cells {
     fn new(count: usize) -> Cells {
-        Cells { cells: (0..count).map(|_| AtomicU64::new(0)).collect() }
+        Cells { cells: Row::new(count, || AtomicU64::new(0)) }
     }
 
     /// Where the search for a tag begins, and what to wrap around with.
@@ -299,7 +300,7 @@ impl<const LINK: usize> Table<LINK> {
         let before = cells.map_or(0, |cells| cells.cells.len());
         if len >= before / 4 * 3 {
             let grown = Cells::new((2 * before).max(FIRST_CELLS));
-            for cell in cells.iter().flat_map(|cells| &cells.cells) {
+            for cell in cells.iter().flat_map(|cells| &*cells.cells) {
                 let cell = cell.load(Ordering::Relaxed);
                 if cell != 0 {
                     grown.put(cell);
