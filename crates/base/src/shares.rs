@@ -125,14 +125,17 @@ impl Account {
         self.size.store(if size == 0 { 16 * bytes } else { size - size / 16 + bytes }, Ordering::Relaxed);
     }
 
-    /// `thing`, of `bytes`, had to be read.
-    pub fn missed(&self, thing: u64, bytes: u64) {
-        let Some(ghosts) = self.ghosts.get() else { return };
+    /// `thing`, of `bytes`, had to be read. True if it went lately, so that a larger cache would have had it.
+    #[allow(clippy::must_use_candidate, reason = "most caches take in whatever they miss")]
+    pub fn missed(&self, thing: u64, bytes: u64) -> bool {
+        let Some(ghosts) = self.ghosts.get() else { return false };
         let (place, mark) = ghost(thing, ghosts.len());
-        if ghosts[place].load(Ordering::Relaxed) == mark {
+        let is_ghost = ghosts[place].load(Ordering::Relaxed) == mark;
+        if is_ghost {
             ghosts[place].store(0, Ordering::Relaxed);
             self.gained.fetch_add(READ + bytes, Ordering::Relaxed);
         }
+        is_ghost
     }
 
     /// A step is over: what was gained in it counts, what was gained before counts less. What so many bytes more would
@@ -311,13 +314,14 @@ mod tests {
         let account = |bytes| {
             let account = Account::new(memory.budget());
             account.take(bytes, &memory);
-            (0..1000).for_each(|thing| account.missed(thing, UNIT));
+            assert!((0..1000).all(|thing| !account.missed(thing, UNIT)));
             account
         };
         let (idle, small, large) = (account(0), account(10 * UNIT), account(1 << 30));
         [&small, &large].into_iter().for_each(|account| account.went(7, UNIT));
         let ghosts = |account: &Account| account.ghosts.get().map(|ghosts| ghosts.len() as u64);
         assert_eq!([&idle, &small, &large].map(ghosts), [None, Some(FEW), Some((1 << 30) / GHOST)]);
+        assert_eq!([7, 7, 8].map(|thing| small.missed(thing, UNIT)), [true, false, false]);
     }
 
     #[test]

@@ -66,7 +66,7 @@ fn open(options: &Run, dir: &Path) -> Result<Box<dyn Store>> {
     let setting = Setting {
         durable: options.load.durable,
         space_limit: options.load.space_limit.unwrap_or(options.space_limit),
-        ..Setting::BUFFERED
+        memory: options.memory,
     };
     options.subject.open(dir, setting)
 }

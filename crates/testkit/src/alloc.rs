@@ -89,6 +89,12 @@ pub fn is_counting() -> bool {
     COUNT.with(|cell| cell.get().ever)
 }
 
+/// Bytes that this thread asked for and nobody in it gave back.
+#[must_use]
+pub fn held() -> isize {
+    COUNT.with(Cell::get).held
+}
+
 /// Runs `work` and says what it asked for in this thread.
 pub fn measure<R>(work: impl FnOnce() -> R) -> (R, Peak) {
     let start = COUNT.with(|cell| {

@@ -77,9 +77,10 @@ fn space(db: &Database, name: &str, engine: &str) -> Keyspace {
 /// All engines.
 const ENGINES: [&str; 7] = ["flat", "flat-ordered", "flex", "cedrus", "kreon", "delsm", "ledger"];
 
-/// The scenario on every engine; `flat` has all the schedules, the others a tenth of them each.
+/// The scenario on every engine, or on `SHEAF_ENGINE`; `flat` has all the schedules, the others a tenth of them each.
 fn on_every_engine(schedules: u64, scenario: fn(&str)) {
-    for engine in ENGINES {
+    let only = std::env::var("SHEAF_ENGINE").ok();
+    for engine in ENGINES.into_iter().filter(|engine| only.as_deref().is_none_or(|only| only == *engine)) {
         println!("{engine}");
         explore(if engine == "flat" { schedules } else { schedules.div_ceil(10).max(2) }, move || {
             scenario(engine)

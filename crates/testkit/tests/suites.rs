@@ -14,6 +14,7 @@ mod geometries;
 mod kill;
 mod limits;
 mod linear;
+mod many;
 mod memory;
 mod model;
 mod moving;

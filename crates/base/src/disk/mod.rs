@@ -211,6 +211,10 @@ pub trait File: fmt::Debug + Send + Sync {
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
     /// Length in bytes.
     fn len(&self) -> io::Result<u64>;
+    /// Length in bytes when it was opened, or now. Where the opening has seen it, that takes no call of the system.
+    fn opened_len(&self) -> io::Result<u64> {
+        self.len()
+    }
     /// True if the length is zero.
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)

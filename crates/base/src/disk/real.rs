@@ -12,14 +12,15 @@
 //!
 //! ## Costs
 //!
-//! `open` 2 system calls, `read_at`, `write_at`, `sync` 1, `mapped` and a resident `append_at` 0,
-//! `sync_dir` 3.
+//! `open` 2 system calls, `read_at`, `write_at`, `sync` 1, `mapped`, `opened_len` and a resident `append_at` 0, `map` 2 (and a
+//! third, if the file was shorter when it was opened), `expect_scattered` 1, `sync_dir` 3.
 
 use std::fmt;
 use std::io;
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{AtFlags, Dir, FallocateFlags, FileType, Mode, OFlags};
@@ -62,13 +63,16 @@ impl Disk for RealDisk {
         };
         // NONBLOCK: opening a named pipe must not wait. It means nothing for files.
         let fd = open_fd(path, flags | OFlags::NONBLOCK)?;
-        let kind = FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode);
-        if kind != FileType::RegularFile {
+        let seen = rustix::fs::fstat(&fd)?;
+        if FileType::from_raw_mode(seen.st_mode) != FileType::RegularFile {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
         }
+        let opened_len = u64::try_from(seen.st_size).map_err(io::Error::other)?;
         Ok(Arc::new(RealFile {
             fd,
             path: path.to_path_buf(),
+            opened_len,
+            least_len: AtomicU64::new(opened_len),
             is_writable: how != How::Read,
             mapping: OnceLock::new(),
         }))
@@ -197,6 +201,9 @@ fn is_dir(dir: &OwnedFd, name: &str, kind: FileType) -> io::Result<bool> {
 struct RealFile {
     fd: OwnedFd,
     path: PathBuf,
+    opened_len: u64,
+    /// It was as long when it was opened, and we have not made it shorter since.
+    least_len: AtomicU64,
     is_writable: bool,
     mapping: OnceLock<Mapping>,
 }
@@ -221,7 +228,12 @@ impl File for RealFile {
         u64::try_from(len).map_err(io::Error::other)
     }
 
+    fn opened_len(&self) -> io::Result<u64> {
+        Ok(self.opened_len)
+    }
+
     fn set_len(&self, len: u64) -> io::Result<()> {
+        self.least_len.fetch_min(len, Ordering::Relaxed);
         Ok(repeat(|| rustix::fs::ftruncate(&self.fd, len))?)
     }
 
@@ -272,8 +284,9 @@ impl File for RealFile {
     }
 
     fn map(&self, len: u64) {
-        let is_long_enough = self.len().is_ok_and(|have| have >= len);
-        if self.mapping.get().is_some() || len == 0 || !is_long_enough {
+        let is_long_enough =
+            || self.least_len.load(Ordering::Relaxed) >= len || self.len().is_ok_and(|have| have >= len);
+        if self.mapping.get().is_some() || len == 0 || !is_long_enough() {
             return;
         }
         if let Ok(mapping) = Mapping::new(self.fd.as_fd(), len, self.is_writable) {

@@ -20,10 +20,10 @@ use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 /// Bytes of a unit.
 const UNIT: usize = 8;
-/// Units in the first chunk; chunk k has `FIRST << k`.
-const FIRST: u64 = 512;
+/// Units in the first chunk, room for the order's first leaf; chunk k has `FIRST << k`.
+const FIRST: u64 = 128;
 /// 2^32 units in all.
-const CHUNKS: usize = 23;
+const CHUNKS: usize = 25;
 /// Chunks of so many bytes and more are the system's.
 const LARGE: usize = 64 << 10;
 

@@ -21,6 +21,7 @@
 
 use std::ops::Bound;
 use std::ptr;
+use std::sync::OnceLock;
 
 use super::arena::{Arena, Place, high, low};
 use super::load::{WAITING, Waiting};
@@ -76,12 +77,20 @@ struct Stripe {
     len: AtomicU32,
 }
 
+/// Of so many stripes, a power of two, that of `hash`.
+#[inline]
+fn stripe_of(stripes: &[Stripe], hash: u64) -> &Stripe {
+    &stripes[high(hash) as usize >> 24 & (stripes.len() - 1)]
+}
+
 /// The keys. A record has `LINK` bytes, 4 or none, for a link of the owner's.
 #[derive(Debug)]
 pub struct Table<const LINK: usize> {
     /// Where the records are; the owner may have more in it. One writer.
     pub arena: Arena,
-    stripes: Box<[Stripe]>,
+    /// Made with the first key: most keyspaces of many are empty.
+    stripes: OnceLock<Box<[Stripe]>>,
+    stripe_count: usize,
     order: Order,
     count: AtomicU64,
     /// Bytes of memory, without the order's.
@@ -109,9 +118,9 @@ impl<const LINK: usize> Table<LINK> {
         const { assert!(LINK == 0 || LINK == 4) };
         let arena = Arena::new();
         let order = Order::new(&arena, prefix, tiny);
-        let stripe = || Stripe { cells: AtomicPtr::new(ptr::null_mut()), len: AtomicU32::new(0) };
         Table {
-            stripes: (0..if tiny { TINY_STRIPES } else { STRIPES }).map(|_| stripe()).collect(),
+            stripes: OnceLock::new(),
+            stripe_count: if tiny { TINY_STRIPES } else { STRIPES },
             order,
             arena,
             count: AtomicU64::new(0),
@@ -184,15 +193,25 @@ impl<const LINK: usize> Table<LINK> {
         self.order.prefix(guard)
     }
 
+    /// The stripe of `hash`; none if there is no key.
     #[inline]
-    fn stripe(&self, hash: u64) -> &Stripe {
-        &self.stripes[high(hash) as usize >> 24 & (self.stripes.len() - 1)]
+    fn stripe(&self, hash: u64) -> Option<&Stripe> {
+        #[cfg(shuttle)]
+        crate::sync::step(); // they may be made now, or not yet
+        self.stripes.get().map(|stripes| stripe_of(stripes, hash))
+    }
+
+    /// As [`Table::stripe`], which is there from now on.
+    fn stripe_to_be(&self, hash: u64) -> &Stripe {
+        let stripe = || Stripe { cells: AtomicPtr::new(ptr::null_mut()), len: AtomicU32::new(0) };
+        let stripes = self.stripes.get_or_init(|| (0..self.stripe_count).map(|_| stripe()).collect());
+        stripe_of(stripes, hash)
     }
 
     /// How many records share `hash`'s stripe; see (I3).
     #[inline]
     pub fn stripe_len(&self, hash: u64) -> u32 {
-        self.stripe(hash).len.load(Ordering::Acquire)
+        self.stripe(hash).map_or(0, |stripe| stripe.len.load(Ordering::Acquire))
     }
 
     #[inline]
@@ -205,7 +224,7 @@ impl<const LINK: usize> Table<LINK> {
     /// The record of `key`.
     #[inline]
     pub fn find(&self, hash: u64, key: &[u8], guard: &Guard) -> Option<Place> {
-        let cells = Table::<LINK>::cells(self.stripe(hash), guard)?;
+        let cells = Table::<LINK>::cells(self.stripe(hash)?, guard)?;
         let tag = low(hash);
         let (mut slot, mask) = cells.start(tag);
         loop {
@@ -222,7 +241,9 @@ impl<const LINK: usize> Table<LINK> {
 
     /// Hints that `hash` is about to be looked up.
     pub fn prefetch(&self, hash: u64, guard: &Guard) {
-        if let Some(cells) = Table::<LINK>::cells(self.stripe(hash), guard) {
+        if let Some(stripe) = self.stripe(hash)
+            && let Some(cells) = Table::<LINK>::cells(stripe, guard)
+        {
             let (slot, _) = cells.start(low(hash));
             prefetch((&raw const cells.cells[slot]).cast(), 1);
         }
@@ -231,7 +252,8 @@ impl<const LINK: usize> Table<LINK> {
     /// Hints that the record of `hash`, if there is one, is about to be looked at. Reads the table: [`Table::prefetch`] comes before.
     #[inline]
     pub fn prefetch_found(&self, hash: u64, guard: &Guard) {
-        let Some(cells) = Table::<LINK>::cells(self.stripe(hash), guard) else { return };
+        let Some(stripe) = self.stripe(hash) else { return };
+        let Some(cells) = Table::<LINK>::cells(stripe, guard) else { return };
         let tag = low(hash);
         let (mut slot, mask) = cells.start(tag);
         loop {
@@ -294,7 +316,7 @@ impl<const LINK: usize> Table<LINK> {
     }
 
     fn hash_in(&self, hash: u64, place: Place, guard: &Guard) {
-        let stripe = self.stripe(hash);
+        let stripe = self.stripe_to_be(hash);
         let len = stripe.len.load(Ordering::Relaxed) as usize;
         let cells = Table::<LINK>::cells(stripe, guard);
         let before = cells.map_or(0, |cells| cells.cells.len());
@@ -335,7 +357,7 @@ impl<const LINK: usize> Table<LINK> {
 
 impl<const LINK: usize> Drop for Table<LINK> {
     fn drop(&mut self) {
-        for stripe in &self.stripes {
+        for stripe in self.stripes.get().into_iter().flatten() {
             let cells = stripe.cells.load(Ordering::Relaxed);
             if !cells.is_null() {
                 // SAFETY:

@@ -238,7 +238,7 @@ impl Segment {
             }
             other => other.during("open", &path)?,
         };
-        let len = file.len().during("measure", &path)?;
+        let len = file.opened_len().during("measure", &path)?;
         if len < DATA_START {
             return Err(Error::corrupt(&path, 0, Damage::Short { got: len, expected: DATA_START }));
         }

@@ -35,7 +35,7 @@ use crate::record::Record;
 use crate::root::{CheckpointRef, Root};
 use crate::segment::{Address, DATA_START, Scan, Scanned, Segment, Stop};
 use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
 use crate::work::{each_side_by_side, side_by_side};
 
@@ -46,6 +46,9 @@ pub(super) const MOST_THREADS: usize = 4;
 
 /// Keyspaces for whose images one thread will do.
 const FEW: usize = 8;
+/// Records of a keyspace that are taken in by more than one thread: to start one takes as long as a thousand records.
+const MANY: u64 = 1 << 12;
+const TINY_MANY: u64 = 16;
 
 /// What loading brought.
 pub(super) struct Loaded {
@@ -60,7 +63,13 @@ pub(super) struct Loaded {
 /// The bytes of a keyspace's image, or why it stays closed.
 type Restored<'m> = (&'m Arc<Kept>, std::result::Result<u64, Broken>);
 
-type Engines = HashMap<KeyspaceId, Arc<dyn Engine>>;
+type Engines = HashMap<KeyspaceId, Target>;
+
+/// An engine, and how many records it was given.
+struct Target {
+    engine: Arc<dyn Engine>,
+    records: AtomicU64,
+}
 
 /// Where records of a log go.
 struct Targets<'a> {
@@ -72,7 +81,7 @@ struct Targets<'a> {
 }
 
 impl Targets<'_> {
-    fn engine(&self, id: KeyspaceId) -> Option<&Arc<dyn Engine>> {
+    fn target(&self, id: KeyspaceId) -> Option<&Target> {
         self.engines.get(&id).filter(|_| !self.failed.lock().contains_key(&id))
     }
 
@@ -120,7 +129,9 @@ pub(super) fn load(
     let engines: Engines = map
         .values()
         .filter(|kept| !closed.contains_key(&kept.id()))
-        .map(|kept| Ok((kept.id(), Arc::clone(kept.engine()?))))
+        .map(|kept| {
+            Ok((kept.id(), Target { engine: Arc::clone(kept.engine()?), records: AtomicU64::new(0) }))
+        })
         .collect::<Result<_>>()?;
     let mut all = Replayed::default();
     let failed = Mutex::new(closed);
@@ -142,7 +153,7 @@ pub(super) fn load(
             }
         }
     }
-    engines.values().for_each(|engine| engine.replayed());
+    engines.values().for_each(|target| target.engine.replayed());
     let mut closed = failed.into_inner();
     let settle = |(name, kept): (String, Arc<Kept>)| match closed.remove(&kept.id()) {
         Some(damage) => (name, Arc::new(kept.broken(damage))),
@@ -267,21 +278,19 @@ impl Source<'_> {
 
     /// Lets the engines of `log` take in what they have gathered of the records.
     fn absorb(&self, log: LogId, targets: &Targets<'_>) -> Result<()> {
-        let parts = if self.store.options.inline { 1 } else { MOST_THREADS };
-        for (id, engine) in targets.engines.iter().filter(|(_, engine)| engine.log() == log) {
-            if targets.engine(*id).is_none() {
-                continue;
-            }
-            let next = AtomicUsize::new(0);
-            let share = || loop {
-                let part = next.fetch_add(1, Ordering::Relaxed);
-                if part >= parts {
-                    return Ok(());
-                }
-                engine.absorb(part, parts)?;
-            };
-            let absorbed = side_by_side(parts, share).into_iter().collect::<Result<()>>();
-            targets.replayed(*id, absorbed)?;
+        let most = if self.store.options.inline { 1 } else { MOST_THREADS };
+        let many = if self.store.ground.tiny { TINY_MANY } else { MANY };
+        let of_log = targets.engines.iter().filter(|(_, target)| target.engine.log() == log);
+        let (large, small): (Vec<_>, Vec<_>) = of_log
+            .filter(|(id, _)| targets.target(**id).is_some())
+            .partition(|(_, target)| target.records.load(Ordering::Relaxed) >= many);
+        each_side_by_side(most.min(small.len() / FEW), small.len(), |index| {
+            let (id, target) = small[index];
+            targets.replayed(*id, target.engine.absorb(0, 1))
+        })?;
+        for (id, target) in large {
+            let share = |part: usize| target.engine.absorb(part, most);
+            targets.replayed(*id, each_side_by_side(most, most, share).map(drop))?;
         }
         Ok(())
     }
@@ -335,10 +344,11 @@ fn replay_group(
     for run in keyspaces.chunk_by(|a, b| a == b) {
         let (id, records) = (run[0], &records[from..from + run.len()]);
         from += run.len();
-        let Some(engine) = targets.engine(id) else { continue };
+        let Some(target) = targets.target(id) else { continue };
+        target.records.fetch_add(records.len() as u64, Ordering::Relaxed);
         all.records += records.len() as u64;
         all.bytes += records.iter().map(|record| u64::from(record.span)).sum::<u64>();
-        targets.replayed(id, engine.replay_run(records))?;
+        targets.replayed(id, target.engine.replay_run(records))?;
     }
     Ok(all)
 }

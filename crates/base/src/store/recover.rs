@@ -191,7 +191,7 @@ impl<'a> Recovery<'a> {
         }
         let how = if store.options.read_only { How::Read } else { How::Write };
         let (mut found, mut damage) = (Vec::new(), None);
-        // Some ten calls of the system each.
+        // Six calls of the system each.
         let threads = if store.options.inline { 1 } else { MOST_THREADS.min(names.len() / FEW) };
         let open = |number: usize| Segment::open(&*store.disk, dir, names[number], store.id, log, how);
         let Ok(all) = each_side_by_side(threads, names.len(), |number| Ok::<_, Infallible>(open(number)));

@@ -519,6 +519,9 @@ pub(crate) struct Run {
     /// Disk over live entries
     #[arg(long, value_parser = factor, default_value = "1.6")]
     pub(crate) space_limit: f64,
+    /// MiB of cache or memory budget
+    #[arg(long, value_parser = mebibytes, default_value_t = MEMORY >> 20)]
+    pub(crate) memory: u64,
     /// Keep the database in --dir; use the one that is there in place of a new one
     #[arg(long)]
     pub(crate) keep: bool,

@@ -100,7 +100,8 @@ pub(crate) struct Frozen {
     pub(crate) freed: Vec<u32>,
     /// Pages there were, by the highest number.
     pub(crate) page_count: u32,
-    pub(crate) root: Vec<u32>,
+    /// References, and how many digits in a row each has.
+    pub(crate) root: Vec<(u32, u32)>,
     pub(crate) entries: u64,
     /// Entries in each slot's segment.
     pub(crate) counts: Vec<u64>,
@@ -108,7 +109,7 @@ pub(crate) struct Frozen {
 
 impl Frozen {
     /// What a trie without a page freezes.
-    pub(crate) fn nothing(root: Vec<u32>) -> Frozen {
+    pub(crate) fn nothing(root: Vec<(u32, u32)>) -> Frozen {
         Frozen { root, ..Frozen::default() }
     }
 }
@@ -474,7 +475,7 @@ impl Heap {
     // Checkpoints.
 
     /// Freezes what is dirty.
-    pub(crate) fn freeze(&mut self, root: Vec<u32>) {
+    pub(crate) fn freeze(&mut self, root: Vec<(u32, u32)>) {
         if self.frozen.is_some() {
             return;
         }

@@ -21,6 +21,7 @@ use crate::heap::Frozen;
 use crate::page::MOST_PAGES;
 use crate::shape::Shape;
 use crate::space::{FrozenTable, Place};
+use crate::trie::EMPTY;
 
 const LAYOUT: u8 = 1;
 
@@ -44,7 +45,7 @@ fn count_of<T>(items: &[T]) -> [u8; 4] {
 pub(crate) fn save(engine: &CedrusEngine, out: &mut dyn ImageSink) -> Result<()> {
     let (table, root, entries, counts) = {
         let heap = engine.trie.heap();
-        let none = Frozen::nothing(vec![0; 1 << engine.trie.shape().root_bits]);
+        let none = Frozen::nothing(vec![(EMPTY, 1 << engine.trie.shape().root_bits)]);
         let frozen = heap.frozen.as_ref().unwrap_or(&none);
         debug_assert!(frozen.pages.is_empty(), "the store asks whether it is settled");
         (FrozenTable::of(frozen), frozen.root.clone(), frozen.entries, frozen.counts.clone())
@@ -52,11 +53,10 @@ pub(crate) fn save(engine: &CedrusEngine, out: &mut dyn ImageSink) -> Result<()>
     let table = engine.space.seal(&table)?;
     out.put(&shape_bytes(engine.trie.shape()))?;
     out.put(&entries.to_le_bytes())?;
-    let runs: Vec<&[u32]> = root.chunk_by(|a, b| a == b).collect();
-    out.put(&count_of(&runs))?;
-    for run in runs {
-        out.put(&run[0].to_le_bytes())?;
-        out.put(&count_of(run))?;
+    out.put(&count_of(&root))?;
+    for (reference, times) in root {
+        out.put(&reference.to_le_bytes())?;
+        out.put(&times.to_le_bytes())?;
     }
     out.put(&count_of(&table))?;
     for place in table {
@@ -96,7 +96,7 @@ pub(crate) fn restore(engine: &CedrusEngine, image: &mut dyn ImageSource) -> Res
         return Err(image.nonsense("layout", u64::from(*got)));
     }
     let entries = u64_of(image)?;
-    let root = root_of(image, 1 << shape.root_bits)?;
+    let root = root_of(image, 1u32 << shape.root_bits)?;
     let pages = u32_of(image)?;
     if pages > MOST_PAGES {
         return Err(image.nonsense("pages", u64::from(pages)));
@@ -122,17 +122,18 @@ pub(crate) fn restore(engine: &CedrusEngine, image: &mut dyn ImageSource) -> Res
     engine.space.restore(table)
 }
 
-fn root_of(image: &mut dyn ImageSource, len: usize) -> Result<Vec<u32>> {
-    let mut root = Vec::with_capacity(len);
+fn root_of(image: &mut dyn ImageSource, len: u32) -> Result<Vec<(u32, u32)>> {
+    let (mut root, mut digits) = (Vec::new(), 0);
     for _ in 0..u32_of(image)? {
         let (reference, times) = (u32_of(image)?, u32_of(image)?);
-        if times == 0 || times as usize > len - root.len() {
+        if times == 0 || times > len - digits {
             return Err(image.nonsense("run of the root", u64::from(times)));
         }
-        root.resize(root.len() + times as usize, reference);
+        digits += times;
+        root.push((reference, times));
     }
-    if root.len() < len {
-        return Err(image.nonsense("root", root.len() as u64));
+    if digits < len {
+        return Err(image.nonsense("root", u64::from(digits)));
     }
     Ok(root)
 }

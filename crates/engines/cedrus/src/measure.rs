@@ -71,7 +71,8 @@ fn measure(trie: &Trie) -> Measured {
     let keys = trie.len().max(1) as f64;
     // Each node but the root takes a reference and has as many as it has digits.
     let [empty, taken] = references.map(|count| count as f64);
-    let (of_root, of_node) = (trie.root().len() as f64, f64::from(1u32 << trie.shape().node_bits));
+    let (of_root, of_node) =
+        (f64::from(1u32 << trie.shape().root_bits), f64::from(1u32 << trie.shape().node_bits));
     let nodes = (empty + taken - of_root) / (of_node - 1.0);
     Measured {
         bytes_per_key: trie.bytes() as f64 / keys,

@@ -143,16 +143,16 @@ impl DelsmEngine {
         }
     }
 
-    /// Calls `with` with what `key` is at `at`.
+    /// Calls `with` with what `key` is at `at` in `state`. What a table says is to be understood by the same state: a later one may have
+    /// other tables, and an earlier one lacks the pack that is named.
     #[inline]
-    pub(crate) fn look_up<R>(
+    fn look_up<R>(
         &self,
-        at: Seq,
-        key: &[u8],
+        state: &State,
+        (at, key): (Seq, &[u8]),
         guard: &Guard,
         with: impl FnOnce(Found<'_>) -> Result<R>,
     ) -> Result<R> {
-        let state = self.state(guard);
         let hash = self.shelf.hash(key);
         for memtable in state.memtables() {
             if let Some(version) = memtable.find(hash, key, guard).and_then(|entry| entry.at(at)) {
@@ -177,7 +177,7 @@ impl DelsmEngine {
 
     /// The number of the key's newest version; zero if there is none.
     fn prior(&self, key: &[u8], guard: &Guard) -> Result<Seq> {
-        self.look_up(Seq::LATEST, key, guard, |found| {
+        self.look_up(self.state(guard), (Seq::LATEST, key), guard, |found| {
             Ok(match found {
                 Found::Memory(_, seq) | Found::Table(_, _, seq) => seq,
                 Found::Nothing => Seq::ZERO,
@@ -207,7 +207,7 @@ impl DelsmEngine {
             let guard = &epoch::pin();
             let state = self.state(guard);
             // None: the file that was named is not there, and which it was.
-            let answer = self.look_up(at, key, guard, |what| match what {
+            let answer = self.look_up(state, (at, key), guard, |what| match what {
                 Found::Nothing => Ok(Ok(false)),
                 Found::Memory(Content::Put(value), _) => {
                     found(Stored::Bytes(value));
@@ -353,7 +353,7 @@ impl Engine for DelsmEngine {
 
     fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {
         let guard = &epoch::pin();
-        self.look_up(at, key, guard, |found| Ok(!matches!(found, Found::Nothing)))
+        self.look_up(self.state(guard), (at, key), guard, |found| Ok(!matches!(found, Found::Nothing)))
     }
 
     fn prefetch(&self, keys: &[Wanted<'_>], _entries: bool) {

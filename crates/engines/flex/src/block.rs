@@ -449,6 +449,11 @@ mod tests {
                 let (grown, built) = (grown.expect("small"), Block::build(&data, hash).expect("well formed"));
                 assert_eq!((grown.prints(), grown.places()), (built.prints(), built.places()));
                 assert_eq!((grown.live, grown.newest, grown.data()), (built.live, built.newest, &data[..]));
+                for (key, at) in (0..7u64).flat_map(|key| (0..11).map(move |at| (key.to_be_bytes(), Seq(at))))
+                {
+                    let found = grown.find(print_of(hash(&key)), &key, at);
+                    assert_eq!(run::find(&data, &key, at), Ok(found));
+                }
                 block = Some(grown);
             }
         }

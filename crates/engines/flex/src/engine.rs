@@ -241,11 +241,10 @@ impl FlexEngine {
             }
         }
         let Some(entry) = state.index.find(key) else { return with(Found::Nothing) };
-        let block = state.index.block(&entry, &self.shelf, guard)?;
-        match block.find(print_of(hash), key, at) {
+        state.index.look_into(&entry, &self.shelf, (print_of(hash), key, at), guard, |pair| match pair {
             Some(pair) if !pair.is_tomb() => with(Found::Value(pair.content, pair.seq)),
             _ => with(Found::Nothing),
-        }
+        })
     }
 
     /// The number of the key's newest version; zero if there is none.

@@ -24,10 +24,12 @@ use std::sync::Arc;
 use sheaf_base::error::{Damage, Error, Result};
 use sheaf_base::ground::Ground;
 use sheaf_base::sync::epoch::Guard;
+use sheaf_base::types::Seq;
 use sheaf_flexspace::View;
 use sheaf_flexspace::tree::{Content, Entry, Frozen};
 
 use crate::block::{Block, BlockRef};
+use crate::run::{self, Pair};
 use crate::slots::Slots;
 use crate::warm::Warmth;
 use sheaf_base::memtable::Memtable;
@@ -112,6 +114,14 @@ impl Held<'_> {
     }
 }
 
+/// An interval that was read just now.
+enum Read {
+    /// Its block has a place in memory.
+    Block(BlockRef),
+    /// It was not worth one.
+    Bytes(Vec<u8>),
+}
+
 /// What reading a block needs beside the index.
 #[derive(Debug)]
 pub(crate) struct Shelf {
@@ -193,23 +203,57 @@ impl Index {
         }
     }
 
-    /// Reads the block of an interval from the space, and puts it into its slot.
-    #[cold]
-    pub(crate) fn load(&self, entry: &Entry<Interval>, shelf: &Shelf, guard: &Guard) -> Result<BlockRef> {
-        let block = self.read(entry.start, entry.len, shelf)?;
-        let slot = shelf.slots.get(entry.item.slot);
-        slot.learn_live(block.live());
-        shelf.slots.account.missed(u64::from(entry.item.slot), block.size());
-        shelf.slots.offer(entry.item.slot, &block, &shelf.ground, guard);
-        Ok(block)
+    /// Calls `with` with what the view at `at` shows of `key` in its interval. One that is not in memory, and not worth another's place
+    /// there, is looked into as it was read: no block is made of it.
+    #[inline]
+    pub(crate) fn look_into<R>(
+        &self,
+        entry: &Entry<Interval>,
+        shelf: &Shelf,
+        (print, key, at): (u16, &[u8], Seq),
+        guard: &Guard,
+        with: impl FnOnce(Option<Pair<'_>>) -> Result<R>,
+    ) -> Result<R> {
+        if let Some(block) = shelf.slots.get(entry.item.slot).block(guard) {
+            return with(block.find(print, key, at));
+        }
+        shelf.warmth.note_miss();
+        match self.read(entry, shelf, guard)? {
+            Read::Block(block) => with(block.find(print, key, at)),
+            Read::Bytes(data) => {
+                let found = run::find(&data, key, at);
+                with(found.map_err(|what| Error::corrupt(&shelf.path, entry.start, what))?)
+            }
+        }
     }
 
-    /// Reads an interval.
-    pub(crate) fn read(&self, start: u64, len: u64, shelf: &Shelf) -> Result<BlockRef> {
-        let mut data = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
-        if let Some(view) = &self.view {
-            view.read(start, &mut data)?;
+    /// Reads the block of an interval from the space, and puts it into its slot if it is worth that.
+    #[cold]
+    pub(crate) fn load(&self, entry: &Entry<Interval>, shelf: &Shelf, guard: &Guard) -> Result<BlockRef> {
+        match self.read(entry, shelf, guard)? {
+            Read::Block(block) => Ok(block),
+            Read::Bytes(data) => self.built(entry, &data, shelf),
         }
-        shelf.block_of(&data).map_err(|what| Error::corrupt(&shelf.path, start, what))
+    }
+
+    /// Reads an interval from the space. Its block is made, and put into its slot, if it is worth that.
+    #[cold]
+    fn read(&self, entry: &Entry<Interval>, shelf: &Shelf, guard: &Guard) -> Result<Read> {
+        let mut data = vec![0; usize::try_from(entry.len).unwrap_or(usize::MAX)];
+        if let Some(view) = &self.view {
+            view.read(entry.start, &mut data)?;
+        }
+        if !shelf.slots.wants(entry.item.slot, entry.len, &shelf.ground) {
+            return Ok(Read::Bytes(data));
+        }
+        let block = self.built(entry, &data, shelf)?;
+        shelf.slots.offer(entry.item.slot, &block, &shelf.ground, guard);
+        Ok(Read::Block(block))
+    }
+
+    fn built(&self, entry: &Entry<Interval>, data: &[u8], shelf: &Shelf) -> Result<BlockRef> {
+        let block = shelf.block_of(data).map_err(|what| Error::corrupt(&shelf.path, entry.start, what))?;
+        shelf.slots.get(entry.item.slot).learn_live(block.live());
+        Ok(block)
     }
 }

@@ -15,6 +15,12 @@
 //!
 //! CLOCK: reading a block marks its slot; a hand goes around, takes marks away and evicts what has none. It moves when a
 //! block is added beyond the budget, which the cache shares with everything else and gives way to.
+//!
+//! ## Admission
+//!
+//! While the budget is full an interval that is missed gets its block into memory only if it was missed before and not long ago (the
+//! ghosts of [`Account`] know): of what is read from far more than the budget, most does not come again in time. What is read once takes
+//! nobody's place (but one in 16), and a get does not even make a block of it.
 
 use std::ptr;
 
@@ -31,6 +37,8 @@ const FIRST: u32 = 64;
 const CHUNKS: usize = 26;
 /// Slots that the hand looks at, at most, to make room for one block.
 const TURN: u32 = 1024;
+/// One in so many of those that are not worth a place gets one all the same: there may be too few ghosts to know it again.
+const LUCKY: u32 = 16;
 /// What a block takes beside the interval's bytes, about.
 const DIRECTORY: u64 = 128;
 /// Live keys are not known: something was appended to a block that was not in memory.
@@ -80,6 +88,8 @@ pub(crate) struct Slots {
     chunks: [AtomicPtr<Slot>; CHUNKS],
     next: AtomicU32,
     hand: AtomicU32,
+    /// Blocks that were not worth a place.
+    refused: AtomicU32,
     /// What the blocks take of the budget.
     pub(crate) account: Account,
 }
@@ -94,6 +104,7 @@ impl Slots {
             chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS],
             next: AtomicU32::new(0),
             hand: AtomicU32::new(0),
+            refused: AtomicU32::new(0),
             account: Account::new(budget),
         }
     }
@@ -129,6 +140,20 @@ impl Slots {
     /// Bytes of all slots.
     pub(crate) fn bytes(&self) -> u64 {
         u64::from(self.next.load(Ordering::Relaxed)) * size_of::<Slot>() as u64
+    }
+
+    /// Whether the block of slot `id`, of an interval of `len` bytes that was missed, gets a place: if none has to go for it, if it
+    /// was missed lately, too, and now and then.
+    pub(crate) fn wants(&self, id: u32, len: u64, ground: &Ground) -> bool {
+        let is_known = self.account.missed(u64::from(id), len);
+        if is_known || self.account.has_room(len + DIRECTORY, &ground.memory) {
+            return true;
+        }
+        if self.refused.fetch_add(1, Ordering::Relaxed) % LUCKY == LUCKY - 1 {
+            return true;
+        }
+        self.account.went(u64::from(id), len + DIRECTORY);
+        false
     }
 
     /// Puts a block into its slot, if the budget has room for it or can be given some.
@@ -310,5 +335,29 @@ impl Drop for Slots {
                 drop(unsafe { BlockRef::from_raw(slot.block.load(Ordering::Relaxed)) });
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use sheaf_base::blob::Blobs;
+    use sheaf_base::disk::sim::SimDisk;
+    use sheaf_base::memory::Part;
+    use sheaf_base::types::StoreId;
+
+    use super::*;
+
+    #[test]
+    fn what_is_missed_twice_is_wanted_and_what_is_missed_once_while_there_is_room() {
+        let blobs = Blobs::new(Arc::new(SimDisk::new()), "blob".into(), 1, StoreId(1), true);
+        let ground = Ground::new(blobs, 1 << 20, 7, true);
+        let slots = Slots::new(1 << 20);
+        assert!(slots.wants(0, 2000, &ground));
+        ground.memory.take(Part::Index, 1 << 20);
+        let wanted = || (0..20).filter(|id| slots.wants(*id, 2000, &ground)).count();
+        assert_eq!(wanted(), 1); // by luck
+        assert!(wanted() > 15);
     }
 }

@@ -7,8 +7,8 @@
 //! stays small takes no more than it needs.
 //!
 //! ```text
-//!  64 | 128 | 256      each where the allocator put it
-//!   └────┴─────┴──copied──> [ 64 128 256 512 .. ]   one block    ..1024   2048 ..   blocks of their own
+//!  1 | 2 | .. | 256      each where the allocator put it
+//!  └───┴────────┴──copied──> [ 1 2 .. 256 512 .. ]   one block    ..1024   2048 ..   blocks of their own
 //! ```
 //!
 //! ## Invariants
@@ -26,10 +26,11 @@ use std::sync::Arc;
 
 use sheaf_base::memory::prefer_huge_pages;
 
-/// Nodes in the first chunk, a power of two; chunk k has `FIRST << k`.
-const FIRST: u32 = 64;
-/// 64 × (2^22 − 1) nodes: at 40 extents a leaf more than 10^10 extents.
-const CHUNKS: u32 = 22;
+/// Nodes in the first chunk, a power of two; chunk k has `FIRST << k`. One: a tree of nothing has one leaf, and there may be
+/// thousands of such trees.
+const FIRST: u32 = 1;
+/// 2^28 − 1 nodes: at 40 extents a leaf more than 10^10 extents.
+const CHUNKS: u32 = 28;
 /// Bits of a number that are the place in the chunk: as many as the last one needs.
 const INDEX_BITS: u32 = FIRST.ilog2() + CHUNKS - 1;
 /// What the other bits can say, so that no chunk of a number is out of bounds.
@@ -281,17 +282,17 @@ mod tests {
     #[test]
     fn small_chunks_of_a_tree_that_grows_stand_in_one_block() {
         let mut arena = Arena::<[u64; 128]>::new(); // of 1 KiB
-        let mut ids: Vec<u32> = (0..448).map(|n| arena.alloc([n; 128])).collect();
+        let mut ids: Vec<u32> = (0..511).map(|n| arena.alloc([n; 128])).collect();
         let slab = Arc::clone(arena.slab());
         // SAFETY:
         // * Allocated above; a node that somebody reads is not written.
         let seen = unsafe { slab.get(ids[77]) };
         assert!(slab.block.load(Ordering::Relaxed).is_null());
-        ids.extend((448..5000).map(|n| arena.alloc([n; 128])));
+        ids.extend((511..5000).map(|n| arena.alloc([n; 128])));
         let block = slab.block.load(Ordering::Relaxed);
-        let places = (0..5).map(|chunk| slab.chunks[chunk].load(Ordering::Relaxed));
-        let offsets: Vec<isize> = places.map(|place| (place as isize - block as isize) / 1024).collect();
-        assert_eq!(offsets, [0, 64, 192, 448, 960]);
+        let places = [0, 1, 6, 8, 10].map(|chunk: usize| slab.chunks[chunk].load(Ordering::Relaxed));
+        let offsets = places.map(|place| (place as isize - block as isize) / 1024);
+        assert_eq!(offsets, [0, 1, 63, 255, 1023]);
         for (n, id) in ids.iter().enumerate() {
             // SAFETY:
             // * As above.

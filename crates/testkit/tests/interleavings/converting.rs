@@ -65,3 +65,9 @@ fn counts_beside_a_conversion(engine: &str) {
 fn a_conversion_beside_writers_loses_no_count() {
     on_every_engine(200, counts_beside_a_conversion);
 }
+
+/// A get that took the table from one state and the packs from the one before was found once in a thousand schedules.
+#[test]
+fn a_conversion_of_packed_values_reads_tables_and_packs_of_one_moment() {
+    explore(4000, || counts_beside_a_conversion("delsm"));
+}

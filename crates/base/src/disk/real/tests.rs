@@ -168,6 +168,28 @@ fn mapped_bytes_are_the_files_and_stay_in_bounds() {
 }
 
 #[test]
+fn a_file_is_as_long_as_it_was_when_it_was_opened_unless_it_was_cut() {
+    let scratch = Scratch::new();
+    drop(scratch.file("a", 10_000));
+    let open = || RealDisk.open(&scratch.path("a"), How::Write).unwrap();
+    // SAFETY:
+    // * Nobody writes the file.
+    let is_mapped = |file: &Arc<dyn File>| unsafe { file.mapped(0, 1) }.is_some();
+    let file = open();
+    assert_eq!(file.opened_len().unwrap(), 10_000);
+    file.map(10_000);
+    assert!(is_mapped(&file));
+    let file = open();
+    file.set_len(5_000).unwrap();
+    file.map(10_000);
+    assert!(!is_mapped(&file), "it was cut");
+    file.set_len(20_000).unwrap();
+    file.map(20_000);
+    assert!(is_mapped(&file), "it has grown since it was opened");
+    assert_eq!((file.opened_len().unwrap(), file.len().unwrap()), (10_000, 20_000));
+}
+
+#[test]
 fn appends_through_the_mapping_are_the_files_bytes() {
     let scratch = Scratch::new();
     let file = scratch.file("a", 100);

@@ -54,7 +54,7 @@ impl Trie {
     pub(crate) fn clear(&self, guard: &Guard) {
         let mut change = self.change(guard);
         change.enter((0, u32::MAX));
-        self.root.iter().for_each(|word| word.store(EMPTY, Ordering::Relaxed));
+        self.root.set(0, 1 << self.shape.root_bits, EMPTY);
         let pages = change.heap.highest();
         *change.heap = Heap::new(self.shape);
         (0..pages).for_each(|page| self.pages.take(page, guard));
@@ -143,7 +143,7 @@ impl<'a> Change<'a> {
 
     fn set_children(&mut self, step: &Step, (first, len): (usize, usize), to: u32) -> Tried<()> {
         if step.is_root() {
-            self.trie.root[first..first + len].iter().for_each(|word| word.store(to, Ordering::Relaxed));
+            self.trie.root.set(first, len, to);
             return Ok(());
         }
         let page = self.trie.page(step.node, self.guard)?;

@@ -41,6 +41,7 @@
 //! splits one.
 
 mod change;
+mod root;
 #[cfg(test)]
 mod tests;
 
@@ -51,6 +52,7 @@ use sheaf_base::sync::epoch::Guard;
 use sheaf_base::sync::{Mutex, MutexGuard};
 use smallvec::{SmallVec, smallvec};
 
+use self::root::Root;
 use crate::heap::{Heap, Kind};
 use crate::list::{Entry, List, top};
 use crate::page::{MOST_PAGES, Pages};
@@ -141,7 +143,7 @@ pub(crate) struct Trie {
     shape: Shape,
     /// Its `blank_bytes`.
     blank: u32,
-    root: Box<[AtomicU32]>,
+    root: Root,
     pages: Pages,
     versions: [AtomicU32; 1 << DOMAIN_BITS],
     heap: Mutex<Heap>,
@@ -159,7 +161,7 @@ impl Trie {
         Trie {
             shape,
             blank: shape.blank_bytes(),
-            root: (0..1 << shape.root_bits).map(|_| AtomicU32::new(EMPTY)).collect(),
+            root: Root::new(shape.root_bits),
             pages: Pages::new(shape.page_lines),
             versions: std::array::from_fn(|_| AtomicU32::new(0)),
             heap: Mutex::new(Heap::new(shape)),
@@ -180,10 +182,9 @@ impl Trie {
         self.page_count.load(Ordering::Relaxed) + pages < u64::from(MOST_PAGES)
     }
 
-    /// Bytes of pages in memory.
+    /// Bytes of pages in memory, and of the root.
     pub(crate) fn bytes(&self) -> u64 {
-        (self.resident.load(Ordering::Relaxed) * self.shape.page_lines as u64 + self.root.len() as u64 / 16)
-            * 64
+        self.resident.load(Ordering::Relaxed) * self.shape.page_bytes() as u64 + self.root.bytes()
     }
 
     /// Whether so many lines are free in pages in memory that entries find room without a page more, once it is pressed
@@ -226,18 +227,14 @@ impl Trie {
     }
 
     pub(crate) fn child_of(&self, step: &Step, digit: usize, guard: &Guard) -> Tried<u32> {
-        if step.is_root() {
-            Ok(self.root[digit].load(Ordering::Relaxed))
-        } else {
-            self.child(step.node, digit, guard)
-        }
+        if step.is_root() { Ok(self.root.get(digit)) } else { self.child(step.node, digit, guard) }
     }
 
     /// The way to the list of `hash`, if there is one: its last node, and the reference there.
     #[inline]
     fn descend(&self, hash: u32, guard: &Guard, mut each: impl FnMut(Step)) -> Tried<(Step, u32)> {
         let mut step = Step::new(EMPTY, 0, self.shape.root_bits, hash);
-        let mut child = self.root[step.digit].load(Ordering::Relaxed);
+        let mut child = self.root.get(step.digit);
         while child & NODE != 0 {
             each(step);
             let depth = step.depth + step.bits;
@@ -436,14 +433,14 @@ impl Trie {
         clean * self.shape.page_bytes() as u64
     }
 
-    /// The root as it is.
-    pub(crate) fn root(&self) -> Vec<u32> {
-        self.root.iter().map(|word| word.load(Ordering::Relaxed)).collect()
+    /// The root as it is: references, and how many digits in a row each has.
+    pub(crate) fn root(&self) -> Vec<(u32, u32)> {
+        self.root.runs()
     }
 
     /// Takes up a root, in an empty trie that nobody reads.
-    pub(crate) fn set_root(&self, words: &[u32]) {
-        self.root.iter().zip(words).for_each(|(word, value)| word.store(*value, Ordering::Relaxed));
+    pub(crate) fn set_root(&self, runs: &[(u32, u32)]) {
+        self.root.set_runs(runs);
     }
 
     pub(crate) fn pages(&self) -> &Pages {

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Words are those of memory, their addresses by slots of the time. The image is fuzzy: a key may be in it twice
-//! or not at all if it changed meanwhile, and then its record is replayed, which settles it.
+//! or not at all if it changed meanwhile, and then its record is replayed, which settles it. A small table is written as the one that
+//! would take its place.
 
 use sheaf_base::engine::ImageSink;
 use sheaf_base::error::Result;
@@ -22,7 +23,8 @@ const END: u8 = 255;
 pub(super) fn save(index: &Hash, out: &mut dyn ImageSink) -> Result<()> {
     out.put(&u32::try_from(index.buckets).unwrap_or(0).to_le_bytes())?;
     index.each_table(|table, guard| {
-        let mut here = Some(table);
+        let grown = table.grown();
+        let mut here = Some(grown.as_deref().unwrap_or(table));
         while let Some(table) = here {
             here = table.next(guard);
             save_table(table, here.is_some(), out)?;

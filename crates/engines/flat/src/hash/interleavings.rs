@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use sheaf_base::sync::{explore, thread};
 
-/// An index that is about to split: `count` entries in a table of 32 slots.
+/// An index with `count` entries: a small table has 32 slots, the one that takes its place 64.
 fn filled(count: u64) -> Arc<Hash> {
     let index = Hash::empty(crate::engine::tests::ground(true));
     (0..count).for_each(|n| index.add(mix(n), place(n)));
@@ -31,29 +31,72 @@ fn walk(index: &Hash) -> BTreeMap<u64, u32> {
     seen
 }
 
-#[test]
-fn a_walk_beside_splits_yields_every_entry_once() {
-    explore(2500, || {
-        let index = filled(24);
+fn walk_beside_growth(count: u64, more: u64) {
+    explore(2500, move || {
+        let index = filled(count);
         let writer = {
             let index = Arc::clone(&index);
-            thread::spawn(move || (24..34).for_each(|n| index.add(mix(n), place(n))))
+            thread::spawn(move || (count..count + more).for_each(|n| index.add(mix(n), place(n))))
         };
         let seen = walk(&index);
-        assert!((0..24).all(|n| seen.get(&n) == Some(&1)), "{seen:?}");
+        assert!((0..count).all(|n| seen.get(&n) == Some(&1)), "{seen:?}");
         assert!(seen.values().all(|times| *times == 1), "{seen:?}");
         writer.join().expect("it inserts");
     });
 }
 
 #[test]
-fn what_stays_is_found_beside_splits_removals_and_moves() {
+fn a_walk_beside_the_growth_of_a_small_table_yields_every_entry_once() {
+    walk_beside_growth(24, 10);
+}
+
+#[test]
+fn a_walk_beside_splits_yields_every_entry_once() {
+    walk_beside_growth(52, 14);
+}
+
+#[test]
+fn an_entry_that_comes_into_a_slot_is_not_taken_for_the_one_before() {
     explore(2500, || {
-        let index = filled(26);
+        let table = Arc::new(Table::small(table::BUCKETS));
+        let (before, after) = (5, 5 + 128); // the same bucket of a small table
+        assert!(table.insert(before, place(1)));
+        let writer = {
+            let table = Arc::clone(&table);
+            thread::spawn(move || {
+                assert!(table.replace(before, place(1), Address::NONE));
+                assert!(table.insert(after, place(2)));
+            })
+        };
+        let of_unit = |home: usize| {
+            let mut seen = Vec::new();
+            table.visit(home / UNIT * UNIT, UNIT, &mut |address| seen.push(address));
+            seen
+        };
+        assert!(of_unit(5).iter().all(|at| *at == place(1)));
+        assert!(of_unit(5 + 128).iter().all(|at| *at == place(2)));
+        writer.join().expect("it replaces");
+        assert_eq!((of_unit(5).len(), of_unit(5 + 128).len()), (0, 1));
+    });
+}
+
+#[test]
+fn what_stays_is_found_beside_growth_removals_and_moves() {
+    what_stays_is_found(26);
+}
+
+#[test]
+fn what_stays_is_found_beside_splits_removals_and_moves() {
+    what_stays_is_found(54);
+}
+
+fn what_stays_is_found(count: u64) {
+    explore(2500, move || {
+        let index = filled(count);
         let writer = {
             let index = Arc::clone(&index);
             thread::spawn(move || {
-                for n in 26..34 {
+                for n in count..count + 8 {
                     index.add(mix(n), place(n));
                     assert!(index.repoint(mix(n - 20), place(n - 20), Address::NONE));
                 }

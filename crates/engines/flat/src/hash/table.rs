@@ -1,7 +1,11 @@
 //! # One table of the index: buckets of a cache line
+//!
+//! An index begins with a *small* table, which is looked up in as any other is, but has few buckets: a keyspace with next to nothing
+//! takes next to nothing. When it is full a table of the usual size takes its place. Words do not say in which bucket of
+//! that an entry's home is; a small table notes it beside.
 
 use sheaf_base::segment::Address;
-use sheaf_base::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use sheaf_base::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
 
 use super::KEPT;
@@ -11,6 +15,12 @@ use super::arena::Buckets;
 pub(crate) const SLOTS: usize = 8;
 /// Buckets an entry may stand in, from its home on.
 const PROBE: usize = 4;
+/// Buckets of a table of the usual size.
+pub(crate) const BUCKETS: usize = 256;
+pub(crate) const TINY_BUCKETS: usize = 8;
+/// Buckets of a small one.
+const SMALL: usize = 16;
+const TINY_SMALL: usize = PROBE;
 const OVERFLOW: u64 = 1 << Address::BITS;
 const STEP_SHIFT: u32 = Address::BITS + 1;
 const STEP: u64 = PROBE as u64 - 1;
@@ -86,15 +96,63 @@ pub(crate) fn home(hash: u64, buckets: usize) -> usize {
     usize::try_from(hash & (buckets as u64 - 1)).unwrap_or(0)
 }
 
+/// What a small table notes of each slot: the home that the entry there has in a table of `buckets` buckets. Stored before the
+/// entry's word.
+struct Homes {
+    buckets: usize,
+    homes: [AtomicU8; SMALL * SLOTS],
+}
+
+impl Homes {
+    fn get(&self, slot: usize) -> usize {
+        usize::from(self.homes[slot].load(Ordering::Acquire)) & (self.buckets - 1)
+    }
+
+    fn set(&self, slot: usize, home: usize) {
+        // Behind the removal of what stood there: who sees the home sees that.
+        self.homes[slot].store(u8::try_from(home & (self.buckets - 1)).unwrap_or(0), Ordering::Release);
+    }
+}
+
 /// A table, and the chain behind it.
 pub(crate) struct Table {
     depth: u32,
     buckets: Buckets,
     is_large: bool,
     next: AtomicPtr<Table>,
+    /// Of a small one.
+    homes: Option<Box<Homes>>,
 }
 
 impl Table {
+    /// An empty small table, of an index whose others have so many buckets.
+    pub(crate) fn small(buckets: usize) -> Box<Table> {
+        debug_assert!(buckets.is_power_of_two() && buckets <= 1 << u8::BITS);
+        let count = if buckets == TINY_BUCKETS { TINY_SMALL } else { SMALL };
+        let homes = Homes { buckets, homes: std::array::from_fn(|_| AtomicU8::new(0)) };
+        let mut table = Table::new(0, count, false);
+        table.homes = Some(Box::new(homes));
+        table
+    }
+
+    /// What takes the place of a small table, with the same entries; none if it is not small.
+    pub(crate) fn grown(&self) -> Option<Box<Table>> {
+        let homes = self.homes.as_ref()?;
+        let grown = Table::new(self.depth, homes.buckets, false);
+        self.each_entry(|home, word| grown.put_in_chain(home, word));
+        Some(grown)
+    }
+
+    /// A small table with the same entries, if this is the only one and has as few.
+    pub(crate) fn shrunk(&self, guard: &Guard) -> Option<Box<Table>> {
+        if self.depth > 0 || self.homes.is_some() || self.next(guard).is_some() {
+            return None;
+        }
+        let (small, mut has_all) = (Table::small(self.buckets.len()), true);
+        self.each_entry(|home, word| has_all = has_all && small.put(home, word));
+        has_all.then_some(small)
+    }
+
     /// An empty table of an index that is large or not.
     pub(crate) fn new(depth: u32, buckets: usize, is_large: bool) -> Box<Table> {
         debug_assert!(buckets.is_power_of_two() && buckets >= PROBE);
@@ -103,6 +161,7 @@ impl Table {
             buckets: Buckets::new(buckets, is_large),
             is_large,
             next: AtomicPtr::default(),
+            homes: None,
         })
     }
 
@@ -118,6 +177,7 @@ impl Table {
         let mut table = Some(self);
         while let Some(here) = table {
             bytes += Table::bytes(here.buckets.len());
+            bytes += here.homes.as_ref().map_or(0, |_| size_of::<Homes>() as u64);
             table = here.next(&guard);
         }
         bytes
@@ -190,12 +250,22 @@ impl Table {
 
     /// Puts an entry into the first free slot. False if there is none.
     pub(crate) fn insert(&self, hash: u64, address: Address) -> bool {
-        self.put(home(hash, self.buckets.len()), Word::new(hash, address))
+        self.put(self.whole_home(hash), Word::new(hash, address))
     }
 
+    /// The home of `hash` in a table of the usual size. Its last bits are the home in a small one.
+    fn whole_home(&self, hash: u64) -> usize {
+        home(hash, self.homes.as_ref().map_or(self.buckets.len(), |homes| homes.buckets))
+    }
+
+    /// `home` is that of a table of the usual size.
     fn put(&self, home: usize, word: Word) -> bool {
+        let mask = self.buckets.len() - 1;
         for (step, bucket) in self.probe_from(home).enumerate() {
             if let Some(slot) = (0..SLOTS).find(|slot| bucket.word(*slot).address() == Address::NONE) {
+                if let Some(homes) = &self.homes {
+                    homes.set(((home + step) & mask) * SLOTS + slot, home);
+                }
                 bucket.set(slot, word.with_step(step));
                 return true;
             }
@@ -231,7 +301,7 @@ impl Table {
 
     /// Puts an entry into the table or its chain.
     pub(super) fn insert_in_chain(&self, hash: u64, address: Address) {
-        self.put_in_chain(home(hash, self.buckets.len()), Word::new(hash, address));
+        self.put_in_chain(self.whole_home(hash), Word::new(hash, address));
     }
 
     fn put_in_chain(&self, home: usize, word: Word) {
@@ -247,17 +317,40 @@ impl Table {
         }
     }
 
-    /// Calls `each` with the home bucket and the word of every entry.
-    fn each_entry(&self, mut each: impl FnMut(usize, Word)) {
-        for (number, bucket) in self.buckets.iter().enumerate() {
-            for word in (0..SLOTS).map(|slot| bucket.word(slot)).filter(|w| w.address() != Address::NONE) {
-                each((number + self.buckets.len() - word.step()) & (self.buckets.len() - 1), word);
+    /// The entry in a slot: its home in a table of the usual size, and its word.
+    fn entry(&self, number: usize, slot: usize) -> Option<(usize, Word)> {
+        let bucket = &self.buckets[number];
+        loop {
+            let word = bucket.word(slot);
+            if word.address() == Address::NONE {
+                return None;
+            }
+            let Some(homes) = &self.homes else {
+                return Some(((number + self.buckets.len() - word.step()) & (self.buckets.len() - 1), word));
+            };
+            let home = homes.get(number * SLOTS + slot);
+            // Another entry may have come into the slot, and its home with it.
+            if bucket.word(slot) == word {
+                return Some((home, word));
             }
         }
     }
 
-    /// Calls `each` with every entry whose home is among the `count` buckets from `first`.
+    /// Calls `each` with the home bucket, in a table of the usual size, and the word of every entry.
+    fn each_entry(&self, mut each: impl FnMut(usize, Word)) {
+        let slots = (0..self.buckets.len()).flat_map(|number| (0..SLOTS).map(move |slot| (number, slot)));
+        slots.filter_map(|(number, slot)| self.entry(number, slot)).for_each(|(home, word)| each(home, word));
+    }
+
+    /// Calls `each` with every entry whose home, in a table of the usual size, is among the `count` buckets from `first`.
     pub(crate) fn visit(&self, first: usize, count: usize, each: &mut impl FnMut(Address)) {
+        if self.homes.is_some() {
+            return self.each_entry(|home, word| {
+                if (first..first + count).contains(&home) {
+                    each(word.address());
+                }
+            });
+        }
         let total = self.buckets.len();
         let reach = (count + PROBE - 1).min(total);
         for step in 0..reach {

@@ -1,0 +1,125 @@
+//! # Root: what the first digit of a hash leads to
+//!
+//! A reference for each digit. As long as every list there serves many digits at once, as in a keyspace with little in it, a
+//! *small* root has one reference for each group of neighbours; the first one that serves fewer makes it full, for good.
+//!
+//! ```text
+//!  small  [ a       b       . ... ]      64 references, of 64 digits each
+//!  full   [ a a .. a b b .. b c d .. ]   4096
+//! ```
+//!
+//! ## Threads
+//!
+//! One writer, under the heap's lock. A reader that was shown the small root when the full one was made finds the version of its hash's
+//! domain moved (trie I2) if anything was changed since: the full one is published before the first change of it.
+
+use std::sync::OnceLock;
+
+use sheaf_base::sync::atomic::{AtomicU32, Ordering};
+
+use super::EMPTY;
+
+/// Digits of a small root, in bits, at most.
+const SMALL_BITS: u32 = 6;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Root {
+    /// Bits of a digit, and how many of these, the last ones, tell those of a group apart.
+    bits: u32,
+    grouped: u32,
+    small: Box<[AtomicU32]>,
+    full: OnceLock<Box<[AtomicU32]>>,
+}
+
+impl Root {
+    /// Nothing, for digits of so many bits.
+    pub(super) fn new(bits: u32) -> Root {
+        let small = bits.saturating_sub(1).min(SMALL_BITS);
+        let words = (0..1 << small).map(|_| AtomicU32::new(EMPTY)).collect();
+        Root { bits, grouped: bits - small, small: words, full: OnceLock::new() }
+    }
+
+    /// Bytes of memory.
+    pub(super) fn bytes(&self) -> u64 {
+        let full = self.full.get().map_or(0, |full| size_of_val(&full[..]));
+        (size_of_val(&self.small[..]) + full) as u64
+    }
+
+    /// What `digit` leads to.
+    #[inline]
+    pub(super) fn get(&self, digit: usize) -> u32 {
+        match self.full.get() {
+            Some(full) => full[digit].load(Ordering::Relaxed),
+            None => self.small[digit >> self.grouped].load(Ordering::Relaxed),
+        }
+    }
+
+    /// From now on `len` digits from `first` on lead to `to`. The writer.
+    pub(super) fn set(&self, first: usize, len: usize, to: u32) {
+        let is_grouped = (first | len) & ((1 << self.grouped) - 1) == 0;
+        let words = match self.full.get() {
+            None if is_grouped => &self.small[first >> self.grouped..(first + len) >> self.grouped],
+            None => &self.grow()[first..first + len],
+            Some(full) => &full[first..first + len],
+        };
+        words.iter().for_each(|word| word.store(to, Ordering::Relaxed));
+    }
+
+    fn grow(&self) -> &[AtomicU32] {
+        let full: Box<[_]> = (0..1 << self.bits).map(|digit| AtomicU32::new(self.get(digit))).collect();
+        self.full.get_or_init(|| full)
+    }
+
+    /// What neighbours lead to, and how many in a row to the same.
+    pub(super) fn runs(&self) -> Vec<(u32, u32)> {
+        let mut runs: Vec<(u32, u32)> = Vec::new();
+        for to in (0..1 << self.bits).map(|digit| self.get(digit)) {
+            match runs.last_mut() {
+                Some((last, times)) if *last == to => *times += 1,
+                _ => runs.push((to, 1)),
+            }
+        }
+        runs
+    }
+
+    /// Takes up what [`Root::runs`] gave, as far as there are digits. The writer.
+    pub(super) fn set_runs(&self, runs: &[(u32, u32)]) {
+        let mut first = 0;
+        for (to, times) in runs {
+            let len = (*times as usize).min((1 << self.bits) - first);
+            self.set(first, len, *to);
+            first += len;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_small_until_a_reference_serves_few_digits() {
+        for bits in [2, 7, 12] {
+            let root = Root::new(bits);
+            let (all, group, small) = (1 << bits, 1 << root.grouped, root.bytes());
+            assert!(small <= 256 && root.runs() == [(EMPTY, 1 << bits)]);
+            root.set(0, all, 3);
+            root.set(all / 2, all / 2, 4);
+            root.set(all - group, group, 5);
+            assert_eq!(root.bytes(), small);
+            assert_eq!((root.get(0), root.get(all - 1)), (3, 5));
+            let before: Vec<u32> = (0..all).map(|digit| root.get(digit)).collect();
+            let again = Root::new(bits);
+            again.set_runs(&root.runs());
+            assert_eq!((again.runs(), again.bytes()), (root.runs(), small));
+            root.set(all - 1, 1, 6);
+            assert_eq!(root.bytes(), small + 4 * all as u64);
+            assert!((0..all - 1).all(|digit| root.get(digit) == before[digit]) && root.get(all - 1) == 6);
+            root.set(0, all, EMPTY);
+            assert_eq!(root.runs(), [(EMPTY, 1 << bits)]);
+            again.set_runs(&[(7, 1), (8, u32::MAX)]);
+            assert_eq!((again.get(0), again.get(all - 1)), (7, 8));
+        }
+    }
+}

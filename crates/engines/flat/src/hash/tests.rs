@@ -1,0 +1,125 @@
+//! The index beside a list of entries.
+
+use super::*;
+use std::collections::HashMap;
+
+fn index(tiny: bool) -> Hash {
+    Hash::empty(crate::engine::tests::ground(tiny))
+}
+
+pub(crate) fn mix(n: u64) -> u64 {
+    let mut z = n.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z ^ (z >> 31)
+}
+
+pub(crate) fn place(n: u64) -> Address {
+    Address::from_bits((n + 1) * 64)
+}
+
+#[test]
+fn everything_inserted_is_found_and_everything_removed_is_not() {
+    for tiny in [true, false] {
+        let index = index(tiny);
+        let guard = &epoch::pin();
+        let count = if tiny { 3000 } else { 60_000 };
+        for n in 0..count {
+            index.add(mix(n), place(n));
+        }
+        assert!((0..count).all(|n| index.contains(mix(n), place(n), guard)));
+        for n in (0..count).step_by(2) {
+            assert!(index.repoint(mix(n), place(n), Address::NONE));
+        }
+        assert!((0..count).all(|n| index.contains(mix(n), place(n), guard) == (n % 2 == 1)));
+    }
+}
+
+#[test]
+fn equal_hashes_are_chained_without_limit() {
+    let index = index(true);
+    let guard = &epoch::pin();
+    for n in 0..500 {
+        index.add(mix(n % 3), place(n));
+    }
+    assert!((0..500).all(|n| index.contains(mix(n % 3), place(n), guard)));
+    assert!(index.repoint(mix(1), place(400), place(1000)));
+    assert!(index.contains(mix(1), place(1000), guard) && !index.contains(mix(1), place(400), guard));
+}
+
+#[test]
+fn units_and_prefixes_visit_every_entry_once() {
+    let index = index(true);
+    let guard = &epoch::pin();
+    let hashes: HashMap<Address, u64> = (0..2000).map(|n| (place(n), mix(n))).collect();
+    hashes.iter().for_each(|(address, hash)| index.add(*hash, *address));
+    let mut seen = HashMap::new();
+    for unit in 0..index.units() {
+        let mut start = Some(0u64);
+        while let Some(from) = start {
+            let mut here = Vec::new();
+            let (first, last) = index.visit(unit, from, guard, |address| here.push(address));
+            for address in here {
+                let hash = hashes[&address];
+                assert!(index.unit_of(hash) == unit && (first..=last).contains(&hash));
+                *seen.entry(address).or_insert(0) += 1;
+            }
+            start = last.checked_add(1);
+        }
+    }
+    assert!(seen.len() == 2000 && seen.values().all(|n| *n == 1));
+}
+
+/// The entries of each unit.
+fn units_of(index: &Hash) -> Vec<Vec<Address>> {
+    let mut units = vec![Vec::new(); index.units()];
+    for (unit, seen) in units.iter_mut().enumerate() {
+        let mut start = Some(0u64);
+        while let Some(from) = start {
+            let (_, last) = index.visit(unit, from, &epoch::pin(), |address| seen.push(address));
+            start = last.checked_add(1);
+        }
+        seen.sort_unstable_by_key(|address: &Address| address.bits());
+    }
+    units
+}
+
+#[test]
+fn a_small_table_shows_what_the_one_in_its_place_shows_and_comes_back() {
+    for tiny in [true, false] {
+        let index = index(tiny);
+        let empty = index.bytes();
+        assert!(empty < 2048, "{empty} bytes");
+        let (mut count, mut before) = (0, Vec::new());
+        while index.bytes() == empty {
+            before = units_of(&index);
+            index.add(mix(count), place(count));
+            count += 1;
+        }
+        assert!(count > if tiny { 16 } else { 64 }, "{count} keys");
+        // Grown, with one entry more.
+        assert!(index.repoint(mix(count - 1), place(count - 1), Address::NONE));
+        assert_eq!(units_of(&index), before);
+        assert_eq!(before.iter().map(Vec::len).sum::<usize>() as u64, count - 1);
+        let grown = Table::new(0, index.buckets, false);
+        (0..count / 2).for_each(|n| assert!(grown.insert(mix(n), place(n))));
+        index.install(vec![grown]);
+        assert_eq!(index.bytes(), empty, "what has few entries is small again");
+        let guard = &epoch::pin();
+        assert!((0..count).all(|n| index.contains(mix(n), place(n), guard) == (n < count / 2)));
+        let shown: usize = units_of(&index).iter().map(Vec::len).sum();
+        assert_eq!(shown as u64, count / 2);
+    }
+}
+
+#[test]
+fn memory_per_key_stays_within_what_the_readme_says() {
+    let index = index(false);
+    let mut worst = 0.0f64;
+    for n in 0..400_000u64 {
+        index.add(mix(n), place(n));
+        if n > 50_000 && n.is_multiple_of(10_000) {
+            worst = worst.max(index.bytes() as f64 / n as f64);
+        }
+    }
+    assert!(worst < 22.0, "{worst} bytes a key");
+}

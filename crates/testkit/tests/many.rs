@@ -1,0 +1,85 @@
+//! Many keyspaces in one database: what each of them costs in memory when there is nothing, or next to nothing, in it.
+
+#![expect(clippy::unwrap_used, reason = "a test's own steps work")]
+
+use std::time::Duration;
+
+use sheaf::{Database, KeyspaceOptions};
+use sheaf_base::sync::epoch;
+use sheaf_testkit::alloc;
+use sheaf_testkit::stage::{Place, Setting, Stage, Subject};
+
+/// Of usual sizes, without threads: what is asked for is asked for by this one.
+const NORMAL: Setting = Setting::new(Place::Real, false, true);
+/// Keyspaces, and so many more: what a database takes by itself is in both figures.
+const FEW: u64 = 8;
+const MORE: u64 = 32;
+/// Bytes of a keyspace without a pair, and with one.
+const EMPTY: u64 = 8 << 10;
+const ONE_PAIR: u64 = 16 << 10;
+
+/// What this thread holds when nothing waits for a reader.
+fn held() -> i64 {
+    assert!(epoch::settle(Duration::from_secs(30)), "no reader is left");
+    i64::try_from(alloc::held()).unwrap()
+}
+
+fn name(number: u64) -> String {
+    format!("keyspace-{number}")
+}
+
+/// Bytes that an opening takes and keeps.
+fn opened(stage: &Stage) -> i64 {
+    let before = held();
+    let db = stage.open();
+    let after = held();
+    db.close().unwrap();
+    after - before
+}
+
+fn with<T>(stage: &Stage, act: impl FnOnce(&Database) -> T) -> T {
+    let db = stage.open();
+    let done = act(&db);
+    db.close().unwrap();
+    done
+}
+
+/// Bytes a keyspace: opened without a pair; with the first pair in it; opened with that.
+fn costs(engine: &str) -> [u64; 3] {
+    let stage = Stage::new(&Subject::named(engine).unwrap(), NORMAL);
+    let make = |from: u64, to: u64| {
+        with(&stage, |db| {
+            for number in from..to {
+                db.keyspace(&name(number), KeyspaceOptions::default().engine(engine)).unwrap();
+            }
+        });
+    };
+    make(0, FEW);
+    let few = opened(&stage);
+    make(FEW, FEW + MORE);
+    let empty = opened(&stage) - few;
+    let put = |db: &Database, from: u64, to: u64| {
+        for number in from..to {
+            db.existing_keyspace(&name(number)).unwrap().unwrap().insert("key", "value").unwrap();
+        }
+        held()
+    };
+    let first = with(&stage, |db| {
+        let before = put(db, 0, FEW);
+        put(db, FEW, FEW + MORE) - before
+    });
+    let full = opened(&stage) - few;
+    [empty, empty + first, full].map(|bytes| u64::try_from(bytes.max(0)).unwrap() / MORE)
+}
+
+#[test]
+fn a_keyspace_with_next_to_nothing_takes_next_to_no_memory() {
+    assert!(alloc::is_counting());
+    for engine in sheaf::engines() {
+        let [empty, first, full] = costs(engine);
+        println!("{engine}: {empty} bytes, {first} with the first pair, {full} opened with it");
+        assert!(empty > 500, "{engine}: {empty} bytes, so nothing was counted");
+        assert!(empty <= EMPTY, "{engine}: {empty} bytes without a pair");
+        assert!(first.max(full) <= ONE_PAIR, "{engine}: {first} and {full} bytes with one pair");
+    }
+}
