@@ -189,7 +189,7 @@ impl Block {
             live,
             newest,
         };
-        const { assert!(align_of::<Block>() <= pieces::ALIGN) };
+        const { assert!(align_of::<Block>() <= pieces::align_of_piece(0)) };
         let piece = pieces::take(size);
         let (block, start) = (piece.cast::<Block>(), piece.as_ptr());
         // SAFETY:

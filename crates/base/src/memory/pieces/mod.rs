@@ -8,19 +8,31 @@
 //!
 //! ```text
 //!  region (4 MiB of the system's)
-//!    └─ chunk (256 KiB): head: shard, longest run, a bit for each free unit | unit (512 bytes) | unit | ...     a piece: some in a row
+//!    └─ chunk (256 KiB): head: shard | units: free ones, where pieces begin | unit (512 bytes) | unit | ...     a piece: some in a row
 //!  shard ─> its chunks by their longest runs          spare: chunks without pieces, all but two without memory
 //! ```
 //!
 //! ## Invariants
 //!
 //! 1. A chunk is among its shard's under the length of its longest run of free units, unless that is none; or it is spare.
-//! 2. A bit is set exactly if no piece has the unit.
+//! 2. A bit of `free` is set exactly if no piece has the unit; one of `begins`, exactly if a piece begins there.
+//! 3. A head's shard is written before a piece of the chunk is given out, and again when none is left: whoever has a piece may read
+//!    it without a lock. What else is in the head is behind the lock of that shard. No reference covers both.
 //!
 //! ## Threads
 //!
 //! Any. A shard has a lock, held for arithmetic only; who finds one locked goes to the next, so that there are no more in use than
-//! threads that meet. Who holds it may take the lock of the spare chunks.
+//! threads that meet. Who holds it may take the lock of the spare chunks. Nothing belongs to a thread, so none leaves anything behind.
+//! In a child of a fork a lock may be held by a thread that is not there, as any lock of a database's: a child leaves them alone.
+//!
+//! ## Why it is sound
+//!
+//! Regions are never unmapped and their provenance is exposed: a chunk's address, which is a piece's with the low bits cleared, leads to
+//! its head for ever. A piece's units are touched by its owner only: they are given out while their bits are set, under the lock, which
+//! then are not; and given back with what the owner did before. What is given back twice, or as long as it is not, or was never a
+//! piece, fails an assertion as long as the chunk has other pieces or is spare.
+//!
+//! Sanitizers do not see what becomes of a piece. With `--cfg plain_pieces` each is the allocator's, and they do.
 //!
 //! ## Costs
 //!
@@ -29,16 +41,20 @@
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::collections::BTreeSet;
-use std::fmt;
-use std::ops::Deref;
 use std::ptr::{NonNull, with_exposed_provenance_mut};
 
 use parking_lot::{Mutex, MutexGuard};
 
 use super::{Mapped, release};
 
-/// Pieces begin at multiples of this.
+pub use self::own::{Piece, Row};
+
+mod own;
+
+/// Pieces begin at multiples of this, ...
 pub const ALIGN: usize = 64;
+/// ... those of not more than half a unit at multiples of this.
+const SMALL_ALIGN: usize = 16;
 /// Bytes of a unit. What is not larger than its half is the allocator's, ...
 const UNIT: usize = 512;
 /// ... and what is larger than this.
@@ -48,6 +64,8 @@ const CHUNK: usize = 256 << 10;
 /// Units of a chunk; its head has the first.
 const UNITS: usize = CHUNK / UNIT;
 const WORDS: usize = UNITS / 64;
+/// A bit for each unit.
+type Bits = [u64; WORDS];
 /// Bytes of a region.
 const REGION: usize = 4 << 20;
 const SHARDS: usize = 8;
@@ -58,9 +76,18 @@ const WARM: usize = 2;
 #[derive(Debug)]
 #[repr(C)]
 struct Head {
+    /// The number of its shard, and 1; 0 of a spare chunk (I3).
     shard: usize,
+    units: Units,
+}
+
+/// What the units of a chunk are in use for.
+#[derive(Debug)]
+struct Units {
+    /// The length of the longest run of free ones.
     longest: usize,
-    free: [u64; WORDS],
+    free: Bits,
+    begins: Bits,
 }
 
 const _: () = assert!(size_of::<Head>() <= UNIT && UNIT.is_multiple_of(ALIGN) && MOST < CHUNK - UNIT);
@@ -70,7 +97,7 @@ const _: () = assert!(size_of::<Head>() <= UNIT && UNIT.is_multiple_of(ALIGN) &&
 struct Shard {
     chunks: [BTreeSet<usize>; UNITS],
     /// A bit for each length that some chunk has.
-    lengths: [u64; WORDS],
+    lengths: Bits,
 }
 
 /// Chunks without pieces.
@@ -100,17 +127,24 @@ pub const fn taken(bytes: usize) -> u64 {
     }
 }
 
-/// The units, unless the interleavings are being explored, of which none may leave anything to the next.
+/// The units, unless the interleavings are being explored, of which none may leave anything to the next; or a sanitizer looks.
 fn pooled(bytes: usize) -> Option<usize> {
-    if cfg!(shuttle) { None } else { units_of(bytes) }
+    if cfg!(any(shuttle, plain_pieces)) { None } else { units_of(bytes) }
+}
+
+/// What a piece of so many bytes begins at a multiple of.
+#[must_use]
+pub const fn align_of_piece(bytes: usize) -> usize {
+    if bytes <= UNIT / 2 { SMALL_ALIGN } else { ALIGN }
 }
 
 fn layout(bytes: usize) -> Layout {
-    Layout::from_size_align(bytes.max(1), ALIGN).expect("a piece is far below the half of all memory")
+    Layout::from_size_align(bytes.max(1), align_of_piece(bytes))
+        .expect("a piece is far below the half of all memory")
 }
 
 /// The first bit from `from` on that is `is_set`, or all there are.
-fn next_bit(words: &[u64; WORDS], from: usize, is_set: bool) -> usize {
+fn next_bit(words: &Bits, from: usize, is_set: bool) -> usize {
     let mut at = from;
     while at < UNITS {
         let word = if is_set { words[at / 64] } else { !words[at / 64] };
@@ -124,7 +158,7 @@ fn next_bit(words: &[u64; WORDS], from: usize, is_set: bool) -> usize {
 }
 
 /// Runs of bits that are set: where each begins, and how long it is.
-fn runs(words: &[u64; WORDS]) -> impl Iterator<Item = (usize, usize)> + '_ {
+fn runs(words: &Bits) -> impl Iterator<Item = (usize, usize)> + '_ {
     let mut at = 0;
     std::iter::from_fn(move || {
         let start = next_bit(words, at, true);
@@ -133,8 +167,26 @@ fn runs(words: &[u64; WORDS]) -> impl Iterator<Item = (usize, usize)> + '_ {
     })
 }
 
-fn flip(words: &mut [u64; WORDS], start: usize, count: usize) {
+fn flip(words: &mut Bits, start: usize, count: usize) {
     (start..start + count).for_each(|bit| words[bit / 64] ^= 1 << (bit % 64));
+}
+
+impl Units {
+    /// A piece of so many units begins at `first` from now on, or does no more: how long the longest run was, and is.
+    fn flip(&mut self, first: usize, count: usize) -> (usize, usize) {
+        flip(&mut self.free, first, count);
+        flip(&mut self.begins, first, 1);
+        let before = self.longest;
+        self.longest = runs(&self.free).map(|(_, len)| len).max().unwrap_or(0);
+        (before, self.longest)
+    }
+
+    /// Units of the piece that begins at `first`, if one does.
+    fn len_from(&self, first: usize) -> Option<usize> {
+        let is_one = self.begins[first / 64] >> (first % 64) & 1 == 1;
+        let end = next_bit(&self.begins, first + 1, true).min(next_bit(&self.free, first + 1, true));
+        is_one.then(|| end - first)
+    }
 }
 
 impl Shard {
@@ -152,14 +204,55 @@ impl Shard {
         }
     }
 
-    /// The longest run of a chunk is another (I1).
-    fn relist(&mut self, chunk: usize, head: &mut Head) {
-        let longest = runs(&head.free).map(|(_, len)| len).max().unwrap_or(0);
-        if longest != head.longest {
-            self.unlist(chunk, head.longest);
+    /// The longest run of a chunk may be another (I1): how long it is.
+    fn relist(&mut self, chunk: usize, before: usize, longest: usize) {
+        if longest != before {
+            self.unlist(chunk, before);
             self.list(chunk, longest);
-            head.longest = longest;
         }
+    }
+
+    /// What the units of a chunk are in use for.
+    ///
+    /// # Safety
+    ///
+    /// The chunk is this shard's, or was found to be so with a piece of it in hand. (`&mut self` is the lock.)
+    unsafe fn units(&mut self, chunk: usize) -> &mut Units {
+        let head = with_exposed_provenance_mut::<Head>(chunk);
+        // SAFETY:
+        // * Written when it became the shard's; who has a piece reads the other part of the head only (I3), everybody else comes
+        //   through the lock, and this reference is gone before `self` is used again.
+        unsafe { &mut *(&raw mut (*head).units) }
+    }
+
+    /// Makes a piece of so many units of a chunk of the shard's whose longest run is long enough; the first of them.
+    fn cut(&mut self, chunk: usize, count: usize) -> usize {
+        // SAFETY:
+        // * A chunk of the shard.
+        let units = unsafe { self.units(chunk) };
+        let fitting = runs(&units.free).filter(|(_, len)| *len >= count).min_by_key(|(_, len)| *len);
+        let (first, _) = fitting.expect("its longest run is long enough (I1)");
+        let (before, longest) = units.flip(first, count);
+        self.relist(chunk, before, longest);
+        first
+    }
+
+    /// The units of a piece are free. True if that was the last piece of the chunk, which is the shard's no more.
+    ///
+    /// # Safety
+    ///
+    /// The chunk is the shard's.
+    unsafe fn put_back(&mut self, chunk: usize, first: usize, count: usize) -> bool {
+        // SAFETY:
+        // * The caller's promise.
+        let units = unsafe { self.units(chunk) };
+        assert!(units.len_from(first) == Some(count), "a piece is given back once, as long as it is (I2)");
+        let (before, longest) = units.flip(first, count);
+        self.relist(chunk, before, longest);
+        if longest == UNITS - 1 {
+            self.unlist(chunk, longest);
+        }
+        longest == UNITS - 1
     }
 
     /// The chunk whose longest run is the shortest that is long enough.
@@ -175,29 +268,24 @@ fn enter() -> (usize, MutexGuard<'static, Shard>) {
     free.unwrap_or_else(|| (0, OPEN[0].lock()))
 }
 
-/// Memory for `bytes`, at a multiple of [`ALIGN`]. What stands there is anything. The process ends if there is no memory, as for a box.
+/// Memory for `bytes`, aligned as [`align_of_piece`] says. What stands there is anything. The process ends if there is no memory, as for
+/// a box.
 #[must_use]
 pub fn take(bytes: usize) -> NonNull<u8> {
-    let Some(units) = pooled(bytes) else {
+    let Some(count) = pooled(bytes) else {
         // SAFETY:
         // * Not of no bytes.
         let start = unsafe { alloc(layout(bytes)) };
         return NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout(bytes)));
     };
     let (number, mut shard) = enter();
-    let chunk = shard.find(units).unwrap_or_else(|| {
+    let chunk = shard.find(count).unwrap_or_else(|| {
         let chunk = new_chunk(number);
         shard.list(chunk, UNITS - 1);
         chunk
     });
-    // SAFETY:
-    // * A chunk of the shard, whose head was written when it became one; the lock of the shard is held.
-    let head = unsafe { &mut *with_exposed_provenance_mut::<Head>(chunk) };
-    let fitting = runs(&head.free).filter(|(_, len)| *len >= units).min_by_key(|(_, len)| *len);
-    let (start, _) = fitting.expect("its longest run is long enough (I1)");
-    flip(&mut head.free, start, units);
-    shard.relist(chunk, head);
-    NonNull::new(with_exposed_provenance_mut::<u8>(chunk + start * UNIT)).expect("no chunk is at 0")
+    let first = shard.cut(chunk, count);
+    NonNull::new(with_exposed_provenance_mut::<u8>(chunk + first * UNIT)).expect("no chunk is at 0")
 }
 
 /// Gives it back.
@@ -206,26 +294,26 @@ pub fn take(bytes: usize) -> NonNull<u8> {
 ///
 /// `start` is of [`take`], with as many bytes, once; and nobody touches it any more.
 pub unsafe fn give(start: NonNull<u8>, bytes: usize) {
-    let Some(units) = pooled(bytes) else {
+    let Some(count) = pooled(bytes) else {
         // SAFETY:
         // * Allocated with this layout in `take`: the caller's promise.
         return unsafe { dealloc(start.as_ptr(), layout(bytes)) };
     };
     let chunk = start.addr().get() & !(CHUNK - 1);
-    let first = (start.addr().get() - chunk) / UNIT;
+    let (first, rest) = ((start.addr().get() - chunk) / UNIT, start.addr().get() % UNIT);
+    let head = with_exposed_provenance_mut::<Head>(chunk);
     // SAFETY:
-    // * The head of a chunk that has pieces; its shard was written before any piece of it was given out, and stays.
-    let mut shard = OPEN[unsafe { (*with_exposed_provenance_mut::<Head>(chunk)).shard }].lock();
+    // * The head of a chunk that has a piece, so that nobody writes its shard (I3); no reference covers that.
+    let number = unsafe { (&raw const (*head).shard).read() };
+    assert!(number != 0 && rest == 0, "a piece is given back once: its chunk has none");
+    let mut shard = OPEN[number - 1].lock();
     // SAFETY:
-    // * As above; the lock of its shard is held.
-    let head = unsafe { &mut *with_exposed_provenance_mut::<Head>(chunk) };
-    assert!(next_bit(&head.free, first, true) >= first + units, "given back once, as large as it is (I2)");
-    flip(&mut head.free, first, units);
-    shard.relist(chunk, head);
-    if head.longest == UNITS - 1 {
-        shard.unlist(chunk, UNITS - 1);
+    // * Of this shard: read just now.
+    if unsafe { shard.put_back(chunk, first, count) } {
         drop(shard);
-        retire(chunk);
+        // SAFETY:
+        // * It has no piece, and is in no shard, so nobody but us knows of it.
+        unsafe { retire(chunk) }
     }
 }
 
@@ -239,149 +327,37 @@ fn new_chunk(shard: usize) -> usize {
         }
         spare.warm.pop().or_else(|| spare.cold.pop()).expect("a region has some")
     };
-    let mut head = Head { shard, longest: UNITS - 1, free: [u64::MAX; WORDS] };
-    head.free[0] &= !1; // its own
+    let mut free = [u64::MAX; WORDS];
+    free[0] &= !1; // its own
+    let units = Units { longest: UNITS - 1, free, begins: [0; WORDS] };
     // SAFETY:
     // * A spare chunk: mapped, aligned, and nobody's but ours.
-    unsafe { with_exposed_provenance_mut::<Head>(chunk).write(head) };
+    unsafe { with_exposed_provenance_mut::<Head>(chunk).write(Head { shard: shard + 1, units }) };
     chunk
 }
 
-/// Nobody has a piece of the chunk, which is in no shard.
-fn retire(chunk: usize) {
+/// A chunk is spare.
+///
+/// # Safety
+///
+/// A chunk that has no pieces and is in no list; nobody else knows it.
+unsafe fn retire(chunk: usize) {
+    let head = with_exposed_provenance_mut::<Head>(chunk);
+    // SAFETY:
+    // * Ours alone: the caller's promise.
+    unsafe { (&raw mut (*head).shard).write(0) };
     let mut spare = SPARE.lock();
     if spare.warm.len() < WARM {
         return spare.warm.push(chunk);
     }
     drop(spare);
-    if let Some(start) = NonNull::new(with_exposed_provenance_mut::<u8>(chunk)) {
+    if let Some(start) = NonNull::new(head.cast::<u8>()) {
         // SAFETY:
-        // * Of a mapping of ours; in no list: nobody else knows it. Its head is written again before it is read.
+        // * Of a mapping of ours, whole pages; nobody else knows it. Zeros are a spare chunk's shard, and the rest of its head is written
+        //   again before it is read.
         let _ = unsafe { release(start, CHUNK) };
     }
     SPARE.lock().cold.push(chunk);
-}
-
-/// A box whose memory is a piece.
-pub struct Piece<T>(NonNull<T>);
-
-// SAFETY:
-// * It owns its value, as a box does.
-unsafe impl<T: Send> Send for Piece<T> {}
-// SAFETY:
-// * As above.
-unsafe impl<T: Sync> Sync for Piece<T> {}
-
-impl<T> Piece<T> {
-    /// Puts `value` into a piece.
-    pub fn new(value: T) -> Piece<T> {
-        const { assert!(align_of::<T>() <= ALIGN) };
-        let start = take(size_of::<T>()).cast::<T>();
-        // SAFETY:
-        // * As large and as aligned as it must be, and ours alone.
-        unsafe { start.write(value) };
-        Piece(start)
-    }
-
-    /// Hands it to the caller, as [`Box::into_raw`].
-    #[must_use]
-    pub fn into_raw(self) -> *mut T {
-        std::mem::ManuallyDrop::new(self).0.as_ptr()
-    }
-
-    /// Takes it up again.
-    ///
-    /// # Safety
-    ///
-    /// `raw` is of [`Piece::into_raw`], once.
-    #[must_use]
-    pub unsafe fn from_raw(raw: *mut T) -> Piece<T> {
-        Piece(NonNull::new(raw).expect("of a piece"))
-    }
-}
-
-impl<T> Deref for Piece<T> {
-    type Target = T;
-
-    #[inline]
-    fn deref(&self) -> &T {
-        // SAFETY:
-        // * Written in `new`, and owned.
-        unsafe { self.0.as_ref() }
-    }
-}
-
-impl<T: fmt::Debug> fmt::Debug for Piece<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        (**self).fmt(f)
-    }
-}
-
-impl<T> Drop for Piece<T> {
-    fn drop(&mut self) {
-        // SAFETY:
-        // * Taken in `new` for such a value, which is owned, and nobody sees it from here on.
-        unsafe {
-            self.0.drop_in_place();
-            give(self.0.cast(), size_of::<T>());
-        }
-    }
-}
-
-/// A boxed slice whose memory is a piece.
-pub struct Row<T> {
-    start: NonNull<T>,
-    count: usize,
-}
-
-// SAFETY:
-// * It owns its items, as a box does.
-unsafe impl<T: Send> Send for Row<T> {}
-// SAFETY:
-// * As above.
-unsafe impl<T: Sync> Sync for Row<T> {}
-
-impl<T> Row<T> {
-    /// `count` items, each of which `item` makes.
-    pub fn new(count: usize, item: impl Fn() -> T) -> Row<T> {
-        const { assert!(align_of::<T>() <= ALIGN) };
-        let start = take(count * size_of::<T>()).cast::<T>();
-        for index in 0..count {
-            // SAFETY:
-            // * There is room for `count` of them, aligned as they must be, and it is ours alone. (What was made before an `item` that
-            //   panics is not dropped.)
-            unsafe { start.add(index).write(item()) };
-        }
-        Row { start, count }
-    }
-}
-
-impl<T> Deref for Row<T> {
-    type Target = [T];
-
-    #[inline]
-    fn deref(&self) -> &[T] {
-        // SAFETY:
-        // * So many were written in `new`, and are owned.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.count) }
-    }
-}
-
-impl<T: fmt::Debug> fmt::Debug for Row<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        (**self).fmt(f)
-    }
-}
-
-impl<T> Drop for Row<T> {
-    fn drop(&mut self) {
-        // SAFETY:
-        // * Taken in `new` for so many items, which are owned, and nobody sees them from here on.
-        unsafe {
-            NonNull::slice_from_raw_parts(self.start, self.count).drop_in_place();
-            give(self.start.cast(), self.count * size_of::<T>());
-        }
-    }
 }
 
 #[cfg(all(test, not(shuttle)))]
@@ -410,6 +386,19 @@ mod tests {
         assert_eq!(next_bit(&words, 71, true), UNITS - 1);
     }
 
+    #[test]
+    fn what_is_no_piece_is_told_from_one() {
+        let mut units = Units { longest: UNITS - 1, free: [u64::MAX; WORDS], begins: [0; WORDS] };
+        units.free[0] &= !1;
+        assert_eq!(units.flip(1, 3), (UNITS - 1, UNITS - 4));
+        assert_eq!(units.flip(4, 2), (UNITS - 4, UNITS - 6));
+        assert_eq!(units.flip(UNITS - 2, 2), (UNITS - 6, UNITS - 8));
+        let lens = [0, 1, 2, 4, 6, UNITS - 2, UNITS - 1].map(|first| units.len_from(first));
+        assert_eq!(lens, [None, Some(3), None, Some(2), None, Some(2), None]);
+        assert_eq!(units.flip(1, 3), (UNITS - 8, UNITS - 8));
+        assert_eq!((units.len_from(1), units.len_from(4)), (None, Some(2)), "given back");
+    }
+
     /// A piece with a mark in all of its bytes.
     struct Marked {
         start: usize,
@@ -420,7 +409,7 @@ mod tests {
     impl Marked {
         fn new(bytes: usize, mark: u8) -> Marked {
             let start = take(bytes);
-            assert!(start.addr().get().is_multiple_of(ALIGN));
+            assert!(start.addr().get().is_multiple_of(align_of_piece(bytes)));
             // SAFETY:
             // * Taken just now, of so many bytes.
             unsafe { start.as_ptr().write_bytes(mark, bytes) };
@@ -475,6 +464,47 @@ mod tests {
         assert!(held < bytes + bytes / 4 + (SHARDS * CHUNK) as u64, "{held} for {bytes}");
     }
 
+    /// What a thread of the model does next, from its own numbers.
+    fn next(random: &mut u64, below: usize) -> usize {
+        *random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(*random >> 33).unwrap() % below
+    }
+
+    /// Threads take and give back at random, in bursts of some sizes, with a model beside them: which addresses are somebody's.
+    #[test]
+    fn no_address_is_two_pieces() {
+        let model = std::sync::Mutex::new(std::collections::BTreeMap::<usize, usize>::new());
+        let act = |thread: u64| {
+            let (mut random, mut held) = (thread, Vec::<Marked>::new());
+            for _ in 0..300 {
+                // A burst of about one size: places of the sizes before are cut up.
+                let about = 1 + next(&mut random, MOST);
+                for _ in 0..next(&mut random, 40) {
+                    let bytes = 1 + next(&mut random, about);
+                    let piece = Marked::new(bytes, u8::try_from(next(&mut random, 256)).unwrap());
+                    let (start, end) = (piece.start, piece.start + bytes);
+                    let mut model = model.lock().unwrap();
+                    let before = model.range(..end).next_back().map(|(start, len)| start + len);
+                    assert!(before.is_none_or(|before| before <= start), "{start:#x} is somebody's");
+                    model.insert(start, bytes);
+                    held.push(piece);
+                }
+                let keep = next(&mut random, 120);
+                while held.len() > keep {
+                    let piece = held.swap_remove(next(&mut random, held.len()));
+                    model.lock().unwrap().remove(&piece.start);
+                    drop(piece); // which looks at what stands there
+                }
+            }
+            for piece in held {
+                model.lock().unwrap().remove(&piece.start);
+            }
+        };
+        std::thread::scope(|scope| (1..=4).for_each(|thread| drop(scope.spawn(move || act(thread)))));
+        assert!(model.lock().unwrap().is_empty());
+    }
+
+    #[cfg(not(plain_pieces))]
     #[test]
     fn what_is_long_comes_where_what_is_short_was() {
         let short: Vec<Marked> = (0..300).map(|_| Marked::new(5000, 1)).collect();
@@ -483,19 +513,5 @@ mod tests {
         let long: Vec<Marked> = (0..100).map(|_| Marked::new(15_000, 2)).collect();
         let again = long.iter().filter(|piece| stood.contains(&(piece.start / CHUNK))).count();
         assert!(again > 0, "other tests may have some of it");
-    }
-
-    #[test]
-    fn a_piece_drops_what_it_holds() {
-        let counted = std::sync::Arc::new(());
-        let raw = Piece::new((std::sync::Arc::clone(&counted), [7u8; 3000])).into_raw();
-        // SAFETY:
-        // * Handed out just now.
-        let piece = unsafe { Piece::from_raw(raw) };
-        assert_eq!((piece.1[2999], std::sync::Arc::strong_count(&counted)), (7, 2));
-        let row = Row::new(100, || std::sync::Arc::clone(&counted));
-        assert_eq!((row.len(), std::sync::Arc::strong_count(&counted)), (100, 102));
-        drop((piece, row));
-        assert_eq!(std::sync::Arc::strong_count(&counted), 1);
     }
 }
