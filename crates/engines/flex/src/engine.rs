@@ -514,8 +514,9 @@ impl Engine for FlexEngine {
     }
 
     fn stats(&self) -> EngineStats {
-        let guard = &epoch::pin();
-        let memtables: u64 = self.state(guard).memtables().map(|memtable| memtable.bytes()).sum();
+        let guard = epoch::pin();
+        let memtables: u64 = self.state(&guard).memtables().map(|memtable| memtable.bytes()).sum();
+        drop(guard); // not held while all keys are counted
         EngineStats {
             keys: self.count_keys(u64::MAX).unwrap_or(0),
             index_bytes: memtables + self.table.lock().index_bytes(&self.shelf),

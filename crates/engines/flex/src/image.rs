@@ -65,14 +65,15 @@ impl FlexEngine {
     /// Writes the image. All that was frozen has been moved, or stays.
     pub(crate) fn save_image(&self, out: &mut dyn ImageSink) -> Result<()> {
         let mut table = self.table.lock();
-        let guard = &epoch::pin();
         if let Some(space) = &table.space {
-            space.sync()?;
+            space.sync()?; // without a guard: all that is let go meanwhile would wait for it
         }
-        let kept = match &self.state(guard).frozen {
-            Some(frozen) => self.copy_of(frozen, guard)?,
+        let guard = epoch::pin();
+        let kept = match &self.state(&guard).frozen {
+            Some(frozen) => self.copy_of(frozen, &guard)?,
             None => Vec::new(),
         };
+        drop(guard);
         out.put(&[LAYOUT])?;
         out.put(&table.mark.to_le_bytes())?;
         put_short(out, table.prefix.bytes())?;

@@ -31,7 +31,7 @@ use sheaf_base::memory::pieces::{self, Piece};
 use sheaf_base::shares::Account;
 use sheaf_base::sync::Mutex;
 use sheaf_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use sheaf_base::sync::epoch::Guard;
+use sheaf_base::sync::epoch::{Guard, relieve};
 
 use crate::node::Node;
 use crate::space::PAGE;
@@ -235,6 +235,7 @@ impl Cache {
 
     /// Lets clean pages go until it is `enough`. False if that cannot be had.
     fn clear_until(&self, guard: &Guard, enough: impl Fn() -> bool) -> bool {
+        relieve(guard); // of what went before, and what was read and not taken in
         if enough() {
             return true;
         }

@@ -10,7 +10,7 @@ use sheaf_base::ground::Ground;
 use sheaf_base::memory::pieces::Piece;
 use sheaf_base::memory::{Part, in_chunks};
 use sheaf_base::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use sheaf_base::sync::epoch::Guard;
+use sheaf_base::sync::epoch::{Guard, note_deferred};
 
 /// Pages in the first chunk; chunk k has `FIRST << k`.
 const FIRST: u32 = 256;
@@ -149,6 +149,7 @@ fn lend<T: Send + 'static>(item: *mut T, guard: &Guard) {
         // * Made from a piece by the caller, in no table; all guards of then are gone.
         drop(unsafe { Piece::from_raw(address as *mut T) });
     });
+    note_deferred(size_of::<T>());
 }
 
 /// A thing that is in no table, for as long as the guard lives.

@@ -23,7 +23,7 @@
 //!
 //! Any. A shard has a lock, held for arithmetic only; who finds one locked goes to the next, so that there are no more in use than
 //! threads that meet. Who holds it may take the lock of the spare chunks. Nothing belongs to a thread, so none leaves anything behind.
-//! In a child of a fork a lock may be held by a thread that is not there, as any lock of a database's: a child leaves them alone.
+//! Who forks takes all locks before and lets go of them after, so that a child finds everything whole (`forking.rs`).
 //!
 //! ## Why it is sound
 //!
@@ -42,13 +42,13 @@
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::collections::BTreeSet;
 use std::ptr::{NonNull, with_exposed_provenance_mut};
-
-use parking_lot::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use super::{Mapped, release};
 
 pub use self::own::{Piece, Row};
 
+mod forking;
 mod own;
 
 /// Pieces begin at multiples of this, ...
@@ -222,7 +222,7 @@ impl Shard {
         // SAFETY:
         // * Written when it became the shard's; who has a piece reads the other part of the head only (I3), everybody else comes
         //   through the lock, and this reference is gone before `self` is used again.
-        unsafe { &mut *(&raw mut (*head).units) }
+        unsafe { &mut (*head).units }
     }
 
     /// Makes a piece of so many units of a chunk of the shard's whose longest run is long enough; the first of them.
@@ -262,10 +262,20 @@ impl Shard {
     }
 }
 
+/// The lock. What it covers is whole whenever an assertion of ours may fail.
+fn lock<T>(mutex: &'static Mutex<T>) -> MutexGuard<'static, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A shard that nobody else is in, if there is one.
 fn enter() -> (usize, MutexGuard<'static, Shard>) {
-    let free = OPEN.iter().enumerate().find_map(|(number, shard)| Some((number, shard.try_lock()?)));
-    free.unwrap_or_else(|| (0, OPEN[0].lock()))
+    let vacant = |shard: &'static Mutex<Shard>| match shard.try_lock() {
+        Ok(shard) => Some(shard),
+        Err(TryLockError::Poisoned(shard)) => Some(shard.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    };
+    let free = OPEN.iter().enumerate().find_map(|(number, shard)| Some((number, vacant(shard)?)));
+    free.unwrap_or_else(|| (0, lock(&OPEN[0])))
 }
 
 /// Memory for `bytes`, aligned as [`align_of_piece`] says. What stands there is anything. The process ends if there is no memory, as for
@@ -306,7 +316,7 @@ pub unsafe fn give(start: NonNull<u8>, bytes: usize) {
     // * The head of a chunk that has a piece, so that nobody writes its shard (I3); no reference covers that.
     let number = unsafe { (&raw const (*head).shard).read() };
     assert!(number != 0 && rest == 0, "a piece is given back once: its chunk has none");
-    let mut shard = OPEN[number - 1].lock();
+    let mut shard = lock(&OPEN[number - 1]);
     // SAFETY:
     // * Of this shard: read just now.
     if unsafe { shard.put_back(chunk, first, count) } {
@@ -320,8 +330,9 @@ pub unsafe fn give(start: NonNull<u8>, bytes: usize) {
 /// A chunk without pieces, which becomes the shard's.
 fn new_chunk(shard: usize) -> usize {
     let chunk = {
-        let mut spare = SPARE.lock();
+        let mut spare = lock(&SPARE);
         if spare.warm.is_empty() && spare.cold.is_empty() {
+            forking::install();
             let start = Mapped::new(REGION, CHUNK).into_start().expose_provenance().get();
             spare.cold.extend((0..REGION / CHUNK).rev().map(|number| start + number * CHUNK));
         }
@@ -346,7 +357,7 @@ unsafe fn retire(chunk: usize) {
     // SAFETY:
     // * Ours alone: the caller's promise.
     unsafe { (&raw mut (*head).shard).write(0) };
-    let mut spare = SPARE.lock();
+    let mut spare = lock(&SPARE);
     if spare.warm.len() < WARM {
         return spare.warm.push(chunk);
     }
@@ -357,7 +368,7 @@ unsafe fn retire(chunk: usize) {
         //   again before it is read.
         let _ = unsafe { release(start, CHUNK) };
     }
-    SPARE.lock().cold.push(chunk);
+    lock(&SPARE).cold.push(chunk);
 }
 
 #[cfg(all(test, not(shuttle)))]
