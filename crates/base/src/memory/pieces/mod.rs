@@ -42,9 +42,10 @@
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::collections::BTreeSet;
 use std::ptr::{NonNull, with_exposed_provenance_mut};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-use super::{Mapped, release};
+use super::{Mapped, page_size, release};
 
 pub use self::own::{Piece, Row};
 
@@ -88,6 +89,8 @@ struct Units {
     longest: usize,
     free: Bits,
     begins: Bits,
+    /// A bit for each of the system's pages that was given back, and not used since: all its units are free.
+    gone: u64,
 }
 
 const _: () = assert!(size_of::<Head>() <= UNIT && UNIT.is_multiple_of(ALIGN) && MOST < CHUNK - UNIT);
@@ -99,6 +102,11 @@ struct Shard {
     /// A bit for each length that some chunk has.
     lengths: Bits,
 }
+
+/// Bytes of memory that chunks have, ...
+static HELD: AtomicU64 = AtomicU64::new(0);
+/// ... and of pieces in them.
+static TAKEN: AtomicU64 = AtomicU64::new(0);
 
 /// Chunks without pieces.
 #[derive(Debug)]
@@ -112,6 +120,12 @@ struct Spare {
 static OPEN: [Mutex<Shard>; SHARDS] =
     [const { Mutex::new(Shard { chunks: [const { BTreeSet::new() }; UNITS], lengths: [0; WORDS] }) }; SHARDS];
 static SPARE: Mutex<Spare> = Mutex::new(Spare { warm: Vec::new(), cold: Vec::new() });
+
+/// Bytes of memory between pieces, of all databases of the process.
+#[must_use]
+pub fn between() -> u64 {
+    HELD.load(Ordering::Relaxed).saturating_sub(TAKEN.load(Ordering::Relaxed))
+}
 
 /// Units of a piece; none if it is the allocator's.
 const fn units_of(bytes: usize) -> Option<usize> {
@@ -171,7 +185,37 @@ fn flip(words: &mut Bits, start: usize, count: usize) {
     (start..start + count).for_each(|bit| words[bit / 64] ^= 1 << (bit % 64));
 }
 
+/// Pages that have something of so many units from `first` on, or that have nothing else if `whole`: the first, and behind the last.
+fn pages_of(first: usize, count: usize, whole: bool) -> (usize, usize) {
+    let (page, start, end) = (page_size().max(CHUNK / 64), first * UNIT, (first + count) * UNIT);
+    if whole { (start.div_ceil(page), end / page) } else { (start / page, end.div_ceil(page)) }
+}
+
 impl Units {
+    /// Units are going to be used: pages of theirs that were given back come again. How many.
+    fn touch(&mut self, first: usize, count: usize) -> u32 {
+        let (from, to) = pages_of(first, count, false);
+        let before = self.gone.count_ones();
+        (from..to).for_each(|page| self.gone &= !(1 << page));
+        before - self.gone.count_ones()
+    }
+
+    /// Runs of pages without a piece that have their memory: the first, and behind the last. They are taken as given back.
+    fn let_go(&mut self) -> Vec<(usize, usize)> {
+        let mut gone: Vec<(usize, usize)> = Vec::new();
+        for (first, count) in runs(&self.free) {
+            let (from, to) = pages_of(first, count, true);
+            for page in (from..to).filter(|page| self.gone >> page & 1 == 0) {
+                match gone.last_mut() {
+                    Some(run) if run.1 == page => run.1 += 1,
+                    _ => gone.push((page, page + 1)),
+                }
+            }
+        }
+        gone.iter().flat_map(|(from, to)| *from..*to).for_each(|page| self.gone |= 1 << page);
+        gone
+    }
+
     /// A piece of so many units begins at `first` from now on, or does no more: how long the longest run was, and is.
     fn flip(&mut self, first: usize, count: usize) -> (usize, usize) {
         flip(&mut self.free, first, count);
@@ -232,8 +276,11 @@ impl Shard {
         let units = unsafe { self.units(chunk) };
         let fitting = runs(&units.free).filter(|(_, len)| *len >= count).min_by_key(|(_, len)| *len);
         let (first, _) = fitting.expect("its longest run is long enough (I1)");
+        let again = u64::from(units.touch(first, count)) * page_bytes();
         let (before, longest) = units.flip(first, count);
         self.relist(chunk, before, longest);
+        HELD.fetch_add(again, Ordering::Relaxed);
+        TAKEN.fetch_add((count * UNIT) as u64, Ordering::Relaxed);
         first
     }
 
@@ -249,10 +296,31 @@ impl Shard {
         assert!(units.len_from(first) == Some(count), "a piece is given back once, as long as it is (I2)");
         let (before, longest) = units.flip(first, count);
         self.relist(chunk, before, longest);
+        TAKEN.fetch_sub((count * UNIT) as u64, Ordering::Relaxed);
         if longest == UNITS - 1 {
+            // SAFETY:
+            // * As above. It becomes spare as if it had all of its memory.
+            let again = unsafe { self.units(chunk) }.touch(0, UNITS);
+            HELD.fetch_add(u64::from(again) * page_bytes(), Ordering::Relaxed);
             self.unlist(chunk, longest);
         }
         longest == UNITS - 1
+    }
+
+    /// Gives pages of a chunk of the shard's back that no piece has.
+    fn trim(&mut self, chunk: usize) {
+        // SAFETY:
+        // * A chunk of the shard.
+        let gone = unsafe { self.units(chunk) }.let_go();
+        let page = page_size().max(CHUNK / 64);
+        for (from, to) in gone {
+            let start = with_exposed_provenance_mut::<u8>(chunk + from * page);
+            let start = NonNull::new(start).expect("no chunk is at 0");
+            // SAFETY:
+            // * Whole pages of units that are free, so nobody's, and not the head's; the lock is held, so that none is taken meanwhile.
+            let _ = unsafe { release(start, (to - from) * page) };
+            HELD.fetch_sub(((to - from) * page) as u64, Ordering::Relaxed);
+        }
     }
 
     /// The chunk whose longest run is the shortest that is long enough.
@@ -327,6 +395,29 @@ pub unsafe fn give(start: NonNull<u8>, bytes: usize) {
     }
 }
 
+/// Bytes of a bit of [`Units::gone`].
+fn page_bytes() -> u64 {
+    page_size().max(CHUNK / 64) as u64
+}
+
+/// Gives the pages between pieces back. A cache that gives way lets blocks go here and there; their memory would stay until all others
+/// of a chunk have gone. Some hundred calls of the system for each MiB.
+pub fn trim() {
+    for shard in &OPEN {
+        let mut longest = 0;
+        loop {
+            // The lock for one length at a time: whoever gives back waits for it.
+            let mut shard = lock(shard);
+            longest = next_bit(&shard.lengths, longest + 1, true);
+            if longest >= UNITS {
+                break;
+            }
+            let chunks: Vec<usize> = shard.chunks[longest].iter().copied().collect();
+            chunks.into_iter().for_each(|chunk| shard.trim(chunk));
+        }
+    }
+}
+
 /// A chunk without pieces, which becomes the shard's.
 fn new_chunk(shard: usize) -> usize {
     let chunk = {
@@ -336,11 +427,14 @@ fn new_chunk(shard: usize) -> usize {
             let start = Mapped::new(REGION, CHUNK).into_start().expose_provenance().get();
             spare.cold.extend((0..REGION / CHUNK).rev().map(|number| start + number * CHUNK));
         }
-        spare.warm.pop().or_else(|| spare.cold.pop()).expect("a region has some")
+        spare.warm.pop().unwrap_or_else(|| {
+            HELD.fetch_add(CHUNK as u64, Ordering::Relaxed);
+            spare.cold.pop().expect("a region has some")
+        })
     };
     let mut free = [u64::MAX; WORDS];
     free[0] &= !1; // its own
-    let units = Units { longest: UNITS - 1, free, begins: [0; WORDS] };
+    let units = Units { longest: UNITS - 1, free, begins: [0; WORDS], gone: 0 };
     // SAFETY:
     // * A spare chunk: mapped, aligned, and nobody's but ours.
     unsafe { with_exposed_provenance_mut::<Head>(chunk).write(Head { shard: shard + 1, units }) };
@@ -368,6 +462,7 @@ unsafe fn retire(chunk: usize) {
         //   again before it is read.
         let _ = unsafe { release(start, CHUNK) };
     }
+    HELD.fetch_sub(CHUNK as u64, Ordering::Relaxed);
     lock(&SPARE).cold.push(chunk);
 }
 
@@ -399,7 +494,7 @@ mod tests {
 
     #[test]
     fn what_is_no_piece_is_told_from_one() {
-        let mut units = Units { longest: UNITS - 1, free: [u64::MAX; WORDS], begins: [0; WORDS] };
+        let mut units = Units { longest: UNITS - 1, free: [u64::MAX; WORDS], begins: [0; WORDS], gone: 0 };
         units.free[0] &= !1;
         assert_eq!(units.flip(1, 3), (UNITS - 1, UNITS - 4));
         assert_eq!(units.flip(4, 2), (UNITS - 4, UNITS - 6));
@@ -408,6 +503,21 @@ mod tests {
         assert_eq!(lens, [None, Some(3), None, Some(2), None, Some(2), None]);
         assert_eq!(units.flip(1, 3), (UNITS - 8, UNITS - 8));
         assert_eq!((units.len_from(1), units.len_from(4)), (None, Some(2)), "given back");
+    }
+
+    #[test]
+    fn pages_between_pieces_go_once_and_come_again() {
+        let mut units = Units { longest: UNITS - 1, free: [u64::MAX; WORDS], begins: [0; WORDS], gone: 0 };
+        units.free[0] &= !1;
+        let page = usize::try_from(page_bytes()).unwrap() / UNIT;
+        units.flip(page, page + 1); // the second page and a unit of the third
+        units.flip(5 * page - 1, 2); // around the end of the fifth
+        let pages = CHUNK / UNIT / page;
+        assert_eq!(units.let_go(), [(3, 4), (6, pages)]);
+        assert_eq!(units.let_go(), []);
+        assert_eq!((units.touch(2 * page + 1, 2 * page), units.touch(6 * page + 1, 1)), (1, 1));
+        units.flip(page, page + 1);
+        assert_eq!(units.let_go(), [(1, 4), (6, 7)], "the head's stays");
     }
 
     /// A piece with a mark in all of its bytes.
@@ -511,7 +621,12 @@ mod tests {
                 model.lock().unwrap().remove(&piece.start);
             }
         };
-        std::thread::scope(|scope| (1..=4).for_each(|thread| drop(scope.spawn(move || act(thread)))));
+        std::thread::scope(|scope| {
+            let workers: Vec<_> = (1..=4).map(|thread| scope.spawn(move || act(thread))).collect();
+            while workers.iter().any(|worker| !worker.is_finished()) {
+                trim();
+            }
+        });
         assert!(model.lock().unwrap().is_empty());
     }
 
