@@ -17,47 +17,29 @@
 //! 3. A buffer gets another place (`from`, `filled` back) only while nobody else has it.
 
 use sheaf_base::sync::atomic::{AtomicU64, Ordering};
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
-use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
 
-use sheaf_base::memory::{Memory, Part, prefer_huge_pages};
-
-const HUGE_PAGE: usize = 2 << 20;
+use sheaf_base::memory::{HUGE_PAGE, Mapped, Memory, Part};
 
 /// Memory for the bytes of a segment from `from` on.
 #[derive(Debug)]
 pub(crate) struct Buffer {
-    start: NonNull<u8>,
-    layout: Layout,
+    /// What is mapped of zeros, whole pages, and how much of it is used.
+    mapped: Mapped,
+    len: usize,
     from: u64,
     filled: AtomicU64,
     memory: Arc<Memory>,
 }
 
-// SAFETY:
-// * The memory belongs to the buffer, not to a thread.
-unsafe impl Send for Buffer {}
-// SAFETY:
-// * Through `&Buffer` only bytes below `filled` are read, which nobody writes (invariant 1).
-unsafe impl Sync for Buffer {}
-
 impl Buffer {
     /// Of `len` bytes, to be reused.
     pub(crate) fn new(len: usize, memory: &Arc<Memory>) -> Buffer {
-        let align = if len < HUGE_PAGE { 8 } else { HUGE_PAGE };
-        let layout = Layout::from_size_align(len, align).expect("a segment is some MiB");
-        assert!(layout.size() > 0, "a segment has bytes");
-        // SAFETY:
-        // * The size is not zero.
-        let start = unsafe { alloc_zeroed(layout) };
-        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
-        if len >= HUGE_PAGE {
-            prefer_huge_pages(start, len);
-        }
+        let page = sheaf_base::memory::page_size();
+        let mapped = Mapped::new(len.next_multiple_of(page), if len < HUGE_PAGE { page } else { HUGE_PAGE });
         memory.take(Part::Buffers, len as u64);
-        Buffer { start, layout, from: 0, filled: AtomicU64::new(0), memory: Arc::clone(memory) }
+        Buffer { mapped, len, from: 0, filled: AtomicU64::new(0), memory: Arc::clone(memory) }
     }
 
     /// Bytes of the segment below are written.
@@ -71,20 +53,17 @@ impl Buffer {
     pub(crate) fn tail(&self, at: u64) -> Option<&[u8]> {
         let skip = usize::try_from(at.checked_sub(self.from)?).ok()?;
         let len = usize::try_from(self.filled().checked_sub(at)?).ok().filter(|len| *len > 0)?;
-        debug_assert!(skip + len <= self.layout.size());
+        debug_assert!(skip + len <= self.len);
         // SAFETY:
-        // * `from <= at <= filled`, and `filled - from` bytes are allocated: in bounds.
+        // * `from <= at <= filled`, and `filled - from` bytes are mapped: in bounds.
         // * Initialised (zeroed at first), and written no more (invariant 1); the load of `filled` saw them.
-        Some(unsafe { slice::from_raw_parts(self.start.add(skip).as_ptr(), len) })
+        Some(unsafe { slice::from_raw_parts(self.mapped.start().add(skip).as_ptr(), len) })
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY:
-        // * Allocated with this layout in `new`, freed once.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) }
-        self.memory.give(Part::Buffers, self.layout.size() as u64);
+        self.memory.give(Part::Buffers, self.len as u64);
     }
 }
 
@@ -119,11 +98,11 @@ impl Filler {
     pub(crate) fn fill(&mut self, len: usize, with: impl FnOnce(&mut [u8])) {
         let filled = self.0.filled.load(Ordering::Relaxed);
         let skip = usize::try_from(filled - self.0.from).unwrap_or(usize::MAX);
-        assert!(len <= self.0.layout.size() - skip, "an extent is within its segment");
+        assert!(len <= self.0.len - skip, "an extent is within its segment");
         // SAFETY:
         // * In bounds: asserted. Initialised: zeroed at first.
         // * Behind `filled` nobody reads (invariant 1), and nobody else writes (invariant 2, and `&mut self`).
-        with(unsafe { slice::from_raw_parts_mut(self.0.start.add(skip).as_ptr(), len) });
+        with(unsafe { slice::from_raw_parts_mut(self.0.mapped.start().add(skip).as_ptr(), len) });
         self.0.filled.store(filled + len as u64, Ordering::Release);
     }
 }

@@ -20,6 +20,7 @@ mod model;
 mod moving;
 mod openings;
 mod probes;
+mod process;
 mod repairs;
 mod rest;
 mod scenarios;

@@ -1,7 +1,7 @@
 //! # Arena: memory of a memtable, by number
 //!
 //! Chunks of doubling size, so that nothing ever moves and a place is 32 bits wide. Everything in it goes at once,
-//! with the memtable.
+//! with the memtable: what is not small straight back to the system.
 //!
 //! ## Invariants
 //!
@@ -15,7 +15,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::{self, NonNull};
 
-use crate::memory::prefer_huge_pages;
+use crate::memory::{HUGE_PAGE, Mapped};
 use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 /// Bytes of a unit.
@@ -24,7 +24,8 @@ const UNIT: usize = 8;
 const FIRST: u64 = 128;
 /// 2^32 units in all.
 const CHUNKS: usize = 25;
-const HUGE_PAGE: usize = 2 << 20;
+/// Chunks of so many bytes and more are the system's.
+const LARGE: usize = 64 << 10;
 
 /// A place: units from the start. Never 0.
 pub type Place = u32;
@@ -59,11 +60,13 @@ fn chunk_of(number: u64) -> usize {
     (number.ilog2() - FIRST.ilog2()) as usize
 }
 
-fn layout(chunk: usize) -> Layout {
-    let size = (usize::try_from(FIRST).unwrap_or(0) << chunk) * UNIT;
-    let align = if size >= HUGE_PAGE { HUGE_PAGE } else { 64 };
-    Layout::from_size_align(size, align)
-        .expect("a chunk is below 2^35 bytes and its alignment a power of two")
+fn size_of_chunk(chunk: usize) -> usize {
+    (usize::try_from(FIRST).unwrap_or(0) << chunk) * UNIT
+}
+
+/// Of a small chunk.
+fn layout(size: usize) -> Layout {
+    Layout::from_size_align(size, 64).expect("a chunk is below 2^35 bytes and its alignment a power of two")
 }
 
 impl Arena {
@@ -99,15 +102,27 @@ impl Arena {
     }
 
     fn add(&self, chunk: usize) {
-        let layout = layout(chunk);
-        // SAFETY:
-        // * The size is not zero.
-        let start = unsafe { alloc_zeroed(layout) };
-        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
-        if layout.size() >= HUGE_PAGE {
-            prefer_huge_pages(start, layout.size());
-        }
+        let size = size_of_chunk(chunk);
+        let start = if size >= LARGE {
+            Mapped::new(size, if size >= HUGE_PAGE { HUGE_PAGE } else { LARGE }).into_start()
+        } else {
+            // SAFETY:
+            // * The size is not zero.
+            let start = unsafe { alloc_zeroed(layout(size)) };
+            NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout(size)))
+        };
         self.chunks[chunk].store(start.as_ptr(), Ordering::Release);
+    }
+
+    /// Bytes that memory holds for places to come: the rest of a huge page, which is there as a whole once it is touched.
+    pub fn ahead(&self) -> u64 {
+        let at = self.next.load(Ordering::Relaxed);
+        let chunk = chunk_of(at);
+        if size_of_chunk(chunk) < HUGE_PAGE {
+            return 0;
+        }
+        let used = (at - (FIRST << chunk)) * UNIT as u64;
+        used.next_multiple_of(HUGE_PAGE as u64) - used
     }
 
     /// The memory of a place that was given out.
@@ -123,11 +138,19 @@ impl Arena {
 impl Drop for Arena {
     fn drop(&mut self) {
         for (number, chunk) in self.chunks.iter().enumerate() {
-            let start = chunk.load(Ordering::Relaxed);
-            if !start.is_null() {
-                // SAFETY:
-                // * Allocated with this layout in `add`, freed once: `&mut self`.
-                unsafe { dealloc(start, layout(number)) }
+            let (size, start) = (size_of_chunk(number), NonNull::new(chunk.load(Ordering::Relaxed)));
+            match start {
+                Some(start) if size >= LARGE => {
+                    // SAFETY:
+                    // * Mapped in `add`, as large; freed once: `&mut self`.
+                    drop(unsafe { Mapped::from_start(start, size) });
+                }
+                Some(start) => {
+                    // SAFETY:
+                    // * Allocated in `add`, with this layout; as above.
+                    unsafe { dealloc(start.as_ptr(), layout(size)) }
+                }
+                None => {}
             }
         }
     }
@@ -136,6 +159,20 @@ impl Drop for Arena {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_rest_of_a_huge_page_is_held() {
+        let arena = Arena::new();
+        let mut last = 0;
+        for held in 1..=5 << 10 {
+            arena.alloc(1 << 10, false);
+            let ahead = arena.ahead();
+            assert!(ahead < HUGE_PAGE as u64 && (ahead == 0 || held > 1 << 10));
+            assert!(ahead + (1 << 10) == last || ahead == 0 || last < 1 << 10);
+            last = ahead;
+        }
+        assert!(last > 0);
+    }
 
     #[test]
     fn places_are_apart_and_aligned() {

@@ -27,6 +27,7 @@ use super::arena::{Arena, Place, high, low};
 use super::load::{WAITING, Waiting};
 use super::order::{Keys, Order};
 use super::prefix::Prefix;
+use crate::memory::pieces::Row;
 use crate::memory::prefetch;
 use crate::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use crate::sync::epoch::Guard;
@@ -47,12 +48,12 @@ const HEAD: usize = 20;
 
 #[derive(Debug)]
 struct Cells {
-    cells: Box<[AtomicU64]>,
+    cells: Row<AtomicU64>,
 }
 
 impl Cells {
     fn new(count: usize) -> Cells {
-        Cells { cells: (0..count).map(|_| AtomicU64::new(0)).collect() }
+        Cells { cells: Row::new(count, || AtomicU64::new(0)) }
     }
 
     /// Where the search for a tag begins, and what to wrap around with.
@@ -171,10 +172,10 @@ impl<const LINK: usize> Table<LINK> {
         self.newest() == Seq::ZERO
     }
 
-    /// Bytes of memory.
+    /// Bytes of memory. What the arena holds ahead is used up by what comes, so that a change may take less than it uses.
     pub fn bytes(&self) -> u64 {
         let waiting = WAITING * self.waiting_count.load(Ordering::Relaxed);
-        self.bytes.load(Ordering::Relaxed) + self.order.bytes() + waiting
+        self.bytes.load(Ordering::Relaxed) + self.order.bytes() + waiting + self.arena.ahead()
     }
 
     /// The owner put so many bytes into the arena.
@@ -321,7 +322,7 @@ impl<const LINK: usize> Table<LINK> {
         let before = cells.map_or(0, |cells| cells.cells.len());
         if len >= before / 4 * 3 {
             let grown = Cells::new((2 * before).max(FIRST_CELLS));
-            for cell in cells.iter().flat_map(|cells| &cells.cells) {
+            for cell in cells.iter().flat_map(|cells| &*cells.cells) {
                 let cell = cell.load(Ordering::Relaxed);
                 if cell != 0 {
                     grown.put(cell);

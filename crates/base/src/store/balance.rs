@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use super::{CacheStats, Store};
 use crate::engine::Engine;
-use crate::memory::Part;
+use crate::memory::{Part, pieces};
 use crate::shares::Account;
 use crate::sync::atomic::Ordering;
 
@@ -22,6 +22,8 @@ use crate::sync::atomic::Ordering;
 const INTERVAL: Duration = Duration::from_millis(100);
 /// What caches let go for a commit that found no room: this part of the budget.
 const RELIEF: u64 = 8;
+/// What is between blocks is given back when it is more by this part of the budget.
+const TRIM_SHARE: u64 = 64;
 
 impl Store {
     /// Calls `with` with all caches and what lets go of them.
@@ -71,11 +73,24 @@ impl Store {
             return;
         }
         self.balanced.store(u64::try_from(now.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.trim_pieces();
         self.with_caches(|caches, let_go| {
             if let Some((from, bytes)) = self.ground.arbiter.step(caches, memory) {
                 let_go(from, bytes);
             }
         });
+    }
+
+    /// Gives back what is free between the blocks of caches, once it is more by a part of the budget than when that was last done, or
+    /// less was free.
+    fn trim_pieces(&self) {
+        let (between, share) = (pieces::between(), self.ground.memory.budget() / TRIM_SHARE);
+        let least = self.trimmed.load(Ordering::Relaxed).min(between);
+        self.trimmed.store(least, Ordering::Relaxed);
+        if between > least + share {
+            pieces::trim();
+            self.trimmed.store(pieces::between(), Ordering::Relaxed);
+        }
     }
 
     /// Has caches let `bytes` go, each in proportion to what it has.

@@ -181,6 +181,7 @@ impl Store {
             full: AtomicBool::new(false),
             files_are_scarce: AtomicBool::new(false),
             balanced: AtomicU64::new(0),
+            trimmed: AtomicU64::new(0),
             lifespan: AtomicU64::new(u64::MAX),
             signals: Arc::new(Signals::default()),
             counters: super::Counters::default(),

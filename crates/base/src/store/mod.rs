@@ -217,6 +217,8 @@ pub struct Store {
     files_are_scarce: AtomicBool,
     /// When shares of caches were last looked at, in ns of the clock.
     balanced: AtomicU64,
+    /// Least that was between pieces since it was last given back.
+    trimmed: AtomicU64,
     /// How long, in commits, what stands in hot segments tends to live; `u64::MAX` until it is known.
     lifespan: AtomicU64,
     signals: Arc<Signals>,

@@ -91,6 +91,20 @@ pub(crate) struct Order {
     pub(crate) staged: Unsynced,
 }
 
+/// What came of an attempt to commit.
+enum Turn {
+    Done(Outcome),
+    /// One of the keyspaces is held.
+    Held,
+    /// ROOT is to cover more numbers.
+    WantsNumbers,
+    /// A run does not fit into its log's segment; whether the background makes the next one.
+    WantsRoom {
+        run: Run,
+        is_awaited: bool,
+    },
+}
+
 /// Operations of a batch whose look-ups overlap.
 const TOGETHER: usize = 16;
 impl Store {
@@ -206,15 +220,29 @@ impl Store {
         Ok(())
     }
 
-    /// None if one of the keyspaces is held.
+    /// None if one of the keyspaces is held. What it waits for it waits for without the guard: what others let go meanwhile would
+    /// stay in memory.
     fn commit_pinned(
         &self,
         writes: &mut [Write<'_>],
         staged: &mut SmallVec<[Staged; 1]>,
         waits: &mut Waits,
     ) -> Result<Option<Outcome>> {
-        let _pin = epoch::pin(); // engines' notes hold addresses until apply
-        ENCODED.with(|encoded| self.commit_encoded(writes, staged, &mut encoded.borrow_mut(), waits))
+        loop {
+            let turn = {
+                let _pin = epoch::pin(); // engines' notes hold addresses until apply
+                ENCODED.with(|encoded| self.commit_encoded(writes, staged, &mut encoded.borrow_mut()))?
+            };
+            match turn {
+                Turn::Done(outcome) => return Ok(Some(outcome)),
+                Turn::Held => return Ok(None),
+                Turn::WantsNumbers => self.numbers_for(waits)?,
+                Turn::WantsRoom { run, is_awaited } => {
+                    ENCODED
+                        .with(|encoded| self.room_for(run, is_awaited, writes, &encoded.borrow(), waits))?;
+                }
+            }
+        }
     }
 
     /// Checks limits and stages large values.
@@ -303,12 +331,11 @@ impl Store {
         writes: &mut [Write<'_>],
         staged: &mut SmallVec<[Staged; 1]>,
         encoded: &mut Encoded,
-        waits: &mut Waits,
-    ) -> Result<Option<Outcome>> {
+    ) -> Result<Turn> {
         if !self.prepare(writes, encoded)? {
-            return Ok(Some(Outcome::Stale));
+            return Ok(Turn::Done(Outcome::Stale));
         }
-        let reserve = if removes_only(writes) { 0 } else { self.geometry.reserve };
+        let reserve = self.reserve_of(writes);
         loop {
             let mut order = self.order.lock();
             self.check_writable()?;
@@ -316,7 +343,7 @@ impl Store {
                 return Err(Error::NoKeyspace { name: gone.kept.name().to_owned() });
             }
             if writes.iter().any(|w| w.kept.watch.is_held()) {
-                return Ok(None);
+                return Ok(Turn::Held);
             }
             if let Some(index) =
                 writes.iter().position(|w| !w.kept.engine().is_ok_and(|e| e.is_current(&w.op)))
@@ -324,7 +351,7 @@ impl Store {
                 drop(order);
                 let write = &mut writes[index];
                 if matches!(write.op.action, Action::Expect) {
-                    return Ok(Some(Outcome::Stale));
+                    return Ok(Turn::Done(Outcome::Stale));
                 }
                 let need = write.kept.engine()?.prepare(&mut write.op)?;
                 if need != encoded.needs[index] {
@@ -334,19 +361,15 @@ impl Store {
                 continue;
             }
             if encoded.runs.is_empty() {
-                return Ok(Some(Outcome::Done(self.visible())));
+                return Ok(Turn::Done(Outcome::Done(self.visible())));
             }
             encoded.hot = self.is_hot(order.next_seq, writes);
             if order.next_seq >= order.seq_bound {
-                drop(order);
-                self.numbers_for(waits)?;
-                continue;
+                return Ok(Turn::WantsNumbers);
             }
             if let Some(run) = order.cramped(encoded, reserve) {
                 let is_awaited = self.is_awaited(&order, run.log, encoded.wanted(run, u64::MAX));
-                drop(order);
-                self.room_for(run, reserve, is_awaited, writes, encoded, waits)?;
-                continue;
+                return Ok(Turn::WantsRoom { run, is_awaited });
             }
             let seq = order.next_seq;
             let rolled = self.place(&mut order, seq, writes, encoded)?;
@@ -358,8 +381,13 @@ impl Store {
                 self.set_brake(); // the keeper may not get to run for a while
                 self.signals.wake();
             }
-            return Ok(Some(Outcome::Done(seq)));
+            return Ok(Turn::Done(Outcome::Done(seq)));
         }
+    }
+
+    /// Bytes of a log's segment that these may not use up.
+    fn reserve_of(&self, writes: &[Write<'_>]) -> usize {
+        if removes_only(writes) { 0 } else { self.geometry.reserve }
     }
 
     /// Has ROOT cover more numbers, which the background does ahead of writers.
@@ -380,13 +408,13 @@ impl Store {
     fn room_for(
         &self,
         run: Run,
-        reserve: usize,
         is_awaited: bool,
         writes: &[Write<'_>],
         encoded: &Encoded,
         waits: &mut Waits,
     ) -> Result<()> {
         let wanted = encoded.wanted(run, self.geometry.max_segment);
+        let reserve = self.reserve_of(writes);
         let make = || self.make_room(run.log, wanted, |order| order.cramped(encoded, reserve).is_some());
         if !waits.may_wait() {
             if !is_awaited {

@@ -24,8 +24,36 @@ mod real {
         use super::atomic::{AtomicBool, Ordering};
         use crate::clock::{Clock, SystemClock};
         pub use crossbeam_epoch::{Guard, pin};
+        use std::cell::Cell;
         use std::sync::Arc;
         use std::time::Duration;
+
+        /// Bytes that a thread defers the freeing of before [`relieve`] does something.
+        const MOST_WAITING: usize = 128 << 10;
+
+        thread_local! {
+            static WAITING: Cell<usize> = const { Cell::new(0) };
+        }
+
+        /// What this thread has deferred just now frees so many bytes.
+        pub fn note_deferred(bytes: usize) {
+            let _ = WAITING.try_with(|waiting| waiting.set(waiting.get().saturating_add(bytes))); // none in a thread that ends
+        }
+
+        /// Has what waits be freed, as far as no guard keeps it, once this thread has deferred much since the last time. By themselves
+        /// epochs move on after a number of calls, however large what they deferred is: some MiB a thread. The caller holds no
+        /// lock that anything deferred takes.
+        pub fn relieve(guard: &Guard) {
+            let is_much = |waiting: &Cell<usize>| {
+                waiting.get() > MOST_WAITING && {
+                    waiting.set(0);
+                    true
+                }
+            };
+            if WAITING.try_with(is_much).unwrap_or(false) {
+                guard.flush();
+            }
+        }
 
         /// Waits until every guard of this moment is gone and what was deferred before ran or is running, at most for `limit`.
         /// False if that was too short. The caller holds no guard. There is nothing to sleep on: it gives its turn away.

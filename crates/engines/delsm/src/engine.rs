@@ -500,10 +500,11 @@ impl Engine for DelsmEngine {
     }
 
     fn stats(&self) -> EngineStats {
-        let guard = &epoch::pin();
-        let state = self.state(guard);
+        let guard = epoch::pin();
+        let state = self.state(&guard);
         let memtables: u64 = state.memtables().map(|memtable| memtable.bytes()).sum();
         let lists: u64 = state.version.tables().map(|table| table.list.memory()).sum();
+        drop(guard); // not held while all keys are counted
         EngineStats {
             keys: self.count_keys(u64::MAX).unwrap_or(0),
             index_bytes: memtables + lists,

@@ -152,12 +152,14 @@ impl FlexEngine {
     pub(crate) fn step(&self, views: &Views, certain: Seq) -> Result<bool> {
         self.pins.learn(views);
         let mut table = self.table.lock();
-        let guard = &epoch::pin();
+        let pinned = epoch::pin();
+        let guard = &pinned;
         let state = self.state(guard);
         let frozen = match &state.frozen {
             Some(frozen) if !self.is_moved() && frozen.newest() <= certain => frozen,
             _ => {
-                return self.keep_house(&mut table, state, guard);
+                drop(pinned);
+                return self.keep_house(&mut table);
             }
         };
         if table.must_wait(&self.shelf, guard) {
@@ -191,6 +193,7 @@ impl FlexEngine {
             self.set_moved();
         }
         guard.flush();
+        drop(pinned);
         if let Some(space) = &table.space {
             // A step of its garbage collection looks at a small part of its index: several, so that garbage goes as fast as it
             // comes.
@@ -203,15 +206,20 @@ impl FlexEngine {
         Ok(!is_done)
     }
 
-    /// A step of what is due when nothing is to be moved.
-    fn keep_house(&self, table: &mut Table, state: &State, guard: &Guard) -> Result<bool> {
-        self.shelf.slots.make_room(0, &self.shelf.ground, guard);
+    /// A step of what is due when nothing is to be moved. The space's own is done without a guard of ours: it reads and writes, and
+    /// all that is let go meanwhile would wait.
+    fn keep_house(&self, table: &mut Table) -> Result<bool> {
+        let guard = epoch::pin();
+        self.shelf.slots.make_room(0, &self.shelf.ground, &guard);
         guard.flush(); // states that nobody reads any more hold nodes and slots
-        table.settle(&self.shelf, guard);
+        table.settle(&self.shelf, &guard);
+        drop(guard);
         let Some(space) = &table.space else { return Ok(false) };
         // What is garbage there is room that the journal waits for.
         let more = if self.is_disk_tight() { space.reclaim() } else { space.pump() };
-        let is_behind = state.index.view.as_ref().is_some_and(|view| view.operations() != space.operations());
+        let guard = &epoch::pin();
+        let view = self.state(guard).index.view.as_ref();
+        let is_behind = view.is_some_and(|view| view.operations() != space.operations());
         if is_behind {
             // Our own view would keep what garbage collection has emptied.
             let index = table.publish(&self.shelf, guard);

@@ -15,60 +15,82 @@ use crate::index::{Interval, State};
 use crate::lanes::{Lane, Source};
 use crate::slots::UNKNOWN;
 
+/// Intervals that are looked at under one guard.
+const WALK: usize = 256;
+
 impl FlexEngine {
-    /// Live keys; with `most` of them or more found, there may be others.
+    /// Live keys; with `most` of them or more found, there may be others. Some intervals at a time: what goes out of the cache meanwhile
+    /// is let go when no guard of its moment is left, and may be as much as there is on disk.
     pub(crate) fn count_keys(&self, most: u64) -> Result<u64> {
+        let (mut total, mut from) = (0, Some(Vec::new()));
+        while let Some(low) = from.filter(|_| total < most) {
+            let (count, next) = self.count_some(&low, most - total)?;
+            (total, from) = (total + count, next);
+        }
+        Ok(total)
+    }
+
+    /// Live keys from `low` on, of some intervals; and where the next one begins, if there is one.
+    fn count_some(&self, low: &[u8], most: u64) -> Result<(u64, Option<Vec<u8>>)> {
         let guard = &epoch::pin();
         let state = self.state(guard);
         let lane = |memtable| {
             let mut lane = Source { memtable, lane: Lane::default() };
-            lane.fill(true, Bound::Unbounded, guard);
+            lane.fill(true, Bound::Included(low), guard);
             lane
         };
         let mut lanes: Vec<Source<'_>> = state.memtables().map(|memtable| lane(memtable)).collect();
-        let mut entries = state.index.tree.range(0).peekable();
+        let first = state.index.find(low).map_or(0, |entry| entry.start);
+        let mut entries = state.index.tree.range(first).peekable();
         if entries.peek().is_none() {
-            return Ok(count_lanes(&mut lanes, None, None, most, guard));
+            return Ok((count_lanes(&mut lanes, None, (low, None), most, guard), None));
         }
         let mut total = 0;
-        while let Some(entry) = entries.next().filter(|_| total < most) {
+        for _ in 0..WALK {
+            let Some(entry) = entries.next().filter(|_| total < most) else { return Ok((total, None)) };
             let sep = entries.peek().map(|next| state.index.sep(&next.item));
-            total += self.count_interval(state, &entry, sep.as_deref(), &mut lanes, most - total, guard)?;
+            let bounds = (low, sep.as_deref());
+            total += self.count_interval(state, &entry, bounds, &mut lanes, most - total, guard)?;
         }
-        Ok(total)
+        Ok((total, entries.peek().map(|next| state.index.sep(&next.item))))
     }
 
     fn count_interval(
         &self,
         state: &State,
         entry: &TreeEntry<Interval>,
-        sep: Option<&[u8]>,
+        (low, sep): (&[u8], Option<&[u8]>),
         lanes: &mut [Source<'_>],
         most: u64,
         guard: &Guard,
     ) -> Result<u64> {
         let is_within = |key: &[u8]| sep.is_none_or(|sep| key < sep);
-        if !lanes.iter().any(|lane| lane.key().is_some_and(is_within)) {
+        // It may have become one with the interval before it, which was counted.
+        let is_whole = state.index.sep(&entry.item)[..] >= *low;
+        if is_whole && !lanes.iter().any(|lane| lane.key().is_some_and(is_within)) {
             let live = self.shelf.slots.get(entry.item.slot).figures().live;
             if live != UNKNOWN {
                 return Ok(u64::from(live));
             }
         }
         let block = state.index.block(entry, &self.shelf, guard)?;
-        Ok(count_lanes(lanes, Some(&block), sep, most, guard))
+        Ok(count_lanes(lanes, Some(&block), (low, sep), most, guard))
     }
 }
 
-/// Keys before `sep` that have a value, in memtables or the block, at most `most`.
+/// Keys from `low` on and before `sep` that have a value, in memtables or the block, at most `most`.
 fn count_lanes(
     lanes: &mut [Source<'_>],
     block: Option<&Block>,
-    sep: Option<&[u8]>,
+    (low, sep): (&[u8], Option<&[u8]>),
     most: u64,
     guard: &Guard,
 ) -> u64 {
     let mut count = 0;
     let mut slot = 0;
+    while let Some(block) = block.filter(|block| slot < block.len() && block.pair(slot).key < low) {
+        slot = block.end_of_key(slot);
+    }
     while count < most {
         let stored = block.filter(|block| slot < block.len()).map(|block| block.pair(slot).key);
         let least = lanes.iter().filter_map(Source::key).chain(stored).min();

@@ -212,10 +212,6 @@ impl FlexEngine {
         now(since).saturating_sub(since) >= least
     }
 
-    pub(crate) fn memory_taken(&self, bytes: u64) {
-        self.shelf.ground.memory.take(Part::Index, bytes);
-    }
-
     /// A memtable left the state.
     pub(crate) fn memtable_gone(&self, memtable: &Memtable) {
         if !memtable.is_empty() {
@@ -518,8 +514,9 @@ impl Engine for FlexEngine {
     }
 
     fn stats(&self) -> EngineStats {
-        let guard = &epoch::pin();
-        let memtables: u64 = self.state(guard).memtables().map(|memtable| memtable.bytes()).sum();
+        let guard = epoch::pin();
+        let memtables: u64 = self.state(&guard).memtables().map(|memtable| memtable.bytes()).sum();
+        drop(guard); // not held while all keys are counted
         EngineStats {
             keys: self.count_keys(u64::MAX).unwrap_or(0),
             index_bytes: memtables + self.table.lock().index_bytes(&self.shelf),

@@ -65,14 +65,15 @@ impl FlexEngine {
     /// Writes the image. All that was frozen has been moved, or stays.
     pub(crate) fn save_image(&self, out: &mut dyn ImageSink) -> Result<()> {
         let mut table = self.table.lock();
-        let guard = &epoch::pin();
         if let Some(space) = &table.space {
-            space.sync()?;
+            space.sync()?; // without a guard: all that is let go meanwhile would wait for it
         }
-        let kept = match &self.state(guard).frozen {
-            Some(frozen) => self.copy_of(frozen, guard)?,
+        let guard = epoch::pin();
+        let kept = match &self.state(&guard).frozen {
+            Some(frozen) => self.copy_of(frozen, &guard)?,
             None => Vec::new(),
         };
+        drop(guard);
         out.put(&[LAYOUT])?;
         out.put(&table.mark.to_le_bytes())?;
         put_short(out, table.prefix.bytes())?;
@@ -161,18 +162,18 @@ impl FlexEngine {
     fn add_owned(&self, memtable: &Memtable, key: &[u8], versions: &[(Seq, Value)], guard: &Guard) {
         let hash = self.shelf.hash(key);
         let own = |(seq, value): &(Seq, Value)| Version { word: memtable.own(&value.content()), seq: *seq };
-        let before = memtable.bytes();
-        if let Some(entry) = memtable.find(hash, key, guard) {
-            let older: Vec<Version> = versions.iter().map(own).collect();
-            memtable.append_older(entry.place, &older);
-        } else if let Some(newest) = versions.first() {
-            memtable.add(hash, key, own(newest), guard);
+        memtable.counted(&self.shelf.ground, || {
             if let Some(entry) = memtable.find(hash, key, guard) {
-                let older: Vec<Version> = versions[1..].iter().map(own).collect();
+                let older: Vec<Version> = versions.iter().map(own).collect();
                 memtable.append_older(entry.place, &older);
+            } else if let Some(newest) = versions.first() {
+                memtable.add(hash, key, own(newest), guard);
+                if let Some(entry) = memtable.find(hash, key, guard) {
+                    let older: Vec<Version> = versions[1..].iter().map(own).collect();
+                    memtable.append_older(entry.place, &older);
+                }
             }
-        }
-        self.memory_taken(memtable.bytes() - before);
+        });
     }
 
     /// Takes up an image, if it is of the space as it is; else what the space says.

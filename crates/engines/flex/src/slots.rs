@@ -28,7 +28,7 @@ use sheaf_base::ground::Ground;
 use sheaf_base::memory::{in_chunks, prefetch};
 use sheaf_base::shares::Account;
 use sheaf_base::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use sheaf_base::sync::epoch::Guard;
+use sheaf_base::sync::epoch::{Guard, note_deferred, relieve};
 
 use crate::block::{Block, BlockRef, prefetch_bytes};
 
@@ -178,6 +178,7 @@ impl Slots {
 
     /// Moves the hand until `size` bytes fit. False if they still do not.
     pub(crate) fn make_room(&self, size: u64, ground: &Ground, guard: &Guard) -> bool {
+        relieve(guard);
         let count = self.next.load(Ordering::Acquire);
         for _ in 0..TURN.min(count.saturating_mul(2)) {
             if self.account.has_room(size, &ground.memory) {
@@ -298,6 +299,7 @@ impl Slot {
             // * As above; every guard that may have loaded it from the slot is gone.
             drop(unsafe { BlockRef::from_raw(block as *mut Block) });
         });
+        note_deferred(usize::try_from(size).unwrap_or(usize::MAX));
         size
     }
 

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use sheaf_base::error::{Error, Result};
 use sheaf_base::ground::Ground;
 use sheaf_base::memory::{Memory, Part};
+use sheaf_base::sync::atomic::AtomicU64;
 use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::{KeyspaceId, Seq};
 use sheaf_flexspace::tree::ShiftTree;
@@ -136,7 +137,11 @@ pub(crate) struct Table {
     buried: Vec<u32>,
     graves: VecDeque<(Arc<()>, Vec<u32>)>,
     free: Vec<u32>,
-    accounted: u64,
+    /// What the space takes for itself, without a limit: it is accounted by us, its index with ours.
+    space_memory: Arc<Memory>,
+    /// Bytes of the indexes, and of the space's buffers, that the budget knows of.
+    accounted: AtomicU64,
+    buffered: AtomicU64,
     publications: u64,
     /// Steps that waited for readers, since one did not.
     waits: u32,
@@ -163,7 +168,9 @@ impl Table {
             buried: Vec::new(),
             graves: VecDeque::new(),
             free: Vec::new(),
-            accounted: 0,
+            space_memory: Arc::new(Memory::new(u64::MAX)),
+            accounted: AtomicU64::new(0),
+            buffered: AtomicU64::new(0),
             publications: 0,
             waits: 0,
         }
@@ -178,7 +185,7 @@ impl Table {
         let options = Options {
             create,
             read_only: home.read_only,
-            memory: Arc::new(Memory::new(u64::MAX)), // accounted by us, with the rest of the index
+            memory: Arc::clone(&self.space_memory),
             inline: true,
             fine: true,
             tiny: ground.tiny,
@@ -381,16 +388,14 @@ impl Table {
     pub(crate) fn forget(&mut self) {
         (self.tree, self.progress, self.kept) = (ShiftTree::new(Interval::NONE), None, None);
         (self.blobs, self.spare) = (HashSet::new(), Default::default());
+        // Readers may have the old one's buffers for a while.
+        self.space_memory = Arc::new(Memory::new(u64::MAX));
     }
 
     fn account(&mut self, shelf: &Shelf) {
-        let bytes = self.index_bytes(shelf);
-        if bytes > self.accounted {
-            shelf.ground.memory.take(Part::Index, bytes - self.accounted);
-        } else {
-            shelf.ground.memory.give(Part::Index, self.accounted - bytes);
-        }
-        self.accounted = bytes;
+        let memory = &shelf.ground.memory;
+        memory.settle(Part::Index, &self.accounted, self.index_bytes(shelf));
+        memory.settle(Part::Buffers, &self.buffered, self.space_memory.used(Part::Buffers));
     }
 
     /// Cuts separators' heads anew, if too many do not fit into two words.

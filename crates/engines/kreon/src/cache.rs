@@ -27,17 +27,18 @@ use std::sync::Arc;
 
 use sheaf_base::ground::Ground;
 use sheaf_base::memory::allocated;
+use sheaf_base::memory::pieces::{self, Piece};
 use sheaf_base::shares::Account;
 use sheaf_base::sync::Mutex;
 use sheaf_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use sheaf_base::sync::epoch::Guard;
+use sheaf_base::sync::epoch::{Guard, relieve};
 
 use crate::node::Node;
 use crate::space::PAGE;
 use crate::table::{Table, lent};
 
-/// Bytes of a frame, as an allocator counts them.
-const FRAME: u64 = allocated(size_of::<Frame>() as u64);
+/// Bytes of a frame in memory.
+const FRAME: u64 = pieces::taken(size_of::<Frame>());
 /// And beside it: in the rings.
 const BESIDE: u64 = 16;
 
@@ -58,15 +59,15 @@ pub(crate) struct Frame {
 
 impl Frame {
     /// A node that was parsed or made just now.
-    pub(crate) fn new(bytes: &[u8], is_leaf: bool, is_dirty: bool) -> Box<Frame> {
+    pub(crate) fn new(bytes: &[u8], is_leaf: bool, is_dirty: bool) -> Piece<Frame> {
         let (mark, is_dirty) = (AtomicBool::new(false), AtomicBool::new(is_dirty));
         let long = if bytes.len() > PAGE { Box::from(bytes) } else { Box::default() };
         let len = u32::try_from(bytes.len()).unwrap_or(0);
-        let mut frame = Box::new(Frame { mark, is_dirty, is_leaf, len, long, short: [0; PAGE] });
+        let mut frame = Frame { mark, is_dirty, is_leaf, len, long, short: [0; PAGE] };
         if let Some(short) = frame.short.get_mut(..bytes.len()) {
             short.copy_from_slice(bytes);
         }
-        frame
+        Piece::new(frame)
     }
 
     #[inline]
@@ -149,7 +150,7 @@ impl Cache {
     }
 
     /// Takes in a page that was read, unless there is no room; the frame to use.
-    pub(crate) fn take_in<'g>(&self, page: u32, frame: Box<Frame>, guard: &'g Guard) -> &'g Frame {
+    pub(crate) fn take_in<'g>(&self, page: u32, frame: Piece<Frame>, guard: &'g Guard) -> &'g Frame {
         self.loads.fetch_add(1, Ordering::Relaxed);
         let cost = frame.cost();
         let is_leaf = frame.is_leaf;
@@ -192,7 +193,7 @@ impl Cache {
     }
 
     /// Gives `page` a content that was just made.
-    pub(crate) fn put(&self, page: u32, frame: Box<Frame>, guard: &Guard) {
+    pub(crate) fn put(&self, page: u32, frame: Piece<Frame>, guard: &Guard) {
         let (cost, is_leaf) = (frame.cost(), frame.is_leaf);
         self.count(cost);
         let (before, is_there) = self.table.put(page, frame, guard);
@@ -234,6 +235,7 @@ impl Cache {
 
     /// Lets clean pages go until it is `enough`. False if that cannot be had.
     fn clear_until(&self, guard: &Guard, enough: impl Fn() -> bool) -> bool {
+        relieve(guard); // of what went before, and what was read and not taken in
         if enough() {
             return true;
         }

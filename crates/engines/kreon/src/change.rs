@@ -18,6 +18,7 @@
 use std::collections::HashMap;
 
 use sheaf_base::error::Result;
+use sheaf_base::memory::pieces::Piece;
 use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::Seq;
 
@@ -71,7 +72,7 @@ pub(crate) struct Change<'a, M> {
     pub(crate) stamp: u64,
     pub(crate) meet: &'a mut M,
     /// Leaves read ahead.
-    pub(crate) loaded: HashMap<u32, Box<Frame>>,
+    pub(crate) loaded: HashMap<u32, Piece<Frame>>,
     pub(crate) made: Vec<Made>,
     pub(crate) gone: Vec<(u32, u32)>,
     pub(crate) ways: Ways,

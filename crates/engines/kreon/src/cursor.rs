@@ -42,6 +42,9 @@ enum Lane<'g> {
     Versions { items: Vec<(Vec<u8>, Address)>, next: usize },
 }
 
+/// Keys that a walk over all looks at under one guard.
+const WALK: usize = 4096;
+
 /// Which way.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
@@ -333,6 +336,20 @@ impl KreonCursor {
     }
 }
 
+/// Goes past `key`, the next one of the lanes: whether the newest of what they say of it is a value.
+fn take_key<'g>(lanes: &mut [Lane<'g>], key: &[u8], guard: &'g Guard) -> Result<bool> {
+    let mut newest = None;
+    for lane in lanes.iter_mut().filter(|lane| lane.key() == Some(key)) {
+        let is_tomb = match lane {
+            Lane::Memtable { memtable, places, next, .. } => memtable.version(places[*next]).word.is_tomb(),
+            _ => lane.seen().is_none_or(|seen| seen.entry.is_tomb()),
+        };
+        newest.get_or_insert(!is_tomb);
+        lane.advance(Way::Up, guard)?;
+    }
+    Ok(newest == Some(true))
+}
+
 /// The next key of all lanes.
 fn least<'a>(lanes: &'a [Lane<'_>], way: Way) -> Option<&'a [u8]> {
     let keys = lanes.iter().filter_map(Lane::key);
@@ -414,38 +431,40 @@ impl KreonEngine {
         Ok(version.and_then(Shown::old))
     }
 
-    /// Goes over all keys that have a value, or leaves that nothing above changes, until `count` says stop.
+    /// Goes over all keys that have a value, until `count` says stop. Some at a time: what goes out of the cache meanwhile is let go when no
+    /// guard of its moment is left, and may be as much as there is on disk.
     fn walk_keys(&self, mut count: impl FnMut(u64) -> bool) -> Result<()> {
-        let guard = &epoch::pin();
-        let state = self.state(guard);
-        let mut lanes = self.lanes(state, Way::Up, Bound::Unbounded, None, guard)?;
-        while let Some(key) = least(&lanes, Way::Up).map(<[u8]>::to_vec) {
-            let mut newest = None;
-            for lane in lanes.iter_mut().filter(|lane| lane.key() == Some(&key[..])) {
-                let is_tomb = match lane {
-                    Lane::Memtable { memtable, places, next, .. } => {
-                        memtable.version(places[*next]).word.is_tomb()
-                    }
-                    _ => lane.seen().is_none_or(|seen| seen.entry.is_tomb()),
-                };
-                newest.get_or_insert(!is_tomb);
-                lane.advance(Way::Up, guard)?;
-            }
-            if newest == Some(true) && count(1) {
-                return Ok(());
-            }
+        let mut from = Bound::Unbounded;
+        loop {
+            let guard = &epoch::pin();
+            let mut lanes = self.lanes(self.state(guard), Way::Up, as_ref(&from), None, guard)?;
+            let mut left = WALK;
+            from = loop {
+                let Some(key) = least(&lanes, Way::Up).map(<[u8]>::to_vec) else { return Ok(()) };
+                if take_key(&mut lanes, &key, guard)? && count(1) {
+                    return Ok(());
+                }
+                left -= 1;
+                if left == 0 {
+                    break Bound::Excluded(key);
+                }
+            };
         }
-        Ok(())
+    }
+
+    /// Keys of the last level, if there is nothing in what lies above. It has no tombstones, and nothing else to say otherwise.
+    fn last_alone(&self, guard: &Guard) -> Option<u64> {
+        let state = self.state(guard);
+        let mut others = state.levels.iter().rev().skip(1);
+        let is_alone =
+            state.memtables().all(|memtable| memtable.is_empty()) && others.all(|level| level.root.is_none());
+        is_alone.then(|| state.levels.last().map_or(0, Level::count))
     }
 
     /// Live keys there are.
     pub(crate) fn count_keys(&self) -> Result<u64> {
-        let guard = &epoch::pin();
-        let state = self.state(guard);
-        // The last level has no tombstones, and nothing else to say otherwise.
-        let mut others = state.levels.iter().rev().skip(1);
-        if state.memtables().all(|memtable| memtable.is_empty()) && others.all(|level| level.root.is_none()) {
-            return Ok(state.levels.last().map_or(0, Level::count));
+        if let Some(count) = self.last_alone(&epoch::pin()) {
+            return Ok(count);
         }
         let mut all = 0;
         self.walk_keys(|count| {

@@ -519,8 +519,9 @@ impl Engine for KreonEngine {
     }
 
     fn stats(&self) -> EngineStats {
-        let guard = &epoch::pin();
-        let memtables: u64 = self.state(guard).memtables().map(|memtable| memtable.bytes()).sum();
+        let guard = epoch::pin();
+        let memtables: u64 = self.state(&guard).memtables().map(|memtable| memtable.bytes()).sum();
+        drop(guard); // not held while all keys are counted
         EngineStats {
             keys: self.count_keys().unwrap_or(0),
             index_bytes: memtables + self.shelf.cache.bytes(),

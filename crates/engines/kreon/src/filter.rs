@@ -27,6 +27,7 @@ use std::sync::Arc;
 
 use sheaf_base::ground::Ground;
 use sheaf_base::memory::Part;
+use sheaf_base::memory::pieces::Piece;
 use sheaf_base::sync::atomic::{AtomicU64, Ordering};
 use sheaf_base::sync::epoch::Guard;
 
@@ -140,7 +141,7 @@ impl Filters {
 
     /// A leaf that was read has this one, unless it has one.
     pub(crate) fn add(&self, page: u32, filter: Filter, guard: &Guard) {
-        if let Ok(filter) = self.table.add(page, Box::new(filter), guard) {
+        if let Ok(filter) = self.table.add(page, Piece::new(filter), guard) {
             self.took(filter.bytes());
         }
     }
@@ -149,7 +150,7 @@ impl Filters {
     pub(crate) fn renew(&self, page: u32, filter: Option<Filter>, guard: &Guard) {
         let Some(filter) = filter else { return self.forget(page, guard) };
         let bytes = filter.bytes();
-        let (before, is_there) = self.table.put(page, Box::new(filter), guard);
+        let (before, is_there) = self.table.put(page, Piece::new(filter), guard);
         if is_there {
             self.took(bytes);
         }

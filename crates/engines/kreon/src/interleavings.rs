@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use sheaf_base::memory::pieces::Piece;
 use sheaf_base::segment::Address;
 use sheaf_base::sync::{epoch, explore, thread};
 use sheaf_base::types::Seq;
@@ -12,7 +13,7 @@ use crate::cache::Frame;
 use crate::node::{Entry, Pair, make};
 use crate::tests::shelf;
 
-fn frame(number: u64) -> Box<Frame> {
+fn frame(number: u64) -> Piece<Frame> {
     let entry = Entry::put(Address::from_bits(number), 64, 7, 0, 0);
     let (bytes, _) = make(&[Pair { key: b"k", entry, newest: Seq(1), value: &[] }], 0, 1, Seq(1), 512);
     Frame::new(&bytes, true, false)

@@ -8,13 +8,14 @@ use std::sync::Arc;
 use sheaf_base::engine::ImageSink;
 use sheaf_base::error::{Error, Result};
 use sheaf_base::segment::SLOT_COUNT;
-use sheaf_base::sync::epoch;
+use sheaf_base::sync::epoch::{self, Guard};
 
 use crate::cache::Frame;
 use crate::engine::{KreonEngine, State};
 use crate::memtable::Memtable;
 use crate::node::Ref;
-use crate::spill::state_with;
+use crate::space::{PAGE, RUN_BYTES};
+use crate::spill::{Spill, state_with};
 use crate::tree::Level;
 
 impl KreonEngine {
@@ -25,24 +26,15 @@ impl KreonEngine {
         image: impl FnOnce(&mut dyn ImageSink, &[Level], u32, &[u64], &[(u32, u64)]) -> Result<T>,
     ) -> Result<T> {
         let mut spill = self.spill.lock();
-        let guard = &epoch::pin();
-        let frames: Vec<(u32, &Frame)> = spill
-            .dirty
-            .iter()
-            .filter_map(|page| self.shelf.cache.get(*page, guard).map(|frame| (*page, frame)))
-            .collect();
-        if frames.len() != spill.dirty.len() {
-            return Err(Error::Invalid { what: "cache", why: "an inner node is lost".into() });
-        }
-        self.shelf.space.write(frames.iter().map(|(page, frame)| (*page, frame.bytes())))?;
-        frames.iter().for_each(|(_, frame)| frame.clean());
-        spill.dirty.clear();
+        self.write_dirty(&mut spill)?;
         let (end, used) = self.shelf.space.seal()?;
-        let levels = Arc::clone(&self.state(guard).levels);
+        let guard = epoch::pin();
+        let levels = Arc::clone(&self.state(&guard).levels);
         let is_there = |slot: &u32, id: u64| {
-            self.ground.segments.at(*slot, guard).is_some_and(|segment| segment.id().0 == id)
+            self.ground.segments.at(*slot, &guard).is_some_and(|segment| segment.id().0 == id)
         };
         spill.counts.retain(|slot, (id, bytes)| *bytes > 0 && is_there(slot, *id));
+        drop(guard);
         let mut counts: Vec<(u32, u64)> = spill
             .counts
             .iter()
@@ -51,6 +43,28 @@ impl KreonEngine {
         counts.sort_unstable();
         drop(spill);
         image(out, &levels, end, &used, &counts)
+    }
+
+    /// Writes the inner nodes that are in memory only. They stay there as long as they are dirty, and only steps replace them, so that
+    /// a guard need not be held from the first to the last, nor while the device syncs them: all that is let go by others waits for it.
+    fn write_dirty(&self, spill: &mut Spill) -> Result<()> {
+        let pages: Vec<u32> = spill.dirty.iter().copied().collect();
+        for pages in pages.chunks(RUN_BYTES / PAGE) {
+            let guard = &epoch::pin();
+            let frames = self.dirty_frames(pages, guard)?;
+            self.shelf.space.write(frames.iter().zip(pages).map(|(frame, page)| (*page, frame.bytes())))?;
+        }
+        // Only now: what is clean may go, and is not dirty any more.
+        for pages in pages.chunks(RUN_BYTES / PAGE) {
+            self.dirty_frames(pages, &epoch::pin())?.iter().for_each(|frame| frame.clean());
+        }
+        spill.dirty.clear();
+        Ok(())
+    }
+
+    fn dirty_frames<'g>(&'g self, pages: &[u32], guard: &'g Guard) -> Result<Vec<&'g Frame>> {
+        let frames = pages.iter().map(|page| self.shelf.cache.get(*page, guard)).collect::<Option<Vec<_>>>();
+        frames.ok_or_else(|| Error::Invalid { what: "cache", why: "an inner node is lost".into() })
     }
 
     /// Takes up the levels of an image, with the bytes that they account for.
@@ -100,7 +114,6 @@ impl KreonEngine {
     /// Reads all pages of the present levels.
     pub(crate) fn verify_levels(&self, report: &mut dyn FnMut(Error)) -> Result<()> {
         let spill = self.spill.lock(); // so that no page gets another content
-        let guard = &epoch::pin();
         let mut tell = |result: Result<()>| match result {
             Err(error @ Error::Corrupt { .. }) => {
                 report(error);
@@ -109,11 +122,13 @@ impl KreonEngine {
             other => other,
         };
         tell(self.shelf.space.verify())?;
-        for level in &*self.state(guard).levels {
+        // Of each node's moment is a guard: what others let go during all of this would wait for it.
+        let levels = self.state(&epoch::pin()).levels.to_vec();
+        for level in levels {
             let mut todo: Vec<(Ref, u8)> = level.root.into_iter().collect();
             while let Some((at, height)) = todo.pop() {
                 if spill.dirty.contains(&at.page) {
-                    if let Some(frame) = self.shelf.cache.get(at.page, guard) {
+                    if let Some(frame) = self.shelf.cache.get(at.page, &epoch::pin()) {
                         let node = frame.node();
                         todo.extend((0..node.len()).map(|slot| (node.child(slot), height - 1)));
                     }

@@ -19,12 +19,13 @@
 //!
 //! What was written and is in no image is garbage in pages that the image calls free. An image's pages are synced before it.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use sheaf_base::disk::File;
 use sheaf_base::error::{Damage, Error, IoContext, Result};
 use sheaf_base::ground::Ground;
+use sheaf_base::memory::pieces::Piece;
 use sheaf_base::own::OwnFiles;
 use sheaf_base::paged::Paged;
 use sheaf_base::sync::Mutex;
@@ -46,10 +47,31 @@ const TINY_REGION: u32 = 16;
 /// Pages are taken from runs of at least this length, if there are such.
 const GOOD_RUN: u32 = 32;
 /// Bytes read or written at once.
-pub(crate) const RUN_BYTES: usize = 2 << 20;
+pub(crate) const RUN_BYTES: usize = 256 << 10;
 
 /// Runs of pages: where each begins, and how long it is.
 type Runs = BTreeMap<u32, u32>;
+
+/// A bit for each page.
+#[derive(Debug, Default)]
+struct Bits(Vec<u64>);
+
+impl Bits {
+    /// Sets or clears the bit of `page`; whether it was set.
+    fn set(&mut self, page: u32, is: bool) -> bool {
+        let (word, bit) = (page as usize / 64, 1 << (page % 64));
+        if word >= self.0.len() {
+            self.0.resize(word + 1, 0);
+        }
+        let was = self.0[word] & bit != 0;
+        if is {
+            self.0[word] |= bit
+        } else {
+            self.0[word] &= !bit
+        }
+        was
+    }
+}
 
 #[derive(Debug, Default)]
 struct Pages {
@@ -58,9 +80,9 @@ struct Pages {
     /// Pages there are, the head's among them.
     end: u32,
     /// A bit for each page that the present levels, or what is being made, have.
-    used: Vec<u64>,
-    /// Taken since the last image.
-    fresh: HashSet<u32>,
+    used: Bits,
+    /// Nodes' first pages that were taken since the last image. There may be as many as there are pages.
+    fresh: Bits,
     /// Replaced since the last image, which may name them.
     limbo: Vec<(u32, u32)>,
     /// Not in the image that is being saved.
@@ -72,11 +94,7 @@ struct Pages {
 impl Pages {
     fn mark(&mut self, start: u32, len: u32, is_used: bool) {
         for page in start..start + len {
-            let (word, bit) = (page as usize / 64, 1 << (page % 64));
-            if word >= self.used.len() {
-                self.used.resize(word + 1, 0);
-            }
-            if is_used { self.used[word] |= bit } else { self.used[word] &= !bit }
+            self.used.set(page, is_used);
         }
     }
 
@@ -139,10 +157,10 @@ impl Space {
         let end = last.map_or(1, |last| last + 1);
         let Some(file) = self.paged.open(end)? else { return Ok(()) };
         let mut pages = self.pages.lock();
-        (pages.end, pages.used) = (end, used);
+        (pages.end, pages.used) = (end, Bits(used));
         let mut start = None;
         for page in 1..=end {
-            let word = pages.used.get(page as usize / 64).copied().unwrap_or(0);
+            let word = pages.used.0.get(page as usize / 64).copied().unwrap_or(0);
             let is_free = page < end && word >> (page % 64) & 1 == 0;
             match start {
                 None if is_free => start = Some(page),
@@ -166,7 +184,7 @@ impl Space {
     }
 
     /// Reads the pages of a node of `level`, and checks them.
-    pub(crate) fn read(&self, at: Ref, level: u8) -> Result<Box<Frame>> {
+    pub(crate) fn read(&self, at: Ref, level: u8) -> Result<Piece<Frame>> {
         let mut bytes = vec![0; usize::from(at.pages) * self.paged.page];
         self.read_bytes(at.page, &mut bytes)?;
         self.frame(at, level, &bytes)
@@ -178,7 +196,7 @@ impl Space {
     }
 
     /// The bytes of a node, checked.
-    pub(crate) fn frame(&self, at: Ref, level: u8, bytes: &[u8]) -> Result<Box<Frame>> {
+    pub(crate) fn frame(&self, at: Ref, level: u8, bytes: &[u8]) -> Result<Piece<Frame>> {
         let got = crc32c::crc32c(bytes);
         if got != at.crc {
             return Err(self.paged.damaged(at.page, Damage::BadChecksum { expected: at.crc, got }));
@@ -229,7 +247,7 @@ impl Space {
                                         for (page, size) in taken.iter().zip(sizes) {
                                             pages.give(*page, u32::from(*size));
                                             pages.mark(*page, u32::from(*size), false);
-                                            pages.fresh.remove(page);
+                                            pages.fresh.set(*page, false);
                                         }
                                         return Err(error);
                                     }
@@ -241,7 +259,7 @@ impl Space {
             };
             pages.take_run(next, size);
             pages.mark(next, size, true);
-            pages.fresh.insert(next);
+            pages.fresh.set(next, true);
             taken.push(next);
             from = next + size;
         }
@@ -290,7 +308,7 @@ impl Space {
         let mut pages = self.pages.lock();
         for (page, len) in gone.iter().copied() {
             pages.mark(page, len, false);
-            match pages.fresh.remove(&page) {
+            match pages.fresh.set(page, false) {
                 true => free.push((page, len)),
                 false => pages.limbo.push((page, len)),
             }
@@ -308,7 +326,7 @@ impl Space {
     pub(crate) fn untake(&self, taken: &[(u32, u32)]) {
         let mut pages = self.pages.lock();
         for (page, len) in taken {
-            pages.fresh.remove(page);
+            pages.fresh.set(*page, false);
             pages.mark(*page, *len, false);
             pages.give(*page, *len);
         }
@@ -343,11 +361,11 @@ impl Space {
             }
         }
         let mut pages = self.pages.lock();
-        pages.fresh.clear();
+        pages.fresh.0.clear();
         let mut limbo = std::mem::take(&mut pages.limbo);
         pages.leaving.append(&mut limbo);
         let words = pages.end.div_ceil(64) as usize;
-        Ok((pages.end, pages.used.iter().copied().take(words).collect()))
+        Ok((pages.end, pages.used.0.iter().copied().take(words).collect()))
     }
 
     /// The image is durable.

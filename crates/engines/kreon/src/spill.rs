@@ -33,14 +33,25 @@ use crate::look::print_of;
 use crate::meeting::{Meeting, Sources};
 use crate::memtable::{Memtable, Version};
 use crate::node::{BELOW, Entry, INLINE, MOST_INLINE, Pair, Ref, STAGED};
+use crate::space::PAGE;
 use crate::tree::{Aim, Found, Level, Shelf};
 
 /// Entries of a step, at most.
 const STEP_ENTRIES: usize = 16 << 10;
 /// Leaves that a step changes, about.
 const STEP_LEAVES: usize = 256;
-/// Leaves that a step takes out of a level.
+/// Leaves that a step takes out of a level: the leaves that their keys belong to are about ten times as many.
 const STEP_SOURCE_LEAVES: usize = 32;
+/// What a step has in its hands is in no account, and takes no more than this part of the budget, ...
+const STEP_SHARE: u64 = 32;
+/// ... with so many bytes for an entry, and for a leaf: as it was, as it is, and on the way to the file.
+const ENTRY_BYTES: u64 = 192;
+const LEAF_BYTES: u64 = 3 * PAGE as u64;
+/// But these are worth a step.
+const LEAST_ENTRIES: usize = 2 << 10;
+const LEAST_LEAVES: usize = 32;
+/// Entries that a step looks at, for each that the one before had leaves for.
+const LOOK: usize = 4;
 /// The same in tiny geometry.
 const TINY_ENTRIES: usize = 24;
 const TINY_LEAVES: usize = 6;
@@ -70,6 +81,8 @@ pub(crate) struct Spill {
     /// Bytes that the levels' entries account for, by slot, and which segment is meant.
     pub(crate) counts: HashMap<u32, (u64, i64)>,
     pub(crate) ways: Ways,
+    /// Entries of the frozen memtable that the last step took; 0 if there was none.
+    took: usize,
 }
 
 impl Spill {
@@ -98,7 +111,13 @@ impl KreonEngine {
     fn sizes(&self) -> (usize, usize, usize) {
         match self.ground.tiny {
             true => (TINY_ENTRIES, TINY_LEAVES, TINY_SOURCE_LEAVES),
-            false => (STEP_ENTRIES, STEP_LEAVES, STEP_SOURCE_LEAVES),
+            false => {
+                let share = self.ground.memory.budget() / STEP_SHARE;
+                let most = |bytes| usize::try_from(share / bytes).unwrap_or(usize::MAX);
+                let leaves = most(LEAF_BYTES).clamp(LEAST_LEAVES, STEP_LEAVES);
+                let entries = most(ENTRY_BYTES).clamp(LEAST_ENTRIES, STEP_ENTRIES);
+                (entries, leaves, leaves * STEP_SOURCE_LEAVES / STEP_LEAVES)
+            }
         }
     }
 
@@ -129,6 +148,8 @@ impl KreonEngine {
         guard: &Guard,
     ) -> Result<()> {
         let (most, most_leaves, _) = self.sizes();
+        // Where the leaves of a few entries are a step, there is no use in looking at more.
+        let most = if spill.took > 0 { most.min(LOOK * spill.took.max(most_leaves)) } else { most };
         let from = spill.done.take().filter(|(number, _)| *number == frozen.number).map(|(_, key)| key);
         let mut places = Vec::new();
         let low = from.as_ref().map_or(Bound::Unbounded, |key| Bound::Excluded(&key[..]));
@@ -137,6 +158,7 @@ impl KreonEngine {
         let level = state.levels.first().copied().unwrap_or_default();
         let keys: Vec<&[u8]> = places.iter().map(|place| frozen.key(*place)).collect();
         let (leaves, count) = self.targets(&level, &keys, most_leaves, guard)?;
+        spill.took = count;
         let mut meeting = self.meeting(views, state.levels.iter().skip(1), None, guard);
         let mut going: Vec<(&[u8], Entry, Seq, Range<usize>)> = Vec::with_capacity(count);
         let (mut staged, mut values) = (Vec::new(), Vec::new());

@@ -1,15 +1,16 @@
 //! # Table: from a page's number to what memory has of it
 //!
 //! An array in chunks, each twice as large as the one before, that grows with the file: two loads, no lock. What is in it was made
-//! from a box and goes through the epoch.
+//! from a piece and goes through the epoch.
 
 use std::ptr;
 use std::sync::Arc;
 
 use sheaf_base::ground::Ground;
+use sheaf_base::memory::pieces::Piece;
 use sheaf_base::memory::{Part, in_chunks};
 use sheaf_base::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use sheaf_base::sync::epoch::Guard;
+use sheaf_base::sync::epoch::{Guard, note_deferred};
 
 /// Pages in the first chunk; chunk k has `FIRST << k`.
 const FIRST: u32 = 256;
@@ -69,7 +70,7 @@ impl<T: Send + 'static> Table<T> {
     #[inline]
     pub(crate) fn get<'g>(&self, page: u32, _guard: &'g Guard) -> Option<&'g T> {
         // SAFETY:
-        // * Made from a box; freed only after all guards of the moment when it was taken out.
+        // * Made from a piece; freed only after all guards of the moment when it was taken out.
         unsafe { self.slot(page)?.load(Ordering::Acquire).as_ref() }
     }
 
@@ -79,23 +80,23 @@ impl<T: Send + 'static> Table<T> {
     }
 
     /// Puts `item` where nothing is. Gives it back if something is, or the table has no place for such a page.
-    pub(crate) fn add<'g>(&self, page: u32, item: Box<T>, _guard: &'g Guard) -> Result<&'g T, Box<T>> {
+    pub(crate) fn add<'g>(&self, page: u32, item: Piece<T>, _guard: &'g Guard) -> Result<&'g T, Piece<T>> {
         let Some(slot) = self.slot_made(page) else { return Err(item) };
-        let made = Box::into_raw(item);
+        let made = item.into_raw();
         match slot.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
             // SAFETY:
             // * In the table now, and taken out through the epoch only.
             Ok(_) => Ok(unsafe { &*made }),
             // SAFETY:
-            // * Made from a box above, and nobody else has seen it.
-            Err(_) => Err(unsafe { Box::from_raw(made) }),
+            // * Made from a piece above, and nobody else has seen it.
+            Err(_) => Err(unsafe { Piece::from_raw(made) }),
         }
     }
 
     /// Puts `item` in the place of whatever is there. The answer is what was there, and whether there is a place.
-    pub(crate) fn put<'g>(&self, page: u32, item: Box<T>, guard: &'g Guard) -> (Option<&'g T>, bool) {
+    pub(crate) fn put<'g>(&self, page: u32, item: Piece<T>, guard: &'g Guard) -> (Option<&'g T>, bool) {
         match self.slot_made(page) {
-            Some(slot) => (Table::went(slot.swap(Box::into_raw(item), Ordering::AcqRel), guard), true),
+            Some(slot) => (Table::went(slot.swap(item.into_raw(), Ordering::AcqRel), guard), true),
             None => (None, false),
         }
     }
@@ -133,26 +134,27 @@ impl<T: Send + 'static> Table<T> {
     /// What was taken out of the table by the caller goes when no guard of now is left.
     fn went(item: *mut T, guard: &Guard) -> Option<&T> {
         // SAFETY:
-        // * Null, or made from a box, and freed after `guard` only.
+        // * Null, or made from a piece, and freed after `guard` only.
         let seen = unsafe { item.as_ref() }?;
         lend(item, guard);
         Some(seen)
     }
 }
 
-/// Frees what was made from a box, and is in no table, when no guard of now is left.
+/// Frees what was made from a piece, and is in no table, when no guard of now is left.
 fn lend<T: Send + 'static>(item: *mut T, guard: &Guard) {
     let address = item as usize;
     guard.defer(move || {
         // SAFETY:
-        // * Made from a box by the caller, in no table; all guards of then are gone.
-        drop(unsafe { Box::from_raw(address as *mut T) });
+        // * Made from a piece by the caller, in no table; all guards of then are gone.
+        drop(unsafe { Piece::from_raw(address as *mut T) });
     });
+    note_deferred(size_of::<T>());
 }
 
 /// A thing that is in no table, for as long as the guard lives.
-pub(crate) fn lent<T: Send + 'static>(item: Box<T>, guard: &Guard) -> &T {
-    let item = Box::into_raw(item);
+pub(crate) fn lent<T: Send + 'static>(item: Piece<T>, guard: &Guard) -> &T {
+    let item = item.into_raw();
     lend(item, guard);
     // SAFETY:
     // * Freed after `guard` only.
@@ -173,8 +175,8 @@ impl<T> Drop for Table<T> {
                 let item = slot.load(Ordering::Relaxed);
                 if !item.is_null() {
                     // SAFETY:
-                    // * Made from a box, in the table, so owned by it.
-                    drop(unsafe { Box::from_raw(item) });
+                    // * Made from a piece, in the table, so owned by it.
+                    drop(unsafe { Piece::from_raw(item) });
                 }
             }
         }

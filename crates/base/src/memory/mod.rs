@@ -2,13 +2,20 @@
 //!
 //! Parts take what they need before they grow and give it back when they shrink. Taking is a promise
 //! kept by the taker: the arbiter counts, it does not allocate.
+//!
+//! What parts take is what the process takes only as far as what they let go is gone, or is used again. So what is large is
+//! [`Mapped`], and what caches hold stands in [`pieces`].
 
-use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
 use rustix::mm::{Advice, madvise};
 
 use crate::sync::atomic::{AtomicU64, Ordering};
+
+pub use self::mapped::Mapped;
+
+mod mapped;
+pub mod pieces;
 
 /// Asks the system to back `[start, start + len)`, which the caller owns, with huge pages. A hint.
 pub fn prefer_huge_pages(start: NonNull<u8>, len: usize) {
@@ -38,49 +45,37 @@ pub unsafe fn release(start: NonNull<u8>, len: usize) -> bool {
     unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxDontNeed) }.is_ok()
 }
 
+/// Bytes of a page of the system's.
+#[must_use]
+pub fn page_size() -> usize {
+    rustix::param::page_size()
+}
+
 /// Bytes of a huge page, and of a [`HugePage`].
 pub const HUGE_PAGE: usize = 2 << 20;
 
 /// Memory of the size of a huge page, at an address that is a multiple of it, backed by one if the system has one to give.
 /// Nothing was written there yet.
-#[derive(Debug, PartialEq, Eq)]
-pub struct HugePage(NonNull<u8>);
-
-// SAFETY:
-// * Memory of the process; the page only keeps it allocated and gives no access.
-unsafe impl Send for HugePage {}
-// SAFETY:
-// * As above: `&HugePage` gives no access.
-unsafe impl Sync for HugePage {}
+#[derive(Debug)]
+pub struct HugePage(Mapped);
 
 impl HugePage {
-    const LAYOUT: Layout = match Layout::from_size_align(HUGE_PAGE, HUGE_PAGE) {
-        Ok(layout) => layout,
-        Err(_) => unreachable!(),
-    };
-
     /// A page; the process ends if there is no memory, as for a box.
     #[must_use]
     pub fn new() -> HugePage {
-        // SAFETY:
-        // * The layout has a size.
-        let start = unsafe { alloc(HugePage::LAYOUT) };
-        let Some(start) = NonNull::new(start) else { handle_alloc_error(HugePage::LAYOUT) };
-        // Before the first touch, which decides what backs it: an allocator that zeroes would come too early.
-        prefer_huge_pages(start, HUGE_PAGE);
-        HugePage(start)
+        HugePage(Mapped::new(HUGE_PAGE, HUGE_PAGE))
     }
 
     /// Where it begins.
     #[must_use]
     pub fn start(&self) -> NonNull<u8> {
-        self.0
+        self.0.start()
     }
 
     /// Hands it to the caller, who keeps the address only.
     #[must_use]
     pub fn into_start(self) -> NonNull<u8> {
-        std::mem::ManuallyDrop::new(self).0
+        self.0.into_start()
     }
 
     /// Takes it up again.
@@ -90,21 +85,15 @@ impl HugePage {
     /// `start` is of [`HugePage::into_start`], once, and nobody touches what lies there afterwards.
     #[must_use]
     pub unsafe fn from_start(start: NonNull<u8>) -> HugePage {
-        HugePage(start)
+        // SAFETY:
+        // * The caller's promise.
+        HugePage(unsafe { Mapped::from_start(start, HUGE_PAGE) })
     }
 }
 
 impl Default for HugePage {
     fn default() -> HugePage {
         HugePage::new()
-    }
-}
-
-impl Drop for HugePage {
-    fn drop(&mut self) {
-        // SAFETY:
-        // * Allocated in `new` with this layout, and owned.
-        unsafe { dealloc(self.0.as_ptr(), HugePage::LAYOUT) }
     }
 }
 

@@ -1,0 +1,162 @@
+//! # Own: a box and a boxed slice whose memory is a piece
+
+use std::fmt;
+use std::ops::Deref;
+use std::ptr::NonNull;
+
+use super::{SMALL_ALIGN, align_of_piece, give, take};
+
+/// A box whose memory is a piece.
+pub struct Piece<T>(NonNull<T>);
+
+// SAFETY:
+// * It owns its value, as a box does.
+unsafe impl<T: Send> Send for Piece<T> {}
+// SAFETY:
+// * As above.
+unsafe impl<T: Sync> Sync for Piece<T> {}
+
+impl<T> Piece<T> {
+    /// Puts `value` into a piece.
+    pub fn new(value: T) -> Piece<T> {
+        const { assert!(align_of::<T>() <= align_of_piece(size_of::<T>())) };
+        let start = take(size_of::<T>()).cast::<T>();
+        // SAFETY:
+        // * As large and as aligned as it must be, and ours alone.
+        unsafe { start.write(value) };
+        Piece(start)
+    }
+
+    /// Hands it to the caller, as [`Box::into_raw`].
+    #[must_use]
+    pub fn into_raw(self) -> *mut T {
+        std::mem::ManuallyDrop::new(self).0.as_ptr()
+    }
+
+    /// Takes it up again.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is of [`Piece::into_raw`], once.
+    #[must_use]
+    pub unsafe fn from_raw(raw: *mut T) -> Piece<T> {
+        Piece(NonNull::new(raw).expect("of a piece"))
+    }
+}
+
+impl<T> Deref for Piece<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY:
+        // * Written in `new`, and owned.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Piece<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+impl<T> Drop for Piece<T> {
+    fn drop(&mut self) {
+        // SAFETY:
+        // * Taken in `new` for such a value, which is owned, and nobody sees it from here on.
+        unsafe {
+            self.0.drop_in_place();
+            give(self.0.cast(), size_of::<T>());
+        }
+    }
+}
+
+/// A boxed slice whose memory is a piece.
+pub struct Row<T> {
+    start: NonNull<T>,
+    count: usize,
+}
+
+// SAFETY:
+// * It owns its items, as a box does.
+unsafe impl<T: Send> Send for Row<T> {}
+// SAFETY:
+// * As above.
+unsafe impl<T: Sync> Sync for Row<T> {}
+
+impl<T> Row<T> {
+    /// `count` items, each of which `item` makes.
+    pub fn new(count: usize, item: impl Fn() -> T) -> Row<T> {
+        const { assert!(align_of::<T>() <= SMALL_ALIGN) };
+        let bytes = count.checked_mul(size_of::<T>()).expect("a row is far below the half of all memory");
+        let start = take(bytes).cast::<T>();
+        for index in 0..count {
+            // SAFETY:
+            // * There is room for `count` of them, aligned as they must be, and it is ours alone. (What was made before an `item` that
+            //   panics is not dropped.)
+            unsafe { start.add(index).write(item()) };
+        }
+        Row { start, count }
+    }
+}
+
+impl<T> Deref for Row<T> {
+    type Target = [T];
+
+    #[inline]
+    fn deref(&self) -> &[T] {
+        // SAFETY:
+        // * So many were written in `new`, and are owned.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.count) }
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Row<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+impl<T> Drop for Row<T> {
+    fn drop(&mut self) {
+        // SAFETY:
+        // * Taken in `new` for so many items, which are owned, and nobody sees them from here on.
+        unsafe {
+            NonNull::slice_from_raw_parts(self.start, self.count).drop_in_place();
+            give(self.start.cast(), self.count * size_of::<T>());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn a_piece_drops_what_it_holds() {
+        let counted = Arc::new(());
+        let raw = Piece::new((Arc::clone(&counted), [7u8; 3000])).into_raw();
+        // SAFETY:
+        // * Handed out just now.
+        let piece = unsafe { Piece::from_raw(raw) };
+        assert_eq!((piece.1[2999], Arc::strong_count(&counted)), (7, 2));
+        let row = Row::new(100, || Arc::clone(&counted));
+        assert_eq!((row.len(), Arc::strong_count(&counted)), (100, 102));
+        drop((piece, row));
+        assert_eq!(Arc::strong_count(&counted), 1);
+    }
+
+    #[test]
+    fn nothing_takes_no_room() {
+        let counted = Arc::new(());
+        let (unit, none) = (Piece::new(()), Row::<u64>::new(0, || 0));
+        let units = Row::new(3, || ());
+        assert_eq!((*unit, none.len(), units.len()), ((), 0, 3));
+        let rows = Row::new(0, || Arc::clone(&counted));
+        drop(rows);
+        assert_eq!(Arc::strong_count(&counted), 1);
+    }
+}

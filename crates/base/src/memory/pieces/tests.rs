@@ -1,0 +1,174 @@
+//! # Tests: pieces are apart, come back, and stand where others stood
+
+use super::*;
+
+#[test]
+fn pieces_take_whole_units() {
+    assert_eq!(
+        (units_of(256), units_of(257), units_of(513), units_of(MOST + 1)),
+        (None, Some(1), Some(2), None)
+    );
+    assert_eq!((taken(4160), taken(24), taken(MOST + 1)), (4608, 32, 40 << 10));
+}
+
+#[test]
+fn runs_are_found_and_flipped() {
+    let mut words = [0; WORDS];
+    for (start, count) in [(1, 3), (60, 10), (128, 64), (UNITS - 1, 1)] {
+        flip(&mut words, start, count);
+    }
+    let found: Vec<(usize, usize)> = runs(&words).collect();
+    assert_eq!(found, [(1, 3), (60, 10), (128, 64), (UNITS - 1, 1)]);
+    assert_eq!((next_bit(&words, 4, true), next_bit(&words, 60, false)), (60, 70));
+    flip(&mut words, 128, 64);
+    assert_eq!(next_bit(&words, 71, true), UNITS - 1);
+}
+
+#[test]
+fn what_is_no_piece_is_told_from_one() {
+    let mut units = Units { longest: UNITS - 1, free: [u64::MAX; WORDS], begins: [0; WORDS], gone: 0 };
+    units.free[0] &= !1;
+    assert_eq!(units.flip(1, 3), (UNITS - 1, UNITS - 4));
+    assert_eq!(units.flip(4, 2), (UNITS - 4, UNITS - 6));
+    assert_eq!(units.flip(UNITS - 2, 2), (UNITS - 6, UNITS - 8));
+    let lens = [0, 1, 2, 4, 6, UNITS - 2, UNITS - 1].map(|first| units.len_from(first));
+    assert_eq!(lens, [None, Some(3), None, Some(2), None, Some(2), None]);
+    assert_eq!(units.flip(1, 3), (UNITS - 8, UNITS - 8));
+    assert_eq!((units.len_from(1), units.len_from(4)), (None, Some(2)), "given back");
+}
+
+#[test]
+fn pages_between_pieces_go_once_and_come_again() {
+    let mut units = Units { longest: UNITS - 1, free: [u64::MAX; WORDS], begins: [0; WORDS], gone: 0 };
+    units.free[0] &= !1;
+    let page = usize::try_from(page_bytes()).unwrap() / UNIT;
+    units.flip(page, page + 1); // the second page and a unit of the third
+    units.flip(5 * page - 1, 2); // around the end of the fifth
+    let pages = CHUNK / UNIT / page;
+    assert_eq!(units.let_go(), [(3, 4), (6, pages)]);
+    assert_eq!(units.let_go(), []);
+    assert_eq!((units.touch(2 * page + 1, 2 * page), units.touch(6 * page + 1, 1)), (1, 1));
+    units.flip(page, page + 1);
+    assert_eq!(units.let_go(), [(1, 4), (6, 7)], "the head's stays");
+}
+
+/// A piece with a mark in all of its bytes.
+struct Marked {
+    start: usize,
+    bytes: usize,
+    mark: u8,
+}
+
+impl Marked {
+    fn new(bytes: usize, mark: u8) -> Marked {
+        let start = take(bytes);
+        assert!(start.addr().get().is_multiple_of(align_of_piece(bytes)));
+        // SAFETY:
+        // * Taken just now, of so many bytes.
+        unsafe { start.as_ptr().write_bytes(mark, bytes) };
+        Marked { start: start.expose_provenance().get(), bytes, mark }
+    }
+}
+
+impl Drop for Marked {
+    fn drop(&mut self) {
+        let start = NonNull::new(with_exposed_provenance_mut::<u8>(self.start)).expect("of a piece");
+        // SAFETY:
+        // * A piece of so many bytes, ours, and written.
+        unsafe {
+            let held = std::slice::from_raw_parts(start.as_ptr(), self.bytes);
+            assert!(held.iter().all(|byte| *byte == self.mark));
+            give(start, self.bytes);
+        }
+    }
+}
+
+/// Threads take and give back pieces of all sizes, also each other's. No two overlap, and those that are left take
+/// not much more than they must.
+#[test]
+fn pieces_are_apart_and_come_back() {
+    let (hand_on, handed) = std::sync::mpsc::channel::<Marked>();
+    let handed = std::sync::Mutex::new(handed);
+    std::thread::scope(|scope| {
+        for thread in 1..=4u64 {
+            let (hand_on, handed) = (hand_on.clone(), &handed);
+            scope.spawn(move || {
+                let mut random = thread;
+                for _ in 0..3000 {
+                    random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(thread);
+                    let bytes = 1 + usize::try_from(random >> 33).unwrap() % (MOST + 4000);
+                    hand_on.send(Marked::new(bytes, u8::try_from(random >> 56).unwrap())).unwrap();
+                    if random >> 40 & 3 != 0 {
+                        drop(handed.lock().unwrap().try_recv());
+                    }
+                }
+            });
+        }
+    });
+    drop(hand_on);
+    let left: Vec<Marked> = handed.lock().unwrap().iter().collect();
+    let pooled = left.iter().filter(|piece| units_of(piece.bytes).is_some());
+    let (mut bytes, mut chunks) = (0, BTreeSet::new());
+    for piece in pooled {
+        bytes += taken(piece.bytes);
+        chunks.insert(piece.start / CHUNK);
+    }
+    let held = (chunks.len() * CHUNK) as u64;
+    assert!(held < bytes + bytes / 4 + (SHARDS * CHUNK) as u64, "{held} for {bytes}");
+}
+
+/// What a thread of the model does next, from its own numbers.
+fn next(random: &mut u64, below: usize) -> usize {
+    *random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    usize::try_from(*random >> 33).expect("31 bits") % below
+}
+
+/// Threads take and give back at random, in bursts of some sizes, with a model beside them: which addresses are somebody's.
+#[test]
+fn no_address_is_two_pieces() {
+    let model = std::sync::Mutex::new(std::collections::BTreeMap::<usize, usize>::new());
+    let act = |thread: u64| {
+        let (mut random, mut held) = (thread, Vec::<Marked>::new());
+        for _ in 0..300 {
+            // A burst of about one size: places of the sizes before are cut up.
+            let about = 1 + next(&mut random, MOST);
+            for _ in 0..next(&mut random, 40) {
+                let bytes = 1 + next(&mut random, about);
+                let piece = Marked::new(bytes, u8::try_from(next(&mut random, 256)).unwrap());
+                let (start, end) = (piece.start, piece.start + bytes);
+                let mut model = model.lock().unwrap();
+                let before = model.range(..end).next_back().map(|(start, len)| start + len);
+                assert!(before.is_none_or(|before| before <= start), "{start:#x} is somebody's");
+                model.insert(start, bytes);
+                held.push(piece);
+            }
+            let keep = next(&mut random, 120);
+            while held.len() > keep {
+                let piece = held.swap_remove(next(&mut random, held.len()));
+                model.lock().unwrap().remove(&piece.start);
+                drop(piece); // which looks at what stands there
+            }
+        }
+        for piece in held {
+            model.lock().unwrap().remove(&piece.start);
+        }
+    };
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (1..=4).map(|thread| scope.spawn(move || act(thread))).collect();
+        while workers.iter().any(|worker| !worker.is_finished()) {
+            trim();
+        }
+    });
+    assert!(model.lock().unwrap().is_empty());
+}
+
+#[cfg(not(plain_pieces))]
+#[test]
+fn what_is_long_comes_where_what_is_short_was() {
+    let short: Vec<Marked> = (0..300).map(|_| Marked::new(5000, 1)).collect();
+    let stood: BTreeSet<usize> = short.iter().map(|piece| piece.start / CHUNK).collect();
+    drop(short);
+    let long: Vec<Marked> = (0..100).map(|_| Marked::new(15_000, 2)).collect();
+    let again = long.iter().filter(|piece| stood.contains(&(piece.start / CHUNK))).count();
+    assert!(again > 0, "other tests may have some of it");
+}
