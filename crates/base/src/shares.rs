@@ -15,6 +15,7 @@
 //! 1. While the memory is full at most one cache may grow: what another gives up does not go to whoever is fastest.
 //! 2. A step is bounded (`STEP`), and a cache keeps a floor of one step: an idle one is drained by steps, and one that is used again shows
 //!    so by its ghosts and gets them back.
+//! 3. Who could not give what it was to give keeps the share that says so, and is asked again each `AGAIN` steps only.
 //!
 //! ## Threads
 //!
@@ -33,6 +34,8 @@ use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// A step is this part of the budget.
 const STEP: u64 = 64;
+/// Of so many steps one may be lost on a cache that cannot give way.
+const AGAIN: u32 = 8;
 /// Bytes of the budget for each ghost, at least.
 const GHOST: u64 = 16 << 10;
 /// Least and most ghosts.
@@ -162,6 +165,8 @@ fn ghost(thing: u64, count: usize) -> (usize, u32) {
 pub struct Arbiter {
     /// One step at a time.
     stepping: Mutex<()>,
+    /// Steps in which some cache may have had to give way.
+    steps: AtomicU32,
 }
 
 impl Arbiter {
@@ -180,7 +185,11 @@ impl Arbiter {
             return None;
         }
         let (to, most) = gains.iter().copied().enumerate().max_by_key(|(_, gain)| *gain)?;
-        let others = caches.iter().enumerate().filter(|(index, cache)| *index != to && cache.bytes() > step);
+        // Whose last step is still to be taken has nothing that can go at the moment.
+        let is_stuck = |cache: &Account| cache.bytes() > cache.share();
+        let asks_again = self.steps.fetch_add(1, Ordering::Relaxed).is_multiple_of(AGAIN);
+        let gives = |cache: &Account| cache.bytes() > step && (asks_again || !is_stuck(cache));
+        let others = caches.iter().enumerate().filter(|(index, cache)| *index != to && gives(cache));
         let from = others.min_by_key(|(index, _)| gains[*index]).map(|(index, _)| index);
         let from = from.filter(|from| most > 0 && most / WORTH >= gains[*from]);
         let Some(from) = from else {
@@ -191,6 +200,7 @@ impl Arbiter {
                 _ if index == to => cache.bytes().saturating_add(2 * step),
                 // Others may have it give way at this moment.
                 _ if index == from => cache.bytes().saturating_sub(step),
+                _ if is_stuck(cache) => continue,
                 _ => cache.bytes().max(step),
             };
             cache.share.store(share, Ordering::Relaxed);
@@ -291,6 +301,16 @@ mod tests {
         assert!(caches[1].account.bytes() > 3 << 20, "{}", caches[1].account.bytes());
         play(&mut caches, &memory, 100, |turn, index| (index == 0).then(|| spread(turn, things)));
         assert!(caches[0].account.bytes() > 3 << 20, "{}", caches[0].account.bytes());
+    }
+
+    #[test]
+    fn what_cannot_be_let_go_does_not_keep_others_from_giving_way() {
+        let memory = Memory::new(4 << 20);
+        let mut caches = [Lru::new(&memory), Lru::new(&memory), Lru::new(&memory)];
+        caches[0].account.take(256 << 10, &memory); // of nothing that could be evicted
+        play(&mut caches, &memory, 10, |turn, index| (index == 1).then(|| spread(turn, 900)));
+        play(&mut caches, &memory, 100, |turn, index| (index == 2).then(|| spread(turn, 900)));
+        assert!(caches[2].account.bytes() > 5 << 19, "{}", caches[2].account.bytes());
     }
 
     #[test]

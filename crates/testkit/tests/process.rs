@@ -27,8 +27,9 @@ const MIX: Duration = Duration::from_millis(1200);
 const THREADS: u64 = 2;
 const LOOK: Duration = Duration::from_millis(2);
 
-/// Of the budget, in hundredths. 128 and 144 were seen at most, with the system's allocator, which keeps some hundred KiB for each thread.
-const MOST: u64 = 165;
+/// Of the budget, in hundredths. 128 to 168 were seen, the latter beside other tests, with the system's allocator, which keeps some
+/// hundred KiB for each thread; 300 and more before what was let go went back.
+const MOST: u64 = 200;
 
 /// Memory of this process that no file backs.
 fn anonymous() -> u64 {
