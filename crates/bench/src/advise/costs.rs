@@ -25,7 +25,7 @@ const SLICES: u32 = 7;
 const WRITES: u32 = 3;
 /// The share of the operations that write where single writes are measured; the others are gets, whose cost is taken off. Nothing but
 /// writes, by a thread that does nothing else, is bound by the device sooner than by the engine.
-const AMONG_GETS: f64 = 0.2;
+const AMONG_GETS: f64 = 0.5;
 /// Writes of a commit that has many.
 const BATCH: u64 = 50;
 /// Pairs of the long scans that the cost of a pair is taken from.
@@ -96,7 +96,7 @@ fn kinds() -> Vec<Kind> {
         Kind::scan("pair-back", |s| s.scan_reverse = 1.0, LONG),
         Kind::write("overwrite", overwrite),
         Kind::write("new", new),
-        Kind { sequential: true, ..Kind::write("append", new) },
+        Kind { sequential: true, ..Kind::new("append", new) },
         Kind { batch: BATCH, ..Kind::new("batch", overwrite) },
         Kind { batch: BATCH, ..Kind::new("batch-new", new) },
         Kind { durable: 1.0, ..Kind::new("durable", overwrite) },
