@@ -236,6 +236,11 @@ pub trait Cursor: Send {
     fn pair(&self) -> (&[u8], &[u8]) {
         (self.key(), self.value())
     }
+    /// Moves on, upwards or downwards, and shows the pair where it stands then; `None` at the end.
+    fn step(&mut self, forward: bool) -> Result<Option<(&[u8], &[u8])>> {
+        let is_there = if forward { self.next()? } else { self.prev()? };
+        Ok(if is_there { Some(self.pair()) } else { None })
+    }
 }
 
 /// Takes the pairs that a keyspace begins with, past its log: see [`Engine::ingest`]. No commit goes to the keyspace meanwhile, and no

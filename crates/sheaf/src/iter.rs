@@ -113,17 +113,14 @@ impl Iter {
         let (mine, other) =
             if forward { (&mut self.front, &self.back) } else { (&mut self.back, &self.front) };
         let Some(cursor) = mine.cursor.as_mut() else { return Ok(None) };
-        if !(if forward { cursor.next() } else { cursor.prev() })? {
-            return Ok(None);
-        }
+        let Some((key, value)) = cursor.step(forward)? else { return Ok(None) };
         mine.moved = true;
         if let Some(met) = other.cursor.as_ref().filter(|_| other.moved) {
-            let crossed = if forward { cursor.key() >= met.key() } else { cursor.key() <= met.key() };
+            let crossed = if forward { key >= met.key() } else { key <= met.key() };
             if crossed {
                 return Ok(None);
             }
         }
-        let (key, value) = cursor.pair();
         Ok(Some(read(key, if self.want == Want::Pairs { value } else { &[] })))
     }
 

@@ -163,6 +163,7 @@ impl Sep {
         if let Some(long) = self.long() {
             out.extend_from_slice(long);
         } else if !self.is_lowest() {
+            out.reserve(prefix.len() + HEAD);
             out.extend_from_slice(prefix.bytes());
             out.extend_from_slice(&self.head.to_be_bytes()[..self.rest.addr()]);
         }

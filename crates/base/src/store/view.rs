@@ -62,6 +62,7 @@ impl View {
     }
 
     /// An error once the database is closed.
+    #[inline]
     pub fn check_open(&self) -> Result<()> {
         self.store.check_open()
     }

@@ -273,6 +273,15 @@ impl Block {
         }
     }
 
+    /// Key and value of the put in `slot`.
+    #[inline]
+    pub(crate) fn put(&self, slot: usize) -> (&[u8], &[u8]) {
+        match Pair::put(self.data(), self.places()[slot] as usize) {
+            Some(put) => put,
+            None => unreachable!("a put when the block was built (I2)"),
+        }
+    }
+
     /// The version in `slot`, and its fingerprint.
     pub(crate) fn known(&self, slot: usize) -> Known<'_> {
         Known { print: self.prints()[slot], pair: self.pair(slot) }
@@ -292,12 +301,6 @@ impl Block {
     pub(crate) fn end_of_key(&self, slot: usize) -> usize {
         let key = self.pair(slot).key;
         (slot + 1..self.len()).find(|slot| self.pair(*slot).key != key).unwrap_or(self.len())
-    }
-
-    /// The first of the versions of the key in `slot`.
-    pub(crate) fn start_of_key(&self, slot: usize) -> usize {
-        let key = self.pair(slot).key;
-        (0..slot).rev().find(|slot| self.pair(*slot).key != key).map_or(0, |slot| slot + 1)
     }
 
     /// The version of `key` that a view at `at` shows.

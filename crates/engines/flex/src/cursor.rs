@@ -4,55 +4,37 @@
 //! next interval it looks at the present state again, behind the key where it stood: versions that its view needs are in
 //! every state, wherever they have moved meanwhile.
 //!
+//! ## Picture
+//!
+//! ```text
+//!   interval ──> no memtable has keys in it, all of its block is shown: its slots, one by one      plain
+//!           └──> else: what the view shows of slots and memtables, picked at once                  batch.rs
+//! ```
+//!
 //! ## Costs
 //!
-//! A step within an interval moves an index; a new interval is a descent, unless the index is the same still, and one in each
-//! memtable that has keys. Pairs of the block are not copied. The block of the next interval is on its way to the processor's
-//! cache while this one is shown.
+//! A step within an interval decodes a pair where it stands; a new interval is a descent, unless the index is the same still,
+//! and one in each memtable that has keys. Pairs of the block are not copied. The block of the next interval is on its way to
+//! the processor's cache while this one is shown.
 
 use std::ops::{Bound, Range};
 use std::sync::Arc;
 
 use sheaf_base::engine::{Bounds, Cursor, Want};
 use sheaf_base::error::Result;
-use sheaf_base::record::Content;
+use sheaf_base::memtable::Memtable;
+use sheaf_base::memtable::prefix::{is_above, is_below};
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::Seq;
 use sheaf_flexspace::tree::Entry as TreeEntry;
 use smallvec::SmallVec;
 
+use crate::ahead::{Ahead, load_first};
+use crate::batch::{Batch, Item};
 use crate::block::{Block, BlockRef};
 use crate::engine::FlexEngine;
 use crate::index::{Index, Interval, State};
 use crate::lanes::{Lane, Source};
-use sheaf_base::memory::prefetch;
-use sheaf_base::memtable::prefix::{is_above, is_below};
-use sheaf_base::memtable::{Memtable, blob_bytes, blob_of};
-
-/// Intervals that one descent finds, for a walk to go on with.
-const INTERVALS_AHEAD: usize = 4;
-/// ... if they are of about so many bytes.
-const BYTES_AHEAD: u64 = 4 << 10;
-/// Most pairs of a batch if memtables have some of them, and bytes copied for them, about.
-const LIMIT_PAIRS: usize = 64;
-const LIMIT_BYTES: usize = 256 << 10;
-
-/// The pair a cursor stands on: ranges of the block's runs, or of the copies.
-#[derive(Clone, Copy, Debug, Default)]
-struct Now {
-    is_copy: bool,
-    key: (u32, u32),
-    value: (u32, u32),
-}
-
-/// Where a pair of the batch is.
-#[derive(Clone, Copy, Debug)]
-enum Item {
-    /// A slot of the block.
-    Block(u32),
-    /// In the copies: where the key starts, where the value, where it ends, and whether that is a staged one's name.
-    Copy(u32, u32, u32, bool),
-}
 
 /// A cursor over a keyspace at one view.
 pub(crate) struct FlexCursor {
@@ -63,308 +45,39 @@ pub(crate) struct FlexCursor {
 /// Where a cursor is.
 struct Walk {
     at: Seq,
-    bounds: Arc<Bounds>,
+    bounds: Bounds,
     want: Want,
     /// What is left: everything behind (before) it, unless it ended.
     rest: Option<Bound<Vec<u8>>>,
+    /// Room for a bound, to be used again.
+    spare: Vec<u8>,
     block: Option<BlockRef>,
-    copies: Vec<u8>,
-    items: Vec<Item>,
-    next: usize,
-    /// Slots of the block that are shown as they are; then there are no items.
-    plain: Range<usize>,
-    now: Now,
+    /// Slots of the block that are shown as they are; then there is nothing in the batch.
+    plain: Range<u32>,
+    batch: Batch,
+    /// The pair it stands on.
+    now: Option<Item>,
+    /// The value of that, if it is a staged one.
+    staged: Option<Vec<u8>>,
     has_begun: bool,
     ahead: Ahead,
-    /// A staged value.
-    staged: Option<Vec<u8>>,
     lanes: SmallVec<[Lane; 2]>,
-}
-
-/// The intervals that a walk goes on with, the next one last, in the index of that number: in another one they mean nothing.
-#[derive(Debug, Default)]
-struct Ahead {
-    number: u64,
-    entries: SmallVec<[TreeEntry<Interval>; INTERVALS_AHEAD]>,
-    /// They were asked for from the device, if they are not in memory.
-    is_asked: bool,
-}
-
-impl Ahead {
-    /// The interval to go on with, if the index is still the one it was found in.
-    fn take(&mut self, index: &Index) -> Option<TreeEntry<Interval>> {
-        if self.number != index.number {
-            self.entries.clear();
-        }
-        self.entries.pop()
-    }
-
-    /// The interval behind (before, unless `forward`) `entry`, and in `entries` those that follow.
-    fn refill(&mut self, index: &Index, entry: &TreeEntry<Interval>, forward: bool) {
-        if self.number == index.number && !self.entries.is_empty() {
-            return;
-        }
-        self.number = index.number;
-        self.is_asked = false;
-        self.entries.clear();
-        if forward {
-            self.entries.extend(index.tree.range(entry.start + entry.len).take(INTERVALS_AHEAD));
-            self.entries.reverse();
-        } else if entry.start > 0 {
-            // About so many, and at least one: an interval holds the byte before this one.
-            let some = entry.len.min(BYTES_AHEAD) * INTERVALS_AHEAD as u64;
-            let from = entry.start.saturating_sub(some).min(entry.start - 1);
-            self.entries.extend(index.tree.range(from).take_while(|before| before.start < entry.start));
-        }
-    }
-}
-
-impl Ahead {
-    /// Has what is missing of an interval and those that follow read from the device, side by side.
-    fn ask(&mut self, engine: &FlexEngine, index: &Index, entry: &TreeEntry<Interval>) {
-        if std::mem::replace(&mut self.is_asked, true) {
-            return;
-        }
-        let Some(view) = &index.view else { return };
-        for missing in std::iter::once(entry).chain(self.entries.iter().rev()) {
-            if !engine.shelf.slots.get(missing.item.slot).is_cached() {
-                view.will_need(missing.start, missing.len);
-            }
-        }
-    }
 }
 
 fn as_ref(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
     bound.as_ref().map(Vec::as_slice)
 }
 
-impl FlexCursor {
-    pub(crate) fn new(engine: Arc<FlexEngine>, at: Seq, bounds: Bounds, want: Want) -> FlexCursor {
-        let walk = Walk {
-            at,
-            bounds: Arc::new(bounds),
-            want,
-            rest: None,
-            block: None,
-            copies: Vec::new(),
-            items: Vec::new(),
-            next: 0,
-            plain: 0..0,
-            now: Now::default(),
-            has_begun: false,
-            ahead: Ahead::default(),
-            staged: None,
-            lanes: SmallVec::new(),
-        };
-        FlexCursor { engine, walk }
-    }
-}
-
-impl Walk {
-    /// Fetches pairs until there are some. False at the end.
-    fn fetch(&mut self, engine: &FlexEngine, forward: bool) -> Result<bool> {
-        if !std::mem::replace(&mut self.has_begun, true) {
-            let from = if forward { &self.bounds.low } else { &self.bounds.high };
-            self.rest = (!self.bounds.is_empty()).then(|| from.clone());
-        }
-        self.items.clear();
-        (self.next, self.plain) = (0, 0..0);
-        while self.items.is_empty() && self.plain.is_empty() {
-            let Some(rest) = self.rest.take() else { return Ok(false) };
-            let guard = &epoch::pin();
-            let state = engine.state(guard);
-            self.copies.clear();
-            self.block = None;
-            self.rest = if forward {
-                self.ascend(engine, &rest, state, guard)?
-            } else {
-                self.fall(engine, &rest, state, guard)?
-            };
-        }
-        Ok(true)
-    }
-
-    /// Fetches what lies from `low` to the end of its interval; from where it goes on.
-    fn ascend(
-        &mut self,
-        engine: &FlexEngine,
-        low: &Bound<Vec<u8>>,
-        state: &State,
-        guard: &Guard,
-    ) -> Result<Option<Bound<Vec<u8>>>> {
-        let (index, low) = (&state.index, as_ref(low));
-        let key: &[u8] = match low {
-            Bound::Included(key) | Bound::Excluded(key) => key,
-            Bound::Unbounded => &[],
-        };
-        let known = self.ahead.take(index);
-        let is_known = known.is_some();
-        let entry = known.or_else(|| engine.first_block(index.find(key), guard));
-        if let Some(entry) = &entry {
-            self.ahead.refill(index, entry, true);
-            if is_known {
-                self.ahead.ask(engine, index, entry); // a walk that goes beyond its first interval
-            }
-        }
-        // What is fetched ends before the next interval, or at the upper bound.
-        let sep = self.ahead.entries.last().map(|next| index.sep(&next.item));
-        let rest = sep.filter(|sep| is_below(sep, as_ref(&self.bounds.high))).map(Bound::Included);
-        let bounds = Arc::clone(&self.bounds);
-        let high = match &rest {
-            Some(Bound::Included(sep)) => Bound::Excluded(&sep[..]),
-            _ => as_ref(&bounds.high),
-        };
-        let mut sources = self.sources(state, true, low, guard);
-        let held = entry.as_ref().map(|entry| index.block(entry, &engine.shelf, guard)).transpose()?;
-        let block = held.as_deref();
-        self.look_ahead(engine, rest.is_some(), guard);
-        let mut slot = match (block, low) {
-            _ if is_known => 0, // all of it lies behind its separator
-            (Some(block), Bound::Included(low)) => block.seek(low, false),
-            (Some(block), Bound::Excluded(low)) => block.seek(low, true),
-            _ => 0,
-        };
-        let is_within = |key: &[u8]| is_below(key, high);
-        let is_merge = sources.iter().any(|source| source.key().is_some_and(is_within));
-        let mut cut = None;
-        if let Some(block) = block.filter(|block| !is_merge && block.is_plain(self.at)) {
-            let end = match high {
-                _ if rest.is_some() => block.len(), // the whole rest of the interval
-                Bound::Included(high) => block.seek(high, true),
-                Bound::Excluded(high) => block.seek(high, false),
-                Bound::Unbounded => block.len(),
-            };
-            self.plain = slot..end;
-            slot = block.len();
-        }
-        loop {
-            let stored = block.filter(|block| slot < block.len()).map(|block| block.pair(slot).key);
-            let least = match is_merge {
-                true => sources.iter().filter_map(Source::key).chain(stored).min(),
-                false => stored,
-            };
-            let Some(key) = least.filter(|key| is_within(key)) else { break };
-            if is_merge && (self.items.len() >= LIMIT_PAIRS || self.copies.len() > LIMIT_BYTES) {
-                cut = Some(Bound::Included(key.to_vec()));
-                self.ahead.entries.clear();
-                break;
-            }
-            let end = match block {
-                Some(block) if stored == Some(key) => block.end_of_key(slot),
-                _ => slot,
-            };
-            let merged: &mut [Source<'_>] = if is_merge { &mut sources } else { &mut [] };
-            self.take(engine, key, merged, block, slot..end, true, guard)?;
-            slot = end;
-        }
-        self.lanes = sources.into_iter().map(|source| source.lane).collect();
-        self.block = held.map(|held| held.keep());
-        Ok(cut.or(rest))
-    }
-
-    /// As [`Walk::ascend`], downwards.
-    fn fall(
-        &mut self,
-        engine: &FlexEngine,
-        high: &Bound<Vec<u8>>,
-        state: &State,
-        guard: &Guard,
-    ) -> Result<Option<Bound<Vec<u8>>>> {
-        let (index, high) = (&state.index, as_ref(high));
-        let known = self.ahead.take(index);
-        let is_known = known.is_some();
-        let entry = known.or_else(|| engine.first_block(index.find_last(high), guard));
-        if let Some(entry) = &entry {
-            self.ahead.refill(index, entry, false);
-            if is_known {
-                self.ahead.ask(engine, index, entry); // a walk that goes beyond its first interval
-            }
-        }
-        let sep = entry.as_ref().map(|entry| index.sep(&entry.item)).filter(|sep| !sep.is_empty());
-        let rest = sep.filter(|sep| is_above(sep, as_ref(&self.bounds.low))).map(Bound::Excluded);
-        let bounds = Arc::clone(&self.bounds);
-        let low = match &rest {
-            Some(Bound::Excluded(sep)) => Bound::Included(&sep[..]),
-            _ => as_ref(&bounds.low),
-        };
-        let mut sources = self.sources(state, false, high, guard);
-        let held = entry.as_ref().map(|entry| index.block(entry, &engine.shelf, guard)).transpose()?;
-        let block = held.as_deref();
-        self.look_ahead(engine, rest.is_some(), guard);
-        let mut slot = match (block, high) {
-            (Some(block), _) if is_known => block.len(), // all of it lies before the separator behind it
-            (Some(block), Bound::Included(high)) => block.seek(high, true),
-            (Some(block), Bound::Excluded(high)) => block.seek(high, false),
-            (Some(block), Bound::Unbounded) => block.len(),
-            (None, _) => 0,
-        };
-        let is_within = |key: &[u8]| is_above(key, low);
-        let is_merge = sources.iter().any(|source| source.key().is_some_and(is_within));
-        let mut cut = None;
-        if let Some(block) = block.filter(|block| !is_merge && block.is_plain(self.at)) {
-            let start = match low {
-                _ if rest.is_some() => 0, // the whole rest of the interval
-                Bound::Included(low) => block.seek(low, false),
-                Bound::Excluded(low) => block.seek(low, true),
-                Bound::Unbounded => 0,
-            };
-            self.plain = start..slot;
-            slot = 0;
-        }
-        loop {
-            let stored = block.filter(|_| slot > 0).map(|block| block.pair(slot - 1).key);
-            let most = match is_merge {
-                true => sources.iter().filter_map(Source::key).chain(stored).max(),
-                false => stored,
-            };
-            let Some(key) = most.filter(|key| is_within(key)) else { break };
-            if is_merge && (self.items.len() >= LIMIT_PAIRS || self.copies.len() > LIMIT_BYTES) {
-                cut = Some(Bound::Included(key.to_vec()));
-                self.ahead.entries.clear();
-                break;
-            }
-            let start = match block {
-                Some(block) if stored == Some(key) => block.start_of_key(slot - 1),
-                _ => slot,
-            };
-            let merged: &mut [Source<'_>] = if is_merge { &mut sources } else { &mut [] };
-            self.take(engine, key, merged, block, start..slot, false, guard)?;
-            slot = start;
-        }
-        self.lanes = sources.into_iter().map(|source| source.lane).collect();
-        self.block = held.map(|held| held.keep());
-        Ok(cut.or(rest))
-    }
-
-    /// Has the block of the interval to go on with loaded while this one is shown, and the slot of the one behind: so that
-    /// no miss waits for another. If the walk does not go on, that is forgotten.
-    fn look_ahead(&mut self, engine: &FlexEngine, goes_on: bool, guard: &Guard) {
-        let slots = &engine.shelf.slots;
-        let entries = &mut self.ahead.entries;
-        if !goes_on {
-            entries.clear();
-        }
-        if let Some(next) = entries.last() {
-            slots.get(next.item.slot).prefetch(next.len, guard);
-        }
-        if let Some(after) = entries.len().checked_sub(2).and_then(|at| entries.get(at)) {
-            prefetch(std::ptr::from_ref(slots.get(after.item.slot)).cast(), 1);
-        }
-    }
-
-    /// The memtables, with what is left of the lanes of those that were there before.
-    fn sources<'s>(
-        &mut self,
-        state: &'s State,
-        forward: bool,
-        from: Bound<&[u8]>,
-        guard: &Guard,
-    ) -> SmallVec<[Source<'s>; 2]> {
-        let mut lanes = std::mem::take(&mut self.lanes);
-        let source = |memtable: &'s Arc<Memtable>| match lanes
-            .iter_mut()
-            .find(|lane| lane.number == memtable.number)
-        {
+/// The memtables, with what is left of the lanes of those that were there before.
+fn sources<'s>(
+    lanes: &mut SmallVec<[Lane; 2]>,
+    state: &'s State,
+    forward: bool,
+    from: Bound<&[u8]>,
+    guard: &Guard,
+) -> SmallVec<[Source<'s>; 2]> {
+    let source =
+        |memtable: &'s Arc<Memtable>| match lanes.iter_mut().find(|lane| lane.number == memtable.number) {
             Some(lane) => Source { memtable, lane: std::mem::take(lane) },
             None => {
                 let lane = Lane { number: memtable.number, ..Lane::default() };
@@ -373,75 +86,219 @@ impl Walk {
                 source
             }
         };
-        state.memtables().map(source).collect()
+    state.memtables().map(source).collect()
+}
+
+/// The next key of all sources.
+fn nearest<'s>(sources: &[Source<'s>], forward: bool) -> Option<&'s [u8]> {
+    let keys = sources.iter().filter_map(Source::key);
+    if forward { keys.min() } else { keys.max() }
+}
+
+/// The first slot of the keys above a lower bound.
+fn first_slot(block: &Block, low: Bound<&[u8]>) -> usize {
+    match low {
+        Bound::Included(low) => block.seek(low, false),
+        Bound::Excluded(low) => block.seek(low, true),
+        Bound::Unbounded => 0,
+    }
+}
+
+/// The slot behind the keys below an upper bound.
+fn end_slot(block: &Block, high: Bound<&[u8]>) -> usize {
+    match high {
+        Bound::Included(high) => block.seek(high, true),
+        Bound::Excluded(high) => block.seek(high, false),
+        Bound::Unbounded => block.len(),
+    }
+}
+
+impl FlexCursor {
+    pub(crate) fn new(engine: Arc<FlexEngine>, at: Seq, bounds: Bounds, want: Want) -> FlexCursor {
+        let walk = Walk {
+            at,
+            bounds,
+            want,
+            rest: None,
+            spare: Vec::new(),
+            block: None,
+            plain: 0..0,
+            batch: Batch::new(at, want),
+            now: None,
+            staged: None,
+            has_begun: false,
+            ahead: Ahead::default(),
+            lanes: SmallVec::new(),
+        };
+        FlexCursor { engine, walk }
+    }
+}
+
+impl Walk {
+    /// Fetches pairs until there are some. False at the end.
+    #[inline(never)]
+    fn fetch(&mut self, engine: &FlexEngine, forward: bool) -> Result<bool> {
+        if !std::mem::replace(&mut self.has_begun, true) {
+            let from = if forward { &self.bounds.low } else { &self.bounds.high };
+            self.rest = (!self.bounds.is_empty()).then(|| from.clone());
+        }
+        self.now = None;
+        while self.batch.is_empty() && self.plain.is_empty() {
+            let Some(rest) = self.rest.take() else { return Ok(false) };
+            let guard = &epoch::pin();
+            let state = engine.state(guard);
+            self.block = None;
+            self.rest = self.look(engine, &rest, forward, state, guard)?;
+            if let Bound::Included(room) | Bound::Excluded(room) = rest {
+                self.spare = room;
+            }
+        }
+        Ok(true)
     }
 
-    /// Takes what the view shows of `key`: from the first source that has a version for it. The block has its versions
-    /// in `slots`.
-    #[allow(clippy::too_many_arguments)] // two callers
-    fn take(
+    /// Fetches what lies from a key to the end of its interval, in the way the walk goes; from where it goes on.
+    fn look(
         &mut self,
         engine: &FlexEngine,
-        key: &[u8],
+        from: &Bound<Vec<u8>>,
+        forward: bool,
+        state: &State,
+        guard: &Guard,
+    ) -> Result<Option<Bound<Vec<u8>>>> {
+        let (index, from) = (&state.index, as_ref(from));
+        let known = self.ahead.take(index);
+        let is_known = known.is_some();
+        let entry = known.or_else(|| match from {
+            _ if !forward => index.find_last(from),
+            Bound::Included(key) | Bound::Excluded(key) => index.find(key),
+            Bound::Unbounded => index.find(&[]),
+        });
+        if let Some(entry) = &entry {
+            if !is_known {
+                load_first(engine, entry, guard);
+            }
+            self.ahead.refill(index, entry, forward);
+            if is_known {
+                self.ahead.ask(engine, index, entry); // a walk that goes beyond its first interval
+            }
+        }
+        let rest = self.beyond(index, entry.as_ref(), forward);
+        let mut sources = sources(&mut self.lanes, state, forward, from, guard);
+        let held = entry.as_ref().map(|entry| index.block(entry, &engine.shelf, guard)).transpose()?;
+        if rest.is_none() {
+            self.ahead.forget();
+        }
+        self.ahead.load(engine, guard);
+        let block = held.as_deref();
+        // All of an interval that is known lies behind where the walk stood, and before its end if the walk goes on there.
+        let slots = match block {
+            None => 0..0,
+            Some(block) if forward => {
+                let start = if is_known { 0 } else { first_slot(block, from) };
+                start..if rest.is_some() { block.len() } else { end_slot(block, as_ref(&self.bounds.high)) }
+            }
+            Some(block) => {
+                let start = if rest.is_some() { 0 } else { first_slot(block, as_ref(&self.bounds.low)) };
+                start..if is_known { block.len() } else { end_slot(block, from) }
+            }
+        };
+        let cut = self.show(engine, &mut sources, (block, slots), rest.as_ref(), forward, guard)?;
+        self.lanes = sources.into_iter().map(|source| source.lane).collect();
+        self.block = held.map(|held| held.keep());
+        Ok(cut.or(rest))
+    }
+
+    /// Where the walk goes on behind an interval, or before it; `None` if its bounds end in it.
+    fn beyond(
+        &mut self,
+        index: &Index,
+        entry: Option<&TreeEntry<Interval>>,
+        forward: bool,
+    ) -> Option<Bound<Vec<u8>>> {
+        let edge = if forward { self.ahead.next() } else { entry };
+        let sep = edge?.item.sep;
+        self.spare.clear();
+        sep.write(&index.prefix, &mut self.spare);
+        let is_within = match forward {
+            true => is_below(&self.spare, as_ref(&self.bounds.high)),
+            false => !self.spare.is_empty() && is_above(&self.spare, as_ref(&self.bounds.low)),
+        };
+        if !is_within {
+            return None;
+        }
+        let sep = std::mem::take(&mut self.spare);
+        Some(if forward { Bound::Included(sep) } else { Bound::Excluded(sep) })
+    }
+
+    /// Shows what the view has in the block's slots and, up to the end of the interval, in the memtables. Where it was cut off.
+    fn show(
+        &mut self,
+        engine: &FlexEngine,
         sources: &mut [Source<'_>],
-        block: Option<&Block>,
-        slots: Range<usize>,
+        (block, mut slots): (Option<&Block>, Range<usize>),
+        rest: Option<&Bound<Vec<u8>>>,
         forward: bool,
         guard: &Guard,
-    ) -> Result<()> {
-        let mut is_decided = false;
-        for source in sources {
-            if source.key() != Some(key) {
-                continue;
-            }
-            let memtable = source.memtable;
-            let entry = memtable.entry(source.lane.places[source.lane.next]);
-            source.look_ahead(engine, guard);
-            source.advance(forward, guard);
-            if is_decided {
-                continue;
-            }
-            let Some(version) = entry.at(self.at) else { continue };
-            is_decided = true;
-            if version.word.is_tomb() {
-                continue;
-            }
-            let ground = &engine.shelf.ground;
-            let (copies, items) = (&mut self.copies, &mut self.items);
-            let with_value = self.want == Want::Pairs;
-            memtable.content(version.word, ground, guard, |content| {
-                items.push(copy(copies, key, &content, with_value));
-                Ok(())
-            })?;
+    ) -> Result<Option<Bound<Vec<u8>>>> {
+        self.batch.clear();
+        let is_within = |key: &[u8]| match (rest, forward) {
+            (Some(Bound::Included(sep)), true) => key < &sep[..],
+            (Some(Bound::Excluded(sep)), false) => key >= &sep[..],
+            (_, true) => is_below(key, as_ref(&self.bounds.high)),
+            (_, false) => is_above(key, as_ref(&self.bounds.low)),
+        };
+        let mut next = nearest(sources, forward).filter(|key| is_within(key));
+        if let Some(block) = block
+            && next.is_none()
+            && block.is_plain(self.at)
+        {
+            let slot = |slot: usize| u32::try_from(slot).unwrap_or(u32::MAX);
+            self.plain = slot(slots.start)..slot(slots.end);
+            return Ok(None);
         }
-        let Some(block) = block.filter(|_| !is_decided) else { return Ok(()) };
-        for slot in slots {
-            let pair = block.pair(slot);
-            if pair.seq > self.at {
-                continue;
+        while let Some(key) = next {
+            if self.batch.is_full() {
+                self.ahead.forget();
+                return Ok(Some(Bound::Included(key.to_vec())));
             }
-            match pair.content {
-                Content::Put(_) => self.items.push(Item::Block(u32::try_from(slot).unwrap_or(u32::MAX))),
-                Content::Staged(_) => {
-                    self.items.push(copy(&mut self.copies, key, &pair.content, self.want == Want::Pairs));
-                }
-                Content::Remove => {}
+            let mut versions = 0..0;
+            if let Some(block) = block {
+                versions = block.seek(key, false)..block.seek(key, true);
+                let passed = if forward { slots.start..versions.start } else { versions.end..slots.end };
+                self.batch.pick(block, passed, forward);
+                slots = if forward { versions.end..slots.end } else { slots.start..versions.start };
             }
-            return Ok(());
+            self.batch.take(engine, key, sources, (block, versions), forward, guard)?;
+            next = nearest(sources, forward).filter(|key| is_within(key));
         }
-        Ok(())
+        if let Some(block) = block {
+            self.batch.pick(block, slots, forward);
+        }
+        Ok(None)
     }
 
     #[inline]
     fn step(&mut self, engine: &FlexEngine, forward: bool) -> Result<bool> {
+        let slot = if forward { self.plain.next() } else { self.plain.next_back() };
+        if let Some(slot) = slot {
+            self.now = Some(Item::Block(slot));
+            return Ok(true);
+        }
+        self.step_on(engine, forward)
+    }
+
+    /// The same, beyond the slots that are shown as they are.
+    #[inline(never)]
+    fn step_on(&mut self, engine: &FlexEngine, forward: bool) -> Result<bool> {
         loop {
             let slot = if forward { self.plain.next() } else { self.plain.next_back() };
             if let Some(slot) = slot {
-                self.stand_on(slot);
+                self.now = Some(Item::Block(slot));
                 return Ok(true);
             }
-            if self.next < self.items.len() {
-                return self.step_item(engine);
+            if let Some(item) = self.batch.step() {
+                self.now = Some(item);
+                return self.read_staged(engine, item);
             }
             let fetched = self.fetch(engine, forward);
             if !matches!(fetched, Ok(true)) {
@@ -451,92 +308,43 @@ impl Walk {
         }
     }
 
-    fn end(&mut self) {
-        self.rest = None;
-        self.items.clear();
-        (self.next, self.plain) = (0, 0..0);
-    }
-
-    /// Stands on the block's version in `slot`.
+    /// Reads the value if the item is a staged one.
     #[inline]
-    fn stand_on(&mut self, slot: usize) {
-        let Some(block) = &self.block else { return };
-        let data = block.data();
-        let pair = block.pair(slot);
-        let value = if let Content::Put(value) = pair.content { value } else { &[] };
-        let place = |bytes: &[u8]| {
-            let from = (bytes.as_ptr() as usize).wrapping_sub(data.as_ptr() as usize);
-            let from = if bytes.is_empty() { 0 } else { u32::try_from(from).unwrap_or(0) };
-            (from, from + u32::try_from(bytes.len()).unwrap_or(0))
-        };
-        self.now = Now { is_copy: false, key: place(pair.key), value: place(value) };
-        self.staged = None;
-    }
-
-    fn step_item(&mut self, engine: &FlexEngine) -> Result<bool> {
-        let item = self.items[self.next];
-        self.next += 1;
-        match item {
-            Item::Block(slot) => self.stand_on(slot as usize),
-            Item::Copy(from, value, end, is_staged) => {
-                self.now = Now { is_copy: true, key: (from, value), value: (value, end) };
-                self.staged = None;
-                if is_staged && self.want == Want::Pairs {
-                    let blob = blob_of(&self.copies[value as usize..end as usize]);
-                    let blobs = &engine.shelf.ground.blobs;
-                    match blobs.read(&blob) {
-                        Ok(Some(bytes)) => self.staged = Some(bytes),
-                        // It is pinned by this cursor's view: it cannot have gone in order.
-                        other => {
-                            self.end();
-                            return other.and_then(|_| Err(blobs.missing(&blob)));
-                        }
-                    }
+    fn read_staged(&mut self, engine: &FlexEngine, item: Item) -> Result<bool> {
+        if let Item::Copy(_, value, end, true) = item
+            && self.want == Want::Pairs
+        {
+            match self.batch.read_staged(engine, value, end) {
+                Ok(bytes) => self.staged = Some(bytes),
+                Err(error) => {
+                    self.end();
+                    return Err(error);
                 }
             }
         }
         Ok(true)
     }
-}
 
-/// Copies a pair.
-fn copy(copies: &mut Vec<u8>, key: &[u8], content: &Content<'_>, with_value: bool) -> Item {
-    let at = |copies: &Vec<u8>| u32::try_from(copies.len()).unwrap_or(u32::MAX);
-    let from = at(copies);
-    copies.extend_from_slice(key);
-    let value = at(copies);
-    let is_staged = match content {
-        Content::Put(bytes) if with_value => {
-            copies.extend_from_slice(bytes);
-            false
-        }
-        Content::Staged(blob) => {
-            copies.extend_from_slice(&blob_bytes(blob));
-            true
-        }
-        _ => false,
-    };
-    Item::Copy(from, value, at(copies), is_staged)
-}
+    fn end(&mut self) {
+        self.rest = None;
+        self.now = None;
+        self.plain = 0..0;
+        self.batch.clear();
+    }
 
-impl Walk {
+    /// The pair it stands on; of a staged value, if it was not asked for, its name.
     #[inline]
-    fn bytes(&self, (from, to): (u32, u32)) -> &[u8] {
-        match &self.block {
-            _ if self.now.is_copy => &self.copies[from as usize..to as usize],
-            Some(block) => &block.data()[from as usize..to as usize],
-            None => &[],
-        }
-    }
-
-    fn key(&self) -> &[u8] {
-        self.bytes(self.now.key)
-    }
-
-    fn value(&self) -> &[u8] {
-        match &self.staged {
-            Some(staged) => staged,
-            None => self.bytes(self.now.value),
+    fn pair(&self) -> (&[u8], &[u8]) {
+        match (self.now, &self.block) {
+            (Some(Item::Block(slot)), Some(block)) => block.put(slot as usize),
+            (Some(Item::Copy(from, value, end, is_staged)), _) => {
+                let key = self.batch.bytes(from, value);
+                match &self.staged {
+                    Some(staged) if is_staged => (key, staged),
+                    _ => (key, self.batch.bytes(value, end)),
+                }
+            }
+            _ => (&[], &[]),
         }
     }
 }
@@ -551,22 +359,19 @@ impl Cursor for FlexCursor {
     }
 
     fn key(&self) -> &[u8] {
-        self.walk.key()
+        self.walk.pair().0
     }
 
     fn value(&self) -> &[u8] {
-        self.walk.value()
+        self.walk.pair().1
     }
-}
 
-impl FlexEngine {
-    /// Has the block of the interval that a walk begins with loaded: its pairs stand in any order, and their misses would
-    /// come one after the other.
+    fn pair(&self) -> (&[u8], &[u8]) {
+        self.walk.pair()
+    }
+
     #[inline]
-    fn first_block(&self, entry: Option<TreeEntry<Interval>>, guard: &Guard) -> Option<TreeEntry<Interval>> {
-        if let Some(entry) = &entry {
-            self.shelf.slots.get(entry.item.slot).prefetch(entry.len, guard);
-        }
-        entry
+    fn step(&mut self, forward: bool) -> Result<Option<(&[u8], &[u8])>> {
+        Ok(self.walk.step(&self.engine, forward)?.then(|| self.walk.pair()))
     }
 }

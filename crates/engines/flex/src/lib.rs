@@ -48,10 +48,12 @@
 //!
 //! ## Files
 //!
-//! `engine` the contract; `commit`, `changes`, `route`, `plan`, `table`, `run` what goes into the
-//! space, `ingest` past the memtables; `index`, `slots`, `block` the way to an interval; `cursor`, `lanes`, `count` ranges; `image`, `probe` checkpoints and opening; `warm` what
-//! an opening leaves to the background.
+//! `engine` the contract; `commit`, `changes`, `route`, `plan`, `table`, `run` what goes into the space, `ingest` past the memtables;
+//! `index`, `slots`, `block` the way to an interval; `cursor`, `ahead`, `batch`, `lanes`, `count` ranges; `image`, `probe` checkpoints
+//! and opening; `warm` what an opening leaves to the background.
 
+mod ahead;
+mod batch;
 mod block;
 mod changes;
 mod commit;

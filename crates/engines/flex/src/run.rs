@@ -70,6 +70,50 @@ fn take_varint(bytes: &[u8], at: &mut usize) -> Result<u64, Damage> {
     Err(Damage::BadField { field: "varint", value: number })
 }
 
+/// What stands before a put's key and value, if it fits into one word, as most do: the key is shorter than 128 bytes, the value
+/// shorter than 4 KiB, the number below 2^35.
+struct Head {
+    /// The number as it stands there, seven bits a byte.
+    number: u64,
+    key_at: usize,
+    key_end: usize,
+    end: usize,
+}
+
+impl Head {
+    #[inline]
+    fn short(bytes: &[u8], at: usize) -> Option<Head> {
+        const GOES_ON: u64 = 0x80;
+        let word = u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?);
+        let (key_len, mut tail, mut taken) = (word & 0x7f, word >> 8 & 0x7f, 2_usize);
+        if word >> 8 & GOES_ON != 0 {
+            tail |= word >> 9 & 0x7f << 7;
+            taken = 3;
+        }
+        let is_long = word & GOES_ON != 0 || taken == 3 && word >> 16 & GOES_ON != 0;
+        if is_long || tail & 3 != PUT {
+            return None;
+        }
+        let number = word >> (taken * 8);
+        // The last byte of a number has no such bit.
+        let ends = !number & (u64::from_le_bytes([0x80; 8]) >> (taken * 8));
+        if ends == 0 {
+            return None;
+        }
+        let width = ends.trailing_zeros() + 1;
+        let key_at = at + taken + (width / 8) as usize;
+        let key_end = key_at + usize::try_from(key_len).ok()?;
+        let end = key_end + usize::try_from(tail >> 2).ok()?;
+        Some(Head { number: number & u64::MAX >> (u64::BITS - width), key_at, key_end, end })
+    }
+
+    /// Key and value, if the bytes have them.
+    #[inline]
+    fn put<'a>(&self, bytes: &'a [u8]) -> Option<(&'a [u8], &'a [u8])> {
+        Some((bytes.get(self.key_at..self.key_end)?, bytes.get(self.key_end..self.end)?))
+    }
+}
+
 impl<'a> Pair<'a> {
     fn tail(&self) -> (u64, usize) {
         match self.content {
@@ -114,6 +158,35 @@ impl<'a> Pair<'a> {
     /// The pair at `at` of `bytes`, and where it ends.
     #[inline]
     pub(crate) fn decode(bytes: &'a [u8], at: usize) -> Result<(Pair<'a>, usize), Damage> {
+        match Pair::decode_short(bytes, at) {
+            Some(found) => Ok(found),
+            None => Pair::decode_any(bytes, at),
+        }
+    }
+
+    /// The same from a head of one word.
+    #[inline]
+    fn decode_short(bytes: &'a [u8], at: usize) -> Option<(Pair<'a>, usize)> {
+        let head = Head::short(bytes, at)?;
+        let (key, value) = head.put(bytes)?;
+        let seq = (0..6).fold(0, |seq, byte| seq | head.number >> byte & 0x7f << (7 * byte));
+        Some((Pair { key, seq: Seq(seq), content: Content::Put(value) }, head.end))
+    }
+
+    /// Key and value of the put at `at` of `bytes`; `None` if it is something else, or damaged.
+    #[inline]
+    pub(crate) fn put(bytes: &'a [u8], at: usize) -> Option<(&'a [u8], &'a [u8])> {
+        if let Some(found) = Head::short(bytes, at).and_then(|head| head.put(bytes)) {
+            return Some(found);
+        }
+        match Pair::decode_any(bytes, at) {
+            Ok((Pair { key, content: Content::Put(value), .. }, _)) => Some((key, value)),
+            _ => None,
+        }
+    }
+
+    #[inline(never)]
+    fn decode_any(bytes: &'a [u8], at: usize) -> Result<(Pair<'a>, usize), Damage> {
         let mut at = at;
         let key_len = take_varint(bytes, &mut at)?;
         let tail = take_varint(bytes, &mut at)?;
@@ -210,6 +283,37 @@ pub(crate) fn find<'a>(bytes: &'a [u8], key: &[u8], at: Seq) -> Result<Option<Pa
 mod tests {
     use super::*;
     use sheaf_base::blob::BlobRef;
+
+    #[test]
+    fn a_head_of_one_word_says_what_it_says_byte_by_byte() {
+        let lens = [0, 1, 31, 32, 127, 128, 300, 4095, 4096];
+        let seqs = [0, 1, 127, 128, 1 << 14, (1 << 35) - 1, 1 << 35, 1 << 42, u64::MAX];
+        let bytes = vec![7; 5000];
+        let mut short = 0;
+        for (key_len, len, seq) in
+            lens.iter().flat_map(|key| lens.iter().flat_map(move |len| seqs.map(|seq| (*key, *len, seq))))
+        {
+            let contents = [Content::Put(&bytes[..len]), Content::Remove];
+            for pair in contents.map(|content| Pair { key: &bytes[..key_len], seq: Seq(seq), content }) {
+                let mut out = vec![0x80; 3];
+                pair.encode(&mut out);
+                for end in [out.len(), out.len() - 1, out.len().min(10), 3] {
+                    let any = Pair::decode_any(&out[..end], 3).ok();
+                    assert_eq!(Pair::decode(&out[..end], 3).ok(), any);
+                    let put = any.and_then(|(pair, _)| match pair.content {
+                        Content::Put(value) => Some((pair.key, value)),
+                        _ => None,
+                    });
+                    assert_eq!(Pair::put(&out[..end], 3), put);
+                    if let Some(found) = Pair::decode_short(&out[..end], 3) {
+                        assert_eq!(Some(found), any);
+                        short += 1;
+                    }
+                }
+            }
+        }
+        assert!(short > 100, "{short}");
+    }
 
     #[test]
     fn runs_come_back_and_no_prefix_of_them_does() {
