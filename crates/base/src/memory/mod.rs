@@ -4,7 +4,7 @@
 //! kept by the taker: the arbiter counts, it does not allocate.
 //!
 //! What parts take is what the process takes only as far as what they let go is gone, or is used again. So what is large is
-//! [`Mapped`], and what caches hold stands in [`pieces`].
+//! [`Mapped`], and what caches hold stands in [`pieces`], or is [`Bytes`].
 
 use std::ptr::NonNull;
 
@@ -12,8 +12,10 @@ use rustix::mm::{Advice, madvise};
 
 use crate::sync::atomic::{AtomicU64, Ordering};
 
+pub use self::bytes::Bytes;
 pub use self::mapped::Mapped;
 
+mod bytes;
 mod mapped;
 pub mod pieces;
 

@@ -17,7 +17,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::memory::{Memory, allocated};
+use crate::memory::{Bytes, Memory};
 use crate::shares::Account;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU32, Ordering};
@@ -29,7 +29,7 @@ const SHARE: u64 = 2;
 /// And a value this part of a shard.
 const LARGEST: u64 = 8;
 /// Bytes beside a value.
-const BESIDE: u64 = 96;
+const BESIDE: u64 = 160;
 /// Values that were read lately, as a part of the budget's bytes.
 const READ_ONCE: u64 = 8192;
 
@@ -55,12 +55,12 @@ struct Shard {
 #[derive(Debug)]
 struct Slot {
     id: u64,
-    bytes: Arc<[u8]>,
+    bytes: Arc<Bytes>,
     is_asked_for: bool,
 }
 
 fn cost(bytes: &[u8]) -> u64 {
-    allocated(bytes.len() as u64 + 16) + BESIDE
+    Bytes::taken(bytes.len()) + BESIDE
 }
 
 /// Spreads numbers, which ascend.
@@ -93,7 +93,7 @@ impl ValueCache {
 
     /// The value, if it is here.
     #[must_use]
-    pub fn get(&self, id: u64) -> Option<Arc<[u8]>> {
+    pub fn get(&self, id: u64) -> Option<Arc<Bytes>> {
         let mut shard = self.shard(id).lock();
         let place = *shard.places.get(&id)?;
         let slot = &mut shard.ring[place];
@@ -122,7 +122,7 @@ impl ValueCache {
         shard.bytes += cost;
         let place = shard.ring.len();
         shard.places.insert(id, place);
-        shard.ring.push(Slot { id, bytes: bytes.into(), is_asked_for: false });
+        shard.ring.push(Slot { id, bytes: Arc::new(Bytes::copy(bytes)), is_asked_for: false });
     }
 
     /// Whether it was read a while ago; from now on it was.
@@ -204,7 +204,7 @@ mod tests {
         for round in 0..20u64 {
             for id in 0..50 {
                 read(id);
-                assert!(cache.get(id).is_none_or(|bytes| *bytes == *value(id)));
+                assert!(cache.get(id).is_none_or(|bytes| **bytes == *value(id)));
             }
             for id in 0..100 {
                 read(1000 + round * 100 + id); // each once

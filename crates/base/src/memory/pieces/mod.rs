@@ -61,7 +61,7 @@ const SMALL_ALIGN: usize = 16;
 /// Bytes of a unit. What is not larger than its half is the allocator's, ...
 const UNIT: usize = 512;
 /// ... and what is larger than this.
-const MOST: usize = 32 << 10;
+pub const MOST: usize = 32 << 10;
 /// Bytes of a chunk, and what it begins at a multiple of.
 const CHUNK: usize = 256 << 10;
 /// Units of a chunk; its head has the first.

@@ -101,6 +101,18 @@ impl<T> Row<T> {
     }
 }
 
+impl Row<u8> {
+    /// Copies `bytes`.
+    #[must_use]
+    pub fn copy(bytes: &[u8]) -> Row<u8> {
+        let (start, count) = (take(bytes.len()), bytes.len());
+        // SAFETY:
+        // * There is room for so many, which is ours alone.
+        unsafe { start.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), count) };
+        Row { start, count }
+    }
+}
+
 impl<T> Deref for Row<T> {
     type Target = [T];
 
