@@ -33,6 +33,9 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use super::sigbus::Registration;
 use crate::fork::ForkGuard;
 
+/// Pages that the system is asked about at a time.
+const LOOK: usize = 1024;
+
 /// What became of a [`Mapping::store`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stored {
@@ -226,8 +229,8 @@ impl Mapping {
 
     /// Takes the pages that hold bytes below `end` out of what may be stored to, lets `sync` make
     /// the bytes from the first one that was not settled before durable, and maps the pages for
-    /// reading again. The write-back of a page that is mapped for writing interrupts every core
-    /// that has it mapped; one that is not mapped costs nothing, so the pages go first, together.
+    /// reading again that memory still has. The write-back of a page that is mapped for writing interrupts
+    /// every core that has it mapped; one that is not mapped costs nothing, so the pages go first, together.
     pub(super) fn settle(&self, end: u64, sync: impl FnOnce(u64) -> io::Result<()>) -> io::Result<()> {
         let end_page = end.div_ceil(self.page_size);
         let old = unpack(self.resident.load(Ordering::SeqCst));
@@ -244,9 +247,28 @@ impl Mapping {
         sync(from)?;
         self.settled.store(end - end % self.page_size, Ordering::SeqCst);
         if let Some(bytes) = bytes {
-            let _ = self.region.advise(bytes, Advice::LinuxPopulateRead);
+            self.map_cached(bytes);
         }
         Ok(())
+    }
+
+    /// Maps those of the pages for reading that are in the page cache. Where memory is short many have gone as soon as they
+    /// were written: each would be read from the device again, one by one, while everybody waits for the sync.
+    fn map_cached(&self, bytes: Range<usize>) {
+        let page = usize::try_from(self.page_size).unwrap_or(usize::MAX);
+        for start in bytes.clone().step_by(LOOK * page) {
+            let end = bytes.end.min(start + LOOK * page);
+            let cached = self.region.cached::<LOOK>(start..end);
+            let mut at = start;
+            for run in cached[..(end - start).div_ceil(page)].chunk_by(|a, b| a == b) {
+                let next = end.min(at + run.len() * page);
+                if run[0] {
+                    // Refused advice costs time only.
+                    let _ = self.region.advise(at..next, Advice::LinuxPopulateRead);
+                }
+                at = next;
+            }
+        }
     }
 
     /// Where `[offset, offset + len)` starts, if it lies in the mapping and that is sound.
@@ -293,6 +315,20 @@ impl Region {
         Ok(Region { base, span, owner })
     }
 
+    /// Which pages of `bytes`, at most `N`, are in the page cache. None if the system does not say.
+    fn cached<const N: usize>(&self, bytes: Range<usize>) -> [bool; N] {
+        assert!(bytes.start < bytes.end && bytes.end <= self.span);
+        assert!((bytes.end - bytes.start).div_ceil(rustix::param::page_size()) <= N);
+        let mut said = [0u8; N];
+        // SAFETY:
+        // * `bytes.start < span`: inside of the mapping (invariant 1).
+        let start = unsafe { self.base.as_ptr().add(bytes.start) };
+        // SAFETY:
+        // * The range is ours. One byte is written for each of its pages, for which there is room: asserted above.
+        let answer = unsafe { libc::mincore(start.cast(), bytes.end - bytes.start, said.as_mut_ptr()) };
+        said.map(|byte| answer == 0 && byte & 1 == 1)
+    }
+
     fn advise(&self, bytes: Range<usize>, advice: Advice) -> io::Result<()> {
         assert!(bytes.start < bytes.end && bytes.end <= self.span);
         // SAFETY:
@@ -330,7 +366,37 @@ fn unpack(word: u64) -> Range<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
+
+    /// A file system in memory keeps all pages: then there is nothing to be seen.
+    #[test]
+    #[allow(clippy::disallowed_methods, reason = "tests of the door stand outside of it")]
+    fn what_left_memory_in_a_sync_is_not_read_again_and_the_rest_is_mapped() {
+        const PAGES: u64 = 3000;
+        let scratch = crate::disk::scratch::Scratch::new();
+        drop(scratch.file("a", usize::try_from(PAGES * 4096).unwrap()));
+        let file = std::fs::File::options().read(true).write(true).open(scratch.path("a")).unwrap();
+        let mapping = Mapping::new(file.as_fd(), PAGES * 4096, true).unwrap();
+        mapping.expect_scattered();
+        let cached = || mapping.region.cached::<3000>(0..mapping.region.span);
+        mapping.populate(0, PAGES * 4096, mapping.ends());
+        let mut before = cached();
+        assert!(before.iter().all(|is| *is));
+        let sync = |_| {
+            file.sync_data()?;
+            for (from, to) in [(0, 500), (1000, 1100), (2000, PAGES)] {
+                let len = std::num::NonZeroU64::new((to - from) * 4096);
+                rustix::fs::fadvise(&file, from * 4096, len, rustix::fs::Advice::DontNeed)?;
+            }
+            before = cached();
+            Ok(())
+        };
+        mapping.settle(PAGES * 4096, sync).unwrap();
+        assert_eq!(cached(), before);
+        assert!(before[600..900].iter().all(|is| *is));
+    }
 
     #[test]
     fn a_range_of_pages_fits_a_word() {

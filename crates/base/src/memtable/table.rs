@@ -30,7 +30,7 @@ use super::prefix::Prefix;
 use crate::memory::pieces::Row;
 use crate::memory::prefetch;
 use crate::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use crate::sync::epoch::Guard;
+use crate::sync::epoch::{Guard, note_deferred};
 use crate::sync::{Mutex, bare};
 use crate::types::Seq;
 
@@ -336,6 +336,7 @@ impl<const LINK: usize> Table<LINK> {
                     // * Made from a box, replaced just now; every guard that may have seen it is gone.
                     drop(unsafe { Box::from_raw(old as *mut Cells) });
                 });
+                note_deferred(8 * before);
             }
         }
         if let Some(cells) = Table::<LINK>::cells(stripe, guard) {

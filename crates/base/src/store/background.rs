@@ -1,8 +1,8 @@
 //! # Background: ticks and maintenance, or the same work when asked
 //!
 //! Three threads a database: the *ticker* syncs what is buffered at each interval; the *maker* makes
-//! segments ready when writers take one, and between that unmakes those that nobody sees any more. The
-//! *keeper* cleans, checkpoints, and lets go. In inline mode there are none and [`Store::pump`] does one step
+//! segments ready when writers take one, and between that unmakes those that nobody sees any more, and gives memory
+//! back that caches have left. The *keeper* cleans, checkpoints, and lets go. In inline mode there are none and [`Store::pump`] does one step
 //! of each, so that a seed fixes everything.
 //!
 //! A panic in any of it poisons: whoever goes on without syncs or cleaning would learn of it too late.
@@ -251,6 +251,7 @@ fn maker(store: &Weak<Store>, signals: &Signals) {
             let _ = store.top_up();
         }
         store.unmake();
+        store.trim_pieces(); // the keeper may be in a long step, and caches give way meanwhile
     }
 }
 

@@ -83,7 +83,7 @@ impl Store {
 
     /// Gives back what is free between the blocks of caches, once it is more by a part of the budget than when that was last done, or
     /// less was free.
-    fn trim_pieces(&self) {
+    pub(super) fn trim_pieces(&self) {
         let (between, share) = (pieces::between(), self.ground.memory.budget() / TRIM_SHARE);
         let least = self.trimmed.load(Ordering::Relaxed).min(between);
         self.trimmed.store(least, Ordering::Relaxed);

@@ -6,9 +6,9 @@
 //!
 //! ## The rule
 //!
-//! For the children of one node, from the first to the last that has entries coming: a page written counts [`WRITE`], one read
-//! counts 1. A spill reads and writes the leaves that are touched, a merge reads all of them and writes full ones. The cheaper is
-//! taken.
+//! For the children of one node, from the first to the last that has entries coming, as many at a time as a merge may hold: a page
+//! written counts [`WRITE`], one read counts 1. A spill reads and writes the leaves that are touched, a merge reads all of them and
+//! writes full ones. The cheaper is taken.
 //!
 //! ## Invariants
 //!
@@ -36,6 +36,12 @@ const SLACK: usize = 16;
 const GAP: u32 = 4;
 /// Pages taken at once.
 const POOL: usize = 64;
+/// What a merge has in its hands is in no account, and takes no more than this part of the budget, ...
+const MERGE_SHARE: u64 = 32;
+/// ... with so many bytes for a leaf, most of which are those of its entries one by one.
+const MERGED_LEAF: u64 = 32 << 10;
+/// But so many leaves are worth a merge.
+const LEAST_MERGED: usize = 16;
 
 /// A node that was made.
 pub(crate) struct Made {
@@ -78,6 +84,8 @@ pub(crate) struct Change<'a, M> {
     pub(crate) ways: Ways,
     /// Whether leaves get filters.
     has_filters: bool,
+    /// Leaves that are packed anew together, at most.
+    together: usize,
     /// Always merges, or never: to measure the rule.
     #[cfg(test)]
     pub(crate) merges: Option<bool>,
@@ -93,6 +101,9 @@ impl<'a, M: Meet> Change<'a, M> {
     pub(crate) fn new(shelf: &'a Shelf, guard: &'a Guard, stamp: u64, meet: &'a mut M) -> Change<'a, M> {
         Change {
             has_filters: shelf.filters.may_grow(meet.is_last()),
+            together: usize::try_from(shelf.ground.memory.budget() / MERGE_SHARE / MERGED_LEAF)
+                .unwrap_or(usize::MAX)
+                .max(LEAST_MERGED),
             #[cfg(test)]
             merges: None,
             shelf,
@@ -359,19 +370,16 @@ impl<'a, M: Meet> Change<'a, M> {
         let last = shares.iter().rposition(|share| !share.is_empty()).unwrap_or(0);
         let cost = |pair: &Pair<'_>| 19 + pair.key.len() / 4 + pair.value.len();
         let bytes = |share: &Pairs<'_, '_>| share.iter().map(cost).sum::<usize>();
-        let coming: Vec<usize> = shares[first..=last].iter().map(bytes).collect();
         let mut out = children[..first].to_vec();
-        if self.is_merge_cheaper(&children[first..=last], &coming) {
-            let all: Vec<Pair<'_>> = shares.iter().flat_map(|share| share.iter().cloned()).collect();
-            let unread: Vec<Ref> = children[first..=last]
-                .iter()
-                .map(|leaf| leaf.child)
-                .filter(|at| !self.loaded.contains_key(&at.page))
-                .collect();
-            self.read_ahead(&unread)?;
-            out.extend(self.leaves(&children[first..=last], &all, &children[first].key, true)?);
-        } else {
-            for (leaf, share) in children.iter().zip(shares).take(last + 1).skip(first) {
+        let ranges =
+            children[first..=last].chunks(self.together).zip(shares[first..=last].chunks(self.together));
+        for (leaves, shares) in ranges {
+            let coming: Vec<usize> = shares.iter().map(bytes).collect();
+            if self.is_merge_cheaper(leaves, &coming) {
+                out.extend(self.merge(leaves, shares)?);
+                continue;
+            }
+            for (leaf, share) in leaves.iter().zip(shares) {
                 match share.is_empty() {
                     true => out.push(leaf.clone()),
                     false => out.extend(self.leaves(std::slice::from_ref(leaf), share, &leaf.key, false)?),
@@ -380,6 +388,15 @@ impl<'a, M: Meet> Change<'a, M> {
         }
         out.extend_from_slice(&children[last + 1..]);
         Ok(out)
+    }
+
+    /// Packs leaves side by side anew, with what comes to each.
+    fn merge(&mut self, leaves: &[Child], shares: &[Pairs<'_, '_>]) -> Result<Vec<Child>> {
+        let all: Vec<Pair<'_>> = shares.iter().flat_map(|share| share.iter().cloned()).collect();
+        let unread: Vec<Ref> =
+            leaves.iter().map(|leaf| leaf.child).filter(|at| !self.loaded.contains_key(&at.page)).collect();
+        self.read_ahead(&unread)?;
+        self.leaves(leaves, &all, &leaves[0].key, true)
     }
 
     fn edit_inner(&mut self, children: &[Child], shares: &[Pairs<'_, '_>], level: u8) -> Result<Vec<Child>> {
