@@ -62,6 +62,10 @@ const OPENED: u8 = 0xff;
 const MARK: usize = 5;
 /// A child that did not come to the moment it was to die at is killed after so long.
 const PATIENCE: Duration = Duration::from_millis(250);
+/// One that is to die at a moment few have come to, as on a slow file system, is given so much.
+const LONG_PATIENCE: Duration = Duration::from_secs(3);
+/// How many is few.
+const FEW: u64 = 3;
 /// Lives in one directory before the next one is begun.
 const LIVES: u64 = 25;
 
@@ -311,6 +315,9 @@ impl Victim<'_> {
         let mut pipe = child.stderr.take().ok_or("stderr is not piped")?;
         let delay = match death.moment {
             Moment::Timer => Duration::from_micros(death.count),
+            moment if self.ground.report.lock().by_moment.get(&moment).is_none_or(|hits| *hits < FEW) => {
+                LONG_PATIENCE
+            }
             _ => PATIENCE,
         };
         let mut is_in_time = death.moment == Moment::Timer;

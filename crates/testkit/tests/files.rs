@@ -67,6 +67,27 @@ fn values_keep_their_files_through_all_levels() {
     }
 }
 
+/// In a memtable, in tables, and in between: keys say whether they have a value when their values are lost.
+#[test]
+fn no_value_is_read_to_say_whether_there_is_one() {
+    let stage = Stage::new(&Subject::delsm(), TINY);
+    let db = stage.open();
+    let ks = stage.keyspace(&db, "files");
+    let key = |index: u64| format!("{index:04}");
+    for index in 0..40 {
+        ks.insert(key(index), value(index)).unwrap();
+        while index < 38 && db.pump().unwrap() {}
+    }
+    ks.remove(key(3)).unwrap();
+    for index in (0..40).filter(|index| *index != 3) {
+        std::fs::remove_file(ks.path(key(index)).unwrap().unwrap()).unwrap();
+        assert!(ks.get(key(index)).unwrap_err().is_corrupt());
+    }
+    for index in 0..45 {
+        assert_eq!(ks.contains_key(key(index)).unwrap(), index < 40 && index != 3, "{index}");
+    }
+}
+
 /// Values that would have files of their own are packed while the file system has few inodes left.
 #[test]
 fn values_are_packed_while_inodes_are_scarce() {
@@ -187,4 +208,32 @@ fn blocks_of_removed_large_values_go_back_to_the_file_system() {
     assert!((0..30u64).all(|index| *ks.get(index.to_be_bytes()).unwrap().unwrap() == *value(index)));
     db.close().unwrap();
     std::fs::remove_dir_all(&dir).unwrap();
+}
+
+/// Files and directories below `dir`.
+fn inodes(dir: &Path) -> u64 {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().map(Result::unwrap);
+    entries.map(|entry| 1 + if entry.metadata().unwrap().is_dir() { inodes(&entry.path()) } else { 0 }).sum()
+}
+
+/// Of small values hundreds share a file: one inode for a hundred pairs at most, while they are written, overwritten and at rest.
+#[test]
+fn small_values_take_few_inodes() {
+    const PAIRS: u64 = 30_000;
+    let stage = Stage::new(&Subject::delsm(), NORMAL);
+    let db = stage.open();
+    let ks = stage.keyspace(&db, "files");
+    let value = |index: u64| vec![(index % 251).to_le_bytes()[0]; 511];
+    for round in 0..3 {
+        for index in 0..PAIRS {
+            ks.insert((index * 7919 % PAIRS).to_be_bytes(), value(index + round)).unwrap();
+        }
+        db.persist().unwrap();
+        let mut idle = 0;
+        while idle < 20 {
+            idle = if db.pump().unwrap() { 0 } else { idle + 1 };
+            let taken = inodes(&stage.path());
+            assert!(taken * 100 <= PAIRS, "{taken} inodes for {PAIRS} pairs");
+        }
+    }
 }

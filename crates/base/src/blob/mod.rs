@@ -133,6 +133,8 @@ pub struct Blobs {
     dirs: Mutex<Dirs>,
     /// Values in files of their own.
     files: AtomicU64,
+    /// Numbers of files that nobody names any more, to be removed.
+    left: Mutex<Vec<u64>>,
     store: StoreId,
     layout: Layout,
     table: Arc<Table>,
@@ -223,6 +225,7 @@ impl Blobs {
             salt: u32::try_from(store.0 & u128::from(u32::MAX)).unwrap_or(0),
             dirs: Mutex::default(),
             files: AtomicU64::new(0),
+            left: Mutex::default(),
             store,
             layout: Layout::new(tiny),
             table: Table::new(tiny),
@@ -383,6 +386,7 @@ impl Blobs {
         if *count == 0 && dir != self.dir_of(self.next()) {
             dirs.counts.remove(&dir);
             dirs.unnamed.remove(&dir);
+            drop(dirs); // nobody makes a file in it, and its blocks take their time to go
             let _ = self.disk.remove_dir(&self.dir_path(dir)); // one that stays is swept at the next opening
         }
     }
@@ -465,6 +469,27 @@ impl Blobs {
                 Ok(())
             }
         }
+    }
+
+    /// Nobody names blob `id` any more. A slot is free at once; a file, which takes the file system its time, is removed by
+    /// [`Blobs::remove_left`].
+    pub(crate) fn leave(&self, id: u64) {
+        match Place::of(id) {
+            Some(place) => self.table.release(place),
+            None => self.left.lock().push(id),
+        }
+    }
+
+    /// Removes up to `most` of the files that were left. False if there was none. One that cannot be removed is swept at the next
+    /// opening.
+    pub(crate) fn remove_left(&self, most: usize) -> bool {
+        let going: Vec<u64> = {
+            let mut left = self.left.lock();
+            let count = left.len().min(most);
+            left.drain(..count).collect() // the oldest first: directories become empty one after the other
+        };
+        going.iter().for_each(|id| drop(self.remove(*id)));
+        !going.is_empty()
     }
 
     /// False if it was gone already.

@@ -166,3 +166,26 @@ fn what_a_power_cut_left_behind_a_value_is_no_part_of_it() {
     file.set_len(899).unwrap();
     assert!(blobs.read(&blob).unwrap_err().is_corrupt());
 }
+
+#[test]
+fn files_that_are_left_go_some_at_a_time_and_slots_at_once() {
+    let disk = disk();
+    let blobs = settled(&disk, &[]);
+    let slot = put(&blobs, &[1; 9000]);
+    let mut files = Vec::new();
+    for _ in 0..9 {
+        let staged = blobs.begin().unwrap();
+        files.push(staged.blob);
+        drop(staged.keep());
+    }
+    blobs.leave(slot.id);
+    assert_eq!(blobs.stats().slots, 0);
+    files.iter().for_each(|file| blobs.leave(file.id));
+    assert_eq!(blobs.stats().files, 9, "nothing was removed yet");
+    for left in [5, 1, 0] {
+        assert!(blobs.remove_left(4));
+        assert_eq!(blobs.stats().files, left);
+        assert!(files.iter().filter(|file| blobs.find(file).unwrap().is_some()).count() as u64 == left);
+    }
+    assert!(!blobs.remove_left(4), "there is none");
+}

@@ -30,6 +30,8 @@ const BRAKE_FROM: u64 = 103;
 const BRAKE_FULL: u64 = 140;
 /// The keeper looks around at least this often.
 const KEEPER_INTERVAL: Duration = Duration::from_millis(50);
+/// Files of values that are removed between two looks at the rest of the maintenance.
+const REMOVED: usize = 256;
 /// ROOT is renewed after this many segments were sealed, so that openings have little to survey.
 const SEALED_PER_ROOT: u64 = 16;
 
@@ -136,6 +138,7 @@ impl Store {
             self.clean(),
             self.checkpoint_if_due(),
             self.renew_root(),
+            Ok(self.ground.blobs.remove_left(REMOVED)),
         ];
         if self.options.inline {
             self.unmake();

@@ -280,7 +280,9 @@ impl Store {
         self.sync_for_close()?;
         m.seq_bound = next; // above the newest commit, and above what earlier crashes may have taken
         // `blob_bound` stays: a writer that finds out too late may still stage a value, below it.
-        self.write_root(&mut m, true)
+        self.write_root(&mut m, true)?;
+        self.ground.blobs.remove_left(usize::MAX);
+        Ok(())
     }
 }
 

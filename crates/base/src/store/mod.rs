@@ -125,7 +125,7 @@ pub(crate) struct Geometry {
     pub(crate) stage_above: usize,
     /// Sequence numbers reserved in ROOT at a time.
     pub(crate) seq_chunk: u64,
-    /// Blob numbers reserved at a time.
+    /// Blob numbers reserved at a time, several times over.
     pub(crate) blob_chunk: u64,
     /// A log's keyspaces are checkpointed after at least this many bytes of it ...
     pub(crate) checkpoint_bytes: u64,
@@ -157,7 +157,7 @@ impl Geometry {
                 max_segment: 64 << 20,
                 stage_above: 64 << 10,
                 seq_chunk: 1 << 24,
-                blob_chunk: 1 << 12,
+                blob_chunk: 1 << 15,
                 checkpoint_bytes: 128 << 20,
                 reserve: 2,
                 slack_segments: 4,

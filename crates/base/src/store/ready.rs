@@ -138,6 +138,7 @@ impl Store {
             self.write_root(&mut m, false)?;
         }
         drop(m);
+        self.ground.blobs.remove_left(usize::MAX);
         let segments = &self.ground.segments;
         let mut any = !segments.take_dead().is_empty();
         for _ in 0..EPOCHS {
@@ -273,7 +274,7 @@ impl Store {
 
     /// Sees that ROOT covers the number of a file that is made now, and that there is room.
     fn ready_to_stage(&self, bytes: u64) -> Result<()> {
-        if self.ground.blobs.next() + self.geometry.blob_chunk >= self.blob_bound.load(Ordering::Acquire) {
+        if self.blob_bound_is_here() {
             self.extend_bounds()?;
         }
         self.leave_room(bytes)

@@ -432,6 +432,7 @@ impl Store {
         self.durable.store(recovered.cut.0, Ordering::Relaxed);
         self.catalogue = recovered.catalogue;
         *self.making.get_mut() = recovered.next_segment;
+        let blob_bound = self.fresh_blob_bound();
         let order = self.order.get_mut();
         order.next_seq = next;
         order.seq_bound = Seq(next.0 + self.geometry.seq_chunk);
@@ -439,7 +440,7 @@ impl Store {
         m.generation = root.generation;
         m.first_seq = next;
         m.seq_bound = order.seq_bound;
-        m.blob_bound = self.ground.blobs.next() + 2 * self.geometry.blob_chunk;
+        m.blob_bound = blob_bound;
         *self.blob_bound.get_mut() = m.blob_bound;
         m.next_image = root.logs.iter().map(|l| l.checkpoint.number + 1).max().unwrap_or(1);
         for ((log, (segments, frozen)), entry) in self.logs.iter_mut().zip(recovered.logs).zip(&root.logs) {

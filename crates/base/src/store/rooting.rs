@@ -17,6 +17,10 @@ use crate::segment::Segment;
 use crate::sync::atomic::Ordering;
 use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
 
+/// Chunks of blob numbers that are reserved ahead: the background raises the bound when the first is used, a writer when the last is
+/// begun.
+const BLOB_CHUNKS: u64 = 4;
+
 /// Something that goes when both slots are past it.
 #[derive(Debug)]
 pub(crate) enum Dying {
@@ -110,17 +114,35 @@ impl Store {
         let mut m = self.maintenance.lock();
         let next = self.order.lock().next_seq;
         m.seq_bound = m.seq_bound.max(Seq(next.0 + self.geometry.seq_chunk));
-        m.blob_bound = m.blob_bound.max(self.ground.blobs.next() + 2 * self.geometry.blob_chunk);
+        m.blob_bound = m.blob_bound.max(self.fresh_blob_bound());
         self.write_root(&mut m, false)?;
         self.order.lock().seq_bound = m.seq_bound;
         self.blob_bound.store(m.blob_bound, Ordering::Release);
         Ok(())
     }
 
-    /// True when less than half of a chunk of numbers is left.
+    /// Blob numbers that are reserved from now on end here.
+    pub(super) fn fresh_blob_bound(&self) -> u64 {
+        self.ground.blobs.next() + BLOB_CHUNKS * self.geometry.blob_chunk
+    }
+
+    /// Whether so few blob numbers are left that a writer must wait for more: it would wait for a sync round and for all that
+    /// goes with a ROOT. Others may be taking numbers meanwhile.
+    pub(super) fn blob_bound_is_here(&self) -> bool {
+        self.blob_numbers_left() <= self.geometry.blob_chunk
+    }
+
+    fn blob_numbers_left(&self) -> u64 {
+        self.blob_bound.load(Ordering::Acquire).saturating_sub(self.ground.blobs.next())
+    }
+
+    /// True when less than half of a chunk of numbers is left, or the first chunk of those reserved for blobs is used: long before
+    /// a writer is held up.
     pub(super) fn bounds_are_near(&self) -> bool {
         let order = self.order.lock();
-        order.seq_bound.0 - order.next_seq.0.min(order.seq_bound.0) < self.geometry.seq_chunk / 2
+        let left = order.seq_bound.0 - order.next_seq.0.min(order.seq_bound.0);
+        left < self.geometry.seq_chunk / 2
+            || self.blob_numbers_left() < (BLOB_CHUNKS - 1) * self.geometry.blob_chunk
     }
 
     fn gather_root(&self, m: &Maintenance, clean: bool) -> Root {
@@ -174,7 +196,8 @@ impl Store {
         }
     }
 
-    /// Frees what neither slot names, if no state stays that may.
+    /// Frees what neither slot names, if no state stays that may. Files of values are removed later, a few at a time, when the caller
+    /// has let the maintenance lock go.
     pub(super) fn let_go(&self, m: &mut Maintenance) {
         let (generation, is_still) = (m.generation, !m.stills.is_empty());
         let bytes = |what: &Dying| if let Dying::Segment(_, s) = what { s.identity().capacity } else { 0 };
@@ -200,7 +223,7 @@ impl Store {
                     self.log(log).freed.fetch_add(1, Ordering::Relaxed);
                 }
                 Dying::File(path) => drop(self.disk.remove(&path)),
-                Dying::Blob(id) => drop(self.ground.blobs.remove(id)),
+                Dying::Blob(id) => self.ground.blobs.leave(id),
                 Dying::Before(kept) => kept.engine().into_iter().for_each(|engine| engine.outlived()),
             }
         }

@@ -52,8 +52,8 @@ pub(crate) struct DelsmEngine {
     pub(crate) sizes: Sizes,
     pub(crate) work: Mutex<Work>,
     state: Published<State>,
-    /// Staged values in the active memtable, about.
-    staged: AtomicU64,
+    /// Staged values in the active memtable, about, and their bytes.
+    staged: [AtomicU64; 2],
     /// Bytes that the active and the frozen memtable will take in lists and packs, about.
     logged: [AtomicU64; 2],
     /// Bytes of all lists: a merge may have to write them once more.
@@ -73,9 +73,9 @@ pub(crate) struct DelsmEngine {
 /// What a look-up found.
 pub(crate) enum Found<'a> {
     /// In a memtable.
-    Memory(Content<'a>, Seq),
+    Memory(Content<'a>),
     /// In a table.
-    Table(&'a Arc<Table>, What, Seq),
+    Table(&'a Arc<Table>, What),
     /// It is removed, or was never there.
     Nothing,
 }
@@ -95,7 +95,7 @@ impl DelsmEngine {
             sizes,
             work: Mutex::default(),
             state: Published::new(state),
-            staged: AtomicU64::new(0),
+            staged: Default::default(),
             logged: Default::default(),
             listed: AtomicU64::new(0),
             pins: Pins::default(),
@@ -160,13 +160,13 @@ impl DelsmEngine {
                     return with(Found::Nothing);
                 }
                 return memtable.content(version.word, &self.shelf.ground, guard, |content| {
-                    with(Found::Memory(content, version.seq))
+                    with(Found::Memory(content))
                 });
             }
         }
         match state.version.find(hash, key, at)? {
             None | Some((_, _, What::Gone)) => with(Found::Nothing),
-            Some((table, seq, what)) => with(Found::Table(table, what, seq)),
+            Some((table, _, what)) => with(Found::Table(table, what)),
         }
     }
 
@@ -175,14 +175,17 @@ impl DelsmEngine {
         self.state(&epoch::pin()).active.newest()
     }
 
-    /// The number of the key's newest version; zero if there is none.
-    fn prior(&self, key: &[u8], guard: &Guard) -> Result<Seq> {
-        self.look_up(self.state(guard), (Seq::LATEST, key), guard, |found| {
-            Ok(match found {
-                Found::Memory(_, seq) | Found::Table(_, _, seq) => seq,
-                Found::Nothing => Seq::ZERO,
-            })
-        })
+    /// The number of the version of `key` that a view at `at` shows. No value is read for it, in a file, a pack or the journal: the
+    /// memtable's word or the key list says it.
+    fn seen(&self, at: Seq, key: &[u8], guard: &Guard) -> Result<Option<Seq>> {
+        let (state, hash) = (self.state(guard), self.shelf.hash(key));
+        for memtable in state.memtables() {
+            if let Some(version) = memtable.find(hash, key, guard).and_then(|entry| entry.at(at)) {
+                return Ok((!version.word.is_tomb()).then_some(version.seq));
+            }
+        }
+        let found = state.version.find(hash, key, at)?;
+        Ok(found.and_then(|(_, seq, what)| (what != What::Gone).then_some(seq)))
     }
 
     /// Whether the record of `op` would be beyond the budget, with all that can give way gone, and with room for what
@@ -209,27 +212,27 @@ impl DelsmEngine {
             // None: the file that was named is not there, and which it was.
             let answer = self.look_up(state, (at, key), guard, |what| match what {
                 Found::Nothing => Ok(Ok(false)),
-                Found::Memory(Content::Put(value), _) => {
+                Found::Memory(Content::Put(value)) => {
                     found(Stored::Bytes(value));
                     Ok(Ok(true))
                 }
-                Found::Memory(Content::Staged(blob), _) if cached(&blob, found) => Ok(Ok(true)),
-                Found::Memory(Content::Staged(blob), _) => match self.shelf.ground.blobs.find(&blob)? {
+                Found::Memory(Content::Staged(blob)) if cached(&blob, found) => Ok(Ok(true)),
+                Found::Memory(Content::Staged(blob)) => match self.shelf.ground.blobs.find(&blob)? {
                     Some(file) => {
                         found(Stored::File(file));
                         Ok(Ok(true))
                     }
                     None => Ok(Err((0, blob.id, self.shelf.ground.blobs.missing(&blob)))),
                 },
-                Found::Memory(Content::Remove, _) | Found::Table(_, What::Gone, _) => Ok(Ok(false)),
-                Found::Table(_, What::Packed { pack, offset, len, sum }, _) => {
+                Found::Memory(Content::Remove) | Found::Table(_, What::Gone) => Ok(Ok(false)),
+                Found::Table(_, What::Packed { pack, offset, len, sum }) => {
                     let Some(pack) = state.version.packs.get(&pack) else {
                         return Err(crate::check::no_such_pack(&self.shelf, pack));
                     };
                     pack.read(offset, len, sum, |value| found(Stored::Bytes(value))).map(|()| Ok(true))
                 }
-                Found::Table(_, What::File { blob, .. }, _) if cached(&blob, found) => Ok(Ok(true)),
-                Found::Table(table, What::File { blob, home }, _) => match table.file(key, &blob, home)? {
+                Found::Table(_, What::File { blob, .. }) if cached(&blob, found) => Ok(Ok(true)),
+                Found::Table(table, What::File { blob, home }) => match table.file(key, &blob, home)? {
                     Some(file) => {
                         found(Stored::File(file));
                         Ok(Ok(true))
@@ -251,7 +254,10 @@ impl DelsmEngine {
 
     /// What a record will take in a list, and its value in a pack; or that it is staged.
     fn note_logged(&self, key: &[u8], content: &Content<'_>) {
-        self.staged.fetch_add(u64::from(matches!(content, Content::Staged(_))), Ordering::Relaxed);
+        if let Content::Staged(blob) = content {
+            self.staged[0].fetch_add(1, Ordering::Relaxed);
+            self.staged[1].fetch_add(u64::from(blob.len), Ordering::Relaxed);
+        }
         let packed = if let Content::Put(value) = content { value.len() } else { 0 };
         let bytes = key.len() + packed + LISTED;
         self.logged[0].fetch_add(bytes as u64, Ordering::Relaxed);
@@ -312,7 +318,7 @@ impl Engine for DelsmEngine {
             (&self.shelf.ground, guard),
             &self.pins,
             |op| self.is_over(op, state),
-            |key| self.prior(key, guard),
+            |key| Ok(self.seen(Seq::LATEST, key, guard)?.unwrap_or(Seq::ZERO)),
         )
     }
 
@@ -352,8 +358,7 @@ impl Engine for DelsmEngine {
     }
 
     fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {
-        let guard = &epoch::pin();
-        self.look_up(self.state(guard), (at, key), guard, |found| Ok(!matches!(found, Found::Nothing)))
+        Ok(self.seen(at, key, &epoch::pin())?.is_some())
     }
 
     fn prefetch(&self, keys: &[Wanted<'_>], _entries: bool) {
@@ -391,7 +396,7 @@ impl Engine for DelsmEngine {
         }
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         let fresh = Memtable::new(number, state.active.prefix(guard), self.shelf.ground.tiny);
-        self.staged.store(0, Ordering::Relaxed);
+        self.staged.iter().for_each(|staged| staged.store(0, Ordering::Relaxed));
         self.logged[1].store(self.logged[0].swap(0, Ordering::Relaxed), Ordering::Relaxed);
         self.state.replace(guard, |now| State {
             active: Arc::new(fresh),
@@ -428,7 +433,8 @@ impl Engine for DelsmEngine {
         // After 1, 2, 4, ... times so many looks: one at rest for hours is not looked through again and again.
         let (looked, looks) = (rest.saturating_add(1), self.sizes.looks);
         let is_turn = looked.is_multiple_of(looks) && (looked / looks).is_power_of_two();
-        self.staged.load(Ordering::Relaxed) >= self.sizes.files
+        self.staged[0].load(Ordering::Relaxed) >= self.sizes.files
+            || self.staged[1].load(Ordering::Relaxed) >= self.sizes.file_bytes
             || active.bytes() > budget / MEMTABLE_SHARE
             || (active.count() >= self.sizes.resting && rest >= looks)
             || (!active.is_empty() && is_turn && self.hides_much(state, guard).unwrap_or(false))

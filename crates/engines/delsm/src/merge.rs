@@ -141,9 +141,14 @@ impl DelsmEngine {
         }
         let times = self.sizes.ratio.pow(u32::try_from(level).unwrap_or(0));
         let is_wide = level == 0 && version.levels[0].len() >= self.sizes.level_tables;
-        // What is above a quarter of what is below may hide as much of it.
+        // To four that live one is dead, or may be.
         let below: u64 = (level + 1..LEVELS).map(|level| load(level).entries).sum();
-        let hides = below > 0 && here.entries * 4 > below;
+        let hides = if level == 0 {
+            let hidden: u64 = version.levels[0].iter().map(|table| version.hidden_by(table)).sum();
+            hidden * 4 > (here.entries + below).saturating_sub(hidden)
+        } else {
+            below > 0 && here.entries * 4 > below
+        };
         is_wide
             || hides
             || here.files > self.sizes.level_files * times
@@ -297,8 +302,8 @@ impl DelsmEngine {
         for table in merge.upper.iter().chain(&lower) {
             lanes.push(TableLane::new(vec![Arc::clone(table)], from, Way::Up)?);
         }
-        let mut maker =
-            Maker { made: Vec::new(), piece: Load::default(), share, lower: lower.as_ref().map(|t| t.dir) };
+        let lower = lower.map(|table| table.dir);
+        let mut maker = Maker { made: Vec::new(), piece: Load::default(), share, lower };
         let mut with = Vec::new();
         loop {
             let next = next_of(lanes.iter().map(TableLane::peek), Way::Up, &mut with);

@@ -17,7 +17,7 @@ const LEVEL_FILES: OptionSpec = OptionSpec {
     least: 100,
     most: 1_000_000,
     values: Values::Any,
-    default: 10_000,
+    default: 128 << 10,
     help: "files that level 0 may have, and for each 8 KiB of packed values; with more, fewer merges and larger ones",
 };
 /// How much more each level has.
@@ -37,8 +37,9 @@ pub(crate) const OPTIONS: [OptionSpec; 3] = [FILE_BYTES, LEVEL_FILES, LEVEL_FACT
 pub(crate) struct Sizes {
     /// Values of more bytes get files of their own; the rest is packed.
     pub(crate) packed: usize,
-    /// A memtable with so many values in files is moved to a table.
+    /// A memtable with so many values in files is moved to a table, or with so many bytes of them: what they supersede waits for that.
     pub(crate) files: u64,
+    pub(crate) file_bytes: u64,
     /// One that rests is moved from so many keys on ...
     pub(crate) resting: u64,
     /// ... once the store, which looks every 50 ms when it is idle, found it as it was so many times.
@@ -90,6 +91,7 @@ impl Sizes {
             Sizes {
                 packed: 256,
                 files: 6,
+                file_bytes: 1 << 20,
                 resting: 4,
                 looks: 3,
                 level_files: 8,
@@ -110,11 +112,12 @@ impl Sizes {
         } else {
             Sizes {
                 packed: 8 << 10,
-                files: 8 << 10,
+                files: 32 << 10,
+                file_bytes: 512 << 20,
                 resting: 64,
                 looks: 8,
-                level_files: 10_000,
-                level_bytes: 80 << 20,
+                level_files: 128 << 10,
+                level_bytes: 1 << 30,
                 level_tables: 8,
                 ratio: 10,
                 table_files: 4 << 10,

@@ -18,7 +18,7 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use sheaf_base::blob::{BlobRef, open_value};
 use sheaf_base::error::{Error, Result};
@@ -29,7 +29,7 @@ use sheaf_base::sync::atomic::{AtomicBool, Ordering};
 use sheaf_base::types::{KeyspaceId, Seq};
 use sheaf_base::value::ValueFile;
 
-use crate::list::{Home, List, What};
+use crate::list::{Entries, Home, List, What};
 use crate::manifest::{LEVELS, Marks};
 use crate::names;
 use crate::pack::Pack;
@@ -82,6 +82,8 @@ pub(crate) struct Table {
     pub(crate) littered: AtomicBool,
     /// A key of it has several versions.
     pub(crate) is_layered: bool,
+    /// See [`Version::hidden_by`].
+    hides: OnceLock<u64>,
     shelf: Arc<Shelf>,
 }
 
@@ -90,7 +92,8 @@ impl Table {
         shelf.ground.memory.take(Part::Index, list.memory());
         let Marks { settled, littered, layered: is_layered } = marks;
         let (settled, littered) = (AtomicBool::new(settled), AtomicBool::new(littered));
-        Arc::new(Table { dir, list, settled, littered, is_layered, shelf: Arc::clone(shelf) })
+        let hides = OnceLock::new();
+        Arc::new(Table { dir, list, settled, littered, is_layered, hides, shelf: Arc::clone(shelf) })
     }
 
     pub(crate) fn is_settled(&self) -> bool {
@@ -215,6 +218,36 @@ impl Version {
             }
         }
         Ok(None)
+    }
+
+    /// Versions in `table` of keys that tables below it may have as well, as their filters say when this is first asked for. All, if
+    /// that cannot be found out.
+    pub(crate) fn hidden_by(&self, table: &Arc<Table>) -> u64 {
+        *table.hides.get_or_init(|| self.count_hidden(table).unwrap_or(table.list.totals().entries))
+    }
+
+    fn count_hidden(&self, table: &Arc<Table>) -> Result<u64> {
+        let Some(below) = self.below(table).filter(|below| !self.is_bottom(table, *below)) else {
+            return Ok(0);
+        };
+        let (mut hidden, mut entries) = (0, Entries::default());
+        for block in 0..table.list.block_count() {
+            entries.clear();
+            table.list.read(block, &mut entries)?;
+            let keys = (0..entries.len()).map(|index| entries.key(index));
+            hidden +=
+                keys.filter(|key| self.may_have_below(below, table.shelf.hash(key), key)).count() as u64;
+        }
+        Ok(hidden)
+    }
+
+    fn may_have_below(&self, below: Below, hash: u64, key: &[u8]) -> bool {
+        let is_there = |table: &Arc<Table>| table.overlaps(key, key) && table.list.may_have(hash);
+        let in_level = |level: &Vec<Arc<Table>>| {
+            level.get(level.partition_point(|table| table.list.last_key() < key)).is_some_and(is_there)
+        };
+        self.levels[0].iter().skip(below.newest).any(is_there)
+            || self.levels[below.level..].iter().any(in_level)
     }
 
     /// Bytes that tables name of each pack.

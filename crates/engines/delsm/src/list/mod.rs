@@ -325,9 +325,15 @@ impl List {
         answer.map_err(|what| Error::corrupt(&self.path, block.offset, what))
     }
 
+    /// Whether it may have a key of this hash.
+    #[inline]
+    pub(crate) fn may_have(&self, hash: u64) -> bool {
+        filter::may_have(&self.filter, hash)
+    }
+
     /// The newest version of `key` at or before `at`.
     pub(crate) fn find(&self, hash: u64, key: &[u8], at: Seq) -> Result<Option<(Seq, What)>> {
-        if !filter::may_have(&self.filter, hash) {
+        if !self.may_have(hash) {
             return Ok(None);
         }
         let Some(index) = self.block_of(key) else { return Ok(None) };
