@@ -129,6 +129,7 @@ fn threads_do_not_lose_calls() {
     });
     // Each fold halves at FULL: 80,000 samples are 40,000 afterwards, about.
     let stats = load.stats(0);
-    assert_eq!(stats.samples * WEIGHT, stats.gets_found);
+    // A fold in the midst of a call may have halved one and not the other, or an odd number.
+    assert!((stats.samples * WEIGHT).abs_diff(stats.gets_found) <= 4 * WEIGHT, "{stats:?}");
     assert!((80_000 - FULL..FULL).contains(&stats.samples), "{}", stats.samples);
 }

@@ -17,8 +17,8 @@ use crate::measure::median;
 use crate::place::Place;
 
 /// Bytes of values, and how many pairs of each.
-const SIZES: [(u64, u64); 5] =
-    [(10, 400_000), (100, 200_000), (1_000, 40_000), (10_000, 4_000), (100_000, 500)];
+const SIZES: [(u64, u64); 6] =
+    [(10, 400_000), (100, 200_000), (1_000, 40_000), (10_000, 4_000), (50_000, 1_000), (100_000, 500)];
 /// Slices of each kind; the median counts.
 const SLICES: u32 = 7;
 /// Writes are measured so many times as long as reads.
