@@ -135,7 +135,7 @@ fn judge(options: &args::Advise, place: &Place) -> Result<()> {
     let mixes =
         table.mix.iter().filter(|row| options.only().is_empty() || options.only().contains(&row.name));
     let (mut right, mut all) = (0, 0);
-    println!("| load | measured, thousand operations a second | advised (predicted) | of the fastest | |");
+    println!("| load | measured (predicted), thousand operations a second | advised (predicted) | of the fastest | |");
     println!("|---|---|---|---|---|");
     for row in mixes {
         all += 1;
@@ -180,8 +180,7 @@ fn ask<'e>(engine: &'e str, subject: &Subject, memory: u64) -> Result<(&'e str, 
 fn report(row: &Row, mut asked: Vec<(&str, f64, Advice)>) -> bool {
     asked.sort_by(|a, b| b.1.total_cmp(&a.1));
     let Some(fastest) = asked.first().map(|first| first.1) else { return false };
-    let speeds: Vec<String> =
-        asked.iter().map(|(name, speed, _)| format!("{name} {:.1}", speed / 1e3)).collect();
+    let speeds: Vec<String> = asked.iter().map(|(name, speed, advice)| speeds(name, *speed, advice)).collect();
     let speed_of = |name: &str| asked.iter().find(|(other, ..)| *other == name).map_or(0.0, |found| found.1);
     let mut worst: Option<(f64, String)> = None;
     for (_, _, advice) in asked.iter().filter(|(.., advice)| advice.sureness != Sureness::No) {
@@ -202,6 +201,13 @@ fn report(row: &Row, mut asked: Vec<(&str, f64, Advice)>) -> bool {
         part * 100.0
     );
     is_right
+}
+
+/// An engine's speed, and what its own sketch let expect of it.
+fn speeds(name: &str, speed: f64, advice: &Advice) -> String {
+    let predicted = advice.candidates.iter().find(|candidate| candidate.engine == name);
+    let predicted = predicted.map_or("none".to_owned(), |candidate| format!("{:.1}", 1e6 / candidate.ns));
+    format!("{name} {:.1} ({predicted})", speed / 1e3)
 }
 
 /// The engines that a mix can be given to.
