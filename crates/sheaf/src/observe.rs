@@ -93,6 +93,13 @@ impl Keyspace {
         Ok(self.handle().load_stats(&kept))
     }
 
+    /// Begins the sketch anew: what [`load`](Keyspace::load) tells is of what comes from now on. After a fill, say, that will not come
+    /// again. The file that keeps the sketch over closings follows in its time.
+    pub fn forget_load(&self) -> Result<()> {
+        self.kept()?.load().forget();
+        Ok(())
+    }
+
     /// Tells the sketch of what keeps the keyspace now.
     #[cold]
     #[inline(never)]

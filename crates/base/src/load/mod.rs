@@ -214,6 +214,13 @@ impl Load {
         }
     }
 
+    /// Begins anew. Of calls that are being recorded meanwhile a part may stay.
+    pub fn forget(&self) {
+        let Some(parts) = self.parts.get() else { return };
+        self.fold();
+        *parts.past.lock() = Past::default();
+    }
+
     /// Everything so far; none if nothing was seen.
     pub(crate) fn past(&self) -> Option<Past> {
         let parts = self.parts.get()?;

@@ -111,6 +111,16 @@ fn another_engine_has_other_latencies() {
 }
 
 #[test]
+fn what_is_forgotten_was_not_seen() {
+    let (load, _) = mixed();
+    load.record_stall(Duration::from_millis(3));
+    load.forget();
+    assert_eq!(load.stats(0), LoadStats::default());
+    load.record(&Call::new(Kind::GetFound, b"key"), None);
+    assert_eq!((load.stats(0).samples, load.stats(0).gets_found), (1, WEIGHT));
+}
+
+#[test]
 fn what_is_not_used_takes_no_memory() {
     assert!(size_of::<Load>() <= 16, "{}", size_of::<Load>());
     let used =

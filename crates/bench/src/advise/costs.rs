@@ -26,10 +26,15 @@ const WRITES: u32 = 3;
 /// The share of the operations that write where single writes are measured; the others are gets, whose cost is taken off. Nothing but
 /// writes, by a thread that does nothing else, is bound by the device sooner than by the engine.
 const AMONG_GETS: f64 = 0.5;
+/// The share of the operations that write where gets among writes are measured.
+const SOME_WRITES: f64 = 0.1;
 /// Writes of a commit that has many.
 const BATCH: u64 = 50;
 /// Pairs of the long scans that the cost of a pair is taken from.
 const LONG: u64 = 100;
+
+const OVERWRITE: &str = "overwrite";
+const GET_AMONG_WRITES: &str = "get-among-writes";
 
 /// A kind of operation: the table's name for it, the load, and what it takes.
 struct Kind {
@@ -94,7 +99,8 @@ fn kinds() -> Vec<Kind> {
         Kind::scan("seek", |s| s.scan = 1.0, 1),
         Kind::scan("pair", |s| s.scan = 1.0, LONG),
         Kind::scan("pair-back", |s| s.scan_reverse = 1.0, LONG),
-        Kind::write("overwrite", overwrite),
+        Kind::write(OVERWRITE, overwrite),
+        Kind::new(GET_AMONG_WRITES, |s| (s.get, s.overwrite) = (1.0 - SOME_WRITES, SOME_WRITES)),
         Kind::write("new", new),
         Kind { sequential: true, ..Kind::new("append", new) },
         Kind { batch: BATCH, ..Kind::new("batch", overwrite) },
@@ -130,29 +136,52 @@ fn measure_size(options: &args::Advise, place: &Place, (value, pairs): (u64, u64
         }
     }
     of_age(&subjects)?;
-    let mut known: Vec<(&'static str, &'static str, f64)> = Vec::new();
+    let mut all = Measured::default();
     for kind in kinds().iter().filter(|kind| kind.is_asked(value, fits)) {
         let phase = if kind.shares.writes() { options.phase() * WRITES } else { options.phase() };
         for (engine, ns) in costs(&mut subjects, kind, &mix, phase) {
-            let of = |what: &str| {
-                known.iter().find(|row| (row.0, row.1) == (engine, what)).map_or(0.0, |row| row.2)
-            };
-            let ns = match kind.name {
-                "pair" | "pair-back" => (ns - of("seek")) / (LONG - 1) as f64,
-                _ if kind.among_gets => (ns - (1.0 - AMONG_GETS) * of("get")) / AMONG_GETS,
-                _ => ns,
-            };
-            known.push((engine, kind.name, ns));
-            let place = if fits { "memory" } else { "beyond" };
-            let (what, ns) = (kind.name, ns.max(1.0));
-            println!("{engine}\t{what}\t{value}\t{place}\t{ns:.0}\tsheaf-bench advise --measure");
+            all.0.push((engine, kind.name, kind.among_gets, ns));
         }
+    }
+    let place_of = if fits { "memory" } else { "beyond" };
+    for (engine, kind, ns) in all.costs() {
+        println!("{engine}\t{kind}\t{value}\t{place_of}\t{ns:.0}\tsheaf-bench advise --measure");
     }
     for (engine, subject) in subjects {
         subject.close()?;
         place.clear(engine)?;
     }
     Ok(())
+}
+
+/// Engine, kind, whether among gets, and nanoseconds of an operation of that load.
+#[derive(Default)]
+struct Measured(Vec<(&'static str, &'static str, bool, f64)>);
+
+impl Measured {
+    fn of(&self, engine: &str, kind: &str) -> f64 {
+        self.0.iter().find(|row| (row.0, row.1) == (engine, kind)).map_or(0.0, |row| row.3)
+    }
+
+    /// Of two loads with different shares of writes, what a get takes in them.
+    fn get_among_writes(&self, engine: &str) -> f64 {
+        let (few, many) = (self.of(engine, GET_AMONG_WRITES), self.of(engine, OVERWRITE));
+        let part = SOME_WRITES / AMONG_GETS;
+        (few - part * many) / (1.0 - SOME_WRITES - part * (1.0 - AMONG_GETS))
+    }
+
+    /// What one operation of each kind takes: without the gets it was done among, without the seek before the pairs.
+    fn costs(&self) -> impl Iterator<Item = (&'static str, &'static str, f64)> {
+        self.0.iter().map(|&(engine, kind, among_gets, ns)| {
+            let ns = match kind {
+                GET_AMONG_WRITES => self.get_among_writes(engine),
+                "pair" | "pair-back" => (ns - self.of(engine, "seek")) / (LONG - 1) as f64,
+                _ if among_gets => (ns - (1.0 - AMONG_GETS) * self.get_among_writes(engine)) / AMONG_GETS,
+                _ => ns,
+            };
+            (engine, kind, ns.max(1.0))
+        })
+    }
 }
 
 /// Nanoseconds of an operation of each engine that can do it: the median of slices, after one that is not counted.

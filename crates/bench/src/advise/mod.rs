@@ -216,10 +216,13 @@ fn candidates(mix: &Mix) -> Vec<&'static str> {
     ::sheaf::engines().into_iter().filter(|engine| !(mix.scans() && unordered(engine))).collect()
 }
 
-/// Subjects of some age.
+/// Subjects of some age, whose sketches have not seen how they came by it.
 fn of_age(subjects: &[(&'static str, Subject)]) -> Result<()> {
     settle(REST);
-    subjects.iter().try_for_each(|(_, subject)| Ok(subject.warm(&never)?))
+    subjects.iter().try_for_each(|(_, subject)| {
+        subject.warm(&never)?;
+        Ok(subject.keyspace().forget_load()?)
+    })
 }
 
 /// Gives each the load for so long, in turns. The first turn of each is not counted. Who refuses the load is out.

@@ -201,7 +201,8 @@ static PEERS: [Peer; 8] = [
         title: "LMDB",
         open: LMDB,
         setting: "memory map; a read transaction serves 1000 gets; a put is a transaction with NO_SYNC (1000 \
-                  puts in fills), synced by mdb_env_sync; durable: LMDB's default",
+                  puts in fills), synced by mdb_env_sync; no readahead if data is beyond the budget; durable: LMDB's \
+                  default",
     },
     Peer {
         name: "rocksdb",

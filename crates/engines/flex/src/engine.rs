@@ -39,6 +39,7 @@ use crate::index::{Shelf, State};
 use crate::ingest::FlexIngest;
 use crate::slots::Slots;
 use crate::table::Table;
+use crate::wait::Wait;
 use crate::warm::Warmth;
 use sheaf_base::memtable::prefix::Prefix;
 use sheaf_base::memtable::{Memtable, Version, Word};
@@ -98,7 +99,8 @@ impl FlexEngine {
         let mut table = Table::new();
         let path = ground.home.as_ref().map_or_else(Default::default, |home| home.of(id));
         let (tiny, sizes) = (ground.tiny, Sizes::chosen(options, ground.tiny, ground.space_limit));
-        let shelf = Shelf { slots: Slots::new(ground.memory.budget()), ground, path, warmth: Warmth::new() };
+        let (slots, warmth, wait) = (Slots::new(ground.memory.budget()), Warmth::new(), Wait::default());
+        let shelf = Shelf { slots, ground, path, warmth, wait };
         let index = table.publish(&shelf, &epoch::pin());
         let state =
             State { active: Arc::new(Memtable::new(1, Prefix::default(), tiny)), frozen: None, index };

@@ -31,6 +31,7 @@ use sheaf_flexspace::tree::{Content, Entry, Frozen};
 use crate::block::{Block, BlockRef};
 use crate::run::{self, Pair};
 use crate::slots::Slots;
+use crate::wait::Wait;
 use crate::warm::Warmth;
 use sheaf_base::memtable::Memtable;
 use sheaf_base::memtable::prefix::{Prefix, Sep};
@@ -130,6 +131,7 @@ pub(crate) struct Shelf {
     /// Where the space is, for errors.
     pub(crate) path: PathBuf,
     pub(crate) warmth: Warmth,
+    pub(crate) wait: Wait,
 }
 
 impl Shelf {
@@ -241,7 +243,8 @@ impl Index {
     fn read(&self, entry: &Entry<Interval>, shelf: &Shelf, guard: &Guard) -> Result<Read> {
         let mut data = vec![0; usize::try_from(entry.len).unwrap_or(usize::MAX)];
         if let Some(view) = &self.view {
-            view.read(entry.start, &mut data)?;
+            let ask = || view.will_need(entry.start, entry.len);
+            shelf.wait.around(ask, || view.read(entry.start, &mut data))?;
         }
         if !shelf.slots.wants(entry.item.slot, entry.len, &shelf.ground) {
             return Ok(Read::Bytes(data));

@@ -70,6 +70,7 @@ mod route;
 mod run;
 mod slots;
 mod table;
+mod wait;
 mod warm;
 
 use std::sync::Arc;

@@ -15,6 +15,7 @@ const SMALL: f64 = 256.0;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
     Get,
+    GetAmongWrites,
     Miss,
     Contains,
     Overwrite,
@@ -34,8 +35,9 @@ pub(super) enum What {
     HoldsIndex,
 }
 
-const NAMES: [(&str, What); 18] = [
+const NAMES: [(&str, What); 19] = [
     ("get", What::Get),
+    ("get-among-writes", What::GetAmongWrites),
     ("miss", What::Miss),
     ("contains", What::Contains),
     ("overwrite", What::Overwrite),

@@ -1,0 +1,70 @@
+//! # Wait: whether what is missing in memory comes from the page cache, or from the device
+//!
+//! An interval of some runs lies on some pages, and a mapping brings in one page after the other: each is a wait for the device. Asked for
+//! together they are one wait; but to ask is a call of the system a run, for nothing if the pages are there. So reads are timed: one that
+//! took long waited for the device, and after it the next ones ask ahead, until enough of them took no time.
+//!
+//! ## Threads
+//!
+//! Any: a counter that is right about often enough.
+
+use std::time::Duration;
+
+use sheaf_base::clock::{Clock, SystemClock};
+use sheaf_base::sync::atomic::{AtomicU32, Ordering};
+
+/// Shorter reads did not wait for a device.
+const WAITED: Duration = Duration::from_micros(20);
+/// Reads after one that waited which ask ahead, at the least.
+const LASTING: u32 = 16;
+
+/// What is known of it.
+#[derive(Debug, Default)]
+pub(crate) struct Wait {
+    /// Reads that will ask ahead.
+    left: AtomicU32,
+}
+
+impl Wait {
+    /// Reads; `ask` first, if what was read lately came from the device.
+    #[inline]
+    pub(crate) fn around<R>(&self, ask: impl FnOnce(), read: impl FnOnce() -> R) -> R {
+        let began = SystemClock.now();
+        let left = self.left.load(Ordering::Relaxed);
+        if left > 0 {
+            ask();
+        }
+        let result = read();
+        self.note(left, SystemClock.now().saturating_sub(began));
+        result
+    }
+
+    fn note(&self, left: u32, took: Duration) {
+        let now = if took > WAITED { LASTING } else { left.saturating_sub(1) };
+        if now != left {
+            self.left.store(now, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_a_read_that_waited_the_next_ones_ask_ahead() {
+        let wait = Wait::default();
+        let asks = || {
+            let mut asked = false;
+            wait.around(|| asked = true, || ());
+            asked
+        };
+        assert!(!asks());
+        wait.note(0, Duration::from_micros(80));
+        // Each of these takes next to nothing, but a machine may be busy for some microseconds in one.
+        let asked = (0..10 * LASTING).filter(|_| asks()).count();
+        assert!(asked >= LASTING as usize, "{asked}");
+        wait.note(1, Duration::from_micros(1));
+        assert_eq!(wait.left.load(Ordering::Relaxed), 0);
+    }
+}
