@@ -1,7 +1,8 @@
 //! # Costs: what each engine takes for each kind of operation
 //!
 //! All engines do the same kind in turns, slice by slice, so that what disturbs the machine or the device disturbs all. First what reads,
-//! then what writes; the background works off what is written, so writes are measured longer.
+//! then what writes; the background works off what is written, so writes are measured longer. Single writes are measured among gets: nothing
+//! but writes, by a thread that does nothing else, is bound by the device sooner than by the engine.
 //!
 //! Costs beyond memory are those of a budget of a sixteenth of the data, with the page cache as the machine has it: what a miss of the
 //! engine's own cache costs, and not what the device does.
@@ -16,25 +17,21 @@ use crate::args;
 use crate::measure::median;
 use crate::place::Place;
 
-/// Bytes of values, and how many pairs of each.
+/// Bytes of values, and how many pairs of each: more than the processor's caches hold.
 const SIZES: [(u64, u64); 6] =
-    [(10, 400_000), (100, 200_000), (1_000, 40_000), (10_000, 4_000), (50_000, 1_000), (100_000, 500)];
+    [(10, 1_500_000), (100, 800_000), (1_000, 150_000), (10_000, 12_000), (50_000, 2_500), (100_000, 1_200)];
+/// A budget holds the index, of so many bytes a key at most.
+const INDEXED: u64 = 32;
 /// Slices of each kind; the median counts.
 const SLICES: u32 = 7;
 /// Writes are measured so many times as long as reads.
 const WRITES: u32 = 3;
-/// The share of the operations that write where single writes are measured; the others are gets, whose cost is taken off. Nothing but
-/// writes, by a thread that does nothing else, is bound by the device sooner than by the engine.
-const AMONG_GETS: f64 = 0.5;
-/// The share of the operations that write where gets among writes are measured.
-const SOME_WRITES: f64 = 0.1;
 /// Writes of a commit that has many.
 const BATCH: u64 = 50;
 /// Pairs of the long scans that the cost of a pair is taken from.
 const LONG: u64 = 100;
 
-const OVERWRITE: &str = "overwrite";
-const GET_AMONG_WRITES: &str = "get-among-writes";
+const SEEK: &str = "seek";
 
 /// A kind of operation: the table's name for it, the load, and what it takes.
 struct Kind {
@@ -46,23 +43,14 @@ struct Kind {
     batch: u64,
     durable: f64,
     sequential: bool,
-    /// Done among gets.
-    among_gets: bool,
 }
 
 impl Kind {
     fn new(name: &'static str, set: fn(&mut Shares)) -> Kind {
         let mut shares = Shares::default();
         set(&mut shares);
-        let (durable, sequential, among_gets) = (0.0, false, false);
-        Kind { name, shares, ordered: false, scan_pairs: 1, batch: 1, durable, sequential, among_gets }
-    }
-
-    /// A write of one pair.
-    fn write(name: &'static str, set: fn(&mut Shares)) -> Kind {
-        let mut kind = Kind { among_gets: true, ..Kind::new(name, set) };
-        kind.shares.get = 1.0 / AMONG_GETS - 1.0;
-        kind
+        let (durable, sequential) = (0.0, false);
+        Kind { name, shares, ordered: false, scan_pairs: 1, batch: 1, durable, sequential }
     }
 
     /// A scan of so many pairs.
@@ -96,12 +84,12 @@ fn kinds() -> Vec<Kind> {
         Kind::new("get", |s| s.get = 1.0),
         Kind::new("miss", |s| s.miss = 1.0),
         Kind::new("contains", |s| s.contains = 1.0),
-        Kind::scan("seek", |s| s.scan = 1.0, 1),
+        Kind::scan(SEEK, |s| s.scan = 1.0, 1),
         Kind::scan("pair", |s| s.scan = 1.0, LONG),
         Kind::scan("pair-back", |s| s.scan_reverse = 1.0, LONG),
-        Kind::write(OVERWRITE, overwrite),
-        Kind::new(GET_AMONG_WRITES, |s| (s.get, s.overwrite) = (1.0 - SOME_WRITES, SOME_WRITES)),
-        Kind::write("new", new),
+        Kind::new("tenth-overwrites", |s| (s.get, s.overwrite) = (0.9, 0.1)),
+        Kind::new("half-overwrites", |s| (s.get, s.overwrite) = (0.5, 0.5)),
+        Kind::new("half-new", |s| (s.get, s.new) = (0.5, 0.5)),
         Kind { sequential: true, ..Kind::new("append", new) },
         Kind { batch: BATCH, ..Kind::new("batch", overwrite) },
         Kind { batch: BATCH, ..Kind::new("batch-new", new) },
@@ -126,7 +114,7 @@ pub(super) fn measure(options: &args::Advise, place: &Place) -> Result<()> {
 fn measure_size(options: &args::Advise, place: &Place, (value, pairs): (u64, u64), fits: bool) -> Result<()> {
     let mut mix = Row { pairs, value, ..Row::default() }.mix();
     mix.shares.get = 1.0;
-    let memory = if fits { 1 << 30 } else { (mix.bytes() / 16).max(4 << 20) };
+    let memory = if fits { 1 << 30 } else { (mix.bytes() / 16).max(pairs * INDEXED) };
     let mut subjects = Vec::new();
     for engine in ::sheaf::engines() {
         match Subject::new(&place.fresh(engine)?, engine, &mix, memory, &never) {
@@ -135,53 +123,27 @@ fn measure_size(options: &args::Advise, place: &Place, (value, pairs): (u64, u64
             Err(error) => eprintln!("{engine}, {value} bytes, fits {fits}: {error}"),
         }
     }
-    of_age(&subjects)?;
-    let mut all = Measured::default();
+    of_age(subjects.iter().map(|(_, subject)| subject))?;
+    let place_of = if fits { "memory" } else { "beyond" };
+    let mut seeks = Vec::new();
     for kind in kinds().iter().filter(|kind| kind.is_asked(value, fits)) {
         let phase = if kind.shares.writes() { options.phase() * WRITES } else { options.phase() };
-        for (engine, ns) in costs(&mut subjects, kind, &mix, phase) {
-            all.0.push((engine, kind.name, kind.among_gets, ns));
+        let all = costs(&mut subjects, kind, &mix, phase);
+        for &(engine, ns) in &all {
+            let seek = seeks.iter().find(|(other, _)| *other == engine).map_or(0.0, |seek| seek.1);
+            let ns = if kind.scan_pairs == LONG { (ns - seek) / (LONG - 1) as f64 } else { ns };
+            let (what, ns) = (kind.name, ns.max(1.0));
+            println!("{engine}\t{what}\t{value}\t{place_of}\t{ns:.0}\tsheaf-bench advise --measure");
         }
-    }
-    let place_of = if fits { "memory" } else { "beyond" };
-    for (engine, kind, ns) in all.costs() {
-        println!("{engine}\t{kind}\t{value}\t{place_of}\t{ns:.0}\tsheaf-bench advise --measure");
+        if kind.name == SEEK {
+            seeks = all;
+        }
     }
     for (engine, subject) in subjects {
         subject.close()?;
         place.clear(engine)?;
     }
     Ok(())
-}
-
-/// Engine, kind, whether among gets, and nanoseconds of an operation of that load.
-#[derive(Default)]
-struct Measured(Vec<(&'static str, &'static str, bool, f64)>);
-
-impl Measured {
-    fn of(&self, engine: &str, kind: &str) -> f64 {
-        self.0.iter().find(|row| (row.0, row.1) == (engine, kind)).map_or(0.0, |row| row.3)
-    }
-
-    /// Of two loads with different shares of writes, what a get takes in them.
-    fn get_among_writes(&self, engine: &str) -> f64 {
-        let (few, many) = (self.of(engine, GET_AMONG_WRITES), self.of(engine, OVERWRITE));
-        let part = SOME_WRITES / AMONG_GETS;
-        (few - part * many) / (1.0 - SOME_WRITES - part * (1.0 - AMONG_GETS))
-    }
-
-    /// What one operation of each kind takes: without the gets it was done among, without the seek before the pairs.
-    fn costs(&self) -> impl Iterator<Item = (&'static str, &'static str, f64)> {
-        self.0.iter().map(|&(engine, kind, among_gets, ns)| {
-            let ns = match kind {
-                GET_AMONG_WRITES => self.get_among_writes(engine),
-                "pair" | "pair-back" => (ns - self.of(engine, "seek")) / (LONG - 1) as f64,
-                _ if among_gets => (ns - (1.0 - AMONG_GETS) * self.get_among_writes(engine)) / AMONG_GETS,
-                _ => ns,
-            };
-            (engine, kind, ns.max(1.0))
-        })
-    }
 }
 
 /// Nanoseconds of an operation of each engine that can do it: the median of slices, after one that is not counted.

@@ -452,7 +452,7 @@ pub(crate) struct Advise {
     /// In place of that: the costs that the advice goes by, as lines of crates/sheaf/src/advise/costs.tsv
     #[arg(long)]
     pub(crate) measure: bool,
-    /// Length of each load on each engine, or of each cost [default: 2; 0.3 with --measure]
+    /// Length of each load on each engine, or of each cost [default: 3; 0.3 with --measure]
     #[arg(long = "seconds", value_parser = seconds)]
     phase: Option<Duration>,
     #[command(flatten)]
@@ -467,7 +467,7 @@ impl Advise {
 
     /// How long each takes.
     pub(crate) fn phase(&self) -> Duration {
-        self.phase.unwrap_or(Duration::from_millis(if self.measure { 300 } else { 2000 }))
+        self.phase.unwrap_or(Duration::from_millis(if self.measure { 300 } else { 3000 }))
     }
 }
 

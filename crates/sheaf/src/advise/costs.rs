@@ -15,11 +15,13 @@ const SMALL: f64 = 256.0;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
     Get,
-    GetAmongWrites,
     Miss,
     Contains,
-    Overwrite,
-    New,
+    /// An operation where one of ten overwrites and nine get; where one of two does.
+    TenthOverwrites,
+    HalfOverwrites,
+    /// An operation where one of two sets a new key and one gets.
+    HalfNew,
     Append,
     Batch,
     BatchNew,
@@ -37,11 +39,11 @@ pub(super) enum What {
 
 const NAMES: [(&str, What); 19] = [
     ("get", What::Get),
-    ("get-among-writes", What::GetAmongWrites),
     ("miss", What::Miss),
     ("contains", What::Contains),
-    ("overwrite", What::Overwrite),
-    ("new", What::New),
+    ("tenth-overwrites", What::TenthOverwrites),
+    ("half-overwrites", What::HalfOverwrites),
+    ("half-new", What::HalfNew),
     ("append", What::Append),
     ("batch", What::Batch),
     ("batch-new", What::BatchNew),

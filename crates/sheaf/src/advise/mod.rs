@@ -34,6 +34,9 @@ const TOO_FEW: u64 = 50;
 const ENOUGH: u64 = 1000;
 /// Engines whose costs are within this of each other are as good.
 const CLOSE: f64 = 1.1;
+/// The shares of writes among single operations that mixes were measured with.
+const FEW_WRITES: f64 = 0.1;
+const MANY_WRITES: f64 = 0.5;
 /// The share of writes from which gets cost what they cost among writes.
 const WRITTEN: f64 = 0.05;
 /// Engines that wait for the device as long as others, up to this factor, wait for the same: the journal is one for all of them.
@@ -195,14 +198,39 @@ fn candidate(question: &Question<'_>, engine: &'static str) -> Candidate {
 /// What a commit waits for the device, in nanoseconds. What engines measured for that differ by is mostly the device's mood.
 fn wait(engine: &str, bytes: f64) -> f64 {
     let of = |engine: &str| {
-        let [durable, buffered] =
-            [What::Durable, What::Overwrite].map(|what| costs().ns(engine, what, bytes, true));
-        (durable - buffered).max(0.0)
+        let single = Single::of(MANY_WRITES, |what| costs().ns(engine, what, bytes, true));
+        (costs().ns(engine, What::Durable, bytes, true) - single.overwrite).max(0.0)
     };
     let mut all: Vec<f64> = costs().engines().into_iter().map(of).collect();
     all.sort_by(f64::total_cmp);
     let (own, usual) = (of(engine), all[all.len() / 2]);
     if own > SAME_WAIT * usual { own } else { usual }
+}
+
+/// What single operations cost where a share of them writes. A mix of gets and writes costs more than its parts by themselves: gets
+/// look into what was just written, too, and the more is written the more the background is in the way. So what a get costs comes from
+/// mixes with few and with many writes, and what a write costs is what the mix of this share costs without its gets.
+#[derive(Clone, Copy, Debug)]
+struct Single {
+    get: f64,
+    overwrite: f64,
+    new: f64,
+}
+
+impl Single {
+    fn of(writes: f64, cost: impl Fn(What) -> f64) -> Single {
+        let (few, many) = (cost(What::TenthOverwrites), cost(What::HalfOverwrites));
+        let slope = (many - few) / (MANY_WRITES - FEW_WRITES);
+        let (alone, among) = (cost(What::Get), (few - FEW_WRITES * slope).max(cost(What::Get)));
+        let share = writes.clamp(FEW_WRITES, MANY_WRITES);
+        let mix = few + (share - FEW_WRITES) * slope;
+        let write = |mix: f64| ((mix - (1.0 - share) * among) / share).max(1.0);
+        Single {
+            get: alone + (among - alone) * (writes / WRITTEN).min(1.0),
+            overwrite: write(mix),
+            new: write(mix * cost(What::HalfNew) / many.max(1.0)),
+        }
+    }
 }
 
 /// The share of reads that memory answers if it holds this part of the keys in use, the hottest ones.
@@ -224,13 +252,11 @@ fn hits(load: &LoadStats, part: f64) -> f64 {
 /// What the load is made of, and what each costs; `wait`: a commit that waits for the device.
 fn parts(load: &LoadStats, cost: impl Fn(What) -> f64, wait: f64) -> Vec<Part> {
     let all = load.operations().max(1) as f64;
-    // Reads look into what was just written, too, if there is any.
-    let written = (load.writes() as f64 / all / WRITTEN).min(1.0);
-    let get = cost(What::Get) * (1.0 - written) + cost(What::GetAmongWrites) * written;
-    let more = get / cost(What::Get).max(1.0);
-    let set = cost(What::Overwrite) * (1.0 - load.new_share)
+    let single = Single::of(load.writes() as f64 / all, &cost);
+    let more = single.get / cost(What::Get).max(1.0);
+    let set = single.overwrite * (1.0 - load.new_share)
         + load.new_share
-            * (cost(What::Append) * load.sequential_share + cost(What::New) * (1.0 - load.sequential_share));
+            * (cost(What::Append) * load.sequential_share + single.new * (1.0 - load.sequential_share));
     let batch = cost(What::Batch) * (1.0 - load.new_share) + cost(What::BatchNew) * load.new_share;
     let wait = wait * load.durable_share;
     let pairs = (load.scan_pairs.mean - 1.0).max(0.0);
@@ -239,12 +265,12 @@ fn parts(load: &LoadStats, cost: impl Fn(What) -> f64, wait: f64) -> Vec<Part> {
     let batch_wait = if batched > 0.0 { wait * load.batches as f64 / batched } else { 0.0 };
     let part = |what, count: u64, ns: f64| Part { what, share: count as f64 / all, ns };
     let mut parts = vec![
-        part("gets", load.gets_found + load.stream_reads, get),
+        part("gets", load.gets_found + load.stream_reads, single.get),
         part("gets of nothing", load.gets_missing, cost(What::Miss) * more),
         part("contains", load.contains, cost(What::Contains) * more),
         part("inserts", load.inserts + load.stream_writes, set + wait),
-        part("removals", load.removes, cost(What::Overwrite) + wait),
-        part("updates", load.updates, get + cost(What::Overwrite) + wait),
+        part("removals", load.removes, single.overwrite + wait),
+        part("updates", load.updates, single.get + single.overwrite + wait),
         part("writes in batches", load.batch_inserts + load.batch_removes, batch + batch_wait),
         part("scans", load.scans, cost(What::Seek) + pairs * cost(What::Pair)),
         part("reverse scans", load.scans_reverse, cost(What::Seek) + pairs * cost(What::PairBack)),

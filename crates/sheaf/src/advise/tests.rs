@@ -21,8 +21,10 @@ fn the_table_has_every_engine_and_every_cost() {
     assert_eq!(costs().engines().iter().filter(|engine| known.contains(engine)).count(), known.len());
     let ordered = |engine: &str| costs().is_ordered(engine);
     for engine in known {
-        let what = [What::Get, What::Miss, What::Contains, What::Overwrite, What::New, What::Append];
-        for what in what.into_iter().chain([What::Batch, What::Durable, What::Device, What::Space]) {
+        let reads = [What::Get, What::Miss, What::Contains];
+        let writes = [What::TenthOverwrites, What::HalfOverwrites, What::HalfNew, What::Append];
+        let others = [What::Batch, What::BatchNew, What::Durable, What::Device, What::Space];
+        for what in reads.into_iter().chain(writes).chain(others) {
             assert!(costs().ns(engine, what, 100.0, true) > 0.0, "{engine} {what:?}");
         }
         if ordered(engine) {
@@ -87,6 +89,24 @@ fn reasons_are_given_in_words() {
     let advice = ask(&load, 1_000_000, 1 << 30);
     assert!(!advice.candidates[0].reasons.is_empty());
     assert!(advice.candidates.windows(2).all(|pair| pair[0].ns <= pair[1].ns));
+}
+
+#[test]
+fn a_mix_costs_what_was_measured_for_it() {
+    let cost = |what: What| match what {
+        What::Get => 100.0,
+        What::TenthOverwrites => 200.0,
+        What::HalfOverwrites => 400.0,
+        What::HalfNew => 800.0,
+        _ => 0.0,
+    };
+    for (writes, mix) in [(0.1, 200.0), (0.3, 300.0), (0.5, 400.0)] {
+        let single = Single::of(writes, cost);
+        let sum = (1.0 - writes) * single.get + writes * single.overwrite;
+        assert!((sum - mix).abs() < 1e-6, "{writes} {single:?}");
+        assert!((1.0 - writes) * single.get + writes * single.new - 2.0 * mix < 1e-6, "{writes} {single:?}");
+    }
+    assert_eq!(Single::of(0.0, cost).get, 100.0);
 }
 
 #[test]
