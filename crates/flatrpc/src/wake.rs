@@ -98,4 +98,9 @@ impl Bells {
         }
         *rung = false;
     }
+
+    /// Whether it was rung since it was last waited for or taken.
+    pub fn take(&self) -> bool {
+        std::mem::take(&mut *self.0.0.lock())
+    }
 }

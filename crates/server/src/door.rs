@@ -383,10 +383,12 @@ impl Door {
         self.deliver(&session, parts);
     }
 
-    /// Gives each worker its part.
+    /// Gives each worker its part; who has a port first, for the others hand it their replies.
     fn deliver(&mut self, session: &Arc<Session>, parts: Vec<(Option<Port>, Option<OwnedFd>)>) {
         self.shared.accepted.fetch_add(1, Ordering::Relaxed);
-        for (worker, (port, bell)) in parts.into_iter().enumerate() {
+        let mut parts: Vec<_> = parts.into_iter().enumerate().collect();
+        parts.sort_by_key(|(_, (port, _))| port.is_none());
+        for (worker, (port, bell)) in parts {
             let ring = Incoming::new(session.layout, worker);
             let arrival = Arrival { session: Arc::clone(session), ring, bell, port };
             self.shared.desks[worker].deliver(arrival);

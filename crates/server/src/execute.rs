@@ -89,7 +89,7 @@ impl Worker {
         let owner = session.owner(self.index);
         let reply = std::mem::take(&mut self.reply);
         let sent = if owner == self.index {
-            self.port(session).map_or(Ok(()), |port| port.reply(&reply))
+            self.port(session.whom).map_or(Ok(()), |port| port.reply(&reply))
         } else {
             session.owed.fetch_add(reply.len(), Ordering::SeqCst);
             let desk = &self.shared.desks[owner];
@@ -165,7 +165,7 @@ impl Worker {
         let owner = session.owner(lane);
         if owner != lane {
             self.shared.desks[owner].send(Command::Commit { whom, lane, seq, payload });
-        } else if let Some(port) = self.port(session) {
+        } else if let Some(port) = self.port(session.whom) {
             port.gate.hold(lane, seq, Ready::Reply(payload));
         }
         Ok(())
@@ -179,7 +179,7 @@ impl Worker {
         } else if to.owner != lane {
             let owner = to.owner;
             self.shared.desks[owner].send(Command::Durable { to, lane, id, commit });
-        } else if let Some(port) = self.port(&Arc::clone(&to.session)) {
+        } else if let Some(port) = self.port(to.session.whom) {
             port.gate.hold(lane, commit.seq(), Ready::Durable { to, id, commit });
         }
     }

@@ -44,6 +44,8 @@ enum Agent {
     LooksLate,
     /// Lets out what it heard after the look, too.
     LetsOutAll,
+    /// Takes a ring in passing, after it looked at its queue, and sleeps.
+    ForgetsRings,
 }
 
 fn let_out(agent: Agent) {
@@ -67,11 +69,13 @@ fn let_out(agent: Agent) {
             !heard.is_empty()
         };
         let mut worked = take(&mut gate);
+        let rung = desk.wake.bell.take(); // as a look at sockets does
+        worked |= rung && agent != Agent::ForgetsRings;
         if agent == Agent::LooksLate {
             worked |= take(&mut gate);
         }
         let mut look = gate.look(desk.writing.iter());
-        if agent != Agent::LooksLate {
+        if agent != Agent::LooksLate && !gate.is_empty() {
             worked |= take(&mut gate);
         }
         if agent == Agent::LetsOutAll {
@@ -112,4 +116,10 @@ fn an_agent_that_looks_too_late_is_found() {
 #[should_panic(expected = "out of order")]
 fn an_agent_that_lets_out_what_it_heard_after_its_look_is_found() {
     explore(20_000, || let_out(Agent::LetsOutAll));
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn an_agent_that_sleeps_after_it_took_a_ring_is_found() {
+    explore(20_000, || let_out(Agent::ForgetsRings));
 }

@@ -7,7 +7,14 @@
 //!
 //! A worker owns its lanes (one ring of each client), the ports of the clients whose agent it is, and an epoll
 //! with: its own bell, a bell of each client over shared memory, the sockets of its ports. Bells are not read:
-//! each ring is an edge.
+//! each ring is an edge, told once.
+//!
+//! ## Invariants
+//!
+//! 1. A pass that took an event has worked: what the event tells of may have come after the pass looked there, and nobody
+//!    rings for it again. So no worker sleeps after such a pass.
+//! 2. A session's port is delivered before its other lanes: whoever finds no port for a command finds it in the mail, or the
+//!    session is over.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,7 +28,7 @@ use sheaf_flatrpc::ring::{Incoming, Violation};
 use sheaf_flatrpc::spin::Spin;
 use sheaf_flatrpc::wake::Asleep;
 
-use crate::commands::{Command, Job};
+use crate::commands::{Command, Job, Whom};
 use crate::gate::Look;
 use crate::port::{Port, Ready};
 use crate::session::Session;
@@ -169,7 +176,7 @@ impl Worker {
         self.passes = self.passes.wrapping_add(1);
         let mut worked = self.take_mail() | self.take_commands();
         if self.sockets > 0 || self.passes.is_multiple_of(PASSES) {
-            self.poll(Some(&NOW));
+            worked |= self.poll(Some(&NOW));
             worked |= self.apply();
         }
         let draining = self.shared.draining.load(Ordering::SeqCst);
@@ -354,9 +361,8 @@ impl Worker {
     }
 
     /// The port of a session that this worker owns.
-    pub(crate) fn port(&mut self, session: &Session) -> Option<&mut Port> {
-        let port = self.ports[session.whom.slot].as_mut()?;
-        (port.session.whom == session.whom).then_some(port)
+    pub(crate) fn port(&mut self, whom: Whom) -> Option<&mut Port> {
+        self.ports[whom.slot].as_mut().filter(|port| port.session.whom == whom)
     }
 
     /// Takes what other workers and the waiter left here; whether there was anything.
@@ -365,10 +371,10 @@ impl Worker {
         while let Some(command) = self.pending.take().or_else(|| self.commands.try_recv().ok()) {
             any = true;
             let whom = command.whom();
-            let Some(port) = self.ports[whom.slot].as_mut() else { continue };
-            if port.session.whom != whom {
-                continue;
+            if self.port(whom).is_none() {
+                self.take_mail(); // delivered after the last look, and others have begun to serve it
             }
+            let Some(port) = self.port(whom) else { continue };
             let done = match command {
                 Command::Reply { payload, .. } => port.enqueue(payload),
                 Command::Commit { lane, seq, payload, .. } => {
@@ -446,5 +452,91 @@ impl Worker {
             }
         }
         any
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sheaf_flatrpc::hello::Mode;
+    use sheaf_flatrpc::link::SharedLink;
+    use sheaf_flatrpc::memory::Memory;
+    use sheaf_flatrpc::ring::{Layout, Outgoing};
+    use sheaf_flatrpc::wake::Wake;
+
+    use super::*;
+    use crate::Limits;
+    use crate::commands::Payload;
+    use crate::port::Wire;
+    use crate::shared::bell;
+
+    /// A worker that nobody runs.
+    fn idle() -> (tempfile::TempDir, Worker) {
+        let dir = tempfile::tempdir().expect("a directory");
+        let db = sheaf::Database::open(dir.path().join("db")).expect("a database");
+        let limits = Limits { workers: 1, ..Limits::default() };
+        let (shared, ends) = Shared::new(db, limits, None).expect("what threads share");
+        let (quiet, _) = std::sync::mpsc::channel();
+        let (commands, epoll) = ends.workers.into_iter().next().expect("one worker");
+        let worker = Worker::new(shared, 0, commands, epoll, quiet).expect("a worker");
+        (dir, worker)
+    }
+
+    /// The worker's part of a session over shared memory, and the client's inbox.
+    fn arrival(worker: &Worker) -> (Arrival, Arc<Memory>, Layout) {
+        let shared = &worker.shared;
+        let layout = Layout::new(1, 1, shared.limits.ring).expect("a layout");
+        let [inbox, theirs] = [layout, layout.of_peer()].map(|layout| Arc::new(Memory::heap(layout.words())));
+        let whom = Whom { slot: shared.slots.take().expect("a place"), session: 1 };
+        let slots = Arc::clone(&shared.slots);
+        let session = Arc::new(Session::new(whom, Mode::Agent, 0, 1, layout, Arc::clone(&inbox), slots));
+        let wake = Wake { board: inbox, at: layout.asleep(), bell: bell().expect("a bell") };
+        let wire = Wire {
+            link: Box::new(SharedLink::new(Arc::clone(&theirs), vec![wake])),
+            applier: None,
+            socket: Arc::new(bell().expect("anything that can be waited for")),
+        };
+        let port = Port::new(&session, Outgoing::new(layout, 0), Vec::new(), wire);
+        let arrival = Arrival { session, ring: Incoming::new(layout, 0), bell: None, port: Some(port) };
+        (arrival, theirs, layout.of_peer())
+    }
+
+    #[test]
+    fn a_pass_that_took_a_ring_is_not_followed_by_sleep() {
+        let (_dir, mut worker) = idle();
+        assert!(!worker.pass(), "there is nothing to do");
+        let shared = Arc::clone(&worker.shared);
+        let asleep = Asleep::say(&shared.desks[0].wake.board, shared.desks[0].wake.at);
+        shared.desks[0].wake.ring();
+        drop(asleep);
+        worker.passes = PASSES - 1; // the next one looks at events
+        assert!(worker.pass(), "what the ring was for is not looked for any more");
+        assert!(!worker.pass());
+    }
+
+    #[test]
+    fn a_reply_whose_port_is_still_in_the_mail_reaches_the_client() {
+        let (_dir, mut worker) = idle();
+        let (arrival, theirs, layout) = arrival(&worker);
+        let (whom, desk) = (arrival.session.whom, &worker.shared.desks[0]);
+        arrival.session.owed.fetch_add(3, Ordering::SeqCst);
+        desk.deliver(arrival);
+        desk.send(Command::Reply { whom, payload: Payload::new(b"abc") });
+        assert!(worker.take_commands(), "as after a look at the mail that was too early");
+        let mut message = Vec::new();
+        let whole = Incoming::new(layout, 0).take(&theirs, &mut message).expect("no violation");
+        assert_eq!((whole, &message[..]), (Some(true), &b"abc"[..]));
+    }
+
+    #[test]
+    fn a_reply_for_a_session_that_is_over_is_forgotten() {
+        let (_dir, mut worker) = idle();
+        let (arrival, ..) = arrival(&worker);
+        let session = Arc::clone(&arrival.session);
+        worker.admit(arrival).expect("admitted");
+        worker.shared.end(&session);
+        assert!(worker.pass(), "it is buried");
+        worker.shared.desks[0].send(Command::Reply { whom: session.whom, payload: Payload::new(b"abc") });
+        assert!(worker.take_commands());
+        assert!(worker.port(session.whom).is_none());
     }
 }
