@@ -446,7 +446,7 @@ pub(crate) struct Memory {
 /// Options of `advise`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Advise {
-    /// Of those loads [default: all; crates/bench/tables/advise.toml]
+    /// Of those loads [default: all; crates/bench/tables/advise.toml]; with --measure kinds of costs, and of memory, hot, beyond
     #[arg(long, value_parser = listed)]
     only: Option<List<String>>,
     /// In place of that: the costs that the advice goes by, as lines of crates/sheaf/src/advise/costs.tsv

@@ -22,6 +22,7 @@ pub(super) enum What {
     HalfOverwrites,
     /// An operation where one of two sets a new key and one gets.
     HalfNew,
+    Update,
     Append,
     Batch,
     BatchNew,
@@ -37,13 +38,14 @@ pub(super) enum What {
     HoldsIndex,
 }
 
-const NAMES: [(&str, What); 19] = [
+const NAMES: [(&str, What); 20] = [
     ("get", What::Get),
     ("miss", What::Miss),
     ("contains", What::Contains),
     ("tenth-overwrites", What::TenthOverwrites),
     ("half-overwrites", What::HalfOverwrites),
     ("half-new", What::HalfNew),
+    ("update", What::Update),
     ("append", What::Append),
     ("batch", What::Batch),
     ("batch-new", What::BatchNew),
@@ -59,12 +61,23 @@ const NAMES: [(&str, What); 19] = [
     ("holds-index", What::HoldsIndex),
 ];
 
+/// How keys were used when it was measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Used {
+    /// Some far more than others: the processor's caches answer most of it, and what is overwritten was written just before.
+    Hot,
+    /// All alike, and the budget holds them.
+    Memory,
+    /// All alike, and the budget holds a sixteenth of them.
+    Beyond,
+}
+
 #[derive(Debug)]
 struct Row {
     engine: &'static str,
     what: What,
     bytes: f64,
-    fits: bool,
+    used: Used,
     value: f64,
 }
 
@@ -84,8 +97,14 @@ fn row(line: &'static str) -> Option<Row> {
     let mut next = || columns.next();
     let (engine, what) = (next()?, next()?);
     let what = NAMES.iter().find(|(name, _)| *name == what)?.1;
-    let (bytes, fits, value) = (next()?.parse().ok()?, next()? == "memory", next()?.parse().ok()?);
-    Some(Row { engine, what, bytes, fits, value })
+    let bytes = next()?.parse().ok()?;
+    let used = match next()? {
+        "hot" => Used::Hot,
+        "memory" => Used::Memory,
+        _ => Used::Beyond,
+    };
+    let value = next()?.parse().ok()?;
+    Some(Row { engine, what, bytes, used, value })
 }
 
 impl Costs {
@@ -100,41 +119,47 @@ impl Costs {
         engines
     }
 
-    /// Whether gets were measured with values within eight times these bytes, and where they are.
-    pub(super) fn covers(&self, bytes: f64, fits: bool) -> bool {
-        let gets = self.0.iter().filter(|row| row.what == What::Get && row.fits == fits);
+    /// Whether gets were measured with values used eight times these bytes, and where they are.
+    pub(super) fn covers(&self, bytes: f64, used: Used) -> bool {
+        let gets = self.0.iter().filter(|row| row.what == What::Get && row.used == used);
         let near = |row: &Row| bytes <= 8.0 * row.bytes && (row.bytes <= 8.0 * bytes || row.bytes <= SMALL);
         gets.into_iter().any(near)
     }
 
     /// Bytes of index for a key, and for each byte of it.
     pub(super) fn index(&self, engine: &str) -> (f64, f64) {
-        (self.ns(engine, What::Index, 1.0, true), self.ns(engine, What::IndexPerKeyByte, 1.0, true))
+        let of = |what| self.ns(engine, what, 1.0, Used::Memory);
+        (of(What::Index), of(What::IndexPerKeyByte))
     }
 
     pub(super) fn is_ordered(&self, engine: &str) -> bool {
-        self.ns(engine, What::Ordered, 1.0, true) > 0.5
+        self.ns(engine, What::Ordered, 1.0, Used::Memory) > 0.5
     }
 
     /// Whether it takes no more keys when its index fills the budget.
     pub(super) fn must_hold_index(&self, engine: &str) -> bool {
-        self.ns(engine, What::HoldsIndex, 1.0, true) > 0.5
+        self.ns(engine, What::HoldsIndex, 1.0, Used::Memory) > 0.5
     }
 
-    /// Nanoseconds (or whatever the line has) at values of `bytes`. What was not measured beyond memory is as it is within.
-    pub(super) fn ns(&self, engine: &str, what: What, bytes: f64, fits: bool) -> f64 {
-        let of = |fits: bool| {
+    /// Nanoseconds (or whatever the line has) at values of `bytes`. What was not measured beyond memory, or with hot keys and values so
+    /// large, is as it is within memory.
+    pub(super) fn ns(&self, engine: &str, what: What, bytes: f64, used: Used) -> f64 {
+        let of = |used: Used| {
             let rows = self.0.iter();
             let mut points: Vec<(f64, f64)> = rows
-                .filter(|row| row.engine == engine && row.what == what && row.fits == fits)
+                .filter(|row| row.engine == engine && row.what == what && row.used == used)
                 .map(|row| (row.bytes.max(1.0).ln(), row.value.max(1e-9).ln()))
                 .collect();
             points.sort_by(|a, b| a.0.total_cmp(&b.0));
             points
         };
-        let mut points = of(fits);
-        if points.is_empty() && !fits {
-            points = of(true);
+        let mut points = of(used);
+        let is_known = match used {
+            Used::Hot => points.last().is_some_and(|last| bytes.max(1.0).ln() <= last.0),
+            Used::Memory | Used::Beyond => !points.is_empty(),
+        };
+        if !is_known {
+            points = of(Used::Memory);
         }
         let at = bytes.max(1.0).ln();
         match &points[..] {

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!   LoadStats ── shares ──┐
-//!   keys, sizes ── what of it memory holds ──┤  Σ share × cost  ──> ranked candidates, reasons, what hurts
+//!   keys, sizes ── what of it memory holds, what is hot ──┤  Σ share × cost  ──> ranked candidates, reasons, what hurts
 //!   costs.tsv (measured) ─┘                     needs order? index fits? ──> ruled out
 //! ```
 //!
@@ -26,8 +26,14 @@ mod words;
 pub use costs::COSTS;
 
 use crate::LoadStats;
-use costs::{What, costs};
+use costs::{Used, What, costs};
 
+/// What the processor's caches are taken to hold of the hottest pairs, in bytes, and what each takes there beside itself: lines of the index, and
+/// what stands with it in a line.
+const CACHES: f64 = (24 << 20) as f64;
+const LINES: f64 = 256.0;
+/// The share of the calls that the caches answered when the costs of hot keys were measured, by the same reckoning.
+const HOT: f64 = 0.8;
 /// Samples below which nothing is advised.
 const TOO_FEW: u64 = 50;
 /// Samples from which shares of a tenth are known within a tenth.
@@ -137,12 +143,17 @@ pub fn advise(question: &Question<'_>) -> Advice {
     let sureness = match &candidates[..] {
         _ if question.load.samples < TOO_FEW => Sureness::No,
         _ if question.load.samples < ENOUGH => Sureness::Little,
-        [first, ..] if !costs().covers(question.load.value_bytes.mean, first.hits > 0.9) => Sureness::Outside,
+        [first, ..] if !costs().covers(question.load.value_bytes.mean, used(first.hits)) => Sureness::Outside,
         [first, second, ..] if second.ns < first.ns * CLOSE => Sureness::Close,
         _ => Sureness::Good,
     };
     words::explain(question, &mut candidates);
     Advice { candidates, ruled_out, sureness }
+}
+
+/// Where most reads find what they look for.
+fn used(hits: f64) -> Used {
+    if hits > 0.9 { Used::Memory } else { Used::Beyond }
 }
 
 /// Why the engine cannot keep it.
@@ -172,15 +183,17 @@ fn candidate(question: &Question<'_>, engine: &'static str) -> Candidate {
     let used = load.skew.map_or(question.keys as f64, |skew| skew.keys.min(question.keys.max(1) as f64));
     let resident = index + (used * pair * 1.15) as u64;
     let room = question.memory.saturating_sub(index) as f64;
-    let hits = hits(load, room / (used * pair * 1.15).max(1.0));
+    let hits_of = |bytes: f64, pair: f64| hits(load, bytes / (used * pair).max(1.0));
+    let hits = hits_of(room, pair * 1.15);
+    let hot = (hits_of(CACHES, pair + LINES) / HOT).min(hits);
     let bytes = load.value_bytes.mean.max(1.0);
     let cost = |what: What| {
-        let [inside, outside] = [true, false].map(|fits| costs().ns(engine, what, bytes, fits));
-        hits * inside + (1.0 - hits) * outside
+        let of = |used| costs().ns(engine, what, bytes, used);
+        hot * of(Used::Hot) + (hits - hot) * of(Used::Memory) + (1.0 - hits) * of(Used::Beyond)
     };
     let parts = parts(load, cost, wait(engine, bytes));
     let ns = parts.iter().map(|part| part.share * part.ns).sum();
-    let factor = |what: What| costs().ns(engine, what, bytes, true);
+    let factor = |what: What| costs().ns(engine, what, bytes, Used::Memory);
     Candidate {
         engine,
         ns,
@@ -198,8 +211,8 @@ fn candidate(question: &Question<'_>, engine: &'static str) -> Candidate {
 /// What a commit waits for the device, in nanoseconds. What engines measured for that differ by is mostly the device's mood.
 fn wait(engine: &str, bytes: f64) -> f64 {
     let of = |engine: &str| {
-        let single = Single::of(MANY_WRITES, |what| costs().ns(engine, what, bytes, true));
-        (costs().ns(engine, What::Durable, bytes, true) - single.overwrite).max(0.0)
+        let single = Single::of(MANY_WRITES, |what| costs().ns(engine, what, bytes, Used::Memory));
+        (costs().ns(engine, What::Durable, bytes, Used::Memory) - single.overwrite).max(0.0)
     };
     let mut all: Vec<f64> = costs().engines().into_iter().map(of).collect();
     all.sort_by(f64::total_cmp);
@@ -270,7 +283,7 @@ fn parts(load: &LoadStats, cost: impl Fn(What) -> f64, wait: f64) -> Vec<Part> {
         part("contains", load.contains, cost(What::Contains) * more),
         part("inserts", load.inserts + load.stream_writes, set + wait),
         part("removals", load.removes, single.overwrite + wait),
-        part("updates", load.updates, single.get + single.overwrite + wait),
+        part("updates", load.updates, cost(What::Update) + wait),
         part("writes in batches", load.batch_inserts + load.batch_removes, batch + batch_wait),
         part("scans", load.scans, cost(What::Seek) + pairs * cost(What::Pair)),
         part("reverse scans", load.scans_reverse, cost(What::Seek) + pairs * cost(What::PairBack)),

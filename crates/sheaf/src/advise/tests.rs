@@ -22,14 +22,14 @@ fn the_table_has_every_engine_and_every_cost() {
     let ordered = |engine: &str| costs().is_ordered(engine);
     for engine in known {
         let reads = [What::Get, What::Miss, What::Contains];
-        let writes = [What::TenthOverwrites, What::HalfOverwrites, What::HalfNew, What::Append];
+        let writes = [What::TenthOverwrites, What::HalfOverwrites, What::HalfNew, What::Append, What::Update];
         let others = [What::Batch, What::BatchNew, What::Durable, What::Device, What::Space];
         for what in reads.into_iter().chain(writes).chain(others) {
-            assert!(costs().ns(engine, what, 100.0, true) > 0.0, "{engine} {what:?}");
+            assert!(costs().ns(engine, what, 100.0, Used::Memory) > 0.0, "{engine} {what:?}");
         }
         if ordered(engine) {
             for what in [What::Seek, What::Pair, What::PairBack] {
-                assert!(costs().ns(engine, what, 100.0, true) > 0.0, "{engine} {what:?}");
+                assert!(costs().ns(engine, what, 100.0, Used::Memory) > 0.0, "{engine} {what:?}");
             }
         }
     }
@@ -117,4 +117,33 @@ fn what_is_hot_fits_before_the_rest() {
     assert!(hits(&load, 0.05) > 0.67 && hits(&load, 0.05) < 0.83);
     assert_eq!(hits(&load, 2.0), 1.0);
     assert!(hits(&load, 0.0005) < 0.5);
+}
+
+#[test]
+fn hot_keys_cost_what_was_measured_with_hot_keys() {
+    let ask = |skew: Option<Skewness>, keys| {
+        let load = load(|load| (load.gets_found, load.skew) = (1_000_000, skew));
+        ask(&load, keys, 8 << 30)
+    };
+    let zipf = Skewness { zipf: 0.99, keys: 1e6, hottest: [0.5, 0.67, 0.83] };
+    let [hot, few, alike] = [ask(Some(zipf), 1_000_000), ask(None, 20_000), ask(None, 10_000_000)];
+    for candidate in &alike.candidates {
+        let engine = candidate.engine;
+        let ns = |advice: &Advice| {
+            advice.candidates.iter().find(|other| other.engine == engine).expect("it is not ruled out").ns
+        };
+        let of = |used| costs().ns(engine, What::Get, 100.0, used);
+        let nearly = |ns: f64, cost: f64, other: f64| (ns - cost).abs() <= 0.1 * (other - cost).abs();
+        assert!(nearly(ns(&hot), of(Used::Hot), of(Used::Memory)), "{engine}");
+        assert!(nearly(ns(&few), of(Used::Hot), of(Used::Memory)), "{engine}");
+        assert!(nearly(ns(&alike), of(Used::Memory), of(Used::Hot)), "{engine}");
+    }
+}
+
+#[test]
+fn large_values_have_no_costs_of_their_own_with_hot_keys() {
+    for engine in costs().engines() {
+        let of = |used| costs().ns(engine, What::Get, 1e5, used);
+        assert_eq!(of(Used::Hot), of(Used::Memory), "{engine}");
+    }
 }
