@@ -47,9 +47,9 @@ const EPOCHS: usize = 3;
 /// Ready segments the background keeps beyond the reserve in a small log ...
 const AHEAD: usize = 3;
 /// ... and one more for each of these bytes of a larger one, ...
-const AHEAD_BYTES: u64 = 128 << 20;
-/// ... up to so many: a device that is busy holds up the making of segments for tens of milliseconds.
-const AHEAD_MOST: usize = 8;
+const AHEAD_BYTES: u64 = 32 << 20;
+/// ... up to so many: a busy device was seen to hold up the making of a segment for a third of a second, in which writers fill 30 MiB.
+const AHEAD_MOST: usize = 32;
 
 impl Store {
     /// Makes one more segment of `log` ready, with room for `wanted` bytes in it, while `is_cramped` says
