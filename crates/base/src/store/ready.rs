@@ -48,8 +48,10 @@ const EPOCHS: usize = 3;
 const AHEAD: usize = 3;
 /// ... and one more for each of these bytes of a larger one, ...
 const AHEAD_BYTES: u64 = 32 << 20;
-/// ... up to so many: a busy device was seen to hold up the making of a segment for a third of a second, in which writers fill 30 MiB.
+/// ... up to so many: a busy device was seen to hold up the making of a segment for a third of a second, in which writers fill 30 MiB. ...
 const AHEAD_MOST: usize = 32;
+/// ... Their pages are resident, so they take no more than this part of the budget.
+const AHEAD_SHARE: u64 = 32;
 
 impl Store {
     /// Makes one more segment of `log` ready, with room for `wanted` bytes in it, while `is_cramped` says
@@ -231,8 +233,9 @@ impl Store {
         if self.options.inline {
             return 0;
         }
-        let more = usize::try_from(log.capacity() / AHEAD_BYTES).unwrap_or(AHEAD_MOST);
-        (AHEAD + more).min(AHEAD_MOST)
+        let affordable = self.ground.memory.budget() / AHEAD_SHARE / self.capacity_for(log, 0);
+        let more = (log.capacity() / AHEAD_BYTES).min(affordable);
+        usize::try_from(more).map_or(AHEAD_MOST, |more| (AHEAD + more).min(AHEAD_MOST))
     }
 
     fn capacity_for(&self, log: &super::log::Log, largest: u64) -> u64 {
