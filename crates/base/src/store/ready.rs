@@ -48,9 +48,11 @@ const EPOCHS: usize = 3;
 const AHEAD: usize = 3;
 /// ... and one more for each of these bytes of a larger one, ...
 const AHEAD_BYTES: u64 = 32 << 20;
-/// ... up to so many: a busy device was seen to hold up the making of a segment for a third of a second, in which writers fill 30 MiB. ...
-const AHEAD_MOST: usize = 32;
-/// ... Their pages are resident, so they take no more than this part of the budget.
+/// ... up to so many: a busy device holds up the making of segments for tens of milliseconds, ...
+const AHEAD_MOST: usize = 8;
+/// ... and to so many if they take no more than this part of the budget, for their pages are resident: it was seen to hold it up for
+/// a third of a second, in which writers fill 30 MiB.
+const AHEAD_LARGE: usize = 32;
 const AHEAD_SHARE: u64 = 32;
 
 impl Store {
@@ -233,9 +235,9 @@ impl Store {
         if self.options.inline {
             return 0;
         }
-        let affordable = self.ground.memory.budget() / AHEAD_SHARE / self.capacity_for(log, 0);
-        let more = (log.capacity() / AHEAD_BYTES).min(affordable);
-        usize::try_from(more).map_or(AHEAD_MOST, |more| (AHEAD + more).min(AHEAD_MOST))
+        let of = |bytes: u64| usize::try_from(bytes).unwrap_or(AHEAD_LARGE);
+        let affordable = of(self.ground.memory.budget() / AHEAD_SHARE / self.capacity_for(log, 0));
+        (AHEAD + of(log.capacity() / AHEAD_BYTES)).min(affordable.clamp(AHEAD_MOST, AHEAD_LARGE))
     }
 
     fn capacity_for(&self, log: &super::log::Log, largest: u64) -> u64 {

@@ -257,16 +257,17 @@ impl Walk {
             return Ok(None);
         }
         while let Some(key) = next {
-            if self.batch.is_full() {
-                self.ahead.forget();
-                return Ok(Some(Bound::Included(key.to_vec())));
-            }
             let mut versions = 0..0;
             if let Some(block) = block {
                 versions = block.seek(key, false)..block.seek(key, true);
                 let passed = if forward { slots.start..versions.start } else { versions.end..slots.end };
                 self.batch.pick(block, passed, forward);
                 slots = if forward { versions.end..slots.end } else { slots.start..versions.start };
+            }
+            // All before `key` is in the batch: the walk goes on with it.
+            if self.batch.is_full() {
+                self.ahead.forget();
+                return Ok(Some(Bound::Included(key.to_vec())));
             }
             self.batch.take(engine, key, sources, (block, versions), forward, guard)?;
             next = nearest(sources, forward).filter(|key| is_within(key));

@@ -112,6 +112,7 @@ macro_rules! conformance {
             $crate::promises! { $subject, EVERYWHERE, ranges:
                 iteration_yields_every_pair_once
                 an_ordered_engine_iterates_in_the_order_of_bytes_both_ways
+                what_is_at_rest_is_walked_among_what_is_new
                 ranges_honour_their_ends
                 prefixes_yield_their_families
                 first_and_last_are_the_ends

@@ -59,6 +59,38 @@ pub fn an_ordered_engine_iterates_in_the_order_of_bytes_both_ways(stage: &Stage)
     assert!(ks.keys().unwrap().rev().map(|key| key.unwrap().to_vec()).eq(all.iter().map(|(k, _)| k.clone())));
 }
 
+/// What is at rest stands between what was just written, at all places of the groups in which an engine may take either.
+pub fn what_is_at_rest_is_walked_among_what_is_new(stage: &Stage) {
+    if !stage.subject.ordered {
+        return;
+    }
+    for stride in [13, 16] {
+        let name = format!("every {stride}");
+        // What is at rest is not so small that an engine keeps it in memory.
+        let value = |index: usize| bytes(if index.is_multiple_of(stride) { 600 } else { 8 }, index as u64);
+        let all: Vec<Pair> =
+            (0..2000).map(|index| (format!("{index:04}").into_bytes(), value(index))).collect();
+        let write = |keyspace: &Keyspace, is_first: bool| {
+            for (_, (key, value)) in
+                all.iter().enumerate().filter(|(index, _)| index.is_multiple_of(stride) == is_first)
+            {
+                keyspace.insert(key, value).unwrap();
+            }
+        };
+        let db = stage.open();
+        write(&stage.keyspace(&db, &name), true);
+        db.close().unwrap();
+        let db = stage.open();
+        let ks = stage.keyspace(&db, &name);
+        write(&ks, false);
+        assert_eq!(ks.len().unwrap(), all.len() as u64);
+        assert_eq!(pairs(ks.iter().unwrap()), all);
+        let mut down = pairs(ks.iter().unwrap().rev());
+        down.reverse();
+        assert_eq!(down, all);
+    }
+}
+
 pub fn ranges_honour_their_ends(stage: &Stage) {
     if !stage.subject.ordered {
         return;
