@@ -109,6 +109,9 @@ pub struct Op<'a> {
     pub span: u32,
     /// Set before `prepare`: how many operations of the same commit are before it. What they take is not taken yet.
     pub ahead: u32,
+    /// Set before `prepare`: its commit would rather wait for a checkpoint than have a full engine read from the device, to know whether the
+    /// key is new. Refused as beyond the budget, it comes again without this.
+    pub may_wait: bool,
 }
 
 impl<'a> Op<'a> {
@@ -124,6 +127,7 @@ impl<'a> Op<'a> {
             address: Address::NONE,
             span: 0,
             ahead: 0,
+            may_wait: false,
         }
     }
 }

@@ -33,6 +33,9 @@ use crate::tree::Entry;
 /// Where they are.
 pub(crate) const DIRECTORY: &str = "data";
 
+/// Pages of a segment that are looked for in memory.
+const LOOKS: u64 = 8;
+
 /// Where readers find the buffer of a segment whose bytes are not all in the kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Slot {
@@ -278,10 +281,30 @@ impl Areas {
         let g = &self.geometry;
         let stride = g.piece + PIECE_HEAD;
         let within = extent.chunk() % g.segment;
-        let (first, last) =
-            ((extent.skip() + from) / g.piece, (extent.skip() + from + len).div_ceil(g.piece));
+        // From the first piece's head to the last byte: most are short, and what follows is another's page.
+        let (from, to) = (extent.skip() + from, extent.skip() + from + len);
+        let from = from / g.piece * stride;
+        let to = to.saturating_sub(1) / g.piece * PIECE_HEAD + PIECE_HEAD + to;
         if let Some(Spot { area, start, .. }) = self.spot(self.segment_of(extent)) {
-            area.file.will_need(start + within + first * stride, (last - first) * stride);
+            area.file.will_need(start + within + from, to - from);
+        }
+    }
+
+    /// Whether memory has the first byte of `extent`, as far as one can know.
+    pub(crate) fn is_cached(&self, extent: Extent) -> bool {
+        let segment = self.segment_of(extent);
+        let within = extent.chunk() % self.geometry.segment;
+        self.is_buffered(segment)
+            || self.spot(segment).is_none_or(|Spot { area, start, .. }| area.file.is_cached(start + within))
+    }
+
+    /// Has all of a segment read from the device soon, if some looks say that memory lacks a part of it.
+    pub(crate) fn fetch(&self, segment: u32) {
+        let len = self.geometry.segment;
+        if let Some(Spot { area, start, .. }) = self.spot(segment).filter(|_| !self.is_buffered(segment))
+            && (0..LOOKS).any(|look| !area.file.is_cached(start + look * (len / LOOKS)))
+        {
+            area.file.will_need(start, len);
         }
     }
 

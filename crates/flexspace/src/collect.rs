@@ -39,6 +39,9 @@ const SLACK: u64 = 32;
 /// Bytes to copy for an entry to walk over: some 60 ns of work for some 15.
 const WALK: u64 = 24;
 
+/// One of so many extents is looked for in memory, before all are asked of the device.
+const LOOK: usize = 4;
+
 /// A walk over the index.
 #[derive(Debug)]
 pub(crate) struct Pass {
@@ -134,6 +137,12 @@ impl Shared {
                 return Ok(false);
             }
             w.track = Some((0, 0));
+            let areas = Arc::clone(&w.areas);
+            drop(w);
+            (0..)
+                .zip(&victims.0)
+                .filter(|(_, chosen)| **chosen)
+                .for_each(|(segment, _)| areas.fetch(segment));
             *collecting = Some(Pass { victims });
         }
         let Some(pass) = collecting.as_mut() else { return Ok(false) };
@@ -178,6 +187,11 @@ impl Shared {
 
     /// Reads what was found; a segment with a damaged piece is given up.
     fn copy(&self, pass: &mut Pass, found: &Found) -> Result<Vec<(Entry<Extent>, Vec<u8>)>> {
+        let areas = &found.version.areas;
+        // The pass has asked for all of the segment; where memory is short that may be gone by now.
+        if found.entries.iter().step_by(LOOK).any(|entry| !areas.is_cached(entry.item)) {
+            found.entries.iter().for_each(|entry| areas.will_need(entry.item, 0, entry.len));
+        }
         let mut copies = Vec::with_capacity(found.entries.len());
         for entry in &found.entries {
             let mut bytes = vec![0; usize::try_from(entry.len).unwrap_or(usize::MAX)];

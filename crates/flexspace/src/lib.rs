@@ -35,7 +35,7 @@
 //! ## Costs
 //!
 //! An operation: a copy and a sum of its bytes, 40 to 60 bytes of log, no call of the system, some microseconds. A read: a descent in
-//! memory, a sum and a copy out of a buffer or the page cache. Memory: the index, 17 to 25 bytes an extent; buffers, at most
+//! memory, a sum and a copy out of a buffer or the page cache. Memory: the index, 17 to 23 bytes an extent; buffers, at most
 //! eight segments.
 
 #![warn(missing_docs)]

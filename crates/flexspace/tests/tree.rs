@@ -266,6 +266,32 @@ fn rebased_nodes_cross_2_to_the_32_and_2_to_the_48() {
     }
 }
 
+/// Crowded nodes give to their siblings before they are split: bytes an entry, of which a full node takes 25 here.
+#[test]
+fn nodes_are_three_quarters_full_whatever_the_order() {
+    let piece = |id: u64| Piece { id: 1 + id, skip: 0 };
+    let scattered = |n: u64, len: u64| n.wrapping_mul(0x9E37_79B9_7F4A_7C15) % len;
+    for in_order in [60_000, 30_000, 0u64] {
+        let mut tree = ShiftTree::new(piece(0));
+        for n in 0..60_000 {
+            tree.insert(if n < in_order { n } else { scattered(n, n + 1) }, 1, piece(n));
+        }
+        tree.read(Frozen::check).unwrap();
+        let each = tree.bytes() as f64 / tree.entries() as f64;
+        assert!(each < 25.0 / 0.74, "{each} bytes, {in_order} in order");
+    }
+    // A few more here and there leave nodes that were full as full as they can be.
+    let mut tree = ShiftTree::new(piece(0));
+    for n in 0..60_000 {
+        tree.insert(n, 1, piece(n));
+    }
+    for n in 60_000..63_000 {
+        tree.insert(scattered(n, n), 1, piece(n));
+    }
+    let each = tree.bytes() as f64 / tree.entries() as f64;
+    assert!(each < 25.0 / 0.7, "{each} bytes after 5 % more");
+}
+
 #[test]
 fn versions_that_nobody_reads_give_their_nodes_back() {
     let mut pair = Pair::new(1);

@@ -86,10 +86,22 @@ impl Word {
         self.0 & STAGED != 0
     }
 
+    /// Where its frame stands; none of a removal, and of a copy.
+    #[must_use]
+    pub fn address(self) -> Option<Address> {
+        (self.0 & (OWNED | TOMB) == 0).then(|| Address::from_bits(self.0))
+    }
+
     /// As a number.
     #[must_use]
     pub fn bits(self) -> u64 {
         self.0
+    }
+
+    /// What [`Word::bits`] gave.
+    #[must_use]
+    pub fn from_bits(bits: u64) -> Word {
+        Word(bits)
     }
 }
 
@@ -312,14 +324,14 @@ impl Memtable {
     }
 
     /// `Engine::prepare` of an engine whose newest memtable this is: what the commit of `op` needs. `is_over` says whether a key
-    /// that is new here is beyond the budget, `prior` looks for its newest version everywhere.
+    /// that is new here is beyond the budget, and whether a checkpoint would change that, `prior` looks for its newest version everywhere.
     pub fn prepare(
         &self,
         op: &mut Op<'_>,
         hash: u64,
         (ground, guard): (&Ground, &Guard),
         pins: &Pins,
-        is_over: impl FnOnce(&Op<'_>) -> bool,
+        (is_over, passes): (impl FnOnce(&Op<'_>) -> bool, impl FnOnce() -> bool),
         prior: impl Fn(&[u8]) -> Result<Seq>,
     ) -> Result<Need> {
         let is_there = self.note(op, hash, ground, guard)?;
@@ -328,6 +340,9 @@ impl Memtable {
             Action::Put(_) | Action::Staged(_) => {
                 // A key that is new to the memtable is refused beyond the budget if it is new altogether.
                 let is_over = !is_there && is_over(op);
+                if is_over && op.may_wait && passes() {
+                    return Err(Error::OverBudget { budget: ground.memory.budget() });
+                }
                 if is_over || (!is_there && pins.has_views()) {
                     op.prior = prior(op.key)?;
                 }
@@ -436,8 +451,8 @@ impl Memtable {
 
     /// Hints that a version is about to be read.
     pub fn prefetch_frame(&self, word: Word, ground: &Ground, guard: &Guard) {
-        if word.0 & (OWNED | TOMB) == 0 {
-            ground.segments.prefetch_entry(Address::from_bits(word.0), guard);
+        if let Some(address) = word.address() {
+            ground.segments.prefetch_entry(address, guard);
         }
     }
 

@@ -117,6 +117,25 @@ impl Store {
         }
     }
 
+    /// As [`Store::relieve_memory`], by the checkpoint that is under way, if there is one.
+    pub(super) fn await_checkpoint(&self, writes: &[Write<'_>]) -> Result<()> {
+        let Some(write) = writes.iter().find(|w| w.kept.engine().is_ok_and(|e| e.is_swollen())) else {
+            return Ok(());
+        };
+        let log = self.log(write.kept.log());
+        let is_pending = || self.maintenance.lock().pending[log.id.index()].is_some();
+        if !is_pending() {
+            return self.relieve_memory(writes);
+        }
+        while is_pending() {
+            match self.advance_checkpoint(log) {
+                Err(Error::NoSpace { .. }) => return Ok(()),
+                other => other?,
+            };
+        }
+        Ok(())
+    }
+
     /// The disk is full: a checkpoint, if there is anything in the journal that would go, and what engines have let go, but
     /// may still be seen by somebody. True if there was a checkpoint. The caller holds no guard.
     pub(super) fn settle_journal(&self) -> Result<bool> {

@@ -142,6 +142,8 @@ impl Store {
         self.delay_for_conversions(writes, waits)?;
         self.stage(writes, staged)?;
         let (mut may_relieve, mut reliefs) = (true, 0..MOST_RELIEFS);
+        let mut may_wait = waits.may_wait() && self.options.checkpoints;
+        writes.iter_mut().for_each(|write| write.op.may_wait = may_wait);
         let kept = writes.first().map(|write| write.kept);
         loop {
             // What makes room does so without the guard: it would keep what is freed from going.
@@ -154,6 +156,10 @@ impl Store {
                     if !self.waiting(waits, StallKind::Space, kept, || self.relieve(only_removes))? {
                         return Err(refused);
                     }
+                }
+                Err(Error::OverBudget { .. }) if mem::take(&mut may_wait) => {
+                    writes.iter_mut().for_each(|write| write.op.may_wait = false);
+                    self.waiting(waits, StallKind::Memory, kept, || self.await_checkpoint(writes))?;
                 }
                 Err(Error::OverBudget { .. }) if reliefs.next().is_some() => {
                     self.waiting(waits, StallKind::Memory, kept, || self.reclaim_memory(writes))?;

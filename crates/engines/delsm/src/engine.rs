@@ -317,7 +317,7 @@ impl Engine for DelsmEngine {
             hash,
             (&self.shelf.ground, guard),
             &self.pins,
-            |op| self.is_over(op, state),
+            (|op: &Op<'_>| self.is_over(op, state), || self.is_swollen()),
             |key| Ok(self.seen(Seq::LATEST, key, guard)?.unwrap_or(Seq::ZERO)),
         )
     }

@@ -21,6 +21,7 @@ use smallvec::SmallVec;
 
 use crate::block::{Block, Known, print_of};
 use crate::engine::FlexEngine;
+use crate::hoard::Hoard;
 use crate::run::Pair;
 use crate::table::Plan;
 
@@ -164,7 +165,7 @@ impl FlexEngine {
         source: &Source<'_>,
         after: Option<&[u8]>,
         most: usize,
-        batch: &mut Batch,
+        (batch, hoard): (&mut Batch, &mut Hoard),
         plan: &mut Plan,
     ) -> Result<Option<Vec<u8>>> {
         let Source { frozen: memtable, active, guard, .. } = *source;
@@ -172,6 +173,7 @@ impl FlexEngine {
         let low = after.map_or(Bound::Unbounded, Bound::Excluded);
         memtable.ascend(low, most, guard, &mut batch.places);
         let is_all = batch.places.len() < most;
+        hoard.look_ahead(memtable, &batch.places, &self.shelf.ground, guard);
         let has_newer = !active.is_empty();
         batch.places.iter().take(AHEAD).for_each(|place| memtable.prefetch_record(*place));
         for (number, place) in batch.places.iter().enumerate() {
@@ -187,7 +189,7 @@ impl FlexEngine {
             batch.hashes.push(hash);
         }
         let (places, hashes) = (mem::take(&mut batch.places), mem::take(&mut batch.hashes));
-        let moved = self.take_in(source, &places, &hashes, batch, plan);
+        let moved = self.take_in(source, &places, &hashes, (batch, hoard), plan);
         let is_cut = matches!(moved, Ok(moved) if moved < places.len());
         let last = moved.map(|moved| places[..moved].last().filter(|_| is_cut || !is_all).copied());
         (batch.places, batch.hashes) = (places, hashes);
@@ -200,7 +202,7 @@ impl FlexEngine {
         source: &Source<'_>,
         places: &[Place],
         hashes: &[u64],
-        batch: &mut Batch,
+        (batch, hoard): (&mut Batch, &Hoard),
         plan: &mut Plan,
     ) -> Result<usize> {
         let Source { frozen: memtable, active, views, guard } = *source;
@@ -233,7 +235,7 @@ impl FlexEngine {
                 if died.is_some_and(|died| died <= seq) {
                     continue; // seen twice
                 }
-                memtable.content(word, &self.shelf.ground, guard, |content| {
+                let mut take = |content: Content<'_>| {
                     match (died, content) {
                         (Some(died), Content::Staged(blob)) if !needs(seq, died) => {
                             plan.dead.push((died, blob.id));
@@ -242,7 +244,11 @@ impl FlexEngine {
                         (_, content) => batch.push(key.clone(), print_of(*hash), seq, &content),
                     }
                     Ok(())
-                })?;
+                };
+                match hoard.value(word) {
+                    Some(value) => take(Content::Put(value))?,
+                    None => memtable.content(word, &self.shelf.ground, guard, take)?,
+                }
                 died = Some(seq);
             }
         }

@@ -178,6 +178,7 @@ impl FlexEngine {
         let is_done = last.is_none();
         table.progress = last;
         if is_done {
+            table.hoard.clear();
             table.look_at_heads(&self.shelf, guard);
             self.look_at_live(&mut table);
         }
@@ -251,9 +252,9 @@ impl FlexEngine {
         loop {
             let mut plan = Plan { appends, is_tight, bytes, ..Plan::default() };
             plan.bytes.clear();
-            plan.has_leisure = !is_tight && self.has_leisure();
+            plan.has_leisure = !is_tight && self.has_leisure() && !self.shelf.wait.is_long();
             let after = table.progress.as_deref();
-            let mut last = self.gather(&source, after, most, &mut batch, &mut plan)?;
+            let mut last = self.gather(&source, after, most, (&mut batch, &mut table.hoard), &mut plan)?;
             let now = Planning { index: &state.index, batch: &batch, views, guard };
             let planned = self.plan(&now, &mut plan)?;
             if planned < batch.len() {

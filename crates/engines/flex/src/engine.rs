@@ -46,10 +46,12 @@ use sheaf_base::memtable::{Memtable, Version, Word};
 
 /// The engine's name in the catalogue.
 pub(crate) const NAME: &str = "flex";
-/// A memtable may take this part of the budget.
-const MEMTABLE_SHARE: u64 = 6;
-/// With the budget used up, memtables that take this part of it are moved before anything is refused.
-const SWOLLEN_SHARE: u64 = 8;
+/// A memtable may take this part of the budget, and this one of what indexes and buffers leave of it.
+const MEMTABLE_SHARE: [u64; 2] = [6, 3];
+/// With the budget used up, memtables that take these parts are moved before anything is refused.
+const SWOLLEN_SHARE: [u64; 2] = [8, 4];
+/// This part of the budget is too little to be moved for itself.
+const LEAST_SHARE: u64 = 64;
 /// A memtable is moved after so many bytes of the journal: the longer it gathers, the fewer times an interval is written
 /// for its changes (0.30 keys an update of a Zipf load after 1 M updates, 0.20 after 4 M), and the longer a replay.
 const ROTATION: u64 = 512 << 20;
@@ -249,6 +251,15 @@ impl FlexEngine {
         })
     }
 
+    /// A part of the budget, or one of what indexes and buffers leave of it to memtables.
+    fn share(&self, [of_all, of_rest]: [u64; 2], state: &State) -> u64 {
+        let memory = &self.shelf.ground.memory;
+        let memtables: u64 = state.memtables().map(|memtable| memtable.bytes()).sum();
+        let others = memory.total().saturating_sub(memory.used(Part::Cache) + memtables);
+        let rest = memory.budget().saturating_sub(others);
+        (memory.budget() / of_all).min(rest / of_rest).max(memory.budget() / LEAST_SHARE)
+    }
+
     /// The number of the key's newest version; zero if there is none.
     fn prior(&self, key: &[u8], guard: &Guard) -> Result<Seq> {
         self.look_up(Seq::LATEST, key, guard, |found| {
@@ -296,7 +307,7 @@ impl Engine for FlexEngine {
             hash,
             (&self.shelf.ground, guard),
             &self.pins,
-            |op| self.is_over(op, state),
+            (|op: &Op<'_>| self.is_over(op, state), || self.is_swollen()),
             |key| self.prior(key, guard),
         )
     }
@@ -413,10 +424,11 @@ impl Engine for FlexEngine {
 
     fn wants_checkpoint(&self) -> bool {
         let guard = &epoch::pin();
-        let active = &self.state(guard).active;
+        let state = self.state(guard);
+        let active = &state.active;
         let rests = self.is_at_rest(active.newest());
         let is_worth_it = active.count() * 8 > self.sizes.small;
-        active.bytes() > self.shelf.ground.memory.budget() / MEMTABLE_SHARE
+        active.bytes() > self.share(MEMTABLE_SHARE, state)
             || self.waste() > self.most_waste()
             || (is_worth_it && rests)
     }
@@ -444,8 +456,9 @@ impl Engine for FlexEngine {
 
     fn is_swollen(&self) -> bool {
         let guard = &epoch::pin();
-        let bytes: u64 = self.state(guard).memtables().map(|memtable| memtable.bytes()).sum();
-        bytes > self.shelf.ground.memory.budget() / SWOLLEN_SHARE
+        let state = self.state(guard);
+        let bytes: u64 = state.memtables().map(|memtable| memtable.bytes()).sum();
+        bytes > self.share(SWOLLEN_SHARE, state)
     }
 
     fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
@@ -551,6 +564,7 @@ impl Engine for FlexEngine {
         let state = self.state(guard);
         state.memtables().for_each(|memtable| self.memtable_gone(memtable));
         drop(table.space.take());
+        table.hoard.give_back(&self.shelf.ground);
         table.forget();
         let index = table.publish(&self.shelf, guard);
         self.state.replace(guard, |_| State { active: Arc::new(fresh), frozen: None, index });

@@ -77,22 +77,22 @@ impl FlexEngine {
         out.put(&[LAYOUT])?;
         out.put(&table.mark.to_le_bytes())?;
         put_short(out, table.prefix.bytes())?;
-        let mut entries = Vec::new();
-        table.tree.read(|tree| entries.extend(tree.range(0)));
-        out.put(&(entries.len() as u64).to_le_bytes())?;
+        out.put(&table.tree.entries().to_le_bytes())?;
         let mut sep = Vec::new();
-        for entry in &entries {
-            sep.clear();
-            entry.item.sep.write(&table.prefix, &mut sep);
-            put_short(out, &sep)?;
-            let figures = self.shelf.slots.get(entry.item.slot).figures();
-            let mut bytes = [0; 20];
-            bytes[..8].copy_from_slice(&entry.len.to_le_bytes());
-            bytes[8..12].copy_from_slice(&figures.entries.to_le_bytes());
-            bytes[12..16].copy_from_slice(&figures.live.to_le_bytes());
-            bytes[16..].copy_from_slice(&figures.marked_runs().to_le_bytes());
-            out.put(&bytes)?;
-        }
+        table.tree.read(|tree| {
+            tree.range(0).try_for_each(|entry| {
+                sep.clear();
+                entry.item.sep.write(&table.prefix, &mut sep);
+                put_short(out, &sep)?;
+                let figures = self.shelf.slots.get(entry.item.slot).figures();
+                let mut bytes = [0; 20];
+                bytes[..8].copy_from_slice(&entry.len.to_le_bytes());
+                bytes[8..12].copy_from_slice(&figures.entries.to_le_bytes());
+                bytes[12..16].copy_from_slice(&figures.live.to_le_bytes());
+                bytes[16..].copy_from_slice(&figures.marked_runs().to_le_bytes());
+                out.put(&bytes)
+            })
+        })?;
         out.put(&(table.blobs.len() as u64).to_le_bytes())?;
         for id in &table.blobs {
             out.put(&id.to_le_bytes())?;

@@ -48,7 +48,7 @@
 //!
 //! ## Files
 //!
-//! `engine` the contract; `commit`, `changes`, `route`, `plan`, `table`, `run` what goes into the space, `ingest` past the memtables;
+//! `engine` the contract; `commit`, `changes`, `hoard`, `route`, `plan`, `table`, `run` what goes into the space, `ingest` past the memtables;
 //! `index`, `slots`, `block` the way to an interval; `cursor`, `ahead`, `batch`, `lanes`, `count` ranges; `image`, `probe` checkpoints
 //! and opening; `warm` what an opening leaves to the background.
 
@@ -60,6 +60,7 @@ mod commit;
 mod count;
 mod cursor;
 mod engine;
+mod hoard;
 mod image;
 mod index;
 mod ingest;

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Append is taken while it is at most half of what a rewrite costs, the interval has few runs, no more superseded versions than
-//! live ones (at the usual limit of space), and few of the changes are removals; else it is time to rewrite. While there is time, a
+//! live ones (at the usual limit of space), and few of the changes are removals; else it is time to rewrite. While there is time, and reads come from memory, a
 //! neighbour that the next change would have rewritten is rewritten with it. Where staged values are named it is always: only a rewrite finds out which
 //! of them are superseded, and they are large. What a rewrite leaves small is merged with a neighbour. `Counts` says
 //! how often each was taken.
@@ -20,7 +20,7 @@
 //! ## Costs
 //!
 //! Which intervals a batch touches is known from one walk over the index, before any of them is looked at: their slots are asked for
-//! then, and their blocks a few intervals ahead. Fingerprints of keys are taken over, from blocks and from the look into the active
+//! then, and their blocks a few intervals ahead; where reads wait for the device, those that will be rewritten are asked of it further ahead. Fingerprints of keys are taken over, from blocks and from the look into the active
 //! memtable, and an interval that is appended to is not decoded.
 //!
 //! ## Versions
@@ -67,6 +67,8 @@ impl Planning<'_> {
 
 /// Blocks that are asked for ahead.
 const AHEAD: usize = 4;
+/// Intervals ahead that are asked of the device, if they will be read.
+const READ_AHEAD: usize = 32;
 
 /// Neighbouring intervals that become one, and the changes of all of them.
 struct Stretch {
@@ -109,8 +111,15 @@ impl FlexEngine {
             self.shelf.slots.get(route.entry.item.slot).prefetch(route.entry.len, now.guard);
         };
         routes.iter().take(AHEAD).for_each(prefetch);
+        let asks = self.shelf.wait.is_long();
+        if asks {
+            routes.iter().take(READ_AHEAD).for_each(|route| self.ask(now, route, plan));
+        }
         for (number, Route { entry, next, changes }) in routes.iter().enumerate() {
             routes.get(number + AHEAD).into_iter().for_each(prefetch);
+            if let Some(route) = routes.get(number + READ_AHEAD).filter(|_| asks) {
+                self.ask(now, route, plan);
+            }
             if changes.start < from {
                 continue; // merged with one before
             }
@@ -128,6 +137,18 @@ impl FlexEngine {
             }
         }
         Ok(from)
+    }
+
+    /// Asks the device for what will be read to rewrite an interval.
+    fn ask(&self, now: &Planning<'_>, route: &Route, plan: &Plan) {
+        let Route { entry, changes, .. } = route;
+        if let Some(view) = &now.index.view
+            && !self.shelf.slots.get(entry.item.slot).is_cached()
+            && !plan.appends
+            && !self.appends(now, changes, entry, plan.is_tight)
+        {
+            view.will_need(entry.start, entry.len);
+        }
     }
 
     /// Plans new intervals: the first ones, or those behind `last` and its last key. The first change that is left.

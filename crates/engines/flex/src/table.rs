@@ -25,6 +25,7 @@ use sheaf_flexspace::{FlexSpace, Options};
 
 use crate::block::BlockRef;
 use crate::changes::Batch;
+use crate::hoard::Hoard;
 use crate::index::{Index, Interval, Shelf};
 use crate::slots::Figures;
 use sheaf_base::memtable::prefix::{Prefix, Sep};
@@ -132,6 +133,8 @@ pub(crate) struct Table {
     pub(crate) sampled: [u64; 2],
     /// Memory of the last step, for the next one: its batch, and the bytes of its plan.
     pub(crate) spare: (Batch, Vec<u8>),
+    /// Values of changes that are to be moved.
+    pub(crate) hoard: Hoard,
     token: Arc<()>,
     /// Slots that the tree names no more since the last publication.
     buried: Vec<u32>,
@@ -164,6 +167,7 @@ impl Table {
             counts: Counts::default(),
             sampled: [0; 2],
             spare: Default::default(),
+            hoard: Hoard::default(),
             token: Arc::default(),
             buried: Vec::new(),
             graves: VecDeque::new(),

@@ -26,6 +26,11 @@ pub(crate) struct Wait {
 }
 
 impl Wait {
+    /// Whether what was read lately came from the device.
+    pub(crate) fn is_long(&self) -> bool {
+        self.left.load(Ordering::Relaxed) > 0
+    }
+
     /// Reads; `ask` first, if what was read lately came from the device.
     #[inline]
     pub(crate) fn around<R>(&self, ask: impl FnOnce(), read: impl FnOnce() -> R) -> R {

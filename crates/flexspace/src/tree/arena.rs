@@ -63,11 +63,7 @@ fn successor(id: u32) -> u32 {
 fn layout<T>(chunk: usize) -> Layout {
     let array =
         Layout::array::<T>((FIRST as usize) << chunk).expect("a chunk is below 2^31 nodes of a few KiB");
-    if array.size() < HUGE_PAGE {
-        return array;
-    }
-    // To the end of the last huge page: what is left of it would be small ones.
-    array.align_to(HUGE_PAGE).expect("2 MiB is a power of two").pad_to_align()
+    if array.size() < HUGE_PAGE { array } else { array.align_to(HUGE_PAGE).expect("2 MiB is a power of two") }
 }
 
 /// Where a chunk is in the block; none if it is too large for it.
@@ -79,7 +75,7 @@ fn place_in_block<T>(chunk: usize) -> Option<usize> {
 fn block_layout<T>() -> Layout {
     let large = (0..SLOTS).find(|chunk| place_in_block::<T>(*chunk).is_none()).unwrap_or(0);
     let nodes = ((FIRST as usize) << large) - FIRST as usize;
-    let bytes = (nodes * size_of::<T>()).next_multiple_of(HUGE_PAGE);
+    let bytes = (nodes * size_of::<T>()).max(HUGE_PAGE);
     Layout::from_size_align(bytes, HUGE_PAGE).expect("a few MiB")
 }
 
@@ -90,8 +86,10 @@ fn allocate(layout: Layout) -> NonNull<u8> {
     // * The size is not zero.
     let start = unsafe { alloc(layout) };
     let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
-    if layout.size() >= HUGE_PAGE {
-        prefer_huge_pages(start, layout.size());
+    // Whole ones: of one more than half would stay empty, and be resident all the same.
+    let whole = layout.size() / HUGE_PAGE * HUGE_PAGE;
+    if whole > 0 {
+        prefer_huge_pages(start, whole);
     }
     start
 }

@@ -1,10 +1,10 @@
 //! # Change: what an operation does to nodes
 //!
-//! Down to a leaf, every node on the way owned (copied, if a version may reach it) and split where it is
-//! crowded; the leaf's entries replaced; the siblings behind shifted on the way back; nodes that became
-//! sparse merged. At most one node a level is read, and one or two written.
+//! Down to a leaf, every node on the way owned (copied, if a version may reach it) and relieved where it is
+//! crowded: by a sibling that has room, else by a split; the leaf's entries replaced; the siblings behind shifted on the way
+//! back; nodes that became sparse merged. At most one node a level is read, and one or two written.
 
-use super::node::{CROWDED, Inner, Leaf, MERGED, SPARSE, Spliced, search};
+use super::node::{CROWDED, Inner, Leaf, MERGED, ROOMY, SPARSE, Spliced, search};
 use super::{Content, ShiftTree};
 
 /// Longest path: nodes have at least two children, most of them sixteen and more.
@@ -157,12 +157,61 @@ impl<T: Content> ShiftTree<T> {
         if count < CROWDED {
             return slot;
         }
+        if !is_end && let Some(slot) = self.level(node, slot, height, at) {
+            return slot;
+        }
         // What is appended comes after everything: full nodes stay behind.
         let mid = if is_end { count - 1 } else { count / 2 };
         let (base, right, pivot) = self.split(owned, height, mid);
         let start = self.inner(node).starts[slot] + base;
         self.inner_mut(node).insert(slot + 1, start, right, pivot);
         if at >= start { slot + 1 } else { slot }
+    }
+
+    /// Moves entries of the crowded child `slot` of `node` to a sibling with room, so that nodes are about four fifths full, not two
+    /// thirds; the slot for `at` afterwards. `None` if neither sibling has room.
+    fn level(&mut self, node: u32, slot: usize, height: usize, at: u64) -> Option<usize> {
+        let inner = self.inner(node);
+        let sibling = [Some(slot + 1), slot.checked_sub(1)].into_iter().flatten().find(|sibling| {
+            *sibling < inner.count && self.count(inner.children[*sibling], height) <= ROOMY
+        })?;
+        let (left, right) = (slot.min(sibling), slot.max(sibling));
+        let starts = [inner.starts[left], inner.starts[right]];
+        let children = [inner.children[left], inner.children[right]];
+        let [first, second] = children.map(|child| self.own(child, height));
+        let before = self.count(first, height);
+        let half = (before + self.count(second, height)) / 2;
+        let apart = starts[1] - starts[0];
+        let (start, pivot) = match (height == 1, before > half) {
+            (true, true) => {
+                let (base, mut moved) = self.leaf_mut(first).split_off(half);
+                moved.append(apart - base, self.leaf(second));
+                *self.leaf_mut(second) = moved;
+                (starts[0] + base, moved.items[0].pivot())
+            }
+            (true, false) => {
+                let (base, rest) = self.leaf_mut(second).split_off(half - before);
+                let moved = std::mem::replace(self.leaf_mut(second), rest);
+                self.leaf_mut(first).append(apart, &moved);
+                (starts[1] + base, rest.items[0].pivot())
+            }
+            (false, true) => {
+                let (base, mut moved) = self.inner_mut(first).split_off(half);
+                moved.append(apart - base, self.inner(second));
+                *self.inner_mut(second) = moved;
+                (starts[0] + base, moved.pivots[0])
+            }
+            (false, false) => {
+                let (base, rest) = self.inner_mut(second).split_off(half - before);
+                let moved = std::mem::replace(self.inner_mut(second), rest);
+                self.inner_mut(first).append(apart, &moved);
+                (starts[1] + base, rest.pivots[0])
+            }
+        };
+        let parent = self.inner_mut(node);
+        (parent.children[left], parent.children[right]) = (first, second);
+        (parent.starts[right], parent.pivots[right]) = (start, pivot);
+        Some(if at >= start { right } else { left })
     }
 
     /// Splits a node: by how much the right one starts behind the left one, the right one, and its pivot.

@@ -24,8 +24,10 @@ use super::Content;
 
 /// Entries of a node. Eight lines of eight starts.
 pub(super) const CAPACITY: usize = 64;
-/// A search path splits nodes with more: one change adds at most two entries.
+/// A search path splits nodes with more: one change adds at most two entries; ...
 pub(super) const CROWDED: usize = CAPACITY - 2;
+/// ... if no sibling has at most so many, to which some can go.
+pub(super) const ROOMY: usize = CAPACITY * 3 / 4;
 /// Nodes below this look for a sibling to merge with ...
 pub(super) const SPARSE: usize = CAPACITY / 4;
 /// ... if both together have at most so many.
