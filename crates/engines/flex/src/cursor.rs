@@ -62,6 +62,8 @@ struct Walk {
     has_begun: bool,
     ahead: Ahead,
     lanes: SmallVec<[Lane; 2]>,
+    /// Intervals in which memtables had keys.
+    met: u64,
 }
 
 fn as_ref(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
@@ -129,6 +131,7 @@ impl FlexCursor {
             has_begun: false,
             ahead: Ahead::default(),
             lanes: SmallVec::new(),
+            met: 0,
         };
         FlexCursor { engine, walk }
     }
@@ -256,6 +259,7 @@ impl Walk {
             self.plain = slot(slots.start)..slot(slots.end);
             return Ok(None);
         }
+        self.met += u64::from(next.is_some());
         while let Some(key) = next {
             let mut versions = 0..0;
             if let Some(block) = block {
@@ -347,6 +351,12 @@ impl Walk {
             }
             _ => (&[], &[]),
         }
+    }
+}
+
+impl Drop for FlexCursor {
+    fn drop(&mut self) {
+        self.engine.toll.pay(self.walk.met);
     }
 }
 

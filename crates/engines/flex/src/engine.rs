@@ -39,6 +39,7 @@ use crate::index::{Shelf, State};
 use crate::ingest::FlexIngest;
 use crate::slots::Slots;
 use crate::table::Table;
+use crate::toll::{Move, Toll};
 use crate::wait::Wait;
 use crate::warm::Warmth;
 use sheaf_base::memtable::prefix::Prefix;
@@ -79,6 +80,8 @@ pub(crate) struct FlexEngine {
     first: AtomicU64,
     /// Of the keys that were moved last, so many of a hundred were new.
     pub(crate) fresh: AtomicU64,
+    /// What walks lost over the active memtable's keys.
+    pub(crate) toll: Toll,
     /// Bytes of the space that are not superseded, about.
     pub(crate) live: AtomicU64,
     /// What the space needs of the disk to go on, and what of it it has.
@@ -119,6 +122,7 @@ impl FlexEngine {
             logged: Default::default(),
             first: AtomicU64::new(0),
             fresh: AtomicU64::new(0),
+            toll: Toll::default(),
             live: AtomicU64::new(0),
             room: Default::default(),
             seen: AtomicU64::new(0),
@@ -188,6 +192,16 @@ impl FlexEngine {
     fn most_waste(&self) -> u64 {
         let live = self.live.load(Ordering::Relaxed);
         self.sizes.share_of(live, self.sizes.journal_share).max(self.sizes.least_waste)
+    }
+
+    /// Whether walks have lost more time over what the active memtable has than moving it takes.
+    fn is_in_the_way(&self, state: &State) -> bool {
+        self.toll.is_above(Move {
+            keys: state.active.count(),
+            fresh: self.fresh.load(Ordering::Relaxed),
+            logged: self.logged[0].load(Ordering::Relaxed),
+            intervals: state.index.tree.entries(),
+        })
     }
 
     /// Whether the active memtable is less than half full, and there is time for what can wait.
@@ -402,6 +416,7 @@ impl Engine for FlexEngine {
         let fresh = Memtable::new(number, state.active.prefix(guard), self.shelf.ground.tiny);
         self.logged[1].fetch_add(self.logged[0].swap(0, Ordering::Relaxed), Ordering::Relaxed);
         self.first.store(0, Ordering::Relaxed);
+        self.toll.restart();
         self.moved.store(false, Ordering::Release);
         self.state.replace(guard, |now| State {
             active: Arc::new(fresh),
@@ -430,7 +445,7 @@ impl Engine for FlexEngine {
         let is_worth_it = active.count() * 8 > self.sizes.small;
         active.bytes() > self.share(MEMTABLE_SHARE, state)
             || self.waste() > self.most_waste()
-            || (is_worth_it && rests)
+            || (is_worth_it && (rests || self.is_in_the_way(state)))
     }
 
     /// What gathers while a memtable is moved may waste as much as it did. Beyond that writers are slowed down, as far as they can

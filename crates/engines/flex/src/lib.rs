@@ -49,7 +49,7 @@
 //! ## Files
 //!
 //! `engine` the contract; `commit`, `changes`, `hoard`, `route`, `plan`, `table`, `run` what goes into the space, `ingest` past the memtables;
-//! `index`, `slots`, `block` the way to an interval; `cursor`, `ahead`, `batch`, `lanes`, `count` ranges; `image`, `probe` checkpoints
+//! `index`, `slots`, `block` the way to an interval; `cursor`, `ahead`, `batch`, `lanes`, `count` ranges, `toll` what memtables cost them; `image`, `probe` checkpoints
 //! and opening; `warm` what an opening leaves to the background.
 
 mod ahead;
@@ -71,6 +71,7 @@ mod route;
 mod run;
 mod slots;
 mod table;
+mod toll;
 mod wait;
 mod warm;
 
