@@ -1,15 +1,16 @@
 //! # sheaf-base: the ground every engine stands on
 //!
 //! Disk, order, log, space and contract, each living once for all five engines. An engine
-//! sees this crate and nothing beside it; it never sees a path, a thread, a clock or a sync.
+//! sees this crate and nothing beside it; it never sees a thread, a clock or a sync of a log, and
+//! of paths only the directory of its own files.
 //!
 //! ## Picture
 //!
 //! ```text
 //!   facade (crate sheaf)          engines (flat, ...)
-//!        |  ops                        ^  prepare / still_valid / apply / replay / relocate
+//!        |  ops                        ^  prepare / is_current / apply / replay / moved
 //!        v                             |
-//!   commit   one lock: seq + place + bytes + apply        (commit/)
+//!   store    one lock: seq + place + bytes + apply        (store/)
 //!        |
 //!   log      frames in segments, salted checksums         (frame, segment/)
 //!        |

@@ -270,8 +270,8 @@ shared memory; HOST:PORT or PORT is TCP. TCP stays on this machine unless HOST s
 otherwise, and then needs --token-file. The token and everything else goes over the wire
 as it is: use a tunnel between machines. The option can be given more than once.
 
-Creates the database if need be. While it is served nobody else can open it: use
-`sheaf call`, or the crate sheaf-client.
+Creates the database if need be. While it is served nobody else can open it for writing: use
+`sheaf call`, or the crate sheaf-client. Verbs that read, and backup, convert, compact, work beside it.
 
 Examples:
   sheaf serve my.db --flatrpc /tmp/my.sock

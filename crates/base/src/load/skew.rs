@@ -34,7 +34,7 @@ pub(crate) struct Skew {
     pub(super) counters: Box<[i32; COUNTERS]>,
     /// Keys are kept whose hash, its upper half, is at most this.
     pub(super) threshold: u32,
-    /// Lower half of the hash, and count, in order of hashes.
+    /// Upper half of the hash, and count, in order of hashes.
     pub(super) keys: Vec<(u32, u32)>,
 }
 

@@ -25,8 +25,8 @@
 //!
 //! ## Threads
 //!
-//! Any thread may call anything. Locks, in order of acquisition: `closing`, the catalogue's `changing`, `maintenance`, `making`, the
-//! round's leader lock, `order` (the commit lock), the log lists, engines' own. No I/O under `order` but the append
+//! Any thread may call anything. Locks, in order of acquisition: `closing`, the catalogue's `changing`, `maintenance`, the round's
+//! leader lock, `making`, `order` (the commit lock), the log lists, engines' own. No I/O under `order` but the append
 //! itself; no lock is held while a caller's closure runs.
 //!
 //! ## Crash

@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 use sheaf_client::{Batch, Client, Durability, Options};
 use sheaf_server::Address;
 
-use crate::args::{Creation, Durable};
+use crate::args::Durable;
 use crate::failure::{Failure, Result};
 use crate::notation::{self, escape};
 use crate::output::{NAME, Watch, on_stdout, stdout, time};
@@ -37,8 +37,9 @@ pub(crate) struct Call {
 pub(crate) enum CallVerb {
     /// Set a key to a value; creates the keyspace if need be
     Put {
-        #[command(flatten)]
-        creation: Creation,
+        /// The engine, if the keyspace is created; an existing one must have this engine
+        #[arg(short, long, value_name = "NAME")]
+        engine: Option<String>,
         #[command(flatten)]
         durable: Durable,
         /// The key
@@ -85,8 +86,8 @@ pub(crate) fn run(args: &Call) -> Result {
     let mut client = Client::connect(&args.address, &Options { token, ..Options::default() })?;
     let name = &args.keyspace;
     match &args.request {
-        CallVerb::Put { creation, durable, key, value } => {
-            let keyspace = client.keyspace_of(name, creation.engine.as_deref().unwrap_or_default())?;
+        CallVerb::Put { engine, durable, key, value } => {
+            let keyspace = client.keyspace_of(name, engine.as_deref().unwrap_or_default())?;
             let mut batch = Batch::default();
             batch.durability(durability(durable.durable)).insert(keyspace, key.as_bytes(), value.as_bytes());
             client.commit(&batch)?;

@@ -44,6 +44,7 @@ fn a_served_database_can_be_called_over_both_transports_and_is_all_there_afterwa
         assert_eq!(call(&["scan", "--limit", "5"]).succeeds().lines().len(), 2);
         call(&["--keyspace", "o", "put", "--engine", "flat-ordered", "a", "1"]).succeeds();
         call(&["--keyspace", "o", "scan", "--from", "a"]).succeeds().prints("a\t1\n");
+        call(&["put", "--option", "branching=64", "a", "1"]).exits(2); // the server would not hear of it
         call(&["del", "ada"]).succeeds();
         call(&["get", "ada"]).exits(1);
         call(&["--keyspace", "none", "get", "ada"]).exits(1);

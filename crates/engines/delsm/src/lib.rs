@@ -12,7 +12,7 @@
 //!
 //!  own/<keyspace>/KEYS.0 KEYS.1        manifest: which tables and packs there are             manifest.rs
 //!                 00000012/cat.jpg@2a  a table, and a value in it, under its key and its number       tree.rs names.rs
-//!                 00000013.keys        its key list: all that is known of its values          list.rs filter.rs
+//!                 00000013.keys        its key list: all that is known of its values          list/ filter.rs
 //!                 00000014.pack        small values of several tables                         pack.rs
 //! ```
 //!

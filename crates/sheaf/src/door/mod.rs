@@ -19,7 +19,7 @@
 //! | `guest` | one connection: requests into calls |
 //! | `owner` | the other end |
 //! | `beside` | reading beside the owner: the hold, and the lease on it |
-//! | `message` `figures` `fault` `wire` | what is said, byte by byte |
+//! | `message` `figures` `wire` | what is said, byte by byte (errors: `sheaf_base::fault`) |
 //!
 //! ## Invariants
 //!

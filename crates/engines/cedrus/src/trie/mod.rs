@@ -353,22 +353,28 @@ impl Trie {
             let mut level = 1;
             let (step, child) = self.descend(from, guard, |_| level += 1)?;
             let mut end = step.digit + 1;
-            while end < 1 << step.bits && self.child_of(&step, end, guard)? == child {
+            let (_, mut last) = step.range(from, step.digit, 1);
+            // Not beyond the domain: what is there would be cut off again, and looked at once for each domain.
+            while end < 1 << step.bits
+                && domain(last) == domain(from)
+                && self.child_of(&step, end, guard)? == child
+            {
                 end += 1;
+                (_, last) = step.range(from, step.digit, end - step.digit);
             }
-            let (_, last) = step.range(from, step.digit, end - step.digit);
             if child != EMPTY {
                 let list = self.list(child, guard)?;
                 let wanted = |entry: &Entry| entry.hash >= from;
                 out.extend(list.entries().filter(wanted));
                 self.chain(&list, guard, |_, link| out.extend(link.entries().filter(wanted)))?;
-                if out.iter().any(|entry| entry.hash > last) {
-                    return Err(Trouble::Nonsense(page_of(child), "prefix"));
-                }
             }
-            // Every domain in the piece counts, not only that of its first hash.
-            let is_one = domain(last) == domain(from);
-            Ok((if is_one { last } else { self.cut_piece(from, last, out) }, level))
+            if domain(last) != domain(from) {
+                return Ok((self.cut_piece(from, last, out), level)); // the version is that of the first domain
+            }
+            if out.iter().any(|entry| entry.hash > last) {
+                return Err(Trouble::Nonsense(page_of(child), "prefix"));
+            }
+            Ok((last, level))
         })
     }
 

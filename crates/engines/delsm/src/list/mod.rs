@@ -10,7 +10,7 @@
 //!    block ...    :  entry ... | crc32c of number ‖ offset ‖ entries 4
 //!    foot         :  blocks: count 4, of each: offset 8, bytes 4, first key | last key | filter |
 //!                    entries 8 | files 8 | bytes of files 8 | removals 8 | packs: count 4, of each: number 8, bytes 8
-//!    tail         :  offset of the foot 8 | bytes of the foot 4 | crc32c of number ‖ the foot 4 | crc32c of the 16 before 4
+//!    tail         :  offset of the foot 8 | bytes of the foot 4 | crc32c of number ‖ offset ‖ foot 4 | crc32c of the 16 before 4
 //!
 //!  entry: bytes shared with the key before | bytes of the rest | rest | kind 1 | seq |
 //!    kind 0, a file:     number of the value | length | crc32c 4 | home: 0 here, 1 staged, n + 2 directory n
