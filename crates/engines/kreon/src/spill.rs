@@ -150,7 +150,9 @@ impl KreonEngine {
         let (most, most_leaves, _) = self.sizes();
         // Where the leaves of a few entries are a step, there is no use in looking at more.
         let most = if spill.took > 0 { most.min(LOOK * spill.took.max(most_leaves)) } else { most };
-        let from = spill.done.take().filter(|(number, _)| *number == frozen.number).map(|(_, key)| key);
+        // It stays until the step is published: what went down before a step that failed must not come again.
+        let done = spill.done.as_ref().filter(|(number, _)| *number == frozen.number);
+        let from = done.map(|(_, key)| key.clone());
         let mut places = Vec::new();
         let low = from.as_ref().map_or(Bound::Unbounded, |key| Bound::Excluded(&key[..]));
         frozen.ascend(low, most, guard, &mut places);
@@ -202,11 +204,10 @@ impl KreonEngine {
         );
         drop(change);
         done?;
-        if !is_done {
-            spill.done = keys
-                .get(count.wrapping_sub(1))
-                .map(|key| (frozen.number, key.to_vec()))
-                .or(from.map(|key| (frozen.number, key)));
+        if is_done {
+            spill.done = None;
+        } else if let Some(key) = keys.get(count.wrapping_sub(1)) {
+            spill.done = Some((frozen.number, key.to_vec()));
         }
         if !staged.is_empty() {
             self.staged.lock().retain(|address, _| !staged.contains(address));

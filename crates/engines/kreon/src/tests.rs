@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use sheaf_base::blob::Blobs;
 use sheaf_base::disk::Disk;
-use sheaf_base::disk::sim::SimDisk;
+use sheaf_base::disk::sim::{Class, Failure, Fault, FaultPlan, SimDisk};
 use sheaf_base::engine::Engine;
-use sheaf_base::error::Result;
+use sheaf_base::error::{Error, Result};
 use sheaf_base::ground::{Ground, Home};
 use sheaf_base::segment::Address;
 use sheaf_base::sync::epoch::{self, Guard};
@@ -91,6 +91,35 @@ fn a_version_that_no_view_needed_after_all_goes_with_the_next_step() {
     let (engine, _) = a_spill_in_doubt();
     assert!(!engine.step(&Views::default().copy_as_of(Seq(2))).unwrap());
     assert_eq!(engine.versions.count(), 0);
+}
+
+/// A step that fails leaves the spill where it was: what went down before must not come again, and pass for what supersedes it.
+#[test]
+fn a_spill_that_fails_on_its_way_loses_no_value_that_went_down_before() {
+    let disk = SimDisk::new();
+    let ground = ground_on(Arc::new(disk.clone()), Path::new("/db"), 1 << 22, true);
+    let engine = KreonEngine::new(ground, KeyspaceId(1));
+    let guard = &epoch::pin();
+    let keys: Vec<Vec<u8>> = (0..100_u64).map(|number| number.to_be_bytes().to_vec()).collect();
+    for (number, key) in (1..).zip(&keys) {
+        let (address, blob) = (Address::new(1, number * 64), 1000 + number);
+        let version = Version { word: Word::put(address, 64, true), seq: Seq(number) };
+        engine.staged.lock().insert(address.bits(), blob);
+        engine.accounts.blobs.lock().insert(blob);
+        engine.state(guard).active.put(0, engine.hash(key), key, version, &engine.ground.memory, guard);
+    }
+    engine.freeze();
+    let views = Views::default();
+    assert!(engine.step(&views).unwrap());
+    disk.set_faults(Fault::new(Class::Write, Failure::NoSpace));
+    assert!(matches!(engine.step(&views), Err(Error::NoSpace { .. })));
+    disk.set_faults(FaultPlan::default());
+    for _ in 0..keys.len() {
+        assert!(engine.state(guard).frozen.is_none() || engine.step(&views).unwrap());
+    }
+    assert!(engine.state(guard).frozen.is_none());
+    assert_eq!(engine.accounts.blobs.lock().len(), keys.len(), "values that are let go");
+    assert!(engine.staged.lock().is_empty());
 }
 
 fn next(x: &mut u64) -> u64 {
