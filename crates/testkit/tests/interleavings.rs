@@ -12,6 +12,8 @@ mod closing;
 mod converting;
 #[path = "interleavings/copying.rs"]
 mod copying;
+#[path = "interleavings/creating.rs"]
+mod creating;
 #[path = "interleavings/opening.rs"]
 mod opening;
 #[path = "interleavings/reading.rs"]

@@ -34,6 +34,7 @@ pub(crate) fn run() -> Result<(), String> {
         "closing",
         "converting",
         "copying",
+        "creating",
         "opening",
         "reading",
         "waiting",

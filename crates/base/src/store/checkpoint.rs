@@ -198,11 +198,10 @@ impl Store {
         {
             return Ok(false);
         }
-        let kepts = self.kepts_of(log);
-        if !is_caught_up(&kepts) {
+        if !is_caught_up(&self.kepts_of(log)) {
             return Ok(false);
         }
-        let mut reference = self.position(m, log, &kepts);
+        let (mut reference, kepts) = self.position(m, log);
         let slots: Vec<_> = log.list().iter().map(|s| (s.slot(), s.id())).collect();
         reference.number = m.next_image;
         m.next_image += 1;
@@ -318,10 +317,12 @@ impl Store {
         Ok(())
     }
 
-    /// Where replay has to start for everything that is not applied now.
-    fn position(&self, m: &Maintenance, log: &Log, kepts: &[Arc<Kept>]) -> CheckpointRef {
+    /// Where replay has to start for everything that is not applied now; and who has frozen what is. Keyspaces come to be under the commit
+    /// lock, as their first records do: who is asked for before it is taken would leave one out whose records are before the position.
+    fn position(&self, m: &Maintenance, log: &Log) -> (CheckpointRef, Vec<Arc<Kept>>) {
         let making = self.making.lock();
         let order = self.order.lock();
+        let kepts = self.kepts_of(log);
         let mut open: Vec<Position> = Vec::new();
         for (_, tail) in order.tails.iter().enumerate().filter(|(tail, _)| log_of(*tail) == log.id) {
             open.extend(tail.segment.iter().map(|s| Position { segment: s.id(), offset: tail.offset }));
@@ -332,13 +333,8 @@ impl Store {
         let survivors = m.survivors[log.id.index()].iter().flatten();
         open.extend(survivors.map(|s| Position { segment: s.segment.id(), offset: s.offset }));
         kepts.iter().filter_map(|k| k.engine().ok()).for_each(|engine| engine.freeze());
-        CheckpointRef {
-            number: 0,
-            seq: self.visible(),
-            open,
-            next_segment: SegmentId(*making),
-            keyspaces: Vec::new(),
-        }
+        let (seq, next_segment) = (self.visible(), SegmentId(*making));
+        (CheckpointRef { number: 0, seq, open, next_segment, keyspaces: Vec::new() }, kepts)
     }
 
     fn save_images(

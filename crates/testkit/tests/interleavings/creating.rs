@@ -1,0 +1,41 @@
+//! Keyspaces that come to be in the midst of upkeep.
+
+use super::*;
+
+/// A keyspace is made, and filled, while a checkpoint begins that does not know of it: what was acknowledged is there, now and in
+/// the next life. (Fails if the checkpoint asks who there is before it takes its position.)
+fn creation_beside_a_checkpoint(engine: &str) {
+    let world = World::default();
+    let db = world.open();
+    let keyspace = space(&db, "a", engine);
+    let upkeep = {
+        let db = db.clone();
+        spawn(move || {
+            for round in 0..8 {
+                (0..4).for_each(|n| keyspace.insert([b'k', n], vec![round; 1000]).expect("it inserts"));
+                db.pump().expect("it pumps"); // now and then a checkpoint is due
+            }
+        })
+    };
+    const NEW: [&str; 3] = ["b", "c", "d"];
+    for name in NEW {
+        space(&db, name, engine).insert("key", vec![b'v'; 200]).expect("it inserts");
+    }
+    join([upkeep]);
+    let check = |db: &Database| {
+        for name in NEW {
+            let got = space(db, name, engine).get("key").expect("it reads").map(|value| value.to_vec());
+            assert_eq!(got, Some(vec![b'v'; 200]), "{engine}: {name}");
+        }
+    };
+    let check_next = || check(&World { disk: world.disk.kill(), ..World::default() }.open());
+    check_next();
+    while db.pump().expect("it pumps") {} // what is under way ends
+    check(&db);
+    check_next();
+}
+
+#[test]
+fn a_keyspace_that_is_made_beside_a_checkpoint_is_in_it_or_after_it() {
+    on_every_engine(600, creation_beside_a_checkpoint);
+}
