@@ -89,13 +89,10 @@ impl Maintenance {
 impl Store {
     /// Writes ROOT and lets go what no slot names any more.
     pub(super) fn write_root(&self, m: &mut Maintenance, clean: bool) -> Result<()> {
-        if self.poisoned.load(Ordering::Acquire) {
-            return Err(self.poison_error());
-        }
         if self.closed.load(Ordering::Acquire) && !clean {
             return Err(Error::Closed); // the end is written, and the next life may have begun
         }
-        let root = self.gather_root(m, clean);
+        let root = self.gather_root(m, clean)?;
         if let Err(error) = self.slots.write(&root) {
             if matches!(error, Error::Io { op: "sync", .. }) {
                 return Err(self.poison("sync of ROOT"));
@@ -145,8 +142,11 @@ impl Store {
             || self.blob_numbers_left() < (BLOB_CHUNKS - 1) * self.geometry.blob_chunk
     }
 
-    fn gather_root(&self, m: &Maintenance, clean: bool) -> Root {
+    fn gather_root(&self, m: &Maintenance, clean: bool) -> Result<Root> {
         let _leading = self.round.lead(); // no round is between taking dirty segments and syncing them
+        if self.poisoned.load(Ordering::Acquire) {
+            return Err(self.poison_error()); // nor has one failed, which would leave what it took in no list
+        }
         let making = self.making.lock(); // no segment is between its number and its listing
         let order = self.order.lock();
         let floor = self.durable();
@@ -174,7 +174,7 @@ impl Store {
         for (entry, log) in root.logs.iter_mut().zip(&self.logs) {
             *entry = self.gather_log(m, log, clean, &unsynced);
         }
-        root
+        Ok(root)
     }
 
     fn gather_log(&self, m: &Maintenance, log: &Log, clean: bool, unsynced: &HashSet<SegmentId>) -> LogEntry {

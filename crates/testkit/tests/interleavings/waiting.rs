@@ -1,5 +1,9 @@
 //! Sync rounds: whoever waits is woken, with or without a background to help.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use sheaf_base::disk::sim::{Class, Failure, Fault, Keep};
+
 use super::*;
 
 fn durable_writers(engine: &str, writers: usize) {
@@ -147,4 +151,67 @@ fn braked_writers(engine: &str) {
 #[test]
 fn writers_who_are_held_up_go_on() {
     on_every_engine(150, braked_writers);
+}
+
+/// A sync fails while others wait for their turn to lead a round, or to write ROOT: nobody goes on as if it had not. What was
+/// acknowledged as durable survives a power cut, and the next life opens. (Fails if a round, or ROOT, does not look again once it has
+/// its turn: what the failed round took is in no list of what is unsynced any more.)
+fn rounds_and_roots_beside_a_failed_sync(engine: &str, nth: u64) {
+    let world = World::default();
+    let db = world.open();
+    let keyspace = space(&db, "a", engine);
+    world.disk.set_faults(Fault::new(Class::Sync, Failure::Io).on(".seg").nth(nth));
+    let writers: Vec<_> = (0..2u32)
+        .map(|writer| {
+            let (db, keyspace, disk) = (db.clone(), keyspace.clone(), world.disk.clone());
+            let acknowledged = Arc::new(AtomicU32::new(0));
+            let told = Arc::clone(&acknowledged);
+            let thread = spawn(move || {
+                for n in 0..6 {
+                    let mut batch = db.batch();
+                    let key = format!("{writer}.{n}");
+                    batch.durability(Durability::Sync).insert(&keyspace, key, vec![b'v'; 900]);
+                    match batch.commit() {
+                        Ok(_) => told.store(n + 1, Ordering::Relaxed),
+                        Err(error) => {
+                            assert!(disk.injected() > 0, "{error}");
+                            return;
+                        }
+                    }
+                }
+            });
+            (writer, acknowledged, thread)
+        })
+        .collect();
+    let upkeep = {
+        let db = db.clone();
+        spawn(move || while matches!(db.pump(), Ok(true)) {})
+    };
+    let told: Vec<_> = writers
+        .into_iter()
+        .map(|(writer, acknowledged, thread)| {
+            join([thread]);
+            (writer, acknowledged.load(Ordering::Relaxed))
+        })
+        .collect();
+    join([upkeep]);
+    let _ = db.pump();
+    let after = World { disk: world.disk.power_cut(&Keep::None), ..World::default() };
+    let db = after.open();
+    let keyspace = space(&db, "a", engine);
+    for (writer, count) in told {
+        for n in 0..count {
+            let key = format!("{writer}.{n}");
+            assert!(keyspace.contains_key(&key).expect("it reads"), "{engine}: {key} was durable");
+        }
+    }
+}
+
+#[test]
+fn after_a_failed_sync_nobody_goes_on_as_if_it_had_not() {
+    for nth in [1, 2, 4] {
+        let scenario = move |engine: &str| rounds_and_roots_beside_a_failed_sync(engine, nth);
+        explore(200, move || scenario("flat"));
+        explore(40, move || scenario("flex"));
+    }
 }
