@@ -6,6 +6,10 @@
 use crate::error::Damage;
 use crate::frame::{u32_at, u64_at};
 
+/// Whatever is counted (lives, files, generations) stays below: no database gets there, and one that began there would run out of
+/// numbers.
+pub const COUNTED: u64 = 1 << 62;
+
 /// Appends fields to a buffer.
 #[derive(Debug, Default)]
 pub struct Writer(pub Vec<u8>);
@@ -78,6 +82,13 @@ impl<'a> Reader<'a> {
     #[inline]
     pub fn u64(&mut self) -> Result<u64, Damage> {
         Ok(u64_at(self.take(8)?, 0))
+    }
+    /// Eight bytes that are counted on from: below [`COUNTED`], or damage of `field`.
+    pub fn counter(&mut self, field: &'static str) -> Result<u64, Damage> {
+        match self.u64()? {
+            value if value < COUNTED => Ok(value),
+            value => Err(Damage::BadField { field, value }),
+        }
     }
     /// Sixteen bytes.
     pub fn u128(&mut self) -> Result<u128, Damage> {

@@ -42,6 +42,9 @@ pub const ALIGN_BYTES: usize = 8;
 pub const MAX_BODY: usize = (1 << 24) - 1;
 /// Highest sequence number the format holds.
 pub const MAX_SEQ: u64 = (1 << 48) - 1;
+/// A commit has a part in each log at most.
+#[allow(clippy::cast_possible_truncation)] // of a few logs
+const MOST_PARTS: u8 = LogId::ALL.len() as u8;
 
 /// Flag: the first frame of a commit's run.
 pub const FIRST: u8 = 1;
@@ -145,14 +148,18 @@ impl Header {
         let check = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
         let word = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
         let order = u64_at(bytes, 8);
+        let (part, parts) = ((order >> 48 & 0xf) as u8, (order >> 52 & 0xf) as u8);
+        if part >= MOST_PARTS || parts > MOST_PARTS {
+            return None;
+        }
         Some(Header {
             check,
             len: (word & 0x00ff_ffff) as usize,
             kind: Kind::from_u8((word >> 24 & 0xf) as u8)?,
             flags: (word >> 28) as u8,
             seq: Seq(order & MAX_SEQ),
-            part: (order >> 48 & 0xf) as u8,
-            parts: (order >> 52 & 0xf) as u8,
+            part,
+            parts,
             gap: (order >> 56) as u8,
         })
     }
@@ -274,6 +281,17 @@ mod tests {
         let back = Header::decode(&head).unwrap();
         assert_eq!(Header { check: back.check, ..header }, back);
         assert!(seed(3).verify(512, &back, &bytes).is_ok());
+    }
+
+    #[test]
+    fn a_header_of_more_parts_than_there_are_logs_is_none() {
+        let (header, mut bytes) = frame(512, b"body");
+        for (part, parts) in [(0, 3), (1, 9), (0, 15), (2, 2), (15, 1), (8, 0)] {
+            seed(3).seal(512, &Header { part, parts, ..header }, body_sum(b"body"), &mut bytes);
+            let mut head = [0; HEADER];
+            head.copy_from_slice(&bytes[..HEADER]);
+            assert_eq!(Header::decode(&head), None, "part {part} of {parts}");
+        }
     }
 
     #[test]

@@ -39,6 +39,7 @@ pub mod own;
 pub mod paged;
 pub mod pair;
 pub mod pairs;
+pub mod porter;
 pub mod record;
 pub mod root;
 pub mod segment;

@@ -181,21 +181,21 @@ impl Root {
 
     pub(crate) fn decode(body: &[u8]) -> Result<Root, Damage> {
         let mut r = Reader::new(body);
-        let generation = r.u64()?;
+        let generation = r.counter("generation")?;
         let store = StoreId(r.u128()?);
         let hash_key = r.u128()?;
-        let incarnation = Incarnation(r.u64()?);
+        let incarnation = Incarnation(r.counter("incarnation")?);
         let clean = r.u8()? != 0;
         let [floor, first_seq, seq_bound] = [r.u64()?, r.u64()?, r.u64()?].map(Seq);
         // No store gets there, and one that began there would run out of numbers.
         if let Some(value) = [floor.0, first_seq.0, seq_bound.0].into_iter().find(|seq| *seq > MAX_SEQ / 2) {
             return Err(Damage::BadField { field: "sequence number", value });
         }
-        let next_segment = SegmentId(r.u64()?);
-        let next_keyspace = KeyspaceId(r.u32()?);
-        let blob_bound = r.u64()?;
+        let next_segment = SegmentId(r.counter("next segment")?);
+        let next_keyspace = keyspace(&mut r)?;
+        let blob_bound = r.counter("bound of staged values")?;
         let mut keyspaces = r.list(|r| {
-            let id = KeyspaceId(r.u32()?);
+            let id = keyspace(r)?;
             let (name, engine) = (text(r.bytes()?)?, text(r.bytes()?)?);
             Ok(KeyspaceEntry { id, name, engine, options: EngineOptions::default() })
         })?;
@@ -203,10 +203,10 @@ impl Root {
         for log in &mut logs {
             log.segments = r.list(decode_segment)?;
             log.checkpoint = CheckpointRef {
-                number: r.u64()?,
-                seq: Seq(r.u64()?),
+                number: r.counter("checkpoint")?,
+                seq: Seq(r.counter("checkpoint's commit")?),
                 open: r.list(|r| Ok(Position { segment: SegmentId(r.u64()?), offset: r.u64()? }))?,
-                next_segment: SegmentId(r.u64()?),
+                next_segment: SegmentId(r.counter("checkpoint's next segment")?),
                 keyspaces: r.list(|r| Ok(KeyspaceId(r.u32()?)))?,
             };
             log.broken = r.u8()? != 0;
@@ -252,19 +252,27 @@ fn decode_options<'k>(
 
 fn decode_segment(r: &mut Reader<'_>) -> Result<SegmentEntry, Damage> {
     let entry = SegmentEntry {
-        id: SegmentId(r.u64()?),
+        id: SegmentId(r.counter("segment")?),
         stream: r.u8()?,
-        incarnation: Incarnation(r.u64()?),
+        incarnation: Incarnation(r.counter("incarnation")?),
         capacity: r.u64()?,
         end: r.u64()?,
         sealed: r.u8()? != 0,
-        last_seq: Seq(r.u64()?),
+        last_seq: Seq(r.counter("segment's last commit")?),
         frames: r.u32()?,
     };
     let least = if entry.sealed { DATA_START } else { 0 };
     match (least..=entry.capacity).contains(&entry.end) && entry.capacity <= MAX_CAPACITY {
         true => Ok(entry),
         false => Err(Damage::BadField { field: "end of a segment", value: entry.end }),
+    }
+}
+
+/// The number of a keyspace. One that leaves none for those to come is damage.
+pub(crate) fn keyspace(r: &mut Reader<'_>) -> Result<KeyspaceId, Damage> {
+    match r.u32()? {
+        id if id <= u32::MAX / 2 => Ok(KeyspaceId(id)),
+        id => Err(Damage::BadField { field: "keyspace", value: u64::from(id) }),
     }
 }
 
@@ -346,6 +354,7 @@ impl Slots {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::codec::COUNTED;
 
     fn with_keyspaces(options: &[&[(&str, u64)]]) -> Root {
         let chosen = |pairs: &&[(&str, u64)]| {
@@ -411,6 +420,51 @@ mod tests {
         for len in at - 3..chosen.len() {
             assert!(Root::decode(&chosen[..len]).is_err(), "cut at {len}");
         }
+    }
+
+    #[test]
+    fn numbers_that_leave_none_after_them_are_damage() {
+        fn entry(id: u64, incarnation: u64, last_seq: u64) -> SegmentEntry {
+            SegmentEntry {
+                id: SegmentId(id),
+                stream: 0,
+                incarnation: Incarnation(incarnation),
+                capacity: 4096,
+                end: 4096,
+                sealed: true,
+                last_seq: Seq(last_seq),
+                frames: 1,
+            }
+        }
+        let plain = with_keyspaces(&[&[]]);
+        let forged: [fn(&mut Root, u64); 10] = [
+            |root, number| root.generation = number,
+            |root, number| root.incarnation = Incarnation(number),
+            |root, number| root.next_segment = SegmentId(number),
+            |root, number| root.blob_bound = number,
+            |root, number| root.logs[1].checkpoint.number = number,
+            |root, number| root.logs[1].checkpoint.seq = Seq(number),
+            |root, number| root.logs[1].checkpoint.next_segment = SegmentId(number),
+            |root, number| root.logs[0].segments = vec![entry(number, 1, 1)],
+            |root, number| root.logs[0].segments = vec![entry(1, number, 1)],
+            |root, number| root.logs[0].segments = vec![entry(1, 1, number)],
+        ];
+        let decoded = |forge: fn(&mut Root, u64), number| {
+            let mut root = plain.clone();
+            forge(&mut root, number);
+            Root::decode(&root.encode())
+        };
+        for (which, forge) in forged.into_iter().enumerate() {
+            assert!(decoded(forge, 1).is_ok(), "number {which}");
+            for number in [COUNTED, u64::MAX - 1, u64::MAX] {
+                let refused = decoded(forge, number);
+                assert!(matches!(refused, Err(Damage::BadField { value, .. }) if value == number), "{which}");
+            }
+        }
+        let mut named = plain.clone();
+        named.keyspaces[0].id = KeyspaceId(u32::MAX);
+        let next = Root { next_keyspace: KeyspaceId(u32::MAX), ..plain.clone() };
+        assert!([named, next].iter().all(|root| Root::decode(&root.encode()).is_err()));
     }
 
     #[test]

@@ -69,9 +69,9 @@ impl Chapter {
 
     fn decode(r: &mut Reader<'_>) -> Result<Chapter, Damage> {
         let log = |r: &mut Reader<'_>| {
-            Ok(LogEntry { id: SegmentId(r.u64()?), end: r.u64()?, is_final: r.u8()? != 0 })
+            Ok(LogEntry { id: SegmentId(r.counter("log")?), end: r.u64()?, is_final: r.u8()? != 0 })
         };
-        Ok(Chapter { checkpoint: r.u64()?, seq: r.u64()?, logs: r.list(log)? })
+        Ok(Chapter { checkpoint: r.counter("checkpoint")?, seq: r.counter("operation")?, logs: r.list(log)? })
     }
 }
 
@@ -99,12 +99,12 @@ impl State for Head {
     fn decode(body: &[u8]) -> Result<Head, Damage> {
         let mut r = Reader::new(body);
         let head = Head {
-            generation: r.u64()?,
+            generation: r.counter("generation")?,
             space: StoreId(r.u128()?),
-            incarnation: r.u64()?,
+            incarnation: r.counter("incarnation")?,
             grain: grain(&mut r)?,
-            floor: r.u64()?,
-            next_number: r.u64()?,
+            floor: r.counter("floor")?,
+            next_number: r.counter("next number")?,
             newest: Chapter::decode(&mut r)?,
             older: Chapter::decode(&mut r)?,
         };

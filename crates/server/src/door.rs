@@ -10,6 +10,8 @@
 //!                                     └─> all-to-all over TCP: a party, until every worker has a connection
 //! ```
 //!
+//! Where nobody can be taken in (no descriptor, no memory) listeners are left alone for a moment: whoever waits there keeps them readable.
+//!
 //! Over a Unix socket the kernel says who the other process belongs to: only our own user is let in. Over
 //! TCP the token decides, if there is one.
 
@@ -29,6 +31,7 @@ use rustix::io::Errno;
 use rustix::net::{
     RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, acceptfrom_with, recv, send,
 };
+use sheaf_base::porter::{Next, PAUSE, Porter};
 use sheaf_flatrpc::address::Address;
 use sheaf_flatrpc::hello::{FIXED, Hello, Join, MAX_TOKEN, Mode, Status, VERSION, Welcome, is_same};
 use sheaf_flatrpc::link::{Applier, SharedLink, TcpLink};
@@ -119,6 +122,9 @@ pub(crate) struct Door {
     parties: Vec<Party>,
     /// Where clients that ask for nothing are let go.
     watched: Vec<Watched>,
+    porter: Porter,
+    /// Nobody can be taken in before.
+    shut_until: Option<Instant>,
     sessions: AtomicU64,
 }
 
@@ -136,6 +142,8 @@ impl Door {
             guests: Vec::new(),
             parties: Vec::new(),
             watched: Vec::new(),
+            porter: Porter::new(),
+            shut_until: None,
             sessions: AtomicU64::new(1),
         })
     }
@@ -154,6 +162,7 @@ impl Door {
         let is_over = || shared.draining.load(Ordering::SeqCst) || shared.stop.load(Ordering::SeqCst);
         while !is_over() {
             self.wait();
+            self.shut_until = self.shut_until.filter(|until| *until > now());
             for at in 0..self.listeners.len() {
                 while let Some(guest) = self.accept(at) {
                     self.guests.push(guest);
@@ -177,13 +186,14 @@ impl Door {
     /// Waits for somebody to come or to speak, or to run out of time.
     fn wait(&self) {
         let guests = self.guests.iter().map(|guest| PollFd::new(&guest.socket, PollFlags::IN));
-        let is_full = self.guests.len() >= MOST_GUESTS;
-        let listeners = self.listeners.iter().filter(|_| !is_full).map(|l| PollFd::new(l, PollFlags::IN));
+        let listeners =
+            self.listeners.iter().filter(|_| self.may_accept()).map(|l| PollFd::new(l, PollFlags::IN));
         let mut polled: Vec<PollFd<'_>> = guests.chain(listeners).collect();
         polled.push(PollFd::new(&self.shared.door_bell, PollFlags::IN));
         let idle = self.shared.limits.idle;
         let patience = (self.guests.iter().map(|guest| guest.until))
             .chain(self.parties.iter().map(|party| party.until))
+            .chain(self.shut_until)
             .chain(self.watched.iter().filter_map(|watched| watched.since.checked_add(idle?)));
         let left =
             patience.min().map(|until| until.saturating_duration_since(now()) + Duration::from_millis(1));
@@ -191,13 +201,24 @@ impl Door {
         let _ = rustix::event::poll(&mut polled, timeout.as_ref()); // whatever it says, we look
     }
 
-    fn accept(&self, listener: usize) -> Option<Guest> {
-        if self.guests.len() >= MOST_GUESTS {
+    fn may_accept(&self) -> bool {
+        self.guests.len() < MOST_GUESTS && self.shut_until.is_none()
+    }
+
+    fn accept(&mut self, listener: usize) -> Option<Guest> {
+        if !self.may_accept() {
             return None;
         }
         let listener = &self.listeners[listener];
-        // An error is a connection that went away, or no descriptor left: others get their turn.
-        let (socket, _) = acceptfrom_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).ok()?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = match self.porter.next(|| acceptfrom_with(listener, flags).map(|(socket, _)| socket)) {
+            Next::Came(socket) => socket,
+            Next::Gone | Next::Nobody => return None, // others get their turn
+            Next::Later | Next::Never => {
+                self.shut_until = now().checked_add(PAUSE);
+                return None;
+            }
+        };
         let is_shared = matches!(listener, Listener::Shared(..));
         Some(Guest { socket, is_shared, said: Vec::new(), until: now() + PATIENCE })
     }

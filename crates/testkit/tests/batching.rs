@@ -2,10 +2,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use sheaf::{Batching, Database, Durability, Keyspace, KeyspaceOptions};
+use sheaf::{Batching, Database, Durability, Keyspace, KeyspaceOptions, Stats};
+use sheaf_base::clock::ManualClock;
 use sheaf_base::disk::sim::{Keep, SimDisk};
+use sheaf_testkit::tap::{Class, Tap};
 
 fn open(sim: &SimDisk, batching: Batching) -> (Database, Keyspace) {
     let db =
@@ -60,4 +63,35 @@ fn writers_of_every_way_all_return_beside_readers_and_views() {
         drop(keyspace);
         db.close().unwrap();
     }
+}
+
+#[test]
+fn what_a_round_syncs_counts_as_unsynced_until_it_is_durable() {
+    let (tap, clock) = (Tap::new(Arc::new(SimDisk::new())), Arc::new(ManualClock::new()));
+    let builder = Database::builder().disk(Arc::new(tap.clone())).tiny(true).inline(true);
+    let db = builder.clock(Arc::clone(&clock) as _).open("/db").unwrap();
+    let keyspace = db.keyspace("k", KeyspaceOptions::default()).unwrap();
+    db.persist().unwrap();
+    assert_eq!(db.stats().unsynced_age, Duration::ZERO);
+    keyspace.insert("a", "a").unwrap();
+    clock.advance(Duration::from_secs(2));
+    let seen: Arc<Mutex<Vec<Stats>>> = Arc::default();
+    let (sink, watching, passing) = (Arc::clone(&seen), db.clone(), Arc::clone(&clock));
+    tap.watch(move |class, _| {
+        if class == Class::Sync {
+            passing.advance(Duration::from_secs(3));
+            sink.lock().unwrap().push(watching.stats());
+        }
+    });
+    db.persist().unwrap();
+    tap.unwatch();
+    let seen = seen.lock().unwrap();
+    assert!(seen[0].durable < seen[0].visible, "the device has not answered");
+    assert_eq!(seen[0].unsynced_age, Duration::from_secs(5));
+    let after = db.stats();
+    assert_eq!((after.durable, after.unsynced_age), (after.visible, Duration::ZERO));
+    // The next one's time begins with itself.
+    keyspace.insert("b", "b").unwrap();
+    clock.advance(Duration::from_secs(1));
+    assert_eq!(db.stats().unsynced_age, Duration::from_secs(1));
 }

@@ -138,16 +138,18 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// What `id` says. None if its value has a file of its own.
+    /// What `id` says. None if its value has a file of its own; nor is a slot that no chunk has a place.
     pub(super) fn of(id: u64) -> Option<Place> {
         let bits = |at: u32, count: u32| id >> at & ((1 << count) - 1);
         let byte = |at, count| u8::try_from(bits(at, count)).unwrap_or(u8::MAX);
-        (id & IN_SLOT != 0).then(|| Place {
+        let place = Place {
             chunk: bits(CHUNK_AT, SLOT_AT - CHUNK_AT),
             class: byte(CLASS_AT, 5),
             slot: byte(SLOT_AT, 6),
             generation: u16::try_from(bits(0, 16)).unwrap_or(LAST),
-        })
+        };
+        let slots = SLOTS.get(usize::from(place.class));
+        (id & IN_SLOT != 0 && slots.is_some_and(|slots| place.slot < *slots)).then_some(place)
     }
 
     /// The number of its value.
@@ -174,6 +176,11 @@ mod tests {
             }
         }
         assert_eq!(Place::of(MOST_CHUNKS), None);
+        for (class, slot) in [(17, 0), (31, 63), (16, 1), (2, 42)] {
+            let nowhere = Place { chunk: 1, class, slot, generation: 1 };
+            assert_eq!(Place::of(nowhere.id()), None, "slot {slot} of class {class}");
+        }
+        assert_eq!(Place::of(u64::MAX), None);
     }
 
     #[test]

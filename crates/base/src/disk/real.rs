@@ -6,7 +6,7 @@
 //! ## Invariants
 //!
 //! 1. Transfers are whole: interrupted calls go on, short ones too, and a transfer that makes no
-//!    progress is an error, never a loop. A sync is called once: not even EINTR repeats it.
+//!    progress is an error, never a loop. A sync, or a write that syncs, is called once: not even EINTR repeats it.
 //! 2. Bytes are stored through a mapping only where they were written by `write_at` before
 //!    (blocks exist) and populated (no fault); else they are written.
 //!
@@ -372,8 +372,8 @@ impl RealFile {
         let mut last = [0; 8];
         let at = end.saturating_sub(last.len() as u64);
         self.read_at(at, &mut last)?;
-        write_whole(at, &last, |bytes, at| {
-            rustix::io::pwritev2(&self.fd, &[io::IoSlice::new(bytes)], at, rustix::io::ReadWriteFlags::DSYNC)
+        write_synced(at, &last, |bytes, at| {
+            rustix::io::pwritev2(&self.fd, &[io::IoSlice::new(bytes)], at, ReadWriteFlags::DSYNC)
         })
     }
 
@@ -420,6 +420,18 @@ pub(super) fn write_whole(
         offset += count as u64;
     }
     Ok(())
+}
+
+/// Writes `bytes` at `offset` by one call of `write`, which syncs: whatever comes of it, it is not called again (I1).
+fn write_synced(
+    offset: u64,
+    bytes: &[u8],
+    write: impl FnOnce(&[u8], u64) -> rustix::io::Result<usize>,
+) -> io::Result<()> {
+    match write(bytes, offset)? == bytes.len() {
+        true => Ok(()),
+        false => Err(io::ErrorKind::WriteZero.into()),
+    }
 }
 
 #[cfg(test)]

@@ -34,7 +34,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::codec::{Reader, Writer};
+use crate::codec::{COUNTED, Reader, Writer};
 use crate::disk::{Disk, File, How, SECTOR, SECTOR_BYTES};
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::frame::{HEADER, Header, Seed, WATER, u32_at};
@@ -135,8 +135,8 @@ impl Identity {
             let stream = r.u8()?;
             r.take(2)?;
             let store = StoreId(r.u128()?);
-            let id = SegmentId(r.u64()?);
-            let incarnation = Incarnation(r.u64()?);
+            let id = SegmentId(r.counter("segment")?);
+            let incarnation = Incarnation(r.counter("incarnation")?);
             let capacity = r.u64()?;
             if !(DATA_START..=MAX_CAPACITY).contains(&capacity) {
                 return Err(Damage::BadField { field: "capacity", value: capacity });
@@ -179,11 +179,11 @@ pub fn file_name(id: SegmentId) -> String {
     format!("{:016x}.seg", id.0)
 }
 
-/// The number in a segment's file name.
+/// The number in a segment's file name. One that no segment can have makes it a name of somebody else's.
 #[must_use]
 pub fn number_of(name: &str) -> Option<SegmentId> {
     let digits = name.strip_suffix(".seg").filter(|n| n.len() == 16)?;
-    u64::from_str_radix(digits, 16).ok().map(SegmentId)
+    u64::from_str_radix(digits, 16).ok().filter(|number| *number < COUNTED).map(SegmentId)
 }
 
 impl Segment {
@@ -667,5 +667,36 @@ impl Frame<'_> {
     #[must_use]
     pub fn span(&self) -> u64 {
         self.header.span()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_a_number_that_no_segment_has_is_not_ours() {
+        assert_eq!(number_of(&file_name(SegmentId(COUNTED - 1))), Some(SegmentId(COUNTED - 1)));
+        for name in ["ffffffffffffffff.seg", "4000000000000000.seg", "1.seg", "0000000000000001.sg"] {
+            assert_eq!(number_of(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_header_with_a_number_that_leaves_none_after_it_is_damage() {
+        let identity = Identity {
+            store: StoreId(1),
+            log: LogId::Flat,
+            id: SegmentId(1),
+            stream: 0,
+            incarnation: Incarnation(1),
+            capacity: MAX_CAPACITY,
+        };
+        let decoded = |identity: Identity| Identity::decode(Path::new("x"), &identity.encode());
+        assert!(decoded(identity).is_ok());
+        for number in [COUNTED, u64::MAX] {
+            assert!(decoded(Identity { id: SegmentId(number), ..identity }).is_err());
+            assert!(decoded(Identity { incarnation: Incarnation(number), ..identity }).is_err());
+        }
     }
 }

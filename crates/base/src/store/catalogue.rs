@@ -14,7 +14,7 @@ use crate::engine::EngineFactory;
 use crate::error::{Damage, Error, Result};
 use crate::options::{EngineOptions, OptionSpec};
 use crate::record::{Content, Record};
-use crate::root::KeyspaceEntry;
+use crate::root::{self, KeyspaceEntry};
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::sync::{Mutex, MutexGuard, RwLock};
 use crate::types::{Durability, KeyspaceId, Seq};
@@ -56,7 +56,7 @@ pub(crate) fn decode_entry(record: &Record<'_>) -> Result<(String, Option<Keyspa
     let name = String::from_utf8(record.key.to_vec()).map_err(|_| bad("name"))?;
     let Content::Put(value) = record.content else { return Ok((name, None)) };
     let mut r = Reader::new(value);
-    let id = KeyspaceId(r.u32()?);
+    let id = root::keyspace(&mut r)?;
     let engine = String::from_utf8(r.bytes()?.to_vec()).map_err(|_| bad("engine"))?;
     let options = if r.rest().is_empty() { EngineOptions::default() } else { EngineOptions::decode(&mut r)? };
     r.finish()?;

@@ -170,6 +170,7 @@ impl Store {
             visible: AtomicU64::new(0),
             durable: AtomicU64::new(0),
             unsynced_since: AtomicU64::new(0),
+            syncing_since: AtomicU64::new(0),
             round: super::round::Round::default(),
             maintenance: Mutex::new(Maintenance::default()),
             making: Mutex::new(0),

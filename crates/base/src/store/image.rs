@@ -20,7 +20,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::codec::{Reader, Writer};
+use crate::codec::{COUNTED, Reader, Writer};
 use crate::disk::{Disk, File, How};
 use crate::engine::{ImageSink, ImageSource};
 use crate::error::{Damage, Error, IoContext, Result};
@@ -45,7 +45,7 @@ pub(crate) fn file_name(id: KeyspaceId, number: u64) -> String {
 /// The number in the name of an image of keyspace `id`.
 pub(super) fn number_of(name: &str, id: KeyspaceId) -> Option<u64> {
     let digits = name.strip_prefix(&format!("{:08x}-", id.0))?.strip_suffix(".img")?;
-    u64::from_str_radix(digits, 16).ok()
+    u64::from_str_radix(digits, 16).ok().filter(|number| *number < COUNTED)
 }
 
 fn head(store: StoreId, id: KeyspaceId, number: u64) -> [u8; HEAD] {

@@ -197,8 +197,10 @@ pub struct Store {
     order: Mutex<Order>,
     visible: AtomicU64,
     durable: AtomicU64,
-    /// When the oldest unsynced commit was made, in ns of the clock plus 1; 0 if there is none.
+    /// When the oldest commit was made that no round has taken, in ns of the clock plus 1; 0 if there is none.
     unsynced_since: AtomicU64,
+    /// The same of those that a round has taken and not made durable.
+    syncing_since: AtomicU64,
     round: Round,
     maintenance: Mutex<Maintenance>,
     /// The number of the next segment; held while one is made.
@@ -340,8 +342,9 @@ impl Store {
     #[must_use]
     pub fn stats(&self) -> Stats {
         let memory = &self.ground.memory;
-        let since = self.unsynced_since.load(Ordering::Relaxed);
-        let unsynced_age = match since.checked_sub(1) {
+        // In this order: a round that takes what there is passes it from the first to the second.
+        let since = [&self.unsynced_since, &self.syncing_since].map(|since| since.load(Ordering::Acquire));
+        let unsynced_age = match since.iter().filter_map(|since| since.checked_sub(1)).min() {
             Some(since) => self.clock.now().saturating_sub(Duration::from_nanos(since)),
             None => Duration::ZERO,
         };

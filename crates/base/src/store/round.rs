@@ -305,6 +305,7 @@ impl Store {
         let took = self.clock.now().saturating_sub(began).as_nanos();
         self.round.took.store(u64::try_from(took).unwrap_or(0), Ordering::Relaxed);
         self.durable.store(seq.0, Ordering::Release);
+        self.syncing_since.store(0, Ordering::Release);
         for log in LogId::ALL {
             self.log(log).water_due.store(true, Ordering::Relaxed);
         }
@@ -327,7 +328,11 @@ impl Store {
             let tail = &order.tails[tail_of(LogId::Flat, false)];
             segments.extend(tail.segment.iter().map(|s| (s.end(), Arc::clone(s))));
         }
-        self.unsynced_since.store(0, Ordering::Relaxed);
+        let since = self.unsynced_since.load(Ordering::Relaxed);
+        if since > 0 {
+            self.syncing_since.store(since, Ordering::Release);
+            self.unsynced_since.store(0, Ordering::Release);
+        }
         let arrived = self.round.arrived.load(Ordering::Acquire);
         let before = self.round.captured.swap(arrived, Ordering::Relaxed);
         self.round.last.store(arrived - before, Ordering::Relaxed);

@@ -94,7 +94,8 @@ impl State for Manifest {
 
     fn decode(body: &[u8]) -> Result<Manifest, Damage> {
         let mut r = Reader::new(body);
-        let (generation, owner, up_to, next) = (r.u64()?, r.u64()?, Seq(r.u64()?), r.u64()?);
+        let (generation, owner) = (r.counter("generation")?, r.u64()?);
+        let (up_to, next) = (Seq(r.counter("commit")?), r.counter("next number")?);
         let tables = r.list(|r| {
             let (level, dir, list, marks) = (r.u8()?, r.u64()?, r.u64()?, Marks::of(r.u8()?));
             match marks.filter(|_| usize::from(level) < LEVELS && dir < next && list < next) {

@@ -14,6 +14,8 @@
 use std::fmt::Write;
 use std::hash::Hasher;
 
+use sheaf_base::codec::COUNTED;
+
 /// Longest part of a name before its number.
 const LONGEST: usize = 230;
 /// What parts key and number; never in an escaped key.
@@ -51,6 +53,11 @@ pub(crate) fn value_name(key: &[u8], id: u64) -> String {
 /// The number in a name.
 pub(crate) fn id_of(name: &str) -> Option<u64> {
     u64::from_str_radix(name.rsplit_once(MARK)?.1, 16).ok()
+}
+
+/// The number in the name of a directory, a key list or a pack. One that none of them can have makes it a name of somebody else's.
+pub(crate) fn number_of(name: &str) -> Option<u64> {
+    u64::from_str_radix(name.split('.').next()?, 16).ok().filter(|number| *number < COUNTED)
 }
 
 /// The number in a name, and the key, where it can be read.
@@ -146,6 +153,16 @@ mod tests {
         for name in ["", "cat.jpg", "a@", "a@xyz", "%@1", "%g0@1", "%4@1"] {
             assert!(parse(name).is_none(), "{name}");
         }
+    }
+
+    #[test]
+    fn a_number_that_leaves_none_after_it_is_not_ours() {
+        for (name, number) in [(list_name(7), Some(7)), (dir_name(COUNTED - 1), Some(COUNTED - 1))] {
+            assert_eq!(number_of(&name), number, "{name}");
+        }
+        assert_eq!(number_of(&pack_name(COUNTED)), None);
+        assert_eq!(number_of("ffffffffffffffff.keys"), None);
+        assert_eq!(number_of("KEYS.0"), None);
     }
 
     #[test]

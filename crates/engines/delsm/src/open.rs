@@ -182,8 +182,7 @@ impl DelsmEngine {
     /// Above all numbers that a crash may have left in names.
     fn next_number(&self, manifest: &Manifest) -> Result<u64> {
         let found = self.disk()?.list(&self.shelf.path).during("list", &self.shelf.path)?;
-        let number = |name: &str| u64::from_str_radix(name.split('.').next()?, 16).ok();
-        let used = found.iter().filter_map(|entry| number(&entry.name)).map(|number| number + 1);
+        let used = found.iter().filter_map(|entry| names::number_of(&entry.name)).map(|number| number + 1);
         Ok(used.max().unwrap_or(0).max(manifest.next).max(1))
     }
 }

@@ -30,11 +30,13 @@
 //! 4. Whoever lent a state shuts the connection first and lets go of the state then, so that a reader who finds the connection open *after* a
 //!    read has read what was held.
 //! 5. No bytes of a guest make the owner panic, wait for that guest while it closes, or take more than a message's memory.
+//! 6. A door that was opened stays open until its end: what an `accept` may fail of passes, as a want of descriptors does
+//!    ([`sheaf_base::porter`]).
 //!
 //! ## Threads
 //!
-//! One that accepts, one for each of at most [`MOST_GUESTS`] guests. They sleep in `accept` and `recv`; `shutdown` wakes them. A
-//! forked child leaves all of it to its parent.
+//! One that accepts, one for each of at most [`MOST_GUESTS`] guests. They sleep in `accept` and `recv`; `shutdown` wakes them. Where nobody
+//! can be taken in the one that accepts pauses; `unpark` wakes it. A forked child leaves all of it to its parent.
 //!
 //! ## Crash
 //!
@@ -63,6 +65,7 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 use sheaf_base::fork::ForkGuard;
+use sheaf_base::porter::{Next, PAUSE, Porter};
 use sheaf_base::store::{DOOR, Store};
 
 pub use beside::Held;
@@ -174,6 +177,7 @@ impl Door {
         let _ = rustix::fs::unlinkat(&self.shared.dir, DOOR[0], AtFlags::empty());
         let _ = rustix::net::shutdown(&self.shared.listener, Shutdown::Both);
         if let Some(acceptor) = self.acceptor.take() {
+            acceptor.thread().unpark();
             let _ = acceptor.join();
         }
         let guests = std::mem::take(&mut *self.shared.guests());
@@ -198,18 +202,13 @@ impl Shared {
     }
 
     fn accept_all(self: &Arc<Shared>) {
-        let spare = || rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok();
-        let mut kept = spare();
+        let mut porter = Porter::new();
         while !self.ending.load(Ordering::Acquire) {
-            match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC) {
-                Ok(socket) => self.let_in(UnixStream::from(socket)),
-                Err(Errno::INTR | Errno::CONNABORTED | Errno::PROTO) => {}
-                // No descriptor for it: it is taken with one that was kept for this, and dropped.
-                Err(Errno::MFILE | Errno::NFILE) if kept.take().is_some() => {
-                    let _ = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC).map(drop);
-                    kept = spare();
-                }
-                Err(_) => break, // the end, or nothing that would pass by itself
+            match porter.next(|| rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC)) {
+                Next::Came(socket) => self.let_in(UnixStream::from(socket)),
+                Next::Gone => {}
+                Next::Nobody | Next::Later => std::thread::park_timeout(PAUSE), // the end wakes us
+                Next::Never => break,                                           // it was shut
             }
         }
     }

@@ -322,6 +322,23 @@ fn sigbus_elsewhere_still_kills() {
 }
 
 #[test]
+fn a_write_that_syncs_is_called_once() {
+    for (answer, refusal) in [
+        (Err(Errno::INTR), io::ErrorKind::Interrupted),
+        (Ok(3), io::ErrorKind::WriteZero),
+        (Ok(0), io::ErrorKind::WriteZero),
+    ] {
+        let mut calls = 0;
+        let written = write_synced(10, b"abcdef", |_, _| {
+            calls += 1;
+            answer
+        });
+        assert_eq!((kind(written), calls), (refusal, 1));
+    }
+    write_synced(10, b"abcdef", |bytes, at| Ok(bytes.len() * usize::from(at == 10))).unwrap();
+}
+
+#[test]
 fn short_and_interrupted_transfers_go_on() {
     let mut answers = [Ok(2), Err(Errno::INTR), Ok(3), Ok(1)].into_iter();
     let mut seen = Vec::new();

@@ -1,0 +1,98 @@
+//! A server whose process has no descriptor left. The limit is the whole process's, so this is a program of its own.
+
+#![allow(clippy::disallowed_methods, reason = "a test makes its directory itself")]
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use sheaf::Database;
+use sheaf_flatrpc::address::Address;
+use sheaf_flatrpc::hello::{FIXED, Hello, Mode, Status, Welcome};
+use sheaf_server::{Builder, Limits};
+
+/// Descriptors that are there stay; below the limit none is made.
+fn limit(descriptors: u64) {
+    let now = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(descriptors), maximum: now.maximum })
+        .expect("a lower limit");
+}
+
+/// What the thread that listens has used of the processor, in clock ticks; `stat` was opened before.
+fn used(stat: &std::fs::File) -> u64 {
+    use std::os::unix::fs::FileExt;
+    let mut text = [0; 1024];
+    let len = stat.read_at(&mut text, 0).expect("figures");
+    let text = String::from_utf8_lossy(&text[..len]);
+    let fields: Vec<&str> = text.rsplit(") ").next().expect("a name").split(' ').collect();
+    let number = |at: usize| fields[at].parse::<u64>().expect("a number");
+    number(11) + number(12)
+}
+
+/// The figures of the thread that listens, which gives itself its name when it runs.
+fn door_thread() -> std::fs::File {
+    let is_door = |task: &std::path::Path| {
+        std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == DOOR)
+    };
+    loop {
+        let mut tasks = std::fs::read_dir("/proc/self/task").expect("threads").flatten();
+        if let Some(task) = tasks.find(|task| is_door(&task.path())) {
+            return std::fs::File::open(task.path().join("stat")).expect("its figures");
+        }
+        std::thread::yield_now();
+    }
+}
+
+const DOOR: &str = "sheaf-rpc-door";
+
+fn welcome(mut socket: impl Read) -> Option<Welcome> {
+    let mut bytes = [0; FIXED];
+    socket.read_exact(&mut bytes).ok()?;
+    Welcome::decode(&bytes).ok()
+}
+
+#[test]
+fn a_server_without_descriptors_costs_nothing_and_goes_on_when_there_are_some() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let before = getrlimit(Resource::Nofile).current.expect("a limit");
+    let db = Database::open(dir.path().join("db")).expect("a database");
+    let path = dir.path().join("sock");
+    let server = Builder::default()
+        .limits(Limits { workers: 1, ..Limits::default() })
+        .listen(Address::Shared(path.clone()))
+        .listen("tcp:127.0.0.1:0".parse().expect("an address"))
+        .start(&db)
+        .expect("a server");
+    let Address::Tcp(tcp) = server.addresses()[1].clone() else { panic!("the second listens on TCP") };
+    let socket = |family| -> OwnedFd {
+        let flags = SocketFlags::CLOEXEC;
+        rustix::net::socket_with(family, SocketType::STREAM, flags, None).expect("a socket")
+    };
+    let family = if tcp.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let (unix, internet) = (socket(AddressFamily::UNIX), socket(family));
+    let stat = door_thread();
+    limit(3);
+    rustix::net::connect(&unix, &SocketAddrUnix::new(path).expect("a short path")).expect("room to wait");
+    rustix::net::connect(&internet, &tcp).expect("room to wait");
+    let (mut unix, mut internet) = (UnixStream::from(unix), TcpStream::from(internet));
+    let hello = Hello { mode: Mode::Agent, join: None, token: Vec::new() }.encode();
+    unix.write_all(&hello).expect("room");
+    internet.write_all(&hello).expect("room");
+    unix.set_read_timeout(Some(Duration::from_secs(1))).expect("a timeout");
+    let started = used(&stat);
+    assert!(welcome(&unix).is_none(), "nobody hears it");
+    let ticks = used(&stat) - started;
+    assert!(ticks < 25, "the door took {ticks} hundredths of a second of that second");
+    limit(before);
+    unix.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
+    internet.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
+    assert_eq!(welcome(&unix).map(|said| said.status), Some(Status::Welcome));
+    assert_eq!(welcome(&internet).map(|said| said.status), Some(Status::Welcome));
+    drop((unix, internet));
+    server.close().expect("an end");
+    db.close().expect("an end");
+}
