@@ -11,6 +11,12 @@ fn step(mut command: Command) -> Result<(), String> {
     shell::step(command)
 }
 
+/// Tests that are built with less optimisation: nothing else uses what is built for them, and they run for less time than that takes.
+fn hasty(mut command: Command, level: &str) -> Command {
+    command.env("CARGO_PROFILE_TEST_OPT_LEVEL", level).env("CARGO_PROFILE_TEST_DEBUG", "0");
+    command
+}
+
 /// Everything; stops at the first failure.
 pub(crate) fn run() -> Result<(), String> {
     let began = Instant::now();
@@ -20,16 +26,13 @@ pub(crate) fn run() -> Result<(), String> {
     doc.env("RUSTDOCFLAGS", "-D warnings");
     step(doc)?;
     step(cargo(&["test", "--locked"]))?; // the test command of the README
-    // What is optional; the test without optimisation, since nothing else uses what it builds.
+    // What is optional; then the bench, with neither a C compiler nor a library.
     let optional = ["--locked", "-p", "sheaf", "--features", "tracing,metrics"];
     step(cargo(&[&["clippy"], &optional[..], &["--all-targets", "--", "-D", "warnings"]].concat()))?;
-    let mut test = cargo(&[&["test"], &optional[..], &["--test", "operators"]].concat());
-    test.env("CARGO_PROFILE_TEST_OPT_LEVEL", "0").env("CARGO_PROFILE_TEST_DEBUG", "0");
-    step(test)?;
-    // Neither a C compiler nor a library.
-    step(cargo(&["test", "--locked", "-p", "sheaf-bench", "--no-default-features"]))?;
-    step(interleavings(&["interleavings"]))?;
-    step(interleavings(&[
+    step(hasty(cargo(&[&["test"], &optional[..], &["--test", "operators"]].concat()), "0"))?;
+    step(hasty(cargo(&["test", "--locked", "-p", "sheaf-bench", "--no-default-features"]), "0"))?;
+    step(hasty(interleavings(&["interleavings"]), "1"))?;
+    let scenarios = interleavings(&[
         "--",
         "closing",
         "converting",
@@ -39,7 +42,8 @@ pub(crate) fn run() -> Result<(), String> {
         "reading",
         "waiting",
         "writing",
-    ]))?;
+    ]);
+    step(hasty(scenarios, "1"))?;
     step(cargo(&["run", "--locked", "--release", "--", "demo"]))?; // the first command of the README
     println!("\n== all well after {} s", began.elapsed().as_secs());
     Ok(())
