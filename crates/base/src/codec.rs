@@ -10,6 +10,37 @@ use crate::frame::{u32_at, u64_at};
 /// numbers.
 pub const COUNTED: u64 = 1 << 62;
 
+/// Appends a number in base 128, seven bits a byte, the lowest first.
+#[inline]
+pub fn put_varint(out: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        out.push(number.to_le_bytes()[0] | 0x80);
+        number >>= 7;
+    }
+    out.push(number.to_le_bytes()[0]);
+}
+
+/// The number in base 128 at `at`, which goes behind it.
+#[inline]
+pub fn take_varint(bytes: &[u8], at: &mut usize) -> Result<u64, Damage> {
+    let short = |at: usize| Damage::BadLength { got: bytes.len() as u64, max: at as u64 + 1 };
+    let first = *bytes.get(*at).ok_or_else(|| short(*at))?;
+    *at += 1;
+    if first < 0x80 {
+        return Ok(u64::from(first));
+    }
+    let mut number = u64::from(first & 0x7f);
+    for shift in (7..64).step_by(7) {
+        let byte = *bytes.get(*at).ok_or_else(|| short(*at))?;
+        *at += 1;
+        number |= u64::from(byte & 0x7f) << shift;
+        if byte < 0x80 {
+            return Ok(number);
+        }
+    }
+    Err(Damage::BadField { field: "varint", value: number })
+}
+
 /// Appends fields to a buffer.
 #[derive(Debug, Default)]
 pub struct Writer(pub Vec<u8>);
@@ -90,6 +121,11 @@ impl<'a> Reader<'a> {
             value => Err(Damage::BadField { field, value }),
         }
     }
+    /// A number in base 128.
+    #[inline]
+    pub fn varint(&mut self) -> Result<u64, Damage> {
+        take_varint(self.bytes, &mut self.at)
+    }
     /// Sixteen bytes.
     pub fn u128(&mut self) -> Result<u128, Damage> {
         let mut word = [0; 16];
@@ -127,5 +163,25 @@ impl<'a> Reader<'a> {
                 Err(Damage::BadLength { got: self.bytes.len() as u64, max: (self.bytes.len() - left) as u64 })
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_in_base_128_come_back_and_what_is_none_is_damage() {
+        for number in [0, 1, 127, 128, 16_383, 16_384, u64::from(u32::MAX), u64::MAX] {
+            let mut bytes = Vec::new();
+            put_varint(&mut bytes, number);
+            let mut reader = Reader::new(&bytes);
+            assert_eq!(reader.varint(), Ok(number));
+            reader.finish().unwrap();
+            for short in 0..bytes.len() {
+                assert!(Reader::new(&bytes[..short]).varint().is_err(), "{number} cut at {short}");
+            }
+        }
+        assert!(Reader::new(&[0x80; 20]).varint().is_err(), "without end");
     }
 }

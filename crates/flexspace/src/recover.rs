@@ -116,6 +116,7 @@ pub(crate) fn open(disk: Arc<dyn Disk>, dir: &Path, options: Options) -> Result<
     let mut tapes = r.open_logs(how)?;
     let known = r.known(&tapes)?;
     let pieces = r.replay(&mut tapes, known)?;
+    r.trim(!options.read_only);
     if !options.read_only {
         r.settle_names()?;
         r.settle(&tapes, &pieces)?;
@@ -208,11 +209,32 @@ impl Recovery<'_> {
 
 #[cfg(test)]
 mod tests {
+    use sheaf_base::disk::sim::SimDisk;
+
     use super::*;
 
     #[test]
     fn every_address_belongs_to_a_possible_area() {
         let last = Extent::new(((1u64 << 45) - 1) * 8);
         assert!(last.chunk() / (4 << 20) < MAX_AREAS as u64 * 64);
+    }
+
+    #[test]
+    fn a_name_far_behind_all_areas_costs_nothing() {
+        let disk = Arc::new(SimDisk::new());
+        let dir = Path::new("/space");
+        make_dir(&*disk, dir).unwrap();
+        let open = |read_only| {
+            let options = Options { tiny: true, read_only, ..Options::default() };
+            open(Arc::clone(&disk) as Arc<dyn Disk>, dir, options).unwrap()
+        };
+        drop(open(false));
+        let far = dir.join(DIRECTORY).join(area::file_name(MAX_AREAS - 1));
+        drop(disk.open(&far, How::Create).unwrap());
+        for (read_only, stays) in [(true, true), (false, false)] {
+            let space = open(read_only);
+            assert!(space.writer.lock().segments.len() < 1000, "by the areas, not by their names");
+            assert_eq!(disk.open(&far, How::Read).is_ok(), stays);
+        }
     }
 }

@@ -12,6 +12,7 @@ use sheaf_base::disk::renew_len;
 use sheaf_base::error::{Error, IoContext, Result};
 use sheaf_base::pair::Pair;
 use sheaf_base::segment::DATA_START;
+use sheaf_base::sync::atomic::Ordering;
 
 use crate::area::{Area, DIRECTORY};
 use crate::extent::{Extent, PIECE_HEAD, footprint};
@@ -79,6 +80,19 @@ impl Recovery<'_> {
             file.sync().during("sync", path)?;
         }
         Ok(())
+    }
+
+    /// Leaves out areas behind all that were ever used, and behind as many places as there are areas. New ones take the lowest place that is
+    /// free, so these hold nothing, or are nobody's; and what is counted by segment must not grow with a name. They go if they `may`.
+    pub(crate) fn trim(&mut self, may: bool) {
+        let files = &mut self.areas.files;
+        let is_used = |area: &Area| area.serials.iter().any(|serial| serial.load(Ordering::Relaxed) > 0);
+        let used = files.iter().rposition(|area| area.as_deref().is_some_and(is_used));
+        let there = files.iter().flatten().count();
+        let kept = files.len().min(there.max(used.map_or(0, |last| last + 1)));
+        for area in files.drain(kept..).flatten().filter(|_| may) {
+            let _ = self.disk.remove(&area.path); // what stays is tried again the next time
+        }
     }
 
     /// Areas have durable names before anything is in them. One that holds nothing may have been left by a creation that

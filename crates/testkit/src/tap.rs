@@ -9,7 +9,6 @@
 //!
 //! Stores through a mapping that do not go through [`File::append_at`]; calls that bypass the disk.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -106,7 +105,6 @@ type Watcher = Box<dyn FnMut(Class, &Path) + Send>;
 #[derive(Default)]
 struct State {
     calls: u64,
-    by_class: BTreeMap<Class, u64>,
     fuse: Option<u64>,
     watcher: Option<Watcher>,
     lie: Lie,
@@ -119,7 +117,6 @@ impl State {
     /// What happens before a call of `class` on `path`.
     fn before(&mut self, class: Class, path: &Path) {
         self.calls += 1;
-        *self.by_class.entry(class).or_default() += 1;
         if let Some(fuse) = self.fuse.filter(|_| !std::thread::panicking()) {
             assert!(self.calls <= fuse, "more than {fuse} disk calls: it does not end");
         }
@@ -169,12 +166,6 @@ impl Tap {
     /// Nobody watches any more.
     pub fn unwatch(&self) {
         self.state.lock().watcher = None;
-    }
-
-    /// Calls so far, by class.
-    #[must_use]
-    pub fn calls_by_class(&self) -> BTreeMap<Class, u64> {
-        self.state.lock().by_class.clone()
     }
 
     /// From now on the disk lies like this.

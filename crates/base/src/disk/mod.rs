@@ -146,6 +146,20 @@ pub fn fill(file: &dyn File, offset: u64, bytes: &mut [u8]) -> io::Result<Option
     }
 }
 
+/// Zeros to write with one call.
+static ZEROS: [u8; 256 << 10] = [0; 256 << 10];
+
+/// Writes zeros to `[from, to)`, so many at a time that they take no memory to speak of.
+pub(crate) fn write_zeros(file: &dyn File, from: u64, to: u64) -> io::Result<()> {
+    let mut at = from;
+    while at < to {
+        let count = usize::try_from(to - at).map_or(ZEROS.len(), |left| left.min(ZEROS.len()));
+        file.write_at(at, &ZEROS[..count])?;
+        at += count as u64;
+    }
+    Ok(())
+}
+
 /// Makes the length of `file` count as changed, so that the next sync saves it: a failed sync may have
 /// dropped a length that the kernel goes on showing. Takes no blocks and leaves the length as it is.
 pub fn renew_len(file: &dyn File) -> io::Result<()> {

@@ -27,10 +27,7 @@ use rustix::fs::{AtFlags, Dir, FallocateFlags, FileType, Mode, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use super::mapping::{Mapping, Stored};
-use super::{Disk, Entry, File, How, Locked, Share, Volume, flock, sigbus};
-
-/// Zeros to write with one call.
-static ZEROS: [u8; 256 * 1024] = [0; 256 * 1024];
+use super::{Disk, Entry, File, How, Locked, Share, Volume, flock, sigbus, write_zeros};
 
 /// The machine's file systems. Paths are those of the process.
 #[derive(Clone, Copy, Debug, Default)]
@@ -250,7 +247,7 @@ impl File for RealFile {
         }
         let reserve = || rustix::fs::fallocate(&self.fd, FallocateFlags::empty(), 0, len);
         match repeat(reserve) {
-            Err(Errno::OPNOTSUPP) => self.write_zeros(self.len()?, len),
+            Err(Errno::OPNOTSUPP) => write_zeros(self, self.len()?, len),
             answer => Ok(answer?),
         }
     }
@@ -342,7 +339,7 @@ impl File for RealFile {
             return;
         };
         let ends = mapping.ends();
-        if mapping.can_populate(from, to) && self.write_zeros(from, to).is_ok() {
+        if mapping.can_populate(from, to) && write_zeros(self, from, to).is_ok() {
             mapping.populate(from, to, ends);
         }
     }
@@ -375,16 +372,6 @@ impl RealFile {
         write_synced(at, &last, |bytes, at| {
             rustix::io::pwritev2(&self.fd, &[io::IoSlice::new(bytes)], at, ReadWriteFlags::DSYNC)
         })
-    }
-
-    fn write_zeros(&self, from: u64, to: u64) -> io::Result<()> {
-        let mut at = from;
-        while at < to {
-            let count = usize::try_from(to - at).map_or(ZEROS.len(), |n| n.min(ZEROS.len()));
-            self.write_at(at, &ZEROS[..count])?;
-            at += count as u64;
-        }
-        Ok(())
     }
 }
 

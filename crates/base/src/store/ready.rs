@@ -14,6 +14,7 @@ use super::Store;
 use super::order::Order;
 use super::tail::MARK;
 use crate::blob::Staged;
+use crate::disk::write_zeros;
 use crate::error::{Error, IoContext, Result};
 use crate::segment::{DATA_START, Identity, MAX_CAPACITY, Segment};
 use crate::sync::atomic::Ordering;
@@ -218,8 +219,7 @@ impl Store {
     fn prepare_pages(&self, segment: &Segment) -> Result<()> {
         let capacity = segment.identity().capacity;
         if self.round.is_busy() {
-            let zeros = vec![0; usize::try_from(capacity - DATA_START).unwrap_or(0)];
-            segment.file().write_at(DATA_START, &zeros).during("write", segment.path())?;
+            write_zeros(&**segment.file(), DATA_START, capacity).during("write", segment.path())?;
             segment.file().sync().during("sync", segment.path())?;
             return Ok(());
         }

@@ -13,6 +13,7 @@
 //! A pair's kind is 0 for a value, 1 for a staged value's reference (16 bytes), 2 for a removal. Within a run pairs are
 //! sorted by key, and by falling number within a key. docs/format/flex.md is the specification.
 
+use sheaf_base::codec::{put_varint, take_varint};
 use sheaf_base::error::Damage;
 use sheaf_base::record::Content;
 use sheaf_base::types::{MAX_KEY, Seq};
@@ -37,37 +38,8 @@ pub(crate) struct Pair<'a> {
     pub(crate) content: Content<'a>,
 }
 
-fn put_varint(out: &mut Vec<u8>, mut number: u64) {
-    while number >= 0x80 {
-        out.push((number & 0x7f) as u8 | 0x80);
-        number >>= 7;
-    }
-    out.push((number & 0x7f) as u8);
-}
-
 fn varint_len(number: u64) -> usize {
     (64 - (number | 1).leading_zeros() as usize).div_ceil(7)
-}
-
-#[inline]
-fn take_varint(bytes: &[u8], at: &mut usize) -> Result<u64, Damage> {
-    let short = Damage::BadLength { got: bytes.len() as u64, max: *at as u64 + 1 };
-    let first = *bytes.get(*at).ok_or(short)?;
-    *at += 1;
-    if first < 0x80 {
-        return Ok(u64::from(first));
-    }
-    let mut number = u64::from(first & 0x7f);
-    for shift in (7..64).step_by(7) {
-        let byte =
-            *bytes.get(*at).ok_or(Damage::BadLength { got: bytes.len() as u64, max: *at as u64 + 1 })?;
-        *at += 1;
-        number |= u64::from(byte & 0x7f) << shift;
-        if byte < 0x80 {
-            return Ok(number);
-        }
-    }
-    Err(Damage::BadField { field: "varint", value: number })
 }
 
 /// What stands before a put's key and value, if it fits into one word, as most do: the key is shorter than 128 bytes, the value

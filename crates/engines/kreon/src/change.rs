@@ -19,6 +19,7 @@ use std::collections::HashMap;
 
 use sheaf_base::error::Result;
 use sheaf_base::memory::pieces::Piece;
+use sheaf_base::memtable::prefix::between;
 use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::Seq;
 
@@ -554,12 +555,6 @@ impl Gathered {
         let value = &self.bytes[old.at[1]..old.at[2]];
         Pair { key: self.key(old), entry: old.entry, newest: old.newest, value }
     }
-}
-
-/// The shortest key above `low` and not above `high`.
-fn between(low: &[u8], high: &[u8]) -> Vec<u8> {
-    let shared = sheaf_base::memtable::prefix::common(low, high);
-    high[..high.len().min(shared + 1)].to_vec()
 }
 
 /// What becomes of an entry's flags when it takes the place of `old`, or of none.

@@ -9,21 +9,8 @@ use sheaf_base::types::{MAX_KEY, Seq};
 
 use super::{FILE, Home, Item, PACKED, REMOVED, What};
 
-#[inline]
-fn take_number(reader: &mut Reader<'_>) -> Result<u64, Damage> {
-    let mut number = 0u64;
-    for shift in (0..64).step_by(7) {
-        let byte = reader.u8()?;
-        number |= u64::from(byte & 0x7f) << shift;
-        if byte & 0x80 == 0 {
-            return Ok(number);
-        }
-    }
-    Err(Damage::BadField { field: "number", value: number })
-}
-
 fn take_u32(reader: &mut Reader<'_>, field: &'static str) -> Result<u32, Damage> {
-    let value = take_number(reader)?;
+    let value = reader.varint()?;
     u32::try_from(value).map_err(|_| Damage::BadField { field, value })
 }
 
@@ -39,18 +26,18 @@ impl<'a> Entry<'a> {
     /// The next one, after a key of `before` bytes.
     #[inline]
     fn take(r: &mut Reader<'a>, before: usize) -> Result<Entry<'a>, Damage> {
-        let (shared, rest) = (take_number(r)?, take_number(r)?);
+        let (shared, rest) = (r.varint()?, r.varint()?);
         let max = before as u64;
         if shared > max || shared.saturating_add(rest) > MAX_KEY as u64 {
             return Err(Damage::BadLength { got: shared, max });
         }
         let rest = r.take(usize::try_from(rest).unwrap_or(usize::MAX))?;
-        let (kind, seq) = (r.u8()?, Seq(take_number(r)?));
+        let (kind, seq) = (r.u8()?, Seq(r.varint()?));
         let what = match kind {
             FILE => {
-                let (id, len) = (take_number(r)?, take_u32(r, "length")?);
+                let (id, len) = (r.varint()?, take_u32(r, "length")?);
                 let sum = r.u32()?;
-                let home = match take_number(r)? {
+                let home = match r.varint()? {
                     0 => Home::Here,
                     1 => Home::Staged,
                     number => Home::Dir(number - 2),
@@ -58,7 +45,7 @@ impl<'a> Entry<'a> {
                 What::File { blob: BlobRef { id, len, sum }, home }
             }
             PACKED => {
-                let (pack, offset, len) = (take_number(r)?, take_number(r)?, take_u32(r, "length")?);
+                let (pack, offset, len) = (r.varint()?, r.varint()?, take_u32(r, "length")?);
                 What::Packed { pack, offset, len, sum: r.u32()? }
             }
             REMOVED => What::Gone,

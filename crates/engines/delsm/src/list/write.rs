@@ -1,6 +1,6 @@
 //! # Writing a key list: in memory, then as a whole
 
-use sheaf_base::codec::Writer;
+use sheaf_base::codec::{Writer, put_varint};
 
 use super::{Block, FILE, HEAD, Home, Item, MAGIC, PACKED, REMOVED, Totals, What, head, sum_of};
 use crate::filter;
@@ -8,14 +8,6 @@ use crate::filter;
 /// Bytes of entries after which a block ends.
 const BLOCK: usize = 4096;
 const TINY_BLOCK: usize = 160;
-
-fn put_number(out: &mut Vec<u8>, mut number: u64) {
-    while number >= 0x80 {
-        out.push(number.to_le_bytes()[0] & 0x7f | 0x80);
-        number >>= 7;
-    }
-    out.push(number.to_le_bytes()[0]);
-}
 
 /// A list being made, in memory: some dozens of bytes a key.
 #[derive(Debug)]
@@ -67,26 +59,26 @@ impl ListWriter {
             self.last.clear();
         }
         let shared = self.last.iter().zip(&item.key).take_while(|(a, b)| a == b).count();
-        put_number(&mut self.bytes, shared as u64);
-        put_number(&mut self.bytes, (item.key.len() - shared) as u64);
+        put_varint(&mut self.bytes, shared as u64);
+        put_varint(&mut self.bytes, (item.key.len() - shared) as u64);
         self.bytes.extend_from_slice(&item.key[shared..]);
         let (kind, seq) = (kind_of(&item.what), item.seq.0);
         self.bytes.push(kind);
-        put_number(&mut self.bytes, seq);
+        put_varint(&mut self.bytes, seq);
         match item.what {
             What::File { blob, home } => {
-                put_number(&mut self.bytes, blob.id);
-                put_number(&mut self.bytes, u64::from(blob.len));
+                put_varint(&mut self.bytes, blob.id);
+                put_varint(&mut self.bytes, u64::from(blob.len));
                 self.bytes.extend_from_slice(&blob.sum.to_le_bytes());
                 let home = match home {
                     Home::Here => 0,
                     Home::Staged => 1,
                     Home::Dir(number) => number + 2,
                 };
-                put_number(&mut self.bytes, home);
+                put_varint(&mut self.bytes, home);
             }
             What::Packed { pack, offset, len, sum } => {
-                [pack, offset, u64::from(len)].iter().for_each(|n| put_number(&mut self.bytes, *n));
+                [pack, offset, u64::from(len)].iter().for_each(|n| put_varint(&mut self.bytes, *n));
                 self.bytes.extend_from_slice(&sum.to_le_bytes());
             }
             What::Gone => {}
