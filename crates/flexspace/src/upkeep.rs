@@ -23,7 +23,7 @@ use sheaf_base::clock::{Clock, SystemClock};
 use sheaf_base::engine::ImageSink;
 use sheaf_base::error::{Error, IoContext, Result};
 use sheaf_base::segment::{Identity, Segment};
-use sheaf_base::store::image::{ImageReader, ImageWriter};
+use sheaf_base::store::image::ImageWriter;
 use sheaf_base::sync::MutexGuard;
 use sheaf_base::types::{KeyspaceId, LogId, SegmentId};
 
@@ -292,28 +292,6 @@ impl Shared {
             let name = sheaf_base::segment::file_name(log.id);
             let _ = self.disk.remove(&self.dir.join(LOG).join(name));
         }
-    }
-
-    /// Reads both checkpoints; damage goes to `report`.
-    pub(crate) fn verify_checkpoints(&self, report: &mut impl FnMut(Error)) -> Result<()> {
-        let _one = self.checkpointing.lock();
-        let (numbers, space) = {
-            let m = self.maintenance.lock();
-            ([m.head.newest.checkpoint, m.head.older.checkpoint], m.head.space)
-        };
-        for number in numbers.into_iter().filter(|number| *number > 0) {
-            let path = self.dir.join(format::checkpoint_name(number));
-            let read = ImageReader::open(&*self.disk, path, space, KeyspaceId(0), number, |_| None);
-            let read = read.and_then(|mut image| {
-                format::load(&mut image, |_, _| {})?;
-                image.finish()
-            });
-            match read {
-                Err(error) if error.is_corrupt() => report(error),
-                other => drop(other?),
-            }
-        }
-        Ok(())
     }
 
     /// Whether the log is long: longer than a tenth of the index, and at least a fixed length.
