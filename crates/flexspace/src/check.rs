@@ -47,7 +47,9 @@ impl Shared {
         if !findings.is_empty() {
             findings.clear();
             let m = self.maintenance.lock(); // one may have been written just then, and none is now
-            m.pair.check::<Head>(&mut |error| findings.push(error));
+            if !m.is_behind {
+                m.pair.check::<Head>(&mut |error| findings.push(error)); // else it is torn for want of room, and written again
+            }
         }
         findings.into_iter().for_each(report);
     }
