@@ -493,8 +493,10 @@ pub trait Engine: Send + Sync {
     fn counters(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }
-    /// Reads everything it holds; each finding goes to `report`.
-    fn verify(&self, report: &mut dyn FnMut(Error)) -> Result<()>;
+    /// Reads everything it holds; each finding goes to `report`. Nobody waits for it: no lock that commits, steps or figures take is
+    /// held while a device is read or `report` called, and what moved meanwhile is no finding. `step` is told now and then how many
+    /// bytes were read since the last time; its error ends the verification.
+    fn verify(&self, report: &mut dyn FnMut(Error), step: &mut dyn FnMut(u64) -> Result<()>) -> Result<()>;
     /// The keyspace was dropped and nobody reads it any more: give back memory and account its
     /// entries as dead.
     fn retire(&self);

@@ -13,6 +13,9 @@
 //!    below that or without one, in the kernel.
 //! 2. A segment's serial changes only while it is free.
 //! 3. Segments below `allocated` have blocks: writing there does not run out of space.
+//! 4. What lies below [`Slot::settled`] in a segment that an extent of a published version names is in the kernel, and nobody writes
+//!    there while that version lives. Only there bytes are looked at where they are mapped; a length that is damaged may reach
+//!    further, and what it names is copied out.
 
 use sheaf_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::path::{Path, PathBuf};
@@ -37,13 +40,41 @@ pub(crate) const DIRECTORY: &str = "data";
 const LOOKS: u64 = 8;
 
 /// Where readers find the buffer of a segment whose bytes are not all in the kernel.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Slot {
     is_taken: AtomicBool,
     buffer: ArcSwapOption<Buffer>,
+    settled: AtomicU64,
+}
+
+impl Default for Slot {
+    /// Of a segment that nobody fills.
+    fn default() -> Slot {
+        Slot {
+            is_taken: AtomicBool::default(),
+            buffer: ArcSwapOption::default(),
+            settled: AtomicU64::new(u64::MAX),
+        }
+    }
 }
 
 impl Slot {
+    /// The segment is taken, to be filled from its start.
+    pub(crate) fn begin(&self) {
+        self.settled.store(0, Ordering::Release);
+    }
+
+    /// The kernel has all bytes of the segment below `end`, and nobody writes there any more before the segment is taken again.
+    pub(crate) fn settle(&self, end: u64) {
+        self.settled.fetch_max(end, Ordering::Release);
+    }
+
+    /// Nobody writes below this place of the segment, as long as a version names something in it.
+    #[inline]
+    fn settled(&self) -> u64 {
+        self.settled.load(Ordering::Acquire)
+    }
+
     /// Before a version names a byte of it.
     pub(crate) fn set(&self, buffer: &Arc<Buffer>) {
         self.buffer.store(Some(Arc::clone(buffer)));
@@ -199,6 +230,11 @@ impl Areas {
         }
     }
 
+    /// What readers know of the segment, if it has a file.
+    pub(crate) fn slot(&self, segment: u32) -> Option<&Slot> {
+        self.area_of(segment).map(|(area, index)| &area.slots[index])
+    }
+
     /// Whether bytes of the segment are not in the kernel.
     pub(crate) fn is_buffered(&self, segment: u32) -> bool {
         self.area_of(segment).is_some_and(|(area, index)| area.slots[index].is_taken())
@@ -261,16 +297,16 @@ impl Areas {
             return None;
         }
         let (area, index) = self.area_of(self.segment_of(extent))?;
-        if area.slots[index].is_taken() {
-            return None;
-        }
         let (skip, from) = (extent.skip() % g.piece, extent.skip() / g.piece * (g.piece + PIECE_HEAD));
         let count = PIECE_HEAD + (skip + len).min(g.piece);
-        let at = index as u64 * g.segment + extent.chunk() % g.segment + from;
+        let within = extent.chunk() % g.segment + from;
+        let slot = &area.slots[index];
+        if slot.is_taken() || within + count > slot.settled() {
+            return None;
+        }
         // SAFETY:
-        // * A version names the extent: its bytes were written before and are not written now (I1). Damaged lengths may
-        //   reach into what is; nobody reads what is here, they only ask for it.
-        unsafe { area.file.mapped(at, usize::try_from(count).unwrap_or(0)) }
+        // * All of it is settled: written before, and not written while the version lives that names the extent (I4).
+        unsafe { area.file.mapped(index as u64 * g.segment + within, usize::try_from(count).unwrap_or(0)) }
     }
 
     /// Has `len` bytes of `extent` from its byte `from` on read from the device soon, if they are not in memory.
@@ -330,26 +366,37 @@ impl Areas {
         if most < PIECE_HEAD_BYTES {
             return Err(damaged(Damage::BadLength { got: PIECE_HEAD, max: room }));
         }
-        let slot = area.slots[(segment % g.area_segments) as usize].get();
-        let buffered = slot.as_ref().and_then(|guard| guard.as_ref()?.tail(within));
+        let slot = &area.slots[(segment % g.area_segments) as usize];
+        let buffer = slot.get();
+        let buffered = buffer.as_ref().and_then(|guard| guard.as_ref()?.tail(within));
         if let Some(bytes) = buffered {
             return with(checked(bytes, most, within, seed).map_err(damaged)?, &area.path, offset);
         }
-        // SAFETY:
-        // * A version names this piece: its head was written before and is not written now (I1).
-        let Some(head) = (unsafe { area.file.mapped(offset, PIECE_HEAD_BYTES) }) else {
+        let Some(bytes) = mapped(area, offset, slot.settled().saturating_sub(within), most) else {
             let bytes = read(area, offset, most)?;
             return with(checked(&bytes, most, within, seed).map_err(damaged)?, &area.path, offset);
         };
-        let len = (PIECE_HEAD_BYTES + u32_at(head, 4) as usize).min(most);
-        // SAFETY:
-        // * As above. If the length is damaged, the range may reach into what is written just now: then the
-        //   bytes are garbage to us, and the sum says so.
-        let Some(bytes) = (unsafe { area.file.mapped(offset, len) }) else {
-            return Err(damaged(Damage::Short { got: offset, expected: offset + len as u64 }));
-        };
         with(checked(bytes, most, within, seed).map_err(damaged)?, &area.path, offset)
     }
+}
+
+/// The piece at `offset`, which takes at most `most` bytes, where it is mapped; `None` if it is not, or, as its length says, reaches
+/// beyond the first `settled` bytes.
+#[inline]
+fn mapped(area: &Area, offset: u64, settled: u64, most: usize) -> Option<&[u8]> {
+    if settled < PIECE_HEAD {
+        return None;
+    }
+    // SAFETY:
+    // * Settled, checked above: written before, and not written while the version lives that names the piece (I4).
+    let head = unsafe { area.file.mapped(offset, PIECE_HEAD_BYTES)? };
+    let len = (PIECE_HEAD_BYTES + u32_at(head, 4) as usize).min(most);
+    if len as u64 > settled {
+        return None;
+    }
+    // SAFETY:
+    // * Settled as well, checked above.
+    unsafe { area.file.mapped(offset, len) }
 }
 
 /// The body of the piece that `bytes` start with, and which takes at most `most`, if its sum is right.

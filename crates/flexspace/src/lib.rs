@@ -42,6 +42,7 @@
 
 mod area;
 mod buffer;
+mod check;
 mod collect;
 mod commit;
 mod current;
@@ -66,6 +67,7 @@ mod upkeep;
 mod view;
 mod writer;
 
+pub use check::Verification;
 pub use edit::{Cursor, Edit};
 pub use options::Options;
 pub use space::{FlexSpace, Stats};

@@ -30,6 +30,9 @@ impl Writer {
     /// Nothing more goes into the segment that `who` fills.
     pub(crate) fn close_cursor(&mut self, who: Who) {
         let Some(cursor) = self.room.cursors[who as usize].take() else { return };
+        if !self.areas.is_buffered(cursor.segment) {
+            self.areas.slot(cursor.segment).inspect(|slot| slot.settle(u64::MAX)); // else the flush that takes its buffer does
+        }
         let segment = &mut self.segments[cursor.segment as usize];
         segment.state = match who {
             // What is not applied yet belongs to the operation after `seq`.
@@ -94,6 +97,10 @@ impl Writer {
                 let written = spot.area.file.write_at(spot.start + at, out);
                 spot.area.is_dirty.store(true, Ordering::Release);
                 written.during("write", &spot.area.path)?;
+                let slot = &spot.area.slots[(segment % g.area_segments) as usize];
+                if !slot.is_taken() {
+                    slot.settle(at + len); // else bytes below are still on their way
+                }
             }
         }
         self.unsynced += len;

@@ -135,8 +135,16 @@ pub(crate) fn open(disk: Arc<dyn Disk>, dir: &Path, options: Options) -> Result<
     writer.count()?;
     writer.log.bytes = tapes.iter().map(|tape| tape.end - DATA_START).sum();
     head.newest.logs.retain(|log| log.end > DATA_START);
-    let maintenance =
-        Maintenance { pair, head, checkpoint_bytes, is_closed: false, seen: (u64::MAX, Duration::ZERO) };
+    let maintenance = Maintenance {
+        pair,
+        head,
+        is_behind: false,
+        leaving: Vec::new(),
+        unnamed: None,
+        checkpoint_bytes,
+        is_closed: false,
+        seen: (u64::MAX, Duration::ZERO),
+    };
     Ok(Shared::new(disk, options, writer, first, maintenance, healed))
 }
 

@@ -155,10 +155,16 @@ impl Room {
     /// The kernel has the bytes of `segment` below `to`. A buffer that nothing will be added to is done then.
     pub(crate) fn delivered(&mut self, segment: u32, to: u64, area_segments: u32) {
         let Some(index) = self.outgoing.iter().position(|out| out.segment == segment) else { return };
-        self.outgoing[index].flushed = to;
+        let out = &mut self.outgoing[index];
+        let slot = (segment % area_segments) as usize;
+        out.area.slots[slot].settle(to);
+        out.flushed = to;
         if !self.is_filled(segment) && self.outgoing[index].buffer.filled() == to {
             let out = self.outgoing.swap_remove(index);
-            out.area.slots[(segment % area_segments) as usize].clear();
+            // What a cursor wrote since its buffer was put down went straight to the kernel.
+            let cursor = self.cursors.iter().flatten().find(|cursor| cursor.segment == segment);
+            out.area.slots[slot].settle(cursor.map_or(u64::MAX, |cursor| cursor.end));
+            out.area.slots[slot].clear();
             self.idle.push(out.buffer);
         }
     }
@@ -248,6 +254,7 @@ impl Writer {
         };
         let serial = self.room.next_serial;
         self.areas.set_serial(segment, serial);
+        self.areas.slot(segment).inspect(|slot| slot.begin());
         self.unlogged.push(Record::Open { segment, serial });
         self.room.next_serial += 1;
         self.room.borrowed += u64::from(who == Who::Collector);

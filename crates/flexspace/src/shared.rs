@@ -18,6 +18,7 @@ use sheaf_base::disk::Disk;
 use sheaf_base::error::{Error, Result};
 use sheaf_base::memory::Part;
 use sheaf_base::pair::Pair;
+use sheaf_base::segment::Segment;
 use sheaf_base::sync::{Mutex, MutexGuard};
 use sheaf_base::types::Incarnation;
 use sheaf_base::work::Waker;
@@ -26,7 +27,7 @@ use crate::area::Areas;
 use crate::collect::Pass;
 use crate::current::Current;
 use crate::extent::Extent;
-use crate::format::{Head, Record};
+use crate::format::{Chapter, Head, Record};
 use crate::options::{Geometry, Options};
 use crate::pace::Pace;
 use crate::tree::Frozen;
@@ -50,7 +51,14 @@ pub(crate) struct Version {
 #[derive(Debug)]
 pub(crate) struct Maintenance {
     pub(crate) pair: Pair,
+    /// As both slots are to have it.
     pub(crate) head: Head,
+    /// They do not: writing failed. Nothing goes that one of them may name.
+    pub(crate) is_behind: bool,
+    /// Chapters that go when they do.
+    pub(crate) leaving: Vec<Chapter>,
+    /// A segment for the log that is its spare when they do.
+    pub(crate) unnamed: Option<Arc<Segment>>,
     /// Size of the last checkpoint in bytes.
     pub(crate) checkpoint_bytes: u64,
     pub(crate) is_closed: bool,

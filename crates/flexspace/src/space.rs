@@ -12,8 +12,8 @@ use sheaf_base::error::{Error, IoContext, Result};
 use sheaf_base::memory::Part;
 use sheaf_base::work::Worker;
 
+use crate::check::Verification;
 use crate::edit::Edit;
-use crate::format::Head;
 use crate::options::Options;
 use crate::recover;
 use crate::room::KEPT;
@@ -334,9 +334,13 @@ impl FlexSpace {
     ///
     /// None of damage; that goes to `report`.
     pub fn verify(&self, mut report: impl FnMut(Error)) -> Result<()> {
-        self.shared.maintenance.lock().pair.check::<Head>(&mut report);
-        self.shared.verify_checkpoints(&mut report)?;
-        self.view().verify(report)
+        self.verification().run(&mut report, &mut |_| Ok(()))
+    }
+
+    /// What [`FlexSpace::verify`] does, of the state as of now, for who cannot hold on to the space meanwhile.
+    #[must_use]
+    pub fn verification(&self) -> Verification {
+        Verification::new(Arc::clone(&self.shared), self.view())
     }
 
     /// Syncs, writes a checkpoint, and marks the space as closed in order.

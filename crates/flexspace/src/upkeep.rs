@@ -15,6 +15,10 @@
 //! safe to find out only while the data may not have been overwritten since, hence the floor in *both* heads
 //! before a segment is used again: whichever head an opening finds, it does not question the frames that
 //! name the segment's former bytes.
+//!
+//! A head that cannot be written (a file system that copies what is overwritten may be full, or a quota used up) is refused like anything
+//! else, and written by the next who needs it: into the same slot, so that the other one stays whole. Until both have what they are to
+//! have, nothing is free that was not, and no file goes. Only after a failed sync nobody knows what the slots have.
 
 use sheaf_base::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -23,7 +27,7 @@ use sheaf_base::clock::{Clock, SystemClock};
 use sheaf_base::engine::ImageSink;
 use sheaf_base::error::{Error, IoContext, Result};
 use sheaf_base::segment::{Identity, Segment};
-use sheaf_base::store::image::{ImageReader, ImageWriter};
+use sheaf_base::store::image::ImageWriter;
 use sheaf_base::sync::MutexGuard;
 use sheaf_base::types::{KeyspaceId, LogId, SegmentId};
 
@@ -89,12 +93,25 @@ impl Shared {
         Ok(())
     }
 
-    /// Writes the head into both slots: whichever an opening finds knows what must be known.
+    /// Writes the head into both slots: whichever an opening finds knows what must be known. Then goes what neither names.
     fn put_heads(&self, m: &mut Maintenance) -> Result<()> {
+        m.is_behind = true;
         for _ in 0..2 {
             m.head.generation += 1;
-            let written = m.pair.write(&m.head);
-            self.poison("write of the head", written)?;
+            match m.pair.write(&m.head) {
+                Ok(()) => {}
+                failed @ Err(Error::Io { op: "sync" | "sync directory", .. }) => {
+                    return self.poison("sync of the head", failed);
+                }
+                failed => {
+                    m.head.generation -= 1; // the slot that may be torn now is the next one again
+                    return failed;
+                }
+            }
+        }
+        m.is_behind = false;
+        for chapter in std::mem::take(&mut m.leaving) {
+            self.discard(&chapter);
         }
         Ok(())
     }
@@ -116,6 +133,16 @@ impl Shared {
         if has_spare {
             return Ok(());
         }
+        if m.unnamed.as_ref().is_none_or(|made| made.identity().capacity < need + 512) {
+            self.make_segment(m, need, bytes)?;
+        }
+        self.put_heads(m)?;
+        self.writer.lock().log.spare = m.unnamed.take();
+        Ok(())
+    }
+
+    /// Makes a segment for at least `need` bytes of frames, and usually for `bytes`, that the next heads name.
+    fn make_segment(&self, m: &mut Maintenance, need: u64, bytes: u64) -> Result<()> {
         let [least, most] = self.geometry.log;
         let capacity = bytes.next_power_of_two().clamp(least, most).max((need + 1024).next_power_of_two());
         let id = SegmentId(m.head.next_number);
@@ -140,16 +167,13 @@ impl Shared {
         self.poison("sync", named)?;
         m.head.next_number += 1;
         let end = segment.end();
-        let mut w = self.writer.lock();
         // A spare that was too small stays empty and goes with the next checkpoint.
-        let replaced = w.log.spare.take();
-        drop(w);
-        if let Some(small) = replaced {
+        let replaced = self.writer.lock().log.spare.take();
+        let unnamed = m.unnamed.replace(Arc::new(segment));
+        for small in replaced.into_iter().chain(unnamed) {
             m.head.newest.logs.retain(|log| log.id != small.id());
         }
         m.head.newest.logs.push(LogEntry { id, end, is_final: false });
-        self.put_heads(m)?;
-        self.writer.lock().log.spare = Some(Arc::new(segment));
         Ok(())
     }
 
@@ -159,7 +183,7 @@ impl Shared {
         self.sync()?;
         let mut m = self.maintenance.lock();
         self.check_writable()?;
-        if m.head.floor < self.durable.load(Ordering::Acquire) {
+        if m.is_behind || m.head.floor < self.durable.load(Ordering::Acquire) {
             self.raise_floor(&mut m)?;
         }
         let mut w = self.writer.lock();
@@ -213,7 +237,8 @@ impl Shared {
             self.spare(&mut m, 0)?;
             let mut w = self.writer.lock();
             if w.seq == m.head.newest.seq {
-                return Ok(());
+                drop(w);
+                return if m.is_behind { self.put_heads(&mut m) } else { Ok(()) };
             }
             w.log.rotate();
             (w.log.bytes, w.log.pace) = (0, w.log.bytes);
@@ -258,10 +283,10 @@ impl Shared {
         (newest.logs, m.head.newest.logs) = m.head.newest.logs.iter().partition(|log| is_new(log));
         let before = std::mem::replace(&mut m.head.newest, newest);
         let gone = std::mem::replace(&mut m.head.older, before);
-        self.raise_floor(&mut m)?;
+        m.leaving.push(gone);
         m.checkpoint_bytes = bytes;
+        self.raise_floor(&mut m)?;
         self.counters.checkpoints.fetch_add(1, Ordering::Relaxed);
-        self.discard(&gone);
         Ok(())
     }
 
@@ -292,28 +317,6 @@ impl Shared {
             let name = sheaf_base::segment::file_name(log.id);
             let _ = self.disk.remove(&self.dir.join(LOG).join(name));
         }
-    }
-
-    /// Reads both checkpoints; damage goes to `report`.
-    pub(crate) fn verify_checkpoints(&self, report: &mut impl FnMut(Error)) -> Result<()> {
-        let _one = self.checkpointing.lock();
-        let (numbers, space) = {
-            let m = self.maintenance.lock();
-            ([m.head.newest.checkpoint, m.head.older.checkpoint], m.head.space)
-        };
-        for number in numbers.into_iter().filter(|number| *number > 0) {
-            let path = self.dir.join(format::checkpoint_name(number));
-            let read = ImageReader::open(&*self.disk, path, space, KeyspaceId(0), number, |_| None);
-            let read = read.and_then(|mut image| {
-                format::load(&mut image, |_, _| {})?;
-                image.finish()
-            });
-            match read {
-                Err(error) if error.is_corrupt() => report(error),
-                other => drop(other?),
-            }
-        }
-        Ok(())
     }
 
     /// Whether the log is long: longer than a tenth of the index, and at least a fixed length.
@@ -348,6 +351,12 @@ impl Shared {
             let mut m = self.maintenance.lock();
             if m.is_closed {
                 return Ok(false);
+            }
+            if m.is_behind {
+                match self.put_heads(&mut m) {
+                    Err(Error::NoSpace { .. }) => {} // a full disk is the trouble of whoever needs them
+                    other => other?,
+                }
             }
             let mut w = self.writer.lock();
             let is_idle = self.is_idle(&mut m, w.seq) && when == When::After;
@@ -407,8 +416,8 @@ impl Shared {
             w.log = Log::default(); // the checkpoint has everything, and nobody can change anything any more
         }
         let logs = std::mem::take(&mut m.head.newest.logs);
+        m.leaving.push(Chapter { logs, ..Chapter::default() });
         self.raise_floor(&mut m)?;
-        self.discard(&Chapter { logs, ..Chapter::default() });
         m.is_closed = true;
         Ok(())
     }

@@ -192,6 +192,15 @@ impl View {
     ///
     /// None of damage; that goes to `report`.
     pub fn verify(&self, mut report: impl FnMut(Error)) -> Result<()> {
+        self.verify_steps(&mut report, &mut |_| Ok(()))
+    }
+
+    /// The same; `step` is told of the bytes, and its error ends it.
+    pub(crate) fn verify_steps(
+        &self,
+        report: &mut dyn FnMut(Error),
+        step: &mut dyn FnMut(u64) -> Result<()>,
+    ) -> Result<()> {
         if let Err(what) = self.version.tree.check() {
             report(Error::Invalid { what: "index", why: what });
         }
@@ -201,6 +210,7 @@ impl View {
                 self.version.will_need(entry.start, AHEAD);
                 ahead = entry.start + AHEAD;
             }
+            step(entry.len)?;
             match self.version.verify(entry.item, entry.len) {
                 Err(error) if error.is_corrupt() => report(error),
                 other => other?,

@@ -127,32 +127,23 @@ fn what_failed_once_goes_on_by_itself() {
             let space = open(Arc::new(disk.clone())).expect("a new space");
             disk.set_faults(Fault::new(class, Failure::NoSpace).nth(nth));
             let mut model = Vec::new();
-            let mut is_poisoned = false;
             for step in steps.iter().filter(|step| !matches!(step, Step::Kill | Step::Reopen)) {
                 let context = || format!("{class:?} number {nth}, {step:?}");
                 let mut done = step.run(&space);
                 if done.is_err() && disk.injected() > 0 {
                     done = step.run(&space);
                 }
-                match done {
-                    Err(Error::Poisoned { .. }) => {
-                        is_poisoned = true;
-                        break;
-                    }
-                    other => other.unwrap_or_else(|e| panic!("{}: {e}", context())),
-                }
+                done.unwrap_or_else(|e| panic!("{}: {e}", context()));
                 step.apply(&mut model);
             }
             if disk.injected() == 0 {
                 break;
             }
-            if !is_poisoned {
-                went_on += 1;
-                space.sync().expect("nothing fails any more");
-                let image = disk.power_cut(&Keep::None);
-                let again = open(Arc::new(image)).expect("it opens");
-                assert_eq!(content(&again).expect("readable"), model, "{class:?} number {nth}");
-            }
+            went_on += 1;
+            space.sync().expect("nothing fails any more");
+            let image = disk.power_cut(&Keep::None);
+            let again = open(Arc::new(image)).expect("it opens");
+            assert_eq!(content(&again).expect("readable"), model, "{class:?} number {nth}");
         }
     }
     println!("{went_on} went on");
@@ -263,6 +254,58 @@ fn a_full_disk_refuses_what_adds_bytes_and_goes_on_by_itself() {
     full.set_capacity(0);
     let again = open(Arc::new(full)).expect("opening needs no new block");
     assert_eq!(content(&again).expect("readable").len() as u64, len + 700);
+}
+
+/// As where a file system copies what is overwritten, or under a quota: what changes the heads is refused, whichever of the two finds
+/// no room, or breaks off in the midst; nothing that either of them needs goes, and all goes on once there is room.
+#[test]
+fn a_head_that_finds_no_room_refuses_what_needs_it_and_goes_on_by_itself() {
+    for (failure, nth) in [(Failure::NoSpace, 1), (Failure::NoSpace, 2), (Failure::Torn { sectors: 1 }, 1)] {
+        let disk = SimDisk::new();
+        let space = open(Arc::new(disk.clone())).expect("a new space");
+        let mut model: Vec<u8> = Vec::new();
+        for round in 0..8u8 {
+            let context = || format!("{failure:?} number {nth}, round {round}");
+            // Every second head, or all: the one that was written names files that the other does not.
+            let fault = Fault::new(Class::Write, failure).on("HEAD").nth(nth);
+            disk.set_faults(fault.repeat(if nth == 1 { Repeat::Forever } else { Repeat::Every(2) }));
+            let mut refused = 0;
+            for step in 0..60 {
+                let bytes = vec![round; 700];
+                let done = match step % 3 {
+                    0 => space.insert(model.len() as u64, &bytes).map(|()| model.extend(&bytes)),
+                    1 if model.len() > 4000 => space.collapse(0, 500).map(|()| drop(model.drain(..500))),
+                    _ => space.pump().map(drop),
+                };
+                match done {
+                    Ok(()) => {}
+                    Err(Error::NoSpace { .. } | Error::Io { .. }) => refused += 1,
+                    Err(other) => panic!("{}: {other}", context()),
+                }
+            }
+            let checkpoint = space.checkpoint();
+            assert!(
+                refused > 0 || matches!(checkpoint, Err(Error::NoSpace { .. } | Error::Io { .. })),
+                "{}: {checkpoint:?}",
+                context()
+            );
+            assert_eq!(content(&space).expect("reads go on"), model, "{}", context());
+            space.sync().unwrap_or_else(|e| panic!("{}: {e}", context()));
+            for keep in [Keep::None, Keep::All] {
+                let again = open(Arc::new(disk.power_cut(&keep))).expect("either head is whole");
+                assert_eq!(content(&again).expect("readable"), model, "{} {keep:?}", context());
+            }
+            disk.set_faults(FaultPlan::default());
+            space.insert(0, &[round; 300]).unwrap_or_else(|e| panic!("{}: {e}", context()));
+            model.splice(..0, [round; 300]);
+            space.checkpoint().unwrap_or_else(|e| panic!("{}: {e}", context()));
+            space.pump().unwrap_or_else(|e| panic!("{}: {e}", context()));
+            space.verify(|finding| panic!("{}: {finding}", context())).expect("readable");
+        }
+        space.close().expect("closed in order");
+        let again = open(Arc::new(disk.power_cut(&Keep::None))).expect("it opens");
+        assert_eq!(content(&again).expect("readable"), model);
+    }
 }
 
 #[test]

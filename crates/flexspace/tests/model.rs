@@ -7,13 +7,15 @@ mod support;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use sheaf_base::disk::Disk;
 use sheaf_base::disk::real::RealDisk;
 use sheaf_base::disk::sim::SimDisk;
+use sheaf_base::disk::{Disk, How};
 use sheaf_base::error::Error;
 use sheaf_base::memory::Memory;
 use sheaf_flexspace::{FlexSpace, Options};
+use support::watched::Watched;
 use support::{PLACE, Random, Step, content, open, options, workload};
 
 /// Runs a workload and compares after every step.
@@ -315,4 +317,35 @@ fn readers_go_on_beside_the_writer_and_collection() {
     assert!(space.stats().moved_bytes > 0, "{:?}", space.stats());
     space.verify(|finding| panic!("{finding}")).expect("readable");
     space.close().expect("closed");
+}
+
+/// A damaged length may say that a piece reaches into what is not written yet: there nobody looks at the mapping. What is written is
+/// looked at there, also in a segment that is being filled.
+#[test]
+fn nobody_looks_at_bytes_that_may_be_written() {
+    let scratch = Scratch::new("watched");
+    let disk = Watched::default();
+    let options = Options { inline: true, tiny: true, ..Options::default() };
+    let space = FlexSpace::open_on(Arc::new(disk.clone()), &scratch.0, options).expect("a new space");
+    for round in 0..6u8 {
+        space.insert(space.len(), &[round; 100]).expect("room");
+        space.sync().expect("synced");
+        // At rest buffers are put down.
+        for _ in 0..4 {
+            space.pump().expect("at rest");
+        }
+        let before = disk.kept.load(Ordering::SeqCst);
+        assert_eq!(content(&space).expect("readable").last(), Some(&round));
+        assert!(
+            disk.kept.load(Ordering::SeqCst) > before,
+            "round {round}: it was not read where it is mapped"
+        );
+    }
+    let area = RealDisk.open(&scratch.0.join("data/00000000.area"), How::Write).expect("a data file");
+    let mut bytes = vec![0; usize::try_from(area.len().expect("measured")).expect("small")];
+    area.read_at(0, &mut bytes).expect("readable");
+    let last = bytes.windows(100).position(|window| window == [5; 100]).expect("it is there") as u64;
+    area.write_at(last - 4, &128u32.to_le_bytes()).expect("damaged");
+    assert!(matches!(space.read(500, &mut [0; 50]), Err(error) if error.is_corrupt()));
+    assert_eq!(disk.broken.load(Ordering::SeqCst), 0);
 }

@@ -344,7 +344,8 @@ impl Database {
         overview(self.store.store(), self.store.has_door())
     }
 
-    /// Reads everything and reports each damage to `report`.
+    /// Reads everything and reports each damage to `report`. Others go on reading and writing; what they supersede meanwhile may take space
+    /// until it is done.
     pub fn verify(&self, mut report: impl FnMut(Error)) -> Result<VerifyReport> {
         self.store.store().verify(&mut report)
     }

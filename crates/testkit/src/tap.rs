@@ -2,8 +2,9 @@
 //!
 //! Stands between the database and any other disk. A *watcher* hears of every call just before it
 //! happens (so the disk can be forked between two calls of one database operation); a *lie* makes the
-//! disk claim what it does not do, which is how the harnesses prove that they would notice. Without
-//! either it only counts. Failing calls are the simulated disk's own faults.
+//! disk claim what it does not do, which is how the harnesses prove that they would notice; a *host* is called
+//! before every read, by the thread that reads, and may keep it waiting. Without
+//! any of them it only counts. Failing calls are the simulated disk's own faults.
 //!
 //! ## What it cannot see
 //!
@@ -101,12 +102,14 @@ pub enum Lie {
 }
 
 type Watcher = Box<dyn FnMut(Class, &Path) + Send>;
+type Host = Arc<dyn Fn(&Path) + Send + Sync>;
 
 #[derive(Default)]
 struct State {
     calls: u64,
     fuse: Option<u64>,
     watcher: Option<Watcher>,
+    host: Option<Host>,
     lie: Lie,
     syncs: u64,
     late: Option<Arc<dyn File>>,
@@ -166,6 +169,11 @@ impl Tap {
     /// Nobody watches any more.
     pub fn unwatch(&self) {
         self.state.lock().watcher = None;
+    }
+
+    /// `host` is called before every read of a file, and the read waits for it; other calls do not.
+    pub fn receive(&self, host: impl Fn(&Path) + Send + Sync + 'static) {
+        self.state.lock().host = Some(Arc::new(host));
     }
 
     /// From now on the disk lies like this.
@@ -300,6 +308,10 @@ impl TapFile {
 impl File for TapFile {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.before(Class::Read);
+        let host = self.state.lock().host.clone();
+        if let Some(host) = host {
+            host(&self.path); // the lock is free: it may wait for others who use the disk
+        }
         self.below.read_at(offset, buf)
     }
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {

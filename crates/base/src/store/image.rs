@@ -300,13 +300,14 @@ impl ImageReader {
         Ok(())
     }
 
-    /// Reads the rest for its checksums; its size in bytes.
-    pub fn drain(mut self) -> Result<u64> {
+    /// Reads the rest for its checksums; its size in bytes. `step` is told of the bytes that were read, and its error ends it.
+    pub fn drain(mut self, step: &mut dyn FnMut(u64) -> Result<()>) -> Result<u64> {
         loop {
             self.next_chunk()?;
             if self.chunk.is_empty() {
                 return Ok(self.at);
             }
+            step(self.chunk.len() as u64)?;
         }
     }
 

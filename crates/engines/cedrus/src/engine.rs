@@ -665,8 +665,8 @@ impl Engine for CedrusEngine {
         }
     }
 
-    fn verify(&self, report: &mut dyn FnMut(Error)) -> Result<()> {
-        self.space.verify(report) // the store reads every frame, and every pair through a cursor
+    fn verify(&self, report: &mut dyn FnMut(Error), step: &mut dyn FnMut(u64) -> Result<()>) -> Result<()> {
+        self.space.verify(report, step) // the store reads every frame, and every pair through a cursor
     }
 
     fn retire(&self) {

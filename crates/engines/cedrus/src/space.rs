@@ -160,7 +160,11 @@ impl Space {
     }
 
     /// Reads every page of the present table that is on disk.
-    pub(crate) fn verify(&self, report: &mut dyn FnMut(Error)) -> Result<()> {
+    pub(crate) fn verify(
+        &self,
+        report: &mut dyn FnMut(Error),
+        step: &mut dyn FnMut(u64) -> Result<()>,
+    ) -> Result<()> {
         let (table, file) = {
             let inner = self.inner.lock();
             (inner.table.clone(), inner.file.clone())
@@ -170,6 +174,7 @@ impl Space {
             report(error);
         }
         for (page, place) in table.iter().enumerate().filter(|(_, place)| place.at > 0) {
+            step(self.paged.page as u64)?;
             match self.read(&*file, *place) {
                 // A checkpoint may have let go of the place, and another one used it.
                 Err(_) if self.inner.lock().table.get(page) != Some(place) => {}

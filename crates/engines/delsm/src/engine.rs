@@ -518,8 +518,8 @@ impl Engine for DelsmEngine {
         }
     }
 
-    fn verify(&self, report: &mut dyn FnMut(Error)) -> Result<()> {
-        self.check(report)
+    fn verify(&self, report: &mut dyn FnMut(Error), step: &mut dyn FnMut(u64) -> Result<()>) -> Result<()> {
+        self.check(report, step)
     }
 
     fn retire(&self) {

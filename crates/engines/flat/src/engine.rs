@@ -482,7 +482,7 @@ impl<I: Index> Engine for FlatEngine<I> {
         }
     }
 
-    fn verify(&self, _report: &mut dyn FnMut(Error)) -> Result<()> {
+    fn verify(&self, _report: &mut dyn FnMut(Error), _step: &mut dyn FnMut(u64) -> Result<()>) -> Result<()> {
         Ok(()) // the store reads every frame, and every pair through a cursor: there is nothing else
     }
 

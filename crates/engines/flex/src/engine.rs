@@ -564,9 +564,9 @@ impl Engine for FlexEngine {
         counters
     }
 
-    fn verify(&self, report: &mut dyn FnMut(Error)) -> Result<()> {
-        let table = self.table.lock();
-        table.space.as_ref().map_or(Ok(()), |space| space.verify(report))
+    fn verify(&self, report: &mut dyn FnMut(Error), step: &mut dyn FnMut(u64) -> Result<()>) -> Result<()> {
+        let verification = self.table.lock().space.as_ref().map(FlexSpace::verification);
+        verification.map_or(Ok(()), |verification| verification.run(report, step))
     }
 
     fn retire(&self) {

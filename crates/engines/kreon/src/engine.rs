@@ -542,8 +542,8 @@ impl Engine for KreonEngine {
         ]
     }
 
-    fn verify(&self, report: &mut dyn FnMut(Error)) -> Result<()> {
-        self.verify_levels(report)
+    fn verify(&self, report: &mut dyn FnMut(Error), step: &mut dyn FnMut(u64) -> Result<()>) -> Result<()> {
+        self.verify_levels(report, step)
     }
 
     fn retire(&self) {

@@ -10,6 +10,8 @@
 //!                    \__ replaced before any image __________________________________________________/
 //! ```
 //!
+//! While somebody reads everything ([`Space::keep`]) no page becomes free: it waits for the end of that.
+//!
 //! ## Invariants
 //!
 //! 1. A page is free only when no reader can mean it: it comes back through the epoch.
@@ -89,6 +91,9 @@ struct Pages {
     leaving: Vec<(u32, u32)>,
     /// Of images before the present one, the oldest first.
     graves: VecDeque<Vec<(u32, u32)>>,
+    /// How many read everything, and what would be free but for them.
+    keepers: usize,
+    waiting: Vec<(u32, u32)>,
 }
 
 impl Pages {
@@ -113,12 +118,34 @@ impl Pages {
         self.free.insert(start, len);
     }
 
+    /// No reader means these pages any more, but for those who read everything.
+    fn let_go(&mut self, start: u32, len: u32) {
+        match self.keepers {
+            0 => self.give(start, len),
+            _ => self.waiting.push((start, len)),
+        }
+    }
+
     fn take_run(&mut self, start: u32, len: u32) {
         let Some(run) = self.free.remove(&start) else { return };
         if run > len {
             self.free.insert(start + len, run - len);
         }
         self.free_count -= u64::from(len);
+    }
+}
+
+/// While it lives no page that was in use when it was made gets another content.
+#[derive(Debug)]
+pub(crate) struct Kept(Arc<Mutex<Pages>>);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let mut pages = self.0.lock();
+        pages.keepers = pages.keepers.saturating_sub(1); // a keyspace that was dropped has forgotten it
+        if pages.keepers == 0 {
+            std::mem::take(&mut pages.waiting).into_iter().for_each(|(page, len)| pages.give(page, len));
+        }
     }
 }
 
@@ -319,7 +346,13 @@ impl Space {
     /// Pages are free.
     pub(crate) fn give_back(&self, free: &[(u32, u32)]) {
         let mut pages = self.pages.lock();
-        free.iter().for_each(|(page, len)| pages.give(*page, *len));
+        free.iter().for_each(|(page, len)| pages.let_go(*page, *len));
+    }
+
+    /// Has the pages that are in use stay as they are.
+    pub(crate) fn keep(&self) -> Kept {
+        self.pages.lock().keepers += 1;
+        Kept(Arc::clone(&self.pages))
     }
 
     /// What was taken is not going to be used, and nobody has seen it.
@@ -339,7 +372,7 @@ impl Space {
         let pages = Arc::clone(&self.pages);
         guard.defer(move || {
             let mut pages = pages.lock();
-            runs.into_iter().for_each(|(page, len)| pages.give(page, len));
+            runs.into_iter().for_each(|(page, len)| pages.let_go(page, len));
         });
         guard.flush();
     }

@@ -5,6 +5,7 @@
 
 pub(crate) mod explore;
 pub(crate) mod liar;
+pub(crate) mod watched;
 
 use std::sync::Arc;
 

@@ -50,6 +50,8 @@ pub const THREADED: &[Setting] = &[SIM_THREADED, REAL_TINY, REAL_NORMAL];
 pub const TINY_STEPPED: &[Setting] = &[SIM_TINY];
 /// Where the test says what happens when.
 pub const STEPPED: &[Setting] = &[SIM_TINY, SIM_NORMAL];
+/// Where background threads find something to do all the time.
+pub const TINY_THREADED: &[Setting] = &[SIM_THREADED, REAL_TINY];
 /// Where there are processes.
 pub const REAL: &[Setting] = &[REAL_INLINE, REAL_TINY, REAL_NORMAL];
 
@@ -234,6 +236,10 @@ macro_rules! conformance {
                 writers_do_not_notice_a_clear
                 readers_and_writers_survive_a_drop
                 a_compaction_beside_writers_loses_nothing
+            }
+            $crate::promises! { $subject, TINY_THREADED, together:
+                commits_and_checkpoints_go_on_while_a_verification_reads
+                a_verification_beside_writers_finds_nothing
             }
         }
     };

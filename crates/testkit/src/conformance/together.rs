@@ -1,11 +1,15 @@
 //! # Together: many threads on one database
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
+use std::time::Duration;
 
-use super::{get, key, pairs, sorted};
+use super::{bytes, get, key, pairs, sorted};
 use crate::stage::Stage;
-use sheaf::{Commit, Durability, Error, Keyspace, Snapshot};
+use crate::tap::Tap;
+use sheaf::{Commit, Database, Durability, Error, Keyspace, Snapshot};
 
 fn number(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(bytes.try_into().expect("eight bytes"))
@@ -338,4 +342,99 @@ pub fn a_compaction_beside_writers_loses_nothing(stage: &Stage) {
     drop(ks);
     let db = stage.crash(db);
     assert_eq!(sum(&stage.keyspace(&db, "a")), 3000);
+}
+
+/// Values of all kinds: in the log, packed, staged.
+fn churn(ks: &Keyspace, stage: &Stage, round: usize) -> sheaf::Result<()> {
+    for index in 0..60usize {
+        let number = round * 60 + index;
+        let len =
+            if number.is_multiple_of(23) { stage.setting.stage_above() + number % 400 } else { number % 300 };
+        match number % 17 {
+            0 => ks.remove(key(number * 7 % 400))?,
+            _ => ks.insert(key(number * 7 % 400), bytes(len, number as u64))?,
+        };
+    }
+    Ok(())
+}
+
+/// Commits until a checkpoint has ended that began after the call, and looks at all figures.
+fn go_on(db: &Database, ks: &Keyspace, stage: &Stage, round: usize) {
+    let two_more = db.stats().checkpoints + 2;
+    for step in 0.. {
+        churn(ks, stage, round * 1000 + step).unwrap();
+        if db.stats().checkpoints >= two_more {
+            break;
+        }
+        db.persist().unwrap();
+    }
+    ks.stats().unwrap();
+}
+
+pub fn commits_and_checkpoints_go_on_while_a_verification_reads(stage: &Stage) {
+    let tap = Tap::new(Arc::clone(stage.disk()));
+    let open = || stage.builder_on(Arc::new(tap.clone())).open(stage.path()).unwrap();
+    let db = open();
+    let ks = stage.keyspace(&db, "a");
+    (0..40).for_each(|round| churn(&ks, stage, round).unwrap());
+    drop(ks);
+    db.close().unwrap();
+    let db = open(); // what is on disk is not in memory
+    let ks = stage.keyspace(&db, "a");
+    go_on(&db, &ks, stage, 1);
+
+    // The first read of each kind of file by who verifies waits until the others have gone on.
+    let (reads, read) = mpsc::channel();
+    let verifying = thread::current().id();
+    let seen: Mutex<BTreeSet<String>> = Mutex::default();
+    tap.receive(move |path| {
+        let kind: String = path.to_string_lossy().chars().filter(|c| !c.is_ascii_hexdigit()).collect();
+        if thread::current().id() == verifying && seen.lock().unwrap().insert(kind) {
+            let (goes_on, gone_on) = mpsc::channel();
+            if reads.send(goes_on).is_err() {
+                return; // it is over
+            }
+            let waited = gone_on.recv_timeout(Duration::from_secs(60));
+            assert!(waited.is_ok(), "nothing goes on while {} is read", path.display());
+        }
+    });
+    let (theirs, others) = (db.clone(), ks.clone());
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            for (round, goes_on) in read.iter().enumerate() {
+                go_on(&theirs, &others, stage, 2 + round);
+                if goes_on.send(()).is_err() {
+                    return; // who reads has lost patience, and says so
+                }
+            }
+        });
+        let report = db.verify(|finding| panic!("{finding}"));
+        tap.receive(|_| ()); // lets go the other end of the channel
+        assert_eq!(report.unwrap().findings, 0);
+    });
+}
+
+pub fn a_verification_beside_writers_finds_nothing(stage: &Stage) {
+    let db = stage.open();
+    let keyspaces = [stage.keyspace(&db, "a"), stage.other(&db, "b")];
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for (number, ks) in keyspaces.iter().enumerate() {
+            let is_over = &is_over;
+            scope.spawn(move || {
+                for round in 0.. {
+                    churn(ks, stage, round * 3 + number).unwrap();
+                    if is_over.load(Ordering::Relaxed) {
+                        break;
+                    }
+                }
+            });
+        }
+        let verified = (0..20).try_for_each(|_| {
+            let mut found = Ok(());
+            db.verify(|finding| found = Err(finding)).and(found)
+        });
+        is_over.store(true, Ordering::Relaxed);
+        verified.unwrap();
+    });
 }

@@ -273,10 +273,11 @@ impl Engine for Ledger {
         EngineStats { keys: table.live(), index_bytes: table.index_bytes(), pinned_versions: table.pinned() }
     }
 
-    fn verify(&self, report: &mut dyn FnMut(Error)) -> Result<()> {
+    fn verify(&self, report: &mut dyn FnMut(Error), step: &mut dyn FnMut(u64) -> Result<()>) -> Result<()> {
         let blobs: Vec<(Vec<u8>, BlobRef)> =
             self.table.read().blobs().map(|(key, blob)| (key.to_vec(), blob)).collect();
         for (key, blob) in blobs {
+            step(u64::from(blob.len))?;
             match self.ground.blobs.read(&blob) {
                 Ok(Some(_)) => {}
                 Ok(None) if !self.table.read().names(&key, blob.id) => {} // superseded meanwhile

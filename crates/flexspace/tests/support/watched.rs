@@ -1,0 +1,94 @@
+//! # Watched: a disk that knows what was written
+//!
+//! Looks at a file's bytes where they are mapped are promised to be at bytes that were written (`File::mapped`): here they are counted
+//! where they are not. Only writes of this life count.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use sheaf_base::disk::real::RealDisk;
+use sheaf_base::disk::{Disk, Entry, File, How, Locked, Share};
+
+/// The machine's disk; how often somebody looked where nothing was written.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Watched {
+    pub(crate) broken: Arc<AtomicU64>,
+    /// How often somebody looked where something was.
+    pub(crate) kept: Arc<AtomicU64>,
+}
+
+impl Disk for Watched {
+    fn open(&self, path: &Path, how: How) -> io::Result<Arc<dyn File>> {
+        let file = RealDisk.open(path, how)?;
+        Ok(Arc::new(WatchedFile { file, written: AtomicU64::new(0), disk: self.clone() }))
+    }
+    fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
+        RealDisk.list(dir)
+    }
+    fn create_dir(&self, dir: &Path) -> io::Result<()> {
+        RealDisk.create_dir(dir)
+    }
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        RealDisk.remove(path)
+    }
+    fn remove_dir(&self, dir: &Path) -> io::Result<()> {
+        RealDisk.remove_dir(dir)
+    }
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        RealDisk.rename(from, to)
+    }
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        RealDisk.link(from, to)
+    }
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        RealDisk.sync_dir(dir)
+    }
+    fn lock(&self, path: &Path, share: Share) -> io::Result<Locked> {
+        RealDisk.lock(path, share)
+    }
+    fn free_space(&self, path: &Path) -> io::Result<u64> {
+        RealDisk.free_space(path)
+    }
+}
+
+#[derive(Debug)]
+struct WatchedFile {
+    file: Arc<dyn File>,
+    /// Up to where something was.
+    written: AtomicU64,
+    disk: Watched,
+}
+
+impl File for WatchedFile {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.file.read_at(offset, buf)
+    }
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_at(offset, bytes)?;
+        self.written.fetch_max(offset + bytes.len() as u64, Ordering::SeqCst);
+        Ok(())
+    }
+    fn len(&self) -> io::Result<u64> {
+        self.file.len()
+    }
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.file.set_len(len)
+    }
+    fn allocate(&self, len: u64) -> io::Result<()> {
+        self.file.allocate(len)
+    }
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync()
+    }
+    fn map(&self, len: u64) {
+        self.file.map(len);
+    }
+    unsafe fn mapped(&self, offset: u64, len: usize) -> Option<&[u8]> {
+        let is_kept = offset + len as u64 <= self.written.load(Ordering::SeqCst);
+        if is_kept { &self.disk.kept } else { &self.disk.broken }.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: the caller's promise is passed on unchanged.
+        unsafe { self.file.mapped(offset, len) }
+    }
+}
