@@ -49,3 +49,45 @@ macro_rules! geometry {
 }
 
 geometry!(cedrus_narrow cedrus_wide flex_wide delsm_steep);
+
+/// What a start of `cedrus` puts off is taken in before the segments go that it stands in, removals too: after a kill the background
+/// cleans before anybody asks for a key. (Many parts are put off: a step takes in eight.)
+#[test]
+fn removals_that_a_start_put_off_outlive_their_segments() {
+    for seed in 1..=300 {
+        let mut random = sheaf_testkit::crash::workload::Random::new(seed);
+        let disk = sheaf_base::disk::sim::SimDisk::new();
+        let open = |disk: &sheaf_base::disk::sim::SimDisk| {
+            let builder = sheaf::Database::builder().disk(std::sync::Arc::new(disk.clone()));
+            builder.tiny(true).inline(true).memory(16 << 20).open("/db").expect("it opens")
+        };
+        let options = || sheaf::KeyspaceOptions::default().engine("cedrus").option("branching", 256);
+        let mut model = std::collections::BTreeMap::new();
+        let db = open(&disk);
+        let keyspace = db.keyspace("a", options()).expect("it is made");
+        for _ in 0..200 + random.below(600) {
+            let key = random.below(150).to_string();
+            if random.below(3) > 0 {
+                keyspace.remove(&key).expect("it removes");
+                model.remove(&key);
+            } else {
+                let value = vec![b'v'; usize::try_from(40 + random.below(200)).expect("small")];
+                keyspace.insert(&key, &value).expect("it inserts");
+                model.insert(key, value);
+            }
+            if random.below(8) == 0 {
+                db.pump().expect("it pumps");
+            }
+        }
+        let db = open(&disk.kill());
+        let keyspace = db.keyspace("a", options()).expect("it is there");
+        for _ in 0..random.below(12) {
+            db.pump().expect("it pumps");
+        }
+        for key in 0..150 {
+            let key = key.to_string();
+            let got = keyspace.get(&key).unwrap_or_else(|error| panic!("seed {seed}, key {key}: {error}"));
+            assert_eq!(got.as_deref(), model.get(&key).map(Vec::as_slice), "seed {seed}, key {key}");
+        }
+    }
+}

@@ -191,6 +191,7 @@ impl Store {
     /// Takes the position of a checkpoint, and has engines freeze what is in memory. False if one is under way, an engine has
     /// not caught up with the last replay, or damage forbids it.
     fn begin_checkpoint(&self, m: &mut Maintenance, log: &Log) -> Result<bool> {
+        self.check_open()?; // who waited for the lock may find that the end has come
         let is_damaged = |k: &Arc<Kept>| k.log() == log.id && k.engine().is_err();
         if m.pending[log.id.index()].is_some()
             || log.is_frozen()
@@ -249,6 +250,8 @@ impl Store {
 
     /// Steps of the engines' own work. True if there is more.
     fn work(&self, kepts: &[Arc<Kept>]) -> Result<bool> {
+        let _at_work = self.at_work.read();
+        self.check_open()?; // or their files are closed, and somebody else's
         let certain = self.maintenance.lock().certain;
         let views = {
             let order = self.order.lock();
@@ -272,7 +275,8 @@ impl Store {
 
     /// Saves the images of a checkpoint whose engines have moved what they froze, and lets the log before it go.
     fn end_checkpoint(&self, m: &mut Maintenance, log: &Log) -> Result<()> {
-        let Some(pending) = m.pending[log.id.index()].take() else { return Ok(()) };
+        self.check_open()?;
+        let Some(mut pending) = m.pending[log.id.index()].take() else { return Ok(()) };
         let _span =
             span!(DEBUG, "save a checkpoint", log = log.id.directory(), commit = pending.reference.seq.0);
         let mut reference = pending.reference.clone();
@@ -288,6 +292,9 @@ impl Store {
                 for id in &reference.keyspaces {
                     let _ = self.disk.remove(&self.image_path(*id, reference.number)); // else swept
                 }
+                // The next attempt has names of its own: these may be in the way still.
+                pending.reference.number = m.next_image;
+                m.next_image += 1;
                 m.pending[log.id.index()] = Some(pending); // what is frozen stays so
                 return Err(match error {
                     Error::Poisoned { op } => self.poison(op),

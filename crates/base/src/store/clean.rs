@@ -174,6 +174,7 @@ impl Store {
             return Ok(false); // copies would take room, and what they are copies of stays
         }
         let mut m = self.maintenance.lock();
+        self.check_open()?; // who waited for the lock may find that the end has come
         let victims = self.choose(&m, log);
         if victims.is_empty() {
             return Ok(false);
@@ -362,7 +363,13 @@ impl Store {
             Content::Remove if header.kind != Kind::Pinned && header.seq > m.tombstone_line(log.id) => {
                 Hold::Head
             }
-            Content::Remove => Hold::Dead,
+            Content::Remove => {
+                let engine = kept.engine()?;
+                if !engine.is_caught_up() {
+                    engine.ready(wanted)?; // what the last start noted of it, and has not read yet, is read here now
+                }
+                Hold::Dead
+            }
             _ => kept.engine()?.hold(wanted, from)?,
         };
         if hold == Hold::Dead {
@@ -475,7 +482,15 @@ impl Store {
         let Some((lowest, highest)) = piece.seqs.take() else { return Ok(()) };
         let Some(tail) = m.survivors[log.id.index()][usize::from(stream)].as_mut() else { return Ok(()) };
         let segment = &tail.segment;
-        segment.file().write_at(tail.offset, &piece.bytes).during("write", segment.path())?;
+        if let Err(error) = segment.file().write_at(tail.offset, &piece.bytes).during("write", segment.path())
+        {
+            // Some of it may stand there, whole frames too: what would be written over them, or behind them, would be read together
+            // with them. The segment ends where it ended.
+            segment.seal(segment.sealed_at());
+            m.unsynced.push(Arc::clone(segment));
+            m.survivors[log.id.index()][usize::from(stream)] = None;
+            return Err(error);
+        }
         segment.note_frames(0, lowest);
         segment.note_frames(u32::try_from(piece.moves.len()).unwrap_or(u32::MAX), highest);
         tail.offset += piece.bytes.len() as u64;

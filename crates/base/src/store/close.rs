@@ -19,8 +19,8 @@ use crate::error::{Error, IoContext, Result};
 use crate::fork::ForkGuard;
 use crate::ground::{Ground, Home};
 use crate::root::{Root, Slots};
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Mutex, RwLock};
 use crate::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId, random_bits};
 use crate::views::Views;
 use crate::{event, span};
@@ -171,6 +171,7 @@ impl Store {
             durable: AtomicU64::new(0),
             unsynced_since: AtomicU64::new(0),
             syncing_since: AtomicU64::new(0),
+            at_work: RwLock::new(()),
             round: super::round::Round::default(),
             maintenance: Mutex::new(Maintenance::default()),
             making: Mutex::new(0),
@@ -218,6 +219,7 @@ impl Store {
         drop(self.maintenance.lock());
         drop(self.making.lock());
         drop(self.order.lock());
+        drop(self.at_work.write());
         let engines = self.close_engines();
         self.ground.blobs.close();
         self.lock.lock().take();

@@ -221,6 +221,8 @@ impl Filling {
         store.check_writable()?; // once it is closed, the files belong to whoever opens it next
         self.has_begun = true;
         store.leave_room(2 * self.bytes.len() as u64)?;
+        let _at_work = store.at_work.read();
+        store.check_writable()?; // not a moment later: the end waits for who is at work
         let mut unsynced = Unsynced::default();
         self.staged.drain(..).for_each(|staged| unsynced.add(staged));
         store.ground.blobs.sync(&unsynced).map_err(|_| store.poison("sync"))?; // I1

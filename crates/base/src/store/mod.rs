@@ -25,7 +25,7 @@
 //!
 //! ## Threads
 //!
-//! Any thread may call anything. Locks, in order of acquisition: `closing`, the catalogue's `changing`, `maintenance`, the round's
+//! Any thread may call anything. Locks, in order of acquisition: `closing`, the catalogue's `changing`, `at_work`, `maintenance`, the round's
 //! leader lock, `making`, `order` (the commit lock), the log lists, engines' own. No I/O under `order` but the append
 //! itself; no lock is held while a caller's closure runs.
 //!
@@ -103,8 +103,8 @@ use crate::fork::ForkGuard;
 use crate::ground::Ground;
 use crate::memory::Part;
 use crate::root::{Root, Slots};
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Mutex, RwLock};
 use crate::types::{Durability, Incarnation, LogId, Seq, StoreId};
 use crate::{event, span};
 use background::Signals;
@@ -202,6 +202,8 @@ pub struct Store {
     /// The same of those that a round has taken and not made durable.
     syncing_since: AtomicU64,
     round: Round,
+    /// Held, to read, by whoever has engines write files of their own; the end waits for them before it closes these.
+    at_work: RwLock<()>,
     maintenance: Mutex<Maintenance>,
     /// The number of the next segment; held while one is made.
     making: Mutex<u64>,

@@ -38,7 +38,7 @@ use crate::blob::{Staged, Unsynced};
 use crate::engine::{Action, Need, Op, Wanted};
 use crate::error::{Error, Result};
 use crate::frame::{FIRST, HEADER, Header, Kind, LAST, WATER, body_sum};
-use crate::record::Record;
+use crate::record::{Content, Record};
 use crate::segment::{Address, DATA_START, Segment};
 use crate::sync::atomic::Ordering;
 use crate::sync::epoch;
@@ -597,7 +597,9 @@ impl Store {
                 self.extend_bounds()?;
                 continue;
             }
-            let reserve = self.geometry.reserve;
+            // A removal makes room: that is what the reserve is for.
+            let only_removes = records.iter().all(|record| record.content == Content::Remove);
+            let reserve = if only_removes { 0 } else { self.geometry.reserve };
             if let Some(run) = order.cramped(&encoded, reserve) {
                 drop(order);
                 let wanted = encoded.wanted(run, self.geometry.max_segment);

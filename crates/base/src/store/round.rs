@@ -243,6 +243,9 @@ impl Store {
             return Ok(false);
         }
         let mut order = self.order.lock();
+        if self.closed.load(Ordering::Acquire) {
+            return Ok(false); // behind the end the next life may be writing
+        }
         for tail in 0..TAILS {
             let due = &self.log(log_of(tail)).water_due;
             if order.tails[tail].segment.is_some() && due.swap(false, Ordering::Relaxed) {

@@ -672,6 +672,7 @@ impl Engine for CedrusEngine {
     fn retire(&self) {
         let guard = &epoch::pin();
         self.forget_owed(guard);
+        let _nobody_writes = self.writing.lock(); // or a step would go on with pages that are no more
         let counts = self.trie.heap().counts().to_vec();
         for (slot, count) in (0..).zip(counts).filter(|(_, count)| *count > 0) {
             if let Some(segment) = self.ground.segments.at(slot, guard) {

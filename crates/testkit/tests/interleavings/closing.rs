@@ -84,3 +84,49 @@ fn two_closers(engine: &str) {
 fn when_a_close_returns_the_database_is_closed() {
     on_every_engine(300, two_closers);
 }
+
+/// Upkeep is under way, in a thread that the database did not start (a committer that makes room does the same), while it closes and is
+/// opened again at once: nothing of it reaches into the next life. (Fails if the end does not wait for who is at work, or if who
+/// waited for a lock does not look again.)
+fn reopening_beside_upkeep(engine: &str) {
+    let world = World::default();
+    let db = world.open();
+    let keyspace = space(&db, "a", engine);
+    for n in 0..40u8 {
+        keyspace.insert([b'k', n % 7], vec![n; 500]).expect("it inserts");
+    }
+    let upkeep = [(), ()].map(|()| {
+        let db = db.clone();
+        spawn(move || {
+            for _ in 0..5 {
+                match db.pump() {
+                    Ok(_) | Err(Error::Closed) => {}
+                    Err(other) => panic!("{other}"),
+                }
+            }
+        })
+    });
+    db.close().expect("it closes");
+    let db = world.open();
+    let keyspace = space(&db, "a", engine);
+    for n in 40..60u8 {
+        keyspace.insert([b'k', n % 7], vec![n; 500]).expect("it inserts");
+        db.pump().expect("it pumps");
+    }
+    join(upkeep);
+    let check = |db: &Database| {
+        let keyspace = space(db, "a", engine);
+        for n in 53..60u8 {
+            let got = keyspace.get([b'k', n % 7]).expect("it reads").map(|value| value.to_vec());
+            assert_eq!(got, Some(vec![n; 500]), "{engine}: key {}", n % 7);
+        }
+    };
+    check(&db);
+    db.close().expect("it closes");
+    check(&world.open());
+}
+
+#[test]
+fn an_end_beside_upkeep_leaves_the_next_life_alone() {
+    on_every_engine(300, reopening_beside_upkeep);
+}

@@ -39,3 +39,36 @@ fn creation_beside_a_checkpoint(engine: &str) {
 fn a_keyspace_that_is_made_beside_a_checkpoint_is_in_it_or_after_it() {
     on_every_engine(600, creation_beside_a_checkpoint);
 }
+
+/// A keyspace is dropped, and buried, while two threads move what a checkpoint has frozen of it and of another one.
+fn a_drop_beside_movers(engine: &str) {
+    let world = World::default();
+    let db = world.open();
+    let [kept, dropped] = ["kept", "dropped"].map(|name| space(&db, name, engine));
+    for n in 0..24u8 {
+        kept.insert([b'k', n % 5], vec![n; 400]).expect("it inserts");
+        dropped.insert([b'k', n], vec![n; 400]).expect("it inserts");
+    }
+    let movers = [(), ()].map(|()| {
+        let db = db.clone();
+        spawn(move || (0..6).for_each(|_| _ = db.pump().expect("it pumps")))
+    });
+    drop(dropped);
+    assert!(db.drop_keyspace("dropped").expect("it drops"));
+    join(movers);
+    while db.pump().expect("it pumps") {}
+    let check = |db: &Database| {
+        for n in 19..24u8 {
+            let got = space(db, "kept", engine).get([b'k', n % 5]).expect("it reads").map(|value| value.to_vec());
+            assert_eq!(got, Some(vec![n; 400]), "{engine}: key {}", n % 5);
+        }
+        assert!(db.existing_keyspace("dropped").expect("it looks").is_none());
+    };
+    check(&db);
+    check(&World { disk: world.disk.kill(), ..World::default() }.open());
+}
+
+#[test]
+fn a_keyspace_that_is_dropped_beside_movers_is_gone_and_nothing_else() {
+    on_every_engine(300, a_drop_beside_movers);
+}
