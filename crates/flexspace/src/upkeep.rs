@@ -224,9 +224,7 @@ impl Shared {
     /// Writes the index to a file, so that the log before can go.
     pub(crate) fn checkpoint(&self) -> Result<()> {
         let _one = self.checkpointing.lock();
-        let answer = self.write_checkpoint();
-        self.saved.store(u64::MAX, Ordering::Release);
-        answer
+        self.write_checkpoint()
     }
 
     /// The steps of a checkpoint. Most of the time nothing else is locked: others sync, and give segments back.
@@ -264,7 +262,12 @@ impl Shared {
             }
             image.finish()
         })();
+        // Both at once, for those who give segments back: a version that the checkpoint has no more and that is still said to be its own
+        // would be taken for nobody's, though a reader has it.
+        let w = self.writer.lock();
+        self.saved.store(u64::MAX, Ordering::Release);
         drop(tree);
+        drop(w);
         let bytes = match saved {
             Ok(bytes) => bytes,
             Err(error) => {
@@ -424,5 +427,99 @@ impl Shared {
 
     pub(crate) fn no_space<T>(&self) -> Result<T> {
         Err(Error::NoSpace { path: self.dir.clone() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt;
+    use std::io;
+    use std::path::Path;
+
+    use sheaf_base::disk::sim::SimDisk;
+    use sheaf_base::disk::{Disk, Entry, File, How, Locked, Share};
+    use sheaf_base::sync::Mutex;
+
+    use super::*;
+    use crate::{FlexSpace, Options};
+
+    type Deed = Box<dyn FnOnce() + Send>;
+
+    /// A disk on which something else is done while the name of a checkpoint is made durable, once.
+    struct Beside {
+        disk: SimDisk,
+        deed: Mutex<Option<Deed>>,
+    }
+
+    impl fmt::Debug for Beside {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.debug_struct("Beside").finish_non_exhaustive()
+        }
+    }
+
+    impl Disk for Beside {
+        fn open(&self, path: &Path, how: How) -> io::Result<Arc<dyn File>> {
+            self.disk.open(path, how)
+        }
+        fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
+            self.disk.list(dir)
+        }
+        fn create_dir(&self, dir: &Path) -> io::Result<()> {
+            self.disk.create_dir(dir)
+        }
+        fn remove(&self, path: &Path) -> io::Result<()> {
+            self.disk.remove(path)
+        }
+        fn remove_dir(&self, dir: &Path) -> io::Result<()> {
+            self.disk.remove_dir(dir)
+        }
+        fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+            self.disk.rename(from, to)
+        }
+        fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
+            self.disk.link(from, to)
+        }
+        fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+            let deed = if dir.ends_with(TREE) { self.deed.lock().take() } else { None };
+            if let Some(deed) = deed {
+                deed();
+            }
+            self.disk.sync_dir(dir)
+        }
+        fn lock(&self, path: &Path, share: Share) -> io::Result<Locked> {
+            self.disk.lock(path, share)
+        }
+        fn free_space(&self, path: &Path) -> io::Result<u64> {
+            self.disk.free_space(path)
+        }
+    }
+
+    fn open(disk: Arc<dyn Disk>) -> FlexSpace {
+        let options = Options { inline: true, tiny: true, ..Options::default() };
+        FlexSpace::open_on(disk, "/space", options).unwrap()
+    }
+
+    /// The version that a checkpoint was written from is a reader's too: what it names is not written again while the checkpoint is
+    /// made durable, when the index is not needed any more.
+    #[test]
+    fn a_view_stays_while_the_checkpoint_of_its_state_ends() {
+        let disk = Arc::new(Beside { disk: SimDisk::new(), deed: Mutex::new(None) });
+        let space = Arc::new(open(Arc::clone(&disk) as Arc<dyn Disk>));
+        space.insert(0, &[1; 9000]).unwrap();
+        let view = space.view();
+        let writer = Arc::clone(&space);
+        *disk.deed.lock() = Some(Box::new(move || {
+            for n in 2..12 {
+                writer.write(0, &[n; 9000]).unwrap();
+                writer.shared().release().unwrap();
+            }
+        }));
+        space.checkpoint().unwrap();
+        assert!(disk.deed.lock().is_none(), "it was done beside");
+        let mut bytes = vec![0; 9000];
+        view.read(0, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 1), "the view changed");
+        drop(view);
+        assert!(space.shared().release().unwrap() > 0, "once it is gone its segments are free");
     }
 }
