@@ -23,6 +23,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use sheaf_base::error::{Error, Result};
+use sheaf_base::sync::MutexGuard;
 
 use crate::extent::{Extent, footprint};
 use crate::format::{Record, Run};
@@ -251,10 +252,37 @@ impl Shared {
         if copies.is_empty() {
             return Ok(());
         }
-        self.check_writable()?;
+        // An entry may have been split since, in parts: each part is a record.
+        let body = 64 + 64 * 2 * self.geometry.look.min(copies.len() * 4 + 16);
+        // Before anything is copied, which would be in vain if nothing can say where it is.
+        drop(self.with_room_in_log(body)?);
+        let answer = self.place_and_map(&copies, body);
+        self.writer.lock().settle_filled();
+        answer
+    }
+
+    /// The writer's lock, with room in the log for a frame of `body`.
+    fn with_room_in_log(&self, body: usize) -> Result<MutexGuard<'_, Writer>> {
+        loop {
+            let w = self.writer.lock();
+            self.check_writable()?;
+            if w.log.backlog() > self.geometry.log_backlog {
+                drop(w);
+                self.flush()?;
+            } else if !w.log.has_room(body) {
+                drop(w);
+                self.make_spare(crate::log::need(body))?;
+            } else {
+                return Ok(w);
+            }
+        }
+    }
+
+    /// The work of [`Shared::repoint`], which leaves the segments that it filled to be settled.
+    fn place_and_map(&self, copies: &[(Entry<Extent>, Vec<u8>)], body: usize) -> Result<()> {
         let mut moved = Moved::new();
         let (mut bytes, mut trouble, mut loan) = (0, None, None);
-        for (entry, copy) in &copies {
+        for (entry, copy) in copies {
             match self.place_copy(copy, &mut loan) {
                 Ok(run) => moved.insert((entry.item.chunk(), entry.item.skip()), (entry.len, run)),
                 Err(error) => {
@@ -267,24 +295,10 @@ impl Shared {
         if let Some(loan) = loan {
             self.writer.lock().take_back(loan);
         }
-        // An entry may have been split since, in parts: each part is a record.
-        let body = 64 + 64 * 2 * self.geometry.look.min(copies.len() * 4 + 16);
-        let mut w = loop {
-            let w = self.writer.lock();
-            self.check_writable()?;
-            if w.log.backlog() > self.geometry.log_backlog {
-                drop(w);
-                self.flush()?;
-            } else if !w.log.has_room(body) {
-                drop(w);
-                self.make_spare(crate::log::need(body))?;
-            } else {
-                break w;
-            }
-        };
+        let mut w = self.with_room_in_log(body)?; // others may have used it up
         let Some((from, to)) = w.track else { return Ok(()) };
         let version = self.current.load_full();
-        let mut records = still_there(&copies, &mut moved, &version);
+        let mut records = still_there(copies, &mut moved, &version);
         if !moved.is_empty() {
             // Others wait for the lock: the range is looked through only where something changed since the copying began.
             let room = (body - 64).saturating_sub(records.iter().map(size_of_record).sum());
@@ -295,7 +309,6 @@ impl Shared {
         if !records.is_empty() {
             self.finish(&mut w, &records);
         }
-        w.settle_filled();
         trouble.map_or(Ok(()), Err)
     }
 
@@ -452,4 +465,45 @@ fn part(run: &Run, mut skip: u64, mut left: u64) -> Run {
         skip = 0;
     }
     part
+}
+
+#[cfg(test)]
+mod tests {
+    use sheaf_base::disk::sim::{Class, Failure, Fault, FaultPlan, Repeat, SimDisk};
+
+    use super::*;
+    use crate::{FlexSpace, Options};
+
+    /// The log's last segment has no room for what a step takes, and there is no other: however often a step is tried, what is free
+    /// stays free, and garbage is collected once there is room.
+    #[test]
+    fn steps_that_find_no_room_in_the_log_use_up_nothing() {
+        let disk = SimDisk::new();
+        let options = Options { inline: true, tiny: true, ..Options::default() };
+        let space = FlexSpace::open_on(Arc::new(disk.clone()), "/space", options).unwrap();
+        for n in 0..120u64 {
+            space.insert(n * 300, &[3; 300]).unwrap();
+        }
+        let shared = space.shared();
+        shared.make_ready(Who::Collector, 60 << 10).unwrap();
+        disk.set_faults(Fault::new(Class::Create, Failure::NoSpace).on("log").repeat(Repeat::Forever));
+        // Every third is written again, until nothing fits into the log.
+        (0..).step_by(3).map(|n| n % 120 * 300).find(|at| space.write(*at, &[4; 300]).is_err()).unwrap();
+        shared.release().unwrap();
+        let left = |space: &FlexSpace| {
+            let w = space.shared().writer.lock();
+            (w.room.free.len() + w.room.bare.len()) as u64 + w.dead()
+        };
+        let (before, moved) = (left(&space), space.stats().moved_bytes);
+        assert!(before > 4 && !shared.writer.lock().victims().is_empty(), "{before}");
+        for _ in 0..50 {
+            assert!(!shared.collect().unwrap());
+        }
+        assert_eq!(left(&space), before);
+        assert_eq!(space.stats().moved_bytes, moved, "nothing was mapped");
+        disk.set_faults(FaultPlan::default());
+        assert!(shared.collect().unwrap());
+        space.verify(|finding| panic!("{finding}")).unwrap();
+        space.close().unwrap();
+    }
 }

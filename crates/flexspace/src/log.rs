@@ -66,6 +66,8 @@ pub(crate) struct Log {
     /// Bytes since the checkpoint, and between the two before.
     pub(crate) bytes: u64,
     pub(crate) pace: u64,
+    /// How many of `bytes` there were when a checkpoint was tried last, and failed.
+    tried: u64,
     /// The highest durable number that a frame says.
     water: u64,
 }
@@ -81,6 +83,30 @@ impl Log {
         let fits = |segment: &Segment, at: u64| at + need(body) <= segment.identity().capacity;
         self.tail.as_ref().is_some_and(|tail| fits(&tail.segment, tail.at))
             || self.spare.as_ref().is_some_and(|spare| fits(spare, DATA_START))
+    }
+
+    /// Whether nothing is in the tail yet: a checkpoint needs no other segment for what comes after it.
+    pub(crate) fn is_fresh(&self) -> bool {
+        self.tail.as_ref().is_some_and(|tail| tail.at == DATA_START)
+    }
+
+    /// A checkpoint begins: the bytes are counted anew. What it takes to [`Log::resume`].
+    pub(crate) fn restart(&mut self) -> [u64; 2] {
+        let before = [self.bytes, self.pace];
+        (self.bytes, self.pace, self.tried) = (0, self.bytes, 0);
+        before
+    }
+
+    /// There is no checkpoint: the log is as long as it was, and what came since.
+    pub(crate) fn resume(&mut self, [bytes, pace]: [u64; 2]) {
+        self.bytes += bytes;
+        (self.pace, self.tried) = (pace, self.bytes);
+    }
+
+    /// Whether the log is longer than `limit`, by which a checkpoint is due. One that failed costs a segment of the log: before the next
+    /// attempt a sixteenth of the limit is to come.
+    pub(crate) fn outgrew(&self, limit: u64) -> bool {
+        self.bytes > limit && self.bytes - self.tried >= limit / 16
     }
 
     /// Appends the frame of operation `seq`. Room was asked for before.
@@ -198,5 +224,27 @@ impl Tail {
         self.buffer_at = self.at;
         self.segment.publish(self.at);
         Some(Arc::new(chunk))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Log;
+
+    #[test]
+    fn a_checkpoint_that_failed_leaves_the_log_long_and_is_tried_again_later() {
+        let mut log = Log { bytes: 1601, pace: 7, ..Log::default() };
+        assert!(log.outgrew(1600));
+        let before = log.restart();
+        assert_eq!((log.bytes, log.pace), (0, 1601));
+        log.bytes += 9;
+        log.resume(before);
+        assert_eq!((log.bytes, log.pace), (1610, 7));
+        assert!(!log.outgrew(1600), "not at once");
+        log.bytes += 100;
+        assert!(log.outgrew(1600));
+        log.restart();
+        log.bytes += 1601;
+        assert!(log.outgrew(1600), "as ever, after one that did not fail");
     }
 }

@@ -82,7 +82,7 @@ pub(crate) struct Shared {
     pub(crate) flushing: Mutex<()>,
     pub(crate) making: Mutex<()>,
     pub(crate) writer: Mutex<Writer>,
-    /// The operation whose version a checkpoint is written from.
+    /// The operation whose version a checkpoint is written from: set, and taken back with the version, under the writer's lock.
     pub(crate) saved: AtomicU64,
     pub(crate) pace: Pace,
     /// What was damaged at opening and made again.

@@ -7,7 +7,7 @@
 //!              log file   ─┴─> durable = n          (a frame is believed at recovery if it is at or below a
 //!                                                     durable mark, or if all its data checks)
 //!  release     sync, floor = n into both heads ──> segments dead at or before n are free
-//!  checkpoint  log goes on in the next segment; index as of n to a file; sync; both heads name the
+//!  checkpoint  log goes on in an empty segment; index as of n to a file; sync; both heads name the
 //!              file, the log's new segments, and what there was before ──> files older than that go
 //! ```
 //!
@@ -45,6 +45,13 @@ pub(crate) enum When {
     After,
     /// The next one follows at once. What little gathered stays in memory: a page that the kernel gets in two parts costs twice.
     Between,
+}
+
+/// Whether a checkpoint is written though the newest one has everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Again {
+    No,
+    Yes,
 }
 
 impl Shared {
@@ -224,24 +231,27 @@ impl Shared {
     /// Writes the index to a file, so that the log before can go.
     pub(crate) fn checkpoint(&self) -> Result<()> {
         let _one = self.checkpointing.lock();
-        let answer = self.write_checkpoint();
-        self.saved.store(u64::MAX, Ordering::Release);
-        answer
+        self.write_checkpoint(Again::No)
     }
 
     /// The steps of a checkpoint. Most of the time nothing else is locked: others sync, and give segments back.
-    fn write_checkpoint(&self) -> Result<()> {
-        let (tree, mark, serials, keep, number, space) = {
+    fn write_checkpoint(&self, again: Again) -> Result<()> {
+        let (tree, mark, serials, keep, number, space, log) = {
             let mut m = self.maintenance.lock();
             self.check_writable()?;
-            self.spare(&mut m, 0)?;
+            let is_fresh = self.writer.lock().log.is_fresh();
+            if !is_fresh {
+                self.spare(&mut m, 0)?;
+            }
             let mut w = self.writer.lock();
-            if w.seq == m.head.newest.seq {
+            if w.seq == m.head.newest.seq && again == Again::No {
                 drop(w);
                 return if m.is_behind { self.put_heads(&mut m) } else { Ok(()) };
             }
-            w.log.rotate();
-            (w.log.bytes, w.log.pace) = (0, w.log.bytes);
+            if !w.log.is_fresh() {
+                w.log.rotate();
+            }
+            let log = w.log.restart();
             // Others may have used up the spare since: then the log goes on in a segment that is still to be made.
             let next = SegmentId(m.head.next_number);
             let keep = w.log.tail.as_ref().map_or(next, |tail| tail.segment.id());
@@ -250,7 +260,7 @@ impl Shared {
             self.saved.store(version.tree.mark(), Ordering::Release);
             let number = m.head.next_number;
             m.head.next_number += 1;
-            (Arc::clone(&version.tree), version.mark, w.serials(), keep, number, m.head.space)
+            (Arc::clone(&version.tree), version.mark, w.serials(), keep, number, m.head.space, log)
         };
         let (seq, entries) = (tree.mark(), tree.entries());
         let path = self.dir.join(format::checkpoint_name(number));
@@ -264,7 +274,15 @@ impl Shared {
             }
             image.finish()
         })();
+        // Both at once, for those who give segments back: a version that the checkpoint has no more and that is still said to be its own
+        // would be taken for nobody's, though a reader has it.
+        let mut w = self.writer.lock();
+        self.saved.store(u64::MAX, Ordering::Release);
         drop(tree);
+        if saved.is_err() {
+            w.log.resume(log);
+        }
+        drop(w);
         let bytes = match saved {
             Ok(bytes) => bytes,
             Err(error) => {
@@ -291,21 +309,34 @@ impl Shared {
     }
 
     /// The disk is full: the log gives way to two checkpoints, behind which neither head names it, if it is long beside
-    /// them. True if it did.
+    /// them. True if it did, at least in part.
     pub(crate) fn shorten_log(&self) -> Result<bool> {
-        let is_short = {
-            let (m, w) = (self.maintenance.lock(), self.writer.lock());
-            let index = m.checkpoint_bytes.max(w.tree.entries() * 16);
-            w.log.bytes < 2 * index.max(self.geometry.log[0]) || w.log.spare.is_none()
-        };
-        if is_short {
+        if !self.is_log_a_burden()? || self.writer.lock().log.spare.is_none() {
             return Ok(false);
         }
-        match self.checkpoint() {
-            Ok(()) => Ok(true),
-            Err(Error::NoSpace { .. }) => Ok(false),
-            Err(other) => Err(other),
+        let _one = self.checkpointing.lock();
+        let mut has_given_way = false;
+        // The first leaves the log to the checkpoint before it, should it be damaged itself; the second is what there is then.
+        for _ in 0..2 {
+            if !self.is_log_a_burden()? {
+                break;
+            }
+            match self.write_checkpoint(Again::Yes) {
+                Ok(()) => has_given_way = true,
+                Err(Error::NoSpace { .. }) => break,
+                Err(other) => return Err(other),
+            }
         }
+        Ok(has_given_way)
+    }
+
+    /// Whether the log that the heads name is long beside the index, and there is room for that: an attempt without would only cost a
+    /// segment of the log.
+    fn is_log_a_burden(&self) -> Result<bool> {
+        let free = self.disk.free_space(&self.dir).during("measure", &self.dir)?;
+        let (m, w) = (self.maintenance.lock(), self.writer.lock());
+        let index = m.checkpoint_bytes.max(w.tree.entries() * 16);
+        Ok(free >= index && w.log.bytes + w.log.pace >= 2 * index.max(self.geometry.log[0]))
     }
 
     /// Removes files that neither head names. What stays is swept at the next opening.
@@ -321,14 +352,14 @@ impl Shared {
 
     /// Whether the log is long: longer than a tenth of the index, and at least a fixed length.
     fn is_log_long(&self, w: &Writer, m: &Maintenance) -> bool {
-        w.log.bytes > self.geometry.checkpoint.max(m.checkpoint_bytes / 10)
+        w.log.outgrew(self.geometry.checkpoint.max(m.checkpoint_bytes / 10))
     }
 
     /// A guess, made often: is there anything to do in the background?
     pub(crate) fn is_work_due(&self, w: &Writer) -> bool {
         w.unsynced > self.geometry.unsynced
             || w.backlog() > self.geometry.backlog
-            || w.log.bytes > self.geometry.checkpoint
+            || w.log.outgrew(self.geometry.checkpoint)
             || w.log.spare.is_none()
     }
 
@@ -424,5 +455,164 @@ impl Shared {
 
     pub(crate) fn no_space<T>(&self) -> Result<T> {
         Err(Error::NoSpace { path: self.dir.clone() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt;
+    use std::io;
+    use std::path::Path;
+
+    use sheaf_base::disk::sim::{Class, Failure, Fault, FaultPlan, Keep, SimDisk};
+    use sheaf_base::disk::{Disk, Entry, File, How, Locked, Share};
+    use sheaf_base::sync::Mutex;
+
+    use super::*;
+    use crate::{FlexSpace, Options};
+
+    type Deed = Box<dyn FnOnce() + Send>;
+
+    /// A disk on which something else is done while the name of a checkpoint is made durable, once.
+    struct Beside {
+        disk: SimDisk,
+        deed: Mutex<Option<Deed>>,
+    }
+
+    impl fmt::Debug for Beside {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.debug_struct("Beside").finish_non_exhaustive()
+        }
+    }
+
+    impl Disk for Beside {
+        fn open(&self, path: &Path, how: How) -> io::Result<Arc<dyn File>> {
+            self.disk.open(path, how)
+        }
+        fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
+            self.disk.list(dir)
+        }
+        fn create_dir(&self, dir: &Path) -> io::Result<()> {
+            self.disk.create_dir(dir)
+        }
+        fn remove(&self, path: &Path) -> io::Result<()> {
+            self.disk.remove(path)
+        }
+        fn remove_dir(&self, dir: &Path) -> io::Result<()> {
+            self.disk.remove_dir(dir)
+        }
+        fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+            self.disk.rename(from, to)
+        }
+        fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
+            self.disk.link(from, to)
+        }
+        fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+            let deed = if dir.ends_with(TREE) { self.deed.lock().take() } else { None };
+            if let Some(deed) = deed {
+                deed();
+            }
+            self.disk.sync_dir(dir)
+        }
+        fn lock(&self, path: &Path, share: Share) -> io::Result<Locked> {
+            self.disk.lock(path, share)
+        }
+        fn free_space(&self, path: &Path) -> io::Result<u64> {
+            self.disk.free_space(path)
+        }
+    }
+
+    fn open(disk: Arc<dyn Disk>) -> FlexSpace {
+        let options = Options { inline: true, tiny: true, ..Options::default() };
+        FlexSpace::open_on(disk, "/space", options).unwrap()
+    }
+
+    fn content(space: &FlexSpace) -> Vec<u8> {
+        let mut bytes = vec![0; usize::try_from(space.len()).unwrap()];
+        assert_eq!(space.read(0, &mut bytes).unwrap(), bytes.len());
+        bytes
+    }
+
+    /// The version that a checkpoint was written from is a reader's too: what it names is not written again while the checkpoint is
+    /// made durable, when the index is not needed any more.
+    #[test]
+    fn a_view_stays_while_the_checkpoint_of_its_state_ends() {
+        let disk = Arc::new(Beside { disk: SimDisk::new(), deed: Mutex::new(None) });
+        let space = Arc::new(open(Arc::clone(&disk) as Arc<dyn Disk>));
+        space.insert(0, &[1; 9000]).unwrap();
+        let view = space.view();
+        let writer = Arc::clone(&space);
+        *disk.deed.lock() = Some(Box::new(move || {
+            for n in 2..12 {
+                writer.write(0, &[n; 9000]).unwrap();
+                writer.shared().release().unwrap();
+            }
+        }));
+        space.checkpoint().unwrap();
+        assert!(disk.deed.lock().is_none(), "it was done beside");
+        let mut bytes = vec![0; 9000];
+        view.read(0, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 1), "the view changed");
+        drop(view);
+        assert!(space.shared().release().unwrap() > 0, "once it is gone its segments are free");
+    }
+
+    /// A space whose log is long beside its index, which changes no more, with a spare segment.
+    fn with_a_long_log(disk: &SimDisk) -> FlexSpace {
+        let space = open(Arc::new(disk.clone()));
+        space.insert(0, &[1; 900]).unwrap();
+        space.checkpoint().unwrap();
+        for n in 0..=255 {
+            space.write(300, &[n; 100]).unwrap();
+        }
+        space.shared().make_spare(0).unwrap();
+        space
+    }
+
+    fn log_bytes(disk: &SimDisk) -> u64 {
+        let logs =
+            disk.files().into_iter().filter(|(path, _)| path.parent().is_some_and(|p| p.ends_with(LOG)));
+        logs.map(|(_, len)| len).sum()
+    }
+
+    #[test]
+    fn a_long_log_gives_way_to_two_checkpoints() {
+        let disk = SimDisk::new();
+        let space = with_a_long_log(&disk);
+        let (before, model) = (log_bytes(&disk), content(&space));
+        assert!(space.shared().shorten_log().unwrap());
+        assert!(log_bytes(&disk) < before / 2, "{before} bytes of log, then {}", log_bytes(&disk));
+        assert!(!space.shared().shorten_log().unwrap(), "it is short now");
+        // Each of the two has everything by itself.
+        let newest =
+            disk.files().into_iter().filter(|(path, _)| path.extension().is_some_and(|e| e == "img"));
+        let (path, _) = newest.max().unwrap();
+        for damaged in [false, true] {
+            let after = disk.power_cut(&Keep::None);
+            if damaged {
+                after.remove_file(&path).unwrap();
+            }
+            let again = open(Arc::new(after));
+            assert_eq!(content(&again), model);
+            again.insert(0, b"more").unwrap();
+            again.close().unwrap();
+        }
+        space.insert(0, b"more").unwrap();
+        space.close().unwrap();
+        assert_eq!(content(&open(Arc::new(disk.kill()))), [b"more", &model[..]].concat());
+    }
+
+    #[test]
+    fn a_checkpoint_that_found_no_room_is_tried_again_once_there_is() {
+        let disk = SimDisk::new();
+        let space = with_a_long_log(&disk);
+        disk.set_faults(Fault::new(Class::Create, Failure::NoSpace).on(".img"));
+        assert!(!space.shared().shorten_log().unwrap());
+        assert_eq!(disk.injected(), 1);
+        disk.set_faults(FaultPlan::default());
+        space.shared().make_spare(0).unwrap();
+        let before = log_bytes(&disk);
+        assert!(space.shared().shorten_log().unwrap(), "the log is as long as it was");
+        assert!(log_bytes(&disk) < before / 2, "{before} bytes of log, then {}", log_bytes(&disk));
     }
 }

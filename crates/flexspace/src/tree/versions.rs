@@ -53,7 +53,8 @@ impl<T: Content> ShiftTree<T> {
         self.oldest_but(None)
     }
 
-    /// As [`ShiftTree::oldest`], not counting the version of that mark if it has but one owner.
+    /// As [`ShiftTree::oldest`], not counting the version of that mark if it has but one owner. That one must be who does not read
+    /// what it maps to: the mark is passed only while he has the version.
     pub fn oldest_but(&mut self, excepted: Option<u64>) -> Option<u64> {
         self.reclaim(usize::MAX);
         let newest = self.versions.back()?.frozen.mark;
