@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use sheaf::{Database, Keyspace};
+use sheaf_base::disk::sim::{Class, Failure, Fault, FaultPlan};
 use sheaf_testkit::stage::{Place, Setting, Stage, Subject, others_have_let_go};
 
 const TINY: Setting = Setting::new(Place::Simulated, true, true);
@@ -78,6 +79,27 @@ impl Case {
             }
         }
         (values, lists)
+    }
+
+    /// The names in the keyspace's directory and in those of its tables.
+    fn names(&self) -> BTreeSet<PathBuf> {
+        let paths = self.stage.tree().into_keys();
+        paths.filter(|path| path.to_string_lossy().contains("/own/")).collect()
+    }
+
+    fn faults(&self, plan: impl Into<FaultPlan>) {
+        self.stage.simulated().unwrap().set_faults(plan);
+    }
+
+    /// Closed, opened, and at rest again.
+    fn reopened(self) -> Case {
+        let Case { stage, db, ks, model, len } = self;
+        drop(ks);
+        let db = stage.reopen(db);
+        let ks = stage.keyspace(&db, "k");
+        let case = Case { stage, db, ks, model, len };
+        case.settle();
+        case
     }
 
     fn live(&self) -> u64 {
@@ -178,4 +200,69 @@ fn a_small_memtable_hides_no_large_values_at_rest() {
         (0..3).for_each(|index| case.remove(index + 3 * round));
         case.is_near_live("three of forty removed");
     }
+}
+
+/// A value file whose removal fails stays, through all manifests that are written afterwards, until the next opening: that looks for it.
+#[test]
+fn value_files_that_could_not_be_removed_go_after_an_opening() {
+    let run = |fault: Option<Fault>| {
+        let mut case = Case::new(300);
+        let before = case.stage.simulated().unwrap().injected();
+        let round = |case: &mut Case, seed: u64| {
+            indexes(60, 100, seed).for_each(|index| case.put(index, seed));
+            case.settle();
+        };
+        round(&mut case, 1);
+        case.faults(fault.clone().map_or_else(FaultPlan::default, FaultPlan::from));
+        round(&mut case, 2);
+        assert_eq!(case.stage.simulated().unwrap().injected() > before, fault.is_some(), "{fault:?}");
+        case.faults(FaultPlan::default());
+        round(&mut case, 3);
+        case.is_as_the_model();
+        let case = case.reopened();
+        case.is_as_the_model();
+        case.names()
+    };
+    let expected = run(None);
+    for nth in [1, 5, 20] {
+        let fault = Fault::new(Class::Remove, Failure::Io).on("@").nth(nth);
+        for fault in [fault.clone(), fault.forever()] {
+            let names = run(Some(fault.clone()));
+            let left: Vec<&PathBuf> = names.difference(&expected).collect();
+            assert!(left.is_empty(), "after {fault:?}: {left:?}");
+        }
+    }
+}
+
+/// What a failed flush wrote goes in the same life, also if the first look for it fails: after
+/// the next flush.
+#[test]
+fn what_a_failed_flush_left_goes_after_a_failed_look_as_well() {
+    let mut case = Case::new(100); // in packs
+    (0..40).for_each(|index| case.put(index, 1));
+    case.settle();
+    case.faults(Fault::new(Class::Create, Failure::Io).on(".keys"));
+    for index in 0..40_u64 {
+        case.ks.insert(index.to_be_bytes(), [7; 100]).unwrap();
+        case.model.insert(index, vec![7; 100]);
+    }
+    let fails = |case: &Case, what: &str| {
+        let failed = (0..200).any(|_| {
+            case.stage.advance(Duration::from_millis(100));
+            case.db.persist().is_err() | case.db.pump().is_err()
+        });
+        assert!(failed, "{what}");
+    };
+    fails(&case, "a list cannot be made");
+    case.faults(Fault::new(Class::List, Failure::Io).on("/own/"));
+    fails(&case, "the directory cannot be listed");
+    case.faults(FaultPlan::default());
+    (0..40).for_each(|index| case.put(index, 3));
+    case.settle();
+    let names = case.names();
+    let case = case.reopened();
+    let left: Vec<PathBuf> = names.difference(&case.names()).cloned().collect();
+    let kept = |path: &PathBuf| path.to_string_lossy().contains("/KEYS.");
+    assert!(left.iter().all(kept), "an opening had to remove {left:?}");
+    case.is_as_the_model();
 }

@@ -54,6 +54,7 @@ impl DelsmEngine {
         }
         self.publish_version(version, true);
         work.is_cramped = false;
+        work.sweep_again();
         for (died, id) in dead {
             self.shelf.ground.blob_died(died, id);
         }

@@ -103,8 +103,31 @@ impl State for Manifest {
                 None => Err(Damage::BadField { field: "table", value: dir }),
             }
         })?;
-        let packs = r.list(|r| r.u64())?;
+        let packs = r.list(|r| match r.u64()? {
+            pack if pack < next => Ok(pack),
+            pack => Err(Damage::BadField { field: "pack", value: pack }),
+        })?;
         r.finish()?;
         Ok(Manifest { generation, owner, up_to, next, tables, packs })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_that_was_never_given_is_damage() {
+        let marks = Marks { settled: true, littered: false, layered: false };
+        let entry = |dir, list| TableEntry { level: 1, dir, list, marks };
+        let good = Manifest { next: 8, tables: vec![entry(6, 7)], packs: vec![5, 7], ..Manifest::default() };
+        assert_eq!(Manifest::decode(&good.encode()).as_ref(), Ok(&good));
+        for tables in [vec![entry(8, 7)], vec![entry(6, 8)]] {
+            let bad = Manifest { tables, ..good.clone() };
+            assert!(Manifest::decode(&bad.encode()).is_err(), "{bad:?}");
+        }
+        let bad = Manifest { packs: vec![5, 8], ..good };
+        let expected = Damage::BadField { field: "pack", value: 8 };
+        assert_eq!(Manifest::decode(&bad.encode()), Err(expected));
     }
 }

@@ -431,7 +431,7 @@ impl DelsmEngine {
             }
         }
         let gone = merge.gone.iter().filter(|(dir, _)| staying.contains(dir));
-        after.extend(gone.map(|(dir, name)| Garbage::File(self.shelf.dir(*dir).join(name))));
+        after.extend(gone.map(|(dir, name)| Garbage::Value(*dir, name.clone())));
         merge.staged.sort_unstable(); // as their inodes lie
         after.extend(merge.staged.iter().map(|id| Garbage::Staged(*id)));
         let up_to = work.up_to;

@@ -118,6 +118,7 @@ impl DelsmEngine {
         self.write_manifest(work, &version, up_to)?; // the second slot is past what named the old places (work I2)
         if let Some(Job::Moving(moving)) = work.job.take() {
             work.garbage.extend(moving.after);
+            work.sweep_again();
         }
         Ok(())
     }

@@ -25,8 +25,12 @@
 //! 4. Numbers of directories, lists and packs are never used again, so a name means one thing for ever. (And ext4 creates
 //!    files fast in directories with names that are new: `Disk::spread`.)
 //! 5. While a state stays (`still.rs`) nothing is removed; what waits is removed after.
+//! 6. A directory that may hold dead values is marked in every manifest (littered) until all of them are gone. So what could not be
+//!    removed is looked for again after the next flush or merge, and at the next opening. A step that fails at this says so once and
+//!    holds up nothing else.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -49,8 +53,10 @@ use crate::tree::{Table, Version};
 /// Something to remove.
 #[derive(Debug)]
 pub(crate) enum Garbage {
-    /// A file.
+    /// A list, a pack, or what nobody knows beside them: every opening looks for these.
     File(PathBuf),
+    /// A value's file: the directory's number, and its name there.
+    Value(u64, String),
     /// A staged value that a table has adopted.
     Staged(u64),
     /// A directory; the names left in it, once it was listed.
@@ -83,6 +89,10 @@ pub(crate) struct Work {
     pub(crate) garbage: VecDeque<Garbage>,
     /// Directories, lists and packs that nobody names may be there.
     pub(crate) sweep_due: bool,
+    /// Looking for them failed: it is due again after the next flush or merge.
+    pub(crate) sweep_missed: bool,
+    /// Directories that could not be looked through, or of which a value could not be removed (I6).
+    pub(crate) unswept: BTreeSet<u64>,
     pub(crate) poisoned: Option<&'static str>,
     /// States that stay (`still.rs`): nothing is removed meanwhile.
     pub(crate) held: usize,
@@ -98,6 +108,12 @@ impl Work {
     pub(crate) fn number(&mut self) -> u64 {
         self.next += 1;
         self.next - 1
+    }
+
+    /// What could not be looked for or removed is tried again. Not at once: what fails for good would hold up everything.
+    pub(crate) fn sweep_again(&mut self) {
+        self.sweep_due |= std::mem::take(&mut self.sweep_missed);
+        self.garbage.extend(std::mem::take(&mut self.unswept).into_iter().map(Garbage::Litter));
     }
 }
 
@@ -147,8 +163,9 @@ impl DelsmEngine {
             return self.merge_some(work, views).map(|()| true);
         }
         if std::mem::take(&mut work.sweep_due) {
-            self.find_orphans(work)?;
-            return Ok(true);
+            let found = self.find_orphans(work);
+            work.sweep_missed = found.is_err();
+            return found.map(|()| true);
         }
         if work.held == 0 && self.remove_some(work)? {
             return Ok(true);
@@ -248,13 +265,17 @@ impl DelsmEngine {
     /// Removes some garbage. False if there was none.
     fn remove_some(&self, work: &mut Work) -> Result<bool> {
         let disk = self.disk()?;
-        let mut any = false;
+        let (mut any, mut failed) = (false, Ok(()));
         for _ in 0..self.sizes.step {
             let Some(garbage) = work.garbage.pop_front() else { break };
             any = true;
-            // What cannot be removed is swept at the next opening.
+            // What cannot be removed is swept at the next opening: values because their directories stay littered.
             match garbage {
                 Garbage::File(path) => drop(disk.remove(&path)),
+                Garbage::Value(dir, name) => match disk.remove(&self.shelf.dir(dir).join(name)) {
+                    Err(e) if e.kind() != ErrorKind::NotFound => drop(work.unswept.insert(dir)),
+                    _ => {}
+                },
                 Garbage::Staged(id) => drop(self.shelf.ground.blobs.remove(id)),
                 Garbage::Tree(dir, None) => {
                     let found = disk.list(&dir).unwrap_or_default();
@@ -269,13 +290,21 @@ impl DelsmEngine {
                     }
                     None => drop(disk.remove_dir(&dir)),
                 },
-                Garbage::Litter(number) => self.find_litter(work, number)?,
+                Garbage::Litter(number) => {
+                    if let Err(error) = self.find_litter(work, number) {
+                        work.unswept.insert(number);
+                        failed = Err(error);
+                        break;
+                    }
+                }
             }
         }
-        if any && work.garbage.is_empty() {
-            self.version().tables().for_each(|table| table.littered.store(false, Ordering::Relaxed));
+        if any && work.garbage.is_empty() && !work.sweep_missed {
+            for table in self.version().tables() {
+                table.littered.store(work.unswept.contains(&table.dir), Ordering::Relaxed);
+            }
         }
-        Ok(any)
+        failed.map(|()| any)
     }
 
     /// What is in a directory and not in its list becomes garbage.
@@ -293,7 +322,7 @@ impl DelsmEngine {
         let dir = self.shelf.dir(number);
         let found = self.disk()?.list(&dir).during("list", &dir)?;
         let litter = found.into_iter().filter(|entry| !named.contains(&entry.name));
-        work.garbage.extend(litter.map(|entry| Garbage::File(dir.join(entry.name))));
+        work.garbage.extend(litter.map(|entry| Garbage::Value(number, entry.name)));
         Ok(())
     }
 
