@@ -152,5 +152,8 @@ impl Drop for Still {
     fn drop(&mut self) {
         let mut work = self.engine.work.lock();
         work.held = work.held.saturating_sub(1);
+        if work.held == 0 {
+            work.look_again();
+        }
     }
 }

@@ -105,6 +105,20 @@ pub(crate) struct Work {
 }
 
 impl Work {
+    /// Nothing is held any more. Merges went on meanwhile, and may have given a file a name again that waited to be removed: which ones
+    /// are named is looked up when their turn comes.
+    pub(crate) fn look_again(&mut self) {
+        let mut dirs = BTreeSet::new();
+        self.garbage.retain(|garbage| match garbage {
+            Garbage::Value(dir, _) => {
+                dirs.insert(*dir);
+                false
+            }
+            _ => true,
+        });
+        self.garbage.extend(dirs.into_iter().map(Garbage::Litter));
+    }
+
     pub(crate) fn number(&mut self) -> u64 {
         self.next += 1;
         self.next - 1

@@ -59,7 +59,8 @@ fn a_drop_beside_movers(engine: &str) {
     while db.pump().expect("it pumps") {}
     let check = |db: &Database| {
         for n in 19..24u8 {
-            let got = space(db, "kept", engine).get([b'k', n % 5]).expect("it reads").map(|value| value.to_vec());
+            let got =
+                space(db, "kept", engine).get([b'k', n % 5]).expect("it reads").map(|value| value.to_vec());
             assert_eq!(got, Some(vec![n; 400]), "{engine}: key {}", n % 5);
         }
         assert!(db.existing_keyspace("dropped").expect("it looks").is_none());
