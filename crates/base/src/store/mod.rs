@@ -310,10 +310,13 @@ impl Store {
         if self.options.read_only {
             return Err(Error::ReadOnly);
         }
-        if self.poisoned.load(Ordering::Acquire) {
-            return Err(self.poison_error());
-        }
-        Ok(())
+        self.check_sound()
+    }
+
+    /// An error if the database is poisoned.
+    #[inline]
+    pub(crate) fn check_sound(&self) -> Result<()> {
+        if self.poisoned.load(Ordering::Acquire) { Err(self.poison_error()) } else { Ok(()) }
     }
 
     pub(crate) fn poison_error(&self) -> Error {

@@ -341,7 +341,7 @@ impl Store {
         if !self.prepare(writes, encoded)? {
             return Ok(Turn::Done(Outcome::Stale));
         }
-        let reserve = self.reserve_of(writes);
+        let reserve = self.reserve(removes_only(writes));
         loop {
             let mut order = self.order.lock();
             self.check_writable()?;
@@ -391,9 +391,9 @@ impl Store {
         }
     }
 
-    /// Bytes of a log's segment that these may not use up.
-    fn reserve_of(&self, writes: &[Write<'_>]) -> usize {
-        if removes_only(writes) { 0 } else { self.geometry.reserve }
+    /// Segments that a commit may not use up: none if it only removes, which makes room.
+    fn reserve(&self, only_removes: bool) -> usize {
+        if only_removes { 0 } else { self.geometry.reserve }
     }
 
     /// Has ROOT cover more numbers, which the background does ahead of writers.
@@ -420,7 +420,7 @@ impl Store {
         waits: &mut Waits,
     ) -> Result<()> {
         let wanted = encoded.wanted(run, self.geometry.max_segment);
-        let reserve = self.reserve_of(writes);
+        let reserve = self.reserve(removes_only(writes));
         let make = || self.make_room(run.log, wanted, |order| order.cramped(encoded, reserve).is_some());
         if !waits.may_wait() {
             if !is_awaited {
@@ -597,9 +597,7 @@ impl Store {
                 self.extend_bounds()?;
                 continue;
             }
-            // A removal makes room: that is what the reserve is for.
-            let only_removes = records.iter().all(|record| record.content == Content::Remove);
-            let reserve = if only_removes { 0 } else { self.geometry.reserve };
+            let reserve = self.reserve(records.iter().all(|record| record.content == Content::Remove));
             if let Some(run) = order.cramped(&encoded, reserve) {
                 drop(order);
                 let wanted = encoded.wanted(run, self.geometry.max_segment);

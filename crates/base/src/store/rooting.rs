@@ -144,9 +144,7 @@ impl Store {
 
     fn gather_root(&self, m: &Maintenance, clean: bool) -> Result<Root> {
         let _leading = self.round.lead(); // no round is between taking dirty segments and syncing them
-        if self.poisoned.load(Ordering::Acquire) {
-            return Err(self.poison_error()); // nor has one failed, which would leave what it took in no list
-        }
+        self.check_sound()?; // nor has one failed, which would leave what it took in no list
         let making = self.making.lock(); // no segment is between its number and its listing
         let order = self.order.lock();
         let floor = self.durable();

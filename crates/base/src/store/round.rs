@@ -291,9 +291,7 @@ impl Store {
     fn sync_with<R>(&self, whether: Whether, look: impl FnOnce(&Order, Seq) -> R) -> Result<R> {
         // Looked at here, by whoever leads: what a round that failed had taken is in no list of what is unsynced any more, so the next
         // one would answer for it.
-        if self.poisoned.load(Ordering::Acquire) {
-            return Err(self.poison_error());
-        }
+        self.check_sound()?;
         let mut order = self.order.lock();
         let (seq, blobs, segments) = self.take_unsynced(&mut order, whether);
         let seen = look(&order, seq);
