@@ -242,7 +242,7 @@ impl Error {
             Err(source) => source,
         };
         match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded if !op.starts_with("sync") => {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded if !is_sync(op) => {
                 Error::NoSpace { path: path.to_path_buf() }
             }
             _ => Error::Io { op, path: path.to_path_buf(), source },
@@ -266,6 +266,17 @@ impl Error {
     pub fn is_corrupt(&self) -> bool {
         matches!(self, Error::Corrupt { .. })
     }
+
+    /// True if a sync failed, of a file or of a directory: what it was to make durable may be gone, and no later sync says so.
+    #[must_use]
+    pub fn is_failed_sync(&self) -> bool {
+        matches!(self, Error::Io { op, .. } if is_sync(op))
+    }
+}
+
+/// Whether an operation, as errors name it, is a sync.
+fn is_sync(op: &str) -> bool {
+    op.starts_with("sync")
 }
 
 /// Adds the operation and the path to an [`io::Result`].

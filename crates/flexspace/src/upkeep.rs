@@ -107,9 +107,7 @@ impl Shared {
             m.head.generation += 1;
             match m.pair.write(&m.head) {
                 Ok(()) => {}
-                failed @ Err(Error::Io { op: "sync" | "sync directory", .. }) => {
-                    return self.poison("sync of the head", failed);
-                }
+                Err(error) if error.is_failed_sync() => return self.poison("sync of the head", Err(error)),
                 failed => {
                     m.head.generation -= 1; // the slot that may be torn now is the next one again
                     return failed;

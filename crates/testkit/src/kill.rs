@@ -583,6 +583,9 @@ macro_rules! kill_suite {
             use $crate::kill::{Starter, be_the_child, kill_loop};
             use $crate::totals::Budget;
 
+            /// A campaign kills some thousand times.
+            const KILLS: u64 = 200;
+
             #[test]
             fn child_of_the_kill_loop() {
                 be_the_child();
@@ -592,11 +595,11 @@ macro_rules! kill_suite {
             fn killed_processes_lose_nothing_acknowledged_and_leave_the_lock() {
                 let scratch = $crate::stage::scratch(env!("CARGO_TARGET_TMPDIR"));
                 let child = concat!(module_path!(), "::child_of_the_kill_loop");
-                let budget = Budget::cases(500).workers(4);
+                let budget = Budget::cases(KILLS).workers(4);
                 let report = kill_loop(&$subject, &scratch, &Starter::test(child), 1, budget);
                 println!("{}: {report}", stringify!($module));
                 assert!(report.failures.is_empty(), "{report}\n{:?}", report.failures);
-                assert_eq!(report.kills, 500, "{report}");
+                assert_eq!(report.kills, KILLS, "{report}");
                 assert!(report.during_open > 0, "no kill while opening: {report}");
                 assert!(
                     report.by_moment.values().all(|kills| *kills > 0),

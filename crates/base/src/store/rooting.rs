@@ -94,7 +94,7 @@ impl Store {
         }
         let root = self.gather_root(m, clean)?;
         if let Err(error) = self.slots.write(&root) {
-            if matches!(error, Error::Io { op: "sync", .. }) {
+            if error.is_failed_sync() {
                 return Err(self.poison("sync of ROOT"));
             }
             return Err(error);

@@ -2,7 +2,7 @@
 //!
 //! A page's number leads straight to its frame: two loads, no lock, no system call, nothing shared is written but a mark once a
 //! round of the clock. The ideas are kmmap's and FastMap's: priorities by kind, clean pages evicted and dirty ones not, a page
-//! that was never written is never read.
+//! that was never written is never read. While there is room a missed leaf brings its neighbours ([`Cache::is_roomy`]).
 //!
 //! ## Picture
 //!
@@ -169,6 +169,24 @@ impl Cache {
                 self.went(Some(&*frame)); // somebody else was faster
                 lent(frame, guard)
             }
+        }
+    }
+
+    /// Whether so many pages would fit without anything going for them, and as many again for others who read.
+    pub(crate) fn is_roomy(&self, pages: u32) -> bool {
+        self.account.has_room(2 * u64::from(pages) * (FRAME + BESIDE), &self.ground.memory)
+    }
+
+    /// Takes in a page that was read because it stands beside another, if there is room: nobody has missed it.
+    pub(crate) fn take_along(&self, page: u32, frame: Piece<Frame>, guard: &Guard) {
+        let (cost, is_leaf) = (frame.cost(), frame.is_leaf);
+        if !self.account.has_room(cost, &self.ground.memory) {
+            return;
+        }
+        self.count(cost);
+        match self.table.add(page, frame, guard) {
+            Ok(_) => self.entered(page, is_leaf),
+            Err(_) => self.uncount(cost),
         }
     }
 

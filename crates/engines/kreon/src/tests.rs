@@ -267,6 +267,76 @@ fn play(tiny: bool, range: u64, rounds: u64, batch: u64) {
     assert_eq!(all - free, shelf.space.paged.page as u64, "only the head is used");
 }
 
+/// A level of so many keys, with nothing in memory.
+fn cold(keys: &[Vec<u8>], budget: u64) -> (Arc<Shelf>, Level) {
+    let shelf = shelf_on(Arc::new(SimDisk::new()), Path::new("/db"), budget, false);
+    let pairs: Vec<Pair<'_>> = (1..)
+        .zip(keys)
+        .map(|(number, key): (u64, _)| {
+            let entry = Entry::put(Address::from_bits(number * 8), 64, print_of(shelf.hash(key)), 0, 0);
+            Pair { key, entry, newest: Seq(1), value: &[] }
+        })
+        .collect();
+    let level = step(&shelf, &Level::default(), &pairs, None);
+    shelf.cache.clear(&epoch::pin());
+    (shelf, level)
+}
+
+fn sorted_keys(count: u64) -> Vec<Vec<u8>> {
+    (0..count).map(|number| format!("user{number:012}").into_bytes()).collect()
+}
+
+/// Reads that finding all keys takes, every 101st of them at a time.
+fn reads_of_all(shelf: &Shelf, level: &Level, keys: &[Vec<u8>]) -> u64 {
+    let before = shelf.cache.loads();
+    for first in 0..101 {
+        for key in keys.iter().skip(first).step_by(101) {
+            let guard = &epoch::pin();
+            assert!(shelf.find(level, shelf.hash(key), key, guard).unwrap().is_some());
+        }
+    }
+    shelf.cache.loads() - before
+}
+
+#[test]
+fn a_cold_cache_with_room_is_filled_by_long_reads() {
+    let keys = sorted_keys(20_000);
+    let (shelf, level) = cold(&keys, 64 << 20);
+    let reads = reads_of_all(&shelf, &level, &keys);
+    let leaves = shelf.space.bytes().0 / shelf.space.paged.page as u64;
+    assert!(leaves > 64 && reads < leaves / 4, "{reads} reads of {leaves} pages");
+    assert_eq!(reads_of_all(&shelf, &level, &keys), 0);
+}
+
+#[test]
+fn a_full_cache_lets_nothing_go_for_what_nobody_asked_for() {
+    let keys = sorted_keys(20_000);
+    let (shelf, level) = cold(&keys, 256 << 10);
+    reads_of_all(&shelf, &level, &keys);
+    let guard = &epoch::pin();
+    let (reads, pages) = (shelf.cache.loads(), |shelf: &Shelf| shelf.cache.account().bytes() / 4096);
+    let full = pages(&shelf);
+    for key in keys.iter().step_by(1000) {
+        shelf.find(&level, shelf.hash(key), key, guard).unwrap();
+    }
+    assert!(shelf.cache.loads() > reads);
+    assert!(pages(&shelf) <= full, "{full} pages before, now {}", pages(&shelf));
+}
+
+#[test]
+fn damage_beside_a_leaf_is_for_those_who_ask_for_it() {
+    let keys = sorted_keys(20_000);
+    let (shelf, level) = cold(&keys, 64 << 20);
+    let guard = &epoch::pin();
+    let damaged = shelf.locate(&level, Aim::At(&keys[10_000]), guard).unwrap().unwrap();
+    shelf.space.write([(damaged.at.page, &[0x5a; 4096][..])].into_iter()).unwrap();
+    let is_in = |key: &Vec<u8>| *key >= damaged.low && damaged.high.as_ref().is_none_or(|high| key < high);
+    for key in &keys {
+        let found = shelf.find(&level, shelf.hash(key), key, guard);
+        assert_eq!(found.is_err(), is_in(key), "{}", String::from_utf8_lossy(key));
+    }
+}
+
 #[test]
 fn a_level_is_a_sorted_map() {
     play(true, 300, 60, 20);

@@ -3,7 +3,7 @@
 //! A copy-on-write B+-tree: a root, and nodes that never change once it is published. Who has a root under a guard sees one
 //! moment of the level, whatever becomes of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, OnceLock};
 
 use sheaf_base::error::{Damage, Result};
@@ -20,6 +20,9 @@ use crate::space::Space;
 
 /// A tree higher than this is damaged.
 pub(crate) const MOST_HEIGHT: u8 = 24;
+
+/// Pages that are read at once while the cache has room.
+const AROUND: u32 = 16;
 
 /// Bits of a stamp that are a segment's number; those above are the life's.
 const ID_BITS: u32 = 40;
@@ -137,31 +140,105 @@ impl Shelf {
         key: &[u8],
         guard: &'g Guard,
     ) -> Result<Option<Seen<'g>>> {
-        let Some((mut at, mut height)) = level.root else { return Ok(None) };
-        while height > 0 {
+        let Some((mut at, height)) = level.root else { return Ok(None) };
+        let mut above = None;
+        for height in (1..=height).rev() {
             let node = self.node(at, height, guard)?.node();
-            at = node.child(node.child_of(key));
-            height -= 1;
+            let slot = node.child_of(key);
+            at = node.child(slot);
+            above = Some((node, slot));
         }
-        let Some(leaf) = self.leaf(at, hash, guard)? else { return Ok(None) };
+        let Some(leaf) = self.leaf(at, above, hash, guard)? else { return Ok(None) };
         let node = leaf.node();
         Ok(node.find(print_of(hash), key).map(|slot| Seen::at(&node, slot)))
     }
 
-    /// A leaf, from memory or read, unless it is known not to have a key with this hash. One that was read gets a filter.
+    /// A leaf, from memory or read, unless it is known not to have a key with this hash. `above` is its node, and its place there.
     #[inline]
-    fn leaf<'g>(&self, at: Ref, hash: u64, guard: &'g Guard) -> Result<Option<&'g Frame>> {
+    fn leaf<'g>(
+        &self,
+        at: Ref,
+        above: Option<(Node<'_>, usize)>,
+        hash: u64,
+        guard: &'g Guard,
+    ) -> Result<Option<&'g Frame>> {
         if let Some(frame) = self.cache.get(at.page, guard) {
             return self.of_level(frame, at, 0).map(Some);
         }
         if self.filters.exclude(at.page, hash, guard) {
             return Ok(None);
         }
-        let frame = self.cache.take_in(at.page, self.space.read(at, 0)?, guard);
+        self.read_leaf(at, above, guard).map(Some)
+    }
+
+    /// Reads a leaf, and makes its filter. While nothing has to go for them, the leaves that stand beside it in the file come with it:
+    /// a cold cache fills up by long reads, which take hardly longer than short ones. Their filters would take longer.
+    #[cold]
+    fn read_leaf<'g>(
+        &self,
+        at: Ref,
+        above: Option<(Node<'_>, usize)>,
+        guard: &'g Guard,
+    ) -> Result<&'g Frame> {
+        let len = |leaf: &Ref| usize::from(leaf.pages) * self.space.paged.page;
+        let mut leaves = match above {
+            Some((node, slot)) if self.cache.is_roomy(AROUND) => self.beside(&node, slot),
+            _ => vec![at],
+        };
+        let mut bytes = vec![0; leaves.iter().map(len).sum()];
+        if let Err(error) = self.space.read_bytes(leaves[0].page, &mut bytes) {
+            if leaves.len() == 1 {
+                return Err(error);
+            }
+            // What stands beside it may be what cannot be read.
+            (leaves, bytes) = (vec![at], vec![0; len(&at)]);
+            self.space.read_bytes(at.page, &mut bytes)?;
+        }
+        let (mut from, mut own) = (0, 0);
+        for leaf in leaves {
+            let its = &bytes[from..from + len(&leaf)];
+            if leaf.page == at.page {
+                own = from;
+            } else if let Ok(frame) = self.space.frame(leaf, 0, its) {
+                self.cache.take_along(leaf.page, frame, guard); // damage is for those who ask for it
+            }
+            from += its.len();
+        }
+        let frame = self.space.frame(at, 0, &bytes[own..own + len(&at)])?;
+        let frame = self.cache.take_in(at.page, frame, guard);
         if self.filters.get(at.page, guard).is_none() && self.filters.may_grow(true) {
             self.filters.add(at.page, self.filter_of(&frame.node()), guard);
         }
-        Ok(Some(frame))
+        Ok(frame)
+    }
+
+    /// The leaves of `node` that follow each other in the file, are not in memory, and have the one at `slot` among them: at most
+    /// [`AROUND`] pages.
+    fn beside(&self, node: &Node<'_>, slot: usize) -> Vec<Ref> {
+        let mut leaves = VecDeque::from([node.child(slot)]);
+        let mut pages = u32::from(leaves[0].pages);
+        let end = |leaf: &Ref| leaf.page.wrapping_add(u32::from(leaf.pages));
+        let (mut low, mut high) = (slot, slot + 1);
+        loop {
+            let fits = |leaf: &Ref| pages + u32::from(leaf.pages) <= AROUND && !self.cache.has(leaf.page);
+            if let Some(next) = (high < node.len()).then(|| node.child(high))
+                && next.page == end(&leaves[leaves.len() - 1])
+                && fits(&next)
+            {
+                pages += u32::from(next.pages);
+                leaves.push_back(next);
+                high += 1;
+            } else if let Some(before) = (low > 0).then(|| node.child(low - 1))
+                && end(&before) == leaves[0].page
+                && fits(&before)
+            {
+                pages += u32::from(before.pages);
+                leaves.push_front(before);
+                low -= 1;
+            } else {
+                return leaves.into();
+            }
+        }
     }
 
     /// A frame, if it is a node of this level.
