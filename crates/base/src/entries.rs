@@ -19,7 +19,8 @@ use crate::sync::Mutex;
 use crate::sync::epoch::Guard;
 use crate::types::Seq;
 use crate::value::Stored;
-use crate::versions::Old;
+use crate::versions::{Old, Place, Versions};
+use crate::views::Views;
 
 // The words of an operation's note.
 const HASH: usize = 0;
@@ -146,6 +147,23 @@ impl Accounts {
     pub fn count_tomb(&self, address: Address, span: u32, guard: &Guard) {
         if let Some(segment) = self.ground.segments.at(address.slot(), guard) {
             segment.account_tomb(u64::from(span));
+        }
+    }
+
+    /// Numbers of the staged values that an image is to name, in order: those of entries. What only views need ends with them, and no
+    /// opening has any.
+    pub fn named<P: Place>(&self, versions: &Versions<P>) -> Vec<u64> {
+        let pinned = versions.blobs();
+        let mut named: Vec<u64> =
+            self.blobs.lock().iter().copied().filter(|blob| !pinned.contains(blob)).collect();
+        named.sort_unstable();
+        named
+    }
+
+    /// The keyspace is gone, and so is who needed its old versions. Their staged values go with all others of it.
+    pub fn forget<P: Place>(&self, versions: &Versions<P>, guard: &Guard) {
+        for old in versions.trim(&Views::default(), Seq::LATEST) {
+            self.count(old.address, -i64::from(old.span), guard);
         }
     }
 

@@ -4,7 +4,7 @@
 //! index, so that a cursor finds the old versions of a piece together. At most one version a key and view: a
 //! version is kept only if a view falls into its life.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -167,6 +167,11 @@ impl<P: Place> Versions<P> {
             found = true;
         }
         found
+    }
+
+    /// Numbers of their staged values.
+    pub fn blobs(&self) -> HashSet<u64> {
+        self.map.read().values().flatten().filter_map(|old| old.blob).collect()
     }
 
     /// Takes the versions that died up to `visible` and no view needs.

@@ -1,7 +1,7 @@
 //! # Handle: what every public type holds, and what closes the database when the last one goes
 
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use sheaf_base::fork::ForkGuard;
 use sheaf_base::store::Store;
@@ -14,13 +14,13 @@ use crate::door::Door;
 pub(crate) struct Handle {
     store: Arc<Store>,
     /// Until the end, if there is one. A forked child leaves it, and its lock, to the parent.
-    door: Mutex<Option<Door>>,
+    door: RwLock<Option<Door>>,
     fork: ForkGuard,
 }
 
 impl Handle {
     pub(crate) fn new(store: Arc<Store>, door: Option<Door>) -> Arc<Handle> {
-        Arc::new(Handle { store, door: Mutex::new(door), fork: ForkGuard::new() })
+        Arc::new(Handle { store, door: RwLock::new(door), fork: ForkGuard::new() })
     }
 
     pub(crate) fn store(&self) -> &Arc<Store> {
@@ -29,7 +29,8 @@ impl Handle {
 
     pub(crate) fn has_door(&self) -> bool {
         let is_open = |door: &Option<Door>| door.as_ref().is_some_and(Door::is_open);
-        !self.fork.is_child() && is_open(&self.door.lock().unwrap_or_else(PoisonError::into_inner))
+        // While it is ending, it is locked until the last guest's thread has gone, which may be the one that asks.
+        !self.fork.is_child() && self.door.try_read().is_ok_and(|door| is_open(&door))
     }
 
     /// Ends what others ask for through the door, and closes.
@@ -41,7 +42,7 @@ impl Handle {
     /// Who comes second waits for the first.
     fn end_door(&self) {
         if !self.fork.is_child() {
-            drop(self.door.lock().unwrap_or_else(PoisonError::into_inner).take());
+            drop(self.door.write().unwrap_or_else(PoisonError::into_inner).take());
         }
     }
 }

@@ -66,6 +66,10 @@ pub(crate) fn back_up(store: &Arc<Store>, dir: &Path, options: BackupOptions<'_>
             return Err(error);
         }
     };
+    if !tree.is_alone(UNBORN)? {
+        let _ = disk.remove(&dir.join(UNBORN));
+        return Err(not_empty(dir));
+    }
     let meter = Meter { phase: BackupPhase::Copying, done: 0, total: 0, watcher };
     let report = BackupReport { seq: still.seq().0, ..BackupReport::default() };
     let mut copier = Copier { disk, store, tree, manifest, base, meter, report };

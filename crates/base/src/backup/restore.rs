@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::manifest::{Entry, Manifest, Stored};
-use super::tree::{Range, Tree, open};
+use super::tree::{Range, Tree, not_empty, open};
 use super::{APART, BackupPhase, BackupReport, Meter, Watcher};
 use crate::disk::{Disk, How, Locked, Share};
 use crate::error::{Damage, Error, IoContext, Result};
@@ -39,6 +39,9 @@ pub fn restore(
             return Err(error);
         }
     };
+    if !tree.is_alone(LOCK)? {
+        return Err(not_empty(to));
+    }
     let mut forward = watcher.map(|watcher| move |progress| watcher(progress));
     let watcher: Option<&mut Watcher<'_>> = forward.as_mut().map(|forward| forward as &mut Watcher<'_>);
     let mut meter = Meter { phase: BackupPhase::Copying, done: 0, total: 0, watcher };

@@ -61,6 +61,12 @@ impl<'a> Tree<'a> {
         })
     }
 
+    /// Whether there is nothing in it but `own`, which says that it is taken: somebody may have come and gone before that was there.
+    pub(super) fn is_alone(&self, own: &str) -> Result<bool> {
+        let entries = self.disk.list(&self.root).during("list", &self.root)?;
+        Ok(entries.iter().all(|entry| entry.name == own))
+    }
+
     /// The directory.
     pub(super) fn root(&self) -> &Path {
         &self.root

@@ -12,7 +12,9 @@ use std::path::PathBuf;
 use clap::Args;
 use indicatif::ProgressBar;
 use serde_json::json;
-use sheaf::{ConversionPhase, ConversionProgress, Converted, Database, Error, Keyspace, LoadOptions};
+use sheaf::{
+    ConversionPhase, ConversionProgress, Converted, Database, Error, Estimate, Keyspace, LoadOptions,
+};
 
 use crate::args::{Chosen, Target};
 use crate::failure::{Failure, Result};
@@ -108,6 +110,14 @@ fn estimate(args: &Convert) -> Result {
     let (db, keyspace) = args.target.read()?;
     let estimate = db.estimate_conversion(&args.target.keyspace)?;
     let seconds = measure(args, &keyspace, estimate.pairs)?;
+    let verdict = match estimate.free < estimate.bytes {
+        true => Err(Failure::Database(Error::NoSpace { path: args.target.place.database.clone() })),
+        false => Ok(()),
+    };
+    verdict.and(tell(args, &estimate, keyspace.engine(), seconds)) // whoever reads it or not
+}
+
+fn tell(args: &Convert, estimate: &Estimate, from: &str, seconds: Option<f64>) -> Result {
     let mut out = stdout();
     if args.json {
         let (pairs, bytes, needed, free) = (estimate.pairs, estimate.data, estimate.bytes, estimate.free);
@@ -116,17 +126,13 @@ fn estimate(args: &Convert) -> Result {
         writeln!(out, "{all}")?;
     } else {
         let (pairs, bytes) = (many(estimate.pairs, "pair"), size(estimate.data));
-        writeln!(out, "{pairs} (about {bytes}) from {} to {}", keyspace.engine(), args.to)?;
+        writeln!(out, "{pairs} (about {bytes}) from {from} to {}", args.to)?;
         writeln!(out, "needs up to {} of the disk, {} are free", size(estimate.bytes), size(estimate.free))?;
         if let Some(seconds) = seconds {
             writeln!(out, "about {}", time(std::time::Duration::from_secs_f64(seconds)))?;
         }
     }
-    out.flush()?;
-    match estimate.free < estimate.bytes {
-        true => Err(Failure::Database(Error::NoSpace { path: args.target.place.database.clone() })),
-        false => Ok(()),
-    }
+    Ok(out.flush()?)
 }
 
 /// Seconds that all `pairs` will take; none where there can be no scratch database.

@@ -36,7 +36,7 @@ pub(crate) struct Load {
     /// The keys ascend: load all at once, or nothing
     #[arg(long, conflicts_with = "durable")]
     pub(crate) sorted: bool,
-    /// Put the file in the place of the keyspace, whatever is in it and whatever its engine
+    /// Put the file, unless it is empty, in the place of the keyspace, whatever is in it and whatever its engine
     #[arg(long, requires = "sorted")]
     pub(crate) replace: bool,
     /// Print {"pairs":..,"bytes":..,"seconds":..,"written":..}: the last is what went to the device
@@ -55,7 +55,12 @@ type Pair = (Vec<u8>, Vec<u8>);
 
 pub(crate) fn run(args: &Load) -> Result {
     let (mut input, bar) = open(&args.file)?;
-    input.fill_buf().map_err(Failure::stream("read", &args.file))?; // a directory fails here, before we create
+    // A directory fails here, before we create.
+    let first = input.fill_buf().map_err(Failure::stream("read", &args.file))?;
+    if args.replace && first.is_empty() {
+        let why = format!("{} is empty, and nothing was replaced", args.file.display());
+        return Err(Failure::Refused(why));
+    }
     let (db, sink) = sink(args)?;
     let watch = Watch::start();
     let mut loader = Loader { args, sink, loaded: 0, bytes: 0 };

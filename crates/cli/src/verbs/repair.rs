@@ -65,12 +65,9 @@ pub(crate) fn run(args: &Repair) -> Result {
     bar.finish_and_clear();
     let done = done?;
     report.damages(&done);
-    report.end()?;
-    summarize(args, &done, &watch)?;
-    match done.is_whole() {
-        true => Ok(()),
-        false => Err(Failure::Lossy),
-    }
+    let verdict = if done.is_whole() { Ok(()) } else { Err(Failure::Lossy) };
+    let told = report.end().and_then(|()| summarize(args, &done, &watch));
+    verdict.and(told) // whoever reads it or not
 }
 
 /// Where the report goes: a file, or stdout. The first error stops it, and is told at its end.

@@ -52,17 +52,20 @@ pub(crate) fn run(args: &Report) -> Result {
         },
     };
     bar.finish_and_clear();
-    let mut out = stdout();
-    if args.json {
-        print_json(&mut out, &report, &findings)?
-    } else {
-        print(&mut out, &report, &findings, &watch)?
-    }
-    out.flush()?;
-    match findings.len() {
+    let verdict = match findings.len() {
         0 => Ok(()),
         damages => Err(Failure::Damage(damages as u64)),
+    };
+    verdict.and(tell(args, &report, &findings, &watch)) // whoever reads it or not
+}
+
+fn tell(args: &Report, report: &VerifyReport, findings: &[Finding], watch: &Watch) -> Result {
+    let mut out = stdout();
+    match args.json {
+        true => print_json(&mut out, report, findings)?,
+        false => print(&mut out, report, findings, watch)?,
     }
+    Ok(out.flush()?)
 }
 
 fn examine(db: &Database) -> Result<(VerifyReport, Vec<Finding>)> {

@@ -193,6 +193,19 @@ fn damage_is_3_and_named_by_file_offset_and_keyspace() {
     assert_eq!(finding["keyspaces"][0], "users");
 }
 
+/// `sheaf dump typo | sheaf load --sorted --replace -`: the first of the two has said why there is nothing.
+#[test]
+fn an_empty_input_takes_nobodys_place() {
+    let sandbox = Sandbox::with(&[("a", "1")]);
+    sandbox
+        .feed(&["load", "db", "--sorted", "--replace", "-"], b"")
+        .exits(4)
+        .complains("nothing was replaced");
+    sandbox.run(&["get", "db", "a"]).prints("1");
+    sandbox.feed(&["load", "db", "--sorted", "--replace", "-"], b"b\t2\n").succeeds();
+    sandbox.run(&["get", "db", "a"]).exits(1);
+}
+
 #[test]
 fn every_damaged_large_value_is_found() {
     let sandbox = Sandbox::new();

@@ -75,6 +75,29 @@ fn a_reader_that_leaves_is_no_error() {
     }
 }
 
+/// Runs with nobody at the other end of stdout.
+fn unread(sandbox: &Sandbox, args: &[&str]) -> Option<i32> {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    sandbox.command(args).stdout(writer).stderr(Stdio::null()).status().expect("it starts").code()
+}
+
+/// Of verbs whose answer is the exit code.
+#[test]
+fn a_reader_that_leaves_changes_no_verdict() {
+    let sandbox = Sandbox::with(&[("a", "1")]);
+    assert_eq!(unread(&sandbox, &["verify", "db"]), Some(0));
+    for key in ["one", "two"] {
+        sandbox.feed(&["put", "db", key, "-"], &vec![b'x'; 3 << 20]).succeeds();
+    }
+    let large = |(_, bytes): &(std::path::PathBuf, Vec<u8>)| bytes.len() >= 3 << 20;
+    let (path, mut bytes) = sandbox.image("db").into_iter().find(large).expect("a value in a file");
+    bytes[1 << 20] ^= 1;
+    sandbox.write(path.to_str().expect("UTF-8"), &bytes);
+    assert_eq!(unread(&sandbox, &["verify", "db"]), Some(3));
+    assert_eq!(unread(&sandbox, &["repair", "db", "new"]), Some(3));
+}
+
 #[test]
 fn colour_and_bars_are_for_terminals() {
     let sandbox = Sandbox::with(&[("a", "1")]);

@@ -671,15 +671,22 @@ impl Engine for CedrusEngine {
 
     fn retire(&self) {
         let guard = &epoch::pin();
+        // As long as anything is owed, what is counted in slots of segments that are gone may be of those (owed, I5), and no part of what
+        // is in these slots now.
+        let is_behind = self.owed.is_any();
         self.forget_owed(guard);
         let _nobody_writes = self.writing.lock(); // or a step would go on with pages that are no more
         let counts = self.trie.heap().counts().to_vec();
         for (slot, count) in (0..).zip(counts).filter(|(_, count)| *count > 0) {
+            if is_behind && self.owed.has_lost(slot) {
+                continue;
+            }
             if let Some(segment) = self.ground.segments.at(slot, guard) {
                 let bytes = count.saturating_mul(segment.mean_frame());
                 segment.account(-i64::try_from(bytes).unwrap_or(0));
             }
         }
+        self.accounts.forget(&self.versions, guard);
         self.trie.clear(guard);
         self.account_pages();
         self.space.retire();

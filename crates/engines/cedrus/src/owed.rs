@@ -99,8 +99,13 @@ impl Owed {
         self.gone.lock().insert(slot);
     }
 
+    /// Whether what the image has in `slot` was gone at the start.
+    pub(crate) fn has_lost(&self, slot: u32) -> bool {
+        self.gone.lock().contains(&slot)
+    }
+
     fn is_gone(&self, address: Address) -> bool {
-        self.gone.lock().contains(&address.slot()) // (I5)
+        self.has_lost(address.slot()) // (I5)
     }
 
     /// Whether there is anything.

@@ -493,6 +493,7 @@ impl<I: Index> Engine for FlatEngine<I> {
                 self.accounts.count(address, -i64::try_from(frame.span()).unwrap_or(0), guard);
             }
         });
+        self.accounts.forget(&self.versions, guard);
         self.index.clear();
         self.set_keys(0);
     }

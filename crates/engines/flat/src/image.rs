@@ -16,8 +16,7 @@ use crate::index::{Image, Index};
 /// Writes the image.
 pub(crate) fn save<I: Index>(engine: &FlatEngine<I>, out: &mut dyn ImageSink) -> Result<()> {
     engine.index.save(out)?;
-    let mut blobs: Vec<u64> = engine.accounts.blobs.lock().iter().copied().collect();
-    blobs.sort_unstable();
+    let blobs = engine.accounts.named(&engine.versions);
     out.put(&(blobs.len() as u64).to_le_bytes())?;
     blobs.iter().try_for_each(|id| out.put(&id.to_le_bytes()))
 }

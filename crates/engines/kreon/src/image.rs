@@ -48,8 +48,7 @@ pub(crate) fn save(engine: &KreonEngine, out: &mut dyn ImageSink) -> Result<()> 
             out.put(&slot.to_le_bytes())?;
             out.put(&bytes.to_le_bytes())?;
         }
-        let mut blobs: Vec<u64> = engine.accounts.blobs.lock().iter().copied().collect();
-        blobs.sort_unstable();
+        let blobs = engine.accounts.named(&engine.versions);
         out.put(&(blobs.len() as u64).to_le_bytes())?;
         blobs.iter().try_for_each(|id| out.put(&id.to_le_bytes()))?;
         let lives = engine.shelf.lives();

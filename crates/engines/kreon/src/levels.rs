@@ -102,6 +102,7 @@ impl KreonEngine {
             }
             self.memtable_gone(memtable);
         }
+        self.accounts.forget(&self.versions, guard);
         self.state.replace(guard, |now| State {
             active: Arc::new(Memtable::new(0, now.active.prefix(guard), self.ground.tiny)),
             frozen: None,

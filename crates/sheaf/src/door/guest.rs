@@ -80,12 +80,13 @@ impl Attended<'_> {
         if self.say(reply) { Ok(()) } else { Err(Error::Cancelled) }
     }
 
-    /// Tells how far something is; breaks if the guest is gone.
+    /// Tells how far something is, if that can be done without waiting: others may wait for what is done for the guest. Breaks if
+    /// that one is gone.
     fn step(&self, reply: &Reply) -> ControlFlow<()> {
-        match wire::has_left(self.stream) || !self.say(reply) {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
+        if wire::has_left(self.stream) || (wire::has_room(self.stream) && !self.say(reply)) {
+            return ControlFlow::Break(());
         }
+        ControlFlow::Continue(())
     }
 
     fn answer(&self, request: Request) -> Result<()> {

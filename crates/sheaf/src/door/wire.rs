@@ -3,6 +3,7 @@
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
@@ -80,6 +81,12 @@ fn send_all(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
+/// Whether a short message can be sent without waiting.
+pub(super) fn has_room(stream: &UnixStream) -> bool {
+    let mut polled = [PollFd::new(stream, PollFlags::OUT)];
+    matches!(poll(&mut polled, Some(&Timespec::default())), Ok(1))
+}
+
 /// Whether the other end says no more. Asked without waiting.
 pub(super) fn has_left(stream: &UnixStream) -> bool {
     loop {
@@ -89,5 +96,26 @@ pub(super) fn has_left(stream: &UnixStream) -> bool {
             Ok((_, count)) => return count == 0,
             Err(_) => return true,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_room_until_a_message_would_wait() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap(); // to wait is an error
+        let mut sent = 0;
+        while has_room(&ours) {
+            send(&ours, &[7; 200]).unwrap();
+            sent += 1;
+            assert!(sent < 100_000, "there is room for ever");
+        }
+        for _ in 0..sent {
+            assert_eq!(receive(&theirs).unwrap(), Some(vec![7; 200]));
+        }
+        assert!(sent > 10 && has_room(&ours));
     }
 }

@@ -324,6 +324,31 @@ pub fn large_values_that_a_snapshot_does_not_need_go_beside_it(stage: &Stage) {
     assert_eq!(value_files(stage), 0, "values are left");
 }
 
+/// A view ends with its life at the latest, and so does what nothing else needed.
+pub fn large_values_that_only_a_snapshot_needs_go_with_it(stage: &Stage) {
+    let db = stage.open();
+    let ks = stage.keyspace(&db, "a");
+    let len = stage.setting.stage_above() + 1;
+    for index in 0..8 {
+        ks.insert(key(index), bytes(len, 1)).unwrap();
+    }
+    let snapshot = db.snapshot().unwrap();
+    for index in 0..8 {
+        match index % 2 {
+            0 => ks.insert(key(index), "small").unwrap(),
+            _ => ks.remove(key(index)).unwrap(),
+        }
+    }
+    assert!(value_files(stage) > 0);
+    drop(ks);
+    db.close().unwrap(); // with the snapshot alive
+    drop(snapshot);
+    let db = stage.open();
+    settle(stage, &db, || value_files(stage) == 0);
+    assert_eq!(value_files(stage), 0, "values are left");
+    assert_eq!(stage.keyspace(&db, "a").len().unwrap(), 4);
+}
+
 pub fn verify_finds_nothing_wrong_in_a_sound_database(stage: &Stage) {
     let db = stage.open();
     let (ks, other) = (stage.keyspace(&db, "a"), stage.other(&db, "b"));

@@ -204,6 +204,7 @@ macro_rules! conformance {
                 a_journal_is_bounded_by_checkpoints
                 superseded_large_values_give_their_space_back
                 large_values_that_a_snapshot_does_not_need_go_beside_it
+                large_values_that_only_a_snapshot_needs_go_with_it
                 verify_finds_nothing_wrong_in_a_sound_database
             }
             $crate::promises! { $subject, STEPPED, fullness:
@@ -218,6 +219,9 @@ macro_rules! conformance {
                 an_empty_database_takes_at_most_a_mebibyte
                 beyond_the_budget_only_new_keys_are_refused
                 stats_are_plausible
+            }
+            $crate::promises! { $subject, TINY_STEPPED, snapshots:
+                what_a_dropped_keyspace_had_pinned_is_no_live_data
             }
             $crate::promises! { $subject, TINY_STEPPED, waits:
                 a_write_that_would_be_slowed_down_is_busy_and_leaves_nothing

@@ -1,8 +1,11 @@
 //! # Snapshots: past states, exact and in nobody's way
 
+use std::sync::{Arc, Mutex};
+
 use super::lasting::settle;
 use super::{Pair, bytes, get, key, pairs, refused, sorted};
 use crate::stage::Stage;
+use crate::tap::Tap;
 use sheaf::{Error, KeyspaceSnapshot, Snapshot};
 
 fn shown(snapshot: &Snapshot, name: &str) -> Vec<Pair> {
@@ -111,6 +114,39 @@ pub fn a_dropped_keyspace_stays_readable_in_a_snapshot(stage: &Stage) {
     drop(snapshot);
     while stage.setting.inline && db.pump().unwrap() {}
     assert_eq!(busy.len().unwrap(), 20);
+}
+
+/// The last view of a dropped keyspace ends in the midst of the pass that retires it.
+pub fn what_a_dropped_keyspace_had_pinned_is_no_live_data(stage: &Stage) {
+    let tap = Tap::new(Arc::clone(stage.disk()));
+    let db = stage.builder_on(Arc::new(tap.clone())).open(stage.path()).unwrap();
+    let live = || db.stats().logs.iter().map(|log| log.live_bytes).sum::<u64>();
+    let ks = stage.keyspace(&db, "a");
+    let busy = stage.keyspace(&db, "busy");
+    busy.insert("k", "v").unwrap();
+    let before = live();
+    for index in 0..20 {
+        ks.insert(key(index), bytes(500, 1)).unwrap();
+    }
+    let snapshot = Mutex::new(db.snapshot().ok());
+    for index in 0..20 {
+        ks.insert(key(index), bytes(10, 2)).unwrap();
+    }
+    drop(ks);
+    assert!(db.drop_keyspace("a").unwrap());
+    db.persist().unwrap();
+    tap.watch(move |_, path| {
+        if path.components().any(|part| part.as_os_str() == "images") {
+            snapshot.lock().unwrap().take();
+        }
+    });
+    for index in 0..400 {
+        busy.insert("k", bytes(100, index)).unwrap();
+        db.pump().unwrap();
+    }
+    tap.unwatch();
+    settle(stage, &db, || live() < before + 1000);
+    assert!(live() < before + 1000, "{} bytes live, {before} before", live());
 }
 
 pub fn a_cleared_keyspace_stays_readable_in_a_snapshot(stage: &Stage) {

@@ -84,7 +84,7 @@ pub fn repair(
         let why = format!("{} is inside of {}", to.display(), from.display());
         return Err(Error::Invalid { what: "target", why });
     }
-    let target = Target::new(&disk, to)?;
+    let mut target = Target::claim(&disk, to)?;
     let lock = lock(&*disk, from)?;
     let mut harms = Harms::default();
     let root = root_of(&disk, from, &mut harms)?;
@@ -95,7 +95,8 @@ pub fn repair(
     *store.lock.get_mut() = lock;
     let opened = bring_up(&store, &root, &mut harms)?;
     let writing = Options { create: true, read_only: false, memory, ..options.clone() };
-    let out = Output::new(to, writing, (&disk, &clock), factories, &opened.spaces, &mut repair)?;
+    let out = target
+        .hand_over(|| Output::new(to, writing, (&disk, &clock), factories, &opened.spaces, &mut repair))?;
     let report = salvage(&store, &opened, out, harms);
     if report.is_ok() {
         target.keep();
