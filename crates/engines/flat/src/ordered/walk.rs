@@ -40,8 +40,9 @@ impl KeyWalk {
         if self.steps == 0 { self.first } else { SIZES[self.steps.min(SIZES.len() - 1)] }
     }
 
-    /// The slots of a leaf that are left to look at. The limit where the walk begins lies before a `later` leaf.
-    fn within<'s>(&self, leaf: &Leaf, sorted: &'s Sorted, way: Way, later: bool) -> &'s [u8] {
+    /// The slots of a leaf that are left to look at, and whether the limit where the walk ends lies in it, so that no other leaf has
+    /// any. The limit where it begins lies before a `later` leaf.
+    fn within<'s>(&self, leaf: &Leaf, sorted: &'s Sorted, way: Way, later: bool) -> (&'s [u8], bool) {
         let from = match &self.left.low {
             _ if later && way == Way::Up => 0,
             Bound::Included(key) => leaf.below(sorted, key, false),
@@ -54,7 +55,8 @@ impl KeyWalk {
             Bound::Excluded(key) => leaf.below(sorted, key, false),
             Bound::Unbounded => sorted.slots().len(),
         };
-        &sorted.slots()[from.min(to)..to]
+        let ends = if way == Way::Up { to < sorted.slots().len() } else { from > 0 };
+        (&sorted.slots()[from.min(to)..to], ends)
     }
 
     fn up(&mut self, index: &Ordered, guard: &Guard, heads: &mut Vec<Address>) -> Span<Vec<u8>> {
@@ -67,8 +69,8 @@ impl KeyWalk {
         }
         let next = loop {
             let sorted = leaf.sorted();
-            let slots = self.within(leaf, &sorted, Way::Up, at != first);
-            let beside = parent.filter(|node| slots.len() < room && at + 1 < node.count());
+            let (slots, ends) = self.within(leaf, &sorted, Way::Up, at != first);
+            let beside = parent.filter(|node| !ends && slots.len() < room && at + 1 < node.count());
             if let Some(node) = beside {
                 Leaf::prefetch(node.child(at + 1));
             }
@@ -79,6 +81,9 @@ impl KeyWalk {
                 let mut key = Vec::new();
                 leaf.spell(usize::from(*slot), &mut key);
                 break Some(key);
+            }
+            if ends {
+                break None;
             }
             let Some(node) = beside else { break fence_above(&path, path.len(), at) };
             (at, room) = (at + 1, room - taken);
@@ -111,8 +116,8 @@ impl KeyWalk {
         }
         let next = loop {
             let sorted = leaf.sorted();
-            let slots = self.within(leaf, &sorted, Way::Down, at != first);
-            let beside = parent.filter(|_| slots.len() < room && at > 0);
+            let (slots, ends) = self.within(leaf, &sorted, Way::Down, at != first);
+            let beside = parent.filter(|_| !ends && slots.len() < room && at > 0);
             if let Some(node) = beside {
                 Leaf::prefetch(node.child(at - 1));
             }
@@ -123,6 +128,9 @@ impl KeyWalk {
                 let mut key = Vec::new();
                 leaf.spell(usize::from(slot), &mut key);
                 break Some(Bound::Included(key));
+            }
+            if ends {
+                break None;
             }
             let Some(node) = beside else { break fence_below(&path, path.len(), at).map(Bound::Excluded) };
             (at, room) = (at - 1, room - slots.len());
