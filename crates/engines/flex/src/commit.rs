@@ -188,6 +188,7 @@ impl FlexEngine {
             active: Arc::clone(&now.active),
             frozen: now.frozen.clone().filter(|_| !is_done),
             index,
+            joined: now.joined,
         });
         if is_done {
             self.memtable_gone(frozen);
@@ -228,6 +229,7 @@ impl FlexEngine {
                 active: Arc::clone(&now.active),
                 frozen: now.frozen.clone(),
                 index,
+                joined: now.joined,
             });
         }
         self.note_room(table);

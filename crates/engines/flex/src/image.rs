@@ -156,6 +156,7 @@ impl FlexEngine {
             active: Arc::clone(&now.active),
             frozen: None,
             index: Arc::clone(&now.index),
+            joined: now.joined + 1, // with all of it there: who has a lane from before looks again
         });
     }
 
@@ -268,7 +269,12 @@ impl FlexEngine {
         self.blobs.lock().extend(table.blobs.iter().copied());
         let index = table.publish(&self.shelf, guard);
         self.note_room(table);
-        self.state.replace(guard, |now| State { active: Arc::clone(&now.active), frozen: None, index });
+        self.state.replace(guard, |now| State {
+            active: Arc::clone(&now.active),
+            frozen: None,
+            index,
+            joined: now.joined,
+        });
     }
 }
 
