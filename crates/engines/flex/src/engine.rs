@@ -583,8 +583,12 @@ impl Engine for FlexEngine {
         table.hoard.give_back(&self.shelf.ground);
         table.forget();
         let index = table.publish(&self.shelf, guard);
-        let joined = state.joined;
-        self.state.replace(guard, |_| State { active: Arc::new(fresh), frozen: None, index, joined });
+        self.state.replace(guard, |now| State {
+            active: Arc::new(fresh),
+            frozen: None,
+            index,
+            joined: now.joined,
+        });
         self.set_moved();
         if let Some(home) = &self.shelf.ground.home
             && !home.read_only
