@@ -55,7 +55,7 @@ impl Shared {
     }
 
     /// Numbers of the checkpoints that heads name.
-    fn named_checkpoints(&self) -> [u64; 2] {
+    pub(crate) fn named_checkpoints(&self) -> [u64; 2] {
         let m = self.maintenance.lock();
         [m.head.newest.checkpoint, m.head.older.checkpoint]
     }

@@ -250,8 +250,8 @@ impl Shared {
                 w.log.rotate();
             }
             let log = w.log.restart();
-            // Others may have used up the spare since: then the log goes on in a segment that is still to be made.
-            let next = SegmentId(m.head.next_number);
+            // Others may have used up the spare since: then the log goes on in a segment that is still to be named, or to be made.
+            let next = m.unnamed.as_ref().map_or(SegmentId(m.head.next_number), |made| made.id());
             let keep = w.log.tail.as_ref().map_or(next, |tail| tail.segment.id());
             let version = self.current.load_full();
             // Held for its index; what it maps to may be used again meanwhile.
@@ -274,24 +274,25 @@ impl Shared {
         })();
         // Both at once, for those who give segments back: a version that the checkpoint has no more and that is still said to be its own
         // would be taken for nobody's, though a reader has it.
-        let mut w = self.writer.lock();
+        let w = self.writer.lock();
         self.saved.store(u64::MAX, Ordering::Release);
         drop(tree);
-        if saved.is_err() {
-            w.log.resume(log);
-        }
         drop(w);
-        let bytes = match saved {
+        let durable = saved.and_then(|bytes| {
+            let dir = self.dir.join(TREE);
+            let named = self.disk.sync_dir(&dir).during("sync directory", &dir);
+            self.poison("sync", named)?;
+            self.sync()?;
+            Ok(bytes)
+        });
+        let bytes = match durable {
             Ok(bytes) => bytes,
             Err(error) => {
-                let _ = self.disk.remove(&path); // else it is swept at the next opening
+                self.writer.lock().log.resume(log);
+                let _ = self.disk.remove(&path); // no head names it; else it is swept at the next opening
                 return Err(error);
             }
         };
-        let dir = self.dir.join(TREE);
-        let named = self.disk.sync_dir(&dir).during("sync directory", &dir);
-        self.poison("sync", named)?;
-        self.sync()?;
         let mut m = self.maintenance.lock();
         self.check_writable()?;
         let mut newest = Chapter { checkpoint: number, seq, logs: Vec::new() };
@@ -612,5 +613,24 @@ mod tests {
         let before = log_bytes(&disk);
         assert!(space.shared().shorten_log().unwrap(), "the log is as long as it was");
         assert!(log_bytes(&disk) < before / 2, "{before} bytes of log, then {}", log_bytes(&disk));
+    }
+
+    /// What only fails once the index is written leaves no file that no head names, and the log as long as it was.
+    #[test]
+    fn a_checkpoint_that_finds_no_room_at_its_end_leaves_no_file() {
+        let disk = SimDisk::new();
+        let space = with_a_long_log(&disk);
+        let (before, model) = (space.shared().writer.lock().log.bytes, content(&space));
+        disk.set_faults(Fault::new(Class::Write, Failure::NoSpace).on(".area"));
+        assert!(matches!(space.checkpoint(), Err(Error::NoSpace { .. })));
+        assert_eq!(disk.injected(), 1);
+        disk.set_faults(FaultPlan::default());
+        let named = space.shared().named_checkpoints().map(format::checkpoint_name);
+        for Entry { name, .. } in disk.list(&space.shared().dir.join(TREE)).unwrap() {
+            assert!(named.contains(&Path::new(TREE).join(&name)), "no head names {name}");
+        }
+        assert_eq!(space.shared().writer.lock().log.bytes, before);
+        space.checkpoint().unwrap();
+        assert_eq!(content(&open(Arc::new(disk.power_cut(&Keep::None)))), model);
     }
 }

@@ -167,6 +167,7 @@ impl FlexEngine {
             return Ok(true);
         }
         if table.space.is_none() && table.progress.is_none() && self.stays_small(frozen, guard)? {
+            table.views = views.clone();
             self.set_moved();
             return Ok(false);
         }
@@ -188,6 +189,7 @@ impl FlexEngine {
             active: Arc::clone(&now.active),
             frozen: now.frozen.clone().filter(|_| !is_done),
             index,
+            joined: now.joined,
         });
         if is_done {
             self.memtable_gone(frozen);
@@ -228,6 +230,7 @@ impl FlexEngine {
                 active: Arc::clone(&now.active),
                 frozen: now.frozen.clone(),
                 index,
+                joined: now.joined,
             });
         }
         self.note_room(table);
@@ -269,7 +272,7 @@ impl FlexEngine {
                 done => {
                     done?;
                     self.note_moved(batch.bytes() as u64);
-                    self.forget(&plan);
+                    self.forget(&plan.dead);
                     if last.is_some() {
                         table.spare = (batch, plan.bytes);
                     }
@@ -298,12 +301,12 @@ impl FlexEngine {
     }
 
     /// Staged values that nothing names any more may go when what superseded them is durable.
-    fn forget(&self, plan: &Plan) {
-        if plan.dead.is_empty() {
+    pub(crate) fn forget(&self, dead: &[(Seq, u64)]) {
+        if dead.is_empty() {
             return;
         }
         let mut blobs = self.blobs.lock();
-        for (died, id) in &plan.dead {
+        for (died, id) in dead {
             if blobs.remove(id) {
                 self.shelf.ground.blob_died(*died, *id);
             }

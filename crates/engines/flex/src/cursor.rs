@@ -62,6 +62,8 @@ struct Walk {
     has_begun: bool,
     ahead: Ahead,
     lanes: SmallVec<[Lane; 2]>,
+    /// Of the state that they were looked up in.
+    joined: u64,
     /// Intervals in which memtables had keys.
     met: u64,
 }
@@ -131,6 +133,7 @@ impl FlexCursor {
             has_begun: false,
             ahead: Ahead::default(),
             lanes: SmallVec::new(),
+            joined: 0,
             met: 0,
         };
         FlexCursor { engine, walk }
@@ -186,6 +189,9 @@ impl Walk {
             }
         }
         let rest = self.beyond(index, entry.as_ref(), forward);
+        if std::mem::replace(&mut self.joined, state.joined) != state.joined {
+            self.lanes.clear(); // older versions than theirs came
+        }
         let mut sources = sources(&mut self.lanes, state, forward, from, guard);
         let held = entry.as_ref().map(|entry| index.block(entry, &engine.shelf, guard)).transpose()?;
         if rest.is_none() {

@@ -107,8 +107,8 @@ impl FlexEngine {
         let (slots, warmth, wait) = (Slots::new(ground.memory.budget()), Warmth::new(), Wait::default());
         let shelf = Shelf { slots, ground, path, warmth, wait };
         let index = table.publish(&shelf, &epoch::pin());
-        let state =
-            State { active: Arc::new(Memtable::new(1, Prefix::default(), tiny)), frozen: None, index };
+        let active = Arc::new(Memtable::new(1, Prefix::default(), tiny));
+        let state = State { active, frozen: None, index, joined: 0 };
         FlexEngine {
             id,
             shelf,
@@ -422,6 +422,7 @@ impl Engine for FlexEngine {
             active: Arc::new(fresh),
             frozen: Some(Arc::clone(&now.active)),
             index: Arc::clone(&now.index),
+            joined: now.joined,
         });
     }
 
@@ -582,7 +583,12 @@ impl Engine for FlexEngine {
         table.hoard.give_back(&self.shelf.ground);
         table.forget();
         let index = table.publish(&self.shelf, guard);
-        self.state.replace(guard, |_| State { active: Arc::new(fresh), frozen: None, index });
+        self.state.replace(guard, |now| State {
+            active: Arc::new(fresh),
+            frozen: None,
+            index,
+            joined: now.joined,
+        });
         self.set_moved();
         if let Some(home) = &self.shelf.ground.home
             && !home.read_only

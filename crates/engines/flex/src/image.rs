@@ -17,6 +17,7 @@ use sheaf_base::error::{Error, Result};
 use sheaf_base::record::Content;
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::{MAX_KEY, Seq};
+use sheaf_base::views::Views;
 
 use crate::engine::FlexEngine;
 use crate::index::State;
@@ -29,9 +30,17 @@ const LAYOUT: u8 = 1;
 /// What is allocated before the bytes behind a length were seen.
 const CAREFUL: usize = 1 << 16;
 
-/// A key that stays in memory, with its versions, the newest first.
+/// What stays in memory of a frozen memtable.
+#[derive(Debug, Default)]
+pub(crate) struct Keep {
+    keys: Vec<Kept>,
+    /// Staged values of versions that go, and which commits superseded them.
+    dead: Vec<(Seq, u64)>,
+}
+
+/// A key, with those of its versions that somebody may see, the newest first.
 #[derive(Debug)]
-pub(crate) struct Kept {
+struct Kept {
     key: Vec<u8>,
     versions: Vec<(Seq, Value)>,
 }
@@ -69,10 +78,7 @@ impl FlexEngine {
             space.sync()?; // without a guard: all that is let go meanwhile would wait for it
         }
         let guard = epoch::pin();
-        let kept = match &self.state(&guard).frozen {
-            Some(frozen) => self.copy_of(frozen, &guard)?,
-            None => Vec::new(),
-        };
+        let keep = self.copy_of(self.state(&guard), &table.views, &guard)?;
         drop(guard);
         out.put(&[LAYOUT])?;
         out.put(&table.mark.to_le_bytes())?;
@@ -97,7 +103,8 @@ impl FlexEngine {
         for id in &table.blobs {
             out.put(&id.to_le_bytes())?;
         }
-        let newest = kept.iter().filter_map(|kept| Some((&kept.key, kept.versions.first()?)));
+        // Of a key that the active memtable has, too, that may be an older one: the journal brings what superseded it.
+        let newest = keep.keys.iter().filter_map(|kept| Some((&kept.key, kept.versions.first()?)));
         let live: Vec<_> = newest.filter(|(_, (_, value))| !matches!(value, Value::Gone)).collect();
         out.put(&(live.len() as u64).to_le_bytes())?;
         for (key, (seq, value)) in live {
@@ -112,33 +119,48 @@ impl FlexEngine {
             out.put(&u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_le_bytes())?;
             out.put(bytes)?;
         }
-        table.kept = (!kept.is_empty()).then_some(kept);
+        table.keep = keep;
         Ok(())
     }
 
-    /// The pairs of a memtable, read while the journal has them.
-    fn copy_of(&self, memtable: &Memtable, guard: &Guard) -> Result<Vec<Kept>> {
+    /// The pairs of the frozen memtable, if there is one, read while the journal has them; as when they are moved, without what is
+    /// superseded and no view needs.
+    fn copy_of(&self, state: &State, views: &Views, guard: &Guard) -> Result<Keep> {
+        let mut keep = Keep::default();
+        let Some(memtable) = &state.frozen else { return Ok(keep) };
         let mut places = Vec::new();
         memtable.ascend(std::ops::Bound::Unbounded, usize::MAX, guard, &mut places);
-        let mut kept = Vec::with_capacity(places.len());
         for place in places {
             let entry = memtable.entry(place);
+            // The active memtable's newest version: those between it and ours, if there were any, died before.
+            let newer = state.active.find(self.shelf.hash(entry.key()), entry.key(), guard);
+            let mut died = newer.map(|newer| newer.newest().seq);
             let mut versions: Vec<(Seq, Value)> = Vec::new();
-            for version in entry.versions() {
-                if versions.last().is_some_and(|(seq, _)| *seq <= version.seq) {
+            for Version { word, seq } in entry.versions() {
+                if died.is_some_and(|died| died <= seq) {
                     continue; // seen twice
                 }
-                memtable.content(version.word, &self.shelf.ground, guard, |content| {
-                    versions.push((version.seq, Value::of(&content)));
-                    Ok(())
-                })?;
+                let needless = died.filter(|died| !views.may_need(seq, *died));
+                if needless.is_none() || word.is_staged() {
+                    memtable.content(word, &self.shelf.ground, guard, |content| {
+                        match (needless, content) {
+                            (Some(died), Content::Staged(blob)) => keep.dead.push((died, blob.id)),
+                            (Some(_), _) => {}
+                            (None, content) => versions.push((seq, Value::of(&content))),
+                        }
+                        Ok(())
+                    })?;
+                }
+                died = Some(seq);
             }
             while versions.last().is_some_and(|(_, value)| matches!(value, Value::Gone)) {
                 versions.pop(); // a removal hides nothing where there is nothing below
             }
-            kept.push(Kept { key: entry.key().to_vec(), versions });
+            if !versions.is_empty() {
+                keep.keys.push(Kept { key: entry.key().to_vec(), versions });
+            }
         }
-        Ok(kept)
+        Ok(keep)
     }
 
     /// The image is durable: what stays in memory goes to the active memtable, with bytes of its own. Under the
@@ -147,8 +169,8 @@ impl FlexEngine {
         let guard = &epoch::pin();
         let state = self.state(guard);
         let Some(frozen) = &state.frozen else { return };
-        let kept = self.table.lock().kept.take();
-        for Kept { key, versions } in kept.into_iter().flatten() {
+        let keep = std::mem::take(&mut self.table.lock().keep);
+        for Kept { key, versions } in keep.keys {
             self.add_owned(&state.active, &key, &versions, guard);
         }
         self.memtable_gone(frozen);
@@ -156,7 +178,9 @@ impl FlexEngine {
             active: Arc::clone(&now.active),
             frozen: None,
             index: Arc::clone(&now.index),
+            joined: now.joined + 1, // with all of it there: who has a lane from before looks again
         });
+        self.forget(&keep.dead);
     }
 
     fn add_owned(&self, memtable: &Memtable, key: &[u8], versions: &[(Seq, Value)], guard: &Guard) {
@@ -268,7 +292,12 @@ impl FlexEngine {
         self.blobs.lock().extend(table.blobs.iter().copied());
         let index = table.publish(&self.shelf, guard);
         self.note_room(table);
-        self.state.replace(guard, |now| State { active: Arc::clone(&now.active), frozen: None, index });
+        self.state.replace(guard, |now| State {
+            active: Arc::clone(&now.active),
+            frozen: None,
+            index,
+            joined: now.joined,
+        });
     }
 }
 

@@ -78,6 +78,9 @@ pub(crate) struct State {
     pub(crate) active: Arc<Memtable>,
     pub(crate) frozen: Option<Arc<Memtable>>,
     pub(crate) index: Arc<Index>,
+    /// How often the active memtable was given what had been frozen: then it has versions that are older than what was looked up in
+    /// it before.
+    pub(crate) joined: u64,
 }
 
 impl State {

@@ -17,8 +17,9 @@ const LIMIT: usize = 64;
 /// need their records first.
 const RECORDS_AHEAD: usize = 8;
 const FRAMES_AHEAD: usize = 4;
-/// What a memtable has next. Records stay where they are, and what comes to be among them is younger than the view: so a
-/// lane goes on from interval to interval.
+/// What a memtable has next. Records stay where they are, and what comes to be among them is younger than the view, or comes from the
+/// frozen memtable, which stays beside it until all of that is there: so a lane goes on from interval to interval, up to the state
+/// that is without the frozen one ([`State::joined`](crate::index::State)).
 #[derive(Debug, Default)]
 pub(crate) struct Lane {
     /// The memtable.

@@ -71,6 +71,8 @@ mod route;
 mod run;
 mod slots;
 mod table;
+#[cfg(test)]
+mod tests;
 mod toll;
 mod wait;
 mod warm;

@@ -20,12 +20,14 @@ use sheaf_base::memory::{Memory, Part};
 use sheaf_base::sync::atomic::AtomicU64;
 use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::{KeyspaceId, Seq};
+use sheaf_base::views::Views;
 use sheaf_flexspace::tree::ShiftTree;
 use sheaf_flexspace::{FlexSpace, Options};
 
 use crate::block::BlockRef;
 use crate::changes::Batch;
 use crate::hoard::Hoard;
+use crate::image::Keep;
 use crate::index::{Index, Interval, Shelf};
 use crate::slots::Figures;
 use sheaf_base::memtable::prefix::{Prefix, Sep};
@@ -126,8 +128,10 @@ pub(crate) struct Table {
     pub(crate) blobs: HashSet<u64>,
     /// The last key of the frozen memtable that was moved.
     pub(crate) progress: Option<Vec<u8>>,
-    /// Pairs of a frozen memtable that stay in memory: see `image.rs`.
-    pub(crate) kept: Option<Vec<crate::image::Kept>>,
+    /// What of a frozen memtable stays in memory: see `image.rs`.
+    pub(crate) keep: Keep,
+    /// The views when that was decided.
+    pub(crate) views: Views,
     pub(crate) counts: Counts,
     /// Of the changes moved since the last look: see [`Plan::sampled`].
     pub(crate) sampled: [u64; 2],
@@ -163,7 +167,8 @@ impl Table {
             least: 0,
             blobs: HashSet::new(),
             progress: None,
-            kept: None,
+            keep: Keep::default(),
+            views: Views::default(),
             counts: Counts::default(),
             sampled: [0; 2],
             spare: Default::default(),
@@ -390,7 +395,7 @@ impl Table {
 
     /// The keyspace is gone: nothing is indexed.
     pub(crate) fn forget(&mut self) {
-        (self.tree, self.progress, self.kept) = (ShiftTree::new(Interval::NONE), None, None);
+        (self.tree, self.progress, self.keep) = (ShiftTree::new(Interval::NONE), None, Keep::default());
         (self.blobs, self.spare) = (HashSet::new(), Default::default());
         // Readers may have the old one's buffers for a while.
         self.space_memory = Arc::new(Memory::new(u64::MAX));

@@ -1,0 +1,200 @@
+//! A small keyspace, whose pairs stay in memory, from checkpoint to checkpoint.
+
+use std::sync::Arc;
+
+use sheaf_base::blob::{BlobRef, Blobs};
+use sheaf_base::disk::sim::SimDisk;
+use sheaf_base::engine::{Bounds, Engine, ImageSink, Want};
+use sheaf_base::error::Result;
+use sheaf_base::ground::Ground;
+use sheaf_base::memtable::Version;
+use sheaf_base::options::EngineOptions;
+use sheaf_base::record::Content;
+use sheaf_base::sync::epoch;
+use sheaf_base::types::{KeyspaceId, Seq, StoreId};
+use sheaf_base::views::Views;
+
+use crate::engine::FlexEngine;
+
+/// An image that nobody reads.
+struct Unread;
+
+impl ImageSink for Unread {
+    fn put(&mut self, _: &[u8]) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A keyspace, and who commits to it. Values stand in its memtables: there is no journal.
+struct Play {
+    engine: Arc<FlexEngine>,
+    views: Views,
+    newest: Seq,
+}
+
+impl Play {
+    fn new() -> Play {
+        let blobs = Blobs::new(Arc::new(SimDisk::new()), "blobs".into(), 1, StoreId(1), true);
+        let ground = Arc::new(Ground::new(blobs, 1 << 22, 7, true));
+        let engine = Arc::new(FlexEngine::new(ground, KeyspaceId(1), &EngineOptions::default()));
+        Play { engine, views: Views::default(), newest: Seq::ZERO }
+    }
+
+    fn commit(&mut self, key: &[u8], content: Content<'_>) {
+        let engine = &self.engine;
+        self.newest = Seq(self.newest.0 + 1);
+        if let Content::Staged(blob) = content {
+            engine.blobs.lock().insert(blob.id);
+        }
+        let guard = &epoch::pin();
+        let active = &engine.state(guard).active;
+        let hash = engine.shelf.hash(key);
+        let place = active.find(hash, key, guard).map_or(0, |entry| entry.place);
+        let ground = &engine.shelf.ground;
+        let word = active.counted(ground, || active.own(&content));
+        active.put(place, hash, key, Version { word, seq: self.newest }, &self.views, ground, guard);
+    }
+
+    fn put(&mut self, key: &[u8]) {
+        self.commit(key, Content::Put(b""));
+    }
+
+    /// All that is frozen stays in memory, and the image is written.
+    fn save(&self) {
+        while self.engine.step(&self.views.copy_as_of(self.newest), self.newest).unwrap() {}
+        assert!(self.engine.is_settled());
+        self.engine.save(&mut Unread).unwrap();
+    }
+
+    fn checkpoint(&self) {
+        self.engine.freeze();
+        self.save();
+        self.engine.saved();
+    }
+
+    fn shows(&self, at: Seq, key: &[u8]) -> bool {
+        self.engine.contains(at, key).unwrap()
+    }
+
+    fn blobs(&self) -> Vec<u64> {
+        let mut blobs = Vec::new();
+        self.engine.blobs(&mut blobs);
+        blobs
+    }
+
+    fn dead_blobs(&self) -> Vec<u64> {
+        self.engine.shelf.ground.take_dead_blobs(self.newest)
+    }
+}
+
+fn blob(id: u64) -> Content<'static> {
+    Content::Staged(BlobRef { id, len: 1, sum: 0 })
+}
+
+/// 80 keys are frozen, `late` comes behind or before them, and the checkpoint ends when a cursor has taken its first pairs: it shows
+/// all the same.
+fn check_walk_beside_an_end(late: &[u8], forward: bool) {
+    let mut play = Play::new();
+    let mut keys: Vec<Vec<u8>> = (100..180).map(|number| format!("{number}").into_bytes()).collect();
+    keys.iter().for_each(|key| play.put(key));
+    play.engine.freeze();
+    play.put(late);
+    keys.push(late.to_vec());
+    keys.sort();
+    if !forward {
+        keys.reverse();
+    }
+    let engine = Arc::clone(&play.engine);
+    let mut cursor = engine.cursor(play.newest, Bounds::all(), Want::Keys).unwrap();
+    let mut shown = Vec::new();
+    while if forward { cursor.next() } else { cursor.prev() }.unwrap() {
+        shown.push(cursor.key().to_vec());
+        if shown.len() == 1 {
+            play.save();
+            play.engine.saved();
+        }
+    }
+    assert_eq!(shown.len(), 81);
+    assert_eq!(shown, keys);
+}
+
+#[test]
+fn a_walk_misses_nothing_of_what_comes_back_to_memory_meanwhile() {
+    check_walk_beside_an_end(b"000", true);
+}
+
+#[test]
+fn a_walk_downwards_misses_nothing_of_what_comes_back_to_memory_meanwhile() {
+    check_walk_beside_an_end(b"zzz", false);
+}
+
+#[test]
+fn a_staged_value_that_was_superseded_goes_when_the_checkpoint_ends() {
+    let mut play = Play::new();
+    play.commit(b"key", blob(7));
+    play.engine.freeze();
+    play.put(b"key");
+    play.save();
+    assert_eq!(play.blobs(), [7], "nothing goes before the image is durable");
+    play.engine.saved();
+    assert_eq!((play.blobs(), play.dead_blobs()), (vec![], vec![7]));
+    assert!(play.shows(play.newest, b"key"));
+}
+
+#[test]
+fn a_staged_value_that_is_superseded_beside_the_image_goes_with_the_next_checkpoint() {
+    let mut play = Play::new();
+    play.commit(b"key", blob(7));
+    play.engine.freeze();
+    play.save();
+    play.commit(b"key", Content::Remove);
+    play.engine.saved();
+    assert_eq!((play.blobs(), play.dead_blobs()), (vec![7], vec![]));
+    play.checkpoint();
+    assert_eq!((play.blobs(), play.dead_blobs()), (vec![], vec![7]));
+    assert!(!play.shows(play.newest, b"key"));
+}
+
+/// The copy of the registry that a step is given may be older than the newest view, and than what superseded a version.
+#[test]
+fn what_a_view_shows_stays_in_memory_as_long_as_it() {
+    let mut play = Play::new();
+    play.commit(b"key", blob(7));
+    play.engine.freeze();
+    let before = play.views.copy_as_of(play.newest);
+    let at = play.newest;
+    play.views.register(at);
+    play.put(b"key");
+    assert!(!play.engine.step(&before, play.newest).unwrap());
+    play.engine.save(&mut Unread).unwrap();
+    play.engine.saved();
+    play.checkpoint();
+    assert!(play.shows(at, b"key"));
+    assert_eq!((play.blobs(), play.dead_blobs()), (vec![7], vec![]));
+    play.views.release(at);
+    play.checkpoint();
+    assert!(!play.shows(at, b"key"));
+    assert_eq!((play.blobs(), play.dead_blobs()), (vec![], vec![7]));
+}
+
+#[test]
+fn old_versions_go_as_fast_as_they_come() {
+    let mut play = Play::new();
+    let mut bytes = 0;
+    for round in 0..1000_u32 {
+        let key = format!("{}", round % 10);
+        let at = play.newest;
+        play.views.register(at);
+        match round % 30 {
+            0..20 => play.put(key.as_bytes()),
+            _ => play.commit(key.as_bytes(), Content::Remove),
+        }
+        play.views.release(at);
+        play.checkpoint();
+        let now = play.engine.stats().index_bytes;
+        if round == 100 {
+            bytes = now;
+        }
+        assert!(round <= 100 || now <= bytes + bytes / 4, "{bytes} bytes, {now} in round {round}");
+    }
+}
