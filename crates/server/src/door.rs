@@ -19,7 +19,7 @@ use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -72,9 +72,17 @@ impl Drop for Listener {
     }
 }
 
+/// Removes a socket's name. What else is there by now is somebody's.
 #[expect(clippy::disallowed_methods, reason = "a socket's name, not a file of a database")]
 fn remove(path: &Path) {
-    let _ = std::fs::remove_file(path); // one that is gone is gone
+    if is_socket(path).unwrap_or(false) {
+        let _ = std::fs::remove_file(path); // one that is gone is gone
+    }
+}
+
+/// Whether the name itself, not what it may lead to, is a socket's.
+fn is_socket(path: &Path) -> io::Result<bool> {
+    Ok(std::fs::symlink_metadata(path)?.file_type().is_socket())
 }
 
 /// A connection that is about to say hello.
@@ -479,6 +487,11 @@ fn listen(address: Address) -> io::Result<Listener> {
 fn bind(path: &Path) -> io::Result<UnixListener> {
     let listener = match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            // A connection to what is no socket is refused as one to a dead server's is.
+            if !is_socket(path)? {
+                let why = "there is something that is not a socket";
+                return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
+            }
             match UnixStream::connect(path) {
                 Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => remove(path),
                 _ => return Err(error),

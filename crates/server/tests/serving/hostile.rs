@@ -273,6 +273,32 @@ fn a_second_server_does_not_take_a_living_ones_socket_but_a_dead_ones() {
 }
 
 #[test]
+fn a_file_that_is_no_socket_is_neither_taken_over_nor_removed() {
+    let house = House::new(limits(1));
+    let [file, link, dead] = ["notes", "link", "dead"].map(|name| house.dir.path().join(name));
+    std::fs::write(&file, b"bytes").expect("a file");
+    drop(std::os::unix::net::UnixListener::bind(&dead).expect("a socket"));
+    for target in [&file, &dead] {
+        std::os::unix::fs::symlink(target, &link).expect("a link");
+        for path in [&file, &link] {
+            let start = Builder::default().listen(Address::Shared(path.clone())).start(&house.db);
+            let error = start.err().expect("refused");
+            assert!(error.to_string().contains("not a socket"), "{error}");
+        }
+        assert_eq!(std::fs::read_link(&link).expect("still there"), **target);
+        std::fs::remove_file(&link).expect("gone");
+    }
+    assert_eq!(std::fs::read(&file).expect("still there"), b"bytes");
+    // What somebody put in the socket's place stays at the end.
+    let own = house.dir.path().join("own");
+    let server = Builder::default().listen(Address::Shared(own.clone())).start(&house.db).expect("a server");
+    std::fs::rename(&file, &own).expect("in its place");
+    server.close().expect("an orderly end");
+    assert_eq!(std::fs::read(&own).expect("still there"), b"bytes");
+    is_well(&house);
+}
+
+#[test]
 fn who_is_one_too_many_is_told_that_it_is_busy() {
     let house = House::new(Limits { clients: 2, snapshots: 2, ..limits(1) });
     let (mut one, two) = (house.client(WAYS[0]), house.client(WAYS[2]));
