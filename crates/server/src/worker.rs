@@ -263,8 +263,12 @@ impl Worker {
                 }
                 port.ending |= flags.intersects(gone);
                 port.readable |= port.is_applied() && flags.intersects(epoll::EventFlags::IN | gone);
-                if flags.intersects(epoll::EventFlags::OUT) && port.blocked {
-                    port.unblock();
+                if flags.intersects(epoll::EventFlags::OUT)
+                    && port.blocked
+                    && let Err(error) = port.unblock()
+                {
+                    let session = Arc::clone(&port.session);
+                    self.fail(&session, &error);
                 }
             }
         }
