@@ -37,7 +37,7 @@ use sheaf_flatrpc::hello::{FIXED, Hello, Join, MAX_TOKEN, Mode, Status, VERSION,
 use sheaf_flatrpc::link::{Applier, SharedLink, TcpLink};
 use sheaf_flatrpc::memory::Memory;
 use sheaf_flatrpc::ring::{Incoming, Layout, MAX_RINGS, Outgoing};
-use sheaf_flatrpc::wake::Wake;
+use sheaf_flatrpc::wake::{Rope, Wake};
 
 use crate::commands::Whom;
 use crate::port::{Port, Wire};
@@ -334,7 +334,7 @@ impl Door {
         let workers = session.lanes.len();
         let (theirs, their_file) = Memory::create(session.layout.of_peer().words(), false)?;
         let theirs = Arc::new(theirs);
-        let their_bell = bell()?;
+        let (rope, their_bell) = Rope::new()?;
         let bells = (0..workers).map(|_| bell()).collect::<io::Result<Vec<_>>>()?;
         let mut handed = vec![inbox_file.as_fd(), their_file.as_fd(), self.shared.board_file.as_fd()];
         handed.push(their_bell.as_fd());
@@ -349,7 +349,7 @@ impl Door {
         }
         let socket = Arc::new(socket);
         let port = |worker: usize| -> io::Result<Port> {
-            let bell = their_bell.try_clone()?;
+            let bell = rope.try_clone()?;
             let wake = Wake { board: Arc::clone(&session.inbox), at: session.layout.asleep(), bell };
             let link = SharedLink::new(Arc::clone(&theirs), vec![wake]);
             Ok(make_port(

@@ -35,6 +35,8 @@ fn welcome(mut socket: impl Read) -> Option<Welcome> {
 struct Rogue {
     inbox: Memory,
     ours: Memory,
+    /// What the server rings.
+    bell: OwnedFd,
     bells: Vec<OwnedFd>,
     out: Outgoing,
     _socket: UnixStream,
@@ -69,6 +71,7 @@ impl Rogue {
             inbox: Memory::map(&files[0], layout.of_peer().words(), false).expect("memory"),
             ours: Memory::map(&files[1], layout.words(), false).expect("memory"),
             bells: files.split_off(4),
+            bell: files.remove(3),
             out: Outgoing::new(layout, 0),
             _socket: socket,
         }
@@ -408,6 +411,26 @@ fn victim(address: &Address) -> Child {
         assert!(std::io::BufRead::read_line(&mut out, &mut line).expect("a line") > 0, "it never got ready");
     }
     child
+}
+
+#[test]
+fn a_bell_that_is_full_and_waits_holds_up_nobody() {
+    use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+
+    let house = House::new(limits(1));
+    let mut rogue = Rogue::new(&house);
+    let flags = fcntl_getfl(&rogue.bell).expect("flags");
+    fcntl_setfl(&rogue.bell, flags - OFlags::NONBLOCK).expect("it waits now");
+    rustix::io::write(&rogue.bell, &(u64::MAX - 1).to_le_bytes()).expect("as much as a counter holds");
+    let asleep = Layout::new(1, 1, 8192).expect("a layout").asleep();
+    rogue.inbox.word(asleep).store(1, Ordering::SeqCst);
+    for id in 0..2_000 {
+        let mut ping = Vec::new();
+        Request::Ping.encode(id, &mut ping);
+        rogue = rogue.send(&ping);
+    }
+    is_well(&house);
+    house.server.close().expect("no thread has panicked");
 }
 
 #[test]
