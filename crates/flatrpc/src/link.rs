@@ -7,7 +7,7 @@
 //!
 //! | link | a write is | waking is |
 //! |---|---|---|
-//! | [`SharedLink`] | stores into memory that both have mapped | a count in an eventfd, if the peer says that it sleeps |
+//! | [`SharedLink`] | stores into memory that both have mapped | a ring of its bell, if it says that it sleeps |
 //! | [`TcpLink`] | a frame that the peer's socket reader applies ([`Applier`]) | the frame |
 //! | RDMA | (not built: see [`rdma`]) | |
 //!

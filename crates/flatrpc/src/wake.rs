@@ -12,9 +12,11 @@
 //!
 //! A waker pays a fence and a load; a system call only if there is a sleeper.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 use sheaf_base::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::memory::Memory;
@@ -29,6 +31,34 @@ pub trait Bell {
 impl Bell for OwnedFd {
     fn ring(&self) {
         let _ = rustix::io::write(self, &1u64.to_le_bytes()); // a full counter has woken the sleeper already
+    }
+}
+
+/// A bell for a sleeper that is not trusted. Whether a write to an eventfd waits is up to each process that has it, and
+/// they can fill it; whether this sends without waiting is up to the sender alone.
+#[derive(Debug)]
+pub struct Rope(OwnedFd);
+
+impl Rope {
+    /// A rope, and what the sleeper waits for and reads.
+    pub fn new() -> io::Result<(Rope, OwnedFd)> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        // As little as can be: a few rings, which one read takes.
+        rustix::net::sockopt::set_socket_send_buffer_size(&ours, 0)?;
+        Ok((Rope(ours), theirs))
+    }
+
+    /// One more end of the same rope.
+    pub fn try_clone(&self) -> io::Result<Rope> {
+        self.0.try_clone().map(Rope)
+    }
+}
+
+impl Bell for Rope {
+    fn ring(&self) {
+        // One that is full has woken the sleeper already; one without a sleeper has nobody to wake.
+        let _ = rustix::net::send(&self.0, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 }
 

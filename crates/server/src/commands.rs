@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::Sender;
 
 use sheaf::Commit;
 
@@ -49,7 +50,7 @@ pub(crate) struct Whom {
     pub(crate) session: u64,
 }
 
-/// To the owner of a port.
+/// To a worker, the owner of a port.
 pub(crate) enum Command {
     /// A reply that waits for nothing.
     Reply { whom: Whom, payload: Payload },
@@ -59,13 +60,19 @@ pub(crate) enum Command {
     Durable { to: Reader, lane: usize, id: u64, commit: Commit },
     /// A ring was read: the client wants to hear.
     Credit { whom: Whom },
+    /// To be dropped when what was handed over before has left the gates. Nobody is writing any more.
+    Flush(Sender<()>),
 }
 
 impl Command {
-    pub(crate) fn whom(&self) -> Whom {
+    /// Whose port it is for.
+    pub(crate) fn whom(&self) -> Option<Whom> {
         match self {
-            Command::Reply { whom, .. } | Command::Commit { whom, .. } | Command::Credit { whom } => *whom,
-            Command::Durable { to, .. } => to.session.whom,
+            Command::Reply { whom, .. } | Command::Commit { whom, .. } | Command::Credit { whom } => {
+                Some(*whom)
+            }
+            Command::Durable { to, .. } => Some(to.session.whom),
+            Command::Flush(_) => None,
         }
     }
 }

@@ -19,7 +19,7 @@ use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,7 +37,7 @@ use sheaf_flatrpc::hello::{FIXED, Hello, Join, MAX_TOKEN, Mode, Status, VERSION,
 use sheaf_flatrpc::link::{Applier, SharedLink, TcpLink};
 use sheaf_flatrpc::memory::Memory;
 use sheaf_flatrpc::ring::{Incoming, Layout, MAX_RINGS, Outgoing};
-use sheaf_flatrpc::wake::Wake;
+use sheaf_flatrpc::wake::{Rope, Wake};
 
 use crate::commands::Whom;
 use crate::port::{Port, Wire};
@@ -72,9 +72,17 @@ impl Drop for Listener {
     }
 }
 
+/// Removes a socket's name. What else is there by now is somebody's.
 #[expect(clippy::disallowed_methods, reason = "a socket's name, not a file of a database")]
 fn remove(path: &Path) {
-    let _ = std::fs::remove_file(path); // one that is gone is gone
+    if is_socket(path).unwrap_or(false) {
+        let _ = std::fs::remove_file(path); // one that is gone is gone
+    }
+}
+
+/// Whether the name itself, not what it may lead to, is a socket's.
+fn is_socket(path: &Path) -> io::Result<bool> {
+    Ok(std::fs::symlink_metadata(path)?.file_type().is_socket())
 }
 
 /// A connection that is about to say hello.
@@ -326,7 +334,7 @@ impl Door {
         let workers = session.lanes.len();
         let (theirs, their_file) = Memory::create(session.layout.of_peer().words(), false)?;
         let theirs = Arc::new(theirs);
-        let their_bell = bell()?;
+        let (rope, their_bell) = Rope::new()?;
         let bells = (0..workers).map(|_| bell()).collect::<io::Result<Vec<_>>>()?;
         let mut handed = vec![inbox_file.as_fd(), their_file.as_fd(), self.shared.board_file.as_fd()];
         handed.push(their_bell.as_fd());
@@ -341,7 +349,7 @@ impl Door {
         }
         let socket = Arc::new(socket);
         let port = |worker: usize| -> io::Result<Port> {
-            let bell = their_bell.try_clone()?;
+            let bell = rope.try_clone()?;
             let wake = Wake { board: Arc::clone(&session.inbox), at: session.layout.asleep(), bell };
             let link = SharedLink::new(Arc::clone(&theirs), vec![wake]);
             Ok(make_port(
@@ -479,6 +487,11 @@ fn listen(address: Address) -> io::Result<Listener> {
 fn bind(path: &Path) -> io::Result<UnixListener> {
     let listener = match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            // A connection to what is no socket is refused as one to a dead server's is.
+            if !is_socket(path)? {
+                let why = "there is something that is not a socket";
+                return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
+            }
             match UnixStream::connect(path) {
                 Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => remove(path),
                 _ => return Err(error),

@@ -74,7 +74,7 @@ pub use sheaf_flatrpc::address::Address;
 pub use sheaf_flatrpc::link::rdma;
 use sheaf_flatrpc::ring::{MAX_RING, MAX_RINGS, MIN_RING};
 
-use commands::Job;
+use commands::{Command, Job};
 use shared::Shared;
 
 /// Limits of a server.
@@ -255,6 +255,14 @@ impl Server {
                     break; // all workers are gone
                 }
             }
+            // One that became quiet early may still have durable commits of others to let out.
+            let (done, flushed) = std::sync::mpsc::channel();
+            for desk in &self.shared.desks {
+                desk.send(Command::Flush(done.clone()));
+                desk.wake.ring();
+            }
+            drop(done);
+            let _ = flushed.recv(); // nothing is sent: all have dropped it, or are gone
             // What they handed over before is in front of this.
             let _ = self.shared.jobs.send(Job::End);
         }

@@ -11,8 +11,11 @@
 //!
 //! ## Invariants
 //!
-//! 1. Replies leave in the order they entered the outbox; the outbox is empty or the ring has no room.
+//! 1. Replies leave in the order they entered the outbox; the outbox is empty, or the ring has no room, or the socket
+//!    has none.
 //! 2. The session's `owed` counts every byte between a worker and the ring, and nothing else.
+//! 3. Nothing is added to a link whose socket takes no more, whatever room the client says there is in the ring: what
+//!    waits there would be counted by nobody.
 
 use std::collections::VecDeque;
 use std::io;
@@ -117,6 +120,9 @@ impl Port {
 
     /// How far a message is in the ring after this.
     fn push(&mut self, bytes: &[u8], from: usize) -> io::Result<usize> {
+        if self.blocked {
+            return Ok(from);
+        }
         match self.ring.push(&self.session.inbox, &mut *self.link, bytes, from)? {
             Some(to) => {
                 self.dirty = true;
@@ -145,6 +151,9 @@ impl Port {
 
     /// Moves what can be moved, and tells the client; whether anything was moved.
     pub(crate) fn settle(&mut self) -> io::Result<bool> {
+        if self.blocked {
+            return Ok(false);
+        }
         let drained = self.drain()?;
         self.tell_credits()?;
         self.flush()?;
@@ -162,7 +171,7 @@ impl Port {
 
     /// Wakes the client for what was written.
     fn flush(&mut self) -> io::Result<()> {
-        if self.dirty && !self.blocked {
+        if self.dirty {
             self.link.post(0)?;
             self.blocked = !self.link.flush()?;
             self.dirty = false;
@@ -170,10 +179,10 @@ impl Port {
         Ok(())
     }
 
-    /// The socket takes more.
-    pub(crate) fn unblock(&mut self) {
-        self.blocked = false;
-        self.dirty = true;
+    /// The socket takes more: first of all what waits for it.
+    pub(crate) fn unblock(&mut self) -> io::Result<()> {
+        self.blocked = !self.link.flush()?;
+        Ok(())
     }
 
     /// Applies what the socket has, for a while, and returns one bit for each lane that has news. `None`: the
@@ -199,5 +208,77 @@ impl Port {
             }
         }
         Ok(Some(lanes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    use sheaf_flatrpc::hello::Mode;
+    use sheaf_flatrpc::link::TcpLink;
+    use sheaf_flatrpc::memory::Memory;
+    use sheaf_flatrpc::ring::Layout;
+
+    use super::*;
+    use crate::commands::Whom;
+    use crate::session::Slots;
+
+    /// Words of a ring.
+    const RING: u64 = 8192;
+
+    /// A port over a stream, its session, and the client's end of the stream.
+    fn port() -> (Port, Arc<Session>, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().expect("sockets");
+        [&ours, &theirs].iter().for_each(|end| end.set_nonblocking(true).expect("a socket"));
+        let layout = Layout::new(1, 1, RING).expect("a layout");
+        let slots = Arc::new(Slots::new(1));
+        let whom = Whom { slot: slots.take().expect("a place"), session: 1 };
+        let inbox = Arc::new(Memory::heap(layout.words()));
+        let session = Arc::new(Session::new(whom, Mode::Agent, 0, 1, layout, inbox, slots));
+        let socket: Arc<OwnedFd> = Arc::new(ours.into());
+        let wire = Wire { link: Box::new(TcpLink::new(Arc::clone(&socket))), applier: None, socket };
+        (Port::new(&session, Outgoing::new(layout, 0), Vec::new(), wire), session, theirs)
+    }
+
+    #[test]
+    fn a_client_that_only_says_that_it_reads_is_owed_all_the_same() {
+        const EACH: usize = 64 << 10;
+        const ALL: usize = 64 << 20;
+        let (mut port, session, mut theirs) = port();
+        for _ in 0..ALL / EACH {
+            session.owed.fetch_add(EACH, Ordering::SeqCst);
+            port.enqueue(Payload::new(&[1; EACH])).expect("no complaint");
+        }
+        // More than a ring less a record is on its way whenever replies wait: half of it can be "read".
+        let mut credit = RING / 2;
+        session.inbox.publish(8, credit);
+        let mut say = |port: &mut Port| {
+            if port.settle().expect("no complaint") {
+                credit += RING / 2;
+                session.inbox.publish(8, credit);
+                return true;
+            }
+            false
+        };
+        while say(&mut port) {}
+        let owed = session.owed.load(Ordering::SeqCst);
+        assert!(ALL - owed < 2 << 20, "{} bytes wait in the link", ALL - owed);
+
+        // One that reads gets the rest, a socket's worth at a time.
+        let (mut buffer, mut read, mut most) = (vec![0; 1 << 20], 0, 0);
+        while session.owed.load(Ordering::SeqCst) > 0 {
+            let mut now = 0;
+            while now < EACH
+                && let Ok(count) = theirs.read(&mut buffer[..EACH - now])
+            {
+                now += count;
+            }
+            (read, most) = (read + now, most.max(now));
+            port.unblock().expect("no complaint");
+            say(&mut port);
+        }
+        assert!(most > 0 && read <= ALL + ALL / 8);
     }
 }

@@ -79,6 +79,8 @@ pub(crate) struct Worker {
     pending: Option<Command>,
     epoll: OwnedFd,
     quiet: Option<Sender<()>>,
+    /// Dropped when all that was handed over before it has gone on.
+    flush: Option<Sender<()>>,
     /// By slot.
     lanes: Vec<Option<Lane>>,
     ports: Vec<Option<Port>>,
@@ -111,6 +113,7 @@ impl Worker {
             pending: None,
             epoll,
             quiet: Some(quiet),
+            flush: None,
             lanes: (0..slots).map(|_| None).collect(),
             ports: (0..slots).map(|_| None).collect(),
             used: Vec::new(),
@@ -175,6 +178,7 @@ impl Worker {
     fn pass(&mut self) -> bool {
         self.passes = self.passes.wrapping_add(1);
         let mut worked = self.take_mail() | self.take_commands();
+        let flush = self.flush.take(); // one that comes later has commits before it that this pass may hold
         if self.sockets > 0 || self.passes.is_multiple_of(PASSES) {
             worked |= self.poll(Some(&NOW));
             worked |= self.apply();
@@ -184,6 +188,7 @@ impl Worker {
             worked |= self.serve(self.used[at], draining);
         }
         worked |= self.settle();
+        drop(flush);
         if draining && let Some(quiet) = self.quiet.take() {
             let _ = quiet.send(()); // or nobody waits for it
         }
@@ -263,8 +268,12 @@ impl Worker {
                 }
                 port.ending |= flags.intersects(gone);
                 port.readable |= port.is_applied() && flags.intersects(epoll::EventFlags::IN | gone);
-                if flags.intersects(epoll::EventFlags::OUT) && port.blocked {
-                    port.unblock();
+                if flags.intersects(epoll::EventFlags::OUT)
+                    && port.blocked
+                    && let Err(error) = port.unblock()
+                {
+                    let session = Arc::clone(&port.session);
+                    self.fail(&session, &error);
                 }
             }
         }
@@ -370,7 +379,12 @@ impl Worker {
         let mut any = false;
         while let Some(command) = self.pending.take().or_else(|| self.commands.try_recv().ok()) {
             any = true;
-            let whom = command.whom();
+            let Some(whom) = command.whom() else {
+                if let Command::Flush(done) = command {
+                    self.flush = Some(done);
+                }
+                continue;
+            };
             if self.port(whom).is_none() {
                 self.take_mail(); // delivered after the last look, and others have begun to serve it
             }
@@ -385,7 +399,7 @@ impl Worker {
                     port.gate.hold(lane, commit.seq(), Ready::Durable { to, id, commit });
                     Ok(())
                 }
-                Command::Credit { .. } => Ok(()), // `settle` tells
+                Command::Credit { .. } | Command::Flush(_) => Ok(()), // `settle` tells
             };
             if let Err(error) = done {
                 let session = Arc::clone(&port.session);
@@ -457,9 +471,11 @@ impl Worker {
 
 #[cfg(test)]
 mod tests {
+    use sheaf::Durability;
     use sheaf_flatrpc::hello::Mode;
     use sheaf_flatrpc::link::SharedLink;
     use sheaf_flatrpc::memory::Memory;
+    use sheaf_flatrpc::message::{Pair, Reply, Request};
     use sheaf_flatrpc::ring::{Layout, Outgoing};
     use sheaf_flatrpc::wake::Wake;
 
@@ -481,14 +497,15 @@ mod tests {
         (dir, worker)
     }
 
-    /// The worker's part of a session over shared memory, and the client's inbox.
-    fn arrival(worker: &Worker) -> (Arrival, Arc<Memory>, Layout) {
-        let shared = &worker.shared;
-        let layout = Layout::new(1, 1, shared.limits.ring).expect("a layout");
+    /// The first worker's part of a session over shared memory, and the client's inbox.
+    fn arrival(shared: &Shared) -> (Arrival, Arc<Memory>, Layout) {
+        let workers = shared.limits.workers;
+        let layout = Layout::new(workers, 1, shared.limits.ring).expect("a layout");
         let [inbox, theirs] = [layout, layout.of_peer()].map(|layout| Arc::new(Memory::heap(layout.words())));
         let whom = Whom { slot: shared.slots.take().expect("a place"), session: 1 };
         let slots = Arc::clone(&shared.slots);
-        let session = Arc::new(Session::new(whom, Mode::Agent, 0, 1, layout, Arc::clone(&inbox), slots));
+        let session = Session::new(whom, Mode::Agent, 0, workers, layout, Arc::clone(&inbox), slots);
+        let session = Arc::new(session);
         let wake = Wake { board: inbox, at: layout.asleep(), bell: bell().expect("a bell") };
         let wire = Wire {
             link: Box::new(SharedLink::new(Arc::clone(&theirs), vec![wake])),
@@ -516,7 +533,7 @@ mod tests {
     #[test]
     fn a_reply_whose_port_is_still_in_the_mail_reaches_the_client() {
         let (_dir, mut worker) = idle();
-        let (arrival, theirs, layout) = arrival(&worker);
+        let (arrival, theirs, layout) = arrival(&worker.shared);
         let (whom, desk) = (arrival.session.whom, &worker.shared.desks[0]);
         arrival.session.owed.fetch_add(3, Ordering::SeqCst);
         desk.deliver(arrival);
@@ -530,7 +547,7 @@ mod tests {
     #[test]
     fn a_reply_for_a_session_that_is_over_is_forgotten() {
         let (_dir, mut worker) = idle();
-        let (arrival, ..) = arrival(&worker);
+        let (arrival, ..) = arrival(&worker.shared);
         let session = Arc::clone(&arrival.session);
         worker.admit(arrival).expect("admitted");
         worker.shared.end(&session);
@@ -538,5 +555,58 @@ mod tests {
         worker.shared.desks[0].send(Command::Reply { whom: session.whom, payload: Payload::new(b"abc") });
         assert!(worker.take_commands());
         assert!(worker.port(session.whom).is_none());
+    }
+
+    #[test]
+    fn a_durable_commit_made_while_the_server_closes_is_answered() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let db = sheaf::Database::open(dir.path().join("db")).expect("a database");
+        let limits = Limits { workers: 2, ..Limits::default() };
+        let (shared, ends) = Shared::new(db, limits, None).expect("what threads share");
+        let (sender, quiet) = std::sync::mpsc::channel();
+        let mut ends_of_workers = ends.workers.into_iter().enumerate();
+        let mut worker = || {
+            let (index, (commands, epoll)) = ends_of_workers.next().expect("two of them");
+            Worker::new(Arc::clone(&shared), index, commands, epoll, sender.clone()).expect("a worker")
+        };
+        let [mut agent, mut other] = [worker(), worker()];
+        let (jobs, of_waiter) = (ends.jobs, Arc::clone(&shared));
+        let waiter = crate::spawn("waiter".into(), move || crate::waiter::run(&of_waiter, &jobs));
+        let waiter = Some(waiter.expect("a thread"));
+        let threads = Vec::new();
+        let server =
+            crate::Server { shared: Arc::clone(&shared), addresses: Vec::new(), threads, waiter, quiet };
+        let (first, theirs, layout) = arrival(&shared);
+        let session = Arc::clone(&first.session);
+        let ring = Incoming::new(session.layout, 1);
+        let second = Arrival { session: Arc::clone(&session), ring, bell: None, port: None };
+        agent.admit(first).expect("admitted");
+        other.admit(second).expect("admitted");
+        shared.keyspaces.open(&shared.db, "k", "", true).expect("a keyspace, with the number 0");
+
+        // The other worker is in a pass that began before the end, the agent in one that began after it.
+        shared.draining.store(true, Ordering::SeqCst);
+        agent.pass();
+        let pair = Pair { keyspace: 0, key: b"a", value: Some(b"b") };
+        let mut request = Vec::new();
+        Request::Write { pair, durability: Durability::Sync }.encode(7, &mut request);
+        other.execute(&session, &request).expect("executed");
+        other.pass();
+        let closing =
+            crate::spawn("closing".into(), || server.close().expect("an orderly end")).expect("a thread");
+        // The agent was asleep, and comes when the server has gone on.
+        while !other.has_news() && !shared.stop.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        while !closing.is_finished() {
+            agent.pass();
+            other.pass();
+        }
+        agent.pass(); // as `run` does at its end
+        closing.join().expect("no panic");
+        let mut message = Vec::new();
+        let whole = Incoming::new(layout, 0).take(&theirs, &mut message).expect("no violation");
+        assert_eq!(whole, Some(true), "the commit was made, and its client is not told");
+        assert!(matches!(Reply::decode(&message), Ok((7, Reply::Done { .. }))));
     }
 }

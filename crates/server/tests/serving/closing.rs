@@ -4,18 +4,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sheaf::Database;
-use sheaf_client::{Client, Durability, Error, Reply};
+use sheaf_client::{Client, Durability, Error, Mode, Reply, Ticket};
 
 use crate::support::{House, WAYS, limits, options};
 
-/// Writes until the server is gone; the numbers whose writes were answered.
-fn write_until_gone(mut client: Client, name: &str, started: &AtomicBool) -> Vec<u64> {
+/// Writes until the server is gone, every so many durably; the numbers whose writes were answered.
+fn write_until_gone(mut client: Client, name: &str, every: u64, started: &AtomicBool) -> Vec<u64> {
     let Ok(keyspace) = client.keyspace(name) else { return Vec::new() };
     let mut answered = Vec::new();
     let mut tickets = Vec::new();
+    let mut note = |tickets: &mut Vec<(Ticket, u64)>, ticket| {
+        let at = tickets.iter().position(|(t, _)| *t == ticket).expect("one of them");
+        answered.push(tickets.swap_remove(at).1);
+    };
     for number in 0u64.. {
         let key = number.to_be_bytes();
-        let durability = if number.is_multiple_of(5) { Durability::Sync } else { Durability::Buffer };
+        let durability = if number.is_multiple_of(every) { Durability::Sync } else { Durability::Buffer };
         match client.submit(&keyspace.write(&key, Some(&key), durability)) {
             Ok(ticket) => tickets.push((ticket, number)),
             Err(Error::Lost(_)) => break,
@@ -26,14 +30,15 @@ fn write_until_gone(mut client: Client, name: &str, started: &AtomicBool) -> Vec
         }
         if client.unanswered() >= 16 {
             match client.next() {
-                Ok(Some((ticket, Ok(Reply::Done { .. })))) => {
-                    let at = tickets.iter().position(|(t, _)| *t == ticket).expect("one of them");
-                    answered.push(tickets.swap_remove(at).1);
-                }
+                Ok(Some((ticket, Ok(Reply::Done { .. })))) => note(&mut tickets, ticket),
                 Err(Error::Lost(_)) => break,
                 other => panic!("{other:?}"),
             }
         }
+    }
+    // What was answered before the end is still there.
+    while let Ok(Some((ticket, Ok(Reply::Done { .. })))) = client.next() {
+        note(&mut tickets, ticket);
     }
     answered
 }
@@ -51,7 +56,7 @@ fn a_server_that_closes_under_load_loses_nothing_acknowledged() {
                 .map(|(index, way)| {
                     let client = Client::connect(&addresses[way.0], &options(way.1)).expect("a client");
                     let started = &started[index];
-                    scope.spawn(move || write_until_gone(client, &format!("k{index}"), started))
+                    scope.spawn(move || write_until_gone(client, &format!("k{index}"), 5, started))
                 })
                 .collect();
             crate::support::until("they write", || started.iter().all(|s| s.load(Ordering::SeqCst)));
@@ -69,6 +74,27 @@ fn a_server_that_closes_under_load_loses_nothing_acknowledged() {
                 assert_eq!(keyspace.get(key).expect("a get").as_deref(), Some(&key[..]), "{index} {number}");
             }
         }
+    }
+}
+
+#[test]
+fn a_server_that_closes_answers_every_durable_commit_that_it_made() {
+    for round in 0..20 {
+        let House { dir: _dir, db, server } = House::new(limits(2));
+        let client = Client::connect(&server.addresses()[0], &options(Mode::Agent)).expect("a client");
+        let started = AtomicBool::new(false);
+        let mut answered = std::thread::scope(|scope| {
+            let writer = scope.spawn(|| write_until_gone(client, "k", 1, &started));
+            crate::support::until("it writes", || started.load(Ordering::SeqCst));
+            server.close().expect("an orderly end");
+            writer.join().expect("no panic")
+        });
+        answered.sort_unstable();
+        let keyspace = db.existing_keyspace("k").expect("open").expect("there");
+        let number = |key: &[u8]| u64::from_be_bytes(key.try_into().expect("eight bytes"));
+        let made: Vec<u64> =
+            keyspace.iter().expect("a walk").map(|pair| number(&pair.expect("a pair").0)).collect();
+        assert_eq!(made, answered, "round {round}");
     }
 }
 

@@ -35,6 +35,8 @@ fn welcome(mut socket: impl Read) -> Option<Welcome> {
 struct Rogue {
     inbox: Memory,
     ours: Memory,
+    /// What the server rings.
+    bell: OwnedFd,
     bells: Vec<OwnedFd>,
     out: Outgoing,
     _socket: UnixStream,
@@ -69,6 +71,7 @@ impl Rogue {
             inbox: Memory::map(&files[0], layout.of_peer().words(), false).expect("memory"),
             ours: Memory::map(&files[1], layout.words(), false).expect("memory"),
             bells: files.split_off(4),
+            bell: files.remove(3),
             out: Outgoing::new(layout, 0),
             _socket: socket,
         }
@@ -273,6 +276,32 @@ fn a_second_server_does_not_take_a_living_ones_socket_but_a_dead_ones() {
 }
 
 #[test]
+fn a_file_that_is_no_socket_is_neither_taken_over_nor_removed() {
+    let house = House::new(limits(1));
+    let [file, link, dead] = ["notes", "link", "dead"].map(|name| house.dir.path().join(name));
+    std::fs::write(&file, b"bytes").expect("a file");
+    drop(std::os::unix::net::UnixListener::bind(&dead).expect("a socket"));
+    for target in [&file, &dead] {
+        std::os::unix::fs::symlink(target, &link).expect("a link");
+        for path in [&file, &link] {
+            let start = Builder::default().listen(Address::Shared(path.clone())).start(&house.db);
+            let error = start.err().expect("refused");
+            assert!(error.to_string().contains("not a socket"), "{error}");
+        }
+        assert_eq!(std::fs::read_link(&link).expect("still there"), **target);
+        std::fs::remove_file(&link).expect("gone");
+    }
+    assert_eq!(std::fs::read(&file).expect("still there"), b"bytes");
+    // What somebody put in the socket's place stays at the end.
+    let own = house.dir.path().join("own");
+    let server = Builder::default().listen(Address::Shared(own.clone())).start(&house.db).expect("a server");
+    std::fs::rename(&file, &own).expect("in its place");
+    server.close().expect("an orderly end");
+    assert_eq!(std::fs::read(&own).expect("still there"), b"bytes");
+    is_well(&house);
+}
+
+#[test]
 fn who_is_one_too_many_is_told_that_it_is_busy() {
     let house = House::new(Limits { clients: 2, snapshots: 2, ..limits(1) });
     let (mut one, two) = (house.client(WAYS[0]), house.client(WAYS[2]));
@@ -382,6 +411,26 @@ fn victim(address: &Address) -> Child {
         assert!(std::io::BufRead::read_line(&mut out, &mut line).expect("a line") > 0, "it never got ready");
     }
     child
+}
+
+#[test]
+fn a_bell_that_is_full_and_waits_holds_up_nobody() {
+    use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+
+    let house = House::new(limits(1));
+    let mut rogue = Rogue::new(&house);
+    let flags = fcntl_getfl(&rogue.bell).expect("flags");
+    fcntl_setfl(&rogue.bell, flags - OFlags::NONBLOCK).expect("it waits now");
+    rustix::io::write(&rogue.bell, &(u64::MAX - 1).to_le_bytes()).expect("as much as a counter holds");
+    let asleep = Layout::new(1, 1, 8192).expect("a layout").asleep();
+    rogue.inbox.word(asleep).store(1, Ordering::SeqCst);
+    for id in 0..2_000 {
+        let mut ping = Vec::new();
+        Request::Ping.encode(id, &mut ping);
+        rogue = rogue.send(&ping);
+    }
+    is_well(&house);
+    house.server.close().expect("no thread has panicked");
 }
 
 #[test]
