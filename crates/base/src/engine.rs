@@ -452,7 +452,11 @@ pub trait Engine: Send + Sync {
     /// Everything is taken in, but for what waits.
     fn replayed(&self) {}
     /// Blobs that live entries name, added to `out`.
-    fn blobs(&self, out: &mut Vec<u64>);
+    ///
+    /// # Errors
+    ///
+    /// That of a read, where it takes any: then `out` may lack some, and nothing may be taken for nobody's.
+    fn blobs(&self, out: &mut Vec<u64>) -> Result<()>;
 
     /// Whether the entry at `address` is still needed. Store logs only.
     fn hold(&self, wanted: Wanted<'_>, address: Address) -> Result<Hold> {

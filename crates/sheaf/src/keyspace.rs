@@ -17,8 +17,9 @@ use crate::iter::{Iter, Keys, bounds_of, prefix_bounds};
 use crate::observe::{self, Acknowledged};
 use crate::{Capabilities, Commit, Durability, EngineStats, Error, Result, Value, ValueReader, ValueWriter};
 
-/// How many keys [`Keyspace::remove_range`] removes in one commit.
+/// How many keys [`Keyspace::remove_range`] removes in one commit, and the bytes of keys after which it ends earlier.
 const REMOVE_CHUNK: usize = 1024;
+const REMOVE_BYTES: usize = 256 << 10;
 
 /// Options of a keyspace at its creation.
 ///
@@ -546,13 +547,20 @@ impl Keyspace {
         }
     }
 
-    /// Removes the pairs within `range`, in commits of a thousand keys (atomic each, not together), and
+    /// Removes the pairs within `range`, in commits of up to a thousand keys (atomic each, not together), and
     /// returns how many there were. Needs an ordered engine unless the range is everything.
     pub fn remove_range<K: AsRef<[u8]>>(&self, range: impl RangeBounds<K>) -> Result<u64> {
         let mut keys = Keys(self.iterate(bounds_of(&range), Want::Keys)?);
         let mut count = 0;
         loop {
-            let chunk = keys.by_ref().take(REMOVE_CHUNK).collect::<Result<Vec<Value>>>()?;
+            let (mut chunk, mut bytes) = (Vec::new(), 0);
+            while chunk.len() < REMOVE_CHUNK
+                && bytes < REMOVE_BYTES
+                && let Some(key) = keys.next().transpose()?
+            {
+                bytes += key.len();
+                chunk.push(key);
+            }
             if chunk.is_empty() {
                 return Ok(count);
             }

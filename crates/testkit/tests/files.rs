@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sheaf::{Database, Keyspace, KeyspaceOptions};
-use sheaf_base::disk::sim::SimDisk;
+use sheaf_base::disk::sim::{Class, Failure, Fault, FaultPlan, Keep, SimDisk};
 use sheaf_testkit::alloc::measure;
 use sheaf_testkit::stage::{Place, Setting, Stage, Subject, others_have_let_go, scratch};
 
@@ -30,6 +30,46 @@ fn value(index: u64) -> Vec<u8> {
 /// Whether the file has its key's name: it is in a table's directory.
 fn is_named(path: &Path, key: &str) -> bool {
     path.file_name().unwrap().to_str().unwrap().starts_with(&format!("{key}@"))
+}
+
+/// Each read of an opening fails once: what was not seen by it is not taken for nobody's.
+#[test]
+fn an_opening_that_cannot_read_removes_no_value() {
+    let stage = Stage::new(&Subject::delsm(), Setting::new(Place::Simulated, true, true));
+    let db = stage.open();
+    let ks = stage.keyspace(&db, "files");
+    let key = |index: u64| format!("{index:04}");
+    for index in 0..30 {
+        ks.insert(key(index), value(index)).unwrap();
+        if index == 20 {
+            while db.pump().unwrap() {}
+        }
+    }
+    db.persist().unwrap();
+    let disk = stage.simulated().unwrap().power_cut(&Keep::All);
+    drop((ks, db));
+    let mut opened = 0;
+    for nth in 0.. {
+        let disk = disk.power_cut(&Keep::All);
+        disk.set_faults(Fault::new(Class::Read, Failure::Io).nth(nth));
+        let Ok(db) = stage.builder_on(Arc::new(disk.clone())).open(stage.path()) else { continue };
+        let injected = disk.injected();
+        disk.set_faults(FaultPlan::default());
+        if let Ok(Some(ks)) = db.existing_keyspace("files") {
+            for index in 0..30 {
+                assert_eq!(
+                    ks.get(key(index)).unwrap(),
+                    Some(value(index).into()),
+                    "{index} after read {nth} failed"
+                );
+            }
+            opened += injected;
+        }
+        if injected == 0 {
+            break;
+        }
+    }
+    assert!(opened > 0, "no opening survives a read that fails");
 }
 
 /// A thousand values, each a file: the tiny geometry has ten thousandfold smaller levels, so they go through all of them.

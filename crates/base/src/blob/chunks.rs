@@ -187,13 +187,14 @@ impl Blobs {
     pub fn stage(self: &Arc<Blobs>, value: &[u8]) -> Result<Option<Staged>> {
         let Some(class) = self.layout.class_for(value.len() as u64) else { return Ok(None) };
         let Ok(len) = u32::try_from(value.len()) else { return Ok(None) };
-        let Some(_life) = self.table.stay() else { return Err(Error::Closed) };
+        let Some(life) = self.table.stay() else { return Err(Error::Closed) };
         self.volume();
         let Some((place, file)) = self.take(class)? else { return Ok(None) };
         let blob = BlobRef { id: place.id(), len, sum: crc32c::crc32c(value) };
         let staged = Staged { blob, file, owner: Arc::clone(self), used: false };
-        self.fill_slot(&*staged.file, place, value).during("write", &self.path(blob.id))?;
-        Ok(Some(staged))
+        let filled = self.fill_slot(&*staged.file, place, value).during("write", &self.path(blob.id));
+        drop(life); // what is given up stays by itself, and a close may be waiting in between
+        filled.map(|()| Some(staged))
     }
 
     /// Takes a slot, in a chunk that is made if there is none. None if there can be no more chunks.
@@ -301,12 +302,13 @@ impl Blobs {
         Ok(file)
     }
 
-    /// Reads the stamps of a chunk of an earlier life.
+    /// Reads the stamps of a chunk of an earlier life. One whose head is damaged, or cannot be read, gets no new values.
     fn learn(&self, chunk: u64, class: u8) -> Result<()> {
         let head = self.read_head(chunk, class);
         if let Err(error) = &head
             && !error.is_corrupt()
             && !is_not_found(error)
+            && !matches!(error, Error::Io { op: "read", .. })
         {
             return head.map(drop);
         }

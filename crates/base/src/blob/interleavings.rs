@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::{BlobRef, Blobs};
 use crate::disk::Disk;
-use crate::disk::sim::SimDisk;
+use crate::disk::sim::{Class, Failure, Fault, SimDisk};
 use crate::sync::{explore, thread};
 use crate::types::StoreId;
 
@@ -16,9 +16,12 @@ use crate::types::StoreId;
 const LEN: usize = 8 << 10;
 
 fn blobs() -> Arc<Blobs> {
-    let disk: Arc<dyn Disk> = Arc::new(SimDisk::new());
+    blobs_on(&SimDisk::new())
+}
+
+fn blobs_on(disk: &SimDisk) -> Arc<Blobs> {
     disk.create_dir(Path::new("/db")).unwrap();
-    let blobs = Blobs::new(disk, PathBuf::from("/db"), 1, StoreId::default(), true);
+    let blobs = Blobs::new(Arc::new(disk.clone()), PathBuf::from("/db"), 1, StoreId::default(), true);
     blobs.settle(&HashSet::new(), false).unwrap();
     blobs
 }
@@ -36,6 +39,19 @@ fn read(blobs: &Blobs, blob: &BlobRef, byte: u8) {
         thread::yield_now();
         assert_eq!(value.read(|bytes| bytes == [byte; LEN]).unwrap(), true);
     }
+}
+
+/// Who gives up a value has let go of what a close waits for: the scheduler refuses whoever takes it twice.
+#[test]
+fn a_value_that_could_not_be_written_is_given_up() {
+    explore(1, || {
+        let disk = SimDisk::new();
+        let blobs = blobs_on(&disk);
+        put(&blobs, 1);
+        disk.set_faults(Fault::new(Class::Write, Failure::NoSpace));
+        assert!(blobs.stage(&[2; LEN]).is_err());
+        blobs.close();
+    });
 }
 
 #[test]

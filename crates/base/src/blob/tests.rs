@@ -1,7 +1,7 @@
 //! Staged values: files, slots, names, what goes and what stays.
 
 use super::*;
-use crate::disk::sim::{Keep, SimDisk};
+use crate::disk::sim::{Class, Failure, Fault, FaultPlan, Keep, SimDisk};
 
 fn blobs(disk: &SimDisk) -> Arc<Blobs> {
     Blobs::new(Arc::new(disk.clone()), PathBuf::from("/db"), 1, StoreId::default(), true)
@@ -188,4 +188,21 @@ fn files_that_are_left_go_some_at_a_time_and_slots_at_once() {
         assert!(files.iter().filter(|file| blobs.find(file).unwrap().is_some()).count() as u64 == left);
     }
     assert!(!blobs.remove_left(4), "there is none");
+}
+
+#[test]
+fn a_chunk_whose_head_cannot_be_read_keeps_nobody_from_staging() {
+    let disk = disk();
+    let live = {
+        let blobs = settled(&disk, &[]);
+        [1, 2].map(|byte| put(&blobs, &[byte; 3000]))
+    };
+    let blobs = settled(&disk, &live[..1]);
+    disk.set_faults(Fault::new(Class::Read, Failure::Io).on(".chunk"));
+    let new = put(&blobs, &[3; 3000]);
+    disk.set_faults(FaultPlan::default());
+    assert_eq!(files(&disk), 2, "it is in a chunk of its own");
+    for (blob, byte) in [(live[0], 1), (new, 3)] {
+        assert_eq!(blobs.read(&blob).unwrap(), Some(vec![byte; 3000]));
+    }
 }

@@ -43,7 +43,7 @@ impl Source<'_> {
     fn has_large(&self) -> Result<bool> {
         let engine = self.kept.engine()?;
         let mut staged = Vec::new();
-        engine.blobs(&mut staged);
+        engine.blobs(&mut staged)?;
         Ok(engine.adopts_files() || !staged.is_empty())
     }
 

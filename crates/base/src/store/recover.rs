@@ -416,13 +416,14 @@ impl Store {
         self.ground.blobs.settle(&live, !is_whole)
     }
 
-    /// The staged values that engines name, and whether that is all of them: of a damaged keyspace an orphan cannot be told from
-    /// a value.
+    /// The staged values that engines name, and whether that is all of them: of a keyspace that is damaged, or cannot be read just now,
+    /// an orphan cannot be told from a value.
     pub(super) fn staged(&self) -> (HashSet<u64>, bool) {
-        let (kepts, mut live) = (self.catalogue.map(), Vec::new());
-        let engines = || kepts.values().filter_map(|kept| kept.engine().ok());
-        engines().for_each(|engine| engine.blobs(&mut live));
-        (live.into_iter().collect(), engines().count() == kepts.len())
+        let (mut live, mut is_whole) = (Vec::new(), true);
+        for kept in self.catalogue.map().values() {
+            is_whole &= kept.engine().is_ok_and(|engine| engine.blobs(&mut live).is_ok());
+        }
+        (live.into_iter().collect(), is_whole)
     }
 
     /// Takes over what recovery found.

@@ -627,8 +627,9 @@ impl Engine for CedrusEngine {
         !self.owed.is_any()
     }
 
-    fn blobs(&self, out: &mut Vec<u64>) {
+    fn blobs(&self, out: &mut Vec<u64>) -> Result<()> {
         out.extend(self.accounts.blobs.lock().iter().copied());
+        Ok(())
     }
 
     fn hold(&self, wanted: Wanted<'_>, address: Address) -> Result<Hold> {

@@ -494,10 +494,9 @@ impl Engine for DelsmEngine {
         self.state(guard).active.settle(&self.shelf.ground, guard);
     }
 
-    fn blobs(&self, out: &mut Vec<u64>) {
-        // A list that cannot be read any more is found by whoever needs it; its staged values are swept.
-        let _ = self.staged_blobs(out);
+    fn blobs(&self, out: &mut Vec<u64>) -> Result<()> {
         out.extend(self.ingested.lock().iter().copied());
+        self.staged_blobs(out)
     }
 
     fn ingest(self: Arc<Self>, seq: Seq) -> Result<Option<Box<dyn Ingest>>> {

@@ -444,8 +444,9 @@ impl<I: Index> Engine for FlatEngine<I> {
         *self.removed.lock() = HashMap::new();
     }
 
-    fn blobs(&self, out: &mut Vec<u64>) {
+    fn blobs(&self, out: &mut Vec<u64>) -> Result<()> {
         out.extend(self.accounts.blobs.lock().iter().copied());
+        Ok(())
     }
 
     fn hold(&self, wanted: Wanted<'_>, address: Address) -> Result<Hold> {

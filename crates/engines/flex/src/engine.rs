@@ -535,8 +535,9 @@ impl Engine for FlexEngine {
         self.state(guard).active.settle(&self.shelf.ground, guard);
     }
 
-    fn blobs(&self, out: &mut Vec<u64>) {
+    fn blobs(&self, out: &mut Vec<u64>) -> Result<()> {
         out.extend(self.blobs.lock().iter().copied());
+        Ok(())
     }
 
     fn ingest(self: Arc<Self>, seq: Seq) -> Result<Option<Box<dyn Ingest>>> {

@@ -78,7 +78,7 @@ impl Play {
 
     fn blobs(&self) -> Vec<u64> {
         let mut blobs = Vec::new();
-        self.engine.blobs(&mut blobs);
+        self.engine.blobs(&mut blobs).unwrap();
         blobs
     }
 

@@ -498,8 +498,9 @@ impl Engine for KreonEngine {
         self.state(guard).active.settle(&self.ground.memory, guard);
     }
 
-    fn blobs(&self, out: &mut Vec<u64>) {
+    fn blobs(&self, out: &mut Vec<u64>) -> Result<()> {
         out.extend(self.accounts.blobs.lock().iter().copied());
+        Ok(())
     }
 
     fn hold(&self, wanted: Wanted<'_>, address: Address) -> Result<Hold> {

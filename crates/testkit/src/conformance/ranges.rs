@@ -232,6 +232,11 @@ pub fn remove_range_removes_what_the_range_holds(stage: &Stage) {
     let left = ks.len().unwrap();
     assert_eq!(ks.remove_range::<&[u8]>(..).unwrap(), left);
     assert!(ks.is_empty().unwrap() && sorted(&ks).is_empty());
+    if stage.setting.tiny {
+        let long = |index: usize| key(index) + &"k".repeat(1100); // a thousand of them are more than a batch may have
+        (0..1050).for_each(|index| ks.insert(long(index), "v").unwrap());
+        assert_eq!(ks.remove_range::<&[u8]>(..).unwrap(), 1050);
+    }
 }
 
 pub fn clear_removes_everything(stage: &Stage) {

@@ -264,8 +264,9 @@ impl Engine for Ledger {
         self.settle(&change);
     }
 
-    fn blobs(&self, out: &mut Vec<u64>) {
+    fn blobs(&self, out: &mut Vec<u64>) -> Result<()> {
         out.extend(self.table.read().blobs().map(|(_, blob)| blob.id));
+        Ok(())
     }
 
     fn stats(&self) -> EngineStats {

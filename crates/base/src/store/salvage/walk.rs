@@ -60,8 +60,8 @@ impl Gap {
 /// How to walk `engine`: keys and a look at each, where a value may be a file that is larger than memory.
 pub(super) fn way(engine: &Arc<dyn Engine>) -> Want {
     let mut staged = Vec::new();
-    engine.blobs(&mut staged);
-    if engine.adopts_files() || !staged.is_empty() { Want::Keys } else { Want::Pairs }
+    let is_known = engine.blobs(&mut staged).is_ok();
+    if engine.adopts_files() || !staged.is_empty() || !is_known { Want::Keys } else { Want::Pairs }
 }
 
 /// Goes through all pairs of `engine`. False if there are places where no keys could be read.

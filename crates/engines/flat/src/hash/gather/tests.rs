@@ -142,7 +142,7 @@ impl Log {
         }
         assert!(self.segments.iter().map(|segment| segment.tombs()).sum::<u64>() <= tombs);
         let mut named = Vec::new();
-        engine.blobs(&mut named);
+        engine.blobs(&mut named).unwrap();
         named.sort_unstable();
         blobs.sort_unstable();
         assert_eq!(named, blobs);
