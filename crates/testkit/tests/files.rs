@@ -72,6 +72,37 @@ fn an_opening_that_cannot_read_removes_no_value() {
     assert!(opened > 0, "no opening survives a read that fails");
 }
 
+/// However far its values have come on their way into tables.
+#[test]
+fn a_dropped_keyspace_leaves_no_file_behind() {
+    for steps in 0..60 {
+        let stage = Stage::new(&Subject::delsm(), Setting::new(Place::Simulated, true, true));
+        let db = stage.open();
+        let ks = stage.keyspace(&db, "files");
+        for index in 0..40 {
+            ks.insert(format!("{index:04}"), value(index)).unwrap();
+        }
+        for _ in 0..steps {
+            stage.advance(std::time::Duration::from_millis(50));
+            db.pump().unwrap();
+        }
+        drop(ks);
+        assert!(db.drop_keyspace("files").unwrap());
+        let mut idle = 0;
+        while idle < 20 {
+            stage.advance(std::time::Duration::from_millis(50));
+            idle = if db.pump().unwrap() { 0 } else { idle + 1 };
+        }
+        let is_value = |path: &&PathBuf| {
+            let name = path.file_name().unwrap().to_string_lossy();
+            name.ends_with(".blob") || name.contains('@')
+        };
+        let tree = stage.tree();
+        let left: Vec<_> = tree.keys().filter(is_value).collect();
+        assert!(left.is_empty(), "after {steps} steps: {left:?}");
+    }
+}
+
 /// A thousand values, each a file: the tiny geometry has ten thousandfold smaller levels, so they go through all of them.
 #[test]
 fn values_keep_their_files_through_all_levels() {

@@ -496,6 +496,7 @@ impl Engine for DelsmEngine {
 
     fn blobs(&self, out: &mut Vec<u64>) -> Result<()> {
         out.extend(self.ingested.lock().iter().copied());
+        out.extend(self.work.lock().adopted());
         self.staged_blobs(out)
     }
 

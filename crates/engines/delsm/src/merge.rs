@@ -474,6 +474,11 @@ impl Maker {
 }
 
 impl Merge {
+    /// Staged values that go when it is done.
+    pub(crate) fn staged(&self) -> &[u64] {
+        &self.staged
+    }
+
     fn new(
         level: usize,
         upper: Vec<Arc<Table>>,

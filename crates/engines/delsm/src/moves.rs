@@ -50,6 +50,11 @@ struct Move {
 }
 
 impl Moving {
+    /// What goes when it is done.
+    pub(crate) fn after(&self) -> &[Garbage] {
+        &self.after
+    }
+
     /// Files of `tables`; then `after` goes.
     pub(crate) fn new(tables: Vec<Arc<Table>>, after: Vec<Garbage>) -> Moving {
         Moving { tables, table: 0, block: 0, unsettled: 0, files: Vec::new(), after }

@@ -105,6 +105,17 @@ pub(crate) struct Work {
 }
 
 impl Work {
+    /// Numbers of staged values that tables have adopted under other names, and whose own names wait to be removed.
+    pub(crate) fn adopted(&self) -> impl Iterator<Item = u64> {
+        let (merging, moving): (&[u64], &[Garbage]) = match &self.job {
+            Some(Job::Merging(merge)) => (merge.staged(), &[]),
+            Some(Job::Moving(moving)) => (&[], moving.after()),
+            None => (&[], &[]),
+        };
+        let of_garbage = |garbage: &Garbage| if let Garbage::Staged(id) = garbage { Some(*id) } else { None };
+        self.garbage.iter().chain(moving).filter_map(of_garbage).chain(merging.iter().copied())
+    }
+
     /// Nothing is held any more. Merges went on meanwhile, and may have given a file a name again that waited to be removed: which ones
     /// are named is looked up when their turn comes.
     pub(crate) fn look_again(&mut self) {
