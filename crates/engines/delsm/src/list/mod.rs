@@ -30,7 +30,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sheaf_base::blob::BlobRef;
-use sheaf_base::codec::{Reader, Writer};
+use sheaf_base::codec::{COUNTED, Reader, Writer};
 use sheaf_base::disk::{Disk, File, How};
 use sheaf_base::error::{Damage, Error, IoContext, Result};
 use sheaf_base::frame::{u32_at, u64_at};
@@ -109,6 +109,22 @@ pub(crate) struct Totals {
 }
 
 impl Totals {
+    /// Whether entries in so many bytes can come to this: what plans add up and multiply is within bounds then.
+    fn check(&self, bytes: u64) -> Result<(), Damage> {
+        let of_values = self.entries.saturating_mul(u64::from(u32::MAX));
+        let named = self.packs.iter().fold(self.file_bytes, |all, (_, bytes)| all.saturating_add(*bytes));
+        let bounds = [
+            ("entries", self.entries, bytes),
+            ("files", self.files, self.entries),
+            ("removals", self.removals, self.entries),
+            ("bytes of values", named, of_values.min(COUNTED)),
+        ];
+        match bounds.into_iter().find(|(_, value, most)| value > most) {
+            Some((field, value, _)) => Err(Damage::BadField { field, value }),
+            None => Ok(()),
+        }
+    }
+
     fn add(&mut self, what: &What) {
         self.entries += 1;
         match what {
@@ -249,6 +265,7 @@ impl List {
         let packs = reader.list(|r| Ok((r.u64()?, r.u64()?)))?;
         let [entries, files, file_bytes, removals] = sums;
         self.totals = Totals { entries, files, file_bytes, removals, packs };
+        self.totals.check(end)?;
         reader.finish()?;
         let mut at = HEAD as u64;
         for block in &self.blocks {
@@ -453,6 +470,24 @@ mod tests {
                     .find_map(|index| list.with_block(index, |bytes| block::find(bytes, key, at)).unwrap());
                 assert_eq!(found, wanted.map(|item| (item.seq, item.what)), "{key:?} at {at:?}");
             }
+        }
+    }
+
+    #[test]
+    fn totals_that_no_entries_come_to_are_damage() {
+        let right = || open(&written(true)).unwrap().totals().clone();
+        assert!(right().check(1 << 20).is_ok());
+        let wrong: [fn(&mut Totals); 5] = [
+            |totals| totals.entries = u64::MAX / 2,
+            |totals| totals.files = totals.entries + 1,
+            |totals| totals.removals = u64::MAX,
+            |totals| totals.file_bytes = u64::MAX,
+            |totals| totals.packs.push((8, u64::MAX)),
+        ];
+        for spoil in wrong {
+            let mut totals = right();
+            spoil(&mut totals);
+            assert!(matches!(totals.check(1 << 20), Err(Damage::BadField { .. })), "{totals:?}");
         }
     }
 
