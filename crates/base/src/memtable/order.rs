@@ -25,7 +25,7 @@
 //! A key: 12 bytes in leaves that are two thirds full; inserting one, a descent and the move of half a leaf. The
 //! first few thousand keys may be sorted anew when it shows what they share.
 
-use std::ops::Bound;
+use std::ops::{Bound, Deref};
 
 use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
 use crate::sync::bare;
@@ -49,11 +49,23 @@ struct Node {
     count: bare::AtomicU32,
     heads: [bare::AtomicU64; CAPACITY],
     records: [bare::AtomicU32; CAPACITY],
-    /// Of inner nodes; leaves end before.
+}
+
+/// A node that is no leaf.
+#[repr(C)]
+struct Inner {
+    node: Node,
     children: [bare::AtomicU32; CAPACITY],
 }
 
-const LEAF_BYTES: usize = std::mem::offset_of!(Node, children);
+impl Deref for Inner {
+    type Target = Node;
+
+    #[inline]
+    fn deref(&self) -> &Node {
+        &self.node
+    }
+}
 
 /// Where the keys of records are.
 pub trait Keys {
@@ -109,9 +121,17 @@ fn unpack(root: u64) -> (Place, u64) {
 #[inline]
 fn node(arena: &Arena, place: Place) -> &Node {
     // SAFETY:
-    // * Only places that `alloc` gave out for nodes get here. Of a leaf the children are never looked at.
-    // * All fields are atomics, and zeros are a valid node.
+    // * Only places that `alloc` gave out for nodes get here.
+    // * All fields are atomics, and zeros are a valid node. An inner one begins as a leaf does.
     unsafe { &*arena.at(place).cast::<Node>() }
+}
+
+/// A node of the arena above leaves.
+#[inline]
+fn inner(arena: &Arena, place: Place) -> &Inner {
+    // SAFETY:
+    // * As in `node`; only places of nodes higher than 1 get here, which are made as inner ones.
+    unsafe { &*arena.at(place).cast::<Inner>() }
 }
 
 impl Node {
@@ -187,7 +207,7 @@ impl Order {
     /// Without keys. Nodes are small if `tiny`.
     #[must_use]
     pub fn new(arena: &Arena, prefix: Prefix, tiny: bool) -> Order {
-        let root = arena.alloc(LEAF_BYTES, true);
+        let root = arena.alloc(size_of::<Node>(), true);
         let tree = Tree { prefix, root: AtomicU64::new(pack(root, 1)) };
         Order {
             tree: AtomicPtr::new(Box::into_raw(Box::new(tree))),
@@ -216,7 +236,7 @@ impl Order {
     }
 
     fn new_node(&self, arena: &Arena, is_leaf: bool) -> Place {
-        let bytes = if is_leaf { LEAF_BYTES } else { size_of::<Node>() };
+        let bytes = if is_leaf { size_of::<Node>() } else { size_of::<Inner>() };
         // In tests nodes are as large and hold less: they count as if they were small.
         self.bytes.fetch_add((bytes * self.capacity / CAPACITY) as u64, Ordering::Relaxed);
         arena.alloc(bytes, true)
@@ -247,7 +267,7 @@ impl Order {
         }
         let mut is_last = true;
         while height > 1 {
-            let parent = node(arena, place);
+            let parent = inner(arena, place);
             let count = parent.count();
             let mut slot = parent.position(1, count, head, key, true, keys) - 1;
             is_last &= slot + 1 == count;
@@ -301,7 +321,7 @@ impl Order {
         head: u64,
     ) -> (Place, u64) {
         let place = self.new_node(arena, false);
-        let root = node(arena, place);
+        let root = inner(arena, place);
         root.children[0].store(old, Ordering::Relaxed);
         root.count.store(1, Ordering::Relaxed);
         let middle = self.middle(node(arena, old), true, head, key, keys);
@@ -316,10 +336,10 @@ impl Order {
     }
 
     /// Moves the entries from `middle` on of a child into a new one beside it.
-    fn split(&self, arena: &Arena, parent: &Node, slot: usize, height: u64, middle: usize) {
-        let left = node(arena, parent.children[slot].load(Ordering::Relaxed));
+    fn split(&self, arena: &Arena, parent: &Inner, slot: usize, height: u64, middle: usize) {
+        let child = parent.children[slot].load(Ordering::Relaxed);
         let place = self.new_node(arena, height == 1);
-        let right = node(arena, place);
+        let (left, right) = (node(arena, child), node(arena, place));
         let count = left.count();
         for from in middle..count {
             right.set(
@@ -328,8 +348,8 @@ impl Order {
                 left.records[from].load(Ordering::Relaxed),
             );
             if height > 1 {
-                right.children[from - middle]
-                    .store(left.children[from].load(Ordering::Relaxed), Ordering::Relaxed);
+                let grandchild = inner(arena, child).children[from].load(Ordering::Relaxed);
+                inner(arena, place).children[from - middle].store(grandchild, Ordering::Relaxed);
             }
         }
         right.count.store(u32::try_from(count - middle).unwrap_or(0), Ordering::Relaxed);
@@ -414,7 +434,7 @@ impl Order {
     /// A node above some children, each with the head and the record it begins with.
     fn parent_of(&self, arena: &Arena, children: &[(u64, Place, Place)]) -> (u64, Place, Place) {
         let place = self.new_node(arena, false);
-        let parent = node(arena, place);
+        let parent = inner(arena, place);
         for (slot, (head, record, child)) in children.iter().enumerate() {
             if slot > 0 {
                 parent.set(slot, *head, *record);
@@ -440,7 +460,7 @@ impl Order {
             }
             let mut fence = 0;
             while height > 1 {
-                let parent = node(arena, place);
+                let parent = inner(arena, place);
                 let count = parent.count();
                 let slot = match aim {
                     Aim::At(key) => parent.position(1, count, head, key, true, keys) - 1,
