@@ -238,7 +238,9 @@ impl KreonEngine {
         let old = Old { address, span, born, died, blob };
         // The newer one may have come after the copy of the registry was made, and a view of the moment between.
         let may_need = |born, died| meeting.views.may_need(born, died);
-        if !self.keep_version(&mut self.candidates.lock(), key, old, may_need) && !word.is_tomb() {
+        let mut candidates = self.candidates.lock();
+        candidates.skipped(key, word);
+        if !self.keep_version(&mut candidates, key, old, may_need) && !word.is_tomb() {
             meeting.dead.push((word.address(), word.span()));
             meeting.blobs.extend(blob.map(|blob| (died, blob)));
         }

@@ -7,12 +7,15 @@ use std::sync::Arc;
 use sheaf_base::blob::Blobs;
 use sheaf_base::disk::Disk;
 use sheaf_base::disk::sim::{Class, Failure, Fault, FaultPlan, SimDisk};
-use sheaf_base::engine::Engine;
+use sheaf_base::engine::{Engine, Hold};
 use sheaf_base::error::{Error, Result};
+use sheaf_base::frame::{FIRST, HEADER, Header, Kind, LAST, body_sum, span};
 use sheaf_base::ground::{Ground, Home};
-use sheaf_base::segment::Address;
+use sheaf_base::record::{Content, Record};
+use sheaf_base::segment::{Address, DATA_START, Identity, Segment};
+use sheaf_base::sync::atomic::Ordering;
 use sheaf_base::sync::epoch::{self, Guard};
-use sheaf_base::types::{KeyspaceId, Seq};
+use sheaf_base::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
 use sheaf_base::views::Views;
 
 use crate::cache::Frame;
@@ -120,6 +123,75 @@ fn a_spill_that_fails_on_its_way_loses_no_value_that_went_down_before() {
     assert!(engine.state(guard).frozen.is_none());
     assert_eq!(engine.accounts.blobs.lock().len(), keys.len(), "values that are let go");
     assert!(engine.staged.lock().is_empty());
+}
+
+/// An engine beside one segment of its log.
+fn engine_with_segment() -> (KreonEngine, Arc<Segment>) {
+    let disk = SimDisk::new();
+    let ground = ground_on(Arc::new(disk.clone()), Path::new("/db"), 1 << 22, true);
+    let (store, log, incarnation) = (StoreId(1), LogId::Flat, Incarnation(1));
+    let identity = Identity { store, log, id: SegmentId(3), stream: 0, incarnation, capacity: 1 << 16 };
+    let segment = Arc::new(Segment::create(&disk, Path::new("/db"), identity).unwrap());
+    assert_eq!(ground.segments.admit(&segment), Some(segment.slot()));
+    (KreonEngine::new(ground, KeyspaceId(1)), segment)
+}
+
+/// The active memtable says that of a key.
+fn say(engine: &KreonEngine, key: &[u8], word: Word, seq: u64) {
+    let (guard, hash) = (&epoch::pin(), engine.hash(key));
+    let active = &engine.state(guard).active;
+    let place = active.find(hash, key, guard).unwrap_or(0);
+    active.put(place, hash, key, Version { word, seq: Seq(seq) }, &engine.ground.memory, guard);
+}
+
+/// Everything goes down as far as it does.
+fn spill_all(engine: &KreonEngine) {
+    engine.freeze();
+    let views = Views::default().copy_as_of(Seq(1 << 20)); // of all commits, and none of them is looked at
+    while engine.step(&views).unwrap() {}
+}
+
+/// Version 1 of a key is in a level or frozen, and the cleaner has asked for it. Then commit 5 puts the key. What the engine says of
+/// the copy, with a view at 3 or without one, and what that view is shown then.
+fn overtaken(is_frozen: bool, has_view: bool) -> (bool, Vec<Address>) {
+    let (engine, segment) = engine_with_segment();
+    let record = Record { keyspace: KeyspaceId(1), key: b"k", content: Content::Put(&[7; 100]) };
+    let mut body = Vec::new();
+    record.encode(&mut body);
+    let (kind, flags, seq) = (Kind::Commit, FIRST | LAST, Seq(1));
+    let header = Header { check: 0, len: body.len(), kind, flags, seq, part: 0, parts: 1, gap: 0 };
+    let mut frame = vec![0; usize::try_from(span(body.len())).unwrap()];
+    frame[HEADER..HEADER + body.len()].copy_from_slice(&body);
+    segment.seed().seal(DATA_START, &header, body_sum(&body), &mut frame);
+    segment.file().write_at(DATA_START, &frame).unwrap();
+    segment.publish(DATA_START + frame.len() as u64);
+    let from = Address::new(segment.slot(), DATA_START);
+    let to = Address::new(9, DATA_START);
+    say(&engine, b"k", Word::put(from, frame.len() as u64, false), 1);
+    if is_frozen {
+        engine.freeze();
+    } else {
+        spill_all(&engine);
+    }
+    let guard = &epoch::pin();
+    assert_eq!(engine.hold_at(b"k", from, guard).unwrap(), Hold::Head);
+    if has_view {
+        // As a commit learns of it.
+        engine.oldest_view.store(3, Ordering::Release);
+        engine.newest_view.store(3, Ordering::Release);
+        engine.needed.store(5, Ordering::Release);
+    }
+    say(&engine, b"k", Word::put(Address::new(9, 4096), 128, false), 5);
+    let is_held = engine.repoint(b"k", from, to, guard);
+    (is_held, engine.versions.at(&b"k".to_vec(), Seq(3)))
+}
+
+#[test]
+fn a_version_superseded_while_it_is_moved_stays_for_a_view() {
+    for is_frozen in [false, true] {
+        assert_eq!(overtaken(is_frozen, true), (true, vec![Address::new(9, DATA_START)]), "{is_frozen}");
+        assert_eq!(overtaken(is_frozen, false), (false, vec![]), "{is_frozen}");
+    }
 }
 
 fn next(x: &mut u64) -> u64 {
