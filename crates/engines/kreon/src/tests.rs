@@ -33,8 +33,8 @@ impl Meet for Last {
     fn meet(&mut self, new: &Pair<'_>, _old: Option<(&Entry, u64, Seq)>) -> Result<Option<Entry>> {
         Ok((!new.entry.is_tomb()).then_some(new.entry))
     }
-    fn keep(&mut self, _old: &Entry, _stamp: u64) -> bool {
-        true
+    fn keep(&mut self, old: &Entry, _stamp: u64) -> Option<Entry> {
+        Some(*old)
     }
     fn is_last(&self) -> bool {
         false
@@ -192,6 +192,57 @@ fn a_version_superseded_while_it_is_moved_stays_for_a_view() {
         assert_eq!(overtaken(is_frozen, true), (true, vec![Address::new(9, DATA_START)]), "{is_frozen}");
         assert_eq!(overtaken(is_frozen, false), (false, vec![]), "{is_frozen}");
     }
+}
+
+/// Sorted keys of which no value is staged.
+fn say_plain(engine: &KreonEngine, slot: u32, first: u8, numbers: std::ops::Range<u64>) {
+    for number in numbers {
+        let key = format!("{}{number:02}", char::from(first));
+        let address = Address::new(slot, DATA_START + 64 * number);
+        say(engine, key.as_bytes(), Word::put(address, 64, false), 10 + number);
+    }
+}
+
+/// A key with a staged value in the first level, whose segment is gone since.
+fn engine_with_a_dangling_value() -> (KreonEngine, Arc<Segment>) {
+    let (engine, segment) = engine_with_segment();
+    let address = Address::new(9, DATA_START);
+    engine.staged.lock().insert(address.bits(), 7);
+    engine.accounts.blobs.lock().insert(7);
+    say(&engine, b"z", Word::put(address, 64, true), 1);
+    spill_all(&engine);
+    (engine, segment)
+}
+
+#[test]
+fn a_staged_value_goes_though_its_leaf_was_written_anew_before_it_was_met() {
+    let (engine, segment) = engine_with_a_dangling_value();
+    say_plain(&engine, segment.slot(), b'a', 0..30);
+    say(&engine, b"z", Word::put(Address::new(segment.slot(), DATA_START), 64, false), 90);
+    spill_all(&engine);
+    assert!(engine.accounts.blobs.lock().is_empty());
+    assert_eq!(engine.count_keys().unwrap(), 31);
+}
+
+#[test]
+fn a_staged_value_goes_with_a_leaf_that_is_given_to_the_next_level() {
+    let (engine, segment) = engine_with_segment();
+    say_plain(&engine, segment.slot(), b'b', 0..80);
+    spill_all(&engine); // too many for the first level
+    let address = Address::new(9, DATA_START);
+    engine.staged.lock().insert(address.bits(), 7);
+    engine.accounts.blobs.lock().insert(7);
+    say(&engine, b"a", Word::put(address, 64, true), 1);
+    say_plain(&engine, segment.slot(), b'c', 0..50);
+    spill_all(&engine);
+    assert_eq!(engine.accounts.blobs.lock().len(), 1);
+    say_plain(&engine, segment.slot(), b'c', 50..80);
+    engine.freeze();
+    say(&engine, b"a", Word::put(Address::new(segment.slot(), DATA_START), 64, false), 200);
+    let views = Views::default().copy_as_of(Seq(1 << 20));
+    while engine.step(&views).unwrap() {}
+    assert!(engine.accounts.blobs.lock().is_empty());
+    assert_eq!(engine.count_keys().unwrap(), 161);
 }
 
 fn next(x: &mut u64) -> u64 {
