@@ -73,7 +73,7 @@ const MEMTABLE_KEY: u64 = 90;
 #[derive(Debug, Default)]
 pub(crate) struct Spill {
     /// The memtable that is being spilled, and up to which key it is.
-    done: Option<(u32, Vec<u8>)>,
+    pub(crate) done: Option<(u32, Vec<u8>)>,
     /// Where each level goes on giving.
     giving: Vec<Vec<u8>>,
     /// Inner nodes that are in memory only.
@@ -323,7 +323,10 @@ impl KreonEngine {
         guard: &Guard,
     ) -> Result<()> {
         let below = state.levels.get(level + 1).copied().unwrap_or_default();
-        if below.root.is_none() {
+        // The last level has no removals: none come into it, also when it was emptied.
+        let is_last = state.levels.iter().skip(level + 1).all(|lower| lower.root.is_none());
+        let was_last = state.levels.len() == level + 1;
+        if below.root.is_none() && (was_last || !is_last) {
             // Nothing is there: the roots move.
             let whole = state.levels[level];
             self.state.replace(guard, |now| {

@@ -245,6 +245,42 @@ fn a_staged_value_goes_with_a_leaf_that_is_given_to_the_next_level() {
     assert_eq!(engine.count_keys().unwrap(), 161);
 }
 
+#[test]
+fn a_keyspace_dropped_in_the_midst_of_its_spill_leaves_the_accounts_of_others() {
+    let (engine, segment) = engine_with_segment();
+    say_plain(&engine, segment.slot(), b'a', 0..100);
+    segment.account(64 * 100 + 10_000); // of which so much is another keyspace's
+    engine.freeze();
+    assert!(engine.step(&Views::default().copy_as_of(Seq(1 << 20))).unwrap());
+    assert!(!engine.is_settled());
+    engine.drop_all();
+    assert_eq!(segment.live(), 10_000);
+}
+
+#[test]
+fn a_level_that_was_emptied_is_filled_without_removals() {
+    let (engine, segment) = engine_with_segment();
+    let remove = |first: char, count: u64| {
+        for number in 0..count {
+            say(&engine, format!("{first}{number:02}").as_bytes(), Word::tomb(), 200 + number);
+        }
+        spill_all(&engine);
+    };
+    let put = |first: u8, count: u64| {
+        say_plain(&engine, segment.slot(), first, 0..count);
+        spill_all(&engine);
+    };
+    put(b'b', 70);
+    put(b'c', 60);
+    assert_eq!(engine.count_keys().unwrap(), 130);
+    remove('c', 60);
+    assert_eq!(engine.count_keys().unwrap(), 70);
+    remove('b', 70);
+    assert_eq!(engine.count_keys().unwrap(), 0);
+    put(b'd', 40);
+    assert_eq!(engine.count_keys().unwrap(), 40);
+}
+
 fn next(x: &mut u64) -> u64 {
     *x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     *x >> 33
