@@ -526,6 +526,8 @@ pub(crate) struct Gathered {
     /// Keys, each with its value behind it if the entry had a copy.
     bytes: Vec<u8>,
     pub(crate) items: Vec<Old>,
+    /// Staged values of entries that were left behind, and when these died.
+    pub(crate) blobs: Vec<(Seq, u64)>,
 }
 
 /// One of them.

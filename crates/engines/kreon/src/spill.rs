@@ -340,10 +340,10 @@ impl KreonEngine {
         let (_, _, most) = self.sizes();
         spill.giving.resize_with(spill.giving.len().max(level + 1), Vec::new);
         let from = std::mem::take(&mut spill.giving[level]);
-        let (found, pairs_of, sources, blobs) = self.leaves_from(state, level, &from, most, guard)?;
+        let (found, mut pairs_of, sources) = self.leaves_from(state, level, &from, most, guard)?;
         let (Some(first), Some(last)) = (found.first(), found.last()) else { return Ok(()) };
         let mut meeting = self.meeting(views, state.levels.iter().skip(level + 2), Some(&sources), guard);
-        meeting.blobs = blobs;
+        meeting.blobs = std::mem::take(&mut pairs_of.blobs);
         let pairs: Vec<Pair<'_>> = pairs_of.items.iter().map(|old| pairs_of.pair(old)).collect();
         let keys: Vec<&[u8]> = pairs.iter().map(|pair| pair.key).collect();
         let (leaves, _) = self.targets(&below, &keys, usize::MAX, guard)?;
@@ -363,7 +363,7 @@ impl KreonEngine {
         Ok(())
     }
 
-    /// Some leaves of a level side by side, what of them still counts, where that stands, and the staged values of what does not.
+    /// Some leaves of a level side by side, what of them still counts, and where that stands.
     fn leaves_from<'g>(
         &self,
         state: &State,
@@ -371,9 +371,8 @@ impl KreonEngine {
         from: &[u8],
         most: usize,
         guard: &'g Guard,
-    ) -> Result<(Vec<Found>, Gathered, Sources<'g>, Vec<(Seq, u64)>)> {
+    ) -> Result<(Vec<Found>, Gathered, Sources<'g>)> {
         let (mut found, mut gathered, mut sources) = (Vec::new(), Gathered::default(), Sources::new());
-        let mut blobs = Vec::new();
         let (above, level) = (&state.levels[..level], &state.levels[level]);
         let mut next = self.shelf.locate(level, Aim::At(from), guard)?;
         while let Some(leaf) = next.take() {
@@ -387,7 +386,7 @@ impl KreonEngine {
                             let mut key = Vec::new();
                             node.key(slot, &mut key);
                             let died = self.died_above(state, above, &key, entry.blob, guard)?;
-                            blobs.extend(died.map(|died| (died, entry.blob)));
+                            gathered.blobs.extend(died.map(|died| (died, entry.blob)));
                         }
                         continue;
                     };
@@ -400,7 +399,7 @@ impl KreonEngine {
             }
             found.push(leaf);
         }
-        Ok((found, gathered, sources, blobs))
+        Ok((found, gathered, sources))
     }
 
     /// When a staged value of `key` died, whose record is gone from a level below `above`: none if something newer names it, as the
