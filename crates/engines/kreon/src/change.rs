@@ -57,8 +57,8 @@ pub(crate) struct Made {
 pub(crate) trait Meet {
     /// The level has `old` from a leaf with `stamp` and `newest`, and `new` comes. What stays, if anything.
     fn meet(&mut self, new: &Pair<'_>, old: Option<(&Entry, u64, Seq)>) -> Result<Option<Entry>>;
-    /// The level has `old`, and nothing comes. Whether it stays.
-    fn keep(&mut self, old: &Entry, stamp: u64) -> bool;
+    /// The level has `old`, and nothing comes. What stays, if anything.
+    fn keep(&mut self, old: &Entry, stamp: u64) -> Option<Entry>;
     /// Whether no level below has anything.
     fn is_last(&self) -> bool;
 }
@@ -284,8 +284,8 @@ impl<'a, M: Meet> Change<'a, M> {
     }
 
     fn keep<'k>(&mut self, olds: &'k Gathered, old: &Old, out: &mut Vec<Pair<'k>>) {
-        if self.meet.keep(&old.entry, old.stamp) {
-            out.push(olds.pair(old));
+        if let Some(entry) = self.meet.keep(&old.entry, old.stamp) {
+            out.push(Pair { entry, ..olds.pair(old) });
         }
     }
 
@@ -526,6 +526,8 @@ pub(crate) struct Gathered {
     /// Keys, each with its value behind it if the entry had a copy.
     bytes: Vec<u8>,
     pub(crate) items: Vec<Old>,
+    /// Staged values of entries that were left behind, and when these died.
+    pub(crate) blobs: Vec<(Seq, u64)>,
 }
 
 /// One of them.

@@ -86,7 +86,8 @@ impl KreonEngine {
     pub(crate) fn drop_all(&self) {
         let mut spill = self.spill.lock();
         let guard = &epoch::pin();
-        for (slot, (id, bytes)) in std::mem::take(&mut *spill).counts {
+        let Spill { counts, done, .. } = std::mem::take(&mut *spill);
+        for (slot, (id, bytes)) in counts {
             if let Some(segment) = self.ground.segments.at(slot, guard).filter(|s| s.id().0 == id) {
                 segment.account(-bytes);
             }
@@ -94,7 +95,10 @@ impl KreonEngine {
         let state = self.state(guard);
         for memtable in state.memtables() {
             let mut places = Vec::new();
-            memtable.ascend(Bound::Unbounded, usize::MAX, guard, &mut places);
+            // What went down already is among the levels' counts.
+            let done = done.as_ref().filter(|(number, _)| *number == memtable.number);
+            let low = done.map_or(Bound::Unbounded, |(_, key)| Bound::Excluded(&key[..]));
+            memtable.ascend(low, usize::MAX, guard, &mut places);
             for word in
                 places.iter().map(|place| memtable.version(*place).word).filter(|word| !word.is_tomb())
             {

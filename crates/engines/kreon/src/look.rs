@@ -40,6 +40,13 @@ pub(crate) struct Candidates {
 }
 
 impl Candidates {
+    /// A memtable's `word` for `key` goes no further, and who let go of it has seen to it.
+    pub(crate) fn skipped(&mut self, key: &[u8], word: Word) {
+        if self.heads.get(key).is_some_and(|head| word.is_at(head.address)) {
+            self.heads.remove(key);
+        }
+    }
+
     /// A memtable's `word` for `key` goes into the levels.
     pub(crate) fn superseded(&mut self, key: &[u8], word: Word) {
         if !self.heads.is_empty() && self.heads.get(key).is_some_and(|head| !word.is_at(head.address)) {
@@ -55,6 +62,16 @@ pub(crate) struct Head {
     span: u64,
     seq: Seq,
     blob: Option<u64>,
+    /// The memtable that had it, if one had: what supersedes it there sees to it.
+    memtable: Option<u32>,
+}
+
+impl Head {
+    /// The same, superseded by commit `died`.
+    fn old(self, died: Seq) -> Old {
+        let span = u32::try_from(self.span).unwrap_or(u32::MAX);
+        Old { address: self.address, span, born: self.seq, died, blob: self.blob }
+    }
 }
 
 /// The byte of a hash that leaves keep.
@@ -97,14 +114,15 @@ impl<'g> Shown<'g> {
 /// A version of a key in one of the sources.
 #[derive(Clone, Copy, Debug)]
 enum Source<'g> {
-    Memtable(Version),
+    /// With the number of the memtable.
+    Memtable(Version, u32),
     Level(Seen<'g>),
 }
 
 impl<'g> Source<'g> {
     fn shown(&self) -> Option<Shown<'g>> {
         match self {
-            Source::Memtable(version) => Shown::of(*version),
+            Source::Memtable(version, _) => Shown::of(*version),
             Source::Level(seen) => Shown::seen(seen),
         }
     }
@@ -168,7 +186,7 @@ impl KreonEngine {
     ) -> Result<Option<Source<'g>>> {
         for memtable in state.memtables() {
             if let Some(place) = memtable.find(hash, key, guard) {
-                return Ok(Some(Source::Memtable(memtable.version(place))));
+                return Ok(Some(Source::Memtable(memtable.version(place), memtable.number)));
             }
         }
         for level in &*state.levels {
@@ -192,7 +210,7 @@ impl KreonEngine {
     pub(crate) fn newest(&self, hash: u64, key: &[u8], guard: &Guard) -> Result<Seq> {
         let source = self.first(self.state(guard), hash, key, guard)?;
         match source {
-            Some(Source::Memtable(version)) if !version.word.is_tomb() => Ok(version.seq),
+            Some(Source::Memtable(version, _)) if !version.word.is_tomb() => Ok(version.seq),
             Some(Source::Level(seen)) if !seen.entry.is_tomb() => {
                 self.seq_of(&seen, guard)?.ok_or_else(|| self.lost(seen.entry.address()))
             }
@@ -252,7 +270,11 @@ impl KreonEngine {
         let state = self.state(guard);
         let first = self.first(state, hash, key, guard)?;
         if first.as_ref().and_then(Source::address) == Some(address) {
-            let head = self.head_at(address, guard)?;
+            let memtable = match first {
+                Some(Source::Memtable(_, number)) => Some(number),
+                _ => None,
+            };
+            let head = Head { memtable, ..self.head_at(address, guard)? };
             self.candidates.lock().heads.insert(key.to_vec(), head);
             return Ok(Hold::Head);
         }
@@ -265,9 +287,8 @@ impl KreonEngine {
         // A view may need it, and a lower source may have it.
         let mut sources: SmallVec<[Source<'_>; 4]> = SmallVec::new();
         for memtable in state.memtables() {
-            sources.extend(
-                memtable.find(hash, key, guard).map(|place| Source::Memtable(memtable.version(place))),
-            );
+            let source = |place| Source::Memtable(memtable.version(place), memtable.number);
+            sources.extend(memtable.find(hash, key, guard).map(source));
         }
         for level in &*state.levels {
             sources.extend(self.shelf.find(level, hash, key, guard)?.map(Source::Level));
@@ -278,17 +299,15 @@ impl KreonEngine {
         };
         let Some(place) = sources.iter().position(is_it) else { return Ok(Hold::Dead) };
         let died = match sources.get(place.wrapping_sub(1)) {
-            Some(Source::Memtable(version)) => version.seq,
+            Some(Source::Memtable(version, _)) => version.seq,
             Some(Source::Level(seen)) => self.seq_of(seen, guard)?.unwrap_or(seen.newest),
             None => return Ok(Hold::Dead),
         };
         let head = self.head_at(address, guard)?;
-        let span = u32::try_from(head.span).unwrap_or(u32::MAX);
         if !self.may_need(head.seq, died) {
             return Ok(Hold::Dead);
         }
-        let old = Old { address, span, born: head.seq, died, blob: head.blob };
-        self.candidates.lock().olds.insert(address.bits(), old);
+        self.candidates.lock().olds.insert(address.bits(), head.old(died));
         Ok(Hold::Pinned)
     }
 
@@ -297,7 +316,7 @@ impl KreonEngine {
         let record = Record::decode(frame.payload())
             .map_err(|what| Error::corrupt(segment.path(), address.offset(), what))?;
         let blob = if let Content::Staged(blob) = record.content { Some(blob.id) } else { None };
-        Ok(Head { address, span: frame.span(), seq: frame.header.seq, blob })
+        Ok(Head { address, span: frame.span(), seq: frame.header.seq, blob, memtable: None })
     }
 
     /// Keeps `old` if a view may need it. When it died is when the next version was born, as far as that is known: what is among
@@ -355,16 +374,23 @@ impl KreonEngine {
         let found = |memtable: &crate::memtable::Memtable| {
             memtable.find(hash, key, guard).map(|place| (place, memtable.version(place)))
         };
-        if let Some((place, version)) = found(&state.active) {
-            if version.word.is_at(from) {
-                self.rename_staged(version.word.is_staged(), from, to);
-                state.active.replace(place, Version { word: version.word.at(to), ..version });
-                return true;
-            }
-        } else {
-            let is_newest =
-                state.frozen.as_ref().and_then(|f| found(f)).is_none_or(|(_, v)| v.word.is_at(from));
-            if let Some(head) = head.filter(|_| is_newest) {
+        let active = found(&state.active);
+        if let Some((place, version)) = active.filter(|(_, version)| version.word.is_at(from)) {
+            self.rename_staged(version.word.is_staged(), from, to);
+            state.active.replace(place, Version { word: version.word.at(to), ..version });
+            return true;
+        }
+        let frozen = state.frozen.as_ref().and_then(|f| found(f));
+        let is_frozen = frozen.is_some_and(|(_, version)| version.word.is_at(from));
+        // What came first after it.
+        let newer = frozen.filter(|_| !is_frozen).or(active).map(|(_, version)| version.seq);
+        // A put does not look at what it supersedes below its memtable: a view may need that all the same.
+        let is_seen_to = |number| {
+            let is_in_frozen = state.frozen.as_ref().is_some_and(|frozen| frozen.number == number);
+            number == state.active.number || (is_in_frozen && !is_frozen)
+        };
+        let old = match (head, newer) {
+            (Some(head), None) => {
                 if let Some(blob) = head.blob {
                     self.staged.lock().insert(to.bits(), blob);
                 }
@@ -373,7 +399,11 @@ impl KreonEngine {
                 state.active.put(0, hash, key, Version { word, seq: head.seq }, &self.ground.memory, guard);
                 return true;
             }
-        }
+            (Some(head), Some(died)) if !head.memtable.is_some_and(is_seen_to) => {
+                old.or(Some(head.old(died)))
+            }
+            _ => old,
+        };
         if !self.versions.is_empty() && self.versions.replace(&key.to_vec(), from, to) {
             return true;
         }

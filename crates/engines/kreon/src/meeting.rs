@@ -129,10 +129,15 @@ impl Meet for Meeting<'_> {
         Ok(Some(new.entry.with(flags)))
     }
 
-    fn keep(&mut self, old: &Entry, stamp: u64) -> bool {
-        match old.is_tomb() {
-            true => !self.is_last,
-            false => !self.engine.shelf.is_dangling(old.address(), stamp, self.guard),
+    fn keep(&mut self, old: &Entry, stamp: u64) -> Option<Entry> {
+        if old.is_tomb() {
+            return (!self.is_last).then_some(*old);
+        }
+        match self.engine.shelf.is_dangling(old.address(), stamp, self.guard) {
+            false => Some(*old),
+            // Its value is for whoever meets it. The leaf gets another stamp, which would believe what has the slot now.
+            true if old.is_staged() => Some(old.nowhere()),
+            true => None,
         }
     }
 

@@ -135,6 +135,11 @@ impl Entry {
         Entry { flags, ..self }
     }
 
+    /// The same, with a record that is gone.
+    pub(crate) fn nowhere(&self) -> Entry {
+        Entry::put(Address::NONE, 0, self.print, self.flags, self.blob)
+    }
+
     fn word(&self) -> u64 {
         let mut word = [0; 8];
         word[..PLACE].copy_from_slice(&self.place);

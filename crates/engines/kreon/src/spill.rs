@@ -73,7 +73,7 @@ const MEMTABLE_KEY: u64 = 90;
 #[derive(Debug, Default)]
 pub(crate) struct Spill {
     /// The memtable that is being spilled, and up to which key it is.
-    done: Option<(u32, Vec<u8>)>,
+    pub(crate) done: Option<(u32, Vec<u8>)>,
     /// Where each level goes on giving.
     giving: Vec<Vec<u8>>,
     /// Inner nodes that are in memory only.
@@ -238,7 +238,9 @@ impl KreonEngine {
         let old = Old { address, span, born, died, blob };
         // The newer one may have come after the copy of the registry was made, and a view of the moment between.
         let may_need = |born, died| meeting.views.may_need(born, died);
-        if !self.keep_version(&mut self.candidates.lock(), key, old, may_need) && !word.is_tomb() {
+        let mut candidates = self.candidates.lock();
+        candidates.skipped(key, word);
+        if !self.keep_version(&mut candidates, key, old, may_need) && !word.is_tomb() {
             meeting.dead.push((word.address(), word.span()));
             meeting.blobs.extend(blob.map(|blob| (died, blob)));
         }
@@ -321,7 +323,10 @@ impl KreonEngine {
         guard: &Guard,
     ) -> Result<()> {
         let below = state.levels.get(level + 1).copied().unwrap_or_default();
-        if below.root.is_none() {
+        // The last level has no removals: none come into it, also when it was emptied.
+        let is_last = state.levels.iter().skip(level + 1).all(|lower| lower.root.is_none());
+        let was_last = state.levels.len() == level + 1;
+        if below.root.is_none() && (was_last || !is_last) {
             // Nothing is there: the roots move.
             let whole = state.levels[level];
             self.state.replace(guard, |now| {
@@ -335,9 +340,10 @@ impl KreonEngine {
         let (_, _, most) = self.sizes();
         spill.giving.resize_with(spill.giving.len().max(level + 1), Vec::new);
         let from = std::mem::take(&mut spill.giving[level]);
-        let (found, pairs_of, sources) = self.leaves_from(&state.levels[level], &from, most, guard)?;
+        let (found, mut pairs_of, sources) = self.leaves_from(state, level, &from, most, guard)?;
         let (Some(first), Some(last)) = (found.first(), found.last()) else { return Ok(()) };
         let mut meeting = self.meeting(views, state.levels.iter().skip(level + 2), Some(&sources), guard);
+        meeting.blobs = std::mem::take(&mut pairs_of.blobs);
         let pairs: Vec<Pair<'_>> = pairs_of.items.iter().map(|old| pairs_of.pair(old)).collect();
         let keys: Vec<&[u8]> = pairs.iter().map(|pair| pair.key).collect();
         let (leaves, _) = self.targets(&below, &keys, usize::MAX, guard)?;
@@ -360,12 +366,14 @@ impl KreonEngine {
     /// Some leaves of a level side by side, what of them still counts, and where that stands.
     fn leaves_from<'g>(
         &self,
-        level: &Level,
+        state: &State,
+        level: usize,
         from: &[u8],
         most: usize,
         guard: &'g Guard,
     ) -> Result<(Vec<Found>, Gathered, Sources<'g>)> {
         let (mut found, mut gathered, mut sources) = (Vec::new(), Gathered::default(), Sources::new());
+        let (above, level) = (&state.levels[..level], &state.levels[level]);
         let mut next = self.shelf.locate(level, Aim::At(from), guard)?;
         while let Some(leaf) = next.take() {
             let node = self.shelf.node(leaf.at, 0, guard)?.node();
@@ -373,7 +381,15 @@ impl KreonEngine {
                 let entry = node.entry(slot);
                 if !entry.is_tomb() {
                     let address = entry.address();
-                    let Some(there) = self.shelf.segment_of(address, node.stamp(), guard) else { continue };
+                    let Some(there) = self.shelf.segment_of(address, node.stamp(), guard) else {
+                        if entry.is_staged() {
+                            let mut key = Vec::new();
+                            node.key(slot, &mut key);
+                            let died = self.died_above(state, above, &key, entry.blob, guard)?;
+                            gathered.blobs.extend(died.map(|died| (died, entry.blob)));
+                        }
+                        continue;
+                    };
                     sources.insert(address.slot(), there);
                 }
                 gathered.add(&node, slot);
@@ -384,6 +400,41 @@ impl KreonEngine {
             found.push(leaf);
         }
         Ok((found, gathered, sources))
+    }
+
+    /// When a staged value of `key` died, whose record is gone from a level below `above`: none if something newer names it, as the
+    /// copy of the record does, or may do so. Nothing is frozen.
+    fn died_above(
+        &self,
+        state: &State,
+        above: &[Level],
+        key: &[u8],
+        blob: u64,
+        guard: &Guard,
+    ) -> Result<Option<Seq>> {
+        let hash = self.hash(key);
+        let mut died = None;
+        for memtable in state.memtables() {
+            let Some(place) = memtable.find(hash, key, guard) else { continue };
+            let version = memtable.version(place);
+            if version.word.is_staged() {
+                // One that is being moved or superseded just now has no number here.
+                let named = self.staged.lock().get(&version.word.address().bits()).copied();
+                if named.is_none_or(|named| named == blob) {
+                    return Ok(None);
+                }
+            }
+            died = died.or(Some(version.seq));
+        }
+        for level in above {
+            let Some(seen) = self.shelf.find(level, hash, key, guard)? else { continue };
+            if seen.entry.is_staged() && seen.entry.blob == blob {
+                return Ok(None);
+            }
+            died = died.or(Some(seen.newest));
+        }
+        // After the memtables: what these let go of for a view is here before.
+        Ok(died.filter(|_| !self.versions.names(&key.to_vec(), blob)))
     }
 
     /// Writes what a step has made and publishes it.

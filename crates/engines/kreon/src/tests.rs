@@ -7,12 +7,15 @@ use std::sync::Arc;
 use sheaf_base::blob::Blobs;
 use sheaf_base::disk::Disk;
 use sheaf_base::disk::sim::{Class, Failure, Fault, FaultPlan, SimDisk};
-use sheaf_base::engine::Engine;
+use sheaf_base::engine::{Engine, Hold};
 use sheaf_base::error::{Error, Result};
+use sheaf_base::frame::{FIRST, HEADER, Header, Kind, LAST, body_sum, span};
 use sheaf_base::ground::{Ground, Home};
-use sheaf_base::segment::Address;
+use sheaf_base::record::{Content, Record};
+use sheaf_base::segment::{Address, DATA_START, Identity, Segment};
+use sheaf_base::sync::atomic::Ordering;
 use sheaf_base::sync::epoch::{self, Guard};
-use sheaf_base::types::{KeyspaceId, Seq};
+use sheaf_base::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
 use sheaf_base::views::Views;
 
 use crate::cache::Frame;
@@ -30,8 +33,8 @@ impl Meet for Last {
     fn meet(&mut self, new: &Pair<'_>, _old: Option<(&Entry, u64, Seq)>) -> Result<Option<Entry>> {
         Ok((!new.entry.is_tomb()).then_some(new.entry))
     }
-    fn keep(&mut self, _old: &Entry, _stamp: u64) -> bool {
-        true
+    fn keep(&mut self, old: &Entry, _stamp: u64) -> Option<Entry> {
+        Some(*old)
     }
     fn is_last(&self) -> bool {
         false
@@ -120,6 +123,162 @@ fn a_spill_that_fails_on_its_way_loses_no_value_that_went_down_before() {
     assert!(engine.state(guard).frozen.is_none());
     assert_eq!(engine.accounts.blobs.lock().len(), keys.len(), "values that are let go");
     assert!(engine.staged.lock().is_empty());
+}
+
+/// An engine beside one segment of its log.
+fn engine_with_segment() -> (KreonEngine, Arc<Segment>) {
+    let disk = SimDisk::new();
+    let ground = ground_on(Arc::new(disk.clone()), Path::new("/db"), 1 << 22, true);
+    let (store, log, incarnation) = (StoreId(1), LogId::Flat, Incarnation(1));
+    let identity = Identity { store, log, id: SegmentId(3), stream: 0, incarnation, capacity: 1 << 16 };
+    let segment = Arc::new(Segment::create(&disk, Path::new("/db"), identity).unwrap());
+    assert_eq!(ground.segments.admit(&segment), Some(segment.slot()));
+    (KreonEngine::new(ground, KeyspaceId(1)), segment)
+}
+
+/// The active memtable says that of a key.
+fn say(engine: &KreonEngine, key: &[u8], word: Word, seq: u64) {
+    let (guard, hash) = (&epoch::pin(), engine.hash(key));
+    let active = &engine.state(guard).active;
+    let place = active.find(hash, key, guard).unwrap_or(0);
+    active.put(place, hash, key, Version { word, seq: Seq(seq) }, &engine.ground.memory, guard);
+}
+
+/// Everything goes down as far as it does.
+fn spill_all(engine: &KreonEngine) {
+    engine.freeze();
+    let views = Views::default().copy_as_of(Seq(1 << 20)); // of all commits, and none of them is looked at
+    while engine.step(&views).unwrap() {}
+}
+
+/// Version 1 of a key is in a level or frozen, and the cleaner has asked for it. Then commit 5 puts the key. What the engine says of
+/// the copy, with a view at 3 or without one, and what that view is shown then.
+fn overtaken(is_frozen: bool, has_view: bool) -> (bool, Vec<Address>) {
+    let (engine, segment) = engine_with_segment();
+    let record = Record { keyspace: KeyspaceId(1), key: b"k", content: Content::Put(&[7; 100]) };
+    let mut body = Vec::new();
+    record.encode(&mut body);
+    let (kind, flags, seq) = (Kind::Commit, FIRST | LAST, Seq(1));
+    let header = Header { check: 0, len: body.len(), kind, flags, seq, part: 0, parts: 1, gap: 0 };
+    let mut frame = vec![0; usize::try_from(span(body.len())).unwrap()];
+    frame[HEADER..HEADER + body.len()].copy_from_slice(&body);
+    segment.seed().seal(DATA_START, &header, body_sum(&body), &mut frame);
+    segment.file().write_at(DATA_START, &frame).unwrap();
+    segment.publish(DATA_START + frame.len() as u64);
+    let from = Address::new(segment.slot(), DATA_START);
+    let to = Address::new(9, DATA_START);
+    say(&engine, b"k", Word::put(from, frame.len() as u64, false), 1);
+    if is_frozen {
+        engine.freeze();
+    } else {
+        spill_all(&engine);
+    }
+    let guard = &epoch::pin();
+    assert_eq!(engine.hold_at(b"k", from, guard).unwrap(), Hold::Head);
+    if has_view {
+        // As a commit learns of it.
+        engine.oldest_view.store(3, Ordering::Release);
+        engine.newest_view.store(3, Ordering::Release);
+        engine.needed.store(5, Ordering::Release);
+    }
+    say(&engine, b"k", Word::put(Address::new(9, 4096), 128, false), 5);
+    let is_held = engine.repoint(b"k", from, to, guard);
+    (is_held, engine.versions.at(&b"k".to_vec(), Seq(3)))
+}
+
+#[test]
+fn a_version_superseded_while_it_is_moved_stays_for_a_view() {
+    for is_frozen in [false, true] {
+        assert_eq!(overtaken(is_frozen, true), (true, vec![Address::new(9, DATA_START)]), "{is_frozen}");
+        assert_eq!(overtaken(is_frozen, false), (false, vec![]), "{is_frozen}");
+    }
+}
+
+/// Sorted keys of which no value is staged.
+fn say_plain(engine: &KreonEngine, slot: u32, first: u8, numbers: std::ops::Range<u64>) {
+    for number in numbers {
+        let key = format!("{}{number:02}", char::from(first));
+        let address = Address::new(slot, DATA_START + 64 * number);
+        say(engine, key.as_bytes(), Word::put(address, 64, false), 10 + number);
+    }
+}
+
+/// A key with a staged value in the first level, whose segment is gone since.
+fn engine_with_a_dangling_value() -> (KreonEngine, Arc<Segment>) {
+    let (engine, segment) = engine_with_segment();
+    let address = Address::new(9, DATA_START);
+    engine.staged.lock().insert(address.bits(), 7);
+    engine.accounts.blobs.lock().insert(7);
+    say(&engine, b"z", Word::put(address, 64, true), 1);
+    spill_all(&engine);
+    (engine, segment)
+}
+
+#[test]
+fn a_staged_value_goes_though_its_leaf_was_written_anew_before_it_was_met() {
+    let (engine, segment) = engine_with_a_dangling_value();
+    say_plain(&engine, segment.slot(), b'a', 0..30);
+    say(&engine, b"z", Word::put(Address::new(segment.slot(), DATA_START), 64, false), 90);
+    spill_all(&engine);
+    assert!(engine.accounts.blobs.lock().is_empty());
+    assert_eq!(engine.count_keys().unwrap(), 31);
+}
+
+#[test]
+fn a_staged_value_goes_with_a_leaf_that_is_given_to_the_next_level() {
+    let (engine, segment) = engine_with_segment();
+    say_plain(&engine, segment.slot(), b'b', 0..80);
+    spill_all(&engine); // too many for the first level
+    let address = Address::new(9, DATA_START);
+    engine.staged.lock().insert(address.bits(), 7);
+    engine.accounts.blobs.lock().insert(7);
+    say(&engine, b"a", Word::put(address, 64, true), 1);
+    say_plain(&engine, segment.slot(), b'c', 0..50);
+    spill_all(&engine);
+    assert_eq!(engine.accounts.blobs.lock().len(), 1);
+    say_plain(&engine, segment.slot(), b'c', 50..80);
+    engine.freeze();
+    say(&engine, b"a", Word::put(Address::new(segment.slot(), DATA_START), 64, false), 200);
+    let views = Views::default().copy_as_of(Seq(1 << 20));
+    while engine.step(&views).unwrap() {}
+    assert!(engine.accounts.blobs.lock().is_empty());
+    assert_eq!(engine.count_keys().unwrap(), 161);
+}
+
+#[test]
+fn a_keyspace_dropped_in_the_midst_of_its_spill_leaves_the_accounts_of_others() {
+    let (engine, segment) = engine_with_segment();
+    say_plain(&engine, segment.slot(), b'a', 0..100);
+    segment.account(64 * 100 + 10_000); // of which so much is another keyspace's
+    engine.freeze();
+    assert!(engine.step(&Views::default().copy_as_of(Seq(1 << 20))).unwrap());
+    assert!(!engine.is_settled());
+    engine.drop_all();
+    assert_eq!(segment.live(), 10_000);
+}
+
+#[test]
+fn a_level_that_was_emptied_is_filled_without_removals() {
+    let (engine, segment) = engine_with_segment();
+    let remove = |first: char, count: u64| {
+        for number in 0..count {
+            say(&engine, format!("{first}{number:02}").as_bytes(), Word::tomb(), 200 + number);
+        }
+        spill_all(&engine);
+    };
+    let put = |first: u8, count: u64| {
+        say_plain(&engine, segment.slot(), first, 0..count);
+        spill_all(&engine);
+    };
+    put(b'b', 70);
+    put(b'c', 60);
+    assert_eq!(engine.count_keys().unwrap(), 130);
+    remove('c', 60);
+    assert_eq!(engine.count_keys().unwrap(), 70);
+    remove('b', 70);
+    assert_eq!(engine.count_keys().unwrap(), 0);
+    put(b'd', 40);
+    assert_eq!(engine.count_keys().unwrap(), 40);
 }
 
 fn next(x: &mut u64) -> u64 {

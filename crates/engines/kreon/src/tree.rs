@@ -309,6 +309,9 @@ impl Shelf {
         stamp: u64,
         guard: &'g Guard,
     ) -> Option<&'g Segment> {
+        if address == Address::NONE {
+            return None;
+        }
         let (life, id) = (stamp >> ID_BITS, stamp & ((1 << ID_BITS) - 1));
         let slot = address.slot();
         let segment = self.ground.segments.at(slot, guard)?;
