@@ -47,10 +47,14 @@ impl Candidates {
         }
     }
 
-    /// A memtable's `word` for `key` goes into the levels.
-    pub(crate) fn superseded(&mut self, key: &[u8], word: Word) {
-        if !self.heads.is_empty() && self.heads.get(key).is_some_and(|head| !word.is_at(head.address)) {
-            self.heads.remove(key);
+    /// A memtable's `version` of `key` goes into the levels. What it supersedes there is the newest no more: a view may need it, and the
+    /// cleaner may be about to move it.
+    pub(crate) fn superseded(&mut self, key: &[u8], version: Version) {
+        if self.heads.is_empty() || self.heads.get(key).is_none_or(|head| version.word.is_at(head.address)) {
+            return;
+        }
+        if let Some(head) = self.heads.remove(key) {
+            self.olds.insert(head.address.bits(), head.old(version.seq));
         }
     }
 }

@@ -177,7 +177,7 @@ impl KreonEngine {
                 continue;
             }
             let mut entry = self.entry_of(version, print_of(hash), &mut staged);
-            self.candidates.lock().superseded(key, version.word);
+            self.candidates.lock().superseded(key, version);
             let start = values.len();
             if self.add_small(key, version, guard, &mut values) {
                 entry = entry.with(entry.flags | INLINE);

@@ -151,9 +151,18 @@ fn spill_all(engine: &KreonEngine) {
     while engine.step(&views).unwrap() {}
 }
 
-/// Version 1 of a key is in a level or frozen, and the cleaner has asked for it. Then commit 5 puts the key. What the engine says of
-/// the copy, with a view at 3 or without one, and what that view is shown then.
-fn overtaken(is_frozen: bool, has_view: bool) -> (bool, Vec<Address>) {
+/// Where version 1 is when the cleaner asks for it, and how far commit 5 has come when it is moved.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Overtaken {
+    InLevel,
+    InFrozen,
+    /// In a level, and a spill with commit 5 is on its way there.
+    BySpill,
+}
+
+/// The cleaner has asked for version 1 of a key. Then commit 5 puts the key. What the engine says of the copy, with a view at 3 or
+/// without one, and what that view is shown then.
+fn overtaken(how: Overtaken, has_view: bool) -> (bool, Vec<Address>) {
     let (engine, segment) = engine_with_segment();
     let record = Record { keyspace: KeyspaceId(1), key: b"k", content: Content::Put(&[7; 100]) };
     let mut body = Vec::new();
@@ -168,10 +177,9 @@ fn overtaken(is_frozen: bool, has_view: bool) -> (bool, Vec<Address>) {
     let from = Address::new(segment.slot(), DATA_START);
     let to = Address::new(9, DATA_START);
     say(&engine, b"k", Word::put(from, frame.len() as u64, false), 1);
-    if is_frozen {
-        engine.freeze();
-    } else {
-        spill_all(&engine);
+    match how {
+        Overtaken::InFrozen => engine.freeze(),
+        _ => spill_all(&engine),
     }
     let guard = &epoch::pin();
     assert_eq!(engine.hold_at(b"k", from, guard).unwrap(), Hold::Head);
@@ -181,16 +189,21 @@ fn overtaken(is_frozen: bool, has_view: bool) -> (bool, Vec<Address>) {
         engine.newest_view.store(3, Ordering::Release);
         engine.needed.store(5, Ordering::Release);
     }
-    say(&engine, b"k", Word::put(Address::new(9, 4096), 128, false), 5);
+    let word = Word::put(Address::new(9, 4096), 128, false);
+    say(&engine, b"k", word, 5);
+    if how == Overtaken::BySpill {
+        engine.freeze();
+        engine.candidates.lock().superseded(b"k", Version { word, seq: Seq(5) });
+    }
     let is_held = engine.repoint(b"k", from, to, guard);
     (is_held, engine.versions.at(&b"k".to_vec(), Seq(3)))
 }
 
 #[test]
 fn a_version_superseded_while_it_is_moved_stays_for_a_view() {
-    for is_frozen in [false, true] {
-        assert_eq!(overtaken(is_frozen, true), (true, vec![Address::new(9, DATA_START)]), "{is_frozen}");
-        assert_eq!(overtaken(is_frozen, false), (false, vec![]), "{is_frozen}");
+    for how in [Overtaken::InLevel, Overtaken::InFrozen, Overtaken::BySpill] {
+        assert_eq!(overtaken(how, true), (true, vec![Address::new(9, DATA_START)]), "{how:?}");
+        assert_eq!(overtaken(how, false), (false, vec![]), "{how:?}");
     }
 }
 
