@@ -31,6 +31,17 @@ pub(crate) enum Failure {
     Unread,
 }
 
+/// A verdict, whatever became of what was said about it: that nobody reads on is no matter, and what else went wrong is told.
+pub(crate) fn rule(verdict: Result, told: Result) -> Result {
+    match (verdict, told) {
+        (Err(verdict), Err(failure)) => {
+            crate::complain(&failure);
+            Err(verdict)
+        }
+        (verdict, told) => verdict.and(told),
+    }
+}
+
 impl Failure {
     /// The exit code. The list is in the help (`args::EXIT_CODES`).
     pub(crate) fn code(&self) -> u8 {

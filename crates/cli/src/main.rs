@@ -67,7 +67,7 @@ fn run(verb: Verb) -> Result {
     }
 }
 
-fn complain(failure: &Failure) {
+pub(crate) fn complain(failure: &Failure) {
     if let Some(message) = failure.message() {
         anstream::eprintln!("{CAUTION}sheaf:{CAUTION:#} {message}");
     }

@@ -40,6 +40,7 @@ pub fn restore(
         }
     };
     if !tree.is_alone(LOCK)? {
+        let _ = disk.remove(&to.join(LOCK)); // while it is held
         return Err(not_empty(to));
     }
     let mut forward = watcher.map(|watcher| move |progress| watcher(progress));

@@ -9,8 +9,8 @@
 //!    child that lives on with its copy does not keep a closed database locked; a child never does,
 //!    which would release the parent's. While a child has not closed its copy, the lock outlives
 //!    a parent that dies without closing.
-//! 2. The lock file is never removed: who locks a removed file excludes nobody. Whoever got the
-//!    lock of a file that lost its name meanwhile tries again with the one that has it.
+//! 2. The lock file of a database is never removed: who locks a removed file excludes nobody. Whoever got the
+//!    lock of a file that lost its name meanwhile, as that of a directory that became no database, tries again with the one that has it.
 //! 3. The process id in the file is for people. It is written after the lock is taken and never
 //!    cleared, so it means something only while an exclusive owner holds the lock.
 //! 4. Behind it stands a number that no other taking of the lock has, written before the owner does anything else:

@@ -17,7 +17,7 @@ use sheaf::{
 };
 
 use crate::args::{Chosen, Target};
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Result, rule};
 use crate::notation::{many, size};
 use crate::output::{Watch, pair_bar, stdout, time, written};
 
@@ -114,7 +114,7 @@ fn estimate(args: &Convert) -> Result {
         true => Err(Failure::Database(Error::NoSpace { path: args.target.place.database.clone() })),
         false => Ok(()),
     };
-    verdict.and(tell(args, &estimate, keyspace.engine(), seconds)) // whoever reads it or not
+    rule(verdict, tell(args, &estimate, keyspace.engine(), seconds))
 }
 
 fn tell(args: &Convert, estimate: &Estimate, from: &str, seconds: Option<f64>) -> Result {

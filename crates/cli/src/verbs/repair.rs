@@ -21,7 +21,7 @@ use clap::Args;
 use serde_json::json;
 use sheaf::{Database, Fate, Harm, KeyspaceRepair, RepairFinding, RepairOptions, RepairReport};
 
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Result, rule};
 use crate::notation::parse_size;
 use crate::notation::{self, escape, many};
 use crate::output::{Watch, byte_bar, stdout, time};
@@ -66,8 +66,9 @@ pub(crate) fn run(args: &Repair) -> Result {
     let done = done?;
     report.damages(&done);
     let verdict = if done.is_whole() { Ok(()) } else { Err(Failure::Lossy) };
-    let told = report.end().and_then(|()| summarize(args, &done, &watch));
-    verdict.and(told) // whoever reads it or not
+    let listed = report.end();
+    let told = summarize(args, &done, &watch);
+    rule(verdict, listed.and(told))
 }
 
 /// Where the report goes: a file, or stdout. The first error stops it, and is told at its end.

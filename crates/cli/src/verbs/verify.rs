@@ -13,7 +13,7 @@ use serde_json::json;
 use sheaf::{Database, Error, Keyspace, Owner, VerifyReport};
 
 use crate::args::Report;
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Result, rule};
 use crate::notation::{escape, many, size};
 use crate::output::{CAUTION, GOOD, NAME, Watch, on_stdout, spinner, stdout, time};
 
@@ -56,7 +56,7 @@ pub(crate) fn run(args: &Report) -> Result {
         0 => Ok(()),
         damages => Err(Failure::Damage(damages as u64)),
     };
-    verdict.and(tell(args, &report, &findings, &watch)) // whoever reads it or not
+    rule(verdict, tell(args, &report, &findings, &watch))
 }
 
 fn tell(args: &Report, report: &VerifyReport, findings: &[Finding], watch: &Watch) -> Result {

@@ -96,6 +96,10 @@ fn a_reader_that_leaves_changes_no_verdict() {
     sandbox.write(path.to_str().expect("UTF-8"), &bytes);
     assert_eq!(unread(&sandbox, &["verify", "db"]), Some(3));
     assert_eq!(unread(&sandbox, &["repair", "db", "new"]), Some(3));
+    // What could not be said for another reason is told beside it.
+    let ran = sandbox.run(&["repair", "db", "newer", "--report", "/dev/full"]).exits(3);
+    let said = ran.stderr();
+    assert!(said.contains("/dev/full") && said.contains("salvaged"), "{said}");
 }
 
 #[test]

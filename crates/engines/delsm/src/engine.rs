@@ -495,9 +495,11 @@ impl Engine for DelsmEngine {
     }
 
     fn blobs(&self, out: &mut Vec<u64>) -> Result<()> {
+        // In this order: what leaves the state goes to what waits to be removed.
+        let named = self.staged_blobs(out);
         out.extend(self.ingested.lock().iter().copied());
         out.extend(self.work.lock().adopted());
-        self.staged_blobs(out)
+        named
     }
 
     fn ingest(self: Arc<Self>, seq: Seq) -> Result<Option<Box<dyn Ingest>>> {

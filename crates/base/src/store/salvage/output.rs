@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::open::{Space, damage};
 use super::report::{Fate, KeyspaceRepair, RepairFinding, RepairOptions, RepairProgress};
 use crate::clock::Clock;
-use crate::disk::{Disk, Locked, Share, create_dirs, remove_tree};
+use crate::disk::{Disk, Entry, Locked, Share, create_dirs, remove_tree};
 use crate::engine::EngineFactory;
 use crate::error::{Error, IoContext, Result};
 use crate::store::close::LOCK;
@@ -48,30 +48,38 @@ enum Ours {
 }
 
 impl Target {
-    /// `dir`, which must not be there, or be empty.
+    /// `dir`, which must not be there, or be empty but for a lock that nobody holds.
     pub(super) fn claim(disk: &Arc<dyn Disk>, dir: &Path) -> Result<Target> {
         let not_empty = || {
             let why = format!("{} is not empty", dir.display());
             Err(Error::Invalid { what: "target", why })
         };
+        // A lock may be left of one who was killed.
+        let is_free = |entries: &[Entry]| entries.iter().all(|entry| entry.name == LOCK);
         let was_there = match disk.list(dir) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => false,
-            entries if entries.as_ref().is_ok_and(Vec::is_empty) => true,
-            entries => {
-                entries.during("list", dir)?;
-                return not_empty();
-            }
+            entries => match is_free(&entries.during("list", dir)?) {
+                true => true,
+                false => return not_empty(),
+            },
         };
         create_dirs(&**disk, dir)?;
-        let lock = match disk.lock(&dir.join(LOCK), Share::Exclusive).during("lock", dir)? {
-            Locked::Held(lock) => lock,
-            Locked::Busy(pid) => return Err(Error::Locked { path: dir.to_path_buf(), pid, no_door: false }),
+        let lock = match disk.lock(&dir.join(LOCK), Share::Exclusive).during("lock", dir) {
+            Ok(Locked::Held(lock)) => lock,
+            Ok(Locked::Busy(pid)) => {
+                return Err(Error::Locked { path: dir.to_path_buf(), pid, no_door: false });
+            }
+            Err(error) => {
+                if !was_there {
+                    let _ = disk.remove_dir(dir);
+                }
+                return Err(error);
+            }
         };
+        let ours = Ours::Lock(lock);
+        let target = Target { disk: Arc::clone(disk), dir: dir.to_path_buf(), was_there, ours };
         // Somebody may have come and gone since a moment ago.
-        if disk.list(dir).during("list", dir)?.iter().any(|entry| entry.name != LOCK) {
-            return not_empty();
-        }
-        Ok(Target { disk: Arc::clone(disk), dir: dir.to_path_buf(), was_there, ours: Ours::Lock(lock) })
+        if is_free(&disk.list(dir).during("list", dir)?) { Ok(target) } else { not_empty() }
     }
 
     /// Has `open` make a database of it.
@@ -309,9 +317,18 @@ mod tests {
         let disk: Arc<dyn Disk> = Arc::new(SimDisk::new());
         let target = claim(&disk);
         assert!(matches!(disk.lock(Path::new("/new/LOCK"), Share::Exclusive), Ok(Locked::Busy(_))));
-        assert!(matches!(Target::claim(&disk, Path::new("/new")), Err(Error::Invalid { .. })));
+        assert!(matches!(Target::claim(&disk, Path::new("/new")), Err(Error::Locked { .. })));
         drop(target);
         assert!(disk.list(Path::new("/new")).is_err(), "it was not there before");
+    }
+
+    #[test]
+    fn the_lock_of_one_who_was_killed_is_no_obstacle() {
+        let disk: Arc<dyn Disk> = Arc::new(SimDisk::new());
+        disk.create_dir(Path::new("/new")).unwrap();
+        disk.open(Path::new("/new/LOCK"), How::Create).unwrap();
+        drop(claim(&disk));
+        assert!(names(&disk).is_empty());
     }
 
     #[test]
