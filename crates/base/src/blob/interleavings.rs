@@ -44,13 +44,17 @@ fn read(blobs: &Blobs, blob: &BlobRef, byte: u8) {
 /// Who gives up a value has let go of what a close waits for: the scheduler refuses whoever takes it twice.
 #[test]
 fn a_value_that_could_not_be_written_is_given_up() {
-    explore(1, || {
+    explore(100, || {
         let disk = SimDisk::new();
         let blobs = blobs_on(&disk);
         put(&blobs, 1);
         disk.set_faults(Fault::new(Class::Write, Failure::NoSpace));
+        let closing = {
+            let blobs = Arc::clone(&blobs);
+            thread::spawn(move || blobs.close())
+        };
         assert!(blobs.stage(&[2; LEN]).is_err());
-        blobs.close();
+        closing.join().unwrap();
     });
 }
 

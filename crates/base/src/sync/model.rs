@@ -42,6 +42,7 @@ pub fn explore(schedules: u64, scenario: impl Fn() + Clone + Send + Sync + 'stat
     let mut done =
         Runner::new(RandomScheduler::new_from_seed(seed, half), config.clone()).run(scenario.clone());
     done += Runner::new(PctScheduler::new_from_seed(seed, DEPTH, half), config).run(scenario);
+    assert!(done > 0, "nothing was played");
     println!("{done} schedules");
 }
 
