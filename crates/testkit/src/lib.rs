@@ -13,7 +13,7 @@
 //! | `model_suite` | a million operations against a map |
 //! | `crash_suite` | 75,000 crash states in nine families |
 //! | `kill_suite` | 500 processes killed |
-//! | `fault_suite` | every call of a workload of 110 to 300 operations, in every way |
+//! | `fault_suite` | calls of a workload of 50 to 300 operations, in every way: all of them, of `flat` each fifth, of the ledger each second |
 //! | `corruption_suite` | 70,000 damages in five states of its life |
 //! | `repair_suite` | repairs of damaged databases, each compared with what there was |
 //! | `linear_suite` | 100,000 operations of real threads, with cuts |

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::manifest::{Entry, Manifest, ManifestWriter, NAME, Stored, UNBORN};
-use super::tree::{Range, Tree, not_empty, open};
+use super::tree::{Range, Tree, open};
 use super::{APART, BackupOptions, BackupPhase, BackupReport, Meter};
-use crate::disk::{Disk, File, How};
+use crate::disk::{Disk, File, How, not_empty};
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::ground::Home;
 use crate::own::{OwnFile, OwnFiles, Source};
@@ -66,10 +66,7 @@ pub(crate) fn back_up(store: &Arc<Store>, dir: &Path, options: BackupOptions<'_>
             return Err(error);
         }
     };
-    if !tree.is_alone(UNBORN)? {
-        let _ = disk.remove(&dir.join(UNBORN));
-        return Err(not_empty(dir));
-    }
+    tree.check_alone(UNBORN)?;
     let meter = Meter { phase: BackupPhase::Copying, done: 0, total: 0, watcher };
     let report = BackupReport { seq: still.seq().0, ..BackupReport::default() };
     let mut copier = Copier { disk, store, tree, manifest, base, meter, report };

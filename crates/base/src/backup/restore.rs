@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::manifest::{Entry, Manifest, Stored};
-use super::tree::{Range, Tree, not_empty, open};
+use super::tree::{Range, Tree, open};
 use super::{APART, BackupPhase, BackupReport, Meter, Watcher};
 use crate::disk::{Disk, How, Locked, Share};
 use crate::error::{Damage, Error, IoContext, Result};
@@ -39,10 +39,7 @@ pub fn restore(
             return Err(error);
         }
     };
-    if !tree.is_alone(LOCK)? {
-        let _ = disk.remove(&to.join(LOCK)); // while it is held
-        return Err(not_empty(to));
-    }
+    tree.check_alone(LOCK)?; // which is held
     let mut forward = watcher.map(|watcher| move |progress| watcher(progress));
     let watcher: Option<&mut Watcher<'_>> = forward.as_mut().map(|forward| forward as &mut Watcher<'_>);
     let mut meter = Meter { phase: BackupPhase::Copying, done: 0, total: 0, watcher };

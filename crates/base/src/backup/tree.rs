@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{Meter, PIECE};
-use crate::disk::{Disk, File, How, Volume, create_dirs, remove_tree};
+use crate::disk::{Disk, File, How, Volume, check_free, create_dirs, remove_tree};
 use crate::error::{Damage, Error, IoContext, Result};
 
 /// What is written goes on its way after so many bytes.
@@ -42,14 +42,7 @@ pub(super) struct Range<'a> {
 impl<'a> Tree<'a> {
     /// Begins to fill `root`, which must not be there, or be empty.
     pub(super) fn begin(disk: &'a dyn Disk, root: &Path) -> Result<Tree<'a>> {
-        let was_there = match disk.list(root) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => false,
-            entries if entries.as_ref().is_ok_and(Vec::is_empty) => true,
-            entries => {
-                entries.during("list", root)?;
-                return Err(not_empty(root));
-            }
-        };
+        let was_there = check_free(disk, root, None)?;
         create_dirs(disk, root)?;
         Ok(Tree {
             disk,
@@ -61,10 +54,14 @@ impl<'a> Tree<'a> {
         })
     }
 
-    /// Whether there is nothing in it but `own`, which says that it is taken: somebody may have come and gone before that was there.
-    pub(super) fn is_alone(&self, own: &str) -> Result<bool> {
-        let entries = self.disk.list(&self.root).during("list", &self.root)?;
-        Ok(entries.iter().all(|entry| entry.name == own))
+    /// Looks once more, now that `own` says that it is taken: somebody may have come and gone before. Then `own` goes, and what they left
+    /// stays.
+    pub(super) fn check_alone(&self, own: &str) -> Result<()> {
+        let looked = check_free(self.disk, &self.root, Some(own));
+        if looked.is_err() {
+            let _ = self.disk.remove(&self.root.join(own));
+        }
+        looked.map(drop)
     }
 
     /// The directory.
@@ -185,11 +182,6 @@ fn read_all(
         at += len as u64;
     }
     Ok(sum)
-}
-
-/// The error for a directory that may not be filled.
-pub(super) fn not_empty(dir: &Path) -> Error {
-    Error::Invalid { what: "target", why: format!("{} is not empty", dir.display()) }
 }
 
 /// Opens a file that must be there.

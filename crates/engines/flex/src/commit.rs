@@ -186,10 +186,9 @@ impl FlexEngine {
         let index = table.publish(&self.shelf, guard);
         self.note_room(&table);
         self.state.replace(guard, |now| State {
-            active: Arc::clone(&now.active),
             frozen: now.frozen.clone().filter(|_| !is_done),
             index,
-            joined: now.joined,
+            ..now.clone()
         });
         if is_done {
             self.memtable_gone(frozen);
@@ -226,12 +225,7 @@ impl FlexEngine {
         if is_behind {
             // Our own view would keep what garbage collection has emptied.
             let index = table.publish(&self.shelf, guard);
-            self.state.replace(guard, |now| State {
-                active: Arc::clone(&now.active),
-                frozen: now.frozen.clone(),
-                index,
-                joined: now.joined,
-            });
+            self.state.replace(guard, |now| State { index, ..now.clone() });
         }
         self.note_room(table);
         let more = more? || is_behind;

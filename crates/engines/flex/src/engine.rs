@@ -421,8 +421,7 @@ impl Engine for FlexEngine {
         self.state.replace(guard, |now| State {
             active: Arc::new(fresh),
             frozen: Some(Arc::clone(&now.active)),
-            index: Arc::clone(&now.index),
-            joined: now.joined,
+            ..now.clone()
         });
     }
 
@@ -588,7 +587,7 @@ impl Engine for FlexEngine {
             active: Arc::new(fresh),
             frozen: None,
             index,
-            joined: now.joined,
+            ..now.clone()
         });
         self.set_moved();
         if let Some(home) = &self.shelf.ground.home

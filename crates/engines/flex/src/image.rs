@@ -175,10 +175,9 @@ impl FlexEngine {
         }
         self.memtable_gone(frozen);
         self.state.replace(guard, |now| State {
-            active: Arc::clone(&now.active),
             frozen: None,
-            index: Arc::clone(&now.index),
             joined: now.joined + 1, // with all of it there: who has a lane from before looks again
+            ..now.clone()
         });
         self.forget(&keep.dead);
     }
@@ -292,12 +291,7 @@ impl FlexEngine {
         self.blobs.lock().extend(table.blobs.iter().copied());
         let index = table.publish(&self.shelf, guard);
         self.note_room(table);
-        self.state.replace(guard, |now| State {
-            active: Arc::clone(&now.active),
-            frozen: None,
-            index,
-            joined: now.joined,
-        });
+        self.state.replace(guard, |now| State { frozen: None, index, ..now.clone() });
     }
 }
 

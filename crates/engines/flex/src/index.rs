@@ -73,7 +73,7 @@ pub(crate) struct Index {
 }
 
 /// One moment of a keyspace.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct State {
     pub(crate) active: Arc<Memtable>,
     pub(crate) frozen: Option<Arc<Memtable>>,

@@ -22,6 +22,7 @@ use crate::cache::Frame;
 use crate::change::{Change, Made, Meet};
 use crate::engine::KreonEngine;
 use crate::look::print_of;
+use crate::mapping::step_of;
 use crate::memtable::{Version, Word};
 use crate::node::{Entry, INLINE, MOST_INLINE, Pair};
 use crate::tree::{Aim, Level, Shelf};
@@ -105,11 +106,7 @@ fn a_spill_that_fails_on_its_way_loses_no_value_that_went_down_before() {
     let guard = &epoch::pin();
     let keys: Vec<Vec<u8>> = (0..100_u64).map(|number| number.to_be_bytes().to_vec()).collect();
     for (number, key) in (1..).zip(&keys) {
-        let (address, blob) = (Address::new(1, number * 64), 1000 + number);
-        let version = Version { word: Word::put(address, 64, true), seq: Seq(number) };
-        engine.staged.lock().insert(address.bits(), blob);
-        engine.accounts.blobs.lock().insert(blob);
-        engine.state(guard).active.put(0, engine.hash(key), key, version, &engine.ground.memory, guard);
+        say_staged(&engine, key, Address::new(1, number * 64), 1000 + number, number);
     }
     engine.freeze();
     let views = Views::default();
@@ -142,6 +139,13 @@ fn say(engine: &KreonEngine, key: &[u8], word: Word, seq: u64) {
     let active = &engine.state(guard).active;
     let place = active.find(hash, key, guard).unwrap_or(0);
     active.put(place, hash, key, Version { word, seq: Seq(seq) }, &engine.ground.memory, guard);
+}
+
+/// The active memtable has a key whose value is staged.
+fn say_staged(engine: &KreonEngine, key: &[u8], address: Address, blob: u64, seq: u64) {
+    engine.staged.lock().insert(address.bits(), blob);
+    engine.accounts.blobs.lock().insert(blob);
+    say(engine, key, Word::put(address, 64, true), seq);
 }
 
 /// Everything goes down as far as it does.
@@ -216,20 +220,11 @@ fn say_plain(engine: &KreonEngine, slot: u32, first: u8, numbers: std::ops::Rang
     }
 }
 
-/// A key with a staged value in the first level, whose segment is gone since.
-fn engine_with_a_dangling_value() -> (KreonEngine, Arc<Segment>) {
-    let (engine, segment) = engine_with_segment();
-    let address = Address::new(9, DATA_START);
-    engine.staged.lock().insert(address.bits(), 7);
-    engine.accounts.blobs.lock().insert(7);
-    say(&engine, b"z", Word::put(address, 64, true), 1);
-    spill_all(&engine);
-    (engine, segment)
-}
-
 #[test]
 fn a_staged_value_goes_though_its_leaf_was_written_anew_before_it_was_met() {
-    let (engine, segment) = engine_with_a_dangling_value();
+    let (engine, segment) = engine_with_segment();
+    say_staged(&engine, b"z", Address::new(9, DATA_START), 7, 1); // in a segment that is gone
+    spill_all(&engine);
     say_plain(&engine, segment.slot(), b'a', 0..30);
     say(&engine, b"z", Word::put(Address::new(segment.slot(), DATA_START), 64, false), 90);
     spill_all(&engine);
@@ -242,10 +237,7 @@ fn a_staged_value_goes_with_a_leaf_that_is_given_to_the_next_level() {
     let (engine, segment) = engine_with_segment();
     say_plain(&engine, segment.slot(), b'b', 0..80);
     spill_all(&engine); // too many for the first level
-    let address = Address::new(9, DATA_START);
-    engine.staged.lock().insert(address.bits(), 7);
-    engine.accounts.blobs.lock().insert(7);
-    say(&engine, b"a", Word::put(address, 64, true), 1);
+    say_staged(&engine, b"a", Address::new(9, DATA_START), 7, 1);
     say_plain(&engine, segment.slot(), b'c', 0..50);
     spill_all(&engine);
     assert_eq!(engine.accounts.blobs.lock().len(), 1);
@@ -442,14 +434,8 @@ fn play(tiny: bool, range: u64, rounds: u64, batch: u64) {
 /// A level of so many keys, with nothing in memory.
 fn cold(keys: &[Vec<u8>], budget: u64) -> (Arc<Shelf>, Level) {
     let shelf = shelf_on(Arc::new(SimDisk::new()), Path::new("/db"), budget, false);
-    let pairs: Vec<Pair<'_>> = (1..)
-        .zip(keys)
-        .map(|(number, key): (u64, _)| {
-            let entry = Entry::put(Address::from_bits(number * 8), 64, print_of(shelf.hash(key)), 0, 0);
-            Pair { key, entry, newest: Seq(1), value: &[] }
-        })
-        .collect();
-    let level = step(&shelf, &Level::default(), &pairs, None);
+    let numbered: Vec<(Vec<u8>, u64)> = keys.iter().cloned().zip(1..).collect();
+    let (level, _) = step_of(&shelf, &Level::default(), &numbered, None);
     shelf.cache.clear(&epoch::pin());
     (shelf, level)
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::open::{Space, damage};
 use super::report::{Fate, KeyspaceRepair, RepairFinding, RepairOptions, RepairProgress};
 use crate::clock::Clock;
-use crate::disk::{Disk, Entry, Locked, Share, create_dirs, remove_tree};
+use crate::disk::{Disk, Locked, Share, check_free, create_dirs, not_empty, remove_tree};
 use crate::engine::EngineFactory;
 use crate::error::{Error, IoContext, Result};
 use crate::store::close::LOCK;
@@ -50,19 +50,7 @@ enum Ours {
 impl Target {
     /// `dir`, which must not be there, or be empty but for a lock that nobody holds.
     pub(super) fn claim(disk: &Arc<dyn Disk>, dir: &Path) -> Result<Target> {
-        let not_empty = || {
-            let why = format!("{} is not empty", dir.display());
-            Err(Error::Invalid { what: "target", why })
-        };
-        // A lock may be left of one who was killed.
-        let is_free = |entries: &[Entry]| entries.iter().all(|entry| entry.name == LOCK);
-        let was_there = match disk.list(dir) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => false,
-            entries => match is_free(&entries.during("list", dir)?) {
-                true => true,
-                false => return not_empty(),
-            },
-        };
+        let was_there = check_free(&**disk, dir, Some(LOCK))?; // which may be left of one who was killed
         create_dirs(&**disk, dir)?;
         let lock = match disk.lock(&dir.join(LOCK), Share::Exclusive).during("lock", dir) {
             Ok(Locked::Held(lock)) => lock,
@@ -78,8 +66,8 @@ impl Target {
         };
         let ours = Ours::Lock(lock);
         let target = Target { disk: Arc::clone(disk), dir: dir.to_path_buf(), was_there, ours };
-        // Somebody may have come and gone since a moment ago.
-        if is_free(&disk.list(dir).during("list", dir)?) { Ok(target) } else { not_empty() }
+        check_free(&**disk, dir, Some(LOCK))?; // somebody may have come and gone since a moment ago
+        Ok(target)
     }
 
     /// Has `open` make a database of it.
@@ -141,8 +129,7 @@ impl<'a, 'o> Output<'a, 'o> {
     ) -> Result<Output<'a, 'o>> {
         let store = Store::open(dir, options, Arc::clone(disk), Arc::clone(clock), factories.to_vec())?;
         if !store.keyspaces().is_empty() {
-            let why = format!("{} is not empty", dir.display());
-            return Err(Error::Invalid { what: "target", why });
+            return Err(not_empty(dir));
         }
         let of_space = |space: &Space| KeyspaceRepair {
             name: space.name.clone(),
