@@ -1,7 +1,7 @@
 //! # Clock: the only place that reads the time
 //!
-//! The database uses time for two things only: to pace background work ([`Clock::now`]) and to
-//! stamp a file for people ([`Clock::unix_seconds`]). No correctness hangs on either.
+//! The database uses time for three things only: to pace background work ([`Clock::now`]), to
+//! stamp a file for people ([`Clock::unix_seconds`]), and to compare what files cost the processor. No correctness hangs on any.
 
 #![expect(clippy::disallowed_methods, reason = "this is the clock")]
 
@@ -31,6 +31,12 @@ impl Clock for SystemClock {
     fn unix_seconds(&self) -> u64 {
         SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
     }
+}
+
+/// What the calling thread has taken of the processor so far.
+pub(crate) fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
 }
 
 /// A clock that stands still until it is told to go on. For tests.

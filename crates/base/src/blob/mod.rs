@@ -16,8 +16,8 @@
 //!
 //! Directories lie far from each other on the device, where their names say, and names are never used again, nor by another
 //! database: creating files where many were removed a moment ago is up to thirty times slower (`Disk::spread`; with the same
-//! names, a database made where another was just removed took 1.2 thousand values of 64 KiB a second). One goes with its last
-//! file.
+//! names, a database made where another was just removed took 1.2 thousand values of 64 KiB a second). One in which it is slow all
+//! the same gets no more files (`sites`). One goes with its last file.
 //!
 //! Number, length and checksum stand in the record, and guard against a foreign file as well as a header would: a value
 //! of another length or sum is damage. So an engine may *adopt* a staged file: give it a name of its own
@@ -37,11 +37,13 @@ mod chunks;
 #[cfg(all(test, shuttle))]
 mod interleavings;
 mod place;
+mod sites;
 mod slots;
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use crate::disk::{Disk, File, How, Volume, set_len_anew};
 use crate::error::{Damage, Error, IoContext, Result};
@@ -51,6 +53,7 @@ use crate::types::StoreId;
 use crate::value::{Pieces, Stored, Sums, ValueFile};
 use chunks::Table;
 use place::{Layout, Place};
+use sites::Sites;
 
 pub(crate) use chunks::Pin;
 
@@ -159,12 +162,20 @@ pub struct StagedStats {
 }
 
 /// What is known of the directories.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Dirs {
     /// Files in them: those made in this life, and those that were listed.
     counts: HashMap<u64, u64>,
     /// The device may not have their names.
     unnamed: HashSet<u64>,
+    sites: Sites,
+}
+
+impl Dirs {
+    /// None, for so many files each.
+    fn new(files: u64) -> Dirs {
+        Dirs { counts: HashMap::new(), unnamed: HashSet::new(), sites: Sites::new(files) }
+    }
 }
 
 /// Staged files of commits the device does not have.
@@ -223,7 +234,7 @@ impl Blobs {
             many,
             dir_bits,
             salt: u32::try_from(store.0 & u128::from(u32::MAX)).unwrap_or(0),
-            dirs: Mutex::default(),
+            dirs: Mutex::new(Dirs::new(1 << dir_bits)),
             files: AtomicU64::new(0),
             left: Mutex::default(),
             store,
@@ -333,7 +344,7 @@ impl Blobs {
     fn create(&self, id: u64, kind: &str) -> Result<Arc<dyn File>> {
         self.volume();
         let path = self.file_path(id, kind);
-        let mut file = self.disk.open(&path, How::Create);
+        let mut file = self.create_timed(id, &path);
         if file.as_ref().is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound) {
             // Another life, which ended or began beside this one, found the directory empty and removed it.
             let mut dirs = self.dirs.lock();
@@ -348,6 +359,24 @@ impl Blobs {
             self.note_gone(id);
         }
         file
+    }
+
+    /// Makes the file, and of some takes the time.
+    fn create_timed(&self, id: u64, path: &Path) -> std::io::Result<Arc<dyn File>> {
+        let began = if sites::is_timed(id) { self.disk.cpu_time() } else { None };
+        let file = self.disk.open(path, How::Create)?;
+        if let Some(took) = began.and_then(|began| Some(self.disk.cpu_time()?.saturating_sub(began))) {
+            self.note_made(id, took);
+        }
+        Ok(file)
+    }
+
+    /// Making the file of `id` took so long: if that was too long, no more files are made in its directory.
+    fn note_made(&self, id: u64, took: Duration) {
+        let (dir, mut dirs) = (self.dir_of(id), self.dirs.lock());
+        if self.dir_of(self.next()) == dir && dirs.sites.is_bad(took) {
+            self.next.store((dir + 1) << self.dir_bits, Ordering::Relaxed);
+        }
     }
 
     /// A new number, counted in its directory, which is there.

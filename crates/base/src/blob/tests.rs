@@ -38,6 +38,32 @@ fn disk() -> SimDisk {
 }
 
 #[test]
+fn a_directory_in_which_files_are_slow_gets_no_more_of_them() {
+    let disk = disk();
+    let blobs = Blobs::new(Arc::new(disk.clone()), PathBuf::from("/db"), 1, StoreId::default(), false);
+    let mut made: Vec<Staged> = Vec::new();
+    let mut make = |count: usize, micros: u64| {
+        for _ in 0..count {
+            let staged = blobs.begin().unwrap();
+            assert!(made.last().is_none_or(|before| before.blob.id < staged.blob.id), "numbers only go up");
+            blobs.note_made(staged.blob.id, Duration::from_micros(micros));
+            made.push(staged);
+        }
+        made.last().map(|staged| staged.blob.id)
+    };
+    assert_eq!(make(10, 10), Some(10), "quick");
+    assert_eq!(make(2, 400), Some(12), "and no more");
+    assert_eq!(make(2, 400), Some(4097), "slow again");
+    assert_eq!(make(2, 10), Some(2 * 4096 + 1));
+    let dirs = || disk.list(Path::new("/db")).unwrap().len();
+    assert_eq!(dirs(), 3);
+    made.truncate(14);
+    assert_eq!(dirs(), 3, "the last one may get more");
+    made.clear();
+    assert_eq!(dirs(), 1, "one that was left goes with its last file");
+}
+
+#[test]
 fn numbers_of_slots_never_repeat_over_lives() {
     let disk = disk();
     let (mut seen, mut live) = (HashSet::new(), Vec::new());

@@ -32,6 +32,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::error::{Error, IoContext, Result};
 
@@ -125,6 +126,11 @@ pub trait Disk: fmt::Debug + Send + Sync {
     /// after many were removed, but for directories that land elsewhere.)
     fn spread(&self, dir: &Path) {
         let _ = dir;
+    }
+    /// What the calling thread has taken of the processor so far, to compare what operations cost. None where they are not to be
+    /// compared.
+    fn cpu_time(&self) -> Option<Duration> {
+        None
     }
 }
 

@@ -22,12 +22,14 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, Dir, FallocateFlags, FileType, Mode, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use super::mapping::{Mapping, Stored};
 use super::{Disk, Entry, File, How, Locked, Share, Volume, flock, sigbus, write_zeros};
+use crate::clock;
 
 /// The machine's file systems. Paths are those of the process.
 #[derive(Clone, Copy, Debug, Default)]
@@ -145,6 +147,10 @@ impl Disk for RealDisk {
         {
             let _ = rustix::fs::ioctl_setflags(&fd, flags | rustix::fs::IFlags::TOPDIR);
         }
+    }
+
+    fn cpu_time(&self) -> Option<Duration> {
+        Some(clock::cpu_time())
     }
 }
 

@@ -14,7 +14,7 @@ use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::Seq;
 
 use crate::engine::DelsmEngine;
-use crate::lanes::{Lane, MemLane, Seen, TableLane, Way, next_of};
+use crate::lanes::{Front, Lane, MemLane, Seen, TableLane, Way};
 use crate::list::What;
 use crate::tree::{State, Table};
 
@@ -36,21 +36,17 @@ enum Value {
     Elsewhere,
 }
 
-struct Row {
-    /// Where its key ends; it begins where that of the row before ends.
-    key_end: usize,
-    value: Value,
-}
-
 /// Walks a range.
 pub(crate) struct DelsmCursor {
     engine: Arc<DelsmEngine>,
     at: Seq,
     bounds: Bounds,
     want: Want,
-    rows: Vec<Row>,
-    /// The keys of the rows.
+    /// The keys of the rows, and where each ends.
     keys: Vec<u8>,
+    ends: Vec<usize>,
+    /// Their values, if they are wanted.
+    values: Vec<Value>,
     /// The next row, and where its key begins.
     next: usize,
     next_key: usize,
@@ -69,8 +65,9 @@ impl DelsmCursor {
             at,
             bounds,
             want,
-            rows: Vec::new(),
             keys: Vec::new(),
+            ends: Vec::new(),
+            values: Vec::new(),
             next: 0,
             next_key: 0,
             limit: FIRST,
@@ -85,29 +82,32 @@ impl DelsmCursor {
         let answer = self.advance_once(way);
         if !matches!(answer, Ok(true)) {
             self.ended = true;
-            self.rows.clear();
+            self.next = self.ends.len();
         }
         answer
     }
 
     fn advance_once(&mut self, way: Way) -> Result<bool> {
         loop {
-            if self.next == self.rows.len() {
+            if self.next == self.ends.len() {
                 if self.ended {
                     return Ok(false);
                 }
                 self.gather(way)?;
-                if self.rows.is_empty() {
+                if self.ends.is_empty() {
                     return Ok(false);
                 }
             }
-            let row = &mut self.rows[self.next];
+            let (row, end) = (self.next, self.ends[self.next]);
             self.next += 1;
             self.key.clear();
-            self.key.extend_from_slice(&self.keys[self.next_key..row.key_end]);
-            self.next_key = row.key_end;
-            let value = std::mem::replace(&mut row.value, Value::Elsewhere);
-            if self.want == Want::Keys || self.take_value(value)? {
+            self.key.extend_from_slice(&self.keys[self.next_key..end]);
+            self.next_key = end;
+            if self.want == Want::Keys {
+                return Ok(true);
+            }
+            let value = std::mem::replace(&mut self.values[row], Value::Elsewhere);
+            if self.take_value(value)? {
                 return Ok(true);
             }
         }
@@ -141,8 +141,9 @@ impl DelsmCursor {
 
     /// Gathers the next batch of rows.
     fn gather(&mut self, way: Way) -> Result<()> {
-        self.rows.clear();
         self.keys.clear();
+        self.ends.clear();
+        self.values.clear();
         (self.next, self.next_key) = (0, 0);
         let guard = &epoch::pin();
         let engine = Arc::clone(&self.engine);
@@ -154,43 +155,45 @@ impl DelsmCursor {
         };
         self.started = true;
         let mut lanes = lanes_of(state, from, way, guard)?;
+        let mut front = front_of(&lanes, way);
         let (mut with, mut bytes) = (Vec::new(), 0);
         self.ended = true;
-        while let Some(key) = next_of(lanes.iter().map(Lane::peek), way, &mut with) {
+        while let Some(key) = front.first(|lane| lanes[lane].peek(), &mut with) {
             let end = if way == Way::Up { &self.bounds.high } else { &self.bounds.low };
             if is_beyond(key, end, way) {
                 break;
             }
             let start = self.keys.len();
             self.keys.extend_from_slice(key);
-            let value = match take_from(&mut lanes, &with, self.at, guard)? {
+            let value = match take_from(&mut lanes, &mut front, &with, self.at, guard)? {
                 None => {
                     self.keys.truncate(start);
                     continue;
                 }
-                Some(_) if self.want == Want::Keys => Value::Elsewhere,
+                Some(_) if self.want == Want::Keys => None,
                 Some((_, Seen::Table(_, What::Packed { pack, offset, len, sum }))) => {
                     let Some(pack) = state.version.packs.get(&pack) else {
                         return Err(crate::check::no_such_pack(&engine.shelf, pack));
                     };
-                    Value::Bytes(pack.read(offset, len, sum, <[u8]>::to_vec)?)
+                    Some(Value::Bytes(pack.read(offset, len, sum, <[u8]>::to_vec)?))
                 }
-                Some((lane, Seen::Table(table, what))) => match lanes[lane].table(table) {
+                Some((lane, Seen::Table(table, what))) => Some(match lanes[lane].table(table) {
                     Some(table) => Value::Table(Arc::clone(table), what),
                     None => Value::Elsewhere,
-                },
+                }),
                 Some((_, Seen::Memory(memtable, version))) => {
                     memtable.content(version.word, &engine.shelf.ground, guard, |content| {
-                        Ok(match content {
+                        Ok(Some(match content {
                             Content::Put(value) => Value::Bytes(value.to_vec()),
                             _ => Value::Elsewhere,
-                        })
+                        }))
                     })?
                 }
             };
-            bytes += if let Value::Bytes(value) = &value { value.len() } else { 0 };
-            self.rows.push(Row { key_end: self.keys.len(), value });
-            if self.rows.len() >= self.limit || self.keys.len() + bytes >= BYTES {
+            bytes += if let Some(Value::Bytes(value)) = &value { value.len() } else { 0 };
+            self.ends.push(self.keys.len());
+            self.values.extend(value);
+            if self.ends.len() >= self.limit || self.keys.len() + bytes >= BYTES {
                 self.ended = false;
                 break;
             }
@@ -213,10 +216,15 @@ fn lanes_of<'s>(state: &'s State, from: Bound<&[u8]>, way: Way, guard: &Guard) -
     Ok(lanes)
 }
 
+fn front_of(lanes: &[Lane<'_>], way: Way) -> Front {
+    Front::new(lanes.iter().map(Lane::peek), way)
+}
+
 /// What a view at `at` shows of the next key, which the lanes `with` have, and the lane that shows it; goes on to the next key. None
 /// if it is removed or too young.
 fn take_from<'m>(
     lanes: &mut [Lane<'m>],
+    front: &mut Front,
     with: &[usize],
     at: Seq,
     guard: &Guard,
@@ -224,6 +232,7 @@ fn take_from<'m>(
     let mut found = None;
     for lane in with {
         let seen = lanes[*lane].take_at(at, guard)?;
+        front.renew(*lane, lanes[*lane].peek());
         found = found.or(seen.map(|seen| (*lane, seen)));
     }
     Ok(found.filter(|(_, seen)| match seen {
@@ -267,9 +276,10 @@ impl DelsmEngine {
         let guard = &epoch::pin();
         let state = self.state(guard);
         let mut lanes = lanes_of(state, Bound::Unbounded, Way::Up, guard)?;
+        let mut front = front_of(&lanes, Way::Up);
         let (mut count, mut with) = (0, Vec::new());
-        while count < enough && next_of(lanes.iter().map(Lane::peek), Way::Up, &mut with).is_some() {
-            count += u64::from(take_from(&mut lanes, &with, Seq::LATEST, guard)?.is_some());
+        while count < enough && front.first(|lane| lanes[lane].peek(), &mut with).is_some() {
+            count += u64::from(take_from(&mut lanes, &mut front, &with, Seq::LATEST, guard)?.is_some());
         }
         Ok(count)
     }

@@ -1,8 +1,8 @@
 //! # Lanes: sorted sources, read side by side
 //!
 //! A lane yields the versions of one key after the other, in either direction: from a memtable, or from tables that do
-//! not overlap. Merging is taking the least (or highest) key of all lanes; the first lane that has it has the newest versions
-//! (tree I1).
+//! not overlap. Merging is taking the least (or highest) key of all lanes ([`Front`]); the first lane that has it has the newest
+//! versions (tree I1).
 
 use std::cmp::Ordering;
 use std::ops::Bound;
@@ -254,45 +254,109 @@ impl<'m> Lane<'m> {
     }
 }
 
-/// The first of the keys that come next in sources, and which of these have it, in their order: into `with`, which stays empty after
-/// the last.
-pub(crate) fn next_of<'a>(
-    keys: impl Iterator<Item = Option<&'a [u8]>>,
+/// The first eight bytes of the keys that come next in sources: mostly they say which is the first.
+#[derive(Debug)]
+pub(crate) struct Front {
     way: Way,
-    with: &mut Vec<usize>,
-) -> Option<&'a [u8]> {
-    with.clear();
-    let mut first: Option<&[u8]> = None;
-    for (index, key) in keys.enumerate() {
-        let Some(key) = key else { continue };
-        let order = first.map_or(Ordering::Less, |first| match way {
-            Way::Up => key.cmp(first),
-            Way::Down => first.cmp(key),
-        });
-        if order == Ordering::Less {
-            with.clear();
-            first = Some(key);
-        }
-        if order != Ordering::Greater {
-            with.push(index);
-        }
+    /// In the order of the walk. A source that has ended is not before any other.
+    heads: Vec<u64>,
+}
+
+impl Front {
+    pub(crate) fn new<'a>(keys: impl Iterator<Item = Option<&'a [u8]>>, way: Way) -> Front {
+        Front { way, heads: keys.map(|key| head_of(key, way)).collect() }
     }
-    first
+
+    /// `key` comes next in `source`.
+    pub(crate) fn renew(&mut self, source: usize, key: Option<&[u8]>) {
+        self.heads[source] = head_of(key, self.way);
+    }
+
+    /// The first of the keys that come next, as `key_of` tells them, and which sources have it, in their order: into `with`, which is
+    /// empty after the last.
+    pub(crate) fn first<'a>(
+        &self,
+        key_of: impl Fn(usize) -> Option<&'a [u8]>,
+        with: &mut Vec<usize>,
+    ) -> Option<&'a [u8]> {
+        with.clear();
+        let least = self.heads.iter().copied().min()?;
+        with.extend((0..self.heads.len()).filter(|source| self.heads[*source] == least));
+        let (mut first, mut count) = (None, 0);
+        for at in 0..with.len() {
+            let Some(key) = key_of(with[at]) else { continue };
+            let order = first.map_or(Ordering::Less, |first| match self.way {
+                Way::Up => key.cmp(first),
+                Way::Down => first.cmp(key),
+            });
+            if order == Ordering::Less {
+                (first, count) = (Some(key), 0);
+            }
+            if order != Ordering::Greater {
+                with[count] = with[at];
+                count += 1;
+            }
+        }
+        with.truncate(count);
+        first
+    }
+}
+
+/// What puts keys into the order of the walk as far as their first bytes tell; of no key, the last.
+fn head_of(key: Option<&[u8]>, way: Way) -> u64 {
+    let Some(key) = key else { return u64::MAX };
+    let head = match key.first_chunk() {
+        Some(head) => u64::from_be_bytes(*head),
+        None => {
+            let mut head = [0; 8];
+            head[..key.len()].copy_from_slice(key);
+            u64::from_be_bytes(head)
+        }
+    };
+    if way == Way::Up { head } else { !head }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// What comes of sources in turn, and who had it.
+    fn walked<'a>(sources: &[Vec<&'a [u8]>], way: Way) -> Vec<(&'a [u8], Vec<usize>)> {
+        let mut places = vec![0; sources.len()];
+        let next = |places: &[usize], source: usize| sources[source].get(places[source]).copied();
+        let mut front = Front::new((0..sources.len()).map(|source| next(&places, source)), way);
+        let (mut with, mut seen) = (Vec::new(), Vec::new());
+        while let Some(key) = front.first(|source| next(&places, source), &mut with) {
+            for source in &with {
+                places[*source] += 1;
+                front.renew(*source, next(&places, *source));
+            }
+            seen.push((key, with.clone()));
+        }
+        assert!(with.is_empty());
+        seen
+    }
+
     #[test]
     fn the_next_key_is_taken_from_all_that_have_it() {
-        let keys = [Some(&b"b"[..]), None, Some(b"a"), Some(b"c"), Some(b"a"), Some(b"c")];
-        let mut with = vec![7];
-        assert_eq!(next_of(keys.into_iter(), Way::Up, &mut with), Some(&b"a"[..]));
-        assert_eq!(with, [2, 4]);
-        assert_eq!(next_of(keys.into_iter(), Way::Down, &mut with), Some(&b"c"[..]));
-        assert_eq!(with, [3, 5]);
-        assert_eq!(next_of([None, None].into_iter(), Way::Up, &mut with), None);
-        assert!(with.is_empty());
+        let zeros: &[&[u8]] = &[b"", b"\0", b"\0\0", &[0; 8], &[0; 9]];
+        let ends: &[&[u8]] = &[b"a", b"ab", b"abcdefg", b"abcdefgh", b"abcdefghi", b"abcdefghj", b"b"];
+        let lasts: &[&[u8]] = &[&[255; 7], &[255; 8], &[255; 9]];
+        let keys: Vec<&[u8]> = [zeros, ends, lasts].concat();
+        for bits in 0..64usize {
+            // Of four sources the first has nothing, and each key is in some of the others, or in none.
+            let is_in = |source: usize, at: usize| (bits.wrapping_mul(at * 7 + 3) >> source) & 1 == 1;
+            let of = |source| (0..keys.len()).filter(move |at| is_in(source, *at));
+            let mut sources: Vec<Vec<&[u8]>> = vec![Vec::new()];
+            sources.extend((1..4).map(|source| of(source).map(|at| keys[at]).collect()));
+            let expected: Vec<(&[u8], Vec<usize>)> = (0..keys.len())
+                .map(|at| (keys[at], (1..4).filter(|source| is_in(*source, at)).collect()))
+                .filter(|(_, with): &(_, Vec<usize>)| !with.is_empty())
+                .collect();
+            assert_eq!(walked(&sources, Way::Up), expected);
+            sources.iter_mut().for_each(|source| source.reverse());
+            let downwards: Vec<_> = expected.into_iter().rev().collect();
+            assert_eq!(walked(&sources, Way::Down), downwards);
+        }
     }
 }

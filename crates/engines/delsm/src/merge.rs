@@ -23,7 +23,7 @@ use sheaf_base::error::{Error, IoContext, Result};
 use sheaf_base::views::Views;
 
 use crate::engine::DelsmEngine;
-use crate::lanes::{TableLane, Way, next_of};
+use crate::lanes::{Front, TableLane, Way};
 use crate::list::{Home, Item, ListWriter, What};
 use crate::manifest::LEVELS;
 use crate::moves::Moving;
@@ -304,13 +304,15 @@ impl DelsmEngine {
         }
         let lower = lower.map(|table| table.dir);
         let mut maker = Maker { made: Vec::new(), piece: Load::default(), share, lower };
+        let mut front = Front::new(lanes.iter().map(TableLane::peek), Way::Up);
         let mut with = Vec::new();
         loop {
-            let next = next_of(lanes.iter().map(TableLane::peek), Way::Up, &mut with);
+            let next = front.first(|lane| lanes[lane].peek(), &mut with);
             let Some(key) = next.filter(|key| is_within(key)).map(<[u8]>::to_vec) else { break };
             let mut versions: Vec<(Arc<Table>, Item)> = Vec::new();
             for lane in &with {
                 let (table, items) = lanes[*lane].take_group()?;
+                front.renew(*lane, lanes[*lane].peek());
                 versions.extend(items.into_iter().map(|item| (Arc::clone(&table), item)));
             }
             self.keep(work, merge, &mut maker, views, &key, versions)?;

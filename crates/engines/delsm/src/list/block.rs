@@ -141,7 +141,12 @@ impl Entries {
             self.keys.extend_from_slice(rest);
             let mut place = start..self.keys.len();
             if let Some((before, newer, _)) = self.versions.last() {
-                match self.keys[place.clone()].cmp(&self.keys[before.clone()]) {
+                let behind = &self.keys[before.start + shared..before.end];
+                let order = match (rest.first(), behind.first()) {
+                    (Some(one), Some(other)) if one != other => one.cmp(other), // nearly always
+                    _ => rest.cmp(behind),
+                };
+                match order {
                     std::cmp::Ordering::Greater => {}
                     std::cmp::Ordering::Equal if seq < *newer => {
                         self.keys.truncate(start);
