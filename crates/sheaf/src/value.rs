@@ -24,6 +24,7 @@ enum Repr {
 impl Value {
     /// A copy of `bytes`.
     #[must_use]
+    #[inline]
     pub fn new(bytes: &[u8]) -> Value {
         match u8::try_from(bytes.len()) {
             Ok(len) if bytes.len() <= INLINE => {

@@ -4,7 +4,7 @@
 //! versions are somewhere in every state while it is registered, so batches of different states fit together. Values are
 //! read one by one when the cursor comes to them; a file that has moved on meanwhile is looked up anew.
 
-use std::ops::Bound;
+use std::ops::{Bound, Range};
 use std::sync::Arc;
 
 use sheaf_base::engine::{Bounds, Cursor, Engine, Want};
@@ -47,11 +47,10 @@ pub(crate) struct DelsmCursor {
     ends: Vec<usize>,
     /// Their values, if they are wanted.
     values: Vec<Value>,
-    /// The next row, and where its key begins.
+    /// The next row, and where the key of the present one stands.
     next: usize,
-    next_key: usize,
+    key: Range<usize>,
     limit: usize,
-    key: Vec<u8>,
     value: Vec<u8>,
     started: bool,
     ended: bool,
@@ -69,9 +68,8 @@ impl DelsmCursor {
             ends: Vec::new(),
             values: Vec::new(),
             next: 0,
-            next_key: 0,
+            key: 0..0,
             limit: FIRST,
-            key: Vec::new(),
             value: Vec::new(),
             started: false,
             ended,
@@ -98,11 +96,9 @@ impl DelsmCursor {
                     return Ok(false);
                 }
             }
-            let (row, end) = (self.next, self.ends[self.next]);
+            let row = self.next;
             self.next += 1;
-            self.key.clear();
-            self.key.extend_from_slice(&self.keys[self.next_key..end]);
-            self.next_key = end;
+            self.key = self.key.end..self.ends[row];
             if self.want == Want::Keys {
                 return Ok(true);
             }
@@ -121,7 +117,7 @@ impl DelsmCursor {
                 return Ok(true);
             }
             Value::Table(table, What::File { blob, home }) => {
-                if let Some(file) = table.file(&self.key, &blob, home)? {
+                if let Some(file) = table.file(&self.keys[self.key.clone()], &blob, home)? {
                     let value = &mut self.value;
                     file.read(|bytes| {
                         value.clear();
@@ -132,7 +128,7 @@ impl DelsmCursor {
             }
             Value::Table(..) | Value::Elsewhere => {}
         }
-        let (value, key) = (&mut self.value, &self.key);
+        let (value, key) = (&mut self.value, &self.keys[self.key.clone()]);
         self.engine.get(self.at, key, &mut |bytes| {
             value.clear();
             value.extend_from_slice(bytes);
@@ -141,15 +137,16 @@ impl DelsmCursor {
 
     /// Gathers the next batch of rows.
     fn gather(&mut self, way: Way) -> Result<()> {
+        let last = self.key().to_vec();
         self.keys.clear();
         self.ends.clear();
         self.values.clear();
-        (self.next, self.next_key) = (0, 0);
+        (self.next, self.key) = (0, 0..0);
         let guard = &epoch::pin();
         let engine = Arc::clone(&self.engine);
         let state = engine.state(guard);
         let from = match (self.started, way) {
-            (true, _) => Bound::Excluded(self.key.as_slice()),
+            (true, _) => Bound::Excluded(last.as_slice()),
             (false, Way::Up) => self.bounds.low.as_ref().map(Vec::as_slice),
             (false, Way::Down) => self.bounds.high.as_ref().map(Vec::as_slice),
         };
@@ -262,7 +259,7 @@ impl Cursor for DelsmCursor {
     }
 
     fn key(&self) -> &[u8] {
-        &self.key
+        &self.keys[self.key.clone()]
     }
 
     fn value(&self) -> &[u8] {

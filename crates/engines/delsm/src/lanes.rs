@@ -280,7 +280,16 @@ impl Front {
         with: &mut Vec<usize>,
     ) -> Option<&'a [u8]> {
         with.clear();
-        let least = self.heads.iter().copied().min()?;
+        let (mut least, mut source, mut is_tied) = (*self.heads.first()?, 0, false);
+        for (other, head) in self.heads.iter().enumerate().skip(1) {
+            is_tied = (*head == least) | (is_tied & (*head > least));
+            (least, source) = if *head < least { (*head, other) } else { (least, source) };
+        }
+        if !is_tied {
+            let key = key_of(source);
+            with.extend(key.map(|_| source));
+            return key;
+        }
         with.extend((0..self.heads.len()).filter(|source| self.heads[*source] == least));
         let (mut first, mut count) = (None, 0);
         for at in 0..with.len() {
