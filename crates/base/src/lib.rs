@@ -31,6 +31,7 @@ pub mod fault;
 pub mod fork;
 pub mod frame;
 pub mod ground;
+pub mod keys;
 pub mod load;
 pub mod memory;
 pub mod memtable;

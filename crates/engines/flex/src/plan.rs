@@ -31,7 +31,8 @@
 use std::ops::Range;
 
 use sheaf_base::error::Result;
-use sheaf_base::memtable::prefix::{Sep, between};
+use sheaf_base::keys::between;
+use sheaf_base::memtable::prefix::Sep;
 use sheaf_base::record::Content;
 use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::Seq;
@@ -429,7 +430,7 @@ impl FlexEngine {
                 to += 1;
             }
             let before = if from > 0 { Some(key(from - 1)) } else { low };
-            let sep = before.map(|before| between(before, key(from)));
+            let sep = before.map(|before| between(before, key(from)).to_vec());
             pieces.push(piece(&pairs[from..to], sep, bytes));
             from = to;
         }

@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use sheaf_base::error::{Error, Result};
 use sheaf_base::ground::Ground;
+use sheaf_base::keys::common;
 use sheaf_base::memory::{Memory, Part};
 use sheaf_base::sync::atomic::AtomicU64;
 use sheaf_base::sync::epoch::Guard;
@@ -421,7 +422,7 @@ impl Table {
         });
         let (Some(first), Some(last)) = (first, last) else { return };
         let (first, last) = (first.bytes(&self.prefix), last.bytes(&self.prefix));
-        let shared = sheaf_base::memtable::prefix::common(&first, &last);
+        let shared = common(&first, &last);
         let prefix = Prefix::new(&first[..shared.min(first.len().saturating_sub(1))]);
         let is_worse = long * 4 > self.tree.entries();
         let is_longer = self.prefix.len() < prefix.len() && self.tree.entries() > 1;

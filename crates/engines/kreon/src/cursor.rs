@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use sheaf_base::engine::{Bounds, Cursor, Want};
 use sheaf_base::error::Result;
+use sheaf_base::keys::{borrowed, is_above, is_below};
 use sheaf_base::memtable::arena::Place;
-use sheaf_base::memtable::prefix::{is_above, is_below};
 use sheaf_base::pairs::{Pairs, read_ahead};
 use sheaf_base::record::{Content, Record};
 use sheaf_base::segment::Address;
@@ -191,10 +191,6 @@ impl<'g> Lane<'g> {
     }
 }
 
-fn as_ref(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
-    bound.as_ref().map(Vec::as_slice)
-}
-
 /// A pair that a batch shows: where its key stands in the batch's bytes, and where its value stands in them or its record.
 struct Item {
     key: (usize, usize),
@@ -245,7 +241,7 @@ impl KreonCursor {
         let guard = &epoch::pin();
         let engine = Arc::clone(&self.engine);
         let state = engine.state(guard);
-        let mut lanes = engine.lanes(state, way, as_ref(&rest), Some(self.at), guard)?;
+        let mut lanes = engine.lanes(state, way, borrowed(&rest), Some(self.at), guard)?;
         let (mut keys, mut items, mut bytes) = (Vec::new(), Vec::new(), 0);
         let limit = self.batch;
         self.batch = if self.is_second { (2 * limit).min(MOST_BATCH) } else { limit };
@@ -255,8 +251,8 @@ impl KreonCursor {
         while items.len() < limit && bytes < BATCH_BYTES {
             let Some(key) = least(&lanes, way) else { break };
             let is_within = match way {
-                Way::Up => is_below(key, as_ref(&self.bounds.high)),
-                Way::Down => is_above(key, as_ref(&self.bounds.low)),
+                Way::Up => is_below(key, borrowed(&self.bounds.high)),
+                Way::Down => is_above(key, borrowed(&self.bounds.low)),
             };
             if !is_within {
                 break;
@@ -437,7 +433,7 @@ impl KreonEngine {
         let mut from = Bound::Unbounded;
         loop {
             let guard = &epoch::pin();
-            let mut lanes = self.lanes(self.state(guard), Way::Up, as_ref(&from), None, guard)?;
+            let mut lanes = self.lanes(self.state(guard), Way::Up, borrowed(&from), None, guard)?;
             let mut left = WALK;
             from = loop {
                 let Some(key) = least(&lanes, Way::Up).map(<[u8]>::to_vec) else { return Ok(()) };

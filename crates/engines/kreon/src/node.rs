@@ -24,7 +24,7 @@ use std::cmp::Ordering;
 
 use sheaf_base::error::Damage;
 use sheaf_base::frame::{u32_at, u64_at};
-use sheaf_base::memtable::prefix::common;
+use sheaf_base::keys::{HEAD, common, head};
 use sheaf_base::segment::Address;
 use sheaf_base::types::Seq;
 
@@ -35,7 +35,6 @@ const LEAF_ENTRY: usize = 1 + 8 + PLACE + 1 + 2;
 const INNER_ENTRY: usize = 8 + REF + 1 + 2;
 const PLACE: usize = 7;
 const REF: usize = 16;
-const HEAD: usize = 8;
 /// Bytes of a staged value's number, behind the rest of its key.
 const BLOB: usize = 8;
 /// Longest value of which a leaf has a copy, behind the rest of its key and with its length at the end: who finds the key has the
@@ -159,19 +158,6 @@ impl Entry {
     /// Of a tombstone: its commit.
     pub(crate) fn tomb_seq(&self) -> Seq {
         Seq(self.word())
-    }
-}
-
-/// The head of a key behind a prefix: its first eight bytes, zeros where there are fewer.
-#[inline]
-fn head_of(suffix: &[u8]) -> u64 {
-    match suffix.first_chunk::<HEAD>() {
-        Some(head) => u64::from_be_bytes(*head),
-        None => {
-            let mut head = [0; HEAD];
-            head[..suffix.len()].copy_from_slice(suffix);
-            u64::from_be_bytes(head)
-        }
     }
 }
 
@@ -321,7 +307,7 @@ impl<'a> Node<'a> {
         let Some(suffix) = key.strip_prefix(self.prefix()) else {
             return if key < self.prefix() { first } else { self.count };
         };
-        let head = head_of(suffix);
+        let head = head(suffix);
         let (mut low, mut high) = (first, self.count);
         while low < high {
             let middle = (low + high) / 2;
@@ -363,7 +349,7 @@ impl<'a> Node<'a> {
         const LOW: u64 = 0x0101_0101_0101_0101;
         const HIGH: u64 = 0x8080_8080_8080_8080;
         let suffix = key.strip_prefix(self.prefix())?;
-        let head = head_of(suffix);
+        let head = head(suffix);
         let prints = &self.bytes[HEADER + self.prefix..self.heads];
         let wanted = LOW * u64::from(print);
         let mut chunks = prints.chunks_exact(8);
@@ -530,7 +516,7 @@ pub(crate) fn make<I: Item>(
     for (number, item) in items.iter().enumerate() {
         let suffix = if number < first { &[] } else { &item.key()[shared..] };
         item.write(&mut maker);
-        heads.extend_from_slice(&head_of(suffix).to_be_bytes());
+        heads.extend_from_slice(&head(suffix).to_be_bytes());
         tags.push(maker.flags | u8::try_from(suffix.len().min(HEAD)).unwrap_or(0));
         rests.extend_from_slice(suffix.get(HEAD..).unwrap_or_default());
         rests.append(&mut maker.extra);
