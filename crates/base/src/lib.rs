@@ -33,6 +33,7 @@ pub mod frame;
 pub mod ground;
 pub mod keys;
 pub mod load;
+pub mod lull;
 pub mod memory;
 pub mod memtable;
 pub mod options;

@@ -16,6 +16,7 @@ use sheaf_base::engine::{
 };
 use sheaf_base::error::{Error, Result};
 use sheaf_base::ground::Ground;
+use sheaf_base::lull::Lull;
 use sheaf_base::memory::Part;
 use sheaf_base::memtable::prefix::Prefix;
 use sheaf_base::memtable::{Memtable, Version as MemVersion, Word};
@@ -61,9 +62,8 @@ pub(crate) struct DelsmEngine {
     /// Versions that views pin.
     pins: Pins,
     numbers: AtomicU32,
-    /// The newest commit when the store last asked whether there should be a checkpoint, and how often it was the same.
-    seen: AtomicU64,
-    rest: AtomicU32,
+    /// As the store sees it when it asks whether there should be a checkpoint.
+    lull: Lull,
     /// Views were released since somebody last looked.
     pub(crate) released: AtomicBool,
     /// Staged values of tables that are not published yet: see `ingest.rs`.
@@ -100,8 +100,7 @@ impl DelsmEngine {
             listed: AtomicU64::new(0),
             pins: Pins::default(),
             numbers: AtomicU32::new(2),
-            seen: AtomicU64::new(0),
-            rest: AtomicU32::new(0),
+            lull: Lull::default(),
             released: AtomicBool::new(false),
             ingested: Mutex::default(),
         }
@@ -168,11 +167,6 @@ impl DelsmEngine {
             None | Some((_, _, What::Gone)) => with(Found::Nothing),
             Some((table, _, what)) => with(Found::Table(table, what)),
         }
-    }
-
-    /// The newest commit that is not in a table.
-    pub(crate) fn newest(&self) -> Seq {
-        self.state(&epoch::pin()).active.newest()
     }
 
     /// The number of the version of `key` that a view at `at` shows. No value is read for it, in a file, a pack or the journal: the
@@ -424,11 +418,7 @@ impl Engine for DelsmEngine {
         let guard = &epoch::pin();
         let state = self.state(guard);
         let active = &state.active;
-        let newest = active.newest().0;
-        // Asked again and again while nothing else is due: no commit in between is rest.
-        let is_same = self.seen.swap(newest, Ordering::Relaxed) == newest;
-        let rest = if is_same { self.rest.load(Ordering::Relaxed).saturating_add(1) } else { 0 };
-        self.rest.store(rest, Ordering::Relaxed);
+        let rest = self.lull.look(active.newest());
         let budget = self.shelf.ground.memory.budget();
         // After 1, 2, 4, ... times so many looks: one at rest for hours is not looked through again and again.
         let (looked, looks) = (rest.saturating_add(1), self.sizes.looks);

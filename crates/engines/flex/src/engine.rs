@@ -19,6 +19,7 @@ use sheaf_base::engine::{
 };
 use sheaf_base::error::{Error, Result};
 use sheaf_base::ground::Ground;
+use sheaf_base::lull::Lull;
 use sheaf_base::memory::Part;
 use sheaf_base::options::EngineOptions;
 use sheaf_base::own::OwnFiles;
@@ -58,7 +59,7 @@ const LEAST_SHARE: u64 = 64;
 const ROTATION: u64 = 512 << 20;
 /// It is moved after so long without a commit; without a clock, after so many looks of the store.
 const REST: Duration = Duration::from_millis(400);
-const REST_LOOKS: u64 = 8;
+const REST_LOOKS: u32 = 8;
 
 /// A keyspace.
 pub(crate) struct FlexEngine {
@@ -86,8 +87,8 @@ pub(crate) struct FlexEngine {
     pub(crate) live: AtomicU64,
     /// What the space needs of the disk to go on, and what of it it has.
     room: [AtomicU64; 2],
-    /// The newest commit when the store last asked whether there should be a checkpoint, and since when it is the same.
-    seen: AtomicU64,
+    /// As the store sees it when it asks whether there should be a checkpoint; and since when, in milliseconds.
+    lull: Lull,
     since: AtomicU64,
 }
 
@@ -125,7 +126,7 @@ impl FlexEngine {
             toll: Toll::default(),
             live: AtomicU64::new(0),
             room: Default::default(),
-            seen: AtomicU64::new(0),
+            lull: Lull::default(),
             since: AtomicU64::new(0),
         }
     }
@@ -212,22 +213,15 @@ impl FlexEngine {
 
     /// Whether there was no commit for a while, as seen by the store, which asks whenever it has done something, and every 50 ms.
     fn is_at_rest(&self, newest: Seq) -> bool {
-        let now = |since: u64| match self.shelf.ground.inline {
-            true => since + 1,
-            false => u64::try_from(SystemClock.now().as_millis()).unwrap_or(u64::MAX),
-        };
-        let least =
-            if self.shelf.ground.inline { REST_LOOKS } else { REST.as_millis().try_into().unwrap_or(0) };
-        if self.seen.swap(newest.0, Ordering::Relaxed) != newest.0 {
-            self.since.store(if self.shelf.ground.inline { 0 } else { now(0) }, Ordering::Relaxed);
-            return false;
-        }
-        let since = self.since.load(Ordering::Relaxed);
+        let looks = self.lull.look(newest);
         if self.shelf.ground.inline {
-            self.since.store(now(since), Ordering::Relaxed);
-            return now(since) >= least;
+            return looks >= REST_LOOKS;
         }
-        now(since).saturating_sub(since) >= least
+        let now = u64::try_from(SystemClock.now().as_millis()).unwrap_or(u64::MAX);
+        if looks == 0 {
+            self.since.store(now, Ordering::Relaxed);
+        }
+        u128::from(now.saturating_sub(self.since.load(Ordering::Relaxed))) >= REST.as_millis()
     }
 
     /// A memtable left the state.

@@ -22,6 +22,7 @@ use sheaf_base::engine::{
 use sheaf_base::entries::Accounts;
 use sheaf_base::error::{Error, Result};
 use sheaf_base::ground::Ground;
+use sheaf_base::lull::Lull;
 use sheaf_base::memory::Part;
 use sheaf_base::memtable::arena::{high, low};
 use sheaf_base::memtable::prefix::Prefix;
@@ -100,9 +101,8 @@ pub(crate) struct KreonEngine {
     pub(crate) state: Published<State>,
     replaying: Mutex<()>,
     numbers: AtomicU32,
-    /// The newest commit when the store last asked whether there should be a checkpoint, and how often it was the same.
-    seen: AtomicU64,
-    rest: AtomicU32,
+    /// As the store sees it when it asks whether there should be a checkpoint.
+    lull: Lull,
 }
 
 impl KreonEngine {
@@ -123,8 +123,7 @@ impl KreonEngine {
             state: Published::new(state),
             replaying: Mutex::new(()),
             numbers: AtomicU32::new(2),
-            seen: AtomicU64::new(0),
-            rest: AtomicU32::new(0),
+            lull: Lull::default(),
             ground,
         }
     }
@@ -432,13 +431,9 @@ impl Engine for KreonEngine {
     fn wants_checkpoint(&self) -> bool {
         let guard = &epoch::pin();
         let active = &self.state(guard).active;
-        let newest = active.newest().0;
-        // Asked again and again while nothing else is due: no commit in between is rest.
-        let is_same = self.seen.swap(newest, Ordering::Relaxed) == newest;
-        let rest = if is_same { self.rest.load(Ordering::Relaxed).saturating_add(1) } else { 0 };
-        self.rest.store(rest, Ordering::Relaxed);
+        let rests = self.lull.look(active.newest()) >= REST;
         let is_worth_it = active.bytes() * 8 > self.memtable_limit();
-        active.bytes() > self.memtable_limit() || (is_worth_it && rest >= REST)
+        active.bytes() > self.memtable_limit() || (is_worth_it && rests)
     }
 
     fn pressure(&self) -> u64 {
