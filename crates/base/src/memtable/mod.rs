@@ -22,6 +22,7 @@ pub mod arena;
 #[cfg(all(test, shuttle))]
 mod interleavings;
 pub mod load;
+mod moment;
 mod op;
 pub mod order;
 pub mod prefix;
@@ -34,6 +35,7 @@ use std::ops::Bound;
 use std::ptr;
 
 pub use self::arena::{Place, high, low};
+pub use self::moment::{Layer, Memtables};
 use self::order::Keys;
 use self::prefix::Prefix;
 use self::table::Table;

@@ -207,7 +207,7 @@ impl DelsmCursor {
 /// All that a state consists of, the newest first.
 fn lanes_of<'s>(state: &'s State, from: Bound<&[u8]>, way: Way, guard: &Guard) -> Result<Vec<Lane<'s>>> {
     let mut lanes: Vec<Lane<'s>> = Vec::new();
-    lanes.extend(state.memtables().map(|m| Lane::Memory(MemLane::new(m, from, way, guard))));
+    lanes.extend(state.memtables.iter().map(|m| Lane::Memory(MemLane::new(m, from, way, guard))));
     for table in &state.version.levels[0] {
         lanes.push(Lane::Tables(TableLane::new(vec![Arc::clone(table)], from, way)?));
     }

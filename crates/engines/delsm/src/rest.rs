@@ -86,7 +86,7 @@ impl DelsmEngine {
     /// What is to do when nothing else is. False if there is nothing, or no rest.
     pub(crate) fn rest(&self, work: &mut Work, views: &Views, version: &Arc<Version>) -> Result<bool> {
         let rest = &mut work.rest;
-        let looks = rest.lull.look(self.state(&epoch::pin()).active.newest());
+        let looks = rest.lull.look(self.state(&epoch::pin()).memtables.active.newest());
         if self.released.swap(false, Ordering::Relaxed) {
             rest.known.retain(|_, dead| !dead.is_pinned);
         }
@@ -197,7 +197,7 @@ impl DelsmEngine {
 
     /// Whether what a small memtable at rest supersedes, in tables and in itself, is too much.
     pub(crate) fn hides_much(&self, state: &State, guard: &Guard) -> Result<bool> {
-        let State { active, version, .. } = state;
+        let (active, version) = (&state.memtables.active, &state.version);
         let (mut places, mut dead) = (Vec::new(), 0);
         active.ascend(Bound::Unbounded, usize::MAX, guard, &mut places);
         for place in places {

@@ -12,7 +12,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use sheaf_base::error::{Error, Result};
-use sheaf_base::memtable::Memtable;
+use sheaf_base::memtable::{Layer, Memtable};
 use sheaf_base::options::{EngineOptions, OptionSpec, Values};
 use sheaf_base::record::Content;
 use sheaf_base::sync::atomic::Ordering;
@@ -155,7 +155,7 @@ impl FlexEngine {
         let pinned = epoch::pin();
         let guard = &pinned;
         let state = self.state(guard);
-        let frozen = match &state.frozen {
+        let frozen = match &state.memtables.frozen {
             Some(frozen) if !self.is_moved() && frozen.newest() <= certain => frozen,
             _ => {
                 drop(pinned);
@@ -186,12 +186,12 @@ impl FlexEngine {
         let index = table.publish(&self.shelf, guard);
         self.note_room(&table);
         self.state.replace(guard, |now| State {
-            frozen: now.frozen.clone().filter(|_| !is_done),
+            memtables: now.memtables.left(is_done),
             index,
             ..now.clone()
         });
         if is_done {
-            self.memtable_gone(frozen);
+            frozen.gone(&self.shelf.ground.memory);
             self.set_moved();
         }
         guard.flush();
@@ -244,7 +244,7 @@ impl FlexEngine {
     ) -> Result<Option<Vec<u8>>> {
         let (mut most, mut appends) = (self.sizes.step, false);
         let is_tight = self.is_disk_tight();
-        let source = Source { frozen, active: &state.active, views, guard };
+        let source = Source { frozen, active: &state.memtables.active, views, guard };
         let (mut batch, mut bytes) = std::mem::take(&mut table.spare);
         loop {
             let mut plan = Plan { appends, is_tight, bytes, ..Plan::default() };

@@ -86,7 +86,7 @@ fn sources<'s>(
                 source
             }
         };
-    state.memtables().map(source).collect()
+    state.memtables.filled().map(source).collect()
 }
 
 /// The next key of all sources.

@@ -25,7 +25,7 @@ use sheaf_base::options::EngineOptions;
 use sheaf_base::own::OwnFiles;
 use sheaf_base::record::Content;
 use sheaf_base::shares::Account;
-use sheaf_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use sheaf_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::sync::{Mutex, Published};
 use sheaf_base::types::{KeyspaceId, LogId, Seq};
@@ -44,7 +44,7 @@ use crate::toll::{Move, Toll};
 use crate::wait::Wait;
 use crate::warm::Warmth;
 use sheaf_base::memtable::prefix::Prefix;
-use sheaf_base::memtable::{Memtable, Version, Word};
+use sheaf_base::memtable::{Memtable, Memtables, Version, Word};
 
 /// The engine's name in the catalogue.
 pub(crate) const NAME: &str = "flex";
@@ -74,7 +74,6 @@ pub(crate) struct FlexEngine {
     pub(crate) state: Published<State>,
     /// What is frozen, if anything, is in the space, or stays in memory.
     moved: AtomicBool,
-    numbers: AtomicU32,
     /// Bytes that the active and the frozen memtable have in the journal.
     logged: [AtomicU64; 2],
     /// Those of the active one that belong to the first record of a key in it.
@@ -108,8 +107,8 @@ impl FlexEngine {
         let (slots, warmth, wait) = (Slots::new(ground.memory.budget()), Warmth::new(), Wait::default());
         let shelf = Shelf { slots, ground, path, warmth, wait };
         let index = table.publish(&shelf, &epoch::pin());
-        let active = Arc::new(Memtable::new(1, Prefix::default(), tiny));
-        let state = State { active, frozen: None, index, joined: 0 };
+        let memtables = Memtables::new(Memtable::new(1, Prefix::default(), tiny));
+        let state = State { memtables, index, joined: 0 };
         FlexEngine {
             id,
             shelf,
@@ -119,7 +118,6 @@ impl FlexEngine {
             pins: Pins::default(),
             state: Published::new(state),
             moved: AtomicBool::new(true),
-            numbers: AtomicU32::new(2),
             logged: Default::default(),
             first: AtomicU64::new(0),
             fresh: AtomicU64::new(0),
@@ -198,7 +196,7 @@ impl FlexEngine {
     /// Whether walks have lost more time over what the active memtable has than moving it takes.
     fn is_in_the_way(&self, state: &State) -> bool {
         self.toll.is_above(Move {
-            keys: state.active.count(),
+            keys: state.memtables.active.count(),
             fresh: self.fresh.load(Ordering::Relaxed),
             logged: self.logged[0].load(Ordering::Relaxed),
             intervals: state.index.tree.entries(),
@@ -224,13 +222,6 @@ impl FlexEngine {
         u128::from(now.saturating_sub(self.since.load(Ordering::Relaxed))) >= REST.as_millis()
     }
 
-    /// A memtable left the state.
-    pub(crate) fn memtable_gone(&self, memtable: &Memtable) {
-        if !memtable.is_empty() {
-            self.shelf.ground.memory.give(Part::Index, memtable.bytes());
-        }
-    }
-
     /// Calls `with` with what `key` is at `at`.
     #[inline]
     pub(crate) fn look_up<R>(
@@ -242,15 +233,13 @@ impl FlexEngine {
     ) -> Result<R> {
         let state = self.state(guard);
         let hash = self.shelf.hash(key);
-        for memtable in state.memtables() {
-            if let Some(version) = memtable.find(hash, key, guard).and_then(|entry| entry.at(at)) {
-                if version.word.is_tomb() {
-                    return with(Found::Nothing);
-                }
-                return memtable.content(version.word, &self.shelf.ground, guard, |content| {
-                    with(Found::Value(content, version.seq))
-                });
+        if let Some((memtable, version)) = state.memtables.find(hash, key, at, guard) {
+            if version.word.is_tomb() {
+                return with(Found::Nothing);
             }
+            return memtable.content(version.word, &self.shelf.ground, guard, |content| {
+                with(Found::Value(content, version.seq))
+            });
         }
         let Some(entry) = state.index.find(key) else { return with(Found::Nothing) };
         state.index.look_into(&entry, &self.shelf, (print_of(hash), key, at), guard, |pair| match pair {
@@ -262,7 +251,7 @@ impl FlexEngine {
     /// A part of the budget, or one of what indexes and buffers leave of it to memtables.
     fn share(&self, [of_all, of_rest]: [u64; 2], state: &State) -> u64 {
         let memory = &self.shelf.ground.memory;
-        let memtables: u64 = state.memtables().map(|memtable| memtable.bytes()).sum();
+        let memtables = state.memtables.bytes();
         let others = memory.total().saturating_sub(memory.used(Part::Cache) + memtables);
         let rest = memory.budget().saturating_sub(others);
         (memory.budget() / of_all).min(rest / of_rest).max(memory.budget() / LEAST_SHARE)
@@ -279,13 +268,9 @@ impl FlexEngine {
     }
 
     /// Whether the record of `op` would be beyond the budget, with all that can give way gone, and with room for what
-    /// the memtables will take in the index. Tables grow by leaps.
+    /// the memtables will take in the index.
     fn is_over(&self, op: &Op<'_>, state: &State) -> bool {
-        let cost = Memtable::cost(op.key) + self.sizes.indexed;
-        let to_come: u64 = state.memtables().map(|memtable| memtable.count() * self.sizes.indexed).sum();
-        let more = cost * (u64::from(op.ahead) + 1) + state.active.bytes() / 16 + to_come;
-        let memory = &self.shelf.ground.memory;
-        memory.total().saturating_sub(memory.used(Part::Cache)) + more > memory.budget()
+        !self.shelf.ground.memory.has_room_at_last(state.memtables.more_with(op, self.sizes.indexed))
     }
 }
 
@@ -310,7 +295,7 @@ impl Engine for FlexEngine {
         let guard = &epoch::pin();
         let hash = self.shelf.hash(op.key);
         let state = self.state(guard);
-        state.active.prepare(
+        state.memtables.active.prepare(
             op,
             hash,
             (&self.shelf.ground, guard),
@@ -322,13 +307,13 @@ impl Engine for FlexEngine {
 
     fn is_current(&self, op: &Op<'_>) -> bool {
         let guard = &epoch::pin();
-        self.state(guard).active.is_current(op)
+        self.state(guard).memtables.active.is_current(op)
     }
 
     fn apply(&self, seq: Seq, op: &Op<'_>, views: &Views) {
         let Some(content) = op.action.content() else { return };
         let guard = &epoch::pin();
-        let active = &self.state(guard).active;
+        let active = &self.state(guard).memtables.active;
         let version = Version { word: Word::of(&content, op.address), seq };
         if let Content::Staged(blob) = content {
             self.blobs.lock().insert(blob.id);
@@ -379,7 +364,7 @@ impl Engine for FlexEngine {
         let state = self.state(guard);
         for key in keys {
             let hash = self.shelf.hash(key.key);
-            state.memtables().for_each(|memtable| memtable.prefetch(hash, guard));
+            state.memtables.prefetch(hash, guard);
         }
     }
 
@@ -403,20 +388,16 @@ impl Engine for FlexEngine {
     fn freeze(&self) {
         let guard = &epoch::pin();
         let state = self.state(guard);
-        if state.active.is_empty() || state.frozen.is_some() {
+        if !state.memtables.can_freeze() {
             return;
         }
-        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
-        let fresh = Memtable::new(number, state.active.prefix(guard), self.shelf.ground.tiny);
         self.logged[1].fetch_add(self.logged[0].swap(0, Ordering::Relaxed), Ordering::Relaxed);
         self.first.store(0, Ordering::Relaxed);
         self.toll.restart();
         self.moved.store(false, Ordering::Release);
-        self.state.replace(guard, |now| State {
-            active: Arc::new(fresh),
-            frozen: Some(Arc::clone(&now.active)),
-            ..now.clone()
-        });
+        let tiny = self.shelf.ground.tiny;
+        self.state
+            .replace(guard, |now| State { memtables: now.memtables.freeze(tiny, guard), ..now.clone() });
     }
 
     fn work(&self, views: &Views, certain: Seq) -> Result<bool> {
@@ -434,7 +415,7 @@ impl Engine for FlexEngine {
     fn wants_checkpoint(&self) -> bool {
         let guard = &epoch::pin();
         let state = self.state(guard);
-        let active = &state.active;
+        let active = &state.memtables.active;
         let rests = self.is_at_rest(active.newest());
         let is_worth_it = active.count() * 8 > self.sizes.small;
         active.bytes() > self.share(MEMTABLE_SHARE, state)
@@ -466,8 +447,7 @@ impl Engine for FlexEngine {
     fn is_swollen(&self) -> bool {
         let guard = &epoch::pin();
         let state = self.state(guard);
-        let bytes: u64 = state.memtables().map(|memtable| memtable.bytes()).sum();
-        bytes > self.share(SWOLLEN_SHARE, state)
+        state.memtables.bytes() > self.share(SWOLLEN_SHARE, state)
     }
 
     fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
@@ -494,7 +474,7 @@ impl Engine for FlexEngine {
 
     fn replay(&self, record: &Replay<'_>) -> Result<()> {
         let guard = &epoch::pin();
-        let active = &self.state(guard).active;
+        let active = &self.state(guard).memtables.active;
         let hash = self.shelf.hash(record.key);
         let entry = active.find(hash, record.key, guard);
         self.note_logged(record.span, entry.is_none());
@@ -519,13 +499,13 @@ impl Engine for FlexEngine {
     }
 
     fn absorb(&self, part: usize, parts: usize) -> Result<()> {
-        self.state(&epoch::pin()).active.sort_share(part, parts);
+        self.state(&epoch::pin()).memtables.active.sort_share(part, parts);
         Ok(())
     }
 
     fn replayed(&self) {
         let guard = &epoch::pin();
-        self.state(guard).active.settle(&self.shelf.ground, guard);
+        self.state(guard).memtables.active.settle(&self.shelf.ground, guard);
     }
 
     fn blobs(&self, out: &mut Vec<u64>) -> Result<()> {
@@ -540,7 +520,7 @@ impl Engine for FlexEngine {
 
     fn stats(&self) -> EngineStats {
         let guard = epoch::pin();
-        let memtables: u64 = self.state(&guard).memtables().map(|memtable| memtable.bytes()).sum();
+        let memtables = self.state(&guard).memtables.bytes();
         drop(guard); // not held while all keys are counted
         EngineStats {
             keys: self.count_keys(u64::MAX).unwrap_or(0),
@@ -569,17 +549,14 @@ impl Engine for FlexEngine {
         let guard = &epoch::pin();
         self.shelf.slots.clear(&self.shelf.ground, guard);
         self.pins.clear();
-        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
-        let fresh = Memtable::new(number, Prefix::default(), self.shelf.ground.tiny);
-        let state = self.state(guard);
-        state.memtables().for_each(|memtable| self.memtable_gone(memtable));
+        self.state(guard).memtables.gone(&self.shelf.ground.memory);
         drop(table.space.take());
         table.hoard.give_back(&self.shelf.ground);
         table.forget();
         let index = table.publish(&self.shelf, guard);
+        let tiny = self.shelf.ground.tiny;
         self.state.replace(guard, |now| State {
-            active: Arc::new(fresh),
-            frozen: None,
+            memtables: now.memtables.emptied(tiny, guard),
             index,
             ..now.clone()
         });

@@ -155,7 +155,7 @@ impl FlexIngest {
         let bytes = self.laid.len() as u64 * (16 * self.engine.sizes.indexed);
         memory.take(Part::Index, bytes.saturating_sub(self.accounted));
         self.accounted = self.accounted.max(bytes);
-        if memory.total().saturating_sub(memory.used(Part::Cache)) > memory.budget() {
+        if !memory.has_room_at_last(0) {
             return Err(Error::OverBudget { budget: memory.budget() });
         }
         Ok(())

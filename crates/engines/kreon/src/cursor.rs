@@ -392,7 +392,7 @@ impl KreonEngine {
             None => Vec::new(),
         };
         lanes.push(Lane::Versions { items, next: 0 });
-        lanes.extend(state.memtables().map(|memtable| Lane::memtable(memtable, way, from, guard)));
+        lanes.extend(state.memtables.iter().map(|memtable| Lane::memtable(memtable, way, from, guard)));
         for level in state.levels.iter().filter(|level| level.root.is_some()) {
             lanes.push(Lane::level(&self.shelf, *level, way, from, guard)?);
         }
@@ -452,8 +452,7 @@ impl KreonEngine {
     fn last_alone(&self, guard: &Guard) -> Option<u64> {
         let state = self.state(guard);
         let mut others = state.levels.iter().rev().skip(1);
-        let is_alone =
-            state.memtables().all(|memtable| memtable.is_empty()) && others.all(|level| level.root.is_none());
+        let is_alone = state.memtables.filled().next().is_none() && others.all(|level| level.root.is_none());
         is_alone.then(|| state.levels.last().map_or(0, Level::count))
     }
 

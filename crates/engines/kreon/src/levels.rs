@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use sheaf_base::engine::ImageSink;
 use sheaf_base::error::{Error, Result};
+use sheaf_base::memtable::Layer;
 use sheaf_base::segment::SLOT_COUNT;
 use sheaf_base::sync::epoch::{self, Guard};
 
 use crate::cache::Frame;
 use crate::engine::{KreonEngine, State};
-use crate::memtable::Memtable;
 use crate::node::Ref;
 use crate::space::{Kept, PAGE, RUN_BYTES};
 use crate::spill::{Spill, state_with};
@@ -93,7 +93,7 @@ impl KreonEngine {
             }
         }
         let state = self.state(guard);
-        for memtable in state.memtables() {
+        for memtable in state.memtables.iter() {
             let mut places = Vec::new();
             // What went down already is among the levels' counts.
             let done = done.as_ref().filter(|(number, _)| *number == memtable.number);
@@ -104,12 +104,11 @@ impl KreonEngine {
             {
                 self.accounts.count(word.address(), -i64::try_from(word.span()).unwrap_or(0), guard);
             }
-            self.memtable_gone(memtable);
+            memtable.gone(&self.ground.memory);
         }
         self.accounts.forget(&self.versions, guard);
         self.state.replace(guard, |now| State {
-            active: Arc::new(Memtable::new(0, now.active.prefix(guard), self.ground.tiny)),
-            frozen: None,
+            memtables: now.memtables.emptied(self.ground.tiny, guard),
             levels: Arc::new([]),
         });
         self.shelf.cache.clear(guard);

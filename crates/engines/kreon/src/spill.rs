@@ -19,6 +19,7 @@ use std::ops::{Bound, Range};
 use std::sync::Arc;
 
 use sheaf_base::error::Result;
+use sheaf_base::memtable::Layer;
 use sheaf_base::record::{Content, Record};
 use sheaf_base::segment::Address;
 use sheaf_base::sync::epoch::{self, Guard};
@@ -127,7 +128,7 @@ impl KreonEngine {
         let guard = &epoch::pin();
         let is_clear = self.resolve_doubts(views, guard);
         let state = self.state(guard);
-        if let Some(frozen) = &state.frozen {
+        if let Some(frozen) = &state.memtables.frozen {
             self.spill_frozen(&mut spill, state, &Arc::clone(frozen), views, guard)?;
             return Ok(true);
         }
@@ -170,9 +171,9 @@ impl KreonEngine {
             }
             let version = frozen.version(*place);
             let hash = self.hash(key);
-            if let Some(newer) = state.active.find(hash, key, guard) {
+            if let Some(newer) = state.memtables.active.find(hash, key, guard) {
                 // Not worth a place in a leaf: the active memtable has something newer.
-                let newer = state.active.version(newer);
+                let newer = state.memtables.active.version(newer);
                 self.skip(&mut meeting, key, version, newer, &mut staged);
                 continue;
             }
@@ -414,7 +415,7 @@ impl KreonEngine {
     ) -> Result<Option<Seq>> {
         let hash = self.hash(key);
         let mut died = None;
-        for memtable in state.memtables() {
+        for memtable in state.memtables.iter() {
             let Some(place) = memtable.find(hash, key, guard) else { continue };
             let version = memtable.version(place);
             if version.word.is_staged() {
@@ -483,7 +484,7 @@ impl KreonEngine {
             state_with(now, all, spilled.is_some())
         });
         if let Some(spilled) = spilled {
-            self.memtable_gone(spilled);
+            spilled.gone(&self.ground.memory);
         }
         let gone = std::mem::take(&mut change.gone);
         for (page, _) in &gone {
@@ -498,11 +499,7 @@ impl KreonEngine {
 }
 
 pub(crate) fn state_with(now: &State, levels: Vec<Level>, is_spilled: bool) -> State {
-    State {
-        active: Arc::clone(&now.active),
-        frozen: now.frozen.as_ref().filter(|_| !is_spilled).cloned(),
-        levels: levels.into(),
-    }
+    State { memtables: now.memtables.left(is_spilled), levels: levels.into() }
 }
 
 impl Shelf {
