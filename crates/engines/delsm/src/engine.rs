@@ -80,7 +80,7 @@ pub(crate) enum Found<'a> {
 
 impl DelsmEngine {
     pub(crate) fn new(ground: Arc<Ground>, id: KeyspaceId, options: &EngineOptions) -> DelsmEngine {
-        let path = ground.home.as_ref().map_or_else(Default::default, |home| home.of(id));
+        let path = ground.dir_of(id);
         let (tiny, sizes) = (ground.tiny, Sizes::chosen(options, ground.tiny));
         let state = State {
             memtables: Memtables::new(Memtable::new(1, Prefix::default(), tiny)),
@@ -503,10 +503,6 @@ impl Engine for DelsmEngine {
             memtables: now.memtables.emptied(tiny, guard),
             version: Arc::default(),
         });
-        if let Some(home) = &self.shelf.ground.home
-            && !home.read_only
-        {
-            let _ = home.remove(self.id); // else it is swept at the next opening
-        }
+        self.shelf.ground.remove_dir_of(self.id);
     }
 }

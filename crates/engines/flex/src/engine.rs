@@ -102,7 +102,7 @@ pub(crate) enum Found<'a> {
 impl FlexEngine {
     pub(crate) fn new(ground: Arc<Ground>, id: KeyspaceId, options: &EngineOptions) -> FlexEngine {
         let mut table = Table::new();
-        let path = ground.home.as_ref().map_or_else(Default::default, |home| home.of(id));
+        let path = ground.dir_of(id);
         let (tiny, sizes) = (ground.tiny, Sizes::chosen(options, ground.tiny, ground.space_limit));
         let (slots, warmth, wait) = (Slots::new(ground.memory.budget()), Warmth::new(), Wait::default());
         let shelf = Shelf { slots, ground, path, warmth, wait };
@@ -561,11 +561,7 @@ impl Engine for FlexEngine {
             ..now.clone()
         });
         self.set_moved();
-        if let Some(home) = &self.shelf.ground.home
-            && !home.read_only
-        {
-            let _ = home.remove(self.id); // else it is swept at the next opening
-        }
+        self.shelf.ground.remove_dir_of(self.id);
     }
 
     fn close(&self) -> Result<()> {
