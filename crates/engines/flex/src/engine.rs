@@ -34,10 +34,10 @@ use sheaf_base::views::{Pins, Views};
 use sheaf_flexspace::FlexSpace;
 
 use crate::block::print_of;
-use crate::commit::Sizes;
 use crate::cursor::FlexCursor;
 use crate::index::{Shelf, State};
 use crate::ingest::FlexIngest;
+use crate::sizes::Sizes;
 use crate::slots::Slots;
 use crate::table::Table;
 use crate::toll::{Move, Toll};
