@@ -20,11 +20,11 @@ use sheaf_base::segment::Address;
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::{KeyspaceId, Seq};
 
-use crate::engine::{KreonEngine, State};
+use crate::engine::KreonEngine;
 use crate::look::Shown;
 use crate::memtable::Memtable;
 use crate::node::Node;
-use crate::tree::{Aim, Found, Level, Seen, Shelf};
+use crate::tree::{Aim, Found, Level, Seen, Shelf, State};
 
 /// Pairs of the first batch and the second; from then on each is twice as large as the one before, ...
 const FIRST_BATCH: usize = 32;

@@ -42,7 +42,7 @@ use crate::cursor::KreonCursor;
 use crate::look::Candidates;
 use crate::memtable::{Memtable, Version, Word};
 use crate::spill::Spill;
-use crate::tree::{Level, Shelf};
+use crate::tree::{Shelf, State};
 
 /// The engine's name in the catalogue.
 pub(crate) const NAME: &str = "kreon";
@@ -66,13 +66,6 @@ const RECORD: usize = 1;
 const SEQ: usize = 2;
 /// Without a record: how many records shared the key's stripe.
 const LEN: usize = 3;
-
-/// A moment: everything a reader needs.
-#[derive(Clone)]
-pub(crate) struct State {
-    pub(crate) memtables: Memtables<Memtable>,
-    pub(crate) levels: Arc<[Level]>,
-}
 
 /// A keyspace.
 pub(crate) struct KreonEngine {
@@ -517,7 +510,7 @@ impl Engine for KreonEngine {
     }
 
     fn verify(&self, report: &mut dyn FnMut(Error), step: &mut dyn FnMut(u64) -> Result<()>) -> Result<()> {
-        self.verify_levels(report, step)
+        self.check(report, step)
     }
 
     fn retire(&self) {

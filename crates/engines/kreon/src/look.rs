@@ -24,9 +24,9 @@ use sheaf_base::versions::Old;
 use sheaf_base::views::Views;
 use smallvec::SmallVec;
 
-use crate::engine::{KreonEngine, State};
+use crate::engine::KreonEngine;
 use crate::memtable::{Version, Word};
-use crate::tree::{Seen, seq_in};
+use crate::tree::{Seen, State, seq_in};
 
 /// Records that are about to be moved.
 #[derive(Debug, Default)]

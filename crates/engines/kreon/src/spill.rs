@@ -29,13 +29,13 @@ use sheaf_base::views::Views;
 
 use crate::cache::Frame;
 use crate::change::{Change, Gathered, Made, Meet, Ways};
-use crate::engine::{KreonEngine, State};
+use crate::engine::KreonEngine;
 use crate::look::print_of;
 use crate::meeting::{Meeting, Sources};
 use crate::memtable::{Memtable, Version};
 use crate::node::{BELOW, Entry, INLINE, MOST_INLINE, Pair, Ref, STAGED};
 use crate::space::PAGE;
-use crate::tree::{Aim, Found, Level, Shelf};
+use crate::tree::{Aim, Found, Level, Shelf, State};
 
 /// Entries of a step, at most.
 const STEP_ENTRIES: usize = 16 << 10;
@@ -362,7 +362,7 @@ impl KreonEngine {
                 let mut levels = now.levels.to_vec();
                 levels.resize(levels.len().max(level + 2), Level::default());
                 (levels[level], levels[level + 1]) = (Level::default(), whole);
-                state_with(now, levels, false)
+                now.with(levels, false)
             });
             return Ok(());
         }
@@ -509,7 +509,7 @@ impl KreonEngine {
                 all.resize(all.len().max(number + 1), Level::default());
                 all[number] = level;
             }
-            state_with(now, all, spilled.is_some())
+            now.with(all, spilled.is_some())
         });
         if let Some(spilled) = spilled {
             spilled.gone(&self.ground.memory);
@@ -524,10 +524,6 @@ impl KreonEngine {
         ways.merges = (ways.merges.0 + now.merges.0, ways.merges.1 + now.merges.1);
         Ok(())
     }
-}
-
-pub(crate) fn state_with(now: &State, levels: Vec<Level>, is_spilled: bool) -> State {
-    State { memtables: now.memtables.left(is_spilled), levels: levels.into() }
 }
 
 impl Shelf {
