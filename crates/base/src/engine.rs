@@ -37,6 +37,7 @@ use std::sync::Arc;
 
 use crate::blob::BlobRef;
 use crate::error::{Error, Result};
+use crate::keys::{borrowed, is_above, is_below};
 use crate::options::{EngineOptions, OptionSpec};
 use crate::own::OwnFiles;
 use crate::record::Content;
@@ -211,17 +212,7 @@ impl Bounds {
     /// True if `key` lies within.
     #[must_use]
     pub fn contains(&self, key: &[u8]) -> bool {
-        let above = match &self.low {
-            Bound::Included(low) => key >= low.as_slice(),
-            Bound::Excluded(low) => key > low.as_slice(),
-            Bound::Unbounded => true,
-        };
-        above
-            && match &self.high {
-                Bound::Included(high) => key <= high.as_slice(),
-                Bound::Excluded(high) => key < high.as_slice(),
-                Bound::Unbounded => true,
-            }
+        is_above(key, borrowed(&self.low)) && is_below(key, borrowed(&self.high))
     }
 }
 

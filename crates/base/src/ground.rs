@@ -70,7 +70,7 @@ impl Home {
         names.filter_map(|entry| u32::from_str_radix(&entry.name, 16).ok().map(KeyspaceId)).collect()
     }
 
-    /// Removes the directory of a keyspace that is durably dropped. What stays is swept at the next opening.
+    /// Removes the directory of a keyspace.
     pub fn remove(&self, id: KeyspaceId) -> Result<()> {
         remove_tree(&*self.disk, &self.of(id))
     }
@@ -155,6 +155,19 @@ impl Ground {
     pub fn with_home(mut self, home: Home, inline: bool) -> Ground {
         (self.home, self.inline) = (Some(home), inline);
         self
+    }
+
+    /// The directory of a keyspace; nowhere if there is no place for it.
+    #[must_use]
+    pub fn dir_of(&self, id: KeyspaceId) -> PathBuf {
+        self.home.as_ref().map_or_else(PathBuf::new, |home| home.of(id))
+    }
+
+    /// The keyspace is durably dropped: its directory goes. What stays is swept at the next opening.
+    pub fn remove_dir_of(&self, id: KeyspaceId) {
+        if let Some(home) = self.home.as_ref().filter(|home| !home.read_only) {
+            let _ = home.remove(id);
+        }
     }
 
     /// Blob `id` was superseded by commit `seq` and no view needs it: it goes when that is durable.

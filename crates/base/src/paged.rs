@@ -50,7 +50,7 @@ impl Paged {
         (magic, format): (&'static [u8; 8], u32),
         page: usize,
     ) -> Paged {
-        let dir = ground.home.as_ref().map_or_else(PathBuf::new, |home| home.of(id));
+        let dir = ground.dir_of(id);
         Paged { path: dir.join(name), dir, page, magic, format, ground, id }
     }
 
@@ -135,7 +135,7 @@ impl Paged {
     /// Makes the file of a keyspace whose image has no page. One that is there is of no use to anybody: both slots of ROOT name that
     /// image, as the store is open. It may be of a life that ended at a failed sync of the directory: then the kernel may
     /// have dropped its name, and takes it for durable ever after. So it is made anew.
-    pub fn make(&self) -> Result<Arc<dyn File>> {
+    fn make(&self) -> Result<Arc<dyn File>> {
         let Some(home) = &self.ground.home else {
             return Err(Error::Invalid { what: "engine", why: "there is no place for its files".into() });
         };
@@ -149,6 +149,31 @@ impl Paged {
         };
         file.write_at(0, &self.head()).during("write", &self.path)?;
         Ok(file)
+    }
+
+    /// The file that is open, or else is made now.
+    pub fn made(&self, open: &mut Option<Arc<dyn File>>) -> Result<Arc<dyn File>> {
+        if let Some(file) = open {
+            return Ok(Arc::clone(file));
+        }
+        Ok(Arc::clone(open.insert(self.make()?)))
+    }
+
+    /// Makes what was written to the file durable, for the image that is to name it, and the file's name, unless it `is_named`.
+    /// The errors say which of the two `ops` failed.
+    pub fn sync(&self, file: &dyn File, is_named: bool, ops: [&'static str; 2]) -> Result<()> {
+        if file.sync().is_err() {
+            return Err(Error::Poisoned { op: ops[0] });
+        }
+        match self.ground.home.as_ref().filter(|_| !is_named) {
+            Some(home) if home.disk.sync_dir(&self.dir).is_err() => Err(Error::Poisoned { op: ops[1] }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The keyspace is dropped.
+    pub fn remove(&self) {
+        self.ground.remove_dir_of(self.id);
     }
 
     /// The file up to its present length, for a backup. What an image names in it is not written while that copies it; what is between

@@ -40,10 +40,12 @@
 mod client;
 mod connect;
 mod error;
+mod request;
 
-pub use client::{Batch, Client, Keyspace, Snapshot, Ticket};
+pub use client::{Client, Ticket};
 pub use connect::Options;
 pub use error::{Error, Result};
+pub use request::{Batch, Keyspace, Snapshot};
 pub use sheaf::Durability;
 pub use sheaf_flatrpc::address::Address;
 pub use sheaf_flatrpc::hello::Mode;

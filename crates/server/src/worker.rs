@@ -16,6 +16,9 @@
 //! 2. A session's port is delivered before its other lanes: whoever finds no port for a command finds it in the mail, or the
 //!    session is over.
 
+#[cfg(test)]
+mod tests;
+
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -466,147 +469,5 @@ impl Worker {
             }
         }
         any
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use sheaf::Durability;
-    use sheaf_flatrpc::hello::Mode;
-    use sheaf_flatrpc::link::SharedLink;
-    use sheaf_flatrpc::memory::Memory;
-    use sheaf_flatrpc::message::{Pair, Reply, Request};
-    use sheaf_flatrpc::ring::{Layout, Outgoing};
-    use sheaf_flatrpc::wake::Wake;
-
-    use super::*;
-    use crate::Limits;
-    use crate::commands::Payload;
-    use crate::port::Wire;
-    use crate::shared::bell;
-
-    /// A worker that nobody runs.
-    fn idle() -> (tempfile::TempDir, Worker) {
-        let dir = tempfile::tempdir().expect("a directory");
-        let db = sheaf::Database::open(dir.path().join("db")).expect("a database");
-        let limits = Limits { workers: 1, ..Limits::default() };
-        let (shared, ends) = Shared::new(db, limits, None).expect("what threads share");
-        let (quiet, _) = std::sync::mpsc::channel();
-        let (commands, epoll) = ends.workers.into_iter().next().expect("one worker");
-        let worker = Worker::new(shared, 0, commands, epoll, quiet).expect("a worker");
-        (dir, worker)
-    }
-
-    /// The first worker's part of a session over shared memory, and the client's inbox.
-    fn arrival(shared: &Shared) -> (Arrival, Arc<Memory>, Layout) {
-        let workers = shared.limits.workers;
-        let layout = Layout::new(workers, 1, shared.limits.ring).expect("a layout");
-        let [inbox, theirs] = [layout, layout.of_peer()].map(|layout| Arc::new(Memory::heap(layout.words())));
-        let whom = Whom { slot: shared.slots.take().expect("a place"), session: 1 };
-        let slots = Arc::clone(&shared.slots);
-        let session = Session::new(whom, Mode::Agent, 0, workers, layout, Arc::clone(&inbox), slots);
-        let session = Arc::new(session);
-        let wake = Wake { board: inbox, at: layout.asleep(), bell: bell().expect("a bell") };
-        let wire = Wire {
-            link: Box::new(SharedLink::new(Arc::clone(&theirs), vec![wake])),
-            applier: None,
-            socket: Arc::new(bell().expect("anything that can be waited for")),
-        };
-        let port = Port::new(&session, Outgoing::new(layout, 0), Vec::new(), wire);
-        let arrival = Arrival { session, ring: Incoming::new(layout, 0), bell: None, port: Some(port) };
-        (arrival, theirs, layout.of_peer())
-    }
-
-    #[test]
-    fn a_pass_that_took_a_ring_is_not_followed_by_sleep() {
-        let (_dir, mut worker) = idle();
-        assert!(!worker.pass(), "there is nothing to do");
-        let shared = Arc::clone(&worker.shared);
-        let asleep = Asleep::say(&shared.desks[0].wake.board, shared.desks[0].wake.at);
-        shared.desks[0].wake.ring();
-        drop(asleep);
-        worker.passes = PASSES - 1; // the next one looks at events
-        assert!(worker.pass(), "what the ring was for is not looked for any more");
-        assert!(!worker.pass());
-    }
-
-    #[test]
-    fn a_reply_whose_port_is_still_in_the_mail_reaches_the_client() {
-        let (_dir, mut worker) = idle();
-        let (arrival, theirs, layout) = arrival(&worker.shared);
-        let (whom, desk) = (arrival.session.whom, &worker.shared.desks[0]);
-        arrival.session.owed.fetch_add(3, Ordering::SeqCst);
-        desk.deliver(arrival);
-        desk.send(Command::Reply { whom, payload: Payload::new(b"abc") });
-        assert!(worker.take_commands(), "as after a look at the mail that was too early");
-        let mut message = Vec::new();
-        let whole = Incoming::new(layout, 0).take(&theirs, &mut message).expect("no violation");
-        assert_eq!((whole, &message[..]), (Some(true), &b"abc"[..]));
-    }
-
-    #[test]
-    fn a_reply_for_a_session_that_is_over_is_forgotten() {
-        let (_dir, mut worker) = idle();
-        let (arrival, ..) = arrival(&worker.shared);
-        let session = Arc::clone(&arrival.session);
-        worker.admit(arrival).expect("admitted");
-        worker.shared.end(&session);
-        assert!(worker.pass(), "it is buried");
-        worker.shared.desks[0].send(Command::Reply { whom: session.whom, payload: Payload::new(b"abc") });
-        assert!(worker.take_commands());
-        assert!(worker.port(session.whom).is_none());
-    }
-
-    #[test]
-    fn a_durable_commit_made_while_the_server_closes_is_answered() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let db = sheaf::Database::open(dir.path().join("db")).expect("a database");
-        let limits = Limits { workers: 2, ..Limits::default() };
-        let (shared, ends) = Shared::new(db, limits, None).expect("what threads share");
-        let (sender, quiet) = std::sync::mpsc::channel();
-        let mut ends_of_workers = ends.workers.into_iter().enumerate();
-        let mut worker = || {
-            let (index, (commands, epoll)) = ends_of_workers.next().expect("two of them");
-            Worker::new(Arc::clone(&shared), index, commands, epoll, sender.clone()).expect("a worker")
-        };
-        let [mut agent, mut other] = [worker(), worker()];
-        let (jobs, of_waiter) = (ends.jobs, Arc::clone(&shared));
-        let waiter = crate::spawn("waiter".into(), move || crate::waiter::run(&of_waiter, &jobs));
-        let waiter = Some(waiter.expect("a thread"));
-        let threads = Vec::new();
-        let server =
-            crate::Server { shared: Arc::clone(&shared), addresses: Vec::new(), threads, waiter, quiet };
-        let (first, theirs, layout) = arrival(&shared);
-        let session = Arc::clone(&first.session);
-        let ring = Incoming::new(session.layout, 1);
-        let second = Arrival { session: Arc::clone(&session), ring, bell: None, port: None };
-        agent.admit(first).expect("admitted");
-        other.admit(second).expect("admitted");
-        shared.keyspaces.open(&shared.db, "k", "", true).expect("a keyspace, with the number 0");
-
-        // The other worker is in a pass that began before the end, the agent in one that began after it.
-        shared.draining.store(true, Ordering::SeqCst);
-        agent.pass();
-        let pair = Pair { keyspace: 0, key: b"a", value: Some(b"b") };
-        let mut request = Vec::new();
-        Request::Write { pair, durability: Durability::Sync }.encode(7, &mut request);
-        other.execute(&session, &request).expect("executed");
-        other.pass();
-        let closing =
-            crate::spawn("closing".into(), || server.close().expect("an orderly end")).expect("a thread");
-        // The agent was asleep, and comes when the server has gone on.
-        while !other.has_news() && !shared.stop.load(Ordering::SeqCst) {
-            std::thread::yield_now();
-        }
-        while !closing.is_finished() {
-            agent.pass();
-            other.pass();
-        }
-        agent.pass(); // as `run` does at its end
-        closing.join().expect("no panic");
-        let mut message = Vec::new();
-        let whole = Incoming::new(layout, 0).take(&theirs, &mut message).expect("no violation");
-        assert_eq!(whole, Some(true), "the commit was made, and its client is not told");
-        assert!(matches!(Reply::decode(&message), Ok((7, Reply::Done { .. }))));
     }
 }

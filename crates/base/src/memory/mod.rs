@@ -250,7 +250,13 @@ impl Memory {
     /// True if more is taken than there is, even without the caches.
     #[must_use]
     pub fn is_exceeded(&self) -> bool {
-        self.is_over() && self.total().saturating_sub(self.used(Part::Cache)) > self.budget
+        self.is_over() && !self.has_room_at_last(0)
+    }
+
+    /// True if `bytes` more fit once the caches have given way.
+    #[must_use]
+    pub fn has_room_at_last(&self, bytes: u64) -> bool {
+        self.total().saturating_sub(self.used(Part::Cache)) + bytes <= self.budget
     }
 
     /// Takes `bytes` for `part`, whether they fit or not: whoever must be able to refuse asks

@@ -6,8 +6,8 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use super::prefix::Prefix;
-use super::{Memtable, Version, Word};
-use crate::sync::{epoch, explore, thread};
+use super::{Memtable, Memtables, Version, Word};
+use crate::sync::{Published, epoch, explore, thread};
 use crate::types::Seq;
 use crate::views::Views;
 
@@ -131,5 +131,33 @@ fn a_memtable_in_which_something_is_found_is_not_empty() {
             }
         }
         writer.join().expect("it adds");
+    });
+}
+
+#[test]
+fn what_is_frozen_is_found_beside_those_who_freeze_and_add() {
+    explore(500, || {
+        let first = Memtables::new(Memtable::new(1, Prefix::default(), true));
+        add(&first.active, 0);
+        let present = Arc::new(Published::new(first));
+        let writer = {
+            let present = Arc::clone(&present);
+            thread::spawn(move || {
+                let guard = &epoch::pin();
+                present.replace(guard, |now| now.freeze(true, guard));
+                add(&present.load(guard).active, 1);
+                add(&present.load(guard).active, 0);
+            })
+        };
+        let mut had = 0;
+        for _ in 0..3 {
+            let guard = &epoch::pin();
+            let found = |n| present.load(guard).find(hash(n), &key(n), Seq::LATEST, guard);
+            assert_eq!(found(0).map(|(_, version)| version.seq), Some(Seq(1)));
+            let has = present.load(guard).filled().count();
+            assert!(has >= had, "nothing has left");
+            had = has;
+        }
+        writer.join().expect("it freezes");
     });
 }

@@ -22,8 +22,9 @@
 
 use super::arena::Place;
 use super::order::Keys;
-use super::prefix::{Prefix, common};
+use super::prefix::Prefix;
 use super::table::Table;
+use crate::keys::common;
 use crate::memory::{Memory, Part};
 use crate::sync::epoch::Guard;
 use crate::types::Seq;

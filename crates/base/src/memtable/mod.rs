@@ -22,96 +22,36 @@ pub mod arena;
 #[cfg(all(test, shuttle))]
 mod interleavings;
 pub mod load;
+mod moment;
+mod op;
 pub mod order;
 pub mod prefix;
 pub mod table;
+#[cfg(test)]
+mod tests;
+mod word;
 
 use std::ops::Bound;
 use std::ptr;
 
-use crate::blob::BlobRef;
-use crate::error::{Error, Result};
-use crate::frame::{u32_at, u64_at};
+pub use self::arena::{Place, high, low};
+pub use self::moment::{Layer, Memtables};
+use self::order::Keys;
+use self::prefix::Prefix;
+use self::table::Table;
+use self::word::{OWNED, kind_of};
+pub use self::word::{Word, blob_bytes, blob_of};
+use crate::error::Result;
 use crate::ground::Ground;
 use crate::record::{Content, Record};
 use crate::segment::{Address, Frame};
 use crate::sync::atomic::Ordering;
 use crate::sync::epoch::Guard;
 use crate::types::Seq;
-use crate::views::{Pins, Views};
-
-pub use self::arena::{Place, high, low};
-use self::order::Keys;
-use self::prefix::Prefix;
-use self::table::Table;
-use crate::engine::{Action, Need, Op};
+use crate::views::Views;
 
 /// Bytes of a record before its key.
 const HEAD: usize = 24;
-
-// The words of an operation's note.
-const HASH: usize = 0;
-/// Number of the memtable, and the key's record there; 0 if there is none.
-const RECORD: usize = 1;
-/// The record's word.
-const WORD: usize = 2;
-/// Without a record: how many records shared the key's stripe.
-const LEN: usize = 3;
-/// The staged value that is replaced, plus one; 0 for none.
-const BLOB: usize = 4;
-
-const TOMB: u64 = 1 << 62;
-const STAGED: u64 = 1 << 61;
-const OWNED: u64 = 1 << 60;
-
-/// What a version of a key is, in a word: where its frame or its copy stands, and of what kind it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Word(u64);
-
-impl Word {
-    /// The entry whose frame stands at `address`.
-    pub fn of(content: &Content<'_>, address: Address) -> Word {
-        Word(address.bits() | kind_of(content))
-    }
-
-    /// A removal.
-    #[must_use]
-    pub fn is_tomb(self) -> bool {
-        self.0 & TOMB != 0
-    }
-
-    /// A staged value.
-    #[must_use]
-    pub fn is_staged(self) -> bool {
-        self.0 & STAGED != 0
-    }
-
-    /// Where its frame stands; none of a removal, and of a copy.
-    #[must_use]
-    pub fn address(self) -> Option<Address> {
-        (self.0 & (OWNED | TOMB) == 0).then(|| Address::from_bits(self.0))
-    }
-
-    /// As a number.
-    #[must_use]
-    pub fn bits(self) -> u64 {
-        self.0
-    }
-
-    /// What [`Word::bits`] gave.
-    #[must_use]
-    pub fn from_bits(bits: u64) -> Word {
-        Word(bits)
-    }
-}
-
-fn kind_of(content: &Content<'_>) -> u64 {
-    match content {
-        Content::Put(_) => 0,
-        Content::Staged(_) => STAGED,
-        Content::Remove => TOMB,
-    }
-}
 
 /// A record of a memtable.
 #[derive(Clone, Copy)]
@@ -323,58 +263,6 @@ impl Memtable {
         self.table.counted(&ground.memory, || self.table.settle(guard));
     }
 
-    /// `Engine::prepare` of an engine whose newest memtable this is: what the commit of `op` needs. `is_over` says whether a key
-    /// that is new here is beyond the budget, and whether a checkpoint would change that, `prior` looks for its newest version everywhere.
-    pub fn prepare(
-        &self,
-        op: &mut Op<'_>,
-        hash: u64,
-        (ground, guard): (&Ground, &Guard),
-        pins: &Pins,
-        (is_over, passes): (impl FnOnce(&Op<'_>) -> bool, impl FnOnce() -> bool),
-        prior: impl Fn(&[u8]) -> Result<Seq>,
-    ) -> Result<Need> {
-        let is_there = self.note(op, hash, ground, guard)?;
-        op.prior = Seq::ZERO;
-        match op.action {
-            Action::Put(_) | Action::Staged(_) => {
-                // A key that is new to the memtable is refused beyond the budget if it is new altogether.
-                let is_over = !is_there && is_over(op);
-                if is_over && op.may_wait && passes() {
-                    return Err(Error::OverBudget { budget: ground.memory.budget() });
-                }
-                if is_over || (!is_there && pins.has_views()) {
-                    op.prior = prior(op.key)?;
-                }
-                if is_over && op.prior == Seq::ZERO {
-                    return Err(Error::OverBudget { budget: ground.memory.budget() });
-                }
-                Ok(Need::Record)
-            }
-            Action::Expect => {
-                op.prior = prior(op.key)?;
-                Ok(Need::Nothing)
-            }
-            Action::Remove => match prior(op.key)? {
-                Seq::ZERO => Ok(Need::Nothing),
-                prior => {
-                    op.prior = prior;
-                    Ok(Need::Record)
-                }
-            },
-        }
-    }
-
-    /// Tells `pins` of the version that `op` supersedes by commit `seq`, if a view needs it. Before the memtable changes.
-    pub fn note_superseded(&self, op: &Op<'_>, seq: Seq, views: &Views, pins: &Pins) {
-        pins.learn(views);
-        if !views.is_empty() {
-            let record = Memtable::record_of(op);
-            let born = if record == 0 { op.prior } else { self.entry(record).newest().seq };
-            pins.superseded(born, seq, views);
-        }
-    }
-
     /// Puts versions behind those that a record has. One writer.
     pub fn append_older(&self, place: Place, versions: &[Version]) {
         let mut last = place;
@@ -470,194 +358,5 @@ impl Memtable {
     /// Appends to `out` the records from `high` down, until there are `limit`.
     pub fn fall(&self, high: Bound<&[u8]>, limit: usize, guard: &Guard, out: &mut Vec<Place>) {
         self.table.fall(high, limit, guard, out);
-    }
-
-    /// Writes down in `op` what it found here, for [`Memtable::is_current`] and `apply`. True if the key has a record.
-    pub fn note(&self, op: &mut Op<'_>, hash: u64, ground: &Ground, guard: &Guard) -> Result<bool> {
-        let len = self.stripe_len(hash); // before the look
-        let entry = self.find(hash, op.key, guard);
-        let word = entry.as_ref().map(|entry| entry.newest().word);
-        op.note[HASH] = hash;
-        op.note[RECORD] =
-            u64::from(self.number) << 32 | u64::from(entry.as_ref().map_or(0, |entry| entry.place));
-        op.note[WORD] = word.map_or(0, Word::bits);
-        op.note[LEN] = u64::from(len);
-        op.note[BLOB] = 0;
-        if let Some(word) = word.filter(|word| word.is_staged()) {
-            op.note[BLOB] = self.content(word, ground, guard, |content| {
-                Ok(if let Content::Staged(blob) = content { blob.id + 1 } else { 0 })
-            })?;
-        }
-        Ok(entry.is_some())
-    }
-
-    /// Whether this is the memtable that `op` was noted in, and what it found there still holds.
-    pub fn is_current(&self, op: &Op<'_>) -> bool {
-        let (number, record) = (high(op.note[RECORD]), low(op.note[RECORD]));
-        if self.number != number {
-            return false;
-        }
-        if record == 0 {
-            return u64::from(self.stripe_len(op.note[HASH])) == op.note[LEN];
-        }
-        let word = self.entry(record).newest().word;
-        let is_blind = matches!(op.action, Action::Put(_) | Action::Staged(_));
-        word.bits() == op.note[WORD] || (is_blind && op.note[BLOB] == 0 && !word.is_staged())
-    }
-
-    /// The record that `op` found; 0 for none.
-    #[must_use]
-    pub fn record_of(op: &Op<'_>) -> Place {
-        low(op.note[RECORD])
-    }
-
-    /// The hash that `op` was noted with.
-    #[must_use]
-    pub fn hash_of(op: &Op<'_>) -> u64 {
-        op.note[HASH]
-    }
-
-    /// The staged value that `op` replaces.
-    #[must_use]
-    pub fn replaced_blob(op: &Op<'_>) -> Option<u64> {
-        op.note[BLOB].checked_sub(1)
-    }
-}
-
-/// A staged value's reference as bytes.
-pub fn blob_bytes(blob: &BlobRef) -> [u8; 16] {
-    let mut bytes = [0; 16];
-    bytes[..8].copy_from_slice(&blob.id.to_le_bytes());
-    bytes[8..12].copy_from_slice(&blob.len.to_le_bytes());
-    bytes[12..].copy_from_slice(&blob.sum.to_le_bytes());
-    bytes
-}
-
-/// The reference that `bytes`, 16 of them, are.
-pub fn blob_of(bytes: &[u8]) -> BlobRef {
-    BlobRef { id: u64_at(bytes, 0), len: u32_at(bytes, 8), sum: u32_at(bytes, 12) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::memory::HUGE_PAGE;
-    use crate::sync::epoch;
-    use std::collections::BTreeMap;
-
-    fn keys(memtable: &Memtable, places: &[Place]) -> Vec<Vec<u8>> {
-        places.iter().map(|place| memtable.table.key(*place).to_vec()).collect()
-    }
-
-    fn settle(memtable: &Memtable, parts: usize, guard: &Guard) {
-        let before = memtable.bytes();
-        (0..parts).for_each(|part| memtable.sort_share(part, parts));
-        memtable.table.settle(guard);
-        assert!(memtable.bytes() < before + before / 2 + HUGE_PAGE as u64);
-        memtable.table.settle(guard); // nothing waits any more
-    }
-
-    /// Once put in one by one; and once the first thousands loaded, sorted in some parts, of which `most` may wait.
-    fn check(tiny: bool, keys_of: impl Iterator<Item = Vec<u8>> + Clone) {
-        check_loaded(tiny, 0, (1, u64::MAX), keys_of.clone());
-        check_loaded(tiny, u64::MAX, (4, u64::MAX), keys_of.clone());
-        check_loaded(tiny, 2500, (3, u64::MAX), keys_of.clone());
-        check_loaded(tiny, 2500, (1, 700), keys_of);
-    }
-
-    fn check_loaded(
-        tiny: bool,
-        loaded: u64,
-        (parts, most): (usize, u64),
-        keys_of: impl Iterator<Item = Vec<u8>>,
-    ) {
-        let memtable = Memtable::new(1, Prefix::default(), tiny);
-        let guard = &epoch::pin();
-        let mut expected = BTreeMap::new();
-        let hash = |key: &[u8]| u64::from(crc32c::crc32c(key)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        for (number, key) in (1..).zip(keys_of) {
-            let version = Version { word: Word(number), seq: Seq(number) };
-            if number == loaded {
-                settle(&memtable, parts, guard);
-            }
-            match memtable.find(hash(&key), &key, guard) {
-                None if number < loaded => {
-                    memtable.table.add_unordered(hash(&key), &key, (number, Seq(number)), most, guard);
-                }
-                Some(entry) => assert!(!memtable.replace(entry.place, version, &Views::default())),
-                None => memtable.add(hash(&key), &key, version, guard),
-            }
-            expected.insert(key, number);
-        }
-        if loaded == u64::MAX {
-            settle(&memtable, parts, guard);
-        }
-        assert_eq!(memtable.count(), expected.len() as u64);
-        for (key, number) in &expected {
-            let found = memtable.find(hash(key), key, guard).expect("it was added");
-            assert_eq!((found.newest().seq, found.key()), (Seq(*number), &key[..]));
-        }
-        let all: Vec<Vec<u8>> = expected.keys().cloned().collect();
-        let mut places = Vec::new();
-        memtable.ascend(Bound::Unbounded, usize::MAX, guard, &mut places);
-        assert_eq!(keys(&memtable, &places), all);
-        places.clear();
-        memtable.fall(Bound::Unbounded, usize::MAX, guard, &mut places);
-        assert_eq!(keys(&memtable, &places), all.iter().rev().cloned().collect::<Vec<_>>());
-        for key in all.iter().step_by(all.len() / 50 + 1) {
-            for bound in [Bound::Included(&key[..]), Bound::Excluded(&key[..])] {
-                for limit in [1, 3, 100] {
-                    places.clear();
-                    memtable.ascend(bound, limit, guard, &mut places);
-                    let range = expected.range::<[u8], _>((bound, Bound::Unbounded));
-                    assert_eq!(
-                        keys(&memtable, &places),
-                        range.take(limit).map(|(k, _)| k.clone()).collect::<Vec<_>>()
-                    );
-                    places.clear();
-                    memtable.fall(bound, limit, guard, &mut places);
-                    let range = expected.range::<[u8], _>((Bound::Unbounded, bound)).rev();
-                    assert_eq!(
-                        keys(&memtable, &places),
-                        range.take(limit).map(|(k, _)| k.clone()).collect::<Vec<_>>()
-                    );
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn it_holds_what_it_was_given_in_order() {
-        let random = |i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        for tiny in [true, false] {
-            check(tiny, (0..5000).map(|i| format!("user{:016x}", random(i)).into_bytes()));
-            check(tiny, (0..5000).map(|i| format!("user{i:016}").into_bytes()));
-            check(tiny, (0..5000).rev().map(|i| format!("user{i:016}").into_bytes()));
-            check(
-                tiny,
-                (0..3000)
-                    .map(|i| random(i % 1500).to_be_bytes()[..usize::try_from(i % 9).unwrap_or(0)].to_vec()),
-            );
-            check(tiny, (0..3000).map(|i| vec![0; usize::try_from(random(i) % 300).unwrap_or(0)]));
-        }
-    }
-
-    #[test]
-    fn versions_that_views_need_stay() {
-        let memtable = Memtable::new(1, Prefix::default(), true);
-        let guard = &epoch::pin();
-        let version = |seq| Version { word: Word(seq), seq: Seq(seq) };
-        let mut views = Views::default();
-        memtable.add(7, b"k", version(3), guard);
-        let entry = memtable.find(7, b"k", guard).expect("it was added");
-        views.register(Seq(4));
-        assert!(memtable.replace(entry.place, version(5), &views));
-        assert!(!memtable.replace(entry.place, version(6), &views));
-        assert_eq!(entry.at(Seq(4)).map(|v| v.seq), Some(Seq(3)));
-        assert_eq!(entry.at(Seq::LATEST).map(|v| v.seq), Some(Seq(6)));
-        assert!(entry.at(Seq(2)).is_none());
-        memtable.append_older(entry.place, &[version(2), version(1)]);
-        assert_eq!(entry.at(Seq(2)).map(|v| v.seq), Some(Seq(2)));
-        assert_eq!(entry.versions().map(|v| v.seq.0).collect::<Vec<_>>(), [6, 3, 2, 1]);
     }
 }

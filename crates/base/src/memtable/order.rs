@@ -27,12 +27,13 @@
 
 use std::ops::{Bound, Deref};
 
+use crate::keys::common;
 use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
 use crate::sync::bare;
 use crate::sync::epoch::Guard;
 
 use super::arena::{Arena, Place};
-use super::prefix::{Prefix, common};
+use super::prefix::Prefix;
 
 /// Entries of a node.
 const CAPACITY: usize = 64;

@@ -10,10 +10,8 @@
 //! 2. A separator whose bytes are the prefix and at most eight more is in its number: see [`Sep`].
 
 use std::cmp::Ordering;
-use std::ops::Bound;
 
-/// Bytes of a head.
-const HEAD: usize = 8;
+use crate::keys::{self, HEAD};
 
 /// What keys share.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -42,15 +40,7 @@ impl Prefix {
     /// The eight bytes behind the prefix, zeros where there are fewer; `None` for a key that does not start with it.
     #[inline]
     fn raw(&self, key: &[u8]) -> Option<u64> {
-        let rest = key.strip_prefix(&*self.0)?;
-        Some(match rest.first_chunk::<HEAD>() {
-            Some(head) => u64::from_be_bytes(*head),
-            None => {
-                let mut head = [0; HEAD];
-                head[..rest.len()].copy_from_slice(rest);
-                u64::from_be_bytes(head)
-            }
-        })
+        Some(keys::head(key.strip_prefix(&*self.0)?))
     }
 
     /// The head of `key`.
@@ -66,35 +56,6 @@ impl Prefix {
     /// Whether a head says that its key does not start with the prefix.
     pub fn is_foreign(head: u64) -> bool {
         head == 0 || head == u64::MAX
-    }
-}
-
-/// How many bytes two keys share.
-pub fn common(a: &[u8], b: &[u8]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
-}
-
-/// The shortest key above `low` and not above `high`, which is above `low`.
-pub fn between(low: &[u8], high: &[u8]) -> Vec<u8> {
-    debug_assert!(low < high);
-    high[..high.len().min(common(low, high) + 1)].to_vec()
-}
-
-/// Whether `key` lies at or behind the lower bound.
-pub fn is_above(key: &[u8], low: Bound<&[u8]>) -> bool {
-    match low {
-        Bound::Included(low) => key >= low,
-        Bound::Excluded(low) => key > low,
-        Bound::Unbounded => true,
-    }
-}
-
-/// Whether `key` lies at or before the upper bound.
-pub fn is_below(key: &[u8], high: Bound<&[u8]>) -> bool {
-    match high {
-        Bound::Included(high) => key <= high,
-        Bound::Excluded(high) => key < high,
-        Bound::Unbounded => true,
     }
 }
 
@@ -248,12 +209,5 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn what_is_between_is_short() {
-        assert_eq!(between(b"user1", b"user2999"), b"user2");
-        assert_eq!(between(b"user", b"user2999"), b"user2");
-        assert_eq!(between(b"", b"x"), b"x");
     }
 }

@@ -20,29 +20,30 @@
 //!    a slot is cleared, and its segment unmapped, only after all older guards are gone.
 
 mod address;
+mod identity;
+mod read;
 mod scan;
 mod slots;
 mod spot;
 
 pub use address::{Address, SLOT_COUNT};
+pub use identity::{Identity, file_name, number_of};
+pub use read::Frame;
 pub use scan::{Scan, Scanned, Stop, find_water};
 pub use slots::Segments;
 pub use spot::Spot;
 
-use std::borrow::Cow;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::codec::{COUNTED, Reader, Writer};
 use crate::disk::{Disk, File, How, SECTOR, SECTOR_BYTES};
 use crate::error::{Damage, Error, IoContext, Result};
-use crate::frame::{HEADER, Header, Seed, WATER, u32_at};
-use crate::root::{FORMAT, SegmentEntry};
+use crate::frame::Seed;
+use crate::root::SegmentEntry;
 use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use crate::types::{Incarnation, LogId, SegmentId, Seq, StoreId};
 
-const MAGIC: &[u8; 8] = b"SHEAFSEG";
 /// Frames start here.
 pub const DATA_START: u64 = SECTOR;
 /// Largest segment an [`Address`] can reach into.
@@ -53,8 +54,6 @@ const LINE: u64 = 64;
 const USUAL_LINES: u32 = 3;
 /// ... and at most: behind them the processor sees the pattern.
 const MOST_LINES: u64 = 8;
-/// What a first read of an unmapped frame fetches, in the hope that it is all.
-const GUESS: usize = 512;
 
 /// Maps a segment. Entries are read here and there: with neighbours brought along, as a device's setting may want it, each one that
 /// memory does not hold cost megabytes. Who reads a segment from front to back asks for it ([`Scan`]).
@@ -70,81 +69,6 @@ fn map(file: &dyn File, len: u64) {
 struct Counts {
     live: AtomicI64,
     tombs: AtomicU64,
-}
-
-/// Who a segment is: the part of its header that salts the checksums.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Identity {
-    /// The database.
-    pub store: StoreId,
-    /// The log.
-    pub log: LogId,
-    /// The number.
-    pub id: SegmentId,
-    /// The stream.
-    pub stream: u8,
-    /// The opening that writes it.
-    pub incarnation: Incarnation,
-    /// Bytes it may hold, header included.
-    pub capacity: u64,
-}
-
-impl Identity {
-    fn encode(&self) -> [u8; SECTOR_BYTES] {
-        let mut w = Writer::default();
-        w.0.extend_from_slice(MAGIC);
-        w.u32(FORMAT);
-        w.u8(self.log as u8);
-        w.u8(self.stream);
-        w.u8(0);
-        w.u8(0);
-        w.u128(self.store.0);
-        w.u64(self.id.0);
-        w.u64(self.incarnation.0);
-        w.u64(self.capacity);
-        let sum = crc32c::crc32c(&w.0);
-        w.u32(sum);
-        let mut sector = [0; SECTOR_BYTES];
-        sector[..w.0.len()].copy_from_slice(&w.0);
-        sector
-    }
-
-    fn decode(path: &Path, sector: &[u8; SECTOR_BYTES]) -> Result<Identity> {
-        const SUMMED: usize = 56;
-        let damaged = |what| Error::corrupt(path, 0, what);
-        if &sector[..8] != MAGIC {
-            return Err(damaged(Damage::BadMagic));
-        }
-        let (expected, got) = (u32_at(sector, SUMMED), crc32c::crc32c(&sector[..SUMMED]));
-        if expected != got {
-            return Err(damaged(Damage::BadChecksum { expected, got }));
-        }
-        if let Some(at) = sector[SUMMED + 4..].iter().position(|b| *b != 0) {
-            let field = Damage::BadField { field: "padding", value: u64::from(sector[SUMMED + 4 + at]) };
-            return Err(Error::corrupt(path, (SUMMED + 4 + at) as u64, field));
-        }
-        let found = u32_at(sector, 8);
-        if found != FORMAT {
-            return Err(Error::Format { path: path.to_path_buf(), found, supported: FORMAT });
-        }
-        let mut r = Reader::new(&sector[12..SUMMED]);
-        let mut fields = || -> Result<Identity, Damage> {
-            let number = r.u8()?;
-            let log =
-                LogId::from_u8(number).ok_or(Damage::BadField { field: "log", value: u64::from(number) })?;
-            let stream = r.u8()?;
-            r.take(2)?;
-            let store = StoreId(r.u128()?);
-            let id = SegmentId(r.counter("segment")?);
-            let incarnation = Incarnation(r.counter("incarnation")?);
-            let capacity = r.u64()?;
-            if !(DATA_START..=MAX_CAPACITY).contains(&capacity) {
-                return Err(Damage::BadField { field: "capacity", value: capacity });
-            }
-            Ok(Identity { store, log, id, stream, incarnation, capacity })
-        };
-        fields().map_err(damaged)
-    }
 }
 
 /// One segment.
@@ -171,19 +95,6 @@ pub struct Segment {
     sealed_at: AtomicU64,
     /// Lines of the cache that a usual frame reaches over.
     lines: AtomicU32,
-}
-
-/// The name of a segment's file.
-#[must_use]
-pub fn file_name(id: SegmentId) -> String {
-    format!("{:016x}.seg", id.0)
-}
-
-/// The number in a segment's file name. One that no segment can have makes it a name of somebody else's.
-#[must_use]
-pub fn number_of(name: &str) -> Option<SegmentId> {
-    let digits = name.strip_suffix(".seg").filter(|n| n.len() == 16)?;
-    u64::from_str_radix(digits, 16).ok().filter(|number| *number < COUNTED).map(SegmentId)
 }
 
 impl Segment {
@@ -496,118 +407,6 @@ impl Segment {
             frames: self.frames(),
         }
     }
-
-    /// The frame at `offset`, checked. `limit` is the end of the bytes that may be looked at.
-    pub fn frame(&self, offset: u64, limit: u64) -> Result<Frame<'_>> {
-        Ok(self.frame_and_sum(offset, limit)?.0)
-    }
-
-    /// As [`Segment::frame`], and what its body sums to.
-    fn frame_and_sum(&self, offset: u64, limit: u64) -> Result<(Frame<'_>, u32)> {
-        let frame = self.frame_unchecked(offset, limit)?;
-        let sum = self.check(offset, &frame)?;
-        Ok((frame, sum))
-    }
-
-    /// Verifies the checksum of a frame that was read without; answers what its body sums to.
-    pub fn check(&self, offset: u64, frame: &Frame<'_>) -> Result<u32> {
-        let damaged = |what| Error::corrupt(&self.path, offset, what);
-        let bytes = &frame.bytes[..HEADER + frame.header.len];
-        self.seed.verify_and_sum(offset, &frame.header, bytes).map_err(damaged)
-    }
-
-    /// All bytes up to `limit`, if they are mapped, for [`Segment::whole_frame`].
-    fn window(&self, limit: u64) -> Option<&[u8]> {
-        // SAFETY: as in `frame_unchecked`: callers pass a `limit` that is a published end or, at recovery and verification,
-        // the end of accepted bytes nobody writes (I1).
-        usize::try_from(limit).ok().and_then(|limit| unsafe { self.file.mapped(0, limit) })
-    }
-
-    /// The frame at `offset` and what its body sums to, if it stands in `window` without a flaw. Else [`Segment::frame`] says
-    /// what is wrong, after a look at the file, as a mapping may have broken meanwhile.
-    #[inline]
-    fn whole_frame<'w>(&self, offset: u64, window: &'w [u8]) -> Option<(Frame<'w>, u32)> {
-        let (header, bytes, sum) = self.flawless(offset, window.get(usize::try_from(offset).ok()?..)?)?;
-        Some((Frame { header, bytes: Cow::Borrowed(bytes) }, sum))
-    }
-
-    /// Of the frame at `offset`, where `bytes` begin: its header, all of it, and what its body sums to, if it has no flaw.
-    #[inline]
-    fn flawless<'w>(&self, offset: u64, bytes: &'w [u8]) -> Option<(Header, &'w [u8], u32)> {
-        let header = Header::decode(bytes.first_chunk()?)?;
-        let has_water = header.flags & WATER == 0 || header.len >= 8;
-        if header.span() > bytes.len() as u64 || !has_water {
-            return None;
-        }
-        let bytes = &bytes[..HEADER + header.len];
-        let sum = self.seed.verify_and_sum(offset, &header, bytes).ok()?;
-        Some((header, bytes, sum))
-    }
-
-    /// The frame at `offset` within its bounds, its checksum not looked at: for a caller that compares the
-    /// key and returns nothing else from it.
-    pub fn frame_unchecked(&self, offset: u64, limit: u64) -> Result<Frame<'_>> {
-        let damaged = |what| Error::corrupt(&self.path, offset, what);
-        let room = limit.saturating_sub(offset);
-        if room < HEADER as u64 {
-            return Err(damaged(Damage::BadLength { got: HEADER as u64, max: room }));
-        }
-        // The lines of an entry are best fetched at once.
-        self.file.prefetch(offset + LINE, self.lines() - 1);
-        // SAFETY: callers pass a `limit` that is a published end or, at recovery and verification, the end of
-        // accepted bytes nobody writes (I1).
-        let all = usize::try_from(room).ok().and_then(|room| unsafe { self.file.mapped(offset, room) });
-        let mut bytes = match all {
-            Some(all) => Cow::Borrowed(all),
-            None => Cow::Owned(self.read(offset, HEADER, room)?),
-        };
-        let mut head = [0; HEADER];
-        head.copy_from_slice(&bytes[..HEADER]);
-        let Some(header) = Header::decode(&head) else {
-            return Err(damaged(Damage::BadField { field: "frame kind", value: u64::from(head[7] & 0xf) }));
-        };
-        let whole = HEADER + header.len;
-        if header.span() > room {
-            // Padding included: where that is missing, the file was cut short.
-            return Err(damaged(Damage::BadLength { got: header.span(), max: room }));
-        }
-        if bytes.len() < whole {
-            bytes = Cow::Owned(self.read(offset, whole, whole as u64)?);
-        }
-        if header.flags & WATER != 0 && header.len < 8 {
-            return Err(damaged(Damage::BadLength { got: header.len as u64, max: 8 }));
-        }
-        Ok(Frame { header, bytes })
-    }
-
-    /// At least `len` bytes at `offset`, read: a little ahead, within `room`.
-    fn read(&self, offset: u64, len: usize, room: u64) -> Result<Vec<u8>> {
-        let size = self.file.len().during("measure", &self.path)?;
-        let have = size.saturating_sub(offset).min(room);
-        let want = len.max(GUESS.min(usize::try_from(have).unwrap_or(usize::MAX)));
-        if have < len as u64 {
-            let what = Damage::Short { got: size, expected: offset + len as u64 };
-            return Err(Error::corrupt(&self.path, offset, what));
-        }
-        let mut buffer = vec![0; want];
-        self.file.read_at(offset, &mut buffer).during("read", &self.path)?;
-        Ok(buffer)
-    }
-
-    /// Lines of the cache that a usual frame reaches over.
-    fn lines(&self) -> usize {
-        self.lines.load(Ordering::Relaxed) as usize
-    }
-
-    /// Asks for the start of the frame at `offset` to be loaded soon.
-    pub fn prefetch(&self, offset: u64) {
-        self.file.prefetch(offset, 1);
-    }
-
-    /// As [`Segment::prefetch`], for as much as a usual frame takes.
-    pub fn prefetch_frame(&self, offset: u64) {
-        self.file.prefetch(offset, self.lines());
-    }
 }
 
 /// What stands for a file that is not there.
@@ -632,71 +431,5 @@ impl File for NoBytes {
     }
     fn sync(&self) -> io::Result<()> {
         Ok(())
-    }
-}
-
-/// A checked frame.
-#[derive(Debug)]
-pub struct Frame<'a> {
-    /// Its header.
-    pub header: Header,
-    bytes: Cow<'a, [u8]>,
-}
-
-impl Frame<'_> {
-    /// Its payload: the body without the water mark.
-    #[must_use]
-    pub fn payload(&self) -> &[u8] {
-        self.header.payload(&self.bytes)
-    }
-
-    /// The durable watermark it carries.
-    #[must_use]
-    pub fn water(&self) -> Option<Seq> {
-        (self.header.flags & WATER != 0).then(|| Seq(crate::frame::u64_at(&self.bytes, HEADER)))
-    }
-
-    /// Of a seal: the segment where the log goes on.
-    #[must_use]
-    pub fn sealed_to(&self) -> Option<SegmentId> {
-        let is_seal = self.header.kind == crate::frame::Kind::Seal && self.header.len == 8;
-        is_seal.then(|| SegmentId(crate::frame::u64_at(&self.bytes, HEADER)))
-    }
-
-    /// Bytes it takes in the log.
-    #[must_use]
-    pub fn span(&self) -> u64 {
-        self.header.span()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_name_with_a_number_that_no_segment_has_is_not_ours() {
-        assert_eq!(number_of(&file_name(SegmentId(COUNTED - 1))), Some(SegmentId(COUNTED - 1)));
-        for name in ["ffffffffffffffff.seg", "4000000000000000.seg", "1.seg", "0000000000000001.sg"] {
-            assert_eq!(number_of(name), None, "{name}");
-        }
-    }
-
-    #[test]
-    fn a_header_with_a_number_that_leaves_none_after_it_is_damage() {
-        let identity = Identity {
-            store: StoreId(1),
-            log: LogId::Flat,
-            id: SegmentId(1),
-            stream: 0,
-            incarnation: Incarnation(1),
-            capacity: MAX_CAPACITY,
-        };
-        let decoded = |identity: Identity| Identity::decode(Path::new("x"), &identity.encode());
-        assert!(decoded(identity).is_ok());
-        for number in [COUNTED, u64::MAX] {
-            assert!(decoded(Identity { id: SegmentId(number), ..identity }).is_err());
-            assert!(decoded(Identity { incarnation: Incarnation(number), ..identity }).is_err());
-        }
     }
 }

@@ -9,7 +9,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::{Address, Frame, GUESS, SLOT_COUNT, Segment};
+use super::read::GUESS;
+use super::{Address, Frame, SLOT_COUNT, Segment};
 use crate::error::{Damage, Error, Result};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicPtr, Ordering};

@@ -33,6 +33,7 @@
 //!
 //! `recover` has the whole story; docs/format/log.md the byte layouts.
 
+mod append;
 mod background;
 mod balance;
 mod bulk;

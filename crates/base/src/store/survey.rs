@@ -17,7 +17,7 @@ use crate::disk::How;
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::frame::Kind;
 use crate::record::{Content, Record};
-use crate::segment::{self, DATA_START, Scan, Stop, find_water};
+use crate::segment::{self, DATA_START, Scan, Scanned, Stop, find_water};
 use crate::types::{LogId, SegmentId, Seq};
 
 /// What a survey found of one commit.
@@ -37,6 +37,79 @@ struct Survey {
     behind: Vec<(LogId, Seq, Error)>,
     blobs: Vec<(Seq, BlobRef)>,
     frames: u64,
+}
+
+/// What was found of one segment so far.
+struct Reading {
+    /// As in [`Found`](super::recover::Found).
+    runs: Vec<(u64, Seq)>,
+    end: u64,
+    frames: u32,
+    last_seq: Seq,
+    /// The commit whose first frame was seen in this log, and not its last one.
+    open_run: Option<Seq>,
+}
+
+impl Default for Reading {
+    fn default() -> Reading {
+        Reading { runs: Vec::new(), end: DATA_START, frames: 0, last_seq: Seq::ZERO, open_run: None }
+    }
+}
+
+impl Survey {
+    /// Takes the next good frame of a segment. Where its seal cuts a run, `crossing` says in which segment it goes on.
+    fn note(
+        &mut self,
+        scanned: &Scanned<'_>,
+        floor: Seq,
+        reading: &mut Reading,
+        crossing: &mut HashMap<SegmentId, Seq>,
+    ) {
+        let header = scanned.frame.header;
+        self.frames += 1;
+        let before = reading.end;
+        reading.end = scanned.offset + header.span();
+        if let Some(water) = scanned.frame.water() {
+            self.known = self.known.max(water);
+        }
+        match header.kind {
+            Kind::Commit => self.note_commit(scanned, before, floor, reading),
+            Kind::Moved => {
+                reading.frames += 1;
+                reading.last_seq = reading.last_seq.max(header.seq);
+            }
+            Kind::Seal => {
+                if let (Some(seq), Some(next)) = (reading.open_run, scanned.frame.sealed_to()) {
+                    crossing.insert(next, seq);
+                }
+            }
+            Kind::Pinned | Kind::Note => {}
+        }
+    }
+
+    fn note_commit(&mut self, scanned: &Scanned<'_>, before: u64, floor: Seq, reading: &mut Reading) {
+        let header = scanned.frame.header;
+        reading.frames += 1;
+        if header.is_first() {
+            reading.open_run = Some(header.seq);
+        }
+        if header.is_first() || reading.runs.last().is_none_or(|(_, seq)| *seq != header.seq) {
+            reading.runs.push((before, header.seq)); // without the gap: an end is the end of a frame
+        }
+        if header.seq > floor
+            && let Ok(Record { content: Content::Staged(blob), .. }) = Record::decode(scanned.frame.payload())
+        {
+            self.blobs.push((header.seq, blob));
+        }
+        if header.is_last() {
+            if reading.open_run == Some(header.seq) && header.seq > floor {
+                let seen = self.commits.entry(header.seq).or_default();
+                seen.parts = header.parts;
+                seen.complete |= 1 << header.part.min(7);
+            }
+            reading.open_run = None;
+        }
+    }
 }
 
 impl Recovery<'_> {
@@ -172,7 +245,6 @@ impl Recovery<'_> {
     }
 
     fn survey_log(&mut self, log: LogId, survey: &mut Survey) -> Result<()> {
-        let floor = self.root.floor;
         let plausible = Seq::ZERO..=Seq(self.root.seq_bound.0.saturating_add(1));
         // Commits whose runs go on in the segment that a seal named (tail I1).
         let mut crossing: HashMap<SegmentId, Seq> = HashMap::new();
@@ -185,73 +257,36 @@ impl Recovery<'_> {
             let len = found.segment.file().len().during("measure", found.segment.path())?;
             let limit = found.segment.identity().capacity.min(len);
             let durable_end = found.end;
-            let mut open_run = crossing.remove(&found.segment.id());
             let mut scan = Scan::new(&found.segment, 0, limit);
-            (found.frames, found.end) = (0, DATA_START);
+            let open_run = crossing.remove(&found.segment.id());
+            let mut reading = Reading { open_run, last_seq: found.last_seq, ..Reading::default() };
             for scanned in scan.by_ref() {
-                let header = scanned.frame.header;
-                survey.frames += 1;
-                let before = found.end;
-                found.end = scanned.offset + header.span();
-                if let Some(water) = scanned.frame.water() {
-                    survey.known = survey.known.max(water);
-                }
-                if header.kind == Kind::Seal
-                    && let (Some(seq), Some(next)) = (open_run, scanned.frame.sealed_to())
-                {
-                    crossing.insert(next, seq);
-                }
-                if header.kind != Kind::Commit {
-                    found.frames += u32::from(header.kind == Kind::Moved);
-                    found.last_seq =
-                        found.last_seq.max(if header.kind == Kind::Moved { header.seq } else { Seq::ZERO });
-                    continue;
-                }
-                found.frames += 1;
-                if header.is_first() {
-                    open_run = Some(header.seq);
-                }
-                if header.is_first() || found.runs.last().is_none_or(|(_, seq)| *seq != header.seq) {
-                    found.runs.push((before, header.seq)); // without the gap: an end is the end of a frame
-                }
-                if header.seq > floor
-                    && let Ok(Record { content: Content::Staged(blob), .. }) =
-                        Record::decode(scanned.frame.payload())
-                {
-                    survey.blobs.push((header.seq, blob));
-                }
-                if header.is_last() {
-                    if open_run == Some(header.seq) && header.seq > floor {
-                        let seen = survey.commits.entry(header.seq).or_default();
-                        seen.parts = header.parts;
-                        seen.complete |= 1 << header.part.min(7);
-                    }
-                    open_run = None;
-                }
+                survey.note(&scanned, self.root.floor, &mut reading, &mut crossing);
             }
-            match scan.stop() {
+            let stop = scan.stop();
+            (found.runs, found.end) = (reading.runs, reading.end);
+            (found.frames, found.last_seq) = (reading.frames, reading.last_seq);
+            let lost = match stop {
                 Stop::Sealed(_) if found.end < durable_end => {
                     // The file ends before what ROOT knows to be durable.
                     let what = Damage::Short { got: limit, expected: durable_end };
-                    let error = Error::corrupt(found.segment.path(), found.end, what);
-                    self.broken[log.index()] = Some(Broken::from_error(error)?);
-                    return Ok(());
+                    Error::corrupt(found.segment.path(), found.end, what)
                 }
-                Stop::Sealed(_) => {}
+                Stop::Sealed(_) => continue,
                 Stop::Torn(_, error) if !error.is_corrupt() => return Err(error),
+                // A frame that ROOT knows to be durable: damage, whatever its number.
+                Stop::Torn(_, error) if found.end < durable_end => error,
                 Stop::Torn(at, error) => {
-                    if found.end < durable_end {
-                        // A frame that ROOT knows to be durable: damage, whatever its number.
-                        self.broken[log.index()] = Some(Broken::from_error(error)?);
-                        return Ok(());
-                    }
                     // Only what stands behind the bad place in the same segment says that the place is to blame.
                     let water = find_water(&found.segment, at, limit, plausible.clone())?;
                     if water > water_behind {
                         (torn, water_behind) = (Some(error), water);
                     }
+                    continue;
                 }
-            }
+            };
+            self.broken[log.index()] = Some(Broken::from_error(lost)?);
+            return Ok(());
         }
         survey.behind.extend(torn.zip(water_behind).map(|(error, water)| (log, water, error)));
         Ok(())

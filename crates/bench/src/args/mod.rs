@@ -1,5 +1,8 @@
 //! # Arguments: the commands, their options, their help
 
+#[cfg(test)]
+mod tests;
+
 mod values;
 
 use std::path::PathBuf;
@@ -525,88 +528,4 @@ pub(crate) struct Run {
     /// Keep the database in --dir; use the one that is there in place of a new one
     #[arg(long)]
     pub(crate) keep: bool,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn line(text: &str) -> Result<Command, clap::Error> {
-        Cli::try_parse_from(std::iter::once("sheaf-bench").chain(text.split_whitespace()))
-            .map(|cli| cli.command)
-    }
-
-    #[test]
-    fn the_commands_are_well_formed() {
-        use clap::CommandFactory;
-        Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn figures_take_their_options() {
-        let Ok(Command::Figures(options)) =
-            line("figures --pairs 200k --peers none --rounds 2 --only tail,cpu --sync-ms 0 --json")
-        else {
-            panic!("not figures")
-        };
-        assert_eq!(
-            (options.pairs, options.rounds, options.peers().len(), options.only().len()),
-            (200_000, 2, 0, 2)
-        );
-        assert!(options.json && options.sync_every.is_none());
-    }
-
-    #[test]
-    fn wrong_lines_are_refused_with_a_reason() {
-        for (text, reason) in [
-            ("figure", "unrecognized subcommand"),
-            ("figures --pairs many", "not a number"),
-            ("figures --pairs 10", "at least 1000"),
-            ("figures --peers oracle", "unknown store"),
-            ("figures --peers flat", "not a peer"),
-            ("figures --only everything", "unknown group"),
-            ("figures --seconds 0", "not a time"),
-            ("figures --rounds", "value is required"),
-            ("figures --engine kreon", "has no figures"),
-            ("run get-all", "unknown workload"),
-            ("compare --stores flat,oracle", "unknown store"),
-            ("compare --pairs 1k,many", "not a number"),
-            ("compare --pairs 5000m", "at most 2^32"),
-            ("compare --speed 3", "unexpected argument"),
-            ("paper flatstore --scale -1", "unexpected argument"),
-            ("paper flatstore --scale=-1", "not a positive number"),
-            ("stream --megabytes 5000", "less than 4 GiB"),
-            ("backup --subject null", "not an engine of ours"),
-            ("report", "required arguments were not provided"),
-        ] {
-            let error = line(text).unwrap_err().to_string();
-            assert!(error.contains(reason), "{text}: {error}");
-        }
-        let Ok(Command::Compare(compare)) = line("compare --only get-all") else {
-            panic!("not a comparison")
-        };
-        assert!(compare.comparison().unwrap_err().to_string().contains("unknown workload"));
-        let Ok(Command::Paper(paper)) = line("paper bigtable") else { panic!("not a paper") };
-        assert!(paper.paper().unwrap_err().to_string().contains("unknown paper"));
-    }
-
-    #[test]
-    fn a_quick_comparison_is_small_and_can_still_be_changed() {
-        let Ok(Command::Compare(compare)) =
-            line("compare --quick --out /o --rounds 5 --stores flat,null --threads 1,2 --dir /d")
-        else {
-            panic!("not a comparison")
-        };
-        let compare = compare.comparison().unwrap();
-        assert_eq!((compare.options.rounds, compare.pairs, compare.threads), (5, vec![200_000], vec![1, 2]));
-        assert_eq!(compare.options.subjects, [Subject::FLAT, Subject::NULL]);
-        assert!(compare.loads.iter().all(|load| load.quick) && compare.loads.len() > 8);
-    }
-
-    #[test]
-    fn a_report_does_not_say_where_files_went() {
-        let line = "compare --quick --out /o --rounds 5 --stores flat,null --dir /d --threads 1,2";
-        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        assert_eq!(without_places(&words), "compare --quick --rounds 5 --stores flat,null --threads 1,2");
-    }
 }

@@ -86,7 +86,6 @@ impl Inner {
 #[derive(Debug)]
 pub(crate) struct Space {
     ground: Arc<Ground>,
-    id: KeyspaceId,
     pub(crate) paged: Paged,
     inner: Mutex<Inner>,
 }
@@ -94,7 +93,7 @@ pub(crate) struct Space {
 impl Space {
     pub(crate) fn new(ground: Arc<Ground>, id: KeyspaceId, page_bytes: usize) -> Space {
         let paged = Paged::new(Arc::clone(&ground), id, FILE, (MAGIC, FORMAT), page_bytes);
-        Space { ground, id, paged, inner: Mutex::new(Inner { end: 1, ..Inner::default() }) }
+        Space { ground, paged, inner: Mutex::new(Inner { end: 1, ..Inner::default() }) }
     }
 
     /// Takes up the table of an image.
@@ -192,7 +191,7 @@ impl Space {
     pub(crate) fn write(&self, frozen: &FrozenTable, pages: &[(u32, Box<[u64]>)]) -> Result<()> {
         let mut inner = self.inner.lock();
         self.begin(&mut inner, frozen);
-        let file = self.file(&mut inner)?;
+        let file = self.paged.made(&mut inner.file)?;
         let mut places: Vec<u32> = Vec::with_capacity(pages.len());
         let taken = self.take_places(&mut inner, &*file, pages.len(), &mut places);
         drop(inner);
@@ -222,15 +221,6 @@ impl Space {
             }
             inner.next = Some(next);
         }
-    }
-
-    fn file(&self, inner: &mut Inner) -> Result<Arc<dyn File>> {
-        if let Some(file) = &inner.file {
-            return Ok(Arc::clone(file));
-        }
-        let file = self.paged.make()?;
-        inner.file = Some(Arc::clone(&file));
-        Ok(file)
     }
 
     fn take_places(
@@ -281,15 +271,8 @@ impl Space {
         let table = inner.next.clone().unwrap_or_default();
         drop(inner);
         let Some(file) = file else { return Ok(table) };
-        if file.sync().is_err() {
-            return Err(Error::Poisoned { op: "sync of a trie" });
-        }
-        if let Some(home) = self.ground.home.as_ref().filter(|_| !is_named) {
-            if home.disk.sync_dir(&self.paged.dir).is_err() {
-                return Err(Error::Poisoned { op: "sync of a trie's directory" });
-            }
-            self.inner.lock().is_named = true;
-        }
+        self.paged.sync(&*file, is_named, ["sync of a trie", "sync of a trie's directory"])?;
+        self.inner.lock().is_named = true;
         Ok(table)
     }
 
@@ -337,9 +320,7 @@ impl Space {
     /// The keyspace is dropped.
     pub(crate) fn retire(&self) {
         *self.inner.lock() = Inner { end: 1, ..Inner::default() };
-        if let Some(home) = self.ground.home.as_ref().filter(|home| !home.read_only) {
-            let _ = home.remove(self.id); // else it is swept at the next opening
-        }
+        self.paged.remove();
     }
 
     pub(crate) fn close(&self) {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use sheaf_base::engine::{Bounds, Cursor, Engine, Want};
 use sheaf_base::error::Result;
+use sheaf_base::keys::{borrowed, is_above, is_below};
 use sheaf_base::record::Content;
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::Seq;
@@ -147,8 +148,8 @@ impl DelsmCursor {
         let state = engine.state(guard);
         let from = match (self.started, way) {
             (true, _) => Bound::Excluded(last.as_slice()),
-            (false, Way::Up) => self.bounds.low.as_ref().map(Vec::as_slice),
-            (false, Way::Down) => self.bounds.high.as_ref().map(Vec::as_slice),
+            (false, Way::Up) => borrowed(&self.bounds.low),
+            (false, Way::Down) => borrowed(&self.bounds.high),
         };
         self.started = true;
         let mut lanes = lanes_of(state, from, way, guard)?;
@@ -203,7 +204,7 @@ impl DelsmCursor {
 /// All that a state consists of, the newest first.
 fn lanes_of<'s>(state: &'s State, from: Bound<&[u8]>, way: Way, guard: &Guard) -> Result<Vec<Lane<'s>>> {
     let mut lanes: Vec<Lane<'s>> = Vec::new();
-    lanes.extend(state.memtables().map(|m| Lane::Memory(MemLane::new(m, from, way, guard))));
+    lanes.extend(state.memtables.iter().map(|m| Lane::Memory(MemLane::new(m, from, way, guard))));
     for table in &state.version.levels[0] {
         lanes.push(Lane::Tables(TableLane::new(vec![Arc::clone(table)], from, way)?));
     }
@@ -240,12 +241,9 @@ fn take_from<'m>(
 
 /// Whether `key` is behind the far end.
 fn is_beyond(key: &[u8], end: &Bound<Vec<u8>>, way: Way) -> bool {
-    match (end, way) {
-        (Bound::Unbounded, _) => false,
-        (Bound::Included(end), Way::Up) => key > end.as_slice(),
-        (Bound::Excluded(end), Way::Up) => key >= end.as_slice(),
-        (Bound::Included(end), Way::Down) => key < end.as_slice(),
-        (Bound::Excluded(end), Way::Down) => key <= end.as_slice(),
+    match way {
+        Way::Up => !is_below(key, borrowed(end)),
+        Way::Down => !is_above(key, borrowed(end)),
     }
 }
 

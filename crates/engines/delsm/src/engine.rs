@@ -16,13 +16,13 @@ use sheaf_base::engine::{
 };
 use sheaf_base::error::{Error, Result};
 use sheaf_base::ground::Ground;
-use sheaf_base::memory::Part;
+use sheaf_base::lull::Lull;
 use sheaf_base::memtable::prefix::Prefix;
-use sheaf_base::memtable::{Memtable, Version as MemVersion, Word};
+use sheaf_base::memtable::{Layer, Memtable, Memtables, Version as MemVersion, Word};
 use sheaf_base::options::EngineOptions;
 use sheaf_base::own::OwnFiles;
 use sheaf_base::record::Content;
-use sheaf_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use sheaf_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::sync::{Mutex, Published};
 use sheaf_base::types::{KeyspaceId, LogId, Seq};
@@ -60,10 +60,8 @@ pub(crate) struct DelsmEngine {
     listed: AtomicU64,
     /// Versions that views pin.
     pins: Pins,
-    numbers: AtomicU32,
-    /// The newest commit when the store last asked whether there should be a checkpoint, and how often it was the same.
-    seen: AtomicU64,
-    rest: AtomicU32,
+    /// As the store sees it when it asks whether there should be a checkpoint.
+    lull: Lull,
     /// Views were released since somebody last looked.
     pub(crate) released: AtomicBool,
     /// Staged values of tables that are not published yet: see `ingest.rs`.
@@ -82,11 +80,10 @@ pub(crate) enum Found<'a> {
 
 impl DelsmEngine {
     pub(crate) fn new(ground: Arc<Ground>, id: KeyspaceId, options: &EngineOptions) -> DelsmEngine {
-        let path = ground.home.as_ref().map_or_else(Default::default, |home| home.of(id));
+        let path = ground.dir_of(id);
         let (tiny, sizes) = (ground.tiny, Sizes::chosen(options, ground.tiny));
         let state = State {
-            active: Arc::new(Memtable::new(1, Prefix::default(), tiny)),
-            frozen: None,
+            memtables: Memtables::new(Memtable::new(1, Prefix::default(), tiny)),
             version: Arc::default(),
         };
         DelsmEngine {
@@ -99,9 +96,7 @@ impl DelsmEngine {
             logged: Default::default(),
             listed: AtomicU64::new(0),
             pins: Pins::default(),
-            numbers: AtomicU32::new(2),
-            seen: AtomicU64::new(0),
-            rest: AtomicU32::new(0),
+            lull: Lull::default(),
             released: AtomicBool::new(false),
             ingested: Mutex::default(),
         }
@@ -118,29 +113,22 @@ impl DelsmEngine {
     }
 
     pub(crate) fn frozen(&self) -> Option<Arc<Memtable>> {
-        self.state(&epoch::pin()).frozen.clone()
+        self.state(&epoch::pin()).memtables.frozen.clone()
     }
 
     /// Publishes `version`; with `is_flushed`, what was frozen is in it.
     pub(crate) fn publish_version(&self, version: Version, is_flushed: bool) {
         let guard = &epoch::pin();
-        if let Some(frozen) = self.state(guard).frozen.as_ref().filter(|_| is_flushed) {
-            self.memtable_gone(frozen);
+        if let Some(frozen) = self.state(guard).memtables.frozen.as_ref().filter(|_| is_flushed) {
+            frozen.gone(&self.shelf.ground.memory);
             self.logged[1].store(0, Ordering::Relaxed);
         }
         let listed = version.tables().map(|table| table.list.bytes()).sum();
         self.listed.store(listed, Ordering::Relaxed);
         self.state.replace(guard, |now| State {
-            active: Arc::clone(&now.active),
-            frozen: if is_flushed { None } else { now.frozen.clone() },
+            memtables: now.memtables.left(is_flushed),
             version: Arc::new(version),
         });
-    }
-
-    fn memtable_gone(&self, memtable: &Memtable) {
-        if !memtable.is_empty() {
-            self.shelf.ground.memory.give(Part::Index, memtable.bytes());
-        }
     }
 
     /// Calls `with` with what `key` is at `at` in `state`. What a table says is to be understood by the same state: a later one may have
@@ -154,15 +142,12 @@ impl DelsmEngine {
         with: impl FnOnce(Found<'_>) -> Result<R>,
     ) -> Result<R> {
         let hash = self.shelf.hash(key);
-        for memtable in state.memtables() {
-            if let Some(version) = memtable.find(hash, key, guard).and_then(|entry| entry.at(at)) {
-                if version.word.is_tomb() {
-                    return with(Found::Nothing);
-                }
-                return memtable.content(version.word, &self.shelf.ground, guard, |content| {
-                    with(Found::Memory(content))
-                });
+        if let Some((memtable, version)) = state.memtables.find(hash, key, at, guard) {
+            if version.word.is_tomb() {
+                return with(Found::Nothing);
             }
+            return memtable
+                .content(version.word, &self.shelf.ground, guard, |content| with(Found::Memory(content)));
         }
         match state.version.find(hash, key, at)? {
             None | Some((_, _, What::Gone)) => with(Found::Nothing),
@@ -170,33 +155,24 @@ impl DelsmEngine {
         }
     }
 
-    /// The newest commit that is not in a table.
-    pub(crate) fn newest(&self) -> Seq {
-        self.state(&epoch::pin()).active.newest()
-    }
-
     /// The number of the version of `key` that a view at `at` shows. No value is read for it, in a file, a pack or the journal: the
     /// memtable's word or the key list says it.
     fn seen(&self, at: Seq, key: &[u8], guard: &Guard) -> Result<Option<Seq>> {
         let (state, hash) = (self.state(guard), self.shelf.hash(key));
-        for memtable in state.memtables() {
-            if let Some(version) = memtable.find(hash, key, guard).and_then(|entry| entry.at(at)) {
-                return Ok((!version.word.is_tomb()).then_some(version.seq));
-            }
+        if let Some((_, version)) = state.memtables.find(hash, key, at, guard) {
+            return Ok((!version.word.is_tomb()).then_some(version.seq));
         }
         let found = state.version.find(hash, key, at)?;
         Ok(found.and_then(|(_, seq, what)| (what != What::Gone).then_some(seq)))
     }
 
     /// Whether the record of `op` would be beyond the budget, with all that can give way gone, and with room for what
-    /// the memtables will take in the index. Tables grow by leaps.
+    /// the memtables will take in the index.
     fn is_over(&self, op: &Op<'_>, state: &State) -> bool {
-        let cost = Memtable::cost(op.key) + self.sizes.indexed;
-        let to_come: u64 = state.memtables().map(|memtable| memtable.count() * self.sizes.indexed).sum();
-        let more = cost * (u64::from(op.ahead) + 1) + state.active.bytes() / 16 + to_come;
+        let more = state.memtables.more_with(op, self.sizes.indexed);
         let memory = &self.shelf.ground.memory;
         self.shelf.ground.values.give_way(more, memory);
-        memory.total().saturating_sub(memory.used(Part::Cache)) + more > memory.budget()
+        !memory.has_room_at_last(more)
     }
 
     /// Hands what `key` is at `at` to `found`; with `from_cache`, bytes that were read from a file before in place of the file.
@@ -267,7 +243,7 @@ impl DelsmEngine {
     pub(crate) fn staged_blobs(&self, out: &mut Vec<u64>) -> Result<()> {
         let guard = &epoch::pin();
         let state = self.state(guard);
-        for memtable in state.memtables() {
+        for memtable in state.memtables.iter() {
             let mut places = Vec::new();
             memtable.ascend(std::ops::Bound::Unbounded, usize::MAX, guard, &mut places);
             for place in places {
@@ -312,7 +288,7 @@ impl Engine for DelsmEngine {
         let guard = &epoch::pin();
         let hash = self.shelf.hash(op.key);
         let state = self.state(guard);
-        state.active.prepare(
+        state.memtables.active.prepare(
             op,
             hash,
             (&self.shelf.ground, guard),
@@ -324,13 +300,13 @@ impl Engine for DelsmEngine {
 
     fn is_current(&self, op: &Op<'_>) -> bool {
         let guard = &epoch::pin();
-        self.state(guard).active.is_current(op)
+        self.state(guard).memtables.active.is_current(op)
     }
 
     fn apply(&self, seq: Seq, op: &Op<'_>, views: &Views) {
         let Some(content) = op.action.content() else { return };
         let guard = &epoch::pin();
-        let active = &self.state(guard).active;
+        let active = &self.state(guard).memtables.active;
         let version = MemVersion { word: Word::of(&content, op.address), seq };
         active.note_superseded(op, seq, views, &self.pins);
         let (record, hash) = (Memtable::record_of(op), Memtable::hash_of(op));
@@ -366,7 +342,7 @@ impl Engine for DelsmEngine {
         let state = self.state(guard);
         for key in keys {
             let hash = self.shelf.hash(key.key);
-            state.memtables().for_each(|memtable| memtable.prefetch(hash, guard));
+            state.memtables.prefetch(hash, guard);
         }
     }
 
@@ -391,18 +367,14 @@ impl Engine for DelsmEngine {
     fn freeze(&self) {
         let guard = &epoch::pin();
         let state = self.state(guard);
-        if state.active.is_empty() || state.frozen.is_some() {
+        if !state.memtables.can_freeze() {
             return;
         }
-        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
-        let fresh = Memtable::new(number, state.active.prefix(guard), self.shelf.ground.tiny);
         self.staged.iter().for_each(|staged| staged.store(0, Ordering::Relaxed));
         self.logged[1].store(self.logged[0].swap(0, Ordering::Relaxed), Ordering::Relaxed);
-        self.state.replace(guard, |now| State {
-            active: Arc::new(fresh),
-            frozen: Some(Arc::clone(&now.active)),
-            version: Arc::clone(&now.version),
-        });
+        let tiny = self.shelf.ground.tiny;
+        self.state
+            .replace(guard, |now| State { memtables: now.memtables.freeze(tiny, guard), ..now.clone() });
     }
 
     fn work(&self, views: &Views, certain: Seq) -> Result<bool> {
@@ -410,7 +382,7 @@ impl Engine for DelsmEngine {
     }
 
     fn is_settled(&self) -> bool {
-        self.state(&epoch::pin()).frozen.is_none()
+        self.state(&epoch::pin()).memtables.frozen.is_none()
     }
 
     /// Lists of what is in memory, the same once more with what they are merged with, and what stands with them.
@@ -423,12 +395,8 @@ impl Engine for DelsmEngine {
     fn wants_checkpoint(&self) -> bool {
         let guard = &epoch::pin();
         let state = self.state(guard);
-        let active = &state.active;
-        let newest = active.newest().0;
-        // Asked again and again while nothing else is due: no commit in between is rest.
-        let is_same = self.seen.swap(newest, Ordering::Relaxed) == newest;
-        let rest = if is_same { self.rest.load(Ordering::Relaxed).saturating_add(1) } else { 0 };
-        self.rest.store(rest, Ordering::Relaxed);
+        let active = &state.memtables.active;
+        let rest = self.lull.look(active.newest());
         let budget = self.shelf.ground.memory.budget();
         // After 1, 2, 4, ... times so many looks: one at rest for hours is not looked through again and again.
         let (looked, looks) = (rest.saturating_add(1), self.sizes.looks);
@@ -442,8 +410,7 @@ impl Engine for DelsmEngine {
 
     fn is_swollen(&self) -> bool {
         let guard = &epoch::pin();
-        let bytes: u64 = self.state(guard).memtables().map(|memtable| memtable.bytes()).sum();
-        bytes > self.shelf.ground.memory.budget() / SWOLLEN_SHARE
+        self.state(guard).memtables.bytes() > self.shelf.ground.memory.budget() / SWOLLEN_SHARE
     }
 
     fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
@@ -471,7 +438,7 @@ impl Engine for DelsmEngine {
             return Ok(());
         }
         let guard = &epoch::pin();
-        let active = &self.state(guard).active;
+        let active = &self.state(guard).memtables.active;
         let hash = self.shelf.hash(record.key);
         let entry = active.find(hash, record.key, guard);
         if entry.as_ref().is_some_and(|entry| entry.newest().seq >= record.seq) {
@@ -485,13 +452,13 @@ impl Engine for DelsmEngine {
     }
 
     fn absorb(&self, part: usize, parts: usize) -> Result<()> {
-        self.state(&epoch::pin()).active.sort_share(part, parts);
+        self.state(&epoch::pin()).memtables.active.sort_share(part, parts);
         Ok(())
     }
 
     fn replayed(&self) {
         let guard = &epoch::pin();
-        self.state(guard).active.settle(&self.shelf.ground, guard);
+        self.state(guard).memtables.active.settle(&self.shelf.ground, guard);
     }
 
     fn blobs(&self, out: &mut Vec<u64>) -> Result<()> {
@@ -510,7 +477,7 @@ impl Engine for DelsmEngine {
     fn stats(&self) -> EngineStats {
         let guard = epoch::pin();
         let state = self.state(&guard);
-        let memtables: u64 = state.memtables().map(|memtable| memtable.bytes()).sum();
+        let memtables = state.memtables.bytes();
         let lists: u64 = state.version.tables().map(|table| table.list.memory()).sum();
         drop(guard); // not held while all keys are counted
         EngineStats {
@@ -527,21 +494,15 @@ impl Engine for DelsmEngine {
     fn retire(&self) {
         let mut work = self.work.lock();
         let guard = &epoch::pin();
-        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
-        let fresh = Memtable::new(number, Prefix::default(), self.shelf.ground.tiny);
-        self.state(guard).memtables().for_each(|memtable| self.memtable_gone(memtable));
+        self.state(guard).memtables.gone(&self.shelf.ground.memory);
         self.pins.clear();
         *work = Work::default();
         self.logged.iter().chain([&self.listed]).for_each(|bytes| bytes.store(0, Ordering::Relaxed));
-        self.state.replace(guard, |_| State {
-            active: Arc::new(fresh),
-            frozen: None,
+        let tiny = self.shelf.ground.tiny;
+        self.state.replace(guard, |now| State {
+            memtables: now.memtables.emptied(tiny, guard),
             version: Arc::default(),
         });
-        if let Some(home) = &self.shelf.ground.home
-            && !home.read_only
-        {
-            let _ = home.remove(self.id); // else it is swept at the next opening
-        }
+        self.shelf.ground.remove_dir_of(self.id);
     }
 }

@@ -9,6 +9,8 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use sheaf_base::error::Result;
+use sheaf_base::keys;
+use sheaf_base::keys;
 use sheaf_base::memtable::{Memtable, Place, Version as MemVersion};
 use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::Seq;
@@ -314,15 +316,7 @@ impl Front {
 /// What puts keys into the order of the walk as far as their first bytes tell; of no key, the last.
 fn head_of(key: Option<&[u8]>, way: Way) -> u64 {
     let Some(key) = key else { return u64::MAX };
-    let head = match key.first_chunk() {
-        Some(head) => u64::from_be_bytes(*head),
-        None => {
-            let mut head = [0; 8];
-            head[..key.len()].copy_from_slice(key);
-            u64::from_be_bytes(head)
-        }
-    };
-    if way == Way::Up { head } else { !head }
+    if way == Way::Up { keys::head(key) } else { !keys::head(key) }
 }
 
 #[cfg(test)]

@@ -35,9 +35,10 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use sheaf_base::error::Result;
+use sheaf_base::lull::Lull;
 use sheaf_base::record::Content;
 use sheaf_base::sync::atomic::Ordering;
-use sheaf_base::sync::epoch::Guard;
+use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::Seq;
 use sheaf_base::views::Views;
 
@@ -74,8 +75,8 @@ struct Survey {
 /// What is known of garbage.
 #[derive(Debug, Default)]
 pub(crate) struct Rest {
-    /// The newest commit when there was nothing to do, and how often it was the same.
-    idle: (Seq, u32),
+    /// As it is seen when there is nothing to do.
+    lull: Lull,
     /// By number of list.
     known: HashMap<u64, Dead>,
     survey: Option<Survey>,
@@ -84,12 +85,12 @@ pub(crate) struct Rest {
 impl DelsmEngine {
     /// What is to do when nothing else is. False if there is nothing, or no rest.
     pub(crate) fn rest(&self, work: &mut Work, views: &Views, version: &Arc<Version>) -> Result<bool> {
-        let (newest, rest) = (self.newest(), &mut work.rest);
-        rest.idle = if rest.idle.0 == newest { (newest, rest.idle.1.saturating_add(1)) } else { (newest, 0) };
+        let rest = &mut work.rest;
+        let looks = rest.lull.look(self.state(&epoch::pin()).memtables.active.newest());
         if self.released.swap(false, Ordering::Relaxed) {
             rest.known.retain(|_, dead| !dead.is_pinned);
         }
-        if rest.idle.1 < self.sizes.looks {
+        if looks < self.sizes.looks {
             return Ok(false);
         }
         let unsettled: Vec<Arc<Table>> = version.tables().filter(|t| !t.is_settled()).cloned().collect();
@@ -196,7 +197,7 @@ impl DelsmEngine {
 
     /// Whether what a small memtable at rest supersedes, in tables and in itself, is too much.
     pub(crate) fn hides_much(&self, state: &State, guard: &Guard) -> Result<bool> {
-        let State { active, version, .. } = state;
+        let (active, version) = (&state.memtables.active, &state.version);
         let (mut places, mut dead) = (Vec::new(), 0);
         active.ascend(Bound::Unbounded, usize::MAX, guard, &mut places);
         for place in places {

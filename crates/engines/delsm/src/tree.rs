@@ -24,7 +24,7 @@ use sheaf_base::blob::{BlobRef, open_value};
 use sheaf_base::error::{Error, Result};
 use sheaf_base::ground::Ground;
 use sheaf_base::memory::Part;
-use sheaf_base::memtable::Memtable;
+use sheaf_base::memtable::Memtables;
 use sheaf_base::sync::atomic::{AtomicBool, Ordering};
 use sheaf_base::types::{KeyspaceId, Seq};
 use sheaf_base::value::ValueFile;
@@ -261,15 +261,8 @@ impl Version {
 }
 
 /// What readers see.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct State {
-    pub(crate) active: Arc<Memtable>,
-    pub(crate) frozen: Option<Arc<Memtable>>,
+    pub(crate) memtables: Memtables,
     pub(crate) version: Arc<Version>,
-}
-
-impl State {
-    pub(crate) fn memtables(&self) -> impl Iterator<Item = &Arc<Memtable>> {
-        std::iter::once(&self.active).chain(&self.frozen)
-    }
 }

@@ -12,8 +12,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use sheaf_base::error::{Error, Result};
-use sheaf_base::memtable::Memtable;
-use sheaf_base::options::{EngineOptions, OptionSpec, Values};
+use sheaf_base::memtable::{Layer, Memtable};
 use sheaf_base::record::Content;
 use sheaf_base::sync::atomic::Ordering;
 use sheaf_base::sync::epoch::{self, Guard};
@@ -25,122 +24,6 @@ use crate::engine::FlexEngine;
 use crate::index::State;
 use crate::plan::Planning;
 use crate::table::{Plan, Table};
-
-/// Pairs of an interval.
-const INTERVAL_PAIRS: OptionSpec = OptionSpec {
-    name: "interval-pairs",
-    least: 4,
-    most: 128,
-    values: Values::Any,
-    default: 16,
-    help: "an interval is split beyond so many pairs: with more, less index in memory and more of an interval read for a pair",
-};
-/// Bytes of an interval.
-const INTERVAL_BYTES: OptionSpec = OptionSpec {
-    name: "interval-bytes",
-    least: 1 << 10,
-    most: 64 << 10,
-    values: Values::Any,
-    default: 16 << 10,
-    help: "an interval is split beyond so many bytes",
-};
-/// What can be chosen.
-pub(crate) const OPTIONS: [OptionSpec; 2] = [INTERVAL_PAIRS, INTERVAL_BYTES];
-
-/// Limits of an interval, and of a step.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Sizes {
-    /// An interval is split beyond so many pairs ...
-    pub(crate) pairs: usize,
-    /// ... or bytes.
-    pub(crate) bytes: usize,
-    /// Runs it may have.
-    pub(crate) runs: u32,
-    /// Changes of a step, and their bytes.
-    pub(crate) step: usize,
-    pub(crate) step_bytes: usize,
-    /// Bytes that a step writes, about.
-    pub(crate) step_written: u64,
-    /// Pairs of a keyspace that stay in memory and in the image, in bytes, as long as it has no space.
-    pub(crate) small: u64,
-    /// Bytes of the disk that a new space takes.
-    pub(crate) least_space: u64,
-    /// Bytes that a pair takes in the index and that of the space, at most: intervals half full, with their runs.
-    pub(crate) indexed: u64,
-    /// Waste of the journal that is nothing to speak of.
-    pub(crate) least_waste: u64,
-    /// Hundredths of the live data: what the journal may waste, ...
-    pub(crate) journal_share: u64,
-    /// ... and what may be superseded in an interval.
-    pub(crate) slack: u64,
-}
-
-/// At the usual limit of 1.6 the journal may waste half of the live data, and an interval be superseded as much as it lives:
-/// see docs/decisions/0009.
-const USUAL_LIMIT: f64 = 1.6;
-const JOURNAL_SHARE: f64 = 50.0;
-const SLACK: f64 = 100.0;
-
-impl Sizes {
-    pub(crate) fn new(tiny: bool, limit: f64) -> Sizes {
-        let scale = |usual: f64| {
-            let hundredths = usual * (limit - 1.0) / (USUAL_LIMIT - 1.0);
-            // Between a few and some thousand: the store takes limits from 1.1 to 10.
-            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-            let hundredths = hundredths.clamp(1.0, 10_000.0) as u64;
-            hundredths
-        };
-        let (journal_share, slack) = (scale(JOURNAL_SHARE), scale(SLACK));
-        if tiny {
-            Sizes {
-                pairs: 4,
-                bytes: 512,
-                runs: 3,
-                step: 6,
-                step_bytes: 1 << 10,
-                step_written: 2 << 10,
-                small: 1 << 10,
-                least_space: 32 << 10,
-                indexed: 80,
-                least_waste: 8 << 10,
-                journal_share,
-                slack,
-            }
-        } else {
-            Sizes {
-                pairs: 16,
-                bytes: 16 << 10,
-                runs: 8,
-                step: 256,
-                step_bytes: 256 << 10,
-                step_written: 1 << 20,
-                small: 64 << 10,
-                least_space: 5 << 20,
-                indexed: 32,
-                least_waste: 16 << 20,
-                journal_share,
-                slack,
-            }
-        }
-    }
-
-    /// The same with intervals as they were chosen.
-    pub(crate) fn chosen(options: &EngineOptions, tiny: bool, limit: f64) -> Sizes {
-        let usual = Sizes::new(tiny, limit);
-        let of = |spec: &OptionSpec| options.get(spec.name).and_then(|value| usize::try_from(value).ok());
-        let pairs = of(&INTERVAL_PAIRS).unwrap_or(usual.pairs);
-        let bytes = of(&INTERVAL_BYTES).unwrap_or(usual.bytes);
-        // An interval takes what it takes; of smaller ones there are more.
-        let more = |usual: usize, chosen: usize| usual.div_ceil(chosen).max(1) as u64;
-        let indexed = usual.indexed * more(usual.pairs, pairs).max(more(usual.bytes, bytes));
-        Sizes { pairs, bytes, indexed, ..usual }
-    }
-
-    /// So many hundredths of `bytes`.
-    pub(crate) fn share_of(&self, bytes: u64, hundredths: u64) -> u64 {
-        bytes / 100 * hundredths
-    }
-}
 
 /// Steps of the space's upkeep for each of ours, while it has some.
 const PUMPS: usize = 8;
@@ -155,7 +38,7 @@ impl FlexEngine {
         let pinned = epoch::pin();
         let guard = &pinned;
         let state = self.state(guard);
-        let frozen = match &state.frozen {
+        let frozen = match &state.memtables.frozen {
             Some(frozen) if !self.is_moved() && frozen.newest() <= certain => frozen,
             _ => {
                 drop(pinned);
@@ -186,12 +69,12 @@ impl FlexEngine {
         let index = table.publish(&self.shelf, guard);
         self.note_room(&table);
         self.state.replace(guard, |now| State {
-            frozen: now.frozen.clone().filter(|_| !is_done),
+            memtables: now.memtables.left(is_done),
             index,
             ..now.clone()
         });
         if is_done {
-            self.memtable_gone(frozen);
+            frozen.gone(&self.shelf.ground.memory);
             self.set_moved();
         }
         guard.flush();
@@ -244,7 +127,7 @@ impl FlexEngine {
     ) -> Result<Option<Vec<u8>>> {
         let (mut most, mut appends) = (self.sizes.step, false);
         let is_tight = self.is_disk_tight();
-        let source = Source { frozen, active: &state.active, views, guard };
+        let source = Source { frozen, active: &state.memtables.active, views, guard };
         let (mut batch, mut bytes) = std::mem::take(&mut table.spare);
         loop {
             let mut plan = Plan { appends, is_tight, bytes, ..Plan::default() };

@@ -39,7 +39,7 @@ impl FlexEngine {
             lane.fill(true, Bound::Included(low), guard);
             lane
         };
-        let mut lanes: Vec<Source<'_>> = state.memtables().map(|memtable| lane(memtable)).collect();
+        let mut lanes: Vec<Source<'_>> = state.memtables.filled().map(|memtable| lane(memtable)).collect();
         let first = state.index.find(low).map_or(0, |entry| entry.start);
         let mut entries = state.index.tree.range(first).peekable();
         if entries.peek().is_none() {

@@ -22,8 +22,8 @@ use std::sync::Arc;
 
 use sheaf_base::engine::{Bounds, Cursor, Want};
 use sheaf_base::error::Result;
+use sheaf_base::keys::{borrowed, is_above, is_below};
 use sheaf_base::memtable::Memtable;
-use sheaf_base::memtable::prefix::{is_above, is_below};
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::Seq;
 use sheaf_flexspace::tree::Entry as TreeEntry;
@@ -68,10 +68,6 @@ struct Walk {
     met: u64,
 }
 
-fn as_ref(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
-    bound.as_ref().map(Vec::as_slice)
-}
-
 /// The memtables, with what is left of the lanes of those that were there before.
 fn sources<'s>(
     lanes: &mut SmallVec<[Lane; 2]>,
@@ -90,7 +86,7 @@ fn sources<'s>(
                 source
             }
         };
-    state.memtables().map(source).collect()
+    state.memtables.filled().map(source).collect()
 }
 
 /// The next key of all sources.
@@ -171,7 +167,7 @@ impl Walk {
         state: &State,
         guard: &Guard,
     ) -> Result<Option<Bound<Vec<u8>>>> {
-        let (index, from) = (&state.index, as_ref(from));
+        let (index, from) = (&state.index, borrowed(from));
         let known = self.ahead.take(index);
         let is_known = known.is_some();
         let entry = known.or_else(|| match from {
@@ -204,10 +200,10 @@ impl Walk {
             None => 0..0,
             Some(block) if forward => {
                 let start = if is_known { 0 } else { first_slot(block, from) };
-                start..if rest.is_some() { block.len() } else { end_slot(block, as_ref(&self.bounds.high)) }
+                start..if rest.is_some() { block.len() } else { end_slot(block, borrowed(&self.bounds.high)) }
             }
             Some(block) => {
-                let start = if rest.is_some() { 0 } else { first_slot(block, as_ref(&self.bounds.low)) };
+                let start = if rest.is_some() { 0 } else { first_slot(block, borrowed(&self.bounds.low)) };
                 start..if is_known { block.len() } else { end_slot(block, from) }
             }
         };
@@ -229,8 +225,8 @@ impl Walk {
         self.spare.clear();
         sep.write(&index.prefix, &mut self.spare);
         let is_within = match forward {
-            true => is_below(&self.spare, as_ref(&self.bounds.high)),
-            false => !self.spare.is_empty() && is_above(&self.spare, as_ref(&self.bounds.low)),
+            true => is_below(&self.spare, borrowed(&self.bounds.high)),
+            false => !self.spare.is_empty() && is_above(&self.spare, borrowed(&self.bounds.low)),
         };
         if !is_within {
             return None;
@@ -253,8 +249,8 @@ impl Walk {
         let is_within = |key: &[u8]| match (rest, forward) {
             (Some(Bound::Included(sep)), true) => key < &sep[..],
             (Some(Bound::Excluded(sep)), false) => key >= &sep[..],
-            (_, true) => is_below(key, as_ref(&self.bounds.high)),
-            (_, false) => is_above(key, as_ref(&self.bounds.low)),
+            (_, true) => is_below(key, borrowed(&self.bounds.high)),
+            (_, false) => is_above(key, borrowed(&self.bounds.low)),
         };
         let mut next = nearest(sources, forward).filter(|key| is_within(key));
         if let Some(block) = block

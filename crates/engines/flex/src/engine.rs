@@ -19,12 +19,13 @@ use sheaf_base::engine::{
 };
 use sheaf_base::error::{Error, Result};
 use sheaf_base::ground::Ground;
+use sheaf_base::lull::Lull;
 use sheaf_base::memory::Part;
 use sheaf_base::options::EngineOptions;
 use sheaf_base::own::OwnFiles;
 use sheaf_base::record::Content;
 use sheaf_base::shares::Account;
-use sheaf_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use sheaf_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::sync::{Mutex, Published};
 use sheaf_base::types::{KeyspaceId, LogId, Seq};
@@ -33,17 +34,17 @@ use sheaf_base::views::{Pins, Views};
 use sheaf_flexspace::FlexSpace;
 
 use crate::block::print_of;
-use crate::commit::Sizes;
 use crate::cursor::FlexCursor;
 use crate::index::{Shelf, State};
 use crate::ingest::FlexIngest;
+use crate::sizes::Sizes;
 use crate::slots::Slots;
 use crate::table::Table;
 use crate::toll::{Move, Toll};
 use crate::wait::Wait;
 use crate::warm::Warmth;
 use sheaf_base::memtable::prefix::Prefix;
-use sheaf_base::memtable::{Memtable, Version, Word};
+use sheaf_base::memtable::{Memtable, Memtables, Version, Word};
 
 /// The engine's name in the catalogue.
 pub(crate) const NAME: &str = "flex";
@@ -58,7 +59,7 @@ const LEAST_SHARE: u64 = 64;
 const ROTATION: u64 = 512 << 20;
 /// It is moved after so long without a commit; without a clock, after so many looks of the store.
 const REST: Duration = Duration::from_millis(400);
-const REST_LOOKS: u64 = 8;
+const REST_LOOKS: u32 = 8;
 
 /// A keyspace.
 pub(crate) struct FlexEngine {
@@ -73,7 +74,6 @@ pub(crate) struct FlexEngine {
     pub(crate) state: Published<State>,
     /// What is frozen, if anything, is in the space, or stays in memory.
     moved: AtomicBool,
-    numbers: AtomicU32,
     /// Bytes that the active and the frozen memtable have in the journal.
     logged: [AtomicU64; 2],
     /// Those of the active one that belong to the first record of a key in it.
@@ -86,8 +86,8 @@ pub(crate) struct FlexEngine {
     pub(crate) live: AtomicU64,
     /// What the space needs of the disk to go on, and what of it it has.
     room: [AtomicU64; 2],
-    /// The newest commit when the store last asked whether there should be a checkpoint, and since when it is the same.
-    seen: AtomicU64,
+    /// As the store sees it when it asks whether there should be a checkpoint; and since when, in milliseconds.
+    lull: Lull,
     since: AtomicU64,
 }
 
@@ -102,13 +102,13 @@ pub(crate) enum Found<'a> {
 impl FlexEngine {
     pub(crate) fn new(ground: Arc<Ground>, id: KeyspaceId, options: &EngineOptions) -> FlexEngine {
         let mut table = Table::new();
-        let path = ground.home.as_ref().map_or_else(Default::default, |home| home.of(id));
+        let path = ground.dir_of(id);
         let (tiny, sizes) = (ground.tiny, Sizes::chosen(options, ground.tiny, ground.space_limit));
         let (slots, warmth, wait) = (Slots::new(ground.memory.budget()), Warmth::new(), Wait::default());
         let shelf = Shelf { slots, ground, path, warmth, wait };
         let index = table.publish(&shelf, &epoch::pin());
-        let active = Arc::new(Memtable::new(1, Prefix::default(), tiny));
-        let state = State { active, frozen: None, index, joined: 0 };
+        let memtables = Memtables::new(Memtable::new(1, Prefix::default(), tiny));
+        let state = State { memtables, index, joined: 0 };
         FlexEngine {
             id,
             shelf,
@@ -118,14 +118,13 @@ impl FlexEngine {
             pins: Pins::default(),
             state: Published::new(state),
             moved: AtomicBool::new(true),
-            numbers: AtomicU32::new(2),
             logged: Default::default(),
             first: AtomicU64::new(0),
             fresh: AtomicU64::new(0),
             toll: Toll::default(),
             live: AtomicU64::new(0),
             room: Default::default(),
-            seen: AtomicU64::new(0),
+            lull: Lull::default(),
             since: AtomicU64::new(0),
         }
     }
@@ -197,7 +196,7 @@ impl FlexEngine {
     /// Whether walks have lost more time over what the active memtable has than moving it takes.
     fn is_in_the_way(&self, state: &State) -> bool {
         self.toll.is_above(Move {
-            keys: state.active.count(),
+            keys: state.memtables.active.count(),
             fresh: self.fresh.load(Ordering::Relaxed),
             logged: self.logged[0].load(Ordering::Relaxed),
             intervals: state.index.tree.entries(),
@@ -212,29 +211,15 @@ impl FlexEngine {
 
     /// Whether there was no commit for a while, as seen by the store, which asks whenever it has done something, and every 50 ms.
     fn is_at_rest(&self, newest: Seq) -> bool {
-        let now = |since: u64| match self.shelf.ground.inline {
-            true => since + 1,
-            false => u64::try_from(SystemClock.now().as_millis()).unwrap_or(u64::MAX),
-        };
-        let least =
-            if self.shelf.ground.inline { REST_LOOKS } else { REST.as_millis().try_into().unwrap_or(0) };
-        if self.seen.swap(newest.0, Ordering::Relaxed) != newest.0 {
-            self.since.store(if self.shelf.ground.inline { 0 } else { now(0) }, Ordering::Relaxed);
-            return false;
-        }
-        let since = self.since.load(Ordering::Relaxed);
+        let looks = self.lull.look(newest);
         if self.shelf.ground.inline {
-            self.since.store(now(since), Ordering::Relaxed);
-            return now(since) >= least;
+            return looks >= REST_LOOKS;
         }
-        now(since).saturating_sub(since) >= least
-    }
-
-    /// A memtable left the state.
-    pub(crate) fn memtable_gone(&self, memtable: &Memtable) {
-        if !memtable.is_empty() {
-            self.shelf.ground.memory.give(Part::Index, memtable.bytes());
+        let now = u64::try_from(SystemClock.now().as_millis()).unwrap_or(u64::MAX);
+        if looks == 0 {
+            self.since.store(now, Ordering::Relaxed);
         }
+        u128::from(now.saturating_sub(self.since.load(Ordering::Relaxed))) >= REST.as_millis()
     }
 
     /// Calls `with` with what `key` is at `at`.
@@ -248,15 +233,13 @@ impl FlexEngine {
     ) -> Result<R> {
         let state = self.state(guard);
         let hash = self.shelf.hash(key);
-        for memtable in state.memtables() {
-            if let Some(version) = memtable.find(hash, key, guard).and_then(|entry| entry.at(at)) {
-                if version.word.is_tomb() {
-                    return with(Found::Nothing);
-                }
-                return memtable.content(version.word, &self.shelf.ground, guard, |content| {
-                    with(Found::Value(content, version.seq))
-                });
+        if let Some((memtable, version)) = state.memtables.find(hash, key, at, guard) {
+            if version.word.is_tomb() {
+                return with(Found::Nothing);
             }
+            return memtable.content(version.word, &self.shelf.ground, guard, |content| {
+                with(Found::Value(content, version.seq))
+            });
         }
         let Some(entry) = state.index.find(key) else { return with(Found::Nothing) };
         state.index.look_into(&entry, &self.shelf, (print_of(hash), key, at), guard, |pair| match pair {
@@ -268,7 +251,7 @@ impl FlexEngine {
     /// A part of the budget, or one of what indexes and buffers leave of it to memtables.
     fn share(&self, [of_all, of_rest]: [u64; 2], state: &State) -> u64 {
         let memory = &self.shelf.ground.memory;
-        let memtables: u64 = state.memtables().map(|memtable| memtable.bytes()).sum();
+        let memtables = state.memtables.bytes();
         let others = memory.total().saturating_sub(memory.used(Part::Cache) + memtables);
         let rest = memory.budget().saturating_sub(others);
         (memory.budget() / of_all).min(rest / of_rest).max(memory.budget() / LEAST_SHARE)
@@ -285,13 +268,9 @@ impl FlexEngine {
     }
 
     /// Whether the record of `op` would be beyond the budget, with all that can give way gone, and with room for what
-    /// the memtables will take in the index. Tables grow by leaps.
+    /// the memtables will take in the index.
     fn is_over(&self, op: &Op<'_>, state: &State) -> bool {
-        let cost = Memtable::cost(op.key) + self.sizes.indexed;
-        let to_come: u64 = state.memtables().map(|memtable| memtable.count() * self.sizes.indexed).sum();
-        let more = cost * (u64::from(op.ahead) + 1) + state.active.bytes() / 16 + to_come;
-        let memory = &self.shelf.ground.memory;
-        memory.total().saturating_sub(memory.used(Part::Cache)) + more > memory.budget()
+        !self.shelf.ground.memory.has_room_at_last(state.memtables.more_with(op, self.sizes.indexed))
     }
 }
 
@@ -316,7 +295,7 @@ impl Engine for FlexEngine {
         let guard = &epoch::pin();
         let hash = self.shelf.hash(op.key);
         let state = self.state(guard);
-        state.active.prepare(
+        state.memtables.active.prepare(
             op,
             hash,
             (&self.shelf.ground, guard),
@@ -328,13 +307,13 @@ impl Engine for FlexEngine {
 
     fn is_current(&self, op: &Op<'_>) -> bool {
         let guard = &epoch::pin();
-        self.state(guard).active.is_current(op)
+        self.state(guard).memtables.active.is_current(op)
     }
 
     fn apply(&self, seq: Seq, op: &Op<'_>, views: &Views) {
         let Some(content) = op.action.content() else { return };
         let guard = &epoch::pin();
-        let active = &self.state(guard).active;
+        let active = &self.state(guard).memtables.active;
         let version = Version { word: Word::of(&content, op.address), seq };
         if let Content::Staged(blob) = content {
             self.blobs.lock().insert(blob.id);
@@ -385,7 +364,7 @@ impl Engine for FlexEngine {
         let state = self.state(guard);
         for key in keys {
             let hash = self.shelf.hash(key.key);
-            state.memtables().for_each(|memtable| memtable.prefetch(hash, guard));
+            state.memtables.prefetch(hash, guard);
         }
     }
 
@@ -409,20 +388,16 @@ impl Engine for FlexEngine {
     fn freeze(&self) {
         let guard = &epoch::pin();
         let state = self.state(guard);
-        if state.active.is_empty() || state.frozen.is_some() {
+        if !state.memtables.can_freeze() {
             return;
         }
-        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
-        let fresh = Memtable::new(number, state.active.prefix(guard), self.shelf.ground.tiny);
         self.logged[1].fetch_add(self.logged[0].swap(0, Ordering::Relaxed), Ordering::Relaxed);
         self.first.store(0, Ordering::Relaxed);
         self.toll.restart();
         self.moved.store(false, Ordering::Release);
-        self.state.replace(guard, |now| State {
-            active: Arc::new(fresh),
-            frozen: Some(Arc::clone(&now.active)),
-            ..now.clone()
-        });
+        let tiny = self.shelf.ground.tiny;
+        self.state
+            .replace(guard, |now| State { memtables: now.memtables.freeze(tiny, guard), ..now.clone() });
     }
 
     fn work(&self, views: &Views, certain: Seq) -> Result<bool> {
@@ -440,7 +415,7 @@ impl Engine for FlexEngine {
     fn wants_checkpoint(&self) -> bool {
         let guard = &epoch::pin();
         let state = self.state(guard);
-        let active = &state.active;
+        let active = &state.memtables.active;
         let rests = self.is_at_rest(active.newest());
         let is_worth_it = active.count() * 8 > self.sizes.small;
         active.bytes() > self.share(MEMTABLE_SHARE, state)
@@ -472,8 +447,7 @@ impl Engine for FlexEngine {
     fn is_swollen(&self) -> bool {
         let guard = &epoch::pin();
         let state = self.state(guard);
-        let bytes: u64 = state.memtables().map(|memtable| memtable.bytes()).sum();
-        bytes > self.share(SWOLLEN_SHARE, state)
+        state.memtables.bytes() > self.share(SWOLLEN_SHARE, state)
     }
 
     fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
@@ -500,7 +474,7 @@ impl Engine for FlexEngine {
 
     fn replay(&self, record: &Replay<'_>) -> Result<()> {
         let guard = &epoch::pin();
-        let active = &self.state(guard).active;
+        let active = &self.state(guard).memtables.active;
         let hash = self.shelf.hash(record.key);
         let entry = active.find(hash, record.key, guard);
         self.note_logged(record.span, entry.is_none());
@@ -525,13 +499,13 @@ impl Engine for FlexEngine {
     }
 
     fn absorb(&self, part: usize, parts: usize) -> Result<()> {
-        self.state(&epoch::pin()).active.sort_share(part, parts);
+        self.state(&epoch::pin()).memtables.active.sort_share(part, parts);
         Ok(())
     }
 
     fn replayed(&self) {
         let guard = &epoch::pin();
-        self.state(guard).active.settle(&self.shelf.ground, guard);
+        self.state(guard).memtables.active.settle(&self.shelf.ground, guard);
     }
 
     fn blobs(&self, out: &mut Vec<u64>) -> Result<()> {
@@ -546,7 +520,7 @@ impl Engine for FlexEngine {
 
     fn stats(&self) -> EngineStats {
         let guard = epoch::pin();
-        let memtables: u64 = self.state(&guard).memtables().map(|memtable| memtable.bytes()).sum();
+        let memtables = self.state(&guard).memtables.bytes();
         drop(guard); // not held while all keys are counted
         EngineStats {
             keys: self.count_keys(u64::MAX).unwrap_or(0),
@@ -575,26 +549,19 @@ impl Engine for FlexEngine {
         let guard = &epoch::pin();
         self.shelf.slots.clear(&self.shelf.ground, guard);
         self.pins.clear();
-        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
-        let fresh = Memtable::new(number, Prefix::default(), self.shelf.ground.tiny);
-        let state = self.state(guard);
-        state.memtables().for_each(|memtable| self.memtable_gone(memtable));
+        self.state(guard).memtables.gone(&self.shelf.ground.memory);
         drop(table.space.take());
         table.hoard.give_back(&self.shelf.ground);
         table.forget();
         let index = table.publish(&self.shelf, guard);
+        let tiny = self.shelf.ground.tiny;
         self.state.replace(guard, |now| State {
-            active: Arc::new(fresh),
-            frozen: None,
+            memtables: now.memtables.emptied(tiny, guard),
             index,
             ..now.clone()
         });
         self.set_moved();
-        if let Some(home) = &self.shelf.ground.home
-            && !home.read_only
-        {
-            let _ = home.remove(self.id); // else it is swept at the next opening
-        }
+        self.shelf.ground.remove_dir_of(self.id);
     }
 
     fn close(&self) -> Result<()> {

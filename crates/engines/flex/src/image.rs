@@ -24,7 +24,7 @@ use crate::index::State;
 use crate::slots::Figures;
 use crate::table::Table;
 use sheaf_base::memtable::prefix::Prefix;
-use sheaf_base::memtable::{Memtable, Version, blob_bytes, blob_of};
+use sheaf_base::memtable::{Layer, Memtable, Version, blob_bytes, blob_of};
 
 const LAYOUT: u8 = 1;
 /// What is allocated before the bytes behind a length were seen.
@@ -127,13 +127,13 @@ impl FlexEngine {
     /// superseded and no view needs.
     fn copy_of(&self, state: &State, views: &Views, guard: &Guard) -> Result<Keep> {
         let mut keep = Keep::default();
-        let Some(memtable) = &state.frozen else { return Ok(keep) };
+        let Some(memtable) = &state.memtables.frozen else { return Ok(keep) };
         let mut places = Vec::new();
         memtable.ascend(std::ops::Bound::Unbounded, usize::MAX, guard, &mut places);
         for place in places {
             let entry = memtable.entry(place);
             // The active memtable's newest version: those between it and ours, if there were any, died before.
-            let newer = state.active.find(self.shelf.hash(entry.key()), entry.key(), guard);
+            let newer = state.memtables.active.find(self.shelf.hash(entry.key()), entry.key(), guard);
             let mut died = newer.map(|newer| newer.newest().seq);
             let mut versions: Vec<(Seq, Value)> = Vec::new();
             for Version { word, seq } in entry.versions() {
@@ -168,14 +168,14 @@ impl FlexEngine {
     pub(crate) fn take_back_kept(&self) {
         let guard = &epoch::pin();
         let state = self.state(guard);
-        let Some(frozen) = &state.frozen else { return };
+        let Some(frozen) = &state.memtables.frozen else { return };
         let keep = std::mem::take(&mut self.table.lock().keep);
         for Kept { key, versions } in keep.keys {
-            self.add_owned(&state.active, &key, &versions, guard);
+            self.add_owned(&state.memtables.active, &key, &versions, guard);
         }
-        self.memtable_gone(frozen);
+        frozen.gone(&self.shelf.ground.memory);
         self.state.replace(guard, |now| State {
-            frozen: None,
+            memtables: now.memtables.left(true),
             joined: now.joined + 1, // with all of it there: who has a lane from before looks again
             ..now.clone()
         });
@@ -260,7 +260,7 @@ impl FlexEngine {
             if let Content::Staged(blob) = value.content() {
                 self.blobs.lock().insert(blob.id);
             }
-            self.add_owned(&self.state(guard).active, &key, &[(seq, value)], guard);
+            self.add_owned(&self.state(guard).memtables.active, &key, &[(seq, value)], guard);
         }
         if !is_current {
             self.read_space(&mut table)?;
@@ -291,7 +291,7 @@ impl FlexEngine {
         self.blobs.lock().extend(table.blobs.iter().copied());
         let index = table.publish(&self.shelf, guard);
         self.note_room(table);
-        self.state.replace(guard, |now| State { frozen: None, index, ..now.clone() });
+        self.state.replace(guard, |now| State { memtables: now.memtables.left(true), index, ..now.clone() });
     }
 }
 

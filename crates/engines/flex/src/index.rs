@@ -33,7 +33,7 @@ use crate::run::{self, Pair};
 use crate::slots::Slots;
 use crate::wait::Wait;
 use crate::warm::Warmth;
-use sheaf_base::memtable::Memtable;
+use sheaf_base::memtable::Memtables;
 use sheaf_base::memtable::prefix::{Prefix, Sep};
 
 /// An interval of the space.
@@ -75,20 +75,11 @@ pub(crate) struct Index {
 /// One moment of a keyspace.
 #[derive(Clone, Debug)]
 pub(crate) struct State {
-    pub(crate) active: Arc<Memtable>,
-    pub(crate) frozen: Option<Arc<Memtable>>,
+    pub(crate) memtables: Memtables,
     pub(crate) index: Arc<Index>,
     /// How often the active memtable was given what had been frozen: then it has versions that are older than what was looked up in
     /// it before.
     pub(crate) joined: u64,
-}
-
-impl State {
-    /// The memtables, the newer one first.
-    #[inline]
-    pub(crate) fn memtables(&self) -> impl Iterator<Item = &Arc<Memtable>> {
-        std::iter::once(&self.active).chain(&self.frozen).filter(|memtable| !memtable.is_empty())
-    }
 }
 
 /// A block that stays for as long as it is looked at.

@@ -24,8 +24,9 @@ use std::sync::Arc;
 
 use sheaf_base::engine::Ingest;
 use sheaf_base::error::{Error, Result};
+use sheaf_base::keys::{between, common};
 use sheaf_base::memory::Part;
-use sheaf_base::memtable::prefix::{Prefix, between};
+use sheaf_base::memtable::prefix::Prefix;
 use sheaf_base::record::Content;
 use sheaf_base::sync::epoch;
 use sheaf_base::types::Seq;
@@ -154,7 +155,7 @@ impl FlexIngest {
         let bytes = self.laid.len() as u64 * (16 * self.engine.sizes.indexed);
         memory.take(Part::Index, bytes.saturating_sub(self.accounted));
         self.accounted = self.accounted.max(bytes);
-        if memory.total().saturating_sub(memory.used(Part::Cache)) > memory.budget() {
+        if !memory.has_room_at_last(0) {
             return Err(Error::OverBudget { budget: memory.budget() });
         }
         Ok(())
@@ -167,7 +168,7 @@ impl FlexIngest {
         let guard = &epoch::pin();
         // What the first and the last of sorted keys share all of them do.
         let first = self.first.as_deref().unwrap_or_default();
-        let shared = first.iter().zip(&self.last).take_while(|(a, b)| a == b).count();
+        let shared = common(first, &self.last);
         table.prefix = Arc::new(Prefix::new(&first[..shared]));
         table.tree = ShiftTree::new(Interval::NONE);
         let mut seps = &self.seps[..];
@@ -195,7 +196,7 @@ impl Ingest for FlexIngest {
             self.close_interval()?;
         }
         if self.open.pairs == 0 {
-            self.sep = if self.first.is_none() { Vec::new() } else { between(&self.last, key) };
+            self.sep = if self.first.is_none() { Vec::new() } else { between(&self.last, key).to_vec() };
             self.open.sep = u16::try_from(self.sep.len()).unwrap_or(u16::MAX);
         }
         if let Content::Staged(blob) = content {

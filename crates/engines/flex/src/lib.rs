@@ -69,6 +69,7 @@ mod plan;
 mod probe;
 mod route;
 mod run;
+mod sizes;
 mod slots;
 mod table;
 #[cfg(test)]
@@ -94,7 +95,7 @@ impl EngineFactory for Flex {
     }
 
     fn options(&self) -> &'static [OptionSpec] {
-        &commit::OPTIONS
+        &sizes::OPTIONS
     }
 
     fn create(&self, id: KeyspaceId, options: &EngineOptions, ground: &Arc<Ground>) -> Arc<dyn Engine> {

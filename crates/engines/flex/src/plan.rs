@@ -31,7 +31,8 @@
 use std::ops::Range;
 
 use sheaf_base::error::Result;
-use sheaf_base::memtable::prefix::{Sep, between};
+use sheaf_base::keys::between;
+use sheaf_base::memtable::prefix::Sep;
 use sheaf_base::record::Content;
 use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::Seq;
@@ -46,7 +47,7 @@ use crate::index::{Index, Interval};
 use crate::route::Route;
 use crate::run::{self, Pair, RUN_HEAD};
 use crate::slots::{Figures, UNKNOWN};
-use crate::table::{Change, Piece, Plan};
+use crate::table::{Change, Draft, Plan};
 
 /// What a step plans with.
 pub(crate) struct Planning<'a> {
@@ -76,7 +77,7 @@ struct Stretch {
     /// What stands in them; first that of an interval that is only planned, if there is `before`.
     blocks: SmallVec<[BlockRef; 2]>,
     changes: Range<usize>,
-    /// The separator of the last piece planned before, which is taken back into this.
+    /// The separator of the last draft planned before, which is taken back into this.
     before: Option<Option<Vec<u8>>>,
     /// The last step of growing: what it takes out of the plan must not be lost to a block that cannot be read.
     has_looked_back: bool,
@@ -161,14 +162,14 @@ impl FlexEngine {
     ) -> usize {
         let keeper = &mut Keeper { views: now.views, dead: &mut plan.dead };
         let merged = merge(&[], changes.clone().map(|at| now.batch.known(at)), keeper);
-        let pieces = self.cut(&merged, last.map(|(_, key)| key), &mut plan.bytes);
-        if !pieces.is_empty() {
+        let drafts = self.cut(&merged, last.map(|(_, key)| key), &mut plan.bytes);
+        if !drafts.is_empty() {
             plan.sample(0, u32::try_from(changes.len()).unwrap_or(u32::MAX), changes.len());
-            plan.counts.inserted += pieces.len() as u64;
-            plan.counts.bytes += bytes_of(&pieces);
+            plan.counts.inserted += drafts.len() as u64;
+            plan.counts.bytes += bytes_of(&drafts);
             let at = last.map_or(0, |(entry, _)| entry.start + entry.len);
             let sep = last.map_or(Sep::LOWEST, |(entry, _)| entry.item.sep);
-            plan.changes.push(Change { at, len: 0, old: SmallVec::new(), sep, appends: false, pieces });
+            plan.changes.push(Change { at, len: 0, old: SmallVec::new(), sep, appends: false, drafts });
         }
         changes.end
     }
@@ -310,7 +311,7 @@ impl FlexEngine {
             old: smallvec![entry.item.slot],
             sep: entry.item.sep,
             appends: true,
-            pieces: smallvec![Piece { sep: None, data, figures, block }],
+            drafts: smallvec![Draft { sep: None, data, figures, block }],
         });
         changes.end
     }
@@ -357,23 +358,23 @@ impl FlexEngine {
                 drop(merged);
                 self.look_back(now, &mut stretch, bytes, plan)?;
             } else {
-                let pieces = self.cut(&merged, None, &mut plan.bytes);
+                let drafts = self.cut(&merged, None, &mut plan.bytes);
                 drop(merged);
                 let before = stretch.blocks.iter().map(|block| block.live()).sum();
                 plan.sample(
                     before,
-                    pieces.iter().map(|piece| piece.figures.live).sum(),
+                    drafts.iter().map(|draft| draft.figures.live).sum(),
                     stretch.changes.len(),
                 );
                 plan.dead.extend(dead);
-                plan.rewrite(&stretch.intervals, stretch.before, pieces);
+                plan.rewrite(&stretch.intervals, stretch.before, drafts);
                 return Ok(stretch.changes.end);
             }
         }
     }
 
     /// Merges the interval before a small stretch into it, if both together are one: that of the index, or, if it was planned
-    /// just before, the last piece of that.
+    /// just before, the last draft of that.
     fn look_back(
         &self,
         now: &Planning<'_>,
@@ -393,14 +394,14 @@ impl FlexEngine {
             }
             return Ok(());
         };
-        let fits = |piece: &Piece| {
-            piece.figures.entries as usize + stored <= self.sizes.pairs
-                && piece.data.len() + bytes + RUN_HEAD <= self.sizes.bytes
-                && piece.block.is_some()
+        let fits = |draft: &Draft| {
+            draft.figures.entries as usize + stored <= self.sizes.pairs
+                && draft.data.len() + bytes + RUN_HEAD <= self.sizes.bytes
+                && draft.block.is_some()
         };
         if !change.appends
-            && change.pieces.last().is_some_and(fits)
-            && let Some(Piece { sep, block: Some(block), .. }) = change.pieces.pop()
+            && change.drafts.last().is_some_and(fits)
+            && let Some(Draft { sep, block: Some(block), .. }) = change.drafts.pop()
         {
             stretch.blocks.insert(0, block);
             stretch.before = Some(sep);
@@ -411,10 +412,10 @@ impl FlexEngine {
 
     /// Cuts sorted pairs into intervals of about the same size. `low` is the key before them all, if they begin
     /// an interval of their own.
-    fn cut(&self, pairs: &[Known<'_>], low: Option<&[u8]>, bytes: &mut Vec<u8>) -> SmallVec<[Piece; 2]> {
+    fn cut(&self, pairs: &[Known<'_>], low: Option<&[u8]>, bytes: &mut Vec<u8>) -> SmallVec<[Draft; 2]> {
         let parts = pairs.len().div_ceil(self.sizes.pairs).max(1);
         let each = pairs.len().div_ceil(parts).max(1);
-        let mut pieces = SmallVec::with_capacity(parts);
+        let mut drafts = SmallVec::with_capacity(parts);
         let key = |at: usize| pairs[at].pair.key;
         let mut from = 0;
         while from < pairs.len() {
@@ -429,16 +430,16 @@ impl FlexEngine {
                 to += 1;
             }
             let before = if from > 0 { Some(key(from - 1)) } else { low };
-            let sep = before.map(|before| between(before, key(from)));
-            pieces.push(piece(&pairs[from..to], sep, bytes));
+            let sep = before.map(|before| between(before, key(from)).to_vec());
+            drafts.push(draft(&pairs[from..to], sep, bytes));
             from = to;
         }
-        pieces
+        drafts
     }
 }
 
 /// An interval of sorted pairs; its bytes go behind `bytes`.
-fn piece(pairs: &[Known<'_>], sep: Option<Vec<u8>>, bytes: &mut Vec<u8>) -> Piece {
+fn draft(pairs: &[Known<'_>], sep: Option<Vec<u8>>, bytes: &mut Vec<u8>) -> Draft {
     let start = bytes.len();
     let mut places: SmallVec<[u32; 32]> = SmallVec::new();
     let stands = |at: usize| places.push(u32::try_from(at).unwrap_or(u32::MAX));
@@ -451,7 +452,7 @@ fn piece(pairs: &[Known<'_>], sep: Option<Vec<u8>>, bytes: &mut Vec<u8>) -> Piec
         runs: 1,
         is_staged: pairs.iter().any(|known| known.pair.is_staged()),
     };
-    Piece { sep, data, figures, block }
+    Draft { sep, data, figures, block }
 }
 
 impl Plan {
@@ -463,15 +464,15 @@ impl Plan {
         }
     }
 
-    /// `pieces` take the place of `intervals`; and, if there is `before`, of the last piece planned, whose separator that is.
+    /// `drafts` take the place of `intervals`; and, if there is `before`, of the last draft planned, whose separator that is.
     fn rewrite(
         &mut self,
         intervals: &[Entry<Interval>],
         before: Option<Option<Vec<u8>>>,
-        mut pieces: SmallVec<[Piece; 2]>,
+        mut drafts: SmallVec<[Draft; 2]>,
     ) {
         self.counts.rewritten += 1;
-        self.counts.bytes += bytes_of(&pieces);
+        self.counts.bytes += bytes_of(&drafts);
         let len = intervals.iter().map(|entry| entry.len).sum::<u64>();
         let old = intervals.iter().map(|entry| entry.item.slot);
         if let Some(sep) = before
@@ -479,17 +480,17 @@ impl Plan {
         {
             change.len += len;
             change.old.extend(old);
-            if let Some(first) = pieces.first_mut() {
+            if let Some(first) = drafts.first_mut() {
                 first.sep = sep;
             }
-            change.pieces.extend(pieces);
+            change.drafts.extend(drafts);
             return;
         }
         let (at, sep) = (intervals[0].start, intervals[0].item.sep);
-        self.changes.push(Change { at, len, old: old.collect(), sep, appends: false, pieces });
+        self.changes.push(Change { at, len, old: old.collect(), sep, appends: false, drafts });
     }
 }
 
-fn bytes_of(pieces: &[Piece]) -> u64 {
-    pieces.iter().map(|piece| piece.data.len() as u64).sum()
+fn bytes_of(drafts: &[Draft]) -> u64 {
+    drafts.iter().map(|draft| draft.data.len() as u64).sum()
 }

@@ -30,7 +30,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 use sheaf_base::error::{Damage, Error, Result};
-use sheaf_base::memtable::prefix::between;
+use sheaf_base::keys::between;
 use sheaf_base::record::Content;
 use sheaf_base::sync::atomic::{AtomicU64, Ordering};
 use sheaf_base::work::side_by_side;
@@ -207,7 +207,7 @@ impl FlexEngine {
         for Found { start, len, keys: [low, high], figures } in stretch.intervals {
             let sep = match last {
                 None => Vec::new(),
-                Some(last) if *last < low => between(last, &low),
+                Some(last) if *last < low => between(last, &low).to_vec(),
                 Some(_) => return Err(self.damage(start, disorder(start))),
             };
             let item = table.new_interval(&sep, figures, &self.shelf);

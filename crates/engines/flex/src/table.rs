@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use sheaf_base::error::{Error, Result};
 use sheaf_base::ground::Ground;
+use sheaf_base::keys::common;
 use sheaf_base::memory::{Memory, Part};
 use sheaf_base::sync::atomic::AtomicU64;
 use sheaf_base::sync::epoch::Guard;
@@ -35,7 +36,7 @@ use smallvec::SmallVec;
 
 /// An interval to be.
 #[derive(Debug)]
-pub(crate) struct Piece {
+pub(crate) struct Draft {
     /// Its separator; without one, that of the first interval it replaces.
     pub(crate) sep: Option<Vec<u8>>,
     /// Its runs, or the one that is added, in the plan's bytes.
@@ -55,16 +56,16 @@ pub(crate) struct Change {
     pub(crate) old: SmallVec<[u32; 2]>,
     /// The separator of its first interval.
     pub(crate) sep: Sep,
-    /// What stands there stays, and the only piece goes behind it, into the same interval.
+    /// What stands there stays, and the only draft goes behind it, into the same interval.
     pub(crate) appends: bool,
-    pub(crate) pieces: SmallVec<[Piece; 2]>,
+    pub(crate) drafts: SmallVec<[Draft; 2]>,
 }
 
 /// Changes of disjoint stretches, in order, and what becomes of staged values.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
     pub(crate) changes: Vec<Change>,
-    /// What the pieces consist of.
+    /// What the drafts consist of.
     pub(crate) bytes: Vec<u8>,
     /// Staged values that the space names from now on.
     pub(crate) named: Vec<u64>,
@@ -228,16 +229,16 @@ impl Table {
         let mut shift = 0u64; // wrapped
         for change in &plan.changes {
             let at = change.at.wrapping_add(shift);
-            if change.pieces.is_empty() {
+            if change.drafts.is_empty() {
                 self.tree.collapse(at, change.len, |_, _| {});
             }
             self.buried.extend_from_slice(&change.old);
             let (mut to, mut less) = (at, change.len);
-            for piece in &change.pieces {
+            for draft in &change.drafts {
                 let before = if change.appends { change.len } else { 0 };
-                let len = before + piece.data.len() as u64;
-                let item = self.interval(change, piece, shelf);
-                if let Some(block) = &piece.block {
+                let len = before + draft.data.len() as u64;
+                let item = self.interval(change, draft, shelf);
+                if let Some(block) = &draft.block {
                     shelf.slots.offer(item.slot, block, &shelf.ground, guard);
                 }
                 self.tree.replace(to, less, len, item, |_, _| {});
@@ -275,23 +276,23 @@ impl Table {
                 edit = edit.collapse(at, change.len);
                 shift = shift.wrapping_sub(change.len);
             }
-            for piece in &change.pieces {
-                edit = edit.insert(to, &plan.bytes[piece.data.clone()]);
-                to += piece.data.len() as u64;
-                shift = shift.wrapping_add(piece.data.len() as u64);
+            for draft in &change.drafts {
+                edit = edit.insert(to, &plan.bytes[draft.data.clone()]);
+                to += draft.data.len() as u64;
+                shift = shift.wrapping_add(draft.data.len() as u64);
             }
         }
         edit.mark(mark).commit()
     }
 
     /// The slot and separator of a new interval.
-    fn interval(&mut self, change: &Change, piece: &Piece, shelf: &Shelf) -> Interval {
-        match &piece.sep {
-            Some(bytes) => self.new_interval(bytes, piece.figures, shelf),
+    fn interval(&mut self, change: &Change, draft: &Draft, shelf: &Shelf) -> Interval {
+        match &draft.sep {
+            Some(bytes) => self.new_interval(bytes, draft.figures, shelf),
             None if change.sep.is_long() => {
-                self.new_interval(&change.sep.bytes(&self.prefix), piece.figures, shelf)
+                self.new_interval(&change.sep.bytes(&self.prefix), draft.figures, shelf)
             }
-            None => Interval { sep: change.sep, slot: self.new_slot(piece.figures, shelf) },
+            None => Interval { sep: change.sep, slot: self.new_slot(draft.figures, shelf) },
         }
     }
 
@@ -421,7 +422,7 @@ impl Table {
         });
         let (Some(first), Some(last)) = (first, last) else { return };
         let (first, last) = (first.bytes(&self.prefix), last.bytes(&self.prefix));
-        let shared = sheaf_base::memtable::prefix::common(&first, &last);
+        let shared = common(&first, &last);
         let prefix = Prefix::new(&first[..shared.min(first.len().saturating_sub(1))]);
         let is_worse = long * 4 > self.tree.entries();
         let is_longer = self.prefix.len() < prefix.len() && self.tree.entries() > 1;

@@ -47,7 +47,7 @@ impl Play {
             engine.blobs.lock().insert(blob.id);
         }
         let guard = &epoch::pin();
-        let active = &engine.state(guard).active;
+        let active = &engine.state(guard).memtables.active;
         let hash = engine.shelf.hash(key);
         let place = active.find(hash, key, guard).map_or(0, |entry| entry.place);
         let ground = &engine.shelf.ground;

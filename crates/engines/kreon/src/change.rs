@@ -18,8 +18,8 @@
 use std::collections::HashMap;
 
 use sheaf_base::error::Result;
+use sheaf_base::keys::between;
 use sheaf_base::memory::pieces::Piece;
-use sheaf_base::memtable::prefix::between;
 use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::Seq;
 
@@ -227,7 +227,7 @@ impl<'a, M: Meet> Change<'a, M> {
             let child = self.add(bytes, used, 0, u32::try_from(count).unwrap_or(u32::MAX), filter)?;
             let key = match pairs.len() - rest.len() {
                 0 => low.to_vec(),
-                first => between(pairs[first - 1].key, now[0].key),
+                first => between(pairs[first - 1].key, now[0].key).to_vec(),
             };
             children.push(Child { key, child });
             rest = behind;

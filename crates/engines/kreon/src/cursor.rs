@@ -12,19 +12,19 @@ use std::sync::Arc;
 
 use sheaf_base::engine::{Bounds, Cursor, Want};
 use sheaf_base::error::Result;
+use sheaf_base::keys::{borrowed, is_above, is_below};
 use sheaf_base::memtable::arena::Place;
-use sheaf_base::memtable::prefix::{is_above, is_below};
 use sheaf_base::pairs::{Pairs, read_ahead};
 use sheaf_base::record::{Content, Record};
 use sheaf_base::segment::Address;
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::{KeyspaceId, Seq};
 
-use crate::engine::{KreonEngine, State};
+use crate::engine::KreonEngine;
 use crate::look::Shown;
 use crate::memtable::Memtable;
 use crate::node::Node;
-use crate::tree::{Aim, Found, Level, Seen, Shelf};
+use crate::tree::{Aim, Found, Level, Seen, Shelf, State};
 
 /// Pairs of the first batch and the second; from then on each is twice as large as the one before, ...
 const FIRST_BATCH: usize = 32;
@@ -191,10 +191,6 @@ impl<'g> Lane<'g> {
     }
 }
 
-fn as_ref(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
-    bound.as_ref().map(Vec::as_slice)
-}
-
 /// A pair that a batch shows: where its key stands in the batch's bytes, and where its value stands in them or its record.
 struct Item {
     key: (usize, usize),
@@ -245,7 +241,7 @@ impl KreonCursor {
         let guard = &epoch::pin();
         let engine = Arc::clone(&self.engine);
         let state = engine.state(guard);
-        let mut lanes = engine.lanes(state, way, as_ref(&rest), Some(self.at), guard)?;
+        let mut lanes = engine.lanes(state, way, borrowed(&rest), Some(self.at), guard)?;
         let (mut keys, mut items, mut bytes) = (Vec::new(), Vec::new(), 0);
         let limit = self.batch;
         self.batch = if self.is_second { (2 * limit).min(MOST_BATCH) } else { limit };
@@ -255,8 +251,8 @@ impl KreonCursor {
         while items.len() < limit && bytes < BATCH_BYTES {
             let Some(key) = least(&lanes, way) else { break };
             let is_within = match way {
-                Way::Up => is_below(key, as_ref(&self.bounds.high)),
-                Way::Down => is_above(key, as_ref(&self.bounds.low)),
+                Way::Up => is_below(key, borrowed(&self.bounds.high)),
+                Way::Down => is_above(key, borrowed(&self.bounds.low)),
             };
             if !is_within {
                 break;
@@ -396,7 +392,7 @@ impl KreonEngine {
             None => Vec::new(),
         };
         lanes.push(Lane::Versions { items, next: 0 });
-        lanes.extend(state.memtables().map(|memtable| Lane::memtable(memtable, way, from, guard)));
+        lanes.extend(state.memtables.iter().map(|memtable| Lane::memtable(memtable, way, from, guard)));
         for level in state.levels.iter().filter(|level| level.root.is_some()) {
             lanes.push(Lane::level(&self.shelf, *level, way, from, guard)?);
         }
@@ -437,7 +433,7 @@ impl KreonEngine {
         let mut from = Bound::Unbounded;
         loop {
             let guard = &epoch::pin();
-            let mut lanes = self.lanes(self.state(guard), Way::Up, as_ref(&from), None, guard)?;
+            let mut lanes = self.lanes(self.state(guard), Way::Up, borrowed(&from), None, guard)?;
             let mut left = WALK;
             from = loop {
                 let Some(key) = least(&lanes, Way::Up).map(<[u8]>::to_vec) else { return Ok(()) };
@@ -456,8 +452,7 @@ impl KreonEngine {
     fn last_alone(&self, guard: &Guard) -> Option<u64> {
         let state = self.state(guard);
         let mut others = state.levels.iter().rev().skip(1);
-        let is_alone =
-            state.memtables().all(|memtable| memtable.is_empty()) && others.all(|level| level.root.is_none());
+        let is_alone = state.memtables.filled().next().is_none() && others.all(|level| level.root.is_none());
         is_alone.then(|| state.levels.last().map_or(0, Level::count))
     }
 

@@ -22,14 +22,15 @@ use sheaf_base::engine::{
 use sheaf_base::entries::Accounts;
 use sheaf_base::error::{Error, Result};
 use sheaf_base::ground::Ground;
-use sheaf_base::memory::Part;
+use sheaf_base::lull::Lull;
 use sheaf_base::memtable::arena::{high, low};
 use sheaf_base::memtable::prefix::Prefix;
+use sheaf_base::memtable::{Layer, Memtables};
 use sheaf_base::own::OwnFiles;
 use sheaf_base::record::Content;
 use sheaf_base::segment::Address;
 use sheaf_base::shares::Account;
-use sheaf_base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use sheaf_base::sync::atomic::{AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::sync::{Mutex, Published};
 use sheaf_base::types::{KeyspaceId, LogId, Seq};
@@ -41,7 +42,7 @@ use crate::cursor::KreonCursor;
 use crate::look::Candidates;
 use crate::memtable::{Memtable, Version, Word};
 use crate::spill::Spill;
-use crate::tree::{Level, Shelf};
+use crate::tree::{Shelf, State};
 
 /// The engine's name in the catalogue.
 pub(crate) const NAME: &str = "kreon";
@@ -66,20 +67,6 @@ const SEQ: usize = 2;
 /// Without a record: how many records shared the key's stripe.
 const LEN: usize = 3;
 
-/// A moment: everything a reader needs.
-pub(crate) struct State {
-    pub(crate) active: Arc<Memtable>,
-    pub(crate) frozen: Option<Arc<Memtable>>,
-    pub(crate) levels: Arc<[Level]>,
-}
-
-impl State {
-    /// The memtables, the newest first.
-    pub(crate) fn memtables(&self) -> impl Iterator<Item = &Arc<Memtable>> {
-        std::iter::once(&self.active).chain(&self.frozen)
-    }
-}
-
 /// A keyspace.
 pub(crate) struct KreonEngine {
     pub(crate) ground: Arc<Ground>,
@@ -99,16 +86,14 @@ pub(crate) struct KreonEngine {
     pins: Mutex<BTreeMap<Seq, Vec<Seq>>>,
     pub(crate) state: Published<State>,
     replaying: Mutex<()>,
-    numbers: AtomicU32,
-    /// The newest commit when the store last asked whether there should be a checkpoint, and how often it was the same.
-    seen: AtomicU64,
-    rest: AtomicU32,
+    /// As the store sees it when it asks whether there should be a checkpoint.
+    lull: Lull,
 }
 
 impl KreonEngine {
     pub(crate) fn new(ground: Arc<Ground>, id: KeyspaceId) -> KreonEngine {
-        let active = Arc::new(Memtable::new(1, Prefix::default(), ground.tiny));
-        let state = State { active, frozen: None, levels: Arc::new([]) };
+        let memtables = Memtables::new(Memtable::new(1, Prefix::default(), ground.tiny));
+        let state = State { memtables, levels: Arc::new([]) };
         KreonEngine {
             shelf: Arc::new(Shelf::new(Arc::clone(&ground), id)),
             versions: Versions::new(Arc::clone(&ground)),
@@ -122,9 +107,7 @@ impl KreonEngine {
             pins: Mutex::default(),
             state: Published::new(state),
             replaying: Mutex::new(()),
-            numbers: AtomicU32::new(2),
-            seen: AtomicU64::new(0),
-            rest: AtomicU32::new(0),
+            lull: Lull::default(),
             ground,
         }
     }
@@ -138,13 +121,6 @@ impl KreonEngine {
     #[inline]
     pub(crate) fn state<'g>(&'g self, guard: &'g Guard) -> &'g State {
         self.state.load(guard)
-    }
-
-    /// A memtable left the state.
-    pub(crate) fn memtable_gone(&self, memtable: &Memtable) {
-        if !memtable.is_empty() {
-            self.ground.memory.give(Part::Index, memtable.bytes());
-        }
     }
 
     /// Bytes at which a memtable is to be frozen.
@@ -164,8 +140,7 @@ impl KreonEngine {
     /// Whether the record of `op` would be beyond the budget, with all that can give way gone.
     fn is_over(&self, op: &Op<'_>, active: &Memtable) -> bool {
         let more = Memtable::cost(op.key) * (u64::from(op.ahead) + 1) + active.bytes() / 16;
-        let memory = &self.ground.memory;
-        memory.total().saturating_sub(memory.used(Part::Cache)) + more > memory.budget()
+        !self.ground.memory.has_room_at_last(more)
     }
 
     /// The version of a memtable's record, as one that commit `died` superseded.
@@ -210,7 +185,7 @@ impl KreonEngine {
             }
         }
         let _one = self.replaying.lock();
-        let active = &self.state(guard).active;
+        let active = &self.state(guard).memtables.active;
         let place = active.find(hash, record.key, guard);
         let old = place.map(|place| active.version(place));
         let word = self.word_of(&record.content, record.address, record.span);
@@ -270,7 +245,7 @@ impl Engine for KreonEngine {
     fn prepare(&self, op: &mut Op<'_>) -> Result<Need> {
         let guard = &epoch::pin();
         let hash = self.hash(op.key);
-        let active = &self.state(guard).active;
+        let active = &self.state(guard).memtables.active;
         let len = active.stripe_len(hash); // before the look (memtable I3)
         let place = active.find(hash, op.key, guard);
         let version = place.map(|place| active.version(place));
@@ -303,7 +278,7 @@ impl Engine for KreonEngine {
 
     fn is_current(&self, op: &Op<'_>) -> bool {
         let guard = &epoch::pin();
-        let active = &self.state(guard).active;
+        let active = &self.state(guard).memtables.active;
         let (number, place) = (high(op.note[RECORD]), low(op.note[RECORD]));
         if active.number != number {
             return false;
@@ -317,7 +292,7 @@ impl Engine for KreonEngine {
     fn apply(&self, seq: Seq, op: &Op<'_>, views: &Views) {
         let Some(content) = op.action.content() else { return };
         let guard = &epoch::pin();
-        let active = &self.state(guard).active;
+        let active = &self.state(guard).memtables.active;
         let mut word = self.word_of(&content, op.address, op.span);
         self.arrived(&content, op.address, op.span, guard);
         if matches!(content, Content::Remove) {
@@ -365,7 +340,7 @@ impl Engine for KreonEngine {
         let state = self.state(guard);
         for key in keys {
             let hash = self.hash(key.key);
-            state.memtables().for_each(|memtable| memtable.prefetch(hash, guard));
+            state.memtables.prefetch(hash, guard);
         }
     }
 
@@ -405,16 +380,12 @@ impl Engine for KreonEngine {
     fn freeze(&self) {
         let guard = &epoch::pin();
         let state = self.state(guard);
-        if state.active.is_empty() || state.frozen.is_some() {
+        if !state.memtables.can_freeze() {
             return;
         }
-        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
-        let fresh = Memtable::new(number, state.active.prefix(guard), self.ground.tiny);
-        self.state.replace(guard, |now| State {
-            active: Arc::new(fresh),
-            frozen: Some(Arc::clone(&now.active)),
-            levels: Arc::clone(&now.levels),
-        });
+        let tiny = self.ground.tiny;
+        self.state
+            .replace(guard, |now| State { memtables: now.memtables.freeze(tiny, guard), ..now.clone() });
     }
 
     fn work(&self, views: &Views, _certain: Seq) -> Result<bool> {
@@ -422,7 +393,7 @@ impl Engine for KreonEngine {
     }
 
     fn is_settled(&self) -> bool {
-        self.state(&epoch::pin()).frozen.is_none()
+        self.state(&epoch::pin()).memtables.frozen.is_none()
     }
 
     fn checkpoint_after(&self) -> u64 {
@@ -431,21 +402,17 @@ impl Engine for KreonEngine {
 
     fn wants_checkpoint(&self) -> bool {
         let guard = &epoch::pin();
-        let active = &self.state(guard).active;
-        let newest = active.newest().0;
-        // Asked again and again while nothing else is due: no commit in between is rest.
-        let is_same = self.seen.swap(newest, Ordering::Relaxed) == newest;
-        let rest = if is_same { self.rest.load(Ordering::Relaxed).saturating_add(1) } else { 0 };
-        self.rest.store(rest, Ordering::Relaxed);
+        let active = &self.state(guard).memtables.active;
+        let rests = self.lull.look(active.newest()) >= REST;
         let is_worth_it = active.bytes() * 8 > self.memtable_limit();
-        active.bytes() > self.memtable_limit() || (is_worth_it && rest >= REST)
+        active.bytes() > self.memtable_limit() || (is_worth_it && rests)
     }
 
     fn pressure(&self) -> u64 {
         let guard = &epoch::pin();
         let state = self.state(guard);
-        match state.frozen {
-            Some(_) => (state.active.bytes() * 100).checked_div(self.memtable_limit()).unwrap_or(0),
+        match state.memtables.frozen {
+            Some(_) => (state.memtables.active.bytes() * 100).checked_div(self.memtable_limit()).unwrap_or(0),
             None => 0,
         }
     }
@@ -460,8 +427,7 @@ impl Engine for KreonEngine {
 
     fn is_swollen(&self) -> bool {
         let guard = &epoch::pin();
-        let bytes: u64 = self.state(guard).memtables().map(|memtable| memtable.bytes()).sum();
-        bytes > self.ground.memory.budget() / SWOLLEN_SHARE
+        self.state(guard).memtables.bytes() > self.ground.memory.budget() / SWOLLEN_SHARE
     }
 
     fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
@@ -489,13 +455,13 @@ impl Engine for KreonEngine {
     }
 
     fn absorb(&self, part: usize, parts: usize) -> Result<()> {
-        self.state(&epoch::pin()).active.sort_share(part, parts);
+        self.state(&epoch::pin()).memtables.active.sort_share(part, parts);
         Ok(())
     }
 
     fn replayed(&self) {
         let guard = &epoch::pin();
-        self.state(guard).active.settle(&self.ground.memory, guard);
+        self.state(guard).memtables.active.settle(&self.ground.memory, guard);
     }
 
     fn blobs(&self, out: &mut Vec<u64>) -> Result<()> {
@@ -521,7 +487,7 @@ impl Engine for KreonEngine {
 
     fn stats(&self) -> EngineStats {
         let guard = epoch::pin();
-        let memtables: u64 = self.state(&guard).memtables().map(|memtable| memtable.bytes()).sum();
+        let memtables = self.state(&guard).memtables.bytes();
         drop(guard); // not held while all keys are counted
         EngineStats {
             keys: self.count_keys().unwrap_or(0),
@@ -544,7 +510,7 @@ impl Engine for KreonEngine {
     }
 
     fn verify(&self, report: &mut dyn FnMut(Error), step: &mut dyn FnMut(u64) -> Result<()>) -> Result<()> {
-        self.verify_levels(report, step)
+        self.check(report, step)
     }
 
     fn retire(&self) {
@@ -559,6 +525,6 @@ impl Engine for KreonEngine {
 
 impl Drop for KreonEngine {
     fn drop(&mut self) {
-        self.state(&epoch::pin()).memtables().for_each(|memtable| self.memtable_gone(memtable));
+        self.state(&epoch::pin()).memtables.gone(&self.ground.memory);
     }
 }

@@ -1,23 +1,21 @@
-//! # Levels as a whole: into an image, out of one, dropped, verified
+//! # Levels as a whole: into an image, out of one, dropped
 //!
-//! What is done with all levels at once, under the lock of the steps (`spill.rs`), so that none is under way. Only verification, which
-//! takes long, lets go of it: pages that are replaced meanwhile are kept for it.
+//! What is done with all levels at once, under the lock of the steps (`spill.rs`), so that none is under way.
 
 use std::ops::Bound;
 use std::sync::Arc;
 
 use sheaf_base::engine::ImageSink;
 use sheaf_base::error::{Error, Result};
+use sheaf_base::memtable::Layer;
 use sheaf_base::segment::SLOT_COUNT;
 use sheaf_base::sync::epoch::{self, Guard};
 
 use crate::cache::Frame;
-use crate::engine::{KreonEngine, State};
-use crate::memtable::Memtable;
-use crate::node::Ref;
-use crate::space::{Kept, PAGE, RUN_BYTES};
-use crate::spill::{Spill, state_with};
-use crate::tree::Level;
+use crate::engine::KreonEngine;
+use crate::space::{PAGE, RUN_BYTES};
+use crate::spill::Spill;
+use crate::tree::{Level, State};
 
 impl KreonEngine {
     /// Everything is going to be in an image: what the levels are, with all that is in memory only written.
@@ -79,7 +77,7 @@ impl KreonEngine {
                 spill.counts.insert(*slot, (segment.id().0, bytes));
             }
         }
-        self.state.replace(guard, |now| state_with(now, levels, false));
+        self.state.replace(guard, |now| now.with(levels, false));
     }
 
     /// The keyspace is dropped: accounts for all it has, and forgets it.
@@ -93,7 +91,7 @@ impl KreonEngine {
             }
         }
         let state = self.state(guard);
-        for memtable in state.memtables() {
+        for memtable in state.memtables.iter() {
             let mut places = Vec::new();
             // What went down already is among the levels' counts.
             let done = done.as_ref().filter(|(number, _)| *number == memtable.number);
@@ -104,63 +102,15 @@ impl KreonEngine {
             {
                 self.accounts.count(word.address(), -i64::try_from(word.span()).unwrap_or(0), guard);
             }
-            self.memtable_gone(memtable);
+            memtable.gone(&self.ground.memory);
         }
         self.accounts.forget(&self.versions, guard);
         self.state.replace(guard, |now| State {
-            active: Arc::new(Memtable::new(0, now.active.prefix(guard), self.ground.tiny)),
-            frozen: None,
+            memtables: now.memtables.emptied(self.ground.tiny, guard),
             levels: Arc::new([]),
         });
         self.shelf.cache.clear(guard);
         self.shelf.filters.clear(guard);
         self.shelf.space.retire();
-    }
-
-    /// Reads all pages of the present levels. Steps and checkpoints go on meanwhile; what they replace stays as it is until the end.
-    pub(crate) fn verify_levels(
-        &self,
-        report: &mut dyn FnMut(Error),
-        step: &mut dyn FnMut(u64) -> Result<()>,
-    ) -> Result<()> {
-        let (_kept, mut todo) = self.keep_nodes();
-        let mut tell = |result: Result<()>| match result {
-            Err(error @ Error::Corrupt { .. }) => {
-                report(error);
-                Ok(())
-            }
-            other => other,
-        };
-        tell(self.shelf.space.verify())?;
-        while let Some((at, height)) = todo.pop() {
-            step(u64::from(at.pages) * self.shelf.space.paged.page as u64)?;
-            tell(self.shelf.space.read(at, height).map(|frame| {
-                if height > 0 {
-                    let node = frame.node();
-                    todo.extend((0..node.len()).map(|slot| (node.child(slot), height - 1)));
-                }
-            }))?;
-        }
-        Ok(())
-    }
-
-    /// The topmost nodes of the present levels that are on disk, of which level each: all below them are there too, and stay as they
-    /// are while the first value lives.
-    fn keep_nodes(&self) -> (Kept, Vec<(Ref, u8)>) {
-        let spill = self.spill.lock(); // nothing is replaced meanwhile, nor written that is in memory only
-        let kept = self.shelf.space.keep();
-        // Of each node's moment is a guard: what others let go during all of this would wait for it.
-        let levels = Arc::clone(&self.state(&epoch::pin()).levels);
-        let mut todo: Vec<(Ref, u8)> = levels.iter().filter_map(|level| level.root).collect();
-        let mut there = Vec::new();
-        while let Some((at, height)) = todo.pop() {
-            if !spill.dirty.contains(&at.page) {
-                there.push((at, height));
-            } else if let Some(frame) = self.shelf.cache.get(at.page, &epoch::pin()) {
-                let node = frame.node();
-                todo.extend((0..node.len()).map(|slot| (node.child(slot), height - 1)));
-            }
-        }
-        (kept, there)
     }
 }

@@ -10,7 +10,7 @@
 //!  put ─> flat log (base) ─> active memtable ── freeze ──> frozen memtable ── work ──> L1 ──> L2 ...
 //!          the values         L0: keys, addresses                  spill, a few hundred leaves a step: spill.rs change.rs meeting.rs
 //!
-//!  get ─> active ─> frozen ─> L1 ─> L2 ...: inner nodes, a leaf (fingerprints) ─> record         tree.rs node.rs cache.rs filter.rs
+//!  get ─> active ─> frozen ─> L1 ─> L2 ...: inner nodes, a leaf (fingerprints) ─> record         tree.rs node/ cache.rs filter.rs
 //!  own/<id>/levels: pages, never overwritten while an image may name them                        space.rs image.rs levels.rs
 //! ```
 //!
@@ -42,6 +42,7 @@
 
 mod cache;
 mod change;
+mod check;
 mod cursor;
 mod engine;
 mod filter;

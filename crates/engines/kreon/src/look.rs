@@ -24,9 +24,9 @@ use sheaf_base::versions::Old;
 use sheaf_base::views::Views;
 use smallvec::SmallVec;
 
-use crate::engine::{KreonEngine, State};
+use crate::engine::KreonEngine;
 use crate::memtable::{Version, Word};
-use crate::tree::{Seen, seq_in};
+use crate::tree::{Seen, State, seq_in};
 
 /// Records that are about to be moved.
 #[derive(Debug, Default)]
@@ -188,7 +188,7 @@ impl KreonEngine {
         key: &[u8],
         guard: &'g Guard,
     ) -> Result<Option<Source<'g>>> {
-        for memtable in state.memtables() {
+        for memtable in state.memtables.iter() {
             if let Some(place) = memtable.find(hash, key, guard) {
                 return Ok(Some(Source::Memtable(memtable.version(place), memtable.number)));
             }
@@ -230,7 +230,8 @@ impl KreonEngine {
         if at == Seq::LATEST {
             return Ok(self.first(state, hash, key, guard)?.and_then(|source| source.shown()));
         }
-        let active = state.active.find(hash, key, guard).map(|place| state.active.version(place));
+        let active =
+            state.memtables.active.find(hash, key, guard).map(|place| state.memtables.active.version(place));
         if let Some(version) = active.filter(|version| version.seq <= at) {
             return Ok(Shown::of(version));
         }
@@ -240,8 +241,11 @@ impl KreonEngine {
         {
             return Ok(Shown::old(*address));
         }
-        let frozen =
-            state.frozen.as_ref().and_then(|f| f.find(hash, key, guard).map(|place| f.version(place)));
+        let frozen = state
+            .memtables
+            .frozen
+            .as_ref()
+            .and_then(|f| f.find(hash, key, guard).map(|place| f.version(place)));
         if let Some(version) = frozen.filter(|version| version.seq <= at) {
             return Ok(Shown::of(version));
         }
@@ -290,7 +294,7 @@ impl KreonEngine {
         }
         // A view may need it, and a lower source may have it.
         let mut sources: SmallVec<[Source<'_>; 4]> = SmallVec::new();
-        for memtable in state.memtables() {
+        for memtable in state.memtables.iter() {
             let source = |place| Source::Memtable(memtable.version(place), memtable.number);
             sources.extend(memtable.find(hash, key, guard).map(source));
         }
@@ -378,20 +382,20 @@ impl KreonEngine {
         let found = |memtable: &crate::memtable::Memtable| {
             memtable.find(hash, key, guard).map(|place| (place, memtable.version(place)))
         };
-        let active = found(&state.active);
+        let active = found(&state.memtables.active);
         if let Some((place, version)) = active.filter(|(_, version)| version.word.is_at(from)) {
             self.rename_staged(version.word.is_staged(), from, to);
-            state.active.replace(place, Version { word: version.word.at(to), ..version });
+            state.memtables.active.replace(place, Version { word: version.word.at(to), ..version });
             return true;
         }
-        let frozen = state.frozen.as_ref().and_then(|f| found(f));
+        let frozen = state.memtables.frozen.as_ref().and_then(|f| found(f));
         let is_frozen = frozen.is_some_and(|(_, version)| version.word.is_at(from));
         // What came first after it.
         let newer = frozen.filter(|_| !is_frozen).or(active).map(|(_, version)| version.seq);
         // A put does not look at what it supersedes below its memtable: a view may need that all the same.
         let is_seen_to = |number| {
-            let is_in_frozen = state.frozen.as_ref().is_some_and(|frozen| frozen.number == number);
-            number == state.active.number || (is_in_frozen && !is_frozen)
+            let is_in_frozen = state.memtables.frozen.as_ref().is_some_and(|frozen| frozen.number == number);
+            number == state.memtables.active.number || (is_in_frozen && !is_frozen)
         };
         let old = match (head, newer) {
             (Some(head), None) => {
@@ -400,7 +404,14 @@ impl KreonEngine {
                 }
                 // What the sources below have is accounted by the cleaner.
                 let word = Word::put(to, head.span, head.blob.is_some()).below(true);
-                state.active.put(0, hash, key, Version { word, seq: head.seq }, &self.ground.memory, guard);
+                state.memtables.active.put(
+                    0,
+                    hash,
+                    key,
+                    Version { word, seq: head.seq },
+                    &self.ground.memory,
+                    guard,
+                );
                 return true;
             }
             (Some(head), Some(died)) if !head.memtable.is_some_and(is_seen_to) => {

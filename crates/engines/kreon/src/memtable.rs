@@ -15,6 +15,7 @@
 use std::ops::Bound;
 
 use sheaf_base::memory::Memory;
+use sheaf_base::memtable::Layer;
 use sheaf_base::memtable::arena::Place;
 use sheaf_base::memtable::order::Keys;
 use sheaf_base::memtable::prefix::Prefix;
@@ -94,28 +95,34 @@ pub(crate) struct Memtable {
     table: Table<0>,
 }
 
+impl Layer for Memtable {
+    fn next(&self, tiny: bool, guard: &Guard) -> Memtable {
+        Memtable::new(self.number.wrapping_add(1), self.table.prefix(guard), tiny)
+    }
+
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.table.is_empty()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.table.bytes()
+    }
+
+    #[inline]
+    fn prefetch(&self, hash: u64, guard: &Guard) {
+        self.table.prefetch(hash, guard);
+    }
+}
+
 impl Memtable {
     pub(crate) fn new(number: u32, prefix: Prefix, tiny: bool) -> Memtable {
         Memtable { number, table: Table::new(prefix, tiny) }
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.table.is_empty()
-    }
-
-    /// Bytes of memory.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.table.bytes()
-    }
-
     /// The newest commit in it.
     pub(crate) fn newest(&self) -> Seq {
         self.table.newest()
-    }
-
-    /// What the heads of its keys leave out.
-    pub(crate) fn prefix(&self, guard: &Guard) -> Prefix {
-        self.table.prefix(guard)
     }
 
     /// What a new key costs in memory, about.
@@ -146,11 +153,6 @@ impl Memtable {
     pub(crate) fn version(&self, place: Place) -> Version {
         let (word, seq) = self.table.get(place);
         Version { word: Word(word), seq }
-    }
-
-    /// Hints that `hash` is about to be looked up.
-    pub(crate) fn prefetch(&self, hash: u64, guard: &Guard) {
-        self.table.prefetch(hash, guard);
     }
 
     /// Adds a record for a key that has none. One writer.

@@ -153,7 +153,6 @@ impl Drop for Kept {
 #[derive(Debug)]
 pub(crate) struct Space {
     ground: Arc<Ground>,
-    id: KeyspaceId,
     pub(crate) paged: Paged,
     pages: Arc<Mutex<Pages>>,
     file: Mutex<Option<Arc<dyn File>>>,
@@ -165,7 +164,7 @@ impl Space {
         let page = if ground.tiny { TINY_PAGE } else { PAGE };
         let paged = Paged::new(Arc::clone(&ground), id, FILE, (MAGIC, FORMAT), page);
         let pages = Arc::new(Mutex::new(Pages { end: 1, ..Pages::default() }));
-        Space { ground, id, paged, pages, file: Mutex::default(), is_named: Mutex::new(false) }
+        Space { ground, paged, pages, file: Mutex::default(), is_named: Mutex::new(false) }
     }
 
     /// Bytes of the file, and of those the free ones.
@@ -235,13 +234,7 @@ impl Space {
     // Writing: one at a time.
 
     fn file_made(&self) -> Result<Arc<dyn File>> {
-        let mut slot = self.file.lock();
-        if let Some(file) = &*slot {
-            return Ok(Arc::clone(file));
-        }
-        let file = self.paged.make()?;
-        *slot = Some(Arc::clone(&file));
-        Ok(file)
+        self.paged.made(&mut self.file.lock())
     }
 
     /// Takes pages for nodes of so many pages each, side by side as far as can be; their numbers.
@@ -382,16 +375,9 @@ impl Space {
     pub(crate) fn seal(&self) -> Result<(u32, Vec<u64>)> {
         let file = self.file.lock().clone();
         if let Some(file) = file {
-            if file.sync().is_err() {
-                return Err(Error::Poisoned { op: "sync of levels" });
-            }
             let mut is_named = self.is_named.lock();
-            if let Some(home) = self.ground.home.as_ref().filter(|_| !*is_named) {
-                if home.disk.sync_dir(&self.paged.dir).is_err() {
-                    return Err(Error::Poisoned { op: "sync of the levels' directory" });
-                }
-                *is_named = true;
-            }
+            self.paged.sync(&*file, *is_named, ["sync of levels", "sync of the levels' directory"])?;
+            *is_named = true;
         }
         let mut pages = self.pages.lock();
         pages.fresh.0.clear();
@@ -439,9 +425,7 @@ impl Space {
     pub(crate) fn retire(&self) {
         *self.pages.lock() = Pages { end: 1, ..Pages::default() };
         *self.file.lock() = None;
-        if let Some(home) = self.ground.home.as_ref().filter(|home| !home.read_only) {
-            let _ = home.remove(self.id); // else it is swept at the next opening
-        }
+        self.paged.remove();
     }
 
     pub(crate) fn close(&self) {

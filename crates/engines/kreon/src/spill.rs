@@ -19,6 +19,7 @@ use std::ops::{Bound, Range};
 use std::sync::Arc;
 
 use sheaf_base::error::Result;
+use sheaf_base::memtable::{Layer, Place};
 use sheaf_base::record::{Content, Record};
 use sheaf_base::segment::Address;
 use sheaf_base::sync::epoch::{self, Guard};
@@ -28,13 +29,13 @@ use sheaf_base::views::Views;
 
 use crate::cache::Frame;
 use crate::change::{Change, Gathered, Made, Meet, Ways};
-use crate::engine::{KreonEngine, State};
+use crate::engine::KreonEngine;
 use crate::look::print_of;
 use crate::meeting::{Meeting, Sources};
 use crate::memtable::{Memtable, Version};
 use crate::node::{BELOW, Entry, INLINE, MOST_INLINE, Pair, Ref, STAGED};
 use crate::space::PAGE;
-use crate::tree::{Aim, Found, Level, Shelf};
+use crate::tree::{Aim, Found, Level, Shelf, State};
 
 /// Entries of a step, at most.
 const STEP_ENTRIES: usize = 16 << 10;
@@ -96,6 +97,29 @@ impl Spill {
     }
 }
 
+/// What goes down in one step.
+#[derive(Default)]
+struct Going<'k> {
+    /// Keys and entries, their commits, and where their values stand in `values`.
+    entries: Vec<(&'k [u8], Entry, Seq, Range<usize>)>,
+    values: Vec<u8>,
+    /// Addresses of records that name staged values.
+    staged: Vec<u64>,
+}
+
+impl Going<'_> {
+    fn pairs(&self) -> Vec<Pair<'_>> {
+        let all = self.entries.iter();
+        all.map(|(key, entry, newest, value)| Pair {
+            key,
+            entry: *entry,
+            newest: *newest,
+            value: &self.values[value.clone()],
+        })
+        .collect()
+    }
+}
+
 impl KreonEngine {
     fn capacity(&self, level: usize) -> u64 {
         let (least, growth) = match self.ground.tiny {
@@ -127,7 +151,7 @@ impl KreonEngine {
         let guard = &epoch::pin();
         let is_clear = self.resolve_doubts(views, guard);
         let state = self.state(guard);
-        if let Some(frozen) = &state.frozen {
+        if let Some(frozen) = &state.memtables.frozen {
             self.spill_frozen(&mut spill, state, &Arc::clone(frozen), views, guard)?;
             return Ok(true);
         }
@@ -162,35 +186,8 @@ impl KreonEngine {
         let (leaves, count) = self.targets(&level, &keys, most_leaves, guard)?;
         spill.took = count;
         let mut meeting = self.meeting(views, state.levels.iter().skip(1), None, guard);
-        let mut going: Vec<(&[u8], Entry, Seq, Range<usize>)> = Vec::with_capacity(count);
-        let (mut staged, mut values) = (Vec::new(), Vec::new());
-        for (number, (place, key)) in places.iter().zip(&keys).take(count).enumerate() {
-            if let Some((place, key)) = places.get(number + AHEAD).zip(keys.get(number + AHEAD)) {
-                self.ask_for_small(key, frozen.version(*place), guard);
-            }
-            let version = frozen.version(*place);
-            let hash = self.hash(key);
-            if let Some(newer) = state.active.find(hash, key, guard) {
-                // Not worth a place in a leaf: the active memtable has something newer.
-                let newer = state.active.version(newer);
-                self.skip(&mut meeting, key, version, newer, &mut staged);
-                continue;
-            }
-            let mut entry = self.entry_of(version, print_of(hash), &mut staged);
-            self.candidates.lock().superseded(key, version);
-            let start = values.len();
-            if self.add_small(key, version, guard, &mut values) {
-                entry = entry.with(entry.flags | INLINE);
-            }
-            going.push((key, entry, version.seq, start..values.len()));
-        }
-        let pair = |(key, entry, newest, value): (_, _, _, Range<usize>)| Pair {
-            key,
-            entry,
-            newest,
-            value: &values[value],
-        };
-        let pairs: Vec<Pair<'_>> = going.into_iter().map(pair).collect();
+        let going = self.going(frozen, (&places, &keys, count), &state.memtables.active, &mut meeting, guard);
+        let pairs = going.pairs();
         let stamp = self.shelf.stamp(guard);
         let mut change = Change::new(&self.shelf, guard, stamp, &mut meeting);
         let made = change.read_ahead(&leaves).and_then(|()| change.apply(&level, &pairs));
@@ -209,11 +206,43 @@ impl KreonEngine {
         } else if let Some(key) = keys.get(count.wrapping_sub(1)) {
             spill.done = Some((frozen.number, key.to_vec()));
         }
-        if !staged.is_empty() {
-            self.staged.lock().retain(|address, _| !staged.contains(address));
+        if !going.staged.is_empty() {
+            self.staged.lock().retain(|address, _| !going.staged.contains(address));
         }
         self.settle(spill, meeting, guard);
         Ok(())
+    }
+
+    /// What goes down of the first `count` records of a frozen memtable.
+    fn going<'k>(
+        &self,
+        frozen: &Memtable,
+        (places, keys, count): (&[Place], &[&'k [u8]], usize),
+        active: &Memtable,
+        meeting: &mut Meeting<'_>,
+        guard: &Guard,
+    ) -> Going<'k> {
+        let mut going = Going { entries: Vec::with_capacity(count), ..Going::default() };
+        for (number, (place, key)) in places.iter().zip(keys).take(count).enumerate() {
+            if let Some((place, key)) = places.get(number + AHEAD).zip(keys.get(number + AHEAD)) {
+                self.ask_for_small(key, frozen.version(*place), guard);
+            }
+            let version = frozen.version(*place);
+            let hash = self.hash(key);
+            if let Some(newer) = active.find(hash, key, guard) {
+                // Not worth a place in a leaf: the active memtable has something newer.
+                self.skip(meeting, key, version, active.version(newer), &mut going.staged);
+                continue;
+            }
+            let mut entry = self.entry_of(version, print_of(hash), &mut going.staged);
+            self.candidates.lock().superseded(key, version);
+            let start = going.values.len();
+            if self.add_small(key, version, guard, &mut going.values) {
+                entry = entry.with(entry.flags | INLINE);
+            }
+            going.entries.push((key, entry, version.seq, start..going.values.len()));
+        }
+        going
     }
 
     /// A version of the frozen memtable that is superseded in the active one.
@@ -333,7 +362,7 @@ impl KreonEngine {
                 let mut levels = now.levels.to_vec();
                 levels.resize(levels.len().max(level + 2), Level::default());
                 (levels[level], levels[level + 1]) = (Level::default(), whole);
-                state_with(now, levels, false)
+                now.with(levels, false)
             });
             return Ok(());
         }
@@ -414,7 +443,7 @@ impl KreonEngine {
     ) -> Result<Option<Seq>> {
         let hash = self.hash(key);
         let mut died = None;
-        for memtable in state.memtables() {
+        for memtable in state.memtables.iter() {
             let Some(place) = memtable.find(hash, key, guard) else { continue };
             let version = memtable.version(place);
             if version.word.is_staged() {
@@ -480,10 +509,10 @@ impl KreonEngine {
                 all.resize(all.len().max(number + 1), Level::default());
                 all[number] = level;
             }
-            state_with(now, all, spilled.is_some())
+            now.with(all, spilled.is_some())
         });
         if let Some(spilled) = spilled {
-            self.memtable_gone(spilled);
+            spilled.gone(&self.ground.memory);
         }
         let gone = std::mem::take(&mut change.gone);
         for (page, _) in &gone {
@@ -494,14 +523,6 @@ impl KreonEngine {
         ways.spills = (ways.spills.0 + now.spills.0, ways.spills.1 + now.spills.1);
         ways.merges = (ways.merges.0 + now.merges.0, ways.merges.1 + now.merges.1);
         Ok(())
-    }
-}
-
-pub(crate) fn state_with(now: &State, levels: Vec<Level>, is_spilled: bool) -> State {
-    State {
-        active: Arc::clone(&now.active),
-        frozen: now.frozen.as_ref().filter(|_| !is_spilled).cloned(),
-        levels: levels.into(),
     }
 }
 

@@ -69,7 +69,7 @@ fn a_spill_in_doubt() -> (KreonEngine, Views) {
     let write = |seq, offset| {
         let word = Word::put(Address::new(1, offset), 64, false);
         let version = Version { word, seq: Seq(seq) };
-        engine.state(guard).active.put(0, hash, key, version, &engine.ground.memory, guard);
+        engine.state(guard).memtables.active.put(0, hash, key, version, &engine.ground.memory, guard);
     };
     write(1, 64);
     engine.freeze();
@@ -115,9 +115,9 @@ fn a_spill_that_fails_on_its_way_loses_no_value_that_went_down_before() {
     assert!(matches!(engine.step(&views), Err(Error::NoSpace { .. })));
     disk.set_faults(FaultPlan::default());
     for _ in 0..keys.len() {
-        assert!(engine.state(guard).frozen.is_none() || engine.step(&views).unwrap());
+        assert!(engine.state(guard).memtables.frozen.is_none() || engine.step(&views).unwrap());
     }
-    assert!(engine.state(guard).frozen.is_none());
+    assert!(engine.state(guard).memtables.frozen.is_none());
     assert_eq!(engine.accounts.blobs.lock().len(), keys.len(), "values that are let go");
     assert!(engine.staged.lock().is_empty());
 }
@@ -136,7 +136,7 @@ fn engine_with_segment() -> (KreonEngine, Arc<Segment>) {
 /// The active memtable says that of a key.
 fn say(engine: &KreonEngine, key: &[u8], word: Word, seq: u64) {
     let (guard, hash) = (&epoch::pin(), engine.hash(key));
-    let active = &engine.state(guard).active;
+    let active = &engine.state(guard).memtables.active;
     let place = active.find(hash, key, guard).unwrap_or(0);
     active.put(place, hash, key, Version { word, seq: Seq(seq) }, &engine.ground.memory, guard);
 }

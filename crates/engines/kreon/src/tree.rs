@@ -1,4 +1,4 @@
-//! # Tree: one level, a full index
+//! # Tree: one level, a full index, and the state of all that readers see
 //!
 //! A copy-on-write B+-tree: a root, and nodes that never change once it is published. Who has a root under a guard sees one
 //! moment of the level, whatever becomes of it.
@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use sheaf_base::error::{Damage, Result};
 use sheaf_base::ground::Ground;
+use sheaf_base::memtable::Memtables;
 use sheaf_base::segment::{Address, Segment};
 use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::{KeyspaceId, Seq};
@@ -15,6 +16,7 @@ use sheaf_base::types::{KeyspaceId, Seq};
 use crate::cache::{Cache, Frame};
 use crate::filter::{Filter, Filters};
 use crate::look::print_of;
+use crate::memtable::Memtable;
 use crate::node::{Entry, Node, Ref};
 use crate::space::Space;
 
@@ -53,6 +55,20 @@ impl Level {
     /// Entries in it.
     pub(crate) fn count(&self) -> u64 {
         self.root.map_or(0, |(root, _)| u64::from(root.count))
+    }
+}
+
+/// A moment: everything a reader needs.
+#[derive(Clone)]
+pub(crate) struct State {
+    pub(crate) memtables: Memtables<Memtable>,
+    pub(crate) levels: Arc<[Level]>,
+}
+
+impl State {
+    /// The next one, with other levels; if it `is_spilled`, they have what was frozen.
+    pub(crate) fn with(&self, levels: Vec<Level>, is_spilled: bool) -> State {
+        State { memtables: self.memtables.left(is_spilled), levels: levels.into() }
     }
 }
 

@@ -5,6 +5,7 @@ use std::ops::Range;
 use sheaf_base::blob::BlobRef;
 use sheaf_base::codec::Reader;
 use sheaf_base::error::Damage;
+use sheaf_base::keys;
 use sheaf_base::types::{MAX_KEY, Seq};
 
 use super::{FILE, Home, Item, PACKED, REMOVED, What};
@@ -67,7 +68,7 @@ pub(super) fn find(bytes: &[u8], key: &[u8], at: Seq) -> Result<Option<(Seq, Wha
             continue; // it has the byte that put the one before it below `key`
         }
         let wanted = key.get(shared..).unwrap_or_default();
-        let same = rest.iter().zip(wanted).take_while(|(one, other)| one == other).count();
+        let same = keys::common(rest, wanted);
         common = shared + same;
         match rest[same..].first().cmp(&wanted[same..].first()) {
             std::cmp::Ordering::Less => {}

@@ -1,6 +1,7 @@
 //! # Writing a key list: in memory, then as a whole
 
 use sheaf_base::codec::{Writer, put_varint};
+use sheaf_base::keys::common;
 
 use super::{Block, FILE, HEAD, Home, Item, MAGIC, PACKED, REMOVED, Totals, What, head, sum_of};
 use crate::filter;
@@ -58,7 +59,7 @@ impl ListWriter {
             self.blocks.push(Block { offset: self.start as u64, len: 0, first: item.key.as_slice().into() });
             self.last.clear();
         }
-        let shared = self.last.iter().zip(&item.key).take_while(|(a, b)| a == b).count();
+        let shared = common(&self.last, &item.key);
         put_varint(&mut self.bytes, shared as u64);
         put_varint(&mut self.bytes, (item.key.len() - shared) as u64);
         self.bytes.extend_from_slice(&item.key[shared..]);

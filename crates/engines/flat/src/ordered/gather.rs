@@ -23,6 +23,7 @@ use sheaf_base::blob::BlobRef;
 use sheaf_base::engine::Replay;
 use sheaf_base::error::Result;
 use sheaf_base::ground::Ground;
+use sheaf_base::keys::{common, head};
 use sheaf_base::memory::{Memory, prefetch};
 use sheaf_base::record::Content;
 use sheaf_base::segment::Address;
@@ -130,11 +131,6 @@ impl Run {
     fn each(&self, each: &mut One<'_>) -> Result<()> {
         (0..self.items.len()).try_for_each(|number| each(&self.record(number)))
     }
-}
-
-/// Bytes that `a` and `b` begin with.
-fn common(a: &[u8], b: &[u8]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
 /// Runs, of which the last one grows.
@@ -278,15 +274,7 @@ impl Plan {
     }
 
     fn head(&self, key: &[u8]) -> u64 {
-        let rest = key.get(self.shared..).unwrap_or(&[]);
-        match rest.first_chunk() {
-            Some(eight) => u64::from_be_bytes(*eight),
-            None => {
-                let mut eight = [0; 8];
-                eight[..rest.len()].copy_from_slice(rest);
-                u64::from_be_bytes(eight)
-            }
-        }
+        head(key.get(self.shared..).unwrap_or(&[]))
     }
 
     fn key(&self, at: Ref) -> &[u8] {

@@ -10,10 +10,10 @@
 
 use sheaf_base::engine::ImageSink;
 use sheaf_base::error::Result;
+use sheaf_base::keys::common;
 use sheaf_base::segment::Address;
 use sheaf_base::types::MAX_KEY;
 
-use super::text::common;
 use crate::index::Image;
 
 /// Bytes of an address.

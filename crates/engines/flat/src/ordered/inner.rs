@@ -12,12 +12,13 @@
 use std::cmp::Ordering as Order;
 use std::ptr;
 
+use sheaf_base::keys::common;
 use sheaf_base::memory::prefetch;
 use sheaf_base::sync::atomic::{AtomicPtr, Ordering};
 
 use super::leaf::Leaf;
 use super::list::List;
-use super::text::{Prefix, Text, common, rest_words, spell};
+use super::text::{Prefix, Text, rest_words, spell};
 
 /// Most children of a node.
 pub(super) const CHILDREN: usize = 64;

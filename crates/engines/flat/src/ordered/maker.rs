@@ -3,12 +3,13 @@
 //! For images and for what was replayed: no key is looked up, every node is made once. Inner nodes come level by level
 //! when the keys are through.
 
+use sheaf_base::keys::between;
 use sheaf_base::segment::Address;
 
 use super::inner::Child;
 use super::list::List;
 use super::place::Placed;
-use super::{MOST_RESTS, Ordered, part, shortest_between};
+use super::{MOST_RESTS, Ordered, part};
 
 /// The tree in the making.
 pub(super) struct Maker<'a> {
@@ -37,7 +38,7 @@ impl<'a> Maker<'a> {
         if self.pending.len() >= self.index.sizes.packed() || words >= MOST_RESTS && !self.pending.is_empty()
         {
             let last = self.pending.key(self.pending.len() - 1);
-            let separator = shortest_between(last, key).to_vec();
+            let separator = between(last, key).to_vec();
             self.end_leaf(Some(&separator));
             self.separators.push(&separator, ());
             self.low = Some(separator);

@@ -55,6 +55,7 @@ use std::sync::Arc;
 use sheaf_base::engine::{Bounds, ImageSink};
 use sheaf_base::error::Result;
 use sheaf_base::ground::Ground;
+use sheaf_base::keys::{between, common};
 use sheaf_base::memory::Part;
 use sheaf_base::segment::Address;
 use sheaf_base::sync::Mutex;
@@ -68,7 +69,6 @@ use leaf::{Leaf, Limits, SLOTS};
 use list::List;
 use maker::{Leaves, Maker};
 use place::Placed;
-use text::common;
 use walk::KeyWalk;
 
 /// A leaf with more words of rests than this is split, if it holds two keys.
@@ -227,7 +227,7 @@ impl Ordered {
         let at = leaf.list_with(key, address, &mut list);
         // A key behind all others of a leaf that was filled in order: more will follow.
         let middle = if at + 1 == list.len() && leaf.is_ascending() { at } else { list.len() / 2 };
-        let separator = shortest_between(list.key(middle - 1), list.key(middle)).to_vec();
+        let separator = between(list.key(middle - 1), list.key(middle)).to_vec();
         let (low, high) = fences(&path, path.len());
         let pair = [
             self.new_leaf(&list, (0, middle), (low.as_deref(), Some(&separator))),
@@ -462,12 +462,6 @@ fn part(separators: &List<()>, from: usize, to: usize) -> List<()> {
     let mut part = List::default();
     (from..to).for_each(|index| part.push(separators.key(index), ()));
     part
-}
-
-/// The shortest key above `a` and not above `b`.
-fn shortest_between<'k>(a: &[u8], b: &'k [u8]) -> &'k [u8] {
-    debug_assert!(a < b);
-    &b[..(common(a, b) + 1).min(b.len())]
 }
 
 /// The lower end of child `index` of the last of the first `depth` nodes of a path; `None`: there is none.

@@ -11,8 +11,8 @@
 
 use std::cmp::Ordering;
 
-/// Bytes of a head.
-pub(super) const HEAD: usize = 8;
+use sheaf_base::keys::{HEAD, head};
+
 /// Bytes of the rest in its first word.
 const FIRST: usize = 6;
 const LEN_SHIFT: u32 = 40;
@@ -23,28 +23,10 @@ const PLACE_SHIFT: u32 = 44;
 /// The bits of a word that belong to the node.
 pub(super) const OWN: u64 = (1 << LEN_SHIFT) - 1;
 
-/// The first eight bytes as a number, with zeros behind the end.
-#[inline]
-fn number(bytes: &[u8]) -> u64 {
-    match bytes.first_chunk() {
-        Some(eight) => u64::from_be_bytes(*eight),
-        None => {
-            let mut eight = [0; HEAD];
-            eight[..bytes.len()].copy_from_slice(bytes);
-            u64::from_be_bytes(eight)
-        }
-    }
-}
-
 /// The first word of a rest without its length.
 #[inline]
 fn first_of(rest: &[u8]) -> u64 {
-    number(&rest[..rest.len().min(FIRST)]) >> 16
-}
-
-/// Bytes that `a` and `b` begin with.
-pub(super) fn common(a: &[u8], b: &[u8]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+    head(&rest[..rest.len().min(FIRST)]) >> 16
 }
 
 /// Words that the rest of a key with `len` bytes behind the prefix takes.
@@ -66,7 +48,7 @@ const PREFIX_WORDS: usize = 2;
 
 impl Prefix {
     pub(super) fn new(bytes: &[u8]) -> Prefix {
-        let word = |at: usize| number(bytes.get(at * HEAD..).unwrap_or(&[]));
+        let word = |at: usize| head(bytes.get(at * HEAD..).unwrap_or(&[]));
         let is_long = bytes.len() > PREFIX_WORDS * HEAD;
         Prefix {
             words: std::array::from_fn(word),
@@ -95,7 +77,7 @@ impl Prefix {
                 break;
             }
             let bytes = left.min(HEAD);
-            let got = number(key.get(at * HEAD..).unwrap_or(&[])) & !0 << (8 * (HEAD - bytes));
+            let got = head(key.get(at * HEAD..).unwrap_or(&[])) & !0 << (8 * (HEAD - bytes));
             if got != *word {
                 return got.cmp(word);
             }
@@ -134,7 +116,7 @@ impl<'k> Text<'k> {
     #[inline]
     pub(super) fn new(key: &'k [u8], prefix: usize) -> Text<'k> {
         let key = key.get(prefix..).unwrap_or(&[]);
-        Text { head: number(key), rest: key.get(HEAD..).unwrap_or(&[]), len: key.len() }
+        Text { head: head(key), rest: key.get(HEAD..).unwrap_or(&[]), len: key.len() }
     }
 
     /// False if the key of `word` has another length in the head.
@@ -153,7 +135,7 @@ impl<'k> Text<'k> {
     pub(super) fn each_rest(&self, mut put: impl FnMut(u64)) {
         if self.len > HEAD {
             put(first_of(self.rest) << 16 | self.rest.len() as u64);
-            self.rest[self.rest.len().min(FIRST)..].chunks(HEAD).for_each(|chunk| put(number(chunk)));
+            self.rest[self.rest.len().min(FIRST)..].chunks(HEAD).for_each(|chunk| put(head(chunk)));
         }
     }
 
@@ -175,7 +157,7 @@ impl<'k> Text<'k> {
         (first >> 16)
             .cmp(&first_of(self.rest))
             .then_with(|| {
-                let words = ours.chunks(HEAD).map(number).zip((0..theirs).map(|at| rests(place + 1 + at)));
+                let words = ours.chunks(HEAD).map(head).zip((0..theirs).map(|at| rests(place + 1 + at)));
                 words.map(|(ours, theirs)| theirs.cmp(&ours)).find(|o| o.is_ne()).unwrap_or(Ordering::Equal)
             })
             .then_with(|| got.cmp(&self.rest.len()))

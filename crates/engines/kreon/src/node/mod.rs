@@ -20,13 +20,19 @@
 //! 2. Keys ascend. A node of more than one leaf entry, or more than two children, is one page; others take as many as a key needs.
 //! 3. The first child of an inner node has no separator of its own: it begins where the node begins.
 
+mod make;
+#[cfg(test)]
+mod tests;
+
 use std::cmp::Ordering;
 
 use sheaf_base::error::Damage;
 use sheaf_base::frame::{u32_at, u64_at};
-use sheaf_base::memtable::prefix::common;
+use sheaf_base::keys::{HEAD, head};
 use sheaf_base::segment::Address;
 use sheaf_base::types::Seq;
+
+pub(crate) use self::make::{Child, Pair, cut, make};
 
 const KIND: u8 = 0x4b;
 pub(crate) const HEADER: usize = 24;
@@ -35,7 +41,6 @@ const LEAF_ENTRY: usize = 1 + 8 + PLACE + 1 + 2;
 const INNER_ENTRY: usize = 8 + REF + 1 + 2;
 const PLACE: usize = 7;
 const REF: usize = 16;
-const HEAD: usize = 8;
 /// Bytes of a staged value's number, behind the rest of its key.
 const BLOB: usize = 8;
 /// Longest value of which a leaf has a copy, behind the rest of its key and with its length at the end: who finds the key has the
@@ -159,19 +164,6 @@ impl Entry {
     /// Of a tombstone: its commit.
     pub(crate) fn tomb_seq(&self) -> Seq {
         Seq(self.word())
-    }
-}
-
-/// The head of a key behind a prefix: its first eight bytes, zeros where there are fewer.
-#[inline]
-fn head_of(suffix: &[u8]) -> u64 {
-    match suffix.first_chunk::<HEAD>() {
-        Some(head) => u64::from_be_bytes(*head),
-        None => {
-            let mut head = [0; HEAD];
-            head[..suffix.len()].copy_from_slice(suffix);
-            u64::from_be_bytes(head)
-        }
     }
 }
 
@@ -321,7 +313,7 @@ impl<'a> Node<'a> {
         let Some(suffix) = key.strip_prefix(self.prefix()) else {
             return if key < self.prefix() { first } else { self.count };
         };
-        let head = head_of(suffix);
+        let head = head(suffix);
         let (mut low, mut high) = (first, self.count);
         while low < high {
             let middle = (low + high) / 2;
@@ -363,7 +355,7 @@ impl<'a> Node<'a> {
         const LOW: u64 = 0x0101_0101_0101_0101;
         const HIGH: u64 = 0x8080_8080_8080_8080;
         let suffix = key.strip_prefix(self.prefix())?;
-        let head = head_of(suffix);
+        let head = head(suffix);
         let prints = &self.bytes[HEADER + self.prefix..self.heads];
         let wanted = LOW * u64::from(print);
         let mut chunks = prints.chunks_exact(8);
@@ -405,268 +397,4 @@ impl<'a> Node<'a> {
 
 fn short(bytes: &[u8], at: usize) -> usize {
     usize::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]))
-}
-
-// Making.
-
-/// A key and what it leads to, on the way into a node.
-pub(crate) trait Item {
-    fn key(&self) -> &[u8];
-    fn write(&self, maker: &mut Maker);
-    /// Bytes behind the rest of the key.
-    fn extra(&self) -> usize;
-}
-
-/// A leaf's entry with its key.
-#[derive(Clone, Debug)]
-pub(crate) struct Pair<'k> {
-    pub(crate) key: &'k [u8],
-    pub(crate) entry: Entry,
-    /// Its commit is not later.
-    pub(crate) newest: Seq,
-    /// The value, if the entry has a copy of it.
-    pub(crate) value: &'k [u8],
-}
-
-impl Item for Pair<'_> {
-    fn key(&self) -> &[u8] {
-        self.key
-    }
-    fn write(&self, maker: &mut Maker) {
-        maker.prints.push(self.entry.print);
-        maker.places.extend_from_slice(&self.entry.place);
-        maker.flags = self.entry.flags;
-        if self.entry.is_staged() {
-            maker.extra.extend_from_slice(&self.entry.blob.to_le_bytes());
-        } else if self.entry.is_inline() {
-            maker.extra.extend_from_slice(self.value);
-            maker.extra.push(u8::try_from(self.value.len()).unwrap_or(u8::MAX));
-        }
-    }
-    fn extra(&self) -> usize {
-        match self.entry.flags & (STAGED | INLINE) {
-            0 => 0,
-            STAGED => BLOB,
-            _ => self.value.len() + 1,
-        }
-    }
-}
-
-/// A child with the key at which it begins.
-#[derive(Clone, Debug)]
-pub(crate) struct Child {
-    pub(crate) key: Vec<u8>,
-    pub(crate) child: Ref,
-}
-
-impl Item for Child {
-    fn key(&self) -> &[u8] {
-        &self.key
-    }
-    fn write(&self, maker: &mut Maker) {
-        maker.places.extend_from_slice(&self.child.to_bytes());
-    }
-    fn extra(&self) -> usize {
-        0
-    }
-}
-
-/// The columns of a node that is being made.
-#[derive(Default)]
-pub(crate) struct Maker {
-    prints: Vec<u8>,
-    places: Vec<u8>,
-    flags: u8,
-    extra: Vec<u8>,
-}
-
-fn shape_of(level: u8) -> (usize, usize) {
-    // Bytes of an entry; the first entry whose key counts (I3).
-    if level == 0 { (LEAF_ENTRY, 0) } else { (INNER_ENTRY, 1) }
-}
-
-/// How many of `items` from the start make a node of `target` bytes, and its bytes. `most` is a page (I2).
-pub(crate) fn cut<I: Item>(items: &[I], level: u8, target: usize, most: usize) -> (usize, usize) {
-    let (fixed, first) = shape_of(level);
-    let least = 1 + first;
-    let mut shared = items.get(first).map_or(0, |item| item.key().len());
-    let (mut rests, mut size) = (0, HEADER + fixed);
-    let behind = |item: &I, shared: usize| (item.key().len() - shared).saturating_sub(HEAD) + item.extra();
-    for number in 0..items.len() {
-        if number >= first {
-            let now = common(items[first].key(), items[number].key()).min(shared);
-            if now == shared {
-                rests += behind(&items[number], shared);
-            } else {
-                shared = now;
-                rests = items[first..=number].iter().map(|item| behind(item, shared)).sum();
-            }
-        }
-        let next = HEADER + shared + (number + 1) * fixed + rests;
-        if number >= least && (next > most || next > target) {
-            return (number, size);
-        }
-        size = next;
-    }
-    (items.len(), size)
-}
-
-/// The bytes of a node of all `items`, whole pages of `page` bytes, and how many are used.
-pub(crate) fn make<I: Item>(
-    items: &[I],
-    level: u8,
-    stamp: u64,
-    newest: Seq,
-    page: usize,
-) -> (Vec<u8>, usize) {
-    let (_, first) = shape_of(level);
-    let shared = match (items.get(first), items.last()) {
-        (Some(low), Some(high)) => common(low.key(), high.key()),
-        _ => 0,
-    };
-    let mut maker = Maker::default();
-    let (mut heads, mut tags) = (Vec::with_capacity(items.len() * HEAD), Vec::with_capacity(items.len()));
-    let (mut ends, mut rests) = (Vec::with_capacity(items.len() * 2), Vec::new());
-    for (number, item) in items.iter().enumerate() {
-        let suffix = if number < first { &[] } else { &item.key()[shared..] };
-        item.write(&mut maker);
-        heads.extend_from_slice(&head_of(suffix).to_be_bytes());
-        tags.push(maker.flags | u8::try_from(suffix.len().min(HEAD)).unwrap_or(0));
-        rests.extend_from_slice(suffix.get(HEAD..).unwrap_or_default());
-        rests.append(&mut maker.extra);
-        ends.extend_from_slice(&u16::try_from(rests.len()).unwrap_or(u16::MAX).to_le_bytes());
-    }
-    let prefix = items.get(first).map_or(&[][..], |item| &item.key()[..shared]);
-    let mut bytes = Vec::with_capacity(page);
-    bytes.extend_from_slice(&[KIND, level]);
-    bytes.extend_from_slice(&u16::try_from(items.len()).unwrap_or(u16::MAX).to_le_bytes());
-    bytes.extend_from_slice(&u16::try_from(shared).unwrap_or(u16::MAX).to_le_bytes());
-    bytes.extend_from_slice(&[0; 2]);
-    bytes.extend_from_slice(&stamp.to_le_bytes());
-    bytes.extend_from_slice(&newest.0.to_le_bytes());
-    for column in [prefix, &maker.prints, &heads, &maker.places, &tags, &ends, &rests] {
-        bytes.extend_from_slice(column);
-    }
-    let used = bytes.len();
-    bytes.resize(used.next_multiple_of(page), 0);
-    (bytes, used)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn pair(key: &[u8], number: u64) -> Pair<'_> {
-        let print = (number % 7).to_le_bytes()[0];
-        let (mut value, mut entry) = (
-            &[][..],
-            match number % 3 {
-                0 => Entry::put(Address::from_bits(number * 8), number * 8 % 4096, print, 0, 0),
-                1 => Entry::put(Address::from_bits(number * 8), 64, print, STAGED, number),
-                _ => Entry::tomb(Seq(number), print, 0),
-            },
-        );
-        if number.is_multiple_of(6) {
-            value =
-                &b"a value that is not much longer than this"[..usize::try_from(number / 6 % 33).unwrap()];
-            entry = entry.with(entry.flags | INLINE);
-        }
-        Pair { key, entry, newest: Seq(number), value }
-    }
-
-    fn keys() -> Vec<Vec<u8>> {
-        let mut keys: Vec<Vec<u8>> =
-            vec![vec![], vec![0], vec![0; 8], vec![0; 9], vec![0xff; 300], vec![7; 60_000]];
-        for number in 0..600u32 {
-            keys.push(format!("user{number:03}").into_bytes());
-            keys.push(format!("user{number:09}/visits").into_bytes());
-            keys.push([&[9; 30][..], &number.to_be_bytes()].concat());
-        }
-        keys.sort();
-        keys.dedup();
-        keys
-    }
-
-    #[test]
-    fn leaves_hold_what_they_were_made_of() {
-        let keys = keys();
-        let pairs: Vec<Pair<'_>> = keys.iter().zip(0..).map(|(key, n)| pair(key, n)).collect();
-        for page in [512, 4096] {
-            let mut rest = &pairs[..];
-            while !rest.is_empty() {
-                let (count, size) = cut(rest, 0, page, page);
-                let (now, behind) = rest.split_at(count);
-                let (bytes, used) = make(now, 0, 5, Seq(6), page);
-                assert_eq!(size, used);
-                assert!(bytes.len() == page || count == 1);
-                let node = Node::parse(&bytes, 0).unwrap();
-                assert_eq!((node.len(), node.stamp(), node.newest()), (count, 5, Seq(6)));
-                for (slot, pair) in now.iter().enumerate() {
-                    let mut key = Vec::new();
-                    node.key(slot, &mut key);
-                    assert_eq!(key, pair.key);
-                    assert_eq!(node.entry(slot), pair.entry);
-                    assert_eq!(node.value(slot), pair.value);
-                    assert_eq!(node.find(pair.entry.print, pair.key), Some(slot));
-                    assert_eq!((node.before(pair.key, false), node.before(pair.key, true)), (slot, slot + 1));
-                }
-                for (number, key) in keys.iter().enumerate() {
-                    assert_eq!(
-                        node.before(key, false),
-                        now.iter().filter(|p| p.key < &key[..]).count(),
-                        "{number}"
-                    );
-                }
-                rest = behind;
-            }
-        }
-    }
-
-    #[test]
-    fn children_are_found_by_the_keys_of_their_ranges() {
-        let children: Vec<Child> = keys()
-            .into_iter()
-            .zip(1..)
-            .map(|(key, page)| Child { key, child: Ref { page, crc: 1, pages: 1, fill: 2, count: 3 } })
-            .collect();
-        let mut rest = &children[..];
-        while !rest.is_empty() {
-            let (count, _) = cut(rest, 1, 4096, 4096);
-            let (now, behind) = rest.split_at(count);
-            let (bytes, _) = make(now, 1, 0, Seq::ZERO, 4096);
-            let node = Node::parse(&bytes, 1).unwrap();
-            for (slot, child) in now.iter().enumerate() {
-                assert_eq!(node.child(slot), child.child);
-                assert_eq!(node.child_of(&child.key), slot);
-                assert_eq!(node.child_before(&child.key), slot.saturating_sub(1));
-                let behind = [&child.key[..], &[0]].concat();
-                let expected = now.iter().rposition(|other| other.key <= behind);
-                assert_eq!(Some(node.child_of(&behind)), expected);
-            }
-            rest = behind;
-        }
-    }
-
-    #[test]
-    fn hostile_bytes_are_errors() {
-        let keys = keys();
-        let pairs: Vec<Pair<'_>> = keys.iter().take(40).zip(0..).map(|(key, n)| pair(key, n)).collect();
-        let (count, _) = cut(&pairs, 0, 512, 512);
-        let (bytes, used) = make(&pairs[..count], 0, 5, Seq(6), 512);
-        for at in 0..used {
-            for bit in 0..8 {
-                let mut bytes = bytes.clone();
-                bytes[at] ^= 1 << bit;
-                if let Ok(node) = Node::parse(&bytes, 0) {
-                    for slot in 0..node.len() {
-                        node.key(slot, &mut Vec::new());
-                        node.entry(slot);
-                        node.value(slot);
-                    }
-                    let is_one = |slot| node.entry(slot).print == 1;
-                    keys.iter().for_each(|key| assert!(node.find(1, key).is_none_or(is_one)));
-                }
-            }
-        }
-    }
 }

@@ -1,0 +1,121 @@
+//! A memtable beside a sorted map, filled key by key and loaded; old versions.
+
+use super::*;
+use crate::memory::HUGE_PAGE;
+use crate::sync::epoch;
+use std::collections::BTreeMap;
+
+fn keys(memtable: &Memtable, places: &[Place]) -> Vec<Vec<u8>> {
+    places.iter().map(|place| memtable.table.key(*place).to_vec()).collect()
+}
+
+fn settle(memtable: &Memtable, parts: usize, guard: &Guard) {
+    let before = memtable.bytes();
+    (0..parts).for_each(|part| memtable.sort_share(part, parts));
+    memtable.table.settle(guard);
+    assert!(memtable.bytes() < before + before / 2 + HUGE_PAGE as u64);
+    memtable.table.settle(guard); // nothing waits any more
+}
+
+/// Once put in one by one; and once the first thousands loaded, sorted in some parts, of which `most` may wait.
+fn check(tiny: bool, keys_of: impl Iterator<Item = Vec<u8>> + Clone) {
+    check_loaded(tiny, 0, (1, u64::MAX), keys_of.clone());
+    check_loaded(tiny, u64::MAX, (4, u64::MAX), keys_of.clone());
+    check_loaded(tiny, 2500, (3, u64::MAX), keys_of.clone());
+    check_loaded(tiny, 2500, (1, 700), keys_of);
+}
+
+fn check_loaded(
+    tiny: bool,
+    loaded: u64,
+    (parts, most): (usize, u64),
+    keys_of: impl Iterator<Item = Vec<u8>>,
+) {
+    let memtable = Memtable::new(1, Prefix::default(), tiny);
+    let guard = &epoch::pin();
+    let mut expected = BTreeMap::new();
+    let hash = |key: &[u8]| u64::from(crc32c::crc32c(key)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    for (number, key) in (1..).zip(keys_of) {
+        let version = Version { word: Word(number), seq: Seq(number) };
+        if number == loaded {
+            settle(&memtable, parts, guard);
+        }
+        match memtable.find(hash(&key), &key, guard) {
+            None if number < loaded => {
+                memtable.table.add_unordered(hash(&key), &key, (number, Seq(number)), most, guard);
+            }
+            Some(entry) => assert!(!memtable.replace(entry.place, version, &Views::default())),
+            None => memtable.add(hash(&key), &key, version, guard),
+        }
+        expected.insert(key, number);
+    }
+    if loaded == u64::MAX {
+        settle(&memtable, parts, guard);
+    }
+    assert_eq!(memtable.count(), expected.len() as u64);
+    for (key, number) in &expected {
+        let found = memtable.find(hash(key), key, guard).expect("it was added");
+        assert_eq!((found.newest().seq, found.key()), (Seq(*number), &key[..]));
+    }
+    let all: Vec<Vec<u8>> = expected.keys().cloned().collect();
+    let mut places = Vec::new();
+    memtable.ascend(Bound::Unbounded, usize::MAX, guard, &mut places);
+    assert_eq!(keys(&memtable, &places), all);
+    places.clear();
+    memtable.fall(Bound::Unbounded, usize::MAX, guard, &mut places);
+    assert_eq!(keys(&memtable, &places), all.iter().rev().cloned().collect::<Vec<_>>());
+    for key in all.iter().step_by(all.len() / 50 + 1) {
+        for bound in [Bound::Included(&key[..]), Bound::Excluded(&key[..])] {
+            for limit in [1, 3, 100] {
+                places.clear();
+                memtable.ascend(bound, limit, guard, &mut places);
+                let range = expected.range::<[u8], _>((bound, Bound::Unbounded));
+                assert_eq!(
+                    keys(&memtable, &places),
+                    range.take(limit).map(|(k, _)| k.clone()).collect::<Vec<_>>()
+                );
+                places.clear();
+                memtable.fall(bound, limit, guard, &mut places);
+                let range = expected.range::<[u8], _>((Bound::Unbounded, bound)).rev();
+                assert_eq!(
+                    keys(&memtable, &places),
+                    range.take(limit).map(|(k, _)| k.clone()).collect::<Vec<_>>()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn it_holds_what_it_was_given_in_order() {
+    let random = |i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    for tiny in [true, false] {
+        check(tiny, (0..5000).map(|i| format!("user{:016x}", random(i)).into_bytes()));
+        check(tiny, (0..5000).map(|i| format!("user{i:016}").into_bytes()));
+        check(tiny, (0..5000).rev().map(|i| format!("user{i:016}").into_bytes()));
+        check(
+            tiny,
+            (0..3000).map(|i| random(i % 1500).to_be_bytes()[..usize::try_from(i % 9).unwrap_or(0)].to_vec()),
+        );
+        check(tiny, (0..3000).map(|i| vec![0; usize::try_from(random(i) % 300).unwrap_or(0)]));
+    }
+}
+
+#[test]
+fn versions_that_views_need_stay() {
+    let memtable = Memtable::new(1, Prefix::default(), true);
+    let guard = &epoch::pin();
+    let version = |seq| Version { word: Word(seq), seq: Seq(seq) };
+    let mut views = Views::default();
+    memtable.add(7, b"k", version(3), guard);
+    let entry = memtable.find(7, b"k", guard).expect("it was added");
+    views.register(Seq(4));
+    assert!(memtable.replace(entry.place, version(5), &views));
+    assert!(!memtable.replace(entry.place, version(6), &views));
+    assert_eq!(entry.at(Seq(4)).map(|v| v.seq), Some(Seq(3)));
+    assert_eq!(entry.at(Seq::LATEST).map(|v| v.seq), Some(Seq(6)));
+    assert!(entry.at(Seq(2)).is_none());
+    memtable.append_older(entry.place, &[version(2), version(1)]);
+    assert_eq!(entry.at(Seq(2)).map(|v| v.seq), Some(Seq(2)));
+    assert_eq!(entry.versions().map(|v| v.seq.0).collect::<Vec<_>>(), [6, 3, 2, 1]);
+}

@@ -1,0 +1,134 @@
+//! # Identity: who a segment is, in the name and the header of its file
+//!
+//! A file is a log's only if its name, its header and what the caller knows agree.
+
+use std::path::Path;
+
+use super::{DATA_START, MAX_CAPACITY};
+use crate::codec::{COUNTED, Reader, Writer};
+use crate::disk::SECTOR_BYTES;
+use crate::error::{Damage, Error, Result};
+use crate::frame::u32_at;
+use crate::root::FORMAT;
+use crate::types::{Incarnation, LogId, SegmentId, StoreId};
+
+const MAGIC: &[u8; 8] = b"SHEAFSEG";
+
+/// Who a segment is: the part of its header that salts the checksums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The database.
+    pub store: StoreId,
+    /// The log.
+    pub log: LogId,
+    /// The number.
+    pub id: SegmentId,
+    /// The stream.
+    pub stream: u8,
+    /// The opening that writes it.
+    pub incarnation: Incarnation,
+    /// Bytes it may hold, header included.
+    pub capacity: u64,
+}
+
+impl Identity {
+    pub(super) fn encode(&self) -> [u8; SECTOR_BYTES] {
+        let mut w = Writer::default();
+        w.0.extend_from_slice(MAGIC);
+        w.u32(FORMAT);
+        w.u8(self.log as u8);
+        w.u8(self.stream);
+        w.u8(0);
+        w.u8(0);
+        w.u128(self.store.0);
+        w.u64(self.id.0);
+        w.u64(self.incarnation.0);
+        w.u64(self.capacity);
+        let sum = crc32c::crc32c(&w.0);
+        w.u32(sum);
+        let mut sector = [0; SECTOR_BYTES];
+        sector[..w.0.len()].copy_from_slice(&w.0);
+        sector
+    }
+
+    pub(super) fn decode(path: &Path, sector: &[u8; SECTOR_BYTES]) -> Result<Identity> {
+        const SUMMED: usize = 56;
+        let damaged = |what| Error::corrupt(path, 0, what);
+        if &sector[..8] != MAGIC {
+            return Err(damaged(Damage::BadMagic));
+        }
+        let (expected, got) = (u32_at(sector, SUMMED), crc32c::crc32c(&sector[..SUMMED]));
+        if expected != got {
+            return Err(damaged(Damage::BadChecksum { expected, got }));
+        }
+        if let Some(at) = sector[SUMMED + 4..].iter().position(|b| *b != 0) {
+            let field = Damage::BadField { field: "padding", value: u64::from(sector[SUMMED + 4 + at]) };
+            return Err(Error::corrupt(path, (SUMMED + 4 + at) as u64, field));
+        }
+        let found = u32_at(sector, 8);
+        if found != FORMAT {
+            return Err(Error::Format { path: path.to_path_buf(), found, supported: FORMAT });
+        }
+        let mut r = Reader::new(&sector[12..SUMMED]);
+        let mut fields = || -> Result<Identity, Damage> {
+            let number = r.u8()?;
+            let log =
+                LogId::from_u8(number).ok_or(Damage::BadField { field: "log", value: u64::from(number) })?;
+            let stream = r.u8()?;
+            r.take(2)?;
+            let store = StoreId(r.u128()?);
+            let id = SegmentId(r.counter("segment")?);
+            let incarnation = Incarnation(r.counter("incarnation")?);
+            let capacity = r.u64()?;
+            if !(DATA_START..=MAX_CAPACITY).contains(&capacity) {
+                return Err(Damage::BadField { field: "capacity", value: capacity });
+            }
+            Ok(Identity { store, log, id, stream, incarnation, capacity })
+        };
+        fields().map_err(damaged)
+    }
+}
+
+/// The name of a segment's file.
+#[must_use]
+pub fn file_name(id: SegmentId) -> String {
+    format!("{:016x}.seg", id.0)
+}
+
+/// The number in a segment's file name. One that no segment can have makes it a name of somebody else's.
+#[must_use]
+pub fn number_of(name: &str) -> Option<SegmentId> {
+    let digits = name.strip_suffix(".seg").filter(|n| n.len() == 16)?;
+    u64::from_str_radix(digits, 16).ok().filter(|number| *number < COUNTED).map(SegmentId)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_a_number_that_no_segment_has_is_not_ours() {
+        assert_eq!(number_of(&file_name(SegmentId(COUNTED - 1))), Some(SegmentId(COUNTED - 1)));
+        for name in ["ffffffffffffffff.seg", "4000000000000000.seg", "1.seg", "0000000000000001.sg"] {
+            assert_eq!(number_of(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_header_with_a_number_that_leaves_none_after_it_is_damage() {
+        let identity = Identity {
+            store: StoreId(1),
+            log: LogId::Flat,
+            id: SegmentId(1),
+            stream: 0,
+            incarnation: Incarnation(1),
+            capacity: MAX_CAPACITY,
+        };
+        let decoded = |identity: Identity| Identity::decode(Path::new("x"), &identity.encode());
+        assert!(decoded(identity).is_ok());
+        for number in [COUNTED, u64::MAX] {
+            assert!(decoded(Identity { id: SegmentId(number), ..identity }).is_err());
+            assert!(decoded(Identity { incarnation: Incarnation(number), ..identity }).is_err());
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Nodes beside what they were made of, and bytes that are no node.
+
+use super::*;
+
+fn pair(key: &[u8], number: u64) -> Pair<'_> {
+    let print = (number % 7).to_le_bytes()[0];
+    let (mut value, mut entry) = (
+        &[][..],
+        match number % 3 {
+            0 => Entry::put(Address::from_bits(number * 8), number * 8 % 4096, print, 0, 0),
+            1 => Entry::put(Address::from_bits(number * 8), 64, print, STAGED, number),
+            _ => Entry::tomb(Seq(number), print, 0),
+        },
+    );
+    if number.is_multiple_of(6) {
+        value = &b"a value that is not much longer than this"[..usize::try_from(number / 6 % 33).unwrap()];
+        entry = entry.with(entry.flags | INLINE);
+    }
+    Pair { key, entry, newest: Seq(number), value }
+}
+
+fn keys() -> Vec<Vec<u8>> {
+    let mut keys: Vec<Vec<u8>> =
+        vec![vec![], vec![0], vec![0; 8], vec![0; 9], vec![0xff; 300], vec![7; 60_000]];
+    for number in 0..600u32 {
+        keys.push(format!("user{number:03}").into_bytes());
+        keys.push(format!("user{number:09}/visits").into_bytes());
+        keys.push([&[9; 30][..], &number.to_be_bytes()].concat());
+    }
+    keys.sort();
+    keys.dedup();
+    keys
+}
+
+#[test]
+fn leaves_hold_what_they_were_made_of() {
+    let keys = keys();
+    let pairs: Vec<Pair<'_>> = keys.iter().zip(0..).map(|(key, n)| pair(key, n)).collect();
+    for page in [512, 4096] {
+        let mut rest = &pairs[..];
+        while !rest.is_empty() {
+            let (count, size) = cut(rest, 0, page, page);
+            let (now, behind) = rest.split_at(count);
+            let (bytes, used) = make(now, 0, 5, Seq(6), page);
+            assert_eq!(size, used);
+            assert!(bytes.len() == page || count == 1);
+            let node = Node::parse(&bytes, 0).unwrap();
+            assert_eq!((node.len(), node.stamp(), node.newest()), (count, 5, Seq(6)));
+            for (slot, pair) in now.iter().enumerate() {
+                let mut key = Vec::new();
+                node.key(slot, &mut key);
+                assert_eq!(key, pair.key);
+                assert_eq!(node.entry(slot), pair.entry);
+                assert_eq!(node.value(slot), pair.value);
+                assert_eq!(node.find(pair.entry.print, pair.key), Some(slot));
+                assert_eq!((node.before(pair.key, false), node.before(pair.key, true)), (slot, slot + 1));
+            }
+            for (number, key) in keys.iter().enumerate() {
+                assert_eq!(
+                    node.before(key, false),
+                    now.iter().filter(|p| p.key < &key[..]).count(),
+                    "{number}"
+                );
+            }
+            rest = behind;
+        }
+    }
+}
+
+#[test]
+fn children_are_found_by_the_keys_of_their_ranges() {
+    let children: Vec<Child> = keys()
+        .into_iter()
+        .zip(1..)
+        .map(|(key, page)| Child { key, child: Ref { page, crc: 1, pages: 1, fill: 2, count: 3 } })
+        .collect();
+    let mut rest = &children[..];
+    while !rest.is_empty() {
+        let (count, _) = cut(rest, 1, 4096, 4096);
+        let (now, behind) = rest.split_at(count);
+        let (bytes, _) = make(now, 1, 0, Seq::ZERO, 4096);
+        let node = Node::parse(&bytes, 1).unwrap();
+        for (slot, child) in now.iter().enumerate() {
+            assert_eq!(node.child(slot), child.child);
+            assert_eq!(node.child_of(&child.key), slot);
+            assert_eq!(node.child_before(&child.key), slot.saturating_sub(1));
+            let behind = [&child.key[..], &[0]].concat();
+            let expected = now.iter().rposition(|other| other.key <= behind);
+            assert_eq!(Some(node.child_of(&behind)), expected);
+        }
+        rest = behind;
+    }
+}
+
+#[test]
+fn hostile_bytes_are_errors() {
+    let keys = keys();
+    let pairs: Vec<Pair<'_>> = keys.iter().take(40).zip(0..).map(|(key, n)| pair(key, n)).collect();
+    let (count, _) = cut(&pairs, 0, 512, 512);
+    let (bytes, used) = make(&pairs[..count], 0, 5, Seq(6), 512);
+    for at in 0..used {
+        for bit in 0..8 {
+            let mut bytes = bytes.clone();
+            bytes[at] ^= 1 << bit;
+            if let Ok(node) = Node::parse(&bytes, 0) {
+                for slot in 0..node.len() {
+                    node.key(slot, &mut Vec::new());
+                    node.entry(slot);
+                    node.value(slot);
+                }
+                let is_one = |slot| node.entry(slot).print == 1;
+                keys.iter().for_each(|key| assert!(node.find(1, key).is_none_or(is_one)));
+            }
+        }
+    }
+}

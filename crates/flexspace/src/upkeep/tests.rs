@@ -1,0 +1,174 @@
+//! Upkeep beside views, and on a disk that has no room.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+
+use sheaf_base::disk::sim::{Class, Failure, Fault, FaultPlan, Keep, SimDisk};
+use sheaf_base::disk::{Disk, Entry, File, How, Locked, Share};
+use sheaf_base::sync::Mutex;
+
+use super::*;
+use crate::{FlexSpace, Options};
+
+type Deed = Box<dyn FnOnce() + Send>;
+
+/// A disk on which something else is done while the name of a checkpoint is made durable, once.
+struct Beside {
+    disk: SimDisk,
+    deed: Mutex<Option<Deed>>,
+}
+
+impl fmt::Debug for Beside {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Beside").finish_non_exhaustive()
+    }
+}
+
+impl Disk for Beside {
+    fn open(&self, path: &Path, how: How) -> io::Result<Arc<dyn File>> {
+        self.disk.open(path, how)
+    }
+    fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
+        self.disk.list(dir)
+    }
+    fn create_dir(&self, dir: &Path) -> io::Result<()> {
+        self.disk.create_dir(dir)
+    }
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.disk.remove(path)
+    }
+    fn remove_dir(&self, dir: &Path) -> io::Result<()> {
+        self.disk.remove_dir(dir)
+    }
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.disk.rename(from, to)
+    }
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.disk.link(from, to)
+    }
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        let deed = if dir.ends_with(TREE) { self.deed.lock().take() } else { None };
+        if let Some(deed) = deed {
+            deed();
+        }
+        self.disk.sync_dir(dir)
+    }
+    fn lock(&self, path: &Path, share: Share) -> io::Result<Locked> {
+        self.disk.lock(path, share)
+    }
+    fn free_space(&self, path: &Path) -> io::Result<u64> {
+        self.disk.free_space(path)
+    }
+}
+
+fn open(disk: Arc<dyn Disk>) -> FlexSpace {
+    let options = Options { inline: true, tiny: true, ..Options::default() };
+    FlexSpace::open_on(disk, "/space", options).unwrap()
+}
+
+fn content(space: &FlexSpace) -> Vec<u8> {
+    let mut bytes = vec![0; usize::try_from(space.len()).unwrap()];
+    assert_eq!(space.read(0, &mut bytes).unwrap(), bytes.len());
+    bytes
+}
+
+/// The version that a checkpoint was written from is a reader's too: what it names is not written again while the checkpoint is
+/// made durable, when the index is not needed any more.
+#[test]
+fn a_view_stays_while_the_checkpoint_of_its_state_ends() {
+    let disk = Arc::new(Beside { disk: SimDisk::new(), deed: Mutex::new(None) });
+    let space = Arc::new(open(Arc::clone(&disk) as Arc<dyn Disk>));
+    space.insert(0, &[1; 9000]).unwrap();
+    let view = space.view();
+    let writer = Arc::clone(&space);
+    *disk.deed.lock() = Some(Box::new(move || {
+        for n in 2..12 {
+            writer.write(0, &[n; 9000]).unwrap();
+            writer.shared().release().unwrap();
+        }
+    }));
+    space.checkpoint().unwrap();
+    assert!(disk.deed.lock().is_none(), "it was done beside");
+    let mut bytes = vec![0; 9000];
+    view.read(0, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == 1), "the view changed");
+    drop(view);
+    assert!(space.shared().release().unwrap() > 0, "once it is gone its segments are free");
+}
+
+/// A space whose log is long beside its index, which changes no more, with a spare segment.
+fn with_a_long_log(disk: &SimDisk) -> FlexSpace {
+    let space = open(Arc::new(disk.clone()));
+    space.insert(0, &[1; 900]).unwrap();
+    space.checkpoint().unwrap();
+    for n in 0..=255 {
+        space.write(300, &[n; 100]).unwrap();
+    }
+    space.shared().make_spare(0).unwrap();
+    space
+}
+
+fn log_bytes(disk: &SimDisk) -> u64 {
+    let logs = disk.files().into_iter().filter(|(path, _)| path.parent().is_some_and(|p| p.ends_with(LOG)));
+    logs.map(|(_, len)| len).sum()
+}
+
+#[test]
+fn a_long_log_gives_way_to_two_checkpoints() {
+    let disk = SimDisk::new();
+    let space = with_a_long_log(&disk);
+    let (before, model) = (log_bytes(&disk), content(&space));
+    assert!(space.shared().shorten_log().unwrap());
+    assert!(log_bytes(&disk) < before / 2, "{before} bytes of log, then {}", log_bytes(&disk));
+    assert!(!space.shared().shorten_log().unwrap(), "it is short now");
+    // Each of the two has everything by itself.
+    let newest = disk.files().into_iter().filter(|(path, _)| path.extension().is_some_and(|e| e == "img"));
+    let (path, _) = newest.max().unwrap();
+    for damaged in [false, true] {
+        let after = disk.power_cut(&Keep::None);
+        if damaged {
+            after.remove_file(&path).unwrap();
+        }
+        let again = open(Arc::new(after));
+        assert_eq!(content(&again), model);
+        again.insert(0, b"more").unwrap();
+        again.close().unwrap();
+    }
+    space.insert(0, b"more").unwrap();
+    space.close().unwrap();
+    assert_eq!(content(&open(Arc::new(disk.kill()))), [b"more", &model[..]].concat());
+}
+
+#[test]
+fn a_checkpoint_that_found_no_room_is_tried_again_once_there_is() {
+    let disk = SimDisk::new();
+    let space = with_a_long_log(&disk);
+    disk.set_faults(Fault::new(Class::Create, Failure::NoSpace).on(".img"));
+    assert!(!space.shared().shorten_log().unwrap());
+    assert_eq!(disk.injected(), 1);
+    disk.set_faults(FaultPlan::default());
+    space.shared().make_spare(0).unwrap();
+    let before = log_bytes(&disk);
+    assert!(space.shared().shorten_log().unwrap(), "the log is as long as it was");
+    assert!(log_bytes(&disk) < before / 2, "{before} bytes of log, then {}", log_bytes(&disk));
+}
+
+/// What only fails once the index is written leaves no file that no head names, and the log as long as it was.
+#[test]
+fn a_checkpoint_that_finds_no_room_at_its_end_leaves_no_file() {
+    let disk = SimDisk::new();
+    let space = with_a_long_log(&disk);
+    let (before, model) = (space.shared().writer.lock().log.bytes, content(&space));
+    disk.set_faults(Fault::new(Class::Write, Failure::NoSpace).on(".area"));
+    assert!(matches!(space.checkpoint(), Err(Error::NoSpace { .. })));
+    assert_eq!(disk.injected(), 1);
+    disk.set_faults(FaultPlan::default());
+    let named = space.shared().named_checkpoints().map(format::checkpoint_name);
+    for Entry { name, .. } in disk.list(&space.shared().dir.join(TREE)).unwrap() {
+        assert!(named.contains(&Path::new(TREE).join(&name)), "no head names {name}");
+    }
+    assert_eq!(space.shared().writer.lock().log.bytes, before);
+    space.checkpoint().unwrap();
+    assert_eq!(content(&open(Arc::new(disk.power_cut(&Keep::None)))), model);
+}
