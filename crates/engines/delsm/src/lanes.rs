@@ -10,7 +10,6 @@ use std::sync::Arc;
 
 use sheaf_base::error::Result;
 use sheaf_base::keys;
-use sheaf_base::keys;
 use sheaf_base::memtable::{Memtable, Place, Version as MemVersion};
 use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::Seq;
