@@ -468,9 +468,10 @@ pub trait Engine: Send + Sync {
         let _ = wanted;
         Ok(())
     }
-    /// Under the commit lock: the entry at `from` was copied to `to`. False if it is no longer needed.
-    fn moved(&self, wanted: Wanted<'_>, from: Address, to: Address) -> bool {
-        let _ = (wanted, from, to);
+    /// Under the commit lock: the entry at `from`, which names the value `staged` if it names one, was copied to `to`. False if it is
+    /// no longer needed.
+    fn moved(&self, wanted: Wanted<'_>, from: Address, to: Address, staged: Option<u64>) -> bool {
+        let _ = (wanted, from, to, staged);
         false
     }
 

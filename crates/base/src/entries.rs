@@ -7,14 +7,14 @@
 //!
 //! Any; [`Accounts`] has a lock of its own for the staged values.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::engine::Op;
+use crate::engine::{ImageSink, ImageSource, Op};
 use crate::error::Result;
 use crate::ground::Ground;
 use crate::record::Content;
-use crate::segment::{Address, Frame};
+use crate::segment::{Address, DATA_START, Frame};
 use crate::sync::Mutex;
 use crate::sync::epoch::Guard;
 use crate::types::Seq;
@@ -32,6 +32,9 @@ const PRIOR_SPAN: usize = 2;
 const PRIOR_BLOB: usize = 3;
 /// The print of the entries that were looked at.
 const PRINT: usize = 4;
+
+/// Bytes of an address in an image.
+const ADDRESS: usize = 5;
 
 /// What a look-up found.
 #[derive(Debug)]
@@ -121,19 +124,130 @@ pub fn replaced(op: &Op<'_>, died: Seq) -> Option<Old> {
     })
 }
 
+/// A staged value that somebody needs.
+#[derive(Clone, Copy, Debug)]
+struct Naming {
+    /// Where the record stands that names it.
+    at: Address,
+    /// How many checkpoints had taken their position by then.
+    since: u32,
+    /// The record is superseded, and a view needs it.
+    is_pinned: bool,
+}
+
+#[derive(Debug, Default)]
+struct Named {
+    by_number: HashMap<u64, Naming>,
+    checkpoints: u32,
+}
+
 /// What of the log is live for one keyspace: bytes of segments, staged values.
+///
+/// ## Staged values in an image
+///
+/// 1. An image has those that entries named at the checkpoint's position, and do so still. What was named later is replayed: were it in
+///    the image, and superseded later still, a replay that meets the newer record first would not know that it died.
+/// 2. With each goes the address of its record. Whoever takes up the image treats both as the index's own word there: if its segment is
+///    gone, so is the name, and a copy of the record that is replayed brings it back.
 #[derive(Debug)]
 pub struct Accounts {
     ground: Arc<Ground>,
-    /// The staged values that live entries name.
-    pub blobs: Mutex<HashSet<u64>>,
+    named: Mutex<Named>,
 }
 
 impl Accounts {
     /// Nothing yet.
     #[must_use]
     pub fn new(ground: Arc<Ground>) -> Accounts {
-        Accounts { ground, blobs: Mutex::default() }
+        Accounts { ground, named: Mutex::default() }
+    }
+
+    /// A live entry at `at` names the staged value `blob`.
+    pub fn name(&self, blob: u64, at: Address) {
+        let mut named = self.named.lock();
+        let fresh = Naming { at, since: named.checkpoints, is_pinned: false };
+        named.by_number.entry(blob).or_insert(fresh).at = at;
+    }
+
+    /// No entry names `blob` any more. False if none did.
+    pub fn unname(&self, blob: u64) -> bool {
+        self.named.lock().by_number.remove(&blob).is_some()
+    }
+
+    /// The entry that names `blob` was copied to `to`.
+    pub fn follow(&self, blob: Option<u64>, to: Address) {
+        let Some(blob) = blob else { return };
+        if let Some(naming) = self.named.lock().by_number.get_mut(&blob) {
+            naming.at = to;
+        }
+    }
+
+    /// `old` is superseded, and stays for a view: nobody else needs its staged value.
+    pub fn pin(&self, old: &Old) {
+        let Some(blob) = old.blob else { return };
+        if let Some(naming) = self.named.lock().by_number.get_mut(&blob) {
+            naming.is_pinned = true;
+        }
+    }
+
+    /// How many staged values are named.
+    #[must_use]
+    pub fn staged(&self) -> usize {
+        self.named.lock().by_number.len()
+    }
+
+    /// Adds the numbers of all staged values that are named to `out`.
+    pub fn list(&self, out: &mut Vec<u64>) {
+        out.extend(self.named.lock().by_number.keys());
+    }
+
+    /// Under the commit lock: a checkpoint takes its position.
+    pub fn freeze(&self) {
+        self.named.lock().checkpoints += 1;
+    }
+
+    /// The staged values that an image is to name, by number, and where the records stand that name them. What only views need ends with
+    /// them, and no opening has any.
+    pub fn frozen(&self) -> Vec<(u64, Address)> {
+        let named = self.named.lock();
+        let is_due = |naming: &Naming| !naming.is_pinned && naming.since < named.checkpoints;
+        let all = named.by_number.iter().filter(|(_, naming)| is_due(naming));
+        let mut frozen: Vec<(u64, Address)> = all.map(|(blob, naming)| (*blob, naming.at)).collect();
+        frozen.sort_unstable_by_key(|(blob, _)| *blob);
+        frozen
+    }
+
+    /// Writes [`Accounts::frozen`] into an image.
+    pub fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
+        let frozen = self.frozen();
+        out.put(&(frozen.len() as u64).to_le_bytes())?;
+        frozen.iter().try_for_each(|(blob, at)| {
+            out.put(&blob.to_le_bytes())?;
+            out.put(&at.bits().to_le_bytes()[..ADDRESS])
+        })
+    }
+
+    /// Takes up what [`Accounts::save`] wrote.
+    pub fn restore(&self, image: &mut dyn ImageSource) -> Result<()> {
+        let mut count = [0; 8];
+        image.fill(&mut count)?;
+        let mut last = None;
+        for _ in 0..u64::from_le_bytes(count) {
+            let (mut blob, mut at) = ([0; 8], [0; 8]);
+            image.fill(&mut blob)?;
+            image.fill(&mut at[..ADDRESS])?;
+            let (blob, at) = (u64::from_le_bytes(blob), Address::from_bits(u64::from_le_bytes(at)));
+            if last.replace(blob).is_some_and(|last| last >= blob) {
+                return Err(image.nonsense("staged value", blob));
+            }
+            if at.offset() < DATA_START {
+                return Err(image.nonsense("address", at.bits()));
+            }
+            if let Some(slot) = image.slot_of(at.slot()) {
+                self.name(blob, Address::new(slot, at.offset()));
+            }
+        }
+        Ok(())
     }
 
     /// Counts the entry at `address` as live, or (negative) as dead.
@@ -150,16 +264,6 @@ impl Accounts {
         }
     }
 
-    /// Numbers of the staged values that an image is to name, in order: those of entries. What only views need ends with them, and no
-    /// opening has any.
-    pub fn named<P: Place>(&self, versions: &Versions<P>) -> Vec<u64> {
-        let pinned = versions.blobs();
-        let mut named: Vec<u64> =
-            self.blobs.lock().iter().copied().filter(|blob| !pinned.contains(blob)).collect();
-        named.sort_unstable();
-        named
-    }
-
     /// The keyspace is gone, and so is who needed its old versions. Their staged values go with all others of it.
     pub fn forget<P: Place>(&self, versions: &Versions<P>, guard: &Guard) {
         for old in versions.trim(&Views::default(), Seq::LATEST) {
@@ -171,7 +275,7 @@ impl Accounts {
     pub fn bury(&self, old: &Old, guard: &Guard) {
         self.count(old.address, -i64::from(old.span), guard);
         if let Some(blob) = old.blob {
-            self.blobs.lock().remove(&blob);
+            self.unname(blob);
             self.ground.blob_died(old.died, blob);
         }
     }

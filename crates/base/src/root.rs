@@ -24,9 +24,9 @@ use crate::segment::{DATA_START, MAX_CAPACITY};
 use crate::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
 
 /// Version of every file format of this build.
-pub const FORMAT: u32 = 4;
+pub const FORMAT: u32 = 6;
 /// Version of ROOT, and of BACKUP, which has its body, once a keyspace was made with options.
-pub const FORMAT_WITH_OPTIONS: u32 = 5;
+pub const FORMAT_WITH_OPTIONS: u32 = 7;
 
 /// One keyspace of the catalogue.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -35,7 +35,7 @@ use smallvec::SmallVec;
 use super::log::Log;
 use super::rooting::{Dying, Maintenance, Survivors};
 use super::{Kept, Store};
-use crate::engine::{Hold, Wanted};
+use crate::engine::{Engine, Hold, Wanted};
 use crate::error::{Error, IoContext, Result};
 use crate::frame::{ALIGN_BYTES, FIRST, HEADER, Header, Kind, LAST};
 use crate::record::{Content, Record};
@@ -123,6 +123,8 @@ struct Move<'k> {
     key: Range<usize>,
     hash: u64,
     is_tomb: bool,
+    /// The staged value that it names.
+    staged: Option<u64>,
 }
 
 impl Move<'_> {
@@ -416,7 +418,8 @@ impl Store {
         let key = start + HEADER + (wanted.key.as_ptr().addr() - body.as_ptr().addr());
         let is_tomb = record.content == Content::Remove && hold == Hold::Head;
         let key = key..key + wanted.key.len();
-        piece.moves.push(Move { kept, from, to, span, key, hash: wanted.hash, is_tomb });
+        let (hash, staged) = (wanted.hash, record.content.staged());
+        piece.moves.push(Move { kept, from, to, span, key, hash, is_tomb, staged });
         if piece.bytes.len() >= PIECE {
             self.flush(m, log, stream, piece)?;
         }
@@ -520,7 +523,10 @@ impl Store {
         for copy in moves {
             if copy.is_tomb {
                 tombs += copy.span;
-            } else if copy.kept.engine().is_ok_and(|e| e.moved(copy.wanted(bytes), copy.from, copy.to)) {
+                continue;
+            }
+            let moved = |e: &Arc<dyn Engine>| e.moved(copy.wanted(bytes), copy.from, copy.to, copy.staged);
+            if copy.kept.engine().is_ok_and(moved) {
                 live += copy.span;
             }
         }

@@ -441,6 +441,7 @@ impl Engine for CedrusEngine {
         if let Some(old) = prior {
             // Before the trie changes (I2).
             if views.needs(old.born, old.died) {
+                self.accounts.pin(&old);
                 self.versions.push(place_of(hash), old);
             } else {
                 self.accounts.bury(&old, guard);
@@ -456,7 +457,7 @@ impl Engine for CedrusEngine {
         if is_put {
             self.accounts.count(op.address, i64::from(op.span), guard);
             if let Action::Staged(blob) = op.action {
-                self.accounts.blobs.lock().insert(blob.id);
+                self.accounts.name(blob.id, op.address);
             }
         } else {
             self.accounts.count_tomb(op.address, op.span, guard);
@@ -517,6 +518,7 @@ impl Engine for CedrusEngine {
 
     fn freeze(&self) {
         debug_assert!(!self.owed.is_any(), "the store asks whether it has caught up");
+        self.accounts.freeze();
         self.tail.freeze();
         let mut heap = self.trie.heap();
         let root = self.trie.root();
@@ -628,7 +630,7 @@ impl Engine for CedrusEngine {
     }
 
     fn blobs(&self, out: &mut Vec<u64>) -> Result<()> {
-        out.extend(self.accounts.blobs.lock().iter().copied());
+        self.accounts.list(out);
         Ok(())
     }
 
@@ -648,13 +650,16 @@ impl Engine for CedrusEngine {
         self.found(self.hash(wanted.key), &epoch::pin()).map(drop)
     }
 
-    fn moved(&self, wanted: Wanted<'_>, from: Address, to: Address) -> bool {
+    fn moved(&self, wanted: Wanted<'_>, from: Address, to: Address, staged: Option<u64>) -> bool {
         let guard = &epoch::pin();
         let hash = self.hash(wanted.key);
         self.tail.add_copy();
         let changed = self.trie.replace(hash, from, to, guard);
-        self.done(changed).unwrap_or(false)
-            || (!self.versions.is_empty() && self.versions.replace(&place_of(hash), from, to))
+        if self.done(changed).unwrap_or(false) {
+            self.accounts.follow(staged, to);
+            return true;
+        }
+        !self.versions.is_empty() && self.versions.replace(&place_of(hash), from, to)
     }
 
     fn stats(&self) -> EngineStats {

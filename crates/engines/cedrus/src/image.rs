@@ -5,7 +5,7 @@
 //!  runs of the root 4      | reference 4, times 4 ...
 //!  pages 4                 | place 4, crc32c 4 ...
 //!  slots with entries 4    | slot 4, entries 8 ...
-//!  staged values 8         | number 8 ...
+//!  staged values 8         | number 8, address of the record 5 ...
 //! ```
 //!
 //! Little-endian. Everything is as of the freeze, to the last word, but for the staged values, which replay settles.
@@ -23,7 +23,7 @@ use crate::shape::Shape;
 use crate::space::{FrozenTable, Place};
 use crate::trie::EMPTY;
 
-const LAYOUT: u8 = 1;
+const LAYOUT: u8 = 2;
 
 fn shape_bytes(shape: &Shape) -> [u8; 6] {
     let small = |n: usize| u8::try_from(n).unwrap_or(u8::MAX);
@@ -69,9 +69,7 @@ pub(crate) fn save(engine: &CedrusEngine, out: &mut dyn ImageSink) -> Result<()>
         out.put(&slot.to_le_bytes())?;
         out.put(&count.to_le_bytes())?;
     }
-    let blobs = engine.accounts.named(&engine.versions);
-    out.put(&(blobs.len() as u64).to_le_bytes())?;
-    blobs.iter().try_for_each(|id| out.put(&id.to_le_bytes()))
+    engine.accounts.save(out)
 }
 
 fn u32_of(image: &mut dyn ImageSource) -> Result<u32> {
@@ -110,11 +108,7 @@ pub(crate) fn restore(engine: &CedrusEngine, image: &mut dyn ImageSource) -> Res
         return Err(image.nonsense("place", u64::from(twice[0])));
     }
     let counts = counts_of(engine, image, entries)?;
-    let blobs = u64_of(image)?;
-    for _ in 0..blobs {
-        let id = u64_of(image)?;
-        engine.accounts.blobs.lock().insert(id);
-    }
+    engine.accounts.restore(image)?;
     let is_used = table.iter().map(|place| place.at > 0);
     engine.trie.heap().restore(is_used, entries, counts);
     engine.trie.set_root(&root);

@@ -197,8 +197,7 @@ impl CedrusEngine {
     /// All is noted. Takes it in at once where staged values are named, which it decides about: a share of it, by one thread of
     /// `shares`.
     pub(crate) fn take_in_if_urgent(&self, share: usize, shares: usize) -> Result<()> {
-        let is_urgent =
-            self.owed.has_staged.load(Ordering::Relaxed) || !self.accounts.blobs.lock().is_empty();
+        let is_urgent = self.owed.has_staged.load(Ordering::Relaxed) || self.accounts.staged() > 0;
         let mine = (share..self.owed.parts().len()).step_by(shares);
         if is_urgent { mine.into_iter().try_for_each(|part| self.take_in(part)) } else { Ok(()) }
     }
@@ -364,10 +363,10 @@ impl CedrusEngine {
     /// Points the trie at the newest records (I6).
     fn settle(&self, hash: u32, settled: &Settled<'_>, guard: &Guard) -> Result<()> {
         let mut puts: SmallVec<[Address; 2]> = SmallVec::new();
-        let mut staged: SmallVec<[u64; 2]> = SmallVec::new();
+        let mut staged: SmallVec<[(u64, Address); 2]> = SmallVec::new();
         for one in &settled.newest {
             let content = self.record(one.address, &one.frame, guard)?.content;
-            staged.extend(content.staged());
+            staged.extend(content.staged().map(|blob| (blob, one.address)));
             if !one.is_there && !matches!(content, Content::Remove) {
                 puts.push(one.address);
             }
@@ -393,11 +392,11 @@ impl CedrusEngine {
         for (address, span) in &settled.twice {
             self.accounts.count(*address, negative(*span), guard);
         }
-        let mut blobs = self.accounts.blobs.lock();
+        // In this order: what loses may be a copy of what stays.
         for blob in settled.losers.iter().filter_map(|loser| loser.blob) {
-            blobs.remove(&blob);
+            self.accounts.unname(blob);
         }
-        blobs.extend(staged);
+        staged.iter().for_each(|(blob, address)| self.accounts.name(*blob, *address));
         Ok(())
     }
 }

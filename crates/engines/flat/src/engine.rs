@@ -170,6 +170,7 @@ impl<I: Index> FlatEngine<I> {
 
     fn forget(&self, wanted: Wanted<'_>, old: Old, views: &Views, guard: &Guard) {
         if views.needs(old.born, old.died) {
+            self.accounts.pin(&old);
             self.versions.push(self.index.place(wanted), old);
         } else {
             self.accounts.bury(&old, guard);
@@ -205,15 +206,15 @@ impl<I: Index> FlatEngine<I> {
         // Of two copies with the same number the one already there stays, one word of it.
         let wins = newest.is_none_or(|newest| newest < record.seq);
         let keep = if wins { None } else { same.iter().find(|e| Some(e.seq()) == newest).map(|e| e.address) };
-        for entry in same {
-            if Some(entry.address) == keep {
-                continue;
-            }
+        for entry in same.iter().filter(|entry| Some(entry.address) != keep) {
             self.index.replace(wanted, entry.address, Address::NONE);
             self.keys.fetch_sub(1, Ordering::Relaxed);
             self.accounts.count(entry.address, -i64::try_from(entry.span()).unwrap_or(0), guard);
-            if let Content::Staged(blob) = self.record(entry.address, &entry.frame, guard)?.content {
-                self.accounts.blobs.lock().remove(&blob.id);
+            let is_superseded = wins || Some(entry.seq()) != newest; // else it is a copy of what stays
+            if is_superseded
+                && let Content::Staged(blob) = self.record(entry.address, &entry.frame, guard)?.content
+            {
+                self.accounts.unname(blob.id);
             }
         }
         if wins && is_put {
@@ -221,10 +222,11 @@ impl<I: Index> FlatEngine<I> {
             self.keys.fetch_add(1, Ordering::Relaxed);
             self.accounts.count(record.address, i64::from(record.span), guard);
         }
-        if (wins || keep == Some(record.address))
+        // Also what a copy that stays names: the image may have known its value by another copy, which is gone.
+        if (wins || newest == Some(record.seq))
             && let Content::Staged(blob) = record.content
         {
-            self.accounts.blobs.lock().insert(blob.id);
+            self.accounts.name(blob.id, keep.unwrap_or(record.address));
         }
         Ok(())
     }
@@ -342,7 +344,7 @@ impl<I: Index> Engine for FlatEngine<I> {
                 self.keys.fetch_add(1, Ordering::Relaxed);
             }
             if let Action::Staged(blob) = op.action {
-                self.accounts.blobs.lock().insert(blob.id);
+                self.accounts.name(blob.id, to);
             }
         } else {
             self.keys.fetch_sub(1, Ordering::Relaxed);
@@ -404,6 +406,10 @@ impl<I: Index> Engine for FlatEngine<I> {
         }
     }
 
+    fn freeze(&self) {
+        self.accounts.freeze();
+    }
+
     fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
         crate::image::save(self, out)
     }
@@ -445,7 +451,7 @@ impl<I: Index> Engine for FlatEngine<I> {
     }
 
     fn blobs(&self, out: &mut Vec<u64>) -> Result<()> {
-        out.extend(self.accounts.blobs.lock().iter().copied());
+        self.accounts.list(out);
         Ok(())
     }
 
@@ -470,9 +476,12 @@ impl<I: Index> Engine for FlatEngine<I> {
         Ok(())
     }
 
-    fn moved(&self, wanted: Wanted<'_>, from: Address, to: Address) -> bool {
-        self.index.replace(wanted, from, to)
-            || (!self.versions.is_empty() && self.versions.replace(&self.index.place(wanted), from, to))
+    fn moved(&self, wanted: Wanted<'_>, from: Address, to: Address, staged: Option<u64>) -> bool {
+        if self.index.replace(wanted, from, to) {
+            self.accounts.follow(staged, to);
+            return true;
+        }
+        !self.versions.is_empty() && self.versions.replace(&self.index.place(wanted), from, to)
     }
 
     fn stats(&self) -> EngineStats {

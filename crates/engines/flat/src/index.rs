@@ -148,12 +148,6 @@ impl<'a> Image<'a> {
         Ok(u32::from_le_bytes(bytes))
     }
 
-    pub(crate) fn u64(&mut self) -> Result<u64> {
-        let mut bytes = [0; 8];
-        self.fill(&mut bytes)?;
-        Ok(u64::from_le_bytes(bytes))
-    }
-
     pub(crate) fn nonsense(&self, field: &'static str, value: u64) -> Error {
         self.source.nonsense(field, value)
     }

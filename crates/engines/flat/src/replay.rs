@@ -153,7 +153,8 @@ pub(crate) struct Tally {
     pub(crate) keys: u64,
     /// Bytes of live entries and of removals, by slot of their segments.
     bytes: Vec<(u64, u64)>,
-    blobs: Vec<u64>,
+    /// Staged values, and the entries that name them.
+    staged: Vec<(u64, Address)>,
 }
 
 impl Tally {
@@ -172,7 +173,7 @@ impl Tally {
             }
         }
         if let Content::Staged(blob) = content {
-            self.blobs.push(blob.id);
+            self.staged.push((blob.id, address));
         }
     }
 
@@ -185,6 +186,6 @@ impl Tally {
                 segment.account_tomb(*tombs);
             }
         }
-        accounts.blobs.lock().extend(&self.blobs);
+        self.staged.iter().for_each(|(blob, address)| accounts.name(*blob, *address));
     }
 }

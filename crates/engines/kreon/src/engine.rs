@@ -197,7 +197,7 @@ impl KreonEngine {
             let old = self.old_of(old, record.seq);
             self.accounts.count(old.address, -i64::from(old.span), guard);
             if let Some(blob) = old.blob {
-                self.accounts.blobs.lock().remove(&blob);
+                self.accounts.unname(blob);
             }
         }
         self.arrived(&record.content, record.address, record.span, guard);
@@ -216,7 +216,7 @@ impl KreonEngine {
     /// A record is going to be pointed at.
     fn arrived(&self, content: &Content<'_>, address: Address, span: u32, guard: &Guard) {
         if let Content::Staged(blob) = content {
-            self.accounts.blobs.lock().insert(blob.id);
+            self.accounts.name(blob.id, address);
             self.staged.lock().insert(address.bits(), blob.id);
         }
         if !matches!(content, Content::Remove) {
@@ -378,6 +378,7 @@ impl Engine for KreonEngine {
     }
 
     fn freeze(&self) {
+        self.accounts.freeze();
         let guard = &epoch::pin();
         let state = self.state(guard);
         if !state.memtables.can_freeze() {
@@ -465,7 +466,7 @@ impl Engine for KreonEngine {
     }
 
     fn blobs(&self, out: &mut Vec<u64>) -> Result<()> {
-        out.extend(self.accounts.blobs.lock().iter().copied());
+        self.accounts.list(out);
         Ok(())
     }
 
@@ -481,7 +482,7 @@ impl Engine for KreonEngine {
         Ok(self.find_at(Seq::LATEST, key, &epoch::pin())?.map(|shown| shown.address))
     }
 
-    fn moved(&self, wanted: Wanted<'_>, from: Address, to: Address) -> bool {
+    fn moved(&self, wanted: Wanted<'_>, from: Address, to: Address, _staged: Option<u64>) -> bool {
         self.repoint(wanted.key, from, to, &epoch::pin())
     }
 

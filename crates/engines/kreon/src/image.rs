@@ -13,7 +13,7 @@
 
 use sheaf_base::engine::{ImageSink, ImageSource};
 use sheaf_base::error::Result;
-use sheaf_base::segment::SLOT_COUNT;
+use sheaf_base::segment::{Address, SLOT_COUNT};
 use sheaf_base::sync::epoch;
 
 use crate::engine::KreonEngine;
@@ -48,7 +48,9 @@ pub(crate) fn save(engine: &KreonEngine, out: &mut dyn ImageSink) -> Result<()> 
             out.put(&slot.to_le_bytes())?;
             out.put(&bytes.to_le_bytes())?;
         }
-        let blobs = engine.accounts.named(&engine.versions);
+        let pinned = engine.versions.blobs();
+        let frozen = engine.accounts.frozen().into_iter().map(|(blob, _)| blob);
+        let blobs: Vec<u64> = frozen.filter(|blob| !pinned.contains(blob)).collect();
         out.put(&(blobs.len() as u64).to_le_bytes())?;
         blobs.iter().try_for_each(|id| out.put(&id.to_le_bytes()))?;
         let lives = engine.shelf.lives();
@@ -116,7 +118,7 @@ pub(crate) fn restore(engine: &KreonEngine, image: &mut dyn ImageSource) -> Resu
     }
     for _ in 0..u64_of(image)? {
         let id = u64_of(image)?;
-        engine.accounts.blobs.lock().insert(id);
+        engine.accounts.name(id, Address::NONE); // its leaf says where
     }
     let lives = lives_of(engine, image)?;
     let _ = engine.shelf.lives.set(lives); // an engine is restored once

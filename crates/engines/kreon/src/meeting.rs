@@ -176,7 +176,7 @@ impl KreonEngine {
             self.accounts.count(address, -i64::try_from(span).unwrap_or(0), guard);
         }
         for (died, blob) in meeting.blobs {
-            if self.accounts.blobs.lock().remove(&blob) {
+            if self.accounts.unname(blob) {
                 self.ground.blob_died(died, blob);
             }
         }

@@ -205,6 +205,7 @@ macro_rules! conformance {
                 superseded_large_values_give_their_space_back
                 large_values_that_a_snapshot_does_not_need_go_beside_it
                 large_values_that_only_a_snapshot_needs_go_with_it
+                large_values_superseded_since_a_checkpoint_go_after_a_kill
                 verify_finds_nothing_wrong_in_a_sound_database
             }
             $crate::promises! { $subject, STEPPED, fullness:
