@@ -101,6 +101,11 @@ impl Look {
         self.failed.is_some()
     }
 
+    /// Whether somebody did something; the error only if nobody did.
+    pub(super) fn any(self) -> Result<bool> {
+        if self.did { Ok(true) } else { self.end() }
+    }
+
     /// Whether somebody did something, unless somebody failed.
     pub(super) fn end(self) -> Result<bool> {
         self.failed.map_or(Ok(self.did), Err)
@@ -179,7 +184,7 @@ impl Store {
         if self.bounds_are_near() {
             look.add(self.extend_bounds().map(|()| true));
         }
-        look.add(self.clean());
+        look.join(self.clean());
         look.join(self.checkpoint_if_due());
         look.add(self.renew_root());
         look.add(Ok(self.ground.blobs.remove_left(REMOVED)));

@@ -240,7 +240,7 @@ impl Store {
     /// A few passes of cleaning, so that the space of short lives comes back too.
     fn clean_for_close(&self) -> Result<()> {
         for _ in 0..CLOSING_PASSES {
-            match self.clean() {
+            match self.clean().any() {
                 Ok(true) => {}
                 Ok(false) | Err(Error::NoSpace { .. }) => break,
                 Err(error) => return Err(error),

@@ -50,3 +50,35 @@ fn a_keyspace_whose_files_fail_holds_up_no_other() {
     assert_eq!(stage.keyspace(&db, "sick").len().unwrap(), 2000);
     assert_eq!(stage.keyspace(&db, "well").len().unwrap(), 2000);
 }
+
+/// The trie of one keyspace cannot be read, so that nobody knows which of its entries are live. What is cleaned is what others overwrite:
+/// the log stays within its bounds. Once the trie can be read again its segments go as well.
+#[test]
+fn a_victim_that_cannot_be_judged_is_left_for_another() {
+    let stage = Stage::new(&Subject::cedrus(), Setting::new(Place::Simulated, true, true));
+    let db = stage.open();
+    let (sick, well) = (stage.keyspace(&db, "sick"), super::keyspace(&db, "well"));
+    for index in (0..200_u32).chain(0..100) {
+        sick.insert(index.to_be_bytes(), [7; 100]).unwrap();
+    }
+    drop((sick, well));
+    let db = stage.reopen(db); // its pages are not in memory now
+    let well = super::keyspace(&db, "well");
+    let flat = |db: &sheaf::Database| db.stats().logs.into_iter().find(|log| log.name == "flat").unwrap();
+    let (freed, sim) = (flat(&db).freed, stage.simulated().unwrap());
+    sim.set_faults(Fault::new(Class::Read, Failure::Io).on(SICK).forever());
+    let (mut failed, mut most) = (None, 0);
+    for round in 0..60_u8 {
+        (0..100_u32).for_each(|index| well.insert(index.to_be_bytes(), [round; 100]).unwrap());
+        failed = db.pump().err().or(failed);
+        (0..5).for_each(|_| drop(db.pump()));
+        most = most.max(flat(&db).disk_bytes);
+    }
+    assert!(failed.is_some(), "all could be judged: nothing is tested");
+    assert!(flat(&db).freed > freed + 10, "{:?}", flat(&db));
+    sim.set_faults(FaultPlan::default());
+    while db.pump().unwrap() {}
+    assert!(flat(&db).disk_bytes < most, "{most}: {:?}", flat(&db));
+    db.verify(|finding| panic!("{finding}")).unwrap();
+    assert_eq!(stage.keyspace(&db, "sick").len().unwrap(), 200);
+}
