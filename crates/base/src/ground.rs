@@ -23,7 +23,7 @@ use crate::value::ValueCache;
 const TINY_SLOTS: usize = 1 << 12;
 
 /// Where the directories of engines' own files are.
-const OWN: &str = "own";
+pub(crate) const OWN: &str = "own";
 
 fn file_name(id: KeyspaceId) -> String {
     format!("{:08x}", id.0)

@@ -48,6 +48,7 @@ pub mod segment;
 pub mod shares;
 pub mod store;
 pub mod sync;
+mod target;
 pub mod trace;
 pub mod types;
 pub mod value;

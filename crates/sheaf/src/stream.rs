@@ -189,7 +189,7 @@ impl ValueWriter {
                 Err(Error::NoKeyspace { .. }) => {} // cleared or converted meanwhile, or dropped: `kept` knows
                 Err(other) => return Err(other),
             }
-            whole.staged = staged;
+            whole.take_back(staged);
         }
     }
 }

@@ -3,7 +3,7 @@
 //! Stands between the database and any other disk. A *watcher* hears of every call just before it
 //! happens (so the disk can be forked between two calls of one database operation); a *lie* makes the
 //! disk claim what it does not do, which is how the harnesses prove that they would notice; a *host* is called
-//! before every read, by the thread that reads, and may keep it waiting. Without
+//! before every read, by the thread that reads, and may keep it waiting; a *maker* likewise before every file that is made. Without
 //! any of them it only counts. Failing calls are the simulated disk's own faults.
 //!
 //! ## What it cannot see
@@ -110,6 +110,7 @@ struct State {
     fuse: Option<u64>,
     watcher: Option<Watcher>,
     host: Option<Host>,
+    maker: Option<Host>,
     lie: Lie,
     syncs: u64,
     late: Option<Arc<dyn File>>,
@@ -176,6 +177,11 @@ impl Tap {
         self.state.lock().host = Some(Arc::new(host));
     }
 
+    /// `maker` is called before every file that is made, which waits for it. It may use the disk.
+    pub fn receive_new(&self, maker: impl Fn(&Path) + Send + Sync + 'static) {
+        self.state.lock().maker = Some(Arc::new(maker));
+    }
+
     /// From now on the disk lies like this.
     pub fn set_lie(&self, lie: Lie) {
         self.state.lock().lie = lie;
@@ -189,6 +195,10 @@ impl Tap {
 impl Disk for Tap {
     fn open(&self, path: &Path, how: How) -> io::Result<Arc<dyn File>> {
         self.before(if how == How::Create { Class::Create } else { Class::Open }, path);
+        let maker = self.state.lock().maker.clone().filter(|_| how == How::Create);
+        if let Some(maker) = maker {
+            maker(path); // the lock is free
+        }
         let below = self.below.open(path, how)?;
         Ok(Arc::new(TapFile { below, path: path.to_path_buf(), state: Arc::clone(&self.state) }))
     }

@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use sheaf::{BackupOptions, Database, Error, KeyspaceOptions};
-use sheaf_base::disk::Disk;
+use sheaf::{BackupOptions, BackupProgress, Database, Error, KeyspaceOptions, RepairOptions};
 use sheaf_base::disk::sim::{Keep, SimDisk};
+use sheaf_base::disk::{Disk, How, remove_tree};
 use sheaf_testkit::backups::{self, all_engines, bytes_in, compare, is_flaw_seen, restore};
 use sheaf_testkit::stage::{Place, Setting, Stage, Subject, others_have_let_go};
 use sheaf_testkit::tap::{Lie, Tap};
@@ -120,7 +120,6 @@ fn what_cannot_be_is_refused_and_leaves_nothing() {
 
 /// The file BACKUP of another disk's backup.
 fn sheaf_copy(from: &Arc<dyn Disk>, to: &Arc<dyn Disk>, dir: &str) -> PathBuf {
-    use sheaf_base::disk::How;
     let dir = PathBuf::from(dir);
     let file = from.open(&dir.join("BACKUP"), How::Read).unwrap();
     let mut bytes = vec![0; usize::try_from(file.len().unwrap()).unwrap()];
@@ -152,6 +151,58 @@ fn a_backup_that_is_given_up_leaves_nothing() {
     assert!(db.backup(&dir, BackupOptions::default().watched(&mut watcher)).is_err());
     assert!(stage.disk().list(&dir).unwrap().is_empty());
     db.backup(&dir, BackupOptions::default()).unwrap();
+}
+
+/// What fails takes back what it made. What somebody else put into the directory meanwhile is not among that, and neither is a directory of
+/// theirs that has a name which would have been needed.
+#[test]
+fn what_others_put_into_a_target_stays() {
+    let stage = Stage::new(&Subject::flex(), TINY);
+    let db = small(&stage);
+    let (disk, from, dir) = (stage.disk(), beside(&stage, "backup"), beside(&stage, "target"));
+    db.backup(&from, BackupOptions::default()).unwrap();
+    let theirs = |name: &str| {
+        disk.create_dir(&dir.join(name)).and_then(|()| disk.open(&dir.join(name).join("theirs"), How::Create))
+    };
+    let left = || {
+        let mut names: Vec<String> = disk.list(&dir).unwrap().into_iter().map(|entry| entry.name).collect();
+        names.sort();
+        for name in &names {
+            assert_eq!(disk.list(&dir.join(name)).unwrap().len(), 1, "{name}");
+        }
+        names
+    };
+    let clear = || remove_tree(&**disk, &dir).unwrap();
+    let leave_it = |_: BackupProgress| {
+        theirs("photographs").unwrap();
+        ControlFlow::Break(())
+    };
+    let bump_into = |_: BackupProgress| {
+        drop(theirs("journal"));
+        ControlFlow::Continue(())
+    };
+    let builder = || stage.builder_on(Arc::clone(disk));
+
+    let mut watcher = leave_it;
+    db.backup(&dir, BackupOptions::default().watched(&mut watcher)).unwrap_err();
+    assert_eq!(left(), ["photographs"], "of a backup");
+    clear();
+    builder().restore(&from, &dir, Some(&mut watcher)).unwrap_err();
+    assert_eq!(left(), ["photographs"], "of a restoration");
+    clear();
+    let mut watcher = bump_into;
+    db.backup(&dir, BackupOptions::default().watched(&mut watcher)).unwrap_err();
+    assert_eq!(left(), ["journal"], "of a backup");
+    clear();
+    let keyspace = stage.keyspace(&db, "k"); // a repair tells of so many pairs
+    (0..5000u32).for_each(|n| keyspace.insert(n.to_be_bytes(), [7; 10]).unwrap());
+    drop((keyspace, db));
+    let mut watcher = |_| {
+        theirs("photographs").unwrap();
+        ControlFlow::Break(())
+    };
+    builder().repair(stage.path(), &dir, RepairOptions::default().watched(&mut watcher)).unwrap_err();
+    assert_eq!(left(), ["photographs"], "of a repair");
 }
 
 #[test]

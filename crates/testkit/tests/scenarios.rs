@@ -4,6 +4,7 @@
 //! the simulated disk it is, in every variant of what the power cut keeps; where this design cannot
 //! arrive there at all, the nearest observable property is tested and the test says so.
 
+mod background;
 mod damage;
 mod handles;
 mod order;

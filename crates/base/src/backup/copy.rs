@@ -10,11 +10,12 @@ use std::sync::Arc;
 use super::manifest::{Entry, Manifest, ManifestWriter, NAME, Stored, UNBORN};
 use super::tree::{Range, Tree, open};
 use super::{APART, BackupOptions, BackupPhase, BackupReport, Meter};
-use crate::disk::{Disk, File, How, not_empty};
+use crate::disk::{Disk, File, How};
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::ground::Home;
 use crate::own::{OwnFile, OwnFiles, Source};
 use crate::store::{Still, Store};
+use crate::target::Target;
 
 /// An earlier backup.
 struct Base {
@@ -54,19 +55,9 @@ pub(crate) fn back_up(store: &Arc<Store>, dir: &Path, options: BackupOptions<'_>
     let BackupOptions { base, verify, watcher } = options;
     let base = base.map(|base| Base::open(disk, &base, store)).transpose()?;
     let still = store.still()?;
-    let tree = Tree::begin(disk, dir)?;
-    let manifest = match ManifestWriter::create(disk, dir, still.root()) {
-        Ok(manifest) => manifest,
-        // Another one is being written there since a moment ago: what there is is not ours to remove.
-        Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::AlreadyExists => {
-            return Err(not_empty(dir));
-        }
-        Err(error) => {
-            tree.undo();
-            return Err(error);
-        }
-    };
-    tree.check_alone(UNBORN)?;
+    let (target, file) = Target::by_file(disk, dir, UNBORN)?;
+    let manifest = ManifestWriter::new(file, dir, still.root());
+    let tree = Tree::new(disk, target);
     let meter = Meter { phase: BackupPhase::Copying, done: 0, total: 0, watcher };
     let report = BackupReport { seq: still.seq().0, ..BackupReport::default() };
     let mut copier = Copier { disk, store, tree, manifest, base, meter, report };
@@ -74,14 +65,9 @@ pub(crate) fn back_up(store: &Arc<Store>, dir: &Path, options: BackupOptions<'_>
     drop(still);
     let Copier { tree, manifest, meter, report, .. } = copier;
     let mut ending = Ending { disk, dir, tree, meter };
-    let done = copied.and_then(|()| ending.run(manifest, verify));
-    match done {
-        Ok(()) => Ok(report),
-        Err(error) => {
-            ending.tree.undo();
-            Err(error)
-        }
-    }
+    copied.and_then(|()| ending.run(manifest, verify))?;
+    ending.tree.keep();
+    Ok(report)
 }
 
 impl Base {
@@ -196,6 +182,7 @@ impl Copier<'_, '_> {
         }
         let copy = self.tree.place(&wanted.name)?;
         let file = self.disk.open(&copy, How::Create).during("create", &copy)?;
+        self.tree.made(&wanted.name);
         let sum = self.tree.pour(&from, &Range { file: &*file, path: &copy, at: 0, len }, &mut self.meter)?;
         self.report.copied += len;
         self.enter(wanted, len, sum)
@@ -212,6 +199,7 @@ impl Copier<'_, '_> {
         let done = self.meter.done;
         let sum = self.tree.sum(from, &mut self.meter)?;
         if sum == expected && self.disk.link(&earlier, &self.tree.place(&wanted.name)?).is_ok() {
+            self.tree.made(&wanted.name);
             return Ok(Some(sum));
         }
         self.meter.done = done; // it is copied after all
@@ -223,6 +211,7 @@ impl Copier<'_, '_> {
         self.store.check_open()?;
         let path = self.tree.place(&wanted.name)?;
         make(self.disk, path.clone())?;
+        self.tree.made(&wanted.name);
         let file = open(self.disk, &path)?;
         let len = file.len().during("measure", &path)?;
         let sum = self.tree.sum(&Range { file: &*file, path: &path, at: 0, len }, &mut self.meter)?;
@@ -255,6 +244,7 @@ impl Ending<'_, '_> {
         }
         let (unborn, name) = (self.dir.join(UNBORN), self.dir.join(NAME));
         self.disk.rename(&unborn, &name).during("rename", &unborn)?;
+        self.tree.made(Path::new(NAME));
         self.disk.sync_dir(self.dir).during("sync directory", self.dir)
     }
 

@@ -121,16 +121,15 @@ pub(super) struct ManifestWriter {
 }
 
 impl ManifestWriter {
-    /// Begins it in `dir`, with what ROOT is to say. Only one can be there.
-    pub(super) fn create(disk: &dyn Disk, dir: &Path, root: &Root) -> Result<ManifestWriter> {
+    /// Begins it in `file`, which was made in `dir`, with what ROOT is to say.
+    pub(super) fn new(file: Arc<dyn File>, dir: &Path, root: &Root) -> ManifestWriter {
         let path = dir.join(UNBORN);
-        let file = disk.open(&path, How::Create).during("create", &path)?;
         let body = root.encode();
         let mut chunk = Writer::default();
         chunk.0.extend_from_slice(MAGIC);
         chunk.u32(root.version()); // it has its body
         chunk.bytes(&body);
-        Ok(ManifestWriter { path, file, chunk, at: 0, sum: 0, entries: 0, files: 0, bytes: 0 })
+        ManifestWriter { path, file, chunk, at: 0, sum: 0, entries: 0, files: 0, bytes: 0 }
     }
 
     /// One more.
@@ -348,8 +347,8 @@ mod tests {
 
     fn written(entries: &[Entry]) -> SimDisk {
         let disk = SimDisk::new();
-        let mut writer = ManifestWriter::create(&disk, Path::new("/"), &root()).unwrap();
-        assert!(ManifestWriter::create(&disk, Path::new("/"), &root()).is_err(), "only one can be there");
+        let file = disk.open(&Path::new("/").join(UNBORN), How::Create).unwrap();
+        let mut writer = ManifestWriter::new(file, Path::new("/"), &root());
         entries.iter().for_each(|entry| writer.add(entry).unwrap());
         writer.finish().unwrap();
         disk

@@ -12,16 +12,17 @@ use std::sync::Arc;
 use super::manifest::{Entry, Manifest, Stored};
 use super::tree::{Range, Tree, open};
 use super::{APART, BackupPhase, BackupReport, Meter, Watcher};
-use crate::disk::{Disk, How, Locked, Share};
+use crate::disk::{Disk, How};
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::root::{Root, Slots};
-use crate::store::{LOCK, directories};
+use crate::store::directories;
+use crate::target::Target;
 use crate::types::{Incarnation, random_bits};
 
 /// How much further than [`APART`] the incarnation of a restored database is from the original's, at most.
 const FAR: u128 = 1 << 40;
 
-/// Restores the backup in `from` into `to`, which must not be there or be empty.
+/// Restores the backup in `from` into `to`, which must not be there, or be empty but for a lock that nobody holds.
 pub fn restore(
     disk: &Arc<dyn Disk>,
     from: &Path,
@@ -29,26 +30,12 @@ pub fn restore(
     watcher: Option<&mut Watcher<'_>>,
 ) -> Result<BackupReport> {
     let manifest = Manifest::open(&**disk, from)?;
-    let mut tree = Tree::begin(&**disk, to)?;
-    let lock = match disk.lock(&to.join(LOCK), Share::Exclusive).during("lock", to) {
-        Ok(Locked::Held(lock)) => lock,
-        // Somebody came since a moment ago: what there is is not ours to remove.
-        Ok(Locked::Busy(pid)) => return Err(Error::Locked { path: to.to_path_buf(), pid, no_door: false }),
-        Err(error) => {
-            tree.undo();
-            return Err(error);
-        }
-    };
-    tree.check_alone(LOCK)?; // which is held
+    let mut tree = Tree::new(&**disk, Target::for_database(&**disk, to)?);
     let mut forward = watcher.map(|watcher| move |progress| watcher(progress));
     let watcher: Option<&mut Watcher<'_>> = forward.as_mut().map(|forward| forward as &mut Watcher<'_>);
     let mut meter = Meter { phase: BackupPhase::Copying, done: 0, total: 0, watcher };
-    let done = refill(disk, from, to, &manifest, &mut tree, &mut meter);
-    if let Err(error) = done {
-        tree.undo();
-        return Err(error);
-    }
-    drop(lock);
+    refill(disk, from, to, &manifest, &mut tree, &mut meter)?;
+    tree.keep();
     let seq = manifest.root.floor.0;
     Ok(BackupReport { seq, files: manifest.files, copied: manifest.bytes, linked: 0 })
 }
@@ -71,6 +58,7 @@ fn refill(
         Entry::File(file) => put_back(&**disk, from, &file, tree, meter),
     })?;
     tree.settle()?;
+    tree.becomes_database();
     let away = u64::try_from(random_bits() % FAR).unwrap_or(0);
     let incarnation = Incarnation(manifest.root.incarnation.0.saturating_add(APART + away));
     Slots::new(Arc::clone(disk), to).create(&Root { incarnation, ..manifest.root.clone() })
@@ -90,7 +78,7 @@ fn put_back(
     let file = match disk.open(&place, How::Create) {
         // One of its parts is there.
         Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => disk.open(&place, How::Write),
-        other => other,
+        other => other.inspect(|_| tree.made(&stored.target)),
     };
     let file = file.during("create", &place)?;
     let whole = stored.whole.max(stored.at + stored.len);

@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{Meter, PIECE};
-use crate::disk::{Disk, File, How, Volume, check_free, create_dirs, remove_tree};
+use crate::disk::{Disk, File, How, Volume};
 use crate::error::{Damage, Error, IoContext, Result};
+use crate::target::Target;
 
 /// What is written goes on its way after so many bytes.
 const SENT: u64 = 8 << 20;
@@ -19,12 +20,11 @@ const SENT: u64 = 8 << 20;
 const BLOCK: usize = 64 << 10;
 static ZEROS: [u8; BLOCK] = [0; BLOCK];
 
-/// A directory on its way.
+/// A directory on its way. What was made in it goes if this is dropped before it is kept.
 pub(super) struct Tree<'a> {
     disk: &'a dyn Disk,
     root: PathBuf,
-    /// The directory was there, empty.
-    was_there: bool,
+    target: Target<'a>,
     volume: Option<Arc<dyn Volume>>,
     /// Those made, below the root.
     dirs: BTreeSet<PathBuf>,
@@ -40,28 +40,11 @@ pub(super) struct Range<'a> {
 }
 
 impl<'a> Tree<'a> {
-    /// Begins to fill `root`, which must not be there, or be empty.
-    pub(super) fn begin(disk: &'a dyn Disk, root: &Path) -> Result<Tree<'a>> {
-        let was_there = check_free(disk, root, None)?;
-        create_dirs(disk, root)?;
-        Ok(Tree {
-            disk,
-            root: root.to_path_buf(),
-            was_there,
-            volume: disk.volume(root).ok(),
-            dirs: BTreeSet::new(),
-            buffer: vec![0; PIECE],
-        })
-    }
-
-    /// Looks once more, now that `own` says that it is taken: somebody may have come and gone before. Then `own` goes, and what they left
-    /// stays.
-    pub(super) fn check_alone(&self, own: &str) -> Result<()> {
-        let looked = check_free(self.disk, &self.root, Some(own));
-        if looked.is_err() {
-            let _ = self.disk.remove(&self.root.join(own));
-        }
-        looked.map(drop)
+    /// Begins to fill `target`.
+    pub(super) fn new(disk: &'a dyn Disk, target: Target<'a>) -> Tree<'a> {
+        let root = target.dir().to_path_buf();
+        let (volume, dirs, buffer) = (disk.volume(&root).ok(), BTreeSet::new(), vec![0; PIECE]);
+        Tree { disk, root, target, volume, dirs, buffer }
     }
 
     /// The directory.
@@ -69,11 +52,19 @@ impl<'a> Tree<'a> {
         &self.root
     }
 
-    /// Removes everything that was made, as far as that can be done.
-    pub(super) fn undo(self) {
-        if remove_tree(self.disk, &self.root).is_ok() && self.was_there {
-            let _ = self.disk.create_dir(&self.root);
-        }
+    /// All of it is there.
+    pub(super) fn keep(self) {
+        self.target.keep();
+    }
+
+    /// A file of that name was made just now.
+    pub(super) fn made(&mut self, name: &Path) {
+        self.target.made(name);
+    }
+
+    /// What it has is a database's from now on.
+    pub(super) fn becomes_database(&mut self) {
+        self.target.becomes_database();
     }
 
     /// Makes the directory `name` and those above it, if they are not there.
@@ -86,6 +77,7 @@ impl<'a> Tree<'a> {
         }
         let path = self.root.join(name);
         self.disk.create_dir(&path).during("create", &path)?;
+        self.target.made(name);
         self.dirs.insert(name.to_path_buf());
         Ok(())
     }

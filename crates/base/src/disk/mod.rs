@@ -207,23 +207,6 @@ pub fn create_dirs(disk: &dyn Disk, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether `dir`, which is to be filled, is there. An error if it holds anything but `own`.
-pub(crate) fn check_free(disk: &dyn Disk, dir: &Path, own: Option<&str>) -> Result<bool> {
-    let entries = match disk.list(dir) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(false),
-        other => other.during("list", dir)?,
-    };
-    match entries.iter().all(|entry| Some(&*entry.name) == own) {
-        true => Ok(true),
-        false => Err(not_empty(dir)),
-    }
-}
-
-/// The error for a directory that may not be filled.
-pub(crate) fn not_empty(dir: &Path) -> Error {
-    Error::Invalid { what: "target", why: format!("{} is not empty", dir.display()) }
-}
-
 /// Removes a directory and everything in it; one that is not there is fine.
 pub fn remove_tree(disk: &dyn Disk, dir: &Path) -> Result<()> {
     let entries = match disk.list(dir) {

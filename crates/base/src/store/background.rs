@@ -5,7 +5,8 @@
 //! back that caches have left. The *keeper* cleans, checkpoints, and lets go. In inline mode there are none and [`Store::pump`] does one step
 //! of each, so that a seed fixes everything.
 //!
-//! A panic in any of it poisons: whoever goes on without syncs or cleaning would learn of it too late.
+//! A step that fails, for want of space or since a keyspace's own files cannot be written, is tried again and holds up no other: each
+//! log and each keyspace is looked at in turn ([`Look`]). A panic in any of it poisons: whoever goes on without syncs or cleaning would learn of it too late.
 //!
 //! Back-pressure: when the store log is beyond its limit, writers are slowed down smoothly, by up to
 //! [`MAX_BRAKE`] a commit, in proportion to how far it is. Delays are collected until they are long enough
@@ -73,6 +74,52 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<Worker> {
     thread.map(Worker).map_err(|source| Error::Io { op: "start a thread for", path: name.into(), source })
 }
 
+/// What a look at everybody who may have work did. Who fails holds up nobody else: the first error is kept until all were looked at.
+#[derive(Debug, Default)]
+pub(super) struct Look {
+    did: bool,
+    failed: Option<Error>,
+}
+
+impl Look {
+    /// One of them did something, or nothing, or failed.
+    pub(super) fn add(&mut self, one: Result<bool>) {
+        match one {
+            Ok(did) => self.did |= did,
+            Err(error) => self.failed = self.failed.take().or(Some(error)),
+        }
+    }
+
+    /// Others were looked at.
+    pub(super) fn join(&mut self, others: Look) {
+        self.did |= others.did;
+        self.failed = self.failed.take().or(others.failed);
+    }
+
+    /// Whether somebody failed.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed.is_some()
+    }
+
+    /// Whether somebody did something; the error only if nobody did.
+    pub(super) fn any(self) -> Result<bool> {
+        if self.did { Ok(true) } else { self.end() }
+    }
+
+    /// Whether somebody did something, unless somebody failed.
+    pub(super) fn end(self) -> Result<bool> {
+        self.failed.map_or(Ok(self.did), Err)
+    }
+}
+
+impl From<Result<bool>> for Look {
+    fn from(one: Result<bool>) -> Look {
+        let mut look = Look::default();
+        look.add(one);
+        look
+    }
+}
+
 /// Stands for a step of background work: a panic in it, an engine's or ours, poisons.
 struct Step<'a>(&'a Store);
 
@@ -125,21 +172,22 @@ impl Store {
         self.check_writable()?;
         let _step = Step(self);
         let ticked = self.tick()?;
-        Ok(self.keep()? | ticked)
+        Ok(self.keep().end()? | ticked)
     }
 
     /// One step of maintenance. A step that fails does not hold up the others: on a full disk nothing can
     /// be made ready, and it is cleaning that helps.
-    fn keep(&self) -> Result<bool> {
-        let steps = [
-            Ok(self.trim()),
-            self.top_up(),
-            if self.bounds_are_near() { self.extend_bounds().map(|()| true) } else { Ok(false) },
-            self.clean(),
-            self.checkpoint_if_due(),
-            self.renew_root(),
-            Ok(self.ground.blobs.remove_left(REMOVED)),
-        ];
+    fn keep(&self) -> Look {
+        let mut look = Look::default();
+        look.add(Ok(self.trim()));
+        look.add(self.top_up());
+        if self.bounds_are_near() {
+            look.add(self.extend_bounds().map(|()| true));
+        }
+        look.join(self.clean());
+        look.join(self.checkpoint_if_due());
+        look.add(self.renew_root());
+        look.add(Ok(self.ground.blobs.remove_left(REMOVED)));
         if self.options.inline {
             self.unmake();
         }
@@ -147,7 +195,7 @@ impl Store {
         self.save_loads_if_due();
         self.balance();
         self.set_brake();
-        steps.into_iter().try_fold(false, |any, step| Ok(any | step?))
+        look
     }
 
     /// Drops the segments that nobody sees any more. Each takes milliseconds (pages are unmapped, blocks freed):
@@ -259,6 +307,7 @@ fn maker(store: &Weak<Store>, signals: &Signals) {
 }
 
 fn keeper(store: &Weak<Store>, signals: &Signals) {
+    let mut has_failed = false;
     loop {
         {
             let mut due = signals.due.lock();
@@ -273,6 +322,15 @@ fn keeper(store: &Weak<Store>, signals: &Signals) {
             continue;
         }
         // What cannot be done now (no space, say) is tried again; writers that need it get the error.
-        while store.keep().unwrap_or(false) && !signals.stop.load(Ordering::Acquire) {}
+        loop {
+            let look = store.keep();
+            if let Some(error) = look.failed.as_ref().filter(|_| !has_failed) {
+                crate::event!(WARN, "background work fails", error = error.to_string());
+            }
+            has_failed = look.has_failed();
+            if !look.did || signals.stop.load(Ordering::Acquire) {
+                break;
+            }
+        }
     }
 }

@@ -13,6 +13,7 @@
 
 use std::sync::Arc;
 
+use super::background::Look;
 use super::image::{self, ImageWriter};
 use super::log::Log;
 use super::order::Write;
@@ -68,40 +69,44 @@ impl Store {
         appended.saturating_mul(50).checked_div(self.due_after(log)).unwrap_or(0)
     }
 
-    /// Begins checkpoints of logs that are due, and moves on those that have begun. True if there was one.
-    pub(super) fn checkpoint_if_due(&self) -> Result<bool> {
-        let mut any = false;
+    /// Begins checkpoints of logs that are due, and moves on those that have begun.
+    pub(super) fn checkpoint_if_due(&self) -> Look {
+        let mut look = Look::default();
         let wants_memory = self.signals.memory.swap(false, Ordering::Relaxed);
         for log in self.logs.iter().filter(|_| self.options.checkpoints) {
-            let appended = log.since_checkpoint.load(Ordering::Relaxed);
-            let wants = || {
-                let wants = |e: &dyn Engine| e.wants_checkpoint() || (wants_memory && e.is_swollen());
-                self.kepts_of(log).iter().any(|k| k.engine().is_ok_and(|e| wants(&**e)))
-            };
-            let is_full = self.full.load(Ordering::Relaxed) && log.id == LogId::Journal;
-            let is_due = appended >= self.due_after(log)
-                || (is_full && appended >= FULL * self.geometry.min_segment && self.counted_on().is_some())
-                || (appended > 0 && (log.tombs_in_the_way.swap(false, Ordering::Relaxed) || wants()));
-            if is_due {
-                any |= self.begin_checkpoint(&mut self.maintenance.lock(), log)?;
+            if self.is_due(log, wants_memory) {
+                look.add(self.begin_checkpoint(&mut self.maintenance.lock(), log));
             }
-            any |= self.advance_checkpoint(log)?;
+            look.join(self.advance_checkpoint(log));
         }
-        Ok(any)
+        look
+    }
+
+    /// Whether a checkpoint of `log` is due.
+    fn is_due(&self, log: &Log, wants_memory: bool) -> bool {
+        let appended = log.since_checkpoint.load(Ordering::Relaxed);
+        let wants = || {
+            let wants = |e: &dyn Engine| e.wants_checkpoint() || (wants_memory && e.is_swollen());
+            self.kepts_of(log).iter().any(|k| k.engine().is_ok_and(|e| wants(&**e)))
+        };
+        let is_full = self.full.load(Ordering::Relaxed) && log.id == LogId::Journal;
+        appended >= self.due_after(log)
+            || (is_full && appended >= FULL * self.geometry.min_segment && self.counted_on().is_some())
+            || (appended > 0 && (log.tombs_in_the_way.swap(false, Ordering::Relaxed) || wants()))
     }
 
     /// Checkpoints the keyspaces of `log` as of now. False if damage forbids it.
     pub(super) fn checkpoint(&self, log: &Log) -> Result<bool> {
         while self.maintenance.lock().pending[log.id.index()].is_some() {
-            self.advance_checkpoint(log)?;
+            self.advance_checkpoint(log).end()?;
         }
         let kepts = self.kepts_of(log);
-        while !is_caught_up(&kepts) && self.work(&kepts)? {}
+        while !is_caught_up(&kepts) && self.work(&kepts).end()? {}
         if !self.begin_checkpoint(&mut self.maintenance.lock(), log)? {
             return Ok(false);
         }
         while self.maintenance.lock().pending[log.id.index()].is_some() {
-            self.advance_checkpoint(log)?;
+            self.advance_checkpoint(log).end()?;
         }
         Ok(true)
     }
@@ -128,7 +133,7 @@ impl Store {
             return self.relieve_memory(writes);
         }
         while is_pending() {
-            match self.advance_checkpoint(log) {
+            match self.advance_checkpoint(log).end() {
                 Err(Error::NoSpace { .. }) => return Ok(()),
                 other => other?,
             };
@@ -152,7 +157,7 @@ impl Store {
             let mut waits = true; // for readers, as long as they are not too long
             let (mut left, mut counted_on) = (RELIEVING, self.counted_on());
             while left > 0 {
-                self.work(&kepts)?;
+                self.work(&kepts).end()?;
                 let now = self.counted_on();
                 left = if now < counted_on { RELIEVING } else { left - 1 };
                 counted_on = now;
@@ -174,7 +179,7 @@ impl Store {
         kepts.dedup_by_key(|kept| kept.id());
         let mut waits = true;
         for _ in 0..RELIEVING {
-            self.work(&kepts)?;
+            self.work(&kepts).end()?;
             waits = waits && epoch::settle(HASTE);
         }
         Ok(())
@@ -224,53 +229,73 @@ impl Store {
         Ok(())
     }
 
-    /// Some steps of the engines' work, and the end of the checkpoint once all is moved. True if there was anything.
-    fn advance_checkpoint(&self, log: &Log) -> Result<bool> {
-        let kepts = {
-            let mut m = self.maintenance.lock();
-            let Some(pending) = m.pending[log.id.index()].as_ref() else {
-                drop(m);
-                return self.work(&self.kepts_of(log));
-            };
-            let (frozen, kepts) = (pending.reference.seq, pending.kepts.clone());
-            if log.id == LogId::Journal && m.certain < frozen {
-                self.make_certain(&mut m, log, frozen)?; // the first attempt failed
-            }
-            kepts
+    /// Some steps of the engines' work, and the end of the checkpoint once all is moved.
+    fn advance_checkpoint(&self, log: &Log) -> Look {
+        let pending = match self.pending_kepts(log) {
+            Ok(pending) => pending,
+            Err(error) => return Look::from(Err(error)),
         };
-        self.work(&kepts)?;
-        let mut m = self.maintenance.lock();
-        // Of what is pending now: another thread may have ended the one above and begun the next.
-        let is_settled = |p: &Pending| p.kepts.iter().all(|k| k.engine().is_ok_and(|e| e.is_settled()));
-        if m.pending[log.id.index()].as_ref().is_some_and(is_settled) {
-            self.end_checkpoint(&mut m, log)?;
+        let Some(kepts) = pending else { return self.work(&self.kepts_of(log)) };
+        let mut look = self.work(&kepts);
+        if !look.has_failed() {
+            look.add(Ok(true)); // as long as it is under way
         }
-        Ok(true)
+        look.add(self.end_if_settled(log)); // who failed may have moved what it froze, and failed at something else
+        look
     }
 
-    /// Steps of the engines' own work. True if there is more.
-    fn work(&self, kepts: &[Arc<Kept>]) -> Result<bool> {
+    /// Whose checkpoint of `log` is under way, if one is: it is certain by now.
+    fn pending_kepts(&self, log: &Log) -> Result<Option<Vec<Arc<Kept>>>> {
+        let mut m = self.maintenance.lock();
+        let Some(pending) = m.pending[log.id.index()].as_ref() else { return Ok(None) };
+        let (frozen, kepts) = (pending.reference.seq, pending.kepts.clone());
+        if log.id == LogId::Journal && m.certain < frozen {
+            self.make_certain(&mut m, log, frozen)?; // the first attempt failed
+        }
+        Ok(Some(kepts))
+    }
+
+    /// Ends the checkpoint of `log` that is under way now, if its engines have moved all: another thread may have ended the one that the
+    /// caller looked at, and begun the next.
+    fn end_if_settled(&self, log: &Log) -> Result<bool> {
+        self.check_sound()?;
+        let mut m = self.maintenance.lock();
+        let is_settled = |p: &Pending| p.kepts.iter().all(|k| k.engine().is_ok_and(|e| e.is_settled()));
+        let is_over = m.pending[log.id.index()].as_ref().is_some_and(is_settled);
+        if is_over {
+            self.end_checkpoint(&mut m, log)?;
+        }
+        Ok(is_over)
+    }
+
+    /// Steps of the engines' own work: what one cannot do holds up no other. Something was done if there is more.
+    fn work(&self, kepts: &[Arc<Kept>]) -> Look {
         let _at_work = self.at_work.read();
-        self.check_open()?; // or their files are closed, and somebody else's
+        if let Err(closed) = self.check_open() {
+            return Look::from(Err(closed)); // or their files are closed, and somebody else's
+        }
         let certain = self.maintenance.lock().certain;
         let views = {
             let order = self.order.lock();
             order.views.copy_as_of(self.visible())
         };
-        let mut more = false;
+        let mut look = Look::default();
         for kept in kepts {
             let Ok(engine) = kept.engine() else { continue };
             let _span = span!(TRACE, "engine work", engine = engine.name(), keyspace = kept.name());
             for _ in 0..if self.options.inline { 1 } else { STEPS } {
-                match engine.work(&views, certain) {
-                    Ok(true) => more = true,
-                    Ok(false) => break,
-                    Err(Error::Poisoned { op }) => return Err(self.poison(op)),
-                    Err(error) => return Err(error),
+                let more = match engine.work(&views, certain) {
+                    Err(Error::Poisoned { op }) => return Look::from(Err(self.poison(op))),
+                    other => other,
+                };
+                let is_over = !matches!(more, Ok(true));
+                look.add(more);
+                if is_over {
+                    break;
                 }
             }
         }
-        Ok(more)
+        look
     }
 
     /// Saves the images of a checkpoint whose engines have moved what they froze, and lets the log before it go.

@@ -17,6 +17,8 @@
 //!    name: recovery then finds no older entry of its key (scenario 4).
 //! 3. Pinned copies are of a kind that recovery ignores.
 //! 4. A victim leaves ROOT after its survivors are synced, and after everything that superseded its other entries.
+//! 5. A victim that cannot be judged, as it cannot be read or an engine cannot answer, is left, and is no victim again before all others
+//!    had their turn: what is wrong with one keyspace keeps no other's space.
 //!
 //! ## Costs
 //!
@@ -32,6 +34,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::background::Look;
 use super::log::Log;
 use super::rooting::{Dying, Maintenance, Survivors};
 use super::{Kept, Store};
@@ -89,6 +92,23 @@ struct Candidate<'f, 'k> {
     wanted: Wanted<'f>,
 }
 
+impl<'f, 'k> Candidate<'f, 'k> {
+    /// What is to be copied of it.
+    fn survives(&self, victim: &Segment, hold: Hold) -> Survivor<'f, 'k> {
+        let &Candidate { kept, scanned, record, wanted } = self;
+        Survivor {
+            kept,
+            hold,
+            from: Address::new(victim.slot(), scanned.offset),
+            header: scanned.frame.header,
+            body: scanned.frame.payload(),
+            sum: scanned.payload_sum(),
+            record,
+            wanted,
+        }
+    }
+}
+
 /// Lets the look-ups of a group overlap. Runs of one keyspace are hinted at together.
 fn prefetch(group: &[Candidate<'_, '_>]) {
     for run in group.chunk_by(|a, b| Arc::ptr_eq(a.kept, b.kept)) {
@@ -141,6 +161,43 @@ pub(super) struct Piece<'k> {
     moves: Vec<Move<'k>>,
     /// The lowest and the highest number among them.
     seqs: Option<(Seq, Seq)>,
+    /// Why some of those that were handed over are nobody's: what they are copies of stays.
+    unmoved: Option<Error>,
+}
+
+impl Piece<'_> {
+    /// An error if an engine could not be pointed at a copy.
+    pub(super) fn check(&mut self) -> Result<()> {
+        self.unmoved.take().map_or(Ok(()), Err)
+    }
+}
+
+/// Why a victim is not empty.
+enum Stays {
+    /// It is damaged: nothing more of it is found.
+    Damaged,
+    /// What it holds cannot be judged now. Another one may.
+    Unjudged(Error),
+    /// Nothing can be copied: the pass is over.
+    Over(Error),
+}
+
+impl Stays {
+    /// What became of the look at a victim's frames.
+    fn unjudged(error: Error) -> Stays {
+        match error {
+            Error::Poisoned { .. } | Error::Closed => Stays::Over(error),
+            other => Stays::Unjudged(other),
+        }
+    }
+}
+
+/// What a pass did.
+#[derive(Default)]
+struct Evacuated {
+    empty: Vec<Arc<Segment>>,
+    /// Why a victim could not be judged.
+    unjudged: Option<Error>,
 }
 
 /// What of `group`, frames of `victim`, may be needed: records of keyspaces that are there.
@@ -166,34 +223,47 @@ fn candidates<'f, 'k>(
 }
 
 impl Store {
-    /// One pass of cleaning, if it is due. True if there was one.
-    pub(super) fn clean(&self) -> Result<bool> {
+    /// One pass of cleaning, if it is due: victims that can be judged go, whatever is wrong with others.
+    pub(super) fn clean(&self) -> Look {
+        self.clean_pass().unwrap_or_else(|error| Look::from(Err(error)))
+    }
+
+    fn clean_pass(&self) -> Result<Look> {
         let log = self.log(LogId::Flat);
         if log.is_frozen() || self.catalogue.all().iter().any(|k| k.log() == log.id && k.engine().is_err()) {
-            return Ok(false); // liveness is unknown: everything stays
+            return Ok(Look::default()); // liveness is unknown: everything stays
         }
         if self.is_still() && self.full.load(Ordering::Relaxed) {
-            return Ok(false); // copies would take room, and what they are copies of stays
+            return Ok(Look::default()); // copies would take room, and what they are copies of stays
         }
         let mut m = self.maintenance.lock();
         self.check_open()?; // who waited for the lock may find that the end has come
-        let victims = self.choose(&m, log);
+        let mut victims = self.choose(&m, log);
+        if victims.is_empty() && !m.unjudged.is_empty() {
+            m.unjudged.clear(); // there are no others: maybe they can be judged by now
+            victims = self.choose(&m, log);
+        }
         if victims.is_empty() {
-            return Ok(false);
+            return Ok(Look::default());
         }
         let _span = span!(DEBUG, "clean", segments = victims.len());
         let evacuated = self.evacuate(&mut m, log, &victims);
         self.sync_survivors(&mut m)?;
-        let evacuated = evacuated?;
+        let Evacuated { empty, unjudged } = evacuated?;
+        let mut look = Look::from(unjudged.map_or(Ok(true), Err));
+        if empty.is_empty() && look.has_failed() {
+            return Ok(look);
+        }
         // What was left behind as dead may be all that a power cut leaves of its key: first the commits that
         // superseded it (R13). The same for versions that were copied for a view only, which recovery ignores.
         self.wait_durable(self.visible())?;
-        for victim in evacuated {
+        for victim in empty {
             log.segments.lock().remove(&victim.id());
             m.dies(Dying::Segment(log.id, victim));
         }
         self.write_root(&mut m, false)?;
-        Ok(true)
+        look.add(Ok(true));
+        Ok(look)
     }
 
     /// Bytes of full segments, and the bytes there should be at most: what the limit leaves them beside the
@@ -234,7 +304,7 @@ impl Store {
         engines.iter().filter_map(|k| k.engine().ok()).map(|engine| engine.pressure()).fold(log, u64::max)
     }
 
-    /// The victims whose cleaning costs least for what it wins.
+    /// The victims whose cleaning costs least for what it wins, among those that were not found to be beyond judging a moment ago.
     fn choose(&self, m: &Maintenance, log: &Log) -> Vec<Arc<Segment>> {
         let (disk, limit) = self.space(log);
         if disk <= limit {
@@ -250,6 +320,7 @@ impl Store {
                 || segment.is_damaged()
                 || segment.last_seq() > durable
                 || is_tail(segment.id())
+                || m.unjudged.contains(&segment.id())
             {
                 continue;
             }
@@ -285,44 +356,65 @@ impl Store {
         if little && !self.full.load(Ordering::Relaxed) { Vec::new() } else { victims }
     }
 
-    /// Moves what is held out of `victims`; returns those that are empty now.
-    fn evacuate(
+    /// Moves what is held out of `victims`.
+    fn evacuate(&self, m: &mut Maintenance, log: &Log, victims: &[Arc<Segment>]) -> Result<Evacuated> {
+        let mut kepts = self.catalogue.all();
+        kepts.sort_unstable_by_key(|kept| kept.id());
+        let mut evacuated = Evacuated::default();
+        for victim in victims {
+            self.learn_lifespan(m, victim);
+            match self.evacuate_one(m, log, &kepts, victim) {
+                Ok(()) => evacuated.empty.push(Arc::clone(victim)),
+                Err(Stays::Damaged) => victim.mark_damaged(), // live entries behind it can no longer be found
+                Err(Stays::Unjudged(error)) => {
+                    m.unjudged.insert(victim.id()); // I5
+                    evacuated.unjudged.get_or_insert(error);
+                }
+                Err(Stays::Over(error)) => return Err(error),
+            }
+        }
+        Ok(evacuated)
+    }
+
+    /// Moves what is held out of a victim, which is empty then. What was copied of one that stays, and not handed over, is not needed.
+    fn evacuate_one(
         &self,
         m: &mut Maintenance,
         log: &Log,
-        victims: &[Arc<Segment>],
-    ) -> Result<Vec<Arc<Segment>>> {
-        let mut kepts = self.catalogue.all();
-        kepts.sort_unstable_by_key(|kept| kept.id());
-        let mut pieces: Vec<Piece> = (0..STREAMS).map(|_| Piece::default()).collect();
-        let mut empty = Vec::new();
-        for victim in victims {
-            self.learn_lifespan(m, victim);
-            let mut scan = Scan::new(victim, 0, victim.end());
-            for number in 1.. {
-                let group: SmallVec<[Scanned<'_>; GROUP]> = scan.by_ref().take(GROUP).collect();
-                if group.is_empty() {
-                    break;
-                }
-                if number % GROUPS_A_TURN == 0 {
-                    self.give_way();
-                }
-                let candidates = candidates(&kepts, victim, &group)?;
-                prefetch(&candidates);
-                for candidate in candidates {
+        kepts: &[Arc<Kept>],
+        victim: &Segment,
+    ) -> Result<(), Stays> {
+        let mut pieces: Vec<Piece<'_>> = (0..STREAMS).map(|_| Piece::default()).collect();
+        let mut scan = Scan::new(victim, 0, victim.end());
+        for number in 1.. {
+            let group: SmallVec<[Scanned<'_>; GROUP]> = scan.by_ref().take(GROUP).collect();
+            if group.is_empty() {
+                break;
+            }
+            if number % GROUPS_A_TURN == 0 {
+                self.give_way();
+            }
+            let candidates = candidates(kepts, victim, &group).map_err(Stays::unjudged)?;
+            prefetch(&candidates);
+            for candidate in candidates {
+                let hold = self.judge(m, log, victim, &candidate).map_err(Stays::unjudged)?;
+                if hold != Hold::Dead {
                     let stream = self.stream_for(victim, candidate.scanned);
-                    self.consider(m, log, victim, candidate, stream, &mut pieces[usize::from(stream)])?;
+                    let piece = &mut pieces[usize::from(stream)];
+                    let survivor = candidate.survives(victim, hold);
+                    self.copy(m, log, &survivor, stream, piece).map_err(Stays::Over)?;
                 }
-            }
-            for (stream, piece) in (0..).zip(&mut pieces) {
-                self.flush(m, log, stream, piece)?;
-            }
-            match scan.stop() {
-                Stop::Sealed(_) => empty.push(Arc::clone(victim)),
-                Stop::Torn(..) => victim.mark_damaged(), // live entries behind it can no longer be found
             }
         }
-        Ok(empty)
+        for (stream, piece) in (0..).zip(&mut pieces) {
+            self.flush(m, log, stream, piece).map_err(Stays::Over)?;
+        }
+        pieces.iter_mut().try_for_each(Piece::check).map_err(Stays::unjudged)?;
+        match scan.stop() {
+            Stop::Sealed(_) => Ok(()),
+            Stop::Torn(_, error) if error.is_corrupt() => Err(Stays::Damaged),
+            Stop::Torn(_, error) => Err(Stays::Unjudged(error)),
+        }
     }
 
     /// Learns from a victim that held what was expected to die soon how soon that was.
@@ -348,37 +440,29 @@ impl Store {
         }
     }
 
-    /// Copies one frame of a victim if it is held.
-    fn consider<'k>(
+    /// Whether a frame of a victim is held.
+    fn judge(
         &self,
-        m: &mut Maintenance,
+        m: &Maintenance,
         log: &Log,
         victim: &Segment,
-        candidate: Candidate<'_, 'k>,
-        stream: u8,
-        piece: &mut Piece<'k>,
-    ) -> Result<()> {
-        let Candidate { kept, scanned, record, wanted } = candidate;
-        let header = scanned.frame.header;
-        let from = Address::new(victim.slot(), scanned.offset);
-        let hold = match record.content {
+        candidate: &Candidate<'_, '_>,
+    ) -> Result<Hold> {
+        let &Candidate { kept, scanned, record, wanted } = candidate;
+        let header = &scanned.frame.header;
+        match record.content {
             Content::Remove if header.kind != Kind::Pinned && header.seq > m.tombstone_line(log.id) => {
-                Hold::Head
+                Ok(Hold::Head)
             }
             Content::Remove => {
                 let engine = kept.engine()?;
                 if !engine.is_caught_up() {
                     engine.ready(wanted)?; // what the last start noted of it, and has not read yet, is read here now
                 }
-                Hold::Dead
+                Ok(Hold::Dead)
             }
-            _ => kept.engine()?.hold(wanted, from)?,
-        };
-        if hold == Hold::Dead {
-            return Ok(());
+            _ => kept.engine()?.hold(wanted, Address::new(victim.slot(), scanned.offset)),
         }
-        let (body, sum) = (scanned.frame.payload(), scanned.payload_sum());
-        self.copy(m, log, &Survivor { kept, hold, from, header, body, sum, record, wanted }, stream, piece)
     }
 
     /// Adds a copy of what is held to the piece.
@@ -501,8 +585,12 @@ impl Store {
         log.note_moved(piece.bytes.len() as u64);
         for moves in piece.moves.chunks(REPOINTED) {
             let pin = epoch::pin();
-            for copy in moves {
-                copy.kept.engine()?.ready(copy.wanted(&piece.bytes))?;
+            let bytes = &piece.bytes;
+            if let Err(error) =
+                moves.iter().try_for_each(|copy| copy.kept.engine()?.ready(copy.wanted(bytes)))
+            {
+                piece.unmoved.get_or_insert(error);
+                continue;
             }
             let _order = self.order.lock();
             for of_victim in moves.chunk_by(|a, b| a.from.slot() == b.from.slot()) {

@@ -9,6 +9,7 @@ use super::log::Log;
 use super::order::Order;
 use super::recover::Recovery;
 use super::rooting::Maintenance;
+use super::sketch::is_sketch;
 use super::{Geometry, OpeningStats, Options, Store, image};
 use crate::backup;
 use crate::blob::{Blobs, Unsynced};
@@ -17,7 +18,7 @@ use crate::disk::{Disk, Locked, Share, create_dirs};
 use crate::engine::EngineFactory;
 use crate::error::{Error, IoContext, Result};
 use crate::fork::ForkGuard;
-use crate::ground::{Ground, Home};
+use crate::ground::{Ground, Home, OWN};
 use crate::root::{Root, Slots};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, RwLock};
@@ -240,7 +241,7 @@ impl Store {
     /// A few passes of cleaning, so that the space of short lives comes back too.
     fn clean_for_close(&self) -> Result<()> {
         for _ in 0..CLOSING_PASSES {
-            match self.clean() {
+            match self.clean().any() {
                 Ok(true) => {}
                 Ok(false) | Err(Error::NoSpace { .. }) => break,
                 Err(error) => return Err(error),
@@ -330,13 +331,7 @@ fn look(disk: &dyn Disk, path: &Path) -> Result<There> {
         let why = "it is a backup: `sheaf restore` makes a database of it, elsewhere".to_owned();
         return Err(Error::NotADatabase { path: path.to_path_buf(), why });
     }
-    let ours = |name: &str| {
-        name == LOCK
-            || DOOR.contains(&name)
-            || Slots::is_unborn_slot(name)
-            || directories().any(|d| d == name)
-    };
-    if let Some(foreign) = entries.iter().find(|e| !ours(&e.name)) {
+    if let Some(foreign) = entries.iter().find(|e| !is_unborn_part(&e.name)) {
         let why = format!("it has no ROOT but holds {:?}", foreign.name);
         return Err(Error::NotADatabase { path: path.to_path_buf(), why });
     }
@@ -348,6 +343,19 @@ fn look(disk: &dyn Disk, path: &Path) -> Result<There> {
         }
     }
     Ok(There::Nothing)
+}
+
+/// Whether a database that is being made has something of that name.
+fn is_unborn_part(name: &str) -> bool {
+    name == LOCK
+        || DOOR.contains(&name)
+        || Slots::is_unborn_slot(name)
+        || directories().any(|dir| dir == name)
+}
+
+/// Whether a database consists of something of that name, among others.
+pub(crate) fn is_part(name: &str) -> bool {
+    is_unborn_part(name) || Slots::is_slot(name) || name == OWN || is_sketch(name)
 }
 
 pub(crate) fn directories() -> impl Iterator<Item = &'static str> {

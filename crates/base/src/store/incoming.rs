@@ -57,6 +57,13 @@ impl Whole {
             None => Action::Put(&self.bytes),
         }
     }
+
+    /// Takes back what a commit was lent that was refused. Where its keyspace's engine had the bytes staged, which the next one may not, that
+    /// goes: nobody would name it.
+    pub fn take_back(&mut self, mut staged: SmallVec<[Staged; 1]>) {
+        staged.retain(|one| self.action == Some(one.blob));
+        self.staged = staged;
+    }
 }
 
 impl Incoming {

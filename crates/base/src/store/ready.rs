@@ -122,7 +122,7 @@ impl Store {
         let is_settled = before.is_some() && self.settle_journal()?;
         let is_less = self.counted_on() < before;
         if only_removes {
-            self.clean()?;
+            self.clean().any()?;
         } else if !is_settled && !is_less && !self.is_room_on_its_way() {
             return Ok(false);
         }

@@ -279,7 +279,7 @@ impl<'a> Recovery<'a> {
             for found in founds.iter_mut().filter(|f| !f.is_sealed()) {
                 if found.end > DATA_START {
                     // All of it: what ROOT calls durable may share its last sector's page with what is not.
-                    rewrite_file(found.segment.file(), found.end).during("rewrite", found.segment.path())?;
+                    rewrite(&found.segment, found.end)?;
                 } else {
                     let path = found.segment.path().to_path_buf();
                     let dir = &self.store.logs[log].dir;
@@ -372,17 +372,19 @@ fn checkpoint_of(entry: &LogEntry, segments: &[Arc<Segment>]) -> CheckpointRef {
     checkpoint
 }
 
-fn rewrite_file(file: &Arc<dyn crate::disk::File>, end: u64) -> std::io::Result<()> {
+/// Writes what stands in a segment again, the same bytes to the same places, and syncs it.
+fn rewrite(segment: &Segment, end: u64) -> Result<()> {
+    let (file, path) = (segment.file(), segment.path());
     let mut buffer = vec![0; REWRITE];
     let mut at = 0;
     while at < end {
         let len = usize::try_from(end - at).unwrap_or(REWRITE).min(REWRITE);
-        file.read_at(at, &mut buffer[..len])?;
-        file.write_at(at, &buffer[..len])?;
+        file.read_at(at, &mut buffer[..len]).during("read", path)?;
+        file.write_at(at, &buffer[..len]).during("write", path)?;
         at += len as u64;
     }
-    crate::disk::renew_len(&**file)?;
-    file.sync()
+    crate::disk::renew_len(&**file).during("extend", path)?;
+    file.sync().during("sync", path)
 }
 
 impl Store {

@@ -58,6 +58,8 @@ pub(crate) struct Maintenance {
     pub(crate) lifespans: Vec<u64>,
     /// Full survivor segments the device does not have yet.
     pub(crate) unsynced: Vec<Arc<Segment>>,
+    /// Victims that the cleaner could not judge, until it has tried all others.
+    pub(crate) unjudged: HashSet<SegmentId>,
     /// What goes, with the first generation of ROOT that does not name it.
     pub(crate) dying: Vec<(u64, Dying)>,
     /// Commits whose states stay: nothing goes meanwhile.

@@ -38,6 +38,11 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 pub(crate) const LOAD: &str = "LOAD";
 /// Its name while it is written.
 const UNBORN: &str = "LOAD.new";
+
+/// Whether a file of that name has sketches, whole or not.
+pub(super) fn is_sketch(name: &str) -> bool {
+    name == LOAD || name == UNBORN
+}
 /// It is written at most so often, but for the end.
 const INTERVAL: Duration = Duration::from_secs(300);
 /// A longer one is none of ours.

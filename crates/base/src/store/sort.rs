@@ -170,6 +170,7 @@ impl Store {
             sorted.bytes += frame.span();
         }
         self.flush(&mut m, log, SORTED, &mut piece)?;
+        piece.check()?;
         Ok(count)
     }
 }

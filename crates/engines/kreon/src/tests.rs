@@ -117,13 +117,8 @@ fn a_spill_that_fails_on_its_way_loses_no_value_that_went_down_before() {
     for _ in 0..keys.len() {
         assert!(engine.state(guard).memtables.frozen.is_none() || engine.step(&views).unwrap());
     }
-<<<<<<< HEAD
     assert!(engine.state(guard).memtables.frozen.is_none());
-    assert_eq!(engine.accounts.blobs.lock().len(), keys.len(), "values that are let go");
-=======
-    assert!(engine.state(guard).frozen.is_none());
     assert_eq!(engine.accounts.staged(), keys.len(), "values that are let go");
->>>>>>> w-leak
     assert!(engine.staged.lock().is_empty());
 }
 

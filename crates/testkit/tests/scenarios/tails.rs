@@ -329,3 +329,20 @@ fn a_torn_write_of_the_cleaner_is_nothing_that_an_opening_reads_on_from() {
     }
     assert!(torn > 3, "torn writes: {torn}");
 }
+
+/// What an opening accepts it writes again and syncs. A sync that finds the device full is no want of room: nothing that is freed brings back
+/// what it lost.
+#[test]
+fn an_opening_whose_sync_finds_the_device_full_says_that_a_sync_failed() {
+    for failure in [Failure::NoSpace, Failure::Quota] {
+        let world = World::new();
+        let db = world.open().unwrap();
+        keyspace(&db, "k").insert("key", b"value").unwrap();
+        let killed = world.killed();
+        killed.sim.set_faults(Fault::new(Class::Sync, failure).on(".seg"));
+        let error = killed.open().err().expect("it cannot settle what it accepts");
+        assert!(error.is_failed_sync(), "{error:?}");
+        let db = killed.open().unwrap();
+        assert_eq!(text(&keyspace(&db, "k"), "key").as_deref(), Some("value"));
+    }
+}

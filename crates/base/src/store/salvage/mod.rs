@@ -56,10 +56,11 @@ use crate::disk::{Disk, Locked, Share};
 use crate::engine::EngineFactory;
 use crate::error::{Error, IoContext, Result};
 use crate::root::{Root, Slots};
+use crate::target::Target;
 use crate::types::{LogId, Seq};
 use entries::Entries;
 use open::{Opened, bring_up};
-use output::{Output, Target, Value};
+use output::{Output, Value};
 use report::Harms;
 use walk::{Met, walk, way};
 
@@ -84,7 +85,7 @@ pub fn repair(
         let why = format!("{} is inside of {}", to.display(), from.display());
         return Err(Error::Invalid { what: "target", why });
     }
-    let mut target = Target::claim(&disk, to)?;
+    let mut target = Target::for_database(&*disk, to)?;
     let lock = lock(&*disk, from)?;
     let mut harms = Harms::default();
     let root = root_of(&disk, from, &mut harms)?;

@@ -3,20 +3,19 @@
 //! Each keyspace is one in the making (`making`): it gets its name when all of it is there. Pairs go in the order of keys, straight into
 //! the engine's files, as long as they come so; else by commits.
 
-use std::fmt;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use super::open::{Space, damage};
 use super::report::{Fate, KeyspaceRepair, RepairFinding, RepairOptions, RepairProgress};
 use crate::clock::Clock;
-use crate::disk::{Disk, Locked, Share, check_free, create_dirs, not_empty, remove_tree};
+use crate::disk::Disk;
 use crate::engine::EngineFactory;
-use crate::error::{Error, IoContext, Result};
-use crate::store::close::LOCK;
+use crate::error::{Error, Result};
 use crate::store::fill::Filling;
 use crate::store::{Options, Store};
+use crate::target::not_empty;
 use crate::types::Seq;
 use crate::value::ValueFile;
 
@@ -28,82 +27,6 @@ const FAR: u64 = 4 << 20;
 pub(super) enum Value<'a> {
     Bytes(&'a [u8]),
     File(ValueFile),
-}
-
-/// The directory of the new database: gone again, unless it is kept. It is claimed by its lock before anything is read, which may take
-/// hours, and what others put there meanwhile stays.
-pub(super) struct Target {
-    disk: Arc<dyn Disk>,
-    dir: PathBuf,
-    was_there: bool,
-    ours: Ours,
-}
-
-/// What of a target is its own.
-enum Ours {
-    /// The lock, which is held, and nothing else.
-    Lock(Box<dyn fmt::Debug + Send + Sync>),
-    All,
-    Nothing,
-}
-
-impl Target {
-    /// `dir`, which must not be there, or be empty but for a lock that nobody holds.
-    pub(super) fn claim(disk: &Arc<dyn Disk>, dir: &Path) -> Result<Target> {
-        let was_there = check_free(&**disk, dir, Some(LOCK))?; // which may be left of one who was killed
-        create_dirs(&**disk, dir)?;
-        let lock = match disk.lock(&dir.join(LOCK), Share::Exclusive).during("lock", dir) {
-            Ok(Locked::Held(lock)) => lock,
-            Ok(Locked::Busy(pid)) => {
-                return Err(Error::Locked { path: dir.to_path_buf(), pid, no_door: false });
-            }
-            Err(error) => {
-                if !was_there {
-                    let _ = disk.remove_dir(dir);
-                }
-                return Err(error);
-            }
-        };
-        let ours = Ours::Lock(lock);
-        let target = Target { disk: Arc::clone(disk), dir: dir.to_path_buf(), was_there, ours };
-        check_free(&**disk, dir, Some(LOCK))?; // somebody may have come and gone since a moment ago
-        Ok(target)
-    }
-
-    /// Has `open` make a database of it.
-    pub(super) fn hand_over<T>(&mut self, open: impl FnOnce() -> Result<T>) -> Result<T> {
-        self.ours = Ours::All; // and the lock is free
-        open().inspect_err(|error| {
-            if matches!(error, Error::Locked { .. } | Error::NotADatabase { .. } | Error::Invalid { .. }) {
-                self.ours = Ours::Nothing; // somebody was faster
-            }
-        })
-    }
-
-    pub(super) fn keep(mut self) {
-        self.ours = Ours::Nothing;
-    }
-}
-
-impl Drop for Target {
-    fn drop(&mut self) {
-        // What cannot be removed is half a database, without names for its keyspaces; or somebody else's.
-        match std::mem::replace(&mut self.ours, Ours::Nothing) {
-            Ours::Nothing => {}
-            Ours::Lock(lock) => {
-                let _ = self.disk.remove(&self.dir.join(LOCK));
-                if !self.was_there {
-                    let _ = self.disk.remove_dir(&self.dir);
-                }
-                drop(lock);
-            }
-            Ours::All => {
-                if remove_tree(&*self.disk, &self.dir).is_ok() && self.was_there {
-                    let _ = self.disk.create_dir(&self.dir);
-                }
-            }
-        }
-    }
 }
 
 /// The new database, and what is said of it.
@@ -265,70 +188,5 @@ impl<'a, 'o> Output<'a, 'o> {
             .collect();
         repairs.sort_by(|a, b| a.name.cmp(&b.name));
         Ok((repairs, self.progress))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::disk::How;
-    use crate::disk::sim::SimDisk;
-
-    fn claim(disk: &Arc<dyn Disk>) -> Target {
-        Target::claim(disk, Path::new("/new")).unwrap()
-    }
-
-    fn names(disk: &Arc<dyn Disk>) -> Vec<String> {
-        let entries = disk.list(Path::new("/new")).unwrap();
-        entries.into_iter().map(|entry| entry.name).collect()
-    }
-
-    #[test]
-    fn what_others_put_into_a_target_outlives_a_repair_that_fails() {
-        let disk: Arc<dyn Disk> = Arc::new(SimDisk::new());
-        let target = claim(&disk);
-        disk.open(Path::new("/new/letter"), How::Create).unwrap();
-        drop(target);
-        assert_eq!(names(&disk), ["letter"]);
-        disk.remove(Path::new("/new/letter")).unwrap();
-        let mut target = claim(&disk);
-        disk.open(Path::new("/new/letter"), How::Create).unwrap();
-        let why = || Error::NotADatabase { path: "/new".into(), why: "it has a letter".to_owned() };
-        assert!(target.hand_over(|| Err::<(), _>(why())).is_err());
-        drop(target);
-        assert!(names(&disk).contains(&"letter".to_owned()));
-    }
-
-    #[test]
-    fn nobody_opens_a_target_that_is_claimed() {
-        let disk: Arc<dyn Disk> = Arc::new(SimDisk::new());
-        let target = claim(&disk);
-        assert!(matches!(disk.lock(Path::new("/new/LOCK"), Share::Exclusive), Ok(Locked::Busy(_))));
-        assert!(matches!(Target::claim(&disk, Path::new("/new")), Err(Error::Locked { .. })));
-        drop(target);
-        assert!(disk.list(Path::new("/new")).is_err(), "it was not there before");
-    }
-
-    #[test]
-    fn the_lock_of_one_who_was_killed_is_no_obstacle() {
-        let disk: Arc<dyn Disk> = Arc::new(SimDisk::new());
-        disk.create_dir(Path::new("/new")).unwrap();
-        disk.open(Path::new("/new/LOCK"), How::Create).unwrap();
-        drop(claim(&disk));
-        assert!(names(&disk).is_empty());
-    }
-
-    #[test]
-    fn a_target_that_was_handed_over_goes_with_what_was_made_in_it() {
-        let disk: Arc<dyn Disk> = Arc::new(SimDisk::new());
-        disk.create_dir(Path::new("/new")).unwrap();
-        let mut target = claim(&disk);
-        target
-            .hand_over(|| {
-                disk.open(Path::new("/new/ROOT.0"), How::Create).during("create", Path::new("/new"))
-            })
-            .unwrap();
-        drop(target);
-        assert!(names(&disk).is_empty(), "it was there before, and empty");
     }
 }

@@ -1,0 +1,268 @@
+//! # Target: a directory that is to be filled with something new
+//!
+//! Backups, restorations and repairs fill a directory that is not there, or is empty. Who fills it claims it first, by a *mark* that only
+//! one can have there: the lock of a database, or a file that only one can make. From then on, which may be hours, it is theirs; but
+//! others can put something there all the same, and that is never removed.
+//!
+//! ## Picture
+//!
+//! ```text
+//!  empty? ─> made, if it is not there ─> mark ─> still empty but for it? ─> filled ─> keep
+//!                                                       └────── any error: dropped ──┴─> what was made goes, the mark last
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. What is removed was made under the claim: by this process as it noted ([`Target::made`]); or it has a name of what a database
+//!    consists of, after a database was made there, and its lock is held while that goes.
+//! 2. The directory itself goes if it was made here and nothing is left in it.
+//!
+//! ## Crash
+//!
+//! What a crash leaves is not empty, so that nobody claims it: it is removed by hand. A lock that nobody holds is in nobody's way.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use crate::disk::{Disk, Entry, File, How, Locked, Share, create_dirs, remove_tree};
+use crate::error::{Error, IoContext, Result};
+use crate::store::{LOCK, is_part};
+
+/// A directory that is claimed. What was made in it goes if this is dropped before it is kept.
+pub(crate) struct Target<'a> {
+    disk: &'a dyn Disk,
+    dir: PathBuf,
+    /// It was there before, empty.
+    was_there: bool,
+    mark: &'static str,
+    lock: Option<Box<dyn fmt::Debug + Send + Sync>>,
+    /// Names at its top that were made here.
+    made: BTreeSet<String>,
+    /// What a database consists of was made here as well.
+    is_database: bool,
+    is_kept: bool,
+}
+
+impl<'a> Target<'a> {
+    /// Claims `dir` for a database, by its lock. One that was left there, and nobody holds, is no obstacle.
+    pub(crate) fn for_database(disk: &'a dyn Disk, dir: &Path) -> Result<Target<'a>> {
+        let mut target = Target::begin(disk, dir, LOCK, Some(LOCK))?;
+        target.lock = Some(target.take_lock()?);
+        target.made(Path::new(LOCK)); // or taken over
+        target.check_alone()?;
+        Ok(target)
+    }
+
+    /// Claims `dir` by making the file `mark` in it.
+    pub(crate) fn by_file(
+        disk: &'a dyn Disk,
+        dir: &Path,
+        mark: &'static str,
+    ) -> Result<(Target<'a>, Arc<dyn File>)> {
+        let mut target = Target::begin(disk, dir, mark, None)?;
+        let path = dir.join(mark);
+        let file = match disk.open(&path, How::Create) {
+            // Another one is being written there since a moment ago.
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => return Err(not_empty(dir)),
+            file => file.during("create", &path)?,
+        };
+        target.made(Path::new(mark));
+        target.check_alone()?;
+        Ok((target, file))
+    }
+
+    /// The directory, not marked yet. It is there, if it was, with nothing in it but maybe what is `left` of somebody who is gone.
+    fn begin(disk: &'a dyn Disk, dir: &Path, mark: &'static str, left: Option<&str>) -> Result<Target<'a>> {
+        let was_there = match disk.list(dir) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => false,
+            entries => check_free(&entries.during("list", dir)?, dir, left).map(|()| true)?,
+        };
+        create_dirs(disk, dir)?;
+        Ok(Target {
+            disk,
+            dir: dir.to_path_buf(),
+            was_there,
+            mark,
+            lock: None,
+            made: BTreeSet::new(),
+            is_database: false,
+            is_kept: false,
+        })
+    }
+
+    fn take_lock(&self) -> Result<Box<dyn fmt::Debug + Send + Sync>> {
+        match self.disk.lock(&self.dir.join(LOCK), Share::Exclusive).during("lock", &self.dir)? {
+            Locked::Held(lock) => Ok(lock),
+            Locked::Busy(pid) => Err(Error::Locked { path: self.dir.clone(), pid, no_door: false }),
+        }
+    }
+
+    /// Looks once more, now that it is marked: somebody may have come and gone before.
+    fn check_alone(&self) -> Result<()> {
+        let entries = self.disk.list(&self.dir).during("list", &self.dir)?;
+        check_free(&entries, &self.dir, Some(self.mark))
+    }
+
+    /// The directory.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// `name`, or the directory at the top that it is in, was made here just now, and was not there before.
+    pub(crate) fn made(&mut self, name: &Path) {
+        if let Some(Component::Normal(top)) = name.components().next() {
+            self.made.insert(top.to_string_lossy().into_owned());
+        }
+    }
+
+    /// From now on what a database consists of is made here, under its lock.
+    pub(crate) fn becomes_database(&mut self) {
+        self.is_database = true;
+    }
+
+    /// Has `open` make a database of it, which takes the lock.
+    pub(crate) fn hand_over<T>(&mut self, open: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.lock = None;
+        self.becomes_database();
+        open().inspect_err(|error| {
+            if matches!(error, Error::Locked { .. } | Error::NotADatabase { .. } | Error::Invalid { .. }) {
+                self.is_kept = true; // somebody was faster: it is theirs
+            }
+        })
+    }
+
+    /// All of it is there.
+    pub(crate) fn keep(mut self) {
+        self.is_kept = true;
+    }
+
+    /// Removes what was made, as far as that can be done.
+    fn undo(&mut self) {
+        if self.is_database && self.lock.is_none() {
+            let Ok(lock) = self.take_lock() else { return }; // somebody has opened what there is
+            self.lock = Some(lock);
+        }
+        let entries = self.disk.list(&self.dir).unwrap_or_default();
+        let is_ours = |entry: &&Entry| {
+            self.made.contains(&entry.name)
+                || (self.is_database && entry.name != self.mark && is_part(&entry.name))
+        };
+        let (marks, ours): (Vec<&Entry>, Vec<&Entry>) =
+            entries.iter().filter(is_ours).partition(|entry| entry.name == self.mark);
+        for entry in ours.into_iter().chain(marks) {
+            let path = self.dir.join(&entry.name);
+            let _ = match entry.is_dir {
+                true => remove_tree(self.disk, &path),
+                false => self.disk.remove(&path).during("remove", &path),
+            };
+        }
+        if !self.was_there {
+            let _ = self.disk.remove_dir(&self.dir); // unless somebody has put something there
+        }
+    }
+}
+
+impl Drop for Target<'_> {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            self.undo();
+        }
+    }
+}
+
+/// An error if `dir` has other `entries` than `but`.
+fn check_free(entries: &[Entry], dir: &Path, but: Option<&str>) -> Result<()> {
+    match entries.iter().all(|entry| Some(&*entry.name) == but) {
+        true => Ok(()),
+        false => Err(not_empty(dir)),
+    }
+}
+
+/// The error for a directory that may not be filled.
+pub(crate) fn not_empty(dir: &Path) -> Error {
+    Error::Invalid { what: "target", why: format!("{} is not empty", dir.display()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::sim::SimDisk;
+
+    const MARK: &str = "MARK";
+
+    fn names(disk: &SimDisk, dir: &Path) -> Option<Vec<String>> {
+        let mut names: Vec<String> = disk.list(dir).ok()?.into_iter().map(|entry| entry.name).collect();
+        names.sort();
+        Some(names)
+    }
+
+    fn put(disk: &SimDisk, path: &str) {
+        drop(disk.open(Path::new(path), How::Create).expect("it can be made"));
+    }
+
+    fn why(error: Option<Error>) -> String {
+        error.expect("it is refused").to_string()
+    }
+
+    #[test]
+    fn what_is_not_kept_goes_and_what_others_put_there_stays() {
+        let (disk, dir) = (SimDisk::new(), Path::new("/target"));
+        let (target, _) = Target::by_file(&disk, dir, MARK).expect("nothing is there");
+        drop(target);
+        assert_eq!(names(&disk, dir), None, "nor afterwards");
+        disk.create_dir(dir).expect("it can be made");
+        let mut target = Target::for_database(&disk, dir).expect("it is empty");
+        put(&disk, "/target/made");
+        target.made(Path::new("made"));
+        drop(target);
+        assert_eq!(names(&disk, dir), Some(vec![]), "as it was");
+        disk.remove_dir(dir).expect("it is empty");
+        let (mut target, _) = Target::by_file(&disk, dir, MARK).expect("nothing is there");
+        for part in ["/target/images", "/target/ours"] {
+            disk.create_dir(Path::new(part)).expect("it can be made");
+            put(&disk, &format!("{part}/file"));
+        }
+        target.made(Path::new("ours/file"));
+        drop(target);
+        assert_eq!(names(&disk, dir), Some(vec!["images".to_owned()]));
+        assert!(why(Target::for_database(&disk, dir).err()).contains("not empty"));
+        assert_eq!(names(&disk, Path::new("/target/images")), Some(vec!["file".to_owned()]));
+    }
+
+    #[test]
+    fn one_claims_and_the_others_leave_it_alone() {
+        let (disk, dir) = (SimDisk::new(), Path::new("/target"));
+        let first = Target::for_database(&disk, dir).expect("nothing is there");
+        assert!(matches!(Target::for_database(&disk, dir).err(), Some(Error::Locked { .. })));
+        assert!(why(Target::by_file(&disk, dir, MARK).err()).contains("not empty"));
+        assert_eq!(names(&disk, dir), Some(vec![LOCK.to_owned()]), "what was refused leaves it alone");
+        first.keep();
+        let second = Target::for_database(&disk, dir).expect("a lock that nobody holds is no obstacle");
+        drop(second);
+        assert_eq!(names(&disk, dir), Some(vec![]), "and goes");
+    }
+
+    #[test]
+    fn half_a_database_goes_unless_somebody_has_opened_it() {
+        for is_open in [false, true] {
+            let (disk, dir) = (SimDisk::new(), Path::new("/target"));
+            let mut target = Target::for_database(&disk, dir).expect("nothing is there");
+            let half = || {
+                put(&disk, "/target/ROOT.0");
+                put(&disk, "/target/photographs");
+                Err::<(), Error>(Error::Cancelled)
+            };
+            assert!(target.hand_over(half).is_err());
+            let held = disk.lock(&dir.join(LOCK), Share::Exclusive);
+            if !is_open {
+                drop(held);
+            }
+            drop(target);
+            let left = names(&disk, dir).expect("there is something in it");
+            assert_eq!(left.contains(&"ROOT.0".to_owned()), is_open, "{left:?}");
+            assert!(left.contains(&"photographs".to_owned()), "{left:?}");
+        }
+    }
+}
