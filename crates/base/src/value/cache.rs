@@ -8,7 +8,8 @@
 //!                         ^ hand
 //! ```
 //!
-//! A value comes in when it is read for the second time within a while: one sweep over all data does not wash out the rest.
+//! A value comes in when it is read for the second time within a while: one sweep over all data does not wash out the rest. A while is
+//! about as many values as would find room: what comes back less often than that would go before it is asked for again.
 //!
 //! ## Costs
 //!
@@ -30,7 +31,7 @@ const SHARE: u64 = 2;
 const LARGEST: u64 = 8;
 /// Bytes beside a value.
 const BESIDE: u64 = 160;
-/// Values that were read lately, as a part of the budget's bytes.
+/// Values that were read lately, as a part of the budget's bytes, at most.
 const READ_ONCE: u64 = 8192;
 
 /// See the module.
@@ -104,7 +105,7 @@ impl ValueCache {
     /// A value was read and is right.
     pub fn offer(&self, id: u64, bytes: &[u8], memory: &Memory) {
         let cost = cost(bytes);
-        if cost * LARGEST > self.limit || !self.is_second(id) {
+        if cost * LARGEST > self.limit || !self.is_second(id, cost) {
             return;
         }
         self.account.missed(id, cost);
@@ -126,9 +127,10 @@ impl ValueCache {
     }
 
     /// Whether it was read a while ago; from now on it was.
-    fn is_second(&self, id: u64) -> bool {
+    fn is_second(&self, id: u64, cost: u64) -> bool {
         let hash = spread(id);
-        let place = usize::try_from(hash >> 4).unwrap_or(0) % self.read_once.len();
+        let room = usize::try_from(self.limit * SHARDS as u64 / cost).unwrap_or(usize::MAX);
+        let place = usize::try_from(hash >> 4).unwrap_or(0) % room.clamp(1, self.read_once.len());
         let tag = u32::try_from(id & 0x7fff_ffff).unwrap_or(0) + 1;
         self.read_once[place].swap(tag, Ordering::Relaxed) == tag
     }
@@ -217,6 +219,22 @@ mod tests {
         }
         let used = memory.used(Part::Cache);
         assert!((400_000..=1 << 19).contains(&used), "{used}");
+    }
+
+    #[test]
+    fn of_even_reads_of_far_more_than_it_holds_few_come_in() {
+        let budget = 16 << 20;
+        let (memory, cache, bytes) = (Memory::new(budget), ValueCache::new(budget), vec![1; 60_000]);
+        let (mut id, mut came) = (1u64, 0);
+        for _ in 0..5000 {
+            id = id.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let one = (id >> 33) % 1000;
+            if cache.get(one).is_none() {
+                cache.offer(one, &bytes, &memory);
+                came += u32::from(cache.get(one).is_some());
+            }
+        }
+        assert!((50..1000).contains(&came), "{came} of values of which an eighth finds room");
     }
 
     #[test]
