@@ -89,7 +89,7 @@ impl Device {
 }
 
 /// Writes back everything dirty on the file system of `dir`.
-fn write_back(dir: &Path) -> Result<()> {
+pub(crate) fn write_back(dir: &Path) -> Result<()> {
     let handle = fs::File::open(dir)?;
     // SAFETY: the descriptor is open.
     if unsafe { libc::syncfs(handle.as_raw_fd()) } != 0 {

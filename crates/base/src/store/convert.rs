@@ -98,6 +98,8 @@ enum State {
     /// A pass is over.
     Between,
     Done,
+    /// A step ended with an error: nothing is known to be whole any more.
+    Failed,
 }
 
 /// A conversion on its way. Dropped before its end, it leaves the keyspace as it is.
@@ -131,6 +133,9 @@ impl Watching {
 
 impl Drop for Watching {
     fn drop(&mut self) {
+        if self.store.fork.is_child() {
+            return; // as in `View`
+        }
         self.source.watch.end();
         self.account(0);
     }
@@ -179,8 +184,17 @@ impl Conversion {
         self.progress
     }
 
-    /// A bounded step, but for the last one, which switches. False once that is done. After an error it can only be dropped.
+    /// A bounded step, but for the last one, which switches. False once that is done. After an error it can only be dropped: further
+    /// steps are refused.
     pub fn step(&mut self) -> Result<bool> {
+        let stepped = self.advance();
+        if stepped.is_err() {
+            self.state = State::Failed;
+        }
+        stepped
+    }
+
+    fn advance(&mut self) -> Result<bool> {
         self.watching.store.check_writable()?;
         if self.watching.source.is_gone() {
             return Err(Error::NoKeyspace { name: self.watching.source.name().to_owned() });
@@ -191,6 +205,9 @@ impl Conversion {
             State::Chasing(_) => self.chase().map(|()| true),
             State::Between => self.go_on(),
             State::Done => Ok(false),
+            State::Failed => {
+                Err(Error::Invalid { what: "conversion", why: "a step of it has failed".to_owned() })
+            }
         }
     }
 

@@ -40,6 +40,9 @@ impl Lease for Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
+        if self.store.fork.is_child() {
+            return; // the files are the parent's
+        }
         for path in &self.made {
             let _ = self.store.disk.remove(path); // what stays is swept at the next opening
         }

@@ -97,20 +97,23 @@ impl Drop for Making {
 
 /// Nobody commits to a keyspace as long as this is there.
 pub(super) struct Held<'a> {
+    store: &'a Store,
     kept: &'a Kept,
 }
 
 impl Store {
     /// Has commits to `kept` wait. What was committed before is visible.
-    pub(super) fn hold<'a>(&self, kept: &'a Kept) -> Held<'a> {
+    pub(super) fn hold<'a>(&'a self, kept: &'a Kept) -> Held<'a> {
         let _order = self.order.lock();
         kept.watch.hold();
-        Held { kept }
+        Held { store: self, kept }
     }
 }
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        self.kept.watch.let_go();
+        if !self.store.fork.is_child() {
+            self.kept.watch.let_go();
+        }
     }
 }

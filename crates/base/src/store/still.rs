@@ -258,6 +258,10 @@ impl std::fmt::Debug for Still {
 
 impl Drop for Still {
     fn drop(&mut self) {
+        if self.store.fork.is_child() {
+            std::mem::forget(std::mem::take(&mut self.own)); // as in `View`: locks may be held for ever
+            return;
+        }
         self.own.clear(); // engines first: what they let go the store may take away
         self.store.release_still(self.root.floor);
     }

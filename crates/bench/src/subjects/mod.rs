@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Result;
 
+mod files;
 mod null;
 mod sheaf;
 
@@ -193,9 +194,10 @@ opener!(FJALL "fjall" |dir, setting| Ok(Box::new(fjall::Fjall::open(dir, setting
 opener!(FJALL_KV "fjall" |dir, setting| Ok(Box::new(fjall::Fjall::open(dir, setting, true)?)));
 opener!(REDB "redb" |dir, setting| Ok(Box::new(redb::Redb::open(dir, setting)?)));
 opener!(SLED "sled" |dir, setting| Ok(Box::new(sled::Sled::open(dir, setting)?)));
+const PLAIN_FILES: Option<Open> = Some(|dir, setting| Ok(Box::new(files::Files::open(dir, setting)?)));
 
 /// In the order of the tables.
-static PEERS: [Peer; 8] = [
+static PEERS: [Peer; 9] = [
     Peer {
         name: "lmdb",
         title: "LMDB",
@@ -254,6 +256,13 @@ static PEERS: [Peer; 8] = [
         setting: "cache of the memory budget, background flusher off; a put may sit in its own buffer, which does \
                   not survive a killed process; synced by flush and fdatasync (its flush alone leaves the device's cache \
                   full); durable: both after each put",
+    },
+    Peer {
+        name: "plain-files",
+        title: "plain files",
+        open: PLAIN_FILES,
+        setting: "no store: a file for each value in one of 256 directories, without log, checksum or order; synced by \
+                  syncfs; durable: fsync of file and directory after each put",
     },
 ];
 

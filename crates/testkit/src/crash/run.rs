@@ -149,8 +149,13 @@ impl Run {
             return Ok(());
         };
         for step in 1.. {
-            if !conversion.step()? {
-                break;
+            match conversion.step() {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => {
+                    assert!(conversion.step().is_err(), "a conversion goes on after {error}");
+                    return Err(error);
+                }
             }
             // Writes to it go on, but not for ever.
             if step % 3 == 0 && step < 30 {

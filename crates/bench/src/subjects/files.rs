@@ -1,0 +1,106 @@
+//! # Plain files: what the file system makes of the same values, with no store around it
+//!
+//! A value is a file, named by its key in hex, in one of 256 directories. No log, no checksum, no order; a put that a crash
+//! meets may leave half a value, so this is no store to use. It shows what a figure of `delsm` owes to the file system and to
+//! the machine: how fast files can be made, removed, and made again.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+
+use super::{Session, Setting, Store, Way, look};
+use crate::Result;
+use crate::measure::write_back;
+
+pub(super) struct Files {
+    root: PathBuf,
+    durable: bool,
+}
+
+impl Files {
+    pub(super) fn open(dir: &Path, setting: Setting) -> Result<Files> {
+        for number in 0..=u8::MAX {
+            fs::create_dir_all(dir.join(format!("{number:02x}")))?;
+        }
+        Ok(Files { root: dir.to_owned(), durable: setting.durable })
+    }
+}
+
+impl Store for Files {
+    fn session(&self) -> Result<Box<dyn Session + '_>> {
+        Ok(Box::new(Reading { files: self, value: Vec::new() }))
+    }
+
+    fn sync(&self) -> Result<()> {
+        write_back(&self.root)
+    }
+
+    fn is_ordered(&self) -> bool {
+        false
+    }
+}
+
+struct Reading<'a> {
+    files: &'a Files,
+    value: Vec<u8>,
+}
+
+impl Reading<'_> {
+    /// Its directory and its name: by the last byte of the key, which differs most.
+    fn path(&self, key: &[u8]) -> (PathBuf, PathBuf) {
+        let dir = self.files.root.join(format!("{:02x}", key.last().copied().unwrap_or(0)));
+        let name: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+        (dir.clone(), dir.join(name))
+    }
+
+    /// Makes a change to a directory durable, where that was asked for.
+    fn settle(&self, dir: &Path) -> Result<()> {
+        if self.files.durable {
+            File::open(dir)?.sync_all()?;
+        }
+        Ok(())
+    }
+}
+
+impl Session for Reading<'_> {
+    fn get(&mut self, key: &[u8]) -> Result<Option<u64>> {
+        let mut file = match File::open(self.path(key).1) {
+            Ok(file) => file,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        self.value.clear();
+        file.read_to_end(&mut self.value)?;
+        Ok(Some(look(&self.value)))
+    }
+
+    fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+        let (dir, path) = self.path(key);
+        let mut file = File::create(path)?;
+        file.write_all(value)?;
+        if self.files.durable {
+            file.sync_all()?;
+        }
+        self.settle(&dir)
+    }
+
+    fn remove(&mut self, key: &[u8]) -> Result<()> {
+        let (dir, path) = self.path(key);
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),
+            _ => self.settle(&dir),
+        }
+    }
+
+    /// In no order: only a walk over everything has a meaning.
+    fn scan(&mut self, _: &[u8], limit: u64, _: Way) -> Result<u64> {
+        let mut seen = 0;
+        for dir in fs::read_dir(&self.files.root)? {
+            for file in fs::read_dir(dir?.path())? {
+                file?;
+                seen += 1;
+            }
+        }
+        Ok(seen.min(limit))
+    }
+}
