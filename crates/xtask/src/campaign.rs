@@ -137,9 +137,8 @@ struct Program(PathBuf);
 
 impl Program {
     fn build() -> Result<Program, String> {
-        let build =
-            ["build", "--locked", "--profile", "campaign", "-p", "sheaf-testkit", "--bin", "campaign"];
-        step(cargo(&build))?;
+        let program = ["-p", "sheaf-testkit", "--bin", "campaign", "--features", "campaign"];
+        step(cargo(&[&["build", "--locked", "--profile", "campaign"], &program[..]].concat()))?;
         let built = target("campaign").join("campaign");
         let copy = built.with_file_name(format!("campaign-{}", std::process::id()));
         fs::copy(&built, &copy).map_err(|e| format!("{}: {e}", built.display()))?;
