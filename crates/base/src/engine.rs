@@ -376,6 +376,10 @@ pub trait Engine: Send + Sync {
     fn wants_checkpoint(&self) -> bool {
         false
     }
+    /// How much of what it froze is not moved yet, in hundredths; all of it, where the engine cannot say.
+    fn left_to_move(&self) -> u64 {
+        if self.is_settled() { 0 } else { 100 }
+    }
     /// How far what gathers in memory while a checkpoint moves what it froze is beyond its share, in hundredths; 100 is at
     /// it. Beyond, writers are slowed down.
     fn pressure(&self) -> u64 {

@@ -1,10 +1,10 @@
 //! # Backup: how fast it is beside the device, and what updates lose beside it
 //!
 //! ```text
-//!  fill ─> the same bytes written to a file and synced ─> a backup in peace ─> updates alone ─> updates beside a backup ─> incremental
+//!  fill ─> the same bytes written to a file and synced ─> a backup in peace ─> updates alone, then beside a backup ─> incremental
 //! ```
 //!
-//! Updates are Zipfian, of the pairs that were filled. Those beside a backup are counted from its begin to its end. Rates of backups are bytes copied
+//! Updates are Zipfian, of the pairs that were filled, and run for a phase before they are counted: cleaning costs nothing at first. Those beside a backup are counted from its begin to its end. Rates of backups are bytes copied
 //! (or, incremental, copied and compared) by the time that they took, syncs included, without the reading back.
 
 use std::fs::File;
@@ -85,18 +85,14 @@ fn round(options: &args::Backup, place: &Place) -> Result<Round> {
     let (verified, _) = copy(&db, &dir, "read", BackupOptions::default())?;
     settle(REST);
     let updates = Updates { keyspace: &keyspace, pairs: options.pairs, threads: options.threads };
-    let alone = updates.beside(|done| {
-        std::thread::sleep(options.phase / 2); // as far as it is going to be braked
+    let (alone, beside, busy) = updates.beside(|done| {
+        std::thread::sleep(options.phase); // until the cleaner has as much to do as it is going to have
         let (began, before) = (Instant::now(), done.load(Ordering::Relaxed));
         std::thread::sleep(options.phase);
-        Ok((done.load(Ordering::Relaxed) - before) as f64 / began.elapsed().as_secs_f64() / 1e3)
-    })?;
-    let (beside, busy) = updates.beside(|done| {
-        std::thread::sleep(options.phase / 2);
+        let alone = per_second(done.load(Ordering::Relaxed) - before, began);
         let (began, before) = (Instant::now(), done.load(Ordering::Relaxed));
         let (busy, _) = copy(&db, &dir, "base", BackupOptions::default().verify(false))?;
-        let updates = done.load(Ordering::Relaxed) - before;
-        Ok((updates as f64 / began.elapsed().as_secs_f64() / 1e3, busy))
+        Ok((alone, per_second(done.load(Ordering::Relaxed) - before, began), busy))
     })?;
     let options = BackupOptions::default().verify(false).base(dir.join("base"));
     let (incremental, linked) = copy(&db, &dir, "next", options)?;
@@ -104,6 +100,11 @@ fn round(options: &args::Backup, place: &Place) -> Result<Round> {
     drop(keyspace);
     db.close()?;
     Ok(Round { device, backup, verified, busy, incremental, alone, beside })
+}
+
+/// Thousands a second.
+fn per_second(done: u64, began: Instant) -> f64 {
+    done as f64 / began.elapsed().as_secs_f64() / 1e3
 }
 
 /// MB/s of `bytes` in the time that `work` takes.

@@ -37,6 +37,8 @@ const FEW: usize = 4;
 const VICTIMS: usize = 64;
 /// Half so many segments of garbage, beside a quarter of what lives, are left alone in a space without a limit.
 const SLACK: u64 = 32;
+/// This part of a space without a limit may wait to be released.
+const PART: u64 = 128;
 /// Bytes to copy for an entry to walk over: some 60 ns of work for some 15.
 const WALK: u64 = 24;
 
@@ -74,11 +76,27 @@ impl Writer {
     /// Little is left, or much is garbage.
     pub(crate) fn is_tight(&self) -> bool {
         let g = &self.areas.geometry;
-        if self.room.limit < u64::from(u32::MAX) {
-            return self.room(Who::User) < 2 * self.low();
+        if self.is_limited() {
+            return self.is_pressed();
         }
-        let used = (self.room.there - (self.room.free.len() + self.room.bare.len()) as u64) * g.segment;
+        // What is dead waits for a sync, or for a reader: to collect more does not bring it back.
+        let unused = (self.room.free.len() + self.room.bare.len()) as u64 + self.dead();
+        let used = self.room.there.saturating_sub(unused) * g.segment;
         used > self.total_live + self.total_live / 4 + u64::from(g.area_segments).min(SLACK) / 2 * g.segment
+    }
+
+    fn is_limited(&self) -> bool {
+        self.room.limit < u64::from(u32::MAX)
+    }
+
+    /// There is a limit, and little is left of it: each segment that comes back counts.
+    pub(crate) fn is_pressed(&self) -> bool {
+        self.is_limited() && self.room(Who::User) < 2 * self.low()
+    }
+
+    /// So many segments are worth the syncs of a release, which are the same for all of them: `least`, and a small part of those there are.
+    pub(crate) fn enough(&self, least: u64) -> u64 {
+        if self.is_limited() { least } else { least.max(self.room.there / PART) }
     }
 
     /// With room for less, users are slowed down; below twice as much, garbage is collected. That is a quarter of what

@@ -195,8 +195,7 @@ impl Shared {
             self.raise_floor(&mut m)?;
         }
         let mut w = self.writer.lock();
-        let saved = self.saved.load(Ordering::Acquire);
-        let released = w.release(m.head.floor, (saved < u64::MAX).then_some(saved));
+        let released = w.release(m.head.floor, self.index_only());
         self.counters.freed.fetch_add(released, Ordering::Relaxed);
         let written = self.counters.written.load(Ordering::Relaxed);
         let level = Level { left: w.room(Who::User), written, low: w.low() };
@@ -207,6 +206,11 @@ impl Shared {
             self.pace.note_release(level);
         }
         Ok(released)
+    }
+
+    /// The version that a checkpoint which is being written reads, for its index alone.
+    fn index_only(&self) -> Option<u64> {
+        Some(self.saved.load(Ordering::Acquire)).filter(|saved| *saved < u64::MAX)
     }
 
     /// Both heads learn what is durable.
@@ -416,11 +420,11 @@ impl Shared {
         if is_idle {
             self.forget_idle();
         }
-        let (dead, is_tight) = {
-            let w = self.writer.lock();
-            (w.dead(), w.is_tight())
+        let is_due = {
+            let mut w = self.writer.lock();
+            let dead = w.releasable(self.index_only());
+            dead >= w.enough(self.geometry.reserve / 2) || (dead > 0 && (w.is_pressed() || is_idle))
         };
-        let is_due = dead >= self.geometry.reserve / 2 || (dead > 0 && (is_tight || is_idle));
         let released = if is_due { self.release()? } else { 0 };
         Ok(is_short || is_unsynced || released > 0)
     }

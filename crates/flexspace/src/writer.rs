@@ -57,6 +57,13 @@ pub(crate) struct Segment {
     pub(crate) is_damaged: bool,
 }
 
+impl Segment {
+    /// Whether it died at or before `newest`, and may be written to again.
+    fn died_by(self, newest: u64) -> bool {
+        matches!(self.state, State::Dead(seq) if seq <= newest) && !self.is_damaged
+    }
+}
+
 /// What an operation does, before it has a place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Op<'a> {
@@ -394,13 +401,10 @@ impl Writer {
     /// Dead segments whose death is at or before `floor` and that no reader needs become free; how many. The version of
     /// `index_only` is read for its index alone.
     pub(crate) fn release(&mut self, floor: u64, index_only: Option<u64>) -> u64 {
-        let oldest = self.tree.oldest_but(index_only).unwrap_or(self.seq);
+        let newest = floor.min(self.unread(index_only));
         let mut released = 0;
         for (number, segment) in (0..).zip(self.segments.iter_mut()) {
-            if let State::Dead(seq) = segment.state
-                && seq <= floor.min(oldest)
-                && !segment.is_damaged
-            {
+            if segment.died_by(newest) {
                 debug_assert!(!self.areas.is_buffered(number), "a sync after the death flushed it");
                 segment.state = State::Free;
                 self.room.give(number, &self.areas);
@@ -427,6 +431,17 @@ impl Writer {
             .iter_mut()
             .for_each(|segment| segment.state = State::Sealed);
         self.count_there();
+    }
+
+    /// No reader needs what died at or before it.
+    fn unread(&mut self, index_only: Option<u64>) -> u64 {
+        self.tree.oldest_but(index_only).unwrap_or(self.seq)
+    }
+
+    /// Segments that a release would free.
+    pub(crate) fn releasable(&mut self, index_only: Option<u64>) -> u64 {
+        let newest = self.unread(index_only);
+        self.segments.iter().filter(|segment| segment.died_by(newest)).count() as u64
     }
 
     /// Segments that wait to be freed.

@@ -3,6 +3,8 @@
 //! Where the volume can be synced as a whole it is, once; elsewhere each file and each directory. What is written goes on its way
 //! in the midst, so that the kernel does not gather gigabytes that other syncs would have to wait for.
 //!
+//! Long runs go past the page cache: nobody reads a backup soon, and what the database reads stays there.
+//!
 //! A block of zeros is not written: the copy of a file with holes has them too.
 
 use std::collections::BTreeSet;
@@ -10,12 +12,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{Meter, PIECE};
-use crate::disk::{Disk, File, How, Volume};
+use crate::disk::{Disk, File, How, PAGE, Volume};
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::target::Target;
 
 /// What is written goes on its way after so many bytes.
 const SENT: u64 = 8 << 20;
+/// From this length on a run is written directly: each such write waits for the device.
+const DIRECT: usize = 256 << 10;
 /// Zeros of this length, at a multiple of it, become a hole.
 const BLOCK: usize = 64 << 10;
 static ZEROS: [u8; BLOCK] = [0; BLOCK];
@@ -28,7 +32,25 @@ pub(super) struct Tree<'a> {
     volume: Option<Arc<dyn Volume>>,
     /// Those made, below the root.
     dirs: BTreeSet<PathBuf>,
-    buffer: Vec<u8>,
+    buffer: Buffer,
+}
+
+/// A piece of a file on its way, at a multiple of a page in memory.
+struct Buffer {
+    memory: Vec<u8>,
+    from: usize,
+}
+
+impl Buffer {
+    fn new() -> Buffer {
+        let memory = vec![0; PIECE + PAGE];
+        let from = memory.as_ptr().align_offset(PAGE).min(PAGE);
+        Buffer { memory, from }
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        &mut self.memory[self.from..][..PIECE]
+    }
 }
 
 /// Bytes of a file.
@@ -43,7 +65,8 @@ impl<'a> Tree<'a> {
     /// Begins to fill `target`.
     pub(super) fn new(disk: &'a dyn Disk, target: Target<'a>) -> Tree<'a> {
         let root = target.dir().to_path_buf();
-        let (volume, dirs, buffer) = (disk.volume(&root).ok(), BTreeSet::new(), vec![0; PIECE]);
+        disk.spread(&root); // an older backup may have been removed a moment ago
+        let (volume, dirs, buffer) = (disk.volume(&root).ok(), BTreeSet::new(), Buffer::new());
         Tree { disk, root, target, volume, dirs, buffer }
     }
 
@@ -91,17 +114,14 @@ impl<'a> Tree<'a> {
     /// Copies `from` to `at` of `to`; what the bytes sum to.
     pub(super) fn pour(&mut self, from: &Range<'_>, to: &Range<'_>, meter: &mut Meter<'_>) -> Result<u32> {
         let (mut sent, mut written) = (0, 0);
-        let mut buffer = std::mem::take(&mut self.buffer);
-        let sum = read_all(from, &mut buffer, |at, bytes| {
+        let sum = read_all(from, self.buffer.bytes(), |at, bytes| {
             written = to.at + at + write_data(to.file, to.at + at, bytes).during("write", to.path)?;
             if at + bytes.len() as u64 >= sent + SENT {
                 sent = at + bytes.len() as u64;
                 to.file.start_sync();
             }
             meter.tick(bytes.len() as u64)
-        });
-        self.buffer = buffer;
-        let sum = sum?;
+        })?;
         if to.len > written && to.len > to.file.len().during("measure", to.path)? {
             to.file.set_len(to.len).during("extend", to.path)?;
         }
@@ -111,7 +131,7 @@ impl<'a> Tree<'a> {
 
     /// What a file's bytes sum to.
     pub(super) fn sum(&mut self, from: &Range<'_>, meter: &mut Meter<'_>) -> Result<u32> {
-        read_all(from, &mut self.buffer, |_, bytes| meter.tick(bytes.len() as u64))
+        read_all(from, self.buffer.bytes(), |_, bytes| meter.tick(bytes.len() as u64))
     }
 
     /// A file is written, in the kernel.
@@ -147,7 +167,12 @@ fn write_data(file: &dyn File, at: u64, bytes: &[u8]) -> std::io::Result<u64> {
             to = bytes.len().min(to + BLOCK);
         }
         if to > from {
-            file.write_at(at + from as u64, &bytes[from..to])?;
+            let (at, bytes) = (at + from as u64, &bytes[from..to]);
+            if bytes.len() < DIRECT {
+                file.write_at(at, bytes)?
+            } else {
+                file.write_direct(at, bytes)?
+            }
             written = to as u64;
         }
         from = if to == from { from + BLOCK } else { to };

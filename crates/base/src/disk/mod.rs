@@ -223,12 +223,20 @@ pub fn remove_tree(disk: &dyn Disk, dir: &Path) -> Result<()> {
     disk.remove_dir(dir).during("remove", dir)
 }
 
+/// What a direct write takes, in bytes: a multiple of it, from a multiple of it in memory, to one in the file.
+pub const PAGE: usize = 4096;
+
 /// Bytes: an open file.
 pub trait File: fmt::Debug + Send + Sync {
     /// Fills `buf` from `offset`; `UnexpectedEof` if the file is shorter.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
     /// Writes all of `bytes` at `offset`, growing the file if need be. In the kernel on return.
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
+    /// As [`File::write_at`], and whole pages ([`PAGE`]) go past the page cache where that can be: for what nobody reads soon, in a file
+    /// without a mapping. Not durable by that.
+    fn write_direct(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.write_at(offset, bytes)
+    }
     /// Length in bytes.
     fn len(&self) -> io::Result<u64>;
     /// Length in bytes when it was opened, or now. Where the opening has seen it, that takes no call of the system.

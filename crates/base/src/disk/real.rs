@@ -28,7 +28,7 @@ use rustix::fs::{AtFlags, Dir, FallocateFlags, FileType, Mode, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use super::mapping::{Mapping, Stored};
-use super::{Disk, Entry, File, How, Locked, Share, Volume, flock, sigbus, write_zeros};
+use super::{Disk, Entry, File, How, Locked, PAGE, Share, Volume, flock, sigbus, write_zeros};
 use crate::clock;
 
 /// The machine's file systems. Paths are those of the process.
@@ -74,6 +74,7 @@ impl Disk for RealDisk {
             least_len: AtomicU64::new(opened_len),
             is_writable: how != How::Read,
             mapping: OnceLock::new(),
+            direct: OnceLock::new(),
         }))
     }
 
@@ -209,6 +210,8 @@ struct RealFile {
     least_len: AtomicU64,
     is_writable: bool,
     mapping: OnceLock<Mapping>,
+    /// For direct writes, from the first one on. None where there are none.
+    direct: OnceLock<Option<OwnedFd>>,
 }
 
 impl fmt::Debug for RealFile {
@@ -224,6 +227,16 @@ impl File for RealFile {
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         write_whole(offset, bytes, |bytes, at| rustix::io::pwrite(&self.fd, bytes, at))
+    }
+
+    fn write_direct(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let (pages, rest) = bytes.split_at(bytes.len() - bytes.len() % PAGE);
+        let is_aligned = offset.is_multiple_of(PAGE as u64) && pages.as_ptr().addr().is_multiple_of(PAGE);
+        let Some(fd) = self.direct().filter(|_| is_aligned) else { return self.write_at(offset, bytes) };
+        match write_whole(offset, pages, |bytes, at| rustix::io::pwrite(fd, bytes, at)) {
+            Err(refusal) if refusal.kind() == io::ErrorKind::InvalidInput => self.write_at(offset, bytes), // larger blocks
+            answer => answer.and_then(|()| self.write_at(offset + pages.len() as u64, rest)),
+        }
     }
 
     fn len(&self) -> io::Result<u64> {
@@ -358,6 +371,13 @@ impl File for RealFile {
 }
 
 impl RealFile {
+    /// The file once more, for direct writes.
+    fn direct(&self) -> Option<&OwnedFd> {
+        let again = || format!("/proc/self/fd/{}", self.fd.as_raw_fd());
+        let open = || open_fd(Path::new(&again()), OFlags::WRONLY | OFlags::DIRECT).ok();
+        self.direct.get_or_init(|| self.is_writable.then(open).flatten()).as_ref()
+    }
+
     /// Makes `[from, end)` durable and leaves dirty pages behind `end` alone: writes the range back and
     /// waits for it, then rewrites its last bytes with a synced write, which flushes the device and
     /// commits the file's metadata as fdatasync would.

@@ -34,6 +34,8 @@ use crate::{event, span};
 const TIMES_IMAGE: u64 = 20;
 /// On a full disk a checkpoint is due after so many of the smallest segments.
 const FULL: u64 = 4;
+/// The pressure, in hundredths, of as much of the journal as makes a checkpoint due, if none of it is moved.
+const PACE: u64 = 80;
 /// Steps of engines' work between two looks at the rest of the maintenance.
 const STEPS: usize = 16;
 /// Steps of engines that are done for who finds no room or no memory; on a full disk so many without a gain.
@@ -62,11 +64,18 @@ impl Store {
         self.geometry.checkpoint_bytes.max(asked).max(TIMES_IMAGE * log.image_bytes.load(Ordering::Relaxed))
     }
 
-    /// How far the journal has grown beyond twice what makes a checkpoint due, in hundredths.
+    /// How far the journal has grown beyond twice what makes a checkpoint due, in hundredths; and what of it is not moved yet, beyond 1.25
+    /// times that. So writers go at the pace of what is moved, from the begin of a checkpoint to its end, where engines say how far they are.
     pub(super) fn journal_pressure(&self) -> u64 {
         let log = self.log(LogId::Journal);
-        let appended = log.since_checkpoint.load(Ordering::Relaxed);
-        appended.saturating_mul(50).checked_div(self.due_after(log)).unwrap_or(0)
+        let [appended, moving] =
+            [&log.since_checkpoint, &log.moving].map(|bytes| bytes.load(Ordering::Relaxed));
+        let left =
+            |k: &Arc<Kept>| k.engine().ok().filter(|_| k.log() == log.id).map(|engine| engine.left_to_move());
+        let left = self.catalogue.present().iter().filter_map(left).max().unwrap_or(0).min(100);
+        let waits = appended.saturating_sub(moving / 100 * (100 - left));
+        let pressure = (appended.saturating_mul(50)).min(waits.saturating_mul(PACE));
+        pressure.checked_div(self.due_after(log)).unwrap_or(0)
     }
 
     /// Begins checkpoints of logs that are due, and moves on those that have begun.
@@ -215,6 +224,7 @@ impl Store {
         let frozen = reference.seq;
         event!(DEBUG, "a checkpoint begins", log = log.id.directory(), commit = frozen.0, bytes = appended);
         m.pending[log.id.index()] = Some(Pending { reference, kepts, slots, appended });
+        log.moving.store(appended, Ordering::Relaxed);
         self.make_certain(m, log, frozen)?;
         Ok(true)
     }
@@ -343,6 +353,7 @@ impl Store {
         }
         self.write_root(m, false)?;
         log.since_checkpoint.fetch_sub(pending.appended, Ordering::Relaxed);
+        log.moving.store(0, Ordering::Relaxed);
         log.image_bytes.store(bytes, Ordering::Relaxed);
         self.counters.checkpoints.fetch_add(1, Ordering::Relaxed);
         self.counters.checkpoint_bytes.fetch_add(bytes, Ordering::Relaxed);

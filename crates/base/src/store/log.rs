@@ -33,6 +33,8 @@ pub(crate) struct Log {
     pub(crate) water_due: AtomicBool,
     /// Bytes appended (by commits and cleaner) since the last checkpoint.
     pub(crate) since_checkpoint: AtomicU64,
+    /// Those of them that the checkpoint that is under way is for.
+    pub(crate) moving: AtomicU64,
     /// Size of the last checkpoint's images.
     pub(crate) image_bytes: AtomicU64,
     /// The cleaner found that tombstones newer than the checkpoint hold up space.
@@ -53,6 +55,7 @@ impl Log {
             freed: AtomicU64::new(0),
             water_due: AtomicBool::new(false),
             since_checkpoint: AtomicU64::new(0),
+            moving: AtomicU64::new(0),
             image_bytes: AtomicU64::new(0),
             tombs_in_the_way: AtomicBool::new(false),
             frozen: Mutex::default(),

@@ -330,7 +330,7 @@ pub(crate) struct Backup {
     #[arg(long, value_parser = at_least::<1>, default_value = "2")]
     pub(crate) threads: u64,
     /// Length of a timed phase
-    #[arg(long = "seconds", value_parser = seconds, default_value = "4")]
+    #[arg(long = "seconds", value_parser = seconds, default_value = "10")]
     pub(crate) phase: Duration,
     /// Rounds; medians are printed
     #[arg(long, value_parser = at_least::<1>, default_value = "3")]

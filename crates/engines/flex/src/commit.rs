@@ -148,7 +148,7 @@ impl FlexEngine {
                 Err(Error::NoSpace { .. }) if !appends => appends = true,
                 done => {
                     done?;
-                    self.note_moved(batch.bytes() as u64);
+                    self.note_moved(planned as u64, batch.bytes() as u64);
                     self.forget(&plan.dead);
                     if last.is_some() {
                         table.spare = (batch, plan.bytes);

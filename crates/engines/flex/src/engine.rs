@@ -57,6 +57,8 @@ const LEAST_SHARE: u64 = 64;
 /// A memtable is moved after so many bytes of the journal: the longer it gathers, the fewer times an interval is written
 /// for its changes (0.30 keys an update of a Zipf load after 1 M updates, 0.20 after 4 M), and the longer a replay.
 const ROTATION: u64 = 512 << 20;
+/// The pressure, in hundredths, of as much waste as makes a memtable due: at one and a half times that writers are slowed down.
+const PACE: u64 = 69;
 /// It is moved after so long without a commit; without a clock, after so many looks of the store.
 const REST: Duration = Duration::from_millis(400);
 const REST_LOOKS: u32 = 8;
@@ -78,6 +80,8 @@ pub(crate) struct FlexEngine {
     logged: [AtomicU64; 2],
     /// Those of the active one that belong to the first record of a key in it.
     first: AtomicU64,
+    /// The waste of the frozen one, how many keys it has, and how many of them are moved.
+    frozen: [AtomicU64; 3],
     /// Of the keys that were moved last, so many of a hundred were new.
     pub(crate) fresh: AtomicU64,
     /// What walks lost over the active memtable's keys.
@@ -120,6 +124,7 @@ impl FlexEngine {
             moved: AtomicBool::new(true),
             logged: Default::default(),
             first: AtomicU64::new(0),
+            frozen: Default::default(),
             fresh: AtomicU64::new(0),
             toll: Toll::default(),
             live: AtomicU64::new(0),
@@ -163,8 +168,9 @@ impl FlexEngine {
         }
     }
 
-    /// So many bytes of keys and values were moved.
-    pub(crate) fn note_moved(&self, bytes: u64) {
+    /// So many keys were moved, and so many bytes of keys and values.
+    pub(crate) fn note_moved(&self, keys: u64, bytes: u64) {
+        self.frozen[2].fetch_add(keys, Ordering::Relaxed);
         let less = |logged: u64| Some(logged.saturating_sub(bytes));
         let _ = self.logged[1].fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
@@ -184,6 +190,13 @@ impl FlexEngine {
         let fresh =
             if self.live.load(Ordering::Relaxed) == 0 { 100 } else { self.fresh.load(Ordering::Relaxed) };
         logged - first / 100 * fresh.min(100)
+    }
+
+    /// What is not moved yet of so much of the frozen memtable.
+    fn left_of(&self, frozen: u64) -> u64 {
+        let [keys, moved] = [1, 2].map(|at| self.frozen[at].load(Ordering::Relaxed));
+        let left = u128::from(keys.saturating_sub(moved)) * u128::from(frozen);
+        u64::try_from(left.checked_div(u128::from(keys)).unwrap_or(0)).unwrap_or(frozen)
     }
 
     /// The waste after which a memtable is moved: with that of the one that is moved meanwhile, and with what is superseded in
@@ -391,6 +404,8 @@ impl Engine for FlexEngine {
         if !state.memtables.can_freeze() {
             return;
         }
+        let about = [self.waste(), state.memtables.active.count(), 0];
+        self.frozen.iter().zip(about).for_each(|(known, now)| known.store(now, Ordering::Relaxed));
         self.logged[1].fetch_add(self.logged[0].swap(0, Ordering::Relaxed), Ordering::Relaxed);
         self.first.store(0, Ordering::Relaxed);
         self.toll.restart();
@@ -423,13 +438,18 @@ impl Engine for FlexEngine {
             || (is_worth_it && (rests || self.is_in_the_way(state)))
     }
 
-    /// What gathers while a memtable is moved may waste as much as it did. Beyond that writers are slowed down, as far as they can
-    /// be (140) where it wastes twice as much.
+    /// What gathers while a memtable is moved may waste half a share at once, and beyond that as much as was moved of the other:
+    /// writers go at the pace of the move from its begin to its end. Half a share later they are slowed down as far as they can be.
     fn pressure(&self) -> u64 {
         if self.is_moved() {
             return 0;
         }
-        60 + (self.waste() * 40).checked_div(self.most_waste()).unwrap_or(0)
+        let waits = self.left_of(self.frozen[0].load(Ordering::Relaxed)).saturating_add(self.waste());
+        waits.saturating_mul(PACE).checked_div(self.most_waste()).unwrap_or(0)
+    }
+
+    fn left_to_move(&self) -> u64 {
+        if self.is_moved() { 0 } else { self.left_of(100) }
     }
 
     fn room_to_settle(&self) -> Option<u64> {

@@ -97,6 +97,27 @@ fn a_view_stays_while_the_checkpoint_of_its_state_ends() {
     assert!(space.shared().release().unwrap() > 0, "once it is gone its segments are free");
 }
 
+/// What died and is held by a reader is no reason to sync, nor to collect more: neither would bring it back.
+#[test]
+fn held_segments_cost_no_syncs() {
+    let space = open(Arc::new(SimDisk::new()));
+    space.insert(0, &[1; 90_000]).unwrap();
+    let view = space.view();
+    space.write(0, &[2; 90_000]).unwrap();
+    space.pump().unwrap();
+    let before = space.stats();
+    assert!(before.dead_segments > 10, "{before:?}");
+    for n in 0..50 {
+        space.write(0, &[n; 10]).unwrap();
+        space.pump_between().unwrap();
+    }
+    let after = space.stats();
+    assert!(after.syncs - before.syncs <= 3, "{before:?} {after:?}");
+    assert_eq!(after.moved_bytes, before.moved_bytes);
+    drop(view);
+    assert!(space.shared().release().unwrap() >= before.dead_segments);
+}
+
 /// A space whose log is long beside its index, which changes no more, with a spare segment.
 fn with_a_long_log(disk: &SimDisk) -> FlexSpace {
     let space = open(Arc::new(disk.clone()));

@@ -6,7 +6,7 @@ use super::*;
 use crate::disk::scratch::Scratch;
 use crate::fork::FORKING;
 
-const PAGE: u64 = 4096;
+const PAGE: u64 = super::PAGE as u64;
 
 fn kind<T>(answer: io::Result<T>) -> io::ErrorKind {
     answer.map(|_| ()).unwrap_err().kind()
@@ -45,6 +45,27 @@ fn what_was_written_is_in_memory_and_hints_change_nothing() {
     // SAFETY: written above, and nobody writes it again.
     let mapped = unsafe { file.mapped(0, 8192) }.unwrap();
     assert!(mapped.iter().all(|byte| *byte == 7));
+}
+
+#[test]
+fn direct_writes_are_writes() {
+    let scratch = Scratch::new();
+    let file = scratch.file("a", 0);
+    let memory: Vec<u8> = (0..5 * super::PAGE).map(|at| (at % 251) as u8).collect();
+    let even = memory.as_ptr().align_offset(super::PAGE);
+    // Whole pages; with a rest; from a place in memory, and to one in the file, that a device cannot take.
+    for (to, from, len) in
+        [(0, even, 2 * PAGE), (PAGE, even, PAGE + 7), (8, even, PAGE), (PAGE, even + 1, PAGE)]
+    {
+        let bytes = &memory[from..][..usize::try_from(len).unwrap()];
+        file.write_direct(to, bytes).unwrap();
+        let mut got = vec![0; bytes.len()];
+        file.read_at(to, &mut got).unwrap();
+        assert!(got == bytes, "{len} bytes at {to}");
+    }
+    assert_eq!(file.len().unwrap(), 2 * PAGE + 7);
+    let reader = RealDisk.open(&scratch.path("a"), How::Read).unwrap();
+    assert!(reader.write_direct(0, &memory[even..][..super::PAGE]).is_err());
 }
 
 #[test]
