@@ -51,7 +51,7 @@ fn what_was_written_is_in_memory_and_hints_change_nothing() {
 fn direct_writes_are_writes() {
     let scratch = Scratch::new();
     let file = scratch.file("a", 0);
-    let memory: Vec<u8> = (0..5 * super::PAGE).map(|at| (at % 251) as u8).collect();
+    let memory: Vec<u8> = (0..=250).cycle().take(5 * super::PAGE).collect();
     let even = memory.as_ptr().align_offset(super::PAGE);
     // Whole pages; with a rest; from a place in memory, and to one in the file, that a device cannot take.
     for (to, from, len) in
