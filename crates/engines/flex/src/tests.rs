@@ -1,12 +1,13 @@
 //! A small keyspace, whose pairs stay in memory, from checkpoint to checkpoint.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use sheaf_base::blob::{BlobRef, Blobs};
 use sheaf_base::disk::sim::SimDisk;
 use sheaf_base::engine::{Bounds, Engine, ImageSink, Want};
 use sheaf_base::error::Result;
-use sheaf_base::ground::Ground;
+use sheaf_base::ground::{Ground, Home};
 use sheaf_base::memtable::Version;
 use sheaf_base::options::EngineOptions;
 use sheaf_base::record::Content;
@@ -34,8 +35,19 @@ struct Play {
 
 impl Play {
     fn new() -> Play {
+        Play::on(None)
+    }
+
+    /// With a place for a space, which takes what is more than an image has.
+    fn at_home() -> Play {
+        Play::on(Some(Home::new(Arc::new(SimDisk::new()), Path::new("/"), false)))
+    }
+
+    fn on(home: Option<Home>) -> Play {
         let blobs = Blobs::new(Arc::new(SimDisk::new()), "blobs".into(), 1, StoreId(1), true);
-        let ground = Arc::new(Ground::new(blobs, 1 << 22, 7, true));
+        let mut ground = Ground::new(blobs, 1 << 22, 7, true);
+        ground.home = home;
+        let ground = Arc::new(ground);
         let engine = Arc::new(FlexEngine::new(ground, KeyspaceId(1), &EngineOptions::default()));
         Play { engine, views: Views::default(), newest: Seq::ZERO }
     }
@@ -197,4 +209,22 @@ fn old_versions_go_as_fast_as_they_come() {
         }
         assert!(round <= 100 || now <= bytes + bytes / 4, "{bytes} bytes, {now} in round {round}");
     }
+}
+
+/// Writers are slowed down by what is left: it goes down with every step, from all to nothing.
+#[test]
+fn what_is_left_to_move_follows_the_move() {
+    let mut play = Play::at_home();
+    (0..300).for_each(|n| play.put(format!("{n:04}").as_bytes()));
+    assert_eq!(play.engine.left_to_move(), 0, "nothing is frozen");
+    play.engine.freeze();
+    let (mut left, mut steps) = (play.engine.left_to_move(), 0);
+    assert_eq!(left, 100);
+    while play.engine.step(&play.views.copy_as_of(play.newest), play.newest).unwrap() {
+        let now = play.engine.left_to_move();
+        assert!(now < left && left - now < 5, "{left} and then {now}");
+        (left, steps) = (now, steps + 1);
+    }
+    assert!(steps > 20 && left < 5, "{steps} steps, {left} left");
+    assert_eq!(play.engine.left_to_move(), 0);
 }
