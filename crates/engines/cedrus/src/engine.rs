@@ -41,6 +41,9 @@
 //!
 //! A page that is not what its checkpoint wrote is an error of whoever needs it, and names its place. Should `apply`, which
 //! cannot fail, come across sense that only a forged checksum lets through, the keyspace refuses everything from then on.
+//!
+//! The file is long because the contract is: trie, heap, pages, replay and the log's tail have files of their own, and what is left
+//! here is one implementation of `Engine`, method by method.
 
 use std::any::Any;
 use std::sync::Arc;
