@@ -344,6 +344,13 @@ impl Areas {
         }
     }
 
+    /// Says that nobody is going to read the segment soon.
+    pub(crate) fn forget(&self, segment: u32) {
+        if let Some(Spot { area, start, .. }) = self.spot(segment) {
+            area.file.forget(start, self.geometry.segment);
+        }
+    }
+
     /// Calls `with` for piece `number` of the extent's chunk: its checked body, its file, and where it stands there.
     #[inline]
     pub(crate) fn piece<R>(

@@ -22,6 +22,7 @@ use sheaf_base::sync::atomic::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use sheaf_base::clock::{Clock, SystemClock};
 use sheaf_base::error::{Error, Result};
 use sheaf_base::sync::MutexGuard;
 
@@ -108,13 +109,15 @@ impl Writer {
         (all.saturating_sub(self.total_live) / 4).min(all / 13)
     }
 
-    /// The emptiest sealed segments whose live bytes fit into what the collector may take.
-    fn victims(&self) -> Victims {
+    /// The emptiest sealed segments whose live bytes fit into what the collector may take. Those that the version `held` names would
+    /// take room and give none.
+    fn victims(&self, held: Option<u64>) -> Victims {
         let g = &self.areas.geometry;
         let worth = g.segment / 16 * 15;
         let mut sealed: Vec<(u64, u32)> = (0..)
             .zip(&self.segments)
             .filter(|(_, s)| s.state == State::Sealed && s.live > 0 && s.live <= worth && !s.is_damaged)
+            .filter(|(_, s)| held.is_none_or(|mark| s.born >= mark))
             .map(|(number, segment)| (segment.live, number))
             .collect();
         sealed.sort_unstable();
@@ -151,7 +154,8 @@ impl Shared {
         let mut collecting = self.collecting.lock();
         if collecting.is_none() {
             let mut w = self.writer.lock();
-            let victims = w.victims();
+            let held = w.held_long(self.index_only(), SystemClock.now());
+            let victims = w.victims(held);
             if victims.is_empty() {
                 return Ok(false);
             }
@@ -487,6 +491,8 @@ fn part(run: &Run, mut skip: u64, mut left: u64) -> Run {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use sheaf_base::disk::sim::{Class, Failure, Fault, FaultPlan, Repeat, SimDisk};
 
     use super::*;
@@ -513,7 +519,7 @@ mod tests {
             (w.room.free.len() + w.room.bare.len()) as u64 + w.dead()
         };
         let (before, moved) = (left(&space), space.stats().moved_bytes);
-        assert!(before > 4 && !shared.writer.lock().victims().is_empty(), "{before}");
+        assert!(before > 4 && !shared.writer.lock().victims(None).is_empty(), "{before}");
         for _ in 0..50 {
             assert!(!shared.collect().unwrap());
         }
@@ -523,5 +529,42 @@ mod tests {
         assert!(shared.collect().unwrap());
         space.verify(|finding| panic!("{finding}")).unwrap();
         space.close().unwrap();
+    }
+
+    /// What a view has held for long is not collected: it would take room and give none. What came after it is, and what died meanwhile
+    /// leaves the page cache, once.
+    #[test]
+    fn what_is_held_for_long_is_not_collected() {
+        let options = Options { inline: true, tiny: true, ..Options::default() };
+        let space = FlexSpace::open_on(Arc::new(SimDisk::new()), "/space", options).unwrap();
+        space.insert(0, &[1; 90_000]).unwrap();
+        space.sync().unwrap();
+        let view = space.view();
+        space.write(0, &[2; 45_000]).unwrap();
+        let every_other = |from: u64| (from..from + 40_000).step_by(2000);
+        every_other(50_000).for_each(|at| space.write(at, &[3; 1000]).unwrap());
+        every_other(0).for_each(|at| space.write(at, &[3; 1000]).unwrap());
+        space.sync().unwrap();
+        let held = |at: u64| {
+            let mut w = space.shared().writer.lock();
+            let held = w.held_long(None, Duration::from_millis(at));
+            (held, held.map_or(0, |mark| w.take_held(mark, u64::MAX).len()))
+        };
+        assert_eq!(held(0), (None, 0), "seen for the first time");
+        assert_eq!(held(400), (None, 0));
+        let (mark, forgotten) = held(600);
+        assert!(mark.is_some() && forgotten > 3, "{mark:?}, {forgotten}");
+        assert_eq!(held(700), (mark, 0), "told already");
+        let w = space.shared().writer.lock();
+        let chosen = |held: Option<u64>| {
+            let victims = w.victims(held);
+            let chosen = (0..).zip(&w.segments).filter(|(number, _)| victims.contains(*number));
+            chosen.map(|(_, segment)| Some(segment.born) >= mark).collect::<Vec<_>>()
+        };
+        assert!(chosen(None).contains(&false), "{:?}", chosen(None));
+        assert!(chosen(mark).contains(&true) && !chosen(mark).contains(&false), "{:?}", chosen(mark));
+        drop(w);
+        drop(view);
+        assert_eq!(held(800), (None, 0), "nobody has it any more");
     }
 }

@@ -21,6 +21,7 @@
 //!     ^
 //!   collect: live extents out of the emptiest segments, a step at a time   (collect.rs)
 //!   upkeep:  syncs, checkpoints, segments given back when nothing durable needs them (upkeep.rs)
+//!   held:    what a reader keeps for long is not collected                    (held.rs)
 //! ```
 //!
 //! ## Promises
@@ -50,6 +51,7 @@ mod edit;
 mod extent;
 mod flush;
 mod format;
+mod held;
 mod log;
 mod options;
 mod pace;

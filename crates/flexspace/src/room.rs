@@ -258,7 +258,8 @@ impl Writer {
         self.unlogged.push(Record::Open { segment, serial });
         self.room.next_serial += 1;
         self.room.borrowed += u64::from(who == Who::Collector);
-        self.segments[segment as usize].state = State::Open;
+        let taken = &mut self.segments[segment as usize];
+        (taken.state, taken.born, taken.is_forgotten) = (State::Open, self.seq, false);
         Ok(segment)
     }
 
@@ -271,7 +272,7 @@ impl Writer {
         self.count_there();
         let first = u32::try_from(number).unwrap_or(u32::MAX) * per_area;
         let last = first + per_area;
-        let fresh = Segment { live: 0, state: State::Free, is_damaged: false };
+        let fresh = Segment { live: 0, state: State::Free, born: 0, is_damaged: false, is_forgotten: false };
         self.segments.resize(self.segments.len().max(last as usize), fresh);
         self.segments[first as usize..last as usize].fill(fresh);
         self.room.bare.extend((first..last).filter(|segment| u64::from(*segment) < self.room.limit));

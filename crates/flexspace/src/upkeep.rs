@@ -209,7 +209,7 @@ impl Shared {
     }
 
     /// The version that a checkpoint which is being written reads, for its index alone.
-    fn index_only(&self) -> Option<u64> {
+    pub(crate) fn index_only(&self) -> Option<u64> {
         Some(self.saved.load(Ordering::Acquire)).filter(|saved| *saved < u64::MAX)
     }
 
@@ -420,11 +420,17 @@ impl Shared {
         if is_idle {
             self.forget_idle();
         }
-        let is_due = {
+        let (is_due, held, areas) = {
             let mut w = self.writer.lock();
             let dead = w.releasable(self.index_only());
-            dead >= w.enough(self.geometry.reserve / 2) || (dead > 0 && (w.is_pressed() || is_idle))
+            let is_due =
+                dead >= w.enough(self.geometry.reserve / 2) || (dead > 0 && (w.is_pressed() || is_idle));
+            let durable = self.durable.load(Ordering::Acquire);
+            let held = w.held_long(self.index_only(), SystemClock.now());
+            let held = held.map(|mark| w.take_held(mark, durable)).unwrap_or_default();
+            (is_due, held, Arc::clone(&w.areas))
         };
+        held.into_iter().for_each(|segment| areas.forget(segment));
         let released = if is_due { self.release()? } else { 0 };
         Ok(is_short || is_unsynced || released > 0)
     }

@@ -20,6 +20,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use sheaf_base::error::{Error, Result};
 use sheaf_base::memory::Memory;
@@ -53,14 +54,20 @@ pub(crate) enum State {
 pub(crate) struct Segment {
     pub(crate) live: u64,
     pub(crate) state: State,
+    /// It was taken after this operation: no version up to there names it.
+    pub(crate) born: u64,
     /// A piece of it is damaged: it is left as it is.
     pub(crate) is_damaged: bool,
+    /// Only a version that is held for long names it, and memory was told.
+    pub(crate) is_forgotten: bool,
 }
 
 impl Segment {
-    /// Whether it died at or before `newest`, and may be written to again.
-    fn died_by(self, newest: u64) -> bool {
-        matches!(self.state, State::Dead(seq) if seq <= newest) && !self.is_damaged
+    /// Whether it died at or before `newest`, no version that is `read` names it, and it may be written to again.
+    fn is_over(self, newest: u64, read: &[u64]) -> bool {
+        let State::Dead(died) = self.state else { return false };
+        let next = read.partition_point(|mark| *mark <= self.born);
+        died <= newest && !self.is_damaged && read.get(next).is_none_or(|mark| *mark >= died)
     }
 }
 
@@ -80,6 +87,8 @@ pub(crate) struct Writer {
     pub(crate) tree: ShiftTree<Extent>,
     pub(crate) areas: Arc<Areas>,
     pub(crate) segments: Vec<Segment>,
+    /// The oldest version that is read, and since when it is that (`held.rs`).
+    pub(crate) oldest: Option<(u64, Duration)>,
     pub(crate) total_live: u64,
     pub(crate) room: Room,
     pub(crate) unlogged: Vec<Record>,
@@ -155,6 +164,7 @@ impl Writer {
             tree,
             areas: Arc::new(areas),
             segments: Vec::new(),
+            oldest: None,
             total_live: 0,
             room: Room::new(limit, incarnation, memory),
             unlogged: Vec::new(),
@@ -170,10 +180,11 @@ impl Writer {
     pub(crate) fn count(&mut self) -> Result<()> {
         let geometry = self.areas.geometry;
         let per_area = geometry.area_segments as usize;
-        self.segments = vec![
-            Segment { live: 0, state: State::Sealed, is_damaged: false };
-            self.areas.files.len() * per_area
-        ];
+        self.segments =
+            vec![
+                Segment { live: 0, state: State::Sealed, born: 0, is_damaged: false, is_forgotten: false };
+                self.areas.files.len() * per_area
+            ];
         let (segments, areas) = (&mut self.segments, &self.areas);
         let total = self.tree.read(|tree| {
             let mut total = 0;
@@ -401,10 +412,11 @@ impl Writer {
     /// Dead segments whose death is at or before `floor` and that no reader needs become free; how many. The version of
     /// `index_only` is read for its index alone.
     pub(crate) fn release(&mut self, floor: u64, index_only: Option<u64>) -> u64 {
-        let newest = floor.min(self.unread(index_only));
+        let read = self.tree.read_but(index_only);
+        let newest = floor.min(self.published(&read));
         let mut released = 0;
         for (number, segment) in (0..).zip(self.segments.iter_mut()) {
-            if segment.died_by(newest) {
+            if segment.is_over(newest, &read) {
                 debug_assert!(!self.areas.is_buffered(number), "a sync after the death flushed it");
                 segment.state = State::Free;
                 self.room.give(number, &self.areas);
@@ -433,15 +445,16 @@ impl Writer {
         self.count_there();
     }
 
-    /// No reader needs what died at or before it.
-    fn unread(&mut self, index_only: Option<u64>) -> u64 {
-        self.tree.oldest_but(index_only).unwrap_or(self.seq)
+    /// The newest version: one that is published later may name what died since.
+    fn published(&self, read: &[u64]) -> u64 {
+        read.last().copied().unwrap_or(self.seq)
     }
 
     /// Segments that a release would free.
     pub(crate) fn releasable(&mut self, index_only: Option<u64>) -> u64 {
-        let newest = self.unread(index_only);
-        self.segments.iter().filter(|segment| segment.died_by(newest)).count() as u64
+        let read = self.tree.read_but(index_only);
+        let newest = self.published(&read);
+        self.segments.iter().filter(|segment| segment.is_over(newest, &read)).count() as u64
     }
 
     /// Segments that wait to be freed.

@@ -314,10 +314,11 @@ fn versions_that_nobody_reads_give_their_nodes_back() {
         pair.tree.remap(n * 191 % 20_000, 1, piece, |_, _| {});
         pair.tree.publish(n);
     }
-    assert!(pair.tree.versions() <= 4 && pair.tree.oldest() == Some(0));
-    assert_eq!((pair.tree.oldest_but(Some(0)), pair.tree.oldest_but(Some(7))), (Some(99), Some(0)));
+    assert_eq!(pair.tree.read_but(None), [0, 99]);
+    assert_eq!((pair.tree.read_but(Some(0)), pair.tree.read_but(Some(7))), (vec![99], vec![0, 99]));
+    assert_eq!(pair.tree.read_but(Some(99)), [0, 99], "the newest is the next reader's");
     drop(held);
-    assert_eq!(pair.tree.oldest(), Some(99));
+    assert_eq!(pair.tree.read_but(Some(99)), [99]);
     assert_eq!(pair.tree.versions(), 1);
 }
 
@@ -347,7 +348,7 @@ fn a_held_version_keeps_its_own_nodes_and_not_those_after_it() {
     assert!(tree.bytes() < once * 25, "{} after {once}", tree.bytes());
     assert!((0..).zip(held.range(0)).all(|(n, entry)| entry.item == Piece { id: n + 1, skip: 0 }));
     drop((held, others));
-    tree.oldest();
+    tree.settle();
     assert_eq!(tree.versions(), 1);
     assert!(tree.bytes() < once * 11 / 10, "{} after {once}", tree.bytes());
 }

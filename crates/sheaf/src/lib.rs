@@ -62,7 +62,7 @@ pub use sheaf_base::error::{Damage, Error, Result};
 pub use sheaf_base::load::{Latency, LoadStats, Skewness, Spread};
 pub use sheaf_base::options::{EngineOptions, OptionSpec, Values};
 pub use sheaf_base::store::{
-    BackupOptions, BackupPhase, BackupProgress, BackupReport, Batching, CacheStats, Compacted,
+    BackupOptions, BackupPace, BackupPhase, BackupProgress, BackupReport, Batching, CacheStats, Compacted,
     ConversionPhase, ConversionProgress, Converted, Estimate, Fate, Harm, KeyspaceInfo, KeyspaceRepair,
     Loaded, LogStats, MemoryStats, RepairFinding, RepairOptions, RepairProgress, RepairReport, StagedStats,
     Stall, StallKind, StallStats, Stats, VerifyReport, Watcher,

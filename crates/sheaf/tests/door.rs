@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use sheaf::{BackupOptions, Database, Error, Keyspace, KeyspaceOptions, Owner, Stats};
+use sheaf::{BackupOptions, BackupPace, Database, Error, Keyspace, KeyspaceOptions, Owner, Stats};
 
 struct Dir(PathBuf);
 
@@ -114,10 +114,12 @@ fn the_owner_answers_what_it_is_asked() {
         ControlFlow::Continue(())
     };
     let backup = dir.0.join("backup");
-    let done = owner.backup(&backup, None, true, watch).unwrap();
+    let done = owner.backup(&backup, None, true, BackupPace::default(), watch).unwrap();
     assert!(done.seq >= theirs.stats.visible && ticks > 2);
     assert!(!backup.join("door").exists());
-    let next = owner.backup(dir.0.join("next"), Some(&backup), true, |_| ControlFlow::Continue(())).unwrap();
+    let next = owner
+        .backup(dir.0.join("next"), Some(&backup), true, BackupPace::default(), |_| ControlFlow::Continue(()))
+        .unwrap();
     assert!(next.linked > 0);
     Database::restore(&backup, dir.0.join("again")).unwrap();
     assert_eq!(check(&Database::open(dir.0.join("again")).unwrap(), 0), 0);
@@ -147,19 +149,20 @@ fn what_nobody_waits_for_any_more_ends_as_cancelled() {
     let to = dir.0.join("backup");
     // Told to end, it is over when the answer is there.
     let mut owner = Owner::connect(dir.db()).unwrap().unwrap();
-    let refused = owner.backup(&to, None, true, |_| ControlFlow::Break(()));
+    let refused = owner.backup(&to, None, true, BackupPace::default(), |_| ControlFlow::Break(()));
     assert!(refused.is_ok() || matches!(refused, Err(Error::Cancelled)), "{refused:?}");
     assert!(to.exists() == refused.is_ok() && db.stats().stills == 0);
     std::fs::remove_dir_all(&to).ok();
     // Relative names are the client's, the rest is refused.
     let mut owner = Owner::connect(dir.db()).unwrap().unwrap();
-    let inside = owner.backup(dir.db().join("x"), None, true, |_| ControlFlow::Continue(()));
+    let inside =
+        owner.backup(dir.db().join("x"), None, true, BackupPace::default(), |_| ControlFlow::Continue(()));
     assert!(matches!(inside, Err(Error::Invalid { .. })), "{inside:?}");
     // The database closes in the midst: the client learns it, and nothing is left.
     let (begun, told) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| {
-            owner.backup(&to, None, true, |_| {
+            owner.backup(&to, None, true, BackupPace::default(), |_| {
                 let _ = begun.send(());
                 ControlFlow::Continue(())
             })
@@ -244,7 +247,7 @@ fn nobody_waits_for_a_guest() {
         guest.write_all(nonsense).unwrap();
         let mut said = Vec::new();
         guest.read_to_end(&mut said).ok();
-        assert!(said.is_empty() || said.starts_with(b"SHEAFDOR\x01\0\0\0"));
+        assert!(said.is_empty() || said.starts_with(b"SHEAFDOR\x02\0\0\0"));
     }
     let mut guest = UnixStream::connect(&socket).unwrap();
     guest.write_all(b"SHEAFDOR\x01\0\0\0\0\0\0\0\x01\0\0\0\x63").unwrap();

@@ -6,8 +6,10 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
-use sheaf::{BackupOptions, BackupProgress, Database, Error, KeyspaceOptions, RepairOptions};
+use sheaf::{BackupOptions, BackupPace, BackupProgress, Database, Error, KeyspaceOptions, RepairOptions};
+use sheaf_base::clock::{Clock, SystemClock};
 use sheaf_base::disk::sim::{Keep, SimDisk};
 use sheaf_base::disk::{Disk, How, remove_tree};
 use sheaf_testkit::backups::{self, all_engines, bytes_in, compare, is_flaw_seen, restore};
@@ -232,7 +234,7 @@ fn a_disk_that_fills_up_beside_a_backup_refuses_writes_until_it_is_done() {
         let keyspace = stage.keyspace(&db, "k");
         let sim = stage.simulated().unwrap();
         let used: u64 = sim.files().iter().map(|(_, len)| len.next_multiple_of(4096)).sum();
-        sim.set_capacity(used + (1 << 20));
+        sim.set_capacity(used + (64 << 10));
         let mut refused = false;
         let mut watcher = |_| {
             for n in 0..20_000u32 {
@@ -264,6 +266,78 @@ fn a_disk_that_fills_up_beside_a_backup_refuses_writes_until_it_is_done() {
         keyspace.insert("after", "all").unwrap_or_else(|error| panic!("{subject:?}: {error}"));
         assert_eq!(keyspace.len().unwrap(), 201);
     }
+}
+
+/// Pairs that are written again and again beside a backup take the room that they take without one, and once more what there was.
+#[test]
+fn what_comes_and_goes_beside_a_backup_takes_no_room() {
+    for subject in [Subject::flat(), Subject::flat_ordered(), Subject::flex()] {
+        let stage = Stage::new(&subject, TINY);
+        let db = small(&stage);
+        let keyspace = stage.keyspace(&db, "k");
+        let sim = stage.simulated().unwrap();
+        let used: u64 = sim.files().iter().map(|(_, len)| len.next_multiple_of(4096)).sum();
+        sim.set_capacity(used + (1 << 20));
+        let mut watcher = |_| {
+            for n in 0..20_000u32 {
+                let done = keyspace.insert((n % 200).to_be_bytes(), [n.to_be_bytes()[3]; 100]);
+                done.unwrap_or_else(|error| panic!("{subject:?}: update {n}: {error}"));
+                if n % 64 == 0 {
+                    db.pump().unwrap();
+                }
+            }
+            ControlFlow::Continue(())
+        };
+        db.backup(beside(&stage, "backup"), BackupOptions::default().watched(&mut watcher)).unwrap();
+    }
+}
+
+/// So many bytes a second, not read back.
+fn rate<'a>(bytes: u64) -> BackupOptions<'a> {
+    BackupOptions::default().verify(false).pace(BackupPace::AtMost(bytes.try_into().unwrap()))
+}
+
+/// At a rate it takes its time, and ends at once where it is given up, or with the database.
+#[test]
+fn a_backup_at_a_rate_takes_its_time_and_no_longer() {
+    let stage = Stage::new(&Subject::flat(), Setting::new(Place::Real, true, false));
+    let db = small(&stage);
+    let began = SystemClock.now();
+    let done = db.backup(beside(&stage, "slow"), rate(200_000)).unwrap();
+    let least = Duration::from_secs_f64(done.copied as f64 / 200_000.0);
+    assert!(
+        SystemClock.now().saturating_sub(began) >= least && !least.is_zero(),
+        "{done:?} in {:?}",
+        SystemClock.now().saturating_sub(began)
+    );
+    // A byte a second: hours.
+    let began = SystemClock.now();
+    let mut looks = 0;
+    let mut watcher = |progress: BackupProgress| {
+        looks += u32::from(progress.done > 0);
+        if looks == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let given_up = db.backup(beside(&stage, "given-up"), rate(1).watched(&mut watcher));
+    assert!(matches!(given_up, Err(Error::Cancelled)), "{given_up:?}");
+    let handle = db.clone();
+    let mut watched = Some(db);
+    let closing = std::thread::scope(|scope| {
+        let mut watcher = |progress: BackupProgress| {
+            if progress.done > 0
+                && let Some(db) = watched.take()
+            {
+                scope.spawn(move || db.close().unwrap());
+            }
+            ControlFlow::Continue(())
+        };
+        handle.backup(beside(&stage, "cut-short"), rate(1).watched(&mut watcher))
+    });
+    assert!(matches!(closing, Err(Error::Closed)), "{closing:?}");
+    assert!(
+        SystemClock.now().saturating_sub(began) < Duration::from_secs(20),
+        "{:?}",
+        SystemClock.now().saturating_sub(began)
+    );
 }
 
 /// What does not change is not copied again.

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::manifest::{Entry, Manifest, ManifestWriter, NAME, Stored, UNBORN};
+use super::pace::Pace;
 use super::tree::{Range, Tree, open};
 use super::{APART, BackupOptions, BackupPhase, BackupReport, Meter};
 use crate::disk::{Disk, File, How};
@@ -52,13 +53,13 @@ pub(crate) fn back_up(store: &Arc<Store>, dir: &Path, options: BackupOptions<'_>
         let why = format!("{} is inside the database", dir.display());
         return Err(Error::Invalid { what: "target", why });
     }
-    let BackupOptions { base, verify, watcher } = options;
+    let BackupOptions { base, verify, pace, watcher } = options;
     let base = base.map(|base| Base::open(disk, &base, store)).transpose()?;
     let still = store.still()?;
     let (target, file) = Target::by_file(disk, dir, UNBORN)?;
     let manifest = ManifestWriter::new(file, dir, still.root());
     let tree = Tree::new(disk, target);
-    let meter = Meter { phase: BackupPhase::Copying, done: 0, total: 0, watcher };
+    let meter = Meter::new(watcher, Some(Pace::new(store, pace)));
     let report = BackupReport { seq: still.seq().0, ..BackupReport::default() };
     let mut copier = Copier { disk, store, tree, manifest, base, meter, report };
     let copied = copier.copy(&still);
@@ -256,9 +257,9 @@ impl Ending<'_, '_> {
             let Entry::File(Stored { name, len, sum, .. }) = entry else { return Ok(()) };
             let path = self.dir.join(name);
             let file = open(self.disk, &path)?;
-            file.forget();
+            file.forget(0, len);
             let got = self.tree.sum(&Range { file: &*file, path: &path, at: 0, len }, &mut self.meter)?;
-            file.forget();
+            file.forget(0, len);
             match got == sum {
                 true => Ok(()),
                 false => Err(Error::corrupt(&path, 0, Damage::BadChecksum { expected: sum, got })),

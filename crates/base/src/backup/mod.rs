@@ -13,6 +13,7 @@
 //! | `copy` | the files of a state into a new directory, or out of an earlier backup |
 //! | `restore` | a backup into a new directory, every byte checked |
 //! | `manifest` | BACKUP: what a backup consists of (docs/format/backup.md) |
+//! | `pace` | what a backup leaves to others |
 //! | `tree` | making files and directories, durably, and copying bytes |
 //!
 //! ## Invariants
@@ -30,10 +31,12 @@
 //!
 //! ## Costs
 //!
-//! Each byte is read and written once, and read once more to verify; a mebibyte of memory. What is linked is read, not written.
+//! Each byte is read and written once, and read once more to verify; a mebibyte of memory. What is linked is read, not written. Beside commits half of
+//! its time is rest, unless another pace is asked for.
 
 mod copy;
 mod manifest;
+mod pace;
 mod restore;
 mod tree;
 
@@ -41,9 +44,11 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use crate::error::{Error, Result};
+use pace::Pace;
 
 pub(crate) use copy::back_up;
 pub use manifest::NAME;
+pub use pace::BackupPace;
 pub use restore::restore;
 
 /// Incarnations of a database and of one restored from its backups are at least so far apart: more than openings there will be.
@@ -71,25 +76,27 @@ pub struct BackupProgress {
     pub total: u64,
 }
 
-/// Who is told of the progress, after each piece of at most a mebibyte, and may end it.
+/// Who is told of the progress, after each piece of at most a mebibyte and now and then in a rest, and may end it.
 pub type Watcher<'a> = dyn FnMut(BackupProgress) -> ControlFlow<()> + 'a;
 
 /// How to back up.
 pub struct BackupOptions<'a> {
     base: Option<PathBuf>,
     verify: bool,
+    pace: BackupPace,
     watcher: Option<&'a mut Watcher<'a>>,
 }
 
 impl Default for BackupOptions<'_> {
     fn default() -> Self {
-        BackupOptions { base: None, verify: true, watcher: None }
+        BackupOptions { base: None, verify: true, pace: BackupPace::default(), watcher: None }
     }
 }
 
 impl std::fmt::Debug for BackupOptions<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "BackupOptions {{ base: {:?}, verify: {} }}", self.base, self.verify)
+        let BackupOptions { base, verify, pace, .. } = self;
+        write!(f, "BackupOptions {{ base: {base:?}, verify: {verify}, pace: {pace:?} }}")
     }
 }
 
@@ -106,6 +113,13 @@ impl<'a> BackupOptions<'a> {
     #[must_use]
     pub fn verify(mut self, verify: bool) -> Self {
         self.verify = verify;
+        self
+    }
+
+    /// How much of the machine it takes, while it copies and while it reads back. By default it gives way to who commits.
+    #[must_use]
+    pub fn pace(mut self, pace: BackupPace) -> Self {
+        self.pace = pace;
         self
     }
 
@@ -130,15 +144,20 @@ pub struct BackupReport {
     pub linked: u64,
 }
 
-/// Counts what is done and tells the watcher.
+/// Counts what is done, tells the watcher, and rests.
 struct Meter<'a> {
     phase: BackupPhase,
     done: u64,
     total: u64,
     watcher: Option<&'a mut Watcher<'a>>,
+    pace: Option<Pace>,
 }
 
-impl Meter<'_> {
+impl<'a> Meter<'a> {
+    fn new(watcher: Option<&'a mut Watcher<'a>>, pace: Option<Pace>) -> Meter<'a> {
+        Meter { phase: BackupPhase::Copying, done: 0, total: 0, watcher, pace }
+    }
+
     fn begin(&mut self, phase: BackupPhase, total: u64) -> Result<()> {
         (self.phase, self.done, self.total) = (phase, 0, total);
         self.tick(0)
@@ -148,10 +167,13 @@ impl Meter<'_> {
         self.done += bytes;
         self.total = self.total.max(self.done);
         let progress = BackupProgress { phase: self.phase, done: self.done, total: self.total };
-        match self.watcher.as_mut().map(|watcher| watcher(progress)) {
+        let Meter { watcher, pace, .. } = self;
+        let mut tell = || match watcher.as_mut().map(|watcher| watcher(progress)) {
             Some(ControlFlow::Break(())) => Err(Error::Cancelled),
             _ => Ok(()),
-        }
+        };
+        tell()?;
+        pace.as_mut().map_or(Ok(()), |pace| pace.rest(bytes, tell))
     }
 }
 

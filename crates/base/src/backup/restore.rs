@@ -33,7 +33,7 @@ pub fn restore(
     let mut tree = Tree::new(&**disk, Target::for_database(&**disk, to)?);
     let mut forward = watcher.map(|watcher| move |progress| watcher(progress));
     let watcher: Option<&mut Watcher<'_>> = forward.as_mut().map(|forward| forward as &mut Watcher<'_>);
-    let mut meter = Meter { phase: BackupPhase::Copying, done: 0, total: 0, watcher };
+    let mut meter = Meter::new(watcher, None);
     refill(disk, from, to, &manifest, &mut tree, &mut meter)?;
     tree.keep();
     let seq = manifest.root.floor.0;

@@ -56,6 +56,7 @@ use place::{Layout, Place};
 use sites::Sites;
 
 pub(crate) use chunks::Pin;
+pub(crate) use place::file_number;
 
 /// More staged files than this are synced by syncing the volume.
 pub const MANY: usize = 64;

@@ -137,6 +137,11 @@ pub(super) struct Place {
     pub(super) generation: u16,
 }
 
+/// The number of the file that blob `id` is, or is in.
+pub(crate) fn file_number(id: u64) -> u64 {
+    Place::of(id).map_or(id, |place| place.chunk)
+}
+
 impl Place {
     /// What `id` says. None if its value has a file of its own; nor is a slot that no chunk has a place.
     pub(super) fn of(id: u64) -> Option<Place> {

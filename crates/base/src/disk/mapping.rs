@@ -252,6 +252,14 @@ impl Mapping {
         Ok(())
     }
 
+    /// Takes the pages of `[offset, offset + len)` out of what is mapped: who reads one has it mapped again.
+    pub(super) fn forget(&self, offset: u64, len: u64) {
+        self.end_residency();
+        let page = |at: u64| self.bytes_of((at / self.page_size).min(self.len as u64 / self.page_size));
+        // Refused advice costs time only.
+        let _ = self.region.advise(page(offset)..page(offset.saturating_add(len)), Advice::LinuxDontNeed);
+    }
+
     /// Maps those of the pages for reading that are in the page cache. Where memory is short many have gone as soon as they
     /// were written: each would be read from the device again, one by one, while everybody waits for the sync.
     fn map_cached(&self, bytes: Range<usize>) {

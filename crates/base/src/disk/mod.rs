@@ -267,8 +267,11 @@ pub trait File: fmt::Debug + Send + Sync {
     /// A hint: this and other files are about to be synced. What was written goes on its way, so that they share the time
     /// on the device, and what the file system has to write of its own.
     fn start_sync(&self) {}
-    /// A hint: what memory has of it, and the device too, will not be asked for again; or is to be asked of the device.
-    fn forget(&self) {}
+    /// A hint: what memory has of `[offset, offset + len)`, and the device too, will not be asked for again soon; or is to be
+    /// asked of the device.
+    fn forget(&self, offset: u64, len: u64) {
+        let _ = (offset, len);
+    }
     /// Makes data and length durable. See invariant 2.
     fn sync(&self) -> io::Result<()>;
 

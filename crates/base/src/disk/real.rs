@@ -281,8 +281,12 @@ impl File for RealFile {
         unsafe { libc::sync_file_range(self.fd.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
     }
 
-    fn forget(&self) {
-        let _ = rustix::fs::fadvise(&self.fd, 0, None, rustix::fs::Advice::DontNeed);
+    fn forget(&self, offset: u64, len: u64) {
+        if let Some(mapping) = self.mapping.get() {
+            mapping.forget(offset, len);
+        }
+        // A refused hint costs time only.
+        let _ = rustix::fs::fadvise(&self.fd, offset, NonZeroU64::new(len), rustix::fs::Advice::DontNeed);
     }
 
     fn sync(&self) -> io::Result<()> {

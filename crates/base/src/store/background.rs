@@ -45,6 +45,8 @@ pub(crate) struct Signals {
     maker: Condvar,
     ticker: Condvar,
     relief: Condvar,
+    /// The end of the database ends rests.
+    rest: Condvar,
     /// Delay of each commit in nanoseconds.
     brake: AtomicU64,
     /// Delays not slept yet.
@@ -158,12 +160,26 @@ impl Store {
             self.signals.maker.notify_all();
             self.signals.ticker.notify_all();
             self.signals.relief.notify_all();
+            self.signals.rest.notify_all();
         }
         let me = crate::sync::thread::current().id();
         for worker in std::mem::take(&mut *self.workers.lock()) {
             if worker.0.thread().id() != me {
                 let _ = worker.0.join(); // a panic there was reported by the runtime
             }
+        }
+    }
+
+    /// Whether there are no threads of the database's own.
+    pub(crate) fn is_inline(&self) -> bool {
+        self.options.inline
+    }
+
+    /// Does nothing for `time`, or until the database ends.
+    pub(crate) fn rest(&self, time: Duration) {
+        let mut due = self.signals.due.lock();
+        if !self.signals.stop.load(Ordering::Acquire) {
+            self.signals.rest.wait_for(&mut due, time);
         }
     }
 

@@ -339,7 +339,7 @@ impl Store {
         };
         let old = std::mem::replace(&mut m.checkpoints[log.id.index()], reference);
         for id in old.keyspaces {
-            m.dies(Dying::File(self.image_path(id, old.number)));
+            m.dies(Dying::Image(id, old.number));
         }
         for kept in &pending.kepts {
             m.dies(Dying::Before(Arc::clone(kept)));

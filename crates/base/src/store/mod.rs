@@ -73,7 +73,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use crate::backup::{BackupOptions, BackupPhase, BackupProgress, BackupReport, Watcher};
+pub use crate::backup::{BackupOptions, BackupPace, BackupPhase, BackupProgress, BackupReport, Watcher};
 pub use crate::blob::StagedStats;
 pub use bulk::{Loaded, Loading};
 pub use close::{DOOR, LOCK};

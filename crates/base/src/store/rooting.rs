@@ -2,7 +2,8 @@
 //!
 //! The one rule for freeing (commit.md R13) is here: a segment, image or keyspace that is no longer
 //! needed is left out of ROOT; when a second ROOT without it is durable, neither slot names it and it
-//! goes. What superseded its content was durable before it was left out. While a state stays (`still`) nothing goes at all.
+//! goes. What superseded its content was durable before it was left out. While a state stays (`still`) nothing goes that it may name: what was
+//! made later goes as ever.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use super::checkpoint::Pending;
 use super::log::Log;
 use super::{Kept, Store};
+use crate::blob;
 use crate::error::{Error, Result};
 use crate::root::{CheckpointRef, LogEntry, Root};
 use crate::segment::Segment;
@@ -26,12 +28,34 @@ const BLOB_CHUNKS: u64 = 4;
 pub(crate) enum Dying {
     /// A segment nothing points into.
     Segment(LogId, Arc<Segment>),
-    /// A file: an old image.
-    File(PathBuf),
+    /// An old image: whose, and its number.
+    Image(KeyspaceId, u64),
     /// A staged value.
     Blob(u64),
     /// What only images of a keyspace before its present one name.
     Before(Arc<Kept>),
+}
+
+/// A state that stays, and where its names end: numbers are handed out in order, and what has a later one is none of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Staying {
+    pub(crate) seq: Seq,
+    /// Tells it from another one of the same commit.
+    pub(crate) turn: u64,
+    pub(crate) segments: SegmentId,
+    pub(crate) images: u64,
+    pub(crate) blobs: u64,
+}
+
+impl Staying {
+    fn may_name(&self, what: &Dying) -> bool {
+        match what {
+            Dying::Segment(_, segment) => segment.id() < self.segments,
+            Dying::Image(_, number) => *number < self.images,
+            Dying::Blob(id) => blob::file_number(*id) < self.blobs,
+            Dying::Before(_) => true,
+        }
+    }
 }
 
 /// A stream of survivors: where the cleaner appends.
@@ -62,8 +86,9 @@ pub(crate) struct Maintenance {
     pub(crate) unjudged: HashSet<SegmentId>,
     /// What goes, with the first generation of ROOT that does not name it.
     pub(crate) dying: Vec<(u64, Dying)>,
-    /// Commits whose states stay: nothing goes meanwhile.
-    pub(crate) stills: Vec<Seq>,
+    /// What is to stay, and how many such states there were.
+    pub(crate) stills: Vec<Staying>,
+    pub(crate) still_turn: u64,
     /// Checkpoints under way, and up to where the journal's is certain: durable, and ROOT says so.
     pub(crate) pending: [Option<Pending>; LogId::ALL.len()],
     pub(crate) certain: Seq,
@@ -196,23 +221,32 @@ impl Store {
         }
     }
 
-    /// Frees what neither slot names, if no state stays that may. Files of values are removed later, a few at a time, when the caller
+    /// Frees what neither slot names, nor a state that stays. Files of values are removed later, a few at a time, when the caller
     /// has let the maintenance lock go.
     pub(super) fn let_go(&self, m: &mut Maintenance) {
-        let (generation, is_still) = (m.generation, !m.stills.is_empty());
+        let Maintenance { generation, stills, .. } = &*m;
+        let (generation, stills) = (*generation, stills.clone());
         let bytes = |what: &Dying| if let Dying::Segment(_, s) = what { s.identity().capacity } else { 0 };
         let (mut dying, mut held) = (0, 0);
         let mut going = Vec::new();
         m.dying.retain_mut(|(first, what)| {
-            let waits = *first >= generation;
-            *(if waits { &mut dying } else { &mut held }) += bytes(what);
-            if !waits && !is_still {
+            if *first >= generation {
+                dying += bytes(what);
+                return true;
+            }
+            let is_held = stills.iter().any(|still| still.may_name(what));
+            if is_held {
+                held += bytes(what);
+                if let Dying::Segment(_, segment) = what {
+                    segment.file().forget(0, segment.identity().capacity);
+                }
+            } else {
                 going.push(std::mem::replace(what, Dying::Blob(u64::MAX)));
             }
-            waits || is_still
+            is_held
         });
         self.dying_bytes.store(dying, Ordering::Relaxed);
-        self.held_bytes.store(if is_still { held } else { 0 }, Ordering::Relaxed);
+        self.held_bytes.store(held, Ordering::Relaxed);
         self.stills.store(m.stills.len() as u64, Ordering::Relaxed);
         for what in going {
             // A file that cannot be removed is swept at the next open.
@@ -222,7 +256,7 @@ impl Store {
                     let _ = self.disk.remove(segment.path());
                     self.log(log).freed.fetch_add(1, Ordering::Relaxed);
                 }
-                Dying::File(path) => drop(self.disk.remove(&path)),
+                Dying::Image(id, number) => drop(self.disk.remove(&self.image_path(id, number))),
                 Dying::Blob(id) => self.ground.blobs.leave(id),
                 Dying::Before(kept) => kept.engine().into_iter().for_each(|engine| engine.outlived()),
             }
@@ -240,7 +274,7 @@ impl Store {
         // In this order: a view that is registered after the look is younger than any drop durable before it.
         let durable = self.durable();
         let oldest = self.order.lock().views.oldest();
-        let oldest = oldest.into_iter().chain(m.stills.iter().copied()).min();
+        let oldest = oldest.into_iter().chain(m.stills.iter().map(|still| still.seq)).min();
         let gone = self.catalogue.take_dead(durable, oldest);
         for kept in &gone {
             if let Ok(engine) = kept.engine() {

@@ -15,8 +15,9 @@
 //!
 //! 1. The state is that of S: everything committed up to there, and all of it is on the device. Logs end where they did at S; engines' own
 //!    files hold nothing above, since they hold what the store was certain of, which was durable before.
-//! 2. While one lives nothing that its ROOT names goes or is written again: [`Store`] lets nothing go (`rooting`), dropped keyspaces
-//!    are not buried, and engines hold their own files.
+//! 2. While one lives nothing that its ROOT names goes or is written again: [`Store`] lets nothing go that was made before it
+//!    (`rooting`), dropped keyspaces are not buried, and engines hold their own files. What is made later comes and goes as ever, so that
+//!    what waits for it has a bound: what there was.
 //! 3. All segments of the state are sealed: a recovery from it looks for nothing behind their ends. Those without a frame are left out.
 //! 4. It neither stops commits nor cleaning. What waits for it is counted as held, not as room: the cleaner's limit does not see it, and on a
 //!    full disk, where copies would take room and give none, it rests.
@@ -34,7 +35,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::log::Log;
-use super::rooting::Maintenance;
+use super::rooting::{Maintenance, Staying};
 use super::{Store, image};
 use crate::error::Result;
 use crate::own::OwnFiles;
@@ -60,6 +61,7 @@ type Own = (KeyspaceId, Box<dyn OwnFiles>);
 pub struct Still {
     store: Arc<Store>,
     root: Root,
+    turn: u64,
     blobs: Vec<Blob>,
     own: Vec<Own>,
 }
@@ -88,10 +90,20 @@ impl Store {
         self.sync_survivors(&mut m)?;
         let (ends, segments) = self.ends_of_now()?;
         let root = self.root_of(&m, &ends, &segments);
-        m.stills.push(ends.seq);
+        let seq = ends.seq;
+        m.still_turn += 1;
+        let turn = m.still_turn;
+        // Nothing has a name yet that would be a later one: nothing of it goes while the lock is held.
+        let all = Staying { seq, turn, segments: root.next_segment, images: m.next_image, blobs: u64::MAX };
+        m.stills.push(all);
         self.stills.store(m.stills.len() as u64, Ordering::Relaxed);
         match self.hold_files(&root) {
-            Ok((blobs, own)) => Ok(Still { store: Arc::clone(self), root, blobs, own }),
+            Ok((blobs, own)) => {
+                let ends = Staying { blobs: self.ground.blobs.next(), ..all };
+                m.stills.pop();
+                m.stills.push(ends);
+                Ok(Still { store: Arc::clone(self), root, turn, blobs, own })
+            }
             Err(error) => {
                 m.stills.pop();
                 self.let_go(&mut m);
@@ -166,9 +178,9 @@ impl Store {
     }
 
     /// A state is not needed any more.
-    fn release_still(&self, seq: Seq) {
+    fn release_still(&self, turn: u64) {
         let mut m = self.maintenance.lock();
-        if let Some(index) = m.stills.iter().position(|other| *other == seq) {
+        if let Some(index) = m.stills.iter().position(|still| still.turn == turn) {
             m.stills.swap_remove(index);
         }
         if !self.closed.load(Ordering::Acquire) {
@@ -263,6 +275,6 @@ impl Drop for Still {
             return;
         }
         self.own.clear(); // engines first: what they let go the store may take away
-        self.store.release_still(self.root.floor);
+        self.store.release_still(self.turn);
     }
 }

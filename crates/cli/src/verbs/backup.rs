@@ -1,17 +1,18 @@
 //! # `backup`: a copy of the database, and `restore`: the way back
 
 use std::io::Write;
+use std::num::NonZeroU64;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use clap::Args;
 use indicatif::ProgressBar;
 use serde_json::json;
-use sheaf::{BackupOptions, BackupPhase, BackupProgress, BackupReport, Database};
+use sheaf::{BackupOptions, BackupPace, BackupPhase, BackupProgress, BackupReport, Database};
 
 use crate::args::Place;
 use crate::failure::Result;
-use crate::notation::{many, size};
+use crate::notation::{many, parse_size, size};
 use crate::output::{Watch, byte_bar, stdout, time};
 
 /// Arguments of `backup`.
@@ -25,6 +26,9 @@ pub(crate) struct Backup {
     /// An earlier backup, to share unchanged files with
     #[arg(long, value_name = "BACKUP")]
     pub(crate) base: Option<PathBuf>,
+    /// Bytes a second at most, such as 100MiB, or `full`; in place of giving way to commits
+    #[arg(long, value_name = "SIZE", value_parser = parse_pace)]
+    pub(crate) rate: Option<BackupPace>,
     /// Do not read back what was written
     #[arg(long)]
     pub(crate) no_verify: bool,
@@ -64,14 +68,24 @@ pub(crate) fn run(args: &Backup) -> Result {
     Ok(out.flush()?)
 }
 
+/// A rate, or `full`.
+fn parse_pace(text: &str) -> std::result::Result<BackupPace, String> {
+    if text == "full" {
+        return Ok(BackupPace::Full);
+    }
+    let rate = NonZeroU64::new(parse_size(text)?);
+    rate.map(BackupPace::AtMost).ok_or_else(|| "expected a number such as 100MiB, or full".to_owned())
+}
+
 /// By whoever has the database open, or by us.
 fn copy(args: &Backup, bar: &ProgressBar) -> Result<BackupReport> {
     let mut watcher = |progress| show(bar, progress);
+    let pace = args.rate.unwrap_or_default();
     if let Some(mut owner) = args.place.owner()? {
-        return Ok(owner.backup(&args.backup, args.base.as_deref(), !args.no_verify, watcher)?);
+        return Ok(owner.backup(&args.backup, args.base.as_deref(), !args.no_verify, pace, watcher)?);
     }
     let db = args.place.write()?;
-    let options = BackupOptions::default().verify(!args.no_verify).watched(&mut watcher);
+    let options = BackupOptions::default().verify(!args.no_verify).pace(pace).watched(&mut watcher);
     let options = match &args.base {
         Some(base) => options.base(base),
         None => options,

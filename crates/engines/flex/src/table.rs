@@ -336,7 +336,7 @@ impl Table {
 
     /// Takes back what versions that are gone held.
     pub(crate) fn settle(&mut self, shelf: &Shelf, guard: &Guard) {
-        self.tree.oldest();
+        self.tree.settle();
         self.reclaim(shelf, guard);
         self.account(shelf);
     }

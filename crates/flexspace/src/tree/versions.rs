@@ -48,20 +48,22 @@ impl<T: Content> ShiftTree<T> {
         frozen
     }
 
-    /// The mark of the oldest version that is still being read, or of the newest.
-    pub fn oldest(&mut self) -> Option<u64> {
-        self.oldest_but(None)
+    /// The marks of the versions that are being read, and of the newest, in order. The version of mark `excepted` is left out if it
+    /// is an older one that has but one owner: that one must be who does not read what it maps to, and the mark is passed only while he
+    /// has the version.
+    pub fn read_but(&mut self, excepted: Option<u64>) -> Vec<u64> {
+        self.settle();
+        let newest = self.versions.back().map(|version| version.frozen.mark);
+        let counts = |version: &&Version<T>| {
+            let mark = version.frozen.mark;
+            Some(mark) == newest || Some(mark) != excepted || Arc::strong_count(&version.frozen) > 2
+        };
+        self.versions.iter().filter(counts).map(|version| version.frozen.mark).collect()
     }
 
-    /// As [`ShiftTree::oldest`], not counting the version of that mark if it has but one owner. That one must be who does not read
-    /// what it maps to: the mark is passed only while he has the version.
-    pub fn oldest_but(&mut self, excepted: Option<u64>) -> Option<u64> {
+    /// Takes back what versions kept that nobody has any more.
+    pub fn settle(&mut self) {
         self.reclaim(usize::MAX);
-        let newest = self.versions.back()?.frozen.mark;
-        let counts = |version: &&Version<T>| {
-            Some(version.frozen.mark) != excepted || Arc::strong_count(&version.frozen) > 2
-        };
-        Some(self.versions.iter().find(counts).map_or(newest, |version| version.frozen.mark))
     }
 
     /// Takes versions that nobody has any more off the list, looking at `most` of them: the one before the newest,

@@ -118,6 +118,25 @@ fn held_segments_cost_no_syncs() {
     assert!(space.shared().release().unwrap() >= before.dead_segments);
 }
 
+/// What is written after a view was taken, and overwritten, has its segments written again while the view is there.
+#[test]
+fn what_came_after_a_view_gives_its_place_back() {
+    let space = open(Arc::new(SimDisk::new()));
+    space.insert(0, &[0; 90_000]).unwrap();
+    let view = space.view();
+    let mut used = Vec::new();
+    for n in 1..40 {
+        space.write(0, &[n; 90_000]).unwrap();
+        space.shared().release().unwrap();
+        let stats = space.stats();
+        used.push(stats.segments - stats.free_segments);
+    }
+    assert!(used[38] <= used[4], "it grows: {used:?}");
+    let mut bytes = vec![1; 90_000];
+    view.read(0, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == 0), "the view changed");
+}
+
 /// A space whose log is long beside its index, which changes no more, with a spare segment.
 fn with_a_long_log(disk: &SimDisk) -> FlexSpace {
     let space = open(Arc::new(disk.clone()));

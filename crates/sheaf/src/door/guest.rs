@@ -16,7 +16,7 @@ use super::figures::overview;
 use super::message::{Reply, Request};
 use super::wire::{self, Status, VERSION};
 use crate::convert::convert;
-use crate::{BackupOptions, CacheStats, Compacted, Error, KeyspaceOptions, Result};
+use crate::{BackupOptions, BackupPace, CacheStats, Compacted, Error, KeyspaceOptions, Result};
 
 /// About how many bytes of a list go into one message, and at most of one thing in it.
 const PART: usize = 256 << 10;
@@ -92,7 +92,7 @@ impl Attended<'_> {
     fn answer(&self, request: Request) -> Result<()> {
         match request {
             Request::Overview => self.overview(),
-            Request::Backup { dir, base, verify } => self.back_up(dir, base, verify),
+            Request::Backup { dir, base, verify, pace } => self.back_up(dir, base, verify, pace),
             Request::Convert { keyspace, engine, options } => {
                 let to = KeyspaceOptions { engine, options };
                 let done =
@@ -127,14 +127,14 @@ impl Attended<'_> {
         self.tell(&Reply::Done)
     }
 
-    fn back_up(&self, dir: PathBuf, base: Option<PathBuf>, verify: bool) -> Result<()> {
+    fn back_up(&self, dir: PathBuf, base: Option<PathBuf>, verify: bool, pace: BackupPace) -> Result<()> {
         if let Some(path) = [Some(&dir), base.as_ref()].into_iter().flatten().find(|path| path.is_relative())
         {
             let why = format!("{} is not absolute", path.display());
             return Err(Error::Invalid { what: "target", why });
         }
         let mut watcher = |progress| self.step(&Reply::BackingUp(progress));
-        let options = BackupOptions::default().verify(verify).watched(&mut watcher);
+        let options = BackupOptions::default().verify(verify).pace(pace).watched(&mut watcher);
         let options = match base {
             Some(base) => options.base(base),
             None => options,

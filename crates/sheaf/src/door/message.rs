@@ -3,6 +3,7 @@
 //! A message is a kind (one byte) and its fields; docs/format/door.md lists them. What comes from the other end is decoded into these
 //! types or refused.
 
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 
 use sheaf_base::codec::{Reader, Writer};
@@ -12,8 +13,8 @@ use sheaf_base::fault::{self, ReadTexts, Texts};
 use super::figures::{KeyspaceOverview, decode_cache, decode_keyspace, decode_options, decode_stats};
 use super::figures::{encode_cache, encode_keyspace, encode_options, encode_stats};
 use crate::{
-    BackupPhase, BackupProgress, BackupReport, CacheStats, Compacted, ConversionPhase, ConversionProgress,
-    Converted, Damage, EngineOptions, Error, Estimate, Stats, VerifyReport,
+    BackupPace, BackupPhase, BackupProgress, BackupReport, CacheStats, Compacted, ConversionPhase,
+    ConversionProgress, Converted, Damage, EngineOptions, Error, Estimate, Stats, VerifyReport,
 };
 
 /// What somebody asks for.
@@ -22,7 +23,7 @@ pub(super) enum Request {
     /// The figures: [`Reply::Stats`], [`Reply::Caches`] .., a [`Reply::Keyspace`] each, [`Reply::Done`].
     Overview,
     /// [`Reply::BackingUp`] .., [`Reply::BackedUp`].
-    Backup { dir: PathBuf, base: Option<PathBuf>, verify: bool },
+    Backup { dir: PathBuf, base: Option<PathBuf>, verify: bool, pace: BackupPace },
     /// [`Reply::Converting`] .., [`Reply::Converted`].
     Convert { keyspace: String, engine: Option<String>, options: EngineOptions },
     /// [`Reply::Estimate`].
@@ -68,11 +69,16 @@ impl Request {
         let mut w = Writer::default();
         match self {
             Request::Overview => w.u8(1),
-            Request::Backup { dir, base, verify } => {
+            Request::Backup { dir, base, verify, pace } => {
                 w.u8(2);
                 w.path(dir);
                 w.option(base.as_deref(), Writer::path);
                 w.flag(*verify);
+                w.u64(match pace {
+                    BackupPace::GiveWay => 0,
+                    BackupPace::AtMost(rate) => rate.get(),
+                    BackupPace::Full => u64::MAX,
+                });
             }
             Request::Convert { keyspace, engine, options } => {
                 w.u8(3);
@@ -99,7 +105,15 @@ impl Request {
         let r = &mut Reader::new(bytes);
         let request = match r.u8()? {
             1 => Request::Overview,
-            2 => Request::Backup { dir: r.path()?, base: r.option(|r| r.path())?, verify: r.flag()? },
+            2 => Request::Backup {
+                dir: r.path()?,
+                base: r.option(|r| r.path())?,
+                verify: r.flag()?,
+                pace: match r.u64()? {
+                    u64::MAX => BackupPace::Full,
+                    rate => NonZeroU64::new(rate).map_or(BackupPace::GiveWay, BackupPace::AtMost),
+                },
+            },
             3 => Request::Convert {
                 keyspace: r.text()?,
                 engine: r.option(|r| r.text())?,
@@ -341,8 +355,19 @@ mod tests {
         let name = || "näme".to_owned();
         vec![
             Request::Overview,
-            Request::Backup { dir: "/a/b".into(), base: Some("/c".into()), verify: true },
-            Request::Backup { dir: "/a".into(), base: None, verify: false },
+            Request::Backup {
+                dir: "/a/b".into(),
+                base: Some("/c".into()),
+                verify: true,
+                pace: BackupPace::Full,
+            },
+            Request::Backup { dir: "/a".into(), base: None, verify: false, pace: BackupPace::GiveWay },
+            Request::Backup {
+                dir: "/a".into(),
+                base: None,
+                verify: false,
+                pace: BackupPace::AtMost(NonZeroU64::MIN),
+            },
             Request::Convert { keyspace: name(), engine: Some("flex".into()), options: chosen() },
             Request::Convert { keyspace: name(), engine: None, options: EngineOptions::default() },
             Request::Estimate { keyspace: name() },

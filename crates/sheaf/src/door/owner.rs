@@ -18,8 +18,8 @@ use super::message::{Reply, Request};
 use super::wire::{self, Status, VERSION};
 use super::{open_dir, way_to};
 use crate::{
-    BackupProgress, BackupReport, Compacted, ConversionProgress, Converted, Error, Estimate, KeyspaceOptions,
-    Result, Stats, VerifyReport,
+    BackupPace, BackupProgress, BackupReport, Compacted, ConversionProgress, Converted, Error, Estimate,
+    KeyspaceOptions, Result, Stats, VerifyReport,
 };
 
 /// Longest content of the lock's file.
@@ -154,11 +154,12 @@ impl Owner {
         dir: impl AsRef<Path>,
         base: Option<&Path>,
         verify: bool,
+        pace: BackupPace,
         mut watcher: impl FnMut(BackupProgress) -> ControlFlow<()>,
     ) -> Result<BackupReport> {
         let absolute = |path: &Path| std::path::absolute(path).during("find", path);
         let (dir, base) = (absolute(dir.as_ref())?, base.map(absolute).transpose()?);
-        self.ask(&Request::Backup { dir, base, verify }, |stream, reply| match reply {
+        self.ask(&Request::Backup { dir, base, verify, pace }, |stream, reply| match reply {
             Reply::BackingUp(progress) => Ok(heard(stream, watcher(progress))),
             Reply::BackedUp(report) => Ok(Some(report)),
             other => Err(unexpected(&other)),

@@ -1,0 +1,47 @@
+//! # Held: what a reader keeps for long
+//!
+//! ## Picture
+//!
+//! ```text
+//!  versions   H ·································· newest        segments   born before H, dead since: wait for H, leave the page cache
+//!             └ held for a while: a backup, a snapshot                       born before H, living:    are not collected
+//!                                                                            born after H:             come and go as ever
+//! ```
+//!
+//! To collect what H names would take room and give none before H goes; until then more of it dies by itself. And pages of what only H
+//! reads are worth less than those that the growth of the space takes meanwhile.
+//!
+//! Only the oldest version counts, once it has been that for [`LONG`]: readers that come and go hold nothing up.
+
+use std::time::Duration;
+
+use crate::writer::{State, Writer};
+
+/// A version that is the oldest for so long stays longer, as a rule.
+const LONG: Duration = Duration::from_millis(500);
+
+impl Writer {
+    /// The oldest version, if somebody has held it for long and it is not the newest. `index_only` as in [`Writer::release`].
+    pub(crate) fn held_long(&mut self, index_only: Option<u64>, now: Duration) -> Option<u64> {
+        let read = self.tree.read_but(index_only);
+        let oldest = read.first().copied().filter(|_| read.len() > 1);
+        if self.oldest.is_none_or(|(mark, _)| Some(mark) != oldest) {
+            self.oldest = oldest.map(|mark| (mark, now));
+        }
+        self.oldest.filter(|(_, since)| now.saturating_sub(*since) >= LONG).map(|(mark, _)| mark)
+    }
+
+    /// Segments that only version `held` and readers of its time need, each of them once. What died after `durable` may not be on the
+    /// device yet.
+    pub(crate) fn take_held(&mut self, held: u64, durable: u64) -> Vec<u32> {
+        let mut taken = Vec::new();
+        for (number, segment) in (0..).zip(self.segments.iter_mut()) {
+            let is_dead = matches!(segment.state, State::Dead(died) if held < died && died <= durable);
+            if is_dead && segment.born < held && !segment.is_forgotten {
+                segment.is_forgotten = true;
+                taken.push(number);
+            }
+        }
+        taken
+    }
+}
