@@ -241,7 +241,7 @@ fn nobody_waits_for_a_guest() {
     for nonsense in [
         &b"GET / HTTP/1.1\r\n\r\n"[..],
         b"SHEAFDOR\x09\0\0\0\0\0\0\0",
-        b"SHEAFDOR\x01\0\0\0\0\0\0\0\xff\xff\xff\xff",
+        b"SHEAFDOR\x02\0\0\0\0\0\0\0\xff\xff\xff\xff",
     ] {
         let mut guest = UnixStream::connect(&socket).unwrap();
         guest.write_all(nonsense).unwrap();
@@ -250,7 +250,7 @@ fn nobody_waits_for_a_guest() {
         assert!(said.is_empty() || said.starts_with(b"SHEAFDOR\x02\0\0\0"));
     }
     let mut guest = UnixStream::connect(&socket).unwrap();
-    guest.write_all(b"SHEAFDOR\x01\0\0\0\0\0\0\0\x01\0\0\0\x63").unwrap();
+    guest.write_all(b"SHEAFDOR\x02\0\0\0\0\0\0\0\x01\0\0\0\x63").unwrap();
     let mut said = [0; 21];
     guest.read_exact(&mut said).unwrap();
     assert_eq!(said[20], 0, "a request that is none gets an error");
