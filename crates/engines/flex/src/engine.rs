@@ -59,6 +59,8 @@ const LEAST_SHARE: u64 = 64;
 const ROTATION: u64 = 512 << 20;
 /// The pressure, in hundredths, of as much waste as makes a memtable due: at one and a half times that writers are slowed down.
 const PACE: u64 = 69;
+/// The same of as much memory as makes one due: all of it stays until the end of the move, and more than twice as much there may not be.
+const MEMORY_PACE: u64 = 103;
 /// It is moved after so long without a commit; without a clock, after so many looks of the store.
 const REST: Duration = Duration::from_millis(400);
 const REST_LOOKS: u32 = 8;
@@ -439,13 +441,22 @@ impl Engine for FlexEngine {
     }
 
     /// What gathers while a memtable is moved may waste half a share at once, and beyond that as much as was moved of the other:
-    /// writers go at the pace of the move from its begin to its end. Half a share later they are slowed down as far as they can be.
+    /// writers go at the pace of the move from its begin to its end. Half a share later they are slowed down as far as they can be. So it
+    /// is with the memory that the two take, of which nothing comes back before the end of the move: who has none left waits for that.
     fn pressure(&self) -> u64 {
         if self.is_moved() {
             return 0;
         }
-        let waits = self.left_of(self.frozen[0].load(Ordering::Relaxed)).saturating_add(self.waste());
-        waits.saturating_mul(PACE).checked_div(self.most_waste()).unwrap_or(0)
+        let guard = &epoch::pin();
+        let state = self.state(guard);
+        let active = state.memtables.active.bytes();
+        let frozen = state.memtables.bytes().saturating_sub(active);
+        let of = |pace: u64, frozen: u64, active: u64, due: u64| {
+            let waits = self.left_of(frozen).saturating_add(active);
+            waits.saturating_mul(pace).checked_div(due).unwrap_or(0)
+        };
+        let waste = of(PACE, self.frozen[0].load(Ordering::Relaxed), self.waste(), self.most_waste());
+        waste.max(of(MEMORY_PACE, frozen, active, self.share(MEMTABLE_SHARE, state)))
     }
 
     fn left_to_move(&self) -> u64 {

@@ -228,3 +228,33 @@ fn what_is_left_to_move_follows_the_move() {
     assert!(steps > 20 && left < 5, "{steps} steps, {left} left");
     assert_eq!(play.engine.left_to_move(), 0);
 }
+
+/// Writers are slowed down by the memory that memtables take while one of them is moved, before there is none left: who finds
+/// none waits for the whole move.
+#[test]
+fn the_pressure_is_of_the_memory_that_the_move_keeps() {
+    let mut play = Play::at_home();
+    let due = play.engine.shelf.ground.memory.budget() / 6;
+    let active = |play: &Play| play.engine.state(&epoch::pin()).memtables.active.bytes();
+    let fill = |play: &mut Play, to: u64| {
+        let mut n = 0u32;
+        while active(play) < to {
+            play.put(&n.to_be_bytes());
+            n += 1;
+        }
+    };
+    fill(&mut play, due);
+    assert_eq!(play.engine.pressure(), 0, "nothing is moved");
+    play.engine.freeze();
+    let begin = play.engine.pressure();
+    assert!(begin > 100, "{begin}");
+    while play.engine.left_to_move() > 20 {
+        play.engine.step(&play.views.copy_as_of(play.newest), play.newest).unwrap();
+    }
+    let late = play.engine.pressure();
+    assert!(late < begin / 2, "{begin}, {late}");
+    fill(&mut play, due);
+    assert!(play.engine.pressure() > late + 100, "what gathers meanwhile counts");
+    while play.engine.step(&play.views.copy_as_of(play.newest), play.newest).unwrap() {}
+    assert_eq!(play.engine.pressure(), 0);
+}
