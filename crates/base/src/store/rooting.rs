@@ -237,8 +237,12 @@ impl Store {
             let is_held = stills.iter().any(|still| still.may_name(what));
             if is_held {
                 held += bytes(what);
-                if let Dying::Segment(_, segment) = what {
-                    segment.file().forget(0, segment.identity().capacity);
+                match what {
+                    // From now on only the state needs it; what it has of the page cache others need more.
+                    Dying::Segment(_, segment) if *first + 1 == generation => {
+                        segment.file().forget(0, segment.identity().capacity);
+                    }
+                    _ => {}
                 }
             } else {
                 going.push(std::mem::replace(what, Dying::Blob(u64::MAX)));

@@ -93,7 +93,7 @@ impl Store {
         let seq = ends.seq;
         m.still_turn += 1;
         let turn = m.still_turn;
-        // Nothing has a name yet that would be a later one: nothing of it goes while the lock is held.
+        // Which files of values there are is looked up below; until then all stay.
         let all = Staying { seq, turn, segments: root.next_segment, images: m.next_image, blobs: u64::MAX };
         m.stills.push(all);
         self.stills.store(m.stills.len() as u64, Ordering::Relaxed);
