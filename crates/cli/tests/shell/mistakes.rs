@@ -260,6 +260,9 @@ fn a_backup_that_cannot_be_says_why_and_leaves_nothing() {
     sandbox.run(&["backup", "db", "db/inside"]).exits(4).complains("inside the database");
     sandbox.run(&["backup", "nowhere", "tuesday"]).exits(4).complains("there is no database");
     sandbox.run(&["backup", "db", "tuesday", "--base", "db"]).exits(4).complains("not a Sheaf backup");
+    for rate in ["0", "fast", "-1"] {
+        sandbox.run(&["backup", "db", "tuesday", &format!("--rate={rate}")]).exits(2).complains("--rate");
+    }
     sandbox.run(&["put", "other", "a", "1"]).succeeds();
     sandbox.run(&["backup", "other", "theirs"]).succeeds();
     sandbox.run(&["backup", "db", "tuesday", "--base", "theirs"]).exits(4).complains("another database");

@@ -277,6 +277,9 @@ fn a_backup_is_restored_and_shares_what_did_not_change() {
     sandbox.run(&["put", "db", "c", "3"]).succeeds();
     let next = sandbox.run(&["backup", "db", "tuesday", "--base", "monday", "--json"]).succeeds().json();
     assert!(next["commit"].as_u64() > full["commit"].as_u64(), "{next}");
+    for rate in ["100MiB", "full"] {
+        sandbox.run(&["backup", "db", &format!("at-{rate}"), "--rate", rate]).succeeds();
+    }
     let text = sandbox.run(&["restore", "monday", "again"]).succeeds();
     assert!(text.lines().concat().contains("restored"));
     sandbox.run(&["scan", "again"]).succeeds().prints("a\t1\nb\t2\n");
