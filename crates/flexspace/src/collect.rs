@@ -154,7 +154,8 @@ impl Shared {
         let mut collecting = self.collecting.lock();
         if collecting.is_none() {
             let mut w = self.writer.lock();
-            let held = w.held_long(self.index_only(), SystemClock.now());
+            let read = w.tree.read_but(self.index_only());
+            let held = w.held_long(&read, SystemClock.now());
             let victims = w.victims(held);
             if victims.is_empty() {
                 return Ok(false);
@@ -547,7 +548,8 @@ mod tests {
         space.sync().unwrap();
         let held = |at: u64| {
             let mut w = space.shared().writer.lock();
-            let held = w.held_long(None, Duration::from_millis(at));
+            let read = w.tree.read_but(None);
+            let held = w.held_long(&read, Duration::from_millis(at));
             (held, held.map_or(0, |mark| w.take_held(mark, u64::MAX).len()))
         };
         assert_eq!(held(0), (None, 0), "seen for the first time");

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!  versions   H ·································· newest        segments   born before H, dead since: wait for H, leave the page cache
-//!             └ held for a while: a backup, a snapshot                       born before H, living:    are not collected
+//!             └ held for a while: a backup, a view                           born before H, living:    are not collected
 //!                                                                            born after H:             come and go as ever
 //! ```
 //!
@@ -21,9 +21,8 @@ use crate::writer::{State, Writer};
 const LONG: Duration = Duration::from_millis(500);
 
 impl Writer {
-    /// The oldest version, if somebody has held it for long and it is not the newest. `index_only` as in [`Writer::release`].
-    pub(crate) fn held_long(&mut self, index_only: Option<u64>, now: Duration) -> Option<u64> {
-        let read = self.tree.read_but(index_only);
+    /// The oldest of the versions that are `read`, if somebody has held it for long and it is not the newest.
+    pub(crate) fn held_long(&mut self, read: &[u64], now: Duration) -> Option<u64> {
         let oldest = read.first().copied().filter(|_| read.len() > 1);
         if self.oldest.is_none_or(|(mark, _)| Some(mark) != oldest) {
             self.oldest = oldest.map(|mark| (mark, now));

@@ -272,7 +272,7 @@ impl Writer {
         self.count_there();
         let first = u32::try_from(number).unwrap_or(u32::MAX) * per_area;
         let last = first + per_area;
-        let fresh = Segment { live: 0, state: State::Free, born: 0, is_damaged: false, is_forgotten: false };
+        let fresh = Segment::new(State::Free);
         self.segments.resize(self.segments.len().max(last as usize), fresh);
         self.segments[first as usize..last as usize].fill(fresh);
         self.room.bare.extend((first..last).filter(|segment| u64::from(*segment) < self.room.limit));

@@ -422,11 +422,12 @@ impl Shared {
         }
         let (is_due, held, areas) = {
             let mut w = self.writer.lock();
-            let dead = w.releasable(self.index_only());
+            let read = w.tree.read_but(self.index_only());
+            let dead = w.releasable(&read);
             let is_due =
                 dead >= w.enough(self.geometry.reserve / 2) || (dead > 0 && (w.is_pressed() || is_idle));
             let durable = self.durable.load(Ordering::Acquire);
-            let held = w.held_long(self.index_only(), SystemClock.now());
+            let held = w.held_long(&read, SystemClock.now());
             let held = held.map(|mark| w.take_held(mark, durable)).unwrap_or_default();
             (is_due, held, Arc::clone(&w.areas))
         };

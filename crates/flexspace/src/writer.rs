@@ -63,6 +63,11 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
+    /// One of which nothing more is known.
+    pub(crate) fn new(state: State) -> Segment {
+        Segment { live: 0, state, born: 0, is_damaged: false, is_forgotten: false }
+    }
+
     /// Whether it died at or before `newest`, no version that is `read` names it, and it may be written to again.
     fn is_over(self, newest: u64, read: &[u64]) -> bool {
         let State::Dead(died) = self.state else { return false };
@@ -180,11 +185,7 @@ impl Writer {
     pub(crate) fn count(&mut self) -> Result<()> {
         let geometry = self.areas.geometry;
         let per_area = geometry.area_segments as usize;
-        self.segments =
-            vec![
-                Segment { live: 0, state: State::Sealed, born: 0, is_damaged: false, is_forgotten: false };
-                self.areas.files.len() * per_area
-            ];
+        self.segments = vec![Segment::new(State::Sealed); self.areas.files.len() * per_area];
         let (segments, areas) = (&mut self.segments, &self.areas);
         let total = self.tree.read(|tree| {
             let mut total = 0;
@@ -450,11 +451,10 @@ impl Writer {
         read.last().copied().unwrap_or(self.seq)
     }
 
-    /// Segments that a release would free.
-    pub(crate) fn releasable(&mut self, index_only: Option<u64>) -> u64 {
-        let read = self.tree.read_but(index_only);
-        let newest = self.published(&read);
-        self.segments.iter().filter(|segment| segment.is_over(newest, &read)).count() as u64
+    /// Segments that a release would free, with these versions `read`.
+    pub(crate) fn releasable(&self, read: &[u64]) -> u64 {
+        let newest = self.published(read);
+        self.segments.iter().filter(|segment| segment.is_over(newest, read)).count() as u64
     }
 
     /// Segments that wait to be freed.

@@ -44,6 +44,13 @@ fn small(stage: &Stage) -> Database {
     db
 }
 
+/// From now on the disk has room for so many bytes more.
+fn leave_room(stage: &Stage, bytes: u64) {
+    let sim = stage.simulated().unwrap();
+    let used: u64 = sim.files().iter().map(|(_, len)| len.next_multiple_of(4096)).sum();
+    sim.set_capacity(used + bytes);
+}
+
 fn beside(stage: &Stage, name: &str) -> PathBuf {
     stage.path().with_file_name(name)
 }
@@ -232,9 +239,7 @@ fn a_disk_that_fills_up_beside_a_backup_refuses_writes_until_it_is_done() {
         let stage = Stage::new(&subject, TINY);
         let db = small(&stage);
         let keyspace = stage.keyspace(&db, "k");
-        let sim = stage.simulated().unwrap();
-        let used: u64 = sim.files().iter().map(|(_, len)| len.next_multiple_of(4096)).sum();
-        sim.set_capacity(used + (64 << 10));
+        leave_room(&stage, 64 << 10);
         let mut refused = false;
         let mut watcher = |_| {
             for n in 0..20_000u32 {
@@ -275,9 +280,7 @@ fn what_comes_and_goes_beside_a_backup_takes_no_room() {
         let stage = Stage::new(&subject, TINY);
         let db = small(&stage);
         let keyspace = stage.keyspace(&db, "k");
-        let sim = stage.simulated().unwrap();
-        let used: u64 = sim.files().iter().map(|(_, len)| len.next_multiple_of(4096)).sum();
-        sim.set_capacity(used + (1 << 20));
+        leave_room(&stage, 1 << 20);
         let mut watcher = |_| {
             for n in 0..20_000u32 {
                 let done = keyspace.insert((n % 200).to_be_bytes(), [n.to_be_bytes()[3]; 100]);
@@ -305,11 +308,8 @@ fn a_backup_at_a_rate_takes_its_time_and_no_longer() {
     let began = SystemClock.now();
     let done = db.backup(beside(&stage, "slow"), rate(200_000)).unwrap();
     let least = Duration::from_secs_f64(done.copied as f64 / 200_000.0);
-    assert!(
-        SystemClock.now().saturating_sub(began) >= least && !least.is_zero(),
-        "{done:?} in {:?}",
-        SystemClock.now().saturating_sub(began)
-    );
+    let took = SystemClock.now().saturating_sub(began);
+    assert!(took >= least && !least.is_zero(), "{done:?} in {took:?}");
     // A byte a second: hours.
     let began = SystemClock.now();
     let mut looks = 0;
@@ -333,11 +333,8 @@ fn a_backup_at_a_rate_takes_its_time_and_no_longer() {
         handle.backup(beside(&stage, "cut-short"), rate(1).watched(&mut watcher))
     });
     assert!(matches!(closing, Err(Error::Closed)), "{closing:?}");
-    assert!(
-        SystemClock.now().saturating_sub(began) < Duration::from_secs(20),
-        "{:?}",
-        SystemClock.now().saturating_sub(began)
-    );
+    let took = SystemClock.now().saturating_sub(began);
+    assert!(took < Duration::from_secs(20), "{took:?}");
 }
 
 /// What does not change is not copied again.

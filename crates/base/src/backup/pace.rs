@@ -59,8 +59,7 @@ impl Pace {
     pub(super) fn rest(&mut self, bytes: u64, mut look: impl FnMut() -> Result<()>) -> Result<()> {
         let until = self.plan.rest_until(bytes, self.store.visible(), SystemClock.now());
         while let Some(left) = until.checked_sub(SystemClock.now()).filter(|left| !left.is_zero()) {
-            self.store.rest(left.min(SLICE));
-            self.store.check_open()?;
+            self.store.rest(left.min(SLICE))?;
             look()?;
         }
         self.plan.since = SystemClock.now();

@@ -175,12 +175,17 @@ impl Store {
         self.options.inline
     }
 
-    /// Does nothing for `time`, or until the database ends.
-    pub(crate) fn rest(&self, time: Duration) {
+    /// Does nothing for `time`. An error if the database ends: at once, though the end may take its time.
+    pub(crate) fn rest(&self, time: Duration) -> Result<()> {
         let mut due = self.signals.due.lock();
         if !self.signals.stop.load(Ordering::Acquire) {
             self.signals.rest.wait_for(&mut due, time);
         }
+        drop(due);
+        if self.signals.stop.load(Ordering::Acquire) {
+            return Err(Error::Closed);
+        }
+        self.check_open()
     }
 
     /// One step of everything that is due. True if there was anything.

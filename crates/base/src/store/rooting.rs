@@ -224,25 +224,23 @@ impl Store {
     /// Frees what neither slot names, nor a state that stays. Files of values are removed later, a few at a time, when the caller
     /// has let the maintenance lock go.
     pub(super) fn let_go(&self, m: &mut Maintenance) {
-        let Maintenance { generation, stills, .. } = &*m;
-        let (generation, stills) = (*generation, stills.clone());
+        let Maintenance { generation, stills, dying: all, .. } = m;
         let bytes = |what: &Dying| if let Dying::Segment(_, s) = what { s.identity().capacity } else { 0 };
         let (mut dying, mut held) = (0, 0);
         let mut going = Vec::new();
-        m.dying.retain_mut(|(first, what)| {
-            if *first >= generation {
+        all.retain_mut(|(first, what)| {
+            if first >= generation {
                 dying += bytes(what);
                 return true;
             }
             let is_held = stills.iter().any(|still| still.may_name(what));
             if is_held {
                 held += bytes(what);
-                match what {
+                if let Dying::Segment(_, segment) = what
+                    && *first + 1 == *generation
+                {
                     // From now on only the state needs it; what it has of the page cache others need more.
-                    Dying::Segment(_, segment) if *first + 1 == generation => {
-                        segment.file().forget(0, segment.identity().capacity);
-                    }
-                    _ => {}
+                    segment.file().forget(0, segment.identity().capacity);
                 }
             } else {
                 going.push(std::mem::replace(what, Dying::Blob(u64::MAX)));
@@ -251,7 +249,7 @@ impl Store {
         });
         self.dying_bytes.store(dying, Ordering::Relaxed);
         self.held_bytes.store(held, Ordering::Relaxed);
-        self.stills.store(m.stills.len() as u64, Ordering::Relaxed);
+        self.stills.store(stills.len() as u64, Ordering::Relaxed);
         for what in going {
             // A file that cannot be removed is swept at the next open.
             match what {

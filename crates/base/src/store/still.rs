@@ -93,15 +93,13 @@ impl Store {
         let seq = ends.seq;
         m.still_turn += 1;
         let turn = m.still_turn;
+        let (segments, images) = (root.next_segment, m.next_image);
         // Which files of values there are is looked up below; until then all stay.
-        let all = Staying { seq, turn, segments: root.next_segment, images: m.next_image, blobs: u64::MAX };
-        m.stills.push(all);
+        m.stills.push(Staying { seq, turn, segments, images, blobs: u64::MAX });
         self.stills.store(m.stills.len() as u64, Ordering::Relaxed);
         match self.hold_files(&root) {
             Ok((blobs, own)) => {
-                let ends = Staying { blobs: self.ground.blobs.next(), ..all };
-                m.stills.pop();
-                m.stills.push(ends);
+                m.stills.last_mut().into_iter().for_each(|still| still.blobs = self.ground.blobs.next());
                 Ok(Still { store: Arc::clone(self), root, turn, blobs, own })
             }
             Err(error) => {
