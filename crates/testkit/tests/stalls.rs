@@ -2,11 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use sheaf::{Database, Durability, Stall, StallKind};
+use sheaf_base::sync::epoch;
 use sheaf_testkit::stage::{Place, Setting, Stage, Subject};
+use sheaf_testkit::tap::Tap;
 
 const TINY: Setting = Setting::new(Place::Simulated, true, true);
 
@@ -86,4 +89,48 @@ fn a_used_up_budget_shows_as_waits_for_memory() {
     let stats = db.stats();
     let memory = stats.stalls.iter().find(|stall| stall.kind == StallKind::Memory).unwrap();
     assert!(memory.count > 0 && memory.longest <= memory.total, "{memory:?}");
+}
+
+/// A guard keeps whatever anybody lets go meanwhile, so none is held over a write or a sync of background work. (`flex` and `kreon`
+/// hold one for a step, which is bounded.)
+#[test]
+fn background_work_writes_without_a_guard() {
+    for subject in [Subject::flat(), Subject::flat_ordered(), Subject::cedrus(), Subject::delsm()] {
+        let stage = Stage::new(&subject, TINY);
+        let tap = Tap::new(Arc::clone(stage.disk()));
+        let db = stage.builder_on(Arc::new(tap.clone())).open(stage.path()).unwrap();
+        let keyspace = stage.keyspace(&db, "k");
+        let at_work = Arc::new(AtomicBool::new(false));
+        let calls: Arc<Mutex<Vec<(String, bool)>>> = Arc::default();
+        let (works, seen) = (Arc::clone(&at_work), Arc::clone(&calls));
+        tap.watch(move |class, path| {
+            if works.load(Ordering::Relaxed) {
+                seen.lock().unwrap().push((format!("{class:?} {}", path.display()), epoch::is_pinned()));
+            }
+        });
+        for n in 0..6000u32 {
+            let key = (n % 700).to_be_bytes();
+            match n % 11 {
+                0 => keyspace.remove(key).unwrap(),
+                1 => keyspace.insert(key, [7; 2000]).unwrap(),
+                _ => keyspace.insert(key, [n.to_be_bytes()[3]; 90]).unwrap(),
+            }
+            if n % 16 == 0 {
+                stage.advance(Duration::from_millis(10));
+                at_work.store(true, Ordering::Relaxed);
+                db.pump().unwrap();
+                at_work.store(false, Ordering::Relaxed);
+            }
+        }
+        let calls = calls.lock().unwrap();
+        let held: Vec<&String> = calls.iter().filter(|(_, is_held)| *is_held).map(|(call, _)| call).collect();
+        assert!(calls.len() > 100, "{subject:?}: {} calls", calls.len());
+        assert!(
+            held.is_empty(),
+            "{subject:?}: {} of {}: {:?}",
+            held.len(),
+            calls.len(),
+            &held[..held.len().min(9)]
+        );
+    }
 }

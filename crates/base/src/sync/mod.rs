@@ -23,7 +23,7 @@ mod real {
     pub mod epoch {
         use super::atomic::{AtomicBool, Ordering};
         use crate::clock::{Clock, SystemClock};
-        pub use crossbeam_epoch::{Guard, pin};
+        pub use crossbeam_epoch::{Guard, is_pinned, pin};
         use std::cell::Cell;
         use std::sync::Arc;
         use std::time::Duration;

@@ -532,8 +532,7 @@ impl Engine for CedrusEngine {
         if self.owed.is_any() {
             return self.pay_some();
         }
-        let guard = &epoch::pin();
-        self.make_room(1, guard);
+        self.make_room(1, &epoch::pin());
         let _one = self.writing.lock();
         let mut heap = self.trie.heap();
         let Some(frozen) = heap.frozen.as_mut().filter(|frozen| !frozen.pages.is_empty()) else {
@@ -544,7 +543,8 @@ impl Engine for CedrusEngine {
         let numbers = frozen.pages.split_off(rest);
         drop(heap);
         // One at a time: committers wait for a copy of one page.
-        let thaw = |page: &u32| Some((*page, self.trie.heap().thaw(*page, self.trie.pages(), guard)?));
+        let thaw =
+            |page: &u32| Some((*page, self.trie.heap().thaw(*page, self.trie.pages(), &epoch::pin())?));
         let pages: Vec<(u32, Box<[u64]>)> = numbers.iter().rev().filter_map(thaw).collect();
         let written = self.space.write(&table, &pages);
         let mut heap = self.trie.heap();

@@ -266,16 +266,28 @@ impl Cursor for DelsmCursor {
 }
 
 impl DelsmEngine {
-    /// Live keys, up to `enough`.
+    /// Live keys, up to `enough`. A guard is held for some thousand of them at a time.
     pub(crate) fn count_keys(&self, enough: u64) -> Result<u64> {
-        let guard = &epoch::pin();
-        let state = self.state(guard);
-        let mut lanes = lanes_of(state, Bound::Unbounded, Way::Up, guard)?;
-        let mut front = front_of(&lanes, Way::Up);
-        let (mut count, mut with) = (0, Vec::new());
-        while count < enough && front.first(|lane| lanes[lane].peek(), &mut with).is_some() {
-            count += u64::from(take_from(&mut lanes, &mut front, &with, Seq::LATEST, guard)?.is_some());
+        let (mut count, mut with, mut next) = (0, Vec::new(), Vec::new());
+        loop {
+            let guard = &epoch::pin();
+            let state = self.state(guard);
+            let mut lanes = lanes_of(state, Bound::Included(next.as_slice()), Way::Up, guard)?;
+            let mut front = front_of(&lanes, Way::Up);
+            let mut looked = 0;
+            loop {
+                let Some(key) = front.first(|lane| lanes[lane].peek(), &mut with) else { return Ok(count) };
+                if count == enough {
+                    return Ok(count);
+                }
+                if looked == MOST_KEYS {
+                    next.clear();
+                    next.extend_from_slice(key);
+                    break;
+                }
+                looked += 1;
+                count += u64::from(take_from(&mut lanes, &mut front, &with, Seq::LATEST, guard)?.is_some());
+            }
         }
-        Ok(count)
     }
 }

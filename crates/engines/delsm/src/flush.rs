@@ -8,18 +8,18 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use sheaf_base::error::Result;
-use sheaf_base::memtable::{Memtable, Version as MemVersion};
+use sheaf_base::memtable::{Entry, Memtable, Version as MemVersion};
 use sheaf_base::record::Content;
-use sheaf_base::sync::epoch;
+use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::Seq;
 use sheaf_base::views::Views;
 
 use crate::engine::DelsmEngine;
 use crate::lanes::{MemLane, Way};
-use crate::list::{Home, Item, ListWriter, What};
+use crate::list::{Home, Item, What};
 use crate::pack::{Pack, PackWriter};
-use crate::tree::Version;
-use crate::work::{Made, Work};
+use crate::tree::{Table, Version};
+use crate::work::{Made, Outputs, Work};
 
 impl DelsmEngine {
     /// Writes the frozen memtable, names it in the manifest and publishes it.
@@ -27,14 +27,7 @@ impl DelsmEngine {
         self.make_home(work)?;
         let mut pack = PackWriter::new(&self.shelf.path, self.shelf.owner(), work.number());
         let mut dead = Vec::new();
-        let written = self
-            .gather_memtable(work, frozen, views, &mut pack, &mut dead)
-            .and_then(|made| pack.finish().map(|has_pack| (made, has_pack)))
-            .and_then(|(made, has_pack)| {
-                let open = || Pack::open(self.disk()?, &self.shelf.path, self.shelf.owner(), pack.number);
-                let opened = has_pack.then(open).transpose()?;
-                self.write_lists(work, made).map(|tables| (tables, opened))
-            });
+        let written = self.write_tables(work, frozen, views, &mut pack, &mut dead);
         let (tables, opened) = match written {
             Ok(written) => written,
             Err(error) => {
@@ -61,64 +54,93 @@ impl DelsmEngine {
         Ok(())
     }
 
-    fn gather_memtable(
+    /// What of the memtable anybody may still see, in tables and a pack that are durable. A guard is held for one key at a time.
+    fn write_tables(
         &self,
         work: &mut Work,
         frozen: &Arc<Memtable>,
         views: &Views,
         pack: &mut PackWriter,
         dead: &mut Vec<(Seq, u64)>,
-    ) -> Result<Vec<Made>> {
-        let is_all = self.version().is_empty();
-        let guard = &epoch::pin();
-        let mut lane = MemLane::new(frozen, Bound::Unbounded, Way::Up, guard);
-        let mut made: Vec<Made> = Vec::new();
-        while let Some(entry) = lane.take(guard) {
-            let key = entry.key();
-            let mut kept: Vec<MemVersion> = Vec::new();
-            let mut newer: Option<Seq> = None;
-            for version in entry.versions() {
-                match newer {
-                    Some(newer) if newer <= version.seq => continue, // seen twice
-                    Some(died) if !views.may_need(version.seq, died) => {
-                        if version.word.is_staged() {
-                            let id = self.staged_id(frozen, version, guard)?;
-                            dead.extend(id.map(|id| (died, id)));
-                        }
-                    }
-                    _ => kept.push(version),
-                }
-                newer = Some(version.seq);
-            }
+    ) -> Result<(Vec<Arc<Table>>, Option<Pack>)> {
+        let (is_all, disk) = (self.version().is_empty(), self.disk()?);
+        let mut lane = MemLane::new(frozen, Bound::Unbounded, Way::Up, &epoch::pin());
+        let mut outputs = Outputs::default();
+        let mut kept = Vec::new();
+        loop {
+            let guard = epoch::pin();
+            let Some(entry) = lane.take(&guard) else { break };
+            self.keep_of(frozen, &entry, views, dead, &mut kept, &guard)?;
             while is_all && kept.last().is_some_and(|version| version.word.is_tomb()) {
                 kept.pop(); // a removal hides nothing where there is nothing below
             }
+            let item = |version: MemVersion| {
+                let what = self.what_of(frozen, version, pack, &guard)?;
+                Ok(Item { key: entry.key().to_vec(), seq: version.seq, what })
+            };
+            let items = kept.drain(..).map(item).collect::<Result<Vec<Item>>>()?;
+            drop(guard);
+            pack.write_if_full(disk)?;
             let is_full = |made: &Made| made.writer.totals().entries >= 2 * self.sizes.table_entries;
-            if !kept.is_empty() && made.last().is_none_or(is_full) {
-                let (dir, number) = (work.number(), work.number());
-                let writer = ListWriter::new(self.shelf.owner(), number, self.shelf.ground.tiny);
-                made.push(Made { dir, is_new: true, writer, number });
+            if !items.is_empty() && outputs.open.as_ref().is_none_or(is_full) {
+                let made = Made::new(&self.shelf, work.number(), true, work.number());
+                self.begin_list(&mut outputs, made)?;
             }
-            let Some(table) = made.last_mut() else { continue };
-            let hash = self.shelf.hash(key);
-            for version in kept {
-                let disk = self.disk()?;
-                let what = frozen.content(version.word, &self.shelf.ground, guard, |content| {
-                    Ok(match content {
-                        Content::Remove => What::Gone,
-                        Content::Staged(blob) => What::File { blob, home: Home::Staged },
-                        Content::Put(value) => What::Packed {
-                            pack: pack.number,
-                            offset: pack.add(disk, value)?,
-                            len: u32::try_from(value.len()).unwrap_or(u32::MAX),
-                            sum: crc32c::crc32c(value),
-                        },
-                    })
-                })?;
-                table.writer.add(hash, &Item { key: key.to_vec(), seq: version.seq, what });
-            }
+            let Some(table) = &mut outputs.open else { continue };
+            let hash = self.shelf.hash(entry.key());
+            items.iter().for_each(|item| table.writer.add(hash, item));
         }
-        Ok(made)
+        let pack = pack.finish(disk)?;
+        Ok((self.end_lists(outputs)?, pack))
+    }
+
+    /// Those versions of a key that anybody may still see, the newest first; values in files of others are dead.
+    fn keep_of(
+        &self,
+        frozen: &Memtable,
+        entry: &Entry<'_>,
+        views: &Views,
+        dead: &mut Vec<(Seq, u64)>,
+        kept: &mut Vec<MemVersion>,
+        guard: &Guard,
+    ) -> Result<()> {
+        let mut newer: Option<Seq> = None;
+        for version in entry.versions() {
+            match newer {
+                Some(newer) if newer <= version.seq => continue, // seen twice
+                Some(died) if !views.may_need(version.seq, died) => {
+                    if version.word.is_staged() {
+                        let id = self.staged_id(frozen, version, guard)?;
+                        dead.extend(id.map(|id| (died, id)));
+                    }
+                }
+                _ => kept.push(version),
+            }
+            newer = Some(version.seq);
+        }
+        Ok(())
+    }
+
+    /// How a table names a version; a small value is added to the pack.
+    fn what_of(
+        &self,
+        frozen: &Memtable,
+        version: MemVersion,
+        pack: &mut PackWriter,
+        guard: &Guard,
+    ) -> Result<What> {
+        frozen.content(version.word, &self.shelf.ground, guard, |content| {
+            Ok(match content {
+                Content::Remove => What::Gone,
+                Content::Staged(blob) => What::File { blob, home: Home::Staged },
+                Content::Put(value) => What::Packed {
+                    pack: pack.number,
+                    offset: pack.add(value),
+                    len: u32::try_from(value.len()).unwrap_or(u32::MAX),
+                    sum: crc32c::crc32c(value),
+                },
+            })
+        })
     }
 
     /// The number of the staged value that a version is.
@@ -126,7 +148,7 @@ impl DelsmEngine {
         &self,
         memtable: &Memtable,
         version: MemVersion,
-        guard: &epoch::Guard,
+        guard: &Guard,
     ) -> Result<Option<u64>> {
         memtable.content(version.word, &self.shelf.ground, guard, |content| {
             Ok(if let Content::Staged(blob) = content { Some(blob.id) } else { None })

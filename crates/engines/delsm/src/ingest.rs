@@ -21,13 +21,13 @@ use sheaf_base::record::Content;
 use sheaf_base::types::Seq;
 
 use crate::engine::DelsmEngine;
-use crate::list::{Home, Item, ListWriter, What};
+use crate::list::{Home, Item, What};
 use crate::manifest::LEVELS;
 use crate::moves::Moving;
 use crate::open::staged_garbage;
 use crate::pack::{Pack, PackWriter};
 use crate::tree::{Table, Version};
-use crate::work::{Job, Made};
+use crate::work::{Job, Made, Outputs};
 
 /// A table that is being filled.
 struct Open {
@@ -58,21 +58,17 @@ impl DelsmIngest {
         self.engine.make_home(&mut work)?;
         let (dir, number, pack) = (work.number(), work.number(), work.number());
         let shelf = &self.engine.shelf;
-        let writer = ListWriter::new(shelf.owner(), number, shelf.ground.tiny);
-        let made = Made { dir, is_new: true, writer, number };
+        let made = Made::new(shelf, dir, true, number);
         Ok(Open { made, pack: PackWriter::new(&shelf.path, shelf.owner(), pack), packed: 0, files: 0 })
     }
 
     /// Makes the table that is being filled durable.
     fn end_table(&mut self) -> Result<()> {
         let Some(Open { made, mut pack, .. }) = self.open.take() else { return Ok(()) };
-        let shelf = &self.engine.shelf;
-        if pack.finish()? {
-            let pack = Pack::open(self.engine.disk()?, &shelf.path, shelf.owner(), pack.number)?;
-            self.packs.push(Arc::new(pack));
-        }
-        let mut work = self.engine.work.lock();
-        self.tables.extend(self.engine.write_lists(&mut work, vec![made])?);
+        self.packs.extend(pack.finish(self.engine.disk()?)?.map(Arc::new));
+        let mut outputs = Outputs::default();
+        self.engine.begin_list(&mut outputs, made)?;
+        self.tables.extend(self.engine.end_lists(outputs)?);
         Ok(())
     }
 
@@ -102,7 +98,7 @@ impl Ingest for DelsmIngest {
                 open.packed += value.len() as u64;
                 What::Packed {
                     pack: open.pack.number,
-                    offset: open.pack.add(self.engine.disk()?, value)?,
+                    offset: open.pack.add(value),
                     len: u32::try_from(value.len()).unwrap_or(u32::MAX),
                     sum: crc32c::crc32c(value),
                 }
@@ -114,6 +110,7 @@ impl Ingest for DelsmIngest {
             }
             Content::Remove => return Ok(()), // nothing is there
         };
+        open.pack.write_if_full(self.engine.disk()?)?;
         let hash = self.engine.shelf.hash(key);
         open.made.writer.add(hash, &Item { key: key.to_vec(), seq: self.seq, what });
         let sizes = &self.engine.sizes;

@@ -24,14 +24,14 @@ use sheaf_base::views::Views;
 
 use crate::engine::DelsmEngine;
 use crate::lanes::{Front, TableLane, Way};
-use crate::list::{Home, Item, ListWriter, What};
+use crate::list::{Home, Item, What};
 use crate::manifest::LEVELS;
 use crate::moves::Moving;
 use crate::names;
 use crate::open::staged_garbage;
 use crate::pack::{Pack, PackWriter};
 use crate::tree::{Table, Version};
-use crate::work::{Garbage, Job, Made, Work};
+use crate::work::{Garbage, Job, Made, Outputs, Work};
 
 /// A merge under way.
 #[derive(Debug)]
@@ -303,7 +303,7 @@ impl DelsmEngine {
             lanes.push(TableLane::new(vec![Arc::clone(table)], from, Way::Up)?);
         }
         let lower = lower.map(|table| table.dir);
-        let mut maker = Maker { made: Vec::new(), piece: Load::default(), share, lower };
+        let mut maker = Maker { outputs: Outputs::default(), piece: Load::default(), share, lower };
         let mut front = Front::new(lanes.iter().map(TableLane::peek), Way::Up);
         let mut with = Vec::new();
         loop {
@@ -317,8 +317,7 @@ impl DelsmEngine {
             }
             self.keep(work, merge, &mut maker, views, &key, versions)?;
         }
-        let outputs = self.write_lists(work, maker.made)?;
-        merge.outputs.extend(outputs);
+        merge.outputs.extend(self.end_lists(maker.outputs)?);
         Ok(())
     }
 
@@ -357,8 +356,8 @@ impl DelsmEngine {
         if kept.is_empty() {
             return Ok(());
         }
-        let (hash, tiny) = (self.shelf.hash(key), self.shelf.ground.tiny);
-        let dir = maker.table(work, |number| ListWriter::new(self.shelf.owner(), number, tiny));
+        let hash = self.shelf.hash(key);
+        let dir = maker.table(self, work)?;
         for (table, mut item) in kept {
             maker.piece.add(&item.what);
             match &mut item.what {
@@ -375,13 +374,14 @@ impl DelsmEngine {
                 What::Packed { pack, offset, len, sum } if merge.leaving.contains(pack) => {
                     if let Some(from) = self.version().packs.get(pack) {
                         let (to, disk) = (merge.pack_writer(self, work), self.disk()?);
-                        *offset = from.read(*offset, *len, *sum, |value| to.add(disk, value))??;
+                        *offset = from.read(*offset, *len, *sum, |value| to.add(value))?;
                         *pack = to.number;
+                        to.write_if_full(disk)?;
                     }
                 }
                 What::Packed { .. } | What::Gone => {}
             }
-            if let Some(made) = maker.made.last_mut() {
+            if let Some(made) = &mut maker.outputs.open {
                 made.writer.add(hash, &item);
             }
         }
@@ -402,14 +402,11 @@ impl DelsmEngine {
             level.retain(|table| !is_input(table));
         }
         if let Some(pack) = &mut merge.pack
-            && pack.finish()?
+            && let Some(pack) = pack.finish(self.disk()?)?
         {
             let path = &self.shelf.path;
             self.disk()?.sync_dir(path).during("sync directory", path)?;
-            next.packs.insert(
-                pack.number,
-                Arc::new(Pack::open(self.disk()?, path, self.shelf.owner(), pack.number)?),
-            );
+            next.packs.insert(pack.number, Arc::new(pack));
         }
         let at = position.min(next.levels[merge.level].len());
         next.levels[merge.level].splice(at..at, merge.outputs.iter().cloned());
@@ -448,7 +445,7 @@ impl DelsmEngine {
 
 /// Outputs of a part.
 struct Maker {
-    made: Vec<Made>,
+    outputs: Outputs,
     piece: Load,
     share: Load,
     /// The lower table's directory, which the first output keeps.
@@ -457,21 +454,21 @@ struct Maker {
 
 impl Maker {
     /// The directory of the table that the next key goes to.
-    fn table(&mut self, work: &mut Work, writer: impl FnOnce(u64) -> ListWriter) -> u64 {
+    fn table(&mut self, engine: &DelsmEngine, work: &mut Work) -> Result<u64> {
         let (piece, share) = (&self.piece, &self.share);
         let is_full =
             piece.files >= share.files || piece.entries >= share.entries || piece.bytes >= share.bytes;
-        if let Some(made) = self.made.last().filter(|_| !is_full) {
-            return made.dir;
+        if let Some(made) = self.outputs.open.as_ref().filter(|_| !is_full) {
+            return Ok(made.dir);
         }
         self.piece = Load::default();
-        let (dir, is_new) = match self.lower.filter(|_| self.made.is_empty()) {
+        let (dir, is_new) = match self.lower.filter(|_| self.outputs.is_empty()) {
             Some(dir) => (dir, false),
             None => (work.number(), true),
         };
-        let number = work.number();
-        self.made.push(Made { dir, is_new, writer: writer(number), number });
-        dir
+        let made = Made::new(&engine.shelf, dir, is_new, work.number());
+        engine.begin_list(&mut self.outputs, made)?;
+        Ok(dir)
     }
 }
 

@@ -88,11 +88,12 @@ impl Pack {
     }
 }
 
-/// A pack being written. Its file is made with the first value.
+/// A pack being written, chunk by chunk. Its file is made with the first.
 #[derive(Debug)]
 pub(crate) struct PackWriter {
     pub(crate) number: u64,
     owner: u64,
+    dir: PathBuf,
     path: PathBuf,
     file: Option<Arc<dyn File>>,
     at: u64,
@@ -102,37 +103,44 @@ pub(crate) struct PackWriter {
 impl PackWriter {
     pub(crate) fn new(dir: &Path, owner: u64, number: u64) -> PackWriter {
         let path = dir.join(names::pack_name(number));
-        PackWriter { number, owner, path, file: None, at: 0, chunk: Vec::new() }
+        PackWriter { number, owner, dir: dir.to_owned(), path, file: None, at: 0, chunk: Vec::new() }
     }
 
-    /// Appends a value; where it stands.
-    pub(crate) fn add(&mut self, disk: &dyn Disk, value: &[u8]) -> Result<u64> {
-        if self.file.is_none() {
-            self.file = Some(disk.open(&self.path, How::Create).during("create", &self.path)?);
+    /// Appends a value, in memory; where it stands.
+    pub(crate) fn add(&mut self, value: &[u8]) -> u64 {
+        if self.at == 0 && self.chunk.is_empty() {
             self.chunk = head(MAGIC, self.owner, self.number);
         }
         let offset = self.at + self.chunk.len() as u64;
         self.chunk.extend_from_slice(value);
-        if self.chunk.len() >= CHUNK {
-            self.flush()?;
-        }
-        Ok(offset)
+        offset
     }
 
-    fn flush(&mut self) -> Result<()> {
-        if let Some(file) = &self.file {
-            file.write_at(self.at, &self.chunk).during("write", &self.path)?;
-            self.at += self.chunk.len() as u64;
-            self.chunk.clear();
+    /// Writes what was gathered if that is a chunk. The caller holds no guard.
+    pub(crate) fn write_if_full(&mut self, disk: &dyn Disk) -> Result<()> {
+        if self.chunk.len() >= CHUNK { self.write(disk) } else { Ok(()) }
+    }
+
+    /// Writes what was gathered.
+    fn write(&mut self, disk: &dyn Disk) -> Result<()> {
+        if self.chunk.is_empty() {
+            return Ok(());
         }
+        if self.file.is_none() {
+            self.file = Some(disk.open(&self.path, How::Create).during("create", &self.path)?);
+        }
+        let Some(file) = &self.file else { return Ok(()) };
+        file.write_at(self.at, &self.chunk).during("write", &self.path)?;
+        self.at += self.chunk.len() as u64;
+        self.chunk.clear();
         Ok(())
     }
 
-    /// Writes the rest and makes the pack's bytes durable. False if there was no value.
-    pub(crate) fn finish(&mut self) -> Result<bool> {
-        self.flush()?;
-        let Some(file) = &self.file else { return Ok(false) };
+    /// Writes the rest, makes the pack's bytes durable and opens it. None if there was no value.
+    pub(crate) fn finish(&mut self, disk: &dyn Disk) -> Result<Option<Pack>> {
+        self.write(disk)?;
+        let Some(file) = &self.file else { return Ok(None) };
         file.sync().during("sync", &self.path)?;
-        Ok(true)
+        Pack::open(disk, &self.dir, self.owner, self.number).map(Some)
     }
 }

@@ -48,7 +48,7 @@ use crate::merge::Merge;
 use crate::moves::Moving;
 use crate::names;
 use crate::rest::Rest;
-use crate::tree::{Table, Version};
+use crate::tree::{Shelf, Table, Version};
 
 /// Something to remove.
 #[derive(Debug)]
@@ -142,13 +142,34 @@ impl Work {
     }
 }
 
+/// Tables of a flush, of a part of a merge or of an ingest: a list is written when the next begins, so that one is in memory.
+#[derive(Debug, Default)]
+pub(crate) struct Outputs {
+    /// The one that is being filled.
+    pub(crate) open: Option<Made>,
+    written: Vec<Arc<Table>>,
+}
+
+impl Outputs {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.open.is_none() && self.written.is_empty()
+    }
+}
+
 /// A list on its way to a table.
 #[derive(Debug)]
 pub(crate) struct Made {
     pub(crate) dir: u64,
-    pub(crate) is_new: bool,
+    is_new: bool,
     pub(crate) writer: ListWriter,
-    pub(crate) number: u64,
+    number: u64,
+}
+
+impl Made {
+    /// List `number` of the table in directory `dir`.
+    pub(crate) fn new(shelf: &Shelf, dir: u64, is_new: bool, number: u64) -> Made {
+        Made { dir, is_new, writer: ListWriter::new(shelf.owner(), number, shelf.ground.tiny), number }
+    }
 }
 
 impl DelsmEngine {
@@ -209,31 +230,32 @@ impl DelsmEngine {
         Ok(())
     }
 
-    /// Writes what was made, durably, and opens it: tables that are not settled yet. What a failure leaves behind
-    /// becomes garbage.
-    pub(crate) fn write_lists(&self, work: &mut Work, made: Vec<Made>) -> Result<Vec<Arc<Table>>> {
-        let mut left = Vec::new();
-        let tables = made.into_iter().map(|one| self.write_list(one, &mut left)).collect::<Result<Vec<_>>>();
-        let path = &self.shelf.path;
-        let tables = tables.and_then(|tables| {
-            self.disk()?.sync_dir(path).during("sync directory", path)?;
-            Ok(tables)
-        });
-        if tables.is_err() {
-            work.garbage.extend(left);
+    /// Goes on to another table. What an error leaves behind is swept.
+    pub(crate) fn begin_list(&self, outputs: &mut Outputs, made: Made) -> Result<()> {
+        match outputs.open.replace(made) {
+            Some(full) => self.write_list(full).map(|table| outputs.written.push(table)),
+            None => Ok(()),
         }
-        tables
     }
 
-    fn write_list(&self, made: Made, left: &mut Vec<Garbage>) -> Result<Arc<Table>> {
+    /// All tables, durable, not settled yet.
+    pub(crate) fn end_lists(&self, mut outputs: Outputs) -> Result<Vec<Arc<Table>>> {
+        if let Some(last) = outputs.open.take() {
+            outputs.written.push(self.write_list(last)?);
+        }
+        let path = &self.shelf.path;
+        self.disk()?.sync_dir(path).during("sync directory", path)?;
+        Ok(outputs.written)
+    }
+
+    /// Writes a list, durably but for its name, and opens it.
+    fn write_list(&self, made: Made) -> Result<Arc<Table>> {
         let (disk, dir) = (self.disk()?, self.shelf.dir(made.dir));
         if made.is_new {
             disk.create_dir(&dir).during("create", &dir)?;
-            left.push(Garbage::Tree(dir.clone(), None));
         }
         let path = self.shelf.path.join(names::list_name(made.number));
         let file = disk.open(&path, How::Create).during("create", &path)?;
-        left.push(Garbage::File(path.clone()));
         let marks = Marks {
             settled: made.writer.totals().files == 0,
             littered: !made.is_new,
