@@ -35,6 +35,16 @@ impl Mapped {
     /// such, if the system has some to give. The process ends if there is no memory, as for a box.
     #[must_use]
     pub fn new(len: usize, align: usize) -> Mapped {
+        let mapped = Mapped::plain(len, align);
+        if len >= HUGE_PAGE && align >= HUGE_PAGE {
+            prefer_huge_pages(mapped.start, len);
+        }
+        mapped
+    }
+
+    /// The same, on usual pages unless the system gives huge ones unasked.
+    #[must_use]
+    pub fn plain(len: usize, align: usize) -> Mapped {
         let page = rustix::param::page_size();
         assert!(len > 0 && len.is_multiple_of(page) && align.is_power_of_two(), "whole pages");
         // Neighbours of the same size lie one below the other: mostly the first place is good.
@@ -44,9 +54,6 @@ impl Mapped {
             // * Mapped just now, all of it, and nobody knows it.
             unsafe { unmap(start, len) };
             start = map_aligned(len, align);
-        }
-        if len >= HUGE_PAGE && align >= HUGE_PAGE {
-            prefer_huge_pages(start, len);
         }
         Mapped { start, len }
     }

@@ -24,6 +24,8 @@ const INTERVAL: Duration = Duration::from_millis(100);
 const RELIEF: u64 = 8;
 /// What is between blocks is given back when it is more by this part of the budget.
 const TRIM_SHARE: u64 = 64;
+/// Caches come to stand on huge pages while so much of their limit is free: what is let go soon would take these apart.
+const ROOM_SHARE: u64 = 16;
 
 impl Store {
     /// Calls `with` with all caches and what lets go of them.
@@ -74,6 +76,9 @@ impl Store {
         }
         self.balanced.store(u64::try_from(now.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
         self.trim_pieces();
+        if memory.total() < memory.cache_limit() - memory.cache_limit() / ROOM_SHARE {
+            pieces::gather();
+        }
         self.with_caches(|caches, let_go| {
             if let Some((from, bytes)) = self.ground.arbiter.step(caches, memory) {
                 let_go(from, bytes);

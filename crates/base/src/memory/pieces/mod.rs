@@ -45,11 +45,13 @@ use std::ptr::{NonNull, with_exposed_provenance_mut};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-use super::{Mapped, page_size, release};
+use super::{HUGE_PAGE, Mapped, page_size, release};
 
+pub use self::huge::gather;
 pub use self::own::{Piece, Row};
 
 mod forking;
+mod huge;
 mod own;
 #[cfg(all(test, not(shuttle)))]
 mod tests;
@@ -69,8 +71,8 @@ const UNITS: usize = CHUNK / UNIT;
 const WORDS: usize = UNITS / 64;
 /// A bit for each unit.
 type Bits = [u64; WORDS];
-/// Bytes of a region.
-const REGION: usize = 4 << 20;
+/// Bytes of a region, which begins at a multiple of a huge page.
+const REGION: usize = 2 * HUGE_PAGE;
 const SHARDS: usize = 8;
 /// Empty chunks that keep their memory.
 const WARM: usize = 2;
@@ -117,11 +119,23 @@ struct Spare {
     warm: Vec<usize>,
     /// It is given back.
     cold: Vec<usize>,
+    /// All regions.
+    regions: Vec<usize>,
+    /// Their halves that stand on huge pages.
+    gathered: BTreeSet<usize>,
+}
+
+impl Spare {
+    /// Some of a chunk's memory is given back.
+    fn take_apart(&mut self, chunk: usize) {
+        self.gathered.remove(&(chunk & !(HUGE_PAGE - 1)));
+    }
 }
 
 static OPEN: [Mutex<Shard>; SHARDS] =
     [const { Mutex::new(Shard { chunks: [const { BTreeSet::new() }; UNITS], lengths: [0; WORDS] }) }; SHARDS];
-static SPARE: Mutex<Spare> = Mutex::new(Spare { warm: Vec::new(), cold: Vec::new() });
+static SPARE: Mutex<Spare> =
+    Mutex::new(Spare { warm: Vec::new(), cold: Vec::new(), regions: Vec::new(), gathered: BTreeSet::new() });
 
 /// Bytes of memory between pieces, of all databases of the process.
 #[must_use]
@@ -315,6 +329,9 @@ impl Shard {
         // * A chunk of the shard.
         let gone = unsafe { self.units(chunk) }.let_go();
         let page = page_size().max(CHUNK / 64);
+        if !gone.is_empty() {
+            lock(&SPARE).take_apart(chunk);
+        }
         for (from, to) in gone {
             let start = with_exposed_provenance_mut::<u8>(chunk + from * page);
             let start = NonNull::new(start).expect("no chunk is at 0");
@@ -426,7 +443,8 @@ fn new_chunk(shard: usize) -> usize {
         let mut spare = lock(&SPARE);
         if spare.warm.is_empty() && spare.cold.is_empty() {
             forking::install();
-            let start = Mapped::new(REGION, CHUNK).into_start().expose_provenance().get();
+            let start = Mapped::plain(REGION, HUGE_PAGE).into_start().expose_provenance().get();
+            spare.regions.push(start);
             spare.cold.extend((0..REGION / CHUNK).rev().map(|number| start + number * CHUNK));
         }
         spare.warm.pop().unwrap_or_else(|| {
@@ -465,5 +483,7 @@ unsafe fn retire(chunk: usize) {
         let _ = unsafe { release(start, CHUNK) };
     }
     HELD.fetch_sub(CHUNK as u64, Ordering::Relaxed);
-    lock(&SPARE).cold.push(chunk);
+    let mut spare = lock(&SPARE);
+    spare.take_apart(chunk);
+    spare.cold.push(chunk);
 }

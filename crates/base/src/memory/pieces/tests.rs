@@ -156,6 +156,7 @@ fn no_address_is_two_pieces() {
     std::thread::scope(|scope| {
         let workers: Vec<_> = (1..=4).map(|thread| scope.spawn(move || act(thread))).collect();
         while workers.iter().any(|worker| !worker.is_finished()) {
+            gather();
             trim();
         }
     });
@@ -171,4 +172,24 @@ fn what_is_long_comes_where_what_is_short_was() {
     let long: Vec<Marked> = (0..100).map(|_| Marked::new(15_000, 2)).collect();
     let again = long.iter().filter(|piece| stood.contains(&(piece.start / CHUNK))).count();
     assert!(again > 0, "other tests may have some of it");
+}
+
+#[cfg(not(plain_pieces))]
+#[test]
+fn pieces_stay_what_they_are_on_huge_pages() {
+    let pieces: Vec<Marked> = (0..=250).cycle().take(2000).map(|mark| Marked::new(9000, mark)).collect();
+    let halves: BTreeSet<usize> = pieces.iter().map(|piece| piece.start & !(HUGE_PAGE - 1)).collect();
+    let is_gathered = || !lock(&SPARE).gathered.is_disjoint(&halves);
+    for _ in 0..5000 {
+        if !huge::is_allowed() || is_gathered() {
+            break;
+        }
+        gather();
+    }
+    let is_short = || huge::ROUND.lock().unwrap_or_else(PoisonError::into_inner).rests > 0;
+    assert!(
+        !huge::is_allowed() || is_gathered() || is_short(),
+        "there are huge pages, and halves that are whole"
+    );
+    drop(pieces); // each has its mark still
 }
