@@ -37,7 +37,8 @@
 //! ## Costs
 //!
 //! A tenth of a microsecond or two. Half a unit a piece, and what is free between pieces: the shortest run that is long enough is taken.
-//! Regions stay mapped; empty chunks in them take nothing, nor do pages between pieces after a [`trim`].
+//! Regions stay mapped; empty chunks in them take nothing, nor do pages between pieces after a [`trim`]. Halves of regions that stay full come to
+//! stand on huge pages ([`gather`]).
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::collections::BTreeSet;
