@@ -76,7 +76,8 @@ impl Store {
         }
         self.balanced.store(u64::try_from(now.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
         self.trim_pieces();
-        if memory.total() < memory.cache_limit() - memory.cache_limit() / ROOM_SHARE {
+        let room = memory.cache_limit().saturating_sub(memory.total());
+        if !self.options.inline && room > memory.cache_limit() / ROOM_SHARE {
             pieces::gather();
         }
         self.with_caches(|caches, let_go| {
