@@ -66,9 +66,7 @@ impl DelsmIngest {
     fn end_table(&mut self) -> Result<()> {
         let Some(Open { made, mut pack, .. }) = self.open.take() else { return Ok(()) };
         self.packs.extend(pack.finish(self.engine.disk()?)?.map(Arc::new));
-        let mut outputs = Outputs::default();
-        self.engine.begin_list(&mut outputs, made)?;
-        self.tables.extend(self.engine.end_lists(outputs)?);
+        self.tables.extend(self.engine.end_lists(Outputs::of(made))?);
         Ok(())
     }
 

@@ -94,7 +94,6 @@ pub(crate) struct PackWriter {
     pub(crate) number: u64,
     owner: u64,
     dir: PathBuf,
-    path: PathBuf,
     file: Option<Arc<dyn File>>,
     at: u64,
     chunk: Vec<u8>,
@@ -102,8 +101,11 @@ pub(crate) struct PackWriter {
 
 impl PackWriter {
     pub(crate) fn new(dir: &Path, owner: u64, number: u64) -> PackWriter {
-        let path = dir.join(names::pack_name(number));
-        PackWriter { number, owner, dir: dir.to_owned(), path, file: None, at: 0, chunk: Vec::new() }
+        PackWriter { number, owner, dir: dir.to_owned(), file: None, at: 0, chunk: Vec::new() }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.join(names::pack_name(self.number))
     }
 
     /// Appends a value, in memory; where it stands.
@@ -126,11 +128,12 @@ impl PackWriter {
         if self.chunk.is_empty() {
             return Ok(());
         }
-        if self.file.is_none() {
-            self.file = Some(disk.open(&self.path, How::Create).during("create", &self.path)?);
-        }
-        let Some(file) = &self.file else { return Ok(()) };
-        file.write_at(self.at, &self.chunk).during("write", &self.path)?;
+        let path = self.path();
+        let file = match self.file.take() {
+            Some(file) => file,
+            None => disk.open(&path, How::Create).during("create", &path)?,
+        };
+        self.file.insert(file).write_at(self.at, &self.chunk).during("write", &path)?;
         self.at += self.chunk.len() as u64;
         self.chunk.clear();
         Ok(())
@@ -140,7 +143,7 @@ impl PackWriter {
     pub(crate) fn finish(&mut self, disk: &dyn Disk) -> Result<Option<Pack>> {
         self.write(disk)?;
         let Some(file) = &self.file else { return Ok(None) };
-        file.sync().during("sync", &self.path)?;
+        file.sync().during("sync", &self.path())?;
         Pack::open(disk, &self.dir, self.owner, self.number).map(Some)
     }
 }

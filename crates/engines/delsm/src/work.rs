@@ -151,6 +151,11 @@ pub(crate) struct Outputs {
 }
 
 impl Outputs {
+    /// A table alone.
+    pub(crate) fn of(made: Made) -> Outputs {
+        Outputs { open: Some(made), written: Vec::new() }
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.open.is_none() && self.written.is_empty()
     }

@@ -9,7 +9,7 @@
 //!
 //! ## Threads
 //!
-//! One at a time; who comes second goes away. A reader of a half that is on its way waits for some hundred microseconds. After a fork in
+//! One at a time; who comes second goes away. A reader of a half that is on its way waits until it is there. After a fork in
 //! the midst of it the child has none.
 
 use std::ffi::c_void;
@@ -17,17 +17,17 @@ use std::ptr::with_exposed_provenance_mut;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-use super::{HELD, REGION, SPARE, lock};
-use crate::memory::{HUGE_PAGE, page_size};
+use super::{HELD, LEAST_PAGE, REGION, SPARE, lock, page_bytes};
+use crate::memory::HUGE_PAGE;
 
 /// Halves looked at in a call.
 const LOOKED: usize = 64;
-/// Halves brought together in a call: about a millisecond each.
+/// Halves brought together in a call: some milliseconds each where the processors are busy (5 in the middle, 8 at most, of 183).
 const MOST: usize = 8;
 /// Calls that do nothing after the system had no huge page to give.
 const RESTS: u32 = 64;
-/// Pages of a half at most: of 4 KiB.
-const PAGES: usize = HUGE_PAGE / 4096;
+/// Pages of a half at most.
+const PAGES: usize = HUGE_PAGE / LEAST_PAGE;
 const HALVES: usize = REGION / HUGE_PAGE;
 
 /// A walk over all halves.
@@ -52,7 +52,7 @@ impl Round {
 }
 
 pub(super) static ROUND: Mutex<Round> = Mutex::new(Round { next: 0, has_found: false, rests: 0 });
-/// The memory there was when a whole round found nothing.
+/// The memory there was when a whole round found nothing: what is written later into chunks of then waits for the next change.
 static QUIET: AtomicU64 = AtomicU64::new(u64::MAX);
 /// The system cannot do it.
 static REFUSED: AtomicBool = AtomicBool::new(false);
@@ -69,7 +69,7 @@ pub(super) fn is_allowed() -> bool {
 /// Every page of the half has its memory.
 fn is_whole(half: usize) -> bool {
     let mut there = [0u8; PAGES];
-    let pages = &mut there[..HUGE_PAGE / page_size().max(4096)];
+    let pages = &mut there[..HUGE_PAGE / page_bytes()];
     let start = with_exposed_provenance_mut::<c_void>(half);
     // SAFETY:
     // * It writes a byte for each page of the half, and there are so many.
@@ -82,7 +82,7 @@ fn collapse(half: usize) -> bool {
     lock(&SPARE).gathered.insert(half); // before: whoever gives some of it back meanwhile takes it out again
     let start = with_exposed_provenance_mut::<c_void>(half);
     // SAFETY:
-    // * The advice changes how the half is backed, never what it holds.
+    // * The advice (which rustix does not have) changes how the half is backed, never what it holds.
     let failed = unsafe { libc::madvise(start, HUGE_PAGE, libc::MADV_COLLAPSE) } != 0;
     if failed {
         let error = std::io::Error::last_os_error();

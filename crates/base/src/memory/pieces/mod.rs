@@ -72,6 +72,8 @@ const UNITS: usize = CHUNK / UNIT;
 const WORDS: usize = UNITS / 64;
 /// A bit for each unit.
 type Bits = [u64; WORDS];
+/// A bit of [`Units::gone`] is for so many bytes at least.
+const LEAST_PAGE: usize = CHUNK / 64;
 /// Bytes of a region, which begins at a multiple of a huge page.
 const REGION: usize = 2 * HUGE_PAGE;
 const SHARDS: usize = 8;
@@ -204,7 +206,7 @@ fn flip(words: &mut Bits, start: usize, count: usize) {
 
 /// Pages that have something of so many units from `first` on, or that have nothing else if `whole`: the first, and behind the last.
 fn pages_of(first: usize, count: usize, whole: bool) -> (usize, usize) {
-    let (page, start, end) = (page_size().max(CHUNK / 64), first * UNIT, (first + count) * UNIT);
+    let (page, start, end) = (page_bytes(), first * UNIT, (first + count) * UNIT);
     if whole { (start.div_ceil(page), end / page) } else { (start / page, end.div_ceil(page)) }
 }
 
@@ -293,7 +295,7 @@ impl Shard {
         let units = unsafe { self.units(chunk) };
         let fitting = runs(&units.free).filter(|(_, len)| *len >= count).min_by_key(|(_, len)| *len);
         let (first, _) = fitting.expect("its longest run is long enough (I1)");
-        let again = u64::from(units.touch(first, count)) * page_bytes();
+        let again = u64::from(units.touch(first, count)) * page_bytes() as u64;
         let (before, longest) = units.flip(first, count);
         self.relist(chunk, before, longest);
         HELD.fetch_add(again, Ordering::Relaxed);
@@ -318,7 +320,7 @@ impl Shard {
             // SAFETY:
             // * As above. It becomes spare as if it had all of its memory.
             let again = unsafe { self.units(chunk) }.touch(0, UNITS);
-            HELD.fetch_add(u64::from(again) * page_bytes(), Ordering::Relaxed);
+            HELD.fetch_add(u64::from(again) * page_bytes() as u64, Ordering::Relaxed);
             self.unlist(chunk, longest);
         }
         longest == UNITS - 1
@@ -329,10 +331,13 @@ impl Shard {
         // SAFETY:
         // * A chunk of the shard.
         let gone = unsafe { self.units(chunk) }.let_go();
-        let page = page_size().max(CHUNK / 64);
-        if !gone.is_empty() {
-            lock(&SPARE).take_apart(chunk);
+        let page = page_bytes();
+        if gone.is_empty() {
+            return;
         }
+        // Until it is done, so that the half does not become whole again in the midst of it, unnoticed.
+        let mut spare = lock(&SPARE);
+        spare.take_apart(chunk);
         for (from, to) in gone {
             let start = with_exposed_provenance_mut::<u8>(chunk + from * page);
             let start = NonNull::new(start).expect("no chunk is at 0");
@@ -416,8 +421,8 @@ pub unsafe fn give(start: NonNull<u8>, bytes: usize) {
 }
 
 /// Bytes of a bit of [`Units::gone`].
-fn page_bytes() -> u64 {
-    page_size().max(CHUNK / 64) as u64
+fn page_bytes() -> usize {
+    page_size().max(LEAST_PAGE)
 }
 
 /// Gives the pages between pieces back. A cache that gives way lets blocks go here and there; their memory would stay until all others
@@ -476,6 +481,7 @@ unsafe fn retire(chunk: usize) {
     if spare.warm.len() < WARM {
         return spare.warm.push(chunk);
     }
+    spare.take_apart(chunk);
     drop(spare);
     if let Some(start) = NonNull::new(head.cast::<u8>()) {
         // SAFETY:
@@ -485,6 +491,6 @@ unsafe fn retire(chunk: usize) {
     }
     HELD.fetch_sub(CHUNK as u64, Ordering::Relaxed);
     let mut spare = lock(&SPARE);
-    spare.take_apart(chunk);
+    spare.take_apart(chunk); // it may have become whole again meanwhile
     spare.cold.push(chunk);
 }

@@ -41,7 +41,7 @@ fn what_is_no_piece_is_told_from_one() {
 fn pages_between_pieces_go_once_and_come_again() {
     let mut units = Units { longest: UNITS - 1, free: [u64::MAX; WORDS], begins: [0; WORDS], gone: 0 };
     units.free[0] &= !1;
-    let page = usize::try_from(page_bytes()).unwrap() / UNIT;
+    let page = page_bytes() / UNIT;
     units.flip(page, page + 1); // the second page and a unit of the third
     units.flip(5 * page - 1, 2); // around the end of the fifth
     let pages = CHUNK / UNIT / page;
@@ -174,6 +174,23 @@ fn what_is_long_comes_where_what_is_short_was() {
     assert!(again > 0, "other tests may have some of it");
 }
 
+/// Bytes on huge pages of the mapping that an address is in.
+#[cfg(not(plain_pieces))]
+fn huge_bytes_around(address: usize) -> usize {
+    let mappings = std::fs::read_to_string("/proc/self/smaps").expect("Linux");
+    let mut is_it = false;
+    for line in mappings.lines() {
+        let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+        if let Some((start, end)) = word.split_once('-') {
+            let bound = |hex| usize::from_str_radix(hex, 16).expect("an address");
+            is_it = (bound(start)..bound(end)).contains(&address);
+        } else if is_it && word == "AnonHugePages:" {
+            return rest.trim().trim_end_matches(" kB").parse::<usize>().expect("a number") << 10;
+        }
+    }
+    0
+}
+
 #[cfg(not(plain_pieces))]
 #[test]
 fn pieces_stay_what_they_are_on_huge_pages() {
@@ -191,5 +208,11 @@ fn pieces_stay_what_they_are_on_huge_pages() {
         !huge::is_allowed() || is_gathered() || is_short(),
         "there are huge pages, and halves that are whole"
     );
+    let nobody_gathers = huge::ROUND.lock().unwrap_or_else(PoisonError::into_inner);
+    let spare = lock(&SPARE); // nor gives anything back
+    if let Some(half) = spare.gathered.intersection(&halves).next() {
+        assert!(huge_bytes_around(*half) >= HUGE_PAGE, "it stands on a huge page");
+    }
+    drop((spare, nobody_gathers));
     drop(pieces); // each has its mark still
 }
