@@ -3,7 +3,7 @@
 //! Copying takes a part of the device and of a processor, and what commits miss of them while a cleaner or a committer is at work
 //! their brake takes of them once more. So a backup rests: as long as a rate asks for, or as it takes for those who commit to keep
 //! four fifths of the speed that they have in its rests: of commits that go on at the fraction `x` of it beside the work, and at all of it in rests of
-//! `r` times as long, `(x + r) / (1 + r)` are kept. In rests they are a little slower than alone.
+//! `r` times as long, `(x + r) / (1 + r)` are kept. In rests they are slower than alone: in all they keep two thirds or more of that.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -29,8 +29,8 @@ const KNOWN: f64 = 0.02;
 /// How much of the machine a backup takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BackupPace {
-    /// After each piece during which something was committed it rests, for an eighth to twice as long as that took: so that commits keep about three
-    /// quarters of their speed. Without commits it goes as fast as it can.
+    /// After each piece during which something was committed it rests, for an eighth to twice as long as that took: so that commits keep about two
+    /// thirds of their speed or more. Without commits it goes as fast as it can.
     #[default]
     GiveWay,
     /// So many bytes a second at most, copied, compared or read back, whatever others do.
