@@ -46,6 +46,7 @@ pub mod record;
 pub mod root;
 pub mod segment;
 pub mod shares;
+mod speed;
 pub mod store;
 pub mod sync;
 mod target;

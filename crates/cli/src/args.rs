@@ -206,9 +206,9 @@ With --base, files that an earlier backup on the same file system has already ar
 second name there and take no room. Either backup may be removed afterwards. They are read
 all the same.
 
-While others commit, a backup rests as long as it takes for them to keep about two thirds
-of their speed or more, and no longer than twice as long as it works. With --rate it takes so
-many bytes a second at most, whatever others do; `--rate full` takes all.
+While others commit, a backup rests as long as it takes for them to keep three quarters of
+the speed they had before it, and no longer than twice as long as it works. With --rate it takes
+so many bytes a second at most, whatever others do; `--rate full` takes all.
 
 Examples:
   sheaf backup my.db /backup/monday

@@ -31,8 +31,8 @@
 //!
 //! ## Costs
 //!
-//! Each byte is read and written once, and read once more to verify; a mebibyte of memory. What is linked is read, not written. Beside commits half of
-//! its time is rest, unless another pace is asked for.
+//! Each byte is read and written once, and read once more to verify; a mebibyte of memory. What is linked is read, not written. Beside commits a ninth
+//! to two thirds of its time is rest, unless another pace is asked for (`pace`).
 
 mod copy;
 mod manifest;

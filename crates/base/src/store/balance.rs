@@ -75,6 +75,7 @@ impl Store {
             return;
         }
         self.balanced.store(u64::try_from(now.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.watch_speed(now);
         self.trim_pieces();
         let room = memory.cache_limit().saturating_sub(memory.total());
         if !self.options.inline && room > memory.cache_limit() / ROOM_SHARE {
@@ -85,6 +86,13 @@ impl Store {
                 let_go(from, bytes);
             }
         });
+    }
+
+    /// Takes down how many commits there were since it last did.
+    fn watch_speed(&self, now: Duration) {
+        let (looks, speed) = &mut *self.speed.lock();
+        let (commits, time) = looks.look(self.visible(), now);
+        speed.add(commits, time);
     }
 
     /// Gives back what is free between the blocks of caches, once it is more by a part of the budget than when that was last done, or

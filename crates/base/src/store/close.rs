@@ -10,7 +10,7 @@ use super::order::Order;
 use super::recover::Recovery;
 use super::rooting::Maintenance;
 use super::sketch::is_sketch;
-use super::{Geometry, OpeningStats, Options, Store, image};
+use super::{Geometry, OpeningStats, Options, SPEED_MEMORY, Store, image};
 use crate::backup;
 use crate::blob::{Blobs, Unsynced};
 use crate::clock::Clock;
@@ -20,6 +20,7 @@ use crate::error::{Error, IoContext, Result};
 use crate::fork::ForkGuard;
 use crate::ground::{Ground, Home, OWN};
 use crate::root::{Root, Slots};
+use crate::speed::{Looks, Speed};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, RwLock};
 use crate::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId, random_bits};
@@ -184,6 +185,7 @@ impl Store {
             full: AtomicBool::new(false),
             files_are_scarce: AtomicBool::new(false),
             balanced: AtomicU64::new(0),
+            speed: Mutex::new((Looks::default(), Speed::of(SPEED_MEMORY))),
             trimmed: AtomicU64::new(0),
             lifespan: AtomicU64::new(u64::MAX),
             signals: Arc::new(Signals::default()),

@@ -104,6 +104,7 @@ use crate::fork::ForkGuard;
 use crate::ground::Ground;
 use crate::memory::Part;
 use crate::root::{Root, Slots};
+use crate::speed::{Looks, Speed};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, RwLock};
 use crate::types::{Durability, Incarnation, LogId, Seq, StoreId};
@@ -114,6 +115,9 @@ use log::Log;
 use order::Order;
 use rooting::Maintenance;
 use round::Round;
+
+/// The speed of commits is that of about so many last seconds.
+const SPEED_MEMORY: f64 = 4.0;
 
 /// Numbers that differ between normal and tiny geometry.
 #[derive(Clone, Copy, Debug)]
@@ -224,6 +228,8 @@ pub struct Store {
     balanced: AtomicU64,
     /// Least that was between pieces since it was last given back.
     trimmed: AtomicU64,
+    /// How fast commits were in the last seconds, looked at as often.
+    speed: Mutex<(Looks, Speed)>,
     /// How long, in commits, what stands in hot segments tends to live; `u64::MAX` until it is known.
     lifespan: AtomicU64,
     signals: Arc<Signals>,
@@ -277,6 +283,11 @@ impl Store {
     #[must_use]
     pub fn visible(&self) -> Seq {
         Seq(self.visible.load(Ordering::Acquire))
+    }
+
+    /// Commits a second, in the last two to four seconds; none if there were none, or they are not known yet.
+    pub(crate) fn commits_a_second(&self) -> Option<f64> {
+        self.speed.lock().1.get()
     }
 
     /// Waits until commit `seq`, of which something was seen, is there in full.
