@@ -277,7 +277,8 @@ impl Areas {
     /// Asks the processor for the first piece of `extent`, which is `len` bytes long, if it is in the kernel.
     #[inline]
     pub(crate) fn prefetch(&self, extent: Extent, len: u64) {
-        prefetch_block(self.first_piece(extent, len).unwrap_or_default());
+        let piece = self.first_piece(extent, len).unwrap_or_default();
+        prefetch_block(piece.as_ptr(), piece.len());
     }
 
     /// As [`Areas::prefetch`], but for the addresses of its pages only.

@@ -143,20 +143,21 @@ pub fn in_chunks(number: u32, first: u32) -> (usize, usize) {
     (chunk, usize::try_from(number - (u64::from(first) << chunk)).unwrap_or(usize::MAX))
 }
 
-/// Asks the processor for all of `bytes`, which may be some KiB: into the second cache, since in the first they would push
-/// each other out, and what is being worked on.
+/// Asks the processor for `len` bytes from `from` on, which need not be an address of anything and may be some KiB: into the second
+/// cache, since in the first they would push each other out, and what is being worked on, and few of them can be on their way to it at a time.
 #[inline]
-pub fn prefetch_block(bytes: &[u8]) {
-    for line in bytes.chunks(LINE) {
+pub fn prefetch_block(from: *const u8, len: usize) {
+    for line in 0..len.div_ceil(LINE) {
+        let at = from.wrapping_add(line * LINE);
         #[cfg(target_arch = "x86_64")]
         {
             use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
             // SAFETY:
             // * A prefetch has no effect but speed, whatever the address.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast::<i8>()) }
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast::<i8>()) }
         }
         #[cfg(not(target_arch = "x86_64"))]
-        let _ = line;
+        let _ = at;
     }
 }
 

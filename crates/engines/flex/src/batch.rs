@@ -1,7 +1,7 @@
 //! # Batch: the pairs of an interval that a walk shows, where it cannot show the block as it stands
 //!
-//! Memtables have keys of the interval, versions are newer than the view, or removals and superseded ones stand beside what it shows:
-//! then what the view shows is picked key by key. What a memtable has is copied, what the block has is named.
+//! Memtables have keys of the interval, or versions of the block are newer than the view or stand elsewhere: then what the view shows is
+//! picked key by key. What a memtable has is copied, what the block has is named.
 
 use std::ops::Range;
 
@@ -28,6 +28,11 @@ pub(crate) enum Item {
     Block(u32),
     /// In the copies: where the key starts, where the value, where it ends, and whether that is a staged one's name.
     Copy(u32, u32, u32, bool),
+}
+
+/// A slot of the block.
+fn item(slot: usize) -> Item {
+    Item::Block(u32::try_from(slot).unwrap_or(u32::MAX))
 }
 
 /// What a view shows of an interval.
@@ -78,12 +83,16 @@ impl Batch {
     /// Takes what the view shows of some slots of the block, and of nothing else.
     pub(crate) fn pick(&mut self, block: &Block, slots: Range<usize>, forward: bool) {
         let first = self.items.len();
-        let mut decided = None;
-        for slot in slots {
-            let pair = block.pair(slot);
-            if pair.seq <= self.at && decided != Some(pair.key) {
-                decided = Some(pair.key);
-                self.show(slot, &pair);
+        if block.is_plain(self.at) {
+            self.items.extend(slots.filter(|slot| !block.is_hidden(*slot)).map(item));
+        } else {
+            let mut decided = None;
+            for slot in slots {
+                let pair = block.pair(slot);
+                if pair.seq <= self.at && decided != Some(pair.key) {
+                    decided = Some(pair.key);
+                    self.show(slot, &pair);
+                }
             }
         }
         if !forward {
@@ -130,7 +139,7 @@ impl Batch {
     /// A slot of the block, which the view shows, unless it is a removal.
     fn show(&mut self, slot: usize, pair: &Pair<'_>) {
         match pair.content {
-            Content::Put(_) => self.items.push(Item::Block(u32::try_from(slot).unwrap_or(u32::MAX))),
+            Content::Put(_) => self.items.push(item(slot)),
             Content::Staged(_) => self.copy(pair.key, &pair.content),
             Content::Remove => {}
         }

@@ -8,14 +8,17 @@
 //!
 //! ```text
 //!  references | size | versions, live keys, newest | fingerprint 2 ... | place 4 ... | runs
+//!                                                                        hidden 1 | where it stands 31
 //! ```
+//!
+//! A version is *hidden* if it is a removal, or a newer one of its key is there: a view that is newer than the block shows the others.
 //!
 //! ## Invariants
 //!
 //! 1. Nothing changes but the count of references. The last one frees it.
 //! 2. Every place was decoded when the block was built, so decoding it again cannot fail.
 
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::ptr::NonNull;
 
 use sheaf_base::error::Damage;
@@ -24,7 +27,7 @@ use sheaf_base::sync::atomic::{AtomicUsize, Ordering, fence};
 use sheaf_base::types::Seq;
 
 use crate::run::{self, Pair};
-use sheaf_base::memory::{pieces, prefetch};
+use sheaf_base::memory::pieces;
 use smallvec::SmallVec;
 
 /// The fingerprint of a hash.
@@ -33,14 +36,8 @@ pub(crate) fn print_of(hash: u64) -> u16 {
     u16::try_from(hash >> 32 & u64::from(u16::MAX)).unwrap_or(0)
 }
 
-/// Most bytes that are asked for ahead.
-const AHEAD: u64 = 4 << 10;
-
-/// Asks for the cache lines from `start` on.
-#[inline]
-pub(crate) fn prefetch_bytes(start: *const u8, len: u64) {
-    prefetch(start, usize::try_from(len.min(AHEAD)).unwrap_or(0).div_ceil(64));
-}
+/// The bit of a place whose version is hidden.
+const HIDDEN: u32 = 1 << 31;
 
 /// A block's head; the rest stands behind it.
 #[repr(C)]
@@ -129,10 +126,11 @@ impl Block {
         let mut directory = Directory::new();
         let (mut live, mut newest, mut last) = (0, 0, None);
         for (Known { print, pair }, at) in versions {
-            live += u32::from(last != Some(pair.key) && !pair.is_tomb());
+            let is_shown = last != Some(pair.key) && !pair.is_tomb();
+            live += u32::from(is_shown);
             newest = newest.max(newest_of(&pair));
             last = Some(pair.key);
-            directory.push((print, at));
+            directory.push((print, if is_shown { at } else { at | HIDDEN }));
         }
         Block::assemble([data, &[]], &directory, live, newest)
     }
@@ -153,6 +151,7 @@ impl Block {
             directory.extend((from..to).map(|slot| self.place(slot)));
             let before = found.map(|slot| self.pair(slot));
             from = to;
+            let head = directory.len();
             for (Known { pair, .. }, at) in versions {
                 newest = newest.max(newest_of(pair));
                 while from < end && self.pair(from).seq > pair.seq {
@@ -164,9 +163,15 @@ impl Block {
                     directory.push((print, base.saturating_add(*at)));
                 }
             }
+            directory.extend((from..end).map(|slot| self.place(slot)));
+            from = end;
+            directory[head..].iter_mut().for_each(|(_, place)| *place |= HIDDEN);
             let shown = before.filter(|before| before.seq >= first.seq).unwrap_or(first);
             live -= u32::from(before.is_some_and(|before| !before.is_tomb()));
-            live += u32::from(!shown.is_tomb());
+            if !shown.is_tomb() {
+                live += 1;
+                directory[head].1 &= !HIDDEN;
+            }
         }
         directory.extend((from..self.len()).map(|slot| self.place(slot)));
         Block::assemble([self.data(), run], &directory, live, newest)
@@ -181,16 +186,17 @@ impl Block {
         let count = directory.len();
         let before = HEAD + (count * 2).next_multiple_of(4) + count * 4;
         let size = before + data[0].len() + data[1].len();
-        let too_large = |_| Damage::BadLength { got: size as u64, max: u64::from(u32::MAX) };
+        let too_large = Damage::BadLength { got: size as u64, max: u64::from(HIDDEN - 1) };
+        let size = u32::try_from(size).ok().filter(|size| *size < HIDDEN).ok_or(too_large)?;
         let head = Block {
             references: AtomicUsize::new(1),
-            size: u32::try_from(size).map_err(too_large)?,
-            count: u32::try_from(count).map_err(too_large)?,
+            size,
+            count: u32::try_from(count).unwrap_or(u32::MAX), // less than the size
             live,
             newest,
         };
         const { assert!(align_of::<Block>() <= pieces::align_of_piece(0)) };
-        let piece = pieces::take(size);
+        let piece = pieces::take(size as usize);
         let (block, start) = (piece.cast::<Block>(), piece.as_ptr());
         // SAFETY:
         // * The piece has room for head, directory and data, in this order, and is aligned for the head; the
@@ -234,10 +240,16 @@ impl Block {
         self.live
     }
 
-    /// Whether a view at `at` shows every version in it as it stands: one of each key, a value, nothing newer.
+    /// Whether a view at `at` shows exactly the versions that are not hidden, as they stand: none is newer, none a staged value.
     #[inline]
     pub(crate) fn is_plain(&self, at: Seq) -> bool {
-        self.live == self.count && self.newest <= at.0 && self.newest < u64::MAX
+        self.newest <= at.0 && self.newest < u64::MAX
+    }
+
+    /// Whether the version in `slot` is hidden.
+    #[inline]
+    pub(crate) fn is_hidden(&self, slot: usize) -> bool {
+        self.places()[slot] & HIDDEN != 0
     }
 
     #[inline]
@@ -267,7 +279,7 @@ impl Block {
     /// The version in `slot`.
     #[inline]
     pub(crate) fn pair(&self, slot: usize) -> Pair<'_> {
-        match Pair::decode(self.data(), self.places()[slot] as usize) {
+        match Pair::decode(self.data(), (self.places()[slot] & !HIDDEN) as usize) {
             Ok((pair, _)) => pair,
             Err(_) => unreachable!("decoded when the block was built (I2)"),
         }
@@ -276,7 +288,7 @@ impl Block {
     /// Key and value of the put in `slot`.
     #[inline]
     pub(crate) fn put(&self, slot: usize) -> (&[u8], &[u8]) {
-        match Pair::put(self.data(), self.places()[slot] as usize) {
+        match Pair::put(self.data(), (self.places()[slot] & !HIDDEN) as usize) {
             Some(put) => put,
             None => unreachable!("a put when the block was built (I2)"),
         }
@@ -319,13 +331,28 @@ impl Block {
 
     /// The first slot whose key is not before `key`; behind it, if `behind`.
     pub(crate) fn seek(&self, key: &[u8], behind: bool) -> usize {
-        let (mut low, mut high) = (0, self.len());
+        self.seek_within(key, behind, 0..self.len())
+    }
+
+    fn seek_within(
+        &self,
+        key: &[u8],
+        behind: bool,
+        Range { start: mut low, end: mut high }: Range<usize>,
+    ) -> usize {
         while low < high {
             let middle = (low + high) / 2;
             let found = self.pair(middle).key;
             if found < key || (behind && found == key) { low = middle + 1 } else { high = middle }
         }
         low
+    }
+
+    /// The slots of the versions of `key`, which are all within `slots`; if it has none, where they would stand.
+    pub(crate) fn versions(&self, key: &[u8], slots: Range<usize>) -> Range<usize> {
+        let end = slots.end;
+        let first = self.seek_within(key, false, slots);
+        first..(first..end).find(|slot| self.pair(*slot).key != key).unwrap_or(end)
     }
 }
 
@@ -409,6 +436,11 @@ mod tests {
         assert_eq!(find(b"b", Seq::LATEST), Some(Content::Put(b"seven")));
         assert_eq!(find(b"d", Seq::LATEST), None);
         assert_eq!((block.seek(b"b", false), block.seek(b"b", true), block.seek(b"c", true)), (1, 2, 4));
+        assert_eq!(
+            [&b"a"[..], b"aa", b"c", b"d"].map(|key| block.versions(key, 0..4)),
+            [0..1, 1..1, 2..4, 4..4]
+        );
+        assert_eq!((block.versions(b"b", 1..4), block.versions(b"c", 2..4)), (1..2, 2..4));
         assert_eq!(block.data(), data);
         let other = block.clone();
         drop(block);

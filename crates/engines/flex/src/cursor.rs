@@ -7,7 +7,7 @@
 //! ## Picture
 //!
 //! ```text
-//!   interval ──> no memtable has keys in it, all of its block is shown: its slots, one by one      plain
+//!   interval ──> no memtable has keys in it, nothing of its block is newer: its slots, but hidden ones, one by one      plain
 //!           └──> else: what the view shows of slots and memtables, picked at once                  batch.rs
 //! ```
 //!
@@ -52,7 +52,7 @@ struct Walk {
     /// Room for a bound, to be used again.
     spare: Vec<u8>,
     block: Option<BlockRef>,
-    /// Slots of the block that are shown as they are; then there is nothing in the batch.
+    /// Slots of the block that are shown as they are, but hidden ones; then there is nothing in the batch.
     plain: Range<u32>,
     batch: Batch,
     /// The pair it stands on.
@@ -265,7 +265,7 @@ impl Walk {
         while let Some(key) = next {
             let mut versions = 0..0;
             if let Some(block) = block {
-                versions = block.seek(key, false)..block.seek(key, true);
+                versions = block.versions(key, slots.clone());
                 let passed = if forward { slots.start..versions.start } else { versions.end..slots.end };
                 self.batch.pick(block, passed, forward);
                 slots = if forward { versions.end..slots.end } else { slots.start..versions.start };
@@ -284,11 +284,22 @@ impl Walk {
         Ok(None)
     }
 
+    /// To the next slot that is shown as it is, if there is one.
+    #[inline]
+    fn step_plain(&mut self, forward: bool) -> bool {
+        let Some(block) = &self.block else { return false };
+        while let Some(slot) = if forward { self.plain.next() } else { self.plain.next_back() } {
+            if !block.is_hidden(slot as usize) {
+                self.now = Some(Item::Block(slot));
+                return true;
+            }
+        }
+        false
+    }
+
     #[inline]
     fn step(&mut self, engine: &FlexEngine, forward: bool) -> Result<bool> {
-        let slot = if forward { self.plain.next() } else { self.plain.next_back() };
-        if let Some(slot) = slot {
-            self.now = Some(Item::Block(slot));
+        if self.step_plain(forward) {
             return Ok(true);
         }
         self.step_on(engine, forward)
@@ -298,9 +309,7 @@ impl Walk {
     #[inline(never)]
     fn step_on(&mut self, engine: &FlexEngine, forward: bool) -> Result<bool> {
         loop {
-            let slot = if forward { self.plain.next() } else { self.plain.next_back() };
-            if let Some(slot) = slot {
-                self.now = Some(Item::Block(slot));
+            if self.step_plain(forward) {
                 return Ok(true);
             }
             if let Some(item) = self.batch.step() {

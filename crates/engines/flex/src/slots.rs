@@ -25,12 +25,12 @@
 use std::ptr;
 
 use sheaf_base::ground::Ground;
-use sheaf_base::memory::{in_chunks, prefetch};
+use sheaf_base::memory::{in_chunks, prefetch, prefetch_block};
 use sheaf_base::shares::Account;
 use sheaf_base::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use sheaf_base::sync::epoch::{Guard, note_deferred, relieve};
 
-use crate::block::{Block, BlockRef, prefetch_bytes};
+use crate::block::{Block, BlockRef};
 
 /// Slots of the first chunk; chunk k has `FIRST << k`.
 const FIRST: u32 = 64;
@@ -41,6 +41,8 @@ const TURN: u32 = 1024;
 const LUCKY: u32 = 16;
 /// What a block takes beside the interval's bytes, about.
 const DIRECTORY: u64 = 128;
+/// Most bytes of a block that are asked for ahead.
+const AHEAD: u64 = 4 << 10;
 /// Live keys are not known: something was appended to a block that was not in memory.
 pub(crate) const UNKNOWN: u32 = u32::MAX;
 
@@ -250,7 +252,7 @@ impl Slot {
     pub(crate) fn prefetch(&self, len: u64, _guard: &Guard) {
         let block = self.block.load(Ordering::Relaxed);
         if !block.is_null() {
-            prefetch_bytes(block.cast(), len + DIRECTORY);
+            prefetch_block(block.cast(), usize::try_from((len + DIRECTORY).min(AHEAD)).unwrap_or(0));
         }
     }
 
