@@ -103,10 +103,12 @@ impl Plan {
         let age = self.looks.since().saturating_sub(self.began).as_secs_f64();
         let all = resting + (self.before - resting).max(0.0) * 0.5f64.powf(age / FADES);
         let (missing, won) = (KEPT * all - working, resting - KEPT * all);
-        match () {
-            () if missing <= 0.0 => REST.0,
-            () if won <= 0.0 => REST.1,
-            () => (missing / won).clamp(REST.0, REST.1),
+        if missing <= 0.0 {
+            REST.0
+        } else if won <= 0.0 {
+            REST.1
+        } else {
+            (missing / won).clamp(REST.0, REST.1)
         }
     }
 

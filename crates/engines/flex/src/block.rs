@@ -124,15 +124,14 @@ impl Block {
         versions: impl Iterator<Item = (Known<'a>, u32)>,
     ) -> Result<BlockRef, Damage> {
         let mut directory = Directory::new();
-        let (mut live, mut newest, mut last) = (0, 0, None);
+        let (mut newest, mut last) = (0, None);
         for (Known { print, pair }, at) in versions {
             let is_shown = last != Some(pair.key) && !pair.is_tomb();
-            live += u32::from(is_shown);
             newest = newest.max(newest_of(&pair));
             last = Some(pair.key);
             directory.push((print, if is_shown { at } else { at | HIDDEN }));
         }
-        Block::assemble([data, &[]], &directory, live, newest)
+        Block::assemble([data, &[]], &directory, newest)
     }
 
     /// This block with one more run behind the others: its bytes, and what is in it, in the order of keys and falling numbers,
@@ -142,7 +141,7 @@ impl Block {
         let too_large = |_| Damage::BadLength { got: base as u64, max: u64::from(u32::MAX) };
         let base = u32::try_from(base).map_err(too_large)?;
         let mut directory = Directory::with_capacity(self.len() + added.len());
-        let (mut live, mut newest, mut from) = (self.live, self.newest, 0);
+        let (mut newest, mut from) = (self.newest, 0);
         for versions in added.chunk_by(|(a, _), (b, _)| a.pair.key == b.pair.key) {
             let Known { print, pair: first } = versions[0].0;
             let found = self.slot_of(print, first.key);
@@ -167,34 +166,24 @@ impl Block {
             from = end;
             directory[head..].iter_mut().for_each(|(_, place)| *place |= HIDDEN);
             let shown = before.filter(|before| before.seq >= first.seq).unwrap_or(first);
-            live -= u32::from(before.is_some_and(|before| !before.is_tomb()));
             if !shown.is_tomb() {
-                live += 1;
                 directory[head].1 &= !HIDDEN;
             }
         }
         directory.extend((from..self.len()).map(|slot| self.place(slot)));
-        Block::assemble([self.data(), run], &directory, live, newest)
+        Block::assemble([self.data(), run], &directory, newest)
     }
 
-    fn assemble(
-        data: [&[u8]; 2],
-        directory: &[(u16, u32)],
-        live: u32,
-        newest: u64,
-    ) -> Result<BlockRef, Damage> {
+    fn assemble(data: [&[u8]; 2], directory: &[(u16, u32)], newest: u64) -> Result<BlockRef, Damage> {
         let count = directory.len();
         let before = HEAD + (count * 2).next_multiple_of(4) + count * 4;
         let size = before + data[0].len() + data[1].len();
         let too_large = Damage::BadLength { got: size as u64, max: u64::from(HIDDEN - 1) };
         let size = u32::try_from(size).ok().filter(|size| *size < HIDDEN).ok_or(too_large)?;
-        let head = Block {
-            references: AtomicUsize::new(1),
-            size,
-            count: u32::try_from(count).unwrap_or(u32::MAX), // less than the size
-            live,
-            newest,
-        };
+        let live = directory.iter().filter(|(_, place)| place & HIDDEN == 0).count();
+        let fits = |number: usize| u32::try_from(number).unwrap_or(u32::MAX); // both are less than the size
+        let head =
+            Block { references: AtomicUsize::new(1), size, count: fits(count), live: fits(live), newest };
         const { assert!(align_of::<Block>() <= pieces::align_of_piece(0)) };
         let piece = pieces::take(size as usize);
         let (block, start) = (piece.cast::<Block>(), piece.as_ptr());
@@ -235,7 +224,7 @@ impl Block {
         self.count as usize
     }
 
-    /// Keys whose newest version is no removal.
+    /// Keys whose newest version is no removal: versions that are not hidden.
     pub(crate) fn live(&self) -> u32 {
         self.live
     }
