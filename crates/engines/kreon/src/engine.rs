@@ -322,6 +322,7 @@ impl Engine for KreonEngine {
                 found(Stored::Bytes(value));
                 return Ok(true);
             }
+            self.shelf.may_need(shown.address, shown.span, guard);
             let frame = self.frame(shown.address, guard)?;
             let record = self.record(shown.address, &frame, key, guard)?;
             if self.accounts.give(record.content, &mut missing, found)? {
@@ -507,6 +508,7 @@ impl Engine for KreonEngine {
             ("leaves written by merges", ways.merges.1),
             ("pages read", self.shelf.cache.loads()),
             ("reads spared by filters", self.shelf.filters.spared()),
+            ("reads spared by prints", self.shelf.cache.spared()),
         ]
     }
 

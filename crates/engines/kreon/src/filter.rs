@@ -1,8 +1,8 @@
 //! # Filters: which keys a leaf that is not in memory cannot have
 //!
 //! A look-up goes down all levels until one has the key. What a level does not have costs a read of the leaf where it would be:
-//! ten bits a key in memory spare nearly all of these reads. A filter is asked only when its leaf is not in memory; fingerprints
-//! do as well there.
+//! ten bits a key in memory spare nearly all of these reads. A filter is asked only when neither its leaf is in memory nor the leaf's
+//! prints, which say as much.
 //!
 //! ## Picture
 //!

@@ -60,3 +60,25 @@ fn what_is_found_is_whole_and_of_its_page() {
         reader.join().expect("it reads");
     });
 }
+
+#[test]
+fn prints_are_of_what_the_page_has() {
+    explore(2000, || {
+        let shelf = shelf(true);
+        shelf.cache.put(1, frame(10), &epoch::pin());
+        shelf.cache.ask(1, &epoch::pin());
+        let writer = {
+            let shelf = Arc::clone(&shelf);
+            thread::spawn(move || {
+                let guard = &epoch::pin();
+                shelf.cache.put(1, frame(11), guard);
+                // Nobody looks anything up in this one.
+                assert!(!shelf.cache.has_prints(1), "prints of what was there before");
+                shelf.cache.forget(1, guard);
+            })
+        };
+        shelf.cache.give_way(1, &epoch::pin());
+        writer.join().expect("it writes");
+        assert!(!shelf.cache.has(1) && !shelf.cache.has_prints(1), "something of what was forgotten");
+    });
+}

@@ -10,7 +10,7 @@
 //!  put ─> flat log (base) ─> active memtable ── freeze ──> frozen memtable ── work ──> L1 ──> L2 ...
 //!          the values         L0: keys, addresses                  spill, a few hundred leaves a step: spill.rs change.rs meeting.rs
 //!
-//!  get ─> active ─> frozen ─> L1 ─> L2 ...: inner nodes, a leaf (fingerprints) ─> record         tree.rs node/ cache.rs filter.rs
+//!  get ─> active ─> frozen ─> L1 ─> L2 ...: inner nodes, a leaf (fingerprints) or its prints ─> record     tree.rs node/ cache.rs filter.rs
 //!  own/<id>/levels: pages, never overwritten while an image may name them                        space.rs image.rs levels.rs
 //! ```
 //!
@@ -38,7 +38,8 @@
 //! ## Costs
 //!
 //! A put: a look at a hash table, the log's frame, for a key that is new to the memtable an entry in the sorted tree: about
-//! 90 bytes and the key while it is there. A get: the memtables, a descent a level, a record.
+//! 90 bytes and the key while it is there. A get: the memtables, a descent a level, a record. With too little memory for the leaves
+//! it reads the device once, for the record, as long as there is a quarter of what they take: `node/prints.rs`.
 
 mod cache;
 mod change;

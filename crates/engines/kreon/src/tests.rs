@@ -127,10 +127,25 @@ fn engine_with_segment() -> (KreonEngine, Arc<Segment>) {
     let disk = SimDisk::new();
     let ground = ground_on(Arc::new(disk.clone()), Path::new("/db"), 1 << 22, true);
     let (store, log, incarnation) = (StoreId(1), LogId::Flat, Incarnation(1));
-    let identity = Identity { store, log, id: SegmentId(3), stream: 0, incarnation, capacity: 1 << 16 };
+    let identity = Identity { store, log, id: SegmentId(3), stream: 0, incarnation, capacity: 1 << 18 };
     let segment = Arc::new(Segment::create(&disk, Path::new("/db"), identity).unwrap());
     assert_eq!(ground.segments.admit(&segment), Some(segment.slot()));
     (KreonEngine::new(ground, KeyspaceId(1)), segment)
+}
+
+/// Writes a record at the end of a segment, which is `offset`; bytes of its frame.
+fn write(segment: &Segment, offset: u64, key: &[u8], value: &[u8], seq: u64) -> u64 {
+    let record = Record { keyspace: KeyspaceId(1), key, content: Content::Put(value) };
+    let mut body = Vec::new();
+    record.encode(&mut body);
+    let (kind, flags, seq) = (Kind::Commit, FIRST | LAST, Seq(seq));
+    let header = Header { check: 0, len: body.len(), kind, flags, seq, part: 0, parts: 1, gap: 0 };
+    let mut frame = vec![0; usize::try_from(span(body.len())).unwrap()];
+    frame[HEADER..HEADER + body.len()].copy_from_slice(&body);
+    segment.seed().seal(offset, &header, body_sum(&body), &mut frame);
+    segment.file().write_at(offset, &frame).unwrap();
+    segment.publish(offset + frame.len() as u64);
+    frame.len() as u64
 }
 
 /// The active memtable says that of a key.
@@ -168,19 +183,10 @@ enum Overtaken {
 /// without one, and what that view is shown then.
 fn overtaken(how: Overtaken, has_view: bool) -> (bool, Vec<Address>) {
     let (engine, segment) = engine_with_segment();
-    let record = Record { keyspace: KeyspaceId(1), key: b"k", content: Content::Put(&[7; 100]) };
-    let mut body = Vec::new();
-    record.encode(&mut body);
-    let (kind, flags, seq) = (Kind::Commit, FIRST | LAST, Seq(1));
-    let header = Header { check: 0, len: body.len(), kind, flags, seq, part: 0, parts: 1, gap: 0 };
-    let mut frame = vec![0; usize::try_from(span(body.len())).unwrap()];
-    frame[HEADER..HEADER + body.len()].copy_from_slice(&body);
-    segment.seed().seal(DATA_START, &header, body_sum(&body), &mut frame);
-    segment.file().write_at(DATA_START, &frame).unwrap();
-    segment.publish(DATA_START + frame.len() as u64);
+    let len = write(&segment, DATA_START, b"k", &[7; 100], 1);
     let from = Address::new(segment.slot(), DATA_START);
     let to = Address::new(9, DATA_START);
-    say(&engine, b"k", Word::put(from, frame.len() as u64, false), 1);
+    say(&engine, b"k", Word::put(from, len, false), 1);
     match how {
         Overtaken::InFrozen => engine.freeze(),
         _ => spill_all(&engine),
@@ -284,6 +290,100 @@ fn a_level_that_was_emptied_is_filled_without_removals() {
     assert_eq!(engine.count_keys().unwrap(), 0);
     put(b'd', 40);
     assert_eq!(engine.count_keys().unwrap(), 40);
+}
+
+/// A key whose record is in a segment, and where.
+type Written = (Vec<u8>, Address);
+
+/// Puts some keys, each with a record at the end of the segment.
+fn put_all(engine: &KreonEngine, segment: &Segment, numbers: std::ops::Range<u64>, seq: u64) -> Vec<Written> {
+    let one = |number: u64| {
+        let (key, offset) = (format!("k{number:04}").into_bytes(), segment.end());
+        let address = Address::new(segment.slot(), offset);
+        let len = write(segment, offset, &key, &[7; 40], seq + number);
+        say(engine, &key, Word::put(address, len, false), seq + number);
+        (key, address)
+    };
+    let written = numbers.map(one).collect();
+    spill_all(engine);
+    written
+}
+
+fn look_all_up(engine: &KreonEngine, written: &[Written]) {
+    let guard = &epoch::pin();
+    for (key, address) in written {
+        let found = engine.find_at(Seq::LATEST, key, guard).unwrap().map(|shown| shown.address);
+        assert_eq!(found, Some(*address), "{}", String::from_utf8_lossy(key));
+    }
+}
+
+/// Has all leaves go out of memory, after look-ups for all of these keys.
+fn leave_prints(engine: &KreonEngine, written: &[Written]) {
+    look_all_up(engine, written);
+    let (guard, shelf) = (&epoch::pin(), &engine.shelf);
+    let is_leaf_there = || {
+        let mut there = false;
+        for level in &*engine.state(guard).levels {
+            let mut leaf = shelf.locate(level, Aim::First, guard).unwrap();
+            while let Some(now) = leaf {
+                there |= shelf.cache.has(now.at.page);
+                leaf = now.high.and_then(|high| shelf.locate(level, Aim::At(&high), guard).unwrap());
+            }
+        }
+        there
+    };
+    while is_leaf_there() {
+        shelf.cache.give_way(1, guard);
+    }
+}
+
+fn engine_with_prints() -> (KreonEngine, Arc<Segment>, Vec<Written>) {
+    let (engine, segment) = engine_with_segment();
+    segment.publish(DATA_START);
+    let written = put_all(&engine, &segment, 0..150, 1);
+    leave_prints(&engine, &written);
+    (engine, segment, written)
+}
+
+#[test]
+fn look_ups_go_on_without_leaves_by_their_prints() {
+    let (engine, _, written) = engine_with_prints();
+    let (guard, cache) = (&epoch::pin(), &engine.shelf.cache);
+    let (loads, spared) = (cache.loads(), cache.spared());
+    look_all_up(&engine, &written);
+    for (key, _) in &written {
+        let missing = [&key[..], b"?"].concat();
+        assert!(engine.find_at(Seq::LATEST, &missing, guard).unwrap().is_none());
+    }
+    assert_eq!(cache.loads(), loads);
+    assert!(cache.spared() >= spared + 2 * written.len() as u64);
+}
+
+/// What cannot be read of a record says nothing of whether the key is there.
+#[test]
+fn a_damaged_record_is_no_missing_key_where_only_prints_are_left() {
+    let (engine, segment, written) = engine_with_prints();
+    let (key, address) = &written[70];
+    let byte = address.offset() + HEADER as u64 + 8;
+    segment.file().write_at(byte, &[0x5a; 16]).unwrap();
+    let guard = &epoch::pin();
+    assert_eq!(engine.find_at(Seq::LATEST, key, guard).unwrap().map(|shown| shown.address), Some(*address));
+    assert!(matches!(engine.look(Seq::LATEST, key, &mut |_| ()), Err(Error::Corrupt { .. })));
+}
+
+#[test]
+fn prints_go_with_the_leaf_they_are_of() {
+    let (engine, segment, mut written) = engine_with_prints();
+    for round in 0..8 {
+        let numbers = if round % 2 == 0 { 0..150 } else { 40..90 };
+        for (key, address) in put_all(&engine, &segment, numbers, 1000 * (round + 1)) {
+            let place = written.iter_mut().find(|(other, _)| *other == key).expect("it was written before");
+            place.1 = address;
+        }
+        leave_prints(&engine, &written);
+        look_all_up(&engine, &written);
+    }
+    assert!(engine.shelf.cache.spared() > 0);
 }
 
 fn next(x: &mut u64) -> u64 {

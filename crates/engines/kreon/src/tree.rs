@@ -9,6 +9,7 @@ use std::sync::{Arc, OnceLock};
 use sheaf_base::error::{Damage, Result};
 use sheaf_base::ground::Ground;
 use sheaf_base::memtable::Memtables;
+use sheaf_base::record::Record;
 use sheaf_base::segment::{Address, Segment};
 use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::{KeyspaceId, Seq};
@@ -18,13 +19,13 @@ use crate::filter::{Filter, Filters};
 use crate::look::print_of;
 use crate::memtable::Memtable;
 use crate::node::{Entry, Node, Ref};
-use crate::space::Space;
+use crate::space::{PAGE, Space};
 
 /// A tree higher than this is damaged.
 pub(crate) const MOST_HEIGHT: u8 = 24;
 
-/// Pages that are read at once while the cache has room.
-const AROUND: u32 = 16;
+/// Pages that are read at once while the cache has room for them, or for their prints.
+const AROUND: u32 = 32;
 
 /// Bits of a stamp that are a segment's number; those above are the life's.
 const ID_BITS: u32 = 40;
@@ -89,6 +90,13 @@ impl<'g> Seen<'g> {
         let (stamp, newest) = (node.stamp(), node.newest());
         Seen { entry: node.entry(slot), stamp, newest, value: node.value(slot) }
     }
+}
+
+/// What is known of a key without the leaf that would have it.
+enum Known<'g> {
+    Nothing,
+    IsNot,
+    Is(Seen<'g>),
 }
 
 /// Which leaf of a level is meant.
@@ -164,31 +172,63 @@ impl Shelf {
             at = node.child(slot);
             above = Some((node, slot));
         }
-        let Some(leaf) = self.leaf(at, above, hash, guard)? else { return Ok(None) };
+        let leaf = match self.cache.ask(at.page, guard) {
+            Some(frame) => self.of_level(frame, at, 0)?,
+            None => match self.without_leaf(at.page, hash, key, guard) {
+                Known::Is(seen) => return Ok(Some(seen)),
+                Known::IsNot => return Ok(None),
+                Known::Nothing => self.read_leaf(at, above, guard)?,
+            },
+        };
         let node = leaf.node();
         Ok(node.find(print_of(hash), key).map(|slot| Seen::at(&node, slot)))
     }
 
-    /// A leaf, from memory or read, unless it is known not to have a key with this hash. `above` is its node, and its place there.
-    #[inline]
-    fn leaf<'g>(
-        &self,
-        at: Ref,
-        above: Option<(Node<'_>, usize)>,
-        hash: u64,
-        guard: &'g Guard,
-    ) -> Result<Option<&'g Frame>> {
-        if let Some(frame) = self.cache.get(at.page, guard) {
-            return self.of_level(frame, at, 0).map(Some);
+    /// What is known of a key in a leaf that is not in memory: its prints say where the record may stand, and the record says whether it
+    /// does; filters say what is not there.
+    #[cold]
+    fn without_leaf<'g>(&self, page: u32, hash: u64, key: &[u8], guard: &'g Guard) -> Known<'g> {
+        if let Some(prints) = self.cache.prints(page, guard) {
+            for entry in prints.like(hash, print_of(hash)) {
+                let Some(entry) = entry else { return Known::Nothing };
+                let (stamp, newest) = (prints.stamp(), prints.newest());
+                match self.is_of(&entry, stamp, key, guard) {
+                    Some(false) => {}
+                    None => return Known::Nothing,
+                    Some(true) => {
+                        self.cache.spare();
+                        return Known::Is(Seen { entry, stamp, newest, value: &[] });
+                    }
+                }
+            }
+            self.cache.spare();
+            return Known::IsNot;
         }
-        if self.filters.exclude(at.page, hash, guard) {
-            return Ok(None);
-        }
-        self.read_leaf(at, above, guard).map(Some)
+        if self.filters.exclude(page, hash, guard) { Known::IsNot } else { Known::Nothing }
     }
 
-    /// Reads a leaf, and makes its filter. While nothing has to go for them, the leaves that stand beside it in the file come with it:
-    /// a cold cache fills up by long reads, which take hardly longer than short ones. Their filters would take longer.
+    /// As [`will_need`], if memory is too short for all leaves: then it is for the records, too.
+    #[inline]
+    pub(crate) fn may_need(&self, address: Address, span: u64, guard: &Guard) {
+        if self.cache.is_short()
+            && let Some(segment) = self.ground.segments.at(address.slot(), guard)
+        {
+            will_need(segment, address, span);
+        }
+    }
+
+    /// Whether an entry's record is of `key`. Not known if it cannot be read: who asks the leaf meets the damage, if it is that.
+    fn is_of(&self, entry: &Entry, stamp: u64, key: &[u8], guard: &Guard) -> Option<bool> {
+        let address = entry.address();
+        let segment = self.segment_of(address, stamp, guard)?;
+        will_need(segment, address, entry.span());
+        let frame = segment.frame(address.offset(), segment.end()).ok()?;
+        Some(Record::decode(frame.payload()).ok()?.key == key)
+    }
+
+    /// Reads a leaf, and makes its filter. While nothing has to go for them, the leaves that stand beside it in the file come with it,
+    /// and then their prints: a cold cache fills up by long reads, which take hardly longer than short ones. Their filters would take
+    /// longer.
     #[cold]
     fn read_leaf<'g>(
         &self,
@@ -198,7 +238,12 @@ impl Shelf {
     ) -> Result<&'g Frame> {
         let len = |leaf: &Ref| usize::from(leaf.pages) * self.space.paged.page;
         let mut leaves = match above {
-            Some((node, slot)) if self.cache.is_roomy(AROUND) => self.beside(&node, slot),
+            Some((node, slot)) if self.cache.is_roomy(AROUND) => {
+                Shelf::beside(&node, slot, |page| !self.cache.has(page))
+            }
+            Some((node, slot)) if self.cache.wants_prints(AROUND) => {
+                Shelf::beside(&node, slot, |page| !self.cache.has(page) && !self.cache.has_prints(page))
+            }
             _ => vec![at],
         };
         let mut bytes = vec![0; leaves.iter().map(len).sum()];
@@ -222,21 +267,22 @@ impl Shelf {
         }
         let frame = self.space.frame(at, 0, &bytes[own..own + len(&at)])?;
         let frame = self.cache.take_in(at.page, frame, guard);
+        frame.asked();
         if self.filters.get(at.page, guard).is_none() && self.filters.may_grow(true) {
             self.filters.add(at.page, self.filter_of(&frame.node()), guard);
         }
         Ok(frame)
     }
 
-    /// The leaves of `node` that follow each other in the file, are not in memory, and have the one at `slot` among them: at most
-    /// [`AROUND`] pages.
-    fn beside(&self, node: &Node<'_>, slot: usize) -> Vec<Ref> {
+    /// The leaves of `node` that follow each other in the file, are wanted, and have the one at `slot` among them: at most [`AROUND`]
+    /// pages.
+    fn beside(node: &Node<'_>, slot: usize, is_wanted: impl Fn(u32) -> bool) -> Vec<Ref> {
         let mut leaves = VecDeque::from([node.child(slot)]);
         let mut pages = u32::from(leaves[0].pages);
         let end = |leaf: &Ref| leaf.page.wrapping_add(u32::from(leaf.pages));
         let (mut low, mut high) = (slot, slot + 1);
         loop {
-            let fits = |leaf: &Ref| pages + u32::from(leaf.pages) <= AROUND && !self.cache.has(leaf.page);
+            let fits = |leaf: &Ref| pages + u32::from(leaf.pages) <= AROUND && is_wanted(leaf.page);
             if let Some(next) = (high < node.len()).then(|| node.child(high))
                 && next.page == end(&leaves[leaves.len() - 1])
                 && fits(&next)
@@ -339,6 +385,14 @@ impl Shelf {
     /// Whether the segment that an entry of a leaf with `stamp` pointed into is gone.
     pub(crate) fn is_dangling(&self, address: Address, stamp: u64, guard: &Guard) -> bool {
         self.segment_of(address, stamp, guard).is_none()
+    }
+}
+
+/// The record at `address`, which is in `segment`, is going to be read from the device: if it lies on several of the system's pages,
+/// these are asked for side by side. Otherwise one would come after the other.
+fn will_need(segment: &Segment, address: Address, span: u64) {
+    if address.offset() % PAGE as u64 + span > PAGE as u64 {
+        segment.file().will_need(address.offset(), span);
     }
 }
 

@@ -21,6 +21,7 @@
 //! 3. The first child of an inner node has no separator of its own: it begins where the node begins.
 
 mod make;
+mod prints;
 #[cfg(test)]
 mod tests;
 
@@ -33,6 +34,7 @@ use sheaf_base::segment::Address;
 use sheaf_base::types::Seq;
 
 pub(crate) use self::make::{Child, Pair, cut, make};
+pub(crate) use self::prints::Prints;
 
 const KIND: u8 = 0x4b;
 pub(crate) const HEADER: usize = 24;

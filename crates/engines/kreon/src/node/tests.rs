@@ -67,6 +67,47 @@ fn leaves_hold_what_they_were_made_of() {
     }
 }
 
+/// Entries of which one in `deaf` is a removal, or names a staged value.
+fn pairs_with_deaf(keys: &[Vec<u8>], deaf: u64) -> Vec<Pair<'_>> {
+    let one = |(key, number): (_, u64)| {
+        let (seq, print) = (Seq(number), (number % 7).to_le_bytes()[0]);
+        let entry = match number % deaf {
+            0 if number % 2 == 0 => Entry::tomb(seq, print, 0),
+            0 => Entry::put(Address::from_bits(number * 8), 64, print, STAGED, number),
+            _ => Entry::put(Address::from_bits(number * 8), 64, print, BELOW, 0),
+        };
+        Pair { key, entry, newest: seq, value: &[] }
+    };
+    keys.iter().map(|key| &key[..]).zip(1..).map(one).collect()
+}
+
+/// A node of as many of the pairs as go into it, and how many that are.
+fn leaf_of(pairs: &[Pair<'_>]) -> (Vec<u8>, usize) {
+    let (count, _) = cut(pairs, 0, 4096, 4096);
+    (make(&pairs[..count], 0, 5, Seq(6), 4096).0, count)
+}
+
+#[test]
+fn prints_say_of_each_key_what_its_leaf_does_or_that_only_the_leaf_has_it() {
+    let keys: Vec<Vec<u8>> = (0..400u32).map(|number| format!("user{number:09}").into_bytes()).collect();
+    let pairs = pairs_with_deaf(&keys, 5);
+    let (bytes, count) = leaf_of(&pairs);
+    let hash = |key: &[u8]| {
+        key.iter().fold(7u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    };
+    let prints = Prints::of(&Node::parse(&bytes, 0).unwrap(), hash).expect("most entries say it all");
+    assert_eq!((prints.stamp(), prints.newest()), (5, Seq(6)));
+    assert!(prints.cost() < 4096 * 3 / 4);
+    for (slot, pair) in pairs.iter().enumerate() {
+        let is_deaf = pair.entry.is_tomb() || pair.entry.is_staged();
+        let expected = (!is_deaf).then_some(pair.entry);
+        let like: Vec<Option<Entry>> = prints.like(hash(pair.key), pair.entry.print).collect();
+        assert_eq!(like.contains(&expected), slot < count, "{slot}");
+    }
+    let (bytes, _) = leaf_of(&pairs_with_deaf(&keys, 3));
+    assert!(Prints::of(&Node::parse(&bytes, 0).unwrap(), hash).is_none(), "too much is nowhere else");
+}
+
 #[test]
 fn children_are_found_by_the_keys_of_their_ranges() {
     let children: Vec<Child> = keys()
