@@ -214,7 +214,7 @@ impl Shared {
         let areas = &found.version.areas;
         // The pass has asked for all of the segment; where memory is short that may be gone by now.
         if found.entries.iter().step_by(LOOK).any(|entry| !areas.is_cached(entry.item)) {
-            found.entries.iter().for_each(|entry| areas.will_need(entry.item, 0, entry.len));
+            areas.will_need(found.entries.iter().map(|entry| (entry.item, 0, entry.len)));
         }
         let mut copies = Vec::with_capacity(found.entries.len());
         for entry in &found.entries {

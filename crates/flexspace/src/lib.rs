@@ -28,7 +28,8 @@
 //!
 //! 1. After a crash the space is the result of a prefix of its operations that contains all before the last
 //!    [`FlexSpace::sync`] that returned; each is there whole or not at all. An [`Edit`] is one operation.
-//! 2. A read returns what was written or an error. Every byte is covered by a checksum, checked at every read.
+//! 2. A read returns what was written or an error. Every byte is covered by a checksum, checked at every read; [`View::peek`] alone is
+//!    for who checks by itself.
 //! 3. Readers never wait for the writer, syncs, or garbage collection. A [`View`] stays as it is.
 //! 4. A failed sync poisons: no change until it is opened again, reads go on. A full disk refuses what adds
 //!    bytes; reading and removing go on.

@@ -92,10 +92,18 @@ impl Version {
     /// Has a range read from the device soon, all of its extents side by side.
     pub(crate) fn will_need(&self, at: u64, len: u64) {
         let end = at.saturating_add(len);
-        for entry in self.tree.range(at).take_while(|entry| entry.start < end) {
+        let entries = self.tree.range(at).take_while(|entry| entry.start < end);
+        self.areas.will_need(entries.map(|entry| {
             let skip = at.saturating_sub(entry.start);
-            self.areas.will_need(entry.item, skip, (entry.len - skip).min(end - entry.start - skip));
-        }
+            (entry.item, skip, (entry.len - skip).min(end - entry.start - skip))
+        }));
+    }
+
+    pub(crate) fn peek(&self, at: u64, buf: &mut [u8]) -> usize {
+        let Some(entry) = self.tree.get(at) else { return 0 };
+        let skip = at - entry.start;
+        let count = usize::try_from(entry.len - skip).unwrap_or(usize::MAX).min(buf.len());
+        self.areas.peek(entry.item, skip, &mut buf[..count])
     }
 
     pub(crate) fn read_extent(&self, at: u64, max: usize) -> Result<Option<ExtentBytes>> {
@@ -162,8 +170,16 @@ impl View {
         self.version.read(at, buf)
     }
 
+    /// Bytes from `at` on as they stand, *not checked*: as many as fit into `buf` and their extent has, or less where more is not at hand; how
+    /// many. For whoever has a checksum of its own, and reads in earnest when this is not what it should be: of the extent's other
+    /// bytes none is read.
+    #[must_use]
+    pub fn peek(&self, at: u64, buf: &mut [u8]) -> usize {
+        self.version.peek(at, buf)
+    }
+
     /// Hints that a range will be read soon: what of it is not in memory is asked from the device at once and side by side,
-    /// and nothing waits for it. A call of the system for each extent: worth it where bytes are missing.
+    /// and nothing waits for it. A call of the system for each row of extents that stand one behind the other: worth it where bytes are missing.
     pub fn will_need(&self, at: u64, len: u64) {
         self.version.will_need(at, len);
     }

@@ -25,6 +25,7 @@ fn play(seed: u64, count: usize) {
     let mut model = Vec::new();
     let mut views = Vec::new();
     let mut random = Random(seed);
+    let mut peeked = 0;
     for (n, step) in workload(seed, count).into_iter().enumerate() {
         let context = || format!("seed {seed}, step {n}: {step:?}");
         match step {
@@ -48,6 +49,9 @@ fn play(seed: u64, count: usize) {
         let got = space.read(at, &mut part).expect("nothing is damaged");
         let from = usize::try_from(at).expect("small").min(model.len());
         assert_eq!(part[..got], model[from..(from + part.len()).min(model.len())], "{}", context());
+        let at_hand = space.view().peek(at, &mut part);
+        assert_eq!(part[..at_hand], model[from..(from + at_hand).min(model.len())], "{}", context());
+        peeked += at_hand;
         if n % 7 == 0 {
             views.push((space.view(), model.clone()));
         }
@@ -60,6 +64,7 @@ fn play(seed: u64, count: usize) {
             assert!(bytes == *model, "a view changed: {}", context());
         }
     }
+    assert!(peeked > 0, "seed {seed}: nothing was at hand");
     let mut findings = 0;
     space.verify(|_| findings += 1).expect("readable");
     assert_eq!(findings, 0);

@@ -177,7 +177,7 @@ impl Keyspace {
     }
 
     /// What the engine did since the database was opened, each thing by its name. `flex`: how often it inserted an
-    /// interval, appended to one, rewrote one; `kreon`: ranges spilled and merged, pages read, reads that filters and prints spared; the
+    /// interval, appended to one, rewrote one, reads that prints spared; `kreon`: ranges spilled and merged, pages read, reads that filters and prints spared; the
     /// others have none yet.
     pub fn counters(&self) -> Result<Vec<(&'static str, u64)>> {
         Ok(self.kept()?.engine()?.counters())

@@ -26,6 +26,7 @@ use sheaf_base::record::Content;
 use sheaf_base::sync::atomic::{AtomicUsize, Ordering, fence};
 use sheaf_base::types::Seq;
 
+use crate::prints::Prints;
 use crate::run::{self, Pair};
 use sheaf_base::memory::pieces;
 use smallvec::SmallVec;
@@ -51,6 +52,16 @@ pub(crate) struct Block {
 }
 
 const HEAD: usize = size_of::<Block>();
+
+/// Bytes before the runs of a block of so many versions.
+fn before_data(versions: usize) -> usize {
+    HEAD + (versions * 2).next_multiple_of(4) + versions * 4
+}
+
+fn size_with_share(bytes: usize) -> u64 {
+    let taken = pieces::taken(bytes);
+    taken + taken / 8
+}
 
 /// A version, and the fingerprint of its key.
 #[derive(Clone, Copy, Debug)]
@@ -176,7 +187,7 @@ impl Block {
 
     fn assemble(data: [&[u8]; 2], directory: &[(u16, u32)], newest: u64) -> Result<BlockRef, Damage> {
         let count = directory.len();
-        let before = HEAD + (count * 2).next_multiple_of(4) + count * 4;
+        let before = before_data(count);
         let size = before + data[0].len() + data[1].len();
         let too_large = Damage::BadLength { got: size as u64, max: u64::from(HIDDEN - 1) };
         let size = u32::try_from(size).ok().filter(|size| *size < HIDDEN).ok_or(too_large)?;
@@ -214,8 +225,13 @@ impl Block {
     /// Bytes of memory, and a share of what is free between blocks of all lengths: an eighth, as it is after many of them became longer
     /// (5 to 25 hundredths were seen).
     pub(crate) fn size(&self) -> u64 {
-        let taken = pieces::taken(self.size as usize);
-        taken + taken / 8
+        size_with_share(self.size as usize)
+    }
+
+    /// The size of a block of so many bytes of runs with so many versions.
+    pub(crate) fn size_of(data: u64, versions: u32) -> u64 {
+        let data = usize::try_from(data).unwrap_or(usize::MAX);
+        size_with_share(before_data(versions as usize).saturating_add(data))
     }
 
     /// Versions in it.
@@ -259,7 +275,7 @@ impl Block {
     /// The runs.
     #[inline]
     pub(crate) fn data(&self) -> &[u8] {
-        let at = HEAD + (self.len() * 2).next_multiple_of(4) + self.len() * 4;
+        let at = before_data(self.len());
         // SAFETY:
         // * Written by `build`: the rest of the piece.
         unsafe { std::slice::from_raw_parts(self.start().add(at), self.size as usize - at) }
@@ -286,6 +302,12 @@ impl Block {
     /// The version in `slot`, and its fingerprint.
     pub(crate) fn known(&self, slot: usize) -> Known<'_> {
         Known { print: self.prints()[slot], pair: self.pair(slot) }
+    }
+
+    /// What stays of it when it goes; `None` if it is too large for that.
+    pub(crate) fn to_prints(&self) -> Option<Prints> {
+        let places = self.places().iter().map(|place| place & !HIDDEN);
+        Prints::of(self.data(), self.prints().iter().copied().zip(places))
     }
 
     fn place(&self, slot: usize) -> (u16, u32) {
@@ -476,7 +498,14 @@ mod tests {
                 for (key, at) in (0..7u64).flat_map(|key| (0..11).map(move |at| (key.to_be_bytes(), Seq(at))))
                 {
                     let found = grown.find(print_of(hash(&key)), &key, at);
-                    assert_eq!(run::find(&data, &key, at), Ok(found));
+                    let mut shown: Option<Pair<'_>> = None;
+                    let walked = run::walk(&data, |_, pair| {
+                        if pair.key == key && pair.seq <= at && shown.is_none_or(|shown| shown.seq < pair.seq)
+                        {
+                            shown = Some(pair);
+                        }
+                    });
+                    assert_eq!((walked.is_ok(), shown), (true, found));
                 }
                 block = Some(grown);
             }

@@ -111,7 +111,7 @@ impl FlexEngine {
         let path = ground.dir_of(id);
         let (tiny, sizes) = (ground.tiny, Sizes::chosen(options, ground.tiny, ground.space_limit));
         let (slots, warmth, wait) = (Slots::new(ground.memory.budget()), Warmth::new(), Wait::default());
-        let shelf = Shelf { slots, ground, path, warmth, wait };
+        let shelf = Shelf { slots, ground, path, warmth, wait, spared: AtomicU64::new(0) };
         let index = table.publish(&shelf, &epoch::pin());
         let memtables = Memtables::new(Memtable::new(1, Prefix::default(), tiny));
         let state = State { memtables, index, joined: 0 };
@@ -567,6 +567,7 @@ impl Engine for FlexEngine {
         counters.push(("bytes of the space", stats.live_bytes));
         counters.push(("bytes collected", stats.moved_bytes));
         counters.push(("intervals warmed", self.shelf.warmth.warmed()));
+        counters.push(("reads spared by prints", self.shelf.spared.load(Ordering::Relaxed)));
         counters
     }
 

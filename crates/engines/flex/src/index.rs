@@ -23,13 +23,16 @@ use std::sync::Arc;
 
 use sheaf_base::error::{Damage, Error, Result};
 use sheaf_base::ground::Ground;
+use sheaf_base::sync::atomic::{self, AtomicU64};
 use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::Seq;
 use sheaf_flexspace::View;
 use sheaf_flexspace::tree::{Content, Entry, Frozen};
 
-use crate::block::{Block, BlockRef};
-use crate::run::{self, Pair};
+use crate::block::{Block, BlockRef, Sorted, print_of};
+use crate::kept::Look;
+use crate::prints::{Prints, Shown};
+use crate::run::Pair;
 use crate::slots::Slots;
 use crate::wait::Wait;
 use crate::warm::Warmth;
@@ -117,6 +120,16 @@ enum Read {
     Bytes(Vec<u8>),
 }
 
+/// What a look by prints came to.
+enum Single {
+    /// The view shows this pair: its bytes.
+    Pair(Vec<u8>),
+    /// It shows none.
+    Nothing,
+    /// What stands there is not what was checked before, or cannot be looked at.
+    Unclear,
+}
+
 /// What reading a block needs beside the index.
 #[derive(Debug)]
 pub(crate) struct Shelf {
@@ -126,6 +139,8 @@ pub(crate) struct Shelf {
     pub(crate) path: PathBuf,
     pub(crate) warmth: Warmth,
     pub(crate) wait: Wait,
+    /// Gets that read one pair, or none, of an interval that is not in memory.
+    pub(crate) spared: AtomicU64,
 }
 
 impl Shelf {
@@ -199,8 +214,8 @@ impl Index {
         }
     }
 
-    /// Calls `with` with what the view at `at` shows of `key` in its interval. One that is not in memory, and not worth another's place
-    /// there, is looked into as it was read: no block is made of it.
+    /// Calls `with` with what the view at `at` shows of `key` in its interval. Of one that is not in memory, and not worth another's place
+    /// there, only what its prints say is read; without prints all of it, and prints are left: no block is made of it.
     #[inline]
     pub(crate) fn look_into<R>(
         &self,
@@ -210,37 +225,105 @@ impl Index {
         guard: &Guard,
         with: impl FnOnce(Option<Pair<'_>>) -> Result<R>,
     ) -> Result<R> {
-        if let Some(block) = shelf.slots.get(entry.item.slot).block(guard) {
-            return with(block.find(print, key, at));
+        match shelf.slots.get(entry.item.slot).look(guard) {
+            Look::Block(block) => with(block.find(print, key, at)),
+            missed => self.look_outside(entry, shelf, (print, key, at), (missed, guard), with),
         }
+    }
+
+    #[cold]
+    fn look_outside<R>(
+        &self,
+        entry: &Entry<Interval>,
+        shelf: &Shelf,
+        (print, key, at): (u16, &[u8], Seq),
+        (missed, guard): (Look<'_>, &Guard),
+        with: impl FnOnce(Option<Pair<'_>>) -> Result<R>,
+    ) -> Result<R> {
         shelf.warmth.note_miss();
-        match self.read(entry, shelf, guard)? {
-            Read::Block(block) => with(block.find(print, key, at)),
-            Read::Bytes(data) => {
-                let found = run::find(&data, key, at);
-                with(found.map_err(|what| Error::corrupt(&shelf.path, entry.start, what))?)
+        let is_wanted = shelf.slots.wants(entry.item.slot, entry.len, &shelf.ground);
+        if let Look::Prints(prints) = missed
+            && !is_wanted
+        {
+            let single = self.read_single(entry, shelf, (print, key, at), prints);
+            if !matches!(single, Single::Unclear) {
+                shelf.spared.fetch_add(1, atomic::Ordering::Relaxed);
+            }
+            match single {
+                Single::Pair(bytes) => return with(Some(self.decoded(entry, &bytes, shelf)?)),
+                Single::Nothing => return with(None),
+                Single::Unclear => {}
             }
         }
+        shelf.slots.expect_gets(entry.item.slot);
+        match self.read(entry, shelf, is_wanted, guard)? {
+            Read::Block(block) => with(block.find(print, key, at)),
+            Read::Bytes(data) => {
+                let found =
+                    Sorted::of(&data).map_err(|what| Error::corrupt(&shelf.path, entry.start, what))?.found;
+                if !shelf.slots.has_many_prints() {
+                    let printed =
+                        found.iter().map(|(stands, pair)| (print_of(shelf.hash(pair.key)), *stands));
+                    if let Some(prints) = Prints::of(&data, printed) {
+                        shelf.slots.offer_prints(entry.item.slot, prints, &shelf.ground, guard);
+                    }
+                }
+                let mut versions = found.iter().map(|(_, pair)| *pair);
+                with(versions.find(|pair| pair.key == key && pair.seq <= at))
+            }
+        }
+    }
+
+    /// Reads what of an interval may be the version of `key` that a view at `at` shows.
+    fn read_single(
+        &self,
+        entry: &Entry<Interval>,
+        shelf: &Shelf,
+        (print, key, at): (u16, &[u8], Seq),
+        prints: Shown<'_>,
+    ) -> Single {
+        let Some(view) = &self.view else { return Single::Unclear };
+        let mut newest: Option<(Seq, Vec<u8>)> = None;
+        for stand in prints.like(print, entry.len) {
+            let mut bytes = vec![0; usize::try_from(stand.bytes.end - stand.bytes.start).unwrap_or(0)];
+            let from = entry.start + stand.bytes.start;
+            let count = shelf.wait.around(|| {}, || view.peek(from, &mut bytes));
+            bytes.truncate(count);
+            let Some(pair) = stand.pair(&bytes) else { return Single::Unclear };
+            if pair.key == key && pair.seq <= at && newest.as_ref().is_none_or(|(seq, _)| *seq < pair.seq) {
+                newest = Some((pair.seq, bytes));
+                if prints.is_ordered() {
+                    break;
+                }
+            }
+        }
+        newest.map_or(Single::Nothing, |(_, bytes)| Single::Pair(bytes))
+    }
+
+    fn decoded<'b>(&self, entry: &Entry<Interval>, bytes: &'b [u8], shelf: &Shelf) -> Result<Pair<'b>> {
+        let decoded = Pair::decode(bytes, 0);
+        decoded.map(|(pair, _)| pair).map_err(|what| Error::corrupt(&shelf.path, entry.start, what))
     }
 
     /// Reads the block of an interval from the space, and puts it into its slot if it is worth that.
     #[cold]
     pub(crate) fn load(&self, entry: &Entry<Interval>, shelf: &Shelf, guard: &Guard) -> Result<BlockRef> {
-        match self.read(entry, shelf, guard)? {
+        let is_wanted = shelf.slots.wants(entry.item.slot, entry.len, &shelf.ground);
+        match self.read(entry, shelf, is_wanted, guard)? {
             Read::Block(block) => Ok(block),
             Read::Bytes(data) => self.built(entry, &data, shelf),
         }
     }
 
-    /// Reads an interval from the space. Its block is made, and put into its slot, if it is worth that.
+    /// Reads an interval from the space. Its block is made, and put into its slot, if it `is_wanted` there.
     #[cold]
-    fn read(&self, entry: &Entry<Interval>, shelf: &Shelf, guard: &Guard) -> Result<Read> {
+    fn read(&self, entry: &Entry<Interval>, shelf: &Shelf, is_wanted: bool, guard: &Guard) -> Result<Read> {
         let mut data = vec![0; usize::try_from(entry.len).unwrap_or(usize::MAX)];
         if let Some(view) = &self.view {
             let ask = || view.will_need(entry.start, entry.len);
             shelf.wait.around(ask, || view.read(entry.start, &mut data))?;
         }
-        if !shelf.slots.wants(entry.item.slot, entry.len, &shelf.ground) {
+        if !is_wanted {
             return Ok(Read::Bytes(data));
         }
         let block = self.built(entry, &data, shelf)?;

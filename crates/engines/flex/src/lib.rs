@@ -13,7 +13,8 @@
 //!                            frames in the journal                                    a step: commit.rs, plan.rs
 //!
 //!  get ─> active ─> frozen ─> sparse index ─> slot ─> block (fingerprints, runs)     index.rs slots.rs block.rs
-//!                             key -> interval          cached, or read from the space and checked
+//!                             key -> interval    │     cached, or read from the space and checked
+//!                                                └───> prints (prints.rs): the one pair that has the key, read and checked
 //!
 //!  scan ─> an interval at a time, merged with what the memtables have in it          cursor.rs
 //! ```
@@ -49,7 +50,7 @@
 //! ## Files
 //!
 //! `engine` the contract; `commit`, `changes`, `hoard`, `route`, `plan`, `table`, `run` what goes into the space, `ingest` past the memtables;
-//! `index`, `slots`, `block` the way to an interval; `cursor`, `ahead`, `batch`, `lanes`, `count` ranges, `toll` what memtables cost them; `image`, `probe` checkpoints
+//! `index`, `slots`, `kept`, `block`, `prints` the way to an interval; `cursor`, `ahead`, `batch`, `lanes`, `count` ranges, `toll` what memtables cost them; `image`, `probe` checkpoints
 //! and opening; `warm` what an opening leaves to the background.
 
 mod ahead;
@@ -64,8 +65,10 @@ mod hoard;
 mod image;
 mod index;
 mod ingest;
+mod kept;
 mod lanes;
 mod plan;
+mod prints;
 mod probe;
 mod route;
 mod run;

@@ -290,10 +290,14 @@ impl FlexEngine {
         let data = start..plan.bytes.len();
         let slot = self.shelf.slots.get(entry.item.slot);
         let figures = slot.figures();
+        let known = || changes.clone().map(|at| now.batch.known(at)).zip(places.iter().copied());
         let block = slot.block(now.guard).and_then(|block| {
-            let known = changes.clone().map(|at| now.batch.known(at));
-            let added: SmallVec<[(Known<'_>, u32); 16]> = known.zip(places).collect();
+            let added: SmallVec<[(Known<'_>, u32); 16]> = known().collect();
             block.with(&plan.bytes[data.clone()], &added).ok()
+        });
+        let prints = slot.prints(now.guard).and_then(|prints| {
+            let added: SmallVec<[(u16, u32); 16]> = known().map(|(known, at)| (known.print, at)).collect();
+            prints.with(entry.len, &plan.bytes[data.clone()], added.into_iter())
         });
         let added = u32::try_from(changes.len()).unwrap_or(u32::MAX);
         let figures = Figures {
@@ -311,7 +315,7 @@ impl FlexEngine {
             old: smallvec![entry.item.slot],
             sep: entry.item.sep,
             appends: true,
-            drafts: smallvec![Draft { sep: None, data, figures, block }],
+            drafts: smallvec![Draft { sep: None, data, figures, block, prints }],
         });
         changes.end
     }
@@ -452,7 +456,7 @@ fn draft(pairs: &[Known<'_>], sep: Option<Vec<u8>>, bytes: &mut Vec<u8>) -> Draf
         runs: 1,
         is_staged: pairs.iter().any(|known| known.pair.is_staged()),
     };
-    Draft { sep, data, figures, block }
+    Draft { sep, data, figures, block, prints: None }
 }
 
 impl Plan {

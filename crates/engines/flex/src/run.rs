@@ -240,17 +240,6 @@ pub(crate) fn walk<'a>(bytes: &'a [u8], mut each: impl FnMut(usize, Pair<'a>)) -
     Ok(runs)
 }
 
-/// The version of `key` in an interval that a view at `at` shows.
-pub(crate) fn find<'a>(bytes: &'a [u8], key: &[u8], at: Seq) -> Result<Option<Pair<'a>>, Damage> {
-    let mut found: Option<Pair<'a>> = None;
-    walk(bytes, |_, pair| {
-        if pair.key == key && pair.seq <= at && found.is_none_or(|found| found.seq < pair.seq) {
-            found = Some(pair);
-        }
-    })?;
-    Ok(found)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

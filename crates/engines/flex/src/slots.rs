@@ -1,20 +1,23 @@
 //! # Slots: what is known of each interval, and the cache of their blocks
 //!
-//! An interval of the sparse index names a slot: its block, if it is in memory, a few figures, and its separator if that is
+//! An interval of the sparse index names a slot: its block, if it is in memory, or its prints, a few figures, and its separator if that is
 //! long. Content of an interval never changes: a commit makes a new one with a new slot.
 //!
 //! ## Invariants
 //!
 //! 1. A slot stays where it is. The committer alone gives slots out and takes them back, the latter when no state that a
 //!    reader may have names them.
-//! 2. All but block and mark are written before an index names the slot, and not again while one does.
-//! 3. A block in a slot is counted in the budget's cache. It leaves by a swap, and is freed when the readers of that
+//! 2. All but what is kept and marks are written before an index names the slot, and not again while one does.
+//! 3. What a slot keeps is counted in the budget's cache. It leaves by an exchange, and is freed when the readers of that
 //!    moment are gone.
 //!
 //! ## Eviction
 //!
 //! CLOCK: reading a block marks its slot; a hand goes around, takes marks away and evicts what has none. It moves when a
 //! block is added beyond the budget, which the cache shares with everything else and gives way to.
+//!
+//! Of a block that goes prints stay (`prints.rs`), if gets have asked for the interval: they spare a get all pages of the interval but one, for a
+//! twentieth of its bytes. So they go only when they would have most of the cache, and nothing has used them since the hand came by.
 //!
 //! ## Admission
 //!
@@ -27,30 +30,41 @@ use std::ptr;
 use sheaf_base::ground::Ground;
 use sheaf_base::memory::{in_chunks, prefetch, prefetch_block};
 use sheaf_base::shares::Account;
-use sheaf_base::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use sheaf_base::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{Guard, note_deferred, relieve};
 
 use crate::block::{Block, BlockRef};
+use crate::kept::{Kept, Look, Own};
+use crate::prints::{Prints, Shown};
 
 /// Slots of the first chunk; chunk k has `FIRST << k`.
 const FIRST: u32 = 64;
 const CHUNKS: usize = 26;
 /// Slots that the hand looks at, at most, to make room for one block.
 const TURN: u32 = 1024;
-/// One in so many of those that are not worth a place gets one all the same: there may be too few ghosts to know it again.
+/// One in so many of those that are not worth a place gets one all the same: there may be too few ghosts to know it again. Of those that have
+/// prints one in so many, since a get reads more for it.
 const LUCKY: u32 = 16;
+const LUCKY_WITH_PRINTS: u32 = 64;
+/// There is room while so many more such blocks have some: what one block leaves of another's place is none.
+const ROOMY: u64 = 8;
 /// What a block takes beside the interval's bytes, about.
 const DIRECTORY: u64 = 128;
 /// Most bytes of a block that are asked for ahead.
 const AHEAD: u64 = 4 << 10;
+/// Prints may have so many quarters of the cache.
+const PRINTED_QUARTERS: u64 = 3;
+/// Marks: what is kept was used since the hand came by; a get has missed the block.
+const USED: u32 = 1;
+const ASKED: u32 = 2;
 /// Live keys are not known: something was appended to a block that was not in memory.
 pub(crate) const UNKNOWN: u32 = u32::MAX;
 
 /// One interval.
 #[derive(Debug)]
 pub(crate) struct Slot {
-    block: AtomicPtr<Block>,
-    marked: AtomicU32,
+    kept: Kept,
+    marks: AtomicU32,
     /// Versions in it, or more if some came twice.
     entries: AtomicU32,
     live: AtomicU32,
@@ -92,8 +106,10 @@ pub(crate) struct Slots {
     hand: AtomicU32,
     /// Blocks that were not worth a place.
     refused: AtomicU32,
-    /// What the blocks take of the budget.
+    /// What blocks and prints take of the budget, ...
     pub(crate) account: Account,
+    /// ... and prints of that.
+    printed: AtomicU64,
 }
 
 fn place(id: u32) -> (usize, usize) {
@@ -108,6 +124,7 @@ impl Slots {
             hand: AtomicU32::new(0),
             refused: AtomicU32::new(0),
             account: Account::new(budget),
+            printed: AtomicU64::new(0),
         }
     }
 
@@ -147,14 +164,16 @@ impl Slots {
     /// Whether the block of slot `id`, of an interval of `len` bytes that was missed, gets a place: if none has to go for it, if it
     /// was missed lately, too, and now and then.
     pub(crate) fn wants(&self, id: u32, len: u64, ground: &Ground) -> bool {
+        let size = Block::size_of(len, self.get(id).figures().entries);
         let is_known = self.account.missed(u64::from(id), len);
-        if is_known || self.account.has_room(len + DIRECTORY, &ground.memory) {
+        if is_known || self.account.has_room(size.saturating_mul(ROOMY), &ground.memory) {
             return true;
         }
-        if self.refused.fetch_add(1, Ordering::Relaxed) % LUCKY == LUCKY - 1 {
+        let lucky = if self.get(id).kept.is_prints() { LUCKY_WITH_PRINTS } else { LUCKY };
+        if self.refused.fetch_add(1, Ordering::Relaxed) % lucky == lucky - 1 {
             return true;
         }
-        self.account.went(u64::from(id), len + DIRECTORY);
+        self.account.went(u64::from(id), size);
         false
     }
 
@@ -165,17 +184,77 @@ impl Slots {
             self.account.went(u64::from(id), size);
             return;
         }
-        let slot = self.get(id);
-        let given = block.clone().into_raw();
-        self.account.take(size, &ground.memory);
-        let put = slot.block.compare_exchange(ptr::null_mut(), given, Ordering::AcqRel, Ordering::Relaxed);
-        if put.is_err() {
-            self.account.give(size, &ground.memory);
-            // SAFETY:
-            // * Given away just now, to nobody.
-            drop(unsafe { BlockRef::from_raw(given) });
+        self.put(id, Own::Block(block.clone()), ground, guard);
+    }
+
+    /// Puts prints into the slot of a block that has no place, unless there are too many already. Gets ask for it.
+    pub(crate) fn offer_prints(&self, id: u32, prints: Prints, ground: &Ground, guard: &Guard) {
+        self.get(id).marks.fetch_or(ASKED, Ordering::Relaxed);
+        if !self.has_many_prints() && self.make_room(prints.show().size(), ground, guard) {
+            self.put(id, Own::Prints(prints), ground, guard);
         }
-        slot.marked.store(1, Ordering::Relaxed);
+    }
+
+    /// Puts a block into a slot that has none, or prints into one that has nothing.
+    fn put(&self, id: u32, new: Own, ground: &Ground, guard: &Guard) {
+        let slot = self.get(id);
+        let seen = slot.kept.look(guard);
+        if match &new {
+            Own::Block(_) => matches!(seen, Look::Block(_)),
+            Own::Prints(_) => !matches!(seen, Look::Nothing),
+        } {
+            return;
+        }
+        self.exchange(slot, &seen, Some(new), ground, guard);
+        slot.mark(USED);
+    }
+
+    /// Puts `new` into a slot in place of what was `seen` there, if it is still that; what it takes more, or less, is accounted for. Whether it did.
+    fn exchange(
+        &self,
+        slot: &Slot,
+        seen: &Look<'_>,
+        new: Option<Own>,
+        ground: &Ground,
+        guard: &Guard,
+    ) -> bool {
+        new.iter().for_each(|new| self.count(new, ground)); // before it can go again
+        match slot.kept.exchange(seen, new) {
+            Ok(old) => {
+                old.into_iter().for_each(|old| self.let_go(old, ground, guard));
+                true
+            }
+            Err(new) => {
+                new.iter().for_each(|new| self.uncount(new, ground));
+                false
+            }
+        }
+    }
+
+    fn count(&self, new: &Own, ground: &Ground) {
+        self.account.take(new.size(), &ground.memory);
+        if let Own::Prints(_) = new {
+            self.printed.fetch_add(new.size(), Ordering::Relaxed);
+        }
+    }
+
+    fn uncount(&self, old: &Own, ground: &Ground) {
+        self.account.give(old.size(), &ground.memory);
+        if let Own::Prints(_) = old {
+            self.printed.fetch_sub(old.size(), Ordering::Relaxed);
+        }
+    }
+
+    /// Frees what was taken out of a slot when nobody looks at it any more.
+    fn let_go(&self, old: Own, ground: &Ground, guard: &Guard) {
+        self.uncount(&old, ground);
+        note_deferred(usize::try_from(old.size()).unwrap_or(usize::MAX));
+        guard.defer(move || drop(old));
+    }
+
+    /// Whether prints have as much of the cache as they may.
+    pub(crate) fn has_many_prints(&self) -> bool {
+        self.printed.load(Ordering::Relaxed) > self.account.bytes() / 4 * PRINTED_QUARTERS
     }
 
     /// Moves the hand until `size` bytes fit. False if they still do not.
@@ -206,18 +285,52 @@ impl Slots {
     fn turn(&self, count: u32, ground: &Ground, guard: &Guard) {
         let id = self.hand.fetch_add(1, Ordering::Relaxed) % count;
         let slot = self.get(id);
-        if slot.marked.swap(0, Ordering::Relaxed) == 0 {
-            let size = slot.evict(&self.account, ground, guard);
-            if size > 0 {
-                self.account.went(u64::from(id), size);
+        let marks = slot.marks.load(Ordering::Relaxed);
+        if marks & USED != 0 {
+            slot.marks.fetch_and(!USED, Ordering::Relaxed);
+            return;
+        }
+        let seen = slot.kept.look(guard);
+        match seen {
+            Look::Nothing => {}
+            Look::Block(block) => {
+                let leaves = marks & ASKED != 0 && !self.has_many_prints();
+                let prints = leaves.then(|| block.to_prints()).flatten().map(Own::Prints);
+                let size = block.size();
+                if self.exchange(slot, &seen, prints, ground, guard) {
+                    self.account.went(u64::from(id), size);
+                }
+            }
+            Look::Prints(_) => {
+                if self.has_many_prints() {
+                    self.exchange(slot, &seen, None, ground, guard);
+                }
             }
         }
     }
 
-    /// Evicts everything.
+    /// Whether gets have missed the block of slot `id`, or one that it comes from.
+    pub(crate) fn is_asked(&self, id: u32) -> bool {
+        self.get(id).marks.load(Ordering::Relaxed) & ASKED != 0
+    }
+
+    /// Gets will ask for the block of slot `id`.
+    pub(crate) fn expect_gets(&self, id: u32) {
+        self.get(id).mark(ASKED);
+    }
+
+    /// Nobody reads slot `id` any more: it may be given out again.
+    pub(crate) fn take_back(&self, id: u32, ground: &Ground, guard: &Guard) {
+        let slot = self.get(id);
+        slot.kept.take().into_iter().for_each(|old| self.let_go(old, ground, guard));
+        slot.marks.store(0, Ordering::Relaxed);
+        slot.drop_sep();
+    }
+
+    /// Lets everything go.
     pub(crate) fn clear(&self, ground: &Ground, guard: &Guard) {
         for id in 0..self.next.load(Ordering::Acquire) {
-            self.get(id).evict(&self.account, ground, guard);
+            self.get(id).kept.take().into_iter().for_each(|old| self.let_go(old, ground, guard));
         }
     }
 }
@@ -225,8 +338,8 @@ impl Slots {
 impl Slot {
     fn empty() -> Slot {
         Slot {
-            block: AtomicPtr::new(ptr::null_mut()),
-            marked: AtomicU32::new(0),
+            kept: Kept::nothing(),
+            marks: AtomicU32::new(0),
             entries: AtomicU32::new(0),
             live: AtomicU32::new(0),
             runs: AtomicU32::new(0),
@@ -236,29 +349,46 @@ impl Slot {
 
     /// Its block, if it is in memory.
     #[inline]
-    pub(crate) fn block<'g>(&self, _guard: &'g Guard) -> Option<&'g Block> {
-        // SAFETY:
-        // * A slot holds a reference to its block; what is swapped out is given back only after all guards of that
-        //   moment (I3), and ours was there before this load.
-        let block = unsafe { self.block.load(Ordering::Acquire).as_ref() }?;
-        if self.marked.load(Ordering::Relaxed) == 0 {
-            self.marked.store(1, Ordering::Relaxed);
-        }
+    pub(crate) fn block<'g>(&self, guard: &'g Guard) -> Option<&'g Block> {
+        let block = self.kept.block(guard)?;
+        self.mark(USED);
         Some(block)
+    }
+
+    /// Its block or its prints.
+    #[inline]
+    pub(crate) fn look<'g>(&self, guard: &'g Guard) -> Look<'g> {
+        let seen = self.kept.look(guard);
+        self.mark(USED);
+        seen
+    }
+
+    /// Its prints, if it has no block but these.
+    pub(crate) fn prints<'g>(&self, guard: &'g Guard) -> Option<Shown<'g>> {
+        match self.kept.look(guard) {
+            Look::Prints(prints) => Some(prints),
+            _ => None,
+        }
+    }
+
+    #[inline]
+    fn mark(&self, mark: u32) {
+        if self.marks.load(Ordering::Relaxed) & mark == 0 {
+            self.marks.fetch_or(mark, Ordering::Relaxed);
+        }
     }
 
     /// Asks for its block, of an interval of `len` bytes, to be in the processor's cache soon.
     #[inline]
     pub(crate) fn prefetch(&self, len: u64, _guard: &Guard) {
-        let block = self.block.load(Ordering::Relaxed);
-        if !block.is_null() {
+        if let Some(block) = self.kept.address() {
             prefetch_block(block.cast(), usize::try_from((len + DIRECTORY).min(AHEAD)).unwrap_or(0));
         }
     }
 
     /// Whether its block is in memory.
     pub(crate) fn is_cached(&self) -> bool {
-        !self.block.load(Ordering::Relaxed).is_null()
+        self.kept.address().is_some()
     }
 
     pub(crate) fn figures(&self) -> Figures {
@@ -285,32 +415,6 @@ impl Slot {
         kept
     }
 
-    /// Takes its block out; bytes of it.
-    pub(crate) fn evict(&self, account: &Account, ground: &Ground, guard: &Guard) -> u64 {
-        let block = self.block.swap(ptr::null_mut(), Ordering::AcqRel);
-        if block.is_null() {
-            return 0;
-        }
-        let block = block as usize;
-        // SAFETY:
-        // * Swapped out: the slot's reference is ours to give back.
-        let size = unsafe { (*(block as *const Block)).size() };
-        account.give(size, &ground.memory);
-        guard.defer(move || {
-            // SAFETY:
-            // * As above; every guard that may have loaded it from the slot is gone.
-            drop(unsafe { BlockRef::from_raw(block as *mut Block) });
-        });
-        note_deferred(usize::try_from(size).unwrap_or(usize::MAX));
-        size
-    }
-
-    /// Nobody reads it any more: it may be given out again.
-    pub(crate) fn take_back(&self, account: &Account, ground: &Ground, guard: &Guard) {
-        self.evict(account, ground, guard);
-        self.drop_sep();
-    }
-
     fn drop_sep(&self) {
         let sep = self.sep.swap(ptr::null_mut(), Ordering::AcqRel);
         if !sep.is_null() {
@@ -332,12 +436,7 @@ impl Drop for Slots {
             // SAFETY:
             // * Made from a box of this length in `add`; `&mut self`: nobody reads it.
             let slots = unsafe { Box::from_raw(slots) };
-            for slot in &slots {
-                slot.drop_sep();
-                // SAFETY:
-                // * The slot's own reference; the slot goes now.
-                drop(unsafe { BlockRef::from_raw(slot.block.load(Ordering::Relaxed)) });
-            }
+            slots.iter().for_each(Slot::drop_sep);
         }
     }
 }
@@ -358,6 +457,7 @@ mod tests {
         let blobs = Blobs::new(Arc::new(SimDisk::new()), "blob".into(), 1, StoreId(1), true);
         let ground = Ground::new(blobs, 1 << 20, 7, true);
         let slots = Slots::new(1 << 20);
+        assert_eq!((0..20).map(|_| slots.add()).last(), Some(19));
         assert!(slots.wants(0, 2000, &ground));
         ground.memory.take(Part::Index, 1 << 20);
         let wanted = || (0..20).filter(|id| slots.wants(*id, 2000, &ground)).count();

@@ -30,6 +30,8 @@ use crate::changes::Batch;
 use crate::hoard::Hoard;
 use crate::image::Keep;
 use crate::index::{Index, Interval, Shelf};
+use crate::kept::Look;
+use crate::prints::Prints;
 use crate::slots::Figures;
 use sheaf_base::memtable::prefix::{Prefix, Sep};
 use smallvec::SmallVec;
@@ -42,8 +44,10 @@ pub(crate) struct Draft {
     /// Its runs, or the one that is added, in the plan's bytes.
     pub(crate) data: Range<usize>,
     pub(crate) figures: Figures,
-    /// The whole interval, where it is known.
+    /// The whole interval, where it is known, ...
     pub(crate) block: Option<BlockRef>,
+    /// ... or its prints.
+    pub(crate) prints: Option<Prints>,
 }
 
 /// A change of a stretch of the space.
@@ -233,13 +237,19 @@ impl Table {
                 self.tree.collapse(at, change.len, |_, _| {});
             }
             self.buried.extend_from_slice(&change.old);
+            let is_asked = change.old.iter().any(|slot| shelf.slots.is_asked(*slot));
             let (mut to, mut less) = (at, change.len);
             for draft in &change.drafts {
                 let before = if change.appends { change.len } else { 0 };
                 let len = before + draft.data.len() as u64;
                 let item = self.interval(change, draft, shelf);
+                if is_asked {
+                    shelf.slots.expect_gets(item.slot);
+                }
                 if let Some(block) = &draft.block {
                     shelf.slots.offer(item.slot, block, &shelf.ground, guard);
+                } else if let Some(prints) = &draft.prints {
+                    shelf.slots.offer_prints(item.slot, prints.clone(), &shelf.ground, guard);
                 }
                 self.tree.replace(to, less, len, item, |_, _| {});
                 (to, less) = (to + len, 0);
@@ -362,7 +372,7 @@ impl Table {
             && let Some((_, slots)) = self.graves.pop_front()
         {
             for slot in slots {
-                shelf.slots.get(slot).take_back(&shelf.slots.account, &shelf.ground, guard);
+                shelf.slots.take_back(slot, &shelf.ground, guard);
                 self.free.push(slot);
             }
         }
@@ -441,8 +451,14 @@ impl Table {
             let bytes = entry.item.sep.bytes(&before);
             let old = shelf.slots.get(entry.item.slot);
             let item = self.new_interval(&bytes, old.figures(), shelf);
-            if let Some(block) = old.block(guard) {
-                shelf.slots.offer(item.slot, &BlockRef::of(block), &shelf.ground, guard);
+            match old.look(guard) {
+                Look::Block(block) => {
+                    shelf.slots.offer(item.slot, &BlockRef::of(block), &shelf.ground, guard);
+                }
+                Look::Prints(prints) => {
+                    shelf.slots.offer_prints(item.slot, prints.copy(), &shelf.ground, guard);
+                }
+                Look::Nothing => {}
             }
             self.buried.push(entry.item.slot);
             tree.insert(entry.start, entry.len, item);

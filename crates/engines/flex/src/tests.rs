@@ -17,6 +17,8 @@ use sheaf_base::views::Views;
 
 use crate::engine::FlexEngine;
 
+mod prints;
+
 /// An image that nobody reads.
 struct Unread;
 
