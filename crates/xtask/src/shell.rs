@@ -32,11 +32,12 @@ fn shuttle(arguments: &[&str]) -> Command {
 
 /// The models of interleavings, wherever they stand; `rest` says which of them, and how.
 pub(crate) fn interleavings(rest: &[&str]) -> Command {
-    const HOMES: [&str; 8] = [
+    const HOMES: [&str; 9] = [
         "sheaf-base",
         "sheaf-flat",
         "sheaf-cedrus",
         "sheaf-kreon",
+        "sheaf-flex",
         "sheaf-flexspace",
         "sheaf-flatrpc",
         "sheaf-server",

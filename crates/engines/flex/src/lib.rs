@@ -65,6 +65,8 @@ mod hoard;
 mod image;
 mod index;
 mod ingest;
+#[cfg(all(test, shuttle))]
+mod interleavings;
 mod kept;
 mod lanes;
 mod plan;
