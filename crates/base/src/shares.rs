@@ -31,6 +31,7 @@ use std::sync::OnceLock;
 use crate::memory::{Memory, Part};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::epoch;
 
 /// A step is this part of the budget.
 const STEP: u64 = 64;
@@ -45,6 +46,18 @@ const MANY: u64 = 1 << 18;
 const READ: u64 = 32 << 10;
 /// A cache gives only to one that would gain so many times as much.
 const WORTH: u64 = 2;
+
+/// Of the budget this part may wait for guards after caches have let it go, ...
+const WAITING: u64 = 64;
+/// ... and so many bytes in any case: what threads have noticed is no less.
+const LEAST_WAITING: u64 = 1 << 20;
+
+/// Whether so much of what was let go is still there that nothing should go for what was missed: a guard that is held for long, such as
+/// that of a step of the background's or of a thread without a processor, keeps all of it, and it is in no account any more.
+#[must_use]
+pub fn is_clogged(memory: &Memory) -> bool {
+    epoch::waiting() > (memory.budget() / WAITING).max(LEAST_WAITING)
+}
 
 /// What one cache has, may have, and would gain.
 #[derive(Debug)]

@@ -80,10 +80,12 @@ impl Writer {
         if self.is_limited() {
             return self.is_pressed();
         }
-        // What is dead waits for a sync, or for a reader: to collect more does not bring it back.
-        let unused = (self.room.free.len() + self.room.bare.len()) as u64 + self.dead();
+        // What is dead waits for a sync, or for a reader: to collect more does not bring it back. Nor does it what is held.
+        let unused =
+            (self.room.free.len() + self.room.bare.len()) as u64 + self.dead() + self.beyond.segments;
         let used = self.room.there.saturating_sub(unused) * g.segment;
-        used > self.total_live + self.total_live / 4 + u64::from(g.area_segments).min(SLACK) / 2 * g.segment
+        let live = self.total_live.saturating_sub(self.beyond.live);
+        used > live + live / 4 + u64::from(g.area_segments).min(SLACK) / 2 * g.segment
     }
 
     fn is_limited(&self) -> bool {
@@ -568,5 +570,32 @@ mod tests {
         drop(w);
         drop(view);
         assert_eq!(held(800), (None, 0), "nobody has it any more");
+    }
+
+    /// Nor is its garbage a reason to collect something else, which would be copied for the little that is dead in it.
+    #[test]
+    fn the_garbage_of_what_is_held_makes_nothing_else_tight() {
+        let options = Options { inline: true, tiny: true, ..Options::default() };
+        let space = FlexSpace::open_on(Arc::new(SimDisk::new()), "/space", options).unwrap();
+        [1, 1].iter().for_each(|byte| space.insert(0, &[*byte; 80_000]).unwrap());
+        let view = space.view();
+        let look = |at: u64| {
+            let mut w = space.shared().writer.lock();
+            let read = w.tree.read_but(None);
+            let held = w.held_long(&read, Duration::from_millis(at));
+            (held.is_some(), w.beyond.segments > 3 && w.beyond.live > 0, w.is_tight())
+        };
+        let overwrite = |every: usize| {
+            (0..160_000).step_by(every).for_each(|at| space.write(at, &[2; 1400]).unwrap());
+        };
+        overwrite(2000);
+        space.sync().unwrap();
+        assert_eq!(look(0), (false, false, true), "more than half of what is there is dead");
+        assert_eq!(look(600), (true, true, false), "of what the view holds");
+        [4000, 6000, 10_000].into_iter().for_each(overwrite);
+        assert_eq!(look(700), (true, true, true), "and of what nobody holds");
+        drop(view);
+        assert!(!look(800).1);
+        space.close().unwrap();
     }
 }

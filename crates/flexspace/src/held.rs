@@ -8,26 +8,47 @@
 //!                                                                            born after H:             come and go as ever
 //! ```
 //!
-//! To collect what H names would take room and give none before H goes; until then more of it dies by itself. And pages of what only H
-//! reads are worth less than those that the growth of the space takes meanwhile.
+//! To collect what H names would take room and give none before H goes; until then more of it dies by itself. So its garbage is no reason to
+//! collect either: others would be emptied for it that have little. And pages of what only H reads are worth less than those that the growth of
+//! the space takes meanwhile.
 //!
 //! Only the oldest version counts, once it has been that for [`LONG`]: readers that come and go hold nothing up.
 
 use std::time::Duration;
 
-use crate::writer::{State, Writer};
+use crate::writer::{Segment, State, Writer};
 
 /// A version that is the oldest for so long stays longer, as a rule.
 const LONG: Duration = Duration::from_millis(500);
 
+/// Sealed segments that are not collected because a version is held.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Beyond {
+    pub(crate) segments: u64,
+    /// Bytes that live in them.
+    pub(crate) live: u64,
+}
+
 impl Writer {
-    /// The oldest of the versions that are `read`, if somebody has held it for long and it is not the newest.
+    /// The oldest of the versions that are `read`, if somebody has held it for long and it is not the newest. Notes what that keeps from
+    /// being collected.
     pub(crate) fn held_long(&mut self, read: &[u64], now: Duration) -> Option<u64> {
         let oldest = read.first().copied().filter(|_| read.len() > 1);
         if self.oldest.is_none_or(|(mark, _)| Some(mark) != oldest) {
             self.oldest = oldest.map(|mark| (mark, now));
         }
-        self.oldest.filter(|(_, since)| now.saturating_sub(*since) >= LONG).map(|(mark, _)| mark)
+        let held = self.oldest.filter(|(_, since)| now.saturating_sub(*since) >= LONG).map(|(mark, _)| mark);
+        self.beyond = held.map(|mark| self.kept_by(mark)).unwrap_or_default();
+        held
+    }
+
+    /// What a version that is held from `mark` on keeps from being collected.
+    fn kept_by(&self, mark: u64) -> Beyond {
+        let is_kept = |s: &&Segment| s.state == State::Sealed && s.born < mark;
+        self.segments.iter().filter(is_kept).fold(Beyond::default(), |all, segment| Beyond {
+            segments: all.segments + 1,
+            live: all.live + segment.live,
+        })
     }
 
     /// Segments that only version `held` and readers of its time need, each of them once. What died after `durable` may not be on the

@@ -28,6 +28,7 @@ use sheaf_base::memory::Memory;
 use crate::area::Areas;
 use crate::extent::{Extent, footprint};
 use crate::format::{self, Record};
+use crate::held::Beyond;
 use crate::log::Log;
 use crate::room::Room;
 use crate::tree::{Content, Entry, MAX_LEN, ShiftTree};
@@ -94,6 +95,8 @@ pub(crate) struct Writer {
     pub(crate) segments: Vec<Segment>,
     /// The oldest version that is read, and since when it is that (`held.rs`).
     pub(crate) oldest: Option<(u64, Duration)>,
+    /// What that keeps from being collected, as of the last look.
+    pub(crate) beyond: Beyond,
     pub(crate) total_live: u64,
     pub(crate) room: Room,
     pub(crate) unlogged: Vec<Record>,
@@ -170,6 +173,7 @@ impl Writer {
             areas: Arc::new(areas),
             segments: Vec::new(),
             oldest: None,
+            beyond: Beyond::default(),
             total_live: 0,
             room: Room::new(limit, incarnation, memory),
             unlogged: Vec::new(),

@@ -27,14 +27,22 @@ pub fn prefer_huge_pages(start: NonNull<u8>, len: usize) {
     let _ = unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxHugepage) };
 }
 
+/// Asks the system to back the range, which the caller owns, with usual pages from now on: parts of it will be given back, and a huge page
+/// that came to stand there of the system's own accord would have memory for all of it again. A hint.
+pub fn prefer_usual_pages(start: NonNull<u8>, len: usize) {
+    // SAFETY:
+    // * As in `prefer_huge_pages`.
+    let _ = unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxNoHugepage) };
+}
+
 /// Gives the memory behind `[start, start + len)` back to the system: it reads as zeros from now on, until it is written again.
 /// False, and nothing is done, if the range does not begin and end at bounds of the system's pages (the kernel would take
 /// what else stands in the last one), or if the system does not want it.
 ///
 /// # Safety
 ///
-/// The range is memory of the caller's that came from the allocator. Nobody reads or writes it during the call, or relies afterwards on
-/// what stood there; zeros are a value of whatever is read there next.
+/// The range is memory of the caller's that came from the allocator or is [`Mapped`]. Nobody reads or writes it during the call, or relies
+/// afterwards on what stood there; zeros are a value of whatever is read there next.
 #[must_use]
 pub unsafe fn release(start: NonNull<u8>, len: usize) -> bool {
     let page = rustix::param::page_size();
@@ -162,7 +170,7 @@ pub fn prefetch_block(from: *const u8, len: usize) {
 }
 
 /// Caches leave this part of the budget to the others.
-const HEADROOM: u64 = 32;
+const HEADROOM: u64 = 20;
 
 /// Bytes that an allocator takes for `bytes`, about: it has four sizes to each doubling.
 #[must_use]
@@ -239,6 +247,13 @@ impl Memory {
     #[must_use]
     pub fn has_cache_room(&self, bytes: u64) -> bool {
         self.total().saturating_add(bytes) <= self.cache_limit()
+    }
+
+    /// Bytes from which on whoever takes some has caches give way: half of what they left to the others is used up.
+    #[inline]
+    #[must_use]
+    pub fn shed_limit(&self) -> u64 {
+        self.budget - self.budget / (2 * HEADROOM)
     }
 
     /// True if more is taken than there is.
@@ -345,9 +360,10 @@ mod tests {
 
     #[test]
     fn caches_stop_before_the_end_and_the_others_do_not() {
-        let memory = Memory::new(3200);
-        memory.take(Part::Cache, 3000);
+        let memory = Memory::new(100 * HEADROOM);
+        memory.take(Part::Cache, 100 * HEADROOM - 200);
         assert!(memory.has_cache_room(100) && !memory.has_cache_room(101) && memory.has_room(200));
+        assert_eq!(memory.budget() - memory.shed_limit(), 50);
         memory.take(Part::Index, 201);
         assert!(memory.is_over() && !memory.is_exceeded());
     }

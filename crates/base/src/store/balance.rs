@@ -22,6 +22,8 @@ use crate::sync::atomic::Ordering;
 const INTERVAL: Duration = Duration::from_millis(100);
 /// What caches let go for a commit that found no room: this part of the budget.
 const RELIEF: u64 = 8;
+/// What they let go for one that has it, and at most as much again: some tens of microseconds, of which many others have something.
+const A_LITTLE: u64 = 128 << 10;
 /// What is between blocks is given back when it is more by this part of the budget.
 const TRIM_SHARE: u64 = 64;
 /// Caches come to stand on huge pages while so much of their limit is free: what is let go soon would take these apart.
@@ -102,8 +104,9 @@ impl Store {
         let least = self.trimmed.load(Ordering::Relaxed).min(between);
         self.trimmed.store(least, Ordering::Relaxed);
         if between > least + share {
-            pieces::trim();
-            self.trimmed.store(pieces::between(), Ordering::Relaxed);
+            // What is let go meanwhile is none of what cannot be given back.
+            let given = pieces::trim();
+            self.trimmed.store(between.saturating_sub(given), Ordering::Relaxed);
         }
     }
 
@@ -116,6 +119,13 @@ impl Store {
                 let_go(index, u64::try_from(part).unwrap_or(u64::MAX).saturating_add(1));
             }
         });
+    }
+
+    /// A commit took some of the last that there is, and the background, which may be in the midst of something, has not had caches give way
+    /// yet: they give more for it than it took, and little, since it waits.
+    pub(super) fn shed_a_little(&self) {
+        let memory = &self.ground.memory;
+        self.shed(A_LITTLE + memory.total().saturating_sub(memory.shed_limit()).min(A_LITTLE));
     }
 
     /// A commit found no room: caches give way for it. False if none could.

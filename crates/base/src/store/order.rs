@@ -171,7 +171,7 @@ impl Store {
                     Ok(())
                 })?,
                 Ok(Some(done)) => {
-                    if self.ground.memory.is_over() {
+                    if self.ground.memory.total() > self.ground.memory.shed_limit() {
                         self.relieve_after(writes, waits);
                     }
                     return Ok(done);
@@ -184,7 +184,8 @@ impl Store {
     #[cold]
     fn relieve_after(&self, writes: &[Write<'_>], waits: &mut Waits) {
         if !self.ground.memory.is_exceeded() {
-            return self.signals.wake(); // caches give way
+            self.signals.wake(); // caches give way
+            return self.shed_a_little();
         }
         match writes.iter().find(|w| w.kept.engine().is_ok_and(|e| e.is_swollen())) {
             // The commit stands; the next one has the trouble.

@@ -21,7 +21,7 @@ mod real {
 
     /// Deferred reclamation: what is deferred runs after every guard pinned before it is gone.
     pub mod epoch {
-        use super::atomic::{AtomicBool, Ordering};
+        use super::atomic::{AtomicBool, AtomicU64, Ordering};
         use crate::clock::{Clock, SystemClock};
         pub use crossbeam_epoch::{Guard, is_pinned, pin};
         use std::cell::Cell;
@@ -30,6 +30,9 @@ mod real {
 
         /// Bytes that a thread defers the freeing of before [`relieve`] does something.
         const MOST_WAITING: usize = 128 << 10;
+
+        /// Bytes that wait for guards, of the whole process, as far as [`relieve`] came to them.
+        static LATE: AtomicU64 = AtomicU64::new(0);
 
         thread_local! {
             static WAITING: Cell<usize> = const { Cell::new(0) };
@@ -44,15 +47,22 @@ mod real {
         /// epochs move on after a number of calls, however large what they deferred is: some MiB a thread. The caller holds no
         /// lock that anything deferred takes.
         pub fn relieve(guard: &Guard) {
-            let is_much = |waiting: &Cell<usize>| {
-                waiting.get() > MOST_WAITING && {
-                    waiting.set(0);
-                    true
-                }
+            let take_much = |waiting: &Cell<usize>| {
+                let bytes = Some(waiting.get()).filter(|bytes| *bytes > MOST_WAITING)?;
+                waiting.set(0);
+                Some(bytes as u64)
             };
-            if WAITING.try_with(is_much).unwrap_or(false) {
+            if let Some(bytes) = WAITING.try_with(take_much).ok().flatten() {
+                LATE.fetch_add(bytes, Ordering::Relaxed);
+                guard.defer(move || LATE.fetch_sub(bytes, Ordering::Relaxed)); // behind what it counts
                 guard.flush();
             }
+        }
+
+        /// Bytes that were deferred and are not freed yet, about: those that wait behind a guard that somebody has held for a while.
+        #[must_use]
+        pub fn waiting() -> u64 {
+            LATE.load(Ordering::Relaxed)
         }
 
         /// Waits until every guard of this moment is gone and what was deferred before ran or is running, at most for `limit`.

@@ -14,8 +14,9 @@
 //! Limbo is for changes: what `prepare` found in memory is there when `apply` comes, under the same guard, though the page may
 //! have been evicted in between.
 //!
-//! Memory for pages comes from chunks that grow to 2 MiB, which then ask for a huge page: a look-up in a large trie misses the
-//! TLB at every step otherwise.
+//! Memory for pages comes from chunks that grow to 2 MiB, which then stand on a huge page, if there is one: a look-up in a large trie misses
+//! the TLB at every step otherwise. A chunk that gave pages back has usual ones from then on: the system would put
+//! huge ones there again, as large as all of it.
 //!
 //! ## Invariants
 //!
@@ -25,11 +26,11 @@
 //! 4. A frame in limbo holds what its page holds on disk.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use sheaf_base::memory::{in_chunks, prefer_huge_pages, release};
+use sheaf_base::memory::{HUGE_PAGE, HugePage, in_chunks, prefer_usual_pages, release};
 use sheaf_base::sync::Mutex;
 use sheaf_base::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::Guard;
@@ -46,24 +47,62 @@ pub(crate) const MOST_PAGES: u32 = 1 << 25;
 const FEW_FRAMES: usize = 1;
 /// Memory goes back to the system in multiples of these bytes; where its pages are larger it does not.
 const SYSTEM_PAGE: usize = 4096;
-/// Bytes of the largest one.
-const HUGE: usize = 2 << 20;
 
 /// The bit of a slot that says that somebody looked at its page since the hand came by. Frames are aligned to lines.
 const USED: usize = 1;
 
 /// A chunk of memory.
-struct Chunk(NonNull<AtomicU64>, Layout);
+enum Chunk {
+    Small(Allocated),
+    Huge(HugePage),
+}
+
+impl Chunk {
+    /// Of `count` frames of so many bytes each, all zeros.
+    fn new(frame: usize, count: usize) -> Chunk {
+        if frame * count == HUGE_PAGE {
+            return Chunk::Huge(HugePage::new());
+        }
+        let align = if frame.is_multiple_of(SYSTEM_PAGE) { SYSTEM_PAGE } else { LINE };
+        Chunk::Small(Allocated::new(frame * count, align))
+    }
+
+    fn start(&self) -> NonNull<u8> {
+        match self {
+            Chunk::Small(Allocated(start, _)) => *start,
+            Chunk::Huge(page) => page.start(),
+        }
+    }
+}
+
+/// Memory of an allocator's.
+struct Allocated(NonNull<u8>, Layout);
 
 // SAFETY:
 // * Memory that it owns; it gives no access by itself.
-unsafe impl Send for Chunk {}
+unsafe impl Send for Allocated {}
 
-impl Drop for Chunk {
+impl Allocated {
+    /// Zeros, at a multiple of `align`.
+    fn new(bytes: usize, align: usize) -> Allocated {
+        let layout = Layout::from_size_align(bytes, align).unwrap_or_else(|_| Layout::new::<AtomicU64>());
+        assert!(
+            layout.size() == bytes && bytes > 0,
+            "a chunk has at most 2 MiB and is aligned to a power of two"
+        );
+        // SAFETY:
+        // * The layout has a size.
+        let start = unsafe { alloc_zeroed(layout) };
+        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
+        Allocated(start, layout)
+    }
+}
+
+impl Drop for Allocated {
     fn drop(&mut self) {
         // SAFETY:
-        // * Allocated in `Pool::take` with this layout; nobody has a frame of it any more (I3).
-        unsafe { dealloc(self.0.as_ptr().cast(), self.1) }
+        // * Allocated in `Allocated::new` with this layout; nobody has a frame of it any more (I3).
+        unsafe { dealloc(self.0.as_ptr(), self.1) }
     }
 }
 
@@ -80,6 +119,8 @@ struct Free {
     /// The same, whose memory the system has.
     released: Vec<usize>,
     chunks: Vec<Chunk>,
+    /// Where those begin that stand on a huge page, and gave nothing back yet.
+    whole: BTreeSet<usize>,
     /// Frames of evicted pages that somebody may still look at, by the number of the eviction.
     limbo: HashMap<u64, usize>,
     evictions: u64,
@@ -91,27 +132,14 @@ impl Pool {
         let mut free = self.inner.lock();
         if free.frames.is_empty() && free.released.is_empty() {
             let frame = self.words * size_of::<AtomicU64>();
-            let count = (FEW_FRAMES << free.chunks.len().min(16)).min(HUGE / frame).max(1);
-            let align = match frame * count {
-                HUGE => HUGE,
-                _ if frame.is_multiple_of(SYSTEM_PAGE) => SYSTEM_PAGE,
-                _ => LINE,
-            };
-            let layout =
-                Layout::from_size_align(frame * count, align).unwrap_or_else(|_| Layout::new::<AtomicU64>());
-            assert!(
-                layout.size() == frame * count,
-                "a chunk has at most 2 MiB and is aligned to a power of two"
-            );
-            // SAFETY:
-            // * The layout has a size.
-            let start = unsafe { alloc_zeroed(layout) };
-            let Some(start) = NonNull::new(start.cast::<AtomicU64>()) else { handle_alloc_error(layout) };
-            if align == HUGE {
-                prefer_huge_pages(start.cast(), HUGE);
+            let count = (FEW_FRAMES << free.chunks.len().min(16)).min(HUGE_PAGE / frame).max(1);
+            let chunk = Chunk::new(frame, count);
+            let start = chunk.start().as_ptr() as usize;
+            if matches!(chunk, Chunk::Huge(_)) {
+                free.whole.insert(start);
             }
-            free.frames.extend((0..count).map(|index| start.as_ptr() as usize + index * frame));
-            free.chunks.push(Chunk(start, layout));
+            free.frames.extend((0..count).map(|index| start + index * frame));
+            free.chunks.push(chunk);
         }
         let frame = free.frames.pop().or_else(|| free.released.pop());
         match frame.and_then(|frame| NonNull::new(frame as *mut AtomicU64)) {
@@ -128,18 +156,23 @@ impl Pool {
     fn release(&self) {
         let bytes = self.words * size_of::<AtomicU64>();
         let mut free = self.inner.lock();
-        let Free { frames, released, .. } = &mut *free;
+        let Free { frames, released, whole, .. } = &mut *free;
         let has_gone = |frame: &mut usize| {
-            NonNull::new(*frame as *mut u8).is_some_and(|start| {
-                // SAFETY:
-                // * So many bytes of a chunk that came from the allocator, which lives as long as the pool.
-                // * Nobody reads or writes them: a frame comes to `frames` from a new chunk, from a `Fresh` that never was in a slot, or by
-                //   what a guard deferred when it was taken out of its slot. In the last case all guards under which it
-                //   could be found have ended (I1); limbo let go of it then too, or gave it to a slot for good. And nobody
-                //   comes to have it meanwhile: `take` needs the lock that we hold.
-                // * It is read again only as words, after `Pages::fresh` has written all of them; zeros would be words as well.
-                unsafe { release(start, bytes) }
-            })
+            let Some(start) = NonNull::new(*frame as *mut u8) else { return false };
+            let chunk = *frame / HUGE_PAGE * HUGE_PAGE;
+            if whole.remove(&chunk)
+                && let Some(chunk) = NonNull::new(chunk as *mut u8)
+            {
+                prefer_usual_pages(chunk, HUGE_PAGE);
+            }
+            // SAFETY:
+            // * So many bytes of a chunk, which is the pool's and lives as long as that.
+            // * Nobody reads or writes them: a frame comes to `frames` from a new chunk, from a `Fresh` that never was in a slot, or by
+            //   what a guard deferred when it was taken out of its slot. In the last case all guards under which it
+            //   could be found have ended (I1); limbo let go of it then too, or gave it to a slot for good. And nobody
+            //   comes to have it meanwhile: `take` needs the lock that we hold.
+            // * It is read again only as words, after `Pages::fresh` has written all of them; zeros would be words as well.
+            unsafe { release(start, bytes) }
         };
         released.extend(frames.extract_if(.., has_gone));
     }
@@ -412,6 +445,46 @@ mod tests {
         assert_eq!(free(), (0, 2));
         put_stamped(&pages, 1, 4);
         assert_eq!([1, 3].map(|page| stamp_of(pages.get(page, &epoch::pin()).unwrap())), [4, 3]);
+    }
+
+    /// Whether the system may put a huge page there of its own accord, as it says itself.
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "what the system knows of this process is in no file of a database"
+    )]
+    fn may_become_huge(at: usize) -> bool {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut is_here = false;
+        for line in maps.lines() {
+            let bounds = line.split_once(' ').and_then(|(bounds, _)| bounds.split_once('-'));
+            if let Some([from, to]) =
+                bounds.map(|(from, to)| [from, to].map(|n| usize::from_str_radix(n, 16)))
+                && let (Ok(from), Ok(to)) = (from, to)
+            {
+                is_here = (from..to).contains(&at);
+            } else if is_here && let Some(flags) = line.strip_prefix("VmFlags:") {
+                return !flags.split_whitespace().any(|flag| flag == "nh");
+            }
+        }
+        panic!("{at:#x} is mapped");
+    }
+
+    #[test]
+    fn a_chunk_that_gave_pages_back_gets_no_huge_page_again() {
+        let pages = Pages::new(SYSTEM_PAGE / size_of::<u64>() / LINE_WORDS);
+        let many = u32::try_from(3 * HUGE_PAGE / SYSTEM_PAGE).unwrap();
+        (0..many).for_each(|page| put_stamped(&pages, page, 1));
+        let chunks = || pages.pool.inner.lock().whole.iter().copied().collect::<Vec<_>>();
+        let before = chunks();
+        pages.release(); // of the last chunk, which is not full
+        let full = chunks();
+        let (others, last): (Vec<usize>, Vec<usize>) = before.iter().partition(|at| full.contains(at));
+        assert!(last.len() == 1 && !others.is_empty(), "{before:x?}, {full:x?}");
+        let has_huge = std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists();
+        assert!(last.into_iter().all(|chunk| may_become_huge(chunk) != has_huge));
+        assert!(others.into_iter().all(may_become_huge));
+        put_stamped(&pages, many, 2);
+        assert_eq!(stamp_of(pages.get(many, &epoch::pin()).unwrap()), 2);
     }
 
     #[test]

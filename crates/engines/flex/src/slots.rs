@@ -23,13 +23,13 @@
 //!
 //! While the budget is full an interval that is missed gets its block into memory only if it was missed before and not long ago (the
 //! ghosts of [`Account`] know): of what is read from far more than the budget, most does not come again in time. What is read once takes
-//! nobody's place (but one in 16), and a get does not even make a block of it.
+//! nobody's place (but one in 16), and a get does not even make a block of it. Nor does anything while much of what went waits for guards.
 
 use std::ptr;
 
 use sheaf_base::ground::Ground;
 use sheaf_base::memory::{in_chunks, prefetch, prefetch_block};
-use sheaf_base::shares::Account;
+use sheaf_base::shares::{Account, is_clogged};
 use sheaf_base::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{Guard, note_deferred, relieve};
 
@@ -166,7 +166,8 @@ impl Slots {
     pub(crate) fn wants(&self, id: u32, len: u64, ground: &Ground) -> bool {
         let size = Block::size_of(len, self.get(id).figures().entries);
         let is_known = self.account.missed(u64::from(id), len);
-        if is_known || self.account.has_room(size.saturating_mul(ROOMY), &ground.memory) {
+        let may_take = is_known && !is_clogged(&ground.memory);
+        if may_take || self.account.has_room(size.saturating_mul(ROOMY), &ground.memory) {
             return true;
         }
         let lucky = if self.get(id).kept.is_prints() { LUCKY_WITH_PRINTS } else { LUCKY };
@@ -260,6 +261,10 @@ impl Slots {
     /// Moves the hand until `size` bytes fit. False if they still do not.
     pub(crate) fn make_room(&self, size: u64, ground: &Ground, guard: &Guard) -> bool {
         relieve(guard);
+        if is_clogged(&ground.memory) {
+            guard.flush();
+            return self.account.has_room(size, &ground.memory);
+        }
         let count = self.next.load(Ordering::Acquire);
         for _ in 0..TURN.min(count.saturating_mul(2)) {
             if self.account.has_room(size, &ground.memory) {

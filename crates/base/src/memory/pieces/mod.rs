@@ -326,26 +326,29 @@ impl Shard {
         longest == UNITS - 1
     }
 
-    /// Gives pages of a chunk of the shard's back that no piece has.
-    fn trim(&mut self, chunk: usize) {
+    /// Gives pages of a chunk of the shard's back that no piece has. Their bytes.
+    fn trim(&mut self, chunk: usize) -> u64 {
         // SAFETY:
         // * A chunk of the shard.
         let gone = unsafe { self.units(chunk) }.let_go();
         let page = page_bytes();
         if gone.is_empty() {
-            return;
+            return 0;
         }
         // Until it is done, so that the half does not become whole again in the midst of it, unnoticed.
         let mut spare = lock(&SPARE);
         spare.take_apart(chunk);
+        let mut bytes = 0;
         for (from, to) in gone {
             let start = with_exposed_provenance_mut::<u8>(chunk + from * page);
             let start = NonNull::new(start).expect("no chunk is at 0");
             // SAFETY:
             // * Whole pages of units that are free, so nobody's, and not the head's; the lock is held, so that none is taken meanwhile.
             let _ = unsafe { release(start, (to - from) * page) };
-            HELD.fetch_sub(((to - from) * page) as u64, Ordering::Relaxed);
+            bytes += ((to - from) * page) as u64;
         }
+        HELD.fetch_sub(bytes, Ordering::Relaxed);
+        bytes
     }
 
     /// The chunk whose longest run is the shortest that is long enough.
@@ -426,8 +429,9 @@ fn page_bytes() -> usize {
 }
 
 /// Gives the pages between pieces back. A cache that gives way lets blocks go here and there; their memory would stay until all others
-/// of a chunk have gone. Some hundred calls of the system for each MiB.
-pub fn trim() {
+/// of a chunk have gone. Some hundred calls of the system for each MiB. How many bytes went.
+pub fn trim() -> u64 {
+    let mut bytes = 0;
     for shard in &OPEN {
         let mut longest = 0;
         loop {
@@ -438,9 +442,10 @@ pub fn trim() {
                 break;
             }
             let chunks: Vec<usize> = shard.chunks[longest].iter().copied().collect();
-            chunks.into_iter().for_each(|chunk| shard.trim(chunk));
+            bytes += chunks.into_iter().map(|chunk| shard.trim(chunk)).sum::<u64>();
         }
     }
+    bytes
 }
 
 /// A chunk without pieces, which becomes the shard's.

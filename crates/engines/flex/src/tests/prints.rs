@@ -1,8 +1,10 @@
 //! Intervals that memory has no room for, and what prints spare of reading them.
 
 use sheaf_base::memory::Part;
+use sheaf_base::shares::is_clogged;
 
 use super::*;
+use crate::slots::Slot;
 
 /// Keys, of some thousand intervals: more than a cache remembers that let them go.
 const KEYS: u32 = 6000;
@@ -200,6 +202,31 @@ fn of_a_block_that_gets_have_asked_for_prints_stay_and_of_no_other() {
     assert_eq!(cold.by_prints(some), 0, "there is room for their blocks");
     give_way(slots.account.bytes() / 10 * 9);
     assert!(cold.printed() > 30, "{}", cold.printed());
+}
+
+/// What went and waits for a guard is in memory, and in no account: as long as that is much nothing else goes for what was missed.
+#[test]
+fn while_much_of_what_went_waits_for_a_guard_nothing_else_goes() {
+    let cold = Cold::new();
+    cold.show_all();
+    let (slots, ground) = (&cold.play.engine.shelf.slots, &cold.play.engine.shelf.ground);
+    let cached = || {
+        let ids = 0..u32::try_from(slots.bytes() / size_of::<Slot>() as u64).unwrap();
+        ids.filter(|id| slots.get(*id).block(&epoch::pin()).is_some()).collect::<Vec<_>>()
+    };
+    let (some, guard) = (cached(), epoch::pin());
+    assert!(!some.is_empty());
+    epoch::note_deferred(4 << 20);
+    epoch::relieve(&guard);
+    assert!(is_clogged(&ground.memory));
+    cold.show_all();
+    assert_eq!(cached(), some);
+    drop(guard);
+    while is_clogged(&ground.memory) {
+        epoch::pin().flush();
+    }
+    cold.show_all();
+    assert_ne!(cached(), some, "by luck at least");
 }
 
 #[test]
