@@ -22,7 +22,7 @@ use crate::sync::atomic::Ordering;
 const INTERVAL: Duration = Duration::from_millis(100);
 /// What caches let go for a commit that found no room: this part of the budget.
 const RELIEF: u64 = 8;
-/// What they let go for one that has it, and at most as much again: some tens of microseconds, of which many others have something.
+/// What they let go for one that took of the last there is, and at most as much again: some tens of microseconds, once for many commits.
 const A_LITTLE: u64 = 128 << 10;
 /// What is between blocks is given back when it is more by this part of the budget.
 const TRIM_SHARE: u64 = 64;
@@ -122,9 +122,13 @@ impl Store {
     }
 
     /// A commit took some of the last that there is, and the background, which may be in the midst of something, has not had caches give way
-    /// yet: they give more for it than it took, and little, since it waits.
+    /// yet: they give more for it than it took, and little, since it waits. Where they have nearly nothing each commit would ask in vain.
     pub(super) fn shed_a_little(&self) {
         let memory = &self.ground.memory;
+        if memory.used(Part::Cache) < A_LITTLE && !memory.is_over() {
+            return;
+        }
+        self.signals.wake(); // for the rest
         self.shed(A_LITTLE + memory.total().saturating_sub(memory.shed_limit()).min(A_LITTLE));
     }
 

@@ -184,7 +184,6 @@ impl Store {
     #[cold]
     fn relieve_after(&self, writes: &[Write<'_>], waits: &mut Waits) {
         if !self.ground.memory.is_exceeded() {
-            self.signals.wake(); // caches give way
             return self.shed_a_little();
         }
         match writes.iter().find(|w| w.kept.engine().is_ok_and(|e| e.is_swollen())) {

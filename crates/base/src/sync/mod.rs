@@ -47,12 +47,10 @@ mod real {
         /// epochs move on after a number of calls, however large what they deferred is: some MiB a thread. The caller holds no
         /// lock that anything deferred takes.
         pub fn relieve(guard: &Guard) {
-            let take_much = |waiting: &Cell<usize>| {
-                let bytes = Some(waiting.get()).filter(|bytes| *bytes > MOST_WAITING)?;
-                waiting.set(0);
-                Some(bytes as u64)
-            };
-            if let Some(bytes) = WAITING.try_with(take_much).ok().flatten() {
+            let take_much =
+                |waiting: &Cell<usize>| if waiting.get() > MOST_WAITING { waiting.take() as u64 } else { 0 };
+            let bytes = WAITING.try_with(take_much).unwrap_or(0);
+            if bytes > 0 {
                 LATE.fetch_add(bytes, Ordering::Relaxed);
                 guard.defer(move || LATE.fetch_sub(bytes, Ordering::Relaxed)); // behind what it counts
                 guard.flush();
