@@ -124,7 +124,9 @@ fn the_budget_holds_in_every_mix_and_is_used() {
         case.gets_from(ANOTHER, 2);
     }
     let memory = case.db.stats().memory;
-    assert!(memory.total() >= BUDGET / 100 * 90, "there is more data than memory: {memory:?}");
+    let used = memory.total() * 100 / BUDGET;
+    assert!(used >= 85, "there is more data than memory: {memory:?}");
+    assert!(used <= 95, "what lies between blocks is not for caches: {memory:?}");
 }
 
 #[test]
@@ -164,7 +166,7 @@ fn what_memtables_take_caches_give_before_it_is_more_than_there_is() {
     case.fill();
     case.gets_from(FLEX, 200);
     let before = case.db.stats().memory;
-    assert!(before.total() > BUDGET / 100 * 90, "{before:?}");
+    assert!(before.total() > BUDGET / 100 * 85, "{before:?}");
     // Without a step of the background, which may be long in something else.
     let mut taken = 0;
     for index in 0..1500u64 {

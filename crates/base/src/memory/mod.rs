@@ -169,8 +169,10 @@ pub fn prefetch_block(from: *const u8, len: usize) {
     }
 }
 
-/// Caches leave this part of the budget to the others.
-const HEADROOM: u64 = 20;
+/// Caches leave this part of the budget to the others, and what lies between the blocks of caches, ...
+const HEADROOM: u64 = 32;
+/// ... of which no more than this part counts: so that caches do not let more and more go for gaps that only grow by it.
+const MOST_GAPS: u64 = 12;
 
 /// Bytes that an allocator takes for `bytes`, about: it has four sizes to each doubling.
 #[must_use]
@@ -203,13 +205,15 @@ pub const PARTS: [Part; 4] = [Part::Index, Part::Versions, Part::Buffers, Part::
 pub struct Memory {
     budget: u64,
     used: [AtomicU64; PARTS.len()],
+    /// Bytes between the blocks of caches, which nobody has and the system does not get back, as far as they count.
+    gaps: AtomicU64,
 }
 
 impl Memory {
     /// A budget of `budget` bytes.
     #[must_use]
     pub fn new(budget: u64) -> Memory {
-        Memory { budget, used: Default::default() }
+        Memory { budget, used: Default::default(), gaps: AtomicU64::new(0) }
     }
 
     /// The budget in bytes.
@@ -239,7 +243,12 @@ impl Memory {
     /// Bytes that all parts may take before caches stop growing. What is left is for the others, until caches have given way.
     #[must_use]
     pub fn cache_limit(&self) -> u64 {
-        self.budget - self.budget / HEADROOM
+        self.budget - self.budget / HEADROOM - self.gaps.load(Ordering::Relaxed)
+    }
+
+    /// So many bytes lie between the blocks of caches (as far as they count).
+    pub fn set_gaps(&self, bytes: u64) {
+        self.gaps.store(bytes.min(self.budget / MOST_GAPS), Ordering::Relaxed);
     }
 
     /// True if a cache may take `bytes` more.
@@ -253,7 +262,7 @@ impl Memory {
     #[inline]
     #[must_use]
     pub fn shed_limit(&self) -> u64 {
-        self.budget - self.budget / (2 * HEADROOM)
+        self.cache_limit() + self.budget / (2 * HEADROOM)
     }
 
     /// True if more is taken than there is.
@@ -364,6 +373,15 @@ mod tests {
         memory.take(Part::Cache, 100 * HEADROOM - 200);
         assert!(memory.has_cache_room(100) && !memory.has_cache_room(101) && memory.has_room(200));
         assert_eq!(memory.budget() - memory.shed_limit(), 50);
+        memory.set_gaps(30);
+        assert!(memory.has_cache_room(70) && !memory.has_cache_room(71) && memory.has_room(200));
+        assert_eq!(memory.budget() - memory.shed_limit(), 80);
+        memory.set_gaps(memory.budget());
+        assert_eq!(
+            memory.cache_limit(),
+            100 * HEADROOM - 100 - 100 * HEADROOM / MOST_GAPS,
+            "not all that there is"
+        );
         memory.take(Part::Index, 201);
         assert!(memory.is_over() && !memory.is_exceeded());
     }

@@ -1,6 +1,7 @@
 //! # Balance: caches give way to what must be in memory, and to each other
 //!
-//! Indexes and memtables take what they need at once; caches stop below the budget and give way within a step of the background's.
+//! Indexes and memtables take what they need at once; caches stop below the budget, and as far below as there is memory between their
+//! blocks that cannot be given back, and give way within a step of the background's.
 //! Where a commit finds no room it has them give way itself, whosever they are, before anything is refused.
 //!
 //! ## Threads
@@ -98,7 +99,7 @@ impl Store {
     }
 
     /// Gives back what is free between the blocks of caches, once it is more by a part of the budget than when that was last done, or
-    /// less was free.
+    /// less was free. What is left of it caches do not fill.
     pub(super) fn trim_pieces(&self) {
         let (between, share) = (pieces::between(), self.ground.memory.budget() / TRIM_SHARE);
         let least = self.trimmed.load(Ordering::Relaxed).min(between);
@@ -108,6 +109,14 @@ impl Store {
             let given = pieces::trim();
             self.trimmed.store(between.saturating_sub(given), Ordering::Relaxed);
         }
+        self.ground.memory.set_gaps(self.gaps());
+    }
+
+    /// What is free between the blocks of caches and is still memory: of that of the process, the part of this database's caches.
+    fn gaps(&self) -> u64 {
+        let (cached, all) = (self.ground.memory.used(Part::Cache), pieces::in_use());
+        let part = u128::from(pieces::between()) * u128::from(cached) / u128::from(all.max(cached).max(1));
+        u64::try_from(part).unwrap_or(u64::MAX)
     }
 
     /// Has caches let `bytes` go, each in proportion to what it has.

@@ -146,6 +146,12 @@ pub fn between() -> u64 {
     HELD.load(Ordering::Relaxed).saturating_sub(TAKEN.load(Ordering::Relaxed))
 }
 
+/// Bytes of pieces, of all databases of the process.
+#[must_use]
+pub fn in_use() -> u64 {
+    TAKEN.load(Ordering::Relaxed)
+}
+
 /// Units of a piece; none if it is the allocator's.
 const fn units_of(bytes: usize) -> Option<usize> {
     if bytes <= UNIT / 2 || bytes > MOST { None } else { Some(bytes.div_ceil(UNIT)) }
