@@ -26,15 +26,12 @@ use sheaf_base::types::Seq;
 use crate::cache::Frame;
 use crate::filter::Filter;
 use crate::node::{BELOW, Child, Entry, Node, Pair, Ref, cut, make};
-use crate::space::RUN_BYTES;
 use crate::tree::{Level, MOST_HEIGHT, Shelf};
 
 /// What a page written costs, in pages read.
 const WRITE: u64 = 2;
 /// Of a page, a packed leaf leaves this part free.
 const SLACK: usize = 16;
-/// Pages between two that are wanted, which are read rather than skipped.
-const GAP: u32 = 4;
 /// Pages taken at once.
 const POOL: usize = 64;
 /// What a merge has in its hands is in no account, and takes no more than this part of the budget, ...
@@ -61,6 +58,8 @@ pub(crate) trait Meet {
     fn keep(&mut self, old: &Entry, stamp: u64) -> Option<Entry>;
     /// Whether no level below has anything.
     fn is_last(&self) -> bool;
+    /// The step is written, and published next.
+    fn publishes(&mut self) {}
 }
 
 /// How many leaves were gone over in which way.
@@ -124,32 +123,9 @@ impl<'a, M: Meet> Change<'a, M> {
         self.shelf.space.paged.page
     }
 
-    /// Reads the leaves at `refs` that are not in memory, side by side ones together.
+    /// Reads the leaves at `refs` that are not in memory.
     pub(crate) fn read_ahead(&mut self, refs: &[Ref]) -> Result<()> {
-        let mut wanted: Vec<Ref> = refs.iter().filter(|at| !self.shelf.cache.has(at.page)).copied().collect();
-        wanted.sort_unstable_by_key(|at| at.page);
-        let most = u32::try_from(RUN_BYTES / self.page()).unwrap_or(1);
-        let mut rest = &wanted[..];
-        while let Some(first) = rest.first() {
-            let mut end = first.page + u32::from(first.pages);
-            let mut count = 1;
-            for at in &rest[1..] {
-                if at.page > end.saturating_add(GAP) || at.page + u32::from(at.pages) > first.page + most {
-                    break;
-                }
-                end = end.max(at.page + u32::from(at.pages));
-                count += 1;
-            }
-            let mut bytes = vec![0; (end - first.page) as usize * self.page()];
-            self.shelf.space.read_bytes(first.page, &mut bytes)?;
-            for at in &rest[..count] {
-                let from = (at.page - first.page) as usize * self.page();
-                let node = &bytes[from..from + usize::from(at.pages) * self.page()];
-                self.loaded.insert(at.page, self.shelf.space.frame(*at, 0, node)?);
-            }
-            rest = &rest[count..];
-        }
-        Ok(())
+        self.shelf.read_leaves(refs, &mut self.loaded)
     }
 
     /// A place for a node of so many pages.

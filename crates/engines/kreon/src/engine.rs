@@ -41,6 +41,7 @@ use sheaf_base::views::Views;
 use crate::cursor::KreonCursor;
 use crate::look::Candidates;
 use crate::memtable::{Memtable, Version, Word};
+use crate::named::Named;
 use crate::spill::Spill;
 use crate::tree::{Shelf, State};
 
@@ -74,6 +75,7 @@ pub(crate) struct KreonEngine {
     pub(crate) versions: Versions<Vec<u8>>,
     pub(crate) accounts: Accounts,
     pub(crate) spill: Mutex<Spill>,
+    pub(crate) named: Named,
     pub(crate) candidates: Mutex<Candidates>,
     /// Numbers of the staged values that records of memtables name, by the records' addresses.
     pub(crate) staged: Mutex<HashMap<u64, u64>>,
@@ -99,6 +101,7 @@ impl KreonEngine {
             versions: Versions::new(Arc::clone(&ground)),
             accounts: Accounts::new(Arc::clone(&ground)),
             spill: Mutex::default(),
+            named: Named::new(Arc::clone(&ground)),
             candidates: Mutex::default(),
             staged: Mutex::default(),
             needed: AtomicU64::new(0),
@@ -509,6 +512,7 @@ impl Engine for KreonEngine {
             ("pages read", self.shelf.cache.loads()),
             ("reads spared by filters", self.shelf.filters.spared()),
             ("reads spared by prints", self.shelf.cache.spared()),
+            ("look-ups spared by what the last level names", self.named.spared()),
         ]
     }
 

@@ -15,7 +15,7 @@ use crate::cache::Frame;
 use crate::engine::KreonEngine;
 use crate::space::{PAGE, RUN_BYTES};
 use crate::spill::Spill;
-use crate::tree::{Level, State};
+use crate::tree::{Level, State, lowest};
 
 impl KreonEngine {
     /// Everything is going to be in an image: what the levels are, with all that is in memory only written.
@@ -77,6 +77,7 @@ impl KreonEngine {
                 spill.counts.insert(*slot, (segment.id().0, bytes));
             }
         }
+        self.named.reset(lowest(&levels).is_some());
         self.state.replace(guard, |now| now.with(levels, false));
     }
 
@@ -105,6 +106,7 @@ impl KreonEngine {
             memtable.gone(&self.ground.memory);
         }
         self.accounts.forget(&self.versions, guard);
+        self.named.reset(false);
         self.state.replace(guard, |now| State {
             memtables: now.memtables.emptied(self.ground.tiny, guard),
             levels: Arc::new([]),

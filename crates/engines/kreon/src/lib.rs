@@ -11,6 +11,7 @@
 //!          the values         L0: keys, addresses                  spill, a few hundred leaves a step: spill.rs change.rs meeting.rs
 //!
 //!  get ─> active ─> frozen ─> L1 ─> L2 ...: inner nodes, a leaf (fingerprints) or its prints ─> record     tree.rs node/ cache.rs filter.rs
+//!  cleaner ─> is this record the newest? memtables, upper levels, and a mirror of what the last one points at      look.rs named.rs
 //!  own/<id>/levels: pages, never overwritten while an image may name them                        space.rs image.rs levels.rs
 //! ```
 //!
@@ -56,6 +57,7 @@ mod look;
 mod mapping;
 mod meeting;
 mod memtable;
+mod named;
 mod node;
 mod space;
 mod spill;

@@ -9,7 +9,8 @@
 //! ## Invariants
 //!
 //! 1. A candidate for a key is its newest version unless a memtable has a newer one: what a memtable had and has no more
-//!    was spilled, and that has taken the candidate away.
+//!    was spilled, and that has taken the candidate away. It becomes one while the memtable that was active when it was looked up still is:
+//!    else something newer could have come and been spilled in between.
 
 use std::collections::HashMap;
 
@@ -26,7 +27,8 @@ use smallvec::SmallVec;
 
 use crate::engine::KreonEngine;
 use crate::memtable::{Version, Word};
-use crate::tree::{Seen, State, seq_in};
+use crate::named::Spot;
+use crate::tree::{Level, Seen, State, seq_in};
 
 /// Records that are about to be moved.
 #[derive(Debug, Default)]
@@ -188,12 +190,25 @@ impl KreonEngine {
         key: &[u8],
         guard: &'g Guard,
     ) -> Result<Option<Source<'g>>> {
+        self.first_of(state, &state.levels, hash, key, guard)
+    }
+
+    /// The first source that has the key, of the memtables and these levels.
+    #[inline]
+    fn first_of<'g>(
+        &self,
+        state: &State,
+        levels: &[Level],
+        hash: u64,
+        key: &[u8],
+        guard: &'g Guard,
+    ) -> Result<Option<Source<'g>>> {
         for memtable in state.memtables.iter() {
             if let Some(place) = memtable.find(hash, key, guard) {
                 return Ok(Some(Source::Memtable(memtable.version(place), memtable.number)));
             }
         }
-        for level in &*state.levels {
+        for level in levels {
             if let Some(seen) = self.shelf.find(level, hash, key, guard)? {
                 return Ok(Some(Source::Level(seen)));
             }
@@ -268,23 +283,72 @@ impl KreonEngine {
 
     /// Whether the record at `address` is the newest of its key, as a question and nothing else.
     pub(crate) fn is_first(&self, key: &[u8], address: Address, guard: &Guard) -> Result<bool> {
-        let first = self.first(self.state(guard), self.hash(key), key, guard)?;
-        Ok(first.as_ref().and_then(Source::address) == Some(address))
+        let first = self.newest_at(self.state(guard), self.hash(key), key, address, guard)?;
+        Ok(first.is_some())
+    }
+
+    /// Whether the record at `address` is the newest of its key, and then, in which memtable it is, if in one. Of the last level
+    /// no leaf is asked, if what it points at is known without.
+    fn newest_at(
+        &self,
+        state: &State,
+        hash: u64,
+        key: &[u8],
+        address: Address,
+        guard: &Guard,
+    ) -> Result<Option<Option<u32>>> {
+        let upper = state.lowest().unwrap_or(0);
+        let mut first = self.first_of(state, &state.levels[..upper], hash, key, guard)?;
+        if first.is_none()
+            && let Some(last) = state.levels.get(upper)
+        {
+            let (frame, segment) = self.ground.segments.frame_unchecked(address, guard)?;
+            let spot = Spot::new(address, frame.span(), segment);
+            if let Some(is_named) = self.named.names(&spot) {
+                debug_assert!(self.is_right(hash, key, address, guard), "the mirror of a level");
+                return Ok(is_named.then_some(None));
+            }
+            first = self.shelf.find(last, hash, key, guard)?.map(Source::Level);
+        }
+        if first.as_ref().and_then(Source::address) != Some(address) {
+            return Ok(None);
+        }
+        let Some(Source::Memtable(_, number)) = first else { return Ok(Some(None)) };
+        Ok(Some(Some(number)))
+    }
+
+    /// Whether the last level does what the mirror says, as far as nobody is changing it, and it can be read.
+    fn is_right(&self, hash: u64, key: &[u8], address: Address, guard: &Guard) -> bool {
+        let Some(_spill) = self.spill.try_lock() else { return true };
+        let state = self.state(guard);
+        let Some(level) = state.lowest() else { return true };
+        let spot = match self.ground.segments.frame_unchecked(address, guard) {
+            Ok((frame, segment)) => Spot::new(address, frame.span(), segment),
+            Err(_) => return true,
+        };
+        let Some(is_named) = self.named.known(&spot) else { return true };
+        let Ok(seen) = self.shelf.find(&state.levels[level], hash, key, guard) else { return true };
+        let says = |seen: Seen<'_>| {
+            let there = self.shelf.segment_of(address, seen.stamp, guard);
+            seen.entry.address() == address && !seen.entry.is_tomb() && there.is_some()
+        };
+        is_named == seen.is_some_and(says)
     }
 
     /// Whether the record at `address` is needed.
     pub(crate) fn hold_at(&self, key: &[u8], address: Address, guard: &Guard) -> Result<Hold> {
         let hash = self.hash(key);
-        let state = self.state(guard);
-        let first = self.first(state, hash, key, guard)?;
-        if first.as_ref().and_then(Source::address) == Some(address) {
-            let memtable = match first {
-                Some(Source::Memtable(_, number)) => Some(number),
-                _ => None,
-            };
+        let mut state = self.state(guard);
+        while let Some(memtable) = self.newest_at(state, hash, key, address, guard)? {
             let head = Head { memtable, ..self.head_at(address, guard)? };
-            self.candidates.lock().heads.insert(key.to_vec(), head);
-            return Ok(Hold::Head);
+            let mut candidates = self.candidates.lock();
+            let now = self.state(guard);
+            if now.memtables.active.number == state.memtables.active.number {
+                // What came since the look is in that memtable (I1).
+                candidates.heads.insert(key.to_vec(), head);
+                return Ok(Hold::Head);
+            }
+            state = now; // it may be in a level by now
         }
         if !self.versions.is_empty() && self.versions.contains(&key.to_vec(), address) {
             return Ok(Hold::Pinned);

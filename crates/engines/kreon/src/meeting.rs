@@ -14,6 +14,7 @@ use sheaf_base::views::Views;
 
 use crate::change::{Meet, flags_over};
 use crate::engine::KreonEngine;
+use crate::named::Spot;
 use crate::node::{BELOW, Entry, Pair, STAGED};
 use crate::spill::Spill;
 use crate::tree::{Level, seq_in};
@@ -34,6 +35,9 @@ pub(crate) struct Meeting<'a> {
     /// What is dead once the step is published.
     pub(crate) dead: Vec<(Address, u64)>,
     pub(crate) blobs: Vec<(Seq, u64)>,
+    /// Records that the last level points at no more, and those that it points at now.
+    left: Vec<Spot>,
+    named: Vec<Spot>,
 }
 
 impl Meeting<'_> {
@@ -55,6 +59,16 @@ impl Meeting<'_> {
             Some(segment) => seq_in(segment, address),
             None => Err(self.engine.lost(address)),
         }
+    }
+
+    /// The last level is going to point at the record of `entry`.
+    fn name(&mut self, entry: &Entry) {
+        let address = entry.address();
+        let there = match self.sources {
+            Some(sources) => sources.get(&address.slot()).copied(),
+            None => self.engine.ground.segments.at(address.slot(), self.guard),
+        };
+        self.named.extend(there.map(|segment| Spot::new(address, entry.span(), segment)));
     }
 
     /// Whether both are one version, which was copied: the cleaner has accounted for the old place. What comes may have lost that on its way
@@ -109,6 +123,9 @@ impl Meet for Meeting<'_> {
             if is_gone && !is_below && is_lost && !names() {
                 self.blobs.push((new.newest, old.blob));
             }
+            if let Some(there) = there.filter(|_| self.is_last) {
+                self.left.push(Spot::new(old.address(), old.span(), there));
+            }
             if !is_gone {
                 self.count(old, -1);
                 if !old.is_tomb() && !is_itself && !is_kept {
@@ -126,6 +143,9 @@ impl Meet for Meeting<'_> {
             return Ok(None);
         }
         self.count(&new.entry, 1);
+        if self.is_last {
+            self.name(&new.entry);
+        }
         Ok(Some(new.entry.with(flags)))
     }
 
@@ -143,6 +163,10 @@ impl Meet for Meeting<'_> {
 
     fn is_last(&self) -> bool {
         self.is_last
+    }
+
+    fn publishes(&mut self) {
+        self.engine.named.change(&self.left, &self.named, self.guard);
     }
 }
 
@@ -164,6 +188,8 @@ impl KreonEngine {
             counts: HashMap::new(),
             dead: Vec::new(),
             blobs: Vec::new(),
+            left: Vec::new(),
+            named: Vec::new(),
         }
     }
 

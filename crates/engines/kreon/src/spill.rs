@@ -35,7 +35,7 @@ use crate::meeting::{Meeting, Sources};
 use crate::memtable::{Memtable, Version};
 use crate::node::{BELOW, Entry, INLINE, MOST_INLINE, Pair, Ref, STAGED};
 use crate::space::PAGE;
-use crate::tree::{Aim, Found, Level, Shelf, State};
+use crate::tree::{Aim, Found, Level, Shelf, State, lowest};
 
 /// Entries of a step, at most.
 const STEP_ENTRIES: usize = 16 << 10;
@@ -63,6 +63,12 @@ const TINY_GROWTH: u64 = 4;
 /// Keys that the first level may have at least, and in tiny geometry exactly.
 const LEAST_LEVEL: u64 = 1 << 17;
 const TINY_LEVEL: u64 = 60;
+/// An upper level may hide this part of the last one.
+const HIDDEN: u64 = 10;
+/// Keys of a step that the last level is asked for, to know how many it has, ...
+const SAMPLES: usize = 2;
+/// ... of which so many count.
+const SAMPLED: u64 = 256;
 /// Bytes of a record's frame beside key and value, at most.
 const RECORD: usize = 48;
 /// Records that are asked for ahead of the one whose value is copied.
@@ -82,8 +88,31 @@ pub(crate) struct Spill {
     /// Bytes that the levels' entries account for, by slot, and which segment is meant.
     pub(crate) counts: HashMap<u32, (u64, i64)>,
     pub(crate) ways: Ways,
+    hiding: Hiding,
     /// Entries of the frozen memtable that the last step took; 0 if there was none.
     took: usize,
+}
+
+/// How many of the entries of upper levels hide one of the last level, which counts as live until both meet.
+#[derive(Debug, Default)]
+struct Hiding {
+    asked: u64,
+    hiding: u64,
+}
+
+impl Hiding {
+    fn note(&mut self, is_hiding: bool) {
+        if self.asked == SAMPLED {
+            (self.asked, self.hiding) = (self.asked / 2, self.hiding / 2);
+        }
+        (self.asked, self.hiding) = (self.asked + 1, self.hiding + u64::from(is_hiding));
+    }
+
+    /// Entries that an upper level may have.
+    fn most(&self, state: &State) -> u64 {
+        let last = state.lowest().map_or(0, |level| state.levels[level].count());
+        (last / HIDDEN * self.asked).checked_div(self.hiding).unwrap_or(u64::MAX)
+    }
 }
 
 impl Spill {
@@ -151,16 +180,21 @@ impl KreonEngine {
         let guard = &epoch::pin();
         let is_clear = self.resolve_doubts(views, guard);
         let state = self.state(guard);
+        let (_, most_leaves, _) = self.sizes();
+        let is_reading = self.read_names(state, most_leaves, guard);
         if let Some(frozen) = &state.memtables.frozen {
             self.spill_frozen(&mut spill, state, &Arc::clone(frozen), views, guard)?;
             return Ok(true);
         }
-        let over = |(level, at): &(usize, &Level)| at.count() > self.capacity(*level);
+        let most = spill.hiding.most(state);
+        let over = |(level, at): &(usize, &Level)| {
+            at.count() > self.capacity(*level) || (Some(*level) < state.lowest() && at.count() > most)
+        };
         if let Some((level, _)) = state.levels.iter().enumerate().find(over) {
             self.give(&mut spill, state, level, views, guard)?;
             return Ok(true);
         }
-        Ok(!is_clear)
+        Ok(is_reading || !is_clear)
     }
 
     fn spill_frozen(
@@ -185,6 +219,7 @@ impl KreonEngine {
         let keys: Vec<&[u8]> = places.iter().map(|place| frozen.key(*place)).collect();
         let (leaves, count) = self.targets(&level, &keys, most_leaves, guard)?;
         spill.took = count;
+        self.sample(spill, state, &keys[..count], guard);
         let mut meeting = self.meeting(views, state.levels.iter().skip(1), None, guard);
         let going = self.going(frozen, (&places, &keys, count), &state.memtables.active, &mut meeting, guard);
         let pairs = going.pairs();
@@ -211,6 +246,16 @@ impl KreonEngine {
         }
         self.settle(spill, meeting, guard);
         Ok(())
+    }
+
+    /// Asks the last level for some of the keys that go into the first one.
+    fn sample(&self, spill: &mut Spill, state: &State, keys: &[&[u8]], guard: &Guard) {
+        let Some(level) = state.lowest().filter(|level| *level > 0) else { return };
+        for key in keys.iter().step_by((keys.len() / SAMPLES).max(1)).take(SAMPLES) {
+            if let Ok(seen) = self.shelf.find(&state.levels[level], self.hash(key), key, guard) {
+                spill.hiding.note(seen.is_some());
+            }
+        }
     }
 
     /// What goes down of the first `count` records of a frozen memtable.
@@ -503,14 +548,18 @@ impl KreonEngine {
                 self.shelf.cache.forget(at.page, guard);
             }
         }
-        self.state.replace(guard, |now| {
-            let mut all = now.levels.to_vec();
-            for (number, level) in levels {
-                all.resize(all.len().max(number + 1), Level::default());
-                all[number] = level;
-            }
-            now.with(all, spilled.is_some())
-        });
+        let before = self.state(guard);
+        let mut all = before.levels.to_vec();
+        for (number, level) in levels {
+            all.resize(all.len().max(number + 1), Level::default());
+            all[number] = level;
+        }
+        change.meet.publishes();
+        let after = lowest(&all);
+        if before.lowest().is_some_and(|before| Some(before) != after) {
+            self.named.reset(after.is_some());
+        }
+        self.state.replace(guard, |now| now.with(all, spilled.is_some()));
         if let Some(spilled) = spilled {
             spilled.gone(&self.ground.memory);
         }

@@ -24,6 +24,7 @@ use crate::engine::KreonEngine;
 use crate::look::print_of;
 use crate::mapping::step_of;
 use crate::memtable::{Version, Word};
+use crate::named::Spot;
 use crate::node::{Entry, INLINE, MOST_INLINE, Pair};
 use crate::tree::{Aim, Level, Shelf};
 
@@ -123,7 +124,7 @@ fn a_spill_that_fails_on_its_way_loses_no_value_that_went_down_before() {
 }
 
 /// An engine beside one segment of its log.
-fn engine_with_segment() -> (KreonEngine, Arc<Segment>) {
+pub(crate) fn engine_with_segment() -> (KreonEngine, Arc<Segment>) {
     let disk = SimDisk::new();
     let ground = ground_on(Arc::new(disk.clone()), Path::new("/db"), 1 << 22, true);
     let (store, log, incarnation) = (StoreId(1), LogId::Flat, Incarnation(1));
@@ -134,7 +135,7 @@ fn engine_with_segment() -> (KreonEngine, Arc<Segment>) {
 }
 
 /// Writes a record at the end of a segment, which is `offset`; bytes of its frame.
-fn write(segment: &Segment, offset: u64, key: &[u8], value: &[u8], seq: u64) -> u64 {
+pub(crate) fn write(segment: &Segment, offset: u64, key: &[u8], value: &[u8], seq: u64) -> u64 {
     let record = Record { keyspace: KeyspaceId(1), key, content: Content::Put(value) };
     let mut body = Vec::new();
     record.encode(&mut body);
@@ -149,7 +150,7 @@ fn write(segment: &Segment, offset: u64, key: &[u8], value: &[u8], seq: u64) -> 
 }
 
 /// The active memtable says that of a key.
-fn say(engine: &KreonEngine, key: &[u8], word: Word, seq: u64) {
+pub(crate) fn say(engine: &KreonEngine, key: &[u8], word: Word, seq: u64) {
     let (guard, hash) = (&epoch::pin(), engine.hash(key));
     let active = &engine.state(guard).memtables.active;
     let place = active.find(hash, key, guard).unwrap_or(0);
@@ -164,7 +165,7 @@ fn say_staged(engine: &KreonEngine, key: &[u8], address: Address, blob: u64, seq
 }
 
 /// Everything goes down as far as it does.
-fn spill_all(engine: &KreonEngine) {
+pub(crate) fn spill_all(engine: &KreonEngine) {
     engine.freeze();
     let views = Views::default().copy_as_of(Seq(1 << 20)); // of all commits, and none of them is looked at
     while engine.step(&views).unwrap() {}
@@ -307,6 +308,82 @@ fn put_all(engine: &KreonEngine, segment: &Segment, numbers: std::ops::Range<u64
     let written = numbers.map(one).collect();
     spill_all(engine);
     written
+}
+
+#[test]
+fn an_upper_level_hides_a_tenth_of_the_last_one_at_most() {
+    let upper = |numbers: std::ops::Range<u64>| {
+        let (engine, segment) = engine_with_segment();
+        put_all(&engine, &segment, 0..200, 1);
+        put_all(&engine, &segment, numbers, 1001);
+        let levels = Arc::clone(&engine.state(&epoch::pin()).levels);
+        (levels[0].count(), levels[1].count())
+    };
+    assert_eq!(upper(200..240), (40, 200), "new ones hide nothing");
+    let (above, last) = upper(100..140);
+    assert!(above <= 20 && last == 200, "{above}, {last}");
+}
+
+/// What the mirror of the last level says of a record, and what that level does.
+fn named(engine: &KreonEngine, key: &[u8], spot: &Spot) -> (Option<bool>, bool) {
+    let guard = &epoch::pin();
+    let state = engine.state(guard);
+    let found = state
+        .lowest()
+        .and_then(|level| engine.shelf.find(&state.levels[level], engine.hash(key), key, guard).unwrap());
+    (engine.named.names(spot), found.is_some_and(|seen| seen.entry.address() == spot.address()))
+}
+
+#[test]
+fn what_the_last_level_points_at_is_known_without_it() {
+    let (engine, segment) = engine_with_segment();
+    let mut written: Vec<(Vec<u8>, Spot)> = Vec::new();
+    let mut seq = 0;
+    for round in 0..40_u64 {
+        for number in (0..150).filter(|number| (number * 7 + round * round) % (3 + round % 5) == 0) {
+            seq += 1;
+            let key = format!("k{number:04}").into_bytes();
+            if (number + round) % 11 == 0 || round == 30 {
+                say(&engine, &key, Word::tomb(), seq);
+                continue;
+            }
+            // Shorter ones come later.
+            let value = vec![7; usize::try_from(150 - 5 * round.min(29)).unwrap()];
+            let offset = segment.end();
+            let len = write(&segment, offset, &key, &value, seq);
+            let address = Address::new(segment.slot(), offset);
+            say(&engine, &key, Word::put(address, len, false), seq);
+            written.push((key, Spot::new(address, len, &segment)));
+        }
+        spill_all(&engine);
+        if round % 9 == 8 {
+            engine.named.reset(true); // as after an opening
+            assert!(written.iter().all(|(key, spot)| named(&engine, key, spot).0.is_none()));
+            spill_all(&engine); // goes over the level for who asked
+        }
+        for (key, spot) in &written {
+            let (known, is) = named(&engine, key, spot);
+            assert_eq!(known, Some(is), "round {round}, {}", String::from_utf8_lossy(key));
+        }
+    }
+    assert!(engine.state(&epoch::pin()).lowest() > Some(0), "levels above the last one");
+    engine.named.give_up();
+    assert!(written.iter().all(|(key, spot)| named(&engine, key, spot).0.is_none()));
+}
+
+/// The cleaner's question reads no leaf of the last level, and gets the answer that the leaf would give.
+#[test]
+fn the_cleaner_asks_no_leaf_of_the_last_level() {
+    let (engine, segment) = engine_with_segment();
+    let before = put_all(&engine, &segment, 0..50, 1);
+    let now = put_all(&engine, &segment, 25..50, 101);
+    let guard = &epoch::pin();
+    for (number, (key, address)) in before.iter().enumerate() {
+        let hold = if number < 25 { Hold::Head } else { Hold::Dead };
+        assert_eq!(engine.hold_at(key, *address, guard).unwrap(), hold);
+    }
+    assert!(now.iter().all(|(key, at)| engine.is_first(key, *at, guard).unwrap()));
+    assert_eq!(engine.named.spared(), 75);
 }
 
 fn look_all_up(engine: &KreonEngine, written: &[Written]) {

@@ -3,11 +3,12 @@
 //! A copy-on-write B+-tree: a root, and nodes that never change once it is published. Who has a root under a guard sees one
 //! moment of the level, whatever becomes of it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, OnceLock};
 
 use sheaf_base::error::{Damage, Result};
 use sheaf_base::ground::Ground;
+use sheaf_base::memory::pieces::Piece;
 use sheaf_base::memtable::Memtables;
 use sheaf_base::record::Record;
 use sheaf_base::segment::{Address, Segment};
@@ -19,13 +20,16 @@ use crate::filter::{Filter, Filters};
 use crate::look::print_of;
 use crate::memtable::Memtable;
 use crate::node::{Entry, Node, Ref};
-use crate::space::{PAGE, Space};
+use crate::space::{PAGE, RUN_BYTES, Space};
 
 /// A tree higher than this is damaged.
 pub(crate) const MOST_HEIGHT: u8 = 24;
 
 /// Pages that are read at once while the cache has room for them, or for their prints.
 const AROUND: u32 = 32;
+
+/// Pages between two that are wanted, which are read rather than skipped.
+const GAP: u32 = 4;
 
 /// Bits of a stamp that are a segment's number; those above are the life's.
 const ID_BITS: u32 = 40;
@@ -71,6 +75,16 @@ impl State {
     pub(crate) fn with(&self, levels: Vec<Level>, is_spilled: bool) -> State {
         State { memtables: self.memtables.left(is_spilled), levels: levels.into() }
     }
+
+    /// The lowest level that has anything.
+    pub(crate) fn lowest(&self) -> Option<usize> {
+        lowest(&self.levels)
+    }
+}
+
+/// The lowest of `levels` that has anything.
+pub(crate) fn lowest(levels: &[Level]) -> Option<usize> {
+    levels.iter().rposition(|level| level.root.is_some())
 }
 
 /// What a level says of a key.
@@ -205,6 +219,35 @@ impl Shelf {
             return Known::IsNot;
         }
         if self.filters.exclude(page, hash, guard) { Known::IsNot } else { Known::Nothing }
+    }
+
+    /// Reads the leaves at `refs` that are not in memory into `loaded`, side by side ones together.
+    pub(crate) fn read_leaves(&self, refs: &[Ref], loaded: &mut HashMap<u32, Piece<Frame>>) -> Result<()> {
+        let mut wanted: Vec<Ref> = refs.iter().filter(|at| !self.cache.has(at.page)).copied().collect();
+        wanted.sort_unstable_by_key(|at| at.page);
+        let page = self.space.paged.page;
+        let most = u32::try_from(RUN_BYTES / page).unwrap_or(1);
+        let mut rest = &wanted[..];
+        while let Some(first) = rest.first() {
+            let mut end = first.page + u32::from(first.pages);
+            let mut count = 1;
+            for at in &rest[1..] {
+                if at.page > end.saturating_add(GAP) || at.page + u32::from(at.pages) > first.page + most {
+                    break;
+                }
+                end = end.max(at.page + u32::from(at.pages));
+                count += 1;
+            }
+            let mut bytes = vec![0; (end - first.page) as usize * page];
+            self.space.read_bytes(first.page, &mut bytes)?;
+            for at in &rest[..count] {
+                let from = (at.page - first.page) as usize * page;
+                let node = &bytes[from..from + usize::from(at.pages) * page];
+                loaded.insert(at.page, self.space.frame(*at, 0, node)?);
+            }
+            rest = &rest[count..];
+        }
+        Ok(())
     }
 
     /// As [`will_need`], if memory is too short for all leaves: then it is for the records, too.
