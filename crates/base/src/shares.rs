@@ -52,6 +52,12 @@ const WAITING: u64 = 64;
 /// ... and so many bytes in any case: what threads have noticed is no less.
 const LEAST_WAITING: u64 = 1 << 20;
 
+/// Of `amount` what `part` has of `all`: rounded down, and the largest number at most. Of nothing all is one.
+#[must_use]
+pub(crate) fn proportion(amount: u64, part: u64, all: u64) -> u64 {
+    u64::try_from(u128::from(amount) * u128::from(part) / u128::from(all.max(1))).unwrap_or(u64::MAX)
+}
+
 /// Whether so much of what was let go is still there that nothing should go for what was missed: a guard that is held for long, such as
 /// that of a step of the background's or of a thread without a processor, keeps all of it, and it is in no account any more.
 #[must_use]
@@ -162,7 +168,7 @@ impl Account {
         self.gain.store(gain, Ordering::Relaxed);
         let count = self.ghosts.get().map_or(1, |ghosts| ghosts.len() as u64);
         let ghosts = (self.size.load(Ordering::Relaxed) / 16).max(1).saturating_mul(count);
-        u64::try_from(u128::from(gain) * (1 << 20) / u128::from(ghosts)).unwrap_or(u64::MAX)
+        proportion(gain, 1 << 20, ghosts)
     }
 }
 
@@ -301,6 +307,14 @@ mod tests {
     /// Spread over `0..things`.
     fn spread(turn: u64, things: u64) -> u64 {
         (turn.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % things
+    }
+
+    #[test]
+    fn what_is_in_proportion_is_a_number_whatever_the_numbers_are() {
+        assert_eq!(proportion(10, 3, 4), 7);
+        assert_eq!(proportion(u64::MAX, u64::MAX, u64::MAX), u64::MAX);
+        assert_eq!(proportion(u64::MAX, u64::MAX, 2), u64::MAX);
+        assert_eq!(proportion(9, 2, 0), 18);
     }
 
     #[test]

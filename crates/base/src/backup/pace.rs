@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use crate::clock::{Clock, SystemClock};
 use crate::error::Result;
+use crate::shares::proportion;
 use crate::speed::{Looks, Speed};
 use crate::store::Store;
 use crate::types::Seq;
@@ -132,8 +133,7 @@ impl Plan {
 
 /// What `bytes` take at so many a second.
 fn time(bytes: u64, rate: NonZeroU64) -> Duration {
-    let nanoseconds = u128::from(bytes) * 1_000_000_000 / u128::from(rate.get());
-    Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX))
+    Duration::from_nanos(proportion(bytes, 1_000_000_000, rate.get()))
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use std::time::Duration;
 use super::{CacheStats, Store};
 use crate::engine::Engine;
 use crate::memory::{Part, pieces};
-use crate::shares::Account;
+use crate::shares::{Account, proportion};
 use crate::sync::atomic::Ordering;
 
 /// From one step of the arbiter to the next, where there are threads.
@@ -115,8 +115,7 @@ impl Store {
     /// What is free between the blocks of caches and is still memory: of that of the process, the part of this database's caches.
     fn gaps(&self) -> u64 {
         let (cached, all) = (self.ground.memory.used(Part::Cache), pieces::in_use());
-        let part = u128::from(pieces::between()) * u128::from(cached) / u128::from(all.max(cached).max(1));
-        u64::try_from(part).unwrap_or(u64::MAX)
+        proportion(pieces::between(), cached, all.max(cached))
     }
 
     /// Has caches let `bytes` go, each in proportion to what it has.
@@ -124,8 +123,7 @@ impl Store {
         self.with_caches(|caches, let_go| {
             let all: u64 = caches.iter().map(|cache| cache.bytes()).sum();
             for (index, cache) in caches.iter().enumerate().filter(|(_, cache)| cache.bytes() > 0) {
-                let part = u128::from(bytes) * u128::from(cache.bytes()) / u128::from(all.max(1));
-                let_go(index, u64::try_from(part).unwrap_or(u64::MAX).saturating_add(1));
+                let_go(index, proportion(bytes, cache.bytes(), all).saturating_add(1));
             }
         });
     }

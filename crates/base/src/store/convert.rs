@@ -38,6 +38,7 @@ use super::{Choice, Kept, Store, View};
 use crate::engine::Want;
 use crate::error::{Error, IoContext, Result};
 use crate::memory::Part;
+use crate::shares::proportion;
 
 /// Keys that are left to the last pass, at most.
 const FEW: usize = 64;
@@ -368,7 +369,6 @@ impl Store {
             seen += 1;
             bytes += cursor.key().len() as u64 + from.len_of(cursor.key())?;
         }
-        let all = u128::from(bytes) * u128::from(pairs) / u128::from(seen.max(1));
-        Ok((pairs, u64::try_from(all).unwrap_or(u64::MAX)))
+        Ok((pairs, proportion(bytes, pairs, seen)))
     }
 }

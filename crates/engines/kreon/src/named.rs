@@ -89,11 +89,21 @@ struct Bits {
 
 #[derive(Debug)]
 struct Inner {
-    of_slots: HashMap<u32, Bits>,
+    /// By slots.
+    of_slots: Vec<Option<Bits>>,
     reach: Reach,
     /// Bytes that share a bit.
     place: u64,
     bytes: u64,
+}
+
+impl Inner {
+    /// A word of the bits of the segment that a record stands in, if there are any.
+    #[inline]
+    fn word_of(&mut self, spot: &Spot, word: usize) -> Option<&mut u64> {
+        let bits = self.of_slots.get_mut(spot.address.slot() as usize)?.as_mut()?;
+        (bits.segment == spot.segment).then(|| bits.words.get_mut(word))?
+    }
 }
 
 /// See the module.
@@ -108,7 +118,7 @@ pub(crate) struct Named {
 impl Named {
     /// Of levels that have nothing.
     pub(crate) fn new(ground: Arc<Ground>) -> Named {
-        let inner = Inner { of_slots: HashMap::new(), reach: Reach::All, place: LONGEST, bytes: 0 };
+        let inner = Inner { of_slots: Vec::new(), reach: Reach::All, place: LONGEST, bytes: 0 };
         Named { ground, inner: Mutex::new(inner), spared: AtomicU64::new(0) }
     }
 
@@ -128,9 +138,8 @@ impl Named {
         if inner.reach != Reach::All || self.is_shortened(&mut inner, spot.span) {
             return None;
         }
-        let Some(bits) = inner.of_slots.get(&spot.address.slot()) else { return Some(false) };
         let (word, bit) = bit_of(spot.address, inner.place);
-        Some(bits.segment == spot.segment && bits.words.get(word).is_some_and(|word| word & bit != 0))
+        Some(inner.word_of(spot, word).is_some_and(|word| *word & bit != 0))
     }
 
     /// Look-ups in leaves that were spared since the opening.
@@ -170,18 +179,16 @@ impl Named {
         let place = inner.place;
         for at in cleared {
             let (word, bit) = bit_of(at.address, place);
-            let bits = inner.of_slots.get_mut(&at.address.slot()).filter(|bits| bits.segment == at.segment);
-            if let Some(word) = bits.and_then(|bits| bits.words.get_mut(word)) {
+            if let Some(word) = inner.word_of(at, word) {
                 *word &= !bit;
             }
         }
         for at in set {
-            let slot = at.address.slot();
-            if inner.of_slots.get(&slot).is_none_or(|bits| bits.segment != at.segment) {
+            let (word, bit) = bit_of(at.address, place);
+            if inner.word_of(at, word).is_none() {
                 self.make(inner, at, guard);
             }
-            let (word, bit) = bit_of(at.address, place);
-            if let Some(word) = inner.of_slots.get_mut(&slot).and_then(|bits| bits.words.get_mut(word)) {
+            if let Some(word) = inner.word_of(at, word) {
                 *word |= bit;
             }
         }
@@ -206,8 +213,9 @@ impl Named {
     fn is_shortened(&self, inner: &mut Inner, span: u64) -> bool {
         let is = span < inner.place;
         if is {
-            self.start_again(inner, Reach::Below(Vec::new()));
-            inner.place = (1 << span.max(1).ilog2()).max(SHORTEST);
+            // No frame is shorter than the shortest: who says so is not to be believed.
+            self.start_again(inner, if span < SHORTEST { Reach::Off } else { Reach::Below(Vec::new()) });
+            inner.place = 1 << span.max(SHORTEST).ilog2();
         }
         is
     }
@@ -220,14 +228,15 @@ impl Named {
 
     /// Bits for a segment that has none, and room for them where segments have gone.
     fn make(&self, inner: &mut Inner, at: &Spot, guard: &Guard) {
-        let is_there = |slot: &u32, bits: &mut Bits| {
-            self.ground.segments.at(*slot, guard).is_some_and(|segment| segment.id().0 == bits.segment)
-        };
-        inner.of_slots.retain(is_there);
+        for (slot, bits) in (0..).zip(&mut inner.of_slots) {
+            let there = self.ground.segments.at(slot, guard).map(|segment| segment.id().0);
+            bits.take_if(|bits| Some(bits.segment) != there);
+        }
+        let slot = at.address.slot() as usize;
+        inner.of_slots.resize_with(inner.of_slots.len().max(slot + 1), || None);
         let words = usize::try_from((at.bytes / inner.place).div_ceil(64) + 1).unwrap_or(0);
-        let bits = Bits { segment: at.segment, words: vec![0; words].into_boxed_slice() };
-        inner.of_slots.insert(at.address.slot(), bits);
-        let bytes = inner.of_slots.values().map(|bits| 8 * bits.words.len() as u64).sum();
+        inner.of_slots[slot] = Some(Bits { segment: at.segment, words: vec![0; words].into_boxed_slice() });
+        let bytes = inner.of_slots.iter().flatten().map(|bits| 8 * bits.words.len() as u64).sum();
         self.ground.memory.take(Part::Index, bytes);
         self.ground.memory.give(Part::Index, std::mem::replace(&mut inner.bytes, bytes));
     }

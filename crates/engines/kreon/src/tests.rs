@@ -367,8 +367,10 @@ fn what_the_last_level_points_at_is_known_without_it() {
         }
     }
     assert!(engine.state(&epoch::pin()).lowest() > Some(0), "levels above the last one");
-    engine.named.give_up();
+    let too_short = Spot::new(Address::new(segment.slot(), DATA_START), 8, &segment);
+    engine.named.change(&[], &[too_short], &epoch::pin());
     assert!(written.iter().all(|(key, spot)| named(&engine, key, spot).0.is_none()));
+    assert!(engine.named.is_to_be_read().is_none(), "it is not gone over for ever");
 }
 
 /// The cleaner's question reads no leaf of the last level, and gets the answer that the leaf would give.
