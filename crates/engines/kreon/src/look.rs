@@ -305,7 +305,7 @@ impl KreonEngine {
             let (frame, segment) = self.ground.segments.frame_unchecked(address, guard)?;
             let spot = Spot::new(address, frame.span(), segment);
             if let Some(is_named) = self.named.names(&spot) {
-                debug_assert!(self.is_right(hash, key, address, guard), "the mirror of a level");
+                debug_assert!(self.is_right(hash, key, &spot, guard), "the mirror of a level");
                 return Ok(is_named.then_some(None));
             }
             first = self.shelf.find(last, hash, key, guard)?.map(Source::Level);
@@ -318,17 +318,14 @@ impl KreonEngine {
     }
 
     /// Whether the last level does what the mirror says, as far as nobody is changing it, and it can be read.
-    fn is_right(&self, hash: u64, key: &[u8], address: Address, guard: &Guard) -> bool {
+    fn is_right(&self, hash: u64, key: &[u8], spot: &Spot, guard: &Guard) -> bool {
         let Some(_spill) = self.spill.try_lock() else { return true };
         let state = self.state(guard);
         let Some(level) = state.lowest() else { return true };
-        let spot = match self.ground.segments.frame_unchecked(address, guard) {
-            Ok((frame, segment)) => Spot::new(address, frame.span(), segment),
-            Err(_) => return true,
-        };
-        let Some(is_named) = self.named.known(&spot) else { return true };
+        let Some(is_named) = self.named.known(spot) else { return true };
         let Ok(seen) = self.shelf.find(&state.levels[level], hash, key, guard) else { return true };
         let says = |seen: Seen<'_>| {
+            let address = spot.address();
             let there = self.shelf.segment_of(address, seen.stamp, guard);
             seen.entry.address() == address && !seen.entry.is_tomb() && there.is_some()
         };

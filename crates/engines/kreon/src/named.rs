@@ -61,7 +61,6 @@ impl Spot {
     }
 
     /// Where it begins.
-    #[cfg(test)]
     pub(crate) fn address(&self) -> Address {
         self.address
     }

@@ -1,8 +1,8 @@
 //! # Spill: what is frozen goes into the first level, what is too much there into the next
 //!
 //! One step at a time, each published whole: a batch of sorted entries goes into the leaves of a range, whose old ones are read
-//! ahead in the order of the file and whose new ones are written side by side. A level that has outgrown its share gives a range
-//! of leaves to the level below, round and round.
+//! ahead in the order of the file and whose new ones are written side by side. A level that has outgrown its share, or hides more of the
+//! last one than a [`HIDDEN`]th, gives a range of leaves to the level below, round and round.
 //!
 //! ## Accounts
 //!
