@@ -24,6 +24,9 @@
 //! While the budget is full an interval that is missed gets its block into memory only if it was missed before and not long ago (the
 //! ghosts of [`Account`] know): of what is read from far more than the budget, most does not come again in time. What is read once takes
 //! nobody's place (but one in 16), and a get does not even make a block of it. Nor does anything while much of what went waits for guards.
+//!
+//! An interval that has prints is read whole for its block, on two or three pages where a get needs one, and lets another's block go: it has to be known
+//! twice, with no round of the hand between in which nobody used it. Of gets that prefer nothing, one miss in five is of an interval that ghosts know.
 
 use std::ptr;
 
@@ -54,9 +57,10 @@ const DIRECTORY: u64 = 128;
 const AHEAD: u64 = 4 << 10;
 /// Prints may have so many quarters of the cache.
 const PRINTED_QUARTERS: u64 = 3;
-/// Marks: what is kept was used since the hand came by; a get has missed the block.
+/// Marks: what is kept was used since the hand came by; a get has missed the block; it was known when it was missed.
 const USED: u32 = 1;
 const ASKED: u32 = 2;
+const KNOWN: u32 = 4;
 /// Live keys are not known: something was appended to a block that was not in memory.
 pub(crate) const UNKNOWN: u32 = u32::MAX;
 
@@ -164,13 +168,15 @@ impl Slots {
     /// Whether the block of slot `id`, of an interval of `len` bytes that was missed, gets a place: if none has to go for it, if it
     /// was missed lately, too, and now and then.
     pub(crate) fn wants(&self, id: u32, len: u64, ground: &Ground) -> bool {
-        let size = Block::size_of(len, self.get(id).figures().entries);
+        let slot = self.get(id);
+        let size = Block::size_of(len, slot.figures().entries);
+        let has_prints = slot.kept.is_prints();
         let is_known = self.account.missed(u64::from(id), len);
-        let may_take = is_known && !is_clogged(&ground.memory);
+        let may_take = is_known && (!has_prints || slot.was_known()) && !is_clogged(&ground.memory);
         if may_take || self.account.has_room(size.saturating_mul(ROOMY), &ground.memory) {
             return true;
         }
-        let lucky = if self.get(id).kept.is_prints() { LUCKY_WITH_PRINTS } else { LUCKY };
+        let lucky = if has_prints { LUCKY_WITH_PRINTS } else { LUCKY };
         if self.refused.fetch_add(1, Ordering::Relaxed) % lucky == lucky - 1 {
             return true;
         }
@@ -295,6 +301,9 @@ impl Slots {
             slot.marks.fetch_and(!USED, Ordering::Relaxed);
             return;
         }
+        if marks & KNOWN != 0 {
+            slot.marks.fetch_and(!KNOWN, Ordering::Relaxed);
+        }
         let seen = slot.kept.look(guard);
         match seen {
             Look::Nothing => {}
@@ -383,6 +392,11 @@ impl Slot {
         }
     }
 
+    /// It was known when it was missed; whether it had been before.
+    fn was_known(&self) -> bool {
+        self.marks.fetch_or(KNOWN, Ordering::Relaxed) & KNOWN != 0
+    }
+
     /// Asks for its block, of an interval of `len` bytes, to be in the processor's cache soon.
     #[inline]
     pub(crate) fn prefetch(&self, len: u64, _guard: &Guard) {
@@ -453,6 +467,7 @@ mod tests {
     use sheaf_base::blob::Blobs;
     use sheaf_base::disk::sim::SimDisk;
     use sheaf_base::memory::Part;
+    use sheaf_base::sync::epoch;
     use sheaf_base::types::StoreId;
 
     use super::*;
@@ -468,5 +483,29 @@ mod tests {
         let wanted = || (0..20).filter(|id| slots.wants(*id, 2000, &ground)).count();
         assert_eq!(wanted(), 1); // by luck
         assert!(wanted() > 15);
+    }
+
+    #[test]
+    fn what_has_prints_is_wanted_when_it_was_known_twice_since_the_hand_found_it_unused() {
+        let blobs = Blobs::new(Arc::new(SimDisk::new()), "blob".into(), 1, StoreId(1), true);
+        let (ground, guard) = (Ground::new(blobs, 1 << 20, 7, true), epoch::pin());
+        let slots = Slots::new(1 << 20);
+        for _ in 0..20 {
+            let none = Prints::of(&[], [].into_iter()).expect("small");
+            slots.account.take(1 << 10, &ground.memory); // of others, so that these are not many
+            slots.offer_prints(slots.add(), none, &ground, &guard);
+        }
+        ground.memory.take(Part::Index, 1 << 20);
+        let wanted = || (0..20).filter(|id| slots.wants(*id, 2000, &ground)).count();
+        assert_eq!([wanted(), wanted()], [0, 0]);
+        assert!(wanted() > 15);
+        assert!(wanted() < 5, "missed once since they were wanted");
+        let turn = || (0..20).for_each(|_| slots.turn(20, &ground, &guard));
+        turn();
+        assert!(wanted() > 15, "used since the hand came by before");
+        wanted();
+        turn();
+        assert!(wanted() < 5, "unused for a round");
+        assert!((0..20).all(|id| slots.get(id).prints(&guard).is_some()));
     }
 }
