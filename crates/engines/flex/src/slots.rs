@@ -196,7 +196,7 @@ impl Slots {
 
     /// Puts prints into the slot of a block that has no place, unless there are too many already. Gets ask for it.
     pub(crate) fn offer_prints(&self, id: u32, prints: Prints, ground: &Ground, guard: &Guard) {
-        self.get(id).marks.fetch_or(ASKED, Ordering::Relaxed);
+        self.expect_gets(id);
         if !self.has_many_prints() && self.make_room(prints.show().size(), ground, guard) {
             self.put(id, Own::Prints(prints), ground, guard);
         }

@@ -1,7 +1,7 @@
 //! # Wait: whether what is missing in memory comes from the page cache, or from the device
 //!
 //! An interval of some runs lies on some pages, and a mapping brings in one page after the other: each is a wait for the device. Asked for
-//! together they are one wait; but to ask is a call of the system a run, for nothing if the pages are there. So reads are timed: one that
+//! together they are one wait; but to ask is a call of the system for each row of them in a file, for nothing if the pages are there. So reads are timed: one that
 //! took long waited for the device, and after it the next ones ask ahead, until enough of them took no time.
 //!
 //! ## Threads
