@@ -166,13 +166,13 @@ impl Slots {
     }
 
     /// Whether the block of slot `id`, of an interval of `len` bytes that was missed, gets a place: if none has to go for it, if it
-    /// was missed lately, too, and now and then.
+    /// was missed lately, too (twice, if it has prints), and now and then.
     pub(crate) fn wants(&self, id: u32, len: u64, ground: &Ground) -> bool {
         let slot = self.get(id);
         let size = Block::size_of(len, slot.figures().entries);
         let has_prints = slot.kept.is_prints();
         let is_known = self.account.missed(u64::from(id), len);
-        let may_take = is_known && (!has_prints || slot.was_known()) && !is_clogged(&ground.memory);
+        let may_take = is_known && (!has_prints || slot.note_known()) && !is_clogged(&ground.memory);
         if may_take || self.account.has_room(size.saturating_mul(ROOMY), &ground.memory) {
             return true;
         }
@@ -392,8 +392,8 @@ impl Slot {
         }
     }
 
-    /// It was known when it was missed; whether it had been before.
-    fn was_known(&self) -> bool {
+    /// Notes that it was known when it was missed; whether that had been noted before.
+    fn note_known(&self) -> bool {
         self.marks.fetch_or(KNOWN, Ordering::Relaxed) & KNOWN != 0
     }
 
