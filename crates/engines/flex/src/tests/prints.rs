@@ -1,5 +1,8 @@
 //! Intervals that memory has no room for, and what prints spare of reading them.
 
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+use std::time::Duration;
+
 use sheaf_base::memory::Part;
 use sheaf_base::shares::is_clogged;
 
@@ -10,6 +13,8 @@ use crate::slots::Slot;
 const KEYS: u32 = 6000;
 /// An interval has about so many.
 const FAR: u32 = 3;
+/// What a cache may have that keeps most prints, and few blocks.
+const LITTLE: u64 = 180 << 10;
 
 fn key(n: u32) -> Vec<u8> {
     format!("key-{n:04}").into_bytes()
@@ -19,27 +24,47 @@ fn value(n: u32, version: u32) -> Vec<u8> {
     format!("the value of key {n} as of version {version}").into_bytes()
 }
 
+/// What waits for guards is one sum for all tests of the process: the one that makes it large is alone, the others share it.
+static WAITING: RwLock<()> = RwLock::new(());
+
 /// A keyspace on a disk of its own, with all keys in its space.
 struct Cold {
     play: Play,
     disk: Arc<SimDisk>,
+    /// What nobody has, and is taken.
+    idle: u64,
+    _shared: Option<RwLockReadGuard<'static, ()>>,
 }
 
 impl Cold {
     fn new() -> Cold {
+        Cold::with(Some(WAITING.read().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    fn with(shared: Option<RwLockReadGuard<'static, ()>>) -> Cold {
         let disk = Arc::new(SimDisk::new());
         let play = Play::on(Some(Home::new(disk.clone(), Path::new("/"), false)));
-        let mut cold = Cold { play, disk };
+        let mut cold = Cold { play, disk, idle: 0, _shared: shared };
         (0..KEYS).for_each(|n| cold.play.commit(&key(n), Content::Put(&value(n, 0))));
         cold.play.checkpoint();
         assert!(cold.play.engine.state(&epoch::pin()).index.tree.entries() > 1000);
         cold.forget();
-        // Room for most prints, and for few blocks.
-        let memory = &cold.play.engine.shelf.ground.memory;
-        while memory.has_cache_room(180 << 10) {
-            memory.take(Part::Index, 1 << 10);
-        }
+        cold.leave_little();
         cold
+    }
+
+    /// The cache has room for little. What states held that are gone is counted until nobody can look at them.
+    fn leave_little(&mut self) {
+        self.leave_all();
+        assert!(epoch::settle(Duration::from_secs(60)));
+        let memory = &self.play.engine.shelf.ground.memory;
+        self.idle = memory.cache_limit() + memory.used(Part::Cache) - memory.total() - LITTLE;
+        memory.take(Part::Index, self.idle);
+    }
+
+    /// Everything has all the room that there is.
+    fn leave_all(&mut self) {
+        self.play.engine.shelf.ground.memory.give(Part::Index, std::mem::take(&mut self.idle));
     }
 
     /// Nothing of any interval is in memory.
@@ -123,9 +148,7 @@ fn prints_show_what_a_view_sees_of_what_was_appended_unread() {
     cold.show_all();
     let before = cold.play.newest;
     cold.play.views.register(before);
-    // Memtables have room of their own.
-    let ground = Arc::clone(&cold.play.engine.shelf.ground);
-    ground.memory.give(Part::Index, 1 << 20);
+    cold.leave_all(); // to memtables
     for n in (0..KEYS).step_by(6) {
         cold.play.commit(&key(n), Content::Put(&value(n, 1)));
     }
@@ -133,7 +156,7 @@ fn prints_show_what_a_view_sees_of_what_was_appended_unread() {
         cold.play.commit(&key(n), Content::Remove);
     }
     cold.play.checkpoint();
-    ground.memory.take(Part::Index, 1 << 20);
+    cold.leave_little();
     let appended =
         cold.play.engine.counters().iter().find(|(name, _)| *name == "intervals appended to").unwrap().1;
     assert!(appended > 100, "{appended}");
@@ -207,7 +230,8 @@ fn of_a_block_that_gets_have_asked_for_prints_stay_and_of_no_other() {
 /// What went and waits for a guard is in memory, and in no account: as long as that is much nothing else goes for what was missed.
 #[test]
 fn while_much_of_what_went_waits_for_a_guard_nothing_else_goes() {
-    let cold = Cold::new();
+    let _alone = WAITING.write().unwrap_or_else(PoisonError::into_inner);
+    let cold = Cold::with(None);
     cold.show_all();
     let (slots, ground) = (&cold.play.engine.shelf.slots, &cold.play.engine.shelf.ground);
     let cached = || {
