@@ -36,6 +36,21 @@ struct Cold {
     _shared: Option<RwLockReadGuard<'static, ()>>,
 }
 
+/// What `works` returns is so, if not at once: as long as another test's thread has no processor, and a guard, nothing goes and
+/// there is no place for prints.
+fn in_the_end<T: std::fmt::Debug>(mut works: impl FnMut() -> (bool, T)) {
+    let mut seen = Vec::new();
+    while seen.len() < 20 {
+        assert!(epoch::settle(Duration::from_secs(60)));
+        let (is_so, figures) = works();
+        if is_so {
+            return;
+        }
+        seen.push(figures);
+    }
+    panic!("{seen:?}");
+}
+
 impl Cold {
     fn new() -> Cold {
         Cold::with(Some(WAITING.read().unwrap_or_else(PoisonError::into_inner)))
@@ -109,6 +124,16 @@ impl Cold {
         Cold::all().for_each(|n| self.shows(n, 0));
     }
 
+    /// Of most intervals there are prints.
+    fn print_most(&self) {
+        in_the_end(|| {
+            self.show_all();
+            let printed = self.printed() as u64;
+            let all = self.play.engine.state(&epoch::pin()).index.tree.entries();
+            (printed > all / 2, (printed, all))
+        });
+    }
+
     /// A byte of the value of `n` is another one on the disk; false if none was found that is in one piece.
     fn damage(&self, n: u32) -> bool {
         let (wanted, mut found) = (value(n, 0), false);
@@ -128,18 +153,21 @@ impl Cold {
 #[test]
 fn what_was_read_whole_once_is_read_by_its_prints() {
     let cold = Cold::new();
-    // Of each interval the first get reads all, most of those after it one pair.
-    let first = cold.by_prints(|| cold.show_all());
-    let again = cold.by_prints(|| cold.show_all());
-    let most = u64::from(KEYS / 5 * 3);
-    assert!(first > most / 2 && again > most, "{first} and {again} of {KEYS}");
-    let missing = cold.by_prints(|| {
+    let absent = || {
         for n in Cold::all() {
             let absent = [&key(n)[..], b"."].concat();
             assert!(!cold.play.engine.contains(cold.play.newest, &absent).unwrap());
         }
+    };
+    // Of each interval the first get reads all, most of those after it one pair.
+    let most = u64::from(KEYS / 5 * 3);
+    in_the_end(|| {
+        cold.forget();
+        let first = cold.by_prints(|| cold.show_all());
+        let again = cold.by_prints(|| cold.show_all());
+        let missing = cold.by_prints(absent);
+        (first > most / 2 && again > most && missing > most, (first, again, missing))
     });
-    assert!(missing > most, "{missing} of {KEYS}");
 }
 
 #[test]
@@ -172,16 +200,18 @@ fn prints_show_what_a_view_sees_of_what_was_appended_unread() {
             }
         }
     };
-    let first = cold.by_prints(all);
-    let again = cold.by_prints(all);
     let most = u64::from(KEYS / 5 * 3 * 2);
-    assert!(first > most / 2 && again > most, "{first} and {again} of twice {KEYS}");
+    in_the_end(|| {
+        let first = cold.by_prints(all);
+        let again = cold.by_prints(all);
+        (first > most / 2 && again > most, (first, again))
+    });
 }
 
 #[test]
 fn a_damaged_pair_is_no_other_value_and_no_missing_key() {
     let cold = Cold::new();
-    cold.show_all();
+    cold.print_most();
     let hit: Vec<u32> = (0..KEYS).step_by(KEYS as usize / 50).filter(|n| cold.damage(*n)).collect();
     assert!(hit.len() > 20, "{}", hit.len());
     // What stands beside it is there all the same, if its prints are.
@@ -246,11 +276,10 @@ fn while_much_of_what_went_waits_for_a_guard_nothing_else_goes() {
     cold.show_all();
     assert_eq!(cached(), some);
     drop(guard);
-    while is_clogged(&ground.memory) {
-        epoch::pin().flush();
-    }
-    cold.show_all();
-    assert_ne!(cached(), some, "by luck at least");
+    in_the_end(|| {
+        cold.show_all();
+        (cached() != some, epoch::waiting()) // by luck at least
+    });
 }
 
 #[test]
