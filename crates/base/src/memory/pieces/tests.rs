@@ -1,6 +1,7 @@
 //! # Tests: pieces are apart, come back, and stand where others stood
 
 use super::*;
+use crate::fork::FORKING;
 
 #[test]
 fn pieces_take_whole_units() {
@@ -87,6 +88,7 @@ impl Drop for Marked {
 /// not much more than they must.
 #[test]
 fn pieces_are_apart_and_come_back() {
+    let _alone = FORKING.lock(); // what forks takes and gives much, too
     let (hand_on, handed) = std::sync::mpsc::channel::<Marked>();
     let handed = std::sync::Mutex::new(handed);
     std::thread::scope(|scope| {
@@ -166,6 +168,7 @@ fn no_address_is_two_pieces() {
 #[cfg(not(plain_pieces))]
 #[test]
 fn what_is_long_comes_where_what_is_short_was() {
+    let _alone = FORKING.lock(); // as above
     let short: Vec<Marked> = (0..300).map(|_| Marked::new(5000, 1)).collect();
     let stood: BTreeSet<usize> = short.iter().map(|piece| piece.start / CHUNK).collect();
     drop(short);
@@ -194,18 +197,27 @@ fn huge_bytes_around(address: usize) -> usize {
 #[cfg(not(plain_pieces))]
 #[test]
 fn pieces_stay_what_they_are_on_huge_pages() {
-    let pieces: Vec<Marked> = (0..=250).cycle().take(2000).map(|mark| Marked::new(9000, mark)).collect();
-    let halves: BTreeSet<usize> = pieces.iter().map(|piece| piece.start & !(HUGE_PAGE - 1)).collect();
-    let is_gathered = || !lock(&SPARE).gathered.is_disjoint(&halves);
-    for _ in 0..5000 {
-        if !huge::is_allowed() || is_gathered() {
+    let _alone = FORKING.lock(); // what is written while a child lives is on small pages from then on
+    let mut marks = (0..=250).cycle();
+    let (mut pieces, mut halves) = (Vec::new(), BTreeSet::new());
+    let is_gathered = |halves: &BTreeSet<usize>| !lock(&SPARE).gathered.is_disjoint(halves);
+    // More and more: the first ones stand where others stood, between what is nobody's.
+    for _ in 0..40 {
+        pieces.extend(marks.by_ref().take(1000).map(|mark| Marked::new(9000, mark)));
+        halves.extend(pieces.iter().map(|piece| piece.start & !(HUGE_PAGE - 1)));
+        huge::look_again(); // whatever a round of another test's found
+        for _ in 0..200 {
+            if huge::is_allowed() && !is_gathered(&halves) {
+                gather();
+            }
+        }
+        if !huge::is_allowed() || is_gathered(&halves) {
             break;
         }
-        gather();
     }
     let is_short = || huge::ROUND.lock().unwrap_or_else(PoisonError::into_inner).rests > 0;
     assert!(
-        !huge::is_allowed() || is_gathered() || is_short(),
+        !huge::is_allowed() || is_gathered(&halves) || is_short(),
         "there are huge pages, and halves that are whole"
     );
     let nobody_gathers = huge::ROUND.lock().unwrap_or_else(PoisonError::into_inner);
