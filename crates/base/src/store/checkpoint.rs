@@ -12,6 +12,7 @@
 //! was moved after c, so replay brings it (commit.md, scenario 9). The journal's segments before c go.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::background::Look;
 use super::image::{self, ImageWriter};
@@ -41,6 +42,11 @@ const STEPS: usize = 16;
 /// Steps of engines that are done for who finds no room or no memory; on a full disk so many without a gain.
 const RELIEVING: usize = 8;
 
+/// A checkpoint whose images cannot be saved is left alone by the background for so long, for twice as long after each further attempt, and
+/// for [`MOST_REST`] at most: an attempt writes the images of all keyspaces, and what keeps it from ending does so for a while.
+const REST: Duration = Duration::from_millis(50);
+const MOST_REST: Duration = Duration::from_secs(5);
+
 /// A checkpoint that has begun: its position is taken, and engines move what they froze there.
 #[derive(Debug)]
 pub(crate) struct Pending {
@@ -48,6 +54,8 @@ pub(crate) struct Pending {
     kepts: Vec<Arc<Kept>>,
     slots: Vec<(u32, SegmentId)>,
     appended: u64,
+    /// After an attempt to end it that failed: how long it is left alone, and until when.
+    rest: Option<(Duration, Duration)>,
 }
 
 /// Whether these have taken in what the last start replayed.
@@ -86,9 +94,20 @@ impl Store {
             if self.is_due(log, wants_memory) {
                 look.add(self.begin_checkpoint(&mut self.maintenance.lock(), log));
             }
-            look.join(self.advance_checkpoint(log));
+            look.join(match self.rests(log) {
+                true => self.work(&self.kepts_of(log)),
+                false => self.advance_checkpoint(log),
+            });
         }
         look
+    }
+
+    /// Whether the end of a checkpoint of `log` failed a moment ago. Who asks for a step has it tried at once.
+    fn rests(&self, log: &Log) -> bool {
+        let now = self.clock.now();
+        let m = self.maintenance.lock();
+        let rest = m.pending[log.id.index()].as_ref().and_then(|pending| pending.rest);
+        rest.is_some_and(|(_, until)| now < until) && !self.options.inline
     }
 
     /// Whether a checkpoint of `log` is due.
@@ -223,7 +242,7 @@ impl Store {
         let appended = log.since_checkpoint.load(Ordering::Relaxed);
         let frozen = reference.seq;
         event!(DEBUG, "a checkpoint begins", log = log.id.directory(), commit = frozen.0, bytes = appended);
-        m.pending[log.id.index()] = Some(Pending { reference, kepts, slots, appended });
+        m.pending[log.id.index()] = Some(Pending { reference, kepts, slots, appended, rest: None });
         log.moving.store(appended, Ordering::Relaxed);
         self.make_certain(m, log, frozen)?;
         Ok(true)
@@ -247,10 +266,9 @@ impl Store {
         };
         let Some(kepts) = pending else { return self.work(&self.kepts_of(log)) };
         let mut look = self.work(&kepts);
-        if !look.has_failed() {
-            look.add(Ok(true)); // as long as it is under way
-        }
-        look.add(self.end_if_settled(log)); // who failed may have moved what it froze, and failed at something else
+        let is_under_way = !look.has_failed(); // and there is more to do
+        let ended = self.end_if_settled(log); // who failed may have moved what it froze, and failed at something else
+        look.add(ended.map(|is_over| is_over || is_under_way));
         look
     }
 
@@ -330,6 +348,8 @@ impl Store {
                 // The next attempt has names of its own: these may be in the way still.
                 pending.reference.number = m.next_image;
                 m.next_image += 1;
+                let rest = pending.rest.map_or(REST, |(rest, _)| MOST_REST.min(2 * rest));
+                pending.rest = Some((rest, self.clock.now() + rest));
                 m.pending[log.id.index()] = Some(pending); // what is frozen stays so
                 return Err(match error {
                     Error::Poisoned { op } => self.poison(op),

@@ -1,0 +1,42 @@
+//! What the background cannot do is tried again, after longer and longer, and is done when it can be.
+
+use std::time::Duration;
+
+use sheaf_base::clock::{Clock, SystemClock};
+use sheaf_base::disk::sim::{Class, Failure, Fault, FaultPlan};
+use sheaf_testkit::stage::{Place, Setting, Stage, Subject};
+
+const TINY: Setting = Setting::new(Place::Simulated, true, false);
+/// Enough for a checkpoint of a tiny database.
+const KEYS: u32 = 1000;
+
+/// Gives its turn away until the background, which tells nobody, has come so far.
+fn until(mut is_so: impl FnMut() -> bool) {
+    let begun = SystemClock.now();
+    while !is_so() {
+        assert!(SystemClock.now() - begun < Duration::from_secs(60), "it does not come");
+        std::thread::yield_now();
+    }
+}
+
+/// An attempt writes the images of all keyspaces: one after the other would take a disk that is full, or fails, all of its time.
+#[test]
+fn a_checkpoint_that_cannot_end_is_tried_again_later_and_later() {
+    let stage = Stage::new(&Subject::flex(), TINY);
+    let disk = stage.simulated().unwrap();
+    let db = stage.open();
+    let ks = stage.keyspace(&db, "people");
+    disk.set_faults(Fault::new(Class::Create, Failure::Io).on("images/").forever());
+    let (begun, before) = (SystemClock.now(), disk.injected());
+    for index in 0..KEYS {
+        ks.insert(index.to_be_bytes(), [7; 100]).unwrap();
+    }
+    until(|| disk.injected() - before >= 4);
+    let rests = Duration::from_millis(50 + 100 + 200);
+    let took = SystemClock.now() - begun;
+    assert!(took >= rests, "four attempts within {took:?}");
+    let ended = db.stats().checkpoints;
+    disk.set_faults(FaultPlan::default());
+    until(|| db.stats().checkpoints > ended);
+    assert_eq!(ks.len().unwrap(), u64::from(KEYS));
+}
