@@ -77,12 +77,6 @@ fn is_whole(half: usize) -> bool {
     failed == 0 && pages.iter().all(|page| page & 1 == 1)
 }
 
-/// The next call begins a round, even if the last one found nothing and nothing has changed since.
-#[cfg(all(test, not(plain_pieces)))]
-pub(super) fn look_again() {
-    QUIET.store(u64::MAX, Ordering::Relaxed);
-}
-
 /// Has the system bring the half together. False if it does not.
 fn collapse(half: usize) -> bool {
     lock(&SPARE).gathered.insert(half); // before: whoever gives some of it back meanwhile takes it out again

@@ -205,7 +205,6 @@ fn pieces_stay_what_they_are_on_huge_pages() {
     for _ in 0..40 {
         pieces.extend(marks.by_ref().take(1000).map(|mark| Marked::new(9000, mark)));
         halves.extend(pieces.iter().map(|piece| piece.start & !(HUGE_PAGE - 1)));
-        huge::look_again(); // whatever a round of another test's found
         for _ in 0..200 {
             if huge::is_allowed() && !is_gathered(&halves) {
                 gather();
