@@ -306,6 +306,9 @@ impl State for Root {
 }
 
 impl Slots {
+    /// Names of the slots.
+    pub(crate) const NAMES: [&'static str; 2] = ["ROOT.0", "ROOT.1"];
+
     /// The slots of the database in `dir`.
     #[must_use]
     pub fn new(disk: Arc<dyn Disk>, dir: &Path) -> Slots {

@@ -96,7 +96,7 @@ impl FlexSpace {
     /// `Locked` if it is open elsewhere, `NotFound` if there is none and `options.create` says no, `Corrupt` if
     /// what must be there is not.
     pub fn open(dir: impl AsRef<Path>, options: Options) -> Result<FlexSpace> {
-        FlexSpace::open_on(Arc::new(sheaf_base::disk::real::RealDisk), dir, options)
+        FlexSpace::open_on(Arc::new(sheaf_base::disk::real::RealDisk::default()), dir, options)
     }
 
     /// As [`FlexSpace::open`], on any disk.

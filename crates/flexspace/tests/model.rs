@@ -289,7 +289,7 @@ fn beyond_the_memory_budget_bytes_can_only_be_removed() {
 fn readers_go_on_beside_the_writer_and_collection() {
     let scratch = Scratch::new("beside");
     let options = Options { tiny: true, limit: Some(1 << 20), ..Options::default() };
-    let space = FlexSpace::open_on(Arc::new(RealDisk), &scratch.0, options).expect("a new space");
+    let space = FlexSpace::open_on(Arc::new(RealDisk::default()), &scratch.0, options).expect("a new space");
     // Blocks of 64 bytes, each filled with one number twice over: a torn read would show.
     for n in 0..4000u64 {
         space.insert(n * 64, &[n as u8; 64]).expect("room");
@@ -347,7 +347,8 @@ fn nobody_looks_at_bytes_that_may_be_written() {
             "round {round}: it was not read where it is mapped"
         );
     }
-    let area = RealDisk.open(&scratch.0.join("data/00000000.area"), How::Write).expect("a data file");
+    let area =
+        RealDisk::default().open(&scratch.0.join("data/00000000.area"), How::Write).expect("a data file");
     let mut bytes = vec![0; usize::try_from(area.len().expect("measured")).expect("small")];
     area.read_at(0, &mut bytes).expect("readable");
     let last = bytes.windows(100).position(|window| window == [5; 100]).expect("it is there") as u64;

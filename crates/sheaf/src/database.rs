@@ -17,7 +17,7 @@ use sheaf_base::store::{
 
 use crate::door::{Door, Held, Overview, open_beside, overview};
 use crate::handle::Handle;
-use crate::{Batch, Durability, Error, Keyspace, KeyspaceOptions, Result, Snapshot};
+use crate::{Batch, Durability, Error, Keyspace, KeyspaceOptions, Permissions, Result, Snapshot};
 
 /// The engine of a keyspace that does not ask for one: keys in order, for mixed load.
 pub const DEFAULT_ENGINE: &str = "flex";
@@ -50,7 +50,7 @@ impl Default for Builder {
     fn default() -> Builder {
         Builder {
             options: Options::default(),
-            disk: Arc::new(RealDisk),
+            disk: Arc::new(RealDisk::default()),
             clock: Arc::new(SystemClock),
             engines: vec![
                 sheaf_flat::hashed(),
@@ -100,6 +100,27 @@ impl Builder {
     #[must_use]
     pub fn memory(mut self, bytes: u64) -> Builder {
         self.options.memory = bytes;
+        self
+    }
+
+    /// Modes of the files and directories that are created; the umask applies to them. Without, a new database is its owner's alone
+    /// (files 0600, directories 0700), and an existing one goes on with the modes that it was made with. A restored or
+    /// repaired database is for no one for whom its source is not, unless modes are given.
+    ///
+    /// ```
+    /// # fn main() -> sheaf::Result<()> {
+    /// # let dir = std::env::temp_dir().join(format!("sheaf-doc-modes-{}", std::process::id()));
+    /// use sheaf::{Database, Permissions};
+    ///
+    /// let db = Database::builder().permissions(Permissions::GROUP).open(&dir)?; // 0640 and 0750
+    /// # drop(db);
+    /// # std::fs::remove_dir_all(&dir).ok();
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn permissions(mut self, permissions: Permissions) -> Builder {
+        self.options.permissions = Some(permissions);
         self
     }
 
@@ -219,7 +240,7 @@ impl Builder {
         to: impl AsRef<Path>,
         watcher: Option<&mut Watcher<'_>>,
     ) -> Result<BackupReport> {
-        backup::restore(&self.disk, from.as_ref(), to.as_ref(), watcher)
+        backup::restore(&self.disk, from.as_ref(), to.as_ref(), self.options.permissions, watcher)
     }
 
     /// As [`Database::repair`]. The memory budget is for both databases.

@@ -57,6 +57,7 @@ pub use door::{KeyspaceOverview, Overview, Owner};
 pub use iter::{Iter, Keys};
 pub use keyspace::{Keyspace, KeyspaceOptions};
 pub use load::{LoadOptions, Loader};
+pub use sheaf_base::disk::Permissions;
 pub use sheaf_base::engine::{Capabilities, EngineStats};
 pub use sheaf_base::error::{Damage, Error, Result};
 pub use sheaf_base::load::{Latency, LoadStats, Skewness, Spread};

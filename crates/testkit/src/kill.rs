@@ -529,7 +529,7 @@ pub fn be_the_child() {
 
 /// The real disk, before whose so-manieth call of a kind the process dies.
 fn doomed(death: Death) -> Tap {
-    let tap = Tap::new(Arc::new(RealDisk));
+    let tap = Tap::new(Arc::new(RealDisk::default()));
     if std::env::var_os(LIE).is_some() {
         tap.set_lie(Lie::WriteOneLate(".seg"));
     }

@@ -85,7 +85,7 @@ fn on_file(dir: &Path, size: &str, mkfs: &str, options: &[&str]) -> Result<(), S
 /// Takes all but so many MiB of what is mounted.
 fn leave_room(dir: &Path, mib: u64) -> Result<(), String> {
     let at = dir.join("at");
-    let free = RealDisk.free_space(&at).map_err(|e| e.to_string())?;
+    let free = RealDisk::default().free_space(&at).map_err(|e| e.to_string())?;
     let taken = free.saturating_sub(mib << 20).to_string();
     run("fallocate", &["-l".as_ref(), taken.as_ref(), at.join("taken").as_os_str()])
 }

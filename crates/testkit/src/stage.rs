@@ -309,7 +309,7 @@ impl Stage {
                 let name = format!("sheaf-testkit-{}-{number}", std::process::id());
                 let root = std::env::temp_dir().join(name);
                 std::fs::create_dir(&root).expect("the temporary directory can be written");
-                (root, Arc::new(RealDisk), None)
+                (root, Arc::new(RealDisk::default()), None)
             }
             Place::Simulated => {
                 let disk = Arc::new(SimDisk::new());

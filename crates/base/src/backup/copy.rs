@@ -11,10 +11,11 @@ use super::manifest::{Entry, Manifest, ManifestWriter, NAME, Stored, UNBORN};
 use super::pace::Pace;
 use super::tree::{Range, Tree, open};
 use super::{APART, BackupOptions, BackupPhase, BackupReport, Meter};
-use crate::disk::{Disk, File, How};
+use crate::disk::{Disk, File, How, Permissions};
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::ground::Home;
 use crate::own::{OwnFile, OwnFiles, Source};
+use crate::root::Slots;
 use crate::store::{Still, Store};
 use crate::target::Target;
 
@@ -37,6 +38,8 @@ struct Wanted {
 /// What a copy works on.
 struct Copier<'a, 'w> {
     disk: &'a dyn Disk,
+    /// Modes of the copy, and the widest that a linked file may have.
+    permissions: Permissions,
     store: &'a Store,
     tree: Tree<'a>,
     manifest: ManifestWriter,
@@ -47,7 +50,9 @@ struct Copier<'a, 'w> {
 
 /// Backs up the state of now into `dir`.
 pub(crate) fn back_up(store: &Arc<Store>, dir: &Path, options: BackupOptions<'_>) -> Result<BackupReport> {
-    let disk = store.disk();
+    let permissions = Permissions::of_copy(store.disk(), store.path(), &Slots::NAMES).unwrap_or_default();
+    let permitted = store.disk().permitting(permissions);
+    let disk = permitted.as_deref().unwrap_or(store.disk());
     let absolute = |path: &Path| std::path::absolute(path).during("find", path);
     if absolute(dir)?.starts_with(absolute(store.path())?) {
         let why = format!("{} is inside the database", dir.display());
@@ -61,7 +66,7 @@ pub(crate) fn back_up(store: &Arc<Store>, dir: &Path, options: BackupOptions<'_>
     let tree = Tree::new(disk, target);
     let meter = Meter::new(watcher, Some(Pace::new(store, pace)));
     let report = BackupReport { seq: still.seq().0, ..BackupReport::default() };
-    let mut copier = Copier { disk, store, tree, manifest, base, meter, report };
+    let mut copier = Copier { disk, permissions, store, tree, manifest, base, meter, report };
     let copied = copier.copy(&still);
     drop(still);
     let Copier { tree, manifest, meter, report, .. } = copier;
@@ -197,6 +202,9 @@ impl Copier<'_, '_> {
             return Ok(None);
         };
         let earlier = base.dir.join(&wanted.name);
+        if self.disk.mode(&earlier).is_some_and(|mode| mode & 0o777 & !self.permissions.files() != 0) {
+            return Ok(None); // a second name may stand where others can reach it
+        }
         let done = self.meter.done;
         let sum = self.tree.sum(from, &mut self.meter)?;
         if sum == expected && self.disk.link(&earlier, &self.tree.place(&wanted.name)?).is_ok() {

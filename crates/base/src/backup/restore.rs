@@ -9,10 +9,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::manifest::{Entry, Manifest, Stored};
+use super::manifest::{Entry, Manifest, NAME, Stored};
 use super::tree::{Range, Tree, open};
 use super::{APART, BackupPhase, BackupReport, Meter, Watcher};
-use crate::disk::{Disk, How};
+use crate::disk::{Disk, How, Permissions};
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::root::{Root, Slots};
 use crate::store::directories;
@@ -22,13 +22,18 @@ use crate::types::{Incarnation, random_bits};
 /// How much further than [`APART`] the incarnation of a restored database is from the original's, at most.
 const FAR: u128 = 1 << 40;
 
-/// Restores the backup in `from` into `to`, which must not be there, or be empty but for a lock that nobody holds.
+/// Restores the backup in `from` into `to`, which must not be there, or be empty but for a lock that nobody holds. Without
+/// `permissions` it is for no one for whom the backup is not.
 pub fn restore(
     disk: &Arc<dyn Disk>,
     from: &Path,
     to: &Path,
+    permissions: Option<Permissions>,
     watcher: Option<&mut Watcher<'_>>,
 ) -> Result<BackupReport> {
+    permissions.map_or(Ok(()), Permissions::check)?;
+    let permissions = permissions.or_else(|| Permissions::of_copy(&**disk, from, &[NAME]));
+    let disk = &permissions.unwrap_or_default().on(Arc::clone(disk));
     let manifest = Manifest::open(&**disk, from)?;
     let mut tree = Tree::new(&**disk, Target::for_database(&**disk, to)?);
     let mut forward = watcher.map(|watcher| move |progress| watcher(progress));

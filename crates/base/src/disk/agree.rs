@@ -88,7 +88,7 @@ fn simulated_and_real_disk_answer_alike() {
         let (files, root) = (Vec::new(), PathBuf::from("/"));
         let mut one = Side { disk: &sim, root, files };
         let (files, root) = (Vec::new(), scratch.0.clone());
-        let mut two = Side { disk: &RealDisk, root, files };
+        let mut two = Side { disk: &RealDisk::default(), root, files };
         let mut numbers = Numbers(seed);
         for number in 0..150 {
             let bounds = [18, 6, 6, 9000, 3000];
@@ -101,7 +101,7 @@ fn simulated_and_real_disk_answer_alike() {
         }
         for (path, len) in sim.files() {
             let real = scratch.0.join(path.strip_prefix("/").unwrap());
-            assert!(bytes_of(&RealDisk, &real, len) == bytes_of(&sim, &path, len), "seed {seed}");
+            assert!(bytes_of(&RealDisk::default(), &real, len) == bytes_of(&sim, &path, len), "seed {seed}");
         }
     }
 }

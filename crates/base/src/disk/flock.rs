@@ -15,15 +15,16 @@
 //!    cleared, so it means something only while an exclusive owner holds the lock.
 //! 4. Behind it stands a number that no other taking of the lock has, written before the owner does anything else:
 //!    whoever finds the file as it was knows that nobody else became the owner since.
+//! 5. The lock file is a regular file, no link to one, and has no other mode than asked for: who may not read it cannot hold it.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use rustix::fs::{FlockOperation, OFlags};
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::real::{open_fd, repeat, write_whole};
+use super::real::{open_fd_mode, repeat, write_whole};
 use super::{Locked, Share};
 use crate::fork::ForkGuard;
 use crate::types::random_bits;
@@ -31,10 +32,10 @@ use crate::types::random_bits;
 /// How often to chase a lock file that is replaced under our hands.
 const ATTEMPTS: usize = 16;
 
-/// Takes the lock at `path` if it is free. See [`super::Disk::lock`].
-pub(super) fn lock(path: &Path, share: Share) -> io::Result<Locked> {
+/// Takes the lock at `path` if it is free. A file that is created for it has the mode `mode`. See [`super::Disk::lock`].
+pub(super) fn lock(path: &Path, share: Share, mode: u32) -> io::Result<Locked> {
     for _ in 0..ATTEMPTS {
-        if let Some(answer) = try_lock(path, share)? {
+        if let Some(answer) = try_lock(path, share, mode)? {
             return Ok(answer);
         }
     }
@@ -58,16 +59,23 @@ impl Drop for LockGuard {
 }
 
 /// One attempt; `None` if the file was removed or replaced while we took its lock.
-fn try_lock(path: &Path, share: Share) -> io::Result<Option<Locked>> {
+fn try_lock(path: &Path, share: Share, mode: u32) -> io::Result<Option<Locked>> {
     let (flags, operation) = match share {
         Share::Shared => (OFlags::RDONLY, FlockOperation::NonBlockingLockShared),
         Share::Exclusive => (OFlags::RDWR | OFlags::CREATE, FlockOperation::NonBlockingLockExclusive),
     };
-    let fd = open_fd(path, flags | OFlags::NONBLOCK)?;
+    let fd = match open_fd_mode(path, flags | OFlags::NONBLOCK | OFlags::NOFOLLOW, mode) {
+        Err(e) if e.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => return Err(is_no_file("a link")),
+        opened => opened?,
+    };
+    if FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode) != FileType::RegularFile {
+        return Err(is_no_file("no regular file"));
+    }
     match repeat(|| rustix::fs::flock(&fd, operation)) {
         Ok(()) if !is_at(&fd, path)? => Ok(None),
         Ok(()) => {
             if share == Share::Exclusive {
+                narrow(&fd, mode);
                 leave_pid(&fd);
             }
             Ok(Some(Locked::Held(Box::new(LockGuard { fd, fork: ForkGuard::new() }))))
@@ -77,10 +85,23 @@ fn try_lock(path: &Path, share: Share) -> io::Result<Option<Locked>> {
     }
 }
 
+fn is_no_file(what: &str) -> io::Error {
+    io::Error::other(format!("it is {what}, which may lead to a file of another program; remove it"))
+}
+
+/// Takes permissions away from the lock file that are not in `mode`. Refused, it keeps them: the lock is held all the same.
+fn narrow(fd: &OwnedFd, mode: u32) {
+    if let Ok(seen) = rustix::fs::fstat(fd)
+        && seen.st_mode & 0o777 & !mode != 0
+    {
+        let _ = rustix::fs::fchmod(fd, Mode::from_raw_mode(seen.st_mode & mode));
+    }
+}
+
 /// True if the open file is the one that has the name `path` now.
 fn is_at(fd: &OwnedFd, path: &Path) -> io::Result<bool> {
     let ours = rustix::fs::fstat(fd)?;
-    match rustix::fs::stat(path) {
+    match rustix::fs::lstat(path) {
         Ok(named) => Ok((named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)),
         Err(Errno::NOENT) => Ok(false),
         Err(refusal) => Err(refusal.into()),
@@ -116,8 +137,15 @@ mod tests {
     #![allow(clippy::disallowed_methods, reason = "tests of the door stand outside of it")]
 
     use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use crate::disk::real::open_fd;
     use crate::disk::scratch::Scratch;
     use crate::fork::FORKING;
+
+    fn lock(path: &Path, share: Share) -> io::Result<Locked> {
+        super::lock(path, share, 0o600)
+    }
 
     fn pid_if_busy(answer: Locked) -> Option<Option<u32>> {
         match answer {
@@ -172,13 +200,36 @@ mod tests {
     }
 
     #[test]
-    fn link_to_the_lock_file_is_the_same_lock() {
+    fn a_link_in_place_of_the_lock_file_is_refused_and_its_target_left_alone() {
+        let scratch = Scratch::new();
+        let (target, link, lost) = (scratch.path("target"), scratch.path("LOCK"), scratch.path("lost"));
+        std::fs::write(&target, b"somebody's").unwrap();
+        symlink(&target, &link).unwrap();
+        symlink(scratch.path("none"), &lost).unwrap();
+        for share in [Share::Exclusive, Share::Shared] {
+            for path in [&link, &lost] {
+                let refused = lock(path, share).map(drop).unwrap_err();
+                assert!(refused.to_string().contains("it is a link"), "{refused}");
+            }
+        }
+        assert_eq!(std::fs::read(&target).unwrap(), b"somebody's");
+        assert!(!scratch.path("none").exists());
+        let refused = lock(&scratch.0, Share::Shared).map(drop).unwrap_err();
+        assert!(refused.to_string().contains("no regular file"), "{refused}");
+    }
+
+    #[test]
+    fn the_lock_file_is_for_its_owner_and_becomes_so() {
         let _alone = FORKING.lock();
         let scratch = Scratch::new();
-        let (path, link) = (scratch.path("LOCK"), scratch.path("link"));
-        let held = lock(&path, Share::Exclusive).unwrap();
-        std::os::unix::fs::symlink(&path, &link).unwrap();
-        assert!(pid_if_busy(lock(&link, Share::Exclusive).unwrap()).is_some());
-        drop(held);
+        let path = scratch.path("LOCK");
+        let mode = || std::fs::metadata(&path).unwrap().permissions().mode() & 0o777;
+        drop(lock(&path, Share::Exclusive).unwrap());
+        assert_eq!(mode(), 0o600);
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+        drop(lock(&path, Share::Shared).unwrap());
+        assert_eq!(mode(), 0o644, "a reader changes nothing");
+        drop(lock(&path, Share::Exclusive).unwrap());
+        assert_eq!(mode(), 0o600);
     }
 }

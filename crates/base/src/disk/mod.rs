@@ -22,6 +22,7 @@ mod agree;
 mod flock;
 pub mod held;
 mod mapping;
+mod permissions;
 pub mod real;
 #[cfg(test)]
 pub(crate) mod scratch;
@@ -33,6 +34,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+
+pub use permissions::Permissions;
 
 use crate::error::{Error, IoContext, Result};
 
@@ -108,6 +111,24 @@ pub trait Disk: fmt::Debug + Send + Sync {
     fn free_files(&self, path: &Path) -> io::Result<Option<(u64, u64)>> {
         let _ = path;
         Ok(None)
+    }
+
+    /// Returns whether nothing can be written to the file system of `path`. False where nobody knows.
+    fn is_read_only(&self, path: &Path) -> bool {
+        let _ = path;
+        false
+    }
+
+    /// Returns this disk, for files and directories of the modes `permissions` from now on. None where there are no modes.
+    fn permitting(&self, permissions: Permissions) -> Option<Arc<dyn Disk>> {
+        let _ = permissions;
+        None
+    }
+
+    /// Returns the permission bits of what is at `path`. None if nothing is there, or where there are no modes.
+    fn mode(&self, path: &Path) -> Option<u32> {
+        let _ = path;
+        None
     }
 
     /// Where the file at `path` is for others: what is shown under one name may stand under another.

@@ -24,16 +24,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, Dir, FallocateFlags, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, Dir, FallocateFlags, FileType, Mode, OFlags, StatVfsMountFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use super::mapping::{Mapping, Stored};
-use super::{Disk, Entry, File, How, Locked, PAGE, Share, Volume, flock, sigbus, write_zeros};
+use super::{Disk, Entry, File, How, Locked, PAGE, Permissions, Share, Volume, flock, sigbus, write_zeros};
 use crate::clock;
 
 /// The machine's file systems. Paths are those of the process.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct RealDisk;
+pub struct RealDisk {
+    /// Modes of what it creates.
+    permissions: Permissions,
+}
 
 impl RealDisk {
     /// Reads of mapped files that would have killed the process, and showed zeros instead, since
@@ -61,7 +64,7 @@ impl Disk for RealDisk {
             How::Create => OFlags::RDWR | OFlags::CREATE | OFlags::EXCL,
         };
         // NONBLOCK: opening a named pipe must not wait. It means nothing for files.
-        let fd = open_fd(path, flags | OFlags::NONBLOCK)?;
+        let fd = open_fd_mode(path, flags | OFlags::NONBLOCK, self.permissions.files())?;
         let seen = rustix::fs::fstat(&fd)?;
         if FileType::from_raw_mode(seen.st_mode) != FileType::RegularFile {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
@@ -96,7 +99,7 @@ impl Disk for RealDisk {
     }
 
     fn create_dir(&self, dir: &Path) -> io::Result<()> {
-        Ok(rustix::fs::mkdir(dir, Mode::from_raw_mode(0o777))?)
+        Ok(rustix::fs::mkdir(dir, Mode::from_raw_mode(self.permissions.directories()))?)
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
@@ -121,7 +124,7 @@ impl Disk for RealDisk {
     }
 
     fn lock(&self, path: &Path, share: Share) -> io::Result<Locked> {
-        flock::lock(path, share)
+        flock::lock(path, share, self.permissions.files())
     }
 
     fn free_space(&self, path: &Path) -> io::Result<u64> {
@@ -132,6 +135,18 @@ impl Disk for RealDisk {
     fn free_files(&self, path: &Path) -> io::Result<Option<(u64, u64)>> {
         let room = rustix::fs::statvfs(path)?;
         Ok((room.f_files > 0).then_some((room.f_favail, room.f_files)))
+    }
+
+    fn is_read_only(&self, path: &Path) -> bool {
+        rustix::fs::statvfs(path).is_ok_and(|volume| volume.f_flag.contains(StatVfsMountFlags::RDONLY))
+    }
+
+    fn permitting(&self, permissions: Permissions) -> Option<Arc<dyn Disk>> {
+        Some(Arc::new(RealDisk { permissions }))
+    }
+
+    fn mode(&self, path: &Path) -> Option<u32> {
+        Some(rustix::fs::stat(path).ok()?.st_mode & 0o7777)
     }
 
     fn volume(&self, dir: &Path) -> io::Result<Arc<dyn Volume>> {
@@ -174,8 +189,14 @@ impl Volume for RealVolume {
     }
 }
 
+/// Opens what is there; a file that is created is its owner's alone.
 pub(super) fn open_fd(path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
-    let mode = Mode::from_raw_mode(0o666);
+    open_fd_mode(path, flags, Permissions::OWNER.files())
+}
+
+/// As [`open_fd`]; a file that is created has the mode `mode`, less the umask.
+pub(super) fn open_fd_mode(path: &Path, flags: OFlags, mode: u32) -> io::Result<OwnedFd> {
+    let mode = Mode::from_raw_mode(mode);
     Ok(repeat(|| rustix::fs::open(path, flags | OFlags::CLOEXEC, mode))?)
 }
 

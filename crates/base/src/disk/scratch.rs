@@ -27,7 +27,7 @@ impl Scratch {
     }
 
     pub(super) fn file(&self, name: &str, len: usize) -> Arc<dyn File> {
-        let file = RealDisk.open(&self.path(name), How::Create).unwrap();
+        let file = RealDisk::default().open(&self.path(name), How::Create).unwrap();
         file.write_at(0, &vec![7; len]).unwrap();
         file
     }

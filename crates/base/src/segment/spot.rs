@@ -74,7 +74,7 @@ mod tests {
         let scratch = Scratch::new();
         let (store, log, incarnation) = (StoreId(1), LogId::Flat, Incarnation(1));
         let identity = Identity { store, log, id: SegmentId(3), stream: 0, incarnation, capacity: 1 << 16 };
-        let segment = Arc::new(Segment::create(&RealDisk, &scratch.0, identity).unwrap());
+        let segment = Arc::new(Segment::create(&RealDisk::default(), &scratch.0, identity).unwrap());
         let record = Record { keyspace: KeyspaceId(1), key: b"key", content: Content::Put(b"value") };
         let mut body = Vec::new();
         record.encode(&mut body);

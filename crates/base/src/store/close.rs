@@ -14,7 +14,7 @@ use super::{Geometry, OpeningStats, Options, SPEED_MEMORY, Store, image};
 use crate::backup;
 use crate::blob::{Blobs, Unsynced};
 use crate::clock::Clock;
-use crate::disk::{Disk, Locked, Share, create_dirs};
+use crate::disk::{Disk, Locked, Permissions, Share, create_dirs};
 use crate::engine::EngineFactory;
 use crate::error::{Error, IoContext, Result};
 use crate::fork::ForkGuard;
@@ -60,16 +60,11 @@ impl Store {
         if matches!(there, There::Nothing) && (!options.create || options.read_only) {
             return Err(Error::NotFound { path: path.to_path_buf() });
         }
+        let disk = options.permissions.or_else(|| made_with(&*disk, path)).unwrap_or_default().on(disk);
         if matches!(there, There::Nothing) {
             create_dirs(&*disk, path)?;
         }
-        let share = if options.read_only { Share::Shared } else { Share::Exclusive };
-        let lock = match disk.lock(&path.join(LOCK), share).during("lock", path)? {
-            Locked::Held(lock) => lock,
-            Locked::Busy(pid) => {
-                return Err(Error::Locked { path: path.to_path_buf(), pid, no_door: options.read_only });
-            }
-        };
+        let lock = take_lock(&*disk, path, options.read_only)?;
         let slots = Slots::new(Arc::clone(&disk), path);
         let root = match slots.read()? {
             Some(root) => root,
@@ -308,10 +303,40 @@ pub(super) fn check_options(options: &Options) -> Result<()> {
         let why = format!("{}, must be 1.1 to 10", options.space_limit);
         return Err(Error::Invalid { what: "space limit", why });
     }
+    if let Some(permissions) = options.permissions {
+        permissions.check()?;
+    }
     if options.sync_interval.is_zero() {
         return Err(Error::Invalid { what: "sync interval", why: "must not be zero".to_owned() });
     }
     Ok(())
+}
+
+/// The modes that the database in `path` was made with; none if there is none.
+fn made_with(disk: &dyn Disk, path: &Path) -> Option<Permissions> {
+    Slots::NAMES.iter().find_map(|slot| Permissions::of_made(disk, &path.join(slot)))
+}
+
+/// Takes the lock: shared by readers, or for a writer alone.
+fn take_lock(
+    disk: &dyn Disk,
+    path: &Path,
+    is_reader: bool,
+) -> Result<Box<dyn std::fmt::Debug + Send + Sync>> {
+    let (lock, share) = (path.join(LOCK), if is_reader { Share::Shared } else { Share::Exclusive });
+    match disk.lock(&lock, share) {
+        Ok(Locked::Held(lock)) => Ok(lock),
+        Ok(Locked::Busy(pid)) => Err(Error::Locked { path: path.to_path_buf(), pid, no_door: is_reader }),
+        // No writer can come.
+        Err(e) if is_reader && e.kind() == std::io::ErrorKind::NotFound && disk.is_read_only(path) => {
+            Ok(Box::new(()))
+        }
+        Err(e) if is_reader && e.kind() == std::io::ErrorKind::NotFound => {
+            let why = "it is missing, and without it a reader cannot keep writers out; create an empty file";
+            Err(Error::io("lock", &lock, std::io::Error::new(e.kind(), why)))
+        }
+        Err(e) => Err(Error::io("lock", &lock, e)),
+    }
 }
 
 /// Looks without touching anything.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::stall::{StallStats, StallWatch};
 use crate::blob::StagedStats;
+use crate::disk::Permissions;
 use crate::options::EngineOptions;
 use crate::types::{Durability, KeyspaceId};
 
@@ -23,6 +24,8 @@ pub struct Options {
     pub sync_interval: Duration,
     /// How many times the live entries the store logs may take on disk.
     pub space_limit: f64,
+    /// Modes of files and directories. None: those of an existing database, or of its source; else the owner's alone.
+    pub permissions: Option<Permissions>,
     /// Sizes for tests.
     pub tiny: bool,
     /// No background threads.
@@ -64,6 +67,7 @@ impl Default for Options {
             durability: Durability::Buffer,
             sync_interval: Duration::from_millis(100),
             space_limit: 1.6,
+            permissions: None,
             tiny: false,
             inline: false,
             batching: Batching::default(),

@@ -47,7 +47,7 @@ impl Place {
 
     /// A shelf there, for a level of some million keys.
     pub(crate) fn shelf(&self) -> Arc<Shelf> {
-        shelf_on(Arc::new(RealDisk), &self.0, 2 << 30, false)
+        shelf_on(Arc::new(RealDisk::default()), &self.0, 2 << 30, false)
     }
 }
 
@@ -193,7 +193,7 @@ fn a_hit_costs_little_more_than_a_mapping() {
     let level = fill(&shelf);
     // As the keeper of a database does while there is room, a few at a time.
     (0..GATHERS).for_each(|_| pieces::gather());
-    let file = RealDisk.open(&shelf.space.paged.path, How::Read).unwrap();
+    let file = RealDisk::default().open(&shelf.space.paged.path, How::Read).unwrap();
     file.map(file.len().unwrap());
     let mapped = Mapped { file, page: shelf.space.paged.page };
     let (mut gets, mut scans) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);

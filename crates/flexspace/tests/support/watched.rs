@@ -21,35 +21,35 @@ pub(crate) struct Watched {
 
 impl Disk for Watched {
     fn open(&self, path: &Path, how: How) -> io::Result<Arc<dyn File>> {
-        let file = RealDisk.open(path, how)?;
+        let file = RealDisk::default().open(path, how)?;
         Ok(Arc::new(WatchedFile { file, written: AtomicU64::new(0), disk: self.clone() }))
     }
     fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
-        RealDisk.list(dir)
+        RealDisk::default().list(dir)
     }
     fn create_dir(&self, dir: &Path) -> io::Result<()> {
-        RealDisk.create_dir(dir)
+        RealDisk::default().create_dir(dir)
     }
     fn remove(&self, path: &Path) -> io::Result<()> {
-        RealDisk.remove(path)
+        RealDisk::default().remove(path)
     }
     fn remove_dir(&self, dir: &Path) -> io::Result<()> {
-        RealDisk.remove_dir(dir)
+        RealDisk::default().remove_dir(dir)
     }
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        RealDisk.rename(from, to)
+        RealDisk::default().rename(from, to)
     }
     fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
-        RealDisk.link(from, to)
+        RealDisk::default().link(from, to)
     }
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        RealDisk.sync_dir(dir)
+        RealDisk::default().sync_dir(dir)
     }
     fn lock(&self, path: &Path, share: Share) -> io::Result<Locked> {
-        RealDisk.lock(path, share)
+        RealDisk::default().lock(path, share)
     }
     fn free_space(&self, path: &Path) -> io::Result<u64> {
-        RealDisk.free_space(path)
+        RealDisk::default().free_space(path)
     }
 }
 

@@ -79,7 +79,7 @@ pub(crate) fn open_beside(
         },
         None => None,
     };
-    let (disk, clock, engines) = (Arc::new(RealDisk), Arc::clone(clock), engines.to_vec());
+    let (disk, clock, engines) = (Arc::new(RealDisk::default()), Arc::clone(clock), engines.to_vec());
     match held {
         Some(held) => held.open(disk, options.clone(), clock, engines),
         // It has no door, or has closed in this moment.
@@ -101,7 +101,7 @@ impl Leased {
     pub(super) fn new(stream: UnixStream, dir: &Path, said: Vec<u8>) -> Result<Leased> {
         stream.set_nonblocking(true).during("hold", dir)?;
         let path = dir.join(LOCK);
-        let lock = RealDisk.open(&path, How::Read).during("open", &path)?;
+        let lock = RealDisk::default().open(&path, How::Read).during("open", &path)?;
         Ok(Leased { stream, lock, said })
     }
 }

@@ -275,7 +275,7 @@ fn is_nobody(error: &io::Error) -> bool {
 }
 
 fn lock_of(dir: &Path) -> io::Result<Vec<u8>> {
-    let file = RealDisk.open(&dir.join(LOCK), How::Read)?;
+    let file = RealDisk::default().open(&dir.join(LOCK), How::Read)?;
     let mut text = vec![0; usize::try_from(file.len()?.min(LOCK_BYTES)).unwrap_or(0)];
     file.read_at(0, &mut text)?;
     Ok(text)

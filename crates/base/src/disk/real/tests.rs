@@ -64,7 +64,7 @@ fn direct_writes_are_writes() {
         assert!(got == bytes, "{len} bytes at {to}");
     }
     assert_eq!(file.len().unwrap(), 2 * PAGE + 7);
-    let reader = RealDisk.open(&scratch.path("a"), How::Read).unwrap();
+    let reader = RealDisk::default().open(&scratch.path("a"), How::Read).unwrap();
     assert!(reader.write_direct(0, &memory[even..][..super::PAGE]).is_err());
 }
 
@@ -72,13 +72,13 @@ fn direct_writes_are_writes() {
 fn open_keeps_its_word() {
     let scratch = Scratch::new();
     let path = scratch.path("a");
-    assert_eq!(kind(RealDisk.open(&path, How::Read)), io::ErrorKind::NotFound);
-    assert_eq!(kind(RealDisk.open(&path, How::Write)), io::ErrorKind::NotFound);
+    assert_eq!(kind(RealDisk::default().open(&path, How::Read)), io::ErrorKind::NotFound);
+    assert_eq!(kind(RealDisk::default().open(&path, How::Write)), io::ErrorKind::NotFound);
     drop(scratch.file("a", 1));
-    assert_eq!(kind(RealDisk.open(&path, How::Create)), io::ErrorKind::AlreadyExists);
-    let reader = RealDisk.open(&path, How::Read).unwrap();
+    assert_eq!(kind(RealDisk::default().open(&path, How::Create)), io::ErrorKind::AlreadyExists);
+    let reader = RealDisk::default().open(&path, How::Read).unwrap();
     assert!(reader.write_at(0, b"x").is_err());
-    assert_eq!(kind(RealDisk.open(&scratch.0, How::Read)), io::ErrorKind::InvalidInput);
+    assert_eq!(kind(RealDisk::default().open(&scratch.0, How::Read)), io::ErrorKind::InvalidInput);
 }
 
 #[test]
@@ -87,19 +87,19 @@ fn names_are_listed_sorted_and_removed() {
     for name in ["b", "c", "a"] {
         drop(scratch.file(name, 1));
     }
-    RealDisk.create_dir(&scratch.path("dir")).unwrap();
+    RealDisk::default().create_dir(&scratch.path("dir")).unwrap();
     std::os::unix::fs::symlink(scratch.path("dir"), scratch.path("link")).unwrap();
     std::os::unix::fs::symlink("nowhere", scratch.path("lost")).unwrap();
-    RealDisk.rename(&scratch.path("b"), &scratch.path("c")).unwrap();
-    RealDisk.sync_dir(&scratch.0).unwrap();
-    let listed = RealDisk.list(&scratch.0).unwrap();
+    RealDisk::default().rename(&scratch.path("b"), &scratch.path("c")).unwrap();
+    RealDisk::default().sync_dir(&scratch.0).unwrap();
+    let listed = RealDisk::default().list(&scratch.0).unwrap();
     let listed: Vec<_> = listed.iter().map(|e| (e.name.as_str(), e.is_dir)).collect();
     let expected = [("a", false), ("c", false), ("dir", true), ("link", true), ("lost", false)];
     assert_eq!(listed, expected);
-    RealDisk.remove(&scratch.path("a")).unwrap();
-    RealDisk.remove_dir(&scratch.path("dir")).unwrap();
-    assert_eq!(RealDisk.list(&scratch.0).unwrap().len(), 3);
-    assert!(RealDisk.free_space(&scratch.0).unwrap() > 0);
+    RealDisk::default().remove(&scratch.path("a")).unwrap();
+    RealDisk::default().remove_dir(&scratch.path("dir")).unwrap();
+    assert_eq!(RealDisk::default().list(&scratch.0).unwrap().len(), 3);
+    assert!(RealDisk::default().free_space(&scratch.0).unwrap() > 0);
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn name_that_is_not_utf8_is_an_error() {
     let scratch = Scratch::new();
     let name = std::ffi::OsStr::from_bytes(b"\xff");
     std::fs::write(scratch.0.join(name), b"").unwrap();
-    assert_eq!(kind(RealDisk.list(&scratch.0)), io::ErrorKind::InvalidData);
+    assert_eq!(kind(RealDisk::default().list(&scratch.0)), io::ErrorKind::InvalidData);
 }
 
 /// Maps a fresh page at `address`, where nothing is mapped; null if something is.
@@ -129,7 +129,7 @@ fn forked_child_that_drops_everything_leaves_the_parents_lock_and_mapping() {
     let _alone = FORKING.lock();
     let scratch = Scratch::new();
     let path = scratch.path("LOCK");
-    let held = RealDisk.lock(&path, Share::Exclusive).unwrap();
+    let held = RealDisk::default().lock(&path, Share::Exclusive).unwrap();
     let file = scratch.file("a", 4096);
     file.map(PAGE);
     // SAFETY:
@@ -159,7 +159,7 @@ fn forked_child_that_drops_everything_leaves_the_parents_lock_and_mapping() {
     // * `status` is a valid place for an int.
     unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!(status, 0);
-    let again = RealDisk.lock(&path, Share::Exclusive).unwrap();
+    let again = RealDisk::default().lock(&path, Share::Exclusive).unwrap();
     assert!(matches!(again, Locked::Busy(_)));
     // SAFETY:
     // * Nobody writes the file.
@@ -192,7 +192,7 @@ fn mapped_bytes_are_the_files_and_stay_in_bounds() {
 fn a_file_is_as_long_as_it_was_when_it_was_opened_unless_it_was_cut() {
     let scratch = Scratch::new();
     drop(scratch.file("a", 10_000));
-    let open = || RealDisk.open(&scratch.path("a"), How::Write).unwrap();
+    let open = || RealDisk::default().open(&scratch.path("a"), How::Write).unwrap();
     // SAFETY:
     // * Nobody writes the file.
     let is_mapped = |file: &Arc<dyn File>| unsafe { file.mapped(0, 1) }.is_some();
@@ -265,7 +265,7 @@ fn appends_of_two_threads_beside_syncs_all_arrive() {
 fn read_only_files_never_become_resident() {
     let scratch = Scratch::new();
     drop(scratch.file("a", 8192));
-    let file = RealDisk.open(&scratch.path("a"), How::Read).unwrap();
+    let file = RealDisk::default().open(&scratch.path("a"), How::Read).unwrap();
     file.map(8192);
     file.make_resident(0, 8192);
     assert!(!file.is_resident(0, 1));

@@ -52,7 +52,7 @@ use std::sync::Arc;
 use super::{LOCK, Options, Store};
 use crate::backup;
 use crate::clock::Clock;
-use crate::disk::{Disk, Locked, Share};
+use crate::disk::{Disk, Locked, Permissions, Share};
 use crate::engine::EngineFactory;
 use crate::error::{Error, IoContext, Result};
 use crate::root::{Root, Slots};
@@ -85,6 +85,11 @@ pub fn repair(
         let why = format!("{} is inside of {}", to.display(), from.display());
         return Err(Error::Invalid { what: "target", why });
     }
+    let permissions = options
+        .permissions
+        .or_else(|| Permissions::of_copy(&*disk, from, &[&Slots::NAMES[..], &[LOCK]].concat()));
+    let disk = permissions.unwrap_or_default().on(disk);
+    let options = &Options { permissions, ..options.clone() };
     let mut target = Target::for_database(&*disk, to)?;
     let lock = lock(&*disk, from)?;
     let mut harms = Harms::default();

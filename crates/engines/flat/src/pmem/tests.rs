@@ -68,7 +68,7 @@ fn the_machines_instructions_leave_memory_as_it_is() {
 
 #[test]
 fn a_machine_without_such_memory_is_told_from_one_with_it() {
-    let found = probe(&sheaf_base::disk::real::RealDisk, &std::env::temp_dir());
+    let found = probe(&sheaf_base::disk::real::RealDisk::default(), &std::env::temp_dir());
     println!("{found:?}");
     assert!(!found.is_usable() || found.maps_synchronously);
     assert!(found.devices.iter().all(|path| path.starts_with("/dev")));

@@ -1,0 +1,153 @@
+//! # Permissions: modes of the files and directories that a database creates
+//!
+//! A database belongs to the user who creates it: files 0600, directories 0700. Other modes are chosen once, at its creation. Later
+//! openings find them again in the mode of ROOT, so that a database stays as wide as it was made.
+//!
+//! ## Invariants
+//!
+//! 1. The umask of the process applies to every mode.
+//! 2. A copy (backup, restored or repaired database) is for no one for whom its source is not: a class of users without search
+//!    permission for the source's directory gets nothing, and no class gets more than the source's files give it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::Disk;
+use crate::error::{Error, Result};
+
+/// Modes of the files and directories of a database. The umask of the process applies to both.
+///
+/// ```
+/// use sheaf_base::disk::Permissions;
+///
+/// assert_eq!(Permissions::default(), Permissions::new(0o600, 0o700));
+/// assert_eq!(Permissions::GROUP, Permissions::of_files(0o640));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Permissions {
+    files: u32,
+    directories: u32,
+}
+
+impl Default for Permissions {
+    fn default() -> Permissions {
+        Permissions::OWNER
+    }
+}
+
+impl Permissions {
+    /// For the owner alone: files 0600, directories 0700. The default.
+    pub const OWNER: Permissions = Permissions { files: 0o600, directories: 0o700 };
+    /// Readable by the group: files 0640, directories 0750. Who may read `LOCK` may hold it, and so keep writers out.
+    pub const GROUP: Permissions = Permissions { files: 0o640, directories: 0o750 };
+
+    /// Modes of files and directories. An opening with modes that lack 0600 and 0700, or have bits beyond 0666 and 0777, is refused
+    /// ([`Error::Invalid`]).
+    #[must_use]
+    pub const fn new(files: u32, directories: u32) -> Permissions {
+        Permissions { files, directories }
+    }
+
+    /// The mode `files`, and for directories the same with search permission for whoever may read.
+    #[must_use]
+    pub const fn of_files(files: u32) -> Permissions {
+        Permissions { files, directories: files | (files & 0o444) >> 2 }
+    }
+
+    /// The mode of files.
+    #[must_use]
+    pub const fn files(self) -> u32 {
+        self.files
+    }
+
+    /// The mode of directories.
+    #[must_use]
+    pub const fn directories(self) -> u32 {
+        self.directories
+    }
+
+    /// Refuses what a database cannot be used with.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Invalid`] for modes that keep the owner out, or that have other bits than those for reading, writing and search.
+    pub(crate) fn check(self) -> Result<()> {
+        let is_sound = self.files & !0o666 == 0
+            && self.directories & !0o777 == 0
+            && self.files & 0o600 == 0o600
+            && self.directories & 0o700 == 0o700;
+        if is_sound {
+            return Ok(());
+        }
+        let why = format!(
+            "{:o} for files and {:o} for directories; at least 600 and 700, at most 666 and 777",
+            self.files, self.directories
+        );
+        Err(Error::Invalid { what: "permissions", why })
+    }
+
+    /// The modes of a copy of files of mode `files` that stand in a directory of mode `directory` (I2).
+    fn within(files: u32, directory: u32) -> Permissions {
+        let mut permissions = Permissions::OWNER;
+        for class in [3, 0] {
+            let (file, dir) = (files >> class & 0o6, directory >> class & 0o7);
+            if file & 0o4 != 0 && dir & 0o1 != 0 {
+                let write = if file & 0o2 != 0 { 0o2 } else { 0 };
+                permissions.files |= file << class;
+                permissions.directories |= (dir & (0o5 | write)) << class;
+            }
+        }
+        permissions
+    }
+
+    /// The modes for a copy of what is in `dir`, as the first of `names` that is there has them; none where nothing says.
+    pub(crate) fn of_copy(disk: &dyn Disk, dir: &Path, names: &[&str]) -> Option<Permissions> {
+        let directory = disk.mode(dir)?;
+        let files = names.iter().find_map(|name| disk.mode(&dir.join(name)))?;
+        Some(Permissions::within(files, directory))
+    }
+
+    /// The modes that a database was made with: those of `file`.
+    pub(crate) fn of_made(disk: &dyn Disk, file: &Path) -> Option<Permissions> {
+        Some(Permissions::of_files(disk.mode(file)? & 0o666 | 0o600))
+    }
+
+    /// `disk`, for files and directories of these modes.
+    pub(crate) fn on(self, disk: Arc<dyn Disk>) -> Arc<dyn Disk> {
+        disk.permitting(self).unwrap_or(disk)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_is_for_no_one_for_whom_its_source_is_not() {
+        let copy = |files, directory| {
+            let copy = Permissions::within(files, directory);
+            (copy.files(), copy.directories())
+        };
+        assert_eq!(copy(0o644, 0o700), (0o600, 0o700));
+        assert_eq!(copy(0o600, 0o755), (0o600, 0o700));
+        assert_eq!(copy(0o640, 0o750), (0o640, 0o750));
+        assert_eq!(copy(0o644, 0o750), (0o640, 0o750));
+        assert_eq!(copy(0o644, 0o755), (0o644, 0o755));
+        assert_eq!(copy(0o644, 0o711), (0o644, 0o711));
+        assert_eq!(copy(0o640, 0o770), (0o640, 0o750));
+        assert_eq!(copy(0o660, 0o770), (0o660, 0o770));
+        assert_eq!(copy(0o400, 0o500), (0o600, 0o700), "the owner may use a copy");
+    }
+
+    #[test]
+    fn modes_that_no_database_can_have_are_refused() {
+        for sound in [Permissions::OWNER, Permissions::GROUP, Permissions::of_files(0o666)] {
+            assert!(sound.check().is_ok(), "{sound:?}");
+        }
+        let files = [0, 0o400, 0o700, 0o2600].map(Permissions::of_files);
+        for bad in files.into_iter().chain([Permissions::new(0o600, 0o600), Permissions::new(0o600, 0o1700)])
+        {
+            assert!(matches!(bad.check(), Err(Error::Invalid { what: "permissions", .. })), "{bad:?}");
+        }
+    }
+}
