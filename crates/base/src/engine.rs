@@ -359,6 +359,21 @@ pub trait Engine: Send + Sync {
         let _ = (views, certain);
         Ok(false)
     }
+    /// Performs one bounded step of maintenance that gains disk space, or speed of readers, and can wait under load: called while
+    /// the database is idle, and for a caller that asked for it ([`Store::settle`](crate::store::Store::settle), a compaction).
+    /// Arguments and threads as for [`Engine::work`]. Returns true if another step would gain more.
+    ///
+    /// Must return false once little is left to gain, and go on doing so until commits or released views change that: an idle
+    /// database comes to rest. The bytes that its steps write must be bounded by the bytes that they gain, times a constant. What
+    /// views pin must be left alone.
+    ///
+    /// # Errors
+    ///
+    /// As [`Engine::work`].
+    fn tidy(&self, views: &Views, certain: Seq) -> Result<bool> {
+        let _ = (views, certain);
+        Ok(false)
+    }
     /// Nothing that was replayed waits to be taken in: a checkpoint can begin. Until then [`Engine::work`] takes it in, as far as
     /// damage lets it.
     fn is_caught_up(&self) -> bool {
@@ -375,6 +390,12 @@ pub trait Engine: Send + Sync {
     /// It wants a checkpoint, because what would be frozen takes too much memory, or has been at rest for long.
     fn wants_checkpoint(&self) -> bool {
         false
+    }
+    /// Bytes of its log that only this keyspace needs. For an engine of the journal: its records since the position of the newest
+    /// complete checkpoint. For an engine of a store log: the newest versions of its keys. Cheap; called for each keyspace when it
+    /// is dropped, and for figures.
+    fn logged(&self) -> u64 {
+        0
     }
     /// How much of what it froze is not moved yet, in hundredths; all of it, where the engine cannot say.
     fn left_to_move(&self) -> u64 {

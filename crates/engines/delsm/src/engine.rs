@@ -392,6 +392,10 @@ impl Engine for DelsmEngine {
         Some(if lists == 0 { 0 } else { logged + 2 * lists + self.sizes.least_room })
     }
 
+    fn logged(&self) -> u64 {
+        self.logged.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
+    }
+
     fn wants_checkpoint(&self) -> bool {
         let guard = &epoch::pin();
         let state = self.state(guard);

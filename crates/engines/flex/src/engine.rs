@@ -429,6 +429,10 @@ impl Engine for FlexEngine {
         if self.shelf.ground.tiny { 0 } else { ROTATION }
     }
 
+    fn logged(&self) -> u64 {
+        self.logged.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
+    }
+
     fn wants_checkpoint(&self) -> bool {
         let guard = &epoch::pin();
         let state = self.state(guard);
