@@ -16,6 +16,7 @@
 //!   payload      staged payloads and the frames that name them                 I3 I6 I8
 //!   page         in-place pages behind a journal                               I2 I3
 //!   keyspace     drop and unlink                                               I3
+//!   naming       segments that ROOT or a seal names                            I3 I8 I9
 //!      |
 //!   disk         page cache and platter: torn, failed sync, kill, power cut, eviction
 //! ```
@@ -71,6 +72,10 @@
 //!    lets something be freed) before it was settled, whatever file it is in.
 //! 8. *Both slots past what is freed guards against rot of a slot only*, and then recovery has to
 //!    write both slots before it serves (`recovery_writes_both_slots`).
+//! 9. *A segment that ROOT or a seal names is durable, name and header, before it is named*
+//!    (`named_segments_are_settled`); every used segment is named (`first_segment_is_listed`,
+//!    `every_segment_ends_with_a_seal`). Else a deleted segment, or one with a damaged header, cannot
+//!    be told from one that a power cut left half made.
 //!
 //! Redundant, each enough alone within these bounds, kept as two lines of defence: fresh segments and
 //! numbers above the bound (scenario 1), seals and numbers above the bound (2), dropping stale image
@@ -101,7 +106,7 @@
 //! - *Segments made ready ahead.* The position where a checkpoint starts must count a segment that
 //!   exists and is not open yet as lying behind it. `cleaning` finds segments that ROOT does not list
 //!   yet; real ROOTs announce them before a frame in them is acknowledged.
-//! - *Names.* Creating a file and syncing its directory come before ROOT names it.
+//! - *Names.* `naming` has one log and no second incarnation.
 //! - *Extending the reserved bound*, snapshots and PINNED copies (recovery ignores them), the journal's
 //!   low-water mark, more than one engine, memory order between threads (loom's and shuttle's work).
 //! - *More than the bounds*: 2-4 commits, 2 crashes of each kind at most, 1-2 failed syncs.
@@ -149,6 +154,7 @@ pub mod conditional;
 pub mod disk;
 pub mod explore;
 pub mod keyspace;
+pub mod naming;
 pub mod order;
 pub mod page;
 pub mod payload;

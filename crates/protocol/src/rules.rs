@@ -109,6 +109,14 @@ pub struct Rules {
     pub unlink_after_floor: bool,
     /// R1: and in both slots.
     pub unlink_after_both_slots: bool,
+
+    // Segments that must be there (module `naming`).
+    /// Name and header of a segment are durable before ROOT or a seal names it.
+    pub named_segments_are_settled: bool,
+    /// ROOT lists a log's first segment before a frame goes into it: no seal names that one.
+    pub first_segment_is_listed: bool,
+    /// A full segment ends with a seal that names the next one: there is always room for it.
+    pub every_segment_ends_with_a_seal: bool,
 }
 
 impl Rules {
@@ -159,6 +167,9 @@ impl Rules {
             pages_stay_below_w: true,
             unlink_after_floor: true,
             unlink_after_both_slots: true,
+            named_segments_are_settled: true,
+            first_segment_is_listed: true,
+            every_segment_ends_with_a_seal: true,
         }
     }
 }

@@ -5,6 +5,7 @@
 use sheaf_protocol::cleaning::{self, Cleaning};
 use sheaf_protocol::disk::Tears;
 use sheaf_protocol::explore::{Broken, explore};
+use sheaf_protocol::naming::Naming;
 use sheaf_protocol::order::{self, Order};
 use sheaf_protocol::payload::Payload;
 use sheaf_protocol::{Reopen, Rules};
@@ -120,4 +121,25 @@ fn a_recovery_that_writes_one_slot_cannot_bear_its_rot() {
         ..CLEANING
     };
     explore(Cleaning { rules, bounds }).must_break(Broken::Prefix);
+}
+
+/// A power cut keeps the seal, and loses the name or the header of the segment that it names.
+#[test]
+fn without_settled_names_a_power_cut_looks_like_a_deleted_segment() {
+    let rules = Rules { named_segments_are_settled: false, ..Rules::all() };
+    explore(Naming { rules, segments: 2 }).must_break(Broken::FalseDamage);
+}
+
+/// No seal names the first segment of a log.
+#[test]
+fn without_a_listed_first_segment_its_loss_is_silent() {
+    let rules = Rules { first_segment_is_listed: false, ..Rules::all() };
+    explore(Naming { rules, segments: 2 }).must_break(Broken::SilentRot);
+}
+
+/// A round that closes the last sector leaves no room for the seal.
+#[test]
+fn without_room_for_a_seal_the_loss_of_the_next_segment_is_silent() {
+    let rules = Rules { every_segment_ends_with_a_seal: false, ..Rules::all() };
+    explore(Naming { rules, segments: 2 }).must_break(Broken::SilentRot);
 }

@@ -8,6 +8,7 @@ use sheaf_protocol::conditional::Conditional;
 use sheaf_protocol::disk::Tears;
 use sheaf_protocol::explore::explore;
 use sheaf_protocol::keyspace::Drops;
+use sheaf_protocol::naming::Naming;
 use sheaf_protocol::order::{self, Order};
 use sheaf_protocol::page::InPlace;
 use sheaf_protocol::payload::Payload;
@@ -164,4 +165,9 @@ fn every_rule_on_holds_further_out() {
     cleaning_holds("cleaning, two keys", 1_500_000, keys);
     let passes = cleaning::Bounds { passes: 3, dumps: 2, ..CLEANING };
     cleaning_holds("cleaning, three passes, two checkpoints", 3_000_000, passes);
+}
+
+#[test]
+fn every_rule_on_holds_for_the_segments_that_are_named() {
+    explore(Naming { rules: Rules::all(), segments: 3 }).must_hold("naming", 1_000);
 }
