@@ -13,6 +13,8 @@ use crate::root::FORMAT;
 use crate::types::{Incarnation, LogId, SegmentId, StoreId};
 
 const MAGIC: &[u8; 8] = b"SHEAFSEG";
+/// Bytes of a header that its checksum covers.
+pub(super) const SUMMED: usize = 56;
 
 /// Who a segment is: the part of its header that salts the checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +54,6 @@ impl Identity {
     }
 
     pub(super) fn decode(path: &Path, sector: &[u8; SECTOR_BYTES]) -> Result<Identity> {
-        const SUMMED: usize = 56;
         let damaged = |what| Error::corrupt(path, 0, what);
         if &sector[..8] != MAGIC {
             return Err(damaged(Damage::BadMagic));

@@ -48,6 +48,8 @@ use crate::types::{Incarnation, LogId, SegmentId, Seq, StoreId};
 pub const DATA_START: u64 = SECTOR;
 /// Largest segment an [`Address`] can reach into.
 pub const MAX_CAPACITY: u64 = 1 << 27;
+/// Bytes that are looked at at a time.
+const CHUNK: usize = 64 << 10;
 /// Bytes of a line of the cache.
 const LINE: u64 = 64;
 /// Lines that a frame is taken to reach over before it is known, ...
@@ -84,6 +86,8 @@ pub struct Segment {
     synced: AtomicU64,
     /// The device has the file's name.
     named: AtomicBool,
+    /// A durable ROOT lists it.
+    listed: AtomicBool,
     sealed: AtomicBool,
     damaged: AtomicBool,
     counts: Counts,
@@ -109,6 +113,7 @@ impl Segment {
             end: AtomicU64::new(DATA_START),
             synced: AtomicU64::new(DATA_START),
             named: AtomicBool::new(false),
+            listed: AtomicBool::new(false),
             sealed: AtomicBool::new(false),
             damaged: AtomicBool::new(false),
             counts: Counts::default(),
@@ -193,6 +198,31 @@ impl Segment {
         Segment::new(identity, path, file)
     }
 
+    /// Returns whether the file was surely never written behind its header: that is there, if damaged, and everything else is zero.
+    pub(crate) fn is_bare(&self) -> bool {
+        let mut sector = [0; SECTOR_BYTES];
+        if self.file.read_at(0, &mut sector).is_err() {
+            return false;
+        }
+        let like = sector.iter().zip(self.identity.encode()).take(identity::SUMMED);
+        let same = like.filter(|(got, made)| *got == made && *got != &0).count();
+        let least = self.identity.encode()[..identity::SUMMED].iter().filter(|byte| **byte != 0).count() / 2;
+        same >= least && self.is_zero_from(DATA_START).unwrap_or(false)
+    }
+
+    fn is_zero_from(&self, mut at: u64) -> io::Result<bool> {
+        let (len, mut chunk) = (self.file.len()?, vec![0; CHUNK]);
+        while at < len {
+            let part = usize::try_from(len - at).unwrap_or(CHUNK).min(CHUNK);
+            self.file.read_at(at, &mut chunk[..part])?;
+            if chunk[..part].iter().any(|byte| *byte != 0) {
+                return Ok(false);
+            }
+            at += part as u64;
+        }
+        Ok(true)
+    }
+
     /// The same empty file with the header of another incarnation: whatever frames stand in it are void.
     pub fn restamp(&self, disk: &dyn Disk, dir: &Path, incarnation: Incarnation) -> Result<Segment> {
         let identity = Identity { incarnation, stream: 0, ..self.identity };
@@ -204,9 +234,29 @@ impl Segment {
 
     /// Undoes a [`Segment::restamp`] that a crash tore: if each byte of the header is that of `old` or of
     /// the same segment in `incarnation`, it becomes `old` again. False, and nothing done, if not.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] if the file cannot be read or written.
     pub fn mend(disk: &dyn Disk, dir: &Path, old: Identity, incarnation: Incarnation) -> Result<bool> {
+        let is_torn = Segment::is_torn(disk, dir, old, incarnation)?;
+        if is_torn {
+            let path = dir.join(file_name(old.id));
+            let file = disk.open(&path, How::Write).during("open", &path)?;
+            file.write_at(0, &old.encode()).during("write", &path)?;
+        }
+        Ok(is_torn)
+    }
+
+    /// Returns whether the header is one that a crash in [`Segment::restamp`] tore: each byte is that of `old` or of the same
+    /// segment in `incarnation`.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] if the file is there and cannot be read.
+    pub fn is_torn(disk: &dyn Disk, dir: &Path, old: Identity, incarnation: Incarnation) -> Result<bool> {
         let path = dir.join(file_name(old.id));
-        let file = match disk.open(&path, How::Write) {
+        let file = match disk.open(&path, How::Read) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(false),
             other => other.during("open", &path)?,
         };
@@ -216,12 +266,7 @@ impl Segment {
         }
         file.read_at(0, &mut sector).during("read", &path)?;
         let (was, becomes) = (old.encode(), Identity { incarnation, stream: 0, ..old }.encode());
-        let is_mixture =
-            sector.iter().zip(was.iter().zip(&becomes)).all(|(got, (a, b))| got == a || got == b);
-        if is_mixture {
-            file.write_at(0, &was).during("write", &path)?;
-        }
-        Ok(is_mixture)
+        Ok(sector.iter().zip(was.iter().zip(&becomes)).all(|(got, (a, b))| got == a || got == b))
     }
 
     /// Its number.
@@ -295,6 +340,15 @@ impl Segment {
     /// The directory was synced after it was made.
     pub fn mark_named(&self) {
         self.named.store(true, Ordering::Relaxed);
+    }
+    /// Returns whether a ROOT that lists it was durable.
+    #[must_use]
+    pub fn is_listed(&self) -> bool {
+        self.listed.load(Ordering::Relaxed)
+    }
+    /// Notes that a durable ROOT lists it.
+    pub fn mark_listed(&self) {
+        self.listed.store(true, Ordering::Relaxed);
     }
     /// Bytes of a frame on the mean.
     #[must_use]

@@ -49,7 +49,7 @@ use crate::sync::epoch;
 use crate::types::{LogId, SegmentId, Seq};
 
 /// Streams of survivors; stream 0 is the order.
-const STREAMS: u8 = 6;
+pub(super) const STREAMS: u8 = 6;
 /// The stream of what was sorted.
 pub(super) const SORTED: u8 = 5;
 /// Victims are taken until this many segments' worth is won.

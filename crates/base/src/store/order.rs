@@ -98,6 +98,8 @@ enum Turn {
     Held,
     /// ROOT is to cover more numbers.
     WantsNumbers,
+    /// ROOT is to list the first segment of a tail.
+    WantsListing,
     /// A run does not fit into its log's segment; whether the background makes the next one.
     WantsRoom {
         run: Run,
@@ -244,6 +246,8 @@ impl Store {
                 Turn::Done(outcome) => return Ok(Some(outcome)),
                 Turn::Held => return Ok(None),
                 Turn::WantsNumbers => self.numbers_for(waits)?,
+                // No background task does this ahead of writers, so a writer that may not wait does it, too.
+                Turn::WantsListing => self.extend_bounds()?,
                 Turn::WantsRoom { run, is_awaited } => {
                     ENCODED
                         .with(|encoded| self.room_for(run, is_awaited, writes, &encoded.borrow(), waits))?;
@@ -378,6 +382,9 @@ impl Store {
                 let is_awaited = self.is_awaited(&order, run.log, encoded.wanted(run, u64::MAX));
                 return Ok(Turn::WantsRoom { run, is_awaited });
             }
+            if order.begins_unlisted(encoded) {
+                return Ok(Turn::WantsListing);
+            }
             let seq = order.next_seq;
             let rolled = self.place(&mut order, seq, writes, encoded)?;
             if !staged.is_empty() {
@@ -505,6 +512,11 @@ impl Store {
                 self.make_room(run.log, wanted, |order| order.cramped(&encoded, reserve).is_some())?;
                 continue;
             }
+            if order.begins_unlisted(&encoded) {
+                drop(order);
+                self.extend_bounds()?;
+                continue;
+            }
             let seq = order.next_seq;
             let mut whole = Whole { store: self, is_begun: false };
             if let Err(error) = self.append(&mut order, seq, &mut encoded, |_, _, _| {}) {
@@ -579,5 +591,14 @@ impl Order {
                 || tail.takes(encoded.bodies(*run), &self.ready[run.log.index()], reserve)
         };
         encoded.runs.iter().copied().find(|run| !takes(run))
+    }
+
+    /// Whether a run would be the first in its tail, in a segment that ROOT does not list: no seal would name it, so that nobody
+    /// could tell if it went (protocol, `naming`).
+    fn begins_unlisted(&self, encoded: &Encoded) -> bool {
+        encoded.runs.iter().any(|run| {
+            let is_first = self.tails[tail_of(run.log, encoded.hot)].segment.is_none();
+            is_first && self.ready[run.log.index()].front().is_some_and(|next| !next.is_listed())
+        })
     }
 }

@@ -1,7 +1,8 @@
 //! # Ready segments: made ahead, so that committers neither create files nor wait for blocks
 //!
-//! A ready segment has all its blocks and a slot. Its name and header become durable with its first frames. Some of them (the geometry's `reserve`) are kept for
-//! removals and for the cleaner, which is how a full disk gets room again (commit.md, scenario 20).
+//! A ready segment has all its blocks and a slot, and its name and header are durable: what ROOT lists and what a seal names is
+//! there, whatever happens, and a header that is damaged before frames is damage (protocol, `naming`). Some ready segments (the
+//! geometry's `reserve`) are kept for removals and for the cleaner, which is how a full disk gets room again (commit.md, scenario 20).
 //!
 //! What the journal has is to be moved to engines' own files one day, and the room for that must be there still: a segment is
 //! not made, nor a value staged, of room that engines count on (`Engine::room_to_settle`). So a checkpoint on a
@@ -12,7 +13,7 @@ use std::time::Duration;
 
 use super::Store;
 use super::order::Order;
-use super::tail::MARK;
+use super::tail::{MARK, SEAL_ROOM};
 use crate::blob::Staged;
 use crate::disk::write_zeros;
 use crate::error::{Error, IoContext, Result};
@@ -106,7 +107,7 @@ impl Store {
         !self.options.inline
             && has_begun
             && !self.full.load(Ordering::Relaxed)
-            && DATA_START + 2 * MARK + bytes <= usual
+            && DATA_START + MARK + SEAL_ROOM + bytes <= usual
     }
 
     /// Has the background begin a checkpoint that gives memory back.
@@ -206,7 +207,7 @@ impl Store {
     }
 
     fn finish_segment(&self, log: &super::log::Log, segment: &Arc<Segment>) -> Result<()> {
-        self.prepare_pages(segment)?;
+        self.settle_segment(log, segment)?;
         if self.ground.segments.admit(segment).is_none() {
             return Err(Error::NoSpace { path: log.dir.clone() });
         }
@@ -214,16 +215,20 @@ impl Store {
         Ok(())
     }
 
-    /// Writers that wait for syncs want blocks the file system has already written; others want resident
-    /// pages to store into.
-    fn prepare_pages(&self, segment: &Segment) -> Result<()> {
+    /// Makes name and header durable. Writers that wait for syncs want blocks the file system has already written; others want
+    /// resident pages to store into, which a sync would end.
+    fn settle_segment(&self, log: &super::log::Log, segment: &Segment) -> Result<()> {
         let capacity = segment.identity().capacity;
-        if self.round.is_busy() {
+        let is_busy = self.round.is_busy();
+        if is_busy {
             write_zeros(&**segment.file(), DATA_START, capacity).during("write", segment.path())?;
-            segment.file().sync().during("sync", segment.path())?;
+        }
+        segment.file().sync().during("sync", segment.path())?;
+        self.disk.sync_dir(&log.dir).during("sync directory", &log.dir)?;
+        segment.mark_named();
+        if is_busy {
             return Ok(());
         }
-        let log = self.log(segment.identity().log);
         let mean = log.commit_bytes.load(Ordering::Relaxed);
         if log.appended.load(Ordering::Relaxed) > capacity && mean <= STORED_MOST {
             segment.file().make_resident(DATA_START, capacity);
@@ -248,7 +253,7 @@ impl Store {
             .max(commits.min(COMMITS_MOST).min(total / COMMITS_SHARE))
             .next_power_of_two()
             .clamp(self.geometry.min_segment, self.geometry.max_segment);
-        let needed = (DATA_START + 2 * MARK + largest).next_multiple_of(4096);
+        let needed = (DATA_START + MARK + SEAL_ROOM + largest).next_multiple_of(4096);
         usual.max(needed).min(MAX_CAPACITY)
     }
 

@@ -26,9 +26,11 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use super::catalogue::{Catalogue, Map, decode_entry};
+use super::clean::STREAMS;
 use super::image;
 use super::kept::Broken;
 use super::load::{MOST_THREADS, load};
+use super::salvage::gaps;
 use super::tail::{HOT, Tail, tail_of};
 use super::{Kept, Store};
 use crate::blob::BlobRef;
@@ -37,7 +39,7 @@ use crate::error::{Damage, Error, IoContext, Result};
 use crate::frame::Kind;
 use crate::record::Record;
 use crate::root::{CheckpointRef, KeyspaceEntry, LogEntry, Root, SegmentEntry};
-use crate::segment::{self, DATA_START, Scan, Segment, Stop};
+use crate::segment::{self, DATA_START, MAX_CAPACITY, Scan, Segment, Stop};
 use crate::span;
 use crate::sync::atomic::Ordering;
 use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
@@ -76,6 +78,8 @@ pub(super) struct Recovery<'a> {
     pub(super) leftovers: Vec<std::path::PathBuf>,
     /// Segments whose damaged header may never have been written, and whether nothing stands there at all.
     pub(super) suspects: Vec<(Broken, bool)>,
+    /// Segments that were used and cannot be opened: ROOT goes on to list them, so that nothing removes what a repair may need.
+    pub(super) lost: Vec<(LogId, SegmentEntry)>,
     pub(super) accepted_blobs: Vec<BlobRef>,
     pub(super) cut: Seq,
     pub(super) frames: u64,
@@ -106,6 +110,7 @@ impl<'a> Recovery<'a> {
             broken: Vec::new(),
             leftovers: Vec::new(),
             suspects: Vec::new(),
+            lost: Vec::new(),
             accepted_blobs: Vec::new(),
             cut: root.floor,
             frames: 0,
@@ -198,11 +203,14 @@ impl<'a> Recovery<'a> {
         for (id, mut opened) in names.into_iter().zip(all) {
             self.next_segment = self.next_segment.max(id.0 + 1);
             let entry = entries.get(&id).copied();
-            if let (Err(Error::Corrupt { .. }), Some(entry), How::Write) = (&opened, &entry, how)
-                && !entry.sealed
-                && Segment::mend(&*store.disk, dir, self.identity(log, entry), store.incarnation)?
+            if opened.as_ref().is_err_and(Error::is_corrupt)
+                && entry.is_none_or(|entry| !entry.sealed)
+                && let Some(old) = self.mend(log, id, entry.as_ref(), how)?
             {
-                opened = Segment::open(&*store.disk, dir, id, store.id, log, how);
+                opened = match how {
+                    How::Read => Ok(Segment::open_as(&*store.disk, dir, old)),
+                    _ => Segment::open(&*store.disk, dir, id, store.id, log, how),
+                };
             }
             match opened {
                 Ok(segment) => {
@@ -210,17 +218,102 @@ impl<'a> Recovery<'a> {
                     let (frames, last_seq) = entry.map_or((0, Seq::ZERO), |e| (e.frames, e.last_seq));
                     found.push(Found { segment, entry, runs: Vec::new(), end, frames, last_seq });
                 }
-                // Its name or header never reached the device, so nothing in it did. (If more had, commits up
-                // to the durable mark are missing, and the survey says so.) One of survivors may also be sealed
-                // as empty as it was made, if the write of the first of them failed.
-                Err(e) if e.is_corrupt() && entry.is_none_or(|e| e.end <= DATA_START) => {
+                Err(e) if e.is_corrupt() && self.is_unused(log, id, entry.as_ref()) => {
                     self.leftovers.push(dir.join(segment::file_name(id)));
                     self.suspects.push((Broken::from_error(e)?, self.is_blank(log, id)));
                 }
-                Err(e) => damage = Some(Broken::from_error(e)?),
+                Err(e) => {
+                    damage = Some(Broken::from_error(e)?);
+                    if entry.is_none() {
+                        self.keep_listed(log, id);
+                    }
+                }
             }
         }
         Ok((found, damage))
+    }
+
+    /// Undoes a restamp of a segment that a crash tore; who only reads takes it as it was. What the header said before, if so.
+    fn mend(
+        &self,
+        log: LogId,
+        id: SegmentId,
+        entry: Option<&SegmentEntry>,
+        how: How,
+    ) -> Result<Option<segment::Identity>> {
+        let (disk, dir, next) = (&*self.store.disk, &self.store.log(log).dir, self.store.incarnation);
+        for old in self.identities(log, id, entry) {
+            let is_torn = match how {
+                How::Read => Segment::is_torn(disk, dir, old, next)?,
+                _ => Segment::mend(disk, dir, old, next)?,
+            };
+            if is_torn {
+                return Ok(Some(old));
+            }
+        }
+        Ok(None)
+    }
+
+    /// What the header of a segment may say: as ROOT has it, or as the life that wrote ROOT made it.
+    fn identities(&self, log: LogId, id: SegmentId, entry: Option<&SegmentEntry>) -> Vec<segment::Identity> {
+        if let Some(entry) = entry {
+            return vec![self.identity(log, entry)];
+        }
+        let newer = self.newer_entry(log, id);
+        (0..STREAMS).map(|stream| self.identity(log, &SegmentEntry { stream, ..newer })).collect()
+    }
+
+    /// What ROOT would say of a segment that was made after it.
+    pub(super) fn newer_entry(&self, log: LogId, id: SegmentId) -> SegmentEntry {
+        let path = self.store.log(log).dir.join(segment::file_name(id));
+        let len = self.store.disk.open(&path, How::Read).and_then(|file| file.len()).unwrap_or(0);
+        SegmentEntry {
+            id,
+            stream: 0,
+            incarnation: self.root.incarnation,
+            capacity: len.clamp(DATA_START, MAX_CAPACITY),
+            end: DATA_START,
+            sealed: false,
+            last_seq: Seq::ZERO,
+            frames: 0,
+        }
+    }
+
+    /// Why nothing can be read of a segment that ROOT or a seal names; `None` if something can, or nothing was ever written there.
+    pub(super) fn is_gone(&self, log: LogId, id: SegmentId) -> Option<Error> {
+        let (disk, dir) = (&*self.store.disk, &self.store.log(log).dir);
+        let error = Segment::open(disk, dir, id, self.store.id, log, How::Read).err()?;
+        let entry = self.root.logs[log.index()].segments.iter().find(|entry| entry.id == id);
+        let is_unused = error.is_corrupt() && self.is_unused(log, id, entry);
+        let identity = self.identity(log, &entry.copied().unwrap_or_else(|| self.newer_entry(log, id)));
+        let segment = Segment::open_as(disk, dir, identity);
+        let is_unused = is_unused && (entry.is_some() || segment.is_bare());
+        (!is_unused && !gaps::has_frame(&segment)).then_some(error)
+    }
+
+    /// ROOT goes on to list a damaged segment that it did not list yet.
+    pub(super) fn keep_listed(&mut self, log: LogId, id: SegmentId) {
+        self.lost.push((log, self.newer_entry(log, id)));
+    }
+
+    /// Whether a segment without a valid header was never written to. Its name and header were durable before ROOT listed it, and
+    /// before a frame went into it (protocol, `naming`): if it is gone, or its header is blank, it may be one that a crash left half
+    /// made only if ROOT does not list it. (Whether a seal names it is seen in the survey.)
+    fn is_unused(&self, log: LogId, id: SegmentId, entry: Option<&SegmentEntry>) -> bool {
+        // Of survivors one may be sealed as empty as it was made, if the write of the first of them failed.
+        if let Some(entry) = entry
+            && (self.root.clean || entry.sealed)
+        {
+            return entry.end <= DATA_START;
+        }
+        let (disk, dir) = (&*self.store.disk, &self.store.log(log).dir);
+        let identities = self.identities(log, id, entry);
+        // The stream matters to no checksum of a frame.
+        let segment = identities.first().map(|identity| Segment::open_as(disk, dir, *identity));
+        segment.is_some_and(|segment| match entry {
+            Some(entry) => entry.end <= DATA_START && segment.is_bare(),
+            None => !gaps::has_frame(&segment),
+        })
     }
 
     /// The keyspaces at the cut, and the next one's number: those of ROOT, and what was done to them after its floor.
@@ -353,6 +446,10 @@ impl<'a> Recovery<'a> {
                 let mut entry = LogEntry { broken: true, ..before.clone() };
                 let newer = segments.iter().filter(|s| !listed.contains(&s.id()));
                 entry.segments.extend(newer.map(|s| s.entry(DATA_START, false)));
+                let lost =
+                    self.lost.iter().filter(|(of, entry)| of.index() == log && !listed.contains(&entry.id));
+                entry.segments.extend(lost.map(|(_, entry)| *entry));
+                entry.segments.sort_by_key(|s| s.id);
                 entry
             });
             (segments, frozen)

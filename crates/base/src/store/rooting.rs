@@ -127,13 +127,21 @@ impl Store {
             return Err(error);
         }
         m.generation = root.generation;
+        self.note_listed(root.next_segment);
         m.older_checkpoint =
             std::mem::replace(&mut m.newer_checkpoint, m.checkpoints.each_ref().map(|c| c.seq));
         self.let_go(m);
         Ok(())
     }
 
-    /// Raises the bounds of numbers that may be handed out.
+    /// Notes that ROOT lists all segments of numbers below `next`.
+    fn note_listed(&self, next: SegmentId) {
+        for log in &self.logs {
+            log.segments.lock().range(..next).for_each(|(_, segment)| segment.mark_listed());
+        }
+    }
+
+    /// Raises the bounds of numbers that may be handed out. ROOT lists all segments then that there were at the call.
     pub(super) fn extend_bounds(&self) -> Result<()> {
         let mut m = self.maintenance.lock();
         let next = self.order.lock().next_seq;

@@ -17,7 +17,7 @@ use crate::disk::How;
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::frame::Kind;
 use crate::record::{Content, Record};
-use crate::segment::{self, DATA_START, Scan, Scanned, Stop, find_water};
+use crate::segment::{self, DATA_START, Scan, Scanned, Segment, Stop, find_water};
 use crate::types::{LogId, SegmentId, Seq};
 
 /// What a survey found of one commit.
@@ -37,6 +37,8 @@ struct Survey {
     behind: Vec<(LogId, Seq, Error)>,
     blobs: Vec<(Seq, BlobRef)>,
     frames: u64,
+    /// Where the log that is read goes on, as its seals say.
+    named: Vec<SegmentId>,
 }
 
 /// What was found of one segment so far.
@@ -79,6 +81,7 @@ impl Survey {
                 reading.last_seq = reading.last_seq.max(header.seq);
             }
             Kind::Seal => {
+                self.named.extend(scanned.frame.sealed_to());
                 if let (Some(seq), Some(next)) = (reading.open_run, scanned.frame.sealed_to()) {
                     crossing.insert(next, seq);
                 }
@@ -250,6 +253,7 @@ impl Recovery<'_> {
         let mut crossing: HashMap<SegmentId, Seq> = HashMap::new();
         let mut torn: Option<Error> = None;
         let mut water_behind = None;
+        survey.named.clear();
         for found in &mut self.logs[log.index()] {
             if found.is_sealed() {
                 continue;
@@ -289,7 +293,24 @@ impl Recovery<'_> {
             return Ok(());
         }
         survey.behind.extend(torn.zip(water_behind).map(|(error, water)| (log, water, error)));
+        if let Some(missing) = survey.named.iter().copied().find(|id| self.is_missing(log, *id)) {
+            let path = self.store.log(log).dir.join(segment::file_name(missing));
+            let at = |(broken, _): &&(Broken, bool)| broken.path == path;
+            let known = self.suspects.iter().find(at).map(|(broken, _)| broken.clone());
+            let what = Damage::Short { got: 0, expected: DATA_START };
+            self.broken[log.index()] = Some(known.unwrap_or(Broken { path, offset: 0, what }));
+            self.keep_listed(log, missing);
+        }
         Ok(())
+    }
+
+    /// Whether the segment that a seal names is not there. It was when the seal was written (tail I1; protocol, `naming`). One
+    /// that is there and was never written to holds nothing, whatever its header says.
+    fn is_missing(&self, log: LogId, id: SegmentId) -> bool {
+        let is_open = self.logs[log.index()].iter().any(|found| found.segment.id() == id);
+        let (disk, dir) = (&*self.store.disk, &self.store.log(log).dir);
+        let entry = self.newer_entry(log, id);
+        !is_open && !Segment::open_as(disk, dir, self.identity(log, &entry)).is_bare()
     }
 
     /// Ends each unsealed segment before the first commit above the cut.

@@ -7,7 +7,8 @@
 //!
 //! ## Invariants
 //!
-//! 1. A run goes on in the next segment only behind a seal that names it; there is always room for one.
+//! 1. A run goes on in the next segment only behind a seal that names it. There is always room for one: the last sector of a
+//!    segment is the seal's, so that it shares none with what was synced before.
 //! 2. Both tails of a log take their next segment from one row of ready ones, so numbers ascend in each.
 //! 3. Which tail a commit went to matters to nothing but cleaning: recovery counts numbers.
 
@@ -25,6 +26,8 @@ pub(crate) const TAILS: usize = LogId::ALL.len() + 1;
 pub(crate) const HOT: usize = TAILS - 1;
 /// Bytes of a note or a seal.
 pub(crate) const MARK: u64 = 24;
+/// Bytes at the end of a segment that only its seal goes to.
+pub(crate) const SEAL_ROOM: u64 = SECTOR;
 
 /// The tail of `log` for commits that are `hot` or not.
 pub(crate) fn tail_of(log: LogId, hot: bool) -> usize {
@@ -49,16 +52,16 @@ pub(crate) struct Tail {
     pub(crate) dirty: bool,
 }
 
-/// Bytes for frames in an empty segment: its last mark is the seal.
+/// Bytes for frames in an empty segment.
 fn empty_room(segment: &Segment) -> u64 {
-    (segment.identity().capacity - DATA_START).saturating_sub(MARK)
+    (segment.identity().capacity - DATA_START).saturating_sub(SEAL_ROOM)
 }
 
 impl Tail {
     /// Bytes for frames in the present segment.
     pub(crate) fn room(&self) -> u64 {
         let capacity = self.segment.as_ref().map_or(0, |s| s.identity().capacity);
-        capacity.saturating_sub(self.offset).saturating_sub(MARK)
+        capacity.saturating_sub(self.offset).saturating_sub(SEAL_ROOM)
     }
 
     /// How many of the frames with these bodies, in order, fit into the present segment.

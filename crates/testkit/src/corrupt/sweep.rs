@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!  lives:   fresh | loaded | cleaning (killed in the middle of background work) | crashed (power cut) | closed
+//!           | single (one keyspace, each commit synced, killed: the newest segment alone says what was durable)
 //!  a pass:  every written byte in one of 11 ways, 1/16 of the others · every written sector in 8 ways
 //!           · 1/8 of all lengths up to the last written byte, longer by zeros and garbage · every file missing, empty,
 //!           as it was, another's, of an older and a newer format
@@ -56,11 +57,13 @@ pub enum Life {
     Cleaning,
     Crashed,
     Closed,
+    Single,
 }
 
 impl Life {
     /// All of them.
-    pub const ALL: [Life; 5] = [Life::Fresh, Life::Loaded, Life::Cleaning, Life::Crashed, Life::Closed];
+    pub const ALL: [Life; 6] =
+        [Life::Fresh, Life::Loaded, Life::Cleaning, Life::Crashed, Life::Closed, Life::Single];
 
     pub(crate) fn is_closed(self) -> bool {
         matches!(self, Life::Fresh | Life::Closed)
@@ -78,6 +81,11 @@ fn busy(seed: u64, steps: usize) -> Vec<Step> {
     all
 }
 
+fn single() -> String {
+    let synced = (0..30).map(|n| format!("S[0.{}={}] ", n % 9, 150 + n));
+    format!("{}0.9=10", synced.collect::<String>())
+}
+
 fn last() -> Vec<Step> {
     parse("S[0.4=600,1.4=80,2.4=1200] 0.5=33 1.5=44 2.5=9").expect("written by hand")
 }
@@ -92,6 +100,7 @@ fn fixtures(subject: &Subject, life: Life) -> [Fixture; 3] {
         Life::Cleaning => Fixture::working(subject, &churn),
         Life::Crashed => Fixture::cut(subject, &busy(5, 40), &last()),
         Life::Closed => Fixture::closed_of(subject, &[busy(3, 50), last()].concat()),
+        Life::Single => Fixture::killed_of(subject, &parse(&single()).expect("written by hand")),
     };
     [fixture, Fixture::killed_of(subject, &busy(3, 25)), Fixture::closed_of(subject, &busy(9, 30))]
 }

@@ -3,6 +3,8 @@
 use sheaf::{Database, Error};
 use sheaf_testkit::corrupt::{Damage, Fixture, corrupt, inspect};
 use sheaf_testkit::crash::workload::{Shape, generate};
+use sheaf_testkit::crash::world::World;
+use sheaf_testkit::repairs::{Also, Flaw, judge};
 use sheaf_testkit::stage::{Place, Setting, Stage, Subject};
 
 use super::steps;
@@ -19,6 +21,89 @@ fn rot_below_the_durable_mark_is_never_a_torn_tail() {
     let report = corrupt(&fixture, logs);
     assert!(report.failures.is_empty(), "{report}\n{}", report.failures.join("\n"));
     assert!(report.errors > 0, "{report}");
+}
+
+/// Synced commits to one keyspace, the only one, over several segments of its log, and a kill: all that says that the last ones
+/// were durable stands in the newest segment.
+fn single(subject: &Subject) -> Fixture {
+    let synced: Vec<String> = (0..40).map(|n| format!("S[0.{}={}]", n % 9, 200 + n)).collect();
+    Fixture::killed_of(subject, &steps(&format!("{} 0.9=10", synced.join(" "))))
+}
+
+/// The segments of the keyspace's log that were written to, oldest first.
+fn written_segments(fixture: &Fixture) -> Vec<std::path::PathBuf> {
+    let dir = if matches!(fixture.subject.engine, "flex" | "delsm") { "journal" } else { "flat" };
+    let is_written = |path: &std::path::PathBuf| {
+        let bytes = fixture.sim.read_file(path).unwrap();
+        bytes[512.min(bytes.len())..].iter().any(|byte| *byte != 0)
+    };
+    let all = fixture.files().into_iter().map(|(path, _)| path);
+    let of_log = all.filter(|path| path.starts_with(format!("/db/{dir}")) && is_written(path));
+    of_log.collect()
+}
+
+/// Whatever becomes of the header of a segment that was written to, or of its file: damage, which the opening leaves as it is, and
+/// a repair that knows that something may be missing.
+#[test]
+fn a_used_segment_without_a_header_is_damage_and_stays() {
+    for subject in [Subject::flex(), Subject::delsm(), Subject::flat(), Subject::kreon()] {
+        let fixture = single(&subject);
+        let segments = written_segments(&fixture);
+        assert!(segments.len() >= 3, "{subject:?}: {segments:?}");
+        for path in segments.iter().rev().take(2) {
+            let len = fixture.sim.read_file(path).unwrap().len() as u64;
+            let mut damages = vec![Damage::Missing(path.clone()), Damage::Length(path.clone(), 0)];
+            damages.extend([0, 12, 20, 45, 58, 321].map(|at| Damage::Flip(path.clone(), at, 0)));
+            for bytes in [512, 1024, len] {
+                let zeros = vec![0; usize::try_from(bytes).unwrap()];
+                damages.push(Damage::Write(path.clone(), 0, zeros, "zeros"));
+            }
+            for damage in damages {
+                let answer =
+                    inspect(&fixture, &damage).unwrap_or_else(|what| panic!("{subject:?}, {damage}: {what}"));
+                assert!(answer.error, "{subject:?}, {damage}: {answer:?}");
+                stays_and_is_repaired(&fixture, &damage);
+            }
+        }
+    }
+}
+
+/// Opens the damaged database twice and writes where that can be done: the file stays, and a repair does not call whole what is not.
+fn stays_and_is_repaired(fixture: &Fixture, damage: &Damage) {
+    let world = World::of(&fixture.subject, fixture.sim.kill());
+    damage.strike(&world.sim);
+    let (path, _) = damage.place();
+    let before = world.sim.read_file(path).ok();
+    for _ in 0..2 {
+        if let Ok(db) = world.open() {
+            let _ = db
+                .keyspace("other", fixture.subject.options_of(fixture.subject.other))
+                .and_then(|other| other.insert("k", "v"));
+            db.close().unwrap();
+        }
+        assert_eq!(world.sim.read_file(path).ok(), before, "{damage}");
+    }
+    judge(fixture, damage, Also::Nothing, Flaw::None)
+        .unwrap_or_else(|what| panic!("{:?}, {damage}: {what}", fixture.subject));
+}
+
+/// What was made ready and never written to is nobody's loss.
+#[test]
+fn a_ready_segment_with_a_damaged_header_costs_nothing() {
+    for subject in [Subject::flex(), Subject::flat()] {
+        let fixture = single(&subject);
+        let used = written_segments(&fixture);
+        let ready = fixture.files().into_iter().map(|(path, _)| path).find(|path| {
+            path.extension().is_some_and(|e| e == "seg")
+                && path.parent() == used[0].parent()
+                && !used.contains(path)
+        });
+        let ready = ready.expect("some are made ahead");
+        for at in [0, 20, 321] {
+            let answer = inspect(&fixture, &Damage::Flip(ready.clone(), at, 0)).unwrap();
+            assert!(answer.exact, "{subject:?}, {at}: {answer:?}");
+        }
+    }
 }
 
 /// Scenario 23. Rot in what belongs to one keyspace: the other opens and answers everything.

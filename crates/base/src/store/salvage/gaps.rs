@@ -76,7 +76,7 @@ pub(super) fn pass(
 }
 
 /// Whether any frame of `segment` can be read.
-pub(super) fn has_frame(segment: &Segment) -> bool {
+pub(in crate::store) fn has_frame(segment: &Segment) -> bool {
     let limit = segment.identity().capacity.min(segment.file().len().unwrap_or(0));
     next_frame(segment, crate::segment::DATA_START, limit, &mut (EFFORT * limit)).is_some()
 }

@@ -35,7 +35,7 @@
 //! keys, a commit a keyspace of the new database. See `entries` for keyspaces without an index.
 
 mod entries;
-mod gaps;
+pub(super) mod gaps;
 mod numbers;
 mod open;
 mod output;

@@ -18,6 +18,8 @@
 //! * Among survivors: as much, up to the highest number the segment has, wherever else those numbers are: a copy may have been the only
 //!   one of a version, while a copy of an older version is in another segment.
 //! * A number that was durable and is in no log, while no hole explains it, was in a log that ends too early. All logs may be that one.
+//! * A segment that ROOT or a seal names, and that is not there, may have held commits above all that are known: they may have
+//!   superseded any version of its log.
 //! * The journal has the catalogue: a hole there above ROOT's floor may have held a creation, a clearing or a drop.
 //!
 //! Records of the checkpoint's past are not read: what is damaged there costs what stands there, and puts nothing else in doubt.
@@ -77,6 +79,8 @@ struct Survey {
     blobs: Vec<(Seq, BlobRef)>,
     /// Commits whose runs go on in another segment.
     crossing: HashMap<SegmentId, Seq>,
+    /// Segments that a seal names.
+    named: Vec<(LogId, SegmentId)>,
 }
 
 /// Finds what counts in all logs: sets the cut, and where each segment ends.
@@ -101,6 +105,7 @@ pub(super) fn survey(recovery: &mut Recovery<'_>, harms: &mut Harms) -> Doubts {
     }
     if !is_made(recovery.root) {
         survey.doubt(recovery, &mut doubts);
+        survey.doubt_missing(recovery, &mut doubts, harms);
     }
     let cut = recovery.cut;
     for evidence in survey.evidence.iter().filter(|e| e.lo < cut || e.hi.is_some_and(|hi| hi <= cut)) {
@@ -155,6 +160,7 @@ impl Survey {
             self.known = self.known.max(water);
             match header.kind {
                 Kind::Seal => {
+                    self.named.extend(scanned.frame.sealed_to().map(|next| (log, next)));
                     self.crossing.extend(scanned.frame.sealed_to().zip(open_run));
                 }
                 Kind::Moved => {
@@ -245,6 +251,25 @@ impl Survey {
             next = follow(self.known.next());
         }
         if next == first { root.floor } else { Seq(next.0 - 1) }
+    }
+
+    /// What segments that are gone put in doubt.
+    fn doubt_missing(&self, recovery: &Recovery<'_>, doubts: &mut Doubts, harms: &mut Harms) {
+        if recovery.root.clean {
+            return;
+        }
+        let listed = LogId::ALL.into_iter().flat_map(|log| {
+            let open = recovery.root.logs[log.index()].segments.iter().filter(|entry| !entry.sealed);
+            open.map(move |entry| (log, entry.id))
+        });
+        for (log, id) in self.named.iter().copied().chain(listed) {
+            let Some(error) = recovery.is_gone(log, id) else { continue };
+            harms.error(&error);
+            doubts.logs[log.index()] = recovery.cut;
+            if log == LogId::Journal {
+                doubts.catalogue = recovery.cut;
+            }
+        }
     }
 
     fn doubt(&self, recovery: &Recovery<'_>, doubts: &mut Doubts) {
