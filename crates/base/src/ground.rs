@@ -10,8 +10,8 @@ use std::sync::Arc;
 use siphasher::sip::SipHasher13;
 
 use crate::blob::Blobs;
-use crate::disk::{Disk, remove_tree};
-use crate::error::Result;
+use crate::disk::{Disk, Entry, remove_tree};
+use crate::error::{IoContext, Result};
 use crate::memory::Memory;
 use crate::segment::{SLOT_COUNT, Segments};
 use crate::shares::Arbiter;
@@ -27,6 +27,14 @@ pub(crate) const OWN: &str = "own";
 
 fn file_name(id: KeyspaceId) -> String {
     format!("{:08x}", id.0)
+}
+
+/// What a directory has; `None` if there is no such directory.
+fn list(disk: &dyn Disk, dir: &Path) -> Result<Option<Vec<Entry>>> {
+    match disk.list(dir) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        entries => entries.during("list", dir).map(Some),
+    }
 }
 
 /// A place for files of an engine's own: one directory a keyspace, which is made when it is needed.
@@ -57,17 +65,33 @@ impl Home {
         PathBuf::from(OWN).join(file_name(id))
     }
 
-    /// Whether the keyspace has a directory.
-    #[must_use]
-    pub fn exists(&self, id: KeyspaceId) -> bool {
-        self.disk.list(&self.of(id)).is_ok()
+    /// Returns whether the keyspace has a directory.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Io`](crate::error::Error::Io) if the directory cannot be listed.
+    pub fn exists(&self, id: KeyspaceId) -> Result<bool> {
+        Ok(list(&*self.disk, &self.of(id))?.is_some())
     }
 
-    /// The keyspaces that have a directory.
-    pub(crate) fn ids(&self) -> Vec<KeyspaceId> {
-        let entries = self.disk.list(&self.dir).unwrap_or_default();
+    /// Returns the keyspaces that have a directory.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Io`](crate::error::Error::Io) if the directory above them cannot be listed.
+    pub(crate) fn ids(&self) -> Result<Vec<KeyspaceId>> {
+        let entries = list(&*self.disk, &self.dir)?.unwrap_or_default();
         let names = entries.iter().filter(|entry| entry.is_dir && entry.name.len() == 8);
-        names.filter_map(|entry| u32::from_str_radix(&entry.name, 16).ok().map(KeyspaceId)).collect()
+        Ok(names.filter_map(|entry| u32::from_str_radix(&entry.name, 16).ok().map(KeyspaceId)).collect())
+    }
+
+    /// Returns whether there is anything in the directory of the keyspace.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Io`](crate::error::Error::Io) if it cannot be listed.
+    pub(crate) fn has_files(&self, id: KeyspaceId) -> Result<bool> {
+        Ok(list(&*self.disk, &self.of(id))?.is_some_and(|entries| !entries.is_empty()))
     }
 
     /// Removes the directory of a keyspace.
@@ -77,7 +101,7 @@ impl Home {
 
     /// Removes the directories of keyspaces that are not there any more.
     pub fn sweep(&self, is_there: impl Fn(KeyspaceId) -> bool) -> Result<()> {
-        for entry in self.disk.list(&self.dir).unwrap_or_default() {
+        for entry in list(&*self.disk, &self.dir)?.unwrap_or_default() {
             let id = u32::from_str_radix(&entry.name, 16).map(KeyspaceId);
             if id.is_ok_and(|id| entry.name.len() == 8 && !is_there(id)) {
                 remove_tree(&*self.disk, &self.dir.join(&entry.name))?;

@@ -85,7 +85,24 @@ pub struct Stats {
 pub struct FlexSpace {
     shared: Arc<Shared>,
     workers: Vec<Worker>,
-    _lock: Box<dyn std::fmt::Debug + Send + Sync>,
+    /// `None` for a reader of a space without a lock.
+    _lock: Option<Held>,
+}
+
+/// A lock that is held.
+type Held = Box<dyn std::fmt::Debug + Send + Sync>;
+
+/// Locks a space. One that was restored or copied has no lock until somebody opens it for writing; a reader may not make one and
+/// reads without. A database's own lock keeps writers away from its spaces meanwhile.
+fn lock(disk: &dyn Disk, dir: &Path, read_only: bool) -> Result<Option<Held>> {
+    let share = if read_only { Share::Shared } else { Share::Exclusive };
+    match disk.lock(&dir.join(LOCK), share) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound && read_only => Ok(None),
+        locked => match locked.during("lock", dir)? {
+            Locked::Held(lock) => Ok(Some(lock)),
+            Locked::Busy(pid) => Err(Error::Locked { path: dir.to_path_buf(), pid, no_door: false }),
+        },
+    }
 }
 
 impl FlexSpace {
@@ -108,23 +125,13 @@ impl FlexSpace {
         let dir = dir.as_ref();
         if options.create && !options.read_only {
             recover::make_dir(&*disk, dir)?;
-        } else if disk.list(dir).is_err() {
-            return Err(Error::NotFound { path: dir.to_path_buf() });
+        } else if let Err(error) = disk.list(dir) {
+            return Err(match error.kind() {
+                std::io::ErrorKind::NotFound => Error::NotFound { path: dir.to_path_buf() },
+                _ => Error::io("list", dir, error),
+            });
         }
-        let share = if options.read_only { Share::Shared } else { Share::Exclusive };
-        let locked = match disk.lock(&dir.join(LOCK), share) {
-            // A creation that was cut short before there was anything to lock.
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound && options.read_only => {
-                return Err(Error::NotFound { path: dir.to_path_buf() });
-            }
-            other => other.during("lock", dir)?,
-        };
-        let lock = match locked {
-            Locked::Held(lock) => lock,
-            Locked::Busy(pid) => {
-                return Err(Error::Locked { path: dir.to_path_buf(), pid, no_door: false });
-            }
-        };
+        let lock = lock(&*disk, dir, options.read_only)?;
         let is_inline = options.inline || options.read_only;
         let shared = Arc::new(recover::open(disk, dir, options)?);
         let mut workers = Vec::new();

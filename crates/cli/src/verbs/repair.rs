@@ -177,7 +177,7 @@ fn summarize(args: &Repair, done: &RepairReport, watch: &Watch) -> Result {
         let object = json!({
             "kind": "end", "whole": done.is_whole(), "commit": done.seq, "damages": done.damage_count,
             "rootless": done.is_rootless, "catalogue doubtful": done.is_catalogue_doubtful,
-            "seconds": watch.elapsed().as_secs_f64()
+            "incomplete": done.is_incomplete, "seconds": watch.elapsed().as_secs_f64()
         });
         writeln!(out, "{object}")?;
         return Ok(out.flush()?);
@@ -187,6 +187,9 @@ fn summarize(args: &Repair, done: &RepairReport, watch: &Watch) -> Result {
     }
     if done.is_catalogue_doubtful {
         writeln!(out, "keyspaces may have been created, cleared or dropped by commits that are missing")?;
+    }
+    if done.is_incomplete {
+        writeln!(out, "a directory could not be listed: what is in it was skipped")?;
     }
     let (damages, pairs) = (many(done.damage_count, "damage"), many(certain, "pair"));
     writeln!(out, "{damages}, {pairs} salvaged for certain in {}", time(watch.elapsed()))?;

@@ -91,7 +91,7 @@ impl DelsmEngine {
         }
         let Some(manifest) = manifest else {
             // A directory without a manifest is what a crash left of the first flush.
-            if home.exists(self.id) && !home.read_only {
+            if !home.read_only && home.exists(self.id)? {
                 home.remove(self.id)?;
             }
             return Ok(());

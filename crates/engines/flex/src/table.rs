@@ -193,7 +193,7 @@ impl Table {
     /// Opens the keyspace's space, and makes it if there is none and `create` says so.
     pub(crate) fn open(&mut self, ground: &Ground, id: KeyspaceId, create: bool) -> Result<()> {
         let Some(home) = &ground.home else { return Ok(()) };
-        if self.space.is_some() || (!create && !home.exists(id)) {
+        if self.space.is_some() || (!create && !home.exists(id)?) {
             return Ok(());
         }
         let options = Options {

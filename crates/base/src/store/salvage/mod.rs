@@ -26,8 +26,9 @@
 //!
 //! 1. Nothing below the damaged directory is opened for writing, made or removed.
 //! 2. A keyspace that no damage concerns is whole, and the report says so: [`KeyspaceRepair::is_whole`].
-//! 3. Every loss is in the report: by key, by number, or as [`KeyspaceRepair::and_more`].
-//! 4. The new directory is an ordinary database, or it is gone.
+//! 3. Every loss is in the report: by key, by number, or as [`KeyspaceRepair::and_more`]. What cannot be listed, and files that
+//!    belong to no name, are losses nobody can count: [`RepairReport::is_incomplete`], a keyspace `lost-N` without pairs.
+//! 4. The new directory is an ordinary database, or it is gone; after a crash it is one that nobody opens (`target`).
 //!
 //! ## Costs
 //!
@@ -171,8 +172,10 @@ fn salvage(
 ) -> Result<RepairReport> {
     for (at, space) in opened.spaces.iter().enumerate() {
         let log = space.log.map_or(0, LogId::index);
-        out.repairs[at].and_more |=
-            opened.is_rootless || space.unindexed.is_some() || opened.doubts.logs[log] > Seq::ZERO;
+        out.repairs[at].and_more |= space.has_files
+            || opened.is_rootless
+            || space.unindexed.is_some()
+            || opened.doubts.logs[log] > Seq::ZERO;
         if space.log == Some(LogId::Journal) && space.engine.is_some() {
             walk_space(opened, at, &mut out)?;
         }
@@ -187,6 +190,7 @@ fn salvage(
         seq: opened.cut.0,
         is_rootless: opened.is_rootless,
         is_catalogue_doubtful: opened.doubts.catalogue > Seq::ZERO,
+        is_incomplete: harms.is_incomplete,
     })
 }
 

@@ -46,6 +46,8 @@ pub(super) struct Space {
     pub(super) log: Option<LogId>,
     /// No entry of the catalogue has it: it may be one that never got a name, or was dropped.
     pub(super) is_nameless: bool,
+    /// It has no name, and files of its engine's own.
+    pub(super) has_files: bool,
     /// It knows the newest versions.
     pub(super) engine: Option<Arc<dyn Engine>>,
     /// Why there is none.
@@ -104,7 +106,7 @@ pub(super) fn bring_up(store: &Store, root: &Root, harms: &mut Harms) -> Result<
     let mut entries = catalogue(&recovery);
     let named = entries.len();
     if is_rootless || doubts.catalogue > Seq::ZERO {
-        nameless(&recovery, &mut entries);
+        nameless(&recovery, &mut entries, harms);
     }
     let segments = recovery.admit(true)?;
     let room = store.options.memory / SHARE;
@@ -120,7 +122,11 @@ pub(super) fn bring_up(store: &Store, root: &Root, harms: &mut Harms) -> Result<
         room,
     };
     opened.take_spaces(store, root, entries, harms)?;
-    opened.spaces.iter_mut().skip(named).for_each(|space| space.is_nameless = true);
+    for space in opened.spaces.iter_mut().skip(named) {
+        space.is_nameless = true;
+        let has_files = store.ground.home.as_ref().map(|home| home.has_files(space.id)).transpose();
+        space.has_files = harms.taken(has_files).flatten().unwrap_or(false);
+    }
     opened.replay(root, harms);
     Ok(opened)
 }
@@ -139,7 +145,7 @@ fn find(recovery: &Recovery<'_>, log: LogId, harms: &mut Harms) -> Result<Vec<Fo
             }
         }
         Ok(_) => {}
-        Err(error) => harms.error(&Error::io("list", dir, error)),
+        Err(error) => harms.skipped(&Error::io("list", dir, error)),
     }
     let mut founds = Vec::new();
     for (id, entry) in entries {
@@ -211,7 +217,7 @@ fn catalogue(recovery: &Recovery<'_>) -> Vec<KeyspaceEntry> {
 }
 
 /// Adds what has records, or a directory, and no entry: the commit that created it may be missing.
-fn nameless(recovery: &Recovery<'_>, entries: &mut Vec<KeyspaceEntry>) {
+fn nameless(recovery: &Recovery<'_>, entries: &mut Vec<KeyspaceEntry>, harms: &mut Harms) {
     let store = recovery.store;
     let mut ids: BTreeSet<(KeyspaceId, Option<LogId>)> = BTreeSet::new();
     for log in LogId::ALL {
@@ -220,7 +226,8 @@ fn nameless(recovery: &Recovery<'_>, entries: &mut Vec<KeyspaceEntry>) {
         });
     }
     if let (true, Some(home)) = (is_made(recovery.root), &store.ground.home) {
-        let with_files = home.ids().into_iter().filter(|id| !ids.iter().any(|(known, _)| known == id));
+        let all = harms.taken(home.ids()).unwrap_or_default();
+        let with_files = all.into_iter().filter(|id| !ids.iter().any(|(known, _)| known == id));
         ids.extend(with_files.map(|id| (id, None)).collect::<Vec<_>>());
     }
     let known: HashSet<KeyspaceId> = entries.iter().map(|entry| entry.id).collect();
@@ -271,6 +278,7 @@ impl Opened {
                     options,
                     log,
                     is_nameless,
+                    has_files: false,
                     engine,
                     unindexed,
                 });
@@ -304,7 +312,18 @@ impl Opened {
                 }
             };
             let (log, is_nameless) = (Some(log), false);
-            self.spaces.push(Space { id, name, engine_name, options, log, is_nameless, engine, unindexed });
+            let has_files = false;
+            self.spaces.push(Space {
+                id,
+                name,
+                engine_name,
+                options,
+                log,
+                is_nameless,
+                has_files,
+                engine,
+                unindexed,
+            });
         }
         Ok(())
     }

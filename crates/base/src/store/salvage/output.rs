@@ -29,6 +29,11 @@ pub(super) enum Value<'a> {
     File(ValueFile),
 }
 
+/// Whether anybody misses a keyspace: it has a name, or pairs, or files that nothing could be read of.
+fn is_missed(space: &Space, repair: &KeyspaceRepair) -> bool {
+    !space.is_nameless || space.has_files || repair.doubtful > 0
+}
+
 /// The new database, and what is said of it.
 pub(super) struct Output<'a, 'o> {
     pub(super) store: Arc<Store>,
@@ -166,7 +171,7 @@ impl<'a, 'o> Output<'a, 'o> {
     /// Gives all keyspaces their names, and ends the new database in order.
     pub(super) fn finish(mut self) -> Result<(Vec<KeyspaceRepair>, RepairProgress)> {
         for at in 0..self.spaces.len() {
-            let is_named = !self.spaces[at].is_nameless || self.repairs[at].doubtful > 0;
+            let is_named = is_missed(&self.spaces[at], &self.repairs[at]);
             if !is_named {
                 continue; // nothing that anybody misses
             }
@@ -180,12 +185,9 @@ impl<'a, 'o> Output<'a, 'o> {
         if let Some(watcher) = &mut self.options.watcher {
             let _ = watcher(self.progress);
         }
-        let nameless: Vec<bool> = self.spaces.iter().map(|space| space.is_nameless).collect();
-        let all = self.repairs.into_iter().zip(nameless);
-        let mut repairs: Vec<KeyspaceRepair> = all
-            .filter(|(repair, nameless)| !nameless || repair.doubtful > 0)
-            .map(|(repair, _)| repair)
-            .collect();
+        let all = self.repairs.into_iter().zip(self.spaces);
+        let missed = all.filter(|(repair, space)| is_missed(space, repair));
+        let mut repairs: Vec<KeyspaceRepair> = missed.map(|(repair, _)| repair).collect();
         repairs.sort_by(|a, b| a.name.cmp(&b.name));
         Ok((repairs, self.progress))
     }

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::types::{KeyspaceId, Seq};
 
 /// Damages that a report lists; of more it has the number.
@@ -145,6 +145,8 @@ pub struct RepairReport {
     pub is_rootless: bool,
     /// What is damaged may have created, cleared or dropped keyspaces.
     pub is_catalogue_doubtful: bool,
+    /// A directory could not be listed: what is in it was skipped.
+    pub is_incomplete: bool,
 }
 
 impl RepairReport {
@@ -155,6 +157,7 @@ impl RepairReport {
             && self.missing.is_empty()
             && !self.is_rootless
             && !self.is_catalogue_doubtful
+            && !self.is_incomplete
     }
 }
 
@@ -164,6 +167,8 @@ pub(super) struct Harms {
     pub(super) list: Vec<Harm>,
     seen: HashSet<(PathBuf, u64)>,
     pub(super) count: u64,
+    /// Something was skipped, whatever was in it.
+    pub(super) is_incomplete: bool,
 }
 
 impl Harms {
@@ -175,6 +180,17 @@ impl Harms {
             self.count += 1;
             self.list.push(Harm { path: path.to_path_buf(), from, to, what: what.to_string() });
         }
+    }
+
+    /// Takes note of an error for which something was skipped.
+    pub(super) fn skipped(&mut self, error: &Error) {
+        self.is_incomplete = true;
+        self.error(error);
+    }
+
+    /// What could be had, or nothing, of which note is taken.
+    pub(super) fn taken<T>(&mut self, found: Result<T>) -> Option<T> {
+        found.inspect_err(|error| self.skipped(error)).ok()
     }
 
     /// Takes note of what an error says.

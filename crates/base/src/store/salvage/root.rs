@@ -9,6 +9,7 @@ use std::path::Path;
 use super::gaps::has_frame;
 use super::report::Harms;
 use crate::disk::{Disk, How};
+use crate::error::IoContext;
 use crate::frame::MAX_SEQ;
 use crate::root::{Root, SegmentEntry};
 use crate::segment::{self, DATA_START, Identity, MAX_CAPACITY, Segment};
@@ -27,7 +28,11 @@ pub(super) fn make(disk: &dyn Disk, path: &Path, harms: &mut Harms) -> Option<Ro
     let (mut good, mut bad) = (Vec::new(), Vec::new());
     for log in LogId::ALL {
         let dir = path.join(log.directory());
-        for entry in disk.list(&dir).unwrap_or_default() {
+        let entries = match disk.list(&dir) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+            entries => harms.taken(entries.during("list", &dir)).unwrap_or_default(),
+        };
+        for entry in entries {
             let Some(id) = segment::number_of(&entry.name) else { continue };
             match Segment::identify(disk, &dir.join(&entry.name)) {
                 Ok(identity) if identity.id == id && identity.log == log => good.push(identity),
