@@ -7,7 +7,7 @@
 //! ## Picture
 //!
 //! ```text
-//!  empty? ─> made, if it is not there ─> mark ─> still empty but for it? ─> filled ─> keep
+//!  empty? ─> made, if it is not there ─> mark ─> still empty but for it? ─> UNFINISHED ─> filled ─> keep: UNFINISHED goes
 //!                                                       └────── any error: dropped ──┴─> what was made goes, the mark last
 //! ```
 //!
@@ -20,6 +20,8 @@
 //! ## Crash
 //!
 //! What a crash leaves is not empty, so that nobody claims it: it is removed by hand. A lock that nobody holds is in nobody's way.
+//! The file UNFINISHED is durable in a database's directory before anything else of it, and goes after everything else is
+//! durable: a database that has it is opened by nobody ([`check_finished`]), whatever else is there.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -29,6 +31,25 @@ use std::sync::Arc;
 use crate::disk::{Disk, Entry, File, How, Locked, Share, create_dirs, remove_tree};
 use crate::error::{Error, IoContext, Result};
 use crate::store::{LOCK, is_part};
+
+/// The file that a database has while it is filled.
+pub(crate) const UNFINISHED: &str = "UNFINISHED";
+
+/// Refuses a database that a restoration or a repair has not filled to its end.
+///
+/// # Errors
+///
+/// Returns [`Error::NotADatabase`] if the directory `dir` with these `entries` is one, or [`Error::Locked`] if it is being filled.
+pub(crate) fn check_finished(disk: &dyn Disk, dir: &Path, entries: &[Entry]) -> Result<()> {
+    if !entries.iter().any(|entry| entry.name == UNFINISHED) {
+        return Ok(());
+    }
+    if let Ok(Locked::Busy(pid)) = disk.lock(&dir.join(LOCK), Share::Shared) {
+        return Err(Error::Locked { path: dir.to_path_buf(), pid, no_door: true });
+    }
+    let why = "it is an unfinished repair or restoration: remove it and run that again".to_owned();
+    Err(Error::NotADatabase { path: dir.to_path_buf(), why })
+}
 
 /// A directory that is claimed. What was made in it goes if this is dropped before it is kept.
 pub(crate) struct Target<'a> {
@@ -52,6 +73,10 @@ impl<'a> Target<'a> {
         target.lock = Some(target.take_lock()?);
         target.made(Path::new(LOCK)); // or taken over
         target.check_alone()?;
+        let path = dir.join(UNFINISHED);
+        disk.open(&path, How::Create).during("create", &path)?;
+        target.made(Path::new(UNFINISHED));
+        disk.sync_dir(dir).during("sync directory", dir)?;
         Ok(target)
     }
 
@@ -77,7 +102,11 @@ impl<'a> Target<'a> {
     fn begin(disk: &'a dyn Disk, dir: &Path, mark: &'static str, left: Option<&str>) -> Result<Target<'a>> {
         let was_there = match disk.list(dir) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => false,
-            entries => check_free(&entries.during("list", dir)?, dir, left).map(|()| true)?,
+            entries => {
+                let entries = entries.during("list", dir)?;
+                check_finished(disk, dir, &entries)?;
+                check_free(&entries, dir, left).map(|()| true)?
+            }
         };
         create_dirs(disk, dir)?;
         Ok(Target {
@@ -129,13 +158,24 @@ impl<'a> Target<'a> {
         open().inspect_err(|error| {
             if matches!(error, Error::Locked { .. } | Error::NotADatabase { .. } | Error::Invalid { .. }) {
                 self.is_kept = true; // somebody was faster: it is theirs
+                let _ = self.disk.remove(&self.dir.join(UNFINISHED));
             }
         })
     }
 
-    /// All of it is there.
-    pub(crate) fn keep(mut self) {
+    /// All of it is there, and durable.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] if the mark of what is unfinished does not go. What was made goes then.
+    pub(crate) fn keep(mut self) -> Result<()> {
+        if self.made.contains(UNFINISHED) {
+            let path = self.dir.join(UNFINISHED);
+            self.disk.remove(&path).during("remove", &path)?;
+            self.disk.sync_dir(&self.dir).during("sync directory", &self.dir)?;
+        }
         self.is_kept = true;
+        Ok(())
     }
 
     /// Removes what was made, as far as that can be done.
@@ -149,8 +189,10 @@ impl<'a> Target<'a> {
             self.made.contains(&entry.name)
                 || (self.is_database && entry.name != self.mark && is_part(&entry.name))
         };
-        let (marks, ours): (Vec<&Entry>, Vec<&Entry>) =
-            entries.iter().filter(is_ours).partition(|entry| entry.name == self.mark);
+        // What is left if this is cut short is unfinished still.
+        let last = |entry: &&Entry| entry.name == self.mark || entry.name == UNFINISHED;
+        let (mut marks, ours): (Vec<&Entry>, Vec<&Entry>) = entries.iter().filter(is_ours).partition(last);
+        marks.sort_by_key(|entry| entry.name == self.mark);
         for entry in ours.into_iter().chain(marks) {
             let path = self.dir.join(&entry.name);
             let _ = match entry.is_dir {
@@ -237,8 +279,9 @@ mod tests {
         let first = Target::for_database(&disk, dir).expect("nothing is there");
         assert!(matches!(Target::for_database(&disk, dir).err(), Some(Error::Locked { .. })));
         assert!(why(Target::by_file(&disk, dir, MARK).err()).contains("not empty"));
-        assert_eq!(names(&disk, dir), Some(vec![LOCK.to_owned()]), "what was refused leaves it alone");
-        first.keep();
+        let filled = Some(vec![LOCK.to_owned(), UNFINISHED.to_owned()]);
+        assert_eq!(names(&disk, dir), filled, "what was refused leaves it alone");
+        first.keep().expect("the mark goes");
         let second = Target::for_database(&disk, dir).expect("a lock that nobody holds is no obstacle");
         drop(second);
         assert_eq!(names(&disk, dir), Some(vec![]), "and goes");

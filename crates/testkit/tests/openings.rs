@@ -3,9 +3,11 @@
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use sheaf::{Database, Durability, Error};
 use sheaf_base::disk::sim::{Class, Failure, Fault, FaultPlan, Keep, SimDisk};
+use sheaf_base::sync::Mutex;
 use sheaf_testkit::crash::world::{PLACE, World};
 use sheaf_testkit::stage::Subject;
 
@@ -78,9 +80,9 @@ fn a_sync_that_finds_the_device_full_poisons() {
         let world = World::new();
         let db = world.open().unwrap();
         put(&db, &world.subject);
-        world.sim.set_faults(Fault::new(Class::Sync, failure));
         let keyspace = db.existing_keyspace("k").unwrap().unwrap();
-        keyspace.insert("key", "later").unwrap();
+        keyspace.insert("key", "later").unwrap(); // may make a segment, which is synced
+        world.sim.set_faults(Fault::new(Class::Sync, failure));
         let synced = db.persist();
         assert!(matches!(synced, Err(Error::Poisoned { .. })), "{synced:?}");
         world.sim.set_faults(FaultPlan::default());
@@ -201,5 +203,120 @@ fn whatever_comes_first_after_a_kill_sees_all_that_was_replayed() {
                 world = world.killed();
             }
         }
+    }
+}
+
+/// A disk with a database of one engine whose own files have something in them; closed.
+fn settled(subject: &Subject) -> World {
+    let world = World::of(subject, SimDisk::new());
+    let db = world.open().unwrap();
+    let keyspace = db.keyspace("k", subject.options()).unwrap();
+    (0..60u8).for_each(|key| keyspace.insert([key], [key; 500]).unwrap());
+    world.work(&db).unwrap();
+    db.close().unwrap();
+    world
+}
+
+/// A reader finds all 60 pairs, and verification nothing.
+fn reads_all(world: &World, what: &str) {
+    let db = world.builder().read_only(true).open(PLACE).unwrap_or_else(|e| panic!("{what}: {e}"));
+    let keyspace = db.existing_keyspace("k").unwrap().unwrap();
+    let count = keyspace.iter().unwrap_or_else(|e| panic!("{what}: {e}")).filter(|pair| pair.is_ok()).count();
+    assert_eq!(count, 60, "{what}");
+    db.verify(|error| panic!("{what}: {error}")).unwrap();
+}
+
+/// A database that was closed, killed, restored, or copied without the locks of its keyspaces is read and repaired
+/// before it is opened for writing.
+#[test]
+fn every_life_state_is_read_before_anybody_writes() {
+    for subject in Subject::all() {
+        let world = settled(&subject);
+        reads_all(&world, &format!("{subject:?}, closed"));
+        let database = Path::new(PLACE).join("LOCK"); // readers need this one: they create nothing
+        let files = world.sim.files().into_iter().map(|(path, _)| path);
+        let locks = files.filter(|path| path.ends_with("LOCK") && *path != database);
+        locks.for_each(|lock| world.sim.remove_file(&lock).unwrap());
+        let report = world.builder().repair(PLACE, "/repaired", sheaf::RepairOptions::default()).unwrap();
+        assert!(report.is_whole() && report.keyspaces[0].certain == 60, "{subject:?}: {report:?}");
+        reads_all(&world, &format!("{subject:?}, without locks of keyspaces"));
+        let db = world.open().unwrap();
+        db.backup("/backup", sheaf::BackupOptions::default()).unwrap();
+        reads_all(&world.killed(), &format!("{subject:?}, killed"));
+        db.close().unwrap();
+        sheaf_base::disk::remove_tree(&world.tap, Path::new(PLACE)).unwrap();
+        world.builder().restore("/backup", PLACE, None).unwrap();
+        reads_all(&world, &format!("{subject:?}, restored"));
+        let again = world.builder().repair(PLACE, "/again", sheaf::RepairOptions::default()).unwrap();
+        assert!(again.is_whole() && again.keyspaces[0].certain == 60, "{subject:?}: {again:?}");
+    }
+}
+
+/// A directory that cannot be listed is an error of the device that names it, never damage, and never an empty keyspace.
+#[test]
+fn a_listing_that_fails_is_no_damage() {
+    for subject in Subject::all() {
+        let world = settled(&subject);
+        for read_only in [true, false] {
+            for nth in 1.. {
+                let world = World::of(&subject, world.sim.kill());
+                world.sim.set_faults(Fault::new(Class::List, Failure::Io).nth(nth));
+                let opened = world.builder().read_only(read_only).open(PLACE);
+                let read = opened.and_then(|db| {
+                    let keyspace = db.existing_keyspace("k")?.expect("it was made");
+                    let pairs: Result<Vec<_>, _> = keyspace.iter()?.collect();
+                    pairs.map(|pairs| pairs.len())
+                });
+                let what = format!("{subject:?}, read only: {read_only}, listing {nth}: {read:?}");
+                match read {
+                    Ok(count) => assert_eq!(count, 60, "{what}"),
+                    Err(Error::Io { op: "list", .. }) => {}
+                    Err(_) => panic!("{what}"),
+                }
+                if world.sim.injected() == 0 {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// A repair or a restoration is cut short at any of its calls, by a kill or by a power cut: what it leaves opens only if it is all there.
+#[test]
+fn what_is_half_filled_is_opened_by_nobody() {
+    for (subject, restores) in [(Subject::flex(), false), (Subject::flat(), false), (Subject::flex(), true)] {
+        let world = settled(&subject);
+        if restores {
+            let db = world.open().unwrap();
+            db.backup("/backup", sheaf::BackupOptions::default()).unwrap();
+            db.close().unwrap();
+        }
+        let images: Arc<Mutex<Vec<SimDisk>>> = Arc::default();
+        let (seen, sim) = (Arc::clone(&images), world.sim.clone());
+        world.tap.watch(move |_, _| seen.lock().extend([sim.kill(), sim.power_cut(&Keep::None)]));
+        match restores {
+            true => drop(world.builder().restore("/backup", "/new", None).unwrap()),
+            false => drop(world.builder().repair(PLACE, "/new", sheaf::RepairOptions::default()).unwrap()),
+        }
+        world.tap.unwatch();
+        let images = std::mem::take(&mut *images.lock());
+        let mut refused = 0;
+        for (number, image) in images.iter().enumerate() {
+            let world = World::of(&subject, image.clone());
+            match world.builder().read_only(true).create(false).open("/new") {
+                Ok(db) => {
+                    let keyspace = db.existing_keyspace("k").unwrap();
+                    let count = keyspace.map_or(0, |k| k.iter().unwrap().count());
+                    assert_eq!(count, 60, "{subject:?}, restores: {restores}, image {number}");
+                }
+                Err(Error::NotADatabase { why, .. }) if why.contains("unfinished") => {
+                    refused += 1;
+                    assert!(world.builder().create(true).open("/new").is_err(), "nor to write");
+                }
+                Err(Error::NotFound { .. }) => {}
+                Err(error) => panic!("{subject:?}, restores: {restores}, image {number}: {error}"),
+            }
+        }
+        assert!(refused > 10, "{subject:?}, restores: {restores}: {refused} of {}", images.len());
     }
 }

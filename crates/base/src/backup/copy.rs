@@ -72,7 +72,7 @@ pub(crate) fn back_up(store: &Arc<Store>, dir: &Path, options: BackupOptions<'_>
     let Copier { tree, manifest, meter, report, .. } = copier;
     let mut ending = Ending { disk, dir, tree, meter };
     copied.and_then(|()| ending.run(manifest, verify))?;
-    ending.tree.keep();
+    ending.tree.keep()?;
     Ok(report)
 }
 

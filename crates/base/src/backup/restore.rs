@@ -1,7 +1,8 @@
 //! # Restore: a backup becomes a database
 //!
 //! ```text
-//!  BACKUP summed ─> target locked ─> files copied, each sum compared ─> all synced ─> ROOT ─> opens as after a crash at S
+//!  BACKUP summed ─> target locked, UNFINISHED ─> files copied, each sum compared ─> all synced ─> ROOT
+//!    ─> UNFINISHED goes ─> opens as after a crash at S
 //! ```
 //!
 //! Files are copied, never linked: the database is going to write to its own.
@@ -40,7 +41,7 @@ pub fn restore(
     let watcher: Option<&mut Watcher<'_>> = forward.as_mut().map(|forward| forward as &mut Watcher<'_>);
     let mut meter = Meter::new(watcher, None);
     refill(disk, from, to, &manifest, &mut tree, &mut meter)?;
-    tree.keep();
+    tree.keep()?;
     let seq = manifest.root.floor.0;
     Ok(BackupReport { seq, files: manifest.files, copied: manifest.bytes, linked: 0 })
 }

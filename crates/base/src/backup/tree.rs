@@ -76,8 +76,8 @@ impl<'a> Tree<'a> {
     }
 
     /// All of it is there.
-    pub(super) fn keep(self) {
-        self.target.keep();
+    pub(super) fn keep(self) -> Result<()> {
+        self.target.keep()
     }
 
     /// A file of that name was made just now.

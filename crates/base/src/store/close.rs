@@ -23,6 +23,7 @@ use crate::root::{Root, Slots};
 use crate::speed::{Looks, Speed};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, RwLock};
+use crate::target::{UNFINISHED, check_finished};
 use crate::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId, random_bits};
 use crate::views::Views;
 use crate::{event, span};
@@ -56,7 +57,7 @@ impl Store {
         check_options(&options)?;
         let _span = span!(INFO, "open", path = path.display().to_string());
         let began = clock.now();
-        let there = look(&*disk, path)?;
+        let there = look(&*disk, path, options.is_filled)?;
         if matches!(there, There::Nothing) && (!options.create || options.read_only) {
             return Err(Error::NotFound { path: path.to_path_buf() });
         }
@@ -340,7 +341,7 @@ fn take_lock(
 }
 
 /// Looks without touching anything.
-fn look(disk: &dyn Disk, path: &Path) -> Result<There> {
+fn look(disk: &dyn Disk, path: &Path, is_filled: bool) -> Result<There> {
     let entries = match disk.list(path) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(There::Nothing),
         Err(e) if e.kind() == std::io::ErrorKind::NotADirectory => {
@@ -351,6 +352,9 @@ fn look(disk: &dyn Disk, path: &Path) -> Result<There> {
         }
         other => other.during("list", path)?,
     };
+    if !is_filled {
+        check_finished(disk, path, &entries)?;
+    }
     if entries.iter().any(|e| Slots::is_slot(&e.name)) {
         return Ok(There::Database);
     }
@@ -375,6 +379,7 @@ fn look(disk: &dyn Disk, path: &Path) -> Result<There> {
 /// Whether a database that is being made has something of that name.
 fn is_unborn_part(name: &str) -> bool {
     name == LOCK
+        || name == UNFINISHED
         || DOOR.contains(&name)
         || Slots::is_unborn_slot(name)
         || directories().any(|dir| dir == name)

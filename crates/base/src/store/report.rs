@@ -36,6 +36,9 @@ pub struct Options {
     pub checkpoints: bool,
     /// Whom to tell of writers that wait.
     pub stalls: StallWatch,
+    /// Opens a directory that a repair is filling, which is refused else.
+    #[doc(hidden)]
+    pub is_filled: bool,
 }
 
 /// How committers that wait for the device share what it does for them: FlatStore's ways (§3.3), to be measured
@@ -73,6 +76,7 @@ impl Default for Options {
             batching: Batching::default(),
             checkpoints: true,
             stalls: StallWatch::default(),
+            is_filled: false,
         }
     }
 }

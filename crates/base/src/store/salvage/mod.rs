@@ -57,7 +57,7 @@ use crate::disk::{Disk, Locked, Permissions, Share};
 use crate::engine::EngineFactory;
 use crate::error::{Error, IoContext, Result};
 use crate::root::{Root, Slots};
-use crate::target::Target;
+use crate::target::{Target, check_finished};
 use crate::types::{LogId, Seq};
 use entries::Entries;
 use open::{Opened, bring_up};
@@ -101,13 +101,11 @@ pub fn repair(
         Store::blank(from, reading, Arc::clone(&disk), Arc::clone(&clock), factories.to_vec(), &root);
     *store.lock.get_mut() = lock;
     let opened = bring_up(&store, &root, &mut harms)?;
-    let writing = Options { create: true, read_only: false, memory, ..options.clone() };
+    let writing = Options { create: true, read_only: false, is_filled: true, memory, ..options.clone() };
     let out = target
         .hand_over(|| Output::new(to, writing, (&disk, &clock), factories, &opened.spaces, &mut repair))?;
     let report = salvage(&store, &opened, out, harms);
-    if report.is_ok() {
-        target.keep();
-    }
+    let report = report.and_then(|report| target.keep().map(|()| report));
     for space in &opened.spaces {
         if let Some(engine) = &space.engine {
             let _ = engine.close(); // nothing was written
@@ -126,6 +124,7 @@ fn check_source(disk: &dyn Disk, from: &Path) -> Result<()> {
         Err(e) if e.kind() == std::io::ErrorKind::NotADirectory => return not_one("it is not a directory"),
         other => other.during("list", from)?,
     };
+    check_finished(disk, from, &entries)?;
     if entries.iter().any(|entry| backup::is_part(&entry.name)) {
         return not_one("it is a backup: `sheaf restore` makes a database of it, elsewhere");
     }
