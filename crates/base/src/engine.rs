@@ -446,7 +446,14 @@ pub trait Engine: Send + Sync {
     }
     /// For a repair, which only reads: takes up what can be read of its own files, whatever image there was and whatever is missing.
     /// What it answers from then on may have been superseded or removed. An engine whose files make no sense in parts fails.
-    fn restore_rest(&self) -> Result<()> {
+    /// Must call `skipped` with the error of each file that may hold pairs and is left out: these
+    /// are lost.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Unsupported`], or the damage of what says which files there are.
+    fn restore_rest(&self, skipped: &mut dyn FnMut(Error)) -> Result<()> {
+        let _ = skipped;
         Err(Error::Unsupported { engine: self.name(), feature: "the reading of parts" })
     }
     /// One record, at opening: of the journal in the order of the log, from one thread; of the flat log in

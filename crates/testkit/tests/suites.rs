@@ -7,6 +7,7 @@ mod beside;
 mod conformance;
 mod corruption;
 mod crash;
+mod damaged;
 mod failing;
 mod faults;
 mod files;

@@ -433,8 +433,8 @@ impl Engine for DelsmEngine {
         self.restore_files(Seq::ZERO, damage)
     }
 
-    fn restore_rest(&self) -> Result<()> {
-        self.restore_readable()
+    fn restore_rest(&self, skipped: &mut dyn FnMut(Error)) -> Result<()> {
+        self.restore_readable(skipped)
     }
 
     fn replay(&self, record: &Replay<'_>) -> Result<()> {

@@ -106,7 +106,7 @@ impl DelsmEngine {
             pair.settle(&manifest)?;
             home.disk.spread(&self.shelf.path);
         }
-        let version = self.load(&manifest, false)?;
+        let version = self.load(&manifest, None)?;
         *work = self.work_after(&version, &manifest)?;
         work.pair = Some(pair);
         drop(work);
@@ -114,15 +114,20 @@ impl DelsmEngine {
         Ok(())
     }
 
-    /// Takes up the tables and packs that can be read, of whichever manifest can be.
-    pub(crate) fn restore_readable(&self) -> Result<()> {
+    /// Takes up the tables and packs that can be read, of whichever manifest can be. Calls
+    /// `skipped` with the error of each file that cannot be read.
+    ///
+    /// The files are checked against the owner that the manifest names. It differs from this
+    /// database's if the secret of the hashes is lost with ROOT. The filters of key lists are
+    /// useless then, and are left out.
+    pub(crate) fn restore_readable(&self, skipped: &mut dyn FnMut(Error)) -> Result<()> {
         let home = self.shelf.ground.home.as_ref().filter(|home| home.read_only);
         let home = home.ok_or(Error::Unsupported { engine: NAME, feature: "writing to what is damaged" })?;
         let pair = Pair::new(Arc::clone(&home.disk), &self.shelf.path);
         let manifest: Manifest = pair
             .read()?
             .ok_or_else(|| Error::corrupt(&self.slot(0), 0, Damage::Short { got: 0, expected: 1 }))?;
-        let version = self.load(&manifest, true)?;
+        let version = self.load(&manifest, Some(skipped))?;
         let mut work = self.work.lock();
         *work = Work { generation: manifest.generation, up_to: manifest.up_to, ..Work::default() };
         drop(work);
@@ -135,16 +140,23 @@ impl DelsmEngine {
         self.shelf.path.join(format!("{}.{}", Manifest::STEM, generation % 2))
     }
 
-    /// What the manifest names; without what cannot be read, if that `may_miss`.
-    fn load(&self, manifest: &Manifest, may_miss: bool) -> Result<Version> {
+    /// Opens what the manifest names. A file that cannot be read is left out and reported to
+    /// `skipped`, or is an error without it.
+    fn load(&self, manifest: &Manifest, mut skipped: Option<&mut dyn FnMut(Error)>) -> Result<Version> {
         let disk = self.disk()?;
         let mut version = Version::default();
         for entry in &manifest.tables {
             let path = self.shelf.path.join(names::list_name(entry.list));
-            let list = match List::open(disk, path, self.shelf.owner(), entry.list) {
-                Err(_) if may_miss => continue,
-                list => list?,
+            let mut list = match (List::open(disk, path, manifest.owner, entry.list), &mut skipped) {
+                (Err(error), Some(skipped)) => {
+                    skipped(error);
+                    continue;
+                }
+                (list, _) => list?,
             };
+            if manifest.owner != self.shelf.owner() {
+                list.forget_hashes();
+            }
             let table = Table::new(&self.shelf, entry.dir, list, entry.marks);
             version.levels[usize::from(entry.level)].push(table);
         }
@@ -155,9 +167,12 @@ impl DelsmEngine {
             }
         }
         for number in &manifest.packs {
-            let pack = match Pack::open(disk, &self.shelf.path, self.shelf.owner(), *number) {
-                Err(_) if may_miss => continue,
-                pack => pack?,
+            let pack = match (Pack::open(disk, &self.shelf.path, manifest.owner, *number), &mut skipped) {
+                (Err(error), Some(skipped)) => {
+                    skipped(error);
+                    continue;
+                }
+                (pack, _) => pack?,
             };
             version.packs.insert(*number, Arc::new(pack));
         }

@@ -54,7 +54,8 @@ impl Shelf {
         self.ground.hash(key)
     }
 
-    /// Tells files of this keyspace from those of others and of other databases.
+    /// Returns the mark that tells files of this keyspace from those of others and of other
+    /// databases.
     pub(crate) fn owner(&self) -> u64 {
         self.hash(&self.id.0.to_le_bytes())
     }

@@ -52,6 +52,8 @@ pub(super) struct Space {
     pub(super) engine: Option<Arc<dyn Engine>>,
     /// Why there is none.
     pub(super) unindexed: Option<String>,
+    /// Files of it were left out: what they held is lost.
+    pub(super) has_skipped: bool,
 }
 
 /// The damaged database, brought up.
@@ -281,6 +283,7 @@ impl Opened {
                     has_files: false,
                     engine,
                     unindexed,
+                    has_skipped: false,
                 });
                 continue;
             };
@@ -299,6 +302,7 @@ impl Opened {
                     restore(store, &root, &self.segments, self.cut, &kept).map_err(Some)
                 }
             };
+            let mut has_skipped = false;
             let (engine, unindexed) = match restored {
                 Ok(_) => (Some(engine), None),
                 Err(None) => (None, Some("ROOT is gone".to_owned())),
@@ -307,7 +311,13 @@ impl Opened {
                     harms.error(&error);
                     // What was restored by half is not gone on with.
                     let anew = factory.create(id, &options, &store.ground);
-                    let rest = anew.restore_rest().is_ok();
+                    let rest = anew.restore_rest(&mut |error| {
+                        has_skipped = true;
+                        harms.error(&error);
+                    });
+                    let rest = rest.is_ok();
+                    // Without its files there is only what the log still has.
+                    has_skipped |= !rest && log == LogId::Journal;
                     (rest.then_some(anew), Some(error.to_string()))
                 }
             };
@@ -323,6 +333,7 @@ impl Opened {
                 has_files,
                 engine,
                 unindexed,
+                has_skipped,
             });
         }
         Ok(())

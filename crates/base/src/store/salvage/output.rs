@@ -31,7 +31,7 @@ pub(super) enum Value<'a> {
 
 /// Whether anybody misses a keyspace: it has a name, or pairs, or files that nothing could be read of.
 fn is_missed(space: &Space, repair: &KeyspaceRepair) -> bool {
-    !space.is_nameless || space.has_files || repair.doubtful > 0
+    !space.is_nameless || space.has_files || space.has_skipped || repair.doubtful > 0 || repair.lost > 0
 }
 
 /// The new database, and what is said of it.
@@ -64,6 +64,7 @@ impl<'a, 'o> Output<'a, 'o> {
             id: space.id,
             engine: space.engine_name.clone(),
             unindexed: space.unindexed.clone(),
+            and_more: space.has_skipped,
             ..KeyspaceRepair::default()
         };
         Ok(Output {

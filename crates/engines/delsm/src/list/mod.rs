@@ -342,6 +342,12 @@ impl List {
         answer.map_err(|what| Error::corrupt(&self.path, block.offset, what))
     }
 
+    /// Lets the filter go, since it was made of hashes with another secret: from now on every key
+    /// may be there.
+    pub(crate) fn forget_hashes(&mut self) {
+        self.filter = Vec::new();
+    }
+
     /// Whether it may have a key of this hash.
     #[inline]
     pub(crate) fn may_have(&self, hash: u64) -> bool {
