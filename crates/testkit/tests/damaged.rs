@@ -99,3 +99,28 @@ fn a_repair_that_skips_a_file_never_says_that_all_is_there() {
         }
     }
 }
+
+/// Case D2: values and blocks have checksums of their own, so that a damaged head costs nothing but
+/// a finding.
+#[test]
+fn a_damaged_head_of_a_pack_or_a_list_costs_no_value() {
+    for end in [".pack", ".keys"] {
+        for at in 0..32 {
+            let stage = stage(&Subject::delsm());
+            fill(&stage, 100, 1);
+            let [(path, _)] = &files(&stage, end)[..] else { panic!("one {end}") };
+            flip(&stage, path, at);
+            let (report, repaired) = repaired(&stage);
+            let [found] = &report.keyspaces[..] else { panic!("{end} {at}: {report:?}") };
+            assert_eq!((found.certain, found.lost), (101, 0), "{end} {at}: {report:?}");
+            drop(repaired);
+            let db = stage.open();
+            let keyspace = stage.keyspace(&db, "a");
+            assert!((0..100).all(|n| keyspace.get(key(n)).unwrap().is_some()), "{end} {at}");
+            keyspace.insert(key(1), "new").unwrap();
+            let mut findings = Vec::new();
+            db.verify(|finding| findings.push(finding)).unwrap();
+            assert_eq!(findings.len(), 1, "{end} {at}: {findings:?}");
+        }
+    }
+}

@@ -34,7 +34,10 @@ impl DelsmEngine {
     ) -> Result<()> {
         self.check_manifest(report);
         let version = self.version();
+        let heads = version.packs.values().map(|pack| pack.check_head());
+        heads.filter_map(Result::err).for_each(&mut *report);
         for table in version.tables() {
+            table.list.check_head().unwrap_or_else(&mut *report);
             for block in 0..table.list.block_count() {
                 let items = table.list.items(block).map_err(&mut *report).unwrap_or_default();
                 for item in items {

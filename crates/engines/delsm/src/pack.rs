@@ -4,7 +4,8 @@
 //!  <number:08x>.pack :  magic "SHEAFPAK" 8 | format 4 | owner 8 | number 8 | crc32c of the 28 bytes before 4 | value ...
 //! ```
 //!
-//! Length and checksum of each value stand in the key lists that name it. A pack is written once; it lives while any
+//! Length and checksum of each value stand in the key lists that name it, so values are read
+//! whatever the head says. A pack is written once; it lives while any
 //! list names it, and what is left of it is copied to another when that is less than half.
 
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use sheaf_base::disk::{Disk, File, How};
 use sheaf_base::error::{Damage, Error, IoContext, Result};
 
-use crate::list::{HEAD, check_head, head};
+use crate::list::{HEAD, accept_head, check_head, head};
 use crate::names;
 
 const MAGIC: &[u8; 8] = b"SHEAFPAK";
@@ -25,6 +26,7 @@ const CHUNK: usize = 1 << 20;
 pub(crate) struct Pack {
     pub(crate) number: u64,
     pub(crate) len: u64,
+    owner: u64,
     path: PathBuf,
     file: Arc<dyn File>,
 }
@@ -45,9 +47,16 @@ impl Pack {
         }
         let mut got = [0; HEAD];
         file.read_at(0, &mut got).during("read", &path)?;
-        check_head(&path, &got, MAGIC, owner, number)?;
+        accept_head(&path, &got, MAGIC, owner, number)?;
         file.map(len);
-        Ok(Pack { number, len, path, file })
+        Ok(Pack { number, len, owner, path, file })
+    }
+
+    /// Checks the head, which no value is read by.
+    pub(crate) fn check_head(&self) -> Result<()> {
+        let mut got = [0; HEAD];
+        self.file.read_at(0, &mut got).during("read", &self.path)?;
+        check_head(&self.path, &got, MAGIC, self.owner, self.number)
     }
 
     /// Bytes of values that were written to it.
