@@ -109,7 +109,9 @@ impl Paged {
         damaged(Damage::Foreign { field: "keyspace", expected, got })
     }
 
-    /// The file of an image that has pages below `end`; none if it has no page.
+    /// The file of an image that has pages below `end`; none if it has no page. A head that is
+    /// damaged costs nothing, since pages are checked by what names them: [`Paged::check_head`]
+    /// reports it. One that is whole and says that the file is another is an error.
     pub fn open(&self, end: u32) -> Result<Option<Arc<dyn File>>> {
         let Some(home) = self.ground.home.as_ref().filter(|_| end > 1) else { return Ok(None) };
         let how = if home.read_only { How::Read } else { How::Write };
@@ -120,7 +122,10 @@ impl Paged {
             }
             other => other.during("open", &self.path)?,
         };
-        self.check_head(&*file)?;
+        match self.check_head(&*file) {
+            Err(Error::Corrupt { what: Damage::BadMagic | Damage::BadChecksum { .. }, .. }) => {}
+            checked => checked?,
+        }
         let len = file.len().during("measure", &self.path)?;
         if len < self.offset(end) {
             let what = Damage::Short { got: len, expected: self.offset(end) };

@@ -3,8 +3,10 @@
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use sheaf::{Database, RepairOptions, RepairReport};
+use sheaf_base::disk::remove_tree;
 use sheaf_base::disk::sim::SimDisk;
 use sheaf_testkit::stage::{Place, Setting, Stage, Subject};
 
@@ -122,5 +124,38 @@ fn a_damaged_head_of_a_pack_or_a_list_costs_no_value() {
             db.verify(|finding| findings.push(finding)).unwrap();
             assert_eq!(findings.len(), 1, "{end} {at}: {findings:?}");
         }
+    }
+}
+
+/// Case D3: a damaged page of the trie costs the keys below it, the head of the file none, and a
+/// repair finds all.
+#[test]
+fn a_damaged_page_of_a_trie_costs_only_what_is_below_it() {
+    const KEYS: u32 = 20_000;
+    let stage = stage(&Subject::cedrus());
+    fill(&stage, KEYS, 0);
+    let [(path, _)] = &files(&stage, "trie")[..] else { panic!("one trie") };
+    let good = sim(&stage).read_file(path).unwrap();
+    for page in [0, 1, 2, 7] {
+        let mut bytes = good.clone();
+        bytes[page * 4096 + 3] ^= 1;
+        sim(&stage).put_file(path, &bytes).unwrap();
+        let (report, _) = repaired(&stage);
+        let [found] = &report.keyspaces[..] else { panic!("{page}: {report:?}") };
+        assert_eq!(found.certain + found.doubtful, u64::from(KEYS), "{page}: {report:?}");
+        remove_tree(sim(&stage), Path::new(NEW)).unwrap();
+
+        let db = stage.builder_on(Arc::new(sim(&stage).fork())).open(stage.path()).unwrap();
+        let keyspace = stage.keyspace(&db, "a");
+        let fails = |act: &dyn Fn(u32) -> sheaf::Result<()>| (0..KEYS).filter(|n| act(*n).is_err()).count();
+        let gets = fails(&|n| keyspace.get(key(n)).map(drop));
+        let most = if page == 0 { 0 } else { 500 };
+        assert!(gets <= most && (gets > 0) == (page > 0), "{page}: {gets} keys cannot be read");
+        assert_eq!(fails(&|n| keyspace.insert(key(n), "new")), gets, "{page}");
+        assert_eq!(fails(&|n| keyspace.insert(key(KEYS + n), "new")) > 0, page > 0, "{page}");
+        assert_eq!(fails(&|n| keyspace.remove(key(n))), gets, "{page}");
+        let mut findings = Vec::new();
+        db.verify(|finding| findings.push(finding)).unwrap();
+        assert!(findings.iter().any(|finding| finding.to_string().contains("trie")), "{page}: {findings:?}");
     }
 }
