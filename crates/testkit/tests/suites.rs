@@ -23,6 +23,7 @@ mod moving;
 mod openings;
 mod probes;
 mod process;
+mod removed;
 mod repairs;
 mod rest;
 mod scenarios;

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use sheaf_base::blob::BlobRef;
 use sheaf_base::engine::{
-    Bounds, Capabilities, Cursor, Engine, EngineStats, ImageSink, ImageSource, Ingest, Need, Op, Replay,
-    Want, Wanted,
+    Action, Bounds, Capabilities, Cursor, Engine, EngineStats, ImageSink, ImageSource, Ingest, Need, Op,
+    Replay, Want, Wanted,
 };
 use sheaf_base::error::{Error, Result};
 use sheaf_base::ground::Ground;
@@ -30,6 +30,7 @@ use sheaf_base::value::Stored;
 use sheaf_base::views::{Pins, Views};
 
 use crate::cursor::DelsmCursor;
+use crate::dead::DeadRanges;
 use crate::ingest::DelsmIngest;
 use crate::list::What;
 use crate::sizes::Sizes;
@@ -42,6 +43,8 @@ pub(crate) const NAME: &str = "delsm";
 const MEMTABLE_SHARE: u64 = 6;
 /// Bytes of a list's entry beside its key, at most, and its share of what stands in the foot.
 const LISTED: usize = 40;
+/// Removals between two that look around themselves while that is worth it.
+const SOON: u64 = 4;
 /// With the budget used up, memtables that take this part of it are moved before anything is refused.
 const SWOLLEN_SHARE: u64 = 8;
 
@@ -62,6 +65,12 @@ pub(crate) struct DelsmEngine {
     pins: Pins,
     /// As the store sees it when it asks whether there should be a checkpoint.
     lull: Lull,
+    /// Stretches of removed keys that readers skip.
+    pub(crate) dead: DeadRanges,
+    /// Removals since one looked around itself, and after how many the next one does.
+    removed: [AtomicU64; 2],
+    /// Removed keys that readers passed.
+    pub(crate) passed: AtomicU64,
     /// Views were released since somebody last looked.
     pub(crate) released: AtomicBool,
     /// Staged values of tables that are not published yet: see `ingest.rs`.
@@ -97,6 +106,9 @@ impl DelsmEngine {
             listed: AtomicU64::new(0),
             pins: Pins::default(),
             lull: Lull::default(),
+            dead: DeadRanges::default(),
+            removed: [AtomicU64::new(0), AtomicU64::new(sizes.removals)],
+            passed: AtomicU64::new(0),
             released: AtomicBool::new(false),
             ingested: Mutex::default(),
         }
@@ -228,6 +240,19 @@ impl DelsmEngine {
         }
     }
 
+    /// Has the removal of `key` look around itself for a dead range now and then: soon again where
+    /// it passed so many removed keys that removals there come in no order.
+    fn look_around_if_due(&self, key: &[u8]) {
+        let [removed, due] = &self.removed;
+        if removed.load(Ordering::Relaxed) < due.load(Ordering::Relaxed) {
+            return;
+        }
+        removed.store(0, Ordering::Relaxed);
+        let is_worth_it = self.look_around(key) >= 2 * self.sizes.dead as u64;
+        let later = (2 * due.load(Ordering::Relaxed)).min(self.sizes.removals);
+        due.store(if is_worth_it { SOON.min(later) } else { later }, Ordering::Relaxed);
+    }
+
     /// What a record will take in a list, and its value in a pack; or that it is staged.
     fn note_logged(&self, key: &[u8], content: &Content<'_>) {
         if let Content::Staged(blob) = content {
@@ -285,6 +310,9 @@ impl Engine for DelsmEngine {
     }
 
     fn prepare(&self, op: &mut Op<'_>) -> Result<Need> {
+        if matches!(op.action, Action::Remove) && op.ahead == 0 {
+            self.look_around_if_due(op.key);
+        }
         let guard = &epoch::pin();
         let hash = self.shelf.hash(op.key);
         let state = self.state(guard);
@@ -312,6 +340,10 @@ impl Engine for DelsmEngine {
         let (record, hash) = (Memtable::record_of(op), Memtable::hash_of(op));
         let is_kept = active.put(record, hash, op.key, version, views, &self.shelf.ground, guard);
         self.note_logged(op.key, &content);
+        match content {
+            Content::Remove => drop(self.removed[0].fetch_add(1, Ordering::Relaxed)),
+            _ => self.dead.put(op.key),
+        }
         if let Some(id) = Memtable::replaced_blob(op).filter(|_| !is_kept) {
             self.shelf.ground.blob_died(seq, id);
         }
@@ -491,6 +523,10 @@ impl Engine for DelsmEngine {
         }
     }
 
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        vec![("removed keys passed", self.passed.load(Ordering::Relaxed))]
+    }
+
     fn verify(&self, report: &mut dyn FnMut(Error), step: &mut dyn FnMut(u64) -> Result<()>) -> Result<()> {
         self.check(report, step)
     }
@@ -500,6 +536,7 @@ impl Engine for DelsmEngine {
         let guard = &epoch::pin();
         self.state(guard).memtables.gone(&self.shelf.ground.memory);
         self.pins.clear();
+        self.dead.clear();
         *work = Work::default();
         self.logged.iter().chain([&self.listed]).for_each(|bytes| bytes.store(0, Ordering::Relaxed));
         let tiny = self.shelf.ground.tiny;

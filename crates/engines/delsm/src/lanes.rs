@@ -165,12 +165,15 @@ impl TableLane {
         if is_done { self.load() } else { Ok(()) }
     }
 
-    /// The version of the present key that a view at `at` shows, and the index of its table; goes on to the next key.
-    fn take_at(&mut self, at: Seq) -> Result<Option<(usize, What)>> {
+    /// The version of the present key that a view at `at` shows, in the table of an index; goes on
+    /// to the next key.
+    fn take_at(&mut self, at: Seq) -> Result<Taken<'static>> {
         let ((start, end), table) = (self.group(), self.table);
-        let seen = (start..end).map(|index| self.entries.version(index)).find(|(seq, _)| *seq <= at);
+        let mut versions = (start..end).map(|index| self.entries.version(index));
+        let (newest, what) = self.entries.version(start);
+        let seen = versions.find(|(seq, _)| *seq <= at).map(|(_, what)| Seen::Table(table, what));
         self.leave((start, end))?;
-        Ok(seen.map(|(_, what)| (table, what)))
+        Ok(Taken { seen, died: (what == What::Gone).then_some(newest) })
     }
 }
 
@@ -227,6 +230,14 @@ pub(crate) enum Seen<'m> {
     Table(usize, What),
 }
 
+/// What a lane has of a key.
+pub(crate) struct Taken<'m> {
+    /// What a view sees.
+    pub(crate) seen: Option<Seen<'m>>,
+    /// The commit of the newest version, if that is a removal.
+    pub(crate) died: Option<Seq>,
+}
+
 impl<'m> Lane<'m> {
     pub(crate) fn peek(&self) -> Option<&[u8]> {
         match self {
@@ -244,14 +255,19 @@ impl<'m> Lane<'m> {
     }
 
     /// What a view at `at` shows of the present key; goes on to the next.
-    pub(crate) fn take_at(&mut self, at: Seq, guard: &Guard) -> Result<Option<Seen<'m>>> {
-        Ok(match self {
+    pub(crate) fn take_at(&mut self, at: Seq, guard: &Guard) -> Result<Taken<'m>> {
+        match self {
             Lane::Memory(lane) => {
                 let memtable = lane.memtable;
-                lane.take(guard).and_then(|entry| entry.at(at)).map(|version| Seen::Memory(memtable, version))
+                let Some(entry) = lane.take(guard) else { return Ok(Taken { seen: None, died: None }) };
+                let newest = entry.newest();
+                Ok(Taken {
+                    seen: entry.at(at).map(|version| Seen::Memory(memtable, version)),
+                    died: newest.word.is_tomb().then_some(newest.seq),
+                })
             }
-            Lane::Tables(lane) => lane.take_at(at)?.map(|(table, what)| Seen::Table(table, what)),
-        })
+            Lane::Tables(lane) => lane.take_at(at),
+        }
     }
 }
 

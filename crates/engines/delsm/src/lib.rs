@@ -38,6 +38,7 @@
 
 mod check;
 mod cursor;
+mod dead;
 mod engine;
 mod filter;
 mod flush;

@@ -63,6 +63,10 @@ pub(crate) struct Sizes {
     pub(crate) step: usize,
     /// Entries of lists that a survey looks at in a step.
     pub(crate) surveyed: usize,
+    /// Removed keys in a row that are worth a dead range.
+    pub(crate) dead: usize,
+    /// Removals after which the next one looks around itself for a dead range.
+    pub(crate) removals: u64,
     /// Garbage that is not worth a merge at rest.
     pub(crate) least_garbage: u64,
     /// Bytes of memory that a key takes in a table's filter and index.
@@ -105,6 +109,8 @@ impl Sizes {
                 moving: 8,
                 step: 3,
                 surveyed: 8,
+                dead: 2,
+                removals: 3,
                 least_garbage: 0,
                 indexed: 4,
                 least_room: 48 << 10,
@@ -127,6 +133,8 @@ impl Sizes {
                 moving: 32 << 10,
                 step: 256,
                 surveyed: 256,
+                dead: 32,
+                removals: 256,
                 least_garbage: 64 << 10,
                 indexed: 4,
                 least_room: 256 << 10,
