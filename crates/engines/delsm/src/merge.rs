@@ -141,10 +141,11 @@ impl DelsmEngine {
         }
         let times = self.sizes.ratio.pow(u32::try_from(level).unwrap_or(0));
         let is_wide = level == 0 && version.levels[0].len() >= self.sizes.level_tables;
-        // To four that live one is dead, or may be.
+        // To four that live one is dead, or may be: what a version above hides, and removals.
         let below: u64 = (level + 1..LEVELS).map(|level| load(level).entries).sum();
         let hides = if level == 0 {
-            let hidden: u64 = version.levels[0].iter().map(|table| version.hidden_by(table)).sum();
+            let hides = |table: &Arc<Table>| version.hidden_by(table) + table.list.totals().removals;
+            let hidden: u64 = version.levels[0].iter().map(hides).sum();
             hidden * 4 > (here.entries + below).saturating_sub(hidden)
         } else {
             below > 0 && here.entries * 4 > below
