@@ -101,3 +101,18 @@ fn child_counts() {
         assert!(first.max(full) <= ONE_PAIR, "{engine}: {first} and {full} bytes with one pair");
     }
 }
+
+/// Case F6: a keyspace with one pair takes little disk.
+#[test]
+fn a_small_keyspace_takes_little_disk() {
+    for engine in ["cedrus", "delsm"] {
+        let stage = Stage::new(&Subject::named(engine).unwrap(), Setting::new(Place::Simulated, false, true));
+        let db = stage.open();
+        stage.keyspace(&db, "a").insert("key", "value").unwrap();
+        db.close().unwrap();
+        let files = stage.simulated().unwrap().files();
+        let own = files.iter().filter(|(path, _)| path.starts_with(stage.path().join("own")));
+        let bytes: u64 = own.map(|(_, len)| len).sum();
+        assert!(bytes > 0 && bytes <= 48 << 10, "{engine}: {bytes}");
+    }
+}

@@ -46,7 +46,9 @@ use crate::trie::{Trie, Trouble};
 const FILE: &str = "trie";
 const MAGIC: &[u8; 8] = b"SHEAFTRI";
 const FORMAT: u32 = 1;
-/// Places by which the file grows.
+/// The file grows by as many places as it has, but by so many at least and at most: most keyspaces
+/// of many are small.
+const LEAST_REGION: u32 = 4;
 const REGION: u32 = 256;
 const TINY_REGION: u32 = 16;
 
@@ -231,8 +233,8 @@ impl Space {
         out: &mut Vec<u32>,
     ) -> Result<()> {
         while inner.free.len() < count {
-            let region = if self.ground.tiny { TINY_REGION } else { REGION };
-            let end = inner.end.saturating_add(region);
+            let most = if self.ground.tiny { TINY_REGION } else { REGION };
+            let end = inner.end.saturating_add(inner.end.clamp(LEAST_REGION, most));
             file.allocate(self.paged.offset(end)).during("allocate", &self.paged.path)?;
             inner.free.extend(inner.end..end);
             inner.end = end;
@@ -302,7 +304,7 @@ impl Space {
         let end = last.max(buried).unwrap_or(0) + 1;
         // Gives back what is free behind all that is used, once it is much. A checkpoint that writes is not in the way.
         if inner.next.is_none()
-            && inner.end - end > (inner.end / 4).max(REGION)
+            && inner.end - end > (inner.end / 4).max(LEAST_REGION)
             && let Some(file) = inner.file.clone()
             && file.set_len(self.paged.offset(end)).is_ok()
         {
