@@ -116,3 +116,35 @@ fn a_small_keyspace_takes_little_disk() {
         assert!(bytes > 0 && bytes <= 48 << 10, "{engine}: {bytes}");
     }
 }
+
+/// Case F6: the end of many small keyspaces takes no disk calls for each of them, and loses
+/// nothing.
+#[test]
+fn many_small_keyspaces_are_closed_at_once() {
+    const MANY: u64 = 80;
+    for engine in sheaf::engines() {
+        let stage = Stage::new(&Subject::named(engine).unwrap(), Setting::new(Place::Simulated, false, true));
+        let mut db = stage.open();
+        for number in 0..MANY {
+            stage.keyspace(&db, &name(number)).insert("key", number.to_string()).unwrap();
+        }
+        for round in 0..3 {
+            let before = stage.simulated().unwrap().ops();
+            db.close().unwrap();
+            let ops = stage.simulated().unwrap().ops() - before;
+            assert!(ops < MANY, "{engine}: {ops} calls in round {round}");
+            db = stage.open();
+            for number in 0..MANY {
+                let keyspace = stage.keyspace(&db, &name(number));
+                let expected = number.to_string();
+                assert_eq!(keyspace.get("key").unwrap().as_deref(), Some(expected.as_bytes()), "{engine}");
+                keyspace.insert("other", "value").unwrap();
+            }
+            let mut findings = Vec::new();
+            db.verify(|finding| findings.push(finding)).unwrap();
+            assert!(findings.is_empty(), "{engine}: {findings:?}");
+        }
+        db = stage.crash(db);
+        assert_eq!(stage.keyspace(&db, &name(7)).len().unwrap(), 2, "{engine}");
+    }
+}

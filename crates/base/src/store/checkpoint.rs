@@ -215,7 +215,7 @@ impl Store {
 
     /// The keyspaces of `log` that can be used, dropped ones that a view still shows among them: their records go with
     /// the log as well.
-    fn kepts_of(&self, log: &Log) -> Vec<Arc<Kept>> {
+    pub(super) fn kepts_of(&self, log: &Log) -> Vec<Arc<Kept>> {
         let mut kepts = self.catalogue.all();
         kepts.retain(|kept| kept.log() == log.id && kept.engine().is_ok());
         kepts

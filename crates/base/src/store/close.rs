@@ -31,6 +31,12 @@ use crate::{event, span};
 /// Passes of cleaning before an orderly end.
 const CLOSING_PASSES: usize = 4;
 
+/// With so many keyspaces the end makes images only if they take less than what they spare the next
+/// opening.
+const MANY: u64 = 64;
+/// Bytes of disk that an image takes at least.
+const IMAGE: u64 = 4096;
+
 /// The file that is locked.
 pub const LOCK: &str = "LOCK";
 /// The socket of whoever has the database open, and its name until it may be used.
@@ -260,9 +266,19 @@ impl Store {
         }
     }
 
+    /// Whether an orderly end checkpoints `log`. Without, the next opening replays what was
+    /// appended, as after a crash: less than it would read of the images of many small keyspaces,
+    /// each of which takes some syncs.
+    fn ends_with_checkpoint(&self, log: &Log) -> bool {
+        let appended = log.since_checkpoint.load(Ordering::Relaxed);
+        let keyspaces = self.kepts_of(log).len() as u64;
+        let is_pending = self.maintenance.lock().pending[log.id.index()].is_some();
+        appended > 0 && (is_pending || keyspaces < MANY || appended > keyspaces * IMAGE)
+    }
+
     fn end_in_order(&self) -> Result<()> {
         for log in self.logs.iter().filter(|_| self.options.checkpoints) {
-            if log.since_checkpoint.load(Ordering::Relaxed) > 0 {
+            if self.ends_with_checkpoint(log) {
                 match self.checkpoint(log) {
                     Ok(_) | Err(Error::NoSpace { .. }) => {} // opening will replay instead
                     Err(error) => return Err(error),
