@@ -8,7 +8,7 @@
 //! After a kill, commits that were never synced may be missing from the end: nothing can tell a torn tail
 //! from a damaged one.
 //!
-//! [`sweep`] goes through all of it, for any engine, in five states of its life. `SHEAF_ELSEWHERE=1` with `--nocapture`
+//! [`sweep`] goes through all of it, for any engine, in six states of its life. `SHEAF_ELSEWHERE=1` with `--nocapture`
 //! prints every damage whose error points into another 4 KiB.
 //!
 //! ## What it cannot see

@@ -14,7 +14,7 @@
 //! | `crash_suite` | 75,000 crash states in nine families |
 //! | `kill_suite` | 500 processes killed |
 //! | `fault_suite` | calls of a workload of 50 to 300 operations, in every way: all of them, of `flat` each fifth, of the ledger each second |
-//! | `corruption_suite` | 70,000 damages in five states of its life |
+//! | `corruption_suite` | 70,000 damages in six states of its life |
 //! | `repair_suite` | repairs of damaged databases, each compared with what there was |
 //! | `linear_suite` | 100,000 operations of real threads, with cuts |
 //! | `fuzz_suite` | 20,000 inputs behind right checksums |

@@ -13,6 +13,8 @@ use crate::root::FORMAT;
 use crate::types::{Incarnation, LogId, SegmentId, StoreId};
 
 const MAGIC: &[u8; 8] = b"SHEAFSEG";
+/// Where a header says the capacity.
+pub(super) const CAPACITY: u64 = 48;
 /// Bytes of a header that its checksum covers.
 pub(super) const SUMMED: usize = 56;
 

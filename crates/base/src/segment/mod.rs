@@ -186,6 +186,16 @@ impl Segment {
         }
     }
 
+    /// Bytes that a segment with a damaged header may have held: as the header says, if that can be, or as many as the file has.
+    pub(crate) fn claimed_capacity(disk: &dyn Disk, dir: &Path, id: SegmentId) -> u64 {
+        let Ok(file) = disk.open(&dir.join(file_name(id)), How::Read) else { return DATA_START };
+        let mut field = [0; 8];
+        let said = file.read_at(identity::CAPACITY, &mut field).map(|()| u64::from_le_bytes(field));
+        let can_be = |capacity: &u64| (DATA_START + 1..=MAX_CAPACITY).contains(capacity);
+        let len = file.len().unwrap_or(0).clamp(DATA_START, MAX_CAPACITY);
+        said.ok().filter(can_be).unwrap_or(len)
+    }
+
     /// The segment of which others say that it is `identity`, whatever its header says, to see what can still be read of it. A file
     /// that cannot be opened is one without bytes.
     pub(crate) fn open_as(disk: &dyn Disk, dir: &Path, identity: Identity) -> Segment {

@@ -39,7 +39,7 @@ use crate::error::{Damage, Error, IoContext, Result};
 use crate::frame::Kind;
 use crate::record::Record;
 use crate::root::{CheckpointRef, KeyspaceEntry, LogEntry, Root, SegmentEntry};
-use crate::segment::{self, DATA_START, MAX_CAPACITY, Scan, Segment, Stop};
+use crate::segment::{self, DATA_START, Scan, Segment, Stop};
 use crate::span;
 use crate::sync::atomic::Ordering;
 use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
@@ -265,13 +265,11 @@ impl<'a> Recovery<'a> {
 
     /// What ROOT would say of a segment that was made after it.
     pub(super) fn newer_entry(&self, log: LogId, id: SegmentId) -> SegmentEntry {
-        let path = self.store.log(log).dir.join(segment::file_name(id));
-        let len = self.store.disk.open(&path, How::Read).and_then(|file| file.len()).unwrap_or(0);
         SegmentEntry {
             id,
             stream: 0,
             incarnation: self.root.incarnation,
-            capacity: len.clamp(DATA_START, MAX_CAPACITY),
+            capacity: Segment::claimed_capacity(&*self.store.disk, &self.store.log(log).dir, id),
             end: DATA_START,
             sealed: false,
             last_seq: Seq::ZERO,
