@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use sheaf::{Database, Keyspace};
 use sheaf_testkit::stage::{Place, Setting, Stage, Subject};
 
@@ -150,4 +152,38 @@ fn a_key_that_is_put_among_removed_ones_is_seen() {
     keyspace.clear().unwrap();
     keyspace.insert(key(1), "cleared").unwrap();
     assert_eq!(first(&keyspace), Some(1));
+}
+
+/// What one thread puts behind a dead range that reaches the end of all keys, another one sees, in
+/// order.
+#[test]
+fn a_queue_that_runs_empty_loses_nothing_that_another_thread_puts() {
+    const ITEMS: u32 = 4000;
+    for tiny in [true, false] {
+        let stage = Stage::new(&Subject::delsm(), Setting::new(Place::Simulated, tiny, false));
+        let db = stage.open();
+        let keyspace = stage.keyspace(&db, "a");
+        let is_done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                (0..ITEMS).for_each(|n| keyspace.insert(key(n), [1; 20]).unwrap());
+                is_done.store(true, Ordering::Release);
+            });
+            let mut next = 0;
+            loop {
+                let was_done = is_done.load(Ordering::Acquire);
+                match first(&keyspace) {
+                    Some(n) => {
+                        assert_eq!(n, next, "tiny: {tiny}");
+                        keyspace.remove(key(n)).unwrap();
+                        next += 1;
+                    }
+                    None if was_done => break,
+                    None => std::thread::yield_now(),
+                }
+            }
+            assert_eq!(next, ITEMS, "tiny: {tiny}");
+        });
+        db.close().unwrap();
+    }
 }
