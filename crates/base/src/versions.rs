@@ -13,8 +13,8 @@ use smallvec::SmallVec;
 use crate::ground::Ground;
 use crate::memory::Part;
 use crate::segment::Address;
-use crate::sync::RwLock;
 use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Mutex, RwLock};
 use crate::types::Seq;
 use crate::views::Views;
 
@@ -73,12 +73,27 @@ pub struct Versions<P> {
     map: RwLock<BTreeMap<P, Olds>>,
     count: AtomicU64,
     bytes: AtomicU64,
+    /// The newest commit that superseded any of those that came.
+    newest_died: AtomicU64,
+    /// Versions that came so far.
+    came: AtomicU64,
+    /// At the last trim: how many had come, and the views that may have needed any.
+    trimmed: Mutex<(u64, Vec<Seq>)>,
 }
 
 impl<P: Place> Versions<P> {
     /// None yet.
     pub fn new(ground: Arc<Ground>) -> Versions<P> {
-        Versions { ground, map: RwLock::default(), count: AtomicU64::new(0), bytes: AtomicU64::new(0) }
+        let zero = AtomicU64::default;
+        Versions {
+            ground,
+            map: RwLock::default(),
+            count: zero(),
+            bytes: zero(),
+            newest_died: zero(),
+            came: zero(),
+            trimmed: Mutex::default(),
+        }
     }
 
     /// True if there is none.
@@ -89,14 +104,31 @@ impl<P: Place> Versions<P> {
     /// Keeps `old`.
     pub fn push(&self, place: P, old: Old) {
         let bytes = BYTES + place.bytes();
+        self.newest_died.fetch_max(old.died.0, Ordering::AcqRel); // before it is found
         self.map.write().entry(place).or_default().push(old);
         self.count.fetch_add(1, Ordering::Release);
+        self.came.fetch_add(1, Ordering::Release);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         self.ground.memory.take(Part::Versions, bytes);
     }
 
+    /// The newest commit that superseded any of the versions that came so far.
+    #[inline]
+    pub fn newest_died(&self) -> Seq {
+        Seq(self.newest_died.load(Ordering::Acquire))
+    }
+
+    /// Whether a view at `at` may be shown any of them: all are superseded to a newer one.
+    #[inline]
+    pub fn may_show(&self, at: Seq) -> bool {
+        !self.is_empty() && at < self.newest_died()
+    }
+
     /// The versions at `place` that a view at `at` may show: several only if keys share the place.
     pub fn at(&self, place: &P, at: Seq) -> Vec<Address> {
+        if !self.may_show(at) {
+            return Vec::new();
+        }
         let map = self.map.read();
         let olds = map.get(place).map_or(&[][..], SmallVec::as_slice);
         olds.iter().filter(|o| o.born <= at && at < o.died).map(|o| o.address).collect()
@@ -104,6 +136,9 @@ impl<P: Place> Versions<P> {
 
     /// The versions within `span` that a view at `at` shows, in the order of places.
     pub fn range(&self, span: Span<P>, at: Seq) -> Vec<Address> {
+        if !self.may_show(at) {
+            return Vec::new();
+        }
         let map = self.map.read();
         let olds = map.range(span).flat_map(|(_, olds)| olds);
         olds.filter(|o| o.born <= at && at < o.died).map(|o| o.address).collect()
@@ -114,10 +149,10 @@ impl<P: Place> Versions<P> {
     where
         P: Clone,
     {
-        let map = self.map.read();
-        if is_void(&span) {
+        if is_void(&span) || !self.may_show(at) {
             return Vec::new();
         }
+        let map = self.map.read();
         let olds = map.range(span).flat_map(|(place, olds)| olds.iter().map(move |old| (place, old)));
         olds.filter(|(_, o)| o.born <= at && at < o.died)
             .map(|(p, o)| (p.clone(), o.address))
@@ -130,10 +165,10 @@ impl<P: Place> Versions<P> {
     where
         P: Clone,
     {
-        let map = self.map.read();
-        if is_void(&span) {
+        if is_void(&span) || !self.may_show(at) {
             return Vec::new();
         }
+        let map = self.map.read();
         let olds = map.range(span).rev().flat_map(|(place, olds)| olds.iter().map(move |old| (place, old)));
         olds.filter(|(_, o)| o.born <= at && at < o.died)
             .map(|(p, o)| (p.clone(), o.address))
@@ -174,9 +209,20 @@ impl<P: Place> Versions<P> {
         self.map.read().values().flatten().filter_map(|old| old.blob).collect()
     }
 
-    /// Takes the versions that died up to `visible` and no view needs.
+    /// Takes the versions that died up to `visible` and no view needs. Costs a look at all of them, unless none came since the last
+    /// time and the views that may need any are the same.
     pub fn trim(&self, views: &Views, visible: Seq) -> Vec<Old> {
         let mut gone = Vec::new();
+        let came = self.came.load(Ordering::Acquire);
+        let needing: Vec<Seq> = views.before(self.newest_died()).collect();
+        let mut trimmed = self.trimmed.lock();
+        if *trimmed == (came, needing.clone()) {
+            return gone;
+        }
+        // What died later is looked at again.
+        let is_all = self.newest_died() <= visible;
+        *trimmed = (if is_all { came } else { u64::MAX }, needing);
+        drop(trimmed);
         self.map.write().retain(|place, olds| {
             self.sift(place, olds, views, visible, &mut gone);
             !olds.is_empty()
@@ -235,5 +281,61 @@ impl<P> Versions<P> {
 impl<P> Drop for Versions<P> {
     fn drop(&mut self) {
         self.ground.memory.give(Part::Versions, self.bytes.load(Ordering::Relaxed));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::blob::Blobs;
+    use crate::disk::Disk;
+    use crate::disk::sim::SimDisk;
+    use crate::types::StoreId;
+    use std::path::PathBuf;
+
+    fn versions() -> Versions<u64> {
+        let (disk, dir): (Arc<dyn Disk>, _) = (Arc::new(SimDisk::new()), PathBuf::from("/blobs"));
+        disk.create_dir(&dir).expect("it is made");
+        let blobs = Blobs::new(disk, dir, 1, StoreId(1), true);
+        Versions::new(Arc::new(Ground::new(blobs, 1 << 20, 7, true)))
+    }
+
+    fn push(versions: &Versions<u64>, place: u64, born: u64, died: u64) {
+        let address = Address::from_bits(place * 64);
+        versions.push(place, Old { address, span: 64, born: Seq(born), died: Seq(died), blob: None });
+    }
+
+    fn trim(versions: &Versions<u64>, live: &[u64], visible: u64) -> Vec<u64> {
+        let mut views = Views::default();
+        live.iter().for_each(|seq| views.register(Seq(*seq)));
+        versions.trim(&views, Seq(visible)).iter().map(|old| old.died.0).collect()
+    }
+
+    #[test]
+    fn a_view_of_the_newest_state_is_shown_no_old_version() {
+        let versions = versions();
+        assert!(!versions.may_show(Seq(1)));
+        push(&versions, 1, 1, 5);
+        push(&versions, 2, 2, 4);
+        assert_eq!([3, 4, 5].map(|at| versions.may_show(Seq(at))), [true, true, false]);
+        let all = (Bound::Unbounded, Bound::Unbounded);
+        assert_eq!([3, 4, 5].map(|at| versions.first(all, Seq(at), 9).len()), [2, 1, 0]);
+        assert_eq!([3, 4, 5].map(|at| versions.range(all, Seq(at)).len()), [2, 1, 0]);
+    }
+
+    #[test]
+    fn a_trim_lets_go_what_a_released_view_pinned_whatever_came_before() {
+        let versions = versions();
+        push(&versions, 1, 1, 5);
+        assert_eq!(trim(&versions, &[3, 9], 9), []);
+        assert_eq!(trim(&versions, &[3], 9), [], "nothing has changed");
+        push(&versions, 2, 8, 12);
+        assert_eq!(trim(&versions, &[3], 10), [], "it may be needed by who came after the look");
+        assert_eq!(trim(&versions, &[3], 12), [12]);
+        push(&versions, 3, 2, 7);
+        assert_eq!(trim(&versions, &[3, 6], 12), []);
+        assert_eq!(trim(&versions, &[6], 12), [5]);
+        assert_eq!(trim(&versions, &[], 12), [7]);
+        assert!(versions.is_empty());
     }
 }

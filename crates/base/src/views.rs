@@ -41,6 +41,11 @@ impl Views {
         !self.live.is_empty() && self.live.range(born..died).next().is_some()
     }
 
+    /// The states before `seq` that somebody reads, the oldest first.
+    pub fn before(&self, seq: Seq) -> impl Iterator<Item = Seq> {
+        self.live.range(..seq).map(|(seq, _)| *seq)
+    }
+
     /// A copy, made under the commit lock while `visible` is the newest state.
     #[must_use]
     pub fn copy_as_of(&self, visible: Seq) -> Views {
