@@ -42,6 +42,7 @@ pub mod paged;
 pub mod pair;
 pub mod pairs;
 pub mod porter;
+pub mod reach;
 pub mod record;
 pub mod root;
 pub mod segment;

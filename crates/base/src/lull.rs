@@ -26,6 +26,11 @@ impl Lull {
         self.looks.store(looks, Ordering::Relaxed);
         looks
     }
+
+    /// How many looks in a row found that the commit before was still the newest, as of the last one.
+    pub fn looks(&self) -> u32 {
+        self.looks.load(Ordering::Relaxed)
+    }
 }
 
 #[cfg(test)]

@@ -347,7 +347,7 @@ impl Memtable {
     /// Brings the beginning of a record into the processor's cache, soon.
     #[inline]
     pub fn prefetch_record(&self, place: Place) {
-        crate::memory::prefetch(self.table.arena.at(place), 1);
+        self.table.prefetch_record(place);
     }
 
     /// Appends to `out` the records from `low` on, until there are `limit`.

@@ -31,6 +31,7 @@ use sheaf_base::engine::{
 use sheaf_base::entries::{self, Accounts, Entry, Print};
 use sheaf_base::error::{Error, Result};
 use sheaf_base::ground::Ground;
+use sheaf_base::reach::Reach;
 use sheaf_base::record::{Content, Record};
 use sheaf_base::segment::{Address, Frame};
 use sheaf_base::sync::Mutex;
@@ -44,7 +45,6 @@ use smallvec::SmallVec;
 
 use crate::cursor::FlatCursor;
 use crate::index::{Index, Wanted};
-use crate::reach::Reach;
 use crate::replay::Gather;
 
 /// A keyspace.
@@ -347,7 +347,9 @@ impl<I: Index> Engine for FlatEngine<I> {
                 self.accounts.name(blob.id, to);
             }
         } else {
-            self.keys.fetch_sub(1, Ordering::Relaxed);
+            if self.keys.fetch_sub(1, Ordering::Relaxed) == 1 {
+                self.index.emptied();
+            }
             self.accounts.count_tomb(op.address, op.span, guard);
         }
     }

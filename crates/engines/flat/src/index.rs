@@ -90,6 +90,9 @@ pub(crate) trait Index: Send + Sync + Sized + 'static {
     fn each(&self, each: impl FnMut(Address));
     /// Forgets everything.
     fn clear(&self);
+    /// The last entry was removed, under the commit lock: a walk over what is left should take no longer than over an index that
+    /// never had any.
+    fn emptied(&self) {}
     /// Bytes it takes.
     fn bytes(&self) -> u64;
 

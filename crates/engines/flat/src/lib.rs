@@ -23,7 +23,7 @@
 //! ## Files
 //!
 //! `engine` the contract; `index` what it asks of an index; `hash`, `ordered`, `plain` the indexes; `replay` what they gather of a
-//! log that is replayed as a whole; `cursor` iteration; `reach` how far scans go;
+//! log that is replayed as a whole; `cursor` iteration;
 //! `image` what a checkpoint holds. Old entries that views need are in `sheaf_base::versions`.
 
 mod cursor;
@@ -34,7 +34,6 @@ mod index;
 mod ordered;
 mod plain;
 pub mod pmem;
-mod reach;
 mod replay;
 
 use std::marker::PhantomData;

@@ -433,6 +433,12 @@ impl Index for Hash {
         self.install(vec![Table::small(self.buckets)]);
     }
 
+    fn emptied(&self) {
+        if self.directory(&epoch::pin()).depth > 0 {
+            self.clear();
+        }
+    }
+
     fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -447,7 +453,8 @@ impl Index for Hash {
 }
 
 /// A walk over all entries: by units of home buckets, and in each by all hash prefixes, so that splits on the way
-/// neither hide nor repeat a key: an entry's unit never changes, and within a unit tables only divide.
+/// neither hide nor repeat a key: an entry's unit never changes, and within a unit tables only divide. Where all were removed on the way, one
+/// table takes the place of all: what it has is newer than the walk's view.
 #[derive(Default)]
 pub(crate) struct Units {
     unit: usize,
@@ -467,6 +474,7 @@ impl Walk<Hash> for Units {
             return None;
         }
         let (first, last) = index.visit(unit, self.start, guard, |address| heads.push(address));
+        let first = first.max(self.start); // versions before were shown
         match last.checked_add(1) {
             Some(next) => self.start = next,
             None => (self.unit, self.start) = (unit + 1, 0),

@@ -123,3 +123,19 @@ fn memory_per_key_stays_within_what_the_readme_says() {
     }
     assert!(worst < 22.0, "{worst} bytes a key");
 }
+
+#[test]
+fn an_index_that_was_emptied_is_walked_as_fast_as_a_new_one() {
+    for tiny in [true, false] {
+        let (index, new) = (index(tiny), index(tiny));
+        let guard = &epoch::pin();
+        let count = if tiny { 300 } else { 20_000 };
+        (0..count).for_each(|n| index.add(mix(n), place(n)));
+        assert!(index.bytes() > 2 * new.bytes());
+        assert!((0..count).all(|n| index.repoint(mix(n), place(n), Address::NONE)));
+        index.emptied();
+        assert_eq!(index.bytes(), new.bytes());
+        index.add(mix(7), place(7));
+        assert!(index.contains(mix(7), place(7), guard) && !index.contains(mix(8), place(8), guard));
+    }
+}

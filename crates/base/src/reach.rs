@@ -5,7 +5,7 @@
 //! keyspace are much alike, so the first piece is as long as scans have lately been. One that ended earlier is believed at
 //! once, one that went further by degrees: where lengths vary, the short ones say what is read, and lose nothing.
 
-use sheaf_base::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicUsize, Ordering};
 
 /// More than this is not expected of any.
 const MOST: usize = 64;
@@ -14,16 +14,17 @@ const DEGREES: usize = 4;
 
 /// What is expected of the next scan.
 #[derive(Debug, Default)]
-pub(crate) struct Reach(AtomicUsize);
+pub struct Reach(AtomicUsize);
 
 impl Reach {
     /// Pairs.
-    pub(crate) fn expected(&self) -> usize {
+    #[must_use]
+    pub fn expected(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
 
     /// One went over so many.
-    pub(crate) fn learn(&self, pairs: usize) {
+    pub fn learn(&self, pairs: usize) {
         let (pairs, before) = (pairs.min(MOST), self.expected());
         let now = if pairs < before { pairs } else { before + (pairs - before).div_ceil(DEGREES) };
         if now != before {
