@@ -7,6 +7,7 @@ use super::background::Signals;
 use super::catalogue::Catalogue;
 use super::log::Log;
 use super::order::Order;
+use super::ready::PATIENCE;
 use super::recover::Recovery;
 use super::rooting::Maintenance;
 use super::sketch::is_sketch;
@@ -22,7 +23,7 @@ use crate::ground::{Ground, Home, OWN};
 use crate::root::{Root, Slots};
 use crate::speed::{Looks, Speed};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::sync::{Mutex, RwLock};
+use crate::sync::{Mutex, RwLock, epoch};
 use crate::target::{UNFINISHED, check_finished};
 use crate::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId, random_bits};
 use crate::views::Views;
@@ -227,6 +228,8 @@ impl Store {
         drop(self.at_work.write());
         let engines = self.close_engines();
         self.ground.blobs.close();
+        // What engines let go of may hold on to the files, in the bag of a thread that does nothing more.
+        epoch::settle(PATIENCE);
         self.lock.lock().take();
         ended.and(engines)
     }
