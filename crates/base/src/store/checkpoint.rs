@@ -120,7 +120,9 @@ impl Store {
         let is_full = self.full.load(Ordering::Relaxed) && log.id == LogId::Journal;
         appended >= self.due_after(log)
             || (is_full && appended >= FULL * self.geometry.min_segment && self.counted_on().is_some())
-            || (appended > 0 && (log.tombs_in_the_way.swap(false, Ordering::Relaxed) || wants()))
+            || (appended > 0 && log.tombs_in_the_way.swap(false, Ordering::Relaxed))
+            // An engine of the store log may wait for an image to give back what it moved since the last one.
+            || ((appended > 0 || log.id == LogId::Flat) && wants())
     }
 
     /// Checkpoints the keyspaces of `log` as of now. False if damage forbids it.
