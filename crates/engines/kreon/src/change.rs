@@ -32,8 +32,10 @@ use crate::tree::{Level, MOST_HEIGHT, Shelf};
 const WRITE: u64 = 2;
 /// Of a page, a packed leaf leaves this part free.
 const SLACK: usize = 16;
-/// Pages taken at once.
+/// Pages taken at once: twice as many each time, up to so many. A first change of few entries needs few.
 const POOL: usize = 64;
+/// Entries that a leaf has, about: what comes is a page for so many.
+const POOLED: usize = 64;
 /// What a merge has in its hands is in no account, and takes no more than this part of the budget, ...
 const MERGE_SHARE: u64 = 32;
 /// ... with so many bytes for a leaf, most of which are those of its entries one by one.
@@ -90,6 +92,8 @@ pub(crate) struct Change<'a, M> {
     #[cfg(test)]
     pub(crate) merges: Option<bool>,
     pool: Vec<u32>,
+    /// Pages that are taken next.
+    pool_size: usize,
     /// Everything taken, to be given back if the step fails.
     taken: Vec<(u32, u32)>,
 }
@@ -115,6 +119,7 @@ impl<'a, M: Meet> Change<'a, M> {
             gone: Vec::new(),
             ways: Ways::default(),
             pool: Vec::new(),
+            pool_size: 1,
             taken: Vec::new(),
         }
     }
@@ -136,7 +141,8 @@ impl<'a, M: Meet> Change<'a, M> {
             return Ok(page);
         }
         if self.pool.is_empty() {
-            self.pool = self.shelf.space.take(&[1; POOL])?;
+            self.pool = self.shelf.space.take(&[1; POOL][..self.pool_size])?;
+            self.pool_size = (2 * self.pool_size).min(POOL);
             self.taken.extend(self.pool.iter().map(|page| (*page, 1)));
             self.pool.reverse();
         }
@@ -395,6 +401,7 @@ impl<'a, M: Meet> Change<'a, M> {
 
     /// The level after `sources` came.
     pub(crate) fn apply(&mut self, level: &Level, sources: Pairs<'_, '_>) -> Result<Level> {
+        self.pool_size = (sources.len() / POOLED).clamp(1, POOL);
         let (list, height) = match level.root {
             _ if sources.is_empty() => return Ok(*level),
             None => (self.leaves(&[], sources, &[], false)?, 0),

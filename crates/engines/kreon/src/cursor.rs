@@ -3,9 +3,13 @@
 //! A cursor holds no state between calls but copies of the pairs it shows next. For the next batch it looks at the present state
 //! again, behind the key where it stood: versions that its view needs are in every state, wherever they have moved meanwhile.
 //!
+//! A batch that meets a few removed keys in a row ends there. The next one goes around what is known to be removed (`gaps.rs`), or
+//! goes over up to [`MANY`] keys and remembers what of them is removed.
+//!
 //! ## Costs
 //!
-//! A batch is a descent in each source, and a record a pair; records are asked for some way ahead.
+//! A batch is a descent in each source, and a record a pair; records are asked for some way ahead. A removed key costs some
+//! nanoseconds once, and nothing as long as it is in a gap.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -13,183 +17,36 @@ use std::sync::Arc;
 use sheaf_base::engine::{Bounds, Cursor, Want};
 use sheaf_base::error::Result;
 use sheaf_base::keys::{borrowed, is_above, is_below};
-use sheaf_base::memtable::arena::Place;
 use sheaf_base::pairs::{Pairs, read_ahead};
 use sheaf_base::record::{Content, Record};
 use sheaf_base::segment::Address;
+use sheaf_base::sync::atomic::Ordering;
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::{KeyspaceId, Seq};
 
 use crate::engine::KreonEngine;
+use crate::gaps::{Stretch, behind};
+use crate::lane::{LANE, Lane, Way, least, least_lane, take_key};
 use crate::look::Shown;
-use crate::memtable::Memtable;
-use crate::node::Node;
-use crate::tree::{Aim, Found, Level, Seen, Shelf, State};
+use crate::tree::{Level, State};
 
-/// Pairs of the first batch and the second; from then on each is twice as large as the one before, ...
-const FIRST_BATCH: usize = 32;
+/// Pairs of the first batch: as many as scans have lately been, but at least so many, ...
+const LEAST_BATCH: usize = 2;
+/// ... of the second; from then on each is twice as large as the one before, ...
+const SECOND_BATCH: usize = 32;
 /// ... up to so many, ...
 const MOST_BATCH: usize = 128;
 /// ... or about so many bytes.
 const BATCH_BYTES: u64 = 256 << 10;
-/// Records of a memtable, or versions, that are looked up at a time.
-const LANE: usize = 64;
-
-/// A source, as a cursor goes over it.
-enum Lane<'g> {
-    Memtable { memtable: &'g Memtable, places: Vec<Place>, next: usize, has_all: bool },
-    Level { shelf: &'g Shelf, level: Level, leaf: Option<(Node<'g>, Found)>, slot: usize, key: Vec<u8> },
-    Versions { items: Vec<(Vec<u8>, Address)>, next: usize },
-}
+/// Removed keys in a row after which a batch ends, to go around them or to remember them, and stretches of half as many are
+/// remembered; few in tiny geometry.
+const FEW: u64 = 32;
+const TINY_FEW: u64 = 4;
+/// Keys that a batch goes over: the guard is not for ever.
+const MANY: u64 = 64 * MOST_BATCH as u64;
 
 /// Keys that a walk over all looks at under one guard.
 const WALK: usize = 4096;
-
-/// Which way.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
-    Up,
-    Down,
-}
-
-impl<'g> Lane<'g> {
-    fn memtable(memtable: &'g Memtable, way: Way, from: Bound<&[u8]>, guard: &Guard) -> Lane<'g> {
-        let mut lane = Lane::Memtable { memtable, places: Vec::new(), next: 0, has_all: false };
-        lane.fill(way, from, guard);
-        lane
-    }
-
-    fn fill(&mut self, way: Way, from: Bound<&[u8]>, guard: &Guard) {
-        if let Lane::Memtable { memtable, places, next, has_all } = self {
-            places.clear();
-            match way {
-                Way::Up => memtable.ascend(from, LANE, guard, places),
-                Way::Down => memtable.fall(from, LANE, guard, places),
-            }
-            (*next, *has_all) = (0, places.len() < LANE);
-        }
-    }
-
-    fn level(
-        shelf: &'g Shelf,
-        level: Level,
-        way: Way,
-        from: Bound<&[u8]>,
-        guard: &'g Guard,
-    ) -> Result<Lane<'g>> {
-        let aim = match (way, from) {
-            (Way::Up, Bound::Included(key) | Bound::Excluded(key)) => Aim::At(key),
-            (Way::Up, Bound::Unbounded) => Aim::First,
-            (Way::Down, Bound::Included(key)) => Aim::At(key),
-            (Way::Down, Bound::Excluded(key)) => Aim::Before(key),
-            (Way::Down, Bound::Unbounded) => Aim::Last,
-        };
-        let found = shelf.locate(&level, aim, guard)?;
-        let mut lane = Lane::Level { shelf, level, leaf: None, slot: 0, key: Vec::new() };
-        lane.enter(found, way, Some(from), guard)?;
-        Ok(lane)
-    }
-
-    /// Goes into a leaf, or on to the first one behind it that has something.
-    fn enter(
-        &mut self,
-        found: Option<Found>,
-        way: Way,
-        from: Option<Bound<&[u8]>>,
-        guard: &'g Guard,
-    ) -> Result<()> {
-        let Lane::Level { shelf, level, leaf, slot, key } = self else { return Ok(()) };
-        let (mut found, mut from) = (found, from);
-        loop {
-            let Some(now) = found.take() else {
-                *leaf = None;
-                return Ok(());
-            };
-            let node = shelf.node(now.at, 0, guard)?.node();
-            // Slots count from 1 downwards, so that 0 is the end.
-            let begin = match (way, from.take()) {
-                (Way::Up, Some(Bound::Included(key))) => node.before(key, false),
-                (Way::Up, Some(Bound::Excluded(key))) => node.before(key, true),
-                (Way::Up, _) => 0,
-                (Way::Down, Some(Bound::Included(key))) => node.before(key, true),
-                (Way::Down, Some(Bound::Excluded(key))) => node.before(key, false),
-                (Way::Down, _) => node.len(),
-            };
-            let has_some = match way {
-                Way::Up => begin < node.len(),
-                Way::Down => begin > 0,
-            };
-            if has_some {
-                *slot = if way == Way::Up { begin } else { begin - 1 };
-                key.clear();
-                node.key(*slot, key);
-                *leaf = Some((node, now));
-                return Ok(());
-            }
-            found = Lane::beside(shelf, level, &now, way, guard)?;
-        }
-    }
-
-    fn beside(shelf: &Shelf, level: &Level, now: &Found, way: Way, guard: &Guard) -> Result<Option<Found>> {
-        match way {
-            Way::Up => match &now.high {
-                Some(high) => shelf.locate(level, Aim::At(high), guard),
-                None => Ok(None),
-            },
-            Way::Down if now.low.is_empty() => Ok(None),
-            Way::Down => shelf.locate(level, Aim::Before(&now.low), guard),
-        }
-    }
-
-    fn key(&self) -> Option<&[u8]> {
-        match self {
-            Lane::Memtable { memtable, places, next, .. } => {
-                places.get(*next).map(|place| memtable.key(*place))
-            }
-            Lane::Level { leaf, key, .. } => leaf.as_ref().map(|_| &key[..]),
-            Lane::Versions { items, next } => items.get(*next).map(|(key, _)| &key[..]),
-        }
-    }
-
-    fn advance(&mut self, way: Way, guard: &'g Guard) -> Result<()> {
-        let next_leaf = match self {
-            Lane::Memtable { memtable, places, next, has_all } => {
-                *next += 1;
-                let last = places.last().filter(|_| *next == places.len() && !*has_all).copied();
-                if let Some(last) = last {
-                    let memtable: &'g Memtable = memtable;
-                    self.fill(way, Bound::Excluded(memtable.key(last)), guard);
-                }
-                return Ok(());
-            }
-            Lane::Versions { next, .. } => {
-                *next += 1;
-                return Ok(());
-            }
-            Lane::Level { shelf, level, leaf, slot, key } => {
-                let Some((node, found)) = leaf else { return Ok(()) };
-                let next = match way {
-                    Way::Up => Some(*slot + 1).filter(|slot| *slot < node.len()),
-                    Way::Down => slot.checked_sub(1),
-                };
-                if let Some(next) = next {
-                    *slot = next;
-                    key.clear();
-                    node.key(next, key);
-                    return Ok(());
-                }
-                Lane::beside(shelf, level, found, way, guard)?
-            }
-        };
-        self.enter(next_leaf, way, None, guard)
-    }
-
-    /// What a level says of the present key.
-    fn seen(&self) -> Option<Seen<'g>> {
-        let Lane::Level { leaf: Some((node, _)), slot, .. } = self else { return None };
-        Some(Seen::at(node, *slot))
-    }
-}
 
 /// A pair that a batch shows: where its key stands in the batch's bytes, and where its value stands in them or its record.
 struct Item {
@@ -208,14 +65,107 @@ pub(crate) struct KreonCursor {
     rest: Option<Bound<Vec<u8>>>,
     has_begun: bool,
     batch: usize,
-    is_second: bool,
+    /// Pairs of earlier batches that the walk went over.
+    passed: usize,
+    /// The last batch ended among removed keys.
+    is_among_removed: bool,
     pairs: Pairs,
     failed: bool,
+}
+
+/// What a batch comes to.
+struct Batch {
+    limit: usize,
+    keys: Vec<u8>,
+    items: Vec<Item>,
+    /// Bytes of the records that it shows.
+    bytes: u64,
+    /// Keys that it went over, and how many of the last of them are not shown.
+    seen: u64,
+    unseen: u64,
+    /// So many of these end it if it shows any, or nobody remembers them.
+    few: u64,
+    /// The last key.
+    last: Vec<u8>,
+    /// Removed keys side by side, if somebody wants to remember them.
+    stretches: Option<Stretches>,
+}
+
+impl Batch {
+    /// Whether it goes no further, though there may be more to show.
+    fn is_over(&self) -> bool {
+        self.items.len() >= self.limit
+            || self.bytes >= BATCH_BYTES
+            || self.seen >= MANY
+            || self.unseen >= self.most_unseen()
+            || (self.unseen > 0 && self.stretches.as_ref().is_some_and(|all| all.is_known(&self.last)))
+    }
+
+    /// Keys in a row that are not shown, at most: what is shown next may be all that is wanted.
+    fn most_unseen(&self) -> u64 {
+        if self.stretches.is_some() && self.items.is_empty() { MANY } else { self.few }
+    }
+}
+
+/// Stretches of removed keys that a batch goes over.
+struct Stretches {
+    way: Way,
+    /// Where the present one begins, as the way goes: above it, or below.
+    from: Option<Vec<u8>>,
+    count: u64,
+    since: Seq,
+    /// Removed keys that make a stretch worth remembering.
+    least: u64,
+    /// Where the next one is that is known already: below what is there, as the way goes up, or above.
+    known: Option<Vec<u8>>,
+    /// The present one begins where one ends that is known.
+    is_behind_known: bool,
+    all: Vec<Stretch>,
+}
+
+impl Stretches {
+    /// Whether `key` lies in what is known already, or behind it.
+    fn is_known(&self, key: &[u8]) -> bool {
+        let Some(known) = &self.known else { return false };
+        if self.way == Way::Up { key >= &known[..] } else { key < &known[..] }
+    }
+
+    /// Some more keys are removed, the last of them by a commit up to `newest`.
+    fn removed(&mut self, count: u64, newest: Seq) {
+        (self.count, self.since) = (self.count + count, self.since.max(newest));
+    }
+
+    /// The present stretch ends before `key`, which may have a value, and the next one begins behind it.
+    fn ends_at(&mut self, key: &[u8]) {
+        let (end, next) = match self.way {
+            Way::Up => (key.to_vec(), behind(key)),
+            Way::Down => (behind(key), key.to_vec()),
+        };
+        self.ends(Some(end));
+        self.from = Some(next);
+    }
+
+    /// The present stretch ends at a position.
+    fn ends(&mut self, end: Option<Vec<u8>>) {
+        let from = self.from.take();
+        let (count, since) = (std::mem::take(&mut self.count), std::mem::take(&mut self.since));
+        let is_known = end.as_ref().is_some_and(|end| match self.way {
+            Way::Up => self.is_known(end),
+            Way::Down => self.known.as_ref().is_some_and(|known| end <= known),
+        });
+        // A few keys between two that are known make one of both.
+        let joins = std::mem::take(&mut self.is_behind_known) && is_known && count > 0;
+        if count >= self.least || joins {
+            let (low, high) = if self.way == Way::Up { (from, end) } else { (end, from) };
+            self.all.push(Stretch { low: low.unwrap_or_default(), high, since, count });
+        }
+    }
 }
 
 impl KreonCursor {
     pub(crate) fn new(engine: Arc<KreonEngine>, at: Seq, bounds: Bounds, want: Want) -> KreonCursor {
         let pairs = Pairs::new(want);
+        let batch = engine.reach.expected().max(LEAST_BATCH);
         KreonCursor {
             engine,
             at,
@@ -223,8 +173,9 @@ impl KreonCursor {
             want,
             rest: None,
             has_begun: false,
-            batch: FIRST_BATCH,
-            is_second: false,
+            batch,
+            passed: 0,
+            is_among_removed: false,
             pairs,
             failed: false,
         }
@@ -232,59 +183,207 @@ impl KreonCursor {
 
     /// Fetches the next batch. False at the end.
     fn fetch(&mut self, way: Way) -> Result<bool> {
-        if !std::mem::replace(&mut self.has_begun, true) {
+        let is_first = !std::mem::replace(&mut self.has_begun, true);
+        if is_first {
             let from = if way == Way::Up { &self.bounds.low } else { &self.bounds.high };
             self.rest = (!self.bounds.is_empty()).then(|| from.clone());
         }
+        self.passed += self.pairs.passed();
         self.pairs.clear();
         let Some(rest) = self.rest.take() else { return Ok(false) };
-        let guard = &epoch::pin();
         let engine = Arc::clone(&self.engine);
+        let (rest, is_around) = match self.around(way, &rest) {
+            None => (rest, false),
+            Some(Some(rest)) => (rest, true),
+            Some(None) => return Ok(false), // nothing is there up to the end
+        };
+        let is_among_removed = std::mem::take(&mut self.is_among_removed);
+        let is_remembered = is_around || is_among_removed || (is_first && engine.gaps.is_eager());
+        let walk = is_remembered.then(|| engine.gaps.begin());
+        let few = if engine.ground.tiny { TINY_FEW } else { FEW };
+        let from = || position(way, &rest);
+        let stretches =
+            walk.map(|_| Stretches { is_behind_known: is_around, ..self.stretches(way, from(), few / 2) });
+        let guard = &epoch::pin();
+        let collected = self.collect(&engine, way, &rest, stretches, guard);
+        if let Some(number) = walk {
+            let stretches = collected.as_ref().ok().and_then(|batch| batch.stretches.as_ref());
+            engine.gaps.end(number, stretches.map(|all| self.known(all)).unwrap_or_default());
+        }
+        let batch = collected?;
+        self.is_among_removed = self.rest.is_some() && batch.unseen >= few;
+        if self.is_among_removed {
+            engine.gaps.be_eager();
+        }
+        engine.passed.fetch_add(batch.seen - batch.items.len() as u64, Ordering::Relaxed);
+        self.read(&engine, &batch.keys, &batch.items, guard)?;
+        Ok(true)
+    }
+
+    fn stretches(&self, way: Way, from: Option<Vec<u8>>, least: u64) -> Stretches {
+        let known = match (way, &from) {
+            (Way::Up, from) => self.engine.gaps.next_above(from.as_deref().unwrap_or_default(), self.at),
+            (Way::Down, from) => self.engine.gaps.next_below(from, self.at),
+        };
+        Stretches {
+            way,
+            from,
+            count: 0,
+            since: Seq::ZERO,
+            least,
+            known,
+            is_behind_known: false,
+            all: Vec::new(),
+        }
+    }
+
+    /// Where to go on instead of at `rest`, if a gap begins there; nowhere if nothing is behind the gap.
+    fn around(&self, way: Way, rest: &Bound<Vec<u8>>) -> Option<Option<Bound<Vec<u8>>>> {
+        if !self.engine.gaps.is_any() {
+            return None;
+        }
+        let position = position(way, rest);
+        match way {
+            Way::Up => {
+                let high = self.engine.gaps.above(&position.unwrap_or_default(), self.at)?;
+                Some(high.map(Bound::Included))
+            }
+            Way::Down => {
+                let low = self.engine.gaps.below(&position, self.at)?;
+                Some((!low.is_empty()).then_some(Bound::Excluded(low)))
+            }
+        }
+    }
+
+    /// Stretches, with the commit from which on no view sees anything there: versions may be kept of keys that are in no source
+    /// any more.
+    fn known(&self, stretches: &Stretches) -> Vec<Stretch> {
+        let at = if self.at == Seq::LATEST { Seq::ZERO } else { self.at };
+        let floor = at.max(self.engine.versions.newest_died());
+        let with_floor = |stretch: &Stretch| Stretch { since: stretch.since.max(floor), ..stretch.clone() };
+        stretches.all.iter().map(with_floor).collect()
+    }
+
+    /// What the next batch shows, from `rest` on; what is left is behind it.
+    fn collect(
+        &mut self,
+        engine: &KreonEngine,
+        way: Way,
+        rest: &Bound<Vec<u8>>,
+        stretches: Option<Stretches>,
+        guard: &Guard,
+    ) -> Result<Batch> {
         let state = engine.state(guard);
-        let mut lanes = engine.lanes(state, way, borrowed(&rest), Some(self.at), guard)?;
-        let (mut keys, mut items, mut bytes) = (Vec::new(), Vec::new(), 0);
+        let mut lanes = engine.lanes(state, way, borrowed(rest), Some(self.at), guard)?;
         let limit = self.batch;
-        self.batch = if self.is_second { (2 * limit).min(MOST_BATCH) } else { limit };
-        self.is_second = true;
-        let mut last = Vec::new();
-        let mut seen_keys = 0;
-        while items.len() < limit && bytes < BATCH_BYTES {
-            let Some(key) = least(&lanes, way) else { break };
-            let is_within = match way {
-                Way::Up => is_below(key, borrowed(&self.bounds.high)),
-                Way::Down => is_above(key, borrowed(&self.bounds.low)),
+        self.batch = (2 * limit).clamp(SECOND_BATCH, MOST_BATCH);
+        let (keys, items, last) = (Vec::new(), Vec::new(), Vec::new());
+        let few = if engine.ground.tiny { TINY_FEW } else { FEW };
+        let mut batch = Batch { limit, keys, items, bytes: 0, seen: 0, unseen: 0, few, last, stretches };
+        let end = loop {
+            let Some(number) = least_lane(&lanes, way) else { break None };
+            if self.pass_removed(&mut batch, &mut lanes, number, way, guard) {
+                if batch.is_over() {
+                    self.rest = Some(Bound::Excluded(batch.last.clone()));
+                    break self.rest.as_ref();
+                }
+                continue;
+            }
+            let Some(key) = lanes[number].key().filter(|key| self.is_within(way, key)) else {
+                self.rest = lanes[number].key().map(|key| Bound::Included(key.to_vec()));
+                break self.rest.as_ref();
             };
-            if !is_within {
-                break;
-            }
-            last.clear();
-            last.extend_from_slice(key);
-            seen_keys += 1;
-            // Many that are not shown, one after the other: the guard is not for ever.
-            let is_long = seen_keys > 64 * MOST_BATCH;
-            if let Some(Shown { address, span, value }) = engine.shown(&lanes, &last, self.at, guard)? {
-                let key = (keys.len(), keys.len() + last.len());
-                keys.extend_from_slice(&last);
-                let value = value.map(|value| {
-                    keys.extend_from_slice(value);
-                    (key.1, keys.len())
-                });
-                items.push(Item { key, value, address });
-                bytes += span;
-            }
-            for lane in lanes.iter_mut().filter(|lane| lane.key() == Some(&last[..])) {
+            batch.last.clear();
+            batch.last.extend_from_slice(key);
+            self.show(engine, &mut batch, &lanes, guard)?;
+            for lane in lanes.iter_mut().filter(|lane| lane.key() == Some(&batch.last[..])) {
                 lane.advance(way, guard)?;
             }
             // What the lane of versions has not looked up is behind its last.
             let is_cut =
                 matches!(&lanes[0], Lane::Versions { items, next } if *next == LANE && items.len() == LANE);
-            if is_cut || is_long || items.len() == limit || bytes >= BATCH_BYTES {
-                self.rest = Some(Bound::Excluded(last.clone()));
-                break;
+            if is_cut || batch.is_over() {
+                self.rest = Some(Bound::Excluded(batch.last.clone()));
+                break self.rest.as_ref();
+            }
+        };
+        if let Some(stretches) = &mut batch.stretches {
+            let low_end = (way == Way::Down).then(Vec::new);
+            stretches.ends(end.map_or(low_end, |end| position(way, end)));
+        }
+        if end.is_some_and(|end| matches!(end, Bound::Included(_))) {
+            self.rest = None; // beyond the bounds
+        }
+        Ok(batch)
+    }
+
+    fn is_within(&self, way: Way, key: &[u8]) -> bool {
+        match way {
+            Way::Up => is_below(key, borrowed(&self.bounds.high)),
+            Way::Down => is_above(key, borrowed(&self.bounds.low)),
+        }
+    }
+
+    /// Passes removed keys that the lane `number` has alone; whether there were any.
+    fn pass_removed<'g>(
+        &self,
+        batch: &mut Batch,
+        lanes: &mut [Lane<'g>],
+        number: usize,
+        way: Way,
+        guard: &'g Guard,
+    ) -> bool {
+        if !lanes[number].is_at_removed(self.at) {
+            return false;
+        }
+        let (before, rest) = lanes.split_at_mut(number);
+        let Some((lane, behind)) = rest.split_first_mut() else { return false };
+        let others = before.iter().chain(&*behind).filter_map(|lane| lane.key());
+        let other = if way == Way::Up { others.min() } else { others.max() };
+        let stretches = batch.stretches.as_ref();
+        let is_alone = |key: &[u8]| {
+            let comes_first = match way {
+                Way::Up => other.is_none_or(|other| key < other),
+                Way::Down => other.is_none_or(|other| key > other),
+            };
+            comes_first && self.is_within(way, key) && !stretches.is_some_and(|all| all.is_known(key))
+        };
+        let most = batch.most_unseen().saturating_sub(batch.unseen).max(1);
+        let passed = lane.pass_removed((way, self.at), most, is_alone, guard);
+        if passed.count == 0 {
+            return false;
+        }
+        (batch.seen, batch.unseen) = (batch.seen + passed.count, batch.unseen + passed.count);
+        batch.last = passed.last;
+        batch.stretches.iter_mut().for_each(|all| all.removed(passed.count, passed.newest));
+        true
+    }
+
+    /// Adds what the view is shown of the batch's last key, the next one of the lanes, if anything.
+    fn show(&self, engine: &KreonEngine, batch: &mut Batch, lanes: &[Lane<'_>], guard: &Guard) -> Result<()> {
+        let shown = engine.shown(lanes, &batch.last, self.at, guard)?;
+        batch.seen += 1;
+        if let Some(stretches) = &mut batch.stretches {
+            match newest_removal(lanes, &batch.last).filter(|_| shown.is_none()) {
+                Some(seq) => stretches.removed(1, seq),
+                None => stretches.ends_at(&batch.last),
             }
         }
-        self.read(&engine, &keys, &items, guard)?;
-        Ok(true)
+        let Some(Shown { address, span, value }) = shown else {
+            batch.unseen += 1;
+            return Ok(());
+        };
+        batch.unseen = 0;
+        let keys = &mut batch.keys;
+        let key = (keys.len(), keys.len() + batch.last.len());
+        keys.extend_from_slice(&batch.last);
+        let value = value.map(|value| {
+            keys.extend_from_slice(value);
+            (key.1, keys.len())
+        });
+        batch.items.push(Item { key, value, address });
+        batch.bytes += span;
+        Ok(())
     }
 
     fn read(&mut self, engine: &KreonEngine, keys: &[u8], items: &[Item], guard: &Guard) -> Result<()> {
@@ -332,24 +431,26 @@ impl KreonCursor {
     }
 }
 
-/// Goes past `key`, the next one of the lanes: whether the newest of what they say of it is a value.
-fn take_key<'g>(lanes: &mut [Lane<'g>], key: &[u8], guard: &'g Guard) -> Result<bool> {
-    let mut newest = None;
-    for lane in lanes.iter_mut().filter(|lane| lane.key() == Some(key)) {
-        let is_tomb = match lane {
-            Lane::Memtable { memtable, places, next, .. } => memtable.version(places[*next]).word.is_tomb(),
-            _ => lane.seen().is_none_or(|seen| seen.entry.is_tomb()),
-        };
-        newest.get_or_insert(!is_tomb);
-        lane.advance(Way::Up, guard)?;
+/// The position of a cursor that goes on at `rest`.
+fn position(way: Way, rest: &Bound<Vec<u8>>) -> Option<Vec<u8>> {
+    match (way, rest) {
+        (Way::Up, Bound::Unbounded) => Some(Vec::new()),
+        (Way::Down, Bound::Unbounded) => None,
+        (Way::Up, Bound::Included(key)) | (Way::Down, Bound::Excluded(key)) => Some(key.clone()),
+        (Way::Up, Bound::Excluded(key)) | (Way::Down, Bound::Included(key)) => Some(behind(key)),
     }
-    Ok(newest == Some(true))
 }
 
-/// The next key of all lanes.
-fn least<'a>(lanes: &'a [Lane<'_>], way: Way) -> Option<&'a [u8]> {
-    let keys = lanes.iter().filter_map(Lane::key);
-    if way == Way::Up { keys.min() } else { keys.max() }
+/// The commit that removed `key`, the next one of the lanes, if its newest version in them is a removal; zero if it is in no source.
+fn newest_removal(lanes: &[Lane<'_>], key: &[u8]) -> Option<Seq> {
+    let newest = lanes.iter().skip(1).find(|lane| lane.key() == Some(key));
+    newest.map_or(Some(Seq::ZERO), Lane::removal)
+}
+
+impl Drop for KreonCursor {
+    fn drop(&mut self) {
+        self.engine.reach.learn(self.passed + self.pairs.passed());
+    }
 }
 
 impl Cursor for KreonCursor {
@@ -386,7 +487,7 @@ impl KreonEngine {
     ) -> Result<Vec<Lane<'g>>> {
         let mut lanes = Vec::new();
         let from_owned = from.map(<[u8]>::to_vec);
-        let items = match at.filter(|_| !self.versions.is_empty()) {
+        let items = match at.filter(|at| self.versions.may_show(*at)) {
             Some(at) if way == Way::Up => self.versions.first(((from_owned), Bound::Unbounded), at, LANE),
             Some(at) => self.versions.last((Bound::Unbounded, from_owned), at, LANE),
             None => Vec::new(),
@@ -467,14 +568,5 @@ impl KreonEngine {
             false
         })?;
         Ok(all)
-    }
-
-    pub(crate) fn has_no_key(&self) -> Result<bool> {
-        let mut is_empty = true;
-        self.walk_keys(|_| {
-            is_empty = false;
-            true
-        })?;
-        Ok(is_empty)
     }
 }

@@ -27,6 +27,7 @@ use sheaf_base::memtable::arena::{high, low};
 use sheaf_base::memtable::prefix::Prefix;
 use sheaf_base::memtable::{Layer, Memtables};
 use sheaf_base::own::OwnFiles;
+use sheaf_base::reach::Reach;
 use sheaf_base::record::Content;
 use sheaf_base::segment::Address;
 use sheaf_base::shares::Account;
@@ -39,9 +40,11 @@ use sheaf_base::versions::{Old, Versions};
 use sheaf_base::views::Views;
 
 use crate::cursor::KreonCursor;
+use crate::gaps::Gaps;
 use crate::look::Candidates;
 use crate::memtable::{Memtable, Version, Word};
 use crate::named::Named;
+use crate::resting::Resting;
 use crate::spill::Spill;
 use crate::tree::{Shelf, State};
 
@@ -54,8 +57,14 @@ const SWOLLEN_SHARE: u64 = 8;
 /// A memtable is spilled after so many bytes of the log: the longer it gathers, the fewer times a leaf is written for its
 /// entries, and the longer a replay.
 const ROTATION: u64 = 1 << 30;
+/// With so many removals a memtable that rests is moved: a cursor that comes first goes over them all.
+const REMOVALS: u64 = 4096;
+/// As with so many bytes of records and values that it is thought to supersede: they are not free before both meet.
+const OWED: u64 = 1 << 20;
+/// Of what a put brings, this part is thought to be what it supersedes: it does not look.
+const OWED_BY_PUT: u64 = 16;
 /// Times that the store, which looks every 50 ms when it is idle, finds a memtable as it was, before that is moved.
-const REST: u32 = 8;
+pub(crate) const REST: u32 = 8;
 /// What the cache leaves free of the budget for memtables to grow into.
 const HEADROOM: u64 = 256 << 10;
 
@@ -67,6 +76,8 @@ const RECORD: usize = 1;
 const SEQ: usize = 2;
 /// Without a record: how many records shared the key's stripe.
 const LEN: usize = 3;
+/// Of a removal: bytes of what it removes, as far as known.
+const REMOVED: usize = 4;
 
 /// A keyspace.
 pub(crate) struct KreonEngine {
@@ -76,6 +87,8 @@ pub(crate) struct KreonEngine {
     pub(crate) accounts: Accounts,
     pub(crate) spill: Mutex<Spill>,
     pub(crate) named: Named,
+    pub(crate) gaps: Gaps,
+    pub(crate) reach: Reach,
     pub(crate) candidates: Mutex<Candidates>,
     /// Numbers of the staged values that records of memtables name, by the records' addresses.
     pub(crate) staged: Mutex<HashMap<u64, u64>>,
@@ -88,8 +101,16 @@ pub(crate) struct KreonEngine {
     pins: Mutex<BTreeMap<Seq, Vec<Seq>>>,
     pub(crate) state: Published<State>,
     replaying: Mutex<()>,
+    /// Removals that the active memtable took, and bytes that its records are thought to supersede.
+    pub(crate) removals: AtomicU64,
+    pub(crate) owed: AtomicU64,
+    /// What the last freeze left in the active memtable, for the image: see [`crate::resting`].
+    pub(crate) resting: Mutex<Vec<Resting>>,
+    pub(crate) most_resting: u64,
+    /// Removed keys that cursors went over.
+    pub(crate) passed: AtomicU64,
     /// As the store sees it when it asks whether there should be a checkpoint.
-    lull: Lull,
+    pub(crate) lull: Lull,
 }
 
 impl KreonEngine {
@@ -102,6 +123,8 @@ impl KreonEngine {
             accounts: Accounts::new(Arc::clone(&ground)),
             spill: Mutex::default(),
             named: Named::new(Arc::clone(&ground)),
+            gaps: Gaps::default(),
+            reach: Reach::default(),
             candidates: Mutex::default(),
             staged: Mutex::default(),
             needed: AtomicU64::new(0),
@@ -110,6 +133,11 @@ impl KreonEngine {
             pins: Mutex::default(),
             state: Published::new(state),
             replaying: Mutex::new(()),
+            removals: AtomicU64::new(0),
+            owed: AtomicU64::new(0),
+            resting: Mutex::default(),
+            most_resting: crate::resting::most(ground.tiny),
+            passed: AtomicU64::new(0),
             lull: Lull::default(),
             ground,
         }
@@ -182,6 +210,7 @@ impl KreonEngine {
         let hash = self.hash(record.key);
         if matches!(record.content, Content::Remove) {
             self.accounts.count_tomb(record.address, record.span, guard);
+            self.removals.fetch_add(1, Ordering::Relaxed);
             // The cleaner copies removals unasked, so that one may come that is older than what the levels have.
             if self.is_old_news(hash, record.key, record.seq, guard)? {
                 return Ok(());
@@ -273,7 +302,7 @@ impl Engine for KreonEngine {
                 Ok(Need::Nothing)
             }
             Action::Remove => {
-                op.prior = self.newest(hash, op.key, guard)?;
+                (op.prior, op.note[REMOVED]) = self.newest_with_bytes(hash, op.key, guard)?;
                 Ok(if op.prior == Seq::ZERO { Need::Nothing } else { Need::Record })
             }
         }
@@ -313,6 +342,18 @@ impl Engine for KreonEngine {
             word = word.below(old.word.is_below());
         }
         active.put(place, op.note[HASH], op.key, Version { word, seq }, &self.ground.memory, guard);
+        let brought = match content {
+            Content::Remove => {
+                self.removals.fetch_add(1, Ordering::Relaxed);
+                op.note[REMOVED]
+            }
+            Content::Staged(blob) => (u64::from(op.span) + u64::from(blob.len)) / OWED_BY_PUT,
+            Content::Put(_) => u64::from(op.span) / OWED_BY_PUT,
+        };
+        self.owed.fetch_add(brought, Ordering::Relaxed);
+        if !matches!(content, Content::Remove) {
+            self.gaps.put(op.key);
+        }
     }
 
     #[inline]
@@ -356,10 +397,6 @@ impl Engine for KreonEngine {
         self.count_keys()
     }
 
-    fn is_empty(&self) -> Result<bool> {
-        self.has_no_key()
-    }
-
     fn trim(&self, views: &Views, visible: Seq) {
         self.pins.lock().retain(|born, dieds| {
             dieds.retain(|died| *died > visible || views.needs(*born, *died));
@@ -385,7 +422,12 @@ impl Engine for KreonEngine {
         self.accounts.freeze();
         let guard = &epoch::pin();
         let state = self.state(guard);
-        if !state.memtables.can_freeze() {
+        let resting = self.resting_of(state, guard);
+        let stays = resting.is_some();
+        *self.resting.lock() = resting.unwrap_or_default();
+        self.removals.store(0, Ordering::Relaxed); // under the commit lock, as all that is added
+        self.owed.store(0, Ordering::Relaxed);
+        if stays || !state.memtables.can_freeze() {
             return;
         }
         let tiny = self.ground.tiny;
@@ -409,7 +451,10 @@ impl Engine for KreonEngine {
         let guard = &epoch::pin();
         let active = &self.state(guard).memtables.active;
         let rests = self.lull.look(active.newest()) >= REST;
-        let is_worth_it = active.bytes() * 8 > self.memtable_limit();
+        let is_worth_it = active.bytes() * 8 > self.memtable_limit()
+            || self.removals.load(Ordering::Relaxed) >= REMOVALS
+            || self.owed.load(Ordering::Relaxed) >= OWED
+            || self.shelf.space.is_much_waiting();
         active.bytes() > self.memtable_limit() || (is_worth_it && rests)
     }
 
@@ -512,6 +557,7 @@ impl Engine for KreonEngine {
             ("pages read", self.shelf.cache.loads()),
             ("reads spared by filters", self.shelf.filters.spared()),
             ("reads spared by prints", self.shelf.cache.spared()),
+            ("removed keys passed", self.passed.load(Ordering::Relaxed)),
             ("look-ups spared by what the last level names", self.named.spared()),
         ]
     }

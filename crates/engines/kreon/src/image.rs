@@ -7,9 +7,10 @@
 //!  slots with entries 4    | slot 4, bytes of records that the levels' entries account for 8 ...
 //!  staged values 8         | number 8 ...
 //!  life 8 | slots that were renewed 4 | slot 4, life 8 ...
+//!  keys that rest 4        | word 8, number 8, bytes of the key 4, key ...
 //! ```
 //!
-//! Little-endian. The levels are those of one moment at or after the checkpoint's position.
+//! Little-endian. Of what rests: `resting.rs`. The levels are those of one moment at or after the checkpoint's position.
 
 use sheaf_base::engine::{ImageSink, ImageSource};
 use sheaf_base::error::Result;
@@ -20,12 +21,12 @@ use crate::engine::KreonEngine;
 use crate::node::Ref;
 use crate::tree::{Level, Lives, MOST_HEIGHT};
 
-const LAYOUT: u8 = 2;
+const LAYOUT: u8 = 3;
 const MOST_LEVELS: u8 = 16;
 /// What fits into a stamp.
 const MOST_LIVES: u64 = 1 << 24;
 
-fn count_of<T>(items: &[T]) -> [u8; 4] {
+pub(crate) fn count_of<T>(items: &[T]) -> [u8; 4] {
     u32::try_from(items.len()).unwrap_or(u32::MAX).to_le_bytes()
 }
 
@@ -59,21 +60,22 @@ pub(crate) fn save(engine: &KreonEngine, out: &mut dyn ImageSink) -> Result<()> 
         lives.renewed.iter().try_for_each(|(slot, life)| {
             out.put(&slot.to_le_bytes())?;
             out.put(&life.to_le_bytes())
-        })
+        })?;
+        crate::resting::save(&engine.resting.lock(), out)
     })
 }
 
-fn take<const N: usize>(image: &mut dyn ImageSource) -> Result<[u8; N]> {
+pub(crate) fn take<const N: usize>(image: &mut dyn ImageSource) -> Result<[u8; N]> {
     let mut bytes = [0; N];
     image.fill(&mut bytes)?;
     Ok(bytes)
 }
 
-fn u32_of(image: &mut dyn ImageSource) -> Result<u32> {
+pub(crate) fn u32_of(image: &mut dyn ImageSource) -> Result<u32> {
     Ok(u32::from_le_bytes(take(image)?))
 }
 
-fn u64_of(image: &mut dyn ImageSource) -> Result<u64> {
+pub(crate) fn u64_of(image: &mut dyn ImageSource) -> Result<u64> {
     Ok(u64::from_le_bytes(take(image)?))
 }
 
@@ -124,7 +126,7 @@ pub(crate) fn restore(engine: &KreonEngine, image: &mut dyn ImageSource) -> Resu
     let _ = engine.shelf.lives.set(lives); // an engine is restored once
     engine.shelf.space.restore(end, used)?;
     engine.take_up(levels, &counts);
-    Ok(())
+    crate::resting::restore(engine, image)
 }
 
 /// The life that begins, and the slots that leaves of earlier ones are not to be believed about.

@@ -12,7 +12,8 @@
 //!
 //!  get ─> active ─> frozen ─> L1 ─> L2 ...: inner nodes, a leaf (fingerprints) or its prints ─> record     tree.rs node/ cache.rs filter.rs
 //!  cleaner ─> is this record the newest? memtables, upper levels, and a mirror of what the last one points at      look.rs named.rs
-//!  own/<id>/levels: pages, never overwritten while an image may name them                        space.rs image.rs levels.rs
+//!  cursor ─> the sources side by side, around stretches of removed keys                             cursor.rs lane.rs gaps.rs
+//!  own/<id>/levels: pages, never overwritten while an image may name them; a few keys need none     space.rs image.rs levels.rs resting.rs
 //! ```
 //!
 //! ## Invariants
@@ -48,9 +49,11 @@ mod check;
 mod cursor;
 mod engine;
 mod filter;
+mod gaps;
 mod image;
 #[cfg(all(test, shuttle))]
 mod interleavings;
+mod lane;
 mod levels;
 mod look;
 #[cfg(test)]
@@ -59,6 +62,9 @@ mod meeting;
 mod memtable;
 mod named;
 mod node;
+#[cfg(test)]
+mod removed;
+mod resting;
 mod space;
 mod spill;
 mod table;

@@ -30,6 +30,9 @@ use crate::memtable::{Version, Word};
 use crate::named::Spot;
 use crate::tree::{Level, Seen, State, seq_in};
 
+/// A staged value has at least about so many bytes.
+const STAGED_BYTES: u64 = 64 << 10;
+
 /// Records that are about to be moved.
 #[derive(Debug, Default)]
 pub(crate) struct Candidates {
@@ -227,13 +230,22 @@ impl KreonEngine {
 
     /// The number of the key's newest version; zero if it has no value.
     pub(crate) fn newest(&self, hash: u64, key: &[u8], guard: &Guard) -> Result<Seq> {
+        self.newest_with_bytes(hash, key, guard).map(|(seq, _)| seq)
+    }
+
+    /// The same, and about how many bytes the version takes.
+    pub(crate) fn newest_with_bytes(&self, hash: u64, key: &[u8], guard: &Guard) -> Result<(Seq, u64)> {
         let source = self.first(self.state(guard), hash, key, guard)?;
+        let bytes = |span: u64, is_staged: bool| if is_staged { STAGED_BYTES } else { span };
         match source {
-            Some(Source::Memtable(version, _)) if !version.word.is_tomb() => Ok(version.seq),
-            Some(Source::Level(seen)) if !seen.entry.is_tomb() => {
-                self.seq_of(&seen, guard)?.ok_or_else(|| self.lost(seen.entry.address()))
+            Some(Source::Memtable(version, _)) if !version.word.is_tomb() => {
+                Ok((version.seq, bytes(version.word.span(), version.word.is_staged())))
             }
-            _ => Ok(Seq::ZERO),
+            Some(Source::Level(seen)) if !seen.entry.is_tomb() => {
+                let seq = self.seq_of(&seen, guard)?.ok_or_else(|| self.lost(seen.entry.address()))?;
+                Ok((seq, bytes(seen.entry.span(), seen.entry.is_staged())))
+            }
+            _ => Ok((Seq::ZERO, 0)),
         }
     }
 

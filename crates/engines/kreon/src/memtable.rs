@@ -42,6 +42,17 @@ impl Word {
         Word(address.bits() | units << Address::BITS | if is_staged { STAGED } else { 0 })
     }
 
+    /// A word that an image has; none if it is not of a value in the log.
+    pub(crate) fn of_image(bits: u64) -> Option<Word> {
+        let word = Word(bits);
+        (bits & !(STAGED - 1) == 0 && !word.is_below()).then_some(word)
+    }
+
+    /// The word as an image has it.
+    pub(crate) fn bits(self) -> u64 {
+        self.0
+    }
+
     pub(crate) fn tomb() -> Word {
         Word(TOMB)
     }
@@ -125,6 +136,11 @@ impl Memtable {
         self.table.newest()
     }
 
+    /// Keys in it, removed ones included.
+    pub(crate) fn count(&self) -> u64 {
+        self.table.count()
+    }
+
     /// What a new key costs in memory, about.
     pub(crate) fn cost(key: &[u8]) -> u64 {
         (COST + key.len()) as u64
@@ -146,6 +162,12 @@ impl Memtable {
     #[inline]
     pub(crate) fn key(&self, place: Place) -> &[u8] {
         self.table.key(place)
+    }
+
+    /// Brings a record into the processor's cache, soon.
+    #[inline]
+    pub(crate) fn prefetch_record(&self, place: Place) {
+        self.table.prefetch_record(place);
     }
 
     /// What the record at `place` says now.

@@ -28,7 +28,7 @@ use sheaf_base::disk::File;
 use sheaf_base::error::{Damage, Error, IoContext, Result};
 use sheaf_base::ground::Ground;
 use sheaf_base::memory::pieces::Piece;
-use sheaf_base::own::OwnFiles;
+use sheaf_base::own::{OwnFile, OwnFiles};
 use sheaf_base::paged::Paged;
 use sheaf_base::sync::Mutex;
 use sheaf_base::sync::epoch::Guard;
@@ -43,11 +43,14 @@ const FORMAT: u32 = 2;
 /// Bytes of a page; small ones in tiny geometry, so that there are many.
 pub(crate) const PAGE: usize = 4096;
 const TINY_PAGE: usize = 512;
-/// Pages by which the file grows at least.
+/// Pages by which a file grows: as many as it has, but at least so many, and from so many on a sixteenth of them.
+const LEAST_REGION: u32 = 4;
 const REGION: u32 = 256;
 const TINY_REGION: u32 = 16;
 /// Pages are taken from runs of at least this length, if there are such.
 const GOOD_RUN: u32 = 32;
+/// This part of the file's pages is much.
+const WAITING: u32 = 4;
 /// Bytes read or written at once.
 pub(crate) const RUN_BYTES: usize = 256 << 10;
 
@@ -146,6 +149,22 @@ impl Drop for Kept {
         if pages.keepers == 0 {
             std::mem::take(&mut pages.waiting).into_iter().for_each(|(page, len)| pages.give(page, len));
         }
+    }
+}
+
+/// The file as of a moment. It keeps its length meanwhile.
+struct Still {
+    files: Box<dyn OwnFiles>,
+    _kept: Kept,
+}
+
+impl OwnFiles for Still {
+    fn bytes(&self) -> u64 {
+        self.files.bytes()
+    }
+
+    fn each(&self, each: &mut dyn FnMut(OwnFile<'_>) -> Result<()>) -> Result<()> {
+        self.files.each(each)
     }
 }
 
@@ -288,7 +307,11 @@ impl Space {
 
     /// Makes the file longer; where the new run begins.
     fn grow(&self, pages: &mut Pages, file: &dyn File, least: u32) -> Result<u32> {
-        let region = if self.ground.tiny { TINY_REGION } else { REGION.max(pages.end / 16) }.max(least);
+        let region = match self.ground.tiny {
+            true => TINY_REGION,
+            false => pages.end.clamp(LEAST_REGION, REGION).max(pages.end / 16),
+        };
+        let region = region.max(least);
         let end =
             pages.end.checked_add(region).ok_or_else(|| Error::NoSpace { path: self.paged.path.clone() })?;
         file.allocate(self.paged.offset(end)).during("allocate", &self.paged.path)?;
@@ -398,18 +421,26 @@ impl Space {
     pub(crate) fn outlived(&self, guard: &Guard) {
         let gone = self.pages.lock().graves.pop_front().unwrap_or_default();
         self.free_later(gone, guard);
-        self.shrink();
     }
 
-    /// Gives back what is free at the end of the file, once it is much.
-    fn shrink(&self) {
-        let Some(file) = self.file.lock().clone() else { return };
+    /// Whether a large part of the file waits for the next image to be free.
+    pub(crate) fn is_much_waiting(&self) -> bool {
+        let pages = self.pages.lock();
+        let waiting: u64 = pages.limbo.iter().map(|(_, len)| u64::from(*len)).sum();
+        waiting > u64::from((pages.end / WAITING).max(REGION))
+    }
+
+    /// Gives back what is free at the end of the file, once it is much. Not while somebody reads everything. A step calls it, so
+    /// that the engine is not closed meanwhile.
+    pub(crate) fn shrink(&self) {
         let mut pages = self.pages.lock();
         let Some((start, len)) = pages.free.last_key_value().map(|(s, l)| (*s, *l)) else { return };
-        if start + len == pages.end
-            && len > (pages.end / 4).max(REGION)
-            && file.set_len(self.paged.offset(start)).is_ok()
-        {
+        let is_much = len > (pages.end / WAITING).max(4 * LEAST_REGION);
+        if pages.keepers > 0 || start + len != pages.end || !is_much {
+            return;
+        }
+        let Some(file) = self.file.lock().clone() else { return };
+        if file.set_len(self.paged.offset(start)).is_ok() {
             pages.take_run(start, len);
             pages.end = start;
         }
@@ -417,8 +448,10 @@ impl Space {
 
     /// The pages of the last image, for as long as [`Space::outlived`] is not called.
     pub(crate) fn still(&self) -> Result<Option<Box<dyn OwnFiles>>> {
+        let kept = self.keep(); // before the file is measured
         let file = self.file.lock().clone();
-        self.paged.still(file.as_deref())
+        let files = self.paged.still(file.as_deref())?;
+        Ok(files.map(|files| -> Box<dyn OwnFiles> { Box::new(Still { files, _kept: kept }) }))
     }
 
     /// The keyspace is dropped.

@@ -29,7 +29,7 @@ use sheaf_base::views::Views;
 
 use crate::cache::Frame;
 use crate::change::{Change, Gathered, Made, Meet, Ways};
-use crate::engine::KreonEngine;
+use crate::engine::{KreonEngine, REST};
 use crate::look::print_of;
 use crate::meeting::{Meeting, Sources};
 use crate::memtable::{Memtable, Version};
@@ -63,6 +63,10 @@ const TINY_GROWTH: u64 = 4;
 /// Keys that the first level may have at least, and in tiny geometry exactly.
 const LEAST_LEVEL: u64 = 1 << 17;
 const TINY_LEVEL: u64 = 60;
+/// An upper level of which removals are this part gives: what they remove is to be met soon.
+const REMOVED: u64 = 4;
+/// While commits rest, one with so many of them gives.
+const REMOVALS: u64 = 4096;
 /// An upper level may hide this part of the last one.
 const HIDDEN: u64 = 10;
 /// Keys of a step that the last level is asked for, to know how many it has, ...
@@ -89,6 +93,8 @@ pub(crate) struct Spill {
     pub(crate) counts: HashMap<u32, (u64, i64)>,
     pub(crate) ways: Ways,
     hiding: Hiding,
+    /// Removals that came into each level since the opening and are still there, at most.
+    removals: Vec<u64>,
     /// Entries of the frozen memtable that the last step took; 0 if there was none.
     took: usize,
 }
@@ -116,6 +122,18 @@ impl Hiding {
 }
 
 impl Spill {
+    /// So many more removals are in `level`, or less.
+    fn removed(&mut self, level: usize, come: u64, go: u64) {
+        self.removals.resize(self.removals.len().max(level + 1), 0);
+        self.removals[level] = (self.removals[level] + come).saturating_sub(go);
+    }
+
+    /// Whether `level`, of so many entries, has so many removals that it gives.
+    fn is_much_removed(&self, level: usize, count: u64, rests: bool) -> bool {
+        let removals = self.removals.get(level).copied().unwrap_or(0).min(count);
+        removals * REMOVED > count || (rests && removals >= REMOVALS)
+    }
+
     pub(crate) fn count(&mut self, engine: &KreonEngine, slot: u32, bytes: i64, guard: &Guard) {
         let Some(segment) = engine.ground.segments.at(slot, guard) else { return };
         let count = self.counts.entry(slot).or_insert((segment.id().0, 0));
@@ -147,6 +165,11 @@ impl Going<'_> {
         })
         .collect()
     }
+}
+
+/// How many of `pairs` are removals.
+fn removals_of(pairs: &[Pair<'_>]) -> u64 {
+    pairs.iter().filter(|pair| pair.entry.is_tomb()).count() as u64
 }
 
 impl KreonEngine {
@@ -187,13 +210,18 @@ impl KreonEngine {
             return Ok(true);
         }
         let most = spill.hiding.most(state);
+        let rests = self.lull.looks() >= REST;
         let over = |(level, at): &(usize, &Level)| {
-            at.count() > self.capacity(*level) || (Some(*level) < state.lowest() && at.count() > most)
+            let is_upper = Some(*level) < state.lowest();
+            at.count() > self.capacity(*level)
+                || (is_upper && at.count() > most)
+                || (is_upper && spill.is_much_removed(*level, at.count(), rests))
         };
         if let Some((level, _)) = state.levels.iter().enumerate().find(over) {
             self.give(&mut spill, state, level, views, guard)?;
             return Ok(true);
         }
+        self.shelf.space.shrink();
         Ok(is_reading || !is_clear)
     }
 
@@ -223,6 +251,7 @@ impl KreonEngine {
         let mut meeting = self.meeting(views, state.levels.iter().skip(1), None, guard);
         let going = self.going(frozen, (&places, &keys, count), &state.memtables.active, &mut meeting, guard);
         let pairs = going.pairs();
+        let (removals, is_last) = (removals_of(&pairs), meeting.is_last());
         let stamp = self.shelf.stamp(guard);
         let mut change = Change::new(&self.shelf, guard, stamp, &mut meeting);
         let made = change.read_ahead(&leaves).and_then(|()| change.apply(&level, &pairs));
@@ -236,8 +265,14 @@ impl KreonEngine {
         );
         drop(change);
         done?;
+        if is_last {
+            spill.removals.clear();
+        } else {
+            spill.removed(0, removals, 0);
+        }
         if is_done {
             spill.done = None;
+            self.gaps.age();
         } else if let Some(key) = keys.get(count.wrapping_sub(1)) {
             spill.done = Some((frozen.number, key.to_vec()));
         }
@@ -409,6 +444,9 @@ impl KreonEngine {
                 (levels[level], levels[level + 1]) = (Level::default(), whole);
                 now.with(levels, false)
             });
+            let removals = spill.removals.get(level).copied().unwrap_or(0);
+            spill.removed(level, 0, removals);
+            spill.removed(level + 1, removals, 0);
             return Ok(());
         }
         let (_, _, most) = self.sizes();
@@ -419,6 +457,7 @@ impl KreonEngine {
         let mut meeting = self.meeting(views, state.levels.iter().skip(level + 2), Some(&sources), guard);
         meeting.blobs = std::mem::take(&mut pairs_of.blobs);
         let pairs: Vec<Pair<'_>> = pairs_of.items.iter().map(|old| pairs_of.pair(old)).collect();
+        let (removals, into_last) = (removals_of(&pairs), meeting.is_last());
         let keys: Vec<&[u8]> = pairs.iter().map(|pair| pair.key).collect();
         let (leaves, _) = self.targets(&below, &keys, usize::MAX, guard)?;
         pairs.iter().for_each(|pair| meeting.count(&pair.entry, -1));
@@ -433,6 +472,10 @@ impl KreonEngine {
         drop(change);
         done?;
         spill.giving[level] = last.high.clone().unwrap_or_default();
+        spill.removed(level, 0, removals);
+        if !into_last {
+            spill.removed(level + 1, removals, 0);
+        }
         self.settle(spill, meeting, guard);
         Ok(())
     }

@@ -61,10 +61,16 @@ fn ground_on(disk: Arc<dyn Disk>, dir: &Path, budget: u64, tiny: bool) -> Arc<Gr
     Arc::new(Ground::new(blobs, budget, 7, tiny).with_home(home, true))
 }
 
+/// A keyspace that moves whatever it has, be it one key.
+fn engine_on(ground: Arc<Ground>) -> KreonEngine {
+    let mut engine = KreonEngine::new(ground, KeyspaceId(1));
+    engine.most_resting = 0;
+    engine
+}
+
 /// A spill keeps version 1 of a key, which commit 2 superseded after the copy of the registry that spilling was given was made.
 fn a_spill_in_doubt() -> (KreonEngine, Views) {
-    let ground = ground_on(Arc::new(SimDisk::new()), Path::new("/db"), 1 << 22, true);
-    let engine = KreonEngine::new(ground, KeyspaceId(1));
+    let engine = engine_on(ground_on(Arc::new(SimDisk::new()), Path::new("/db"), 1 << 22, true));
     let guard = &epoch::pin();
     let (key, hash) = (b"k", engine.hash(b"k"));
     let write = |seq, offset| {
@@ -103,7 +109,7 @@ fn a_version_that_no_view_needed_after_all_goes_with_the_next_step() {
 fn a_spill_that_fails_on_its_way_loses_no_value_that_went_down_before() {
     let disk = SimDisk::new();
     let ground = ground_on(Arc::new(disk.clone()), Path::new("/db"), 1 << 22, true);
-    let engine = KreonEngine::new(ground, KeyspaceId(1));
+    let engine = engine_on(ground);
     let guard = &epoch::pin();
     let keys: Vec<Vec<u8>> = (0..100_u64).map(|number| number.to_be_bytes().to_vec()).collect();
     for (number, key) in (1..).zip(&keys) {
@@ -131,7 +137,7 @@ pub(crate) fn engine_with_segment() -> (KreonEngine, Arc<Segment>) {
     let identity = Identity { store, log, id: SegmentId(3), stream: 0, incarnation, capacity: 1 << 18 };
     let segment = Arc::new(Segment::create(&disk, Path::new("/db"), identity).unwrap());
     assert_eq!(ground.segments.admit(&segment), Some(segment.slot()));
-    (KreonEngine::new(ground, KeyspaceId(1)), segment)
+    (engine_on(ground), segment)
 }
 
 /// Writes a record at the end of a segment, which is `offset`; bytes of its frame.
