@@ -5,6 +5,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// `Result` with the database's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -43,16 +44,36 @@ pub enum Error {
         /// What needed room.
         path: PathBuf,
     },
-    /// Another handle has the database open. Nothing was touched.
-    #[error("{} is in use{}{}", path.display(), pid.map(|p| format!(" by process {p}")).unwrap_or_default(),
-        if *no_door { ", which lets no reader in beside it" } else { "" })]
+    /// Another process, or another handle of this one, uses the database. Nothing was touched. Open it again when it is free, or have the
+    /// opening wait (`Builder::wait`).
+    #[error("{} is {}{}", path.display(), cause.by(&process(*pid, program.as_deref())), stopped(*pid, *is_stopped))]
     Locked {
         /// The database.
         path: PathBuf,
-        /// Its owner, where known.
+        /// The process that uses it, or one of them, where known.
         pid: Option<u32>,
-        /// It was to be read beside its owner, who has no door, or not for us.
-        no_door: bool,
+        /// The name of its program, where known.
+        program: Option<String>,
+        /// Whether that process is stopped.
+        is_stopped: bool,
+        /// How it is used.
+        cause: InUse,
+    },
+    /// The process that has the database open lets this one in, but does not answer. What was asked of it may be done or not; the database is
+    /// as sound as before. Let that process go on, or end it: what it acknowledged is kept.
+    #[error("{}, which has {} open, does not answer for {} s{}",
+        process(*pid, program.as_deref()), path.display(), waited.as_secs_f64().round(), silent(*pid, *is_stopped))]
+    OwnerSilent {
+        /// The database.
+        path: PathBuf,
+        /// The process, where known.
+        pid: Option<u32>,
+        /// The name of its program, where known.
+        program: Option<String>,
+        /// Whether that process is stopped.
+        is_stopped: bool,
+        /// How long an answer was waited for.
+        waited: Duration,
     },
     /// The process that had the database open is gone, or has closed it, and what it held for this reader beside it is gone with it.
     /// What was read before is right. Open the database again.
@@ -174,6 +195,70 @@ pub enum Error {
     },
 }
 
+/// How a database is used that cannot be opened for that reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum InUse {
+    /// A process has it open for writing.
+    Owner,
+    /// Processes have it open for reading, and keep a writer out.
+    Readers,
+    /// A process has it open for writing, and has no door for a reader: it is opening or closing the database, was told to have none, or
+    /// belongs to another user.
+    NoDoor,
+    /// A process has it open for writing, and serves as many others at its door as it takes.
+    Crowded,
+}
+
+impl InUse {
+    /// All of them.
+    pub const ALL: [InUse; 4] = [InUse::Owner, InUse::Readers, InUse::NoDoor, InUse::Crowded];
+
+    fn by(self, process: &str) -> String {
+        match self {
+            InUse::Owner => format!("in use by {process}; it is free once that has closed it"),
+            InUse::Readers => {
+                format!("being read by {process}; it can be written to once that has closed it")
+            }
+            InUse::NoDoor => format!(
+                "in use by {process}, which cannot be asked for a state to read: it is opening or closing the database, \
+                 has no door, or belongs to another user"
+            ),
+            InUse::Crowded => {
+                format!("in use by {process}, which has as many guests at its door as it takes; try again")
+            }
+        }
+    }
+}
+
+/// A process in a message.
+fn process(pid: Option<u32>, program: Option<&str>) -> String {
+    match (pid, program) {
+        (Some(pid), Some(program)) => format!("process {pid} ({program})"),
+        (Some(pid), None) => format!("process {pid}"),
+        (None, _) => "another process".to_owned(),
+    }
+}
+
+/// The state of a stopped process, and the remedy.
+fn stopped(pid: Option<u32>, is_stopped: bool) -> String {
+    match pid.filter(|_| is_stopped) {
+        Some(pid) => {
+            format!("; that process is stopped: let it go on (kill -CONT {pid}) or end it (kill -9 {pid})")
+        }
+        None => String::new(),
+    }
+}
+
+/// The state of a process that does not answer, and the remedy.
+fn silent(pid: Option<u32>, is_stopped: bool) -> String {
+    match (pid, is_stopped) {
+        (Some(_), true) => stopped(pid, true),
+        (Some(pid), false) => format!("; try again, or end it (kill {pid})"),
+        (None, _) => "; try again, or end it".to_owned(),
+    }
+}
+
 /// What is wrong with damaged bytes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -234,6 +319,12 @@ pub enum Damage {
 }
 
 impl Error {
+    /// The database at `path` is in use, by process `pid` if that is known.
+    #[must_use]
+    pub fn locked(path: &Path, pid: Option<u32>, cause: InUse) -> Error {
+        Error::Locked { path: path.to_path_buf(), pid, program: None, is_stopped: false, cause }
+    }
+
     /// An I/O error of `op` on `path`; a full disk becomes [`Error::NoSpace`], unless it shows at a sync: what
     /// that has lost no room brings back.
     pub fn io(op: &'static str, path: &Path, source: io::Error) -> Error {

@@ -13,9 +13,10 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use crate::codec::{Reader, Writer};
-use crate::error::{Damage, Error};
+use crate::error::{Damage, Error, InUse};
 
 /// Names that can be learnt, and how long they may be.
 const MOST_NAMES: usize = 512;
@@ -121,7 +122,8 @@ fn learn(text: &str) -> &'static str {
 const IO: u8 = 0;
 const CORRUPT: u8 = 1;
 const NO_SPACE: u8 = 2;
-const LOCKED: u8 = 3;
+/// 3 was the same with fewer fields.
+const LOCKED: u8 = 21;
 const POISONED: u8 = 4;
 const TOO_LARGE: u8 = 5;
 const FORMAT: u8 = 6;
@@ -139,6 +141,7 @@ const CLOSED: u8 = 17;
 const INVALID: u8 = 18;
 const OWNER_GONE: u8 = 19;
 const BUSY: u8 = 20;
+const OWNER_SILENT: u8 = 22;
 
 /// Writes `error`.
 pub fn encode(error: &Error, w: &mut Writer) {
@@ -154,10 +157,20 @@ pub fn encode(error: &Error, w: &mut Writer) {
             encode_damage(what, w);
         }
         Error::NoSpace { path } => path_of(w, NO_SPACE, path),
-        Error::Locked { path, pid, no_door } => {
+        Error::Locked { path, pid, program, is_stopped, cause } => {
             path_of(w, LOCKED, path);
-            w.u32(pid.unwrap_or(0));
-            w.flag(*no_door);
+            encode_process(*pid, program.as_deref(), *is_stopped, w);
+            w.u8(match cause {
+                InUse::Owner => 0,
+                InUse::Readers => 1,
+                InUse::NoDoor => 2,
+                InUse::Crowded => 3,
+            });
+        }
+        Error::OwnerSilent { path, pid, program, is_stopped, waited } => {
+            path_of(w, OWNER_SILENT, path);
+            encode_process(*pid, program.as_deref(), *is_stopped, w);
+            w.u64(u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX));
         }
         Error::Poisoned { op } => {
             w.u8(POISONED);
@@ -217,6 +230,17 @@ pub fn encode(error: &Error, w: &mut Writer) {
     }
 }
 
+fn encode_process(pid: Option<u32>, program: Option<&str>, is_stopped: bool, w: &mut Writer) {
+    w.u32(pid.unwrap_or(0));
+    w.option(program, Writer::text);
+    w.flag(is_stopped);
+}
+
+fn decode_process(r: &mut Reader<'_>) -> Result<(Option<u32>, Option<String>, bool), Damage> {
+    let pid = r.u32()?;
+    Ok((Some(pid).filter(|pid| *pid != 0), r.option(|r| ReadTexts::text(r))?, r.flag()?))
+}
+
 fn encode_io(op: &str, path: &Path, source: &io::Error, w: &mut Writer) {
     w.u8(IO);
     w.text(op);
@@ -236,8 +260,15 @@ pub fn decode(r: &mut Reader<'_>) -> Result<Error, Damage> {
         CORRUPT => Error::Corrupt { path: r.path()?, offset: r.u64()?, what: decode_damage(r)? },
         NO_SPACE => Error::NoSpace { path: r.path()? },
         LOCKED => {
-            let (path, pid) = (r.path()?, r.u32()?);
-            Error::Locked { path, pid: Some(pid).filter(|pid| *pid != 0), no_door: r.flag()? }
+            let (path, (pid, program, is_stopped)) = (r.path()?, decode_process(r)?);
+            let cause = r.u8()?;
+            let bad = || Damage::BadField { field: "cause", value: u64::from(cause) };
+            let cause = *InUse::ALL.get(usize::from(cause)).ok_or_else(bad)?;
+            Error::Locked { path, pid, program, is_stopped, cause }
+        }
+        OWNER_SILENT => {
+            let (path, (pid, program, is_stopped)) = (r.path()?, decode_process(r)?);
+            Error::OwnerSilent { path, pid, program, is_stopped, waited: Duration::from_nanos(r.u64()?) }
         }
         POISONED => Error::Poisoned { op: r.name()? },
         TOO_LARGE => Error::TooLarge { what: r.name()?, got: r.u64()?, max: r.u64()? },

@@ -29,7 +29,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use crate::disk::{Disk, Entry, File, How, Locked, Share, create_dirs, remove_tree};
-use crate::error::{Error, IoContext, Result};
+use crate::error::{Error, InUse, IoContext, Result};
 use crate::store::{LOCK, is_part};
 
 /// The file that a database has while it is filled.
@@ -45,7 +45,7 @@ pub(crate) fn check_finished(disk: &dyn Disk, dir: &Path, entries: &[Entry]) -> 
         return Ok(());
     }
     if let Ok(Locked::Busy(pid)) = disk.lock(&dir.join(LOCK), Share::Shared) {
-        return Err(Error::Locked { path: dir.to_path_buf(), pid, no_door: true });
+        return Err(Error::locked(dir, pid, InUse::Owner));
     }
     let why = "it is an unfinished repair or restoration: remove it and run that again".to_owned();
     Err(Error::NotADatabase { path: dir.to_path_buf(), why })
@@ -124,7 +124,7 @@ impl<'a> Target<'a> {
     fn take_lock(&self) -> Result<Box<dyn fmt::Debug + Send + Sync>> {
         match self.disk.lock(&self.dir.join(LOCK), Share::Exclusive).during("lock", &self.dir)? {
             Locked::Held(lock) => Ok(lock),
-            Locked::Busy(pid) => Err(Error::Locked { path: self.dir.clone(), pid, no_door: false }),
+            Locked::Busy(pid) => Err(Error::locked(&self.dir, pid, InUse::Owner)),
         }
     }
 

@@ -149,8 +149,14 @@ fn errors_of_the_contract_travel_as_they_are() {
     errors.extend([
         Error::Io { op: "read", path: path(), source: std::io::Error::from_raw_os_error(5) },
         Error::NoSpace { path: path() },
-        Error::Locked { path: path(), pid: Some(12), no_door: false },
-        Error::Locked { path: path(), pid: None, no_door: true },
+        Error::Locked {
+            path: path(),
+            pid: Some(12),
+            program: Some(name()),
+            is_stopped: true,
+            cause: sheaf::InUse::Crowded,
+        },
+        Error::locked(&path(), None, sheaf::InUse::NoDoor),
         Error::Poisoned { op: "sync" },
         Error::TooLarge { what: "key", got: 13, max: 14 },
         Error::Format { path: path(), found: 15, supported: 16 },

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use sheaf_base::disk::{Disk, Locked, Share};
-use sheaf_base::error::{Error, IoContext, Result};
+use sheaf_base::error::{Error, InUse, IoContext, Result};
 use sheaf_base::memory::Part;
 use sheaf_base::work::Worker;
 
@@ -100,7 +100,7 @@ fn lock(disk: &dyn Disk, dir: &Path, read_only: bool) -> Result<Option<Held>> {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound && read_only => Ok(None),
         locked => match locked.during("lock", dir)? {
             Locked::Held(lock) => Ok(Some(lock)),
-            Locked::Busy(pid) => Err(Error::Locked { path: dir.to_path_buf(), pid, no_door: false }),
+            Locked::Busy(pid) => Err(Error::locked(dir, pid, InUse::Owner)),
         },
     }
 }

@@ -6,18 +6,20 @@ use std::time::Duration;
 
 use sheaf_base::backup;
 use sheaf_base::clock::{Clock, SystemClock};
-use sheaf_base::disk::Disk;
+use sheaf_base::disk::holder::identify;
 use sheaf_base::disk::real::RealDisk;
+use sheaf_base::disk::{Disk, Locked, Share};
 use sheaf_base::engine::EngineFactory;
 use sheaf_base::options::OptionSpec;
 use sheaf_base::store::{
-    self, BackupOptions, BackupReport, Batching, KeyspaceInfo, Options, RepairOptions, RepairReport, Stall,
-    Stats, Store, VerifyReport, Watcher,
+    self, BackupOptions, BackupReport, Batching, KeyspaceInfo, LOCK, Options, RepairOptions, RepairReport,
+    Stall, Stats, Store, VerifyReport, Watcher,
 };
 
-use crate::door::{Door, Held, Overview, open_beside, overview};
+use crate::door::{Door, Held, Overview, Owner, open_beside, overview};
 use crate::handle::Handle;
-use crate::{Batch, Durability, Error, Keyspace, KeyspaceOptions, Permissions, Result, Snapshot};
+use crate::waiting::Waiting;
+use crate::{Batch, Durability, Error, InUse, Keyspace, KeyspaceOptions, Permissions, Result, Snapshot};
 
 /// The engine of a keyspace that does not ask for one: keys in order, for mixed load.
 pub const DEFAULT_ENGINE: &str = "flex";
@@ -44,6 +46,15 @@ pub struct Builder {
     /// Whether the disk is the machine's, where sockets are.
     is_real: bool,
     door: bool,
+    wait: Duration,
+}
+
+/// What [`Builder::reach`] found.
+pub enum Reached {
+    /// The database, opened in this process.
+    Database(Database),
+    /// The process that has it open.
+    Owner(Owner),
 }
 
 impl Default for Builder {
@@ -62,6 +73,7 @@ impl Default for Builder {
             ],
             is_real: true,
             door: true,
+            wait: Duration::ZERO,
         }
     }
 }
@@ -93,6 +105,29 @@ impl Builder {
     #[must_use]
     pub fn door(mut self, door: bool) -> Builder {
         self.door = door;
+        self
+    }
+
+    /// How long to wait for another process, or handle, that uses the database, before [`Error::Locked`] is the answer. Default: not at all.
+    ///
+    /// The time counts anew whenever the database gets another owner, so that an opening that stands in line behind short ones gets its
+    /// turn; it waits for twelve times `wait` at most. A reader waits only if the owner cannot be read beside, as while that
+    /// opens or closes the database. Readers give way to a writer that waits, for half a second at most.
+    ///
+    /// ```
+    /// # fn main() -> sheaf::Result<()> {
+    /// # let dir = std::env::temp_dir().join(format!("sheaf-doc-wait-{}", std::process::id()));
+    /// use std::time::Duration;
+    ///
+    /// let db = sheaf::Database::builder().wait(Duration::from_secs(5)).open(&dir)?;
+    /// # drop(db);
+    /// # std::fs::remove_dir_all(&dir).ok();
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn wait(mut self, wait: Duration) -> Builder {
+        self.wait = wait;
         self
     }
 
@@ -240,7 +275,9 @@ impl Builder {
         to: impl AsRef<Path>,
         watcher: Option<&mut Watcher<'_>>,
     ) -> Result<BackupReport> {
-        backup::restore(&self.disk, from.as_ref(), to.as_ref(), self.options.permissions, watcher)
+        let restored =
+            backup::restore(&self.disk, from.as_ref(), to.as_ref(), self.options.permissions, watcher);
+        restored.map_err(|error| if self.is_real { identify(error) } else { error })
     }
 
     /// As [`Database::repair`]. The memory budget is for both databases.
@@ -250,6 +287,7 @@ impl Builder {
         to: impl AsRef<Path>,
         options: RepairOptions<'_>,
     ) -> Result<RepairReport> {
+        self.wait_for_writers(from.as_ref())?;
         let (place, machine) = ((from.as_ref(), to.as_ref()), (self.disk, self.clock));
         store::repair(place, &self.options, machine, &self.engines, options)
     }
@@ -257,21 +295,81 @@ impl Builder {
     /// Opens (or creates) the database in directory `path`.
     ///
     /// Errors: [`Error::NotFound`] without `create`; [`Error::NotADatabase`] for a directory that holds
-    /// anything else; [`Error::Locked`] if somebody has it open (and, for a reader, has no door); [`Error::Format`] for a newer format;
+    /// anything else; [`Error::Locked`] if a process has it open after [`Builder::wait`] (and, for a reader, has no door); [`Error::Format`] for a newer format;
     /// [`Error::Corrupt`] if ROOT is damaged. Damage in one keyspace shows when that one is used.
     pub fn open(self, path: impl AsRef<Path>) -> Result<Database> {
-        let (path, Builder { options, disk, clock, engines, is_real, door }) = (path.as_ref(), self);
-        let has_door = door && is_real;
-        let inner = (options.clone(), Arc::clone(&clock), engines.clone());
-        let store = match Store::open(path, inner.0, disk, inner.1, inner.2) {
+        let path = path.as_ref();
+        self.patiently(path, |waiting| self.open_once(path, waiting))
+    }
+
+    /// Opens the database in directory `path`, or connects to the process that has it open. Waits as [`Builder::open`] does until
+    /// either can be had.
+    ///
+    /// ```
+    /// # fn main() -> sheaf::Result<()> {
+    /// # let dir = std::env::temp_dir().join(format!("sheaf-doc-reach-{}", std::process::id()));
+    /// use sheaf::{Database, Reached};
+    ///
+    /// let visible = match Database::builder().reach(&dir)? {
+    ///     Reached::Database(db) => db.stats().visible,
+    ///     Reached::Owner(mut owner) => owner.stats()?.visible,
+    /// };
+    /// # assert_eq!(visible, 0);
+    /// # std::fs::remove_dir_all(&dir).ok();
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Builder::open`] and [`Owner::connect`].
+    pub fn reach(self, path: impl AsRef<Path>) -> Result<Reached> {
+        let path = path.as_ref();
+        self.patiently(path, |waiting| match Owner::connect(path)? {
+            Some(owner) => Ok(Reached::Owner(owner)),
+            None => self.open_once(path, waiting).map(Reached::Database),
+        })
+    }
+
+    /// Tries until it succeeds, fails for another reason than that the database is in use, or the time is up.
+    fn patiently<T>(&self, path: &Path, attempt: impl Fn(&Waiting) -> Result<T>) -> Result<T> {
+        let mut waiting = Waiting::new(path, self.options.read_only, self.wait);
+        loop {
+            match attempt(&waiting) {
+                Err(error) if Waiting::is_for(&error) && waiting.again() => {}
+                Err(error) if self.is_real => return Err(identify(error)),
+                answer => return answer,
+            }
+        }
+    }
+
+    fn open_once(&self, path: &Path, waiting: &Waiting) -> Result<Database> {
+        let Builder { options, clock, engines, .. } = self;
+        let has_door = self.door && self.is_real;
+        let alone = || match waiting.gives_way() {
+            true => Err(Error::locked(path, None, InUse::Readers)),
+            false => {
+                let disk = Arc::clone(&self.disk);
+                Store::open(path, options.clone(), disk, Arc::clone(clock), engines.clone())
+            }
+        };
+        let store = match alone() {
             Err(Error::Locked { .. }) if options.read_only && has_door => {
-                open_beside(path, &options, &clock, &engines)?
+                open_beside(path, options, clock, engines, alone)?
             }
             opened => opened?,
         };
         let is_owner = !options.read_only && !options.inline;
         let door = (has_door && is_owner).then(|| Door::open(&store).ok()).flatten();
         Ok(Database { store: Handle::new(store, door) })
+    }
+
+    /// Waits until no process has the database in `path` open for writing.
+    fn wait_for_writers(&self, path: &Path) -> Result<()> {
+        self.patiently(path, |_| match self.disk.lock(&path.join(LOCK), Share::Shared) {
+            Ok(Locked::Busy(pid)) => Err(Error::locked(path, pid, InUse::Owner)),
+            _ => Ok(()), // or an error that the repair itself runs into
+        })
     }
 
     /// Opens a state that somebody holds, for reading. For tests, on whatever disk.

@@ -46,11 +46,12 @@ mod observe;
 mod snapshot;
 mod stream;
 mod value;
+mod waiting;
 
 pub use batch::{Batch, Commit};
 #[doc(hidden)]
 pub use convert::Conversion;
-pub use database::{Builder, DEFAULT_ENGINE, Database, engine_options, engines};
+pub use database::{Builder, DEFAULT_ENGINE, Database, Reached, engine_options, engines};
 #[doc(hidden)]
 pub use door::{Held, feed as feed_door};
 pub use door::{KeyspaceOverview, Overview, Owner};
@@ -59,7 +60,7 @@ pub use keyspace::{Keyspace, KeyspaceOptions};
 pub use load::{LoadOptions, Loader};
 pub use sheaf_base::disk::Permissions;
 pub use sheaf_base::engine::{Capabilities, EngineStats};
-pub use sheaf_base::error::{Damage, Error, Result};
+pub use sheaf_base::error::{Damage, Error, InUse, Result};
 pub use sheaf_base::load::{Latency, LoadStats, Skewness, Spread};
 pub use sheaf_base::options::{EngineOptions, OptionSpec, Values};
 pub use sheaf_base::store::{

@@ -6,10 +6,13 @@
 use std::io::{Read, Write};
 use std::ops::ControlFlow;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use sheaf::{BackupOptions, BackupPace, Database, Error, Keyspace, KeyspaceOptions, Owner, Stats};
+use sheaf::{
+    BackupOptions, BackupPace, Database, Error, InUse, Keyspace, KeyspaceOptions, Owner, Reached, Stats,
+};
 
 struct Dir(PathBuf);
 
@@ -234,45 +237,144 @@ fn nobody_waits_for_a_guest() {
     let db = Database::open(dir.db()).unwrap();
     let socket = dir.db().join("door");
     assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
-    let idle: Vec<UnixStream> = (0..12) // four places are left: one for each guest below, who may take a while to leave
-        .map(|_| UnixStream::connect(&socket).unwrap())
-        .collect();
     // One that talks nonsense, or more than there can be, is shown out; the others are not harmed.
     for nonsense in [
         &b"GET / HTTP/1.1\r\n\r\n"[..],
         b"SHEAFDOR\x09\0\0\0\0\0\0\0",
-        b"SHEAFDOR\x02\0\0\0\0\0\0\0\xff\xff\xff\xff",
+        b"SHEAFDOR\x03\0\0\0\0\0\0\0\xff\xff\xff\xff",
     ] {
         let mut guest = UnixStream::connect(&socket).unwrap();
         guest.write_all(nonsense).unwrap();
         let mut said = Vec::new();
         guest.read_to_end(&mut said).ok();
-        assert!(said.is_empty() || said.starts_with(b"SHEAFDOR\x02\0\0\0"));
+        assert!(said.is_empty() || said.starts_with(b"SHEAFDOR\x03\0\0\0"));
     }
     let mut guest = UnixStream::connect(&socket).unwrap();
-    guest.write_all(b"SHEAFDOR\x02\0\0\0\0\0\0\0\x01\0\0\0\x63").unwrap();
+    guest.write_all(b"SHEAFDOR\x03\0\0\0\0\0\0\0\x01\0\0\0\x63").unwrap();
     let mut said = [0; 21];
     guest.read_exact(&mut said).unwrap();
     assert_eq!(said[20], 0, "a request that is none gets an error");
-    let mut more = Vec::new();
+    let mut owner = Owner::connect(dir.db()).unwrap().unwrap();
+    owner.persist().unwrap();
+    let _idle = UnixStream::connect(&socket).unwrap();
+    db.close().unwrap();
+    assert!(matches!(owner.persist(), Err(Error::OwnerGone { .. })));
+}
+
+#[test]
+fn guests_that_ask_for_nothing_give_their_places_to_others() {
+    let dir = Dir::new("places");
+    let db = Database::open(dir.db()).unwrap();
+    let socket = dir.db().join("door");
+    // As many as one process may have: readers keep their places, silent ones do not.
+    let readers: Vec<Database> = (0..4).map(|_| reader(&dir.db()).unwrap()).collect();
+    let silent: Vec<UnixStream> = (0..60).map(|_| UnixStream::connect(&socket).unwrap()).collect();
     let full = loop {
         match Owner::connect(dir.db()) {
-            Ok(owner) => more.push(owner.unwrap()), // full is not the same as nobody
+            Ok(owner) => drop(owner.unwrap()), // full is not the same as nobody
             Err(full) => break full,
         }
     };
-    assert!(matches!(full, Error::Io { .. }) && more.len() <= 4, "{full} after {}", more.len());
-    drop((guest, more));
-    let mut owner = loop {
-        match Owner::connect(dir.db()) {
-            Ok(owner) => break owner.unwrap(),
-            Err(_) => std::thread::yield_now(), // the one before leaves
+    assert!(matches!(full, Error::Locked { cause: InUse::Crowded, pid: Some(_), .. }), "{full:?}");
+    assert!(full.to_string().contains("as many guests"), "{full}");
+    let wait = Duration::from_secs(20);
+    let late = Database::builder().read_only(true).wait(wait).open(dir.db()).unwrap(); // when one has been silent for long enough
+    assert_eq!(db.stats().stills, 5);
+    readers
+        .iter()
+        .chain([&late])
+        .for_each(|reader| assert!(reader.verify(|error| panic!("{error}")).is_ok()));
+    // Nobody comes any more: they are shown out all the same.
+    for mut silent in silent {
+        let mut said = Vec::new();
+        silent.read_to_end(&mut said).ok();
+        assert!(said.len() == 16 || said.is_empty(), "a hello, or nothing");
+    }
+}
+
+/// A socket in place of an owner's, which says `hello` and nothing more.
+fn silent_owner(dir: &Path, hello: Option<&[u8]>) -> (UnixListener, Option<UnixStream>, sheaf::Result<()>) {
+    std::fs::create_dir(dir).unwrap();
+    std::fs::write(dir.join("LOCK"), format!("{}\n{:032x}\n", std::process::id(), 7)).unwrap();
+    let listener = UnixListener::bind(dir.join("door")).unwrap();
+    std::thread::scope(|scope| {
+        let asking = scope.spawn(|| Owner::connect(dir)?.unwrap().persist());
+        let guest = hello.map(|hello| {
+            let mut guest = listener.accept().unwrap().0;
+            guest.write_all(hello).unwrap();
+            guest
+        });
+        let said = asking.join().unwrap();
+        (listener.try_clone().unwrap(), guest, said)
+    })
+}
+
+#[test]
+fn an_owner_that_says_nothing_is_named_after_a_while() {
+    let dir = Dir::new("silent");
+    let hello = b"SHEAFDOR\x03\0\0\0\0\0\0\0";
+    // It takes nobody in; it says half a hello; it does not answer what it is asked.
+    let silences: [(&str, Option<&[u8]>); 3] =
+        [("deaf", None), ("half", Some(&hello[..9])), ("dumb", Some(&hello[..]))];
+    std::thread::scope(|scope| {
+        for (name, hello) in silences {
+            let dir = dir.0.join(name);
+            scope.spawn(move || {
+                let (_listener, _guest, said) = silent_owner(&dir, hello);
+                let Err(Error::OwnerSilent { pid, program, is_stopped: false, .. }) = &said else {
+                    panic!("{name}: {said:?}");
+                };
+                assert!(*pid == Some(std::process::id()) && program.is_some());
+                assert!(said.unwrap_err().to_string().contains("does not answer for 5 s"));
+            });
         }
+    });
+}
+
+#[test]
+fn a_reader_waits_for_an_owner_without_a_door_and_a_writer_for_anybody() {
+    let dir = Dir::new("wait");
+    let db = Database::builder().door(false).open(dir.db()).unwrap();
+    db.keyspace("k", KeyspaceOptions::default()).unwrap().insert("a", "b").unwrap();
+    let waiting = |read_only| {
+        Database::builder().read_only(read_only).wait(Duration::from_secs(60)).open(dir.db()).unwrap()
     };
+    std::thread::scope(|scope| {
+        let (reader, writer) = (scope.spawn(|| waiting(true)), scope.spawn(|| waiting(false)));
+        drop(db);
+        // One after the other, or beside each other: both get in.
+        let has_read = |db: Database| {
+            let value = db.existing_keyspace("k").unwrap().unwrap().get("a");
+            matches!(&value, Ok(Some(value)) if **value == *b"b")
+                || matches!(value, Err(Error::OwnerGone { .. }))
+        };
+        let reader = scope.spawn(move || has_read(reader.join().unwrap()));
+        assert!(has_read(writer.join().unwrap()));
+        assert!(reader.join().unwrap());
+    });
+    let held = Database::builder().door(false).open(dir.db()).unwrap();
+    for read_only in [true, false] {
+        let wait = Duration::from_millis(100);
+        let refused = Database::builder().read_only(read_only).wait(wait).open(dir.db()).map(drop);
+        let Err(Error::Locked { pid, program, cause, .. }) = &refused else { panic!("{refused:?}") };
+        assert_eq!(*cause, if read_only { InUse::NoDoor } else { InUse::Owner });
+        assert!(*pid == Some(std::process::id()) && program.is_some());
+    }
+    drop(held);
+    let held = reader(&dir.db()).unwrap();
+    let refused = Database::open(dir.db()).map(drop);
+    assert!(matches!(refused, Err(Error::Locked { cause: InUse::Readers, .. })), "{refused:?}");
+    drop(held);
+}
+
+#[test]
+fn an_opening_is_here_or_with_the_owner() {
+    let dir = Dir::new("reach");
+    assert!(matches!(Database::builder().create(false).reach(dir.db()), Err(Error::NotFound { .. })));
+    let Ok(Reached::Database(db)) = Database::builder().reach(dir.db()) else { panic!("nobody has it") };
+    let Ok(Reached::Owner(mut owner)) = Database::builder().reach(dir.db()) else { panic!("we have it") };
     owner.persist().unwrap();
     db.close().unwrap();
-    drop(idle);
-    assert!(matches!(owner.persist(), Err(Error::OwnerGone { .. })));
 }
 
 #[test]
@@ -281,13 +383,16 @@ fn where_there_is_no_door_the_answer_is_locked() {
     let db = Database::builder().door(false).open(dir.db()).unwrap();
     assert!(!db.stats().door && !dir.db().join("door").exists());
     let locked = reader(&dir.db()).map(drop).unwrap_err();
-    assert!(matches!(locked, Error::Locked { no_door: true, pid: Some(_), .. }), "{locked:?}");
-    assert!(locked.to_string().contains("no reader in beside"), "{locked}");
+    assert!(matches!(locked, Error::Locked { cause: InUse::NoDoor, pid: Some(_), .. }), "{locked:?}");
+    assert!(locked.to_string().contains("has no door"), "{locked}");
     let locked = Database::open(dir.db()).map(drop).unwrap_err();
-    assert!(matches!(locked, Error::Locked { no_door: false, .. }) && !locked.to_string().contains("reader"));
+    assert!(
+        matches!(locked, Error::Locked { cause: InUse::Owner, .. })
+            && !locked.to_string().contains("no door")
+    );
     drop(db);
     // What a crash leaves is no owner, and no obstacle.
-    drop(std::os::unix::net::UnixListener::bind(dir.db().join("door")).unwrap());
+    drop(UnixListener::bind(dir.db().join("door")).unwrap());
     std::fs::write(dir.db().join("door.new"), b"").unwrap();
     assert!(Owner::connect(dir.db()).unwrap().is_none());
     assert!(reader(&dir.db()).is_ok());

@@ -44,9 +44,24 @@ pub(super) fn lock(path: &Path, share: Share, mode: u32) -> io::Result<Locked> {
 
 /// The lock, held until its owner drops this or the descriptor is closed everywhere (invariant 1).
 #[derive(Debug)]
-struct LockGuard {
+pub(super) struct LockGuard {
     fd: OwnedFd,
     fork: ForkGuard,
+}
+
+impl LockGuard {
+    /// Takes the lock of an open file or directory if it is free.
+    pub(super) fn take(fd: OwnedFd, share: Share) -> rustix::io::Result<LockGuard> {
+        repeat(|| rustix::fs::flock(&fd, without_waiting(share)))?;
+        Ok(LockGuard { fd, fork: ForkGuard::new() })
+    }
+}
+
+fn without_waiting(share: Share) -> FlockOperation {
+    match share {
+        Share::Shared => FlockOperation::NonBlockingLockShared,
+        Share::Exclusive => FlockOperation::NonBlockingLockExclusive,
+    }
 }
 
 impl Drop for LockGuard {
@@ -60,9 +75,9 @@ impl Drop for LockGuard {
 
 /// One attempt; `None` if the file was removed or replaced while we took its lock.
 fn try_lock(path: &Path, share: Share, mode: u32) -> io::Result<Option<Locked>> {
-    let (flags, operation) = match share {
-        Share::Shared => (OFlags::RDONLY, FlockOperation::NonBlockingLockShared),
-        Share::Exclusive => (OFlags::RDWR | OFlags::CREATE, FlockOperation::NonBlockingLockExclusive),
+    let flags = match share {
+        Share::Shared => OFlags::RDONLY,
+        Share::Exclusive => OFlags::RDWR | OFlags::CREATE,
     };
     let fd = match open_fd_mode(path, flags | OFlags::NONBLOCK | OFlags::NOFOLLOW, mode) {
         Err(e) if e.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => return Err(is_no_file("a link")),
@@ -71,7 +86,7 @@ fn try_lock(path: &Path, share: Share, mode: u32) -> io::Result<Option<Locked>> 
     if FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode) != FileType::RegularFile {
         return Err(is_no_file("no regular file"));
     }
-    match repeat(|| rustix::fs::flock(&fd, operation)) {
+    match repeat(|| rustix::fs::flock(&fd, without_waiting(share))) {
         Ok(()) if !is_at(&fd, path)? => Ok(None),
         Ok(()) => {
             if share == Share::Exclusive {

@@ -21,6 +21,7 @@
 mod agree;
 mod flock;
 pub mod held;
+pub mod holder;
 mod mapping;
 mod permissions;
 pub mod real;

@@ -17,7 +17,7 @@ use crate::blob::{Blobs, Unsynced};
 use crate::clock::Clock;
 use crate::disk::{Disk, Locked, Permissions, Share, create_dirs};
 use crate::engine::EngineFactory;
-use crate::error::{Error, IoContext, Result};
+use crate::error::{Error, InUse, IoContext, Result};
 use crate::fork::ForkGuard;
 use crate::ground::{Ground, Home, OWN};
 use crate::root::{Root, Slots};
@@ -346,7 +346,15 @@ fn take_lock(
     let (lock, share) = (path.join(LOCK), if is_reader { Share::Shared } else { Share::Exclusive });
     match disk.lock(&lock, share) {
         Ok(Locked::Held(lock)) => Ok(lock),
-        Ok(Locked::Busy(pid)) => Err(Error::Locked { path: path.to_path_buf(), pid, no_door: is_reader }),
+        Ok(Locked::Busy(pid)) => Err(Error::locked(
+            path,
+            pid,
+            match (is_reader, pid) {
+                (true, _) => InUse::NoDoor,
+                (false, Some(_)) => InUse::Owner,
+                (false, None) => InUse::Readers,
+            },
+        )),
         // No writer can come.
         Err(e) if is_reader && e.kind() == std::io::ErrorKind::NotFound && disk.is_read_only(path) => {
             Ok(Box::new(()))
@@ -359,8 +367,20 @@ fn take_lock(
     }
 }
 
-/// Looks without touching anything.
+/// Looks without touching anything. A database that appears meanwhile, made by another process, counts.
 fn look(disk: &dyn Disk, path: &Path, is_filled: bool) -> Result<There> {
+    match look_once(disk, path, is_filled) {
+        Err(Error::NotADatabase { .. }) if made_now(disk, path) => look_once(disk, path, is_filled),
+        answer => answer,
+    }
+}
+
+/// Whether `path` has a slot of ROOT by now.
+fn made_now(disk: &dyn Disk, path: &Path) -> bool {
+    disk.list(path).is_ok_and(|entries| entries.iter().any(|entry| Slots::is_slot(&entry.name)))
+}
+
+fn look_once(disk: &dyn Disk, path: &Path, is_filled: bool) -> Result<There> {
     let entries = match disk.list(path) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(There::Nothing),
         Err(e) if e.kind() == std::io::ErrorKind::NotADirectory => {

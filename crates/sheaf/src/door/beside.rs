@@ -65,12 +65,13 @@ impl Held {
     }
 }
 
-/// Opens the database in `path`, which is locked, beside its owner. `locked` is the answer if that has no door.
+/// Opens the database in `path`, which is locked, beside its owner. If that has no door, or is busy with closing, it is tried `alone`.
 pub(crate) fn open_beside(
     path: &Path,
     options: &Options,
     clock: &Arc<dyn Clock>,
     engines: &[Arc<dyn EngineFactory>],
+    alone: impl FnOnce() -> Result<Arc<Store>>,
 ) -> Result<Arc<Store>> {
     let held = match Owner::connect(path)? {
         Some(owner) => match owner.hold() {
@@ -79,11 +80,11 @@ pub(crate) fn open_beside(
         },
         None => None,
     };
-    let (disk, clock, engines) = (Arc::new(RealDisk::default()), Arc::clone(clock), engines.to_vec());
     match held {
-        Some(held) => held.open(disk, options.clone(), clock, engines),
-        // It has no door, or has closed in this moment.
-        None => Store::open(path, options.clone(), disk, clock, engines),
+        Some(held) => {
+            held.open(Arc::new(RealDisk::default()), options.clone(), Arc::clone(clock), engines.to_vec())
+        }
+        None => alone(),
     }
 }
 

@@ -13,8 +13,10 @@ use sheaf_base::disk::held::{Bytes, Item, Piece};
 use sheaf_base::store::{Hold, Kept, Store};
 
 use super::figures::overview;
+use super::line::{Doing, Line};
 use super::message::{Reply, Request};
 use super::wire::{self, Status, VERSION};
+use super::{GUEST_READS_WITHIN, HELLO_WITHIN};
 use crate::convert::convert;
 use crate::{BackupOptions, BackupPace, CacheStats, Compacted, Error, KeyspaceOptions, Result};
 
@@ -22,18 +24,23 @@ use crate::{BackupOptions, BackupPace, CacheStats, Compacted, Error, KeyspaceOpt
 const PART: usize = 256 << 10;
 
 /// Serves a guest to the end of the connection.
-pub(super) fn attend(store: &Weak<Store>, stream: &UnixStream) {
+pub(super) fn attend(store: &Weak<Store>, line: &Line, working: impl Fn()) {
+    let stream = line.stream();
     let _end = Ending(stream);
-    if wire::greet(stream, Status::Welcome).is_err() {
-        return;
-    }
-    if !wire::greeted(stream).is_ok_and(|(version, _)| version == VERSION) {
+    if greet(stream).is_err() {
         return;
     }
     loop {
+        if !line.begin(Doing::Nothing) {
+            return; // its place went to another guest
+        }
         let Ok(Some(message)) = wire::receive(stream) else { return };
         let Some(store) = store.upgrade() else { return };
-        let guest = Attended { store: &store, stream };
+        if !line.begin(Doing::Working) {
+            return;
+        }
+        working();
+        let guest = Attended { store: &store, line, stream };
         let done = match Request::decode(&message) {
             Ok(request) => guest.answer(request),
             Err(what) => Err(Error::Invalid { what: "request", why: what.to_string() }),
@@ -46,6 +53,17 @@ pub(super) fn attend(store: &Weak<Store>, stream: &UnixStream) {
             return;
         }
     }
+}
+
+/// Says hello, and hears it in time.
+fn greet(stream: &UnixStream) -> std::io::Result<()> {
+    stream.set_write_timeout(Some(GUEST_READS_WITHIN))?;
+    wire::greet(stream, Status::Welcome)?;
+    stream.set_read_timeout(Some(HELLO_WITHIN))?;
+    if wire::greeted(stream)?.0 != VERSION {
+        return Err(std::io::ErrorKind::Unsupported.into());
+    }
+    stream.set_read_timeout(None) // between requests it may take its time
 }
 
 /// However it ends, the other side learns it.
@@ -67,13 +85,14 @@ struct Lent<'a> {
 
 struct Attended<'a> {
     store: &'a Arc<Store>,
+    line: &'a Line,
     stream: &'a UnixStream,
 }
 
 impl Attended<'_> {
     /// False if nobody hears it.
     fn say(&self, reply: &Reply) -> bool {
-        wire::send(self.stream, &reply.encode()).is_ok()
+        self.line.say(&reply.encode()).is_ok()
     }
 
     fn tell(&self, reply: &Reply) -> Result<()> {
@@ -216,7 +235,10 @@ impl Attended<'_> {
         };
         self.tell_all(&items, size, |items| Reply::Items(items.to_vec()))?;
         drop(items);
-        self.tell(&Reply::Done)?;
+        // From here on the owner says nothing: whatever the reader hears is the end.
+        if !self.line.lend(&Reply::Done.encode()) {
+            return Err(Error::Cancelled);
+        }
         // Nothing more is asked on such a connection: whatever comes is its end.
         let _ = wire::receive(self.stream);
         drop(lent);

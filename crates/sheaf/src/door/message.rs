@@ -58,6 +58,8 @@ pub(super) enum Reply {
     Verified(VerifyReport),
     Items(Vec<Item>),
     Caches(Vec<CacheStats>),
+    /// The owner is alive, and at work on it: says nothing else for a while.
+    Working,
 }
 
 fn bad(field: &'static str, value: u8) -> Damage {
@@ -197,6 +199,7 @@ impl Reply {
                 w.u8(16);
                 w.list(caches, encode_cache);
             }
+            Reply::Working => w.u8(17),
         }
         w.0
     }
@@ -247,6 +250,7 @@ impl Reply {
             14 => Reply::Verified(decode_verified(r)?),
             15 => Reply::Items(r.list(decode_item)?),
             16 => Reply::Caches(r.list(decode_cache)?),
+            17 => Reply::Working,
             other => return Err(bad("reply", other)),
         };
         r.finish()?;
@@ -343,7 +347,7 @@ mod tests {
     use sheaf_base::types::KeyspaceId;
 
     use super::*;
-    use crate::{EngineStats, KeyspaceInfo, LoadStats, LogStats, MemoryStats, StallKind, StallStats};
+    use crate::{EngineStats, InUse, KeyspaceInfo, LoadStats, LogStats, MemoryStats, StallKind, StallStats};
 
     fn chosen() -> EngineOptions {
         let mut options = EngineOptions::default();
@@ -393,8 +397,21 @@ mod tests {
             corrupt(Damage::MissingCommits { first_missing: 7, durable: 8 }),
             corrupt(Damage::Short { got: 9, expected: 10 }),
             Error::NoSpace { path: path() },
-            Error::Locked { path: path(), pid: Some(3), no_door: true },
-            Error::Locked { path: path(), pid: None, no_door: false },
+            Error::Locked {
+                path: path(),
+                pid: Some(3),
+                program: Some("p".into()),
+                is_stopped: true,
+                cause: InUse::Readers,
+            },
+            Error::locked(&path(), None, InUse::NoDoor),
+            Error::OwnerSilent {
+                path: path(),
+                pid: Some(3),
+                program: None,
+                is_stopped: false,
+                waited: Duration::from_millis(7),
+            },
             Error::Poisoned { op: "sync" },
             Error::TooLarge { what: "key", got: 11, max: 12 },
             Error::Format { path: path(), found: 13, supported: 14 },
@@ -451,6 +468,7 @@ mod tests {
         let progress = ConversionProgress { pairs: 3, passes: 2, ..ConversionProgress::default() };
         let mut replies = vec![
             Reply::Done,
+            Reply::Working,
             Reply::Stats(Box::new(stats)),
             Reply::Keyspace(Box::new(keyspace)),
             Reply::BackingUp(BackupProgress { phase: BackupPhase::Verifying, done: 1, total: 2 }),

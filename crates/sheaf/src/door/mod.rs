@@ -17,6 +17,7 @@
 //! |---|---|
 //! | `mod` | the socket, who may come in, the end |
 //! | `guest` | one connection: requests into calls |
+//! | `line` | the state of that connection, and signs of life while a request takes its time |
 //! | `owner` | the other end |
 //! | `beside` | reading beside the owner: the hold, and the lease on it |
 //! | `message` `figures` `wire` | what is said, byte by byte (errors: `sheaf_base::fault`) |
@@ -30,13 +31,16 @@
 //! 4. Whoever lent a state shuts the connection first and lets go of the state then, so that a reader who finds the connection open *after* a
 //!    read has read what was held.
 //! 5. No bytes of a guest make the owner panic, wait for that guest while it closes, or take more than a message's memory.
-//! 6. A door that was opened stays open until its end: what an `accept` may fail of passes, as a want of descriptors does
+//! 6. A guest that says no hello in [`HELLO_WITHIN`], or does not read for [`GUEST_READS_WITHIN`], is shown out. If all places are taken, the
+//!    guest that has asked for nothing for longest gives its place to the next.
+//! 7. While a request is under way the guest hears something at least every [`PULSE`], unless the process is stopped.
+//! 8. A door that was opened stays open until its end: what an `accept` may fail of passes, as a want of descriptors does
 //!    ([`sheaf_base::porter`]).
 //!
 //! ## Threads
 //!
-//! One that accepts, one for each of at most [`MOST_GUESTS`] guests. They sleep in `accept` and `recv`; `shutdown` wakes them. Where nobody
-//! can be taken in the one that accepts pauses; `unpark` wakes it. A forked child leaves all of it to its parent.
+//! One that accepts, and sends signs of life; one for each of at most [`MOST_GUESTS`] guests. They sleep in `poll` and `recv`; `shutdown`
+//! wakes them. Where nobody can be taken in the one that accepts pauses; `unpark` wakes it. A forked child leaves all of it to its parent.
 //!
 //! ## Crash
 //!
@@ -49,6 +53,7 @@
 mod beside;
 mod figures;
 mod guest;
+mod line;
 mod message;
 mod owner;
 mod wire;
@@ -60,7 +65,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
@@ -75,13 +82,24 @@ pub use figures::{KeyspaceOverview, Overview};
 #[doc(hidden)]
 pub use message::feed;
 pub use owner::Owner;
+pub(crate) use owner::lock_of;
 
+use line::Line;
 use wire::Status;
 
-/// Connections at a time.
-const MOST_GUESTS: usize = 16;
+/// Connections at a time, and of them from one process.
+const MOST_GUESTS: usize = 64;
+const MOST_OF_A_PROCESS: usize = 32;
 /// Connections that wait to be accepted.
-const BACKLOG: i32 = 16;
+const BACKLOG: i32 = 64;
+/// How long a guest may take for its hello.
+const HELLO_WITHIN: Duration = Duration::from_secs(5);
+/// How long a guest may leave unread what it is told.
+const GUEST_READS_WITHIN: Duration = Duration::from_secs(30);
+/// How long a guest must have asked for nothing before another one gets its place.
+const IDLE: Duration = Duration::from_secs(1);
+/// Between two signs of life.
+const PULSE: Duration = Duration::from_millis(500);
 
 /// The owner's side of the door. See the module.
 pub(crate) struct Door {
@@ -95,6 +113,8 @@ struct Shared {
     /// The database's directory.
     dir: OwnedFd,
     listener: OwnedFd,
+    /// Rung when a guest asks for something.
+    bell: OwnedFd,
     store: Weak<Store>,
     ending: AtomicBool,
     guests: Mutex<Vec<Guest>>,
@@ -102,7 +122,7 @@ struct Shared {
 
 /// One connection.
 struct Guest {
-    stream: Arc<UnixStream>,
+    line: Arc<Line>,
     thread: JoinHandle<()>,
 }
 
@@ -124,8 +144,8 @@ fn listen(dir: &OwnedFd) -> rustix::io::Result<OwnedFd> {
             Err(refusal) => return Err(refusal),
         }
     }
-    let socket =
-        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(way_to(dir, unborn))?)?;
     let named = rustix::fs::chmodat(dir, unborn, Mode::RUSR | Mode::WUSR, AtFlags::empty())
         .and_then(|()| rustix::net::listen(&socket, BACKLOG)) // until now nobody could connect
@@ -145,6 +165,7 @@ impl Door {
         let shared = Arc::new(Shared {
             dir,
             listener,
+            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             store: Arc::downgrade(store),
             ending: AtomicBool::new(false),
             guests: Mutex::default(),
@@ -182,7 +203,7 @@ impl Door {
         }
         let guests = std::mem::take(&mut *self.shared.guests());
         for guest in &guests {
-            let _ = guest.stream.shutdown(std::net::Shutdown::Both);
+            guest.line.hang_up();
         }
         for guest in guests {
             let _ = guest.thread.join();
@@ -207,10 +228,20 @@ impl Shared {
             match porter.next(|| rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC)) {
                 Next::Came(socket) => self.let_in(UnixStream::from(socket)),
                 Next::Gone => {}
-                Next::Nobody | Next::Later => std::thread::park_timeout(PAUSE), // the end wakes us
-                Next::Never => break,                                           // it was shut
+                Next::Nobody => self.wait(),
+                Next::Later => std::thread::park_timeout(PAUSE), // the end wakes us
+                Next::Never => break,                            // it was shut
             }
         }
+    }
+
+    /// Waits until somebody comes. Gives signs of life to guests whose requests take their time.
+    fn wait(&self) {
+        let is_working = self.guests().iter().filter(|guest| guest.line.pulse()).count() > 0;
+        let timeout = Timespec::try_from(PULSE).ok().filter(|_| is_working);
+        let mut polled = [PollFd::new(&self.listener, PollFlags::IN), PollFd::new(&self.bell, PollFlags::IN)];
+        let _ = poll(&mut polled, timeout.as_ref()); // whatever it says, we look
+        let _ = rustix::io::read(&self.bell, &mut [0; 8]); // nothing is there if it was not rung
     }
 
     /// Whether the kernel says that it is us, or root.
@@ -227,16 +258,36 @@ impl Shared {
         let (over, here): (Vec<_>, Vec<_>) = guests.drain(..).partition(|guest| guest.thread.is_finished());
         *guests = here;
         over.into_iter().for_each(|guest| drop(guest.thread.join()));
-        if guests.len() >= MOST_GUESTS {
-            let _ = wire::greet(&stream, Status::Busy);
+        let line = Arc::new(Line::new(stream));
+        if !make_room(&guests, line.process()) {
+            let _ = wire::greet(line.stream(), Status::Busy);
             return;
         }
-        let (stream, shared) = (Arc::new(stream), Arc::clone(self));
-        let theirs = Arc::clone(&stream);
+        let (theirs, shared) = (Arc::clone(&line), Arc::clone(self));
         let thread = std::thread::Builder::new().name("sheaf-guest".into());
+        let ring = move || {
+            let _ = rustix::io::write(&shared.bell, &1u64.to_ne_bytes());
+        };
+        let store = Weak::clone(&self.store);
         // Without a thread the connection just ends.
-        if let Ok(thread) = thread.spawn(move || guest::attend(&shared.store, &theirs)) {
-            guests.push(Guest { stream, thread });
+        if let Ok(thread) = thread.spawn(move || guest::attend(&store, &theirs, ring)) {
+            guests.push(Guest { line, thread });
         }
     }
+}
+
+/// Whether there is a place for a guest of `process`, maybe after another one that asks for nothing was shown out: I6.
+fn make_room(guests: &[Guest], process: Option<i32>) -> bool {
+    let here = || guests.iter().map(|guest| &guest.line).filter(|line| !line.is_shown_out());
+    let of_process = |line: &&Arc<Line>| process.is_some() && line.process() == process;
+    let show_out = |of: &dyn Fn(&&Arc<Line>) -> bool| {
+        let idle = here().filter(of).filter_map(|line| Some((line.idle_since()?, line)));
+        let mut idle: Vec<_> = idle.collect();
+        idle.sort_by_key(|(since, _)| *since);
+        idle.into_iter().any(|(_, line)| line.show_out(IDLE))
+    };
+    if here().filter(of_process).count() >= MOST_OF_A_PROCESS {
+        return show_out(&of_process);
+    }
+    here().count() < MOST_GUESTS || show_out(&|_| true)
 }

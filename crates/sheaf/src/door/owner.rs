@@ -5,8 +5,12 @@ use std::net::Shutdown;
 use std::ops::ControlFlow;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use sheaf_base::disk::holder::{Process, identify};
 use sheaf_base::disk::real::RealDisk;
 use sheaf_base::disk::{Disk, How};
 use sheaf_base::error::IoContext;
@@ -19,16 +23,19 @@ use super::wire::{self, Status, VERSION};
 use super::{open_dir, way_to};
 use crate::{
     BackupPace, BackupProgress, BackupReport, Compacted, ConversionProgress, Converted, Error, Estimate,
-    KeyspaceOptions, Result, Stats, VerifyReport,
+    InUse, KeyspaceOptions, Result, Stats, VerifyReport,
 };
 
+/// How long an owner may say nothing, not even that it is at work: ten times what it takes itself between two signs of life.
+const SILENCE: Duration = Duration::from_secs(5);
 /// Longest content of the lock's file.
 const LOCK_BYTES: u64 = 64;
 
 /// The process that has a database open, as another process of the same user (or root) sees it.
 ///
 /// Each method asks for one thing and waits for the answer. If a watcher says that it is enough, the owner is told, and ends it as cancelled,
-/// if it is not done by then; nothing more can be asked afterwards. So it is if this process goes in the midst. If the other process closes the database, or ends, they answer [`Error::OwnerGone`].
+/// if it is not done by then; nothing more can be asked afterwards. So it is if this process goes in the midst. If the other process closes the database, or ends, they
+/// answer [`Error::OwnerGone`]; if it says nothing for five seconds, not even that it is at work, [`Error::OwnerSilent`].
 ///
 /// ```
 /// # fn main() -> sheaf::Result<()> {
@@ -57,36 +64,37 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// Connects to whoever has the database in `path` open. None if nobody has, or if who has it lets nobody in: an owner without a door, or of
-    /// another user.
+    /// Connects to the process that has the database in `path` open. None if no process has, or if that lets this one not in: an owner
+    /// without a door, or of another user.
     ///
-    /// Errors: [`Error::Format`] if the owner speaks another version; [`Error::Io`] if it has as many guests as it takes.
+    /// # Errors
+    ///
+    /// Returns [`Error::Format`] if the owner speaks another version; [`Error::Locked`] if it has as many guests as it takes;
+    /// [`Error::OwnerSilent`] if it does not answer within five seconds, as a stopped process does not.
     pub fn connect(path: impl AsRef<Path>) -> Result<Option<Owner>> {
         let dir = path.as_ref();
         let door = dir.join(DOOR[0]);
         // Before the connection, so that it cannot be a later owner's.
         let Ok(lock) = lock_of(dir) else { return Ok(None) };
-        let stream = match open_dir(dir).map(|fd| UnixStream::connect(way_to(&fd, DOOR[0]))) {
-            Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS) => return Ok(None),
-            Err(refusal) => return Err(Error::io("open", dir, refusal.into())),
-            Ok(Err(e)) if is_nobody(&e) => return Ok(None),
-            Ok(stream) => stream.during("connect to", &door)?,
-        };
+        let Some(stream) = knock(dir, &lock)? else { return Ok(None) };
+        let owner = Owner { stream, dir: dir.to_path_buf(), lock };
         // An owner that takes nobody in says so and hangs up, perhaps before it has heard us: what it said is there all the same.
-        let _ = wire::greet(&stream, Status::Welcome);
-        match wire::greeted(&stream) {
+        let _ = wire::greet(&owner.stream, Status::Welcome);
+        match wire::greeted(&owner.stream) {
             Ok((VERSION, status)) if status == Status::Welcome as u32 => {}
-            Ok((VERSION, _)) => {
-                let source = io::Error::other("it has as many guests as it takes");
-                return Err(Error::Io { op: "come in through", path: door, source });
-            }
+            Ok((VERSION, _)) => return Err(identify(Error::locked(dir, None, InUse::Crowded))),
             Ok((found, _)) => return Err(Error::Format { path: door, found, supported: VERSION }),
             Err(e) if e.kind() == io::ErrorKind::InvalidData => {
                 return Err(Error::io("talk through", &door, e));
             }
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Err(owner.silent()),
             Err(_) => return Ok(None), // it closes, or it does not know us
         }
-        Ok(Some(Owner { stream, dir: dir.to_path_buf(), lock }))
+        Ok(Some(owner))
+    }
+
+    fn silent(&self) -> Error {
+        silent(&self.dir, &self.lock)
     }
 
     fn gone(&self) -> Error {
@@ -99,15 +107,20 @@ impl Owner {
         request: &Request,
         mut each: impl FnMut(&UnixStream, Reply) -> Result<Option<T>>,
     ) -> Result<T> {
-        wire::send(&self.stream, &request.encode()).map_err(|_| self.gone())?;
+        wire::send(&self.stream, &request.encode()).map_err(|e| match e.kind() {
+            io::ErrorKind::WouldBlock => self.silent(),
+            _ => self.gone(),
+        })?;
         loop {
             let message = match wire::receive(&self.stream) {
                 Ok(Some(message)) => message,
                 Err(e) if e.kind() == io::ErrorKind::InvalidData => return Err(self.nonsense(e)),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Err(self.silent()),
                 Ok(None) | Err(_) => return Err(self.gone()),
             };
             match Reply::decode(&message).map_err(|what| self.nonsense(io::Error::other(what)))? {
                 Reply::Failed(error) => return Err(error),
+                Reply::Working => {}
                 reply => {
                     if let Some(answer) = each(&self.stream, reply)? {
                         return Ok(answer);
@@ -268,13 +281,45 @@ fn unexpected(reply: &Reply) -> Error {
     Error::Invalid { what: "reply", why: format!("{reply:?} was not asked for") }
 }
 
-/// Whether a connection fails because there is nobody to connect to, or nobody for us.
-fn is_nobody(error: &io::Error) -> bool {
-    use io::ErrorKind::{ConnectionRefused, NotFound, PermissionDenied};
-    matches!(error.kind(), ConnectionRefused | NotFound | PermissionDenied)
+/// A connection to the owner's door, on which nothing is waited for longer than [`SILENCE`]. None if there is nobody, or nobody for us.
+fn knock(dir: &Path, lock: &[u8]) -> Result<Option<UnixStream>> {
+    let door = dir.join(DOOR[0]);
+    let fd = match open_dir(dir) {
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS) => return Ok(None),
+        opened => opened.map_err(|refusal| Error::io("open", dir, refusal.into()))?,
+    };
+    let connected = (|| {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        // The connection waits too, if many others do.
+        for timeout in [Timeout::Send, Timeout::Recv] {
+            set_socket_timeout(&socket, timeout, Some(SILENCE))?;
+        }
+        rustix::net::connect(&socket, &SocketAddrUnix::new(way_to(&fd, DOOR[0]))?)?;
+        Ok(UnixStream::from(socket))
+    })();
+    match connected {
+        Ok(stream) => Ok(Some(stream)),
+        Err(Errno::CONNREFUSED | Errno::NOENT | Errno::ACCESS | Errno::PERM) => Ok(None),
+        Err(Errno::AGAIN) => Err(silent(dir, lock)),
+        Err(refusal) => Err(Error::io("connect to", &door, io::Error::from(refusal))),
+    }
 }
 
-fn lock_of(dir: &Path) -> io::Result<Vec<u8>> {
+/// The error for an owner that does not answer.
+fn silent(dir: &Path, lock: &[u8]) -> Error {
+    let pid = std::str::from_utf8(lock).ok().and_then(|text| text.lines().next()?.parse().ok());
+    let process = pid.map(Process::look);
+    Error::OwnerSilent {
+        path: dir.to_path_buf(),
+        pid,
+        is_stopped: process.as_ref().is_some_and(|process| process.is_stopped),
+        program: process.and_then(|process| process.program),
+        waited: SILENCE,
+    }
+}
+
+/// What stands in the lock's file: the owner's process id, and a number that no other owner has.
+pub(crate) fn lock_of(dir: &Path) -> io::Result<Vec<u8>> {
     let file = RealDisk::default().open(&dir.join(LOCK), How::Read)?;
     let mut text = vec![0; usize::try_from(file.len()?.min(LOCK_BYTES)).unwrap_or(0)];
     file.read_at(0, &mut text)?;

@@ -55,7 +55,7 @@ use crate::backup;
 use crate::clock::Clock;
 use crate::disk::{Disk, Locked, Permissions, Share};
 use crate::engine::EngineFactory;
-use crate::error::{Error, IoContext, Result};
+use crate::error::{Error, InUse, IoContext, Result};
 use crate::root::{Root, Slots};
 use crate::target::{Target, check_finished};
 use crate::types::{LogId, Seq};
@@ -140,7 +140,7 @@ fn check_source(disk: &dyn Disk, from: &Path) -> Result<()> {
 fn lock(disk: &dyn Disk, from: &Path) -> Result<Option<Box<dyn std::fmt::Debug + Send + Sync>>> {
     match disk.lock(&from.join(LOCK), Share::Shared) {
         Ok(Locked::Held(lock)) => Ok(Some(lock)),
-        Ok(Locked::Busy(pid)) => Err(Error::Locked { path: from.to_path_buf(), pid, no_door: false }),
+        Ok(Locked::Busy(pid)) => Err(Error::locked(from, pid, InUse::Owner)),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(Error::io("lock", from, e)),
     }
