@@ -1,7 +1,8 @@
 //! # Door: listening, hello, sessions
 //!
 //! One thread for everybody who is not a client yet. None of them can hold it up: sockets do not block, a
-//! hello has a fixed length and [`PATIENCE`] to arrive, and at most [`MOST_GUESTS`] wait at a time.
+//! hello has a fixed length and [`PATIENCE`] to arrive, and at most [`MOST_GUESTS`] wait at a time. If there are so many, the one that
+//! is there for longest, and has shown no right token, gives its place to whoever comes, but not before [`GRACE`].
 //!
 //! ```text
 //!   listener ─> guest: hello arrives ─┬─> refused: the answer says why
@@ -13,11 +14,11 @@
 //! Where nobody can be taken in (no descriptor, no memory) listeners are left alone for a moment: whoever waits there keeps them readable.
 //!
 //! Over a Unix socket the kernel says who the other process belongs to: only our own user is let in. Over
-//! TCP the token decides, if there is one.
+//! TCP the token decides, if there is one; answers to wrong ones are held back ([`denials`](crate::denials)).
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
-use std::net::TcpListener;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -40,6 +41,7 @@ use sheaf_flatrpc::ring::{Incoming, Layout, MAX_RINGS, Outgoing};
 use sheaf_flatrpc::wake::{Rope, Wake};
 
 use crate::commands::Whom;
+use crate::denials::{Denials, FIRST};
 use crate::port::{Port, Wire};
 use crate::session::Session;
 use crate::shared::{Alarm, Shared, bell};
@@ -49,6 +51,8 @@ use crate::worker::Arrival;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Connections that have not said hello yet.
 const MOST_GUESTS: usize = 128;
+/// How long a guest keeps its place in any case.
+const GRACE: Duration = FIRST;
 
 enum Listener {
     Shared(UnixListener, PathBuf),
@@ -89,8 +93,26 @@ fn is_socket(path: &Path) -> io::Result<bool> {
 struct Guest {
     socket: OwnedFd,
     is_shared: bool,
+    /// Where it is, over TCP.
+    peer: Option<IpAddr>,
     said: Vec<u8>,
+    came: Instant,
     until: Instant,
+    /// What it is going to be told, and when: it is not listened to any more.
+    answer: Option<(Instant, Answer)>,
+}
+
+impl Guest {
+    /// When another guest may get its place; never if it comes in.
+    fn may_go(&self) -> Option<Instant> {
+        (!matches!(self.answer, Some((_, Answer::In(_))))).then_some(self.came + GRACE)
+    }
+}
+
+/// An answer that is held back.
+enum Answer {
+    Denied,
+    In(Box<Hello>),
 }
 
 /// A session over TCP whose connections arrive one by one.
@@ -131,6 +153,7 @@ pub(crate) struct Door {
     /// Where clients that ask for nothing are let go.
     watched: Vec<Watched>,
     porter: Porter,
+    denials: Denials,
     /// Nobody can be taken in before.
     shut_until: Option<Instant>,
     sessions: AtomicU64,
@@ -151,6 +174,7 @@ impl Door {
             parties: Vec::new(),
             watched: Vec::new(),
             porter: Porter::new(),
+            denials: Denials::default(),
             shut_until: None,
             sessions: AtomicU64::new(1),
         })
@@ -177,11 +201,15 @@ impl Door {
                 }
             }
             for guest in std::mem::take(&mut self.guests) {
-                self.listen_to(guest);
+                match guest.answer.as_ref().map(|(at, _)| *at) {
+                    None => self.listen_to(guest),
+                    Some(at) if at > now() => self.guests.push(guest),
+                    Some(_) => self.answer(guest),
+                }
             }
             let now = now();
             let before = self.guests.len() + self.parties.len();
-            self.guests.retain(|guest| guest.until > now);
+            self.guests.retain(|guest| guest.until > now || guest.answer.is_some());
             self.parties.retain(|party| party.until > now);
             let late = before - self.guests.len() - self.parties.len();
             self.shared.refused.fetch_add(late as u64, Ordering::Relaxed);
@@ -193,13 +221,17 @@ impl Door {
 
     /// Waits for somebody to come or to speak, or to run out of time.
     fn wait(&self) {
-        let guests = self.guests.iter().map(|guest| PollFd::new(&guest.socket, PollFlags::IN));
+        let guests = self.guests.iter().filter(|guest| guest.answer.is_none());
+        let guests = guests.map(|guest| PollFd::new(&guest.socket, PollFlags::IN));
         let listeners =
             self.listeners.iter().filter(|_| self.may_accept()).map(|l| PollFd::new(l, PollFlags::IN));
         let mut polled: Vec<PollFd<'_>> = guests.chain(listeners).collect();
         polled.push(PollFd::new(&self.shared.door_bell, PollFlags::IN));
         let idle = self.shared.limits.idle;
-        let patience = (self.guests.iter().map(|guest| guest.until))
+        let place = self.guests.iter().filter(|_| self.guests.len() >= MOST_GUESTS).filter_map(Guest::may_go);
+        let due = |guest: &Guest| guest.answer.as_ref().map_or(guest.until, |(at, _)| *at);
+        let patience = (self.guests.iter().map(due))
+            .chain(place.filter(|_| !self.may_accept()))
             .chain(self.parties.iter().map(|party| party.until))
             .chain(self.shut_until)
             .chain(self.watched.iter().filter_map(|watched| watched.since.checked_add(idle?)));
@@ -210,7 +242,14 @@ impl Door {
     }
 
     fn may_accept(&self) -> bool {
-        self.guests.len() < MOST_GUESTS && self.shut_until.is_none()
+        self.shut_until.is_none() && (self.guests.len() < MOST_GUESTS || self.replaceable().is_some())
+    }
+
+    /// The guest that gives its place to another one.
+    fn replaceable(&self) -> Option<usize> {
+        let (now, guests) = (now(), self.guests.iter().enumerate());
+        let may_go = guests.filter_map(|(index, guest)| Some((guest.may_go()?, index)));
+        may_go.min().filter(|(at, _)| *at <= now).map(|(_, index)| index)
     }
 
     fn accept(&mut self, listener: usize) -> Option<Guest> {
@@ -219,7 +258,13 @@ impl Door {
         }
         let listener = &self.listeners[listener];
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = match self.porter.next(|| acceptfrom_with(listener, flags).map(|(socket, _)| socket)) {
+        let mut peer = None;
+        let accept = || {
+            let (socket, address) = acceptfrom_with(listener, flags)?;
+            peer = address.and_then(|address| SocketAddr::try_from(address).ok()).map(|address| address.ip());
+            Ok(socket)
+        };
+        let socket = match self.porter.next(accept) {
             Next::Came(socket) => socket,
             Next::Gone | Next::Nobody => return None, // others get their turn
             Next::Later | Next::Never => {
@@ -228,7 +273,14 @@ impl Door {
             }
         };
         let is_shared = matches!(listener, Listener::Shared(..));
-        Some(Guest { socket, is_shared, said: Vec::new(), until: now() + PATIENCE })
+        if self.guests.len() >= MOST_GUESTS
+            && let Some(index) = self.replaceable()
+        {
+            drop(self.guests.swap_remove(index));
+            self.shared.refused.fetch_add(1, Ordering::Relaxed);
+        }
+        let came = now();
+        Some(Guest { socket, is_shared, peer, said: Vec::new(), came, until: came + PATIENCE, answer: None })
     }
 
     /// Hears what a guest says. It stays, comes in, or goes.
@@ -244,7 +296,7 @@ impl Door {
         guest.said.extend_from_slice(&bytes[..heard]);
         match Hello::decode(&guest.said) {
             Ok(None) => self.guests.push(guest),
-            Ok(Some(hello)) => self.greet(guest, &hello),
+            Ok(Some(hello)) => self.judge(guest, hello),
             Err(status) => self.refuse(Some(&guest.socket), status),
         }
     }
@@ -265,10 +317,40 @@ impl Door {
         self.shared.token.as_ref().is_none_or(|token| is_same(token.as_bytes(), &hello.token))
     }
 
-    fn greet(&mut self, guest: Guest, hello: &Hello) {
-        if !self.knows(&guest, hello) {
-            return self.refuse(Some(&guest.socket), Status::Denied);
+    /// Decides whether a guest comes in, and when it learns that.
+    fn judge(&mut self, mut guest: Guest, hello: Hello) {
+        let (now, knows) = (now(), self.knows(&guest, &hello));
+        if guest.is_shared || self.shared.token.is_none() {
+            return match knows {
+                true => self.greet(guest, &hello),
+                false => self.refuse(Some(&guest.socket), Status::Denied),
+            };
         }
+        let peer = guest.peer.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
+        guest.answer = match knows {
+            true if self.denials.is_suspicious(peer, now) => Some((now + FIRST, Answer::In(Box::new(hello)))),
+            true => return self.greet(guest, &hello),
+            false => {
+                self.shared.denied.fetch_add(1, Ordering::Relaxed);
+                let (delay, report) = self.denials.wrong(peer, now);
+                if let (Some(report), Some(tell)) = (report, &self.shared.on_denied) {
+                    tell(&report);
+                }
+                Some((now + delay, Answer::Denied))
+            }
+        };
+        self.guests.push(guest);
+    }
+
+    /// Gives an answer that was held back.
+    fn answer(&mut self, mut guest: Guest) {
+        match guest.answer.take() {
+            Some((_, Answer::In(hello))) => self.greet(guest, &hello),
+            _ => self.refuse(Some(&guest.socket), Status::Denied),
+        }
+    }
+
+    fn greet(&mut self, guest: Guest, hello: &Hello) {
         if let Some(join) = hello.join {
             return self.join(guest, join);
         }

@@ -50,6 +50,7 @@
 #![forbid(unsafe_code)]
 
 mod commands;
+mod denials;
 mod door;
 mod execute;
 mod gate;
@@ -62,6 +63,7 @@ mod shared;
 mod waiter;
 mod worker;
 
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -75,6 +77,7 @@ pub use sheaf_flatrpc::link::rdma;
 use sheaf_flatrpc::ring::{MAX_RING, MAX_RINGS, MIN_RING};
 
 use commands::{Command, Job};
+pub use denials::Denied;
 use shared::Shared;
 
 /// Limits of a server.
@@ -120,11 +123,19 @@ impl Default for Limits {
 }
 
 /// How to serve.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Builder {
     limits: Limits,
     token: Option<String>,
+    is_insecure: bool,
+    on_denied: Option<denials::Tell>,
     addresses: Vec<Address>,
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Builder of a server at {:?}", self.addresses)
+    }
 }
 
 impl Builder {
@@ -143,6 +154,27 @@ impl Builder {
         self
     }
 
+    /// Whether TCP is served without a token, to whoever can reach the address: on loopback every user of this machine. Default no.
+    #[must_use]
+    pub fn insecure(mut self, insecure: bool) -> Builder {
+        self.is_insecure = insecure;
+        self
+    }
+
+    /// `told` is called when a client over TCP has shown a wrong token: at once for the first one from an address, then every ten seconds at
+    /// most, with how many came. It is called by the thread that takes clients in, and must not wait.
+    ///
+    /// ```
+    /// let builder = sheaf_server::Builder::default()
+    ///     .on_denied(|denied| eprintln!("{} wrong tokens from {}", denied.count, denied.peer));
+    /// # drop(builder);
+    /// ```
+    #[must_use]
+    pub fn on_denied(mut self, told: impl Fn(&Denied) + Send + Sync + 'static) -> Builder {
+        self.on_denied = Some(Arc::new(told));
+        self
+    }
+
     /// The limits.
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Builder {
@@ -152,7 +184,9 @@ impl Builder {
 
     /// Starts to serve `db`. It can be used in this process at the same time.
     ///
-    /// Errors: an address beyond this machine without a token; an address in use; limits that make no sense.
+    /// # Errors
+    ///
+    /// An address of TCP without a token, unless [`Builder::insecure`] says that it is meant; an address in use; limits that make no sense.
     pub fn start(self, db: &Database) -> io::Result<Server> {
         let limits = &self.limits;
         let sound = (1..=MAX_RINGS).contains(&limits.workers)
@@ -169,9 +203,11 @@ impl Builder {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the token is longer than 256 bytes"));
         }
         if self.token.as_ref().is_none_or(String::is_empty)
-            && let Some(far) = self.addresses.iter().find(|address| !address.is_local())
+            && !self.is_insecure
+            && let Some(open) = self.addresses.iter().find(|address| matches!(address, Address::Tcp(_)))
         {
-            let what = format!("{far} can be reached from other machines: set a token");
+            let whom = if open.is_local() { "by every user of this machine" } else { "from other machines" };
+            let what = format!("{open} can be reached {whom}: set a token, or serve it as insecure");
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
         }
         Server::start(db, self)
@@ -196,6 +232,8 @@ pub struct Stats {
     pub accepted: u64,
     /// Connections that were not taken: too many, no token, no hello.
     pub refused: u64,
+    /// Wrong tokens among them.
+    pub denied: u64,
     /// Sessions ended because the client broke the protocol.
     pub violations: u64,
     /// Requests answered with Busy.
@@ -209,7 +247,7 @@ fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> io::Result<JoinH
 impl Server {
     fn start(db: &Database, builder: Builder) -> io::Result<Server> {
         let workers = builder.limits.workers;
-        let (shared, ends) = Shared::new(db.clone(), builder.limits, builder.token)?;
+        let (shared, ends) = Shared::new(db.clone(), builder.limits, builder.token, builder.on_denied)?;
         let door = door::Door::open(Arc::clone(&shared), builder.addresses)?;
         let addresses = door.addresses();
         let (quiet_sender, quiet) = std::sync::mpsc::channel();

@@ -12,6 +12,7 @@ use sheaf_flatrpc::memory::Memory;
 use sheaf_flatrpc::wake::{Bell, Wake};
 
 use crate::commands::{Command, Job};
+use crate::denials::Tell;
 use crate::keyspaces::Keyspaces;
 use crate::session::{Session, Slots};
 use crate::worker::Arrival;
@@ -53,6 +54,7 @@ pub(crate) struct Shared {
     pub(crate) db: Database,
     pub(crate) limits: Limits,
     pub(crate) token: Option<String>,
+    pub(crate) on_denied: Option<Tell>,
     pub(crate) desks: Vec<Desk>,
     /// Where workers say that they sleep; clients can read it.
     pub(crate) board_file: OwnedFd,
@@ -68,6 +70,7 @@ pub(crate) struct Shared {
     pub(crate) door_bell: OwnedFd,
     pub(crate) accepted: AtomicU64,
     pub(crate) refused: AtomicU64,
+    pub(crate) denied: AtomicU64,
     pub(crate) violations: AtomicU64,
     pub(crate) busy: AtomicU64,
 }
@@ -88,6 +91,7 @@ impl Shared {
         db: Database,
         limits: Limits,
         token: Option<String>,
+        on_denied: Option<Tell>,
     ) -> io::Result<(Arc<Shared>, Ends)> {
         let (board, board_file) = Memory::create(limits.workers * BOARD_LINE, true)?;
         let board = Arc::new(board);
@@ -108,6 +112,7 @@ impl Shared {
             db,
             limits,
             token,
+            on_denied,
             desks,
             board_file,
             jobs,
@@ -119,6 +124,7 @@ impl Shared {
             door_bell: bell()?,
             accepted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
+            denied: AtomicU64::new(0),
             violations: AtomicU64::new(0),
             busy: AtomicU64::new(0),
         };
@@ -143,6 +149,7 @@ impl Shared {
             clients: self.slots.used(),
             accepted: self.accepted.load(Ordering::Relaxed),
             refused: self.refused.load(Ordering::Relaxed),
+            denied: self.denied.load(Ordering::Relaxed),
             violations: self.violations.load(Ordering::Relaxed),
             busy: self.busy.load(Ordering::Relaxed),
         }

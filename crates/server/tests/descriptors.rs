@@ -62,6 +62,7 @@ fn a_server_without_descriptors_costs_nothing_and_goes_on_when_there_are_some() 
     let db = Database::open(dir.path().join("db")).expect("a database");
     let path = dir.path().join("sock");
     let server = Builder::default()
+        .insecure(true)
         .limits(Limits { workers: 1, ..Limits::default() })
         .listen(Address::Shared(path.clone()))
         .listen("tcp:127.0.0.1:0".parse().expect("an address"))

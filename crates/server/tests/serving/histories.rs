@@ -34,8 +34,13 @@ fn a_server_to_be_killed() {
     let dir = Path::new(&dir);
     let db = Database::open(dir.join("db")).expect("a database");
     let shared = Address::Shared(dir.join("sock"));
-    let server =
-        Builder::default().limits(limits(2)).listen(shared).listen(local()).start(&db).expect("a server");
+    let server = Builder::default()
+        .insecure(true)
+        .limits(limits(2))
+        .listen(shared)
+        .listen(local())
+        .start(&db)
+        .expect("a server");
     println!("\nready {}", server.addresses()[1]);
     let mut none = Vec::new();
     let _ = std::io::stdin().read_to_end(&mut none); // until the test ends, if it does not kill us

@@ -6,9 +6,9 @@ use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use sheaf_client::{Address, Client, Durability, Error, Mode, Options, Request};
@@ -248,15 +248,79 @@ fn strangers_at_the_door_are_turned_away_and_hold_nobody_up() {
 }
 
 #[test]
-fn beyond_this_machine_a_token_is_demanded() {
+fn over_tcp_a_token_is_demanded_unless_that_is_said_not_to_matter() {
     let house = House::new(limits(1));
+    let error = Builder::default().listen(local()).start(&house.db).err().expect("refused");
+    assert!(error.to_string().contains("every user of this machine"), "{error}");
+    Builder::default().listen(local()).insecure(true).start(&house.db).expect("a server");
     let far: Address = "tcp:0.0.0.0:0".parse().expect("an address");
     let error = Builder::default().listen(far.clone()).start(&house.db).err().expect("refused");
     assert!(error.to_string().contains("set a token"), "{error}");
     Builder::default().listen(far.clone()).token("").start(&house.db).err().expect("refused");
     let server = Builder::default().listen(far).token("t").start(&house.db).expect("a server");
     server.close().expect("an orderly end");
-    let _ = (rdma::devices(), local()); // it can be asked for, present or not
+    let _ = rdma::devices(); // it can be asked for, present or not
+}
+
+/// Tries a wrong token, and how long the answer took.
+fn guess(at: std::net::SocketAddr) -> Duration {
+    let began = Instant::now();
+    let mut socket = TcpStream::connect(at).expect("a socket");
+    socket.write_all(&hello("guess")).expect("room");
+    if let Some(welcome) = welcome(&socket) {
+        assert_eq!(welcome.status, Status::Denied);
+    }
+    began.elapsed()
+}
+
+#[test]
+fn wrong_tokens_are_held_back_and_reported_and_a_right_one_gets_in_beside_them() {
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let tell = Arc::clone(&told);
+    let house = House::with(limits(1), |builder| {
+        builder.token("open sesame").on_denied(move |denied| tell.lock().expect("whole").push(*denied))
+    });
+    let Address::Tcp(at) = house.address(1).clone() else { panic!("the second is TCP") };
+    let right = Options { token: "open sesame".into(), ..options(Mode::Agent) };
+    let come_in = || Client::connect(&Address::Tcp(at), &right).expect("it knows the token");
+    assert!(guess(at) >= Duration::from_millis(250));
+    assert!(guess(at) >= Duration::from_millis(500), "each takes longer");
+    let began = Instant::now();
+    come_in().ping().expect("an answer");
+    assert!(began.elapsed() < Duration::from_millis(250), "others' mistakes are not its own");
+    // More guesses than there are places: they get in each other's way, and in nobody else's.
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..200 {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    guess(at);
+                }
+            });
+        }
+        until("there are many", || house.server.stats().denied > 200);
+        let (began, before) = (Instant::now(), house.server.stats().denied);
+        for _ in 0..3 {
+            come_in().ping().expect("an answer");
+        }
+        let rate = (house.server.stats().denied - before) as f64 / began.elapsed().as_secs_f64();
+        assert!(rate < 1000.0, "{rate} guesses a second");
+        is_over.store(true, Ordering::Relaxed);
+    });
+    let told = told.lock().expect("whole");
+    assert!(told.len() <= 3 && told[0].count == 1 && told[0].peer.is_loopback(), "{told:?}");
+}
+
+#[test]
+fn silent_connections_give_their_places_to_others() {
+    let house = House::new(limits(1));
+    let Address::Tcp(at) = house.address(1).clone() else { panic!("the second is TCP") };
+    let silent: Vec<TcpStream> = (0..150).map(|_| TcpStream::connect(at).expect("a socket")).collect();
+    let began = Instant::now();
+    house.client(WAYS[2]).ping().expect("an answer");
+    house.client(WAYS[0]).ping().expect("an answer");
+    assert!(began.elapsed() < Duration::from_secs(4), "not when their time is up");
+    drop(silent);
 }
 
 #[test]
