@@ -3,12 +3,14 @@
 //! Which verbs there are, their help, and the arguments that several of them share; each verb's own stand beside it.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Args, Parser, Subcommand};
+use sheaf::Permissions;
 
 use crate::demo::Demo;
-use crate::notation::{parse_option, parse_size};
+use crate::notation::{parse_mode, parse_option, parse_seconds, parse_size};
 use crate::verbs::advise::Advise;
 use crate::verbs::backup::{Backup, Restore};
 use crate::verbs::call::Call;
@@ -46,7 +48,11 @@ or as hexadecimal digits with --hex. A key that starts with a hyphen goes after
 
 Reading verbs (get path scan dump stats advise verify keyspaces) open the database read-only
 and never create anything. They, and backup, convert and compact, work while a process
-of yours has the database open, too. `sheaf help VERB` shows an example of each verb.";
+of yours has the database open, too. `sheaf help VERB` shows an example of each verb.
+
+A command that finds the database in use waits, 5 seconds unless --wait says otherwise, and
+then names the process that uses it. Files of a database are for their owner (mode 600, and
+700 for directories) unless --mode says otherwise where it is created.";
 
 /// A Sheaf database at the shell.
 #[derive(Debug, Parser)]
@@ -271,15 +277,16 @@ Example:
     #[command(after_long_help = "\
 An ADDRESS with a slash in it is a socket through which processes of the same user get
 shared memory; HOST:PORT or PORT is TCP. TCP stays on this machine unless HOST says
-otherwise, and then needs --token-file. The token and everything else goes over the wire
-as it is: use a tunnel between machines. The option can be given more than once.
+otherwise, and needs --token-file, or --insecure to be served to whoever can reach it.
+Wrong tokens are answered late, and reported here. The token and everything else goes
+over the wire as it is: use a tunnel between machines. The option can be given more than once.
 
 Creates the database if need be. While it is served nobody else can open it for writing: use
 `sheaf call`, or the crate sheaf-client. Verbs that read, and backup, convert, compact, work beside it.
 
 Examples:
   sheaf serve my.db --flatrpc /tmp/my.sock
-  sheaf serve my.db --flatrpc /tmp/my.sock --flatrpc 7421 --workers 4
+  sheaf serve my.db --flatrpc /tmp/my.sock --flatrpc 7421 --token-file token.txt --workers 4
   sheaf serve my.db --flatrpc 0.0.0.0:7421 --token-file token.txt")]
     Serve(Serve),
     /// Use a database that another process serves
@@ -287,7 +294,7 @@ Examples:
 Examples:
   sheaf call /tmp/my.sock put ada lovelace
   sheaf call /tmp/my.sock get ada
-  sheaf call 7421 --keyspace words scan --limit 3
+  sheaf call 7421 --token-file token.txt --keyspace words scan --limit 3
   sheaf call host:7421 --token-file token.txt ping")]
     Call(Call),
     /// See it work: load, query, batch, snapshot, kill a writer, reopen, verify
@@ -308,6 +315,24 @@ Examples:
     },
 }
 
+/// How long to wait.
+#[derive(Debug, Args)]
+pub(crate) struct Wait {
+    /// Seconds to wait while another process uses the database: 0 is not at all. They count anew when
+    /// it gets another owner
+    #[arg(long = "wait", value_name = "SECONDS", default_value = "5", value_parser = parse_seconds)]
+    pub(crate) time: Duration,
+}
+
+/// Modes of what is created.
+#[derive(Debug, Args)]
+pub(crate) struct Modes {
+    /// Mode of its files if the database is created, as octal digits such as 640; directories have
+    /// search permission with it (600; of a copy: at most that of the source)
+    #[arg(long, value_name = "MODE", value_parser = parse_mode)]
+    pub(crate) mode: Option<Permissions>,
+}
+
 /// Which database, and how much memory to use on it.
 #[derive(Debug, Args)]
 pub(crate) struct Place {
@@ -317,6 +342,8 @@ pub(crate) struct Place {
     /// Memory budget for indexes and caches: bytes, or with KiB, MiB, GiB
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size)]
     pub(crate) memory: u64,
+    #[command(flatten)]
+    pub(crate) wait: Wait,
 }
 
 /// Which keyspace of it.
@@ -347,6 +374,8 @@ pub(crate) struct Creation {
     pub(crate) engine: Option<String>,
     #[command(flatten)]
     pub(crate) chosen: Chosen,
+    #[command(flatten)]
+    pub(crate) modes: Modes,
 }
 
 /// What is chosen of an engine's options.

@@ -90,6 +90,7 @@ impl Failure {
             Failure::Database(Error::Unsupported { .. }) => {
                 Some("`scan` without limits works on every engine")
             }
+            Failure::Database(Error::Locked { .. }) => Some("`--wait SECONDS` waits longer for it"),
             Failure::Database(Error::OverBudget { .. }) => Some("raise it with --memory"),
             Failure::Database(Error::Busy { .. }) => Some("background work is behind; try again later"),
             Failure::Database(error) if error.is_corrupt() => {

@@ -30,7 +30,9 @@ use failure::{Failure, Result};
 use output::{CAUTION, HINT};
 
 fn main() -> ExitCode {
-    match run(Cli::parse().verb) {
+    let done = run(Cli::parse().verb);
+    output::end();
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             complain(&failure);
@@ -42,23 +44,23 @@ fn main() -> ExitCode {
 fn run(verb: Verb) -> Result {
     match verb {
         Verb::Put(args) => verbs::put::run(&args),
-        Verb::Get(args) => verbs::get::run(&args),
-        Verb::Path(args) => verbs::path::run(&args),
+        Verb::Get(args) => args.target.place.wait.repeat(|| verbs::get::run(&args)),
+        Verb::Path(args) => args.target.place.wait.repeat(|| verbs::path::run(&args)),
         Verb::Del(args) => verbs::del::run(&args),
-        Verb::Scan(args) => verbs::scan::run(&args),
+        Verb::Scan(args) => args.target.place.wait.repeat(|| verbs::scan::run(&args)),
         Verb::Load(args) => verbs::load::run(&args),
-        Verb::Dump(args) => verbs::dump::run(&args),
-        Verb::Stats(args) => verbs::stats::run(&args),
+        Verb::Dump(args) => args.target.place.wait.repeat(|| verbs::dump::run(&args)),
+        Verb::Stats(args) => args.place.wait.repeat(|| verbs::stats::run(&args)),
         Verb::Top(args) => verbs::top::run(&args),
-        Verb::Advise(args) => verbs::advise::run(&args),
-        Verb::Verify(args) => verbs::verify::run(&args),
-        Verb::Keyspaces(args) => verbs::keyspaces::run(&args),
+        Verb::Advise(args) => args.place.wait.repeat(|| verbs::advise::run(&args)),
+        Verb::Verify(args) => args.place.wait.repeat(|| verbs::verify::run(&args)),
+        Verb::Keyspaces(args) => args.place.wait.repeat(|| verbs::keyspaces::run(&args)),
         Verb::Engines => verbs::engines::run(),
-        Verb::Backup(args) => verbs::backup::run(&args),
+        Verb::Backup(args) => args.place.wait.repeat(|| verbs::backup::run(&args)),
         Verb::Restore(args) => verbs::backup::restore(&args),
         Verb::Repair(args) => verbs::repair::run(&args),
-        Verb::Compact(args) => verbs::compact::run(&args),
-        Verb::Convert(args) => verbs::convert::run(&args),
+        Verb::Compact(args) => args.target.place.wait.repeat(|| verbs::compact::run(&args)),
+        Verb::Convert(args) => args.target.place.wait.repeat(|| verbs::convert::run(&args)),
         Verb::Drop(args) => verbs::drop::run(&args),
         Verb::Serve(args) => verbs::serve::run(&args),
         Verb::Call(args) => verbs::call::run(&args),

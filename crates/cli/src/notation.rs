@@ -9,8 +9,10 @@
 //!    return or any other control character, so that a pair fits a line and a terminal stays sane.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use serde_json::{Value as Json, json};
+use sheaf::Permissions;
 
 /// Appends `bytes`, escaped, to `out`.
 pub(crate) fn escape(bytes: &[u8], out: &mut String) {
@@ -169,6 +171,19 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     number.checked_mul(unit).ok_or_else(|| "too large".to_owned())
 }
 
+/// Seconds, with a fraction or without.
+pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let bad = || "expected seconds such as 5 or 0.5".to_owned();
+    let seconds: f64 = text.parse().map_err(|_| bad())?;
+    Duration::try_from_secs_f64(seconds).map_err(|_| bad())
+}
+
+/// The mode of files, as octal digits, with that of directories.
+pub(crate) fn parse_mode(text: &str) -> Result<Permissions, String> {
+    let mode = u32::from_str_radix(text, 8).ok().filter(|mode| mode & !0o066 == 0o600);
+    mode.map(Permissions::of_files).ok_or_else(|| "expected octal digits such as 600, 640 or 660".to_owned())
+}
+
 /// Name and value of `branching=64`; the value may be a size.
 pub(crate) fn parse_option(text: &str) -> Result<(String, u64), String> {
     match text.split_once('=') {
@@ -192,6 +207,19 @@ mod tests {
         assert!(!text.chars().any(char::is_control), "{text:?} of {bytes:?}");
         assert_eq!(unescape(text.as_bytes()).expect("our own text"), bytes, "by way of {text:?}");
         assert_eq!(unhex(hex(bytes).as_bytes()).expect("our own digits"), bytes);
+    }
+
+    #[test]
+    fn seconds_and_modes_are_numbers_that_make_sense() {
+        let seconds = |text| parse_seconds(text).ok().map(|time| time.as_millis());
+        assert_eq!([seconds("0"), seconds("0.25"), seconds("5")], [Some(0), Some(250), Some(5000)]);
+        for bad in ["", "-1", "nan", "inf", "1e300", "1s"] {
+            assert_eq!(seconds(bad), None, "{bad}");
+        }
+        assert_eq!(parse_mode("640"), Ok(Permissions::GROUP));
+        for bad in ["", "8", "400", "700", "1600", "-1"] {
+            assert!(parse_mode(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

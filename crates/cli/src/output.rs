@@ -2,7 +2,9 @@
 //!
 //! Colour only where a person looks; progress on stderr only, and only if that is a terminal.
 
-use std::io::{self, BufWriter, IsTerminal, StdoutLock};
+use std::io::{self, IsTerminal, StdoutLock, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anstream::{AutoStream, ColorChoice};
@@ -20,9 +22,69 @@ pub(crate) const GOOD: Style = AnsiColor::Green.on_default().bold();
 /// Keys and names.
 pub(crate) const NAME: Style = AnsiColor::Cyan.on_default();
 
+/// Bytes that are gathered before they are written.
+const GATHERED: usize = 1 << 16;
+/// What was dropped without being flushed: an error came up.
+static LEFT: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+/// Whether anything was written.
+static HAS_WRITTEN: AtomicBool = AtomicBool::new(false);
+
 /// Stdout for data: buffered, byte for byte. Flush it: a drop would swallow the error.
-pub(crate) fn stdout() -> BufWriter<StdoutLock<'static>> {
-    BufWriter::with_capacity(1 << 16, io::stdout().lock())
+pub(crate) struct Output {
+    gathered: Vec<u8>,
+    out: StdoutLock<'static>,
+}
+
+/// Stdout for data.
+pub(crate) fn stdout() -> Output {
+    Output { gathered: Vec::new(), out: io::stdout().lock() }
+}
+
+impl Output {
+    fn pass_on(&mut self) -> io::Result<()> {
+        if self.gathered.is_empty() {
+            return Ok(());
+        }
+        HAS_WRITTEN.store(true, Ordering::Relaxed);
+        let gathered = std::mem::take(&mut self.gathered);
+        self.out.write_all(&gathered)
+    }
+}
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.gathered.len() + bytes.len() > GATHERED {
+            self.pass_on()?;
+        }
+        self.gathered.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.pass_on()?;
+        self.out.flush()
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        LEFT.lock().unwrap_or_else(PoisonError::into_inner).append(&mut self.gathered);
+    }
+}
+
+/// Forgets what was not written yet, so that a verb can begin anew. False if something was written.
+pub(crate) fn forget() -> bool {
+    LEFT.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    !HAS_WRITTEN.load(Ordering::Relaxed)
+}
+
+/// Writes what was left by an error: it was printed before that.
+pub(crate) fn end() {
+    let left = std::mem::take(&mut *LEFT.lock().unwrap_or_else(PoisonError::into_inner));
+    if !left.is_empty() {
+        let mut out = io::stdout().lock();
+        let _ = out.write_all(&left).and_then(|()| out.flush()); // the error that it is behind is told
+    }
 }
 
 /// Whether a person looks at stdout.

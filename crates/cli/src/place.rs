@@ -4,39 +4,78 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use sheaf::{Database, Error, Keyspace, KeyspaceOptions, Overview, Owner};
+use sheaf::{Builder, Database, Error, Keyspace, KeyspaceOptions, Overview, Reached};
 
-use crate::args::{Chosen, Creation, Place, Target};
+use crate::args::{Chosen, Creation, Modes, Place, Target, Wait};
 use crate::failure::{Failure, Result};
 use crate::notation;
+use crate::output::{self, Watch};
 
 impl Place {
-    /// Whoever has it open, if they can be asked.
-    pub(crate) fn owner(&self) -> Result<Option<Owner>> {
-        Ok(Owner::connect(&self.database)?)
+    fn builder(&self) -> Builder {
+        Database::builder().memory(self.memory).wait(self.wait.time)
+    }
+
+    fn reader(&self) -> Builder {
+        self.builder().create(false).read_only(true)
+    }
+
+    /// The process that has it open; or it is opened for writing, if it is there.
+    pub(crate) fn reach(&self) -> Result<Reached> {
+        Ok(self.builder().create(false).reach(&self.database)?)
+    }
+
+    /// The process that has it open; or it is opened for reading.
+    pub(crate) fn reach_to_read(&self) -> Result<Reached> {
+        Ok(self.reader().reach(&self.database)?)
     }
 
     /// Its figures, as whoever has it open sees them, if anybody has.
     pub(crate) fn overview(&self) -> Result<Overview> {
-        match self.owner()? {
-            Some(mut owner) => Ok(owner.overview()?),
-            None => Ok(self.read()?.overview()),
+        match self.reach_to_read()? {
+            Reached::Owner(mut owner) => Ok(owner.overview()?),
+            Reached::Database(db) => Ok(db.overview()),
         }
     }
 
     /// Opens it for reading, beside whoever has it open: creates and changes nothing.
     pub(crate) fn read(&self) -> Result<Database> {
-        Ok(Database::builder().memory(self.memory).create(false).read_only(true).open(&self.database)?)
+        Ok(self.reader().open(&self.database)?)
     }
 
     /// Opens it for writing if it is there.
     pub(crate) fn write(&self) -> Result<Database> {
-        Ok(Database::builder().memory(self.memory).create(false).open(&self.database)?)
+        Ok(self.builder().create(false).open(&self.database)?)
     }
 
     /// Opens it for writing, or creates it.
-    pub(crate) fn create(&self) -> Result<Database> {
-        Ok(Database::builder().memory(self.memory).open(&self.database)?)
+    pub(crate) fn create(&self, modes: &Modes) -> Result<Database> {
+        Ok(modes.on(self.builder()).open(&self.database)?)
+    }
+}
+
+impl Modes {
+    /// For a database that may be created.
+    pub(crate) fn on(&self, builder: Builder) -> Builder {
+        match self.mode {
+            Some(permissions) => builder.permissions(permissions),
+            None => builder,
+        }
+    }
+}
+
+impl Wait {
+    /// Runs a verb that reads, and again if the database was closed by its owner in the midst, as long as nothing was printed and the time
+    /// is not up.
+    pub(crate) fn repeat(&self, verb: impl Fn() -> Result) -> Result {
+        let watch = Watch::start();
+        loop {
+            match verb() {
+                Err(Failure::Database(Error::OwnerGone { .. }))
+                    if watch.elapsed() < self.time && output::forget() => {}
+                done => return done,
+            }
+        }
     }
 }
 
@@ -55,9 +94,19 @@ impl Target {
         Ok((db, keyspace))
     }
 
+    /// The process that has the database open; or both are opened for writing, and must be there.
+    pub(crate) fn reach(&self) -> Result<(Reached, Option<Keyspace>)> {
+        let reached = self.place.reach()?;
+        let keyspace = match &reached {
+            Reached::Database(db) => Some(self.existing(db)?),
+            Reached::Owner(_) => None,
+        };
+        Ok((reached, keyspace))
+    }
+
     /// Opens database and keyspace for writing and creates what is missing.
     pub(crate) fn create(&self, creation: &Creation) -> Result<(Database, Keyspace)> {
-        let db = self.place.create()?;
+        let db = self.place.create(&creation.modes)?;
         let keyspace = db.keyspace(&self.keyspace, creation.chosen.of(creation.engine.as_deref()))?;
         Ok((db, keyspace))
     }

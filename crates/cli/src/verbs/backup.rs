@@ -8,9 +8,9 @@ use std::path::PathBuf;
 use clap::Args;
 use indicatif::ProgressBar;
 use serde_json::json;
-use sheaf::{BackupOptions, BackupPace, BackupPhase, BackupProgress, BackupReport, Database};
+use sheaf::{BackupOptions, BackupPace, BackupPhase, BackupProgress, BackupReport, Database, Reached};
 
-use crate::args::Place;
+use crate::args::{Modes, Place};
 use crate::failure::Result;
 use crate::notation::{many, parse_size, size};
 use crate::output::{Watch, byte_bar, stdout, time};
@@ -46,6 +46,8 @@ pub(crate) struct Restore {
     /// The database's directory, which must be new or empty
     #[arg(value_name = "DATABASE")]
     pub(crate) database: PathBuf,
+    #[command(flatten)]
+    pub(crate) modes: Modes,
     /// Print {"commit":..,"files":..,"copied":..,"linked":..}
     #[arg(long)]
     pub(crate) json: bool,
@@ -81,10 +83,12 @@ fn parse_pace(text: &str) -> std::result::Result<BackupPace, String> {
 fn copy(args: &Backup, bar: &ProgressBar) -> Result<BackupReport> {
     let mut watcher = |progress| show(bar, progress);
     let pace = args.rate.unwrap_or_default();
-    if let Some(mut owner) = args.place.owner()? {
-        return Ok(owner.backup(&args.backup, args.base.as_deref(), !args.no_verify, pace, watcher)?);
-    }
-    let db = args.place.write()?;
+    let db = match args.place.reach()? {
+        Reached::Database(db) => db,
+        Reached::Owner(mut owner) => {
+            return Ok(owner.backup(&args.backup, args.base.as_deref(), !args.no_verify, pace, watcher)?);
+        }
+    };
     let options = BackupOptions::default().verify(!args.no_verify).pace(pace).watched(&mut watcher);
     let options = match &args.base {
         Some(base) => options.base(base),
@@ -99,7 +103,7 @@ pub(crate) fn restore(args: &Restore) -> Result {
     let watch = Watch::start();
     let bar = byte_bar("restore", 0);
     let mut watcher = |progress| show(&bar, progress);
-    let done = Database::builder().restore(&args.backup, &args.database, Some(&mut watcher));
+    let done = args.modes.on(Database::builder()).restore(&args.backup, &args.database, Some(&mut watcher));
     bar.finish_and_clear();
     let done = done?;
     let mut out = stdout();

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 
 use clap::Args;
 use serde_json::json;
-use sheaf::Compacted;
+use sheaf::{Compacted, Reached};
 
 use crate::args::Target;
 use crate::failure::Result;
@@ -40,12 +40,14 @@ pub(crate) fn run(args: &Compact) -> Result {
 
 /// By whoever has the database open, or by us.
 fn sort(target: &Target) -> Result<Compacted> {
-    if let Some(mut owner) = target.place.owner()? {
-        return Ok(owner.compact(Some(&target.keyspace), |_| ControlFlow::Continue(()))?);
+    match target.reach()? {
+        (Reached::Owner(mut owner), _) => {
+            Ok(owner.compact(Some(&target.keyspace), |_| ControlFlow::Continue(()))?)
+        }
+        (Reached::Database(db), keyspace) => {
+            let done = keyspace.map_or(Ok(Compacted::default()), |keyspace| keyspace.compact())?;
+            db.close()?;
+            Ok(done)
+        }
     }
-    let (db, keyspace) = target.write()?;
-    let done = keyspace.compact()?;
-    drop(keyspace);
-    db.close()?;
-    Ok(done)
 }

@@ -13,7 +13,7 @@ use clap::Args;
 use indicatif::ProgressBar;
 use serde_json::json;
 use sheaf::{
-    ConversionPhase, ConversionProgress, Converted, Database, Error, Estimate, Keyspace, LoadOptions,
+    ConversionPhase, ConversionProgress, Converted, Database, Error, Estimate, Keyspace, LoadOptions, Reached,
 };
 
 use crate::args::{Chosen, Target};
@@ -91,15 +91,17 @@ fn copy(args: &Convert, bar: &ProgressBar) -> Result<Done> {
         }
         ControlFlow::Continue(())
     };
-    if let Some(mut owner) = args.target.place.owner()? {
-        let keyspaces = owner.overview()?.keyspaces;
-        let found = keyspaces.iter().find(|keyspace| keyspace.info.name == *name);
-        let from = found.map_or("", |keyspace| keyspace.info.engine);
-        let converted = owner.convert(name, to, show)?.unwrap_or_default();
-        return Ok(Done { from, converted, written: None });
-    }
-    let (db, keyspace) = args.target.write()?;
-    let from = keyspace.engine();
+    let (db, keyspace) = match args.target.reach()? {
+        (Reached::Database(db), keyspace) => (db, keyspace),
+        (Reached::Owner(mut owner), _) => {
+            let keyspaces = owner.overview()?.keyspaces;
+            let found = keyspaces.iter().find(|keyspace| keyspace.info.name == *name);
+            let from = found.map_or("", |keyspace| keyspace.info.engine);
+            let converted = owner.convert(name, to, show)?.unwrap_or_default();
+            return Ok(Done { from, converted, written: None });
+        }
+    };
+    let from = keyspace.as_ref().map_or("", Keyspace::engine);
     drop(keyspace);
     let converted = db.convert(name, to, show)?.unwrap_or_default();
     db.close()?;

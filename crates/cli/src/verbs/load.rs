@@ -96,7 +96,7 @@ fn sink(args: &Load) -> Result<(Database, Sink)> {
             Batches { db: db.clone(), keyspace, durable: args.durable.durable, batch: db.batch(), bytes: 0 };
         return Ok((db, Sink::Batches(batches)));
     }
-    let db = args.target.place.create()?;
+    let db = args.target.place.create(&args.creation.modes)?;
     let options = LoadOptions::default().replace(args.replace);
     let options = match &args.creation.engine {
         Some(engine) => options.engine(engine),

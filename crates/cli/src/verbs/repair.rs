@@ -21,6 +21,7 @@ use clap::Args;
 use serde_json::json;
 use sheaf::{Database, Fate, Harm, KeyspaceRepair, RepairFinding, RepairOptions, RepairReport};
 
+use crate::args::{Modes, Wait};
 use crate::failure::{Failure, Result, rule};
 use crate::notation::parse_size;
 use crate::notation::{self, escape, many};
@@ -47,6 +48,10 @@ pub(crate) struct Repair {
     /// Memory budget for both: bytes, or with KiB, MiB, GiB
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size)]
     pub(crate) memory: u64,
+    #[command(flatten)]
+    pub(crate) wait: Wait,
+    #[command(flatten)]
+    pub(crate) modes: Modes,
 }
 
 pub(crate) fn run(args: &Repair) -> Result {
@@ -61,7 +66,11 @@ pub(crate) fn run(args: &Repair) -> Result {
     let mut listener = |finding: &RepairFinding<'_>| report.finding(finding);
     let options =
         RepairOptions::default().doubtful(args.keep_doubtful).watched(&mut watcher).told(&mut listener);
-    let done = Database::builder().memory(args.memory).repair(&args.damaged, &args.new, options);
+    let done = args.modes.on(Database::builder()).memory(args.memory).wait(args.wait.time).repair(
+        &args.damaged,
+        &args.new,
+        options,
+    );
     bar.finish_and_clear();
     let done = done?;
     report.damages(&done);

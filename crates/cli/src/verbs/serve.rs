@@ -10,13 +10,14 @@ use std::time::Duration;
 use clap::Args;
 use sheaf::Database;
 use sheaf_server::Address;
-use sheaf_server::{Builder, Limits, rdma};
+use sheaf_server::{Builder, Denied, Limits, rdma};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::args::Place;
+use crate::args::{Modes, Place};
 use crate::failure::{Failure, Result};
-use crate::output::{HINT, stdout};
+use crate::notation::many;
+use crate::output::{CAUTION, HINT, stdout};
 use crate::place::token_of;
 
 /// Arguments of `serve`.
@@ -25,12 +26,17 @@ pub(crate) struct Serve {
     /// The database.
     #[command(flatten)]
     pub(crate) place: Place,
+    #[command(flatten)]
+    pub(crate) modes: Modes,
     /// Where to listen
     #[arg(long, required = true, value_name = "ADDRESS")]
     pub(crate) flatrpc: Vec<Address>,
     /// What clients over TCP have to show: the first line of FILE
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
+    /// Serve TCP without a token, to whoever can reach it: on loopback every user of this machine
+    #[arg(long, conflicts_with = "token_file")]
+    pub(crate) insecure: bool,
     /// Threads that execute requests (half of the processors)
     #[arg(long, value_name = "COUNT")]
     pub(crate) workers: Option<usize>,
@@ -49,7 +55,8 @@ pub(crate) struct Serve {
 impl Serve {
     /// Opens the database, or creates it.
     fn open(&self) -> Result<Database> {
-        let mut builder = Database::builder().memory(self.place.memory);
+        let mut builder =
+            self.modes.on(Database::builder()).memory(self.place.memory).wait(self.place.wait.time);
         if let Some(interval) = self.sync_interval {
             builder = builder.sync_interval(Duration::from_millis(interval.get()));
         }
@@ -60,6 +67,12 @@ impl Serve {
     }
 }
 
+/// Says on stderr that a token was wrong.
+fn report(denied: &Denied) {
+    let Denied { peer, count } = denied;
+    anstream::eprintln!("{CAUTION}sheaf:{CAUTION:#} {} from {peer}", many(*count, "wrong token"));
+}
+
 pub(crate) fn run(args: &Serve) -> Result {
     let token = token_of(args.token_file.as_deref())?; // first: a mistake creates nothing
     let refused = |error: std::io::Error| Failure::Refused(error.to_string());
@@ -68,7 +81,7 @@ pub(crate) fn run(args: &Serve) -> Result {
     let mut limits = Limits::default();
     limits.workers = args.workers.unwrap_or(limits.workers);
     limits.idle = args.idle_timeout.map(|seconds| Duration::from_secs(seconds.get()));
-    let mut builder = Builder::default().limits(limits);
+    let mut builder = Builder::default().limits(limits).insecure(args.insecure).on_denied(report);
     for address in &args.flatrpc {
         builder = builder.listen(address.clone());
     }

@@ -10,7 +10,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use serde_json::json;
-use sheaf::{Database, Error, Keyspace, Owner, VerifyReport};
+use sheaf::{Database, Error, Keyspace, Owner, Reached, VerifyReport};
 
 use crate::args::Report;
 use crate::failure::{Failure, Result, rule};
@@ -40,16 +40,14 @@ impl Finding {
 pub(crate) fn run(args: &Report) -> Result {
     let watch = Watch::start();
     let bar = spinner("verify");
-    let (report, findings) = match args.place.owner()? {
-        Some(owner) => examine_from_outside(args, owner)?,
-        None => match args.place.read() {
-            Ok(db) => examine(&db)?,
-            // Damage that keeps the database from opening is a finding like any other.
-            Err(Failure::Database(error)) if error.is_corrupt() => {
-                (VerifyReport::default(), vec![Finding::of(error)])
-            }
-            Err(failure) => return Err(failure),
-        },
+    let (report, findings) = match args.place.reach_to_read() {
+        Ok(Reached::Owner(owner)) => examine_from_outside(args, owner)?,
+        Ok(Reached::Database(db)) => examine(&db)?,
+        // Damage that keeps the database from opening is a finding like any other.
+        Err(Failure::Database(error)) if error.is_corrupt() => {
+            (VerifyReport::default(), vec![Finding::of(error)])
+        }
+        Err(failure) => return Err(failure),
     };
     bar.finish_and_clear();
     let verdict = match findings.len() {
@@ -69,8 +67,14 @@ fn tell(args: &Report, report: &VerifyReport, findings: &[Finding], watch: &Watc
 }
 
 fn examine(db: &Database) -> Result<(VerifyReport, Vec<Finding>)> {
-    let mut findings = Findings::default();
-    let report = db.verify(|error| findings.add(error))?;
+    let (mut findings, mut gone) = (Findings::default(), None);
+    let report = db.verify(|error| match error {
+        Error::OwnerGone { .. } => gone = Some(error), // no damage: what was read beside is gone
+        error => findings.add(error),
+    })?;
+    if let Some(gone) = gone {
+        return Err(gone.into());
+    }
     Ok((report, findings.named(|| keyspaces_hit(db))?))
 }
 

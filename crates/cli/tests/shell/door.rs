@@ -10,7 +10,7 @@ struct Application(Child);
 
 impl Application {
     fn start(sandbox: &Sandbox) -> Application {
-        let mut command = sandbox.command(&["serve", "db", "--flatrpc", "0"]);
+        let mut command = sandbox.command(&["serve", "db", "--flatrpc", "./sock"]);
         let mut child = command.stdout(Stdio::piped()).spawn().expect("the program starts");
         let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
         lines.next().expect("an address").expect("readable"); // from here on it has the database
@@ -52,7 +52,7 @@ fn what_reads_and_what_tends_works_beside_an_application() {
     assert!(run(&["compact", "db", "-k", "sorted"]).stdout().contains("1 pair"));
     sandbox.run(&["compact", "db", "-k", "none"]).exits(1);
     sandbox.run(&["backup", "db", "one"]).exits(4).complains("not empty");
-    sandbox.run(&["put", "db", "a", "2"]).exits(4).complains("in use");
+    sandbox.run(&["put", "db", "a", "2", "--wait", "0.1"]).exits(4).complains("in use");
     let top = run(&["top", "db", "--once"]).stdout();
     for part in ["memory", "default", "kreon", "reads/s", "journal", "appended/s", "held state"] {
         assert!(top.contains(part), "{top}");

@@ -11,3 +11,4 @@ mod pipes;
 mod served;
 mod support;
 mod verbs;
+mod waiting;

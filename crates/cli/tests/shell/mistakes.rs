@@ -108,7 +108,7 @@ fn a_second_open_is_refused_with_the_owners_process_id() {
     let mut owner = command.stdout(Stdio::piped()).spawn().expect("it starts");
     let mut lines = BufReader::new(owner.stdout.take().expect("piped")).lines();
     lines.next().expect("a first batch").expect("readable"); // from here on it has the database
-    let second = sandbox.run(&["put", "db", "a", "2"]);
+    let second = sandbox.run(&["put", "db", "a", "2", "--wait", "0"]);
     let reader = sandbox.run(&["get", "db", "a"]); // beside the owner
     owner.kill().expect("ours to kill");
     owner.wait().expect("it ends");

@@ -33,7 +33,7 @@ impl Served {
 #[test]
 fn a_served_database_can_be_called_over_both_transports_and_is_all_there_afterwards() {
     let sandbox = Sandbox::new();
-    let served = Served::start(&sandbox, &["--flatrpc", "./sock", "--flatrpc", "0"], 2);
+    let served = Served::start(&sandbox, &["--flatrpc", "./sock", "--flatrpc", "0", "--insecure"], 2);
     assert_eq!(served.addresses.len(), 2);
     for address in &served.addresses {
         let call = |words: &[&str]| sandbox.run(&[&["call", address], words].concat());
@@ -51,7 +51,7 @@ fn a_served_database_can_be_called_over_both_transports_and_is_all_there_afterwa
         call(&["persist"]).succeeds();
     }
     sandbox.run(&["get", "db", "tab\there"]).succeeds().prints("x"); // beside the server
-    sandbox.run(&["put", "db", "a", "1"]).exits(4);
+    sandbox.run(&["put", "db", "a", "1", "--wait", "0"]).exits(4);
     served.end();
     sandbox.run(&["get", "db", "tab\there"]).succeeds().prints("x");
     sandbox.run(&["call", "./sock", "ping"]).exits(4);
@@ -62,9 +62,19 @@ fn a_server_takes_the_options_of_its_database() {
     let sandbox = Sandbox::new();
     for [option, wrong] in [["--space-limit", "1"], ["--space-limit", "much"], ["--sync-interval", "0"]] {
         let code = if wrong == "1" { 4 } else { 2 };
-        sandbox.run(&["serve", "db", "--flatrpc", "0", option, wrong]).exits(code);
+        sandbox.run(&["serve", "db", "--flatrpc", "./sock", option, wrong]).exits(code);
     }
-    let options = ["--flatrpc", "0", "--space-limit", "2.5", "--sync-interval", "20", "--memory", "16MiB"];
+    let options = [
+        "--flatrpc",
+        "0",
+        "--insecure",
+        "--space-limit",
+        "2.5",
+        "--sync-interval",
+        "20",
+        "--memory",
+        "16MiB",
+    ];
     let served = Served::start(&sandbox, &options, 1);
     sandbox.run(&["call", &served.addresses[0], "put", "a", "1"]).succeeds();
     served.end();
@@ -72,8 +82,9 @@ fn a_server_takes_the_options_of_its_database() {
 }
 
 #[test]
-fn beyond_this_machine_a_token_is_demanded_and_checked() {
+fn over_tcp_a_token_is_demanded_and_checked() {
     let sandbox = Sandbox::new();
+    sandbox.run(&["serve", "db", "--flatrpc", "0"]).exits(4).complains("every user of this machine");
     sandbox.run(&["serve", "db", "--flatrpc", "0.0.0.0:0"]).exits(4);
     sandbox.write("token", "open sesame\n");
     sandbox.write("wrong", "open\n");
