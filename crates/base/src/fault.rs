@@ -238,7 +238,7 @@ fn encode_process(pid: Option<u32>, program: Option<&str>, is_stopped: bool, w: 
 
 fn decode_process(r: &mut Reader<'_>) -> Result<(Option<u32>, Option<String>, bool), Damage> {
     let pid = r.u32()?;
-    Ok((Some(pid).filter(|pid| *pid != 0), r.option(|r| ReadTexts::text(r))?, r.flag()?))
+    Ok((Some(pid).filter(|pid| *pid != 0), r.option(ReadTexts::text)?, r.flag()?))
 }
 
 fn encode_io(op: &str, path: &Path, source: &io::Error, w: &mut Writer) {

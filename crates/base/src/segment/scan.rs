@@ -120,7 +120,7 @@ impl<'a> Scan<'a> {
         Ok(Scanned { offset, frame, sum })
     }
 
-    fn step(&mut self) -> Result<Option<Scanned<'a>>, (u64, Error)> {
+    fn step(&mut self) -> Result<Option<Scanned<'a>>, Box<(u64, Error)>> {
         if self.at + HEADER as u64 > self.limit {
             return Ok(None);
         }
@@ -130,17 +130,17 @@ impl<'a> Scan<'a> {
             Err(first) => {
                 let sector = self.at.next_multiple_of(SECTOR);
                 if !self.may_skip || sector == self.at || !first.is_corrupt() {
-                    return Err((self.at, first));
+                    return Err(Box::new((self.at, first)));
                 }
                 if sector + HEADER as u64 > self.limit {
-                    return Err((self.at, first)); // a known end is the end of a frame: there is no gap before it
+                    return Err(Box::new((self.at, first))); // a known end is the end of a frame: there is no gap before it
                 }
                 match self.frame(sector) {
                     Ok(scanned) if u64::from(scanned.frame.header.gap) * ALIGN == sector - self.at => {
                         Ok(Some(scanned))
                     }
-                    Err(refusal) if !refusal.is_corrupt() => Err((sector, refusal)),
-                    _ => Err((self.at, first)),
+                    Err(refusal) if !refusal.is_corrupt() => Err(Box::new((sector, refusal))),
+                    _ => Err(Box::new((self.at, first))),
                 }
             }
         }
@@ -168,7 +168,8 @@ impl<'a> Iterator for Scan<'a> {
                 self.stop = Some(Stop::Sealed(self.at));
                 None
             }
-            Err((offset, error)) => {
+            Err(torn) => {
+                let (offset, error) = *torn;
                 self.stop = Some(Stop::Torn(offset, error));
                 None
             }
