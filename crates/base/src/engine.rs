@@ -217,7 +217,12 @@ impl Bounds {
 }
 
 /// Walks the pairs of one keyspace at one view, in one direction per cursor: `next` from the low
-/// end or `prev` from the high end. An error latches: every later call repeats that there is nothing.
+/// end or `prev` from the high end.
+///
+/// [`Error::Corrupt`] stands for a damaged stretch: an entry, or a range of keys that one damaged block
+/// decides. The next call goes on behind it. Each pair outside of damaged stretches is shown, once. A
+/// stretch is reported once, so a walk ends after finitely many errors. Where the end of a stretch is not
+/// known, and after any other error, every later call says that there is nothing.
 pub trait Cursor: Send {
     /// Moves to the next pair; the first call to the first one. False at the end.
     fn next(&mut self) -> Result<bool>;

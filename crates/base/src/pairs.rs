@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use crate::blob::{BlobRef, Blobs};
 use crate::engine::Want;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::record::{Content, Record};
 use crate::segment::{Address, Segments, Spot};
 use crate::sync::epoch::Guard;
@@ -38,7 +38,18 @@ struct Pair {
     start: usize,
     key: usize,
     value: usize,
-    staged: Option<BlobRef>,
+    rest: Rest,
+}
+
+/// What the walk does when it comes to a pair.
+#[derive(Clone, Copy, Debug)]
+enum Rest {
+    /// Nothing: the value is in the buffer.
+    Nothing,
+    /// Reads the value.
+    Staged(BlobRef),
+    /// Reports the damage of this index. The key is that of the pair before, if there is one.
+    Damaged(usize),
 }
 
 /// The pairs of a piece, and the place of the walk among them.
@@ -51,13 +62,15 @@ pub struct Pairs {
     next: usize,
     /// The present pair's value, if it was staged.
     staged: Vec<u8>,
+    /// Damage of this piece; none where it was reported.
+    damages: Vec<Option<Error>>,
 }
 
 impl Pairs {
     /// None yet.
     #[must_use]
     pub fn new(want: Want) -> Pairs {
-        Pairs { want, bytes: Vec::new(), pairs: Vec::new(), next: 0, staged: Vec::new() }
+        Pairs { want, bytes: Vec::new(), pairs: Vec::new(), next: 0, staged: Vec::new(), damages: Vec::new() }
     }
 
     /// Begins a new piece.
@@ -67,6 +80,7 @@ impl Pairs {
         }
         self.bytes.clear();
         self.pairs.clear();
+        self.damages.clear();
         self.next = 0;
     }
 
@@ -96,16 +110,41 @@ impl Pairs {
 
     /// Adds a pair.
     pub fn push(&mut self, record: &Record<'_>) {
-        let (value, staged) = match record.content {
-            Content::Put(value) if self.want == Want::Pairs => (value, None),
-            Content::Staged(blob) if self.want == Want::Pairs => (&[][..], Some(blob)),
-            _ => (&[][..], None),
+        let (value, rest) = match record.content {
+            Content::Put(value) if self.want == Want::Pairs => (value, Rest::Nothing),
+            Content::Staged(blob) if self.want == Want::Pairs => (&[][..], Rest::Staged(blob)),
+            _ => (&[][..], Rest::Nothing),
         };
         let start = self.bytes.len();
         self.bytes.reserve(record.key.len() + value.len());
         self.bytes.extend_from_slice(record.key);
         self.bytes.extend_from_slice(value);
-        self.pairs.push(Pair { start, key: record.key.len(), value: value.len(), staged });
+        self.pairs.push(Pair { start, key: record.key.len(), value: value.len(), rest });
+    }
+
+    /// Adds the outcome of reading a pair: nothing more if it was read, and damage in its place, which
+    /// the walk reports when it comes to it. Any other error is returned.
+    ///
+    /// # Errors
+    ///
+    /// The error, if it is no damage.
+    #[inline]
+    pub fn push_damage(&mut self, read: Result<()>) -> Result<()> {
+        match read {
+            Err(error) if error.is_corrupt() => {
+                self.add_damage(error);
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    #[cold]
+    fn add_damage(&mut self, error: Error) {
+        let (start, key) = self.pairs.last().map_or((0, 0), |last| (last.start, last.key));
+        let rest = Rest::Damaged(self.damages.len());
+        self.damages.push(Some(error));
+        self.pairs.push(Pair { start, key, value: 0, rest });
     }
 
     /// Brings what was added behind the first `newest` pairs into order with these; of a key in both the first stays.
@@ -115,22 +154,43 @@ impl Pairs {
         }
         let mut pairs = std::mem::take(&mut self.pairs);
         pairs.sort_by(|a, b| order(self.key_of(a), self.key_of(b)));
-        pairs.dedup_by(|b, a| self.key_of(a) == self.key_of(b));
+        // In the place of damage there is no key: what is behind it is compared with the pair before it.
+        let mut last: Option<Pair> = None;
+        pairs.retain(|pair| {
+            let is_damage = matches!(pair.rest, Rest::Damaged(_));
+            let is_again = !is_damage && last.is_some_and(|last| self.key_of(&last) == self.key_of(pair));
+            if !is_damage {
+                last = Some(*pair);
+            }
+            !is_again
+        });
         self.pairs = pairs;
     }
 
-    /// Goes on to the next pair. False if there is none in this piece.
+    /// Goes on to the next pair. False if there is none in this piece. After damage the next call goes
+    /// on behind it.
+    ///
+    /// # Errors
+    ///
+    /// Damage that stands in the place of the pair, or that of its value.
     #[inline]
     pub fn advance(&mut self, blobs: &Blobs) -> Result<bool> {
         let Some(pair) = self.pairs.get(self.next) else { return Ok(false) };
-        if let Some(blob) = pair.staged {
-            self.unstage(&blob, blobs)?;
-        }
+        let rest = pair.rest;
         self.next += 1;
-        Ok(true)
+        if matches!(rest, Rest::Nothing) { Ok(true) } else { self.advance_late(rest, blobs) }
     }
 
     #[cold]
+    fn advance_late(&mut self, rest: Rest, blobs: &Blobs) -> Result<bool> {
+        match rest {
+            Rest::Nothing => Ok(true),
+            Rest::Staged(blob) => self.unstage(&blob, blobs).map(|()| true),
+            // Reported once: `next` is behind it.
+            Rest::Damaged(index) => self.damages[index].take().map_or(Ok(true), Err),
+        }
+    }
+
     fn unstage(&mut self, blob: &BlobRef, blobs: &Blobs) -> Result<()> {
         self.staged = match blobs.read(blob)? {
             Some(value) => value,
@@ -158,7 +218,7 @@ impl Pairs {
     pub fn pair(&self) -> (&[u8], &[u8]) {
         let Some(pair) = self.now() else { return (&[], &[]) };
         let (key, rest) = self.bytes[pair.start..].split_at(pair.key);
-        (key, if pair.staged.is_some() { &self.staged } else { &rest[..pair.value] })
+        (key, if matches!(pair.rest, Rest::Staged(_)) { &self.staged } else { &rest[..pair.value] })
     }
 
     fn now(&self) -> Option<&Pair> {
@@ -235,12 +295,59 @@ fn are_absent(look: impl FnOnce() -> bool) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+
     use super::*;
+    use crate::disk::sim::SimDisk;
+    use crate::error::Damage;
+    use crate::types::{KeyspaceId, StoreId};
 
     fn holds_for(pieces: u32, answer: bool) {
         for _ in 0..pieces {
             assert_eq!(are_absent(|| unreachable!("it holds")), answer);
         }
+    }
+
+    /// What a walk over them shows: keys, and `!` in the place of damage.
+    fn shown(pairs: &mut Pairs, blobs: &Blobs) -> Vec<String> {
+        let mut all = Vec::new();
+        loop {
+            match pairs.advance(blobs) {
+                Ok(false) => return all,
+                Ok(true) => all.push(String::from_utf8_lossy(pairs.key()).into_owned()),
+                Err(_) => all.push("!".to_owned()),
+            }
+        }
+    }
+
+    #[test]
+    fn damage_is_reported_in_its_place_and_the_rest_is_shown_once() {
+        let blobs = Blobs::new(Arc::new(SimDisk::new()), "/db".into(), 1, StoreId(1), true);
+        let put = |pairs: &mut Pairs, key: &str| {
+            let (keyspace, content) = (KeyspaceId(1), Content::Put(b"v"));
+            pairs.push(&Record { keyspace, key: key.as_bytes(), content });
+        };
+        let damage = || Err(Error::corrupt(Path::new("/file"), 7, Damage::BadMagic));
+        for first_is_damaged in [false, true] {
+            let mut pairs = Pairs::new(Want::Pairs);
+            if first_is_damaged {
+                pairs.push_damage(damage()).expect("it is damage");
+            }
+            ["", "b"].into_iter().for_each(|key| put(&mut pairs, key));
+            pairs.push_damage(damage()).expect("it is damage");
+            put(&mut pairs, "d");
+            let newest = pairs.len();
+            ["a", "", "b", "c"].into_iter().for_each(|key| put(&mut pairs, key));
+            pairs.merge(newest, |a, b| a.cmp(b));
+            let mut expected = vec!["", "a", "b", "!", "c", "d"];
+            if first_is_damaged {
+                expected.insert(0, "!");
+            }
+            assert_eq!(shown(&mut pairs, &blobs), expected);
+        }
+        let mut pairs = Pairs::new(Want::Keys);
+        assert!(pairs.push_damage(Err(Error::Closed)).is_err() && pairs.is_empty());
     }
 
     #[test]

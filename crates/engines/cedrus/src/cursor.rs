@@ -48,6 +48,9 @@ impl CedrusCursor {
         let Some(from) = self.from else { return Ok(false) };
         let mut heads = std::mem::take(&mut self.heads);
         let piece = self.engine.visit(from, guard, &mut heads);
+        if piece.is_err() {
+            self.from = self.engine.behind(from, guard);
+        }
         let read = piece.and_then(|last| self.read_all(&heads, guard).map(|()| last));
         self.heads = heads;
         let last = read?;
@@ -59,7 +62,8 @@ impl CedrusCursor {
         let olds = self.engine.versions.range(span, self.at);
         let newest = self.pairs.len();
         for address in olds {
-            self.read(address, guard, false)?;
+            let read = self.read(address, guard, false);
+            self.pairs.push_damage(read)?;
         }
         self.pairs.merge(newest, |a, b| a.cmp(b));
         Ok(true)
@@ -80,7 +84,10 @@ impl CedrusCursor {
                     }
                     Ok(())
                 }
-                None => self.read(address(head), guard, true),
+                None => {
+                    let read = self.read(address(head), guard, true);
+                    self.pairs.push_damage(read)
+                }
             },
         )
     }
@@ -109,7 +116,7 @@ impl CedrusCursor {
             return Ok(false);
         }
         let step = self.step();
-        self.failed = step.is_err();
+        self.failed = step.as_ref().is_err_and(|error| !error.is_corrupt());
         step
     }
 }

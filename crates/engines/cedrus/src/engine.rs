@@ -206,6 +206,18 @@ impl CedrusEngine {
         Ok(last.min(end))
     }
 
+    /// Where a walk goes on behind `from`, at which the trie cannot be read: behind the list or the node
+    /// that cannot. None at the end, or if nothing can be read.
+    pub(crate) fn behind(&self, from: u32, guard: &Guard) -> Option<u32> {
+        if self.is_broken.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut last = from;
+        // The page that cannot be read is what ends it.
+        let _ = self.with_pages(guard, || self.trie.outline(from, guard, &mut last));
+        last.checked_add(1)
+    }
+
     /// Tells the budget how large the trie has become.
     fn account_pages(&self) {
         let memory = &self.ground.memory;

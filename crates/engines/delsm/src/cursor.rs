@@ -14,7 +14,7 @@ use std::ops::{Bound, Range};
 use std::sync::Arc;
 
 use sheaf_base::engine::{Bounds, Cursor, Engine, Want};
-use sheaf_base::error::Result;
+use sheaf_base::error::{Error, Result};
 use sheaf_base::keys::{borrowed, is_above, is_below};
 use sheaf_base::record::Content;
 use sheaf_base::sync::atomic::Ordering;
@@ -23,7 +23,7 @@ use sheaf_base::types::Seq;
 
 use crate::dead::{Watch, above};
 use crate::engine::DelsmEngine;
-use crate::lanes::{Front, Lane, MemLane, Seen, TableLane, Taken, Way};
+use crate::lanes::{Blocked, Front, Lane, MemLane, Seen, TableLane, Taken, Way};
 use crate::list::What;
 use crate::tree::{State, Table};
 
@@ -45,6 +45,8 @@ enum Value {
     Table(Arc<Table>, What),
     /// Wherever a look-up finds it.
     Elsewhere,
+    /// It cannot be read.
+    Broken(Error),
 }
 
 /// Rows, and where to go on.
@@ -65,6 +67,8 @@ struct Batch {
     /// The next one notes the dead ranges that it passes.
     notes: bool,
     ended: bool,
+    /// What cannot be read behind the rows; the next one begins behind it.
+    blocked: Option<Box<Blocked>>,
 }
 
 /// Removed keys in a row.
@@ -141,7 +145,7 @@ impl Batch {
         let ended = bounds.is_empty();
         let (keys, ends, values) = (Vec::new(), Vec::new(), Vec::new());
         let (limit, passed, notes) = (FIRST, 0, false);
-        Batch { at, bounds, want, from, keys, ends, values, limit, passed, notes, ended }
+        Batch { at, bounds, want, from, keys, ends, values, limit, passed, notes, ended, blocked: None }
     }
 
     fn clear(&mut self) {
@@ -192,7 +196,7 @@ impl Batch {
             return Ok(End::Done);
         }
         let mut run = Run::new(&self.from, way);
-        let mut lanes = lanes_of(state, borrowed(&self.from), way, guard)?;
+        let mut lanes = lanes_of(state, borrowed(&self.from), way, guard);
         let mut front = front_of(&lanes, way);
         let (mut with, mut bytes, mut dead) = (Vec::new(), 0, 0);
         while let Some(key) = front.first(|lane| lanes[lane].peek(), &mut with) {
@@ -202,7 +206,15 @@ impl Batch {
             }
             let start = self.keys.len();
             self.keys.extend_from_slice(key);
-            let (lane, taken) = take_from(&mut lanes, &mut front, &with, self.at, guard)?;
+            let (lane, taken) = match take_from(&mut lanes, &mut front, &with, self.at, guard) {
+                Ok(taken) => taken,
+                Err(blocked) => {
+                    self.keys.truncate(start); // nothing of the run is noted: it may end here
+                    self.from = blocked.behind.clone();
+                    (self.blocked, self.ended) = (Some(blocked), false);
+                    return Ok(End::Done);
+                }
+            };
             let Some(seen) = taken.seen else {
                 let again = self.pass_dead(engine, &mut run, taken.died, watch.as_ref(), start);
                 (dead, self.passed) = (dead + 1, self.passed + 1);
@@ -222,7 +234,10 @@ impl Batch {
             run.begin_behind(&self.keys[start..]);
             let value = match self.want {
                 Want::Keys => None,
-                Want::Pairs => Some(value_of(engine, state, (&lanes[lane], seen), guard)?),
+                Want::Pairs => {
+                    let value = value_of(engine, state, (&lanes[lane], seen), guard);
+                    Some(value.unwrap_or_else(Value::Broken))
+                }
             };
             bytes += if let Some(Value::Bytes(value)) = &value { value.len() } else { 0 };
             self.ends.push(self.keys.len());
@@ -331,7 +346,9 @@ impl DelsmCursor {
 
     fn advance(&mut self, way: Way) -> Result<bool> {
         let answer = self.advance_once(way);
-        if !matches!(answer, Ok(true)) {
+        // Damage ends nothing: it is that of the row, or the next batch begins behind it.
+        let goes_on = answer.as_ref().map_or_else(Error::is_corrupt, |is_there| *is_there);
+        if !goes_on {
             self.batch.ended = true;
             self.next = self.batch.ends.len();
         }
@@ -344,14 +361,15 @@ impl DelsmCursor {
         }
         loop {
             if self.next == self.batch.ends.len() {
+                if let Some(blocked) = self.batch.blocked.take() {
+                    return Err(blocked.error);
+                }
                 if self.batch.ended {
                     return Ok(false);
                 }
                 (self.next, self.key) = (0, 0..0);
                 self.batch.gather(&self.engine, way)?;
-                if self.batch.ends.is_empty() {
-                    return Ok(false);
-                }
+                continue;
             }
             let row = self.next;
             self.next += 1;
@@ -383,6 +401,7 @@ impl DelsmCursor {
                     return Ok(true);
                 }
             }
+            Value::Broken(error) => return Err(error),
             Value::Table(..) | Value::Elsewhere => {}
         }
         let (value, key) = (&mut self.value, &self.batch.keys[self.key.clone()]);
@@ -394,16 +413,16 @@ impl DelsmCursor {
 }
 
 /// All that a state consists of, the newest first.
-fn lanes_of<'s>(state: &'s State, from: Bound<&[u8]>, way: Way, guard: &Guard) -> Result<Vec<Lane<'s>>> {
+fn lanes_of<'s>(state: &'s State, from: Bound<&[u8]>, way: Way, guard: &Guard) -> Vec<Lane<'s>> {
     let mut lanes: Vec<Lane<'s>> = Vec::new();
     lanes.extend(state.memtables.iter().map(|m| Lane::Memory(MemLane::new(m, from, way, guard))));
     for table in &state.version.levels[0] {
-        lanes.push(Lane::Tables(TableLane::new(vec![Arc::clone(table)], from, way)?));
+        lanes.push(Lane::Tables(TableLane::new(vec![Arc::clone(table)], from, way)));
     }
     for level in state.version.levels[1..].iter().filter(|level| !level.is_empty()) {
-        lanes.push(Lane::Tables(TableLane::new(level.clone(), from, way)?));
+        lanes.push(Lane::Tables(TableLane::new(level.clone(), from, way)));
     }
-    Ok(lanes)
+    lanes
 }
 
 fn front_of(lanes: &[Lane<'_>], way: Way) -> Front {
@@ -418,7 +437,7 @@ fn take_from<'m>(
     with: &[usize],
     at: Seq,
     guard: &Guard,
-) -> Result<(usize, Taken<'m>)> {
+) -> Result<(usize, Taken<'m>), Box<Blocked>> {
     let (mut found, mut died) = (None, None);
     for (index, lane) in with.iter().enumerate() {
         let taken = lanes[*lane].take_at(at, guard)?;
@@ -471,6 +490,9 @@ impl DelsmEngine {
         let mut count = 0;
         while !batch.ended && count < enough {
             batch.gather(self, Way::Up)?;
+            if let Some(blocked) = batch.blocked.take() {
+                return Err(blocked.error);
+            }
             count += batch.ends.len() as u64;
         }
         Ok(count.min(enough))

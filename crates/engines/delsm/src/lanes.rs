@@ -8,7 +8,7 @@ use std::cmp::Ordering;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use sheaf_base::error::Result;
+use sheaf_base::error::{Error, Result};
 use sheaf_base::keys;
 use sheaf_base::memtable::{Memtable, Place, Version as MemVersion};
 use sheaf_base::sync::epoch::Guard;
@@ -27,6 +27,22 @@ pub(crate) enum Way {
     Down,
 }
 
+/// A block that cannot be read: nothing is known of the keys that it decides.
+#[derive(Debug)]
+pub(crate) struct Blocked {
+    pub(crate) error: Error,
+    /// Where the walk comes to it.
+    start: Vec<u8>,
+    /// Where the walk goes on behind it.
+    pub(crate) behind: Bound<Vec<u8>>,
+}
+
+impl From<Box<Blocked>> for Error {
+    fn from(blocked: Box<Blocked>) -> Error {
+        blocked.error
+    }
+}
+
 /// Tables of one level, or one of level 0.
 #[derive(Debug)]
 pub(crate) struct TableLane {
@@ -40,46 +56,64 @@ pub(crate) struct TableLane {
     at: usize,
     /// Nothing further: all blocks were read.
     ended: bool,
+    /// The present block cannot be read. The walk hears of it when it comes to it.
+    blocked: Option<Box<Blocked>>,
 }
 
 impl TableLane {
     /// From the first key beyond `from` on.
-    pub(crate) fn new(tables: Vec<Arc<Table>>, from: Bound<&[u8]>, way: Way) -> Result<TableLane> {
+    pub(crate) fn new(tables: Vec<Arc<Table>>, from: Bound<&[u8]>, way: Way) -> TableLane {
         let entries = Entries::default();
-        let mut lane = TableLane { tables, way, table: 0, block: 0, entries, at: 0, ended: false };
-        lane.seek(from)?;
-        Ok(lane)
+        let mut lane =
+            TableLane { tables, way, table: 0, block: 0, entries, at: 0, ended: false, blocked: None };
+        lane.seek(from);
+        lane
     }
 
-    fn seek(&mut self, from: Bound<&[u8]>) -> Result<()> {
+    fn seek(&mut self, from: Bound<&[u8]>) {
         let key = match from {
             Bound::Included(key) | Bound::Excluded(key) => Some(key),
             Bound::Unbounded => None,
         };
         match self.way {
             Way::Up => {
-                self.table = key.map_or(0, |key| self.tables.partition_point(|t| t.list.last_key() < key));
+                let is_passed = |last: &[u8]| match from {
+                    Bound::Included(key) => last < key,
+                    Bound::Excluded(key) => last <= key,
+                    Bound::Unbounded => false,
+                };
+                self.table = self.tables.partition_point(|table| is_passed(table.list.last_key()));
                 let block = self.tables.get(self.table).zip(key).and_then(|(t, key)| t.list.block_of(key));
                 self.block = block.unwrap_or(0);
             }
             Way::Down => {
-                let count = key.map_or(self.tables.len(), |key| {
-                    self.tables.partition_point(|t| t.list.first_key() <= key)
-                });
+                // What begins at an excluded key has nothing before it.
+                let is_before = |first: &[u8]| match from {
+                    Bound::Included(key) => first <= key,
+                    Bound::Excluded(key) => first < key,
+                    Bound::Unbounded => true,
+                };
+                let count = self.tables.partition_point(|table| is_before(table.list.first_key()));
                 let Some(table) = count.checked_sub(1) else {
                     self.ended = true;
-                    return Ok(());
+                    return;
                 };
                 let list = &self.tables[table].list;
                 self.table = table;
-                self.block =
-                    key.map_or(list.block_count(), |key| list.block_of(key).map_or(0, |block| block + 1));
+                self.block = list.blocks_that(is_before);
             }
         }
-        self.load()?;
+        self.load();
+        if let (Some(blocked), Some(key)) = (&mut self.blocked, key) {
+            let is_passed = if self.way == Way::Up { *blocked.start < *key } else { *blocked.start > *key };
+            if is_passed {
+                blocked.start = key.to_vec();
+            }
+            return;
+        }
         // Within the block; the key may be beyond its end.
         let within = match (from, self.way) {
-            (Bound::Unbounded, _) => return Ok(()),
+            (Bound::Unbounded, _) => return,
             (Bound::Included(key), Way::Up) => self.entries.lower_bound(key, false),
             (Bound::Excluded(key), Way::Up) => self.entries.lower_bound(key, true),
             (Bound::Included(key), Way::Down) => self.entries.lower_bound(key, true),
@@ -89,13 +123,13 @@ impl TableLane {
             Way::Up => self.at = within.max(self.at),
             Way::Down => self.at = within.min(self.at),
         }
-        self.load_if_done()
+        self.load_if_done();
     }
 
     /// Reads the next block that there is.
-    fn load(&mut self) -> Result<()> {
+    fn load(&mut self) {
         self.entries.clear();
-        while !self.ended && self.entries.is_empty() {
+        while !self.ended && self.entries.is_empty() && self.blocked.is_none() {
             match self.way {
                 Way::Up => match self.tables.get(self.table) {
                     None => self.ended = true,
@@ -104,7 +138,9 @@ impl TableLane {
                         self.block = 0;
                     }
                     Some(table) => {
-                        table.list.read(self.block, &mut self.entries)?;
+                        if let Err(error) = table.list.read(self.block, &mut self.entries) {
+                            return self.block_off(error);
+                        }
                         self.block += 1;
                         self.at = 0;
                     }
@@ -118,25 +154,48 @@ impl TableLane {
                 },
                 Way::Down => {
                     self.block -= 1;
-                    self.tables[self.table].list.read(self.block, &mut self.entries)?;
+                    if let Err(error) = self.tables[self.table].list.read(self.block, &mut self.entries) {
+                        return self.block_off(error);
+                    }
                     self.at = self.entries.len();
                 }
             }
         }
-        Ok(())
     }
 
+    /// The present block cannot be read: the lane stands before it.
+    fn block_off(&mut self, error: Error) {
+        let list = &self.tables[self.table].list;
+        let (first, next) = (list.start_of(self.block), list.start_of(self.block + 1));
+        let first = first.unwrap_or_default().to_vec();
+        let (start, behind) = match (self.way, next) {
+            (Way::Up, Some(next)) => (first, Bound::Included(next.to_vec())),
+            (Way::Up, None) => (first, Bound::Excluded(list.last_key().to_vec())),
+            (Way::Down, next) => (next.unwrap_or(list.last_key()).to_vec(), Bound::Excluded(first)),
+        };
+        self.entries.clear();
+        self.at = 0;
+        self.blocked = Some(Box::new(Blocked { error, start, behind }));
+    }
+
+    /// The key of the next item, or where a block is that cannot be read.
     pub(crate) fn peek(&self) -> Option<&[u8]> {
+        if let Some(blocked) = &self.blocked {
+            return Some(&blocked.start);
+        }
         let at = if self.way == Way::Up { Some(self.at) } else { self.at.checked_sub(1) };
         at.filter(|at| *at < self.entries.len()).map(|at| self.entries.key(at))
     }
 
     /// All versions of the present key, the newest first, and their table; goes on to the next key.
     pub(crate) fn take_group(&mut self) -> Result<(Arc<Table>, Vec<Item>)> {
+        if let Some(blocked) = self.blocked.take() {
+            return Err(blocked.error);
+        }
         let table = Arc::clone(&self.tables[self.table.min(self.tables.len() - 1)]);
         let (start, end) = self.group();
         let group = (start..end).map(|index| self.entries.item(index)).collect();
-        self.leave((start, end))?;
+        self.leave((start, end));
         Ok((table, group))
     }
 
@@ -155,24 +214,29 @@ impl TableLane {
         }
     }
 
-    fn leave(&mut self, (start, end): (usize, usize)) -> Result<()> {
+    fn leave(&mut self, (start, end): (usize, usize)) {
         self.at = if self.way == Way::Up { end } else { start };
-        self.load_if_done()
+        self.load_if_done();
     }
 
-    fn load_if_done(&mut self) -> Result<()> {
+    fn load_if_done(&mut self) {
         let is_done = if self.way == Way::Up { self.at == self.entries.len() } else { self.at == 0 };
-        if is_done { self.load() } else { Ok(()) }
+        if is_done {
+            self.load();
+        }
     }
 
     /// The version of the present key that a view at `at` shows, in the table of an index; goes on
     /// to the next key.
-    fn take_at(&mut self, at: Seq) -> Result<Taken<'static>> {
+    fn take_at(&mut self, at: Seq) -> Result<Taken<'static>, Box<Blocked>> {
+        if let Some(blocked) = self.blocked.take() {
+            return Err(blocked);
+        }
         let ((start, end), table) = (self.group(), self.table);
         let mut versions = (start..end).map(|index| self.entries.version(index));
         let (newest, what) = self.entries.version(start);
         let seen = versions.find(|(seq, _)| *seq <= at).map(|(_, what)| Seen::Table(table, what));
-        self.leave((start, end))?;
+        self.leave((start, end));
         Ok(Taken { seen, died: (what == What::Gone).then_some(newest) })
     }
 }
@@ -255,7 +319,7 @@ impl<'m> Lane<'m> {
     }
 
     /// What a view at `at` shows of the present key; goes on to the next.
-    pub(crate) fn take_at(&mut self, at: Seq, guard: &Guard) -> Result<Taken<'m>> {
+    pub(crate) fn take_at(&mut self, at: Seq, guard: &Guard) -> Result<Taken<'m>, Box<Blocked>> {
         match self {
             Lane::Memory(lane) => {
                 let memtable = lane.memtable;

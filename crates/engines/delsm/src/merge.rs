@@ -278,7 +278,7 @@ impl DelsmEngine {
 
         let mut load = Load::default();
         for table in &merge.upper {
-            let mut lane = TableLane::new(vec![Arc::clone(table)], from, Way::Up)?;
+            let mut lane = TableLane::new(vec![Arc::clone(table)], from, Way::Up);
             while lane.peek().is_some_and(is_within) {
                 lane.take_group()?.1.iter().for_each(|item| load.add(&item.what));
             }
@@ -301,7 +301,7 @@ impl DelsmEngine {
         };
         let mut lanes = Vec::new();
         for table in merge.upper.iter().chain(&lower) {
-            lanes.push(TableLane::new(vec![Arc::clone(table)], from, Way::Up)?);
+            lanes.push(TableLane::new(vec![Arc::clone(table)], from, Way::Up));
         }
         let lower = lower.map(|table| table.dir);
         let mut maker = Maker { outputs: Outputs::default(), piece: Load::default(), share, lower };

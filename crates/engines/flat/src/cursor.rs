@@ -61,7 +61,8 @@ impl<I: Index> FlatCursor<I> {
         let olds = self.engine.versions.range(span, self.at);
         let newest = self.pairs.len();
         for address in olds {
-            read(&self.engine, address, guard, Seq::LATEST, &mut self.pairs)?;
+            let read = read(&self.engine, address, guard, Seq::LATEST, &mut self.pairs);
+            self.pairs.push_damage(read)?;
         }
         match way {
             Way::Up => self.pairs.merge(newest, |a, b| a.cmp(b)),
@@ -82,7 +83,10 @@ impl<I: Index> FlatCursor<I> {
                 match entry {
                     Some((seq, _)) if seq > at => {}
                     Some((_, record)) => pairs.push(&record),
-                    None => read(engine, *address, guard, at, pairs)?,
+                    None => {
+                        let read = read(engine, *address, guard, at, pairs);
+                        pairs.push_damage(read)?;
+                    }
                 }
                 if is_first {
                     pairs.expect(heads.len());
@@ -99,12 +103,10 @@ impl<I: Index> FlatCursor<I> {
         }
         match self.pairs.advance(&self.engine.ground.blobs) {
             Ok(true) => Ok(true),
-            Ok(false) => self.go_on(way).inspect_err(|_| self.failed = true),
-            Err(error) => {
-                self.failed = true;
-                Err(error)
-            }
+            Ok(false) => self.go_on(way),
+            Err(error) => Err(error),
         }
+        .inspect_err(|error| self.failed = !error.is_corrupt()) // damage is in one entry: the next goes on
     }
 
     /// Fetches pieces until there is a pair, or no more of them.

@@ -189,7 +189,15 @@ impl Walk {
             self.lanes.clear(); // older versions than theirs came
         }
         let mut sources = sources(&mut self.lanes, state, forward, from, guard);
-        let held = entry.as_ref().map(|entry| index.block(entry, &engine.shelf, guard)).transpose()?;
+        let held = entry.as_ref().map(|entry| index.block(entry, &engine.shelf, guard)).transpose();
+        let held = match held {
+            Ok(held) => held,
+            Err(error) => {
+                self.lose_way();
+                self.rest = rest; // the interval is damaged: the walk goes on behind it
+                return Err(error);
+            }
+        };
         if rest.is_none() {
             self.ahead.forget();
         }
@@ -207,7 +215,14 @@ impl Walk {
                 start..if is_known { block.len() } else { end_slot(block, from) }
             }
         };
-        let cut = self.show(engine, &mut sources, (block, slots), rest.as_ref(), forward, guard)?;
+        let cut = match self.show(engine, &mut sources, (block, slots), rest.as_ref(), forward, guard) {
+            Ok(cut) => cut,
+            Err(error) => {
+                self.lose_way();
+                self.block = held.map(|held| held.keep()); // of what is in the batch
+                return Err(error);
+            }
+        };
         self.lanes = sources.into_iter().map(|source| source.lane).collect();
         self.block = held.map(|held| held.keep());
         Ok(cut.or(rest))
@@ -275,7 +290,10 @@ impl Walk {
                 self.ahead.forget();
                 return Ok(Some(Bound::Included(key.to_vec())));
             }
-            self.batch.take(engine, key, sources, (block, versions), forward, guard)?;
+            if let Err(error) = self.batch.take(engine, key, sources, (block, versions), forward, guard) {
+                self.rest = Some(Bound::Excluded(key.to_vec())); // one record is damaged
+                return Err(error);
+            }
             next = nearest(sources, forward).filter(|key| is_within(key));
         }
         if let Some(block) = block {
@@ -316,10 +334,13 @@ impl Walk {
                 self.now = Some(item);
                 return self.read_staged(engine, item);
             }
-            let fetched = self.fetch(engine, forward);
-            if !matches!(fetched, Ok(true)) {
-                self.end(); // an error or the end latches
-                return fetched;
+            match self.fetch(engine, forward) {
+                Ok(true) => {}
+                Err(damage) if damage.is_corrupt() => return Err(damage), // the next call goes on behind it
+                end => {
+                    self.end(); // another error or the end latches
+                    return end;
+                }
             }
         }
     }
@@ -333,12 +354,21 @@ impl Walk {
             match self.batch.read_staged(engine, value, end) {
                 Ok(bytes) => self.staged = Some(bytes),
                 Err(error) => {
-                    self.end();
+                    self.now = None;
+                    if !error.is_corrupt() {
+                        self.end();
+                    }
                     return Err(error);
                 }
             }
         }
         Ok(true)
+    }
+
+    /// Forgets what was looked up for the interval that comes next.
+    fn lose_way(&mut self) {
+        self.lanes.clear();
+        self.ahead.forget();
     }
 
     fn end(&mut self) {

@@ -15,7 +15,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use sheaf_base::engine::{Bounds, Cursor, Want};
-use sheaf_base::error::Result;
+use sheaf_base::error::{Error, Result};
 use sheaf_base::keys::{borrowed, is_above, is_below};
 use sheaf_base::pairs::{Pairs, read_ahead};
 use sheaf_base::record::{Content, Record};
@@ -26,9 +26,9 @@ use sheaf_base::types::{KeyspaceId, Seq};
 
 use crate::engine::KreonEngine;
 use crate::gaps::{Stretch, behind};
-use crate::lane::{LANE, Lane, Way, least, least_lane, take_key};
+use crate::lane::{LANE, Lane, Way, least, least_lane, take_damaged, take_key};
 use crate::look::Shown;
-use crate::tree::{Level, State};
+use crate::tree::{Level, State, Unreadable};
 
 /// Pairs of the first batch: as many as scans have lately been, but at least so many, ...
 const LEAST_BATCH: usize = 2;
@@ -89,6 +89,8 @@ struct Batch {
     last: Vec<u8>,
     /// Removed keys side by side, if somebody wants to remember them.
     stretches: Option<Stretches>,
+    /// What cannot be read behind what it shows.
+    damage: Option<Error>,
 }
 
 impl Batch {
@@ -217,6 +219,7 @@ impl KreonCursor {
         }
         engine.passed.fetch_add(batch.seen - batch.items.len() as u64, Ordering::Relaxed);
         self.read(&engine, &batch.keys, &batch.items, guard)?;
+        batch.damage.map_or(Ok(()), |error| self.pairs.push_damage(Err(error)))?;
         Ok(true)
     }
 
@@ -274,13 +277,21 @@ impl KreonCursor {
         guard: &Guard,
     ) -> Result<Batch> {
         let state = engine.state(guard);
-        let mut lanes = engine.lanes(state, way, borrowed(rest), Some(self.at), guard)?;
+        let mut lanes = engine.lanes(state, way, borrowed(rest), Some(self.at), guard);
         let limit = self.batch;
         self.batch = (2 * limit).clamp(SECOND_BATCH, MOST_BATCH);
         let (keys, items, last) = (Vec::new(), Vec::new(), Vec::new());
         let few = if engine.ground.tiny { TINY_FEW } else { FEW };
-        let mut batch = Batch { limit, keys, items, bytes: 0, seen: 0, unseen: 0, few, last, stretches };
+        let mut batch =
+            Batch { limit, keys, items, bytes: 0, seen: 0, unseen: 0, few, last, stretches, damage: None };
         let end = loop {
+            if lanes.iter().any(|lane| matches!(lane, Lane::Damaged(_))) {
+                batch.stretches = None; // what is behind the damage may be no removed key
+                if let Some(unreadable) = take_damaged(&mut lanes, way) {
+                    self.pass_damage(&mut batch, *unreadable, way);
+                    return Ok(batch);
+                }
+            }
             let Some(number) = least_lane(&lanes, way) else { break None };
             if self.pass_removed(&mut batch, &mut lanes, number, way, guard) {
                 if batch.is_over() {
@@ -295,9 +306,13 @@ impl KreonCursor {
             };
             batch.last.clear();
             batch.last.extend_from_slice(key);
-            self.show(engine, &mut batch, &lanes, guard)?;
+            if let Err(error) = self.show(engine, &mut batch, &lanes, guard) {
+                self.rest = Some(Bound::Excluded(batch.last.clone())); // one record is damaged
+                (batch.stretches, batch.damage) = (None, Some(error));
+                return Ok(batch);
+            }
             for lane in lanes.iter_mut().filter(|lane| lane.key() == Some(&batch.last[..])) {
-                lane.advance(way, guard)?;
+                lane.advance(way, guard);
             }
             // What the lane of versions has not looked up is behind its last.
             let is_cut =
@@ -315,6 +330,20 @@ impl KreonCursor {
             self.rest = None; // beyond the bounds
         }
         Ok(batch)
+    }
+
+    /// Goes on behind what cannot be read, which the batch reports if the range has a part of it.
+    fn pass_damage(&mut self, batch: &mut Batch, unreadable: Unreadable, way: Way) {
+        let is_in_range = match way {
+            Way::Up => is_below(&unreadable.low, borrowed(&self.bounds.high)),
+            Way::Down => {
+                unreadable.high.as_ref().is_none_or(|high| is_above(high, borrowed(&self.bounds.low)))
+            }
+        };
+        if is_in_range {
+            self.rest = unreadable.behind(way);
+            batch.damage = Some(unreadable.error);
+        }
     }
 
     fn is_within(&self, way: Way, key: &[u8]) -> bool {
@@ -406,9 +435,12 @@ impl KreonCursor {
                 self.pairs.push(&record);
                 return Ok(());
             }
-            let frame = engine.frame(item.address, guard)?;
-            self.pairs.push(&engine.record(item.address, &frame, key_of(item), guard)?);
-            Ok(())
+            // One record is damaged: the others are shown.
+            let read = engine.frame(item.address, guard).and_then(|frame| {
+                self.pairs.push(&engine.record(item.address, &frame, key_of(item), guard)?);
+                Ok(())
+            });
+            self.pairs.push_damage(read)
         })
     }
 
@@ -417,7 +449,7 @@ impl KreonCursor {
             return Ok(false);
         }
         let engine = Arc::clone(&self.engine);
-        let mut go = || {
+        let mut go = || -> Result<bool> {
             while !self.pairs.advance(&engine.ground.blobs)? {
                 if !self.fetch(way)? {
                     return Ok(false);
@@ -426,7 +458,7 @@ impl KreonCursor {
             Ok(true)
         };
         let gone = go();
-        self.failed = gone.is_err();
+        self.failed = gone.as_ref().is_err_and(|error| !error.is_corrupt());
         gone
     }
 }
@@ -484,7 +516,7 @@ impl KreonEngine {
         from: Bound<&[u8]>,
         at: Option<Seq>,
         guard: &'g Guard,
-    ) -> Result<Vec<Lane<'g>>> {
+    ) -> Vec<Lane<'g>> {
         let mut lanes = Vec::new();
         let from_owned = from.map(<[u8]>::to_vec);
         let items = match at.filter(|at| self.versions.may_show(*at)) {
@@ -495,9 +527,9 @@ impl KreonEngine {
         lanes.push(Lane::Versions { items, next: 0 });
         lanes.extend(state.memtables.iter().map(|memtable| Lane::memtable(memtable, way, from, guard)));
         for level in state.levels.iter().filter(|level| level.root.is_some()) {
-            lanes.push(Lane::level(&self.shelf, *level, way, from, guard)?);
+            lanes.push(Lane::level(&self.shelf, *level, way, from, guard));
         }
-        Ok(lanes)
+        lanes
     }
 
     /// What a view at `at` is shown of `key`, the next one of the lanes.
@@ -516,6 +548,7 @@ impl KreonEngine {
                         version = self.versions.at(&key.to_vec(), at).first().copied();
                     }
                 }
+                Lane::Damaged(_) => {}
                 Lane::Level { .. } => {
                     if let (None, Some(seen)) = (version, lane.seen())
                         && self.is_shown(&seen, at, guard)?
@@ -534,11 +567,14 @@ impl KreonEngine {
         let mut from = Bound::Unbounded;
         loop {
             let guard = &epoch::pin();
-            let mut lanes = self.lanes(self.state(guard), Way::Up, borrowed(&from), None, guard)?;
+            let mut lanes = self.lanes(self.state(guard), Way::Up, borrowed(&from), None, guard);
             let mut left = WALK;
             from = loop {
+                if let Some(unreadable) = take_damaged(&mut lanes, Way::Up) {
+                    return Err(unreadable.error);
+                }
                 let Some(key) = least(&lanes, Way::Up).map(<[u8]>::to_vec) else { return Ok(()) };
-                if take_key(&mut lanes, &key, guard)? && count(1) {
+                if take_key(&mut lanes, &key, guard) && count(1) {
                     return Ok(());
                 }
                 left -= 1;

@@ -9,7 +9,6 @@
 
 use std::ops::Bound;
 
-use sheaf_base::error::Result;
 use sheaf_base::memtable::arena::Place;
 use sheaf_base::segment::Address;
 use sheaf_base::sync::epoch::Guard;
@@ -17,7 +16,7 @@ use sheaf_base::types::Seq;
 
 use crate::memtable::Memtable;
 use crate::node::Node;
-use crate::tree::{Aim, Found, Level, Seen, Shelf};
+use crate::tree::{Aim, Found, Level, Seen, Shelf, Unreadable};
 
 /// Records of a memtable, or versions, that are looked up at a time.
 pub(crate) const LANE: usize = 64;
@@ -26,9 +25,25 @@ const BULK: usize = 512;
 
 /// A source, as a cursor goes over it.
 pub(crate) enum Lane<'g> {
-    Memtable { memtable: &'g Memtable, places: Vec<Place>, next: usize, has_all: bool },
-    Level { shelf: &'g Shelf, level: Level, leaf: Option<(Node<'g>, Found)>, slot: usize, key: Vec<u8> },
-    Versions { items: Vec<(Vec<u8>, Address)>, next: usize },
+    Memtable {
+        memtable: &'g Memtable,
+        places: Vec<Place>,
+        next: usize,
+        has_all: bool,
+    },
+    Level {
+        shelf: &'g Shelf,
+        level: Level,
+        leaf: Option<(Node<'g>, Found)>,
+        slot: usize,
+        key: Vec<u8>,
+    },
+    Versions {
+        items: Vec<(Vec<u8>, Address)>,
+        next: usize,
+    },
+    /// A level whose next leaf cannot be read.
+    Damaged(Box<Unreadable>),
 }
 
 /// Which way.
@@ -63,7 +78,7 @@ impl<'g> Lane<'g> {
         way: Way,
         from: Bound<&[u8]>,
         guard: &'g Guard,
-    ) -> Result<Lane<'g>> {
+    ) -> Lane<'g> {
         let aim = match (way, from) {
             (Way::Up, Bound::Included(key) | Bound::Excluded(key)) => Aim::At(key),
             (Way::Up, Bound::Unbounded) => Aim::First,
@@ -71,10 +86,18 @@ impl<'g> Lane<'g> {
             (Way::Down, Bound::Excluded(key)) => Aim::Before(key),
             (Way::Down, Bound::Unbounded) => Aim::Last,
         };
-        let found = shelf.locate(&level, aim, guard)?;
+        let found = shelf.reach(&level, aim, guard);
         let mut lane = Lane::Level { shelf, level, leaf: None, slot: 0, key: Vec::new() };
-        lane.enter(found, way, Some(from), guard)?;
-        Ok(lane)
+        let entered = found.and_then(|found| lane.enter(found, way, Some(from), guard));
+        lane.settle(entered);
+        lane
+    }
+
+    /// Stands before what cannot be read, if `entered` says so.
+    fn settle(&mut self, entered: Result<(), Box<Unreadable>>) {
+        if let Err(unreadable) = entered {
+            *self = Lane::Damaged(unreadable);
+        }
     }
 
     /// Goes into a leaf, or on to the first one behind it that has something.
@@ -84,7 +107,7 @@ impl<'g> Lane<'g> {
         way: Way,
         from: Option<Bound<&[u8]>>,
         guard: &'g Guard,
-    ) -> Result<()> {
+    ) -> Result<(), Box<Unreadable>> {
         let Lane::Level { shelf, level, leaf, slot, key } = self else { return Ok(()) };
         let (mut found, mut from) = (found, from);
         loop {
@@ -92,7 +115,10 @@ impl<'g> Lane<'g> {
                 *leaf = None;
                 return Ok(());
             };
-            let node = shelf.node(now.at, 0, guard)?.node();
+            let node = match shelf.node(now.at, 0, guard) {
+                Ok(node) => node.node(),
+                Err(error) => return Err(Unreadable::at(now, error)),
+            };
             // Slots count from 1 downwards, so that 0 is the end.
             let begin = match (way, from.take()) {
                 (Way::Up, Some(Bound::Included(key))) => node.before(key, false),
@@ -117,14 +143,20 @@ impl<'g> Lane<'g> {
         }
     }
 
-    fn beside(shelf: &Shelf, level: &Level, now: &Found, way: Way, guard: &Guard) -> Result<Option<Found>> {
+    fn beside(
+        shelf: &Shelf,
+        level: &Level,
+        now: &Found,
+        way: Way,
+        guard: &Guard,
+    ) -> Result<Option<Found>, Box<Unreadable>> {
         match way {
             Way::Up => match &now.high {
-                Some(high) => shelf.locate(level, Aim::At(high), guard),
+                Some(high) => shelf.reach(level, Aim::At(high), guard),
                 None => Ok(None),
             },
             Way::Down if now.low.is_empty() => Ok(None),
-            Way::Down => shelf.locate(level, Aim::Before(&now.low), guard),
+            Way::Down => shelf.reach(level, Aim::Before(&now.low), guard),
         }
     }
 
@@ -135,10 +167,11 @@ impl<'g> Lane<'g> {
             }
             Lane::Level { leaf, key, .. } => leaf.as_ref().map(|_| &key[..]),
             Lane::Versions { items, next } => items.get(*next).map(|(key, _)| &key[..]),
+            Lane::Damaged(_) => None,
         }
     }
 
-    pub(crate) fn advance(&mut self, way: Way, guard: &'g Guard) -> Result<()> {
+    pub(crate) fn advance(&mut self, way: Way, guard: &'g Guard) {
         let next_leaf = match self {
             Lane::Memtable { memtable, places, next, has_all } => {
                 *next += 1;
@@ -147,14 +180,15 @@ impl<'g> Lane<'g> {
                     let memtable: &'g Memtable = memtable;
                     self.fill((way, LANE), Bound::Excluded(memtable.key(last)), guard);
                 }
-                return Ok(());
+                return;
             }
             Lane::Versions { next, .. } => {
                 *next += 1;
-                return Ok(());
+                return;
             }
+            Lane::Damaged(_) => return,
             Lane::Level { shelf, level, leaf, slot, key } => {
-                let Some((node, found)) = leaf else { return Ok(()) };
+                let Some((node, found)) = leaf else { return };
                 let next = match way {
                     Way::Up => Some(*slot + 1).filter(|slot| *slot < node.len()),
                     Way::Down => slot.checked_sub(1),
@@ -163,12 +197,13 @@ impl<'g> Lane<'g> {
                     *slot = next;
                     key.clear();
                     node.key(next, key);
-                    return Ok(());
+                    return;
                 }
-                Lane::beside(shelf, level, found, way, guard)?
+                Lane::beside(shelf, level, found, way, guard)
             }
         };
-        self.enter(next_leaf, way, None, guard)
+        let entered = next_leaf.and_then(|next| self.enter(next, way, None, guard));
+        self.settle(entered);
     }
 
     /// What a level says of the present key.
@@ -204,7 +239,7 @@ impl Lane<'_> {
                 let entry = self.seen()?.entry;
                 entry.is_tomb().then(|| entry.tomb_seq())
             }
-            Lane::Versions { .. } => None,
+            Lane::Versions { .. } | Lane::Damaged(_) => None,
         }
     }
 
@@ -240,7 +275,7 @@ impl Lane<'_> {
 }
 
 /// Goes past `key`, the next one of the lanes: whether the newest of what they say of it is a value.
-pub(crate) fn take_key<'g>(lanes: &mut [Lane<'g>], key: &[u8], guard: &'g Guard) -> Result<bool> {
+pub(crate) fn take_key<'g>(lanes: &mut [Lane<'g>], key: &[u8], guard: &'g Guard) -> bool {
     let mut newest = None;
     for lane in lanes.iter_mut().filter(|lane| lane.key() == Some(key)) {
         let is_tomb = match lane {
@@ -248,9 +283,36 @@ pub(crate) fn take_key<'g>(lanes: &mut [Lane<'g>], key: &[u8], guard: &'g Guard)
             _ => lane.seen().is_none_or(|seen| seen.entry.is_tomb()),
         };
         newest.get_or_insert(!is_tomb);
-        lane.advance(Way::Up, guard)?;
+        lane.advance(Way::Up, guard);
     }
-    Ok(newest == Some(true))
+    newest == Some(true)
+}
+
+/// What cannot be read, if the walk comes to it before the next key of the other lanes, or at it.
+pub(crate) fn take_damaged(lanes: &mut [Lane<'_>], way: Way) -> Option<Box<Unreadable>> {
+    let next = least(lanes, way);
+    let is_first = |lane: &Lane<'_>| match (lane, way, next) {
+        (Lane::Damaged(damaged), Way::Up, Some(next)) => *damaged.low <= *next,
+        (Lane::Damaged(damaged), Way::Down, Some(next)) => {
+            damaged.high.as_ref().is_none_or(|high| *next < **high)
+        }
+        (lane, ..) => matches!(lane, Lane::Damaged(_)),
+    };
+    let number = lanes.iter().position(is_first)?;
+    match std::mem::replace(&mut lanes[number], Lane::Versions { items: Vec::new(), next: 0 }) {
+        Lane::Damaged(unreadable) => Some(unreadable),
+        _ => None,
+    }
+}
+
+impl Unreadable {
+    /// Where a walk goes on behind it; none if nothing is there.
+    pub(crate) fn behind(&self, way: Way) -> Option<Bound<Vec<u8>>> {
+        match way {
+            Way::Up => self.high.clone().map(Bound::Included),
+            Way::Down => (!self.low.is_empty()).then(|| Bound::Excluded(self.low.clone())),
+        }
+    }
 }
 
 /// The next key of all lanes.

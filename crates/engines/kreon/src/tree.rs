@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, OnceLock};
 
-use sheaf_base::error::{Damage, Result};
+use sheaf_base::error::{Damage, Error, Result};
 use sheaf_base::ground::Ground;
 use sheaf_base::memory::pieces::Piece;
 use sheaf_base::memtable::Memtables;
@@ -122,6 +122,27 @@ pub(crate) enum Aim<'a> {
     Before(&'a [u8]),
     First,
     Last,
+}
+
+/// A node that cannot be read, and the keys that only it knows of: from `low` up to below `high`.
+#[derive(Debug)]
+pub(crate) struct Unreadable {
+    pub(crate) error: Error,
+    pub(crate) low: Vec<u8>,
+    pub(crate) high: Option<Vec<u8>>,
+}
+
+impl Unreadable {
+    /// The node of `found`.
+    pub(crate) fn at(found: Found, error: Error) -> Box<Unreadable> {
+        Box::new(Unreadable { error, low: found.low, high: found.high })
+    }
+}
+
+impl From<Box<Unreadable>> for Error {
+    fn from(unreadable: Box<Unreadable>) -> Error {
+        unreadable.error
+    }
 }
 
 /// A leaf's place in its level.
@@ -369,10 +390,23 @@ impl Shelf {
 
     /// The leaf that is meant, not looked at.
     pub(crate) fn locate(&self, level: &Level, aim: Aim<'_>, guard: &Guard) -> Result<Option<Found>> {
+        Ok(self.reach(level, aim, guard)?)
+    }
+
+    /// Like [`Shelf::locate`]; if a node on the way cannot be read, says which keys are below it.
+    pub(crate) fn reach(
+        &self,
+        level: &Level,
+        aim: Aim<'_>,
+        guard: &Guard,
+    ) -> Result<Option<Found>, Box<Unreadable>> {
         let Some((root, height)) = level.root else { return Ok(None) };
         let mut found = Found { at: root, low: Vec::new(), high: None };
         for height in (1..=height).rev() {
-            let node = self.node(found.at, height, guard)?.node();
+            let node = match self.node(found.at, height, guard) {
+                Ok(node) => node.node(),
+                Err(error) => return Err(Unreadable::at(found, error)),
+            };
             let slot = match aim {
                 Aim::At(key) => node.child_of(key),
                 Aim::Before(key) => node.child_before(key),

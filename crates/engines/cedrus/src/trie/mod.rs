@@ -378,6 +378,21 @@ impl Trie {
         })
     }
 
+    /// Sets `last` to the last hash of what the reference beside the way to `from` stands for, as far down
+    /// as nodes can be read: a list, or a node.
+    pub(crate) fn outline(&self, from: u32, guard: &Guard, last: &mut u32) -> Tried<()> {
+        self.read(from, || {
+            let (step, child) =
+                self.descend(from, guard, |step| *last = step.range(from, step.digit, 1).1)?;
+            let mut end = step.digit + 1;
+            while end < 1 << step.bits && self.child_of(&step, end, guard)? == child {
+                end += 1;
+            }
+            *last = step.range(from, step.digit, end - step.digit).1;
+            Ok(())
+        })
+    }
+
     /// Cuts a piece at the end of its first domain, whose version is the one that is looked at.
     fn cut_piece(&self, from: u32, last: u32, out: &mut Vec<Entry>) -> u32 {
         let end = last.min(from | u32::MAX >> DOMAIN_BITS);

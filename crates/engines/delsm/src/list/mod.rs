@@ -330,6 +330,16 @@ impl List {
         self.blocks.len()
     }
 
+    /// How many blocks have a first key that is before something.
+    pub(crate) fn blocks_that(&self, is_before: impl Fn(&[u8]) -> bool) -> usize {
+        self.blocks.partition_point(|block| is_before(&block.first))
+    }
+
+    /// The key at or below which nothing of the block stands; none for a block there is not.
+    pub(crate) fn start_of(&self, block: usize) -> Option<&[u8]> {
+        self.blocks.get(block).map(|block| &*block.first)
+    }
+
     /// The block in which `key` would stand: the last one that starts at or below it.
     pub(crate) fn block_of(&self, key: &[u8]) -> Option<usize> {
         self.blocks.partition_point(|block| *block.first <= *key).checked_sub(1)
