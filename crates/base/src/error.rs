@@ -143,6 +143,12 @@ pub enum Error {
         /// Its name.
         name: String,
     },
+    /// A keyspace of this name exists, and the call was to create one. Nothing was touched.
+    #[error("there is a keyspace {name:?} already")]
+    KeyspaceExists {
+        /// The keyspace.
+        name: String,
+    },
     /// The keyspace exists with another engine than the one asked for, or with another value of an option, which stands behind
     /// the engine then (`cedrus branching=64`). Nothing was touched.
     #[error("keyspace {name:?} is kept by engine {found:?}, not {asked:?}")]
@@ -362,6 +368,35 @@ impl Error {
     #[must_use]
     pub fn is_failed_sync(&self) -> bool {
         matches!(self, Error::Io { op, .. } if is_sync(op))
+    }
+}
+
+/// Wraps the error, with the kind that fits, so that it can be returned where an [`io::Error`] is
+/// expected. [`io::Error::downcast`] gives it back.
+impl From<Error> for io::Error {
+    fn from(error: Error) -> io::Error {
+        use io::ErrorKind as Kind;
+        let kind = match &error {
+            Error::Io { source, .. } => source.kind(),
+            Error::Corrupt { .. } | Error::NotADatabase { .. } | Error::NotABackup { .. } => {
+                Kind::InvalidData
+            }
+            Error::NoSpace { .. } => Kind::StorageFull,
+            Error::Locked { .. } => Kind::ResourceBusy,
+            Error::TooLarge { .. } | Error::Invalid { .. } | Error::EngineMismatch { .. } => {
+                Kind::InvalidInput
+            }
+            Error::Format { .. } | Error::Unsupported { .. } => Kind::Unsupported,
+            Error::NotFound { .. } | Error::NoKeyspace { .. } => Kind::NotFound,
+            Error::KeyspaceExists { .. } => Kind::AlreadyExists,
+            Error::OverBudget { .. } => Kind::OutOfMemory,
+            Error::Busy { .. } => Kind::WouldBlock,
+            Error::ReadOnly => Kind::PermissionDenied,
+            Error::OwnerGone { .. } => Kind::ConnectionAborted,
+            Error::Closed => Kind::NotConnected,
+            Error::Cancelled | Error::Conflict | Error::Poisoned { .. } => Kind::Other,
+        };
+        io::Error::new(kind, error)
     }
 }
 

@@ -141,6 +141,7 @@ const CLOSED: u8 = 17;
 const INVALID: u8 = 18;
 const OWNER_GONE: u8 = 19;
 const BUSY: u8 = 20;
+const KEYSPACE_EXISTS: u8 = 21;
 const OWNER_SILENT: u8 = 22;
 
 /// Writes `error`.
@@ -199,6 +200,10 @@ pub fn encode(error: &Error, w: &mut Writer) {
         Error::NotFound { path } => path_of(w, NOT_FOUND, path),
         Error::NoKeyspace { name } => {
             w.u8(NO_KEYSPACE);
+            w.text(name);
+        }
+        Error::KeyspaceExists { name } => {
+            w.u8(KEYSPACE_EXISTS);
             w.text(name);
         }
         Error::EngineMismatch { name, found, asked } => {
@@ -278,6 +283,7 @@ pub fn decode(r: &mut Reader<'_>) -> Result<Error, Damage> {
         CANCELLED => Error::Cancelled,
         NOT_FOUND => Error::NotFound { path: r.path()? },
         NO_KEYSPACE => Error::NoKeyspace { name: r.text()? },
+        KEYSPACE_EXISTS => Error::KeyspaceExists { name: r.text()? },
         ENGINE_MISMATCH => Error::EngineMismatch { name: r.text()?, found: r.text()?, asked: r.text()? },
         UNSUPPORTED => Error::Unsupported { engine: r.name()?, feature: r.name()? },
         CONFLICT => Error::Conflict,

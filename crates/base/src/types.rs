@@ -114,6 +114,9 @@ pub enum Durability {
 pub const MAX_KEY: usize = 65_535;
 /// Longest value, in bytes.
 pub const MAX_VALUE: usize = u32::MAX as usize;
+/// Most bytes of one batch in the log: keys, values, and up to 64 bytes for each operation. Values
+/// that are kept beside the log do not count.
+pub const MAX_BATCH: usize = 64 << 20;
 
 /// 128 bits nobody can guess: std's hash keys are drawn from the system.
 #[must_use]

@@ -1,6 +1,7 @@
 //! # Batch: many operations, over any keyspaces, as one commit
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 
 use sheaf_base::engine::{Action, Op};
@@ -32,11 +33,24 @@ struct Expectation {
 
 /// Operations that become one commit: there whole or not at all, after any crash. The last operation
 /// on a key wins. Dropping it writes nothing.
+///
+/// A commit of more than [`MAX_BATCH`](crate::MAX_BATCH) bytes (64 MiB) is refused with
+/// [`Error::TooLarge`]. All of a batch is in memory until then.
 pub struct Batch {
     store: Arc<Handle>,
     entries: Vec<Entry>,
     expectations: Vec<Expectation>,
     durability: Option<Durability>,
+}
+
+impl fmt::Debug for Batch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batch")
+            .field("operations", &self.entries.len())
+            .field("expectations", &self.expectations.len())
+            .field("durability", &self.durability)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Batch {
@@ -72,6 +86,38 @@ impl Batch {
             key: Value::new(key.as_ref()),
             value: value.map(Value::new),
         });
+        self
+    }
+
+    /// Removes all operations and expectations. The durability that was asked stays.
+    ///
+    /// ```
+    /// # fn main() -> sheaf::Result<()> {
+    /// # let dir = std::env::temp_dir().join(format!("sheaf-batch-doc-{}", std::process::id()));
+    /// # let db = sheaf::Database::open(&dir)?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// let (mut all, mut part) = (db.batch(), db.batch());
+    /// part.insert(&users, "ada", "lovelace");
+    /// all.append(&mut part);
+    /// part.insert(&users, "alan", "turing").clear();
+    /// assert!(part.is_empty() && all.len() == 1);
+    /// all.commit()?;
+    /// # db.close()?;
+    /// # std::fs::remove_dir_all(&dir).ok();
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn clear(&mut self) -> &mut Batch {
+        self.entries.clear();
+        self.expectations.clear();
+        self
+    }
+
+    /// Moves all operations and expectations of `other` behind those of this batch. If both have an
+    /// operation on a key, that of `other` wins. The durability of this batch stays.
+    pub fn append(&mut self, other: &mut Batch) -> &mut Batch {
+        self.entries.append(&mut other.entries);
+        self.expectations.append(&mut other.expectations);
         self
     }
 
@@ -255,6 +301,15 @@ pub struct Commit {
     store: Arc<Handle>,
     seq: Seq,
     durability: Durability,
+}
+
+impl fmt::Debug for Commit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Commit")
+            .field("seq", &self.seq.0)
+            .field("durability", &self.durability)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Commit {

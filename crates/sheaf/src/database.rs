@@ -1,5 +1,6 @@
 //! # Database: opening, keyspaces, snapshots, the end
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,6 +76,19 @@ impl Default for Builder {
             door: true,
             wait: Duration::ZERO,
         }
+    }
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Options { create, read_only, memory, durability, .. } = &self.options;
+        f.debug_struct("Builder")
+            .field("create", create)
+            .field("read_only", read_only)
+            .field("memory", memory)
+            .field("durability", durability)
+            .field("door", &self.door)
+            .finish_non_exhaustive()
     }
 }
 
@@ -387,6 +401,12 @@ pub struct Database {
     store: Arc<Handle>,
 }
 
+impl fmt::Debug for Database {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Database").field("path", &self.store.path()).finish_non_exhaustive()
+    }
+}
+
 impl Database {
     /// Opens or creates the database in directory `path` with default options.
     pub fn open(path: impl AsRef<Path>) -> Result<Database> {
@@ -409,12 +429,55 @@ impl Database {
         self.store.path().to_path_buf()
     }
 
-    /// The keyspace `name`, created durably if there is none. Names have 1 to 255 bytes.
+    /// Opens the keyspace `name`, or creates it durably. Names have 1 to 255 bytes. `options` is the
+    /// name of an engine, or [`KeyspaceOptions`].
     ///
-    /// Errors: [`Error::EngineMismatch`] if it is there with another engine or option than asked for; [`Error::Invalid`] for an engine or
-    /// option there is not.
-    pub fn keyspace(&self, name: &str, options: KeyspaceOptions) -> Result<Keyspace> {
-        let kept = self.store.keyspace(name, options.choice(), DEFAULT_ENGINE)?;
+    /// # Errors
+    ///
+    /// [`Error::EngineMismatch`] if it is there with another engine or option than asked for;
+    /// [`Error::Invalid`] for an engine or option there is not.
+    ///
+    /// ```
+    /// # fn main() -> sheaf::Result<()> {
+    /// # let dir = std::env::temp_dir().join(format!("sheaf-keyspace-doc-{}", std::process::id()));
+    /// # let db = sheaf::Database::open(&dir)?;
+    /// use sheaf::KeyspaceOptions;
+    ///
+    /// let logs = db.keyspace("logs", "flat-ordered")?;
+    /// let users = db.keyspace("users", KeyspaceOptions::default().option("interval-bytes", 4096))?;
+    /// assert_eq!((logs.engine(), users.engine()), ("flat-ordered", "flex"));
+    /// # db.close()?;
+    /// # std::fs::remove_dir_all(&dir).ok();
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn keyspace(&self, name: &str, options: impl Into<KeyspaceOptions>) -> Result<Keyspace> {
+        let kept = self.store.keyspace(name, options.into().choice(), DEFAULT_ENGINE)?;
+        Ok(Keyspace::new(Arc::clone(&self.store), kept))
+    }
+
+    /// Creates the keyspace `name` durably. Of calls at the same time one creates it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::KeyspaceExists`] if there is one, whatever its engine; else as [`Database::keyspace`].
+    ///
+    /// ```
+    /// # fn main() -> sheaf::Result<()> {
+    /// # let dir = std::env::temp_dir().join(format!("sheaf-create-doc-{}", std::process::id()));
+    /// # let db = sheaf::Database::open(&dir)?;
+    /// use sheaf::{Error, KeyspaceOptions};
+    ///
+    /// db.create_keyspace("users", KeyspaceOptions::default())?;
+    /// let again = db.create_keyspace("users", KeyspaceOptions::default());
+    /// assert!(matches!(again, Err(Error::KeyspaceExists { .. })));
+    /// # db.close()?;
+    /// # std::fs::remove_dir_all(&dir).ok();
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn create_keyspace(&self, name: &str, options: impl Into<KeyspaceOptions>) -> Result<Keyspace> {
+        let kept = self.store.create_keyspace(name, options.into().choice(), DEFAULT_ENGINE)?;
         Ok(Keyspace::new(Arc::clone(&self.store), kept))
     }
 

@@ -1,6 +1,7 @@
 //! # Iterators: pairs and keys of a keyspace at one view, from both ends
 
-use std::ops::{Bound, RangeBounds};
+use std::fmt;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use sheaf_base::engine::{Bounds, Cursor, Want};
@@ -10,10 +11,49 @@ use sheaf_base::store::{Kept, View};
 use crate::handle::Handle;
 use crate::{Error, Result, Value};
 
-/// Owned limits of any range of keys.
-pub(crate) fn bounds_of<K: AsRef<[u8]>>(range: &impl RangeBounds<K>) -> Bounds {
-    let own = |bound: Bound<&K>| bound.map(|key| key.as_ref().to_vec());
-    Bounds { low: own(range.start_bound()), high: own(range.end_bound()) }
+/// A range of keys: each range of std, and a pair of bounds.
+///
+/// In place of [`RangeBounds`], which leaves open the type of the keys in a pair of bounds that holds
+/// a borrowed slice.
+pub trait KeyRange<K>: sealed::Sealed<K> {}
+
+impl<K, R: sealed::Sealed<K>> KeyRange<K> for R {}
+
+mod sealed {
+    use std::ops::{Bound, Range, RangeBounds, RangeFrom, RangeFull};
+    use std::ops::{RangeInclusive, RangeTo, RangeToInclusive};
+
+    use sheaf_base::engine::Bounds;
+
+    /// Ranges that keys can be in.
+    pub trait Sealed<K> {
+        /// Owned limits of it.
+        fn bounds(&self) -> Bounds;
+    }
+
+    macro_rules! ranges {
+        ($($range:ty),+) => {$(
+            impl<K: AsRef<[u8]>> Sealed<K> for $range {
+                fn bounds(&self) -> Bounds {
+                    let own = |bound: Bound<&K>| bound.map(|key| key.as_ref().to_vec());
+                    Bounds {
+                        low: own(RangeBounds::<K>::start_bound(self)),
+                        high: own(RangeBounds::<K>::end_bound(self)),
+                    }
+                }
+            }
+        )+};
+    }
+
+    ranges!(
+        Range<K>,
+        RangeFrom<K>,
+        RangeFull,
+        RangeInclusive<K>,
+        RangeTo<K>,
+        RangeToInclusive<K>,
+        (Bound<K>, Bound<K>)
+    );
 }
 
 /// The limits of all keys that start with `prefix`.
@@ -32,9 +72,16 @@ pub(crate) fn prefix_bounds(prefix: &[u8]) -> Bounds {
     Bounds { low: Bound::Included(prefix.to_vec()), high }
 }
 
-/// Pairs at one view. Yields `Result`s; after an error it yields nothing more. Double-ended where the
-/// engine is ordered (elsewhere taking from the back yields [`Error::Unsupported`]). Outlives the
-/// handles it came from; after the database was closed it yields [`Error::Closed`].
+/// Pairs at one view, as `Result`s.
+///
+/// An [`Error::Corrupt`] stands for a damaged stretch of the keyspace: the next call goes on behind it,
+/// and each pair outside of the stretch is yielded once. (`for pair in iter { pair?; }` ends at the
+/// first damage.) After any other error it yields nothing more. If both ends are taken from, it ends at
+/// the first damage.
+///
+/// Double-ended where the engine is ordered. Elsewhere taking from the back, `rev()` included, yields
+/// [`Error::Unsupported`] with the first item: ask [`Keyspace::capabilities`](crate::Keyspace::capabilities)
+/// before. Outlives the handles it came from; after the database was closed it yields [`Error::Closed`].
 pub struct Iter {
     /// Keeps the database open.
     handle: Arc<Handle>,
@@ -55,6 +102,8 @@ pub struct Iter {
 struct End {
     cursor: Option<Box<dyn Cursor>>,
     moved: bool,
+    /// The last step met damage: the cursor's key says nothing about where it is.
+    is_lost: bool,
 }
 
 impl Iter {
@@ -108,12 +157,14 @@ impl Iter {
         let end = if forward { &self.front } else { &self.back };
         if end.cursor.is_none() {
             let cursor = Some(self.open(forward)?);
-            *(if forward { &mut self.front } else { &mut self.back }) = End { cursor, moved: false };
+            *(if forward { &mut self.front } else { &mut self.back }) = End { cursor, ..End::default() };
         }
         let (mine, other) =
             if forward { (&mut self.front, &self.back) } else { (&mut self.back, &self.front) };
-        let Some(cursor) = mine.cursor.as_mut() else { return Ok(None) };
-        let Some((key, value)) = cursor.step(forward)? else { return Ok(None) };
+        let Some(cursor) = mine.cursor.as_mut().filter(|_| !other.is_lost) else { return Ok(None) };
+        let stepped = cursor.step(forward);
+        mine.is_lost = stepped.is_err();
+        let Some((key, value)) = stepped? else { return Ok(None) };
         mine.moved = true;
         if let Some(met) = other.cursor.as_ref().filter(|_| other.moved) {
             let crossed = if forward { key >= met.key() } else { key <= met.key() };
@@ -137,13 +188,20 @@ impl Iter {
                 Some(Ok(pair))
             }
             end => {
-                self.done = true;
+                self.done = !self.goes_on(forward, &end);
                 if self.sample.is_some() {
                     self.observe(forward);
                 }
                 end.err().map(Err)
             }
         }
+    }
+
+    /// Whether `end`, which is no pair, is damage behind which the walk goes on.
+    #[cold]
+    fn goes_on<R>(&self, forward: bool, end: &Result<Option<R>>) -> bool {
+        let (mine, other) = if forward { (&self.front, &self.back) } else { (&self.back, &self.front) };
+        mine.is_lost && !other.moved && end.as_ref().is_err_and(Error::is_corrupt)
     }
 
     /// The first step of a sampled scan says what it is and how long it took; the others are counted.
@@ -166,6 +224,16 @@ impl Iter {
     fn end_sample(&mut self) {
         self.sample = None;
         self.kept.load().record_scan(self.pairs);
+    }
+}
+
+impl fmt::Debug for Iter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Iter")
+            .field("keyspace", &self.kept.name())
+            .field("seq", &self.view.seq().0)
+            .field("is_done", &self.done)
+            .finish_non_exhaustive()
     }
 }
 
@@ -193,6 +261,7 @@ impl DoubleEndedIterator for Iter {
 }
 
 /// The keys of an [`Iter`].
+#[derive(Debug)]
 pub struct Keys(pub(crate) Iter);
 
 impl Iterator for Keys {

@@ -2,12 +2,13 @@
 
 mod swap;
 
+use std::fmt;
 use std::ops::RangeBounds;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use sheaf_base::engine::{Action, Bounds, Op, Want, Wanted};
+use sheaf_base::engine::{Action, Bounds, Engine, Op, Want, Wanted};
 use sheaf_base::load::{Call, Kind, Sample, Served, is_due};
 use sheaf_base::options::EngineOptions;
 use sheaf_base::store::{Choice, Compacted, Kept, Outcome, Store, Write};
@@ -16,7 +17,7 @@ use sheaf_base::value::Stored;
 
 pub(crate) use self::swap::expect_now;
 use crate::handle::Handle;
-use crate::iter::{Iter, Keys, bounds_of, prefix_bounds};
+use crate::iter::{Iter, KeyRange, Keys, prefix_bounds};
 use crate::observe::{self, Acknowledged};
 use crate::{Capabilities, Commit, Durability, EngineStats, Error, Result, Value, ValueReader, ValueWriter};
 
@@ -107,6 +108,16 @@ pub struct Keyspace {
 pub(crate) struct Shared {
     pub(crate) store: Arc<Handle>,
     pub(crate) kept: ArcSwap<Kept>,
+}
+
+impl fmt::Debug for Keyspace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kept = self.shared.kept.load();
+        f.debug_struct("Keyspace")
+            .field("name", &kept.name())
+            .field("engine", &kept.engine_name())
+            .finish_non_exhaustive()
+    }
 }
 
 impl Keyspace {
@@ -361,33 +372,44 @@ impl Keyspace {
     /// The values of many keys, in their order, each as of its own moment (take a snapshot for one
     /// moment for all). Cheaper than as many `get`s: the memory accesses overlap.
     pub fn multi_get<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> Result<Vec<Option<Value>>> {
-        let keys: Vec<K> = keys.into_iter().collect();
         let kept = self.kept()?;
-        let engine = kept.engine()?;
-        let mut values = Vec::with_capacity(keys.len());
-        for group in keys.chunks(32) {
-            let wanted: Vec<Wanted<'_>> = group.iter().map(|key| engine.wanted(key.as_ref())).collect();
-            engine.prefetch(&wanted, true);
-            for key in group {
-                let (sample, key) = (self.store().sample(), key.as_ref());
-                let value = match get_at(self.store(), &kept, Seq::LATEST, key, Value::new) {
-                    Ok(Some(value)) => Some(value),
-                    _ if kept.is_gone() => self.get(key)?,
-                    other => other?,
-                };
-                if let Some(sample) = sample {
-                    observe::read(self.store(), &kept, sample, key, value.as_ref().map(|value| value.len()));
-                }
-                values.push(value);
+        in_groups(&**kept.engine()?, keys, |key| {
+            let sample = self.store().sample();
+            let value = match get_at(self.store(), &kept, Seq::LATEST, key, Value::new) {
+                Ok(Some(value)) => Some(value),
+                _ if kept.is_gone() => self.get(key)?,
+                other => other?,
+            };
+            if let Some(sample) = sample {
+                observe::read(self.store(), &kept, sample, key, value.as_ref().map(|value| value.len()));
             }
-        }
-        Ok(values)
+            Ok(value)
+        })
     }
 
     /// The pairs within `range`, in key order, from either end, as of now: an iterator is a snapshot.
     /// Needs an ordered engine unless the range is everything.
-    pub fn range<K: AsRef<[u8]>>(&self, range: impl RangeBounds<K>) -> Result<Iter> {
-        self.iterate(bounds_of(&range), Want::Pairs)
+    ///
+    /// ```
+    /// # fn main() -> sheaf::Result<()> {
+    /// # let dir = std::env::temp_dir().join(format!("sheaf-range-doc-{}", std::process::id()));
+    /// # let db = sheaf::Database::open(&dir)?;
+    /// use std::ops::Bound;
+    ///
+    /// let words = db.keyspace("words", sheaf::KeyspaceOptions::default())?;
+    /// for word in ["a", "b", "c"] {
+    ///     words.insert(word, "")?;
+    /// }
+    /// assert_eq!(words.range("a"..="b")?.count(), 2);
+    /// let last: &[u8] = b"a";
+    /// assert_eq!(words.range((Bound::Excluded(last), Bound::Unbounded))?.count(), 2);
+    /// # db.close()?;
+    /// # std::fs::remove_dir_all(&dir).ok();
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn range<K: AsRef<[u8]>>(&self, range: impl KeyRange<K>) -> Result<Iter> {
+        self.iterate(range.bounds(), Want::Pairs)
     }
 
     /// The pairs whose keys start with `prefix`. Needs an ordered engine unless the prefix is empty.
@@ -418,22 +440,14 @@ impl Keyspace {
 
     /// The pair with the lowest key. Needs an ordered engine.
     pub fn first(&self) -> Result<Option<(Value, Value)>> {
-        self.need_order("first")?;
+        need_order(&*self.kept()?, "first")?;
         self.iter()?.next().transpose()
     }
 
     /// The pair with the highest key. Needs an ordered engine.
     pub fn last(&self) -> Result<Option<(Value, Value)>> {
-        self.need_order("last")?;
+        need_order(&*self.kept()?, "last")?;
         self.iter()?.next_back().transpose()
-    }
-
-    fn need_order(&self, feature: &'static str) -> Result<()> {
-        let kept = self.kept()?;
-        if kept.engine()?.capabilities().ordered {
-            return Ok(());
-        }
-        Err(Error::Unsupported { engine: kept.engine_name(), feature })
     }
 
     /// How many keys there are now.
@@ -470,8 +484,8 @@ impl Keyspace {
 
     /// Removes the pairs within `range`, in commits of up to a thousand keys (atomic each, not together), and
     /// returns how many there were. Needs an ordered engine unless the range is everything.
-    pub fn remove_range<K: AsRef<[u8]>>(&self, range: impl RangeBounds<K>) -> Result<u64> {
-        let mut keys = Keys(self.iterate(bounds_of(&range), Want::Keys)?);
+    pub fn remove_range<K: AsRef<[u8]>>(&self, range: impl KeyRange<K>) -> Result<u64> {
+        let mut keys = Keys(self.iterate(range.bounds(), Want::Keys)?);
         let mut count = 0;
         loop {
             let (mut chunk, mut bytes) = (Vec::new(), 0);
@@ -507,6 +521,32 @@ impl Keyspace {
                 other => return other,
             }
         }
+    }
+}
+
+/// Gets many keys, whose memory accesses overlap.
+pub(crate) fn in_groups<K: AsRef<[u8]>>(
+    engine: &dyn Engine,
+    keys: impl IntoIterator<Item = K>,
+    mut get: impl FnMut(&[u8]) -> Result<Option<Value>>,
+) -> Result<Vec<Option<Value>>> {
+    let keys: Vec<K> = keys.into_iter().collect();
+    let mut values = Vec::with_capacity(keys.len());
+    for group in keys.chunks(32) {
+        let wanted: Vec<Wanted<'_>> = group.iter().map(|key| engine.wanted(key.as_ref())).collect();
+        engine.prefetch(&wanted, true);
+        for key in group {
+            values.push(get(key.as_ref())?);
+        }
+    }
+    Ok(values)
+}
+
+/// An error unless the engine of `kept` keeps keys in order.
+pub(crate) fn need_order(kept: &Kept, feature: &'static str) -> Result<()> {
+    match kept.engine()?.capabilities().ordered {
+        true => Ok(()),
+        false => Err(Error::Unsupported { engine: kept.engine_name(), feature }),
     }
 }
 

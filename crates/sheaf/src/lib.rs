@@ -55,7 +55,7 @@ pub use database::{Builder, DEFAULT_ENGINE, Database, Reached, engine_options, e
 #[doc(hidden)]
 pub use door::{Held, feed as feed_door};
 pub use door::{KeyspaceOverview, Overview, Owner};
-pub use iter::{Iter, Keys};
+pub use iter::{Iter, KeyRange, Keys};
 pub use keyspace::{Keyspace, KeyspaceOptions};
 pub use load::{LoadOptions, Loader};
 pub use sheaf_base::disk::Permissions;
@@ -69,7 +69,7 @@ pub use sheaf_base::store::{
     Loaded, LogStats, MemoryStats, RepairFinding, RepairOptions, RepairProgress, RepairReport, StagedStats,
     Stall, StallKind, StallStats, Stats, VerifyReport, Watcher,
 };
-pub use sheaf_base::types::{Durability, MAX_KEY, MAX_VALUE};
-pub use snapshot::{KeyspaceSnapshot, Snapshot};
+pub use sheaf_base::types::{Durability, MAX_BATCH, MAX_KEY, MAX_VALUE};
+pub use snapshot::{KeyspaceSnapshot, Named, Snapshot};
 pub use stream::{ValueReader, ValueWriter};
 pub use value::Value;

@@ -87,6 +87,31 @@ impl Loader {
         self.loading.push(key.as_ref(), value.as_ref())
     }
 
+    /// Takes the next pair, whose value is what `value` gives until its end, and returns the bytes of
+    /// the value. Memory holds some pieces of it, not the whole.
+    ///
+    /// # Errors
+    ///
+    /// Like [`Loader::push`] for the key. After any other error, a failed read and a value beyond
+    /// [`crate::MAX_VALUE`] included, the loader can only be dropped.
+    ///
+    /// ```
+    /// # fn main() -> sheaf::Result<()> {
+    /// # let dir = std::env::temp_dir().join(format!("sheaf-load-reader-doc-{}", std::process::id()));
+    /// # let db = sheaf::Database::open(&dir)?;
+    /// let mut loader = db.bulk_load("files", sheaf::LoadOptions::default())?;
+    /// let mut file = std::io::Cursor::new(vec![7; 100_000]); // or a `File`
+    /// assert_eq!(loader.push_reader("large", &mut file)?, 100_000);
+    /// loader.finish()?;
+    /// # db.close()?;
+    /// # std::fs::remove_dir_all(&dir).ok();
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn push_reader(&mut self, key: impl AsRef<[u8]>, value: &mut dyn std::io::Read) -> Result<u64> {
+        self.loading.push_reader(key.as_ref(), value)
+    }
+
     /// What it took so far.
     #[must_use]
     pub fn so_far(&self) -> Loaded {

@@ -3,11 +3,14 @@
 //! Up to 30 bytes stand in the value itself; longer ones in an allocation of their own. Never a
 //! reference into a block: that would pin it, and two shared counters cost as much as the copy.
 
+use std::array::TryFromSliceError;
 use std::borrow::Borrow;
 use std::cmp::Ordering;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::ops::Deref;
+use std::str::Utf8Error;
+use std::string::FromUtf8Error;
 
 const INLINE: usize = 30;
 
@@ -69,6 +72,68 @@ impl From<&[u8]> for Value {
     }
 }
 
+impl<const N: usize> From<[u8; N]> for Value {
+    fn from(bytes: [u8; N]) -> Value {
+        Value::new(&bytes)
+    }
+}
+
+impl<const N: usize> From<&[u8; N]> for Value {
+    fn from(bytes: &[u8; N]) -> Value {
+        Value::new(bytes)
+    }
+}
+
+impl From<&str> for Value {
+    fn from(text: &str) -> Value {
+        Value::new(text.as_bytes())
+    }
+}
+
+impl From<String> for Value {
+    fn from(text: String) -> Value {
+        text.into_bytes().into()
+    }
+}
+
+/// The bytes as text.
+///
+/// # Errors
+///
+/// Returns the error of [`String::from_utf8`], with the bytes in it, if they are not UTF-8.
+impl TryFrom<Value> for String {
+    type Error = FromUtf8Error;
+
+    fn try_from(value: Value) -> Result<String, FromUtf8Error> {
+        String::from_utf8(value.into())
+    }
+}
+
+impl<'a> TryFrom<&'a Value> for &'a str {
+    type Error = Utf8Error;
+
+    fn try_from(value: &'a Value) -> Result<&'a str, Utf8Error> {
+        std::str::from_utf8(value)
+    }
+}
+
+/// The bytes, if there are `N` of them; else the value again.
+impl<const N: usize> TryFrom<Value> for [u8; N] {
+    type Error = Value;
+
+    fn try_from(value: Value) -> Result<[u8; N], Value> {
+        <[u8; N]>::try_from(&*value).map_err(|_| value)
+    }
+}
+
+impl<'a, const N: usize> TryFrom<&'a Value> for &'a [u8; N] {
+    type Error = TryFromSliceError;
+
+    fn try_from(value: &'a Value) -> Result<&'a [u8; N], TryFromSliceError> {
+        (&**value).try_into()
+    }
+}
+
 impl AsRef<[u8]> for Value {
     fn as_ref(&self) -> &[u8] {
         self
@@ -95,22 +160,33 @@ impl PartialEq for Value {
 
 impl Eq for Value {}
 
-impl PartialEq<[u8]> for Value {
-    fn eq(&self, other: &[u8]) -> bool {
-        **self == *other
-    }
+/// Comparisons with other holders of bytes, in both directions.
+macro_rules! compare {
+    ($(($($generics:tt)*) $other:ty => $bytes:expr;)+) => {$(
+        impl<$($generics)*> PartialEq<$other> for Value {
+            fn eq(&self, other: &$other) -> bool {
+                let bytes: for<'a> fn(&'a $other) -> &'a [u8] = $bytes;
+                **self == *bytes(other)
+            }
+        }
+
+        impl<$($generics)*> PartialEq<Value> for $other {
+            fn eq(&self, other: &Value) -> bool {
+                other == self
+            }
+        }
+    )+};
 }
 
-impl PartialEq<&[u8]> for Value {
-    fn eq(&self, other: &&[u8]) -> bool {
-        **self == **other
-    }
-}
-
-impl<const N: usize> PartialEq<&[u8; N]> for Value {
-    fn eq(&self, other: &&[u8; N]) -> bool {
-        **self == other[..]
-    }
+compare! {
+    () [u8] => |other| other;
+    () &[u8] => |other| other;
+    () Vec<u8> => |other| other;
+    () str => |other| other.as_bytes();
+    () &str => |other| other.as_bytes();
+    () String => |other| other.as_bytes();
+    (const N: usize) [u8; N] => |other| other;
+    (const N: usize) &[u8; N] => |other| &other[..];
 }
 
 impl PartialOrd for Value {
@@ -134,6 +210,26 @@ impl Hash for Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn values_compare_with_and_come_from_all_holders_of_bytes() {
+        let value = Value::from("ada");
+        let (slice, text, bytes) = (&b"ada"[..], String::from("ada"), b"ada".to_vec());
+        assert!(value == *b"ada" && value == b"ada" && value == *slice && value == slice);
+        assert!(value == *"ada" && value == "ada" && value == text && value == bytes);
+        assert!(*b"ada" == value && b"ada" == value && *slice == value && slice == value);
+        assert!(*"ada" == value && "ada" == value && text == value && bytes == value);
+        assert!(value != "alan" && "ad" != value && value != [0; 3]);
+        for same in [Value::from(*b"ada"), b"ada".into(), text.into(), bytes.into()] {
+            assert_eq!(same, value);
+        }
+        assert_eq!(String::try_from(value.clone()).as_deref(), Ok("ada"));
+        assert_eq!(<&str>::try_from(&value), Ok("ada"));
+        assert_eq!(<[u8; 3]>::try_from(value.clone()), Ok(*b"ada"));
+        assert_eq!(<&[u8; 3]>::try_from(&value).ok(), Some(b"ada"));
+        assert_eq!(<[u8; 4]>::try_from(value.clone()), Err(value));
+        assert!(String::try_from(Value::from([0xff])).is_err());
+    }
 
     #[test]
     fn bytes_survive_on_both_sides_of_the_inline_limit() {

@@ -2,7 +2,7 @@
 //!
 //! A small database, closed in order or killed, is damaged in one place: a bit, a sector zeroed, replaced
 //! by another or by an older version of itself, a file cut, missing, doubled, or from another database.
-//! It is opened and read three ways: every key by `get`, all by iteration, `verify`. Each answer must be
+//! It is opened and read three ways: every key by `get`, all by iteration, which goes on behind damage, `verify`. Each answer must be
 //! exactly right or an error; damage must be reported with an existing path and an offset within it.
 //!
 //! After a kill, commits that were never synced may be missing from the end: nothing can tell a torn tail
@@ -18,6 +18,7 @@
 pub mod damages;
 pub mod sweep;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -33,6 +34,8 @@ use crate::trial::trial;
 
 /// No open and read of a small database takes this many disk calls.
 const FUSE: u64 = 100_000;
+/// No iterator over a small database, damaged or not, yields so many items.
+const MOST_ITEMS: usize = 10_000;
 /// How far behind the end of a file a reported offset may lie: one missing frame.
 const SLACK: u64 = 4096;
 /// How near to the damage an error should point.
@@ -219,6 +222,56 @@ pub fn inspect(fixture: &Fixture, damage: &Damage) -> Result<Answer, String> {
     Ok(answer)
 }
 
+/// What walks over damage came to.
+#[derive(Clone, Debug, Default)]
+pub struct Walks {
+    /// Those that met damage.
+    pub damaged: u64,
+    /// Those of them that showed a pair behind it.
+    pub went_on: u64,
+    /// Keys that `get` finds and a walk does not show, though it met no damage there.
+    pub hidden: Vec<String>,
+    /// The same where it met damage: what the damaged block would have decided.
+    pub beside: Vec<String>,
+}
+
+/// Walks over all pairs of a damaged copy, in each direction that there is.
+pub fn walk(fixture: &Fixture, damage: &Damage, walks: &mut Walks) {
+    let world = World::of(&fixture.subject, fixture.sim.kill());
+    damage.strike(&world.sim);
+    world.tap.set_fuse(FUSE);
+    let Ok(db) = world.open() else { return };
+    for name in NAMES {
+        let Ok(Some(keyspace)) = db.existing_keyspace(name) else { continue };
+        if keyspace.engine() != fixture.subject.engine {
+            continue;
+        }
+        let is_ordered = keyspace.capabilities().is_ok_and(|can| can.ordered);
+        for is_backwards in [false, true].into_iter().take(1 + usize::from(is_ordered)) {
+            let Ok(iter) = keyspace.iter() else { continue };
+            let items: Vec<_> = match is_backwards {
+                false => iter.take(MOST_ITEMS).map(|item| item.map(|pair| pair.0.to_vec())).collect(),
+                true => iter.rev().take(MOST_ITEMS).map(|item| item.map(|pair| pair.0.to_vec())).collect(),
+            };
+            let Some(first) = items.iter().position(Result::is_err) else { continue };
+            walks.damaged += 1;
+            walks.went_on += u64::from(items[first..].iter().any(Result::is_ok));
+            let shown: BTreeSet<&Vec<u8>> = items.iter().flatten().collect();
+            for key in keys_of(&fixture.history).iter().filter(|key| !shown.contains(key)) {
+                if !matches!(keyspace.get(key), Ok(Some(_))) {
+                    continue;
+                }
+                let is_passed = |shown: &Vec<u8>| if is_backwards { shown > key } else { shown < key };
+                let before = items.iter().rposition(|item| item.as_ref().is_ok_and(is_passed));
+                let gap = &items[before.map_or(0, |before| before + 1)..];
+                let is_beside = is_ordered && gap.first().is_some_and(Result::is_err);
+                let list = if is_beside { &mut walks.beside } else { &mut walks.hidden };
+                list.push(format!("{name} {:?}, {damage}", key.escape_ascii().to_string()));
+            }
+        }
+    }
+}
+
 impl Answer {
     /// Takes note of where an error said that the damage is.
     fn note(&mut self, damage: &Damage, said: &Place, error: &Error) {
@@ -359,15 +412,16 @@ fn space(db: &Database, name: &str, keys: &[Vec<u8>]) -> Result<Seen, Error> {
     match keyspace.iter() {
         Ok(iter) => {
             seen.is_complete = true;
-            for pair in iter {
+            for pair in iter.take(MOST_ITEMS) {
                 match pair {
                     Ok((key, value)) => {
-                        seen.pairs.insert(key.to_vec(), value.to_vec());
+                        if seen.pairs.insert(key.to_vec(), value.to_vec()).is_some() {
+                            seen.pairs.insert(b"(a key was listed twice)".to_vec(), key.to_vec());
+                        }
                     }
                     Err(error) => {
                         seen.errors.push(error);
                         seen.is_complete = false;
-                        break;
                     }
                 }
             }
@@ -391,17 +445,23 @@ fn back(keyspace: &sheaf::Keyspace, seen: &mut Seen) {
         return;
     }
     let mut pairs = Pairs::new();
-    for pair in iter.rev() {
+    let (mut is_complete, mut is_in_order) = (true, true);
+    for pair in iter.rev().take(MOST_ITEMS) {
         match pair {
-            Ok((key, value)) => drop(pairs.insert(key.to_vec(), value.to_vec())),
+            Ok((key, value)) => {
+                is_in_order &= pairs.first_key_value().is_none_or(|(last, _): (&Vec<u8>, _)| **last > *key);
+                pairs.insert(key.to_vec(), value.to_vec());
+            }
             Err(error) => {
                 seen.errors.push(error);
-                seen.got.extend(pairs.into_iter().map(|(key, value)| (key, Some(value))));
-                return;
+                is_complete = false;
             }
         }
     }
-    if seen.is_complete && pairs != seen.pairs {
+    if !is_in_order {
+        seen.pairs.insert(b"(backwards it is out of order)".to_vec(), Vec::new());
+    }
+    if seen.is_complete && is_complete && pairs != seen.pairs {
         seen.pairs.insert(b"(backwards it is something else)".to_vec(), Vec::new());
     }
     seen.got.extend(pairs.into_iter().map(|(key, value)| (key, Some(value))));

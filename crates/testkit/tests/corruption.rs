@@ -2,8 +2,9 @@
 //!
 //! CI sweeps over places spread evenly; a campaign goes on for as long as wanted.
 
-use sheaf_testkit::corrupt::{Damage, Fixture, Report, corrupt, inspect};
+use sheaf_testkit::corrupt::{Damage, Fixture, Report, Walks, corrupt, inspect, walk};
 use sheaf_testkit::crash::workload::{Shape, Step, generate, parse};
+use sheaf_testkit::stage::Subject;
 
 sheaf_testkit::every_engine!(corruption_suite);
 
@@ -86,4 +87,47 @@ fn a_damaged_entry_leaves_the_other_keyspace_and_the_other_keys_alone() {
         }
     }
     assert!(hit > 0, "the value stands nowhere");
+}
+
+/// A walk goes on behind damage: what a look-up finds, it shows, but for keys that a damaged block decides.
+fn damage_hides_nothing_else(subject: &Subject, has_blocks: bool) {
+    // More than engines keep in memory: each has blocks of its own on the disk.
+    let round = |round: u32| (2..120).map(move |key| format!("0.{key}={} ", 60 + round + key % 50));
+    let many: String = (0..3).flat_map(|number| round(number).chain(["persist work ".to_owned()])).collect();
+    let fixture = Fixture::closed_of(subject, &parse(&many).expect("written by hand"));
+    let mut walks = Walks::default();
+    for damage in fixture.flips(97, 1) {
+        walk(&fixture, &damage, &mut walks);
+    }
+    let Walks { damaged, went_on, hidden, beside } = walks;
+    println!("{}: {damaged} damaged, {went_on} went on, {} beside", subject.name, beside.len());
+    assert!(hidden.is_empty(), "{}: {}", subject.name, hidden.join("\n"));
+    assert!(has_blocks || beside.is_empty(), "{}: {}", subject.name, beside.join("\n"));
+    assert!(damaged > 20 && went_on > damaged / 4, "{}: {went_on} of {damaged} went on", subject.name);
+}
+
+#[test]
+fn flat_walks_on_behind_damage() {
+    damage_hides_nothing_else(&Subject::flat(), false);
+    damage_hides_nothing_else(&Subject::flat_ordered(), false);
+}
+
+#[test]
+fn flex_walks_on_behind_damage() {
+    damage_hides_nothing_else(&Subject::flex(), true);
+}
+
+#[test]
+fn delsm_walks_on_behind_damage() {
+    damage_hides_nothing_else(&Subject::delsm(), true);
+}
+
+#[test]
+fn cedrus_walks_on_behind_damage() {
+    damage_hides_nothing_else(&Subject::cedrus(), false);
+}
+
+#[test]
+fn kreon_walks_on_behind_damage() {
+    damage_hides_nothing_else(&Subject::kreon(), true);
 }

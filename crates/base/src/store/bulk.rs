@@ -7,6 +7,7 @@
 //!
 //! The keyspace is what it was, or all that was loaded.
 
+use std::io;
 use std::sync::Arc;
 
 use super::fill::Filling;
@@ -70,6 +71,26 @@ impl Loading {
     /// Takes the next pair. One whose key is not above the last one's, or that is too large, is refused, and the load can go on with
     /// another; after any other error it can only be dropped.
     pub fn push(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.check_next(key)?;
+        let put = self.filling.put(key, value);
+        self.is_broken = put.as_ref().is_err_and(|error| !matches!(error, Error::TooLarge { .. }));
+        put?;
+        self.count(key, value.len() as u64);
+        Ok(())
+    }
+
+    /// Takes the next pair, whose value is what `value` gives until its end, piece by piece. Returns the bytes of the value. A key that
+    /// is not above the last one's is refused as by [`Loading::push`]; after any other error the load can only be dropped.
+    pub fn push_reader(&mut self, key: &[u8], value: &mut dyn io::Read) -> Result<u64> {
+        self.check_next(key)?;
+        self.is_broken = true;
+        let bytes = self.filling.put_reader(key, value)?;
+        self.is_broken = false;
+        self.count(key, bytes);
+        Ok(bytes)
+    }
+
+    fn check_next(&self, key: &[u8]) -> Result<()> {
         self.check_whole()?;
         if self.last.as_deref().is_some_and(|last| key <= last) {
             let is_same = self.last.as_deref() == Some(key);
@@ -77,15 +98,15 @@ impl Loading {
             let why = format!("that of pair {} is {how} that of the pair before", self.loaded.pairs + 1);
             return Err(Error::Invalid { what: "key", why });
         }
-        let put = self.filling.put(key, value);
-        self.is_broken = put.as_ref().is_err_and(|error| !matches!(error, Error::TooLarge { .. }));
-        put?;
+        Ok(())
+    }
+
+    fn count(&mut self, key: &[u8], value: u64) {
         let last = self.last.get_or_insert_default();
         last.clear();
         last.extend_from_slice(key);
         self.loaded.pairs += 1;
-        self.loaded.bytes += (key.len() + value.len()) as u64;
-        Ok(())
+        self.loaded.bytes += key.len() as u64 + value;
     }
 
     fn check_whole(&self) -> Result<()> {

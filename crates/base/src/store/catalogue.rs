@@ -211,6 +211,22 @@ impl Store {
         self.put_keyspace(name, choice.engine.unwrap_or(default), choice.options, None)
     }
 
+    /// Creates the keyspace `name` durably.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::KeyspaceExists`] if there is one; else as [`Store::keyspace`].
+    pub fn create_keyspace(&self, name: &str, choice: Choice<'_>, default: &str) -> Result<Arc<Kept>> {
+        self.check_open()?;
+        self.check_writable()?;
+        check_name(name)?;
+        let _changing = self.catalogue.changing();
+        match self.catalogue.map().get(name) {
+            Some(_) => Err(Error::KeyspaceExists { name: name.to_owned() }),
+            None => self.put_keyspace(name, choice.engine.unwrap_or(default), choice.options, None),
+        }
+    }
+
     fn existing_as(&self, name: &str, choice: Choice<'_>) -> Result<Option<Arc<Kept>>> {
         let Some(kept) = self.catalogue.map().get(name).cloned() else { return Ok(None) };
         self.check_choice(&kept, choice)?;

@@ -17,7 +17,9 @@
 //!
 //! Memory: one commit. A large value goes through a buffer into the place where it is staged.
 
+use std::io;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -158,6 +160,25 @@ impl Filling {
         let mut incoming = store.begin_value(self.kept())?;
         file.go_through(|_, bytes| store.extend_value(&mut incoming, bytes))?;
         self.put_incoming(key, incoming)
+    }
+
+    /// Sets `key` to what `value` gives until its end, piece by piece; returns the bytes of it.
+    pub(super) fn put_reader(&mut self, key: &[u8], value: &mut dyn io::Read) -> Result<u64> {
+        check(key, 0)?;
+        let store = Arc::clone(self.store());
+        let mut incoming = store.begin_value(self.kept())?;
+        let mut piece = vec![0; PIECE];
+        loop {
+            match value.read(&mut piece) {
+                Ok(0) => break,
+                Ok(got) => store.extend_value(&mut incoming, &piece[..got])?,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Error::io("read", Path::new("a value"), error)),
+            }
+        }
+        let bytes = incoming.len();
+        self.put_incoming(key, incoming)?;
+        Ok(bytes)
     }
 
     fn put_incoming(&mut self, key: &[u8], incoming: Incoming) -> Result<()> {

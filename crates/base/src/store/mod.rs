@@ -107,7 +107,7 @@ use crate::root::{Root, Slots};
 use crate::speed::{Looks, Speed};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, RwLock};
-use crate::types::{Durability, Incarnation, LogId, Seq, StoreId};
+use crate::types::{Durability, Incarnation, LogId, MAX_BATCH, Seq, StoreId};
 use crate::{event, span};
 use background::Signals;
 use catalogue::Catalogue;
@@ -166,7 +166,7 @@ impl Geometry {
                 checkpoint_bytes: 128 << 20,
                 reserve: 2,
                 slack_segments: 4,
-                max_batch: 64 << 20,
+                max_batch: MAX_BATCH as u64,
             }
         }
     }

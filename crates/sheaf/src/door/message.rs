@@ -420,6 +420,7 @@ mod tests {
             Error::Cancelled,
             Error::NotFound { path: path() },
             Error::NoKeyspace { name: "k".into() },
+            Error::KeyspaceExists { name: "k".into() },
             Error::EngineMismatch { name: "k".into(), found: "a".into(), asked: "b".into() },
             Error::Unsupported { engine: "flat", feature: "ranges" },
             Error::Conflict,
