@@ -19,7 +19,7 @@
 //!
 //! ## Crash
 //!
-//! What a crash leaves is not empty, so that nobody claims it: it is removed by hand. A lock that nobody holds is in nobody's way.
+//! What a crash leaves is not empty, so that nobody claims it: it is removed by hand, and the error says so. A lock that nobody holds is in nobody's way.
 //! The file UNFINISHED is durable in a database's directory before anything else of it, and goes after everything else is
 //! durable: a database that has it is opened by nobody ([`check_finished`]), whatever else is there.
 
@@ -28,6 +28,7 @@ use std::fmt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
+use crate::backup::UNBORN;
 use crate::disk::{Disk, Entry, File, How, Locked, Share, create_dirs, remove_tree};
 use crate::error::{Error, InUse, IoContext, Result};
 use crate::store::{LOCK, is_part};
@@ -90,7 +91,9 @@ impl<'a> Target<'a> {
         let path = dir.join(mark);
         let file = match disk.open(&path, How::Create) {
             // Another one is being written there since a moment ago.
-            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => return Err(not_empty(dir)),
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
+                return Err(occupied(&disk.list(dir).unwrap_or_default(), dir));
+            }
             file => file.during("create", &path)?,
         };
         target.made(Path::new(mark));
@@ -218,8 +221,20 @@ impl Drop for Target<'_> {
 fn check_free(entries: &[Entry], dir: &Path, but: Option<&str>) -> Result<()> {
     match entries.iter().all(|entry| Some(&*entry.name) == but) {
         true => Ok(()),
-        false => Err(not_empty(dir)),
+        false => Err(occupied(entries, dir)),
     }
+}
+
+/// The error for a directory with `entries`: names an unfinished backup, and the remedy.
+fn occupied(entries: &[Entry], dir: &Path) -> Error {
+    if !entries.iter().any(|entry| entry.name == UNBORN) {
+        return not_empty(dir);
+    }
+    let dir = dir.display();
+    let why = format!(
+        "{dir} is not empty: it holds an unfinished backup; if none is running, remove {dir} and begin again"
+    );
+    Error::Invalid { what: "target", why }
 }
 
 /// The error for a directory that may not be filled.
@@ -285,6 +300,17 @@ mod tests {
         let second = Target::for_database(&disk, dir).expect("a lock that nobody holds is no obstacle");
         drop(second);
         assert_eq!(names(&disk, dir), Some(vec![]), "and goes");
+    }
+
+    #[test]
+    fn what_a_crash_left_is_named_with_its_remedy() {
+        let (disk, dir) = (SimDisk::new(), Path::new("/target"));
+        let (target, _) = Target::by_file(&disk, dir, UNBORN).expect("nothing is there");
+        target.keep(); // as if the process had been killed
+        for error in [Target::for_database(&disk, dir).err(), Target::by_file(&disk, dir, UNBORN).err()] {
+            let why = why(error);
+            assert!(why.contains("unfinished backup") && why.contains("remove /target"), "{why}");
+        }
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::root::{FORMAT, Root};
 /// The file's name.
 pub const NAME: &str = "BACKUP";
 /// Its name until the backup is finished.
-pub(super) const UNBORN: &str = "BACKUP.new";
+pub(crate) const UNBORN: &str = "BACKUP.new";
 
 const MAGIC: &[u8; 8] = b"SHEAFBAK";
 /// Magic, format, length of ROOT.
@@ -186,7 +186,9 @@ impl Manifest {
                 if matches!(e.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) =>
             {
                 match disk.open(&dir.join(UNBORN), How::Read) {
-                    Ok(_) => Err(why("it was never finished")),
+                    Ok(_) => {
+                        Err(why("it is an unfinished backup: if none is running, remove it and make another"))
+                    }
                     Err(_) => Err(why("there is no file BACKUP in it")),
                 }
             }

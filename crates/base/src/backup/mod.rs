@@ -48,6 +48,7 @@ use pace::Pace;
 
 pub(crate) use copy::back_up;
 pub use manifest::NAME;
+pub(crate) use manifest::UNBORN;
 pub use pace::BackupPace;
 pub use restore::restore;
 
