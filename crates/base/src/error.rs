@@ -393,6 +393,7 @@ impl From<Error> for io::Error {
             Error::Busy { .. } => Kind::WouldBlock,
             Error::ReadOnly => Kind::PermissionDenied,
             Error::OwnerGone { .. } => Kind::ConnectionAborted,
+            Error::OwnerSilent { .. } => Kind::TimedOut,
             Error::Closed => Kind::NotConnected,
             Error::Cancelled | Error::Conflict | Error::Poisoned { .. } => Kind::Other,
         };

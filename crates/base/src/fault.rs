@@ -141,7 +141,7 @@ const CLOSED: u8 = 17;
 const INVALID: u8 = 18;
 const OWNER_GONE: u8 = 19;
 const BUSY: u8 = 20;
-const KEYSPACE_EXISTS: u8 = 21;
+const KEYSPACE_EXISTS: u8 = 23;
 const OWNER_SILENT: u8 = 22;
 
 /// Writes `error`.

@@ -306,7 +306,7 @@ mod tests {
     fn what_a_crash_left_is_named_with_its_remedy() {
         let (disk, dir) = (SimDisk::new(), Path::new("/target"));
         let (target, _) = Target::by_file(&disk, dir, UNBORN).expect("nothing is there");
-        target.keep(); // as if the process had been killed
+        target.keep().expect("a backup has no such mark"); // as if the process had been killed
         for error in [Target::for_database(&disk, dir).err(), Target::by_file(&disk, dir, UNBORN).err()] {
             let why = why(error);
             assert!(why.contains("unfinished backup") && why.contains("remove /target"), "{why}");

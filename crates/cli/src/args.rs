@@ -41,6 +41,11 @@ Exit codes:
   2  the command line is wrong
   3  damage found: stored bytes are not what was written
   4  any other error: no such database, in use, no space, unsupported, ...
+  128 + N  ended by signal N: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP
+
+Ctrl-C, SIGTERM and SIGHUP end backup, restore, repair, convert and load in order: what was made
+so far is removed, and a load keeps its batches. A second Ctrl-C ends at once. Where a process was
+killed in the midst, the next run says what is left and what to do.
 
 Keys and values are any bytes. On the command line they are taken as they are,
 or as hexadecimal digits with --hex. A key that starts with a hyphen goes after
@@ -128,7 +133,12 @@ as the lines stand.
 
 Pairs are committed in batches of up to 1,000. A malformed line stops the load with its
 line number: the batches before it stay, nothing of its own batch or after it is loaded.
-Loading the same file again is harmless.
+Loading the same file again is harmless. A key has at most 65,535 bytes, a value 4 GiB - 1;
+memory holds a mebibyte of a longer value.
+
+A dump says at its end how many lines it has, and their checksum: one that was cut off or
+changed is an error. Plain lines of other tools have no such end; if the last one has no
+newline, it is loaded and a note goes to stderr, and with --replace nothing is replaced.
 
 With --sorted the keys must ascend, as in a dump of an engine with ordered keys. Then all
 of it is there at the end, at once, or nothing; engines with files of their own (flex,
@@ -148,10 +158,17 @@ written \\t \\n \\r \\\\, other control bytes and bytes that are not UTF-8 as \\
 survive dump and load. This is the way between engines and between format versions; it
 is specified in docs/format/dump.md. All pairs are from one moment.
 
+The first line says that it is a dump, the last one how many lines there are, and their
+checksum: `load` refuses a dump that was cut off. --plain leaves both away.
+
+Damage ends a dump with exit code 3. With --skip-damaged it goes on behind each damaged place,
+lists these on stderr, and ends with exit code 3; `sheaf repair` saves more where it can.
+
 Examples:
   sheaf dump my.db > my.tsv
   sheaf dump my.db --keyspace users | sheaf load other.db --keyspace users -
-  sheaf dump my.db | grep error | cut -f1")]
+  sheaf dump my.db --plain | grep error | cut -f1
+  sheaf dump my.db --skip-damaged > saved.tsv 2> lost.txt")]
     Dump(Dump),
     /// Show figures: keyspaces, logs, memory, how the opening went
     #[command(after_long_help = "Example:\n  sheaf stats my.db --json | jq .memory")]

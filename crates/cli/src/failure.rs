@@ -27,6 +27,10 @@ pub(crate) enum Failure {
     Line { path: PathBuf, line: u64, why: String, loaded: u64 },
     /// Anything else, in words.
     Refused(String),
+    /// Damage that was listed on stderr and skipped, so many stretches of it.
+    Skipped(u64),
+    /// A signal asked for the end; what there is now.
+    Interrupted { signal: u8, left: String },
     /// Nobody reads our output any more (`sheaf dump | head`): no reason to complain.
     Unread,
 }
@@ -49,7 +53,8 @@ impl Failure {
             Failure::Unread => 0,
             Failure::Missing(_) | Failure::Database(sheaf::Error::NoKeyspace { .. }) => 1,
             Failure::Usage(_) => 2,
-            Failure::Damage(_) | Failure::Lossy => 3,
+            Failure::Damage(_) | Failure::Lossy | Failure::Skipped(_) => 3,
+            Failure::Interrupted { signal, .. } => 128_u8.saturating_add(*signal),
             Failure::Database(error) if error.is_corrupt() => 3,
             _ => 4,
         }
@@ -67,6 +72,10 @@ impl Failure {
             Failure::Unread => return None,
             Failure::Missing(what) | Failure::Usage(what) | Failure::Refused(what) => what.clone(),
             Failure::Lossy => "not everything could be salvaged for certain".to_owned(),
+            Failure::Skipped(count) => {
+                format!("{} skipped: what could be read is complete", many(*count, "damaged place"))
+            }
+            Failure::Interrupted { left, .. } => format!("interrupted; {left}"),
             Failure::Damage(count) => format!("{} found", many(*count, "damage")),
             Failure::Database(error) => error.to_string(),
             Failure::Stream { op, path, source } => format!("cannot {op} {}: {source}", path.display()),

@@ -10,14 +10,18 @@
 //!    ([`failure::Failure::code`]).
 //! 3. Whatever is not known to be safe for a terminal is escaped before it goes to one.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)] // but for `streams`, which looks at descriptors before `main`
 
 mod args;
 mod demo;
 mod failure;
+mod interrupt;
+mod lines;
 mod notation;
 mod output;
 mod place;
+#[allow(unsafe_code)]
+mod streams;
 mod usage;
 mod verbs;
 
@@ -27,7 +31,7 @@ use clap::Parser;
 
 use args::{Cli, Verb};
 use failure::{Failure, Result};
-use output::{CAUTION, HINT};
+use output::{CAUTION, HINT, say};
 
 fn main() -> ExitCode {
     let done = run(Cli::parse().verb);
@@ -71,9 +75,9 @@ fn run(verb: Verb) -> Result {
 
 pub(crate) fn complain(failure: &Failure) {
     if let Some(message) = failure.message() {
-        anstream::eprintln!("{CAUTION}sheaf:{CAUTION:#} {message}");
+        say(format_args!("{CAUTION}sheaf:{CAUTION:#} {message}"));
     }
     if let Some(hint) = failure.hint() {
-        anstream::eprintln!("       {HINT}{hint}{HINT:#}");
+        say(format_args!("       {HINT}{hint}{HINT:#}"));
     }
 }

@@ -53,12 +53,16 @@ pub(crate) fn printable(bytes: &[u8]) -> String {
     out.replace("\\\\", "\\")
 }
 
-/// The bytes that `text` stands for, or what is wrong with it.
-pub(crate) fn unescape(text: &[u8]) -> Result<Vec<u8>, String> {
-    let mut bytes = Vec::with_capacity(text.len());
+/// Appends the bytes that `text` stands for to `out`; returns how much of it was used. All is used,
+/// but for an escape at its end that is not whole, if `has_more` follows.
+///
+/// # Errors
+///
+/// Says which escape is wrong.
+pub(crate) fn unescape_part(text: &[u8], has_more: bool, out: &mut Vec<u8>) -> Result<usize, String> {
     let mut rest = text;
     while let Some(at) = rest.iter().position(|byte| *byte == b'\\') {
-        bytes.extend_from_slice(&rest[..at]);
+        out.extend_from_slice(&rest[..at]);
         let after = &rest[at + 1..];
         let (byte, length) = match after {
             [b't', ..] => (b'\t', 1),
@@ -66,17 +70,18 @@ pub(crate) fn unescape(text: &[u8]) -> Result<Vec<u8>, String> {
             [b'r', ..] => (b'\r', 1),
             [b'\\', ..] => (b'\\', 1),
             [b'x', high, low, ..] => (hex_byte(*high, *low)?, 3),
+            [] | [b'x'] | [b'x', _] if has_more => return Ok(text.len() - after.len() - 1),
             [] => return Err("a backslash at the end".into()),
             _ => {
                 let shown = String::from_utf8_lossy(&after[..after.len().min(3)]).into_owned();
                 return Err(format!("unknown escape \\{}", shown.escape_debug()));
             }
         };
-        bytes.push(byte);
+        out.push(byte);
         rest = &after[length..];
     }
-    bytes.extend_from_slice(rest);
-    Ok(bytes)
+    out.extend_from_slice(rest);
+    Ok(text.len())
 }
 
 /// Hexadecimal digits of `bytes`.
@@ -195,6 +200,12 @@ pub(crate) fn parse_option(text: &str) -> Result<(String, u64), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn unescape(text: &[u8]) -> Result<Vec<u8>, String> {
+        let mut bytes = Vec::new();
+        assert_eq!(unescape_part(text, false, &mut bytes)?, text.len());
+        Ok(bytes)
+    }
 
     fn escaped(bytes: &[u8]) -> String {
         let mut out = String::new();

@@ -2,7 +2,7 @@
 //!
 //! Colour only where a person looks; progress on stderr only, and only if that is a terminal.
 
-use std::io::{self, IsTerminal, StdoutLock, Write};
+use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 use anstream::{AutoStream, ColorChoice};
 use anstyle::{AnsiColor, Style};
 use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::streams::Stdout;
 
 /// Errors and damage.
 pub(crate) const CAUTION: Style = AnsiColor::Red.on_default().bold();
@@ -32,12 +34,12 @@ static HAS_WRITTEN: AtomicBool = AtomicBool::new(false);
 /// Stdout for data: buffered, byte for byte. Flush it: a drop would swallow the error.
 pub(crate) struct Output {
     gathered: Vec<u8>,
-    out: StdoutLock<'static>,
+    out: Stdout,
 }
 
 /// Stdout for data.
 pub(crate) fn stdout() -> Output {
-    Output { gathered: Vec::new(), out: io::stdout().lock() }
+    Output { gathered: Vec::new(), out: Stdout::lock() }
 }
 
 impl Output {
@@ -82,9 +84,14 @@ pub(crate) fn forget() -> bool {
 pub(crate) fn end() {
     let left = std::mem::take(&mut *LEFT.lock().unwrap_or_else(PoisonError::into_inner));
     if !left.is_empty() {
-        let mut out = io::stdout().lock();
+        let mut out = Stdout::lock();
         let _ = out.write_all(&left).and_then(|()| out.flush()); // the error that it is behind is told
     }
+}
+
+/// Says a line on stderr. Without a reader there, nothing is said and nothing fails.
+pub(crate) fn say(line: impl std::fmt::Display) {
+    let _ = writeln!(anstream::stderr(), "{line}");
 }
 
 /// Whether a person looks at stdout.

@@ -4,12 +4,13 @@
 //! Batch `n` is [`ROWS`] rows in `left` and as many in `right`; what a row holds follows from its
 //! number, so that whoever comes later can tell a whole batch from a half one.
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::Path;
 
 use sheaf::{Database, Keyspace, KeyspaceOptions};
 
 use crate::failure::Result;
+use crate::streams::Stdout;
 
 /// Rows of a batch in each of the two keyspaces.
 pub(crate) const ROWS: u64 = 32;
@@ -23,7 +24,7 @@ pub(crate) const SIDES: [&str; 2] = ["left", "right"];
 pub(crate) fn run(database: &Path) -> Result {
     let db = Database::builder().create(false).open(database)?;
     let sides = sides(&db)?;
-    let mut out = io::stdout().lock();
+    let mut out = Stdout::lock();
     for number in 1..=MOST {
         let mut batch = db.batch();
         for side in &sides {

@@ -13,8 +13,6 @@ use std::io::Write;
 use std::num::NonZeroU64;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::Args;
@@ -25,6 +23,7 @@ use sheaf_replay::{Mix, Outcome, Subject};
 
 use crate::args::Place;
 use crate::failure::{Failure, Result};
+use crate::interrupt::Interrupt;
 use crate::notation::parse_size;
 use crate::notation::{many, printable, size};
 use crate::output::{GOOD, HEADING, HINT, NAME, on_stdout, spinner, stdout};
@@ -115,8 +114,8 @@ fn replay(args: &Advise, answer: &mut Answer) -> Result {
         .prefix("sheaf-advise-")
         .tempdir_in(&tmp)
         .map_err(Failure::stream("create a directory in", &tmp))?;
-    let interrupted = interruption()?;
-    let stop = || interrupted.load(Ordering::Relaxed);
+    let interrupt = Interrupt::watch()?;
+    let stop = || interrupt.is_caught();
     let is_full = || disk_bytes(scratch.path()) > args.disk;
     let bar = spinner("replay");
     let mut subjects = Vec::new();
@@ -135,9 +134,7 @@ fn replay(args: &Advise, answer: &mut Answer) -> Result {
         subject.close()?;
     }
     drop(scratch);
-    if stop() {
-        return Err(Failure::Refused("interrupted".to_owned()));
-    }
+    interrupt.check(|| "nothing is left of the replay".to_owned())?;
     answer.replayed.sort_by(|a, b| b.1.per_second().total_cmp(&a.1.per_second()));
     Ok(())
 }
@@ -162,16 +159,6 @@ fn in_turns(
         }
     }
     Ok(())
-}
-
-/// Set by Ctrl-C and its kin, so that the scratch directory goes before the command does.
-fn interruption() -> Result<Arc<AtomicBool>> {
-    let flag = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
-        signal_hook::flag::register(signal, Arc::clone(&flag))
-            .map_err(|error| Failure::Refused(format!("cannot listen for signals: {error}")))?;
-    }
-    Ok(flag)
 }
 
 /// Bytes of the disk that are taken below a directory. What goes meanwhile is not counted.

@@ -12,6 +12,7 @@ use sheaf::{BackupOptions, BackupPace, BackupPhase, BackupProgress, BackupReport
 
 use crate::args::{Modes, Place};
 use crate::failure::Result;
+use crate::interrupt::Interrupt;
 use crate::notation::{many, parse_size, size};
 use crate::output::{Watch, byte_bar, stdout, time};
 
@@ -81,12 +82,15 @@ fn parse_pace(text: &str) -> std::result::Result<BackupPace, String> {
 
 /// By whoever has the database open, or by us.
 fn copy(args: &Backup, bar: &ProgressBar) -> Result<BackupReport> {
-    let mut watcher = |progress| show(bar, progress);
+    let interrupt = Interrupt::watch()?;
+    let nothing = || "nothing is left of the backup".to_owned();
+    let mut watcher = |progress| show(bar, progress, &interrupt);
     let pace = args.rate.unwrap_or_default();
     let db = match args.place.reach()? {
         Reached::Database(db) => db,
         Reached::Owner(mut owner) => {
-            return Ok(owner.backup(&args.backup, args.base.as_deref(), !args.no_verify, pace, watcher)?);
+            let done = owner.backup(&args.backup, args.base.as_deref(), !args.no_verify, pace, watcher);
+            return interrupt.verdict(done, nothing);
         }
     };
     let options = BackupOptions::default().verify(!args.no_verify).pace(pace).watched(&mut watcher);
@@ -94,7 +98,7 @@ fn copy(args: &Backup, bar: &ProgressBar) -> Result<BackupReport> {
         Some(base) => options.base(base),
         None => options,
     };
-    let done = db.backup(&args.backup, options)?;
+    let done = interrupt.verdict(db.backup(&args.backup, options), nothing)?;
     db.close()?;
     Ok(done)
 }
@@ -102,10 +106,11 @@ fn copy(args: &Backup, bar: &ProgressBar) -> Result<BackupReport> {
 pub(crate) fn restore(args: &Restore) -> Result {
     let watch = Watch::start();
     let bar = byte_bar("restore", 0);
-    let mut watcher = |progress| show(&bar, progress);
+    let interrupt = Interrupt::watch()?;
+    let mut watcher = |progress| show(&bar, progress, &interrupt);
     let done = args.modes.on(Database::builder()).restore(&args.backup, &args.database, Some(&mut watcher));
     bar.finish_and_clear();
-    let done = done?;
+    let done = interrupt.verdict(done, || "nothing is left of the database".to_owned())?;
     let mut out = stdout();
     if args.json {
         return report_json(&mut out, &done);
@@ -115,14 +120,14 @@ pub(crate) fn restore(args: &Restore) -> Result {
     Ok(out.flush()?)
 }
 
-fn show(bar: &ProgressBar, progress: BackupProgress) -> ControlFlow<()> {
+fn show(bar: &ProgressBar, progress: BackupProgress, interrupt: &Interrupt) -> ControlFlow<()> {
     if progress.phase == BackupPhase::Verifying && progress.done == 0 {
         bar.set_message("verify");
         bar.reset();
     }
     bar.set_length(progress.total);
     bar.set_position(progress.done);
-    ControlFlow::Continue(())
+    interrupt.flow()
 }
 
 fn report_json(out: &mut impl Write, done: &BackupReport) -> Result {

@@ -6,7 +6,6 @@
 //! scratch database on the same file system, which goes again.
 
 use std::io::Write;
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -18,6 +17,7 @@ use sheaf::{
 
 use crate::args::{Chosen, Target};
 use crate::failure::{Failure, Result, rule};
+use crate::interrupt::Interrupt;
 use crate::notation::{many, size};
 use crate::output::{Watch, pair_bar, stdout, time, written};
 
@@ -84,12 +84,14 @@ struct Done {
 /// By whoever has the database open, or by us.
 fn copy(args: &Convert, bar: &ProgressBar) -> Result<Done> {
     let (name, to) = (&args.target.keyspace, args.chosen.of(Some(&args.to)));
+    let interrupt = Interrupt::watch()?;
+    let as_before = || "the keyspace is as it was".to_owned();
     let show = |progress: &ConversionProgress| {
         if progress.phase == ConversionPhase::Copying {
             bar.set_length(progress.pairs);
             bar.set_position(progress.copied);
         }
-        ControlFlow::Continue(())
+        interrupt.flow()
     };
     let (db, keyspace) = match args.target.reach()? {
         (Reached::Database(db), keyspace) => (db, keyspace),
@@ -97,14 +99,18 @@ fn copy(args: &Convert, bar: &ProgressBar) -> Result<Done> {
             let keyspaces = owner.overview()?.keyspaces;
             let found = keyspaces.iter().find(|keyspace| keyspace.info.name == *name);
             let from = found.map_or("", |keyspace| keyspace.info.engine);
-            let converted = owner.convert(name, to, show)?.unwrap_or_default();
+            let converted = owner.convert(name, to, show)?;
+            let Some(converted) = converted else {
+                return interrupt.verdict(Err(Error::Cancelled), as_before);
+            };
             return Ok(Done { from, converted, written: None });
         }
     };
     let from = keyspace.as_ref().map_or("", Keyspace::engine);
     drop(keyspace);
-    let converted = db.convert(name, to, show)?.unwrap_or_default();
+    let converted = db.convert(name, to, show)?;
     db.close()?;
+    let Some(converted) = converted else { return interrupt.verdict(Err(Error::Cancelled), as_before) };
     Ok(Done { from, converted, written: written() })
 }
 
@@ -139,9 +145,12 @@ fn tell(args: &Convert, estimate: &Estimate, from: &str, seconds: Option<f64>) -
 
 /// Seconds that all `pairs` will take; none where there can be no scratch database.
 fn measure(args: &Convert, keyspace: &Keyspace, pairs: u64) -> Result<Option<f64>> {
+    let interrupt = Interrupt::watch()?;
+    let go_on = || interrupt.check(|| "nothing was changed".to_owned());
     let watch = Watch::start();
     let (mut sample, mut bytes) = (Vec::new(), 0);
     for pair in keyspace.iter()?.take(SAMPLE) {
+        go_on()?;
         let (key, value) = pair?;
         bytes += key.len() + value.len();
         sample.push((key, value));
@@ -159,6 +168,7 @@ fn measure(args: &Convert, keyspace: &Keyspace, pairs: u64) -> Result<Option<f64
     let options = chosen.iter().fold(options, |options, (name, value)| options.option(name, *value));
     let mut loader = db.bulk_load("sample", options)?;
     for (key, value) in &sample {
+        go_on()?;
         loader.push(key, value)?;
     }
     loader.finish()?;

@@ -1,6 +1,6 @@
 //! # `drop`: a keyspace away, with everything in it
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 
 use clap::Args;
 use sheaf::Error;
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &Drop) -> Result {
 
 fn confirmed(name: &str, keys: Option<u64>) -> Result<bool> {
     let size = keys.map_or_else(|| "damaged".to_owned(), |keys| many(keys, "key"));
-    anstream::eprint!("Drop keyspace {name:?} ({size})? [y/N] ");
+    let _ = write!(anstream::stderr(), "Drop keyspace {name:?} ({size})? [y/N] ");
     let mut answer = String::new();
     io::stdin().read_line(&mut answer).map_err(Failure::stream("read", "stdin"))?;
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))

@@ -1,6 +1,11 @@
 //! # `dump`: all pairs as text that `load` reads
 //!
-//! The format is docs/format/dump.md; its one piece of substance is [`crate::notation::escape`].
+//! The format is docs/format/dump.md; fields are written by [`crate::notation::escape`].
+//!
+//! ## Invariants
+//!
+//! 1. The last line is written if every pair was, or was reported as skipped: `load` refuses what
+//!    an interrupted or failed dump left.
 
 use std::io::Write;
 
@@ -8,33 +13,81 @@ use clap::Args;
 use indicatif::ProgressBar;
 
 use crate::args::Target;
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
+use crate::lines::{FIRST, last_line};
 use crate::notation::escape;
-use crate::output::{is_terminal, pair_bar, stdout};
+use crate::output::{is_terminal, pair_bar, say, stdout};
 
 /// Arguments of `dump`.
 #[derive(Debug, Args)]
 pub(crate) struct Dump {
     #[command(flatten)]
     pub(crate) target: Target,
+    /// Pairs only, without the first and the last line: for tools that sort, cut or edit
+    #[arg(long)]
+    pub(crate) plain: bool,
+    /// Go on behind damage, list it on stderr, and end with exit code 3
+    #[arg(long)]
+    pub(crate) skip_damaged: bool,
 }
 
 pub(crate) fn run(args: &Dump) -> Result {
     let (_db, keyspace) = args.target.read()?;
-    let bar = if is_terminal() { ProgressBar::hidden() } else { pair_bar("dump", keyspace.len()?) };
-    let mut out = stdout();
-    let mut line = String::new();
-    for pair in keyspace.iter()? {
-        let (key, value) = pair?;
-        line.clear();
-        escape(&key, &mut line);
-        line.push('\t');
-        escape(&value, &mut line);
-        line.push('\n');
-        out.write_all(line.as_bytes())?;
+    let count = match keyspace.len() {
+        Err(error) if error.is_corrupt() && args.skip_damaged => 0,
+        count => count?,
+    };
+    let bar = if is_terminal() { ProgressBar::hidden() } else { pair_bar("dump", count) };
+    let mut pairs = keyspace.iter()?;
+    let mut page = Page { out: stdout(), lines: 0, sum: 0, last: String::new() };
+    if !args.plain {
+        writeln!(page.out, "{FIRST}")?;
+    }
+    let mut damages = 0;
+    while let Some(written) = pairs.next_with(|key, value| page.pair(key, value)) {
+        match written {
+            Err(error) if error.is_corrupt() && args.skip_damaged => {
+                damages += 1;
+                let behind = match page.lines {
+                    0 => "before the first key".to_owned(),
+                    _ => format!("behind key {}", page.last),
+                };
+                say(format_args!("skipped {behind}: {error}"));
+            }
+            written => written??,
+        }
         bar.inc(1);
     }
-    out.flush()?;
+    if !args.plain {
+        writeln!(page.out, "{}", last_line(page.lines, page.sum))?;
+    }
+    page.out.flush()?;
     bar.finish_and_clear();
-    Ok(())
+    if damages > 0 { Err(Failure::Skipped(damages)) } else { Ok(()) }
+}
+
+/// What is written.
+struct Page<W> {
+    out: W,
+    lines: u64,
+    /// Checksum of all lines of pairs.
+    sum: u32,
+    /// The last key, escaped.
+    last: String,
+}
+
+impl<W: Write> Page<W> {
+    fn pair(&mut self, key: &[u8], value: &[u8]) -> std::io::Result<()> {
+        self.last.clear();
+        escape(key, &mut self.last);
+        let end = self.last.len();
+        self.last.push('\t');
+        escape(value, &mut self.last);
+        self.last.push('\n');
+        self.lines += 1;
+        self.sum = crc32c::crc32c_append(self.sum, self.last.as_bytes());
+        let written = self.out.write_all(self.last.as_bytes());
+        self.last.truncate(end);
+        written
+    }
 }

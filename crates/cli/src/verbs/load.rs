@@ -8,18 +8,21 @@
 //! some line; loading it again completes it. With `--sorted` all of it is there or nothing.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, IsTerminal, Write};
+use std::io::{self, BufReader, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use indicatif::ProgressBar;
 use serde_json::json;
-use sheaf::{Batch, Database, Durability, Error, Keyspace, LoadOptions};
+use sheaf::{Batch, Database, Durability, Error, Keyspace, LoadOptions, ValueWriter};
 
 use crate::args::{Creation, Durable, Target};
 use crate::failure::{Failure, Result};
-use crate::notation::{many, unescape};
-use crate::output::{Watch, byte_bar, spinner, stdout, time, written};
+use crate::interrupt::{Interrupt, Wakeable};
+use crate::lines::{Lines, Pair, Wrong};
+use crate::notation::many;
+use crate::output::{Watch, byte_bar, say, spinner, stdout, time, written};
+use crate::streams;
 
 /// Arguments of `load`.
 #[derive(Debug, Args)]
@@ -51,20 +54,22 @@ const BATCH_PAIRS: usize = 1000;
 /// A batch with more bytes than this is committed though it has fewer pairs: it stands in memory.
 const BATCH_BYTES: usize = 4 << 20;
 
-type Pair = (Vec<u8>, Vec<u8>);
-
 pub(crate) fn run(args: &Load) -> Result {
-    let (mut input, bar) = open(&args.file)?;
+    let (file, bar) = open(&args.file)?;
+    let interrupt = Interrupt::watch()?;
+    let input = Wakeable { file, interrupt: &interrupt };
+    let input = Box::new(BufReader::with_capacity(1 << 16, input));
+    let mut lines = Lines::new(input, bar.clone(), args.lines);
     // A directory fails here, before we create.
-    let first = input.fill_buf().map_err(Failure::stream("read", &args.file))?;
-    if args.replace && first.is_empty() {
+    let is_empty = lines.is_empty().map_err(Failure::stream("read", &args.file))?;
+    if args.replace && is_empty {
         let why = format!("{} is empty, and nothing was replaced", args.file.display());
         return Err(Failure::Refused(why));
     }
     let (db, sink) = sink(args)?;
     let watch = Watch::start();
-    let mut loader = Loader { args, sink, loaded: 0, bytes: 0 };
-    let result = loader.all(&mut *input, &bar).and_then(|()| loader.sink.end(&mut loader.loaded));
+    let mut loader = Loader { args, interrupt: &interrupt, sink, loaded: 0, bytes: 0 };
+    let result = loader.all(&mut lines).and_then(|()| loader.end(&lines));
     bar.finish_and_clear();
     let (loaded, bytes) = (loader.loaded, loader.bytes);
     drop(loader);
@@ -83,7 +88,7 @@ pub(crate) fn run(args: &Load) -> Result {
         out.flush()?;
     }
     if io::stderr().is_terminal() {
-        anstream::eprintln!("{} in {}", many(loaded, "pair"), time(took));
+        say(format_args!("{} in {}", many(loaded, "pair"), time(took)));
     }
     Ok(())
 }
@@ -109,14 +114,14 @@ fn sink(args: &Load) -> Result<(Database, Sink)> {
 }
 
 #[expect(clippy::disallowed_methods, reason = "the user's file, not the database's")]
-fn open(path: &Path) -> Result<(Box<dyn BufRead>, ProgressBar)> {
+fn open(path: &Path) -> Result<(File, ProgressBar)> {
     if path.as_os_str() == "-" {
-        return Ok((Box::new(io::stdin().lock()), spinner("load")));
+        return Ok((streams::input()?, spinner("load")));
     }
     let file = File::open(path).map_err(Failure::stream("open", path))?;
     let length = file.metadata().map_err(Failure::stream("look at", path))?.len();
     let bar = if length == 0 { spinner("load") } else { byte_bar("load", length) }; // a FIFO has length 0
-    Ok((Box::new(BufReader::with_capacity(1 << 16, file)), bar))
+    Ok((file, bar))
 }
 
 /// How pairs go into the keyspace.
@@ -152,6 +157,20 @@ impl Batches {
     }
 }
 
+impl Batches {
+    /// Commits a pair whose value is what `from` gives; returns the bytes of the value.
+    fn stream(&mut self, key: &[u8], from: &mut dyn io::Read) -> sheaf::Result<u64> {
+        let mut writer: ValueWriter = self.keyspace.writer(key)?;
+        io::copy(from, &mut writer).map_err(|error| sheaf::Error::io("read", Path::new("a value"), error))?;
+        let bytes = writer.len();
+        match self.durable {
+            true => writer.submit(Durability::Sync)?.wait()?,
+            false => writer.commit()?,
+        }
+        Ok(bytes)
+    }
+}
+
 impl Sink {
     /// That was all.
     fn end(&mut self, loaded: &mut u64) -> Result {
@@ -169,6 +188,7 @@ impl Sink {
 
 struct Loader<'a> {
     args: &'a Load,
+    interrupt: &'a Interrupt,
     sink: Sink,
     /// Pairs committed.
     loaded: u64,
@@ -177,27 +197,18 @@ struct Loader<'a> {
 }
 
 impl Loader<'_> {
-    fn all(&mut self, input: &mut dyn BufRead, bar: &ProgressBar) -> Result {
-        let mut line = Vec::new();
-        let mut number = 0;
-        loop {
-            line.clear();
-            let read =
-                input.read_until(b'\n', &mut line).map_err(Failure::stream("read", &self.args.file))?;
-            if read == 0 {
-                return Ok(());
+    fn all(&mut self, lines: &mut Lines<'_>) -> Result {
+        while let Some(pair) = lines.next().map_err(|wrong| self.wrong(lines.number(), wrong))? {
+            self.bytes += (pair.key.len() + pair.value.len()) as u64;
+            match pair.has_rest {
+                true => self.long_pair(pair, lines)?,
+                false => self.pair(&pair, lines.number())?,
             }
-            number += 1;
-            bar.inc(read as u64);
-            let text = line.strip_suffix(b"\n").unwrap_or(&line);
-            self.line(number, text)?;
         }
+        Ok(())
     }
 
-    fn line(&mut self, number: u64, text: &[u8]) -> Result {
-        let pair = if self.args.lines { Ok(numbered(number, text)) } else { parse(text) };
-        let (key, value) = pair.and_then(within_limits).map_err(|why| self.wrong(number, why))?;
-        self.bytes += (key.len() + value.len()) as u64;
+    fn pair(&mut self, Pair { key, value, .. }: &Pair, line: u64) -> Result {
         match &mut self.sink {
             Sink::Batches(batches) => {
                 batches.bytes += key.len() + value.len();
@@ -207,15 +218,81 @@ impl Loader<'_> {
                 }
                 Ok(())
             }
-            Sink::Sorted(loader) => match loader.as_mut().map_or(Ok(()), |loader| loader.push(key, value)) {
-                Err(Error::Invalid { what: "key", why }) => Err(self.wrong(number, why)),
-                other => Ok(other?),
-            },
+            Sink::Sorted(loader) => {
+                let pushed = loader.as_mut().map_or(Ok(()), |loader| loader.push(key, value));
+                pushed.map_err(|error| self.refused(line, error))
+            }
         }
     }
 
-    fn wrong(&self, line: u64, why: String) -> Failure {
+    /// A pair whose value memory need not hold: it goes on as a stream.
+    fn long_pair(&mut self, pair: Pair, lines: &mut Lines<'_>) -> Result {
+        let line = lines.number();
+        let mut rest = lines.rest();
+        let mut value = io::Read::chain(&pair.value[..], &mut rest);
+        let mut streamed = 0;
+        let done = match &mut self.sink {
+            Sink::Batches(batches) => {
+                self.loaded += batches.flush()?; // in the order of the file
+                batches.stream(&pair.key, &mut value).map(|bytes| {
+                    self.loaded += 1;
+                    streamed = bytes;
+                })
+            }
+            Sink::Sorted(Some(loader)) => loader.push_reader(&pair.key, &mut value).map(|bytes| {
+                streamed = bytes;
+            }),
+            Sink::Sorted(None) => Ok(()),
+        };
+        let wrong = rest.wrong.take();
+        self.bytes += streamed.saturating_sub(pair.value.len() as u64);
+        match (wrong, done) {
+            (Some(wrong), _) => Err(self.wrong(line, wrong)),
+            (None, done) => done.map_err(|error| self.refused(line, error)),
+        }
+    }
+
+    /// That was all, and the input is complete.
+    fn end(&mut self, lines: &Lines<'_>) -> Result {
+        let path = self.args.file.display();
+        if lines.is_cut() && self.args.replace {
+            let why = format!(
+                "{path} ends without a newline: its last line may be cut, and nothing was replaced; \
+                 add a newline if it is whole"
+            );
+            return Err(Failure::Refused(why));
+        }
+        if lines.is_cut() {
+            say(format_args!(
+                "sheaf: {path} ends without a newline: its last line was loaded, and may be cut"
+            ));
+        }
+        self.interrupt.check(|| self.left())?;
+        self.sink.end(&mut self.loaded)
+    }
+
+    /// The database refuses a pair.
+    fn refused(&self, line: u64, error: Error) -> Failure {
+        match error {
+            Error::Invalid { what: "key", why } => self.wrong(line, Wrong::Line(why)),
+            error @ Error::TooLarge { .. } => self.wrong(line, Wrong::Line(error.to_string())),
+            other => other.into(),
+        }
+    }
+
+    fn wrong(&self, line: u64, wrong: Wrong) -> Failure {
+        if let Err(interrupted) = self.interrupt.check(|| self.left()) {
+            return interrupted;
+        }
         let path = self.args.file.clone();
+        let why = match wrong {
+            Wrong::Read(source) => return Failure::Stream { op: "read", path, source },
+            Wrong::Incomplete(why) => {
+                let (path, left) = (path.display(), self.left());
+                return Failure::Refused(format!("{path} is incomplete: {why}; {left}"));
+            }
+            Wrong::Line(why) => why,
+        };
         match self.sink {
             Sink::Batches(_) => Failure::Line { path, line, why, loaded: self.loaded },
             Sink::Sorted(_) => {
@@ -223,46 +300,13 @@ impl Loader<'_> {
             }
         }
     }
-}
 
-fn numbered(number: u64, text: &[u8]) -> Pair {
-    (format!("{number:010}").into_bytes(), text.to_vec())
-}
-
-fn parse(text: &[u8]) -> Result<Pair, String> {
-    let mut fields = text.split(|byte| *byte == b'\t');
-    match (fields.next(), fields.next(), fields.next()) {
-        (Some(key), Some(value), None) => Ok((unescape(key)?, unescape(value)?)),
-        (_, None, _) => Err("no TAB between key and value (plain text is loaded with --lines)".into()),
-        _ => Err("a second TAB (within a value it is written \\t)".into()),
-    }
-}
-
-/// The database would refuse the batch as a whole; here the line is still known.
-fn within_limits((key, value): Pair) -> Result<Pair, String> {
-    for (what, got, max) in [("key", key.len(), sheaf::MAX_KEY), ("value", value.len(), sheaf::MAX_VALUE)] {
-        if got > max {
-            return Err(format!("{what} of {got} bytes is too large: at most {max}"));
+    /// Pairs of this load that are in the keyspace now, in words.
+    fn left(&self) -> String {
+        match self.sink {
+            Sink::Batches(_) => format!("loaded: {}", many(self.loaded, "pair")),
+            Sink::Sorted(_) if self.args.replace => "nothing was replaced".to_owned(),
+            Sink::Sorted(_) => "nothing was loaded".to_owned(),
         }
-    }
-    Ok((key, value))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_line_is_key_tab_value() {
-        assert_eq!(parse(b"k\tv"), Ok((b"k".to_vec(), b"v".to_vec())));
-        assert_eq!(parse(b"\t"), Ok((Vec::new(), Vec::new())));
-        assert_eq!(parse(b"a\\tb\t\\x00\r"), Ok((b"a\tb".to_vec(), b"\0\r".to_vec())));
-        assert!(parse(b"no tab").is_err() && parse(b"").is_err() && parse(b"a\tb\tc").is_err());
-    }
-
-    #[test]
-    fn numbered_keys_sort_as_the_lines_stand() {
-        assert_eq!(numbered(7, b"x").0, b"0000000007");
-        assert!(numbered(9, b"").0 < numbered(10, b"").0);
     }
 }

@@ -10,6 +10,7 @@ use crate::args::{Creation, Durable, Target};
 use crate::failure::{Failure, Result};
 use crate::notation;
 use crate::place::bytes_of;
+use crate::streams::input;
 
 /// Arguments of `put`.
 #[derive(Debug, Args)]
@@ -36,8 +37,11 @@ pub(crate) fn run(args: &Put) -> Result {
     let key = bytes_of(&args.key, args.hex)?;
     // First: a value that cannot be read creates nothing.
     let (first, mut rest): (Vec<u8>, Box<dyn Read>) = match args.value.as_encoded_bytes() {
-        b"-" if args.hex => (unhexed(read(&mut io::stdin())?)?, Box::new(io::empty())),
-        b"-" => (read(&mut io::stdin().take(CHUNK as u64))?, Box::new(io::stdin())),
+        b"-" if args.hex => (unhexed(read(&mut input()?)?)?, Box::new(io::empty())),
+        b"-" => {
+            let mut input = input()?;
+            (read(&mut Read::by_ref(&mut input).take(CHUNK as u64))?, Box::new(input))
+        }
         _ => (bytes_of(&args.value, args.hex)?, Box::new(io::empty())),
     };
     let (db, keyspace) = args.target.create(&args.creation)?;

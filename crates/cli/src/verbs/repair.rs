@@ -14,7 +14,6 @@
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -23,6 +22,7 @@ use sheaf::{Database, Fate, Harm, KeyspaceRepair, RepairFinding, RepairOptions, 
 
 use crate::args::{Modes, Wait};
 use crate::failure::{Failure, Result, rule};
+use crate::interrupt::Interrupt;
 use crate::notation::parse_size;
 use crate::notation::{self, escape, many};
 use crate::output::{Watch, byte_bar, stdout, time};
@@ -58,10 +58,11 @@ pub(crate) fn run(args: &Repair) -> Result {
     let watch = Watch::start();
     let bar = byte_bar("repair", 0);
     let mut report = Report::new(args)?;
+    let interrupt = Interrupt::watch()?;
     let mut watcher = |progress: sheaf::RepairProgress| {
         bar.set_length(progress.total);
         bar.set_position(progress.done);
-        ControlFlow::Continue(())
+        interrupt.flow()
     };
     let mut listener = |finding: &RepairFinding<'_>| report.finding(finding);
     let options =
@@ -72,7 +73,7 @@ pub(crate) fn run(args: &Repair) -> Result {
         options,
     );
     bar.finish_and_clear();
-    let done = done?;
+    let done = interrupt.verdict(done, || "nothing is left of the new database".to_owned())?;
     report.damages(&done);
     let verdict = if done.is_whole() { Ok(()) } else { Err(Failure::Lossy) };
     let listed = report.end();

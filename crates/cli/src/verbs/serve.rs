@@ -17,7 +17,7 @@ use signal_hook::iterator::Signals;
 use crate::args::{Modes, Place};
 use crate::failure::{Failure, Result};
 use crate::notation::many;
-use crate::output::{CAUTION, HINT, stdout};
+use crate::output::{CAUTION, HINT, say, stdout};
 use crate::place::token_of;
 
 /// Arguments of `serve`.
@@ -70,7 +70,7 @@ impl Serve {
 /// Says on stderr that a token was wrong.
 fn report(denied: &Denied) {
     let Denied { peer, count } = denied;
-    anstream::eprintln!("{CAUTION}sheaf:{CAUTION:#} {} from {peer}", many(*count, "wrong token"));
+    say(format_args!("{CAUTION}sheaf:{CAUTION:#} {} from {peer}", many(*count, "wrong token")));
 }
 
 pub(crate) fn run(args: &Serve) -> Result {
@@ -97,10 +97,8 @@ pub(crate) fn run(args: &Serve) -> Result {
     drop(out);
     let cards = rdma::devices();
     if !cards.is_empty() {
-        anstream::eprintln!(
-            "{HINT}RDMA cards ({}) are not used: there is no link for them{HINT:#}",
-            cards.join(", ")
-        );
+        let cards = cards.join(", ");
+        say(format_args!("{HINT}RDMA cards ({cards}) are not used: there is no link for them{HINT:#}"));
     }
     let _ = signals.forever().next();
     server.close().map_err(refused)?;

@@ -36,7 +36,7 @@ fn what_reads_and_what_tends_works_beside_an_application() {
     let run = |args: &[&str]| sandbox.run(args).succeeds();
     run(&["get", "db", "b"]).prints("2");
     run(&["scan", "db", "--from", "b"]).prints("b\t2\nc\t3\n");
-    run(&["dump", "db"]).prints("a\t1\nb\t2\nc\t3\n");
+    run(&["dump", "db", "--plain"]).prints("a\t1\nb\t2\nc\t3\n");
     run(&["keyspaces", "db"]).prints("default\tflex\t3\nsorted\tflat-ordered\t1\n");
     assert!(run(&["stats", "db"]).stdout().contains("3 keys"));
     let stats = run(&["stats", "db", "--json"]).json();
@@ -76,7 +76,7 @@ fn either_end_may_be_killed() {
     let application = Application::start(&sandbox);
     // It fills the pipe that nobody reads, and waits.
     let dump = || {
-        let mut reader = sandbox.command(&["dump", "db"]);
+        let mut reader = sandbox.command(&["dump", "db", "--plain"]);
         let mut reader = reader.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
         let mut out = BufReader::new(reader.stdout.take().expect("piped"));
         let mut first = String::new();

@@ -6,9 +6,12 @@
 
 mod demo;
 mod door;
+mod dumps;
+mod interrupts;
 mod mistakes;
 mod pipes;
 mod served;
+mod streams;
 mod support;
 mod verbs;
 mod waiting;

@@ -36,7 +36,7 @@ fn any_bytes_survive_dump_and_load() {
     let sandbox = Sandbox::new();
     {
         let db = sheaf::Database::open(sandbox.path("one")).expect("a new database");
-        let keyspace = db.keyspace("default", Default::default()).expect("a keyspace");
+        let keyspace = db.keyspace("default", sheaf::KeyspaceOptions::default()).expect("a keyspace");
         for (key, value) in hard_pairs() {
             keyspace.insert(key, value).expect("within the limits");
         }
@@ -46,7 +46,7 @@ fn any_bytes_survive_dump_and_load() {
     assert!(
         std::str::from_utf8(&first.0.stdout).is_ok_and(|text| !text.contains(['\r', '\0', '\x1b', '\u{85}']))
     );
-    assert_eq!(first.lines().len(), hard_pairs().len());
+    assert_eq!(first.lines().len(), hard_pairs().len() + 2);
     sandbox.feed(&["load", "two", "--keyspace", "copy", "-"], &first.0.stdout).succeeds();
     assert_eq!(sandbox.run(&["dump", "two", "--keyspace", "copy"]).succeeds().lines(), first.lines());
 

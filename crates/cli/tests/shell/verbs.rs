@@ -94,9 +94,9 @@ fn load_goes_over_many_batches() {
     sandbox.run(&["load", "db", "--durable", "pairs"]).succeeds();
     let mut expected: Vec<&str> = text.lines().collect();
     expected.sort_unstable();
-    assert_eq!(sandbox.run(&["dump", "db"]).succeeds().lines(), expected);
+    assert_eq!(sandbox.run(&["dump", "db", "--plain"]).succeeds().lines(), expected);
     sandbox.run(&["load", "db", "pairs"]).succeeds(); // again: harmless
-    assert_eq!(sandbox.run(&["dump", "db"]).succeeds().lines(), expected);
+    assert_eq!(sandbox.run(&["dump", "db", "--plain"]).succeeds().lines(), expected);
 }
 
 #[test]
@@ -353,7 +353,7 @@ fn a_sorted_load_is_there_at_once_or_not_at_all() {
 #[test]
 fn convert_has_another_engine_keep_the_keyspace() {
     let sandbox = Sandbox::with(&[("a", "1"), ("b", "2"), ("c", "3")]);
-    let dump = sandbox.run(&["dump", "db"]).succeeds().lines();
+    let dump = sandbox.run(&["dump", "db", "--plain"]).succeeds().lines();
     let before = sandbox.image("db");
     let dry = sandbox.run(&["convert", "db", "--to", "flat", "--dry-run", "--json"]).succeeds().json();
     assert_eq!((&dry["pairs"], &dry["bytes"]), (&json!(3), &json!(6)));
@@ -365,7 +365,7 @@ fn convert_has_another_engine_keep_the_keyspace() {
     for to in ["flat", "cedrus", "delsm", "kreon", "flat-ordered", "flex"] {
         sandbox.run(&["convert", "db", "--to", to]).succeeds();
         sandbox.run(&["keyspaces", "db"]).succeeds().prints(format!("default\t{to}\t3\n"));
-        let mut lines = sandbox.run(&["dump", "db"]).succeeds().lines();
+        let mut lines = sandbox.run(&["dump", "db", "--plain"]).succeeds().lines();
         lines.sort();
         assert_eq!(lines, dump);
     }

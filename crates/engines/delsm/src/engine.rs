@@ -217,7 +217,8 @@ impl DelsmEngine {
                     let Some(pack) = state.version.packs.get(&pack) else {
                         return Err(crate::check::no_such_pack(&self.shelf, pack));
                     };
-                    pack.read(offset, len, sum, |value| found(Stored::Bytes(value))).map(|()| Ok(true))
+                    pack.read(offset, len, sum, |value| found(Stored::Bytes(value)))?;
+                    Ok(Ok(true))
                 }
                 Found::Table(_, What::File { blob, .. }) if cached(&blob, found) => Ok(Ok(true)),
                 Found::Table(table, What::File { blob, home }) => match table.file(key, &blob, home)? {

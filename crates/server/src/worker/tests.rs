@@ -19,7 +19,7 @@ fn idle() -> (tempfile::TempDir, Worker) {
     let dir = tempfile::tempdir().expect("a directory");
     let db = sheaf::Database::open(dir.path().join("db")).expect("a database");
     let limits = Limits { workers: 1, ..Limits::default() };
-    let (shared, ends) = Shared::new(db, limits, None).expect("what threads share");
+    let (shared, ends) = Shared::new(db, limits, None, None).expect("what threads share");
     let (quiet, _) = std::sync::mpsc::channel();
     let (commands, epoll) = ends.workers.into_iter().next().expect("one worker");
     let worker = Worker::new(shared, 0, commands, epoll, quiet).expect("a worker");
@@ -91,7 +91,7 @@ fn a_durable_commit_made_while_the_server_closes_is_answered() {
     let dir = tempfile::tempdir().expect("a directory");
     let db = sheaf::Database::open(dir.path().join("db")).expect("a database");
     let limits = Limits { workers: 2, ..Limits::default() };
-    let (shared, ends) = Shared::new(db, limits, None).expect("what threads share");
+    let (shared, ends) = Shared::new(db, limits, None, None).expect("what threads share");
     let (sender, quiet) = std::sync::mpsc::channel();
     let mut ends_of_workers = ends.workers.into_iter().enumerate();
     let mut worker = || {

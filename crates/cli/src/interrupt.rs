@@ -1,0 +1,123 @@
+//! # Interrupts: signals that ask a verb to end
+//!
+//! A verb that makes something watches for SIGINT, SIGTERM and SIGHUP, removes what it made, and
+//! ends with exit code 128 + the number of the signal. All other verbs die of the signal at once.
+//!
+//! ## Invariants
+//!
+//! 1. A signal that the process was told to ignore stays ignored (`nohup`, background jobs).
+//! 2. A second SIGINT ends the process at once, whatever it is removing. The next run recognises
+//!    what is left.
+//! 3. A read through [`Wakeable`] ends when a signal arrives, however long its input stays silent.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::ops::ControlFlow;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::{flag, low_level};
+
+use crate::failure::{Failure, Result};
+
+/// Watches for signals from its making to the end of the process.
+pub(crate) struct Interrupt {
+    /// Number of the last signal; zero if there was none.
+    caught: Arc<AtomicUsize>,
+    /// Gets a byte with each signal.
+    woken: UnixStream,
+}
+
+impl Interrupt {
+    /// Begins to watch.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the system refuses a pipe or a handler.
+    pub(crate) fn watch() -> Result<Interrupt> {
+        Interrupt::begin().map_err(Failure::stream("watch for", "signals"))
+    }
+
+    fn begin() -> io::Result<Interrupt> {
+        let caught = Arc::new(AtomicUsize::new(0));
+        let (woken, wake) = UnixStream::pair()?;
+        let ignored = ignored();
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            if ignored & (1 << (signal - 1)) != 0 {
+                continue; // (I1)
+            }
+            flag::register_usize(signal, Arc::clone(&caught), usize::try_from(signal).unwrap_or(0))?;
+            low_level::pipe::register(signal, wake.try_clone()?)?;
+            if signal == SIGINT {
+                // In this order: the first signal passes the first handler and arms it. (I2)
+                let armed = Arc::new(AtomicBool::new(false));
+                flag::register_conditional_default(signal, Arc::clone(&armed))?;
+                flag::register(signal, armed)?;
+            }
+        }
+        Ok(Interrupt { caught, woken })
+    }
+
+    /// Whether a signal came.
+    pub(crate) fn is_caught(&self) -> bool {
+        self.caught.load(Ordering::SeqCst) != 0
+    }
+
+    /// For a watcher of the library: `Break` once a signal came.
+    pub(crate) fn flow(&self) -> ControlFlow<()> {
+        if self.is_caught() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+
+    /// Fails once a signal came; `left` says what there is now.
+    pub(crate) fn check(&self, left: impl FnOnce() -> String) -> Result {
+        match self.caught.load(Ordering::SeqCst) {
+            0 => Ok(()),
+            signal => Err(Failure::Interrupted { signal: u8::try_from(signal).unwrap_or(0), left: left() }),
+        }
+    }
+
+    /// The result of a call that a watcher may have ended.
+    pub(crate) fn verdict<T>(&self, result: sheaf::Result<T>, left: impl FnOnce() -> String) -> Result<T> {
+        match result {
+            Err(sheaf::Error::Cancelled) => {
+                self.check(left)?;
+                Err(sheaf::Error::Cancelled.into())
+            }
+            other => Ok(other?),
+        }
+    }
+}
+
+/// The signals that this process ignores, signal `n` as bit `n - 1`; none where /proc is not.
+fn ignored() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// A file or a pipe, reading of which a signal ends with an error.
+pub(crate) struct Wakeable<'a> {
+    pub(crate) file: File,
+    pub(crate) interrupt: &'a Interrupt,
+}
+
+impl Read for Wakeable<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        loop {
+            if self.interrupt.is_caught() {
+                return Err(io::Error::other("interrupted"));
+            }
+            let readable = |stream| PollFd::from_borrowed_fd(stream, PollFlags::IN);
+            let mut ready = [readable(self.file.as_fd()), readable(self.interrupt.woken.as_fd())];
+            match poll(&mut ready, None) {
+                Ok(_) if !ready[0].revents().is_empty() => return self.file.read(bytes),
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}

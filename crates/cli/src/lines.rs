@@ -1,0 +1,431 @@
+//! # Lines: the text that `load` reads, in bounded memory
+//!
+//! Reads fields and values of docs/format/dump.md, checks the frame of a dump, and never holds more
+//! than a key and [`PIECE`] bytes of a value.
+//!
+//! ## Invariants
+//!
+//! 1. A field is read up to a limit of raw bytes, whatever the input is.
+//! 2. [`Lines::next`] answers the end of the input only if the input is complete: each frame that a
+//!    first line announced has its last line, with the right number of lines and checksum.
+
+use std::io::{self, BufRead, Read};
+
+use indicatif::ProgressBar;
+
+use crate::notation::unescape_part;
+
+/// First line of a dump.
+pub(crate) const FIRST: &str = "#sheaf-dump 1";
+/// Begins a first line of any version.
+const FIRST_OF_ANY: &[u8] = b"#sheaf-dump";
+/// Begins the last line of a dump.
+const LAST: &str = "#end";
+/// Raw bytes of a value that are read at a time.
+const PIECE: usize = 1 << 20;
+/// Raw bytes of the longest key: each byte may be written as four.
+const LONGEST_KEY: usize = 4 * sheaf::MAX_KEY;
+
+/// The last line of a dump of `lines` lines with this checksum, without LF.
+pub(crate) fn last_line(lines: u64, sum: u32) -> String {
+    format!("{LAST} {lines} {sum:08x}")
+}
+
+/// Why a line cannot be loaded.
+#[derive(Debug)]
+pub(crate) enum Wrong {
+    /// The input could not be read.
+    Read(io::Error),
+    /// The present line is wrong.
+    Line(String),
+    /// The input ends too early, or is not what its first line announced.
+    Incomplete(String),
+}
+
+type Result<T, E = Wrong> = std::result::Result<T, E>;
+
+/// How a piece of a field ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stop {
+    Tab,
+    Line,
+    Input,
+    /// The limit was reached first.
+    Full,
+}
+
+/// A pair: the value is whole, or its first piece.
+#[derive(Debug)]
+pub(crate) struct Pair {
+    pub(crate) key: Vec<u8>,
+    pub(crate) value: Vec<u8>,
+    /// The rest of the value is read with [`Lines::rest`].
+    pub(crate) has_rest: bool,
+}
+
+/// Reads the lines of an input.
+pub(crate) struct Lines<'a> {
+    input: Box<dyn BufRead + 'a>,
+    bar: ProgressBar,
+    is_plain_text: bool,
+    /// Number of the present line, from 1.
+    number: u64,
+    /// Lines of pairs in the present frame, and their checksum; none outside of a frame.
+    frame: Option<(u64, u32)>,
+    /// A frame ended: only another may follow.
+    is_behind_frame: bool,
+    /// The last line had no LF.
+    is_cut: bool,
+    /// Raw bytes that were read and belong to the value that is being read.
+    raw: Vec<u8>,
+}
+
+impl<'a> Lines<'a> {
+    /// Lines of `input`; of plain text, if `is_plain_text`.
+    pub(crate) fn new(input: Box<dyn BufRead + 'a>, bar: ProgressBar, is_plain_text: bool) -> Lines<'a> {
+        let (frame, raw) = (None, Vec::new());
+        Lines { input, bar, is_plain_text, number: 0, frame, is_behind_frame: false, is_cut: false, raw }
+    }
+
+    /// Whether the input has no bytes.
+    ///
+    /// # Errors
+    ///
+    /// Fails if it cannot be read.
+    pub(crate) fn is_empty(&mut self) -> io::Result<bool> {
+        Ok(self.input.fill_buf()?.is_empty())
+    }
+
+    /// Number of the present line, from 1.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Whether the input, which is no dump with a frame, ended without LF.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.is_cut
+    }
+
+    /// The next pair; none at the end of a complete input.
+    ///
+    /// # Errors
+    ///
+    /// See [`Wrong`].
+    pub(crate) fn next(&mut self) -> Result<Option<Pair>> {
+        loop {
+            self.number += 1;
+            let mut key = Vec::new();
+            if self.is_plain_text {
+                key.extend_from_slice(format!("{:010}", self.number).as_bytes());
+                return self.value(key);
+            }
+            match self.field(true, LONGEST_KEY + 1, &mut key)? {
+                Stop::Tab => {
+                    self.check_place()?;
+                    self.count(&key);
+                    self.count(b"\t");
+                    return self.value(whole_key(&key)?);
+                }
+                Stop::Input if key.is_empty() => return self.end().map(|()| None),
+                Stop::Full => return Err(long_key()),
+                stop => self.frame_line(&key, stop)?,
+            }
+        }
+    }
+
+    /// A line without a TAB: the first or the last one of a dump.
+    fn frame_line(&mut self, text: &[u8], stop: Stop) -> Result<()> {
+        let is_at_a_first_line = self.frame.is_none() && (self.number == 1 || self.is_behind_frame);
+        if is_at_a_first_line && stop == Stop::Line && text == FIRST.as_bytes() {
+            (self.frame, self.is_behind_frame) = (Some((0, 0)), false);
+            return Ok(());
+        }
+        let is_last = text.strip_prefix(LAST.as_bytes()).is_some_and(|rest| rest.first() == Some(&b' '));
+        if let Some((lines, sum)) = self.frame
+            && is_last
+        {
+            let expected = last_line(lines, sum);
+            if text != expected.as_bytes() {
+                let got = String::from_utf8_lossy(text).into_owned();
+                let why = format!("its last line says {got:?}, but what was read is {expected:?}");
+                return Err(Wrong::Incomplete(why));
+            }
+            (self.frame, self.is_behind_frame) = (None, true);
+            return Ok(());
+        }
+        if stop == Stop::Input && self.frame.is_some() {
+            return self.end(); // a line that was cut off
+        }
+        if self.number == 1 && text.starts_with(FIRST_OF_ANY) {
+            let got = String::from_utf8_lossy(text).into_owned();
+            return Err(Wrong::Line(format!("{got:?} is no first line of a dump that this version reads")));
+        }
+        if is_last || text.starts_with(FIRST_OF_ANY) {
+            let why = "the first or last line of a dump, out of its place: \
+                       a dump that is to be sorted or edited is made with --plain";
+            return Err(Wrong::Line(why.into()));
+        }
+        self.check_place()?;
+        Err(Wrong::Line("no TAB between key and value (plain text is loaded with --lines)".into()))
+    }
+
+    /// Behind the last line of a dump only the first one of another may stand.
+    fn check_place(&self) -> Result<()> {
+        match self.is_behind_frame {
+            true => Err(Wrong::Line("it stands behind the last line of a dump".into())),
+            false => Ok(()),
+        }
+    }
+
+    /// That the input may end here.
+    fn end(&self) -> Result<()> {
+        match self.frame {
+            None => Ok(()),
+            Some((lines, _)) => {
+                let why = format!("it was cut off behind {lines} whole lines: its last line is missing");
+                Err(Wrong::Incomplete(why))
+            }
+        }
+    }
+
+    /// The first piece of a value, for `key`.
+    fn value(&mut self, key: Vec<u8>) -> Result<Option<Pair>> {
+        self.raw.clear();
+        let stop = self.value_piece()?;
+        if self.is_plain_text && stop == Stop::Input && self.raw.is_empty() {
+            return Ok(None);
+        }
+        let has_rest = stop == Stop::Full;
+        let value = self.decode(has_rest)?;
+        Ok(Some(Pair { key, value, has_rest }))
+    }
+
+    /// Adds raw bytes of a value, up to its end or a limit.
+    fn value_piece(&mut self) -> Result<Stop> {
+        let mut raw = std::mem::take(&mut self.raw);
+        let from = raw.len();
+        let stop = self.field(false, from + PIECE, &mut raw)?;
+        self.count(&raw[from..]);
+        self.raw = raw;
+        match stop {
+            Stop::Line => {
+                self.count(b"\n");
+                if let Some((lines, _)) = &mut self.frame {
+                    *lines += 1;
+                }
+            }
+            Stop::Input if self.frame.is_some() => self.end()?,
+            Stop::Input => self.is_cut = !self.is_plain_text,
+            Stop::Tab | Stop::Full => {}
+        }
+        Ok(stop)
+    }
+
+    /// Bytes that the raw ones stand for. What an escape needs more of stays.
+    fn decode(&mut self, has_more: bool) -> Result<Vec<u8>> {
+        if self.is_plain_text {
+            return Ok(std::mem::take(&mut self.raw));
+        }
+        if self.raw.contains(&b'\t') {
+            return Err(Wrong::Line("a second TAB (within a value it is written \\t)".into()));
+        }
+        let mut bytes = Vec::with_capacity(self.raw.len());
+        let used = unescape_part(&self.raw, has_more, &mut bytes).map_err(Wrong::Line)?;
+        self.raw.drain(..used);
+        Ok(bytes)
+    }
+
+    /// The rest of a value whose first piece had more.
+    pub(crate) fn rest(&mut self) -> Rest<'_, 'a> {
+        Rest { lines: self, bytes: Vec::new(), at: 0, is_ended: false, wrong: None }
+    }
+
+    fn count(&mut self, bytes: &[u8]) {
+        if let Some((_, sum)) = &mut self.frame {
+            *sum = crc32c::crc32c_append(*sum, bytes);
+        }
+    }
+
+    /// Reads up to the end of a line, or a TAB if that ends the field, or until `out` has `limit` bytes.
+    fn field(&mut self, ends_at_tab: bool, limit: usize, out: &mut Vec<u8>) -> Result<Stop> {
+        loop {
+            let bytes = match self.input.fill_buf() {
+                Ok(bytes) => bytes,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(Wrong::Read(error)),
+            };
+            if bytes.is_empty() {
+                return Ok(Stop::Input);
+            }
+            if out.len() == limit {
+                return Ok(Stop::Full);
+            }
+            let bytes = &bytes[..bytes.len().min(limit - out.len())];
+            let is_end = |byte: &u8| *byte == b'\n' || (ends_at_tab && *byte == b'\t');
+            let end = bytes.iter().position(is_end);
+            let used = end.map_or(bytes.len(), |end| end + 1);
+            out.extend_from_slice(&bytes[..end.unwrap_or(used)]);
+            let stop = end.map(|end| if bytes[end] == b'\t' { Stop::Tab } else { Stop::Line });
+            self.input.consume(used);
+            self.bar.inc(used as u64);
+            if let Some(stop) = stop {
+                return Ok(stop);
+            }
+        }
+    }
+}
+
+fn whole_key(raw: &[u8]) -> Result<Vec<u8>> {
+    let mut key = Vec::with_capacity(raw.len());
+    unescape_part(raw, false, &mut key).map_err(Wrong::Line)?;
+    match key.len() > sheaf::MAX_KEY {
+        true => Err(long_key()),
+        false => Ok(key),
+    }
+}
+
+fn long_key() -> Wrong {
+    Wrong::Line(format!("the key is too large: at most {} bytes, then a TAB", sheaf::MAX_KEY))
+}
+
+/// The rest of a long value, as a stream of its bytes.
+pub(crate) struct Rest<'l, 'a> {
+    lines: &'l mut Lines<'a>,
+    bytes: Vec<u8>,
+    at: usize,
+    is_ended: bool,
+    /// Why the stream ended with an error.
+    pub(crate) wrong: Option<Wrong>,
+}
+
+impl Rest<'_, '_> {
+    fn refill(&mut self) -> Result<()> {
+        let has_more = self.lines.value_piece()? == Stop::Full;
+        self.bytes = self.lines.decode(has_more)?;
+        (self.at, self.is_ended) = (0, !has_more);
+        Ok(())
+    }
+}
+
+impl Read for Rest<'_, '_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        while self.at == self.bytes.len() && !self.is_ended {
+            if let Err(wrong) = self.refill() {
+                self.wrong = Some(wrong);
+                return Err(io::Error::other("the line is wrong"));
+            }
+        }
+        let count = into.len().min(self.bytes.len() - self.at);
+        into[..count].copy_from_slice(&self.bytes[self.at..self.at + count]);
+        self.at += count;
+        Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(text: &[u8], is_plain_text: bool) -> Lines<'_> {
+        Lines::new(Box::new(text), ProgressBar::hidden(), is_plain_text)
+    }
+
+    /// All pairs with whole values, and what is wrong with the rest.
+    type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
+
+    fn all(text: &[u8]) -> (Pairs, Option<Wrong>) {
+        let mut lines = lines(text, false);
+        let mut pairs = Vec::new();
+        loop {
+            match lines.next() {
+                Ok(None) => return (pairs, None),
+                Err(wrong) => return (pairs, Some(wrong)),
+                Ok(Some(Pair { key, mut value, has_rest })) => {
+                    if has_rest {
+                        let mut rest = lines.rest();
+                        if rest.read_to_end(&mut value).is_err() {
+                            let wrong = rest.wrong.take();
+                            return (pairs, wrong);
+                        }
+                    }
+                    pairs.push((key, value));
+                }
+            }
+        }
+    }
+
+    fn framed(body: &str) -> String {
+        let count = body.matches('\n').count() as u64;
+        format!("{FIRST}\n{body}{}\n", last_line(count, crc32c::crc32c(body.as_bytes())))
+    }
+
+    #[test]
+    fn a_line_is_key_tab_value() {
+        let (pairs, wrong) = all(b"k\tv\n\t\na\\tb\t\\x00\r\n");
+        assert!(wrong.is_none(), "{wrong:?}");
+        let expected: [(&[u8], &[u8]); 3] = [(b"k", b"v"), (b"", b""), (b"a\tb", b"\0\r")];
+        assert!(pairs.iter().map(|(k, v)| (&k[..], &v[..])).eq(expected), "{pairs:?}");
+        for text in ["no tab\n", "\n", "a\tb\tc\n"] {
+            assert!(matches!(all(text.as_bytes()), (_, Some(Wrong::Line(_)))), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn each_cut_of_a_dump_is_noticed() {
+        let whole = framed("a\tone\nb\ttwo\\n\nc\t\n");
+        assert!(matches!(all(whole.as_bytes()), (pairs, None) if pairs.len() == 3));
+        for end in 1..whole.len() {
+            let (pairs, wrong) = all(&whole.as_bytes()[..end]);
+            let is_whole_but_for_lf = end == whole.len() - 1;
+            assert_eq!(wrong.is_none(), is_whole_but_for_lf, "cut at {end}");
+            assert!(
+                pairs.iter().all(|(k, v)| framed("a\tone\nb\ttwo\\n\nc\t\n").contains(&format!(
+                    "{}\t{}",
+                    String::from_utf8_lossy(k),
+                    String::from_utf8_lossy(v).replace('\n', "\\n")
+                ))),
+                "cut at {end}: {pairs:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_dump_that_was_changed_is_noticed() {
+        let whole = framed("a\tone\nb\ttwo\n");
+        for changed in
+            [whole.replace("two", "twi"), whole.replace("b\ttwo\n", ""), whole.replace("end 2", "end 3")]
+        {
+            assert!(matches!(all(changed.as_bytes()), (_, Some(Wrong::Incomplete(_)))), "{changed}");
+        }
+        let two = format!("{whole}{whole}");
+        assert!(matches!(all(two.as_bytes()), (pairs, None) if pairs.len() == 4));
+        assert!(matches!(all(format!("{whole}c\td\n").as_bytes()), (_, Some(Wrong::Line(_)))));
+        assert!(matches!(all(format!("c\td\n{whole}").as_bytes()), (_, Some(Wrong::Line(_)))));
+        assert!(matches!(all(b"#sheaf-dump 2\n#end 0 00000000\n"), (_, Some(Wrong::Line(_)))));
+    }
+
+    #[test]
+    fn long_values_come_in_pieces_and_no_escape_is_torn() {
+        for shift in 0..5 {
+            let value = format!("{}{}", "x".repeat(shift), "\\x41\\n".repeat(PIECE / 3));
+            let text = framed(&format!("k\t{value}\n"));
+            let (pairs, wrong) = all(text.as_bytes());
+            assert!(wrong.is_none(), "{wrong:?}");
+            assert_eq!(pairs[0].1.len(), shift + 2 * (PIECE / 3));
+        }
+        let torn = format!("k\t{}\\x4\n", "x".repeat(2 * PIECE));
+        assert!(matches!(all(torn.as_bytes()), (_, Some(Wrong::Line(_)))));
+        let endless = "k".repeat(10 * LONGEST_KEY);
+        assert!(matches!(all(endless.as_bytes()), (_, Some(Wrong::Line(why))) if why.contains("65535")));
+    }
+
+    #[test]
+    fn numbered_keys_sort_as_the_lines_stand() {
+        let mut text = lines(b"x\n\ny", true);
+        let mut next = || text.next().expect("text").map(|pair| (pair.key, pair.value));
+        assert_eq!(next(), Some((b"0000000001".to_vec(), b"x".to_vec())));
+        assert_eq!(next(), Some((b"0000000002".to_vec(), b"".to_vec())));
+        assert_eq!(next(), Some((b"0000000003".to_vec(), b"y".to_vec())));
+        assert_eq!(next(), None);
+    }
+}

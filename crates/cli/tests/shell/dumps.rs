@@ -1,0 +1,146 @@
+//! # Dumps that are cut or changed, lines without an end, input that is not whole
+
+use std::io::Write;
+use std::process::Stdio;
+
+use crate::support::Sandbox;
+
+/// A dump of three pairs in keyspace `default` of `db`.
+fn dumped(sandbox: &Sandbox) -> Vec<u8> {
+    sandbox.feed(&["load", "db", "-"], b"a\tone\nb\ttwo\nc\tthree\n").succeeds();
+    sandbox.run(&["dump", "db"]).succeeds().0.stdout
+}
+
+#[test]
+fn a_dump_has_a_first_line_and_a_last_line_with_count_and_checksum() {
+    let sandbox = Sandbox::new();
+    let dump = dumped(&sandbox);
+    let body = "a\tone\nb\ttwo\nc\tthree\n";
+    let expected = format!("#sheaf-dump 1\n{body}#end 3 {:08x}\n", crc32c::crc32c(body.as_bytes()));
+    assert_eq!(String::from_utf8_lossy(&dump), expected);
+    sandbox.run(&["dump", "db", "--plain"]).succeeds().prints(body);
+    sandbox.run(&["put", "db", "-k", "empty", "a", "1"]).succeeds();
+    sandbox.run(&["del", "db", "-k", "empty", "a"]).succeeds();
+    sandbox.run(&["dump", "db", "-k", "empty"]).succeeds().prints("#sheaf-dump 1\n#end 0 00000000\n");
+}
+
+#[test]
+fn a_cut_dump_replaces_nothing_and_no_value_is_shortened() {
+    let sandbox = Sandbox::with(&[("old", "good")]);
+    let dump = dumped(&Sandbox::new());
+    for end in (1..dump.len() - 1).step_by(3) {
+        sandbox
+            .feed(&["load", "db", "--sorted", "--replace", "-"], &dump[..end])
+            .exits(4)
+            .complains(if end < 14 { "line 1" } else { "incomplete" });
+    }
+    sandbox.run(&["dump", "db", "--plain"]).succeeds().prints("old\tgood\n");
+    let cut = dump.windows(4).position(|part| part == b"thre").expect("it is there") + 2;
+    sandbox.feed(&["load", "db", "-"], &dump[..cut]).exits(4).complains("incomplete").complains("cut off");
+    sandbox.run(&["get", "db", "c"]).exits(1);
+    sandbox.feed(&["load", "db", "--sorted", "--replace", "-"], &dump).succeeds();
+    sandbox.run(&["dump", "db"]).succeeds().prints(&dump);
+}
+
+#[test]
+fn a_changed_dump_is_refused() {
+    let sandbox = Sandbox::with(&[("old", "good")]);
+    let dump = String::from_utf8(dumped(&Sandbox::new())).expect("text");
+    for changed in
+        [dump.replace("two", "twi"), dump.replace("b\ttwo\n", ""), dump.replace("#end 3", "#end 4")]
+    {
+        sandbox
+            .feed(&["load", "db", "--sorted", "--replace", "-"], changed.as_bytes())
+            .exits(4)
+            .complains("incomplete");
+    }
+    let mut sorted: Vec<&str> = dump.lines().collect();
+    sorted.sort_unstable();
+    let sorted = sorted.iter().rev().map(|line| format!("{line}\n")).collect::<String>();
+    sandbox.feed(&["load", "db", "--sorted", "--replace", "-"], sorted.as_bytes()).exits(4);
+    let unknown = dump.replace("#sheaf-dump 1", "#sheaf-dump 2");
+    sandbox.feed(&["load", "db", "-"], unknown.as_bytes()).exits(4).complains("this version");
+    sandbox.run(&["dump", "db", "--plain"]).succeeds().prints("old\tgood\n");
+}
+
+#[test]
+fn plain_input_without_a_last_newline_is_loaded_and_said_but_replaces_nothing() {
+    let sandbox = Sandbox::with(&[("old", "good")]);
+    sandbox
+        .feed(&["load", "db", "--sorted", "--replace", "-"], b"a\tone\nb\ttw")
+        .exits(4)
+        .complains("nothing was replaced");
+    sandbox.run(&["get", "db", "old"]).succeeds().prints("good");
+    sandbox.feed(&["load", "db", "-"], b"a\tone\nb\ttwo").exits(0).complains("without a newline");
+    sandbox.run(&["get", "db", "b"]).succeeds().prints("two");
+    sandbox.feed(&["load", "db", "--lines", "-"], b"x\ny").succeeds();
+    sandbox.run(&["get", "db", "0000000002"]).succeeds().prints("y");
+}
+
+#[test]
+fn a_line_without_an_end_is_refused_by_its_limit() {
+    let sandbox = Sandbox::new();
+    let endless = vec![b'x'; 8 << 20];
+    sandbox
+        .feed(&["load", "db", "-"], &endless)
+        .exits(4)
+        .complains("line 1")
+        .complains("at most 65535 bytes");
+}
+
+/// Bytes of memory that a process had at most.
+fn peak(process: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("Linux says it");
+    peak.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
+}
+
+#[test]
+fn a_value_of_any_length_goes_through_bounded_memory() {
+    const LENGTH: usize = 160 << 20;
+    for args in [
+        &["load", "db", "--memory", "16MiB", "-k", "a", "-"][..],
+        &["load", "db", "--memory", "16MiB", "-k", "b", "--sorted", "--engine", "delsm", "-"],
+        &["load", "db", "--memory", "16MiB", "-k", "c", "--lines", "-"],
+    ] {
+        let sandbox = Sandbox::new();
+        let mut child = sandbox.command(args).stdin(Stdio::piped()).spawn().expect("it starts");
+        let mut stdin = child.stdin.take().expect("piped");
+        let key = if args.contains(&"--lines") { "" } else { "k\t" };
+        stdin.write_all(key.as_bytes()).expect("it reads");
+        let piece = vec![b'x'; 1 << 20];
+        for _ in 0..LENGTH >> 20 {
+            stdin.write_all(&piece).expect("it reads");
+        }
+        let peak = peak(child.id());
+        stdin.write_all(b"\n").expect("it reads");
+        drop(stdin);
+        assert_eq!(child.wait().expect("it ends").code(), Some(0), "{args:?}");
+        assert!(peak < 100 << 20, "{args:?}: {peak} bytes of memory");
+        let db = sheaf::Database::builder().read_only(true).open(sandbox.path("db")).expect("it is there");
+        let keyspace = db.existing_keyspace(args[5]).expect("no error").expect("it is there");
+        let key = if key.is_empty() { "0000000001" } else { "k" };
+        let reader = keyspace.reader(key).expect("no error").expect("it is there");
+        assert_eq!(reader.len(), LENGTH as u64);
+    }
+}
+
+#[test]
+fn a_dump_goes_on_behind_damage_and_lists_it() {
+    let sandbox = Sandbox::new();
+    for key in ["one", "three", "two"] {
+        sandbox.feed(&["put", "db", key, "-"], &vec![b'x'; 3 << 20]).succeeds();
+    }
+    let mut files: Vec<_> = sandbox.image("db");
+    files.retain(|(_, bytes)| bytes.len() >= 3 << 20 && bytes[..3 << 20].iter().all(|byte| *byte == b'x'));
+    let (path, bytes) = files.first_mut().expect("values in files of their own");
+    bytes[2 << 20] ^= 1;
+    sandbox.write(path.to_str().expect("UTF-8"), &bytes);
+    let ran = sandbox.run(&["dump", "db"]).exits(3).complains("is damaged");
+    assert!(!ran.stdout().contains("#end"));
+    let ran = sandbox.run(&["dump", "db", "--skip-damaged"]).exits(3);
+    ran.exits(3).complains("skipped ").complains("is damaged").complains("1 damaged place skipped");
+    let dump = sandbox.run(&["dump", "db", "--skip-damaged"]).0.stdout;
+    sandbox.feed(&["load", "copy", "-"], &dump).succeeds();
+    assert_eq!(sandbox.run(&["scan", "copy"]).succeeds().lines().len(), 2);
+}
