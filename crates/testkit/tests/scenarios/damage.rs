@@ -34,7 +34,7 @@ fn single(subject: &Subject) -> Fixture {
 fn written_segments(fixture: &Fixture) -> Vec<std::path::PathBuf> {
     let dir = if matches!(fixture.subject.engine, "flex" | "delsm") { "journal" } else { "flat" };
     let is_written = |path: &std::path::PathBuf| {
-        let bytes = fixture.sim.read_file(path).unwrap();
+        let bytes = fixture.sim.read_file(path).expect("a file of the fixture");
         bytes[512.min(bytes.len())..].iter().any(|byte| *byte != 0)
     };
     let all = fixture.files().into_iter().map(|(path, _)| path);
@@ -79,7 +79,7 @@ fn stays_and_is_repaired(fixture: &Fixture, damage: &Damage) {
             let _ = db
                 .keyspace("other", fixture.subject.options_of(fixture.subject.other))
                 .and_then(|other| other.insert("k", "v"));
-            db.close().unwrap();
+            db.close().expect("an orderly end");
         }
         assert_eq!(world.sim.read_file(path).ok(), before, "{damage}");
     }

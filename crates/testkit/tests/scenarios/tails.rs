@@ -340,7 +340,7 @@ fn an_opening_whose_sync_finds_the_device_full_says_that_a_sync_failed() {
         keyspace(&db, "k").insert("key", b"value").unwrap();
         let killed = world.killed();
         killed.sim.set_faults(Fault::new(Class::Sync, failure).on(".seg"));
-        let error = killed.open().err().expect("it cannot settle what it accepts");
+        let error = killed.open().expect_err("it cannot settle what it accepts");
         assert!(error.is_failed_sync(), "{error:?}");
         let db = killed.open().unwrap();
         assert_eq!(text(&keyspace(&db, "k"), "key").as_deref(), Some("value"));
