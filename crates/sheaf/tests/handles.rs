@@ -1,5 +1,7 @@
 //! # Small promises of the handles: what can be printed, compared, named and converted
 
+#![expect(clippy::unwrap_used, reason = "a test's own steps work")]
+
 use std::io;
 use std::ops::Bound;
 
@@ -173,7 +175,9 @@ fn a_long_value_is_loaded_as_a_stream() {
         assert!(matches!(below, Err(Error::Invalid { what: "key", .. })), "{below:?}");
         assert_eq!(loader.finish().unwrap().pairs, 2);
         let keyspace = db.existing_keyspace(engine).unwrap().unwrap();
-        assert!(keyspace.get("b").unwrap().unwrap().iter().eq(vec![7; length as usize].iter()));
+        assert!(
+            keyspace.get("b").unwrap().unwrap().iter().eq(vec![7; usize::try_from(length).unwrap()].iter())
+        );
         assert_eq!(keyspace.get("c").unwrap().unwrap(), "short");
 
         struct Broken;
