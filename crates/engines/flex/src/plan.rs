@@ -70,6 +70,8 @@ impl Planning<'_> {
 const AHEAD: usize = 4;
 /// Intervals ahead that are asked of the device, if they will be read.
 const READ_AHEAD: usize = 32;
+/// Most neighbours that one rewrite joins: emptied intervals always fit, and may be all there are.
+const MOST_JOINED: usize = 32;
 
 /// Neighbouring intervals that become one, and the changes of all of them.
 struct Stretch {
@@ -77,10 +79,10 @@ struct Stretch {
     /// What stands in them; first that of an interval that is only planned, if there is `before`.
     blocks: SmallVec<[BlockRef; 2]>,
     changes: Range<usize>,
+    /// Versions that stay, and their bytes.
+    stays: [usize; 2],
     /// The separator of the last draft planned before, which is taken back into this.
     before: Option<Option<Vec<u8>>>,
-    /// The last step of growing: what it takes out of the plan must not be lost to a block that cannot be read.
-    has_looked_back: bool,
 }
 
 impl Stretch {
@@ -89,6 +91,27 @@ impl Stretch {
         let blocks: SmallVec<[&Block; 2]> = self.blocks.iter().map(|block| &**block).collect();
         let changes = self.changes.clone().map(|at| now.batch.known(at));
         merge(&blocks, changes, &mut Keeper { views: now.views, dead })
+    }
+
+    /// Adds a neighbour behind the others, with the changes up to `end`. Only the neighbour's versions are gone through:
+    /// no key is in two intervals.
+    fn push(&mut self, now: &Planning<'_>, next: Entry<Interval>, block: BlockRef, end: usize) {
+        let changes = (self.changes.end..end).map(|at| now.batch.known(at));
+        let dead = &mut Vec::new(); // counted when all is merged
+        let stays = sizes_of(&merge(&[&block], changes, &mut Keeper { views: now.views, dead }));
+        self.stays = [self.stays[0] + stays[0], self.stays[1] + stays[1]];
+        self.changes.end = end;
+        self.blocks.push(block);
+        self.intervals.push(next);
+    }
+
+    /// The removal that an emptied stretch keeps at the start of the space, where some interval has to begin with the lowest
+    /// key: that of its lowest key.
+    fn placeholder<'p>(&'p self, now: &'p Planning<'_>) -> Option<Known<'p>> {
+        let stored = self.blocks.iter().find(|block| block.len() > 0).map(|block| block.known(0));
+        let changed = self.changes.clone().next().map(|at| now.batch.known(at));
+        let order = |known: &Known<'p>| (known.pair.key, std::cmp::Reverse(known.pair.seq));
+        stored.into_iter().chain(changed).min_by(|a, b| order(a).cmp(&order(b))).filter(|known| known.pair.is_tomb())
     }
 
     fn last(&self) -> &Entry<Interval> {
@@ -124,7 +147,7 @@ impl FlexEngine {
             if changes.start < from {
                 continue; // merged with one before
             }
-            if plan.counts.bytes >= self.sizes.step_written {
+            if plan.counts.bytes >= self.sizes.step_written || plan.looked >= self.sizes.step {
                 break;
             }
             from = self.plan_interval(now, changes.clone(), entry, plan)?;
@@ -339,54 +362,70 @@ impl FlexEngine {
             intervals: smallvec![*entry],
             blocks: smallvec![block],
             changes,
+            stays: [0; 2],
             before: None,
-            has_looked_back: false,
         };
-        loop {
-            let mut dead = Vec::new();
-            let merged = stretch.merge(now, &mut dead);
-            let (pairs, bytes) = (merged.len(), merged.iter().map(|known| known.pair.len()).sum::<usize>());
-            let is_small = pairs * 2 <= self.sizes.pairs && bytes * 2 <= self.sizes.bytes;
-            let may_grow = is_small && !stretch.has_looked_back;
-            // Nothing can be the first interval: that begins with the lowest key.
-            let must_grow = pairs == 0 && stretch.intervals[0].start == 0;
-            let next = now.index.next(stretch.last());
-            let fits = |next: &Entry<Interval>| may_grow && self.fit(pairs, bytes + RUN_HEAD, next);
-            if let Some(next) = next.filter(|next| must_grow || fits(next)) {
-                drop(merged);
-                stretch.changes.end = now.end_of(stretch.changes.end, now.index.next(&next).as_ref());
-                stretch.blocks.push(now.index.block(&next, &self.shelf, now.guard)?.keep());
-                stretch.intervals.push(next);
-                plan.counts.merged += 1;
-            } else if may_grow {
-                drop(merged);
-                self.look_back(now, &mut stretch, bytes, plan)?;
-            } else {
-                let drafts = self.cut(&merged, None, &mut plan.bytes);
-                drop(merged);
-                let before = stretch.blocks.iter().map(|block| block.live()).sum();
-                plan.sample(
-                    before,
-                    drafts.iter().map(|draft| draft.figures.live).sum(),
-                    stretch.changes.len(),
-                );
-                plan.dead.extend(dead);
-                plan.rewrite(&stretch.intervals, stretch.before, drafts);
-                return Ok(stretch.changes.end);
-            }
+        let mut dead = Vec::new();
+        let merged = stretch.merge(now, &mut dead);
+        let stays = sizes_of(&merged);
+        plan.note_read(stretch.stored());
+        if !self.is_small(stays) {
+            let drafts = self.cut(&merged, None, &mut plan.bytes);
+            drop(merged);
+            plan.dead.extend(dead);
+            return Ok(plan.take(stretch, drafts));
         }
+        drop(merged);
+        stretch.stays = stays;
+        self.grow(now, &mut stretch, plan)?;
+        plan.note_read(stretch.stored());
+        dead.clear();
+        let mut merged = stretch.merge(now, &mut dead);
+        let is_first = stretch.intervals[0].start == 0 && stretch.before.is_none();
+        if merged.is_empty() && is_first && now.index.next(stretch.last()).is_some() {
+            merged.extend(stretch.placeholder(now));
+        }
+        let drafts = self.cut(&merged, None, &mut plan.bytes);
+        drop(merged);
+        plan.dead.extend(dead);
+        Ok(plan.take(stretch, drafts))
     }
 
+    /// Whether so many pairs and bytes are less than half an interval.
+    fn is_small(&self, [pairs, bytes]: [usize; 2]) -> bool {
+        pairs * 2 <= self.sizes.pairs && bytes * 2 <= self.sizes.bytes
+    }
+
+    /// Adds neighbours to a small stretch while they fit: those behind it, then the one before.
+    fn grow(&self, now: &Planning<'_>, stretch: &mut Stretch, plan: &mut Plan) -> Result<()> {
+        while self.is_small(stretch.stays) && stretch.intervals.len() < MOST_JOINED {
+            let [pairs, bytes] = stretch.stays;
+            // Nothing can be the first interval: that begins with the lowest key.
+            let must_grow = pairs == 0 && stretch.intervals[0].start == 0;
+            let fits = |next: &Entry<Interval>| must_grow || self.fit(pairs, bytes + RUN_HEAD, next);
+            let Some(next) = now.index.next(stretch.last()).filter(fits) else { break };
+            let end = now.end_of(stretch.changes.end, now.index.next(&next).as_ref());
+            let block = now.index.block(&next, &self.shelf, now.guard)?.keep();
+            plan.note_read(block.len());
+            stretch.push(now, next, block, end);
+            plan.counts.merged += 1;
+        }
+        if self.is_small(stretch.stays) {
+            self.look_back(now, stretch, plan)?;
+        }
+        Ok(())
+    }
+
+    /// The last step of growing: what it takes out of the plan must not be lost to a block that cannot be read.
     /// Merges the interval before a small stretch into it, if both together are one: that of the index, or, if it was planned
     /// just before, the last draft of that.
     fn look_back(
         &self,
         now: &Planning<'_>,
         stretch: &mut Stretch,
-        bytes: usize,
         plan: &mut Plan,
     ) -> Result<()> {
-        stretch.has_looked_back = true;
+        let bytes = stretch.stays[1];
         let Some(previous) = now.index.previous(&stretch.intervals[0]) else { return Ok(()) };
         let stored = stretch.stored();
         let Some(change) = plan.changes.last_mut().filter(|change| change.at + change.len > previous.start)
@@ -468,6 +507,21 @@ impl Plan {
         }
     }
 
+    /// So many versions were gone through, of one interval more.
+    fn note_read(&mut self, versions: usize) {
+        self.looked += 1;
+        self.counts.read += versions as u64;
+    }
+
+    /// `drafts` take the place of a stretch; the first change that is left.
+    fn take(&mut self, stretch: Stretch, drafts: SmallVec<[Draft; 2]>) -> usize {
+        let before = stretch.blocks.iter().map(|block| block.live()).sum();
+        let after = drafts.iter().map(|draft| draft.figures.live).sum();
+        self.sample(before, after, stretch.changes.len());
+        self.rewrite(&stretch.intervals, stretch.before, drafts);
+        stretch.changes.end
+    }
+
     /// `drafts` take the place of `intervals`; and, if there is `before`, of the last draft planned, whose separator that is.
     fn rewrite(
         &mut self,
@@ -493,6 +547,11 @@ impl Plan {
         let (at, sep) = (intervals[0].start, intervals[0].item.sep);
         self.changes.push(Change { at, len, old: old.collect(), sep, appends: false, drafts });
     }
+}
+
+/// How many versions, and their bytes.
+fn sizes_of(merged: &[Known<'_>]) -> [usize; 2] {
+    [merged.len(), merged.iter().map(|known| known.pair.len()).sum()]
 }
 
 fn bytes_of(drafts: &[Draft]) -> u64 {

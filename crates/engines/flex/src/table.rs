@@ -83,6 +83,8 @@ pub(crate) struct Plan {
     pub(crate) has_leisure: bool,
     /// Of changes whose intervals were in memory: keys that were new, and all of them.
     pub(crate) sampled: [u64; 2],
+    /// Looks at intervals to rewrite: with many of them the step is over, also if it writes nothing.
+    pub(crate) looked: usize,
     pub(crate) counts: Counts,
 }
 
@@ -101,6 +103,8 @@ pub(crate) struct Counts {
     pub(crate) merged: u64,
     /// Changes that were superseded before they were moved.
     pub(crate) skipped: u64,
+    /// Versions that rewrites went through.
+    pub(crate) read: u64,
     /// Bytes of all this.
     pub(crate) bytes: u64,
 }
@@ -115,6 +119,7 @@ impl Counts {
             ("intervals tidied", self.tidied),
             ("intervals merged", self.merged),
             ("changes skipped", self.skipped),
+            ("versions gone through", self.read),
             ("bytes committed", self.bytes),
         ]
     }
@@ -269,6 +274,7 @@ impl Table {
         counts.tidied += plan.counts.tidied;
         counts.merged += plan.counts.merged;
         counts.skipped += plan.counts.skipped;
+        counts.read += plan.counts.read;
         counts.bytes += plan.counts.bytes;
         Ok(())
     }

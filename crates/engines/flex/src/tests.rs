@@ -260,3 +260,35 @@ fn the_pressure_is_of_the_memory_that_the_move_keeps() {
     while play.engine.step(&play.views.copy_as_of(play.newest), play.newest).unwrap() {}
     assert_eq!(play.engine.pressure(), 0);
 }
+
+/// A view keeps what is removed, and then goes: intervals of pairs that are all dead. Whoever comes after goes through each of them a
+/// few times at most, however many there are, and no step through all.
+#[test]
+fn what_a_rewrite_goes_through_does_not_grow_with_the_dead_intervals() {
+    let mut play = Play::at_home();
+    let key = |n: u32| format!("{n:04}").into_bytes();
+    (0..1200).for_each(|n| play.put(&key(n)));
+    play.checkpoint();
+    play.views.register(play.newest);
+    (0..1200).for_each(|n| play.commit(&key(n), Content::Remove));
+    play.checkpoint();
+    play.views.release(Seq(1200));
+    let before = play.engine.table.lock().counts;
+    play.put(&key(0));
+    play.put(&key(700));
+    play.engine.freeze();
+    let mut most = 0;
+    loop {
+        let read = play.engine.table.lock().counts.read;
+        let more = play.engine.step(&play.views.copy_as_of(play.newest), play.newest).unwrap();
+        most = most.max(play.engine.table.lock().counts.read - read);
+        if !more {
+            break;
+        }
+    }
+    assert!(most < 1200, "{most} versions in a step");
+    let read = play.engine.table.lock().counts.read - before.read;
+    assert!(read < 4 * 2400, "{read} versions were gone through");
+    assert_eq!(play.engine.count_keys(u64::MAX).unwrap(), 2);
+    assert!(play.shows(play.newest, &key(700)));
+}
