@@ -19,6 +19,7 @@
 //!    goes after the state has changed, and segments go after the readers of that moment.
 
 pub mod arena;
+pub mod gaps;
 #[cfg(all(test, shuttle))]
 mod interleavings;
 pub mod load;
