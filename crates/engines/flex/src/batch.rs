@@ -61,6 +61,11 @@ impl Batch {
         self.next == self.items.len()
     }
 
+    /// Pairs that were taken.
+    pub(crate) fn len(&self) -> usize {
+        self.items.len()
+    }
+
     /// No more is copied at a time.
     pub(crate) fn is_full(&self) -> bool {
         self.items.len() >= LIMIT_PAIRS || self.copies.len() > LIMIT_BYTES

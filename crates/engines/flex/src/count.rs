@@ -6,7 +6,9 @@
 use std::ops::Bound;
 
 use sheaf_base::error::Result;
+use sheaf_base::memtable::gaps::Skip;
 use sheaf_base::sync::epoch::{self, Guard};
+use sheaf_base::types::Seq;
 use sheaf_flexspace::tree::Entry as TreeEntry;
 
 use crate::block::Block;
@@ -32,6 +34,12 @@ impl FlexEngine {
 
     /// Live keys from `low` on, of some intervals; and where the next one begins, if there is one.
     fn count_some(&self, low: &[u8], most: u64) -> Result<(u64, Option<Vec<u8>>)> {
+        let skipped = match self.gaps.skip(Bound::Included(low), true, Seq::LATEST) {
+            Some(Skip::End) => return Ok((0, None)),
+            Some(Skip::To(key)) => Some(key),
+            None => None,
+        };
+        let low = skipped.as_deref().unwrap_or(low);
         let guard = &epoch::pin();
         let state = self.state(guard);
         let lane = |memtable| {

@@ -24,6 +24,7 @@ use sheaf_base::engine::{Bounds, Cursor, Want};
 use sheaf_base::error::Result;
 use sheaf_base::keys::{borrowed, is_above, is_below};
 use sheaf_base::memtable::Memtable;
+use sheaf_base::memtable::gaps::{Skip, Stretch};
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::Seq;
 use sheaf_flexspace::tree::Entry as TreeEntry;
@@ -66,6 +67,63 @@ struct Walk {
     joined: u64,
     /// Intervals in which memtables had keys.
     met: u64,
+    passed: Passed,
+    /// Where it stopped since it had passed enough.
+    stopped: Option<Bound<Vec<u8>>>,
+}
+
+/// How the look into an interval ended.
+enum Cut {
+    /// All of it was looked at.
+    No,
+    /// The rest of it is looked at next, from this key on.
+    At(Vec<u8>),
+    /// The walk goes on at this key, which may be far from there.
+    Skip(Vec<u8>),
+    /// There is nothing behind it either.
+    End,
+}
+
+/// Gaps are asked after so many removed keys in a row.
+const ASK_AFTER: u64 = 16;
+/// After so many a stretch is to be measured.
+const WANT_AFTER: u64 = 256;
+
+/// Removed keys since the last pair that was shown.
+#[derive(Debug, Default)]
+struct Passed {
+    keys: u64,
+    /// Of those, since gaps were asked.
+    unasked: u64,
+    has_wanted: bool,
+    /// The walk stops after so many.
+    most: u64,
+}
+
+impl Passed {
+    fn restart(&mut self) {
+        (self.keys, self.unasked, self.has_wanted) = (0, 0, false);
+    }
+
+    /// Whether gaps are to be asked: not again before there were as many more.
+    fn is_due(&mut self) -> bool {
+        let is_due = self.unasked >= ASK_AFTER;
+        if is_due {
+            self.unasked = 0;
+        }
+        is_due
+    }
+
+    fn is_over(&self) -> bool {
+        self.keys >= self.most
+    }
+
+    /// Whether the stretch has just turned out to be long.
+    fn add(&mut self, count: u64) -> bool {
+        self.keys += count;
+        self.unasked += count;
+        self.most == u64::MAX && self.keys >= WANT_AFTER && !std::mem::replace(&mut self.has_wanted, true)
+    }
 }
 
 /// The memtables, with what is left of the lanes of those that were there before.
@@ -115,7 +173,14 @@ fn end_slot(block: &Block, high: Bound<&[u8]>) -> usize {
 
 impl FlexCursor {
     pub(crate) fn new(engine: Arc<FlexEngine>, at: Seq, bounds: Bounds, want: Want) -> FlexCursor {
-        let walk = Walk {
+        FlexCursor { engine, walk: Walk::new(at, bounds, want, u64::MAX) }
+    }
+}
+
+impl Walk {
+    /// A walk that ends after `most` removed keys in a row.
+    fn new(at: Seq, bounds: Bounds, want: Want, most: u64) -> Walk {
+        Walk {
             at,
             bounds,
             want,
@@ -131,12 +196,44 @@ impl FlexCursor {
             lanes: SmallVec::new(),
             joined: 0,
             met: 0,
-        };
-        FlexCursor { engine, walk }
+            passed: Passed { most, ..Passed::default() },
+            stopped: None,
+        }
     }
-}
 
-impl Walk {
+    /// The first key with a value from one end of the bounds on, or where the walk stopped before one; none if there is none. And how
+    /// many removed keys it passed.
+    fn find_end(mut self, engine: &FlexEngine, forward: bool) -> Result<(Option<Vec<u8>>, bool, u64)> {
+        let is_there = self.step(engine, forward)?;
+        let stopped = match self.stopped.take() {
+            Some(Bound::Included(key) | Bound::Excluded(key)) => Some(key),
+            _ => None,
+        };
+        let has_stopped = stopped.is_some();
+        let end = if is_there { Some(self.pair().0.to_vec()) } else { stopped };
+        Ok((end, has_stopped, self.passed.keys))
+    }
+
+    /// Where the walk goes on behind a gap that `from` is in, if it has passed so many removed keys that it is worth a look.
+    fn skip(&mut self, engine: &FlexEngine, from: Bound<&[u8]>, forward: bool) -> Option<Cut> {
+        if !self.passed.is_due() {
+            return None;
+        }
+        let skip = engine.gaps.skip(from, forward, self.at)?;
+        self.ahead.forget();
+        Some(match skip {
+            Skip::To(key) if forward && is_below(&key, borrowed(&self.bounds.high)) => Cut::Skip(key),
+            Skip::To(key) if !forward && is_above(&key, borrowed(&self.bounds.low)) => Cut::Skip(key),
+            _ => Cut::End,
+        })
+    }
+
+    /// The walk has passed `count` removed keys, the last of them `key`: long stretches are to be measured.
+    fn pass(&mut self, engine: &FlexEngine, count: u64, key: &[u8]) {
+        if self.passed.add(count) {
+            engine.gaps.want(key);
+        }
+    }
     /// Fetches pairs until there are some. False at the end.
     #[inline(never)]
     fn fetch(&mut self, engine: &FlexEngine, forward: bool) -> Result<bool> {
@@ -144,9 +241,15 @@ impl Walk {
             let from = if forward { &self.bounds.low } else { &self.bounds.high };
             self.rest = (!self.bounds.is_empty()).then(|| from.clone());
         }
-        self.now = None;
+        if self.now.take().is_some() {
+            self.passed.restart();
+        }
         while self.batch.is_empty() && self.plain.is_empty() {
             let Some(rest) = self.rest.take() else { return Ok(false) };
+            if self.passed.is_over() {
+                self.stopped = Some(rest);
+                return Ok(false);
+            }
             let guard = &epoch::pin();
             let state = engine.state(guard);
             self.block = None;
@@ -168,6 +271,9 @@ impl Walk {
         guard: &Guard,
     ) -> Result<Option<Bound<Vec<u8>>>> {
         let (index, from) = (&state.index, borrowed(from));
+        if let Some(cut) = self.skip(engine, from, forward) {
+            return Ok(self.go_on(cut, None));
+        }
         let known = self.ahead.take(index);
         let is_known = known.is_some();
         let entry = known.or_else(|| match from {
@@ -225,7 +331,20 @@ impl Walk {
         };
         self.lanes = sources.into_iter().map(|source| source.lane).collect();
         self.block = held.map(|held| held.keep());
-        Ok(cut.or(rest))
+        Ok(self.go_on(cut, rest))
+    }
+
+    /// Where the walk goes on after a look that ended by `cut`, or else at `rest`.
+    fn go_on(&mut self, cut: Cut, rest: Option<Bound<Vec<u8>>>) -> Option<Bound<Vec<u8>>> {
+        match cut {
+            Cut::No => rest,
+            Cut::At(key) => Some(Bound::Included(key)),
+            Cut::Skip(key) => {
+                self.lanes.clear(); // they are of the keys before
+                Some(Bound::Included(key))
+            }
+            Cut::End => None,
+        }
     }
 
     /// Where the walk goes on behind an interval, or before it; `None` if its bounds end in it.
@@ -259,22 +378,20 @@ impl Walk {
         rest: Option<&Bound<Vec<u8>>>,
         forward: bool,
         guard: &Guard,
-    ) -> Result<Option<Bound<Vec<u8>>>> {
+    ) -> Result<Cut> {
         self.batch.clear();
-        let is_within = |key: &[u8]| match (rest, forward) {
-            (Some(Bound::Included(sep)), true) => key < &sep[..],
-            (Some(Bound::Excluded(sep)), false) => key >= &sep[..],
-            (_, true) => is_below(key, borrowed(&self.bounds.high)),
-            (_, false) => is_above(key, borrowed(&self.bounds.low)),
-        };
-        let mut next = nearest(sources, forward).filter(|key| is_within(key));
+        let mut next = nearest(sources, forward).filter(|key| self.is_within(key, rest, forward));
         if let Some(block) = block
             && next.is_none()
             && block.is_plain(self.at)
         {
+            if block.live() == 0 {
+                self.pass_slots(engine, block, slots);
+                return Ok(Cut::No);
+            }
             let slot = |slot: usize| u32::try_from(slot).unwrap_or(u32::MAX);
             self.plain = slot(slots.start)..slot(slots.end);
-            return Ok(None);
+            return Ok(Cut::No);
         }
         self.met += u64::from(next.is_some());
         while let Some(key) = next {
@@ -286,20 +403,47 @@ impl Walk {
                 slots = if forward { versions.end..slots.end } else { slots.start..versions.start };
             }
             // All before `key` is in the batch: the walk goes on with it.
-            if self.batch.is_full() {
+            if self.batch.is_full() || self.passed.is_over() {
                 self.ahead.forget();
-                return Ok(Some(Bound::Included(key.to_vec())));
+                return Ok(Cut::At(key.to_vec()));
             }
+            if let Some(cut) = self.skip(engine, Bound::Included(key), forward) {
+                return Ok(cut);
+            }
+            let shown = self.batch.len();
             if let Err(error) = self.batch.take(engine, key, sources, (block, versions), forward, guard) {
                 self.rest = Some(Bound::Excluded(key.to_vec())); // one record is damaged
                 return Err(error);
             }
-            next = nearest(sources, forward).filter(|key| is_within(key));
+            if self.batch.len() == shown {
+                self.pass(engine, 1, key);
+            }
+            next = nearest(sources, forward).filter(|key| self.is_within(key, rest, forward));
         }
         if let Some(block) = block {
-            self.batch.pick(block, slots, forward);
+            self.batch.pick(block, slots.clone(), forward);
+            if self.batch.is_empty() {
+                self.pass_slots(engine, block, slots);
+            }
         }
-        Ok(None)
+        Ok(Cut::No)
+    }
+
+    /// Whether a key lies in the interval before `rest`, and within the bounds.
+    fn is_within(&self, key: &[u8], rest: Option<&Bound<Vec<u8>>>, forward: bool) -> bool {
+        match (rest, forward) {
+            (Some(Bound::Included(sep)), true) => key < &sep[..],
+            (Some(Bound::Excluded(sep)), false) => key >= &sep[..],
+            (_, true) => is_below(key, borrowed(&self.bounds.high)),
+            (_, false) => is_above(key, borrowed(&self.bounds.low)),
+        }
+    }
+
+    /// The walk has passed slots of a block that show nothing.
+    fn pass_slots(&mut self, engine: &FlexEngine, block: &Block, slots: Range<usize>) {
+        if !slots.is_empty() {
+            self.pass(engine, slots.len() as u64, block.pair(slots.start).key);
+        }
     }
 
     /// To the next slot that is shown as it is, if there is one.
@@ -392,6 +536,40 @@ impl Walk {
             }
             _ => (&[], &[]),
         }
+    }
+}
+
+impl FlexEngine {
+    /// Measures removed stretches, at most so many, each up to `most` removed keys in either direction.
+    pub(crate) fn measure_gaps(&self, stretches: usize, most: u64) {
+        for _ in 0..stretches {
+            let Some(key) = self.gaps.take_wanted() else { return };
+            // Whoever reads what is damaged is told so.
+            let _ = self.gaps.measure(&key, || self.stretch_around(&key, most));
+        }
+    }
+
+    /// The first pair's key that a cursor shows, and how many removed ones it passes before.
+    #[cfg(test)]
+    pub(crate) fn first_of(&self, bounds: Bounds, forward: bool) -> Result<(Option<Vec<u8>>, u64)> {
+        let (key, _, passed) = Walk::new(Seq::LATEST, bounds, Want::Keys, u64::MAX).find_end(self, forward)?;
+        Ok((key, passed))
+    }
+
+    /// What surrounds a removed key; none if it has a value.
+    fn stretch_around(&self, key: &[u8], most: u64) -> Result<Option<Stretch>> {
+        let above = Bounds { low: Bound::Included(key.to_vec()), high: Bound::Unbounded };
+        let below = Bounds { low: Bound::Unbounded, high: Bound::Excluded(key.to_vec()) };
+        let walk = |bounds| Walk::new(Seq::LATEST, bounds, Want::Keys, most);
+        let (high, is_cut_above, above) = walk(above).find_end(self, true)?;
+        if high.as_deref() == Some(key) {
+            return Ok(None);
+        }
+        let (low, is_cut_below, below) = walk(below).find_end(self, false)?;
+        for (end, is_cut) in [(&high, is_cut_above), (&low, is_cut_below)] {
+            end.iter().filter(|_| is_cut).for_each(|end| self.gaps.want(end)); // the next one goes on there
+        }
+        Ok(Some(Stretch { low, high, keys: above + below }))
     }
 }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use sheaf_base::clock::{Clock, SystemClock};
 use sheaf_base::engine::{
-    Bounds, Capabilities, Cursor, Engine, EngineStats, ImageSink, ImageSource, Ingest, Need, Op, Replay,
+    Action, Bounds, Capabilities, Cursor, Engine, EngineStats, ImageSink, ImageSource, Ingest, Need, Op, Replay,
     Want, Wanted,
 };
 use sheaf_base::error::{Error, Result};
@@ -43,6 +43,7 @@ use crate::table::Table;
 use crate::toll::{Move, Toll};
 use crate::wait::Wait;
 use crate::warm::Warmth;
+use sheaf_base::memtable::gaps::Gaps;
 use sheaf_base::memtable::prefix::Prefix;
 use sheaf_base::memtable::{Memtable, Memtables, Version, Word};
 
@@ -61,6 +62,11 @@ const ROTATION: u64 = 512 << 20;
 const PACE: u64 = 69;
 /// The same of as much memory as makes one due: all of it stays until the end of the move, and more than twice as much there may not be.
 const MEMORY_PACE: u64 = 103;
+/// Removed stretches that a step of the background measures, ...
+const GAPS_A_STEP: usize = 16;
+/// ... and removed keys of each that it goes through in either direction; who removes does less.
+const MEASURED: u64 = 4096;
+const MEASURED_BESIDE: u64 = 256;
 /// It is moved after so long without a commit; without a clock, after so many looks of the store.
 const REST: Duration = Duration::from_millis(400);
 const REST_LOOKS: u32 = 8;
@@ -75,6 +81,8 @@ pub(crate) struct FlexEngine {
     pub(crate) blobs: Mutex<HashSet<u64>>,
     /// Versions that views pin.
     pub(crate) pins: Pins,
+    /// Removed stretches that walks skip.
+    pub(crate) gaps: Gaps,
     pub(crate) state: Published<State>,
     /// What is frozen, if anything, is in the space, or stays in memory.
     moved: AtomicBool,
@@ -122,6 +130,7 @@ impl FlexEngine {
             table: Mutex::new(table),
             blobs: Mutex::default(),
             pins: Pins::default(),
+            gaps: Gaps::default(),
             state: Published::new(state),
             moved: AtomicBool::new(true),
             logged: Default::default(),
@@ -307,6 +316,9 @@ impl Engine for FlexEngine {
     }
 
     fn prepare(&self, op: &mut Op<'_>) -> Result<Need> {
+        if matches!(op.action, Action::Remove) {
+            self.measure_gaps(1, MEASURED_BESIDE);
+        }
         let guard = &epoch::pin();
         let hash = self.shelf.hash(op.key);
         let state = self.state(guard);
@@ -334,9 +346,16 @@ impl Engine for FlexEngine {
             self.blobs.lock().insert(blob.id);
         }
         active.note_superseded(op, seq, views, &self.pins);
+        let is_tomb = matches!(content, Content::Remove);
+        if is_tomb {
+            self.gaps.removed(seq, op.key);
+        }
         let (record, hash) = (Memtable::record_of(op), Memtable::hash_of(op));
         self.note_logged(op.span, record == 0);
         let is_kept = active.put(record, hash, op.key, version, views, &self.shelf.ground, guard);
+        if !is_tomb {
+            self.gaps.put(op.key);
+        }
         if let Some(id) = Memtable::replaced_blob(op).filter(|_| !is_kept) {
             self.blobs.lock().remove(&id);
             self.shelf.ground.blob_died(seq, id);
@@ -418,6 +437,7 @@ impl Engine for FlexEngine {
     }
 
     fn work(&self, views: &Views, certain: Seq) -> Result<bool> {
+        self.measure_gaps(GAPS_A_STEP, MEASURED);
         self.step(views, certain)
     }
 
@@ -585,6 +605,7 @@ impl Engine for FlexEngine {
         let guard = &epoch::pin();
         self.shelf.slots.clear(&self.shelf.ground, guard);
         self.pins.clear();
+        self.gaps.clear();
         self.state(guard).memtables.gone(&self.shelf.ground.memory);
         drop(table.space.take());
         table.hoard.give_back(&self.shelf.ground);

@@ -17,6 +17,7 @@ use sheaf_base::views::Views;
 
 use crate::engine::FlexEngine;
 
+mod gaps;
 mod prints;
 
 /// An image that nobody reads.
@@ -66,7 +67,13 @@ impl Play {
         let place = active.find(hash, key, guard).map_or(0, |entry| entry.place);
         let ground = &engine.shelf.ground;
         let word = active.counted(ground, || active.own(&content));
+        if matches!(content, Content::Remove) {
+            engine.gaps.removed(self.newest, key);
+        }
         active.put(place, hash, key, Version { word, seq: self.newest }, &self.views, ground, guard);
+        if !matches!(content, Content::Remove) {
+            engine.gaps.put(key);
+        }
     }
 
     fn put(&mut self, key: &[u8]) {
