@@ -12,7 +12,7 @@
 //!    version lives: its segment is neither open below the piece nor free. It is in the segment's buffer, or,
 //!    below that or without one, in the kernel.
 //! 2. A segment's serial changes only while it is free.
-//! 3. Segments below `allocated` have blocks: writing there does not run out of space.
+//! 3. Segments below `allocated` that are not `punched` have blocks: writing there does not run out of space.
 //! 4. What lies below [`Slot::settled`] in a segment that an extent of a published version names is in the kernel, and nobody writes
 //!    there while that version lives. Only there bytes are looked at where they are mapped; a length that is damaged may reach
 //!    further, and what it names is copied out.
@@ -110,8 +110,10 @@ pub(crate) struct Area {
     pub(crate) serials: Box<[AtomicU64]>,
     /// Each segment's buffer.
     pub(crate) slots: Box<[Slot]>,
-    /// Bytes from the start that have blocks for certain.
+    /// Bytes from the start that had blocks for certain, ...
     pub(crate) allocated: AtomicU64,
+    /// ... but for segments that gave them back since.
+    pub(crate) punched: Box<[AtomicBool]>,
     /// Something was written that no sync has covered.
     pub(crate) is_dirty: AtomicBool,
 }
@@ -133,6 +135,7 @@ impl Area {
             serials: (0..g.area_segments).map(|_| AtomicU64::new(0)).collect(),
             slots: (0..g.area_segments).map(|_| Slot::default()).collect(),
             allocated: AtomicU64::new(0),
+            punched: (0..g.area_segments).map(|_| AtomicBool::new(false)).collect(),
             is_dirty: AtomicBool::new(true),
         })
     }
@@ -187,11 +190,34 @@ impl Area {
         }
     }
 
-    /// Gives the bytes below `end` blocks.
+    /// Gives the bytes below `end` blocks. Not beside [`Area::punch`].
     pub(crate) fn allocate(&self, end: u64) -> Result<()> {
         self.file.allocate(end).during("allocate", &self.path)?;
+        let segment = self.len / self.punched.len() as u64;
+        let whole = usize::try_from(end / segment).unwrap_or(usize::MAX);
+        self.punched.iter().take(whole).for_each(|punched| punched.store(false, Ordering::Release));
         self.allocated.fetch_max(end, Ordering::AcqRel);
         Ok(())
+    }
+
+    /// Gives the blocks of one segment back, which nobody needs. False where that cannot be had.
+    pub(crate) fn punch(&self, index: usize) -> bool {
+        let segment = self.len / self.punched.len() as u64;
+        let is_punched = self.file.punch(index as u64 * segment, segment).is_ok();
+        if is_punched {
+            self.punched[index].store(true, Ordering::Release);
+        }
+        is_punched
+    }
+
+    /// Whether a segment has given its blocks back, and got no others.
+    pub(crate) fn is_punched(&self) -> bool {
+        self.punched.iter().any(|punched| punched.load(Ordering::Acquire))
+    }
+
+    /// Whether the segment `index`, which ends at `end`, has blocks for certain.
+    pub(crate) fn has_blocks(&self, index: usize, end: u64) -> bool {
+        self.allocated.load(Ordering::Acquire) >= end && !self.punched[index].load(Ordering::Acquire)
     }
 }
 
@@ -404,6 +430,11 @@ impl Areas {
         {
             area.file.will_need(start, len);
         }
+    }
+
+    /// Gives the blocks of a free segment back. False where that cannot be had.
+    pub(crate) fn punch(&self, segment: u32) -> bool {
+        self.area_of(segment).is_some_and(|(area, index)| area.punch(index))
     }
 
     /// Says that nobody is going to read the segment soon.

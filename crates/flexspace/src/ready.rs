@@ -9,12 +9,13 @@ use std::sync::Arc;
 use sheaf_base::error::{Error, IoContext, Result};
 
 use crate::area::{Area, DIRECTORY};
-use crate::room::KEPT;
 use crate::shared::{EXTENT_BYTES, Shared};
 use crate::writer::Who;
 
 /// Most bytes of free segments that are made ready ahead; fewer in a small space.
 const AHEAD: u64 = 64 << 20;
+/// Segments that give their blocks back in one step.
+const PUNCHED: usize = 16;
 
 impl Shared {
     /// Gives free segments blocks, and makes files for them, until `who` can write `bytes` or there are no more. Outside of
@@ -39,8 +40,10 @@ impl Shared {
             match bare.and_then(|segment| files.spot(segment)) {
                 Some(spot) => {
                     let end = spot.start + g.segment;
-                    // Of an earlier life the blocks may be there.
-                    if !spot.area.file.has_blocks(end).during("measure", &spot.area.path)? {
+                    // Of an earlier life the blocks may be there; in this one, with holes between, their number says nothing.
+                    if spot.area.is_punched()
+                        || !spot.area.file.has_blocks(end).during("measure", &spot.area.path)?
+                    {
                         self.leave_room_for_upkeep(g.segment)?;
                     }
                     spot.area.allocate(end)?;
@@ -80,13 +83,27 @@ impl Shared {
         })
     }
 
+    /// Gives blocks of free segments back to the file system, some segments at a time, but for those that are kept ahead. True if
+    /// there may be more.
+    pub(crate) fn give_blocks_back(&self) -> bool {
+        let _one = self.making.lock(); // allocating goes over holes
+        let (spare, areas) = {
+            let mut w = self.writer.lock();
+            let wanted = w.wanted_ahead(AHEAD / self.geometry.segment);
+            (w.take_spare(wanted, PUNCHED), Arc::clone(&w.areas))
+        };
+        let punched = spare.iter().filter(|segment| areas.punch(**segment)).count();
+        let mut w = self.writer.lock();
+        spare.iter().for_each(|segment| w.room.give(*segment, &areas));
+        punched == PUNCHED
+    }
+
     /// Some free segments ahead of the writer, so that it need not wait for blocks. True if there was something to do.
     pub(crate) fn make_ready_ahead(&self) -> Result<bool> {
         let g = &self.geometry;
         let bytes = {
             let w = self.writer.lock();
-            let used = w.room.there - (w.room.free.len() + w.room.bare.len()) as u64;
-            let wanted = (used / 4).min(AHEAD / g.segment) + KEPT as u64;
+            let wanted = w.wanted_ahead(AHEAD / g.segment);
             let missing = wanted.min(w.room.vacant()).saturating_sub(w.room.free.len() as u64);
             if missing == 0 || w.room.is_full || w.seq == 0 {
                 return Ok(false);

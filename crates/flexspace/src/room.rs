@@ -16,7 +16,6 @@
 //! 4. Users leave [`KEPT`] free segments with blocks to garbage collection, which can so go on when the disk is full; there, what
 //!    takes less than it gives back may have half of them.
 
-use sheaf_base::sync::atomic::Ordering;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -108,7 +107,8 @@ impl Room {
     /// A segment that nothing needs any more.
     pub(crate) fn give(&mut self, segment: u32, areas: &Areas) {
         let has_blocks = areas.spot(segment).is_some_and(|spot| {
-            spot.area.allocated.load(Ordering::Acquire) >= spot.start + areas.geometry.segment
+            let index = (segment % areas.geometry.area_segments) as usize;
+            spot.area.has_blocks(index, spot.start + areas.geometry.segment)
         });
         if has_blocks { &mut self.free } else { &mut self.bare }.insert(segment);
     }
@@ -234,6 +234,19 @@ impl Writer {
     /// Bytes that garbage collection can count on.
     pub(crate) fn room_to_collect(&self) -> u64 {
         if self.room.is_full { self.ready(Who::Collector) } else { self.room(Who::Collector) }
+    }
+
+    /// Free segments with blocks that are kept ahead of those who write: a part of those in use.
+    pub(crate) fn wanted_ahead(&self, most: u64) -> u64 {
+        let used = self.room.there - (self.room.free.len() + self.room.bare.len()) as u64;
+        (used / 4).min(most) + KEPT as u64
+    }
+
+    /// Takes some of the last free segments with blocks, beyond so many: they are to give those back.
+    pub(crate) fn take_spare(&mut self, wanted: u64, most: usize) -> Vec<u32> {
+        let spare = (self.room.free.len() as u64).saturating_sub(wanted);
+        let count = usize::try_from(spare).unwrap_or(most).min(most);
+        (0..count).filter_map(|_| self.room.free.pop_last()).collect()
     }
 
     /// An area came or went.

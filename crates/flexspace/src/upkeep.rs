@@ -25,6 +25,7 @@ mod tests;
 
 use sheaf_base::sync::atomic::Ordering;
 use std::sync::Arc;
+use std::time::Duration;
 
 use sheaf_base::clock::{Clock, SystemClock};
 use sheaf_base::engine::ImageSink;
@@ -40,6 +41,9 @@ use crate::log::Log;
 use crate::pace::Level;
 use crate::shared::{INTERVAL, Maintenance, Shared};
 use crate::writer::{Who, Writer};
+
+/// After so long without an operation, blocks of free segments go back to the file system.
+const AT_REST: Duration = Duration::from_secs(1);
 
 /// When a step of housekeeping is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -384,7 +388,7 @@ impl Shared {
             return Ok(false);
         }
         self.check_writable()?;
-        let (is_unsynced, is_long, has_spare, is_idle, has_gathered) = {
+        let (is_unsynced, is_long, has_spare, is_idle, is_at_rest, has_gathered) = {
             let mut m = self.maintenance.lock();
             if m.is_closed {
                 return Ok(false);
@@ -403,7 +407,8 @@ impl Shared {
             let is_unsynced = w.unsynced > self.geometry.unsynced;
             let has_gathered = when == When::After || w.backlog() > self.geometry.backlog;
             let has_spare = w.log.spare.is_some() || w.seq == 0;
-            (is_unsynced, self.is_log_long(&w, &m), has_spare, is_idle, has_gathered)
+            let is_at_rest = is_idle && SystemClock.now().saturating_sub(m.seen.1) >= AT_REST;
+            (is_unsynced, self.is_log_long(&w, &m), has_spare, is_idle, is_at_rest, has_gathered)
         };
         if is_long {
             return self.checkpoint().map(|()| true);
@@ -433,7 +438,8 @@ impl Shared {
         };
         held.into_iter().for_each(|segment| areas.forget(segment));
         let released = if is_due { self.release()? } else { 0 };
-        Ok(is_short || is_unsynced || released > 0)
+        let has_spare = is_at_rest && self.give_blocks_back();
+        Ok(is_short || is_unsynced || released > 0 || has_spare)
     }
 
     /// Whether nothing was done for a while, or, where nobody but the caller works, since the last look.

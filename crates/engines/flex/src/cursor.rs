@@ -552,7 +552,8 @@ impl FlexEngine {
     /// The first pair's key that a cursor shows, and how many removed ones it passes before.
     #[cfg(test)]
     pub(crate) fn first_of(&self, bounds: Bounds, forward: bool) -> Result<(Option<Vec<u8>>, u64)> {
-        let (key, _, passed) = Walk::new(Seq::LATEST, bounds, Want::Keys, u64::MAX).find_end(self, forward)?;
+        let (key, _, passed) =
+            Walk::new(Seq::LATEST, bounds, Want::Keys, u64::MAX).find_end(self, forward)?;
         Ok((key, passed))
     }
 

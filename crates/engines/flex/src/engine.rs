@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use sheaf_base::clock::{Clock, SystemClock};
 use sheaf_base::engine::{
-    Action, Bounds, Capabilities, Cursor, Engine, EngineStats, ImageSink, ImageSource, Ingest, Need, Op, Replay,
-    Want, Wanted,
+    Action, Bounds, Capabilities, Cursor, Engine, EngineStats, ImageSink, ImageSource, Ingest, Need, Op,
+    Replay, Want, Wanted,
 };
 use sheaf_base::error::{Error, Result};
 use sheaf_base::ground::Ground;

@@ -111,7 +111,11 @@ impl Stretch {
         let stored = self.blocks.iter().find(|block| block.len() > 0).map(|block| block.known(0));
         let changed = self.changes.clone().next().map(|at| now.batch.known(at));
         let order = |known: &Known<'p>| (known.pair.key, std::cmp::Reverse(known.pair.seq));
-        stored.into_iter().chain(changed).min_by(|a, b| order(a).cmp(&order(b))).filter(|known| known.pair.is_tomb())
+        stored
+            .into_iter()
+            .chain(changed)
+            .min_by(|a, b| order(a).cmp(&order(b)))
+            .filter(|known| known.pair.is_tomb())
     }
 
     fn last(&self) -> &Entry<Interval> {
@@ -419,12 +423,7 @@ impl FlexEngine {
     /// The last step of growing: what it takes out of the plan must not be lost to a block that cannot be read.
     /// Merges the interval before a small stretch into it, if both together are one: that of the index, or, if it was planned
     /// just before, the last draft of that.
-    fn look_back(
-        &self,
-        now: &Planning<'_>,
-        stretch: &mut Stretch,
-        plan: &mut Plan,
-    ) -> Result<()> {
+    fn look_back(&self, now: &Planning<'_>, stretch: &mut Stretch, plan: &mut Plan) -> Result<()> {
         let bytes = stretch.stays[1];
         let Some(previous) = now.index.previous(&stretch.intervals[0]) else { return Ok(()) };
         let stored = stretch.stored();

@@ -212,3 +212,31 @@ fn a_checkpoint_that_finds_no_room_at_its_end_leaves_no_file() {
     space.checkpoint().unwrap();
     assert_eq!(content(&open(Arc::new(disk.power_cut(&Keep::None)))), model);
 }
+
+/// Segments that nothing lives in keep blocks for a few writes to come; the others give them back, and get new ones when they are
+/// written to again.
+#[test]
+fn blocks_of_free_segments_go_back_when_nothing_is_done() {
+    let options = Options { inline: true, tiny: true, ..Options::default() };
+    let space = FlexSpace::open_on(Arc::new(SimDisk::new()), "/space", options).unwrap();
+    (0..800u64).for_each(|n| space.insert(n * 300, &[3; 300]).unwrap());
+    // A live pair in each area keeps its file.
+    (0..10u64).rev().for_each(|n| space.collapse(n * 80 * 300 + 300, 79 * 300).unwrap());
+    let shared = space.shared();
+    shared.release().unwrap();
+    let room = || {
+        let w = shared.writer.lock();
+        (w.room.free.len(), w.room.bare.len())
+    };
+    let before = room();
+    assert!(before.0 > 8, "{before:?}");
+    while shared.give_blocks_back() {}
+    let after = room();
+    assert!(after.0 <= 4 && after.0 + after.1 == before.0 + before.1, "{before:?}, {after:?}");
+    (1..150u64).for_each(|n| space.insert(n * 300, &[4; 300]).unwrap());
+    let mut bytes = vec![0; 150 * 300];
+    assert_eq!(space.read(0, &mut bytes).unwrap(), bytes.len());
+    assert!(bytes[..300].iter().all(|byte| *byte == 3) && bytes[300..].iter().all(|byte| *byte == 4));
+    space.verify(|finding| panic!("{finding}")).unwrap();
+    space.close().unwrap();
+}
