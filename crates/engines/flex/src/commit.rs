@@ -63,6 +63,7 @@ impl FlexEngine {
         table.progress = last;
         if is_done {
             table.hoard.clear();
+            self.sweep_due.store(true, Ordering::Relaxed);
             table.look_at_heads(&self.shelf, guard);
             self.look_at_live(&mut table);
         }

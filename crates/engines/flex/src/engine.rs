@@ -83,6 +83,10 @@ pub(crate) struct FlexEngine {
     pub(crate) pins: Pins,
     /// Removed stretches that walks skip.
     pub(crate) gaps: Gaps,
+    /// Intervals may hold much that no view needs any more; see `sweep.rs`.
+    pub(crate) sweep_due: AtomicBool,
+    /// The space has changed since the image was saved, and no memtable is moved.
+    pub(crate) image_is_old: AtomicBool,
     pub(crate) state: Published<State>,
     /// What is frozen, if anything, is in the space, or stays in memory.
     moved: AtomicBool,
@@ -131,6 +135,8 @@ impl FlexEngine {
             blobs: Mutex::default(),
             pins: Pins::default(),
             gaps: Gaps::default(),
+            sweep_due: AtomicBool::new(false),
+            image_is_old: AtomicBool::new(false),
             state: Published::new(state),
             moved: AtomicBool::new(true),
             logged: Default::default(),
@@ -416,7 +422,11 @@ impl Engine for FlexEngine {
 
     /// What views pinned goes when its interval is next rewritten, or its memtable moved; here it is counted.
     fn trim(&self, views: &Views, visible: Seq) {
+        let pinned = self.pins.count();
         self.pins.trim(views, visible);
+        if self.pins.count() < pinned {
+            self.sweep_due.store(true, Ordering::Relaxed);
+        }
     }
 
     fn freeze(&self) {
@@ -441,6 +451,10 @@ impl Engine for FlexEngine {
         self.step(views, certain)
     }
 
+    fn tidy(&self, views: &Views, _certain: Seq) -> Result<bool> {
+        self.sweep(views)
+    }
+
     fn is_settled(&self) -> bool {
         self.is_moved()
     }
@@ -461,6 +475,7 @@ impl Engine for FlexEngine {
         let is_worth_it = active.count() * 8 > self.sizes.small;
         active.bytes() > self.share(MEMTABLE_SHARE, state)
             || self.waste() > self.most_waste()
+            || (rests && self.image_is_old.load(Ordering::Relaxed))
             || (is_worth_it && (rests || self.is_in_the_way(state)))
     }
 

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use sheaf_base::engine::{ImageSink, ImageSource};
 use sheaf_base::error::{Error, Result};
 use sheaf_base::record::Content;
+use sheaf_base::sync::atomic::Ordering;
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::{MAX_KEY, Seq};
 use sheaf_base::views::Views;
@@ -74,6 +75,7 @@ impl FlexEngine {
     /// Writes the image. All that was frozen has been moved, or stays.
     pub(crate) fn save_image(&self, out: &mut dyn ImageSink) -> Result<()> {
         let mut table = self.table.lock();
+        self.image_is_old.store(false, Ordering::Relaxed);
         if let Some(space) = &table.space {
             space.sync()?; // without a guard: all that is let go meanwhile would wait for it
         }

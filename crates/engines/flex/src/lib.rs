@@ -76,6 +76,7 @@ mod route;
 mod run;
 mod sizes;
 mod slots;
+mod sweep;
 mod table;
 #[cfg(test)]
 mod tests;

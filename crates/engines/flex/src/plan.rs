@@ -354,7 +354,7 @@ impl FlexEngine {
     }
 
     /// Plans one interval's rewriting, and that of neighbours that fit; the first change that is left.
-    fn plan_rewrite(
+    pub(crate) fn plan_rewrite(
         &self,
         now: &Planning<'_>,
         changes: Range<usize>,

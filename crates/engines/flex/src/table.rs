@@ -138,6 +138,8 @@ pub(crate) struct Table {
     pub(crate) blobs: HashSet<u64>,
     /// The last key of the frozen memtable that was moved.
     pub(crate) progress: Option<Vec<u8>>,
+    /// Where the sweep goes on that is under way: see `sweep.rs`.
+    pub(crate) sweep: Option<Vec<u8>>,
     /// What of a frozen memtable stays in memory: see `image.rs`.
     pub(crate) keep: Keep,
     /// The views when that was decided.
@@ -177,6 +179,7 @@ impl Table {
             least: 0,
             blobs: HashSet::new(),
             progress: None,
+            sweep: None,
             keep: Keep::default(),
             views: Views::default(),
             counts: Counts::default(),
@@ -413,6 +416,7 @@ impl Table {
     /// The keyspace is gone: nothing is indexed.
     pub(crate) fn forget(&mut self) {
         (self.tree, self.progress, self.keep) = (ShiftTree::new(Interval::NONE), None, Keep::default());
+        self.sweep = None;
         (self.blobs, self.spare) = (HashSet::new(), Default::default());
         // Readers may have the old one's buffers for a while.
         self.space_memory = Arc::new(Memory::new(u64::MAX));

@@ -299,3 +299,34 @@ fn what_a_rewrite_goes_through_does_not_grow_with_the_dead_intervals() {
     assert_eq!(play.engine.count_keys(u64::MAX).unwrap(), 2);
     assert!(play.shows(play.newest, &key(700)));
 }
+
+/// Versions that a view kept go when it is gone, though nothing touches their intervals again; the sweep then rests.
+#[test]
+fn what_a_view_kept_is_swept_when_it_is_gone() {
+    let mut play = Play::at_home();
+    let key = |n: u32| format!("{n:04}").into_bytes();
+    (0..400).for_each(|n| play.put(&key(n)));
+    play.checkpoint();
+    let at = play.newest;
+    play.views.register(at);
+    for round in 0..5 {
+        (0..400).filter(|n| n % 5 == round).for_each(|n| play.put(&key(n)));
+        (0..400).filter(|n| n % 5 == round).for_each(|n| play.put(&key(n)));
+        play.checkpoint();
+    }
+    (100..200).for_each(|n| play.commit(&key(n), Content::Remove));
+    play.checkpoint();
+    let len = |play: &Play| play.engine.table.lock().space.as_ref().unwrap().len();
+    let sweep = |play: &Play| play.engine.sweep(&play.views.copy_as_of(play.newest)).unwrap();
+    assert!(!sweep(&play), "the view is there");
+    let before = len(&play);
+    play.views.release(at);
+    let mut steps = 0;
+    while sweep(&play) {
+        steps += 1;
+    }
+    assert!(steps > 3 && !sweep(&play), "{steps}");
+    assert!(len(&play) * 2 < before, "{before} and then {}", len(&play));
+    assert_eq!(play.engine.count_keys(u64::MAX).unwrap(), 300);
+    assert!(!play.shows(play.newest, &key(150)) && play.shows(play.newest, &key(250)));
+}
