@@ -132,12 +132,17 @@ fn spawn_beside<'s, T: Send + 's>(
 /// Runs `body` on so many threads, this one among them, but no more than there are cores, or than the system has to spare;
 /// returns what they return. A panic in one of them is a panic here.
 pub fn side_by_side<T: Send>(threads: usize, body: impl Fn() -> T + Sync) -> Vec<T> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    at_once(threads.min(cores), body)
+}
+
+/// As [`side_by_side`], whatever the number of cores: for threads that wait for a device.
+fn at_once<T: Send>(threads: usize, body: impl Fn() -> T + Sync) -> Vec<T> {
     if threads <= 1 {
         return vec![body()];
     }
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
     thread::scope(|scope| {
-        let others: Vec<_> = (1..threads.min(cores)).map_while(|_| spawn_beside(scope, &body)).collect();
+        let others: Vec<_> = (1..threads).map_while(|_| spawn_beside(scope, &body)).collect();
         let mut all = vec![body()];
         for other in others {
             all.push(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
@@ -149,6 +154,20 @@ pub fn side_by_side<T: Send>(threads: usize, body: impl Fn() -> T + Sync) -> Vec
 /// What `body` makes of each of `0..count`, in order, side by side; or the error that would have come first, had it been one after
 /// the other. After an error no more are begun.
 pub fn each_side_by_side<T: Send, E: Send>(
+    threads: usize,
+    count: usize,
+    body: impl Fn(usize) -> Result<T, E> + Sync,
+) -> Result<Vec<T>, E> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    each_at_once(threads.min(cores), count, body)
+}
+
+/// As [`each_side_by_side`], whatever the number of cores: for calls that wait for a device.
+///
+/// # Errors
+///
+/// The error of the lowest index that failed.
+pub fn each_at_once<T: Send, E: Send>(
     threads: usize,
     count: usize,
     body: impl Fn(usize) -> Result<T, E> + Sync,
@@ -168,7 +187,7 @@ pub fn each_side_by_side<T: Send, E: Send>(
         }
         done
     };
-    let mut all: Vec<_> = side_by_side(threads, share).into_iter().flatten().collect();
+    let mut all: Vec<_> = at_once(threads.min(count), share).into_iter().flatten().collect();
     all.sort_by_key(|(index, _)| *index);
     all.into_iter().map(|(_, made)| made).collect()
 }

@@ -514,6 +514,66 @@ impl Database {
         self.store.persist()
     }
 
+    /// Waits until the database is at rest: everything acknowledged before is on the device, and no background work is due or could give
+    /// back disk space. Works in the caller's thread as well, and does not wait for commits to pause: it moves what the journal holds
+    /// to the engines' own files, cleans the store log as far as that gains more than it writes, gives back what was prepared for
+    /// later commits, and has every engine tidy up.
+    ///
+    /// Space that snapshots, iterators, backups and readers beside hold is left alone. Commits of other threads may go on, but keep the
+    /// database from rest.
+    ///
+    /// ```
+    /// # fn main() -> sheaf::Result<()> {
+    /// # let dir = std::env::temp_dir().join(format!("sheaf-doc-settle-{}", std::process::id()));
+    /// use sheaf::{Database, KeyspaceOptions};
+    ///
+    /// let db = Database::open(&dir)?;
+    /// let ks = db.keyspace("scratch", KeyspaceOptions::default())?;
+    /// for index in 0..1000_u32 {
+    ///     ks.insert(index.to_be_bytes(), vec![1; 1000])?;
+    /// }
+    /// db.drop_keyspace("scratch")?;
+    /// db.settle()?;
+    /// assert!(db.stats().logs.iter().map(|log| log.disk_bytes).sum::<u64>() < 1 << 20);
+    /// # db.close()?;
+    /// # std::fs::remove_dir_all(&dir).ok();
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Busy`] if commits went on for a minute; [`Error::Closed`]; [`Error::Poisoned`]; otherwise the error that keeps the
+    /// background from its work, such as [`Error::NoSpace`]. Returns at once for a database that was opened read-only.
+    pub fn settle(&self) -> Result<()> {
+        self.store.come_to_rest()
+    }
+
+    /// The number of the newest commit, over all keyspaces; 0 before the first one. Each commit that changes something has the next
+    /// number. Creating, clearing and dropping a keyspace are commits as well. Waits for nothing; works after
+    /// [`close`](Database::close) of another handle, too.
+    ///
+    /// ```
+    /// # fn main() -> sheaf::Result<()> {
+    /// # let dir = std::env::temp_dir().join(format!("sheaf-doc-seq-{}", std::process::id()));
+    /// use sheaf::{Database, KeyspaceOptions};
+    ///
+    /// let db = Database::open(&dir)?;
+    /// let users = db.keyspace("users", KeyspaceOptions::default())?;
+    /// let before = db.seq();
+    /// users.insert("ada", "lovelace")?;
+    /// users.insert("alan", "turing")?;
+    /// assert_eq!(db.seq(), before + 2);
+    /// # db.close()?;
+    /// # std::fs::remove_dir_all(&dir).ok();
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn seq(&self) -> u64 {
+        self.store.visible().0
+    }
+
     /// Figures of the whole database.
     #[must_use]
     pub fn stats(&self) -> Stats {

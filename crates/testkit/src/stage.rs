@@ -185,9 +185,9 @@ impl Subject {
         if self.engine == ledger::NAME { cases / 5 } else { cases }
     }
 
-    /// Whether its log can be put into the order of its keys.
+    /// Whether a compaction puts its log into the order of its keys.
     #[must_use]
-    pub fn is_compacted(&self) -> bool {
+    pub fn is_sorted_by_compaction(&self) -> bool {
         matches!(self.engine, "flat-ordered" | "flat-plain" | "kreon")
     }
 

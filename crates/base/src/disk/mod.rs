@@ -132,6 +132,20 @@ pub trait Disk: fmt::Debug + Send + Sync {
         None
     }
 
+    /// Bytes that the files below `dir` take: their blocks, where these are counted, or their lengths.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if `dir` or something below it is not there, or went meanwhile.
+    fn disk_bytes(&self, dir: &Path) -> io::Result<u64> {
+        self.list(dir)?.into_iter().try_fold(0, |all, entry| {
+            let path = dir.join(&entry.name);
+            let bytes =
+                if entry.is_dir { self.disk_bytes(&path)? } else { self.open(&path, How::Read)?.len()? };
+            Ok(all + bytes)
+        })
+    }
+
     /// Where the file at `path` is for others: what is shown under one name may stand under another.
     fn locate(&self, path: &Path) -> PathBuf {
         path.to_path_buf()

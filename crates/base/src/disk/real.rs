@@ -149,6 +149,17 @@ impl Disk for RealDisk {
         Some(rustix::fs::stat(path).ok()?.st_mode & 0o7777)
     }
 
+    fn disk_bytes(&self, dir: &Path) -> io::Result<u64> {
+        self.list(dir)?.into_iter().try_fold(0, |all, entry| {
+            let path = dir.join(&entry.name);
+            if entry.is_dir {
+                return Ok(all + self.disk_bytes(&path)?);
+            }
+            let blocks = u64::try_from(rustix::fs::lstat(&path)?.st_blocks).unwrap_or(0);
+            Ok(all + blocks * super::SECTOR)
+        })
+    }
+
     fn volume(&self, dir: &Path) -> io::Result<Arc<dyn Volume>> {
         if !syncfs_tells_errors() {
             return Err(io::ErrorKind::Unsupported.into());

@@ -15,6 +15,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use super::idle::Pace;
 use super::stall::{StallKind, Waits};
 use super::{Store, Write};
 use crate::error::{Error, Result};
@@ -123,7 +124,7 @@ impl From<Result<bool>> for Look {
 }
 
 /// Stands for a step of background work: a panic in it, an engine's or ours, poisons.
-struct Step<'a>(&'a Store);
+pub(super) struct Step<'a>(pub(super) &'a Store);
 
 impl Drop for Step<'_> {
     fn drop(&mut self) {
@@ -193,20 +194,24 @@ impl Store {
         self.check_writable()?;
         let _step = Step(self);
         let ticked = self.tick()?;
-        Ok(self.keep().end()? | ticked)
+        Ok(self.keep(self.pace()).end()? | ticked)
     }
 
     /// One step of maintenance. A step that fails does not hold up the others: on a full disk nothing can
     /// be made ready, and it is cleaning that helps.
-    fn keep(&self) -> Look {
+    pub(super) fn keep(&self, pace: Pace) -> Look {
+        let _one = self.keeping.lock();
         let mut look = Look::default();
         look.add(Ok(self.trim()));
         look.add(self.top_up());
         if self.bounds_are_near() {
             look.add(self.extend_bounds().map(|()| true));
         }
-        look.join(self.clean());
-        look.join(self.checkpoint_if_due());
+        look.join(self.clean(pace));
+        look.join(self.checkpoint_if_due(pace));
+        if pace != Pace::Busy {
+            look.join(self.tidy());
+        }
         look.add(self.renew_root());
         look.add(Ok(self.ground.blobs.remove_left(REMOVED)));
         if self.options.inline {
@@ -221,7 +226,7 @@ impl Store {
 
     /// Drops the segments that nobody sees any more. Each takes milliseconds (pages are unmapped, blocks freed):
     /// writers are not to wait for the next ready one meanwhile.
-    fn unmake(&self) {
+    pub(super) fn unmake(&self) {
         for segment in self.ground.segments.take_dead() {
             drop(segment);
             if !self.options.inline && self.check_writable().is_ok() {
@@ -344,7 +349,7 @@ fn keeper(store: &Weak<Store>, signals: &Signals) {
         }
         // What cannot be done now (no space, say) is tried again; writers that need it get the error.
         loop {
-            let look = store.keep();
+            let look = store.keep(store.pace());
             if let Some(error) = look.failed.as_ref().filter(|_| !has_failed) {
                 crate::event!(WARN, "background work fails", error = error.to_string());
             }

@@ -15,8 +15,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::background::Look;
+use super::idle::Pace;
 use super::image::{self, ImageWriter};
-use super::log::Log;
+use super::log::{Log, Unsaved};
 use super::order::Write;
 use super::ready::{HASTE, PATIENCE};
 use super::rooting::{Dying, Maintenance};
@@ -28,7 +29,9 @@ use crate::root::{CheckpointRef, Position};
 use crate::segment::DATA_START;
 use crate::sync::atomic::Ordering;
 use crate::sync::epoch;
-use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
+use crate::types::{LogId, SegmentId, Seq};
+use crate::views::Views;
+use crate::work::each_at_once;
 use crate::{event, span};
 
 /// A checkpoint is due after this many times its own size was appended.
@@ -37,6 +40,15 @@ const TIMES_IMAGE: u64 = 20;
 const FULL: u64 = 4;
 /// The pressure, in hundredths, of as much of the journal as makes a checkpoint due, if none of it is moved.
 const PACE: u64 = 80;
+/// Where keyspaces were dropped so many times [`Geometry::gain_bytes`](super::Geometry) must be theirs, and half of what was appended: no more
+/// than that is moved.
+const DROPPED: u64 = 2;
+/// Threads that save images of many keyspaces: each waits for the device most of the time.
+const SAVERS: usize = 8;
+/// So many keyspaces are many.
+const MANY: usize = 16;
+/// An image is written for a caller who asks for space if it is no larger than so many times what was appended since the last one.
+const ASKED: u64 = 1024;
 /// Steps of engines' work between two looks at the rest of the maintenance.
 const STEPS: usize = 16;
 /// Steps of engines that are done for who finds no room or no memory; on a full disk so many without a gain.
@@ -53,7 +65,7 @@ pub(crate) struct Pending {
     reference: CheckpointRef,
     kepts: Vec<Arc<Kept>>,
     slots: Vec<(u32, SegmentId)>,
-    appended: u64,
+    unsaved: Unsaved,
     /// After an attempt to end it that failed: how long it is left alone, and until when.
     rest: Option<(Duration, Duration)>,
 }
@@ -86,12 +98,12 @@ impl Store {
         pressure.checked_div(self.due_after(log)).unwrap_or(0)
     }
 
-    /// Begins checkpoints of logs that are due, and moves on those that have begun.
-    pub(super) fn checkpoint_if_due(&self) -> Look {
+    /// Begins checkpoints of logs that are due at this pace, and moves on those that have begun.
+    pub(super) fn checkpoint_if_due(&self, pace: Pace) -> Look {
         let mut look = Look::default();
         let wants_memory = self.signals.memory.swap(false, Ordering::Relaxed);
         for log in self.logs.iter().filter(|_| self.options.checkpoints) {
-            if self.is_due(log, wants_memory) {
+            if self.is_due(log, wants_memory, pace) {
                 look.add(self.begin_checkpoint(&mut self.maintenance.lock(), log));
             }
             look.join(match self.rests(log) {
@@ -111,7 +123,7 @@ impl Store {
     }
 
     /// Whether a checkpoint of `log` is due.
-    fn is_due(&self, log: &Log, wants_memory: bool) -> bool {
+    fn is_due(&self, log: &Log, wants_memory: bool, pace: Pace) -> bool {
         let appended = log.since_checkpoint.load(Ordering::Relaxed);
         let wants = || {
             let wants = |e: &dyn Engine| e.wants_checkpoint() || (wants_memory && e.is_swollen());
@@ -123,6 +135,22 @@ impl Store {
             || (appended > 0 && log.tombs_in_the_way.swap(false, Ordering::Relaxed))
             // An engine of the store log may wait for an image to give back what it moved since the last one.
             || ((appended > 0 || log.id == LogId::Flat) && wants())
+            || self.gains_space(log, pace)
+    }
+
+    /// Whether a checkpoint of `log` gives back space that is worth its writes.
+    fn gains_space(&self, log: &Log, pace: Pace) -> bool {
+        let Unsaved { bytes, operations, removals, dropped } = log.unsaved();
+        let images = log.image_bytes.load(Ordering::Relaxed);
+        let least = self.geometry.gain_bytes.max(images);
+        let mostly_removes = removals > 0 && removals * 3 >= operations * 2;
+        match pace {
+            _ if dropped >= (DROPPED * least).max(bytes / 2) => true,
+            _ if bytes >= least && mostly_removes => true,
+            Pace::Busy => false,
+            Pace::Idle => bytes >= least && log.id == LogId::Journal,
+            Pace::Asked => bytes > 0 && images / ASKED <= bytes,
+        }
     }
 
     /// Checkpoints the keyspaces of `log` as of now. False if damage forbids it.
@@ -241,10 +269,10 @@ impl Store {
         let slots: Vec<_> = log.list().iter().map(|s| (s.slot(), s.id())).collect();
         reference.number = m.next_image;
         m.next_image += 1;
-        let appended = log.since_checkpoint.load(Ordering::Relaxed);
-        let frozen = reference.seq;
+        let (unsaved, frozen) = (log.unsaved(), reference.seq);
+        let appended = unsaved.bytes;
         event!(DEBUG, "a checkpoint begins", log = log.id.directory(), commit = frozen.0, bytes = appended);
-        m.pending[log.id.index()] = Some(Pending { reference, kepts, slots, appended, rest: None });
+        m.pending[log.id.index()] = Some(Pending { reference, kepts, slots, unsaved, rest: None });
         log.moving.store(appended, Ordering::Relaxed);
         self.make_certain(m, log, frozen)?;
         Ok(true)
@@ -300,6 +328,19 @@ impl Store {
 
     /// Steps of the engines' own work: what one cannot do holds up no other. Something was done if there is more.
     fn work(&self, kepts: &[Arc<Kept>]) -> Look {
+        self.engine_steps(kepts, |engine, views, certain| engine.work(views, certain))
+    }
+
+    /// Steps of what engines can do while nothing else happens, as [`Store::work`].
+    pub(super) fn tidy_engines(&self, kepts: &[Arc<Kept>]) -> Look {
+        self.engine_steps(kepts, |engine, views, certain| engine.tidy(views, certain))
+    }
+
+    fn engine_steps(
+        &self,
+        kepts: &[Arc<Kept>],
+        step: impl Fn(&dyn Engine, &Views, Seq) -> Result<bool>,
+    ) -> Look {
         let _at_work = self.at_work.read();
         if let Err(closed) = self.check_open() {
             return Look::from(Err(closed)); // or their files are closed, and somebody else's
@@ -314,7 +355,7 @@ impl Store {
             let Ok(engine) = kept.engine() else { continue };
             let _span = span!(TRACE, "engine work", engine = engine.name(), keyspace = kept.name());
             for _ in 0..if self.options.inline { 1 } else { STEPS } {
-                let more = match engine.work(&views, certain) {
+                let more = match step(&**engine, &views, certain) {
                     Err(Error::Poisoned { op }) => return Look::from(Err(self.poison(op))),
                     other => other,
                 };
@@ -374,7 +415,7 @@ impl Store {
             self.cut_journal(m, log);
         }
         self.write_root(m, false)?;
-        log.since_checkpoint.fetch_sub(pending.appended, Ordering::Relaxed);
+        log.saved(pending.unsaved);
         log.moving.store(0, Ordering::Relaxed);
         log.image_bytes.store(bytes, Ordering::Relaxed);
         self.counters.checkpoints.fetch_add(1, Ordering::Relaxed);
@@ -408,15 +449,16 @@ impl Store {
         to: &mut CheckpointRef,
         slots: &[(u32, SegmentId)],
     ) -> Result<u64> {
-        let mut bytes = 0;
-        for kept in kepts {
-            let id: KeyspaceId = kept.id();
-            let path = self.image_path(id, to.number);
-            to.keyspaces.push(id);
-            let mut writer = ImageWriter::create(&*self.disk, path, self.id, id, to.number, slots)?;
+        to.keyspaces = kepts.iter().map(|kept| kept.id()).collect();
+        let save = |index: usize| {
+            let kept: &Arc<Kept> = &kepts[index];
+            let path = self.image_path(kept.id(), to.number);
+            let mut writer = ImageWriter::create(&*self.disk, path, self.id, kept.id(), to.number, slots)?;
             kept.engine()?.save(&mut writer)?;
-            bytes += writer.finish()?;
-        }
+            writer.finish()
+        };
+        let threads = if self.options.inline || kepts.len() < MANY { 1 } else { SAVERS };
+        let bytes = each_at_once(threads, kepts.len(), save)?.into_iter().sum();
         let dir = self.dir.join(image::DIRECTORY);
         self.disk.sync_dir(&dir).during("sync directory", &dir)?;
         Ok(bytes)

@@ -35,6 +35,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::background::Look;
+use super::idle::Pace;
 use super::log::Log;
 use super::rooting::{Dying, Maintenance, Survivors};
 use super::{Kept, Store};
@@ -77,6 +78,9 @@ const TIGHT: f64 = 1.05;
 const AGE_WEIGHT: f64 = 0.7;
 /// A victim with a larger live share than this is not worth its move.
 const FULL: f64 = 0.95;
+
+/// The same while there is time for more than the limit asks for.
+const HALF: f64 = 0.5;
 
 /// Frames whose keys are looked up together.
 const GROUP: usize = 32;
@@ -223,12 +227,12 @@ fn candidates<'f, 'k>(
 }
 
 impl Store {
-    /// One pass of cleaning, if it is due: victims that can be judged go, whatever is wrong with others.
-    pub(super) fn clean(&self) -> Look {
-        self.clean_pass().unwrap_or_else(|error| Look::from(Err(error)))
+    /// One pass of cleaning, if it is due at this pace: victims that can be judged go, whatever is wrong with others.
+    pub(super) fn clean(&self, pace: Pace) -> Look {
+        self.clean_pass(pace).unwrap_or_else(|error| Look::from(Err(error)))
     }
 
-    fn clean_pass(&self) -> Result<Look> {
+    fn clean_pass(&self, pace: Pace) -> Result<Look> {
         let log = self.log(LogId::Flat);
         if log.is_frozen() || self.catalogue.all().iter().any(|k| k.log() == log.id && k.engine().is_err()) {
             return Ok(Look::default()); // liveness is unknown: everything stays
@@ -238,10 +242,10 @@ impl Store {
         }
         let mut m = self.maintenance.lock();
         self.check_open()?; // who waited for the lock may find that the end has come
-        let mut victims = self.choose(&m, log);
+        let mut victims = self.choose(&m, log, pace);
         if victims.is_empty() && !m.unjudged.is_empty() {
             m.unjudged.clear(); // there are no others: maybe they can be judged by now
-            victims = self.choose(&m, log);
+            victims = self.choose(&m, log, pace);
         }
         if victims.is_empty() {
             return Ok(Look::default());
@@ -304,12 +308,15 @@ impl Store {
         engines.iter().filter_map(|k| k.engine().ok()).map(|engine| engine.pressure()).fold(log, u64::max)
     }
 
-    /// The victims whose cleaning costs least for what it wins, among those that were not found to be beyond judging a moment ago.
-    fn choose(&self, m: &Maintenance, log: &Log) -> Vec<Arc<Segment>> {
+    /// The victims whose cleaning costs least for what it wins, among those that were not found to be beyond judging a moment ago. Below
+    /// the limit there are some only while there is time: such as are half empty, so that no more is copied than is won.
+    fn choose(&self, m: &Maintenance, log: &Log, pace: Pace) -> Vec<Arc<Segment>> {
         let (disk, limit) = self.space(log);
-        if disk <= limit {
+        let is_beyond = disk > limit;
+        if !is_beyond && pace == Pace::Busy {
             return Vec::new();
         }
+        let most = if is_beyond { FULL } else { HALF };
         let (durable, line, now) = (self.durable(), m.tombstone_line(log.id), log.clock());
         let tails = &m.survivors[log.id.index()];
         let is_tail = |id: SegmentId| tails.iter().flatten().any(|t| t.segment.id() == id);
@@ -330,7 +337,7 @@ impl Store {
             let live = (segment.live() + kept_tombs).min(capacity);
             #[allow(clippy::cast_precision_loss)]
             let share = live as f64 / capacity as f64;
-            if share > FULL {
+            if share > most {
                 continue;
             }
             #[allow(clippy::cast_precision_loss)]
@@ -338,8 +345,13 @@ impl Store {
             let score = if live == 0 { f64::INFINITY } else { (1.0 - share) * age.powf(AGE_WEIGHT) / share };
             scored.push((score, capacity - live, segment));
         }
-        if tombs > limit / 8 {
+        let worth = self.geometry.worth_bytes;
+        let images = log.image_bytes.load(Ordering::Relaxed);
+        if (is_beyond && tombs > limit / 8) || (pace != Pace::Busy && tombs >= worth.max(images)) {
             log.tombs_in_the_way.store(true, Ordering::Relaxed);
+        }
+        if !is_beyond && scored.iter().map(|(_, wins, _)| wins).sum::<u64>() < worth {
+            return Vec::new();
         }
         scored.sort_by(|a, b| b.0.total_cmp(&a.0));
         let largest = scored.iter().map(|(_, _, s)| s.identity().capacity).max().unwrap_or(0);
@@ -352,7 +364,7 @@ impl Store {
                 break;
             }
         }
-        let little = won < largest / 4 && won < disk - limit;
+        let little = won < largest / 4 && won < disk.saturating_sub(limit);
         if little && !self.full.load(Ordering::Relaxed) { Vec::new() } else { victims }
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::background::Signals;
 use super::catalogue::Catalogue;
+use super::idle::Pace;
 use super::log::Log;
 use super::order::Order;
 use super::ready::PATIENCE;
@@ -188,6 +189,8 @@ impl Store {
             full: AtomicBool::new(false),
             files_are_scarce: AtomicBool::new(false),
             balanced: AtomicU64::new(0),
+            quiet: Mutex::default(),
+            keeping: Mutex::new(()),
             speed: Mutex::new((Looks::default(), Speed::of(SPEED_MEMORY))),
             trimmed: AtomicU64::new(0),
             lifespan: AtomicU64::new(u64::MAX),
@@ -248,12 +251,13 @@ impl Store {
     /// A few passes of cleaning, so that the space of short lives comes back too.
     fn clean_for_close(&self) -> Result<()> {
         for _ in 0..CLOSING_PASSES {
-            match self.clean().any() {
+            match self.clean(Pace::Busy).any() {
                 Ok(true) => {}
                 Ok(false) | Err(Error::NoSpace { .. }) => break,
                 Err(error) => return Err(error),
             }
         }
+        let _ = self.shrink_ready(); // as far as there is room
         let nothing_waits = {
             let mut m = self.maintenance.lock();
             !self.bury(&mut m) && !m.waits_for_root()

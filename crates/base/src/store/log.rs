@@ -33,6 +33,11 @@ pub(crate) struct Log {
     pub(crate) water_due: AtomicBool,
     /// Bytes appended (by commits and cleaner) since the last checkpoint.
     pub(crate) since_checkpoint: AtomicU64,
+    /// Operations appended by commits since then, and the removals among them. Written under the commit lock.
+    pub(crate) operations: AtomicU64,
+    pub(crate) removals: AtomicU64,
+    /// Bytes appended since then to keyspaces that were dropped and that nobody reads any more.
+    pub(crate) dropped: AtomicU64,
     /// Those of them that the checkpoint that is under way is for.
     pub(crate) moving: AtomicU64,
     /// Size of the last checkpoint's images.
@@ -41,6 +46,16 @@ pub(crate) struct Log {
     pub(crate) tombs_in_the_way: AtomicBool,
     /// Damage below the durable mark: the log is kept as it is, and ROOT repeats this entry.
     pub(crate) frozen: Mutex<Option<LogEntry>>,
+}
+
+/// What was appended to a log since its last checkpoint.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unsaved {
+    pub(crate) bytes: u64,
+    pub(crate) operations: u64,
+    pub(crate) removals: u64,
+    /// Bytes of keyspaces that are gone.
+    pub(crate) dropped: u64,
 }
 
 impl Log {
@@ -55,6 +70,9 @@ impl Log {
             freed: AtomicU64::new(0),
             water_due: AtomicBool::new(false),
             since_checkpoint: AtomicU64::new(0),
+            operations: AtomicU64::new(0),
+            removals: AtomicU64::new(0),
+            dropped: AtomicU64::new(0),
             moving: AtomicU64::new(0),
             image_bytes: AtomicU64::new(0),
             tombs_in_the_way: AtomicBool::new(false),
@@ -76,9 +94,10 @@ impl Log {
         self.segments.lock().values().cloned().collect()
     }
 
-    /// Bytes that its segments may hold.
-    pub(crate) fn capacity(&self) -> u64 {
-        self.segments.lock().values().map(|s| s.identity().capacity).sum()
+    /// Bytes that it takes without what is prepared for later commits: full segments, and the others as far as they are written.
+    pub(crate) fn filled(&self) -> u64 {
+        let filled = |s: &Arc<Segment>| if s.is_sealed() { s.identity().capacity } else { s.end() };
+        self.segments.lock().values().map(filled).sum()
     }
 
     /// A commit appended so much. Under the commit lock.
@@ -88,6 +107,35 @@ impl Log {
         let mean = self.commit_bytes.load(Ordering::Relaxed);
         self.commit_bytes.store(mean - mean / MEAN_OF + bytes / MEAN_OF, Ordering::Relaxed);
         self.since_checkpoint.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// A commit had so many operations for it, of which so many remove. Under the commit lock.
+    pub(crate) fn note_operations(&self, operations: u64, removals: u64) {
+        for (counter, more) in [(&self.operations, operations), (&self.removals, removals)] {
+            counter.fetch_add(more, Ordering::Relaxed);
+        }
+    }
+
+    /// What was appended since the last checkpoint.
+    pub(crate) fn unsaved(&self) -> Unsaved {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Unsaved {
+            bytes: load(&self.since_checkpoint),
+            operations: load(&self.operations),
+            removals: load(&self.removals),
+            dropped: load(&self.dropped),
+        }
+    }
+
+    /// A checkpoint that began when it was `unsaved` is complete.
+    pub(crate) fn saved(&self, unsaved: Unsaved) {
+        self.since_checkpoint.fetch_sub(unsaved.bytes, Ordering::Relaxed);
+        self.operations.fetch_sub(unsaved.operations, Ordering::Relaxed);
+        self.removals.fetch_sub(unsaved.removals, Ordering::Relaxed);
+        // A keyspace that was dropped meanwhile was counted with what the checkpoint has saved.
+        let left = self.since_checkpoint.load(Ordering::Relaxed);
+        let less = |dropped: u64| Some(dropped.saturating_sub(unsaved.dropped).min(left));
+        let _ = self.dropped.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
     pub(crate) fn note_moved(&self, bytes: u64) {

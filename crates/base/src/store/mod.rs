@@ -14,6 +14,7 @@
 //!  convert, copy, watch   another engine, while writers go on   salvage  what is left of a damaged database
 //!  stall       what writers wait for, or are told instead   sketch      what keyspaces are used for, over closings
 //!  balance     caches give way to what must be in memory    hold        a state that stays as a listing, for readers
+//!  idle        what can wait until writers pause, or ask
 //! ```
 //!
 //! ## Invariants
@@ -25,7 +26,7 @@
 //!
 //! ## Threads
 //!
-//! Any thread may call anything. Locks, in order of acquisition: `closing`, the catalogue's `changing`, `at_work`, `maintenance`, the round's
+//! Any thread may call anything. Locks, in order of acquisition: `closing`, `keeping`, the catalogue's `changing`, `at_work`, `maintenance`, the round's
 //! leader lock, `making`, `order` (the commit lock), the log lists, engines' own. No I/O under `order` but the append
 //! itself; no lock is held while a caller's closure runs.
 //!
@@ -46,6 +47,7 @@ mod copy;
 mod encoded;
 mod fill;
 mod hold;
+mod idle;
 pub mod image;
 mod incoming;
 mod kept;
@@ -134,6 +136,10 @@ pub(crate) struct Geometry {
     pub(crate) blob_chunk: u64,
     /// A log's keyspaces are checkpointed after at least this many bytes of it ...
     pub(crate) checkpoint_bytes: u64,
+    /// ... or after this many, if it gains space while its images are no larger: the device writes at most twice what was appended.
+    pub(crate) gain_bytes: u64,
+    /// Cleaning below the space limit begins, and ready segments are given back, if that gains so much.
+    pub(crate) worth_bytes: u64,
     /// Ready segments of a log that only removals and the cleaner may use.
     pub(crate) reserve: usize,
     /// Slack before cleaning starts, in segments.
@@ -152,6 +158,8 @@ impl Geometry {
                 seq_chunk: 64,
                 blob_chunk: 4,
                 checkpoint_bytes: 16 << 10,
+                gain_bytes: 8 << 10,
+                worth_bytes: 16 << 10,
                 reserve: 6,
                 slack_segments: 2,
                 max_batch: 1 << 20,
@@ -164,6 +172,8 @@ impl Geometry {
                 seq_chunk: 1 << 24,
                 blob_chunk: 1 << 15,
                 checkpoint_bytes: 128 << 20,
+                gain_bytes: 4 << 20,
+                worth_bytes: 1 << 20,
                 reserve: 2,
                 slack_segments: 4,
                 max_batch: MAX_BATCH as u64,
@@ -224,6 +234,10 @@ pub struct Store {
     full: AtomicBool,
     /// The file system can take few more files.
     files_are_scarce: AtomicBool,
+    /// Whether commits have paused.
+    quiet: Mutex<idle::Quiet>,
+    /// One look of the background at a time: who holds it knows that nobody is in the midst of a step.
+    keeping: Mutex<()>,
     /// When shares of caches were last looked at, in ns of the clock.
     balanced: AtomicU64,
     /// Least that was between pieces since it was last given back.

@@ -467,15 +467,22 @@ impl Store {
             Err(error) => return whole.give_up(error),
         };
         whole.is_begun = true;
+        let mut counts = [(0, 0); LogId::ALL.len()];
         for write in writes.iter() {
             if write.op.address != Address::NONE
                 && let Ok(engine) = write.kept.engine()
             {
+                let (operations, removals) = &mut counts[write.kept.log().index()];
+                *operations += 1;
+                *removals += u64::from(matches!(write.op.action, Action::Remove));
                 engine.apply(seq, &write.op, &order.views);
                 if write.kept.watch.is_on() {
                     write.kept.watch.note(write.op.key);
                 }
             }
+        }
+        for (log, (operations, removals)) in self.logs.iter().zip(counts).filter(|(_, (some, _))| *some > 0) {
+            log.note_operations(operations, removals);
         }
         self.finish(order, seq);
         whole.reached();

@@ -12,7 +12,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Store;
+use super::idle::Pace;
 use super::order::Order;
+use super::rooting::Dying;
 use super::tail::{MARK, SEAL_ROOM};
 use crate::blob::Staged;
 use crate::disk::write_zeros;
@@ -56,6 +58,8 @@ const AHEAD_MOST: usize = 8;
 /// a third of a second, in which writers fill 30 MiB.
 const AHEAD_LARGE: usize = 32;
 const AHEAD_SHARE: u64 = 32;
+/// Ready segments are given back if they are so many times larger than new ones would be.
+const FAR_LARGER: u64 = 2;
 
 impl Store {
     /// Makes one more segment of `log` ready, with room for `wanted` bytes in it, while `is_cramped` says
@@ -123,7 +127,7 @@ impl Store {
         let is_settled = before.is_some() && self.settle_journal()?;
         let is_less = self.counted_on() < before;
         if only_removes {
-            self.clean().any()?;
+            self.clean(Pace::Busy).any()?;
         } else if !is_settled && !is_less && !self.is_room_on_its_way() {
             return Ok(false);
         }
@@ -171,6 +175,63 @@ impl Store {
             }
         }
         Ok(any)
+    }
+
+    /// Gives back ready segments that are far larger, or far more, than the log needs by now: it was larger once, or commits were.
+    /// Smaller ones take their place first, so that removals find their reserve. True if it gained anything.
+    ///
+    /// A ready segment is named by no seal and holds no commit. ROOT may list it, and a checkpoint's position name it, as they do
+    /// segments that were cleaned; so it leaves as these do (commit.md R13).
+    pub(super) fn shrink_ready(&self) -> Result<bool> {
+        let mut any = false;
+        for log in self.logs.iter().filter(|log| !log.is_frozen()) {
+            any |= self.shrink_ready_of(log)?;
+        }
+        Ok(any)
+    }
+
+    fn shrink_ready_of(&self, log: &super::log::Log) -> Result<bool> {
+        let usual = self.capacity_for(log, 0);
+        let enough = self.geometry.reserve + self.ahead(log);
+        let capacity = |segments: &[&Arc<Segment>]| -> u64 {
+            segments.iter().map(|segment| segment.identity().capacity).sum()
+        };
+        let is_large = |segment: &Arc<Segment>| segment.identity().capacity > FAR_LARGER * usual;
+        let gain = {
+            let order = self.order.lock();
+            let (large, fit): (Vec<_>, Vec<_>) =
+                order.ready[log.id.index()].iter().partition(|segment| is_large(segment));
+            let beyond = fit.get(enough..).unwrap_or_default();
+            capacity(&large).saturating_sub(large.len() as u64 * usual) + capacity(beyond)
+        };
+        if gain < self.geometry.worth_bytes {
+            return Ok(false);
+        }
+        let reserve = self.geometry.reserve;
+        let lacks = |order: &Order| {
+            order.ready[log.id.index()].iter().filter(|segment| !is_large(segment)).count() < reserve
+        };
+        while lacks(&self.order.lock()) {
+            self.make_room(log.id, 0, lacks)?;
+        }
+        let mut m = self.maintenance.lock();
+        self.check_open()?;
+        let mut left = enough;
+        let mut gone = Vec::new();
+        self.order.lock().ready[log.id.index()].retain(|segment| {
+            let stays = !is_large(segment) && left > 0;
+            match stays {
+                true => left -= 1,
+                false => gone.push(Arc::clone(segment)),
+            }
+            stays
+        });
+        for segment in gone {
+            log.segments.lock().remove(&segment.id());
+            m.dies(Dying::Segment(log.id, segment));
+        }
+        self.write_root(&mut m, false)?;
+        Ok(true)
     }
 
     /// Makes a segment: a file with blocks and a slot.
@@ -242,11 +303,11 @@ impl Store {
         }
         let of = |bytes: u64| usize::try_from(bytes).unwrap_or(AHEAD_LARGE);
         let affordable = of(self.ground.memory.budget() / AHEAD_SHARE / self.capacity_for(log, 0));
-        (AHEAD + of(log.capacity() / AHEAD_BYTES)).min(affordable.clamp(AHEAD_MOST, AHEAD_LARGE))
+        (AHEAD + of(log.filled() / AHEAD_BYTES)).min(affordable.clamp(AHEAD_MOST, AHEAD_LARGE))
     }
 
     fn capacity_for(&self, log: &super::log::Log, largest: u64) -> u64 {
-        let total = log.capacity();
+        let total = log.filled();
         let commits = log.commit_bytes.load(Ordering::Relaxed) * COMMITS_AIM;
         let usual = (total / SEGMENTS_AIM)
             .max((total / SMALL_AIM).min(SMALL_SEGMENT))

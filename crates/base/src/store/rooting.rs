@@ -288,6 +288,9 @@ impl Store {
         let gone = self.catalogue.take_dead(durable, oldest);
         for kept in &gone {
             if let Ok(engine) = kept.engine() {
+                if kept.log() == LogId::Journal {
+                    self.log(LogId::Journal).dropped.fetch_add(engine.logged(), Ordering::Relaxed);
+                }
                 let mut blobs = Vec::new();
                 let _ = engine.blobs(&mut blobs); // what is not known goes with the next opening
                 blobs.into_iter().for_each(|id| m.dies(Dying::Blob(id)));

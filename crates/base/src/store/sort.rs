@@ -68,6 +68,12 @@ pub struct Compacted {
 }
 
 impl Store {
+    /// Whether the records of a keyspace stand in a log, and its keys in an order.
+    pub(super) fn can_sort(&self, kept: &Kept) -> Result<bool> {
+        let engine = kept.engine()?;
+        Ok(engine.capabilities().ordered && engine.log() == LogId::Flat)
+    }
+
     /// Puts the records of a keyspace in the order of its keys. For ordered engines of the store log.
     pub fn sort(self: &Arc<Store>, kept: &Arc<Kept>) -> Result<Compacted> {
         self.sort_watched(kept, &mut |_| ControlFlow::Continue(()))
@@ -80,9 +86,8 @@ impl Store {
         watcher: &mut dyn FnMut(&Compacted) -> ControlFlow<()>,
     ) -> Result<Compacted> {
         self.check_writable()?;
-        let engine = kept.engine()?;
-        if !engine.capabilities().ordered || engine.log() != LogId::Flat {
-            return Err(Error::Unsupported { engine: engine.name(), feature: "compaction on request" });
+        if !self.can_sort(kept)? {
+            return Err(Error::Unsupported { engine: kept.engine_name(), feature: "sorting" });
         }
         self.wait_durable(self.visible())?; // I1
         let mut sorted = Compacted::default();

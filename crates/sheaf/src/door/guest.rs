@@ -180,25 +180,25 @@ impl Attended<'_> {
                 sum
             };
             let kept = self.store.existing(&name)?.ok_or_else(missing);
-            let done =
-                kept.and_then(|kept| self.sort(kept, &mut |done| self.step(&Reply::Compacting(add(done)))));
+            let done = kept.and_then(|kept| {
+                self.compact_one(kept, &mut |done| self.step(&Reply::Compacting(add(done))))
+            });
             match done {
                 Ok(done) => total = add(&done),
-                // Of all, those that have nothing to sort are left, and those that were dropped meanwhile.
-                Err(Error::Unsupported { .. } | Error::NoKeyspace { .. }) if all => {}
+                Err(Error::NoKeyspace { .. }) if all => {} // dropped meanwhile
                 Err(error) => return Err(error),
             }
         }
         self.tell(&Reply::Compacted(total))
     }
 
-    fn sort(
+    fn compact_one(
         &self,
         mut kept: Arc<Kept>,
         watcher: &mut dyn FnMut(&Compacted) -> ControlFlow<()>,
     ) -> Result<Compacted> {
         loop {
-            match self.store.sort_watched(&kept, watcher) {
+            match self.store.compact_watched(&kept, watcher) {
                 // Cleared or converted meanwhile, or dropped.
                 Err(Error::NoKeyspace { .. }) => kept = self.store.successor(&kept)?,
                 other => return other,

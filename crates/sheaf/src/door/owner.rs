@@ -207,7 +207,7 @@ impl Owner {
         })
     }
 
-    /// As [`crate::Keyspace::compact`]; without a name, all keyspaces that have something to sort. `watcher` is told now and then
+    /// As [`crate::Keyspace::compact`]; without a name, all keyspaces. `watcher` is told now and then
     /// what was done so far; what is done stays done.
     pub fn compact(
         &mut self,

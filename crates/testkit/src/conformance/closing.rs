@@ -37,6 +37,8 @@ pub fn every_verb_of_a_closed_handle_says_closed(stage: &Stage) {
     refused!(ks.clear(), Error::Closed);
     refused!(ks.remove_range::<&[u8]>(..), Error::Closed);
     refused!(ks.compact(), Error::Closed);
+    refused!(ks.disk_bytes(), Error::Closed);
+    refused!(handle.settle(), Error::Closed);
     if stage.subject.ordered {
         refused!(ks.first(), Error::Closed);
         refused!(ks.last(), Error::Closed);

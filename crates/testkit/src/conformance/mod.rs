@@ -20,6 +20,7 @@
 pub mod batches;
 pub mod closing;
 pub mod fullness;
+pub mod idle;
 pub mod keyspaces;
 pub mod lasting;
 pub mod opening;
@@ -220,6 +221,21 @@ macro_rules! conformance {
                 an_empty_database_takes_at_most_a_mebibyte
                 beyond_the_budget_only_new_keys_are_refused
                 stats_are_plausible
+            }
+            $crate::promises! { $subject, STEPPED, idle:
+                dropped_keyspaces_give_their_space_back_in_a_pause
+                everything_removed_leaves_next_to_nothing_in_the_logs
+            }
+            $crate::promises! { $subject, TINY_STEPPED, idle:
+                dropped_keyspaces_take_no_more_room_the_more_there_were
+                an_idle_database_comes_to_rest_and_writes_nothing
+                live_data_is_not_written_again_and_again_in_pauses
+                many_removals_begin_a_checkpoint
+            }
+            $crate::promises! { $subject, EVERYWHERE, idle:
+                settle_returns_at_rest
+                seq_is_the_number_of_the_newest_commit
+                disk_bytes_are_those_of_files_and_of_the_journal
             }
             $crate::promises! { $subject, TINY_STEPPED, snapshots:
                 what_a_dropped_keyspace_had_pinned_is_no_live_data

@@ -171,6 +171,7 @@ pub fn reading_only_changes_no_byte_and_refuses_writes(stage: &Stage) {
     refused!(ks.clear(), Error::ReadOnly);
     refused!(ks.remove_range::<&[u8]>(..), Error::ReadOnly);
     refused!(ks.compact(), Error::ReadOnly);
+    db.settle().expect("what is only read is at rest");
     refused!(db.keyspace("new", KeyspaceOptions::default()), Error::ReadOnly);
     refused!(db.drop_keyspace("a"), Error::ReadOnly);
     let mut batch = db.batch();

@@ -111,10 +111,7 @@ impl Run {
                     self.history.lock().acknowledge(true);
                 }
             }
-            Step::Compact(space) => match self.space(*space)?.compact() {
-                Ok(_) | Err(Error::Unsupported { .. }) => {}
-                Err(other) => return Err(other),
-            },
+            Step::Compact(space) => drop(self.space(*space)?.compact()?),
             Step::Load(space, count) => self.load(db, number, usize::from(*space), *count)?,
             Step::Convert(space, to) => self.convert(db, number, *space, *to)?,
             Step::Reopen | Step::Abandon => {}
