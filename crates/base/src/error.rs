@@ -44,6 +44,30 @@ pub enum Error {
         /// What needed room.
         path: PathBuf,
     },
+    /// The process, or the whole system, has no file descriptor left. Nothing was changed; what was asked works again once there
+    /// is one. Raise the limit (`ulimit -n`), or have the database take fewer (`Builder::open_files`).
+    #[error("no file descriptor left for {}: {}", path.display(), limit.map_or(
+        "the system's limit (fs.file-max) is reached".to_owned(),
+        |limit| format!("all {limit} of the process are in use; raise the limit (ulimit -n), \
+            or lower the database's share (Builder::open_files, --open-files)")))]
+    TooManyFiles {
+        /// What was to be opened.
+        path: PathBuf,
+        /// How many the process may have, if it is the process's limit that was reached.
+        limit: Option<u64>,
+    },
+    /// The file would be larger than the process may make one (RLIMIT_FSIZE). Nothing was written; reads and removes go on. Raise the
+    /// limit (`ulimit -f`) and open the database again.
+    #[error("{} may not grow to {size} bytes: the process may write files of at most {limit} bytes; \
+        raise the limit (ulimit -f)", path.display())]
+    FileLimit {
+        /// The file.
+        path: PathBuf,
+        /// How long it was to be.
+        size: u64,
+        /// The limit in bytes.
+        limit: u64,
+    },
     /// Another process, or another handle of this one, uses the database. Nothing was touched. Open it again when it is free, or have the
     /// opening wait (`Builder::wait`).
     #[error("{} is {}{}", path.display(), cause.by(&process(*pid, program.as_deref())), stopped(*pid, *is_stopped))]
@@ -335,7 +359,14 @@ impl Error {
     /// that has lost no room brings back.
     pub fn io(op: &'static str, path: &Path, source: io::Error) -> Error {
         let source = match source.downcast::<Error>() {
-            Ok(known) => return known, // of a disk that knows more than the system
+            // Of a disk that knows more than the system; which file it is about we know.
+            Ok(Error::TooManyFiles { limit, .. }) => {
+                return Error::TooManyFiles { path: path.to_path_buf(), limit };
+            }
+            Ok(Error::FileLimit { size, limit, .. }) => {
+                return Error::FileLimit { path: path.to_path_buf(), size, limit };
+            }
+            Ok(known) => return known,
             Err(source) => source,
         };
         match source.kind() {
@@ -364,6 +395,13 @@ impl Error {
         matches!(self, Error::Corrupt { .. })
     }
 
+    /// True if there is no room for what was to be written: the disk is full ([`Error::NoSpace`]), or a file would be larger than
+    /// the process may make it ([`Error::FileLimit`]).
+    #[must_use]
+    pub fn is_no_space(&self) -> bool {
+        matches!(self, Error::NoSpace { .. } | Error::FileLimit { .. })
+    }
+
     /// True if a sync failed, of a file or of a directory: what it was to make durable may be gone, and no later sync says so.
     #[must_use]
     pub fn is_failed_sync(&self) -> bool {
@@ -382,6 +420,7 @@ impl From<Error> for io::Error {
                 Kind::InvalidData
             }
             Error::NoSpace { .. } => Kind::StorageFull,
+            Error::FileLimit { .. } => Kind::FileTooLarge,
             Error::Locked { .. } => Kind::ResourceBusy,
             Error::TooLarge { .. } | Error::Invalid { .. } | Error::EngineMismatch { .. } => {
                 Kind::InvalidInput
@@ -395,7 +434,9 @@ impl From<Error> for io::Error {
             Error::OwnerGone { .. } => Kind::ConnectionAborted,
             Error::OwnerSilent { .. } => Kind::TimedOut,
             Error::Closed => Kind::NotConnected,
-            Error::Cancelled | Error::Conflict | Error::Poisoned { .. } => Kind::Other,
+            Error::Cancelled | Error::Conflict | Error::Poisoned { .. } | Error::TooManyFiles { .. } => {
+                Kind::Other
+            }
         };
         io::Error::new(kind, error)
     }

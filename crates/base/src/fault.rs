@@ -143,6 +143,8 @@ const OWNER_GONE: u8 = 19;
 const BUSY: u8 = 20;
 const KEYSPACE_EXISTS: u8 = 23;
 const OWNER_SILENT: u8 = 22;
+const TOO_MANY_FILES: u8 = 24;
+const FILE_LIMIT: u8 = 25;
 
 /// Writes `error`.
 pub fn encode(error: &Error, w: &mut Writer) {
@@ -232,6 +234,15 @@ pub fn encode(error: &Error, w: &mut Writer) {
             w.text(why);
         }
         Error::OwnerGone { path } => path_of(w, OWNER_GONE, path),
+        Error::TooManyFiles { path, limit } => {
+            path_of(w, TOO_MANY_FILES, path);
+            w.u64(limit.unwrap_or(0));
+        }
+        Error::FileLimit { path, size, limit } => {
+            path_of(w, FILE_LIMIT, path);
+            w.u64(*size);
+            w.u64(*limit);
+        }
     }
 }
 
@@ -293,6 +304,10 @@ pub fn decode(r: &mut Reader<'_>) -> Result<Error, Damage> {
         CLOSED => Error::Closed,
         INVALID => Error::Invalid { what: r.name()?, why: r.text()? },
         OWNER_GONE => Error::OwnerGone { path: r.path()? },
+        TOO_MANY_FILES => {
+            Error::TooManyFiles { path: r.path()?, limit: Some(r.u64()?).filter(|limit| *limit != 0) }
+        }
+        FILE_LIMIT => Error::FileLimit { path: r.path()?, size: r.u64()?, limit: r.u64()? },
         other => return Err(Damage::BadField { field: "error", value: u64::from(other) }),
     })
 }

@@ -359,6 +359,9 @@ pub(crate) struct Place {
     /// Memory budget for indexes and caches: bytes, or with KiB, MiB, GiB
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size)]
     pub(crate) memory: u64,
+    /// File descriptors for the database's files, at least 16 [default: a quarter of `ulimit -n`, at most 1024]
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) open_files: Option<u32>,
     #[command(flatten)]
     pub(crate) wait: Wait,
 }

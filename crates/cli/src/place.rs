@@ -12,8 +12,10 @@ use crate::notation;
 use crate::output::{self, Watch};
 
 impl Place {
-    fn builder(&self) -> Builder {
-        Database::builder().memory(self.memory).wait(self.wait.time)
+    /// How it is opened, as the arguments say.
+    pub(crate) fn builder(&self) -> Builder {
+        let builder = Database::builder().memory(self.memory).wait(self.wait.time);
+        self.open_files.into_iter().fold(builder, Builder::open_files)
     }
 
     fn reader(&self) -> Builder {

@@ -179,7 +179,7 @@ impl Shared {
         let (is_done, held) = (found.is_last, found.version);
         let repointed = self.repoint(moved);
         drop(held);
-        let is_full = matches!(repointed, Err(Error::NoSpace { .. }));
+        let is_full = matches!(repointed, Err(Error::NoSpace { .. } | Error::FileLimit { .. }));
         if is_done || is_full {
             // Without room for all that was chosen, another choice is made when something was given back.
             self.writer.lock().track = None;

@@ -130,8 +130,10 @@ impl Shared {
                 if *rounds > ROUNDS { self.no_space() } else { Ok(()) }
             }
             Lack::Blocks { was_full } => match self.make_ready(Who::User, bytes) {
-                Err(Error::NoSpace { .. }) if !was_full => Ok(()), // looks again: the disk is known to be full now
-                Err(Error::NoSpace { .. }) if *rounds < ROUNDS && self.recycle()? => {
+                Err(Error::NoSpace { .. } | Error::FileLimit { .. }) if !was_full => Ok(()), // looks again: the disk is known to be full now
+                Err(Error::NoSpace { .. } | Error::FileLimit { .. })
+                    if *rounds < ROUNDS && self.recycle()? =>
+                {
                     *rounds += 1;
                     Ok(())
                 }

@@ -23,7 +23,8 @@ impl Shared {
     pub(crate) fn make_ready(&self, who: Who, bytes: u64) -> Result<()> {
         let _one = self.making.lock();
         let made = self.make_until(who, bytes);
-        self.writer.lock().room.is_full = matches!(made, Err(Error::NoSpace { .. }));
+        self.writer.lock().room.is_full =
+            matches!(made, Err(Error::NoSpace { .. } | Error::FileLimit { .. }));
         made
     }
 

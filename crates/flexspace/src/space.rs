@@ -282,7 +282,7 @@ impl FlexSpace {
     pub fn reclaim(&self) -> Result<bool> {
         self.shared.pump(When::After)?;
         match self.shared.recycle() {
-            Err(Error::NoSpace { .. }) => Ok(false),
+            Err(Error::NoSpace { .. } | Error::FileLimit { .. }) => Ok(false),
             other => other,
         }
     }

@@ -93,6 +93,10 @@ impl Shared {
             }
             logs.into_iter().try_for_each(|(segment, end)| segment.sync(end))
         })();
+        if matches!(synced, Err(Error::TooManyFiles { .. })) {
+            // No sync was lost: a file without a descriptor has nothing unsynced.
+            return synced.map(|()| seen);
+        }
         self.poison("sync", synced)?;
         self.counters.syncs.fetch_add(1, Ordering::Relaxed);
         self.durable.fetch_max(target, Ordering::AcqRel);
@@ -169,7 +173,9 @@ impl Shared {
         };
         let segment = match Segment::create(&*self.disk, &dir, identity) {
             // On a full disk there may be room for a short one.
-            Err(Error::NoSpace { .. }) if capacity > least && need + 1024 <= least => {
+            Err(Error::NoSpace { .. } | Error::FileLimit { .. })
+                if capacity > least && need + 1024 <= least =>
+            {
                 Segment::create(&*self.disk, &dir, Identity { capacity: least, ..identity })?
             }
             made => made?,
@@ -333,7 +339,7 @@ impl Shared {
             }
             match self.write_checkpoint(Again::Yes) {
                 Ok(()) => has_given_way = true,
-                Err(Error::NoSpace { .. }) => break,
+                Err(Error::NoSpace { .. } | Error::FileLimit { .. }) => break,
                 Err(other) => return Err(other),
             }
         }
@@ -395,7 +401,7 @@ impl Shared {
             }
             if m.is_behind {
                 match self.put_heads(&mut m) {
-                    Err(Error::NoSpace { .. }) => {} // a full disk is the trouble of whoever needs them
+                    Err(Error::NoSpace { .. } | Error::FileLimit { .. }) => {} // a full disk is the trouble of whoever needs them
                     other => other?,
                 }
             }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use sheaf_base::backup;
 use sheaf_base::clock::{Clock, SystemClock};
 use sheaf_base::disk::holder::identify;
-use sheaf_base::disk::real::RealDisk;
+use sheaf_base::disk::real::{RealDisk, usual_open_files};
 use sheaf_base::disk::{Disk, Locked, Share};
 use sheaf_base::engine::EngineFactory;
 use sheaf_base::options::OptionSpec;
@@ -44,6 +44,7 @@ pub struct Builder {
     disk: Arc<dyn Disk>,
     clock: Arc<dyn Clock>,
     engines: Vec<Arc<dyn EngineFactory>>,
+    open_files: Option<u32>,
     /// Whether the disk is the machine's, where sockets are.
     is_real: bool,
     door: bool,
@@ -72,6 +73,7 @@ impl Default for Builder {
                 Arc::new(sheaf_kreon::Kreon),
                 Arc::new(sheaf_delsm::Delsm),
             ],
+            open_files: None,
             is_real: true,
             door: true,
             wait: Duration::ZERO,
@@ -170,6 +172,29 @@ impl Builder {
     #[must_use]
     pub fn permissions(mut self, permissions: Permissions) -> Builder {
         self.options.permissions = Some(permissions);
+        self
+    }
+
+    /// How many file descriptors the files of the database may take, at least 16. Default: a quarter of what the process may have (`ulimit
+    /// -n`) when the database is opened, at most 1,024.
+    ///
+    /// Descriptors of files that nobody uses at the moment are closed, and opened again when they are used ([`Stats::descriptors`]
+    /// counts); reads of mapped segments need none. Not counted are a handful for the lock and the door, one for each thread that is in
+    /// a call on a file while all others are in use, and those of removed files that a snapshot or an iterator still reads.
+    ///
+    /// ```
+    /// # fn main() -> sheaf::Result<()> {
+    /// # let dir = std::env::temp_dir().join(format!("sheaf-doc-files-{}", std::process::id()));
+    /// let db = sheaf::Database::builder().open_files(32).open(&dir)?;
+    /// assert_eq!(db.stats().descriptors.limit, 32);
+    /// # drop(db);
+    /// # std::fs::remove_dir_all(&dir).ok();
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn open_files(mut self, descriptors: u32) -> Builder {
+        self.open_files = Some(descriptors);
         self
     }
 
@@ -289,8 +314,9 @@ impl Builder {
         to: impl AsRef<Path>,
         watcher: Option<&mut Watcher<'_>>,
     ) -> Result<BackupReport> {
+        let permissions = self.options.permissions;
         let restored =
-            backup::restore(&self.disk, from.as_ref(), to.as_ref(), self.options.permissions, watcher);
+            backup::restore(&self.bounded_disk(), from.as_ref(), to.as_ref(), permissions, watcher);
         restored.map_err(|error| if self.is_real { identify(error) } else { error })
     }
 
@@ -302,8 +328,14 @@ impl Builder {
         options: RepairOptions<'_>,
     ) -> Result<RepairReport> {
         self.wait_for_writers(from.as_ref())?;
-        let (place, machine) = ((from.as_ref(), to.as_ref()), (self.disk, self.clock));
+        let (place, machine) = ((from.as_ref(), to.as_ref()), (self.bounded_disk(), self.clock));
         store::repair(place, &self.options, machine, &self.engines, options)
+    }
+
+    /// The disk with the bound on descriptors. A simulated one has none unless it is asked for.
+    fn bounded_disk(&self) -> Arc<dyn Disk> {
+        let limit = self.open_files.or_else(|| self.is_real.then(usual_open_files));
+        limit.and_then(|limit| self.disk.bounded(limit)).unwrap_or_else(|| Arc::clone(&self.disk))
     }
 
     /// Opens (or creates) the database in directory `path`.
@@ -359,17 +391,16 @@ impl Builder {
 
     fn open_once(&self, path: &Path, waiting: &Waiting) -> Result<Database> {
         let Builder { options, clock, engines, .. } = self;
-        let has_door = self.door && self.is_real;
+        let (disk, has_door) = (self.bounded_disk(), self.door && self.is_real);
         let alone = || match waiting.gives_way() {
             true => Err(Error::locked(path, None, InUse::Readers)),
             false => {
-                let disk = Arc::clone(&self.disk);
-                Store::open(path, options.clone(), disk, Arc::clone(clock), engines.clone())
+                Store::open(path, options.clone(), Arc::clone(&disk), Arc::clone(clock), engines.clone())
             }
         };
         let store = match alone() {
             Err(Error::Locked { .. }) if options.read_only && has_door => {
-                open_beside(path, options, clock, engines, alone)?
+                open_beside(path, options, Arc::clone(&disk), clock, engines, alone)?
             }
             opened => opened?,
         };
@@ -389,7 +420,7 @@ impl Builder {
     /// Opens a state that somebody holds, for reading. For tests, on whatever disk.
     #[doc(hidden)]
     pub fn open_held(self, held: Held) -> Result<Database> {
-        let store = held.open(self.disk, self.options, self.clock, self.engines)?;
+        let store = held.open(self.bounded_disk(), self.options, self.clock, self.engines)?;
         Ok(Database { store: Handle::new(store, None) })
     }
 }

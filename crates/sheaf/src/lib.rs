@@ -58,7 +58,7 @@ pub use door::{KeyspaceOverview, Overview, Owner};
 pub use iter::{Iter, KeyRange, Keys};
 pub use keyspace::{Keyspace, KeyspaceOptions};
 pub use load::{LoadOptions, Loader};
-pub use sheaf_base::disk::Permissions;
+pub use sheaf_base::disk::{DescriptorStats, Permissions};
 pub use sheaf_base::engine::{Capabilities, EngineStats};
 pub use sheaf_base::error::{Damage, Error, InUse, Result};
 pub use sheaf_base::load::{Latency, LoadStats, Skewness, Spread};

@@ -39,11 +39,12 @@ fn a_door_outlives_the_want_of_descriptors() {
     };
     let [first, second] = [socket(), socket()];
     let door = SocketAddrUnix::new(path.join("door")).unwrap();
-    assert!(nulls().len() > others.len(), "the door keeps a descriptor");
+    let files = 1; // the spare descriptor of the database's files
+    assert!(nulls().len() > others.len() + files, "the door keeps a descriptor");
     limit(3);
     // This one gets the descriptor that the door had for it. For the next there is none, and so the one that was kept goes.
     rustix::net::connect(&first, &door).unwrap();
-    while nulls().len() > others.len() {
+    while nulls().len() > others.len() + files {
         std::thread::yield_now();
     }
     rustix::net::connect(&second, &door).unwrap();

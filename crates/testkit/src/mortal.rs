@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sheaf_base::disk::{Disk, Entry, File, How, Locked, Share};
+use sheaf_base::disk::{DescriptorStats, Disk, Entry, File, How, Locked, Permissions, Share};
 
 /// The disk of one life of a process.
 #[derive(Clone, Debug)]
@@ -80,6 +80,23 @@ impl Disk for Mortal {
     }
     fn free_space(&self, path: &Path) -> io::Result<u64> {
         self.alive()?.free_space(path)
+    }
+    fn bounded(&self, limit: u32) -> Option<Arc<dyn Disk>> {
+        let beneath = self.beneath.bounded(limit)?;
+        Some(Arc::new(Mortal { beneath, dead: Arc::clone(&self.dead) }))
+    }
+    fn descriptors(&self) -> Option<DescriptorStats> {
+        self.beneath.descriptors()
+    }
+    fn is_read_only(&self, path: &Path) -> bool {
+        self.beneath.is_read_only(path)
+    }
+    fn permitting(&self, permissions: Permissions) -> Option<Arc<dyn Disk>> {
+        let beneath = self.beneath.permitting(permissions)?;
+        Some(Arc::new(Mortal { beneath, dead: Arc::clone(&self.dead) }))
+    }
+    fn mode(&self, path: &Path) -> Option<u32> {
+        self.beneath.mode(path)
     }
     fn free_files(&self, path: &Path) -> io::Result<Option<(u64, u64)>> {
         self.alive()?.free_files(path)

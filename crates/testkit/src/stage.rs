@@ -17,7 +17,7 @@ use sheaf::{Builder, Database, Keyspace, KeyspaceOptions, Result};
 use sheaf_base::clock::{Clock, ManualClock, SystemClock};
 use sheaf_base::disk::real::RealDisk;
 use sheaf_base::disk::sim::SimDisk;
-use sheaf_base::disk::{Disk, How};
+use sheaf_base::disk::{Disk, How, LEAST_OPEN_FILES};
 use sheaf_base::engine::EngineFactory;
 use sheaf_base::sync::epoch;
 
@@ -374,7 +374,10 @@ impl Stage {
             Some(clock) => Arc::clone(clock) as Arc<dyn Clock>,
             None => Arc::new(SystemClock),
         };
-        Database::builder().disk(disk).clock(clock).tiny(self.setting.tiny).inline(self.setting.inline)
+        let builder = Database::builder().disk(disk).clock(clock);
+        // Tiny databases have many files: with few descriptors most of them are closed most of the time.
+        let builder = if self.setting.tiny { builder.open_files(LEAST_OPEN_FILES) } else { builder };
+        builder.tiny(self.setting.tiny).inline(self.setting.inline)
     }
 
     /// Opens or creates the database.

@@ -15,7 +15,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sheaf_base::disk::{Disk, Entry, File, How, Locked, Share};
+use sheaf_base::disk::{DescriptorStats, Disk, Entry, File, How, Locked, Permissions, Share};
 use sheaf_base::sync::Mutex;
 
 /// The kind of a call.
@@ -242,6 +242,23 @@ impl Disk for Tap {
     fn free_space(&self, path: &Path) -> io::Result<u64> {
         self.before(Class::FreeSpace, path);
         self.below.free_space(path)
+    }
+    fn bounded(&self, limit: u32) -> Option<Arc<dyn Disk>> {
+        let below = self.below.bounded(limit)?;
+        Some(Arc::new(Tap { below, state: Arc::clone(&self.state) }))
+    }
+    fn descriptors(&self) -> Option<DescriptorStats> {
+        self.below.descriptors()
+    }
+    fn is_read_only(&self, path: &Path) -> bool {
+        self.below.is_read_only(path)
+    }
+    fn permitting(&self, permissions: Permissions) -> Option<Arc<dyn Disk>> {
+        let below = self.below.permitting(permissions)?;
+        Some(Arc::new(Tap { below, state: Arc::clone(&self.state) }))
+    }
+    fn mode(&self, path: &Path) -> Option<u32> {
+        self.below.mode(path)
     }
 }
 

@@ -217,6 +217,16 @@ impl Unsynced {
         }
     }
 
+    /// Those of `other` are unsynced too.
+    pub(crate) fn join(&mut self, other: Unsynced) {
+        self.and_more |= other.and_more;
+        for new in other.files {
+            if !self.files.iter().any(|known| known.number == new.number) {
+                self.files.push(new);
+            }
+        }
+    }
+
     /// True if there are none.
     pub(crate) fn is_empty(&self) -> bool {
         self.files.is_empty() && !self.and_more

@@ -265,6 +265,18 @@ impl Disk for HeldDisk {
         self.beneath.free_files(path)
     }
 
+    fn descriptors(&self) -> Option<super::DescriptorStats> {
+        self.beneath.descriptors()
+    }
+
+    fn is_read_only(&self, path: &Path) -> bool {
+        self.beneath.is_read_only(path)
+    }
+
+    fn mode(&self, path: &Path) -> Option<u32> {
+        self.beneath.mode(&self.locate(path))
+    }
+
     fn locate(&self, path: &Path) -> PathBuf {
         let shown = self.name(path).ok().and_then(|name| self.files.get(name));
         match shown.and_then(|shown| shown.parts.get(&0)) {

@@ -10,7 +10,7 @@
 //! 2. No access leaves `[0, len)`, and none happens unless the registration is sound: after a
 //!    fault ([`super::sigbus`]) or in a forked child everything answers "not mapped".
 //! 3. Rust stores into the mapping at one place, [`Mapping::store`], one thread at a time
-//!    (`is_storing`), and never where a slice is out: that is what the caller of
+//!    ([`Handle::begin_store`]), and never where a slice is out: that is what the caller of
 //!    [`Mapping::slice`] vouches for. Hence no store races with any Rust access. The kernel's
 //!    writes (`pwrite` on the same file) are not Rust accesses; slices exclude them likewise.
 //! 4. `resident` is a hint. A store to a page that is not resident after all (the kernel wrote it
@@ -30,6 +30,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
+use super::descriptors::Handle;
 use super::sigbus::Registration;
 use crate::fork::ForkGuard;
 
@@ -60,7 +61,6 @@ pub(super) struct Mapping {
     resident: AtomicU64,
     /// How often residency was ended.
     ends: AtomicU64,
-    is_storing: AtomicBool,
     /// Pages were made resident at some time: what lies behind the end of the data may be dirty.
     was_populated: AtomicBool,
     /// Bytes below were synced by [`Mapping::settle`] before.
@@ -108,7 +108,6 @@ impl Mapping {
             is_writable,
             resident: AtomicU64::new(0),
             ends: AtomicU64::new(0),
-            is_storing: AtomicBool::new(false),
             was_populated: AtomicBool::new(false),
             settled: AtomicU64::new(0),
         })
@@ -129,6 +128,39 @@ impl Mapping {
         Some(unsafe { slice::from_raw_parts(start, len) })
     }
 
+    /// Fills `buf` from `offset`. False outside, or when the mapping broke: then `buf` is in doubt.
+    pub(super) fn load(&self, offset: u64, buf: &mut [u8]) -> bool {
+        let Some(start) = self.start_of(offset, buf.len()) else { return false };
+        // SAFETY:
+        // * `start` is in bounds for `buf.len()` and mapped; `buf` is memory of ours, not in the mapping.
+        // * No thread stores there: the caller of `read_at` excludes writes to what it reads.
+        unsafe { ptr::copy_nonoverlapping(start.cast_const(), buf.as_mut_ptr(), buf.len()) };
+        self.registration.is_sound_after_stores()
+    }
+
+    /// Bytes mapped.
+    pub(super) fn len(&self) -> u64 {
+        self.len as u64
+    }
+
+    /// Whether the page of the byte at `offset` is in the page cache.
+    pub(super) fn is_cached(&self, offset: u64) -> bool {
+        let page = usize::try_from(self.page_size).unwrap_or(usize::MAX);
+        let Some(at) = usize::try_from(offset).ok().filter(|at| *at < self.len) else { return true };
+        let start = at - at % page;
+        self.region.cached::<1>(start..(start + page).min(self.region.span))[0]
+    }
+
+    /// The bytes `[offset, offset + len)` will be read soon.
+    pub(super) fn will_need(&self, offset: u64, len: u64) {
+        let page = |at: u64| self.bytes_of((at / self.page_size).min(self.len as u64 / self.page_size));
+        let bytes = page(offset)..page(offset.saturating_add(len).saturating_add(self.page_size - 1));
+        if bytes.start < bytes.end {
+            // Refused advice costs time only.
+            let _ = self.region.advise(bytes, Advice::WillNeed);
+        }
+    }
+
     /// Pages are read one by one when they are missing.
     pub(super) fn expect_scattered(&self) {
         // Refused advice costs time only.
@@ -143,24 +175,25 @@ impl Mapping {
         }
     }
 
-    /// Copies `bytes` to `offset` if the whole range is resident and nobody else is storing.
-    pub(super) fn store(&self, offset: u64, bytes: &[u8]) -> Stored {
+    /// Copies `bytes` to `offset` if the whole range is resident, no other thread is storing, and
+    /// `handle`, that of the mapped file, has a descriptor.
+    pub(super) fn store(&self, offset: u64, bytes: &[u8], handle: &Handle) -> Stored {
         if !self.is_resident(offset, bytes.len()) {
             return Stored::No;
         }
         let Some(target) = self.start_of(offset, bytes.len()) else {
             return Stored::No;
         };
-        if self.is_storing.swap(true, Ordering::Acquire) {
+        if !handle.begin_store() {
             return Stored::No;
         }
         // SAFETY:
         // * `target` is in bounds for `bytes.len()` and mapped for writing: only writable
         //   mappings have resident pages.
-        // * No other access: `is_storing` excludes stores, and a slice over these bytes would
+        // * No other access: `begin_store` excludes stores, and a slice over these bytes would
         //   break its caller's promise (invariant 3). `bytes` is therefore not in here either.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
-        self.is_storing.store(false, Ordering::Release);
+        handle.end_store(offset + bytes.len() as u64);
         match self.registration.is_sound_after_stores() {
             true => Stored::Yes,
             false => Stored::Lost,

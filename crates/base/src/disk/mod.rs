@@ -19,9 +19,11 @@
 
 #[cfg(test)]
 mod agree;
+mod descriptors;
 mod flock;
 pub mod held;
 pub mod holder;
+mod limited;
 mod mapping;
 mod permissions;
 pub mod real;
@@ -81,6 +83,21 @@ pub enum Locked {
     /// Somebody else has it; the process id of an exclusive owner where known.
     Busy(Option<u32>),
 }
+
+/// The file descriptors that the files of a disk take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DescriptorStats {
+    /// How many there may be. Those of files in calls at the moment, and of removed files that are
+    /// still read, may come on top.
+    pub limit: u32,
+    /// How many there are.
+    pub in_use: u32,
+    /// How often a file was opened again.
+    pub reopened: u64,
+}
+
+/// The least bound on descriptors that [`Disk::bounded`] takes; a smaller one means this.
+pub const LEAST_OPEN_FILES: u32 = descriptors::LEAST;
 
 /// Names: files, directories, the lock.
 pub trait Disk: fmt::Debug + Send + Sync {
@@ -163,6 +180,16 @@ pub trait Disk: fmt::Debug + Send + Sync {
     fn spread(&self, dir: &Path) {
         let _ = dir;
     }
+    /// The same disk with at most about `limit` descriptors for its files, at least [`LEAST_OPEN_FILES`]: those of
+    /// idle files are closed, and opened again when they are used. None where a bound means nothing.
+    fn bounded(&self, limit: u32) -> Option<Arc<dyn Disk>> {
+        let _ = limit;
+        None
+    }
+    /// The descriptors of its files, where they are bounded.
+    fn descriptors(&self) -> Option<DescriptorStats> {
+        None
+    }
     /// What the calling thread has taken of the processor so far, to compare what operations cost. None where they are not to be
     /// compared.
     fn cpu_time(&self) -> Option<Duration> {
@@ -193,10 +220,15 @@ static ZEROS: [u8; 256 << 10] = [0; 256 << 10];
 
 /// Writes zeros to `[from, to)`, so many at a time that they take no memory to speak of.
 pub(crate) fn write_zeros(file: &dyn File, from: u64, to: u64) -> io::Result<()> {
+    each_of_zeros(from, to, |at, zeros| file.write_at(at, zeros))
+}
+
+/// Calls `write` for pieces of zeros that fill `[from, to)`.
+fn each_of_zeros(from: u64, to: u64, mut write: impl FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<()> {
     let mut at = from;
     while at < to {
         let count = usize::try_from(to - at).map_or(ZEROS.len(), |left| left.min(ZEROS.len()));
-        file.write_at(at, &ZEROS[..count])?;
+        write(at, &ZEROS[..count])?;
         at += count as u64;
     }
     Ok(())

@@ -9,6 +9,10 @@
 //!    progress is an error, never a loop. A sync, or a write that syncs, is called once: not even EINTR repeats it.
 //! 2. Bytes are stored through a mapping only where they were written by `write_at` before
 //!    (blocks exist) and populated (no fault); else they are written.
+//! 3. Each call on a file has its descriptor pinned ([`super::descriptors`]). What was written is
+//!    marked before the pin ends, so the descriptor stays until a sync.
+//! 4. No file grows beyond RLIMIT_FSIZE by a call of ours: that would end the process by a signal.
+//!    The limit is looked up for each MiB that a file grows by.
 //!
 //! ## Costs
 //!
@@ -18,7 +22,7 @@
 use std::fmt;
 use std::io;
 use std::num::NonZeroU64;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -27,15 +31,21 @@ use std::time::Duration;
 use rustix::fs::{AtFlags, Dir, FallocateFlags, FileType, Mode, OFlags, StatVfsMountFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
+use super::descriptors::{Handle, Held, Identity, Opened, Pin};
+use super::limited::LimitedDisk;
 use super::mapping::{Mapping, Stored};
 use super::{Disk, Entry, File, How, Locked, PAGE, Permissions, Share, Volume, flock, sigbus, write_zeros};
 use crate::clock;
+use crate::error::Error;
+
+/// So many bytes of growth share a look at the limit of file sizes.
+const GROWTH: u64 = 1 << 20;
 
 /// The machine's file systems. Paths are those of the process.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RealDisk {
     /// Modes of what it creates.
-    permissions: Permissions,
+    pub(super) permissions: Permissions,
 }
 
 impl RealDisk {
@@ -56,29 +66,68 @@ pub fn maps_synchronously(dir: &Path) -> io::Result<bool> {
     Ok(super::mapping::is_synchronous(fd.as_fd()))
 }
 
+/// A quarter of the descriptors that the process may have, from [`super::LEAST_OPEN_FILES`] to 1,024.
+#[must_use]
+pub fn usual_open_files() -> u32 {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let share = limit.and_then(|limit| u32::try_from(limit / 4).ok()).unwrap_or(u32::MAX);
+    share.clamp(super::LEAST_OPEN_FILES, 1024)
+}
+
+/// Opens a regular file; one that is created has the mode of `permissions`.
+pub(super) fn open_file(path: &Path, how: How, permissions: Permissions) -> io::Result<Opened> {
+    let flags = match how {
+        How::Read => OFlags::RDONLY,
+        How::Write => OFlags::RDWR,
+        How::Create => OFlags::RDWR | OFlags::CREATE | OFlags::EXCL,
+    };
+    // NONBLOCK: opening a named pipe must not wait. It means nothing for files.
+    let fd = open_fd_mode(path, flags | OFlags::NONBLOCK, permissions.files())?;
+    let seen = rustix::fs::fstat(&fd)?;
+    if FileType::from_raw_mode(seen.st_mode) != FileType::RegularFile {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    let len = u64::try_from(seen.st_size).map_err(io::Error::other)?;
+    let identity = Identity { device: seen.st_dev, inode: seen.st_ino };
+    Ok(Opened { fd: fd.into_raw_fd(), identity, len })
+}
+
+/// Ends a descriptor of [`open_file`], or another one that is the caller's alone.
+pub(super) fn close(fd: RawFd) {
+    // SAFETY:
+    // * `fd` is open and the caller's: the descriptors' states say who closes which, once.
+    drop(unsafe { OwnedFd::from_raw_fd(fd) });
+}
+
+/// `fdatasync`, once.
+pub(super) fn sync(fd: RawFd) -> io::Result<()> {
+    // SAFETY:
+    // * The caller has pinned `fd`, so it is open until the call returns.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    Ok(rustix::fs::fdatasync(fd)?)
+}
+
+/// An open file as a [`File`].
+pub(super) fn file_of(path: &Path, how: How, handle: Held, opened_len: u64) -> Arc<dyn File> {
+    Arc::new(RealFile {
+        handle,
+        path: path.to_path_buf(),
+        opened_len,
+        least_len: AtomicU64::new(opened_len),
+        allowed_len: AtomicU64::new(0),
+        is_writable: how != How::Read,
+        mapping: OnceLock::new(),
+    })
+}
+
 impl Disk for RealDisk {
     fn open(&self, path: &Path, how: How) -> io::Result<Arc<dyn File>> {
-        let flags = match how {
-            How::Read => OFlags::RDONLY,
-            How::Write => OFlags::RDWR,
-            How::Create => OFlags::RDWR | OFlags::CREATE | OFlags::EXCL,
-        };
-        // NONBLOCK: opening a named pipe must not wait. It means nothing for files.
-        let fd = open_fd_mode(path, flags | OFlags::NONBLOCK, self.permissions.files())?;
-        let seen = rustix::fs::fstat(&fd)?;
-        if FileType::from_raw_mode(seen.st_mode) != FileType::RegularFile {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
-        }
-        let opened_len = u64::try_from(seen.st_size).map_err(io::Error::other)?;
-        Ok(Arc::new(RealFile {
-            fd,
-            path: path.to_path_buf(),
-            opened_len,
-            least_len: AtomicU64::new(opened_len),
-            is_writable: how != How::Read,
-            mapping: OnceLock::new(),
-            direct: OnceLock::new(),
-        }))
+        let opened = open_file(path, how, self.permissions)?;
+        Ok(file_of(path, how, Handle::unbounded(&opened), opened.len))
+    }
+
+    fn bounded(&self, limit: u32) -> Option<Arc<dyn Disk>> {
+        Some(Arc::new(LimitedDisk::new(limit, *self)))
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
@@ -235,15 +284,15 @@ fn is_dir(dir: &OwnedFd, name: &str, kind: FileType) -> io::Result<bool> {
 
 /// An open file.
 struct RealFile {
-    fd: OwnedFd,
+    handle: Held,
     path: PathBuf,
     opened_len: u64,
     /// It was as long when it was opened, and we have not made it shorter since.
     least_len: AtomicU64,
+    /// The limit of file sizes allows this.
+    allowed_len: AtomicU64,
     is_writable: bool,
     mapping: OnceLock<Mapping>,
-    /// For direct writes, from the first one on. None where there are none.
-    direct: OnceLock<Option<OwnedFd>>,
 }
 
 impl fmt::Debug for RealFile {
@@ -254,25 +303,48 @@ impl fmt::Debug for RealFile {
 
 impl File for RealFile {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        read_whole(offset, buf, |bytes, at| rustix::io::pread(&self.fd, bytes, at))
+        let pin = match self.handle.pin() {
+            Ok(pin) => pin,
+            // A file without a name, mapped whole, has no descriptor any more.
+            Err(gone) => return if self.load(offset, buf) { Ok(()) } else { Err(gone) },
+        };
+        read_whole(offset, buf, |bytes, at| rustix::io::pread(fd_of(&pin), bytes, at))
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        write_whole(offset, bytes, |bytes, at| rustix::io::pwrite(&self.fd, bytes, at))
+        self.change(offset + bytes.len() as u64, |pin| {
+            write_whole(offset, bytes, |bytes, at| rustix::io::pwrite(fd_of(pin), bytes, at))
+        })
     }
 
     fn write_direct(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let (pages, rest) = bytes.split_at(bytes.len() - bytes.len() % PAGE);
         let is_aligned = offset.is_multiple_of(PAGE as u64) && pages.as_ptr().addr().is_multiple_of(PAGE);
-        let Some(fd) = self.direct().filter(|_| is_aligned) else { return self.write_at(offset, bytes) };
-        match write_whole(offset, pages, |bytes, at| rustix::io::pwrite(fd, bytes, at)) {
+        if !is_aligned || !self.is_writable {
+            return self.write_at(offset, bytes);
+        }
+        let end = offset + pages.len() as u64;
+        let written = self.change(end, |pin| {
+            let Some(fd) = pin.direct(open_direct) else { return Err(io::ErrorKind::InvalidInput.into()) };
+            // SAFETY:
+            // * The pin keeps both descriptors of the handle open.
+            let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+            write_whole(offset, pages, |bytes, at| rustix::io::pwrite(fd, bytes, at))
+        });
+        match written {
             Err(refusal) if refusal.kind() == io::ErrorKind::InvalidInput => self.write_at(offset, bytes), // larger blocks
-            answer => answer.and_then(|()| self.write_at(offset + pages.len() as u64, rest)),
+            Ok(()) if rest.is_empty() => Ok(()),
+            answer => answer.and_then(|()| self.write_at(end, rest)),
         }
     }
 
     fn len(&self) -> io::Result<u64> {
-        let len = rustix::fs::fstat(&self.fd)?.st_size;
+        let pin = match (self.handle.pin(), self.mapping.get()) {
+            (Ok(pin), _) => pin,
+            (Err(_), Some(mapping)) if self.handle.is_mapped() => return Ok(mapping.len()), // gone, see `read_at`
+            (Err(gone), _) => return Err(gone),
+        };
+        let len = rustix::fs::fstat(fd_of(&pin))?.st_size;
         u64::try_from(len).map_err(io::Error::other)
     }
 
@@ -282,11 +354,18 @@ impl File for RealFile {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.least_len.fetch_min(len, Ordering::Relaxed);
-        Ok(repeat(|| rustix::fs::ftruncate(&self.fd, len))?)
+        if self.allowed_len.load(Ordering::Relaxed) < len && self.len()? < len {
+            self.allow(len)?;
+        }
+        let pin = self.handle.pin()?;
+        self.note_len(len);
+        let answer = repeat(|| rustix::fs::ftruncate(fd_of(&pin), len));
+        self.handle.wrote(0);
+        Ok(answer?)
     }
 
     fn has_blocks(&self, len: u64) -> io::Result<bool> {
-        let blocks = rustix::fs::fstat(&self.fd)?.st_blocks;
+        let blocks = rustix::fs::fstat(fd_of(&self.handle.pin()?))?.st_blocks;
         Ok(u64::try_from(blocks).is_ok_and(|blocks| blocks >= len.div_ceil(512)))
     }
 
@@ -296,8 +375,14 @@ impl File for RealFile {
         if len == 0 {
             return Ok(());
         }
-        let reserve = || rustix::fs::fallocate(&self.fd, FallocateFlags::empty(), 0, len);
-        match repeat(reserve) {
+        if self.allowed_len.load(Ordering::Relaxed) < len && self.len()? < len {
+            self.allow(len)?;
+        }
+        let pin = self.handle.pin()?;
+        self.note_len(len);
+        let answer = repeat(|| rustix::fs::fallocate(fd_of(&pin), FallocateFlags::empty(), 0, len));
+        self.handle.wrote(0);
+        match answer {
             Err(Errno::OPNOTSUPP) => write_zeros(self, self.len()?, len),
             answer => Ok(answer?),
         }
@@ -305,32 +390,46 @@ impl File for RealFile {
 
     fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        Ok(repeat(|| rustix::fs::fallocate(&self.fd, flags, offset, len))?)
+        let pin = self.handle.pin()?;
+        let answer = repeat(|| rustix::fs::fallocate(fd_of(&pin), flags, offset, len));
+        self.handle.wrote(0);
+        Ok(answer?)
     }
 
     fn start_sync(&self) {
-        // SAFETY: the descriptor is open as long as `self`, and the call touches no memory. Errors are the sync's to tell.
-        unsafe { libc::sync_file_range(self.fd.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
+        // Without a descriptor nothing is unsynced.
+        if let Some(pin) = self.handle.try_pin() {
+            // SAFETY: the descriptor is pinned, and the call touches no memory. Errors are the sync's to tell.
+            unsafe { libc::sync_file_range(pin.fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
+        }
     }
 
     fn forget(&self, offset: u64, len: u64) {
         if let Some(mapping) = self.mapping.get() {
             mapping.forget(offset, len);
         }
-        // A refused hint costs time only.
-        let _ = rustix::fs::fadvise(&self.fd, offset, NonZeroU64::new(len), rustix::fs::Advice::DontNeed);
+        if let Ok(pin) = self.handle.pin() {
+            // A refused hint costs time only.
+            let advice = rustix::fs::Advice::DontNeed;
+            let _ = rustix::fs::fadvise(fd_of(&pin), offset, NonZeroU64::new(len), advice);
+        }
     }
 
     fn sync(&self) -> io::Result<()> {
-        if let Some(mapping) = self.mapping.get() {
-            mapping.end_residency();
-        }
-        Ok(rustix::fs::fdatasync(&self.fd)?)
+        self.sync_by(Handle::synced, |pin| {
+            if let Some(mapping) = self.mapping.get() {
+                mapping.end_residency();
+            }
+            sync(pin.fd())
+        })
     }
 
     fn sync_to(&self, end: u64) -> io::Result<()> {
         match self.mapping.get().filter(|mapping| mapping.was_populated()) {
-            Some(mapping) => mapping.settle(end, |from| self.sync_range(from, end)),
+            Some(mapping) => self.sync_by(
+                |handle, marks| handle.synced_to(end, marks),
+                |pin| mapping.settle(end, |from| sync_range(fd_of(pin), from, end)),
+            ),
             None => self.sync(),
         }
     }
@@ -341,9 +440,13 @@ impl File for RealFile {
         if self.mapping.get().is_some() || len == 0 || !is_long_enough() {
             return;
         }
-        if let Ok(mapping) = Mapping::new(self.fd.as_fd(), len, self.is_writable) {
+        let Ok(pin) = self.handle.pin() else { return };
+        if let Ok(mapping) = Mapping::new(fd_of(&pin), len, self.is_writable) {
             // If another thread was faster, its mapping stays and ours goes.
             let _ = self.mapping.set(mapping);
+            let is_whole = self.len().is_ok_and(|have| have <= len);
+            self.handle
+                .set_mapped(is_whole && self.mapping.get().is_some_and(|mapping| mapping.len() == len));
         }
     }
 
@@ -368,20 +471,33 @@ impl File for RealFile {
     }
 
     fn will_need(&self, offset: u64, len: u64) {
-        let Some(len) = NonZeroU64::new(len) else { return };
-        // A hint that is refused costs time only.
-        let _ = rustix::fs::fadvise(&self.fd, offset, Some(len), rustix::fs::Advice::WillNeed);
+        let Some(count) = NonZeroU64::new(len) else { return };
+        match (self.handle.try_pin(), self.mapping.get()) {
+            (None, Some(mapping)) => mapping.will_need(offset, len),
+            (pin, _) => {
+                let Some(pin) = pin.or_else(|| self.handle.pin().ok()) else { return };
+                // A hint that is refused costs time only.
+                let _ = rustix::fs::fadvise(fd_of(&pin), offset, Some(count), rustix::fs::Advice::WillNeed);
+            }
+        }
     }
 
     fn is_cached(&self, offset: u64) -> bool {
+        let pin = match (self.handle.try_pin(), self.mapping.get()) {
+            (None, Some(mapping)) => return mapping.is_cached(offset),
+            (None, None) => self.handle.pin().ok(),
+            (pin, _) => pin,
+        };
+        let Some(pin) = pin else { return true };
         let mut byte = [0];
         let into = &mut [io::IoSliceMut::new(&mut byte)];
-        let read = rustix::io::preadv2(&self.fd, into, offset, ReadWriteFlags::NOWAIT);
+        let read = rustix::io::preadv2(fd_of(&pin), into, offset, ReadWriteFlags::NOWAIT);
         !matches!(read, Err(Errno::AGAIN))
     }
 
     fn append_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        let stored = self.mapping.get().map_or(Stored::No, |mapping| mapping.store(offset, bytes));
+        let mapping = self.mapping.get();
+        let stored = mapping.map_or(Stored::No, |mapping| mapping.store(offset, bytes, &self.handle));
         match stored {
             Stored::Yes => Ok(()),
             Stored::No => self.write_at(offset, bytes),
@@ -394,7 +510,8 @@ impl File for RealFile {
             return;
         };
         let ends = mapping.ends();
-        if mapping.can_populate(from, to) && write_zeros(self, from, to).is_ok() {
+        // No data: a sync up to the end of that leaves them as they are.
+        if mapping.can_populate(from, to) && self.allow(to).is_ok() && self.write_unmarked_zeros(from, to) {
             mapping.populate(from, to, ends);
         }
     }
@@ -407,34 +524,102 @@ impl File for RealFile {
 }
 
 impl RealFile {
-    /// The file once more, for direct writes.
-    fn direct(&self) -> Option<&OwnedFd> {
-        let again = || format!("/proc/self/fd/{}", self.fd.as_raw_fd());
-        let open = || open_fd(Path::new(&again()), OFlags::WRONLY | OFlags::DIRECT).ok();
-        self.direct.get_or_init(|| self.is_writable.then(open).flatten()).as_ref()
+    /// Makes a change that ends at `end`, which is unsynced from then on, also if it failed half-way.
+    fn change(&self, end: u64, call: impl FnOnce(&Pin<'_>) -> io::Result<()>) -> io::Result<()> {
+        self.allow(end)?;
+        let pin = self.handle.pin()?;
+        self.note_len(end);
+        let answer = call(&pin);
+        self.handle.wrote(end);
+        answer
     }
 
-    /// Makes `[from, end)` durable and leaves dirty pages behind `end` alone: writes the range back and
-    /// waits for it, then rewrites its last bytes with a synced write, which flushes the device and
-    /// commits the file's metadata as fdatasync would.
-    fn sync_range(&self, from: u64, end: u64) -> io::Result<()> {
-        let signed = |number: u64| i64::try_from(number).map_err(io::Error::other);
-        let (start, count) = (signed(from)?, signed(end.saturating_sub(from))?);
-        let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE
-            | libc::SYNC_FILE_RANGE_WRITE
-            | libc::SYNC_FILE_RANGE_WAIT_AFTER;
-        // SAFETY:
-        // * A system call on a descriptor that is open; no memory is passed.
-        if unsafe { libc::sync_file_range(self.fd.as_raw_fd(), start, count, flags) } != 0 {
-            return Err(io::Error::last_os_error());
+    /// Makes the file durable by `call`; `done` notes what that covered.
+    fn sync_by(
+        &self,
+        done: impl FnOnce(&Handle, super::descriptors::Marks),
+        call: impl FnOnce(&Pin<'_>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let pin = self.handle.pin()?;
+        let marks = self.handle.marks();
+        let answer = self.handle.check_syncs().and_then(|()| call(&pin));
+        match answer {
+            Ok(()) => done(&self.handle, marks),
+            Err(_) => self.handle.fail(),
         }
-        let mut last = [0; 8];
-        let at = end.saturating_sub(last.len() as u64);
-        self.read_at(at, &mut last)?;
-        write_synced(at, &last, |bytes, at| {
-            rustix::io::pwritev2(&self.fd, &[io::IoSlice::new(bytes)], at, ReadWriteFlags::DSYNC)
-        })
+        answer
     }
+
+    /// An error if the process may not write a file as long as that (I4).
+    fn allow(&self, end: u64) -> io::Result<()> {
+        if end <= self.allowed_len.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+        let limit = limit.unwrap_or(u64::MAX);
+        if end > limit {
+            let path = self.path.clone();
+            return Err(io::Error::other(Error::FileLimit { path, size: end, limit }));
+        }
+        self.allowed_len.fetch_max(limit.min(end.next_multiple_of(GROWTH)), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The file may be longer than its mapping.
+    fn note_len(&self, len: u64) {
+        if self.mapping.get().is_some_and(|mapping| mapping.len() < len) {
+            self.handle.set_mapped(false);
+        }
+    }
+
+    /// Reads from a mapping of the whole file.
+    fn load(&self, offset: u64, buf: &mut [u8]) -> bool {
+        self.handle.is_mapped() && self.mapping.get().is_some_and(|mapping| mapping.load(offset, buf))
+    }
+
+    /// Writes zeros that need no sync. False if that failed.
+    fn write_unmarked_zeros(&self, from: u64, to: u64) -> bool {
+        let Ok(pin) = self.handle.pin() else { return false };
+        super::each_of_zeros(from, to, |at, zeros| {
+            write_whole(at, zeros, |bytes, at| rustix::io::pwrite(fd_of(&pin), bytes, at))
+        })
+        .is_ok()
+    }
+}
+
+/// The descriptor of a pin.
+fn fd_of<'p>(pin: &'p Pin<'_>) -> BorrowedFd<'p> {
+    // SAFETY:
+    // * It is open as long as the pin lives (descriptors I1).
+    unsafe { BorrowedFd::borrow_raw(pin.fd()) }
+}
+
+/// The file once more, for direct writes.
+fn open_direct(fd: RawFd) -> Option<RawFd> {
+    let again = format!("/proc/self/fd/{fd}");
+    let opened = open_fd(Path::new(&again), OFlags::WRONLY | OFlags::DIRECT);
+    opened.ok().map(IntoRawFd::into_raw_fd)
+}
+
+/// Makes `[from, end)` durable and leaves dirty pages behind `end` alone: writes the range back and
+/// waits for it, then rewrites its last bytes with a synced write, which flushes the device and
+/// commits the file's metadata as fdatasync would.
+fn sync_range(fd: BorrowedFd<'_>, from: u64, end: u64) -> io::Result<()> {
+    let signed = |number: u64| i64::try_from(number).map_err(io::Error::other);
+    let (start, count) = (signed(from)?, signed(end.saturating_sub(from))?);
+    let flags =
+        libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    // SAFETY:
+    // * A system call on a descriptor that is open; no memory is passed.
+    if unsafe { libc::sync_file_range(fd.as_raw_fd(), start, count, flags) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut last = [0; 8];
+    let at = end.saturating_sub(last.len() as u64);
+    read_whole(at, &mut last, |bytes, at| rustix::io::pread(fd, bytes, at))?;
+    write_synced(at, &last, |bytes, at| {
+        rustix::io::pwritev2(fd, &[io::IoSlice::new(bytes)], at, ReadWriteFlags::DSYNC)
+    })
 }
 
 /// Fills `buf` from `offset` by as many calls of `read` as it takes.

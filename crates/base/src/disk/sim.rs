@@ -28,7 +28,9 @@
 //! 4. A failed sync fixes each pending thing at random: on the platter, or dropped. Either way the
 //!    kernel takes it for clean: the cache goes on showing it ([`AfterFailedSync`]), and later
 //!    syncs succeed without saving it, until it is written again.
-//! 5. Space is counted in blocks of 4 KiB. Reserved or written blocks can always be written again.
+//! 5. With [`Disk::bounded`] files share a descriptor cache as on the real disk. A descriptor that is
+//!    closed before its file with an unsynced write panics; a file without descriptor and name is gone.
+//! 6. Space is counted in blocks of 4 KiB. Reserved or written blocks can always be written again.
 //!    A write that runs out of space has written what fitted.
 //!
 //! What it cannot show: what real kernels do beside POSIX, memory mappings ([`File::mapped`] is
@@ -79,6 +81,7 @@ mod volume;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
+use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -87,9 +90,11 @@ use parking_lot::Mutex;
 use self::content::{BLOCK, Content};
 pub use self::cut::{Choice, Keep, Pending, Unit, What};
 pub use self::fault::{Class, Failure, Fault, FaultPlan, Repeat};
-use self::handle::{LockGuard, SimFile, SimVolume};
+use self::handle::{Descriptor, LockGuard, SimBackend, SimFile, SimVolume};
 use self::volume::{Ino, Volume};
-use super::{Disk, Entry, File, How, Locked, SECTOR, Share};
+use super::descriptors::{Backend, Descriptors};
+use super::limited::LimitedVolume;
+use super::{DescriptorStats, Disk, Entry, File, How, Locked, SECTOR, Share};
 
 /// The process id that simulated locks name as their owner.
 pub const OWNER_PID: u32 = 4242;
@@ -108,6 +113,8 @@ pub enum AfterFailedSync {
 #[derive(Clone)]
 pub struct SimDisk {
     shared: Arc<Shared>,
+    /// The cache of descriptors, if they are bounded.
+    bound: Option<Arc<Descriptors>>,
 }
 
 /// Called after each operation.
@@ -127,6 +134,9 @@ struct Machine {
     classes: Option<Vec<Class>>,
     locks: BTreeMap<Ino, Holders>,
     zeroes_ahead: bool,
+    /// Descriptors of bounded files, and how many there can be.
+    descriptors: BTreeMap<RawFd, Descriptor>,
+    most_descriptors: usize,
 }
 
 /// Who holds a lock: readers, or one writer.
@@ -171,9 +181,11 @@ impl SimDisk {
             classes: None,
             locks: BTreeMap::new(),
             zeroes_ahead: false,
+            descriptors: BTreeMap::new(),
+            most_descriptors: usize::MAX,
         };
         let (machine, hook) = (Mutex::new(machine), Mutex::new(None));
-        SimDisk { shared: Arc::new(Shared { machine, hook }) }
+        SimDisk { shared: Arc::new(Shared { machine, hook }), bound: None }
     }
 
     /// Another disk in the same state: what is in the cache, on the platter and pending, the count
@@ -267,6 +279,11 @@ impl SimDisk {
     /// Limits the space to `bytes`, rounded down to blocks of 4 KiB. What is there stays there.
     pub fn set_capacity(&self, bytes: u64) {
         self.shared.machine.lock().volume.capacity = bytes / BLOCK;
+    }
+
+    /// Limits the descriptors of bounded files, as a process is limited: beyond, an open is refused with EMFILE.
+    pub fn set_descriptors(&self, most: usize) {
+        self.shared.machine.lock().most_descriptors = most;
     }
 
     /// Orders faults, in place of those ordered before; counting starts anew.
@@ -384,9 +401,27 @@ impl SimDisk {
         answer
     }
 
-    fn handle(&self, ino: Ino, path: &Path, is_writable: bool) -> Arc<dyn File> {
-        let (disk, path) = (self.clone(), path.into());
-        Arc::new(SimFile { disk, ino, path, is_writable })
+    /// The same disk without a bound.
+    fn unbounded(&self) -> SimDisk {
+        SimDisk { shared: Arc::clone(&self.shared), bound: None }
+    }
+
+    /// Opens a file: its node is kept until it is closed as often as it was opened.
+    fn open_node(&self, path: &Path, how: How) -> io::Result<Ino> {
+        let is_op = how == How::Create;
+        let class = if is_op { Class::Create } else { Class::Open };
+        self.call(
+            Call { class, path, is_op },
+            || "create".into(),
+            |machine| {
+                let ino = match how {
+                    How::Create => machine.volume.create(path, false)?,
+                    How::Read | How::Write => machine.volume.file_at(path)?,
+                };
+                machine.volume.opened(ino);
+                Ok(ino)
+            },
+        )
     }
 }
 
@@ -432,21 +467,24 @@ impl Machine {
 
 impl Disk for SimDisk {
     fn open(&self, path: &Path, how: How) -> io::Result<Arc<dyn File>> {
-        let is_op = how == How::Create;
-        let class = if is_op { Class::Create } else { Class::Open };
-        let ino = self.call(
-            Call { class, path, is_op },
-            || "create".into(),
-            |machine| {
-                let ino = match how {
-                    How::Create => machine.volume.create(path, false)?,
-                    How::Read | How::Write => machine.volume.file_at(path)?,
-                };
-                machine.volume.opened(ino);
-                Ok(ino)
-            },
-        )?;
-        Ok(self.handle(ino, path, how != How::Read))
+        let (ino, handle) = match &self.bound {
+            None => (self.open_node(path, how)?, None),
+            Some(bound) => {
+                let (handle, _) = bound.open(path, how, || SimBackend(self.unbounded()).open(path, how))?;
+                (Ino(handle.inode()), Some(handle))
+            }
+        };
+        let disk = self.unbounded();
+        Ok(Arc::new(SimFile { disk, ino, path: path.into(), is_writable: how != How::Read, handle }))
+    }
+
+    fn bounded(&self, limit: u32) -> Option<Arc<dyn Disk>> {
+        let bound = Descriptors::new(Box::new(SimBackend(self.unbounded())), limit, PathBuf::new());
+        Some(Arc::new(SimDisk { shared: Arc::clone(&self.shared), bound: Some(bound) }))
+    }
+
+    fn descriptors(&self) -> Option<DescriptorStats> {
+        self.bound.as_ref().map(|bound| bound.stats())
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
@@ -460,6 +498,7 @@ impl Disk for SimDisk {
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
+        self.bound.as_ref().map_or(Ok(()), |bound| bound.removing(path))?;
         let call = Call { class: Class::Remove, path, is_op: true };
         self.call(call, || "remove".into(), |machine| machine.volume.remove(path, false))
     }
@@ -472,16 +511,25 @@ impl Disk for SimDisk {
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         let call = Call { class: Class::Rename, path: from, is_op: true };
         let what = || format!("rename to {}", to.display());
-        self.call(call, what, |machine| machine.volume.rename(from, to))
+        let rename = || self.call(call, what, |machine| machine.volume.rename(from, to));
+        match &self.bound {
+            Some(bound) => bound.rename(from, to, rename),
+            None => rename(),
+        }
     }
 
     fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
         let call = Call { class: Class::Create, path: to, is_op: true };
         let what = || format!("link to {}", from.display());
-        self.call(call, what, |machine| machine.volume.link(from, to))
+        self.call(call, what, |machine| machine.volume.link(from, to))?;
+        if let Some(bound) = &self.bound {
+            bound.linked(from, to);
+        }
+        Ok(())
     }
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        self.bound.as_ref().map_or(Ok(()), |bound| bound.check_syncs())?;
         let call = Call { class: Class::SyncDir, path: dir, is_op: true };
         self.call_with_failure(
             call,
@@ -528,6 +576,11 @@ impl Disk for SimDisk {
     }
 
     fn volume(&self, dir: &Path) -> io::Result<Arc<dyn super::Volume>> {
-        Ok(Arc::new(SimVolume { disk: self.clone(), path: dir.into() }))
+        let disk = self.unbounded();
+        let volume: Arc<dyn super::Volume> = Arc::new(SimVolume { disk, path: dir.into() });
+        Ok(match &self.bound {
+            Some(bound) => Arc::new(LimitedVolume { beneath: volume, descriptors: Arc::clone(bound) }),
+            None => volume,
+        })
     }
 }

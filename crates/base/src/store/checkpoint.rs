@@ -175,7 +175,7 @@ impl Store {
         let swollen = writes.iter().find(|w| w.kept.engine().is_ok_and(|e| e.is_swollen()));
         let Some(write) = swollen.filter(|_| self.options.checkpoints) else { return Ok(()) };
         match self.checkpoint(self.log(write.kept.log())) {
-            Err(Error::NoSpace { .. }) => Ok(()),
+            Err(Error::NoSpace { .. } | Error::FileLimit { .. }) => Ok(()),
             other => other.map(drop),
         }
     }
@@ -192,7 +192,7 @@ impl Store {
         }
         while is_pending() {
             match self.advance_checkpoint(log).end() {
-                Err(Error::NoSpace { .. }) => return Ok(()),
+                Err(Error::NoSpace { .. } | Error::FileLimit { .. }) => return Ok(()),
                 other => other?,
             };
         }
@@ -224,7 +224,7 @@ impl Store {
             Ok(is_settled)
         })();
         match settled {
-            Err(Error::NoSpace { .. }) => Ok(false),
+            Err(Error::NoSpace { .. } | Error::FileLimit { .. }) => Ok(false),
             other => other,
         }
     }

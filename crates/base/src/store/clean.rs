@@ -552,18 +552,18 @@ impl Store {
     fn survivor_segment(&self, log: &Log, stream: u8, span: u64) -> Result<Arc<Segment>> {
         let made = self.make_segment(&mut self.making.lock(), log.id, stream, span);
         match made {
-            Err(Error::NoSpace { path }) if stream != SORTED => {
+            Err(full) if full.is_no_space() && stream != SORTED => {
                 let mut order = self.order.lock();
                 let ready = &mut order.ready[log.id.index()];
                 let fits = |s: &Arc<Segment>| s.identity().capacity >= DATA_START + span;
                 // Half of the reserve stays for removals, which are what makes room in the end.
                 if ready.len() <= self.geometry.reserve / 2 {
-                    return Err(Error::NoSpace { path });
+                    return Err(full);
                 }
                 // From the back: a segment in front may be next in the order of numbers.
                 match ready.back().filter(|s| fits(s)).is_some().then(|| ready.pop_back()).flatten() {
                     Some(segment) => Ok(segment),
-                    None => Err(Error::NoSpace { path }),
+                    None => Err(full),
                 }
             }
             other => other,
@@ -644,8 +644,13 @@ impl Store {
         segments.extend(m.survivors.iter().flatten().flatten().map(|tail| Arc::clone(&tail.segment)));
         segments.retain(|segment| segment.synced() < segment.end());
         let segments: Vec<_> = segments.into_iter().map(|segment| (segment.end(), segment)).collect();
-        if self.sync_segments(&segments).is_err() {
-            return Err(self.poison("sync"));
+        match self.sync_segments(&segments) {
+            Ok(()) => {}
+            Err(error @ Error::TooManyFiles { .. }) => {
+                m.unsynced = segments.into_iter().map(|(_, segment)| segment).collect();
+                return Err(error); // no sync was lost
+            }
+            Err(_) => return Err(self.poison("sync")),
         }
         for tail in m.survivors.iter_mut().flatten().flatten() {
             // No later copy shares a sector with what is synced now.

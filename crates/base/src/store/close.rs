@@ -253,7 +253,7 @@ impl Store {
         for _ in 0..CLOSING_PASSES {
             match self.clean(Pace::Busy).any() {
                 Ok(true) => {}
-                Ok(false) | Err(Error::NoSpace { .. }) => break,
+                Ok(false) | Err(Error::NoSpace { .. } | Error::FileLimit { .. }) => break,
                 Err(error) => return Err(error),
             }
         }
@@ -268,7 +268,7 @@ impl Store {
         self.ground.blobs.trim(true);
         // Cleaning may have taken from the reserve, which the next life needs if the disk is full.
         match self.top_up() {
-            Ok(_) | Err(Error::NoSpace { .. }) => Ok(()),
+            Ok(_) | Err(Error::NoSpace { .. } | Error::FileLimit { .. }) => Ok(()),
             Err(error) => Err(error),
         }
     }
@@ -287,7 +287,7 @@ impl Store {
         for log in self.logs.iter().filter(|_| self.options.checkpoints) {
             if self.ends_with_checkpoint(log) {
                 match self.checkpoint(log) {
-                    Ok(_) | Err(Error::NoSpace { .. }) => {} // opening will replay instead
+                    Ok(_) | Err(Error::NoSpace { .. } | Error::FileLimit { .. }) => {} // opening will replay instead
                     Err(error) => return Err(error),
                 }
             }

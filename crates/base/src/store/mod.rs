@@ -413,6 +413,7 @@ impl Store {
             caches: if self.fork.is_child() { Vec::new() } else { self.cache_stats() },
             logs: self.logs.iter().map(Log::stats).collect(),
             opening: self.opening,
+            descriptors: self.disk.descriptors().unwrap_or_default(),
             door: false,
         }
     }

@@ -151,10 +151,14 @@ impl Store {
         loop {
             // What makes room does so without the guard: it would keep what is freed from going.
             match self.commit_pinned(writes, staged, waits) {
-                Err(refused @ (Error::NoSpace { .. } | Error::OverBudget { .. })) if !waits.may_wait() => {
+                Err(
+                    refused @ (Error::NoSpace { .. } | Error::FileLimit { .. } | Error::OverBudget { .. }),
+                ) if !waits.may_wait() => {
                     return Err(self.busy_instead(refused, writes));
                 }
-                Err(refused @ Error::NoSpace { .. }) if mem::take(&mut may_relieve) => {
+                Err(refused @ (Error::NoSpace { .. } | Error::FileLimit { .. }))
+                    if mem::take(&mut may_relieve) =>
+                {
                     let only_removes = removes_only(writes);
                     if !self.waiting(waits, StallKind::Space, kept, || self.relieve(only_removes))? {
                         return Err(refused);

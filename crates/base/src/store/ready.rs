@@ -257,7 +257,10 @@ impl Store {
             capacity: self.capacity_for(log, largest),
         };
         let created = Segment::create(&*self.disk, &log.dir, identity);
-        self.full.store(matches!(created, Err(Error::NoSpace { .. })), Ordering::Relaxed);
+        self.full.store(
+            matches!(created, Err(Error::NoSpace { .. } | Error::FileLimit { .. })),
+            Ordering::Relaxed,
+        );
         let segment = Arc::new(created?);
         let admitted = self.finish_segment(log, &segment);
         if admitted.is_err() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::stall::{StallStats, StallWatch};
 use crate::blob::StagedStats;
-use crate::disk::Permissions;
+use crate::disk::{DescriptorStats, Permissions};
 use crate::options::EngineOptions;
 use crate::types::{Durability, KeyspaceId};
 
@@ -205,6 +205,8 @@ pub struct Stats {
     pub logs: Vec<LogStats>,
     /// How the opening went.
     pub opening: OpeningStats,
+    /// Descriptors of its files; zeros where the disk does not bound them.
+    pub descriptors: DescriptorStats,
     /// Whether other processes can come in: to ask for these figures, for backups, and to read beside.
     pub door: bool,
 }

@@ -26,10 +26,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::order::Order;
-use super::tail::{TAILS, log_of, tail_of};
+use super::tail::{TAILS, Tail, log_of, tail_of};
 use super::{Batching, Store};
 use crate::blob;
-use crate::error::{IoContext, Result};
+use crate::error::{Error, IoContext, Result};
 use crate::segment::Segment;
 use crate::span;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -300,8 +300,14 @@ impl Store {
         let _span = span!(TRACE, "sync round", commit = seq.0, segments = segments.len());
         let began = self.clock.now();
         let synced = self.ground.blobs.sync(&blobs).and_then(|()| self.sync_segments(&segments));
-        if synced.is_err() {
-            return Err(self.poison("sync"));
+        match synced {
+            Ok(()) => {}
+            // No sync was lost: all of it is taken by the next round again.
+            Err(error @ Error::TooManyFiles { .. }) => {
+                self.give_back(&mut order.unwrap_or_else(|| self.order.lock()), blobs, segments);
+                return Err(error);
+            }
+            Err(_) => return Err(self.poison("sync")),
         }
         let took = self.clock.now().saturating_sub(began).as_nanos();
         self.round.took.store(u64::try_from(took).unwrap_or(0), Ordering::Relaxed);
@@ -313,6 +319,19 @@ impl Store {
         self.counters.sync_rounds.fetch_add(1, Ordering::Relaxed);
         drop(order);
         Ok(seen)
+    }
+
+    /// What a round took and did not sync is unsynced as before.
+    fn give_back(&self, order: &mut Order, blobs: blob::Unsynced, segments: Vec<(u64, Arc<Segment>)>) {
+        order.staged.join(blobs);
+        for (_, segment) in segments {
+            let is_tail =
+                |tail: &&mut Tail| tail.segment.as_ref().is_some_and(|one| Arc::ptr_eq(one, &segment));
+            match order.tails.iter_mut().find(is_tail) {
+                Some(tail) => tail.dirty = true,
+                None => order.tails[tail_of(segment.identity().log, false)].unsynced.push(segment),
+            }
+        }
     }
 
     /// Under the commit lock: what a round has to sync for everything up to the number it answers.

@@ -12,7 +12,7 @@ use clap::Args;
 use indicatif::ProgressBar;
 use serde_json::json;
 use sheaf::{
-    ConversionPhase, ConversionProgress, Converted, Database, Error, Estimate, Keyspace, LoadOptions, Reached,
+    ConversionPhase, ConversionProgress, Converted, Error, Estimate, Keyspace, LoadOptions, Reached,
 };
 
 use crate::args::{Chosen, Target};
@@ -160,7 +160,7 @@ fn measure(args: &Convert, keyspace: &Keyspace, pairs: u64) -> Result<Option<f64
     }
     sample.sort();
     let scratch = Scratch::beside(args);
-    let Ok(db) = Database::builder().memory(args.target.place.memory).open(&scratch.0) else {
+    let Ok(db) = args.target.place.builder().open(&scratch.0) else {
         return Ok(None);
     };
     let options = LoadOptions::default().engine(&args.to);

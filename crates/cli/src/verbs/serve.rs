@@ -55,8 +55,7 @@ pub(crate) struct Serve {
 impl Serve {
     /// Opens the database, or creates it.
     fn open(&self) -> Result<Database> {
-        let mut builder =
-            self.modes.on(Database::builder()).memory(self.place.memory).wait(self.place.wait.time);
+        let mut builder = self.modes.on(self.place.builder());
         if let Some(interval) = self.sync_interval {
             builder = builder.sync_interval(Duration::from_millis(interval.get()));
         }

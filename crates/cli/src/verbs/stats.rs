@@ -4,7 +4,9 @@ use std::io::Write;
 use std::path::Path;
 
 use serde_json::{Value as Json, json};
-use sheaf::{CacheStats, KeyspaceOverview, LogStats, Overview, StagedStats, StallStats, Stats};
+use sheaf::{
+    CacheStats, DescriptorStats, KeyspaceOverview, LogStats, Overview, StagedStats, StallStats, Stats,
+};
 
 use crate::args::Report;
 use crate::failure::Result;
@@ -51,6 +53,12 @@ fn print(out: &mut impl Write, path: &Path, all: &Overview) -> Result {
     )?;
     if stats.memory.is_exceeded() {
         writeln!(out, "  what must be in memory exceeds the budget: raise it with --memory")?;
+    }
+    let DescriptorStats { limit, in_use, reopened } = stats.descriptors;
+    if limit > 0 {
+        let again =
+            if reopened > 0 { format!(", {} files opened again", count(reopened)) } else { String::new() };
+        writeln!(out, "  {in_use} of {limit} file descriptors in use{again}")?;
     }
     if stats.stills > 0 {
         let (states, held) = (many(stats.stills, "state"), size(stats.held_bytes));
@@ -144,6 +152,11 @@ pub(crate) fn as_json(all: &Overview) -> Json {
             "buffers": stats.memory.buffers,
             "cache": stats.memory.cache,
             "is_exceeded": stats.memory.is_exceeded(),
+        },
+        "descriptors": {
+            "limit": stats.descriptors.limit,
+            "in_use": stats.descriptors.in_use,
+            "reopened": stats.descriptors.reopened,
         },
         "caches": stats.caches.iter().map(cache_as_json).collect::<Vec<_>>(),
         "opening": {

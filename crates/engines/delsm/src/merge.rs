@@ -19,7 +19,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use sheaf_base::blob::BlobRef;
-use sheaf_base::error::{Error, IoContext, Result};
+use sheaf_base::error::{IoContext, Result};
 use sheaf_base::views::Views;
 
 use crate::engine::DelsmEngine;
@@ -261,7 +261,7 @@ impl DelsmEngine {
             // It begins anew, once there is room: what it has written goes.
             Err(ref error) => {
                 work.sweep_due = true;
-                work.is_cramped = matches!(error, Error::NoSpace { .. });
+                work.is_cramped = error.is_no_space();
             }
         }
         answer

@@ -145,8 +145,8 @@ impl FlexEngine {
                 Err(Error::TooLarge { .. }) if most > 1 => most /= 2,
                 Err(Error::TooLarge { .. }) if !appends => appends = true,
                 // On a full disk each rewrite gives back more than it takes, later; appends take the least.
-                Err(Error::NoSpace { .. }) if most > FEW => most = FEW,
-                Err(Error::NoSpace { .. }) if !appends => appends = true,
+                Err(Error::NoSpace { .. } | Error::FileLimit { .. }) if most > FEW => most = FEW,
+                Err(Error::NoSpace { .. } | Error::FileLimit { .. }) if !appends => appends = true,
                 done => {
                     done?;
                     self.note_moved(planned as u64, batch.bytes() as u64);

@@ -69,6 +69,7 @@ impl Held {
 pub(crate) fn open_beside(
     path: &Path,
     options: &Options,
+    disk: Arc<dyn Disk>,
     clock: &Arc<dyn Clock>,
     engines: &[Arc<dyn EngineFactory>],
     alone: impl FnOnce() -> Result<Arc<Store>>,
@@ -81,9 +82,7 @@ pub(crate) fn open_beside(
         None => None,
     };
     match held {
-        Some(held) => {
-            held.open(Arc::new(RealDisk::default()), options.clone(), Arc::clone(clock), engines.to_vec())
-        }
+        Some(held) => held.open(disk, options.clone(), Arc::clone(clock), engines.to_vec()),
         None => alone(),
     }
 }

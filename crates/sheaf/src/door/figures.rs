@@ -9,8 +9,8 @@ use sheaf_base::store::{OpeningStats, Store};
 use sheaf_base::types::KeyspaceId;
 
 use crate::{
-    CacheStats, Damage, EngineOptions, EngineStats, KeyspaceInfo, LoadStats, LogStats, MemoryStats,
-    StagedStats, StallKind, StallStats, Stats,
+    CacheStats, Damage, DescriptorStats, EngineOptions, EngineStats, KeyspaceInfo, LoadStats, LogStats,
+    MemoryStats, StagedStats, StallKind, StallStats, Stats,
 };
 
 /// Everything that can be told without reading the data.
@@ -82,6 +82,7 @@ pub(super) fn encode_stats(stats: &Stats, w: &mut Writer) {
         caches: _,
         logs,
         opening,
+        descriptors,
         door,
     } = stats;
     [visible, durable, sync_rounds, sync_waits, views, stills].into_iter().for_each(|n| w.u64(*n));
@@ -111,6 +112,8 @@ pub(super) fn encode_stats(stats: &Stats, w: &mut Writer) {
     time(w, *took);
     [frames_scanned, records_replayed, bytes_cut].into_iter().for_each(|number| w.u64(*number));
     w.flag(*door);
+    let DescriptorStats { limit, in_use, reopened } = descriptors;
+    [u64::from(*limit), u64::from(*in_use), *reopened].into_iter().for_each(|number| w.u64(number));
 }
 
 pub(super) fn decode_stats(r: &mut Reader<'_>) -> Result<Stats, Damage> {
@@ -165,6 +168,11 @@ pub(super) fn decode_stats(r: &mut Reader<'_>) -> Result<Stats, Damage> {
             bytes_cut: r.u64()?,
         },
         door: r.flag()?,
+        descriptors: DescriptorStats {
+            limit: u32::try_from(r.u64()?).unwrap_or(u32::MAX),
+            in_use: u32::try_from(r.u64()?).unwrap_or(u32::MAX),
+            reopened: r.u64()?,
+        },
     })
 }
 

@@ -412,6 +412,9 @@ mod tests {
                 is_stopped: false,
                 waited: Duration::from_millis(7),
             },
+            Error::TooManyFiles { path: path(), limit: Some(1024) },
+            Error::TooManyFiles { path: path(), limit: None },
+            Error::FileLimit { path: path(), size: 1 << 28, limit: 1 << 20 },
             Error::Poisoned { op: "sync" },
             Error::TooLarge { what: "key", got: 11, max: 12 },
             Error::Format { path: path(), found: 13, supported: 14 },
@@ -448,6 +451,7 @@ mod tests {
             memory: MemoryStats { budget: 6, index: 4, versions: 2, buffers: 1, cache: 3 },
             logs: vec![log.clone(), LogStats { name: "flat", damaged: 3, ..log }],
             door: true,
+            descriptors: crate::DescriptorStats { limit: 64, in_use: 9, reopened: 3 },
             ..Stats::default()
         };
         let keyspace = KeyspaceOverview {

@@ -9,7 +9,7 @@ use rustix::net::{RecvFlags, SendFlags};
 
 const MAGIC: &[u8; 8] = b"SHEAFDOR";
 /// Of the protocol.
-pub(super) const VERSION: u32 = 3;
+pub(super) const VERSION: u32 = 4;
 /// Longest message.
 pub(super) const MOST: usize = 1 << 20;
 /// Magic, version, status.

@@ -4,13 +4,15 @@
 
 use std::fmt;
 use std::io;
+use std::os::fd::RawFd;
 use std::path::Path;
 use std::sync::Arc;
 
 use super::content;
 use super::volume::Ino;
-use super::{Call, Class, Failure, SimDisk};
-use crate::disk::{File, SECTOR, Volume};
+use super::{Call, Class, Failure, Machine, SimDisk};
+use crate::disk::descriptors::{Backend, Held, Identity, Opened, Pin};
+use crate::disk::{File, How, SECTOR, Volume};
 
 /// The simulated volume as a whole.
 pub(super) struct SimVolume {
@@ -32,6 +34,9 @@ impl Volume for SimVolume {
             || "sync everything".into(),
             |machine, failure| {
                 machine.volume.sync_all(failure.is_some());
+                if failure.is_none() {
+                    machine.descriptors.values_mut().for_each(|descriptor| descriptor.is_dirty = false);
+                }
                 failure.map_or(Ok(()), |failure| Err(failure.to_error(Class::Sync)))
             },
         )
@@ -62,6 +67,85 @@ pub(super) struct SimFile {
     pub(super) ino: Ino,
     pub(super) path: Arc<Path>,
     pub(super) is_writable: bool,
+    /// Where descriptors are bounded.
+    pub(super) handle: Option<Held>,
+}
+
+/// A descriptor of a bounded file.
+pub(super) struct Descriptor {
+    ino: Ino,
+    path: Arc<Path>,
+    /// A write through it is unsynced.
+    is_dirty: bool,
+}
+
+/// The calls of a descriptor cache.
+pub(super) struct SimBackend(pub(super) SimDisk);
+
+impl fmt::Debug for SimBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SimBackend")
+    }
+}
+
+impl Backend for SimBackend {
+    fn open(&self, path: &Path, how: How) -> io::Result<Opened> {
+        let ino = {
+            let machine = self.0.shared.machine.lock();
+            if machine.descriptors.len() >= machine.most_descriptors {
+                return Err(io::Error::from_raw_os_error(libc::EMFILE));
+            }
+            drop(machine);
+            self.0.open_node(path, how)?
+        };
+        let mut machine = self.0.shared.machine.lock();
+        let fd = (0..).find(|fd| !machine.descriptors.contains_key(fd)).unwrap_or(RawFd::MAX);
+        machine.descriptors.insert(fd, Descriptor { ino, path: path.into(), is_dirty: false });
+        let len = machine.volume.file(ino).cache().len();
+        Ok(Opened { fd, identity: Identity { device: 0, inode: ino.0 }, len })
+    }
+
+    fn sync(&self, fd: RawFd) -> io::Result<()> {
+        let machine = self.0.shared.machine.lock();
+        let Some(descriptor) = machine.descriptors.get(&fd) else {
+            return Err(io::Error::from_raw_os_error(libc::EBADF));
+        };
+        let (ino, path) = (descriptor.ino, Arc::clone(&descriptor.path));
+        drop(machine);
+        self.0.sync_node(ino, &path)
+    }
+
+    fn close(&self, fd: RawFd) {
+        let mut machine = self.0.shared.machine.lock();
+        if let Some(descriptor) = machine.descriptors.remove(&fd) {
+            machine.volume.closed(descriptor.ino);
+        }
+    }
+
+    fn before_eviction(&self, fd: RawFd) {
+        let machine = self.0.shared.machine.lock();
+        let descriptor = machine.descriptors.get(&fd);
+        assert!(descriptor.is_some_and(|descriptor| !descriptor.is_dirty), "descriptors I1");
+    }
+}
+
+impl SimDisk {
+    /// A sync of one file.
+    fn sync_node(&self, ino: Ino, path: &Path) -> io::Result<()> {
+        let call = Call { class: Class::Sync, path, is_op: true };
+        self.call_with_failure(
+            call,
+            || "sync".into(),
+            |machine, failure| {
+                machine.volume.sync(ino, failure.is_some());
+                if failure.is_none() {
+                    let same = machine.descriptors.values_mut().filter(|descriptor| descriptor.ino == ino);
+                    same.for_each(|descriptor| descriptor.is_dirty = false);
+                }
+                failure.map_or(Ok(()), |failure| Err(failure.to_error(Class::Sync)))
+            },
+        )
+    }
 }
 
 impl fmt::Debug for SimFile {
@@ -72,11 +156,38 @@ impl fmt::Debug for SimFile {
 
 impl Drop for SimFile {
     fn drop(&mut self) {
-        self.disk.shared.machine.lock().volume.closed(self.ino);
+        if self.handle.is_none() {
+            self.disk.shared.machine.lock().volume.closed(self.ino);
+        }
     }
 }
 
 impl SimFile {
+    fn pin(&self) -> io::Result<Option<Pin<'_>>> {
+        self.handle.as_ref().map(|handle| handle.pin()).transpose()
+    }
+
+    /// Makes a change that ends at `end`, and is unsynced from then on, also if it fails half-way.
+    fn change(
+        &self,
+        (class, end): (Class, u64),
+        what: impl FnOnce() -> String,
+        body: impl FnOnce(&mut Machine, Option<Failure>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        self.writable()?;
+        let pin = self.pin()?;
+        let answer = self.disk.call_with_failure(self.op(class), what, |machine, failure| {
+            if let Some(descriptor) = pin.as_ref().and_then(|pin| machine.descriptors.get_mut(&pin.fd())) {
+                descriptor.is_dirty = true;
+            }
+            body(machine, failure)
+        });
+        if let Some(handle) = &self.handle {
+            handle.wrote(end);
+        }
+        answer
+    }
+
     fn op(&self, class: Class) -> Call<'_> {
         Call { class, path: &self.path, is_op: class != Class::Read }
     }
@@ -105,6 +216,7 @@ impl SimFile {
 
 impl File for SimFile {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let _pin = self.pin()?;
         self.disk.call(self.op(Class::Read), String::new, |machine| {
             match machine.volume.file(self.ino).cache().read(offset, buf) {
                 true => Ok(()),
@@ -114,9 +226,9 @@ impl File for SimFile {
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.writable()?;
         let what = || format!("write {} at {offset}", bytes.len());
-        self.disk.call_with_failure(self.op(Class::Write), what, |machine, failure| {
+        let end = offset.saturating_add(bytes.len() as u64);
+        self.change((Class::Write, end), what, |machine, failure| {
             let bytes = SimFile::let_through(offset, bytes, failure);
             machine.volume.write(self.ino, offset, bytes)?;
             failure.map_or(Ok(()), |failure| Err(failure.to_error(Class::Write)))
@@ -124,23 +236,28 @@ impl File for SimFile {
     }
 
     fn len(&self) -> io::Result<u64> {
+        let _pin = self.pin()?;
         let machine = self.disk.shared.machine.lock();
         Ok(machine.volume.file(self.ino).cache().len())
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        self.writable()?;
         let what = || format!("set length {len}");
-        self.disk.call(self.op(Class::SetLen), what, |machine| {
-            machine.volume.set_len(self.ino, len);
-            Ok(())
+        self.change((Class::SetLen, 0), what, |machine, failure| match failure {
+            Some(failure) => Err(failure.to_error(Class::SetLen)),
+            None => {
+                machine.volume.set_len(self.ino, len);
+                Ok(())
+            }
         })
     }
 
     fn allocate(&self, len: u64) -> io::Result<()> {
-        self.writable()?;
         let what = || format!("allocate {len}");
-        self.disk.call(self.op(Class::Allocate), what, |machine| machine.volume.allocate(self.ino, len))
+        self.change((Class::Allocate, 0), what, |machine, failure| match failure {
+            Some(failure) => Err(failure.to_error(Class::Allocate)),
+            None => machine.volume.allocate(self.ino, len),
+        })
     }
 
     /// Zeros are written, and the blocks stay.
@@ -149,18 +266,20 @@ impl File for SimFile {
     }
 
     fn has_blocks(&self, len: u64) -> io::Result<bool> {
+        let _pin = self.pin()?;
         Ok(self.disk.shared.machine.lock().volume.has_blocks(self.ino, len))
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.disk.call_with_failure(
-            self.op(Class::Sync),
-            || "sync".into(),
-            |machine, failure| {
-                machine.volume.sync(self.ino, failure.is_some());
-                failure.map_or(Ok(()), |failure| Err(failure.to_error(Class::Sync)))
-            },
-        )
+        let Some(handle) = &self.handle else { return self.disk.sync_node(self.ino, &self.path) };
+        let _pin = handle.pin()?;
+        let marks = handle.marks();
+        let answer = handle.check_syncs().and_then(|()| self.disk.sync_node(self.ino, &self.path));
+        match answer {
+            Ok(()) => handle.synced(marks),
+            Err(_) => handle.fail(),
+        }
+        answer
     }
 
     fn make_resident(&self, from: u64, to: u64) {

@@ -27,7 +27,7 @@ use crate::disk::Entry;
 
 /// The number of a file or directory, never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Ino(u64);
+pub(super) struct Ino(pub(super) u64);
 
 const ROOT: Ino = Ino(0);
 

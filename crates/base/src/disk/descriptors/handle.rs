@@ -1,0 +1,302 @@
+//! # Handles: open files whose descriptors may be closed at the moment
+//!
+//! One word of a handle says whether it has a descriptor, and how many calls use it. Counts of writes
+//! and of the writes that a sync covered say whether it is dirty.
+//!
+//! ## Threads
+//!
+//! Pins, marks and stores take no lock. A handle is opened and closed under the lock of its cache.
+//! [`Handle::try_close`] takes the word from "open, no pins" to "closed" and then looks whether the
+//! file is dirty; a store announces itself and then looks whether the file is open. One of the two
+//! sees the other.
+
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use super::{Descriptors, Identity, Opened};
+use crate::disk::{How, real};
+use crate::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+/// A handle has a descriptor; the bits below count its pins.
+pub(super) const OPEN: u32 = 1 << 31;
+/// No descriptor.
+pub(super) const NONE: RawFd = -1;
+
+/// The cache that a handle belongs to.
+#[derive(Debug)]
+pub(super) struct Owner {
+    pub(super) cache: Arc<Descriptors>,
+    pub(super) id: u64,
+    pub(super) how: How,
+}
+
+/// Writes that a sync covers.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::disk) struct Marks {
+    writes: u64,
+    stores: u64,
+    written_to: u64,
+}
+
+/// An open file, whose descriptor may be closed at the moment.
+#[derive(Debug)]
+pub(in crate::disk) struct Handle {
+    /// [`OPEN`], and pins.
+    pub(super) state: AtomicU32,
+    pub(super) fd: AtomicI32,
+    /// For direct writes.
+    pub(super) direct: AtomicI32,
+    pub(super) identity: Identity,
+    pub(super) was_used: AtomicBool,
+    /// Is never closed: it has no name any more (I4), or its sync failed (I2).
+    pub(super) is_kept: AtomicBool,
+    is_mapped: AtomicBool,
+    /// Its file was dropped.
+    pub(super) is_orphan: AtomicBool,
+    /// Writes that have ended, and those that a sync covered.
+    writes: AtomicU64,
+    synced_writes: AtomicU64,
+    /// Where the last one of those ended that went furthest.
+    written_to: AtomicU64,
+    /// The same of stores into the mapping.
+    is_storing: AtomicBool,
+    stores: AtomicU64,
+    synced_stores: AtomicU64,
+    pub(super) owner: Option<Owner>,
+}
+
+impl Handle {
+    pub(super) fn new(fd: RawFd, identity: Identity, owner: Option<Owner>) -> Handle {
+        Handle {
+            state: AtomicU32::new(OPEN),
+            fd: AtomicI32::new(fd),
+            direct: AtomicI32::new(NONE),
+            identity,
+            was_used: AtomicBool::new(true),
+            is_kept: AtomicBool::new(false),
+            is_mapped: AtomicBool::new(false),
+            is_orphan: AtomicBool::new(false),
+            writes: AtomicU64::new(0),
+            synced_writes: AtomicU64::new(0),
+            written_to: AtomicU64::new(0),
+            is_storing: AtomicBool::new(false),
+            stores: AtomicU64::new(0),
+            synced_stores: AtomicU64::new(0),
+            owner,
+        }
+    }
+
+    /// A handle of the real disk that is never closed before it is dropped.
+    pub(in crate::disk) fn unbounded(opened: &Opened) -> Held {
+        Held(Arc::new(Handle::new(opened.fd, opened.identity, None)))
+    }
+
+    /// The descriptor, opened again if need be, which stays as long as the answer lives.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the file cannot be opened again, or is not there under its name.
+    #[inline]
+    pub(in crate::disk) fn pin(&self) -> io::Result<Pin<'_>> {
+        match self.try_pin() {
+            Some(pin) => Ok(pin),
+            None => self.pin_again(),
+        }
+    }
+
+    #[cold]
+    fn pin_again(&self) -> io::Result<Pin<'_>> {
+        let Some(owner) = &self.owner else { return Err(io::Error::from_raw_os_error(libc::EBADF)) };
+        owner.cache.reopen(self, owner.id, owner.how)?;
+        self.was_used.store(true, Ordering::Relaxed);
+        Ok(Pin(self))
+    }
+
+    /// The descriptor, if there is one.
+    #[inline]
+    pub(in crate::disk) fn try_pin(&self) -> Option<Pin<'_>> {
+        if self.state.fetch_add(1, Ordering::Acquire) & OPEN == 0 {
+            self.state.fetch_sub(1, Ordering::Release);
+            return None;
+        }
+        if !self.was_used.load(Ordering::Relaxed) {
+            self.was_used.store(true, Ordering::Relaxed);
+        }
+        Some(Pin(self))
+    }
+
+    /// The number of its inode.
+    pub(in crate::disk) fn inode(&self) -> u64 {
+        self.identity.inode
+    }
+
+    /// Whether it has a descriptor.
+    pub(in crate::disk) fn is_open(&self) -> bool {
+        self.state.load(Ordering::SeqCst) & OPEN != 0
+    }
+
+    /// Whether a mapping shows all of the file.
+    pub(in crate::disk) fn is_mapped(&self) -> bool {
+        self.is_mapped.load(Ordering::Relaxed)
+    }
+
+    /// A mapping shows all of the file, or does not any more.
+    pub(in crate::disk) fn set_mapped(&self, is_whole: bool) {
+        self.is_mapped.store(is_whole, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_dirty(&self) -> bool {
+        self.writes.load(Ordering::Acquire) != self.synced_writes.load(Ordering::Relaxed)
+            || self.stores.load(Ordering::Acquire) != self.synced_stores.load(Ordering::Relaxed)
+    }
+
+    /// A write that ended at `end` is over. The caller has pinned the descriptor since before it.
+    pub(in crate::disk) fn wrote(&self, end: u64) {
+        self.written_to.fetch_max(end, Ordering::Relaxed);
+        self.writes.fetch_add(1, Ordering::Release);
+    }
+
+    /// A store into the mapping begins. False if it may not: another one is under way, or the
+    /// descriptor that has to learn of a failed writeback is closed (I1).
+    #[inline]
+    pub(in crate::disk) fn begin_store(&self) -> bool {
+        if self.is_storing.swap(true, Ordering::SeqCst) {
+            return false;
+        }
+        let is_open = self.is_open();
+        if !is_open {
+            self.is_storing.store(false, Ordering::Release);
+        }
+        is_open
+    }
+
+    /// The store that began ended at `end`. One thread at a time is between the two, so plain
+    /// stores do.
+    #[inline]
+    pub(in crate::disk) fn end_store(&self, end: u64) {
+        if end > self.written_to.load(Ordering::Relaxed) {
+            self.written_to.fetch_max(end, Ordering::Relaxed);
+        }
+        self.stores.store(self.stores.load(Ordering::Relaxed) + 1, Ordering::Release);
+        self.is_storing.store(false, Ordering::Release);
+    }
+
+    /// What a sync that begins now covers.
+    pub(in crate::disk) fn marks(&self) -> Marks {
+        let (writes, stores) = (self.writes.load(Ordering::Acquire), self.stores.load(Ordering::Acquire));
+        Marks { writes, stores, written_to: self.written_to.load(Ordering::Relaxed) }
+    }
+
+    /// A sync is over that began at `marks`.
+    pub(in crate::disk) fn synced(&self, marks: Marks) {
+        self.synced_writes.fetch_max(marks.writes, Ordering::Release);
+        self.synced_stores.fetch_max(marks.stores, Ordering::Release);
+    }
+
+    /// A sync of the bytes below `end` is over that began at `marks`. More may be unsynced behind.
+    pub(in crate::disk) fn synced_to(&self, end: u64, marks: Marks) {
+        if marks.written_to <= end {
+            self.synced(marks);
+        }
+    }
+
+    /// A sync failed: the descriptor stays (I2), as one with unsynced writes does. The caller has
+    /// pinned it.
+    pub(in crate::disk) fn fail(&self) {
+        self.writes.fetch_add(1, Ordering::Release);
+        self.is_kept.store(true, Ordering::Relaxed);
+    }
+
+    /// An error if an early sync of the disk failed (I2).
+    pub(in crate::disk) fn check_syncs(&self) -> io::Result<()> {
+        self.owner.as_ref().map_or(Ok(()), |owner| owner.cache.check_syncs())
+    }
+
+    /// Ends what no cache has.
+    fn close_unbounded(&self) {
+        for fd in [&self.fd, &self.direct].map(|fd| fd.load(Ordering::Relaxed)) {
+            if fd >= 0 {
+                real::close(fd);
+            }
+        }
+    }
+
+    /// Closes the handle and returns its descriptors, if no call uses them and it is clean (I1). The
+    /// caller holds the lock of the cache, under which alone a handle is opened.
+    pub(super) fn try_close(&self) -> Option<(RawFd, RawFd)> {
+        self.state.compare_exchange(OPEN, 0, Ordering::SeqCst, Ordering::Relaxed).ok()?;
+        // From here on pins and stores see that it is closed; what began before is seen here.
+        if self.is_storing.load(Ordering::SeqCst) || self.is_dirty() {
+            self.state.fetch_or(OPEN, Ordering::SeqCst);
+            return None;
+        }
+        let fds = (self.fd.swap(NONE, Ordering::Relaxed), self.direct.swap(NONE, Ordering::Relaxed));
+        assert!(fds.0 >= 0 && !self.is_kept.load(Ordering::Relaxed), "descriptors I1, I2");
+        Some(fds)
+    }
+}
+
+/// A handle as its file has it: dropped, it ends.
+#[derive(Debug)]
+pub(in crate::disk) struct Held(pub(super) Arc<Handle>);
+
+impl std::ops::Deref for Held {
+    type Target = Handle;
+
+    fn deref(&self) -> &Handle {
+        &self.0
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        match &self.0.owner {
+            Some(owner) => owner.cache.release(&self.0, owner.id),
+            None => self.0.close_unbounded(),
+        }
+    }
+}
+
+/// A descriptor that stays open.
+#[derive(Debug)]
+pub(in crate::disk) struct Pin<'a>(pub(super) &'a Handle);
+
+impl Pin<'_> {
+    pub(in crate::disk) fn fd(&self) -> RawFd {
+        self.0.fd.load(Ordering::Relaxed)
+    }
+
+    /// A second descriptor of the file, opened once by `open`; none if that fails.
+    pub(in crate::disk) fn direct(&self, open: impl FnOnce(RawFd) -> Option<RawFd>) -> Option<RawFd> {
+        /// There can be none.
+        const REFUSED: RawFd = -2;
+        match self.0.direct.load(Ordering::Acquire) {
+            NONE => {}
+            fd => return (fd >= 0).then_some(fd),
+        }
+        let opened = open(self.fd()).unwrap_or(REFUSED);
+        let slot = &self.0.direct;
+        match (slot.compare_exchange(NONE, opened, Ordering::AcqRel, Ordering::Acquire), opened) {
+            (Ok(_), REFUSED) => None,
+            (Ok(_), fd) => {
+                if let Some(owner) = &self.0.owner {
+                    owner.cache.extra.fetch_add(1, Ordering::Relaxed);
+                }
+                Some(fd)
+            }
+            (Err(others), mine) => {
+                if mine >= 0 {
+                    real::close(mine); // another thread was faster
+                }
+                (others >= 0).then_some(others)
+            }
+        }
+    }
+}
+
+impl Drop for Pin<'_> {
+    fn drop(&mut self) {
+        self.0.state.fetch_sub(1, Ordering::Release);
+    }
+}
