@@ -3,6 +3,7 @@
 use std::process::Command;
 use std::time::Instant;
 
+use crate::field;
 use crate::shell::{self, cargo, interleavings};
 
 /// A step. Its builds are made once: what they would keep for the next ones costs time, and makes the programs slower.
@@ -48,6 +49,8 @@ pub(crate) fn run() -> Result<(), String> {
     ]);
     step(hasty(scenarios, "1"))?;
     step(cargo(&["run", "--locked", "--release", "--", "demo"]))?; // the first command of the README
+    step(cargo(&["build", "--locked", "--release", "-p", "sheaf-field"]))?;
+    step(field::suite(&["--form".to_owned(), "short".to_owned()]))?;
     println!("\n== all well after {} s", began.elapsed().as_secs());
     Ok(())
 }

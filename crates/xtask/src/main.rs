@@ -1,4 +1,4 @@
-//! # xtask: `cargo xtask ci`, `cargo xtask campaign`, `cargo xtask filesystems`
+//! # xtask: `cargo xtask ci`, `campaign`, `field`, `filesystems`
 //!
 //! The one place that says what is run: `.ci/run` is a wrapper. No dependencies, so that it is there at once.
 
@@ -6,6 +6,7 @@
 
 mod campaign;
 mod ci;
+mod field;
 mod filesystems;
 mod ledger;
 mod shell;
@@ -14,6 +15,9 @@ use std::process::ExitCode;
 
 const HELP: &str = "\
 cargo xtask ci                                  what CI runs
+cargo xtask field [--form short|full|long] [--only A,B] [--engine A,B] [--list]
+    loads of real programs on the real disk, with the required value of each figure: short takes 3 minutes at most,
+    full has the sizes of the required values (about an hour, 12 GB), long is ten times as long
 cargo xtask filesystems [FILTER ...]            the suites that the filters name (delsm) on XFS and on Btrfs, each in a
                                                 file mounted for it: takes root, xfsprogs, btrfs-progs
 cargo xtask campaign [--minutes N] [--cases N] [--turns N] [--only A,B] [--engine A,B] [--seed N] [--workers N]
@@ -30,6 +34,7 @@ fn main() -> ExitCode {
             println!("{HELP}");
             Ok(())
         }
+        Some("field") => field::field(&words[1..]),
         Some("filesystems") => filesystems::filesystems(&words[1..]),
         Some("campaign") => campaign::run(&words[1..]),
         _ => Err(HELP.to_owned()),

@@ -70,5 +70,7 @@ fn show(command: &Command) -> String {
     let variables = command.get_envs().filter_map(|(name, value)| Some((name, value?)));
     let variables = variables.map(|(name, value)| format!("{}={:?} ", name.display(), value));
     let words = command.get_args().map(|word| word.to_string_lossy().into_owned());
-    format!("{}cargo {}", variables.collect::<String>(), words.collect::<Vec<_>>().join(" "))
+    let program = PathBuf::from(command.get_program());
+    let program = program.file_name().unwrap_or_default().display();
+    format!("{}{program} {}", variables.collect::<String>(), words.collect::<Vec<_>>().join(" "))
 }

@@ -1,0 +1,43 @@
+//! # Time series: inserts at the end, expiry by `remove_range`
+
+use std::time::Duration;
+
+use super::{key, steady};
+use crate::Outcome;
+use crate::case::{Case, Context, ORDERED};
+use crate::figure::Figure;
+use crate::machine::{disk_bytes, wait_until};
+
+/// Samples that are kept.
+const KEPT: u64 = 100_000;
+/// Samples between two removals.
+const STEP: u64 = 1_000;
+/// Bytes of a sample.
+const VALUE: usize = 100;
+
+pub(super) fn cases() -> Vec<Case> {
+    let short = &["flex"];
+    vec![Case { name: "expiry", engines: ORDERED, short, deadline_s: 180, run: expiry }]
+}
+
+fn expiry(context: &Context) -> Outcome {
+    let (db, data) = context.open_data(64)?;
+    steady("insert and expire", context.size(6, 60), None, |number| {
+        data.insert(key(number), [3; VALUE])?;
+        if number % STEP == 0 && number > KEPT {
+            data.remove_range(&key(0)[..]..&key(number - KEPT)[..])?;
+            let first = data.first()?.expect("samples that are kept").0;
+            assert_eq!(&first[..], &key(number - KEPT)[..], "older samples are gone");
+        }
+        Ok(())
+    })?;
+    let live = (KEPT * (8 + VALUE as u64)) as f64;
+    let bound = 3.0 * live + 32e6;
+    let dir = context.db();
+    let took = wait_until(Duration::from_secs(10), || disk_bytes(&dir) as f64 <= bound);
+    let disk = disk_bytes(&dir) as f64 / 1e6;
+    Figure::new("space within 10 s of the end", disk, "MB").at_most(bound / 1e6).report();
+    Figure::new("space reached its bound after", took.as_secs_f64(), "s").report();
+    drop(data);
+    Ok(db.close()?)
+}

@@ -1,0 +1,83 @@
+//! # Queues, stacks and sliding windows: a constant number of keys that move
+
+use std::time::Instant;
+
+use super::{NOISY, fill, key, steady};
+use crate::Outcome;
+use crate::case::{Case, Context, ORDERED};
+use crate::figure::Figure;
+use crate::machine::Latencies;
+
+/// Keys in a queue or window at any time.
+const DEPTH: u64 = 1_000;
+/// Least takes a second of a queue.
+const LEAST_TAKES: f64 = 30_000.0;
+/// Bytes of a value.
+const VALUE: usize = 100;
+
+pub(super) fn cases() -> Vec<Case> {
+    let case = |name, run| Case { name, engines: ORDERED, short: &[], deadline_s: 180, run };
+    vec![
+        Case { short: &["flex", "kreon", "delsm"], ..case("queue", queue) },
+        case("stack", stack),
+        case("sliding-window", sliding_window),
+    ]
+}
+
+/// Inserts at the tail; finds the first key and removes it.
+fn queue(context: &Context) -> Outcome {
+    let (db, data) = context.open_data(64)?;
+    fill(&data, 0..DEPTH, VALUE)?;
+    let mut firsts = Latencies::default();
+    steady("take", context.size(6, 60), Some(LEAST_TAKES), |number| {
+        data.insert(key(DEPTH + number), [1; VALUE])?;
+        let began = Instant::now();
+        let first = data.first()?;
+        if number % 16 == 0 {
+            firsts.add(began.elapsed());
+        }
+        let (found, _) = first.expect("a queue that is never empty");
+        assert_eq!(&found[..], &key(number)[..], "the oldest key is taken");
+        data.remove(&found)
+    })?;
+    let p99 = Figure::new("first(): p99", firsts.quantile(0.99), "us");
+    p99.at_most(50.0).slack(NOISY).report();
+    drop(data);
+    Ok(db.close()?)
+}
+
+/// Pushes two keys and pops two, by `last`.
+fn stack(context: &Context) -> Outcome {
+    let (db, data) = context.open_data(64)?;
+    fill(&data, 0..DEPTH, VALUE)?;
+    steady("push and pop", context.size(6, 60), Some(LEAST_TAKES), |number| {
+        let depth = DEPTH + number % 2;
+        data.insert(key(depth), [1; VALUE])?;
+        let (found, _) = data.last()?.expect("a stack that is never empty");
+        if number % 2 == 1 {
+            data.remove(&found)?;
+            data.remove(key(DEPTH))?;
+        }
+        Ok(())
+    })?;
+    drop(data);
+    Ok(db.close()?)
+}
+
+/// Inserts the newest key, removes the oldest by its name, and reads ten keys in the middle.
+fn sliding_window(context: &Context) -> Outcome {
+    let (db, data) = context.open_data(64)?;
+    fill(&data, 0..DEPTH, VALUE)?;
+    steady("slide", context.size(6, 60), None, |number| {
+        data.insert(key(DEPTH + number), [1; VALUE])?;
+        data.remove(key(number))?;
+        if number % 10 == 0 {
+            let middle = key(number + DEPTH / 2);
+            let seen = data.range(&middle[..]..)?.take(10).count();
+            assert_eq!(seen, 10, "the window has keys behind its middle");
+        }
+        Ok(())
+    })?;
+    drop(data);
+    Ok(db.close()?)
+}

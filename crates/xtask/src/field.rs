@@ -1,0 +1,23 @@
+//! # The field suite: builds the command and the suite, and runs the suite
+
+use std::process::Command;
+
+use crate::shell::{cargo, root, step, target};
+
+/// Builds with the release profile; `words` are arguments of `sheaf-field`.
+///
+/// # Errors
+///
+/// Returns a text if a build fails or a figure misses its required value.
+pub(crate) fn field(words: &[String]) -> Result<(), String> {
+    step(cargo(&["build", "--locked", "--release", "-p", "sheaf-cli", "-p", "sheaf-field"]))?;
+    step(suite(words))
+}
+
+/// The suite, which must be built already.
+pub(crate) fn suite(words: &[String]) -> Command {
+    let mut command = Command::new(target("release").join("sheaf-field"));
+    command.arg("--sheaf").arg(target("release").join("sheaf"));
+    command.arg("--dir").arg(target("field")).args(words).current_dir(root());
+    command
+}
