@@ -9,6 +9,7 @@ mod ci;
 mod field;
 mod filesystems;
 mod ledger;
+mod prose;
 mod shell;
 
 use std::process::ExitCode;
@@ -18,6 +19,9 @@ cargo xtask ci                                  what CI runs
 cargo xtask field [--form short|full|long] [--only A,B] [--engine A,B] [--list]
     loads of real programs on the real disk, with the required value of each figure: short takes 3 minutes at most,
     full has the sizes of the required values (about an hour, 12 GB), long is ten times as long
+cargo xtask prose [--update | --totals | --list PATH]
+    the language of comments, documents and messages: no count of crates/xtask/prose.ratchet may grow; --update records
+    smaller ones, --totals prints the counts of each crate, --list the violations of some files
 cargo xtask filesystems [FILTER ...]            the suites that the filters name (delsm) on XFS and on Btrfs, each in a
                                                 file mounted for it: takes root, xfsprogs, btrfs-progs
 cargo xtask campaign [--minutes N] [--cases N] [--turns N] [--only A,B] [--engine A,B] [--seed N] [--workers N]
@@ -35,6 +39,7 @@ fn main() -> ExitCode {
             Ok(())
         }
         Some("field") => field::field(&words[1..]),
+        Some("prose") => prose::prose(&words[1..]),
         Some("filesystems") => filesystems::filesystems(&words[1..]),
         Some("campaign") => campaign::run(&words[1..]),
         _ => Err(HELP.to_owned()),

@@ -1,0 +1,112 @@
+//! # Prose gate: the language of comments, documents and messages
+//!
+//! Counts violations of the language rules in each file and compares them with the counts that the
+//! ratchet file records. No count may grow, so that old text may stay until it is rewritten and new
+//! text must be plain.
+//!
+//! ## Picture
+//!
+//! ```text
+//! files ─ source::read ─> comments, strings, signatures ─ rules::count ─> Counts ─ ratchet::compare
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. A file without a line in the ratchet file must have no violation, except dialect words within
+//!    [`rules::allowed`].
+//! 2. `--update` never raises a total of a crate or of docs.
+//! 3. Every rule has samples that must fail (`samples/`), checked by the tests of [`rules`].
+
+mod ratchet;
+mod rules;
+mod source;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use crate::shell::root;
+use ratchet::Ratchet;
+use rules::Counts;
+
+/// Directories that hold no prose of the project.
+const SKIPPED: [&str; 4] = ["target", ".git", "samples", "corpus"];
+
+/// Counts of every file, by its path below the root.
+type Found = BTreeMap<String, Counts>;
+
+/// Checks the language of all files; `--update` records smaller counts, `--list PATH` shows the
+/// violations of the files whose path contains PATH.
+///
+/// # Errors
+///
+/// Returns a text that lists the files that got worse, or an unknown argument.
+pub(crate) fn prose(words: &[String]) -> Result<(), String> {
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match words[..] {
+        [] => ratchet::compare(&found()?, &Ratchet::read()?),
+        ["--update"] => Ratchet::update(&found()?),
+        ["--list", part] => list(part),
+        ["--totals"] => found().map(|found| totals(&found)),
+        _ => Err("usage: cargo xtask prose [--update | --totals | --list PATH]".to_owned()),
+    }
+}
+
+/// Returns the paths, relative to the root, of all files with prose.
+fn files() -> Result<Vec<String>, String> {
+    let mut paths = Vec::new();
+    gather(&root(), &root(), &mut paths)?;
+    paths.sort();
+    Ok(paths)
+}
+
+fn gather(root: &Path, dir: &Path, paths: &mut Vec<String>) -> Result<(), String> {
+    let told = |e: std::io::Error| format!("{}: {e}", dir.display());
+    for entry in fs::read_dir(dir).map_err(told)? {
+        let entry = entry.map_err(told)?;
+        let (path, name) = (entry.path(), entry.file_name());
+        if SKIPPED.iter().any(|skipped| name == *skipped) {
+            continue;
+        }
+        if path.is_dir() {
+            gather(root, &path, paths)?;
+        } else if path.extension().is_some_and(|end| end == "rs" || end == "md")
+            && let Ok(below) = path.strip_prefix(root)
+        {
+            paths.push(below.to_string_lossy().into_owned());
+        }
+    }
+    Ok(())
+}
+
+fn found() -> Result<Found, String> {
+    let mut found = Found::new();
+    for path in files()? {
+        let text = fs::read_to_string(root().join(&path)).map_err(|e| format!("{path}: {e}"))?;
+        let counts = rules::violations(&path, &text).counts();
+        found.insert(path, counts);
+    }
+    Ok(found)
+}
+
+fn list(part: &str) -> Result<(), String> {
+    for path in files()?.iter().filter(|path| path.contains(part)) {
+        let text = fs::read_to_string(root().join(path)).map_err(|e| format!("{path}: {e}"))?;
+        for (line, told) in &rules::violations(path, &text).list {
+            println!("{path}:{line}: {told}");
+        }
+    }
+    Ok(())
+}
+
+/// Prints the counts of each crate and of the documents.
+fn totals(found: &Found) {
+    let mut areas: BTreeMap<String, Counts> = BTreeMap::new();
+    for (path, counts) in found {
+        areas.entry(ratchet::area(path)).or_default().add(counts);
+    }
+    println!("{:<28} {}", "area", Counts::HEADINGS);
+    for (area, counts) in &areas {
+        println!("{area:<28} {counts}");
+    }
+}
