@@ -365,7 +365,7 @@ pub trait Engine: Send + Sync {
         Ok(false)
     }
     /// Performs one bounded step of maintenance that gains disk space, or speed of readers, and can wait under load: called while
-    /// the database is idle, and for a caller that asked for it ([`Store::come_to_rest`](crate::store::Store::settle), a compaction).
+    /// the database is idle, and for a caller that asked for it ([`Store::come_to_rest`](crate::store::Store::come_to_rest), a compaction).
     /// Arguments and threads as for [`Engine::work`]. Returns true if another step would gain more.
     ///
     /// Must return false once little is left to gain, and go on doing so until commits or released views change that: an idle

@@ -13,7 +13,7 @@ use crate::{Error, Result, Value};
 
 /// A range of keys: each range of std, and a pair of bounds.
 ///
-/// In place of [`RangeBounds`], which leaves open the type of the keys in a pair of bounds that holds
+/// In place of [`RangeBounds`](std::ops::RangeBounds), which leaves open the type of the keys in a pair of bounds that holds
 /// a borrowed slice.
 pub trait KeyRange<K>: sealed::Sealed<K> {}
 

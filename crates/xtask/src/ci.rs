@@ -4,6 +4,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use crate::field;
+use crate::prose;
 use crate::shell::{self, cargo, interleavings};
 
 /// A step. Its builds are made once: what they would keep for the next ones costs time, and makes the programs slower.
@@ -22,6 +23,8 @@ fn hasty(mut command: Command, level: &str) -> Command {
 pub(crate) fn run() -> Result<(), String> {
     let began = Instant::now();
     step(cargo(&["fmt", "--all", "--check"]))?;
+    println!("\n== prose");
+    prose::prose(&[])?;
     let all = ["--all-targets", "--features", "sheaf-testkit/campaign"];
     step(cargo(&[&["clippy", "--locked"], &all[..], &["--", "-D", "warnings"]].concat()))?;
     let mut doc = cargo(&["doc", "--locked", "--no-deps"]);

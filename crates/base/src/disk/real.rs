@@ -9,7 +9,7 @@
 //!    progress is an error, never a loop. A sync, or a write that syncs, is called once: not even EINTR repeats it.
 //! 2. Bytes are stored through a mapping only where they were written by `write_at` before
 //!    (blocks exist) and populated (no fault); else they are written.
-//! 3. Each call on a file has its descriptor pinned ([`super::descriptors`]). What was written is
+//! 3. Each call on a file has its descriptor pinned (`super::descriptors`). What was written is
 //!    marked before the pin ends, so the descriptor stays until a sync.
 //! 4. No file grows beyond RLIMIT_FSIZE by a call of ours: that would end the process by a signal.
 //!    The limit is looked up for each MiB that a file grows by.

@@ -24,7 +24,7 @@
 //!
 //! ## Costs
 //!
-//! A put: a fence, and a look-up where there are gaps. A removal: one in [`SAMPLE`] keys is copied. At most [`MOST`] gaps.
+//! A put: a fence, and a look-up where there are gaps. A removal: one in `SAMPLE` keys is copied. At most `MOST` gaps.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;

@@ -24,6 +24,7 @@ mod source;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use crate::shell::root;
 use ratchet::Ratchet;
@@ -52,12 +53,29 @@ pub(crate) fn prose(words: &[String]) -> Result<(), String> {
     }
 }
 
-/// Returns the paths, relative to the root, of all files with prose.
+/// Returns the paths, relative to the root, of all files with prose: those that git tracks, or all
+/// below the root where there is no git.
 fn files() -> Result<Vec<String>, String> {
-    let mut paths = Vec::new();
-    gather(&root(), &root(), &mut paths)?;
+    let mut command = Command::new("git");
+    command.args(["ls-files", "--", "*.rs", "*.md"]).current_dir(root());
+    let mut paths: Vec<String> = match command.output() {
+        Ok(output) if output.status.success() => {
+            let names = String::from_utf8_lossy(&output.stdout).into_owned();
+            names.lines().filter(|name| is_prose(name)).map(str::to_owned).collect()
+        }
+        _ => {
+            let mut paths = Vec::new();
+            gather(&root(), &root(), &mut paths)?;
+            paths
+        }
+    };
     paths.sort();
     Ok(paths)
+}
+
+/// Whether the path is outside of the directories that hold no prose, and the file is there.
+fn is_prose(path: &str) -> bool {
+    !path.split('/').any(|part| SKIPPED.contains(&part)) && root().join(path).is_file()
 }
 
 fn gather(root: &Path, dir: &Path, paths: &mut Vec<String>) -> Result<(), String> {
