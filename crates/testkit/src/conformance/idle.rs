@@ -53,6 +53,8 @@ pub fn dropped_keyspaces_give_their_space_back_in_a_pause(stage: &Stage) {
     kept.insert("k", "v").unwrap();
     let before = stage.bytes_on_disk();
     let (filled, most) = sizes(stage);
+    // A first FlexSpace allocates blocks of its files in advance.
+    let most = if stage.subject.engine == "flex" { most + (4 << 20) } else { most };
     churn(stage, &db, 6);
     pause(stage, &db);
     let after = stage.bytes_on_disk();
