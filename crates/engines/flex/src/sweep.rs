@@ -42,6 +42,10 @@ impl FlexEngine {
         if table.sweep.is_none() || table.space.is_none() || !views.is_empty() || !self.is_moved() {
             return Ok(false);
         }
+        // A rewrite fills up to two segments of the space at once; memtables come first.
+        if !self.shelf.ground.memory.has_room_at_last(2 * self.sizes.step_written) {
+            return Ok(false);
+        }
         let Some(from) = table.sweep.take() else { return Ok(false) };
         let mut most = self.sizes.step;
         loop {
