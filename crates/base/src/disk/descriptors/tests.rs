@@ -230,6 +230,8 @@ fn a_mapped_file_needs_no_descriptor_even_without_a_name() {
         assert_eq!((read(&**file), file.len().unwrap()), (bytes(number), 8192));
         assert!(file.is_cached(0));
         file.will_need(0, 8192);
+        file.sync().expect("all of it is durable");
+        file.sync_to(8192).expect("all of it is durable");
     }
     assert_eq!(disk.descriptors().unwrap().reopened, before);
 }
