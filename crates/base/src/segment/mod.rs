@@ -208,10 +208,17 @@ impl Segment {
         Segment::new(identity, path, file)
     }
 
-    /// Returns whether the file was surely never written behind its header: that is there, if damaged, and everything else is zero.
+    /// Returns whether the file was surely never written behind its header: the header is there, damaged or not, and everything else
+    /// is zero. The valid header of another segment says nothing: the file was replaced.
     pub(crate) fn is_bare(&self) -> bool {
         let mut sector = [0; SECTOR_BYTES];
         if self.file.read_at(0, &mut sector).is_err() {
+            return false;
+        }
+        let Identity { store, log, id, .. } = self.identity;
+        if Identity::decode(&self.path, &sector)
+            .is_ok_and(|found| (found.store, found.log, found.id) != (store, log, id))
+        {
             return false;
         }
         let like = sector.iter().zip(self.identity.encode()).take(identity::SUMMED);
