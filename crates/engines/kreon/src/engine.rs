@@ -447,6 +447,13 @@ impl Engine for KreonEngine {
         if self.ground.tiny { 0 } else { ROTATION }
     }
 
+    /// Growth of the levels' file by two spills: of what is in memory now, and of the removals that follow on a full disk.
+    /// Without the second one, space of removed values is not found, for their entries are in the levels.
+    fn room_to_settle(&self) -> Option<u64> {
+        let guard = &epoch::pin();
+        Some(self.shelf.space.growth(self.state(guard).memtables.bytes()))
+    }
+
     fn wants_checkpoint(&self) -> bool {
         let guard = &epoch::pin();
         let active = &self.state(guard).memtables.active;

@@ -84,8 +84,9 @@ struct Pages {
     free_count: u64,
     /// Pages there are, the head's among them.
     end: u32,
-    /// A bit for each page that the present levels, or what is being made, have.
+    /// A bit for each page that the present levels, or what is being made, have; and how many these are.
     used: Bits,
+    used_count: u64,
     /// Nodes' first pages that were taken since the last image. There may be as many as there are pages.
     fresh: Bits,
     /// Replaced since the last image, which may name them.
@@ -102,7 +103,11 @@ struct Pages {
 impl Pages {
     fn mark(&mut self, start: u32, len: u32, is_used: bool) {
         for page in start..start + len {
-            self.used.set(page, is_used);
+            match (self.used.set(page, is_used), is_used) {
+                (false, true) => self.used_count += 1,
+                (true, false) => self.used_count -= 1,
+                _ => {}
+            }
         }
     }
 
@@ -202,6 +207,7 @@ impl Space {
         let end = last.map_or(1, |last| last + 1);
         let Some(file) = self.paged.open(end)? else { return Ok(()) };
         let mut pages = self.pages.lock();
+        pages.used_count = used.iter().map(|word| u64::from(word.count_ones())).sum();
         (pages.end, pages.used) = (end, Bits(used));
         let mut start = None;
         for page in 1..=end {
@@ -305,20 +311,37 @@ impl Space {
         Ok(taken)
     }
 
-    /// Makes the file longer; where the new run begins.
+    /// Makes the file longer, on a full disk by no more than `least` pages; where the new run begins.
     fn grow(&self, pages: &mut Pages, file: &dyn File, least: u32) -> Result<u32> {
         let region = match self.ground.tiny {
             true => TINY_REGION,
             false => pages.end.clamp(LEAST_REGION, REGION).max(pages.end / 16),
         };
-        let region = region.max(least);
-        let end =
-            pages.end.checked_add(region).ok_or_else(|| Error::NoSpace { path: self.paged.path.clone() })?;
-        file.allocate(self.paged.offset(end)).during("allocate", &self.paged.path)?;
         let start = pages.end;
-        pages.give(start, region);
-        pages.end = end;
+        let mut grow_by = |region: u32| -> Result<()> {
+            let end = start.checked_add(region).ok_or_else(|| self.no_space())?;
+            file.allocate(self.paged.offset(end)).during("allocate", &self.paged.path)?;
+            pages.give(start, region);
+            pages.end = end;
+            Ok(())
+        };
+        match grow_by(region.max(least)) {
+            Err(Error::NoSpace { .. }) if least < region => grow_by(least)?,
+            grown => grown?,
+        }
         Ok(pages.free.range(..=start).next_back().map_or(start, |(at, _)| *at))
+    }
+
+    fn no_space(&self) -> Error {
+        Error::NoSpace { path: self.paged.path.clone() }
+    }
+
+    /// Bytes by which the file may have to grow until `entries` bytes more are in the levels and no image names what they replaced:
+    /// at worst every page is written anew beside the old ones.
+    pub(crate) fn growth(&self, entries: u64) -> u64 {
+        let pages = self.pages.lock();
+        let levels = pages.used_count * self.paged.page as u64 + entries;
+        (2 * levels).saturating_sub(self.paged.offset(pages.end))
     }
 
     /// Writes nodes where they belong, in the order of the file, side by side ones together.
