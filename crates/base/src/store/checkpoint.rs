@@ -141,7 +141,11 @@ impl Store {
     /// Whether a checkpoint of `log` gives back space that is worth its writes.
     fn gains_space(&self, log: &Log, pace: Pace) -> bool {
         let Unsaved { bytes, operations, removals, dropped } = log.unsaved();
-        let images = log.image_bytes.load(Ordering::Relaxed);
+        if bytes == 0 {
+            return false;
+        }
+        // The next images are about as large as the last ones, of the keyspaces that are still there.
+        let images = self.kepts_of(log).iter().map(|k| k.image_bytes.load(Ordering::Relaxed)).sum::<u64>();
         let least = self.geometry.gain_bytes.max(images);
         let mostly_removes = removals > 0 && removals * 3 >= operations * 2;
         match pace {
@@ -149,7 +153,7 @@ impl Store {
             _ if bytes >= least && mostly_removes => true,
             Pace::Busy => false,
             Pace::Idle => bytes >= least && log.id == LogId::Journal,
-            Pace::Asked => bytes > 0 && images / ASKED <= bytes,
+            Pace::Asked => images / ASKED <= bytes,
         }
     }
 
@@ -455,7 +459,9 @@ impl Store {
             let path = self.image_path(kept.id(), to.number);
             let mut writer = ImageWriter::create(&*self.disk, path, self.id, kept.id(), to.number, slots)?;
             kept.engine()?.save(&mut writer)?;
-            writer.finish()
+            let bytes = writer.finish()?;
+            kept.image_bytes.store(bytes, Ordering::Relaxed);
+            Ok(bytes)
         };
         let threads = if self.options.inline || kepts.len() < MANY { 1 } else { SAVERS };
         let bytes = each_at_once(threads, kepts.len(), save)?.into_iter().sum();

@@ -76,6 +76,8 @@ pub struct Kept {
     before: OnceLock<Vec<KeyspaceId>>,
     /// Who copies it.
     pub(super) watch: Watch,
+    /// Bytes of its newest image.
+    pub(super) image_bytes: AtomicU64,
     /// What it is used for.
     load: OnceLock<Arc<Load>>,
 }
@@ -100,6 +102,7 @@ impl Kept {
             died: AtomicU64::new(u64::MAX),
             before: OnceLock::new(),
             watch: Watch::default(),
+            image_bytes: AtomicU64::new(0),
             load: OnceLock::new(),
         }
     }
@@ -118,6 +121,7 @@ impl Kept {
             died: AtomicU64::new(u64::MAX),
             before: OnceLock::new(),
             watch: Watch::default(),
+            image_bytes: AtomicU64::new(0),
             load: self.load.clone(),
         }
     }

@@ -120,7 +120,10 @@ pub(super) fn load(
     let (mut closed, mut image_bytes) = (HashMap::new(), [0; LogId::ALL.len()]);
     for (kept, restored) in source.restore_all(&map, broken)? {
         match restored {
-            Ok(bytes) => image_bytes[kept.log().index()] += bytes,
+            Ok(bytes) => {
+                image_bytes[kept.log().index()] += bytes;
+                kept.image_bytes.store(bytes, Ordering::Relaxed);
+            }
             Err(damage) => {
                 closed.insert(kept.id(), damage);
             }

@@ -85,8 +85,9 @@ pub(crate) struct FlexEngine {
     pub(crate) gaps: Gaps,
     /// Intervals may hold much that no view needs any more; see `sweep.rs`.
     pub(crate) sweep_due: AtomicBool,
-    /// The space has changed since the image was saved, and no memtable is moved.
-    pub(crate) image_is_old: AtomicBool,
+    /// Bytes that sweeps gained since the last image was saved, and the size of that image's index.
+    pub(crate) swept: AtomicU64,
+    pub(crate) image_bytes: AtomicU64,
     pub(crate) state: Published<State>,
     /// What is frozen, if anything, is in the space, or stays in memory.
     moved: AtomicBool,
@@ -136,7 +137,8 @@ impl FlexEngine {
             pins: Pins::default(),
             gaps: Gaps::default(),
             sweep_due: AtomicBool::new(false),
-            image_is_old: AtomicBool::new(false),
+            swept: AtomicU64::new(0),
+            image_bytes: AtomicU64::new(0),
             state: Published::new(state),
             moved: AtomicBool::new(true),
             logged: Default::default(),
@@ -250,6 +252,12 @@ impl FlexEngine {
             self.since.store(now, Ordering::Relaxed);
         }
         u128::from(now.saturating_sub(self.since.load(Ordering::Relaxed))) >= REST.as_millis()
+    }
+
+    /// Whether the next image gives back more bytes that sweeps gained than it writes.
+    fn gains_by_image(&self) -> bool {
+        let swept = self.swept.load(Ordering::Relaxed);
+        swept > 0 && swept >= self.image_bytes.load(Ordering::Relaxed)
     }
 
     /// Calls `with` with what `key` is at `at`.
@@ -475,7 +483,7 @@ impl Engine for FlexEngine {
         let is_worth_it = active.count() * 8 > self.sizes.small;
         active.bytes() > self.share(MEMTABLE_SHARE, state)
             || self.waste() > self.most_waste()
-            || (rests && self.image_is_old.load(Ordering::Relaxed))
+            || (rests && self.gains_by_image())
             || (is_worth_it && (rests || self.is_in_the_way(state)))
     }
 

@@ -75,7 +75,7 @@ impl FlexEngine {
     /// Writes the image. All that was frozen has been moved, or stays.
     pub(crate) fn save_image(&self, out: &mut dyn ImageSink) -> Result<()> {
         let mut table = self.table.lock();
-        self.image_is_old.store(false, Ordering::Relaxed);
+        self.swept.store(0, Ordering::Relaxed);
         if let Some(space) = &table.space {
             space.sync()?; // without a guard: all that is let go meanwhile would wait for it
         }
@@ -86,7 +86,7 @@ impl FlexEngine {
         out.put(&table.mark.to_le_bytes())?;
         put_short(out, table.prefix.bytes())?;
         out.put(&table.tree.entries().to_le_bytes())?;
-        let mut sep = Vec::new();
+        let (mut sep, mut written) = (Vec::new(), 0);
         table.tree.read(|tree| {
             tree.range(0).try_for_each(|entry| {
                 sep.clear();
@@ -98,9 +98,11 @@ impl FlexEngine {
                 bytes[8..12].copy_from_slice(&figures.entries.to_le_bytes());
                 bytes[12..16].copy_from_slice(&figures.live.to_le_bytes());
                 bytes[16..].copy_from_slice(&figures.marked_runs().to_le_bytes());
+                written += (sep.len() + bytes.len()) as u64;
                 out.put(&bytes)
             })
         })?;
+        self.image_bytes.store(written, Ordering::Relaxed);
         out.put(&(table.blobs.len() as u64).to_le_bytes())?;
         for id in &table.blobs {
             out.put(&id.to_le_bytes())?;

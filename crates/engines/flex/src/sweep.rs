@@ -6,7 +6,8 @@
 //! ## Costs
 //!
 //! A sweep looks at the figures of each interval once, some thousand in a step. It writes at most four bytes for each that it
-//! gains.
+//! gains. The file system gets those bytes back after the next checkpoint, which is due when they outweigh the index in the
+//! image.
 
 use sheaf_base::error::{Error, Result};
 use sheaf_base::sync::atomic::Ordering;
@@ -75,6 +76,7 @@ impl FlexEngine {
         let mut plan = Plan::default();
         let start = index.find(from).map_or(0, |entry| entry.start);
         let mut next = None;
+        let mut gained = 0;
         for (number, entry) in index.tree.range(start).enumerate() {
             let is_planned = plan.changes.last().is_some_and(|last| last.at + last.len > entry.start);
             if is_planned {
@@ -85,9 +87,15 @@ impl FlexEngine {
                 break;
             }
             if is_worth_it(self.shelf.slots.get(entry.item.slot).figures()) {
+                let before = plan.counts.bytes;
                 match self.plan_rewrite(&now, 0..0, &entry, &mut plan) {
                     Err(error) if error.is_corrupt() => {} // whoever reads it is told so
-                    planned => plan.counts.tidied += planned.map(|_| 1)?,
+                    planned => {
+                        planned?;
+                        plan.counts.tidied += 1;
+                        let replaced = plan.changes.last().map_or(0, |change| change.len);
+                        gained += replaced.saturating_sub(plan.counts.bytes - before);
+                    }
                 }
             }
         }
@@ -96,7 +104,7 @@ impl FlexEngine {
         }
         table.commit(&plan, false, &self.shelf, guard)?;
         self.forget(&plan.dead);
-        self.image_is_old.store(true, Ordering::Relaxed);
+        self.swept.fetch_add(gained, Ordering::Relaxed);
         let index = table.publish(&self.shelf, guard);
         self.note_room(table);
         self.state.replace(guard, |now| State { index, ..now.clone() });

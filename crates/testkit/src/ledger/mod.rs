@@ -55,6 +55,7 @@ use sheaf_base::memory::Part;
 use sheaf_base::options::EngineOptions;
 use sheaf_base::record::Content;
 use sheaf_base::sync::RwLock;
+use sheaf_base::sync::atomic::{AtomicU64, Ordering};
 use sheaf_base::types::{KeyspaceId, LogId, Seq};
 use sheaf_base::value::Stored as Seen;
 use sheaf_base::views::Views;
@@ -84,7 +85,12 @@ impl EngineFactory for LedgerFactory {
     }
 
     fn create(&self, _: KeyspaceId, _: &EngineOptions, ground: &Arc<Ground>) -> Arc<dyn Engine> {
-        Arc::new(Ledger { ground: Arc::clone(ground), table: RwLock::default(), flaw: self.flaw })
+        Arc::new(Ledger {
+            ground: Arc::clone(ground),
+            table: RwLock::default(),
+            logged: Default::default(),
+            flaw: self.flaw,
+        })
     }
 }
 
@@ -93,6 +99,8 @@ impl EngineFactory for LedgerFactory {
 pub struct Ledger {
     ground: Arc<Ground>,
     table: RwLock<Table>,
+    /// Bytes in the journal since the last checkpoint began, and before that since the last complete one.
+    logged: [AtomicU64; 2],
     flaw: Option<Flaw>,
 }
 
@@ -195,6 +203,7 @@ impl Engine for Ledger {
             .write()
             .push(op.key, Version { seq, stored }, |born, died| keeps && views.needs(born, died));
         self.settle(&change);
+        self.logged[0].fetch_add(u64::from(op.span), Ordering::Relaxed);
         for (seq, blob) in change.dead_blobs {
             self.ground.blob_died(seq, blob);
         }
@@ -237,6 +246,18 @@ impl Engine for Ledger {
         }
     }
 
+    fn freeze(&self) {
+        self.logged[1].fetch_add(self.logged[0].swap(0, Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    fn saved(&self) {
+        self.logged[1].store(0, Ordering::Relaxed);
+    }
+
+    fn logged(&self) -> u64 {
+        self.logged.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
+    }
+
     fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
         assert!(!self.has(Flaw::PanicsInSave), "as it was told");
         image::save(self, out)
@@ -256,6 +277,7 @@ impl Engine for Ledger {
         let version = Version { seq: record.seq, stored };
         let change = self.table.write().replay(record.key, version);
         self.settle(&change);
+        self.logged[0].fetch_add(u64::from(record.span), Ordering::Relaxed);
         Ok(())
     }
 
