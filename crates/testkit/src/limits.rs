@@ -185,7 +185,7 @@ pub fn run_full(subject: &Subject, parent: &str, name: &str, make: fn(&Path) -> 
         settle(&db);
     }
     let again = fill(&db, &keyspace, 1_000_000) - 1_000_000; // and goes on without being reopened
-    eprintln!("{}: full after {full} keys, room for {again} after removing {}", subject.name, full * 3 / 4);
+    println!("{}: full after {full} keys, room for {again} after removing {}", subject.name, full * 3 / 4);
     assert!(again > full / 8, "after removing {} keys there is room for {again}", full * 3 / 4);
     holds(&keyspace, full * 3 / 4..full);
     holds(&keyspace, 1_000_000..1_000_000 + again);
