@@ -1,4 +1,4 @@
-//! # Client: requests out, replies in
+//! # Client: connection that sends requests and receives replies
 //!
 //! ```text
 //!   submit ─> ring of the key's worker ─> .. server .. ─> ring of replies ─> done ─> wait, next
@@ -7,12 +7,13 @@
 //!
 //! ## Invariants
 //!
-//! 1. At most a window of requests is unanswered; whoever submits beyond waits for one first.
-//! 2. `done` holds replies in the order they came, until they are asked for.
-//! 3. Waiting is looking for a while, then sleeping on the bell or the sockets, and the end of a socket wakes,
-//!    too: a server that dies is noticed.
+//! 1. At most `window` requests are unanswered. `submit` waits for a reply before it exceeds that.
+//! 2. `done` holds replies in their order of arrival until the caller takes them.
+//! 3. The client first polls memory for a short time, then sleeps on the bell or the sockets. The
+//!    end of a socket wakes it too, so that it notices the death of the server.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::io;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
@@ -32,23 +33,26 @@ use crate::connect::{Connected, Events, Options, connect};
 use crate::request::{Batch, Keyspace, Snapshot};
 use crate::{Error, Result};
 
-/// A request that was submitted.
+/// Identifier of a submitted request, unique within its [`Client`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(u64);
 
-/// Replies of one ring.
+/// One ring of replies, and the message that is being assembled from it.
 struct Replies {
     ring: Incoming,
     credit: Credit,
     message: Vec<u8>,
 }
 
-/// A connection to a served database. One thread at a time; open one for each.
+/// Connection to a served database.
+///
+/// All calls take `&mut self`: one thread uses a client at a time. Open one client for each thread.
+/// A client starts no threads.
 pub struct Client {
     inbox: Arc<Memory>,
     links: Vec<Box<dyn Link>>,
     events: Events,
-    /// Where the server looks whether we sleep.
+    /// Index of the word that tells the server whether this client sleeps.
     asleep: usize,
     requests: Vec<Outgoing>,
     replies: Vec<Replies>,
@@ -65,8 +69,36 @@ pub struct Client {
     lost: bool,
 }
 
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("mode", &self.mode)
+            .field("workers", &self.requests.len())
+            .field("window", &self.window)
+            .field("unanswered", &self.unanswered)
+            .field("is_lost", &self.lost)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Client {
-    /// Connects to the server at `address`.
+    /// Connects to the server at `address`. Takes at most ten seconds for each connection.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Busy`] if the server has its maximum number of clients, [`Error::Denied`]
+    /// if the token is wrong or another user owns the server, [`Error::Version`] if the server
+    /// speaks another version of the protocol, and [`Error::Lost`] if no server listens at
+    /// `address` or the connection fails.
+    ///
+    /// ```no_run
+    /// use sheaf_client::{Client, Options};
+    ///
+    /// let options = Options::default().token("open sesame");
+    /// let client = Client::connect(&"192.0.2.7:7421".parse()?, &options)?;
+    /// assert_eq!(client.unanswered(), 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn connect(address: &Address, options: &Options) -> Result<Client> {
         let Connected { welcome, layout, inbox, links, events } = connect(address, options)?;
         let number = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
@@ -76,7 +108,7 @@ impl Client {
         };
         let lookers = match address {
             Address::Shared(_) => number(welcome.workers) + 1,
-            Address::Tcp(_) => 1, // the workers may be on another machine
+            Address::Tcp(_) => 1, // the workers may run on another machine
         };
         let rings = if options.mode == Mode::Agent { 1 } else { number(welcome.workers) };
         Ok(Client {
@@ -100,41 +132,132 @@ impl Client {
         })
     }
 
-    /// How replies come back.
+    /// Returns the path that replies take.
+    ///
+    /// ```
+    /// # mod served { include!("../doc/served.rs"); }
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (_served, mut client) = served::start()?;
+    /// assert_eq!(client.mode(), sheaf_client::Mode::Agent);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// How many workers the server has.
+    /// Returns the number of workers of the server.
+    ///
+    /// ```
+    /// # mod served { include!("../doc/served.rs"); }
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (_served, mut client) = served::start()?;
+    /// assert!(client.workers() >= 1);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn workers(&self) -> usize {
         self.requests.len()
     }
 
-    /// Most requests that can be unanswered at a time.
+    /// Returns the maximum number of unanswered requests.
+    ///
+    /// ```
+    /// # mod served { include!("../doc/served.rs"); }
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (_served, mut client) = served::start()?;
+    /// assert!(client.window() >= 1);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn window(&self) -> usize {
         self.window
     }
 
-    /// How many requests are unanswered now.
+    /// Returns the number of unanswered requests.
+    ///
+    /// ```
+    /// # mod served { include!("../doc/served.rs"); }
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (_served, mut client) = served::start()?;
+    /// let ticket = client.submit(&sheaf_client::Request::Ping)?;
+    /// assert_eq!(client.unanswered(), 1);
+    /// client.wait(ticket)?;
+    /// assert_eq!(client.unanswered(), 0);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn unanswered(&self) -> usize {
         self.unanswered
     }
 
-    /// The keyspace `name`, created with the default engine if there is none.
+    /// Returns the keyspace `name`; creates it with the default engine if it does not exist.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Database`] if the name is invalid or the keyspace cannot be created,
+    /// [`Error::Busy`] if the server is overloaded, [`Error::TimedOut`] if no reply arrived within
+    /// [`Options::timeout`], and [`Error::Lost`] if the connection ended.
+    ///
+    /// ```
+    /// # mod served { include!("../doc/served.rs"); }
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (_served, mut client) = served::start()?;
+    /// let users = client.keyspace("users")?;
+    /// client.insert(users, "ada", "lovelace")?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn keyspace(&mut self, name: &str) -> Result<Keyspace> {
         self.open(&Request::Keyspace { name, engine: "", create: true })
     }
 
-    /// The keyspace `name`, created with `engine` if there is none; one that is there must have that engine.
+    /// Returns the keyspace `name`; creates it with `engine` if it does not exist. An existing
+    /// keyspace must have that engine.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Database`] if the engine is unknown, the keyspace has another engine, or
+    /// the keyspace cannot be created, [`Error::Busy`] if the server is overloaded,
+    /// [`Error::TimedOut`] if no reply arrived within [`Options::timeout`], and [`Error::Lost`] if
+    /// the connection ended.
+    ///
+    /// ```
+    /// # mod served { include!("../doc/served.rs"); }
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (_served, mut client) = served::start()?;
+    /// let counters = client.keyspace_of("counters", "flat")?;
+    /// assert!(!counters.is_ordered());
+    /// assert!(client.keyspace_of("counters", "kreon").is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn keyspace_of(&mut self, name: &str, engine: &str) -> Result<Keyspace> {
         self.open(&Request::Keyspace { name, engine, create: true })
     }
 
-    /// The keyspace `name`, or [`sheaf::Error::NoKeyspace`].
+    /// Returns the keyspace `name` if it exists.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Database`] with [`sheaf::Error::NoKeyspace`] if it does not exist,
+    /// [`Error::Busy`] if the server is overloaded, [`Error::TimedOut`] if no reply arrived within
+    /// [`Options::timeout`], and [`Error::Lost`] if the connection ended.
+    ///
+    /// ```
+    /// # mod served { include!("../doc/served.rs"); }
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (_served, mut client) = served::start()?;
+    /// assert!(client.existing_keyspace("users").is_err());
+    /// client.keyspace("users")?;
+    /// assert!(client.existing_keyspace("users").is_ok());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn existing_keyspace(&mut self, name: &str) -> Result<Keyspace> {
         self.open(&Request::Keyspace { name, engine: "", create: false })
     }
@@ -146,12 +269,49 @@ impl Client {
         }
     }
 
-    /// The value of `key`.
+    /// Returns the newest value of `key`, or `None` if the key does not exist.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Database`] if the value cannot be read or is longer than a message of the
+    /// server, [`Error::Busy`] if the server is overloaded, [`Error::TimedOut`] if no reply arrived
+    /// within [`Options::timeout`], and [`Error::Lost`] if the connection ended.
+    ///
+    /// ```
+    /// # mod served { include!("../doc/served.rs"); }
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (_served, mut client) = served::start()?;
+    /// let users = client.keyspace("users")?;
+    /// client.insert(users, "ada", "lovelace")?;
+    /// assert_eq!(client.get(users, "ada")?, Some(b"lovelace".to_vec()));
+    /// assert_eq!(client.get(users, "alan")?, None);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn get(&mut self, keyspace: Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Vec<u8>>> {
         self.value(&keyspace.get(key.as_ref()))
     }
 
-    /// The value of `key` in a snapshot.
+    /// Returns the value of `key` in a snapshot, or `None` if the key does not exist there.
+    ///
+    /// # Errors
+    ///
+    /// Like [`Client::get`]. Also returns [`Error::Database`] if the snapshot belongs to another
+    /// connection or does not contain the keyspace.
+    ///
+    /// ```
+    /// # mod served { include!("../doc/served.rs"); }
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (_served, mut client) = served::start()?;
+    /// let users = client.keyspace("users")?;
+    /// client.insert(users, "ada", "lovelace")?;
+    /// let snapshot = client.snapshot()?;
+    /// client.remove(users, "ada")?;
+    /// assert_eq!(client.get_at(&snapshot, users, "ada")?, Some(b"lovelace".to_vec()));
+    /// assert_eq!(client.get(users, "ada")?, None);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn get_at(
         &mut self,
         snapshot: &Snapshot,
@@ -168,7 +328,26 @@ impl Client {
         }
     }
 
-    /// Sets `key` to `value`; the number of the commit.
+    /// Sets `key` to `value` with [`Durability::Buffer`](crate::Durability::Buffer) and returns the
+    /// sequence number of the commit. [`Keyspace::write`] makes a request with another durability.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Database`] if the database refuses the commit, for example with
+    /// [`sheaf::Error::NoSpace`], [`Error::Busy`] if the server is overloaded,
+    /// [`Error::TimedOut`] if no reply arrived within [`Options::timeout`], and [`Error::Lost`] if
+    /// the connection ended; after the last two the commit may have been made.
+    ///
+    /// ```
+    /// # mod served { include!("../doc/served.rs"); }
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (_served, mut client) = served::start()?;
+    /// let users = client.keyspace("users")?;
+    /// let first = client.insert(users, "ada", "lovelace")?;
+    /// assert!(client.insert(users, "alan", "turing")? > first);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn insert(
         &mut self,
         keyspace: Keyspace,
@@ -178,22 +357,88 @@ impl Client {
         self.seq(&keyspace.insert(key.as_ref(), value.as_ref()))
     }
 
-    /// Removes `key`; the number of the commit.
+    /// Removes `key` with [`Durability::Buffer`](crate::Durability::Buffer) and returns the
+    /// sequence number of the commit. The key does not have to exist.
+    ///
+    /// # Errors
+    ///
+    /// Like [`Client::insert`].
+    ///
+    /// ```
+    /// # mod served { include!("../doc/served.rs"); }
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (_served, mut client) = served::start()?;
+    /// let users = client.keyspace("users")?;
+    /// client.insert(users, "ada", "lovelace")?;
+    /// client.remove(users, "ada")?;
+    /// assert_eq!(client.get(users, "ada")?, None);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn remove(&mut self, keyspace: Keyspace, key: impl AsRef<[u8]>) -> Result<u64> {
         self.seq(&keyspace.remove(key.as_ref()))
     }
 
-    /// Commits a batch; the number of the commit.
+    /// Commits a batch atomically and returns the sequence number of the commit.
+    ///
+    /// # Errors
+    ///
+    /// Like [`Client::insert`]. Also returns [`Error::Database`] with [`sheaf::Error::Conflict`] if
+    /// an expectation of the batch does not hold; then nothing is committed.
+    ///
+    /// ```
+    /// # mod served { include!("../doc/served.rs"); }
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (_served, mut client) = served::start()?;
+    /// let users = client.keyspace("users")?;
+    /// let mut batch = sheaf_client::Batch::default();
+    /// batch.insert(users, b"ada", b"lovelace").insert(users, b"alan", b"turing");
+    /// client.commit(&batch)?;
+    /// assert_eq!(client.get(users, "alan")?, Some(b"turing".to_vec()));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn commit(&mut self, batch: &Batch<'_>) -> Result<u64> {
         self.seq(&batch.request())
     }
 
-    /// Waits until everything acknowledged before the call is on the device.
+    /// Waits until every commit that was acknowledged before the call is on the device.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Database`] if a device sync fails,
+    /// [`Error::Busy`] if the server is overloaded, [`Error::TimedOut`] if no reply arrived within
+    /// [`Options::timeout`], and [`Error::Lost`] if the connection ended.
+    ///
+    /// ```
+    /// # mod served { include!("../doc/served.rs"); }
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (_served, mut client) = served::start()?;
+    /// let users = client.keyspace("users")?;
+    /// client.insert(users, "ada", "lovelace")?;
+    /// client.persist()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn persist(&mut self) -> Result<()> {
         self.seq(&Request::Persist).map(drop)
     }
 
-    /// Asks for an answer and nothing else.
+    /// Sends a request without effect and waits for the reply.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::TimedOut`] if no reply arrived within [`Options::timeout`], and
+    /// [`Error::Lost`] if the connection ended.
+    ///
+    /// ```
+    /// # mod served { include!("../doc/served.rs"); }
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (_served, mut client) = served::start()?;
+    /// client.ping()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn ping(&mut self) -> Result<()> {
         self.seq(&Request::Ping).map(drop)
     }
@@ -205,8 +450,28 @@ impl Client {
         }
     }
 
-    /// The database as of now. The server holds it until [`Client::release`] or the end of the connection; it
-    /// allows a client a few.
+    /// Returns a snapshot of the whole database. The server keeps the snapshot until
+    /// [`Client::release`] or the end of the connection, and limits the number of snapshots of a
+    /// client (16 by default).
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Busy`] if this client holds its maximum number of snapshots,
+    /// [`Error::Database`] if the database refuses, [`Error::TimedOut`] if no reply arrived within
+    /// [`Options::timeout`], and [`Error::Lost`] if the connection ended.
+    ///
+    /// ```
+    /// # mod served { include!("../doc/served.rs"); }
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (_served, mut client) = served::start()?;
+    /// let users = client.keyspace("users")?;
+    /// let seq = client.insert(users, "ada", "lovelace")?;
+    /// let snapshot = client.snapshot()?;
+    /// assert!(snapshot.seq() >= seq);
+    /// client.release(snapshot)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn snapshot(&mut self) -> Result<Snapshot> {
         match self.call(&Request::Snapshot)? {
             Reply::Snapshot { number, seq } => Ok(Snapshot { number, seq }),
@@ -214,13 +479,55 @@ impl Client {
         }
     }
 
-    /// Lets go of a snapshot.
+    /// Releases a snapshot.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Database`] if the snapshot belongs to another connection,
+    /// [`Error::Busy`] if the server is overloaded, [`Error::TimedOut`] if no reply arrived within
+    /// [`Options::timeout`], and [`Error::Lost`] if the connection ended.
+    ///
+    /// ```
+    /// # mod served { include!("../doc/served.rs"); }
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (_served, mut client) = served::start()?;
+    /// let snapshot = client.snapshot()?;
+    /// client.release(snapshot)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn release(&mut self, snapshot: Snapshot) -> Result<()> {
         self.seq(&Request::Release { snapshot: snapshot.number }).map(drop)
     }
 
-    /// The pairs within `range`, at most `limit`, in key order. Needs an ordered engine unless the range is
-    /// everything. It is asked for in parts, each as of its own moment unless a snapshot is named.
+    /// Returns the pairs within `range`, at most `limit`, in key order, or in descending order if
+    /// `reverse` is true.
+    ///
+    /// A long range takes several requests. Without a snapshot each of them reads the state of its
+    /// own time. An engine without key order allows only the range of all keys, forward, and only
+    /// if its pairs up to `limit` fit into one message.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Database`] if the engine does not support the range, a pair does not fit
+    /// into a message, or the snapshot belongs to another connection,
+    /// [`Error::Busy`] if the server is overloaded, [`Error::TimedOut`] if no reply arrived within
+    /// [`Options::timeout`], and [`Error::Lost`] if the connection ended.
+    ///
+    /// ```
+    /// # mod served { include!("../doc/served.rs"); }
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (_served, mut client) = served::start()?;
+    /// let users = client.keyspace("users")?;
+    /// client.insert(users, "ada", "lovelace")?;
+    /// client.insert(users, "alan", "turing")?;
+    /// let pairs = client.range(users, None, "ada".."b", false, 10)?;
+    /// assert_eq!(pairs.len(), 2);
+    /// let last = client.range::<&str>(users, None, .., true, 1)?;
+    /// assert_eq!(last[0].0, b"alan");
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn range<K: AsRef<[u8]>>(
         &mut self,
         keyspace: Keyspace,
@@ -253,13 +560,51 @@ impl Client {
     }
 
     /// Submits a request and waits for its reply.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Client::submit`] and of [`Client::wait`].
+    ///
+    /// ```
+    /// # mod served { include!("../doc/served.rs"); }
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (_served, mut client) = served::start()?;
+    /// use sheaf_client::{Durability, Reply};
+    ///
+    /// let users = client.keyspace("users")?;
+    /// let reply = client.call(&users.write(b"ada", Some(b"lovelace"), Durability::Sync))?;
+    /// assert!(matches!(reply, Reply::Done { .. }));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn call(&mut self, request: &Request<'_>) -> Result<Reply> {
         let ticket = self.submit(request)?;
         self.wait(ticket)
     }
 
-    /// Submits a request. It is on its way when the ring has room for it; waits if it has none, or if a window
-    /// of requests is unanswered.
+    /// Submits a request without waiting for its reply. Waits if [`Client::window`] requests are
+    /// unanswered or the ring of the request is full. Over TCP the request may stay in the client
+    /// until [`Client::flush`] or the next call that waits.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Database`] with [`sheaf::Error::TooLarge`] if the request is longer than a
+    /// message of the server, [`Error::TimedOut`] if no unanswered request got its reply within
+    /// [`Options::timeout`], and [`Error::Lost`] if the connection ended. After the first two
+    /// nothing was submitted.
+    ///
+    /// ```
+    /// # mod served { include!("../doc/served.rs"); }
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (_served, mut client) = served::start()?;
+    /// let users = client.keyspace("users")?;
+    /// let insert = client.submit(&users.insert(b"ada", b"lovelace"))?;
+    /// let get = client.submit(&users.get(b"alan"))?;
+    /// client.wait(get)?; // in any order
+    /// client.wait(insert)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn submit(&mut self, request: &Request<'_>) -> Result<Ticket> {
         while self.unanswered >= self.window {
             self.collect()?;
@@ -294,13 +639,13 @@ impl Client {
             if from == message.len() {
                 return Ok(());
             }
-            // Part of a message is out: only the end of the connection may keep the rest from following.
+            // Part of the message is in the ring: only the end of the connection may stop the rest.
             self.sleep(Some(worker), None)?;
             self.take_all()?;
         }
     }
 
-    /// Remembers that the connection is of no use any more.
+    /// Marks the connection as lost if `result` is an error.
     fn hold<T>(&mut self, result: io::Result<T>) -> Result<T> {
         result.map_err(|error| {
             self.lost = true;
@@ -315,7 +660,25 @@ impl Client {
         Ok(())
     }
 
-    /// Sends on its way what was submitted. Waiting does so, too.
+    /// Sends the submitted requests as far as the connection accepts bytes without blocking.
+    /// Returns true if nothing is left to send. All calls that wait do this too.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Lost`] if the connection ended.
+    ///
+    /// ```
+    /// # mod served { include!("../doc/served.rs"); }
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (_served, mut client) = served::start()?;
+    /// let users = client.keyspace("users")?;
+    /// let ticket = client.submit(&users.insert(b"ada", b"lovelace"))?;
+    /// client.flush()?;
+    /// // ... other work, while the server executes the request ...
+    /// client.wait(ticket)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn flush(&mut self) -> Result<bool> {
         let mut all = true;
         for link in 0..self.links.len() {
@@ -325,7 +688,28 @@ impl Client {
         Ok(all)
     }
 
-    /// Waits for the reply to a request.
+    /// Waits for the reply to a request and returns it. Replies to other requests are kept for
+    /// later calls.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Database`] if the reply is an error of the database or if no request with
+    /// this ticket is unanswered, [`Error::Busy`] if the server is overloaded,
+    /// [`Error::TimedOut`] if no reply arrived within [`Options::timeout`] (the call may be
+    /// repeated), and [`Error::Lost`] if the connection ended.
+    ///
+    /// ```
+    /// # mod served { include!("../doc/served.rs"); }
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (_served, mut client) = served::start()?;
+    /// use sheaf_client::Reply;
+    ///
+    /// let users = client.keyspace("users")?;
+    /// let ticket = client.submit(&users.get(b"ada"))?;
+    /// assert!(matches!(client.wait(ticket)?, Reply::Value(None)));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn wait(&mut self, ticket: Ticket) -> Result<Reply> {
         loop {
             if let Some(at) = self.done.iter().position(|(done, _)| *done == ticket)
@@ -334,15 +718,39 @@ impl Client {
                 return answer(reply);
             }
             if self.unanswered == 0 {
-                let why = "nothing with this ticket is to come".to_owned();
+                let why = "no request with this ticket is unanswered".to_owned();
                 return Err(sheaf::Error::Invalid { what: "ticket", why }.into());
             }
             self.collect()?;
         }
     }
 
-    /// Waits for any reply and answers which request it is to. `None`: nothing is unanswered. Replies come in
-    /// the order in which the server sent them.
+    /// Waits for any reply and returns it with the ticket of its request, or `None` if no request
+    /// is unanswered. Replies come in the order in which the server sent them.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::TimedOut`] if no reply arrived within [`Options::timeout`], and
+    /// [`Error::Lost`] if the connection ended. The inner result is that of [`Client::wait`].
+    ///
+    /// ```
+    /// # mod served { include!("../doc/served.rs"); }
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (_served, mut client) = served::start()?;
+    /// let users = client.keyspace("users")?;
+    /// let keys: Vec<[u8; 4]> = (0..100u32).map(u32::to_be_bytes).collect();
+    /// for key in &keys {
+    ///     client.submit(&users.insert(key, b"value"))?;
+    /// }
+    /// let mut replies = 0;
+    /// while let Some((_ticket, reply)) = client.next()? {
+    ///     reply?;
+    ///     replies += 1;
+    /// }
+    /// assert_eq!(replies, 100);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[expect(clippy::should_implement_trait, reason = "an iterator would end for good")]
     pub fn next(&mut self) -> Result<Option<(Ticket, Result<Reply>)>> {
         loop {
@@ -356,7 +764,7 @@ impl Client {
         }
     }
 
-    /// Waits until a reply came.
+    /// Waits until a reply has arrived.
     fn collect(&mut self) -> Result<()> {
         while !self.take_all()? {
             self.sleep(None, self.timeout)?;
@@ -364,7 +772,7 @@ impl Client {
         Ok(())
     }
 
-    /// Takes the replies that are there; whether there were any.
+    /// Takes all replies that have arrived. Returns whether there were any.
     fn take_all(&mut self) -> Result<bool> {
         if let Events::Tcp { appliers, .. } = &mut self.events
             && !self.replies.iter().any(|replies| replies.ring.has_any(&self.inbox))
@@ -394,7 +802,8 @@ impl Client {
         Ok(any)
     }
 
-    /// Takes a record of a ring; whether a message is whole with it.
+    /// Takes a record of a ring. Returns whether it completes a message, or `None` if there is
+    /// none.
     fn take(&mut self, index: usize) -> Result<Option<bool>> {
         let replies = &mut self.replies[index];
         let taken = replies.ring.take(&self.inbox, &mut replies.message).map_err(io::Error::from);
@@ -422,15 +831,15 @@ impl Client {
         Ok(Some(whole))
     }
 
-    /// Whether there is a reason not to sleep: a reply, or room in the ring of `worker`.
+    /// Returns true if there is a reason not to sleep: a reply, or room in the ring of `worker`.
     fn is_awake(&mut self, worker: Option<usize>) -> bool {
         let room = worker.is_some_and(|worker| {
-            self.requests[worker].has_room_for_any(&self.inbox).unwrap_or(true) // found out by the push
+            self.requests[worker].has_room_for_any(&self.inbox).unwrap_or(true) // the push reports the error
         });
         room || self.replies.iter().any(|replies| replies.ring.has_any(&self.inbox))
     }
 
-    /// Waits until the server wrote something. May return early.
+    /// Waits until the server has written something. May return early.
     fn sleep(&mut self, worker: Option<usize>, timeout: Option<Timespec>) -> Result<()> {
         let flushed = self.flush()?;
         if matches!(self.events, Events::Tcp { .. }) {
@@ -456,18 +865,19 @@ impl Client {
         let mut polled = [PollFd::new(bell, PollFlags::IN), PollFd::new(socket, PollFlags::RDHUP)];
         let count = poll(&mut polled, timeout)?;
         if polled[1].revents().intersects(PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR) {
-            self.lost = true; // what was written before is still taken
+            self.lost = true; // replies that arrived before are still taken
             return Ok(());
         }
         let mut count_of_rings = [0; 8];
-        let _ = rustix::io::read(bell, &mut count_of_rings); // it does not block; there may be none
+        let _ = rustix::io::read(bell, &mut count_of_rings); // does not block; there may be nothing to read
         if count == 0 { Err(Error::TimedOut) } else { Ok(()) }
     }
 
     fn poll_sockets(&mut self, flushed: bool, timeout: Option<Timespec>) -> Result<()> {
         let Events::Tcp { sockets, .. } = &self.events else { return Ok(()) };
-        let what = if flushed { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT };
-        let mut polled: Vec<PollFd<'_>> = sockets.iter().map(|socket| PollFd::new(&**socket, what)).collect();
+        let events = if flushed { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT };
+        let mut polled: Vec<PollFd<'_>> =
+            sockets.iter().map(|socket| PollFd::new(&**socket, events)).collect();
         match poll(&mut polled, timeout)? {
             0 => Err(Error::TimedOut),
             _ => Ok(()),
@@ -478,12 +888,13 @@ impl Client {
 impl Drop for Client {
     fn drop(&mut self) {
         if !self.lost {
-            let _ = self.flush(); // nobody is left to hear of an error
+            let _ = self.flush(); // drop cannot report an error
         }
     }
 }
 
-/// How many are ready; an interruption is none too few.
+/// Polls and returns the number of ready descriptors; 1 after an interruption, so that it does not
+/// count as a timeout.
 fn poll(polled: &mut [PollFd<'_>], timeout: Option<Timespec>) -> Result<usize> {
     match rustix::event::poll(polled, timeout.as_ref()) {
         Err(rustix::io::Errno::INTR) => Ok(1),
@@ -500,10 +911,10 @@ fn answer(reply: Reply) -> Result<Reply> {
 }
 
 fn unexpected() -> Error {
-    Error::Lost(io::Error::new(io::ErrorKind::InvalidData, "the reply is to something else"))
+    Error::Lost(io::Error::new(io::ErrorKind::InvalidData, "the reply is of another kind than the request"))
 }
 
-/// The worker that a request goes to.
+/// Returns the worker that executes a request.
 fn worker_for(request: &Request<'_>, workers: usize, agent: usize) -> usize {
     let key = match request {
         Request::Get { key, .. } => Some(*key),

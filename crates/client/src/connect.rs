@@ -1,8 +1,9 @@
-//! # Connecting: hello, and what the server hands over
+//! # Connecting: the hello of the client and the answer of the server
 //!
-//! Over a Unix socket the server answers with descriptors: its inbox and ours, the board on which its workers
-//! say that they sleep (which we cannot write), our bell, and one bell for each worker. The socket stays open
-//! and silent: its end is the server's end, and ours.
+//! Over a Unix socket the server answers with descriptors: its inbox and the client's, the board on
+//! which its workers mark themselves as asleep (read-only for the client), the client's bell, and
+//! one bell for each worker. The socket then stays open without traffic. Its end tells each side
+//! that the other one has ended.
 
 use std::io::{self, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -23,16 +24,65 @@ use sheaf_flatrpc::wake::Wake;
 
 use crate::{Error, Result};
 
-/// How to connect.
+/// Options of a connection.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// let options = sheaf_client::Options::default().timeout(Some(Duration::from_secs(5)));
+/// assert_eq!(options.timeout, Some(Duration::from_secs(5)));
+/// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Options {
-    /// How replies come back.
+    /// Path that replies take. Default: [`Mode::Agent`].
     pub mode: Mode,
-    /// What the server wants to see, if it is reachable from elsewhere.
+    /// Token that the server requires over TCP. Default: empty.
     pub token: String,
-    /// How long to wait for any answer; `None`: as long as the server lives. Connecting takes ten seconds at
-    /// most in any case.
+    /// Longest time to wait for a reply. `None`, the default, waits until the reply arrives or the
+    /// connection ends. Connecting takes at most ten seconds in any case.
     pub timeout: Option<Duration>,
+}
+
+impl Options {
+    /// Sets the path that replies take.
+    ///
+    /// ```
+    /// use sheaf_client::{Mode, Options};
+    ///
+    /// assert_eq!(Options::default().mode(Mode::AllToAll).mode, Mode::AllToAll);
+    /// ```
+    #[must_use]
+    pub fn mode(mut self, mode: Mode) -> Options {
+        self.mode = mode;
+        self
+    }
+
+    /// Sets the token that the server requires over TCP. The token is sent unencrypted.
+    ///
+    /// ```
+    /// let options = sheaf_client::Options::default().token("open sesame");
+    /// assert_eq!(options.token, "open sesame");
+    /// ```
+    #[must_use]
+    pub fn token(mut self, token: impl Into<String>) -> Options {
+        self.token = token.into();
+        self
+    }
+
+    /// Sets the longest time to wait for a reply; `None` sets no limit.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let options = sheaf_client::Options::default().timeout(Some(Duration::from_millis(100)));
+    /// assert_eq!(options.timeout, Some(Duration::from_millis(100)));
+    /// ```
+    #[must_use]
+    pub fn timeout(mut self, timeout: Option<Duration>) -> Options {
+        self.timeout = timeout;
+        self
+    }
 }
 
 impl Default for Options {
@@ -41,22 +91,23 @@ impl Default for Options {
     }
 }
 
+/// Longest time to connect, and to wait for each part of the server's answer.
 const CONNECTING: Duration = Duration::from_secs(10);
 
-/// What is waited on.
+/// Descriptors that a sleeping client polls.
 pub(crate) enum Events {
-    /// Memory that the server writes, a bell, and the socket whose end is the server's.
+    /// The server's inbox, the client's bell, and the socket that ends with the server.
     Shared { peer: Arc<Memory>, bell: OwnedFd, socket: OwnedFd },
-    /// Sockets.
+    /// Sockets, and the parsers of their input.
     Tcp { appliers: Vec<Applier>, sockets: Vec<Arc<OwnedFd>> },
 }
 
-/// A connection that the server has taken.
+/// Connection that the server has accepted.
 pub(crate) struct Connected {
     pub(crate) welcome: Welcome,
     pub(crate) layout: Layout,
     pub(crate) inbox: Arc<Memory>,
-    /// One, or one a worker.
+    /// One link, or one for each worker.
     pub(crate) links: Vec<Box<dyn Link>>,
     pub(crate) events: Events,
 }
@@ -85,7 +136,7 @@ fn check(welcome: Welcome) -> Result<Welcome> {
         Status::Busy => Err(Error::Busy),
         Status::Denied => Err(Error::Denied),
         Status::Version => Err(Error::Version { theirs: welcome.version }),
-        Status::Malformed => Err(strange("the server took our hello for garbage")),
+        Status::Malformed => Err(strange("the server could not decode the hello")),
     }
 }
 
@@ -93,13 +144,17 @@ fn strange(what: &'static str) -> Error {
     Error::Lost(io::Error::new(io::ErrorKind::InvalidData, what))
 }
 
-/// The layout of our inbox, if the server's numbers make sense.
+/// Returns the layout of the client's inbox.
+///
+/// # Errors
+///
+/// Returns [`Error::Lost`] if the numbers of the server are out of range.
 fn layout_of(welcome: &Welcome, mode: Mode) -> Result<Layout> {
     let workers = usize::try_from(welcome.workers).unwrap_or(usize::MAX);
     let replies = if mode == Mode::Agent { 1 } else { workers };
     let sound = welcome.agent < welcome.workers && welcome.window > 0;
     let layout = Layout::new(replies, workers, u64::from(welcome.ring)).filter(|_| sound);
-    layout.ok_or_else(|| strange("the server's numbers make no sense"))
+    layout.ok_or_else(|| strange("the server sent numbers out of range"))
 }
 
 fn shared(path: &Path, options: &Options) -> Result<Connected> {
@@ -112,10 +167,10 @@ fn shared(path: &Path, options: &Options) -> Result<Connected> {
     let layout = layout_of(&welcome, options.mode)?;
     let workers = usize::try_from(welcome.workers).unwrap_or(usize::MAX);
     if descriptors.len() != workers + 4 {
-        return Err(strange("the server handed over something else"));
+        return Err(strange("the server sent another number of descriptors"));
     }
     let mut descriptors = descriptors.into_iter();
-    let mut next = || descriptors.next().ok_or_else(|| strange("the server handed over too little"));
+    let mut next = || descriptors.next().ok_or_else(|| strange("the server sent too few descriptors"));
     let peer = Arc::new(Memory::map(next()?, layout.of_peer().words(), false)?);
     let inbox = Arc::new(Memory::map(next()?, layout.words(), false)?);
     let board = Arc::new(Memory::map(next()?, workers * 8, true)?);
@@ -129,7 +184,7 @@ fn shared(path: &Path, options: &Options) -> Result<Connected> {
     Ok(Connected { welcome, layout, inbox, links: vec![link], events })
 }
 
-/// The server's answer, with what it hands over.
+/// Receives the server's answer and its descriptors.
 fn receive(socket: &UnixStream) -> Result<([u8; FIXED], Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_RINGS + 4))];
     let mut bytes = [0; FIXED];
@@ -171,7 +226,8 @@ fn tcp(open: impl Fn() -> io::Result<TcpStream>, options: &Options) -> Result<Co
     match options.mode {
         Mode::Agent => sockets.push(first),
         Mode::AllToAll => {
-            // The first connection is the agent's; the others join, each at its worker's place.
+            // The first connection belongs to the agent. Each other worker gets a connection that
+            // joins.
             let mut first = Some(first);
             for worker in 0..welcome.workers {
                 let join = Join { session: welcome.session, secret: welcome.secret, worker };

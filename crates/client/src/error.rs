@@ -8,25 +8,41 @@ use sheaf_flatrpc::message::Malformed;
 /// `Result` with a client's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Everything that can go wrong.
+/// Error of a connection or of a request.
+///
+/// ```
+/// # mod served { include!("../doc/served.rs"); }
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let (_served, mut client) = served::start()?;
+/// match client.existing_keyspace("users") {
+///     Err(sheaf_client::Error::Database(sheaf::Error::NoKeyspace { name })) => {
+///         assert_eq!(name, "users");
+///     }
+///     other => panic!("{other:?}"),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// The database's own answer, as if it had been asked in its process.
+    /// The database returned an error. It is the error that a call in the server's process returns.
     Database(sheaf::Error),
-    /// The server has too much to do, has as many clients as it may have, or this client has too many
-    /// snapshots. Nothing was done; try again later.
+    /// The server is overloaded or has its maximum number of clients, or this client holds its
+    /// maximum number of snapshots. Nothing was done; the request may be repeated later.
     Busy,
-    /// The server does not take this client: the token is wrong, or the owner another.
+    /// The server refused this client: the token is wrong, or another user owns the server.
     Denied,
-    /// The server speaks another version.
+    /// The server speaks another version of the protocol.
     Version {
-        /// Its version.
+        /// Protocol version of the server.
         theirs: u32,
     },
-    /// No answer within the time that the options allow. The connection goes on; the answer may still come.
+    /// No reply arrived within [`Options::timeout`](crate::Options::timeout). The connection stays
+    /// usable, and the reply may still arrive.
     TimedOut,
-    /// The connection is gone, or was never made. Requests without an answer were done or not.
+    /// The connection was lost or could not be made. Each request without a reply was either
+    /// executed or not.
     Lost(io::Error),
 }
 
@@ -35,11 +51,13 @@ impl std::fmt::Display for Error {
         match self {
             Error::Database(error) => error.fmt(f),
             Error::Busy => write!(f, "the server is busy"),
-            Error::Denied => write!(f, "the server does not take this client"),
-            Error::Version { theirs } => {
-                write!(f, "the server speaks version {theirs}, this client {VERSION}")
+            Error::Denied => {
+                write!(f, "the server refused this client: the token is wrong, or another user owns it")
             }
-            Error::TimedOut => write!(f, "no answer in time"),
+            Error::Version { theirs } => {
+                write!(f, "the server speaks protocol version {theirs}, this client version {VERSION}")
+            }
+            Error::TimedOut => write!(f, "the server did not reply in time"),
             Error::Lost(why) => write!(f, "no connection to the server: {why}"),
         }
     }

@@ -1,39 +1,35 @@
-//! # A client of a served Sheaf database
+//! # Client library of a served Sheaf database
 //!
-//! `sheaf serve my.db --flatrpc /run/user/1000/my.sock` serves a database; this reaches it from another process, over
-//! shared memory or TCP.
+//! `sheaf serve my.db --flatrpc /run/user/1000/my.sock` serves a database. This crate accesses it
+//! from another process, over shared memory or TCP.
 //!
-//! ```no_run
-//! use sheaf_client::{Batch, Client, Options};
+//! ```
+//! # mod served { include!("../doc/served.rs"); }
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let (served, _) = served::start()?;
+//! # let address = served.address.clone(); // or "/run/user/1000/my.sock".parse()?
+//! use sheaf_client::{Client, Options};
 //!
-//! # fn main() -> sheaf_client::Result<()> {
-//! let mut client = Client::connect(&"/run/user/1000/my.sock".parse().unwrap(), &Options::default())?;
+//! let mut client = Client::connect(&address, &Options::default())?;
 //! let users = client.keyspace("users")?;
 //! client.insert(users, "ada", "lovelace")?;
-//! assert_eq!(client.get(users, "ada")?.as_deref(), Some(&b"lovelace"[..]));
+//! assert_eq!(client.get(users, "ada")?, Some(b"lovelace".to_vec()));
 //!
-//! // Many at once: nothing is waited for until it is asked for.
+//! // Pipelining: `submit` does not wait for the reply.
 //! let first = client.submit(&users.insert(b"alan", b"turing"))?;
 //! let second = client.submit(&users.get(b"ada"))?;
 //! client.wait(second)?;
 //! client.wait(first)?;
-//!
-//! // Together or not at all, and only if `ada` is what she was.
-//! let mut batch = Batch::default();
-//! batch.expect(users, b"ada", Some(b"lovelace")).insert(users, b"grace", b"hopper").remove(users, b"alan");
-//! client.commit(&batch)?;
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! A client belongs to one thread at a time; open one for each thread. It has no threads of its own.
+//! ## Guarantees
 //!
-//! ## Promises
-//!
-//! * What was answered was done, with the durability asked, whatever becomes of the client or the server.
-//! * Commits of one durability are answered in the order of their sequence numbers, over all workers
-//!   ([`Mode::Agent`]; with [`Mode::AllToAll`], the baseline, that holds for each worker alone).
-//! * After [`Error::Lost`] each request that was not answered was done or was not: as after any crash.
+//! * An acknowledged commit has the requested durability, even if the client or the server ends.
+//! * Commits of one durability are acknowledged in the order of their sequence numbers, across all
+//!   workers. With [`Mode::AllToAll`], the baseline for comparison, that holds within each worker.
+//! * After [`Error::Lost`] each request without a reply was either executed or not.
 
 #![forbid(unsafe_code)]
 

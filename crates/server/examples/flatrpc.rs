@@ -63,7 +63,7 @@ struct Figure {
 /// A client in a process of its own: connects, waits for the word, works for as many milliseconds as it is told.
 fn client(address: &str, mode: &str, flight: usize, seed: u64) -> Result<()> {
     let mode = if mode == "agent" { Mode::Agent } else { Mode::AllToAll };
-    let mut client = Client::connect(&address.parse::<Address>()?, &Options { mode, ..Options::default() })?;
+    let mut client = Client::connect(&address.parse::<Address>()?, &Options::default().mode(mode))?;
     let keyspace = client.keyspace("bench")?;
     println!("ready");
     let mut word = String::new();

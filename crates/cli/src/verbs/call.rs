@@ -83,7 +83,7 @@ pub(crate) enum CallVerb {
 
 pub(crate) fn run(args: &Call) -> Result {
     let token = token_of(args.token_file.as_deref())?.unwrap_or_default();
-    let mut client = Client::connect(&args.address, &Options { token, ..Options::default() })?;
+    let mut client = Client::connect(&args.address, &Options::default().token(token))?;
     let name = &args.keyspace;
     match &args.request {
         CallVerb::Put { engine, durable, key, value } => {

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
-use sheaf_client::{Address, Client, Durability, Error, Mode, Options, Request};
+use sheaf_client::{Address, Client, Durability, Error, Mode, Request};
 use sheaf_flatrpc::hello::{FIXED, Hello, Join, Status, VERSION, Welcome};
 use sheaf_flatrpc::link::{Link, SharedLink, TcpLink};
 use sheaf_flatrpc::memory::Memory;
@@ -238,7 +238,7 @@ fn strangers_at_the_door_are_turned_away_and_hold_nobody_up() {
     let join = Hello { mode: Mode::AllToAll, join, token: "open sesame".into() }.encode();
     assert_eq!(say(&join), Some((Status::Denied, VERSION)));
     assert!(matches!(Client::connect(&Address::Tcp(at), &options(Mode::Agent)), Err(Error::Denied)));
-    let token = Options { token: "open sesame".into(), ..options(Mode::Agent) };
+    let token = options(Mode::Agent).token("open sesame");
     Client::connect(&Address::Tcp(at), &token).expect("it knows the token").ping().expect("an answer");
     // Over the Unix socket the kernel says who it is.
     house.client(WAYS[0]).ping().expect("an answer");
@@ -281,7 +281,7 @@ fn wrong_tokens_are_held_back_and_reported_and_a_right_one_gets_in_beside_them()
         builder.token("open sesame").on_denied(move |denied| tell.lock().expect("whole").push(*denied))
     });
     let Address::Tcp(at) = house.address(1).clone() else { panic!("the second is TCP") };
-    let right = Options { token: "open sesame".into(), ..options(Mode::Agent) };
+    let right = options(Mode::Agent).token("open sesame");
     let come_in = || Client::connect(&Address::Tcp(at), &right).expect("it knows the token");
     assert!(guess(at) >= Duration::from_millis(250));
     assert!(guess(at) >= Duration::from_millis(500), "each takes longer");
@@ -377,10 +377,10 @@ fn who_is_one_too_many_is_told_that_it_is_busy() {
     until("a place is free", || house.server.stats().clients == 1);
     house.client(WAYS[2]).ping().expect("an answer");
     let first = one.snapshot().expect("a snapshot");
-    one.snapshot().expect("a snapshot");
+    let _ = one.snapshot().expect("a snapshot");
     assert!(matches!(one.snapshot(), Err(Error::Busy)));
     one.release(first).expect("released");
-    one.snapshot().expect("there is room again");
+    let _ = one.snapshot().expect("there is room again");
 }
 
 #[test]

@@ -56,7 +56,7 @@ impl House {
 
 /// No test waits for ever.
 pub(crate) fn options(mode: Mode) -> Options {
-    Options { mode, timeout: Some(Duration::from_secs(20)), ..Options::default() }
+    Options::default().mode(mode).timeout(Some(Duration::from_secs(20)))
 }
 
 /// Until it is so, or the test fails.

@@ -1,0 +1,18 @@
+// Starts a server for the examples of the documentation, which include this file.
+
+/// Keeps the server and its directory until the end of the example.
+pub struct Served {
+    pub address: sheaf_client::Address,
+    pub server: sheaf_server::Server,
+    pub dir: tempfile::TempDir,
+}
+
+/// Serves an empty database in a temporary directory and connects a client.
+pub fn start() -> Result<(Served, sheaf_client::Client), Box<dyn std::error::Error>> {
+    let dir = tempfile::tempdir()?;
+    let db = sheaf::Database::open(dir.path().join("db"))?;
+    let address = sheaf_client::Address::Shared(dir.path().join("sock"));
+    let server = sheaf_server::Builder::default().listen(address.clone()).start(&db)?;
+    let client = sheaf_client::Client::connect(&address, &sheaf_client::Options::default())?;
+    Ok((Served { address, server, dir }, client))
+}
