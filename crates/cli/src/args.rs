@@ -253,8 +253,8 @@ intact data proves that it is the newest version of its key. A pair is doubtful 
 intact, but a damaged place may contain a newer version or a removal. Doubtful pairs are listed,
 and written only with --keep-doubtful. Keys with lost values are listed as lost.
 
-The list goes to stdout, or to a file with --report. Keys are escaped as in `sheaf dump`.
-Exit code 0 if nothing is lost, 3 otherwise.
+The list is printed to stdout, or written to the file of --report. Keys are escaped as in `sheaf dump`.
+Exit code 0 if nothing is lost or doubtful, 3 otherwise.
 
 Examples:
   sheaf repair my.db new.db
@@ -296,8 +296,8 @@ use shared memory. HOST:PORT or PORT is TCP. A PORT alone listens on loopback on
 be given more than once.
 
 TCP needs --token-file. With --insecure it is served without a token to every process that can
-reach the address. Replies to wrong tokens are delayed, and each one is reported on stderr. There is
-no encryption, not even of the token: use a tunnel between machines.
+reach the address. Replies to wrong tokens are delayed, and their number is reported on stderr. There is no
+encryption, not even of the token: use a tunnel between machines.
 
 Creates the database if it does not exist. While it is served, no other process can open it for
 writing: use `sheaf call`, or the crate sheaf-client. Verbs that read, and backup, convert and

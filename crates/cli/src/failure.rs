@@ -1,4 +1,4 @@
-//! # Failures: what goes to stderr, and the exit code
+//! # Failures: message on stderr and exit code
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,34 +8,35 @@ use crate::notation::many;
 /// The result of a verb.
 pub(crate) type Result<T = (), E = Failure> = std::result::Result<T, E>;
 
-/// Why a verb did not do what was asked.
+/// Reason why a verb did not do its job.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// What was asked for is not there; the answer, not an accident.
+    /// A key, keyspace or file of a value does not exist. This is an answer and not a malfunction.
     Missing(String),
-    /// The command line cannot mean anything.
+    /// The command line is wrong.
     Usage(String),
-    /// So many damages were found, and reported on stdout already.
+    /// Number of damaged places that were found and already reported on stdout.
     Damage(u64),
-    /// A repair could not save everything; what was lost is reported already.
+    /// A repair could not save everything. The losses are already reported.
     Lossy,
-    /// The database says so.
+    /// The database returned an error.
     Database(sheaf::Error),
-    /// A file or a stream of the user's.
+    /// An operation on a file or stream of the user failed.
     Stream { op: &'static str, path: PathBuf, source: io::Error },
-    /// A line of a file that is being loaded.
+    /// A line of a file that is being loaded is wrong.
     Line { path: PathBuf, line: u64, why: String, loaded: u64 },
-    /// Anything else, in words.
+    /// Any other reason, as a message.
     Refused(String),
-    /// Damage that was listed on stderr and skipped, so many stretches of it.
+    /// Number of damaged places that were listed on stderr and skipped.
     Skipped(u64),
-    /// A signal asked for the end; what there is now.
+    /// A signal stopped the verb; `left` describes the state that remains.
     Interrupted { signal: u8, left: String },
-    /// Nobody reads our output any more (`sheaf dump | head`): no reason to complain.
+    /// The reader of stdout has closed it (`sheaf dump | head`). Not reported.
     Unread,
 }
 
-/// A verdict, whatever became of what was said about it: that nobody reads on is no matter, and what else went wrong is told.
+/// Combines the verdict of a verb with the result of printing it. The verdict decides the exit code
+/// even if printing failed. A closed stdout is ignored, any other failure is printed.
 pub(crate) fn rule(verdict: Result, told: Result) -> Result {
     match (verdict, told) {
         (Err(verdict), Err(failure)) => {
@@ -47,7 +48,7 @@ pub(crate) fn rule(verdict: Result, told: Result) -> Result {
 }
 
 impl Failure {
-    /// The exit code. The list is in the help (`args::EXIT_CODES`).
+    /// Returns the exit code. The help lists the codes (`args::EXIT_CODES`).
     pub(crate) fn code(&self) -> u8 {
         match self {
             Failure::Unread => 0,
@@ -60,50 +61,50 @@ impl Failure {
         }
     }
 
-    /// An error of stdin, stdout or a file named by the user.
+    /// Returns a failure of stdin, stdout or a file named by the user.
     pub(crate) fn stream(op: &'static str, path: impl AsRef<Path>) -> impl FnOnce(io::Error) -> Failure {
         let path = path.as_ref().to_path_buf();
         move |source| Failure::Stream { op, path, source }
     }
 
-    /// The line for stderr; `None` if there is nothing to say.
+    /// Returns the line for stderr, or `None` if there is none.
     pub(crate) fn message(&self) -> Option<String> {
         Some(match self {
             Failure::Unread => return None,
             Failure::Missing(what) | Failure::Usage(what) | Failure::Refused(what) => what.clone(),
-            Failure::Lossy => "not everything could be salvaged for certain".to_owned(),
+            Failure::Lossy => "not everything could be salvaged with certainty".to_owned(),
             Failure::Skipped(count) => {
-                format!("{} skipped: what could be read is complete", many(*count, "damaged place"))
+                format!("{} skipped; the dump contains all other pairs", many(*count, "damaged place"))
             }
             Failure::Interrupted { left, .. } => format!("interrupted; {left}"),
-            Failure::Damage(count) => format!("{} found", many(*count, "damage")),
+            Failure::Damage(count) => format!("{} found", many(*count, "damaged place")),
             Failure::Database(error) => error.to_string(),
             Failure::Stream { op, path, source } => format!("cannot {op} {}: {source}", path.display()),
             Failure::Line { path, line, why, loaded } => {
                 let before = many(*loaded, "pair");
-                format!("{} line {line}: {why}; loaded before its batch: {before}", path.display())
+                format!("{} line {line}: {why}; loaded: {before}, nothing of this batch", path.display())
             }
         })
     }
 
-    /// What the user can do about it, where that is not plain from the message.
+    /// Returns a remedy, if the message does not already contain one.
     pub(crate) fn hint(&self) -> Option<&'static str> {
         use sheaf::Error;
         match self {
-            Failure::Database(Error::NotFound { .. }) => Some("`put` and `load` create one"),
-            Failure::Database(Error::NotABackup { .. }) => Some("`sheaf backup` makes one"),
-            Failure::Database(Error::NoKeyspace { .. }) => Some("`sheaf keyspaces` lists those there are"),
+            Failure::Database(Error::NotFound { .. }) => Some("`sheaf put` and `sheaf load` create one"),
+            Failure::Database(Error::NotABackup { .. }) => Some("`sheaf backup` creates one"),
+            Failure::Database(Error::NoKeyspace { .. }) => Some("`sheaf keyspaces` lists all keyspaces"),
             Failure::Database(Error::EngineMismatch { .. }) => {
-                Some("`sheaf convert` has another engine keep it, or the same one with other options")
+                Some("`sheaf convert` changes the engine of a keyspace and its options")
             }
             Failure::Database(Error::Unsupported { .. }) => {
-                Some("`scan` without limits works on every engine")
+                Some("`sheaf scan` without --from, --to, --prefix and --reverse works with every engine")
             }
-            Failure::Database(Error::Locked { .. }) => Some("`--wait SECONDS` waits longer for it"),
-            Failure::Database(Error::OverBudget { .. }) => Some("raise it with --memory"),
+            Failure::Database(Error::Locked { .. }) => Some("`--wait SECONDS` sets a longer wait"),
+            Failure::Database(Error::OverBudget { .. }) => Some("raise the budget with --memory"),
             Failure::Database(Error::Busy { .. }) => Some("background work is behind; try again later"),
             Failure::Database(error) if error.is_corrupt() => {
-                Some("`sheaf verify` shows all damage there is")
+                Some("`sheaf verify` lists all damage of a database, `sheaf repair` salvages the intact data")
             }
             _ => None,
         }
@@ -125,7 +126,7 @@ impl From<sheaf_client::Error> for Failure {
     }
 }
 
-/// Errors of writing to stdout, and of the database that is read meanwhile.
+/// An error of writing to stdout, or of a value of the database that is being read.
 impl From<io::Error> for Failure {
     fn from(source: io::Error) -> Failure {
         match source.downcast::<sheaf::Error>() {

@@ -1,13 +1,14 @@
 //! # Interrupts: signals that ask a verb to end
 //!
-//! A verb that makes something watches for SIGINT, SIGTERM and SIGHUP, removes what it made, and
-//! ends with exit code 128 + the number of the signal. All other verbs die of the signal at once.
+//! A verb that writes output watches for SIGINT, SIGTERM and SIGHUP, removes its partial output,
+//! and ends with exit code 128 + the number of the signal. All other verbs end by the signal at
+//! once.
 //!
 //! ## Invariants
 //!
 //! 1. A signal that the process was told to ignore stays ignored (`nohup`, background jobs).
-//! 2. A second SIGINT ends the process at once, whatever it is removing. The next run recognises
-//!    what is left.
+//! 2. A second SIGINT ends the process at once, even during removal. The next run recognises
+//!    the files that are left.
 //! 3. A read through [`Wakeable`] ends when a signal arrives, however long its input stays silent.
 
 use std::fs::File;
@@ -24,7 +25,7 @@ use signal_hook::{flag, low_level};
 
 use crate::failure::{Failure, Result};
 
-/// Watches for signals from its making to the end of the process.
+/// Watches for signals from its creation to the end of the process.
 pub(crate) struct Interrupt {
     /// Number of the last signal; zero if there was none.
     caught: Arc<AtomicUsize>,
@@ -33,7 +34,7 @@ pub(crate) struct Interrupt {
 }
 
 impl Interrupt {
-    /// Begins to watch.
+    /// Starts to watch.
     ///
     /// # Errors
     ///
@@ -62,17 +63,17 @@ impl Interrupt {
         Ok(Interrupt { caught, woken })
     }
 
-    /// Whether a signal came.
+    /// Returns true if a signal has arrived.
     pub(crate) fn is_caught(&self) -> bool {
         self.caught.load(Ordering::SeqCst) != 0
     }
 
-    /// For a watcher of the library: `Break` once a signal came.
+    /// Returns `Break` once a signal has arrived, for progress callbacks of the library.
     pub(crate) fn flow(&self) -> ControlFlow<()> {
         if self.is_caught() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
-    /// Fails once a signal came; `left` says what there is now.
+    /// Fails once a signal has arrived; `left` returns a text about the state that remains.
     pub(crate) fn check(&self, left: impl FnOnce() -> String) -> Result {
         match self.caught.load(Ordering::SeqCst) {
             0 => Ok(()),
@@ -80,7 +81,7 @@ impl Interrupt {
         }
     }
 
-    /// The result of a call that a watcher may have ended.
+    /// Returns the result of a call that a progress callback may have cancelled.
     pub(crate) fn verdict<T>(&self, result: sheaf::Result<T>, left: impl FnOnce() -> String) -> Result<T> {
         match result {
             Err(sheaf::Error::Cancelled) => {
@@ -92,14 +93,14 @@ impl Interrupt {
     }
 }
 
-/// The signals that this process ignores, signal `n` as bit `n - 1`; none where /proc is not.
+/// Returns the signals that this process ignores, signal `n` as bit `n - 1`; 0 without /proc.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
-/// A file or a pipe, reading of which a signal ends with an error.
+/// File or pipe. A signal ends a read with an error.
 pub(crate) struct Wakeable<'a> {
     pub(crate) file: File,
     pub(crate) interrupt: &'a Interrupt,

@@ -1,12 +1,12 @@
-//! # Lines: the text that `load` reads, in bounded memory
+//! # Lines: parser of the text that `load` reads, in bounded memory
 //!
-//! Reads fields and values of docs/format/dump.md, checks the frame of a dump, and never holds more
-//! than a key and [`PIECE`] bytes of a value.
+//! Reads fields and values of docs/format/dump.md, checks the frame of a dump, and holds at most
+//! one key and [`PIECE`] bytes of a value in memory.
 //!
 //! ## Invariants
 //!
-//! 1. A field is read up to a limit of raw bytes, whatever the input is.
-//! 2. [`Lines::next`] answers the end of the input only if the input is complete: each frame that a
+//! 1. A field is read up to a limit of raw bytes, for any input.
+//! 2. [`Lines::next`] returns the end of the input only if the input is complete: each frame that a
 //!    first line announced has its last line, with the right number of lines and checksum.
 
 use std::io::{self, BufRead, Read};
@@ -17,34 +17,34 @@ use crate::notation::unescape_part;
 
 /// First line of a dump.
 pub(crate) const FIRST: &str = "#sheaf-dump 1";
-/// Begins a first line of any version.
+/// Start of a first line of any version.
 const FIRST_OF_ANY: &[u8] = b"#sheaf-dump";
-/// Begins the last line of a dump.
+/// Start of the last line of a dump.
 const LAST: &str = "#end";
 /// Raw bytes of a value that are read at a time.
 const PIECE: usize = 1 << 20;
 /// Raw bytes of the longest key: each byte may be written as four.
 const LONGEST_KEY: usize = 4 * sheaf::MAX_KEY;
 
-/// The last line of a dump of `lines` lines with this checksum, without LF.
+/// Returns the last line of a dump of `lines` lines with this checksum, without LF.
 pub(crate) fn last_line(lines: u64, sum: u32) -> String {
     format!("{LAST} {lines} {sum:08x}")
 }
 
-/// Why a line cannot be loaded.
+/// Reason why a line cannot be loaded.
 #[derive(Debug)]
 pub(crate) enum Wrong {
     /// The input could not be read.
     Read(io::Error),
     /// The present line is wrong.
     Line(String),
-    /// The input ends too early, or is not what its first line announced.
+    /// The input ends too early or does not match its first line.
     Incomplete(String),
 }
 
 type Result<T, E = Wrong> = std::result::Result<T, E>;
 
-/// How a piece of a field ended.
+/// End of a piece of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stop {
     Tab,
@@ -54,40 +54,40 @@ enum Stop {
     Full,
 }
 
-/// A pair: the value is whole, or its first piece.
+/// Pair with its whole value, or with the first piece of it.
 #[derive(Debug)]
 pub(crate) struct Pair {
     pub(crate) key: Vec<u8>,
     pub(crate) value: Vec<u8>,
-    /// The rest of the value is read with [`Lines::rest`].
+    /// [`Lines::rest`] returns the rest of the value.
     pub(crate) has_rest: bool,
 }
 
-/// Reads the lines of an input.
+/// Reader of the lines of an input.
 pub(crate) struct Lines<'a> {
     input: Box<dyn BufRead + 'a>,
     bar: ProgressBar,
     is_plain_text: bool,
-    /// Number of the present line, from 1.
+    /// Number of the current line, from 1.
     number: u64,
-    /// Lines of pairs in the present frame, and their checksum; none outside of a frame.
+    /// Number of pair lines in the current frame and their checksum; `None` outside of a frame.
     frame: Option<(u64, u32)>,
-    /// A frame ended: only another may follow.
+    /// A frame has ended: only another frame may follow.
     is_behind_frame: bool,
     /// The last line had no LF.
     is_cut: bool,
-    /// Raw bytes that were read and belong to the value that is being read.
+    /// Raw bytes of the current value that were read but not yet decoded.
     raw: Vec<u8>,
 }
 
 impl<'a> Lines<'a> {
-    /// Lines of `input`; of plain text, if `is_plain_text`.
+    /// Returns a reader of `input`, which is plain text if `is_plain_text`.
     pub(crate) fn new(input: Box<dyn BufRead + 'a>, bar: ProgressBar, is_plain_text: bool) -> Lines<'a> {
         let (frame, raw) = (None, Vec::new());
         Lines { input, bar, is_plain_text, number: 0, frame, is_behind_frame: false, is_cut: false, raw }
     }
 
-    /// Whether the input has no bytes.
+    /// Returns true if the input has no bytes.
     ///
     /// # Errors
     ///
@@ -96,21 +96,21 @@ impl<'a> Lines<'a> {
         Ok(self.input.fill_buf()?.is_empty())
     }
 
-    /// Number of the present line, from 1.
+    /// Returns the number of the current line, from 1.
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
 
-    /// Whether the input, which is no dump with a frame, ended without LF.
+    /// Returns true if the input has no frame and ended without LF.
     pub(crate) fn is_cut(&self) -> bool {
         self.is_cut
     }
 
-    /// The next pair; none at the end of a complete input.
+    /// Returns the next pair, or `None` at the end of a complete input.
     ///
     /// # Errors
     ///
-    /// See [`Wrong`].
+    /// Returns a [`Wrong`].
     pub(crate) fn next(&mut self) -> Result<Option<Pair>> {
         loop {
             self.number += 1;
@@ -133,7 +133,7 @@ impl<'a> Lines<'a> {
         }
     }
 
-    /// A line without a TAB: the first or the last one of a dump.
+    /// Checks a line without a TAB, which must be the first or the last line of a dump.
     fn frame_line(&mut self, text: &[u8], stop: Stop) -> Result<()> {
         let is_at_a_first_line = self.frame.is_none() && (self.number == 1 || self.is_behind_frame);
         if is_at_a_first_line && stop == Stop::Line && text == FIRST.as_bytes() {
@@ -147,7 +147,7 @@ impl<'a> Lines<'a> {
             let expected = last_line(lines, sum);
             if text != expected.as_bytes() {
                 let got = String::from_utf8_lossy(text).into_owned();
-                let why = format!("its last line says {got:?}, but what was read is {expected:?}");
+                let why = format!("its last line is {got:?}, but its content requires {expected:?}");
                 return Err(Wrong::Incomplete(why));
             }
             (self.frame, self.is_behind_frame) = (None, true);
@@ -158,37 +158,37 @@ impl<'a> Lines<'a> {
         }
         if self.number == 1 && text.starts_with(FIRST_OF_ANY) {
             let got = String::from_utf8_lossy(text).into_owned();
-            return Err(Wrong::Line(format!("{got:?} is no first line of a dump that this version reads")));
+            return Err(Wrong::Line(format!("this version cannot read a dump that begins with {got:?}")));
         }
         if is_last || text.starts_with(FIRST_OF_ANY) {
-            let why = "the first or last line of a dump, out of its place: \
-                       a dump that is to be sorted or edited is made with --plain";
+            let why = "the first or last line of a dump at the wrong position: \
+                       use `dump --plain` for a dump that is to be sorted or edited";
             return Err(Wrong::Line(why.into()));
         }
         self.check_place()?;
-        Err(Wrong::Line("no TAB between key and value (plain text is loaded with --lines)".into()))
+        Err(Wrong::Line("no TAB between key and value (load plain text with --lines)".into()))
     }
 
-    /// Behind the last line of a dump only the first one of another may stand.
+    /// Fails after the last line of a dump, where only the first line of another dump may follow.
     fn check_place(&self) -> Result<()> {
         match self.is_behind_frame {
-            true => Err(Wrong::Line("it stands behind the last line of a dump".into())),
+            true => Err(Wrong::Line("text after the last line of a dump".into())),
             false => Ok(()),
         }
     }
 
-    /// That the input may end here.
+    /// Fails if the input must not end here.
     fn end(&self) -> Result<()> {
         match self.frame {
             None => Ok(()),
             Some((lines, _)) => {
-                let why = format!("it was cut off behind {lines} whole lines: its last line is missing");
+                let why = format!("it was cut off after {lines} complete lines: its last line is missing");
                 Err(Wrong::Incomplete(why))
             }
         }
     }
 
-    /// The first piece of a value, for `key`.
+    /// Returns the first piece of a value, for `key`.
     fn value(&mut self, key: Vec<u8>) -> Result<Option<Pair>> {
         self.raw.clear();
         let stop = self.value_piece()?;
@@ -200,7 +200,7 @@ impl<'a> Lines<'a> {
         Ok(Some(Pair { key, value, has_rest }))
     }
 
-    /// Adds raw bytes of a value, up to its end or a limit.
+    /// Reads raw bytes of a value, up to its end or a limit.
     fn value_piece(&mut self) -> Result<Stop> {
         let mut raw = std::mem::take(&mut self.raw);
         let from = raw.len();
@@ -221,13 +221,13 @@ impl<'a> Lines<'a> {
         Ok(stop)
     }
 
-    /// Bytes that the raw ones stand for. What an escape needs more of stays.
+    /// Decodes the raw bytes. Keeps an incomplete escape at their end.
     fn decode(&mut self, has_more: bool) -> Result<Vec<u8>> {
         if self.is_plain_text {
             return Ok(std::mem::take(&mut self.raw));
         }
         if self.raw.contains(&b'\t') {
-            return Err(Wrong::Line("a second TAB (within a value it is written \\t)".into()));
+            return Err(Wrong::Line("a second TAB (write a TAB in a value as \\t)".into()));
         }
         let mut bytes = Vec::with_capacity(self.raw.len());
         let used = unescape_part(&self.raw, has_more, &mut bytes).map_err(Wrong::Line)?;
@@ -235,7 +235,7 @@ impl<'a> Lines<'a> {
         Ok(bytes)
     }
 
-    /// The rest of a value whose first piece had more.
+    /// Returns the rest of a value after its first piece.
     pub(crate) fn rest(&mut self) -> Rest<'_, 'a> {
         Rest { lines: self, bytes: Vec::new(), at: 0, is_ended: false, wrong: None }
     }
@@ -246,7 +246,8 @@ impl<'a> Lines<'a> {
         }
     }
 
-    /// Reads up to the end of a line, or a TAB if that ends the field, or until `out` has `limit` bytes.
+    /// Reads up to the end of the line, or a TAB if `ends_at_tab`, or until `out` has `limit`
+    /// bytes.
     fn field(&mut self, ends_at_tab: bool, limit: usize, out: &mut Vec<u8>) -> Result<Stop> {
         loop {
             let bytes = match self.input.fill_buf() {
@@ -288,13 +289,13 @@ fn long_key() -> Wrong {
     Wrong::Line(format!("the key is too large: at most {} bytes, then a TAB", sheaf::MAX_KEY))
 }
 
-/// The rest of a long value, as a stream of its bytes.
+/// Rest of a long value, as a stream of its bytes.
 pub(crate) struct Rest<'l, 'a> {
     lines: &'l mut Lines<'a>,
     bytes: Vec<u8>,
     at: usize,
     is_ended: bool,
-    /// Why the stream ended with an error.
+    /// Reason why the stream ended with an error.
     pub(crate) wrong: Option<Wrong>,
 }
 
@@ -330,7 +331,7 @@ mod tests {
         Lines::new(Box::new(text), ProgressBar::hidden(), is_plain_text)
     }
 
-    /// All pairs with whole values, and what is wrong with the rest.
+    /// Pairs with whole values.
     type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
 
     fn all(text: &[u8]) -> (Pairs, Option<Wrong>) {
@@ -371,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn each_cut_of_a_dump_is_noticed() {
+    fn every_truncation_of_a_dump_is_detected() {
         let whole = framed("a\tone\nb\ttwo\\n\nc\t\n");
         assert!(matches!(all(whole.as_bytes()), (pairs, None) if pairs.len() == 3));
         for end in 1..whole.len() {
@@ -390,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dump_that_was_changed_is_noticed() {
+    fn a_modified_dump_is_detected() {
         let whole = framed("a\tone\nb\ttwo\n");
         for changed in
             [whole.replace("two", "twi"), whole.replace("b\ttwo\n", ""), whole.replace("end 2", "end 3")]
@@ -405,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn long_values_come_in_pieces_and_no_escape_is_torn() {
+    fn long_values_arrive_in_pieces_and_no_escape_is_split() {
         for shift in 0..5 {
             let value = format!("{}{}", "x".repeat(shift), "\\x41\\n".repeat(PIECE / 3));
             let text = framed(&format!("k\t{value}\n"));
@@ -420,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn numbered_keys_sort_as_the_lines_stand() {
+    fn numbered_keys_sort_in_the_order_of_the_lines() {
         let mut text = lines(b"x\n\ny", true);
         let mut next = || text.next().expect("text").map(|pair| (pair.key, pair.value));
         assert_eq!(next(), Some((b"0000000001".to_vec(), b"x".to_vec())));

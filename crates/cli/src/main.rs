@@ -1,16 +1,16 @@
-//! # `sheaf`: a database at the shell
+//! # `sheaf`: the command-line program
 //!
-//! `sheaf VERB DATABASE ARGUMENTS`. One file a verb under `verbs/`, the demo under `demo/`.
+//! `sheaf VERB DATABASE ARGUMENTS`. Each verb has a file in `verbs/`; the demo is in `demo/`.
 //!
 //! ## Invariants
 //!
-//! 1. A reading verb opens read-only, creates nothing, and cannot change a byte on disk. (Whoever has the database open may make a file for
-//!    as long as it is read beside.)
-//! 2. Data goes to stdout, everything else to stderr; the exit code alone tells what happened
+//! 1. A verb that reads opens read-only, creates nothing, and cannot change a byte on disk. (A
+//!    process that has the database open may create a file while another process reads.)
+//! 2. Data is written to stdout, everything else to stderr. The exit code reports the outcome
 //!    ([`failure::Failure::code`]).
-//! 3. Whatever is not known to be safe for a terminal is escaped before it goes to one.
+//! 3. Bytes that may not be safe for a terminal are escaped before they are printed to one.
 
-#![deny(unsafe_code)] // but for `streams`, which looks at descriptors before `main`
+#![deny(unsafe_code)] // except `streams`, which checks descriptors before `main`
 
 mod args;
 mod demo;

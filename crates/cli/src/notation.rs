@@ -1,12 +1,13 @@
-//! # Notations: bytes as text and back
+//! # Notations: conversion between bytes and text
 //!
-//! Three ways to write any bytes as text: escaped (docs/format/dump.md), hexadecimal, JSON. The first
-//! two are reversible; so is the third, an object standing for what is not UTF-8.
+//! Three ways to write any bytes as text: escaped (docs/format/dump.md), hexadecimal, JSON. All
+//! three are reversible; JSON represents bytes that are not UTF-8 as an object.
 //!
 //! ## Invariants
 //!
-//! 1. `unescape(escape(b)) == b` for all bytes, and `escape(b)` is UTF-8 without TAB, newline, carriage
-//!    return or any other control character, so that a pair fits a line and a terminal stays sane.
+//! 1. `unescape(escape(b)) == b` for all bytes, and `escape(b)` is UTF-8 without TAB, newline,
+//!    carriage return or any other control character, so that a pair fits on a line and a terminal
+//!    ignores it.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -38,7 +39,7 @@ fn hex_escape(bytes: &[u8], out: &mut String) {
     }
 }
 
-/// `bytes` for a terminal: as [`escape`], but newline and TAB do what they do.
+/// Returns `bytes` for a terminal: escaped as by [`escape`], except newline and TAB.
 pub(crate) fn printable(bytes: &[u8]) -> String {
     let mut out = String::new();
     for piece in bytes.split_inclusive(|byte| matches!(byte, b'\n' | b'\t')) {
@@ -53,12 +54,12 @@ pub(crate) fn printable(bytes: &[u8]) -> String {
     out.replace("\\\\", "\\")
 }
 
-/// Appends the bytes that `text` stands for to `out`; returns how much of it was used. All is used,
-/// but for an escape at its end that is not whole, if `has_more` follows.
+/// Decodes `text` and appends the bytes to `out`. Returns the number of bytes of `text` that were
+/// decoded: all of them, except an incomplete escape at the end if `has_more`.
 ///
 /// # Errors
 ///
-/// Says which escape is wrong.
+/// Returns a text that names the wrong escape.
 pub(crate) fn unescape_part(text: &[u8], has_more: bool, out: &mut Vec<u8>) -> Result<usize, String> {
     let mut rest = text;
     while let Some(at) = rest.iter().position(|byte| *byte == b'\\') {
@@ -84,7 +85,7 @@ pub(crate) fn unescape_part(text: &[u8], has_more: bool, out: &mut Vec<u8>) -> R
     Ok(text.len())
 }
 
-/// Hexadecimal digits of `bytes`.
+/// Returns the hexadecimal digits of `bytes`.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len() * 2);
     for byte in bytes {
@@ -99,11 +100,11 @@ fn push_hex(byte: u8, out: &mut String) {
     out.push(char::from(DIGITS[usize::from(byte & 15)]));
 }
 
-/// The bytes of hexadecimal digits; white space between them does not count.
+/// Returns the bytes of hexadecimal digits. White space between digits is ignored.
 pub(crate) fn unhex(text: &[u8]) -> Result<Vec<u8>, String> {
     let digits: Vec<u8> = text.iter().copied().filter(|byte| !byte.is_ascii_whitespace()).collect();
     if !digits.len().is_multiple_of(2) {
-        return Err(format!("{} hexadecimal digits are not whole bytes", digits.len()));
+        return Err(format!("{} hexadecimal digits: the number must be even", digits.len()));
     }
     digits.chunks_exact(2).map(|pair| hex_byte(pair[0], pair[1])).collect()
 }
@@ -116,7 +117,7 @@ fn hex_byte(high: u8, low: u8) -> Result<u8, String> {
     }
 }
 
-/// A string if `bytes` are UTF-8, else `{"hex": ".."}`.
+/// Returns a string if `bytes` are UTF-8, otherwise `{"hex": ".."}`.
 pub(crate) fn json(bytes: &[u8]) -> Json {
     match std::str::from_utf8(bytes) {
         Ok(text) => json!(text),
@@ -124,7 +125,7 @@ pub(crate) fn json(bytes: &[u8]) -> Json {
     }
 }
 
-/// A size in bytes for people: `17 B`, `4.2 MiB`.
+/// Formats a number of bytes: `17 B`, `4.2 MiB`.
 pub(crate) fn size(bytes: u64) -> String {
     #[expect(clippy::cast_precision_loss, reason = "two digits are shown")]
     let mut value = bytes as f64;
@@ -143,7 +144,7 @@ pub(crate) fn size(bytes: u64) -> String {
     }
 }
 
-/// A number for people: `1,234,567`.
+/// Formats a number: `1,234,567`.
 pub(crate) fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut out = String::new();
@@ -156,12 +157,12 @@ pub(crate) fn count(number: u64) -> String {
     out
 }
 
-/// A number of things: `1 key`, `2,000 keys`.
+/// Formats a number of things: `1 key`, `2,000 keys`.
 pub(crate) fn many(number: u64, thing: &str) -> String {
     format!("{} {thing}{}", count(number), if number == 1 { "" } else { "s" })
 }
 
-/// Bytes of `64MiB`, `1GiB`, `4096`.
+/// Parses a size such as `64MiB`, `1GiB` or `4096`.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic()).trim_end();
     let unit: u64 = match text[digits.len()..].trim().to_ascii_lowercase().as_str() {
@@ -176,20 +177,20 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     number.checked_mul(unit).ok_or_else(|| "too large".to_owned())
 }
 
-/// Seconds, with a fraction or without.
+/// Parses a number of seconds, with or without a fraction.
 pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
     let bad = || "expected seconds such as 5 or 0.5".to_owned();
     let seconds: f64 = text.parse().map_err(|_| bad())?;
     Duration::try_from_secs_f64(seconds).map_err(|_| bad())
 }
 
-/// The mode of files, as octal digits, with that of directories.
+/// Parses the mode of files, as octal digits, and derives that of directories.
 pub(crate) fn parse_mode(text: &str) -> Result<Permissions, String> {
     let mode = u32::from_str_radix(text, 8).ok().filter(|mode| mode & !0o066 == 0o600);
     mode.map(Permissions::of_files).ok_or_else(|| "expected octal digits such as 600, 640 or 660".to_owned())
 }
 
-/// Name and value of `branching=64`; the value may be a size.
+/// Parses an option such as `branching=64`. The value may be a size.
 pub(crate) fn parse_option(text: &str) -> Result<(String, u64), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), parse_size(value)?)),
@@ -221,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn seconds_and_modes_are_numbers_that_make_sense() {
+    fn seconds_and_modes_out_of_range_are_refused() {
         let seconds = |text| parse_seconds(text).ok().map(|time| time.as_millis());
         assert_eq!([seconds("0"), seconds("0.25"), seconds("5")], [Some(0), Some(250), Some(5000)]);
         for bad in ["", "-1", "nan", "inf", "1e300", "1s"] {
@@ -246,8 +247,8 @@ mod tests {
 
     #[test]
     fn random_bytes_and_random_text_round_trip() {
-        // A xorshift from a fixed seed: the same cases each time, no dependency. Half of the cases are
-        // pieces of UTF-8, cut anywhere, because random bytes hardly ever are.
+        // A xorshift from a fixed seed: the same cases each time, no dependency. Half of the cases
+        // are pieces of UTF-8, cut at any position, because random bytes are rarely valid UTF-8.
         let text = "aé\u{85}€\u{1F33E}\\x41\\t\u{0}\u{7f}\t\r\nß\u{FFFD}".as_bytes();
         let mut state = 0x9E37_79B9_7F4A_7C15_u64;
         let mut next = move || {
@@ -270,9 +271,9 @@ mod tests {
         }
     }
 
-    /// Whatever a loader is given: it reads it or says what is wrong, and what it read survives the way back.
+    /// Any input is decoded or refused, and decoded bytes survive a round trip.
     #[test]
-    fn mutated_text_is_read_or_refused_and_never_panics() {
+    fn mutated_text_is_decoded_or_refused_without_a_panic() {
         let seeds: [&[u8]; 5] = [b"a\\tb\\x00", b"\\xff\\xFE", b"gr\xc3\xbcn\\\\n", b"00ffAb", b"\\"];
         let mut state = 0x2545_F491_4F6C_DD1D_u64;
         let mut next = move |below: usize| {
@@ -304,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_readable_and_the_rest_is_escaped() {
+    fn readable_text_stays_and_other_bytes_are_escaped() {
         assert_eq!(escaped("grün\t1\\2\n".as_bytes()), "grün\\t1\\\\2\\n");
         assert_eq!(escaped(b"\x00\x1b[1m\xff\x7f"), "\\x00\\x1b[1m\\xff\\x7f");
         assert_eq!(escaped("\u{85}".as_bytes()), "\\xc2\\x85");
@@ -321,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_for_people() {
+    fn numbers_are_formatted_with_units_and_separators() {
         assert_eq!([count(7), count(1234), count(1_234_567)], ["7", "1,234", "1,234,567"]);
         assert_eq!([many(1, "key"), many(2000, "key")], ["1 key", "2,000 keys"]);
         assert_eq!([size(17), size(4300), size(20 << 30)], ["17 B", "4.2 KiB", "20 GiB"]);

@@ -1,6 +1,6 @@
 //! # Output: styles, terminals, time
 //!
-//! Colour only where a person looks; progress on stderr only, and only if that is a terminal.
+//! Colour is used only on a terminal. Progress bars appear only on stderr, if it is a terminal.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,31 +13,31 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::streams::Stdout;
 
-/// Errors and damage.
+/// Style of errors and damage.
 pub(crate) const CAUTION: Style = AnsiColor::Red.on_default().bold();
-/// Hints and asides.
+/// Style of hints and secondary texts.
 pub(crate) const HINT: Style = Style::new().dimmed();
-/// Headings.
+/// Style of headings.
 pub(crate) const HEADING: Style = Style::new().bold();
-/// What is good.
+/// Style of good results.
 pub(crate) const GOOD: Style = AnsiColor::Green.on_default().bold();
-/// Keys and names.
+/// Style of keys and names.
 pub(crate) const NAME: Style = AnsiColor::Cyan.on_default();
 
-/// Bytes that are gathered before they are written.
+/// Bytes that are buffered before they are written.
 const GATHERED: usize = 1 << 16;
-/// What was dropped without being flushed: an error came up.
+/// Output that was dropped without a flush, after an error.
 static LEFT: Mutex<Vec<u8>> = Mutex::new(Vec::new());
-/// Whether anything was written.
+/// Whether anything was written to stdout.
 static HAS_WRITTEN: AtomicBool = AtomicBool::new(false);
 
-/// Stdout for data: buffered, byte for byte. Flush it: a drop would swallow the error.
+/// Buffered stdout for data. The caller must flush it: a drop does not report errors.
 pub(crate) struct Output {
     gathered: Vec<u8>,
     out: Stdout,
 }
 
-/// Stdout for data.
+/// Returns stdout for data.
 pub(crate) fn stdout() -> Output {
     Output { gathered: Vec::new(), out: Stdout::lock() }
 }
@@ -74,32 +74,34 @@ impl Drop for Output {
     }
 }
 
-/// Forgets what was not written yet, so that a verb can begin anew. False if something was written.
+/// Discards output that was not written yet, so that a verb can start again. Returns false if some
+/// output was written already.
 pub(crate) fn forget() -> bool {
     LEFT.lock().unwrap_or_else(PoisonError::into_inner).clear();
     !HAS_WRITTEN.load(Ordering::Relaxed)
 }
 
-/// Writes what was left by an error: it was printed before that.
+/// Writes the output that was buffered before an error.
 pub(crate) fn end() {
     let left = std::mem::take(&mut *LEFT.lock().unwrap_or_else(PoisonError::into_inner));
     if !left.is_empty() {
         let mut out = Stdout::lock();
-        let _ = out.write_all(&left).and_then(|()| out.flush()); // the error that it is behind is told
+        // The failure that dropped this output is reported.
+        let _ = out.write_all(&left).and_then(|()| out.flush());
     }
 }
 
-/// Says a line on stderr. Without a reader there, nothing is said and nothing fails.
+/// Prints a line on stderr. Ignores errors, such as a closed stderr.
 pub(crate) fn say(line: impl std::fmt::Display) {
     let _ = writeln!(anstream::stderr(), "{line}");
 }
 
-/// Whether a person looks at stdout.
+/// Returns true if stdout is a terminal.
 pub(crate) fn is_terminal() -> bool {
     io::stdout().is_terminal()
 }
 
-/// The style if stdout takes colour, else none.
+/// Returns `style` if stdout accepts colour, otherwise no style.
 pub(crate) fn on_stdout(style: Style) -> Style {
     match AutoStream::choice(&io::stdout()) {
         ColorChoice::Never => Style::new(),
@@ -107,17 +109,17 @@ pub(crate) fn on_stdout(style: Style) -> Style {
     }
 }
 
-/// A bar over `total` bytes.
+/// Returns a progress bar over `total` bytes.
 pub(crate) fn byte_bar(what: &'static str, total: u64) -> ProgressBar {
     bar(ProgressBar::new(total), what, "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}")
 }
 
-/// A bar over `total` pairs.
+/// Returns a progress bar over `total` pairs.
 pub(crate) fn pair_bar(what: &'static str, total: u64) -> ProgressBar {
     bar(ProgressBar::new(total), what, "{msg} {wide_bar} {human_pos}/{human_len} pairs {per_sec} {eta}")
 }
 
-/// A turning sign for work of unknown length. It turns by itself.
+/// Returns a spinner for work of unknown length. It turns without further calls.
 pub(crate) fn spinner(what: &'static str) -> ProgressBar {
     let bar = bar(ProgressBar::new_spinner(), what, "{spinner} {msg} {elapsed}");
     if !bar.is_hidden() {
@@ -131,11 +133,11 @@ fn bar(bar: ProgressBar, what: &'static str, template: &str) -> ProgressBar {
     bar.with_style(style).with_message(what)
 }
 
-/// A watch that runs from its making.
+/// Stopwatch that runs from its creation.
 pub(crate) struct Watch(Instant);
 
 impl Watch {
-    #[expect(clippy::disallowed_methods, reason = "a figure for the user; no decision rests on it")]
+    #[expect(clippy::disallowed_methods, reason = "printed for the user; no decision depends on it")]
     pub(crate) fn start() -> Watch {
         Watch(Instant::now())
     }
@@ -145,13 +147,14 @@ impl Watch {
     }
 }
 
-/// Bytes that this process has had written to devices so far, as the kernel counts them; none where it does not.
+/// Returns the bytes that this process has written to devices, as counted by the kernel; `None` if
+/// the kernel does not count them.
 pub(crate) fn written() -> Option<u64> {
     let io = std::fs::read_to_string("/proc/self/io").ok()?;
     io.lines().find_map(|line| line.strip_prefix("write_bytes: ")?.parse().ok())
 }
 
-/// A duration for people.
+/// Formats a duration.
 pub(crate) fn time(took: Duration) -> String {
     let seconds = took.as_secs_f64();
     match seconds {

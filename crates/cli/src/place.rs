@@ -1,4 +1,4 @@
-//! # Places: from arguments to an open database or keyspace
+//! # Places: open databases and keyspaces from arguments
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -12,7 +12,7 @@ use crate::notation;
 use crate::output::{self, Watch};
 
 impl Place {
-    /// How it is opened, as the arguments say.
+    /// Returns a builder with the options of the arguments.
     pub(crate) fn builder(&self) -> Builder {
         let builder = Database::builder().memory(self.memory).wait(self.wait.time);
         self.open_files.into_iter().fold(builder, Builder::open_files)
@@ -22,17 +22,19 @@ impl Place {
         self.builder().create(false).read_only(true)
     }
 
-    /// The process that has it open; or it is opened for writing, if it is there.
+    /// Connects to the process that has the database open. If there is none, opens the database for
+    /// writing; it must exist.
     pub(crate) fn reach(&self) -> Result<Reached> {
         Ok(self.builder().create(false).reach(&self.database)?)
     }
 
-    /// The process that has it open; or it is opened for reading.
+    /// Connects to the process that has the database open. If there is none, opens the database for
+    /// reading.
     pub(crate) fn reach_to_read(&self) -> Result<Reached> {
         Ok(self.reader().reach(&self.database)?)
     }
 
-    /// Its figures, as whoever has it open sees them, if anybody has.
+    /// Returns the statistics, from the process that has the database open if there is one.
     pub(crate) fn overview(&self) -> Result<Overview> {
         match self.reach_to_read()? {
             Reached::Owner(mut owner) => Ok(owner.overview()?),
@@ -40,24 +42,25 @@ impl Place {
         }
     }
 
-    /// Opens it for reading, beside whoever has it open: creates and changes nothing.
+    /// Opens the database for reading, also while another process has it open. Creates and changes
+    /// nothing.
     pub(crate) fn read(&self) -> Result<Database> {
         Ok(self.reader().open(&self.database)?)
     }
 
-    /// Opens it for writing if it is there.
+    /// Opens the database for writing. It must exist.
     pub(crate) fn write(&self) -> Result<Database> {
         Ok(self.builder().create(false).open(&self.database)?)
     }
 
-    /// Opens it for writing, or creates it.
+    /// Opens the database for writing; creates it if it does not exist.
     pub(crate) fn create(&self, modes: &Modes) -> Result<Database> {
         Ok(modes.on(self.builder()).open(&self.database)?)
     }
 }
 
 impl Modes {
-    /// For a database that may be created.
+    /// Sets the mode on a builder that may create a database.
     pub(crate) fn on(&self, builder: Builder) -> Builder {
         match self.mode {
             Some(permissions) => builder.permissions(permissions),
@@ -67,8 +70,8 @@ impl Modes {
 }
 
 impl Wait {
-    /// Runs a verb that reads, and again if the database was closed by its owner in the midst, as long as nothing was printed and the time
-    /// is not up.
+    /// Runs a verb that reads. Runs it again if the owner closed the database during it, as long as
+    /// nothing was printed and the time is not over.
     pub(crate) fn repeat(&self, verb: impl Fn() -> Result) -> Result {
         let watch = Watch::start();
         loop {
@@ -82,21 +85,22 @@ impl Wait {
 }
 
 impl Target {
-    /// Opens database and keyspace for reading.
+    /// Opens the database and the keyspace for reading.
     pub(crate) fn read(&self) -> Result<(Database, Keyspace)> {
         let db = self.place.read()?;
         let keyspace = self.existing(&db)?;
         Ok((db, keyspace))
     }
 
-    /// Opens database and keyspace for writing; both must be there.
+    /// Opens the database and the keyspace for writing. Both must exist.
     pub(crate) fn write(&self) -> Result<(Database, Keyspace)> {
         let db = self.place.write()?;
         let keyspace = self.existing(&db)?;
         Ok((db, keyspace))
     }
 
-    /// The process that has the database open; or both are opened for writing, and must be there.
+    /// Connects to the process that has the database open. If there is none, opens the database and
+    /// the keyspace for writing; both must exist.
     pub(crate) fn reach(&self) -> Result<(Reached, Option<Keyspace>)> {
         let reached = self.place.reach()?;
         let keyspace = match &reached {
@@ -106,7 +110,7 @@ impl Target {
         Ok((reached, keyspace))
     }
 
-    /// Opens database and keyspace for writing and creates what is missing.
+    /// Opens the database and the keyspace for writing; creates them if they do not exist.
     pub(crate) fn create(&self, creation: &Creation) -> Result<(Database, Keyspace)> {
         let db = self.place.create(&creation.modes)?;
         let keyspace = db.keyspace(&self.keyspace, creation.chosen.of(creation.engine.as_deref()))?;
@@ -120,28 +124,28 @@ impl Target {
 }
 
 impl Chosen {
-    /// What is asked for of a keyspace, with an engine.
+    /// Returns keyspace options with an engine and the options of the arguments.
     pub(crate) fn of(&self, engine: Option<&str>) -> KeyspaceOptions {
         let asked = engine.map_or_else(KeyspaceOptions::default, KeyspaceOptions::from);
         self.options.iter().fold(asked, |asked, (name, value)| asked.option(name, *value))
     }
 }
 
-/// The first line of a file that holds a token.
+/// Returns the first line of a token file.
 pub(crate) fn token_of(file: Option<&Path>) -> Result<Option<String>> {
     let Some(path) = file else { return Ok(None) };
     let text = std::fs::read_to_string(path).map_err(Failure::stream("read", path))?;
     match text.lines().next().map(str::trim) {
         Some(token) if !token.is_empty() => Ok(Some(token.to_owned())),
-        _ => Err(Failure::Usage(format!("{} has no token in its first line", path.display()))),
+        _ => Err(Failure::Usage(format!("the first line of {} must contain a token", path.display()))),
     }
 }
 
-/// The bytes of an argument: as they are, or of its hexadecimal digits.
+/// Returns the bytes of an argument, taken literally or decoded from hexadecimal digits.
 pub(crate) fn bytes_of(argument: &OsStr, hex: bool) -> Result<Vec<u8>> {
     let bytes = argument.as_bytes();
     if !hex {
         return Ok(bytes.to_vec());
     }
-    notation::unhex(bytes).map_err(|why| Failure::Usage(format!("{argument:?} with --hex: {why}")))
+    notation::unhex(bytes).map_err(|why| Failure::Usage(format!("argument {argument:?} with --hex: {why}")))
 }

@@ -1,13 +1,13 @@
 //! # Standard streams: stdin and stdout, unless they were closed
 //!
-//! A shell closes a stream with `<&-` or `>&-`. The runtime of Rust opens /dev/null in its place
-//! before `main`, and takes a stream of the wrong direction for one. A command that cannot read
-//! its input, or cannot say its answer, must fail, so this module looks before the runtime does.
+//! A shell closes a stream with `<&-` or `>&-`. Before `main` the runtime of Rust opens /dev/null
+//! for a closed stream, and it accepts a stream of the wrong direction. A command that cannot read
+//! its input or write its output must fail, so this module checks the streams before the runtime.
 //!
 //! ## Invariants
 //!
-//! 1. [`input`] is an error, and [`Stdout`] answers each write with an error, if the descriptor
-//!    was closed, or open in the other direction, when the process began.
+//! 1. [`input`] returns an error, and each write to [`Stdout`] fails, if the descriptor was
+//!    closed, or open in the other direction, when the process began.
 //!
 //! ## Limits
 //!
@@ -20,12 +20,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::failure::{Failure, Result};
 
-/// Descriptor 0 could not be read when the process began.
+/// Set if descriptor 0 could not be read when the process began.
 static NO_INPUT: AtomicBool = AtomicBool::new(false);
-/// Descriptor 1 could not be written when the process began.
+/// Set if descriptor 1 could not be written when the process began.
 static NO_OUTPUT: AtomicBool = AtomicBool::new(false);
 
-/// Notes which streams are unusable. Runs before `main` and before the runtime of Rust.
+/// Records which streams are unusable. Runs before `main` and before the runtime of Rust.
 extern "C" fn look() {
     NO_INPUT.store(!is_open_for(libc::STDIN_FILENO, libc::O_RDONLY), Ordering::Relaxed);
     NO_OUTPUT.store(!is_open_for(libc::STDOUT_FILENO, libc::O_WRONLY), Ordering::Relaxed);
@@ -33,7 +33,7 @@ extern "C" fn look() {
 
 fn is_open_for(descriptor: libc::c_int, way: libc::c_int) -> bool {
     // SAFETY:
-    // - F_GETFL takes no pointer and changes nothing; a closed descriptor is answered with -1.
+    // - F_GETFL takes no pointer and changes nothing; it returns -1 for a closed descriptor.
     // - libc is initialised: functions in .init_array run after it.
     let flags = unsafe { libc::fcntl(descriptor, libc::F_GETFL) };
     flags != -1 && [way, libc::O_RDWR].contains(&(flags & libc::O_ACCMODE))
@@ -47,21 +47,21 @@ fn is_open_for(descriptor: libc::c_int, way: libc::c_int) -> bool {
 #[unsafe(link_section = ".init_array")]
 static LOOK: extern "C" fn() = look;
 
-/// Stdin, without a buffer of its own.
+/// Returns stdin, unbuffered.
 ///
 /// # Errors
 ///
 /// Fails if stdin was closed when the process began.
 pub(crate) fn input() -> Result<File> {
     if NO_INPUT.load(Ordering::Relaxed) {
-        let source = io::Error::other("it is closed");
+        let source = io::Error::other("stdin is closed");
         return Err(Failure::Stream { op: "read", path: "stdin".into(), source });
     }
     let own = io::stdin().as_fd().try_clone_to_owned();
     Ok(own.map_err(Failure::stream("read", "stdin"))?.into())
 }
 
-/// Stdout; none if it was closed when the process began.
+/// Stdout; `None` if it was closed when the process began.
 pub(crate) struct Stdout(Option<StdoutLock<'static>>);
 
 impl Stdout {
@@ -70,7 +70,7 @@ impl Stdout {
     }
 
     fn open(&mut self) -> io::Result<&mut StdoutLock<'static>> {
-        self.0.as_mut().ok_or_else(|| io::Error::other("it is closed"))
+        self.0.as_mut().ok_or_else(|| io::Error::other("stdout is closed"))
     }
 }
 

@@ -1,6 +1,6 @@
-//! # Usage: what a keyspace is used for, for people and programs
+//! # Usage: workload statistics of a keyspace, as text and as JSON
 //!
-//! The figures of `sheaf::LoadStats`, under the names the field uses. `stats` and `advise` show them.
+//! Formats `sheaf::LoadStats` with the usual names of the field. `stats` and `advise` print them.
 
 use serde_json::{Value as Json, json};
 use sheaf::{Latency, LoadStats, Spread};
@@ -8,7 +8,7 @@ use sheaf::{Latency, LoadStats, Spread};
 use crate::notation::{count, many, size};
 use crate::output::time;
 
-/// All of it.
+/// Returns all workload statistics as JSON.
 pub(crate) fn as_json(load: &LoadStats) -> Json {
     json!({
         "samples": load.samples,
@@ -71,7 +71,7 @@ fn latency(latency: &Latency) -> Json {
     })
 }
 
-/// A few lines of it; none if nothing was seen.
+/// Returns a few lines of text; none if no operation was recorded.
 pub(crate) fn lines(load: &LoadStats) -> Vec<String> {
     if load.samples == 0 {
         return Vec::new();
@@ -92,7 +92,11 @@ pub(crate) fn lines(load: &LoadStats) -> Vec<String> {
         ));
     }
     if let Some(skew) = load.skew {
-        shape.push(format!("Zipf {:.2}: {:.0} % go to the hottest 1 %", skew.zipf, skew.hottest[1] * 100.0));
+        shape.push(format!(
+            "Zipf {:.2}: {:.0} % of accesses to the hottest 1 % of keys",
+            skew.zipf,
+            skew.hottest[1] * 100.0
+        ));
     }
     if !shape.is_empty() {
         lines.push(shape.join(", "));
@@ -105,21 +109,25 @@ pub(crate) fn lines(load: &LoadStats) -> Vec<String> {
         ("batches", &load.batching),
         ("seeks", &load.seeking),
     ];
-    let shown = |(what, latency): &(&str, &Latency)| {
-        format!("{what} {} (p99 {})", short(latency.p50), short(latency.p99))
+    let shown = |(operation, latency): &(&str, &Latency)| {
+        format!("{operation} {} (p99 {})", short(latency.p50), short(latency.p99))
     };
     let timed: Vec<String> = timed.iter().filter(|(_, l)| l.samples > 0).map(shown).collect();
     if !timed.is_empty() {
         lines.push(timed.join(", "));
     }
     if load.stalls > 0 {
-        let (stalls, longest) = (many(load.stalls, "stall"), time(load.longest_stall));
-        lines.push(format!("{stalls} of writers, {} in all, the longest {longest}", time(load.stalled)));
+        let longest = time(load.longest_stall);
+        lines.push(format!(
+            "writers stalled {}, {} in total, at most {longest}",
+            many(load.stalls, "time"),
+            time(load.stalled)
+        ));
     }
     lines
 }
 
-/// A time that may be below a microsecond.
+/// Formats a time that may be below a microsecond.
 pub(crate) fn short(took: std::time::Duration) -> String {
     let us = took.as_secs_f64() * 1e6;
     if us < 10.0 { format!("{us:.1} µs") } else { time(took) }
@@ -138,11 +146,11 @@ fn bytes(spread: &Spread) -> String {
     format!("{} (p99 {})", size(mean), size(spread.p99))
 }
 
-/// Shares of the kinds of operations, the largest first.
+/// Returns the shares of the kinds of operations, the largest first.
 pub(crate) fn mix(load: &LoadStats) -> String {
     let mut kinds = [
         (load.gets_found, "gets"),
-        (load.gets_missing, "gets of nothing"),
+        (load.gets_missing, "gets of missing keys"),
         (load.contains, "contains"),
         (load.inserts + load.batch_inserts, "inserts"),
         (load.removes + load.batch_removes, "removals"),

@@ -834,7 +834,8 @@ impl Client {
     /// Returns true if there is a reason not to sleep: a reply, or room in the ring of `worker`.
     fn is_awake(&mut self, worker: Option<usize>) -> bool {
         let room = worker.is_some_and(|worker| {
-            self.requests[worker].has_room_for_any(&self.inbox).unwrap_or(true) // the push reports the error
+            // The push reports the error.
+            self.requests[worker].has_room_for_any(&self.inbox).unwrap_or(true)
         });
         room || self.replies.iter().any(|replies| replies.ring.has_any(&self.inbox))
     }
@@ -869,7 +870,8 @@ impl Client {
             return Ok(());
         }
         let mut count_of_rings = [0; 8];
-        let _ = rustix::io::read(bell, &mut count_of_rings); // does not block; there may be nothing to read
+        // Does not block; there may be nothing to read.
+        let _ = rustix::io::read(bell, &mut count_of_rings);
         if count == 0 { Err(Error::TimedOut) } else { Ok(()) }
     }
 

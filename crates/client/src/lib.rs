@@ -5,8 +5,7 @@
 //!
 //! ```
 //! # mod served { include!("../doc/served.rs"); }
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let (served, _) = served::start()?;
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> { let (served, _) = served::start()?;
 //! # let address = served.address.clone(); // or "/run/user/1000/my.sock".parse()?
 //! use sheaf_client::{Client, Options};
 //!
@@ -20,8 +19,7 @@
 //! let second = client.submit(&users.get(b"ada"))?;
 //! client.wait(second)?;
 //! client.wait(first)?;
-//! # Ok(())
-//! # }
+//! # Ok(()) }
 //! ```
 //!
 //! ## Guarantees

@@ -1,7 +1,7 @@
-//! # Crash: a writer is killed, and everything it was told is safe is there
+//! # Crash: kills a writer, then checks the acknowledged commits
 //!
-//! What this can show: that an acknowledged commit survives SIGKILL, and that no batch is there by
-//! half. What it cannot: a power cut. The tests do that, on a simulated disk.
+//! Demonstrates that an acknowledged commit survives SIGKILL and that batches are atomic. It cannot
+//! demonstrate a power cut. The tests do that, on a simulated disk.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -16,11 +16,12 @@ use crate::failure::{Failure, Result};
 use crate::notation::{count, size};
 use crate::output::Watch;
 
-/// The writer is killed when it has acknowledged so many batches ...
+/// Number of acknowledged batches before the writer is killed ...
 const LEAST: u64 = 200;
-/// ... and has run for so long.
+/// ... and the time that it must have run.
 const RUN: Duration = Duration::from_millis(400);
-/// A batch that was not acknowledged may be there, whole: so many numbers beyond are looked at.
+/// Number of batches after the last acknowledged one that are checked: unacknowledged batches may
+/// exist, but must be complete.
 const BEYOND: u64 = 8;
 
 pub(crate) fn show(page: &mut Page, database: &Path) -> Result {
@@ -35,8 +36,8 @@ pub(crate) fn show(page: &mut Page, database: &Path) -> Result {
     let db = Database::builder().create(false).open(database)?;
     let opening = db.stats().opening;
     let cut = match opening.bytes_cut {
-        0 => "no commit was cut off in the middle".to_owned(),
-        bytes => format!("{} of an unfinished commit left out", size(bytes)),
+        0 => "no commit was incomplete".to_owned(),
+        bytes => format!("{} of an incomplete commit ignored", size(bytes)),
     };
     page.line(&format!("{} records replayed; {cut}", count(opening.records_replayed)), Some(opening.took))?;
     check(page, &db, acknowledged)?;
@@ -51,7 +52,7 @@ pub(crate) fn show(page: &mut Page, database: &Path) -> Result {
     Ok(db.close()?)
 }
 
-/// Starts a writer, kills it in mid-write, and returns the last number it had acknowledged.
+/// Starts a writer, kills it while it writes, and returns the last number that it acknowledged.
 fn kill_a_writer(page: &mut Page, database: &Path) -> Result<u64> {
     let failed = |op| Failure::stream(op, "the writer");
     let program = std::env::current_exe().map_err(failed("find"))?;
@@ -72,19 +73,19 @@ fn kill_a_writer(page: &mut Page, database: &Path) -> Result<u64> {
     }
     child.0.kill().map_err(failed("kill"))?;
     child.0.wait().map_err(failed("wait for"))?;
-    // What it had said before it died is still in the pipe.
+    // Numbers that it printed before it was killed are still in the pipe.
     while let Some(number) = numbers.next()? {
         last = number;
     }
     Ok(last)
 }
 
-/// A second owner is turned away while the first one lives.
+/// Checks that a second owner is refused while the first one runs.
 fn refused(page: &mut Page, database: &Path, owner: u32) -> Result {
     let second = Database::builder().create(false).open(database).err();
     let refused = matches!(second, Some(Error::Locked { pid, .. }) if pid.is_none_or(|pid| pid == owner));
     page.line(&format!("process {owner} writes batches of {} pairs over two keyspaces", ROWS * 2), None)?;
-    page.verdict(refused, "one owner", "meanwhile a second open is refused")
+    page.verdict(refused, "one owner", "at the same time a second open is refused")
 }
 
 fn check(page: &mut Page, db: &Database, acknowledged: u64) -> Result {
@@ -98,21 +99,21 @@ fn check(page: &mut Page, db: &Database, acknowledged: u64) -> Result {
         lost += u64::from(rows_of(&sides, number)? != whole);
     }
     let found =
-        format!("{} of {} acknowledged batches are there", count(acknowledged - lost), count(acknowledged));
+        format!("{} of {} acknowledged batches are present", count(acknowledged - lost), count(acknowledged));
     page.verdict(lost == 0, "durability", &found)?;
 
     let beyond = (1..=BEYOND).map(|i| rows_of(&sides, acknowledged + i)).collect::<Result<Vec<_>>>()?;
     let halves = beyond.iter().filter(|rows| **rows != 0 && **rows != whole).count();
     let wholes = beyond.iter().filter(|rows| **rows == whole).count();
     let found = match wholes {
-        0 => "no unacknowledged batch is there, nor half of one".to_owned(),
-        _ => format!("{wholes} more whole, written but not acknowledged yet; none by half"),
+        0 => "no unacknowledged batch is present, complete or partial".to_owned(),
+        _ => format!("{wholes} unacknowledged batches are present and complete; none is partial"),
     };
     let in_order = beyond.iter().skip_while(|rows| **rows == whole).all(|rows| *rows == 0);
     page.verdict(halves == 0 && in_order, "atomic batches", &found)
 }
 
-/// Never outlives the demo, whatever becomes of it.
+/// Writer process. Dropping it kills the process.
 struct Writer(Child);
 
 impl Drop for Writer {
@@ -122,7 +123,7 @@ impl Drop for Writer {
     }
 }
 
-/// The numbers a writer says. A last line without its end was cut off by the kill and does not count.
+/// Numbers that the writer prints. A last line without LF was cut off by the kill and is ignored.
 struct Numbers(BufReader<ChildStdout>);
 
 impl Numbers {

@@ -1,4 +1,4 @@
-//! # Library: texts in a database, and questions to it
+//! # Library: texts in a database, and queries
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,9 +11,9 @@ use crate::failure::Result;
 use crate::notation::{count, escape, size};
 use crate::output::{Watch, time};
 
-/// Random reads that are timed.
+/// Number of random reads.
 const READS: usize = 50_000;
-/// Words of one commit.
+/// Number of words in a commit.
 const WORDS: usize = 1000;
 
 pub(crate) struct Library {
@@ -41,7 +41,7 @@ impl Library {
         let bytes: usize = texts.iter().flat_map(|text| &text.lines).map(Vec::len).sum();
         let (files, lines) = (count(texts.len() as u64), count(line_count as u64));
         page.line(
-            &format!("{lines} lines ({}) of {files} files, a commit each", size(bytes as u64)),
+            &format!("{lines} lines ({}) of {files} files, one commit per file", size(bytes as u64)),
             Some(took),
         )?;
 
@@ -49,11 +49,11 @@ impl Library {
         let watch = Watch::start();
         library.load_index(&index)?;
         let took = watch.elapsed();
-        page.line(&format!("{} words and where they stand", count(index.len() as u64)), Some(took))?;
+        page.line(&format!("{} words with their positions", count(index.len() as u64)), Some(took))?;
         Ok(library)
     }
 
-    /// A file is there with all its lines or not at all.
+    /// Loads a file with all its lines in one commit.
     fn load_text(&self, text: &Text) -> Result {
         let mut batch = self.db.batch();
         batch.insert(&self.files, &text.name, text.lines.len().to_string());
@@ -75,7 +75,7 @@ impl Library {
         Ok(())
     }
 
-    /// Point reads, by line and by word, and a scan of everything.
+    /// Reads by line and by word, and scans all lines.
     pub(crate) fn query(&self, page: &mut Page, texts: &[Text]) -> Result {
         page.step("query")?;
         let text = longest(texts);
@@ -85,14 +85,14 @@ impl Library {
         let took = watch.elapsed();
         page.line(&format!("get lines {key} = {}", shown(line.as_deref().unwrap_or_default())), Some(took))?;
         let as_loaded = line.as_deref() == text.lines.first().map(Vec::as_slice);
-        page.verdict(as_loaded, "honest reads", "it is the line that was loaded")?;
+        page.verdict(as_loaded, "correct reads", "the value is the line that was loaded")?;
 
         let word = ["snapshot", "durable", "the"].into_iter().find(|word| self.has_word(word)).unwrap_or("a");
         let watch = Watch::start();
         let places = self.words.get(word)?.unwrap_or_else(|| sheaf::Value::new(b""));
         let took = watch.elapsed();
         let number = places.split(|byte| *byte == b'\n').filter(|place| !place.is_empty()).count();
-        page.line(&format!("get words {word} = {} places", count(number as u64)), Some(took))?;
+        page.line(&format!("get words {word} = {} positions", count(number as u64)), Some(took))?;
         self.read_at_random(page, texts)?;
 
         let watch = Watch::start();
@@ -111,7 +111,7 @@ impl Library {
     fn read_at_random(&self, page: &mut Page, texts: &[Text]) -> Result {
         let keys: Vec<String> =
             texts.iter().flat_map(|text| (1..=text.lines.len()).map(|number| place(text, number))).collect();
-        // Steps of a golden section visit the keys in an order that no cache expects.
+        // Steps of the golden ratio visit the keys in an order that no cache can predict.
         let order: Vec<usize> =
             (0..READS).map(|i| i.wrapping_mul(0x9E37_79B9_7F4A_7C15) % keys.len()).collect();
         let watch = Watch::start();
@@ -124,10 +124,10 @@ impl Library {
         let took = watch.elapsed();
         let each = took / u32::try_from(READS).unwrap_or(u32::MAX);
         page.line(&format!("{} random gets, {} each", count(READS as u64), fine(each)), Some(took))?;
-        page.verdict(found == READS, "honest reads", "every one of them found its line")
+        page.verdict(found == READS, "correct reads", "every get found its line")
     }
 
-    /// Appends a line to the longest file while a snapshot looks at it.
+    /// Appends a line to the longest file while a snapshot exists.
     pub(crate) fn batch_beside_snapshot(&self, page: &mut Page, texts: &[Text]) -> Result {
         page.step("batch")?;
         let text = longest(texts);
@@ -141,17 +141,17 @@ impl Library {
         batch.insert(&self.files, &text.name, &new).insert(&self.lines, &added, "one more line");
         batch.commit()?;
         let took = watch.elapsed();
-        let what = format!("one commit: line {new} into `lines`, its count {old} -> {new} into `files`");
+        let what = format!("one commit: line {new} in `lines`, the line count {old} -> {new} in `files`");
         page.line(&what, Some(took))?;
 
         let (then_files, then_lines) = (snapshot.keyspace("files")?, snapshot.keyspace("lines")?);
         let is_now = self.files.get(&text.name)?.as_deref() == Some(new.as_bytes());
         let both = is_now && self.lines.contains_key(&added)?;
-        page.verdict(both, "atomic batches", "the database shows both")?;
+        page.verdict(both, "atomic batches", "the database contains both changes")?;
         let is_then = then_files.get(&text.name)?.as_deref() == Some(old.as_bytes());
         let neither = is_then && !then_lines.contains_key(&added)?;
         page.step("snapshot")?;
-        page.verdict(neither, "snapshots", "a snapshot taken before still shows neither")
+        page.verdict(neither, "snapshots", "a snapshot taken before contains neither change")
     }
 
     pub(crate) fn close(self) -> Result {
@@ -159,7 +159,7 @@ impl Library {
     }
 }
 
-/// The key of a line.
+/// Returns the key of a line.
 fn place(text: &Text, number: usize) -> String {
     format!("{}:{number}", text.name)
 }
@@ -168,7 +168,7 @@ fn longest(texts: &[Text]) -> &Text {
     texts.iter().max_by_key(|text| text.lines.len()).expect("texts::gather gives at least one")
 }
 
-/// Each word and the places where it stands.
+/// Returns each word with the keys of the lines that contain it.
 fn index(texts: &[Text]) -> BTreeMap<String, Vec<String>> {
     let mut index: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for text in texts {
@@ -188,7 +188,7 @@ fn index(texts: &[Text]) -> BTreeMap<String, Vec<String>> {
     index
 }
 
-/// The beginning of a line, fit for a terminal.
+/// Returns the beginning of a line, escaped for a terminal.
 fn shown(line: &[u8]) -> String {
     let mut text = String::new();
     escape(line, &mut text);
@@ -198,7 +198,7 @@ fn shown(line: &[u8]) -> String {
     }
 }
 
-/// Like [`time`], with a digit behind the point for what takes a microsecond or so.
+/// Like [`time`], with two decimal places below ten microseconds.
 fn fine(took: std::time::Duration) -> String {
     match took.as_nanos() {
         nanos @ 0..10_000 => format!("{}.{:02} µs", nanos / 1000, nanos % 1000 / 10),

@@ -1,14 +1,14 @@
-//! # Demo: a tour that proves itself
+//! # Demo: a tour that checks its own claims
 //!
-//! The first thing a newcomer runs. It loads texts, queries them, commits a batch over two keyspaces
-//! beside a snapshot, kills a writer in mid-write, reopens, checks every promise it shows, and says
-//! how long each took. A promise that does not hold is printed as such, and the exit code is 4.
+//! Meant as the first command of a new user. It loads texts, queries them, commits a batch over two
+//! keyspaces during a snapshot, kills a writer, reopens the database, checks every guarantee that
+//! it shows, and prints times. A broken guarantee is printed, and the exit code is 4.
 //!
 //! ```text
 //!   files   path        -> number of lines
 //!   lines   path:line   -> text                  a file's lines and its entry are one commit
 //!   words   word        -> places, one a line
-//!   left, right                                  what the killed writer writes (writer.rs)
+//!   left, right                                  rows of the killed writer (writer.rs)
 //! ```
 
 mod crash;
@@ -30,9 +30,9 @@ use crate::failure::{Failure, Result};
 /// Arguments of `demo`.
 #[derive(Debug, Args)]
 pub(crate) struct Demo {
-    /// A text to load in place of the sources
+    /// Text file to load instead of the sources
     pub(crate) file: Option<PathBuf>,
-    /// Work here, and leave the databases there to look at; the directory must be new or empty
+    /// Directory to work in, new or empty; the databases stay there
     #[arg(long)]
     pub(crate) dir: Option<PathBuf>,
 }
@@ -47,7 +47,7 @@ pub(crate) fn run(args: &Demo) -> Result {
     page.end(args.dir.as_deref())
 }
 
-/// Everything that one process shows.
+/// Runs the steps that need one process only.
 fn tour(page: &mut Page, database: &Path, texts: &[Text]) -> Result {
     let library = Library::load(page, database, texts)?;
     library.query(page, texts)?;
@@ -55,7 +55,7 @@ fn tour(page: &mut Page, database: &Path, texts: &[Text]) -> Result {
     library.close()
 }
 
-/// Where the demo works. A temporary directory goes with it.
+/// Directory of the demo. A temporary directory is removed on drop.
 struct Ground {
     database: PathBuf,
     _temporary: Option<TempDir>,
@@ -77,7 +77,7 @@ impl Ground {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "a look before there is a database")]
+#[expect(clippy::disallowed_methods, reason = "a check before there is a database")]
 fn is_new_or_empty(dir: &Path) -> bool {
     match std::fs::read_dir(dir) {
         Ok(mut entries) => entries.next().is_none(),

@@ -1,4 +1,4 @@
-//! # Page: how the demo looks
+//! # Page: output of the demo
 
 use std::io::Write;
 use std::path::Path;
@@ -19,7 +19,7 @@ const WIDTH: usize = 96;
 pub(crate) struct Page {
     out: AutoStream<std::io::Stdout>,
     watch: Watch,
-    /// The step that has no line yet.
+    /// Name of a step that has no line yet.
     step: &'static str,
     broken: Vec<&'static str>,
 }
@@ -36,18 +36,18 @@ impl Page {
         Ok(())
     }
 
-    /// A new step; its name stands in the margin of its first line.
+    /// Starts a step. Its name appears in the margin of its first line.
     pub(crate) fn step(&mut self, name: &'static str) -> Result {
         self.step = name;
         Ok(writeln!(self.out)?)
     }
 
-    /// A line of a step, and how long what it says took.
+    /// Prints a line of a step, with the time that it took.
     pub(crate) fn line(&mut self, text: &str, took: Option<Duration>) -> Result {
         self.mark(HINT, " ", text, took)
     }
 
-    /// A promise and whether it held.
+    /// Prints a guarantee and whether it held.
     pub(crate) fn verdict(&mut self, holds: bool, promise: &'static str, found: &str) -> Result {
         if holds {
             return self.mark(GOOD, "✓", found, None);
@@ -66,20 +66,20 @@ impl Page {
         Ok(writeln!(self.out)?)
     }
 
-    /// The last word: the total time, or the promises that did not hold.
+    /// Prints the total time, or fails with the guarantees that did not hold.
     pub(crate) fn end(mut self, left_in: Option<&Path>) -> Result {
         let took = time(self.watch.elapsed());
         if !self.broken.is_empty() {
             return Err(Failure::Refused(format!(
-                "the demo found broken promises: {}",
+                "the demo found broken guarantees: {}",
                 self.broken.join(", ")
             )));
         }
         let place = match left_in {
-            Some(dir) => format!("`sheaf stats {}` shows what is left", dir.display()),
-            None => "the directory is gone again".to_owned(),
+            Some(dir) => format!("`sheaf stats {}` shows the database", dir.display()),
+            None => "the temporary directory was removed".to_owned(),
         };
-        writeln!(self.out, "\n{GOOD}Every promise held.{GOOD:#} {took} in all; {place}.")?;
+        writeln!(self.out, "\n{GOOD}All guarantees held.{GOOD:#} {took} in total; {place}.")?;
         let put = "sheaf put my.db ada lovelace && sheaf get my.db ada";
         Ok(writeln!(self.out, "{HINT}Next:{HINT:#} {put}   {HINT}(target/release/sheaf){HINT:#}")?)
     }

@@ -1,7 +1,7 @@
-//! # Texts: what the demo loads
+//! # Texts: input of the demo
 //!
-//! A file given; or the sources of the checkout around the current directory; or, away from any
-//! checkout, a few of this program's own sources, which are in the program.
+//! The input is a file on the command line, or else the sources of the checkout around the current
+//! directory, or else a few sources of this program, which are compiled into it.
 
 use std::fs;
 use std::io;
@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 
 use crate::failure::{Failure, Result};
 
-/// No more than this is read: the demo ends within seconds.
+/// Most bytes that are read, so that the demo ends within seconds.
 const MOST_BYTES: usize = 32 << 20;
 
-/// A name and its lines.
+/// Name and lines of a text.
 pub(crate) struct Text {
     pub(crate) name: String,
     pub(crate) lines: Vec<Vec<u8>>,
@@ -28,7 +28,7 @@ impl Text {
     }
 }
 
-/// What the texts are, in words, and the texts: at least one, with at least one line.
+/// Returns a description of the texts, and the texts: at least one, with at least one line.
 #[expect(clippy::disallowed_methods, reason = "the user's file, not the database's")]
 pub(crate) fn gather(file: Option<&Path>) -> Result<(String, Vec<Text>)> {
     if let Some(file) = file {
@@ -41,12 +41,12 @@ pub(crate) fn gather(file: Option<&Path>) -> Result<(String, Vec<Text>)> {
         && let Ok(texts) = sources_of(&root)
         && !texts.is_empty()
     {
-        return Ok(("the source lines of this checkout".to_owned(), texts));
+        return Ok(("the source files of this checkout".to_owned(), texts));
     }
-    Ok(("a few of its own source lines".to_owned(), own()))
+    Ok(("a few source files of this program".to_owned(), own()))
 }
 
-/// The checkout that the current directory is in.
+/// Returns the checkout around the current directory.
 fn checkout() -> Option<PathBuf> {
     let here = std::env::current_dir().ok()?;
     here.ancestors().find(|dir| dir.join("crates/sheaf/src/lib.rs").is_file()).map(Path::to_path_buf)
@@ -71,7 +71,7 @@ fn sources_of(root: &Path) -> io::Result<Vec<Text>> {
     Ok(texts)
 }
 
-/// Rust and Markdown under `dir`, without what is hidden or built. Links are not followed.
+/// Finds Rust and Markdown files in `dir`, except hidden and built ones. Does not follow links.
 #[expect(clippy::disallowed_methods, reason = "the checkout's sources, not the database's files")]
 fn walk(dir: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn away_from_a_checkout_there_is_still_a_text() {
+    fn there_is_a_text_without_a_checkout() {
         assert!(own().iter().all(|text| text.lines.len() > 10));
     }
 

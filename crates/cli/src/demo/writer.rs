@@ -1,8 +1,8 @@
-//! # Writer: the process that is killed, and what it must have left
+//! # Writer: the process that is killed, and the check of its rows
 //!
-//! Commits batch after batch over two keyspaces and tells each number, once acknowledged, on stdout.
-//! Batch `n` is [`ROWS`] rows in `left` and as many in `right`; what a row holds follows from its
-//! number, so that whoever comes later can tell a whole batch from a half one.
+//! Commits batch after batch over two keyspaces and prints the number of each acknowledged batch on
+//! stdout. Batch `n` has [`ROWS`] rows in `left` and as many in `right`. The content of a row
+//! follows from its number, so that a check can tell a complete batch from a partial one.
 
 use std::io::Write;
 use std::path::Path;
@@ -14,13 +14,13 @@ use crate::streams::Stdout;
 
 /// Rows of a batch in each of the two keyspaces.
 pub(crate) const ROWS: u64 = 32;
-/// The writer stops by itself after so many batches, should nobody kill it.
+/// Number of batches after which the writer ends if it is not killed.
 const MOST: u64 = 2_000_000;
 
-/// The two keyspaces.
+/// Names of the two keyspaces.
 pub(crate) const SIDES: [&str; 2] = ["left", "right"];
 
-/// Writes until it is killed, or until nobody listens any more.
+/// Writes until it is killed, or until the reader closes stdout.
 pub(crate) fn run(database: &Path) -> Result {
     let db = Database::builder().create(false).open(database)?;
     let sides = sides(&db)?;
@@ -33,17 +33,17 @@ pub(crate) fn run(database: &Path) -> Result {
             }
         }
         batch.commit()?;
-        writeln!(out, "{number}")?; // a line-buffered stream: one write a number
+        writeln!(out, "{number}")?; // the stream is line-buffered: one write per number
     }
     Ok(())
 }
 
-/// `left` and `right`, created if need be.
+/// Returns `left` and `right`; creates them if they do not exist.
 fn sides(db: &Database) -> Result<Vec<Keyspace>> {
     SIDES.iter().map(|side| Ok(db.keyspace(side, KeyspaceOptions::default())?)).collect()
 }
 
-/// How much of batch `number` is in `sides`: rows with the right value.
+/// Returns the number of rows of batch `number` in `sides` that have the right value.
 pub(crate) fn rows_of(sides: &[Keyspace], number: u64) -> Result<u64> {
     let mut rows = 0;
     for side in sides {

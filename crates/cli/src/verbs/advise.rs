@@ -1,13 +1,14 @@
-//! # `advise`: which engine suits what a keyspace is used for
+//! # `advise`: recommended engine for the workload of a keyspace
 //!
-//! Reads the sketch of the load that the database keeps (crates/base/src/load), and predicts; with `--replay` also measures: the same mix on
-//! scratch databases of the best candidates, in turns.
+//! Reads the workload statistics that the database records (crates/base/src/load) and predicts
+//! costs. With `--replay` also measures: runs the same mix on scratch databases of the candidates,
+//! in turns.
 //!
 //! ## Replay
 //!
-//! In a directory of its own below `--tmp`, which goes at the end, also when the command is interrupted. The pairs are as many as
-//! the keyspace has, but at most [`MOST_BYTES`] of them on each engine; the budget shrinks with them. It ends early when the databases take more of
-//! the disk than they may.
+//! Works in a new directory in `--tmp` and removes it at the end, also after an interruption. Uses
+//! as many pairs as the keyspace has, but at most [`MOST_BYTES`] for each engine, and scales the
+//! memory budget with them. Ends early if the scratch databases take more disk space than `--disk`.
 
 use std::io::Write;
 use std::num::NonZeroU64;
@@ -34,19 +35,19 @@ use crate::usage::{self, short};
 pub(crate) struct Advise {
     #[command(flatten)]
     pub(crate) place: Place,
-    /// The keyspace (all of them)
+    /// Name of the keyspace [default: all keyspaces]
     #[arg(short, long, value_name = "NAME")]
     pub(crate) keyspace: Option<String>,
-    /// Also measure the load on scratch databases of each engine
+    /// Also measure the workload on a scratch database of each engine
     #[arg(long)]
     pub(crate) replay: bool,
-    /// How long each engine has the load
+    /// Seconds of measurement for each engine
     #[arg(long, value_name = "SECONDS", default_value = "5", requires = "replay")]
     pub(crate) seconds: NonZeroU64,
-    /// Where the scratch databases go (the system's directory for temporary files)
+    /// Directory for the scratch databases [default: the system's directory for temporary files]
     #[arg(long, value_name = "DIR", requires = "replay")]
     pub(crate) tmp: Option<PathBuf>,
-    /// End the replay early when they take more of the disk than this
+    /// End the replay early if the scratch databases take more disk space than this
     #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = parse_size, requires = "replay")]
     pub(crate) disk: u64,
     /// Print JSON
@@ -54,12 +55,12 @@ pub(crate) struct Advise {
     pub(crate) json: bool,
 }
 
-/// Bytes of pairs on each engine, at most.
+/// Most bytes of pairs for each engine.
 const MOST_BYTES: u64 = 128 << 20;
 /// Length of a turn.
 const SLICE: Duration = Duration::from_millis(250);
 
-/// A keyspace, and what is said of it.
+/// Keyspace with its workload statistics and the advice.
 struct Answer {
     info: KeyspaceInfo,
     load: LoadStats,
@@ -100,7 +101,7 @@ fn answer(args: &Advise, keyspace: KeyspaceOverview) -> Answer {
     Answer { info, load, keys, advice, replayed: Vec::new() }
 }
 
-/// Gives the mix to each candidate, in turns.
+/// Runs the mix on each candidate, in turns.
 fn replay(args: &Advise, answer: &mut Answer) -> Result {
     let whole = Mix::of(&answer.load, answer.keys.max(1));
     let mix = whole.clone().within(MOST_BYTES);
@@ -134,12 +135,12 @@ fn replay(args: &Advise, answer: &mut Answer) -> Result {
         subject.close()?;
     }
     drop(scratch);
-    interrupt.check(|| "nothing is left of the replay".to_owned())?;
+    interrupt.check(|| "the scratch databases were removed".to_owned())?;
     answer.replayed.sort_by(|a, b| b.1.per_second().total_cmp(&a.1.per_second()));
     Ok(())
 }
 
-/// Looks between turns whether it is over.
+/// Runs the subjects in turns. Checks between turns whether to stop.
 fn in_turns(
     subjects: &mut [(&'static str, Subject)],
     lasting: Duration,
@@ -161,8 +162,8 @@ fn in_turns(
     Ok(())
 }
 
-/// Bytes of the disk that are taken below a directory. What goes meanwhile is not counted.
-#[expect(clippy::disallowed_methods, reason = "a look at files that are none of an open database's business")]
+/// Returns the disk space that the files in a directory take. Ignores files that disappear.
+#[expect(clippy::disallowed_methods, reason = "sizes of files, without access to their content")]
 fn disk_bytes(dir: &Path) -> u64 {
     let Ok(entries) = std::fs::read_dir(dir) else { return 0 };
     let of = |entry: std::fs::DirEntry| match entry.metadata() {
@@ -189,7 +190,7 @@ fn print(out: &mut impl Write, answer: &Answer) -> Result {
         let measured = replayed.iter().find(|(engine, _)| *engine == candidate.engine);
         let measured = measured.map(|(_, outcome)| measured_as(outcome)).unwrap_or_default();
         let (engine, each) = (candidate.engine, nanoseconds(candidate.ns));
-        writeln!(out, "  {}. {name}{engine:<12}{name:#} about {each} an operation{measured}", rank + 1)?;
+        writeln!(out, "  {}. {name}{engine:<12}{name:#} about {each} per operation{measured}", rank + 1)?;
         for reason in &candidate.reasons {
             writeln!(out, "       {reason}")?;
         }
@@ -198,7 +199,7 @@ fn print(out: &mut impl Write, answer: &Answer) -> Result {
         }
         if rank == 0 {
             let (index, all) = (size(candidate.index), size(candidate.resident));
-            writeln!(out, "       memory: index {index}; {all} would hold all that is in use")?;
+            writeln!(out, "       memory: index {index}; {all} would hold all data in use")?;
         }
     }
     for (engine, why) in &advice.ruled_out {
@@ -207,36 +208,38 @@ fn print(out: &mut impl Write, answer: &Answer) -> Result {
     Ok(())
 }
 
-/// What is advised, in a sentence.
+/// Returns the advice as a sentence.
 fn verdict(answer: &Answer) -> String {
     let (engine, advice) = (answer.info.engine, &answer.advice);
     let Some(best) = advice.best() else {
         let seen = many(answer.load.samples, "operation");
-        return format!("nothing to say yet: {seen} were looked at (one in 64 is)");
+        return format!("no advice yet: only {seen} recorded (one in 64 is recorded)");
     };
     let stays = best.engine == engine;
     let is_as_good = |candidate: &Candidate| candidate.engine == engine && candidate.ns < best.ns * 1.1;
     let sure = match advice.sureness {
-        Sureness::Little => ", though little was seen so far",
+        Sureness::Little => ", but few operations were recorded so far",
         Sureness::Outside => {
-            "; no cost was measured for such a load, so this is a guess: --replay measures it"
+            "; this is a guess, as no costs were measured for such a workload: measure with --replay"
         }
-        Sureness::Close if answer.replayed.is_empty() => "; the first are close: --replay measures them",
+        Sureness::Close if answer.replayed.is_empty() => {
+            "; the best candidates are close: measure with --replay"
+        }
         _ => "",
     };
     match () {
-        () if stays => format!("{engine} suits it{sure}"),
+        () if stays => format!("{engine} suits this workload{sure}"),
         () if advice.candidates.iter().any(is_as_good) => {
-            format!("{engine} suits it as well as {}{sure}", best.engine)
+            format!("{engine} suits this workload as well as {}{sure}", best.engine)
         }
-        () => format!("{} would suit it better than {engine}{sure}", best.engine),
+        () => format!("{} would suit this workload better than {engine}{sure}", best.engine),
     }
 }
 
 fn measured_as(outcome: &Outcome) -> String {
     let each = nanoseconds(1e9 / outcome.per_second().max(1e-9));
     let (p50, p99) = (short(outcome.latency(0.5)), short(outcome.latency(0.99)));
-    format!("; measured {each} ({:.0} a second, p50 {p50}, p99 {p99})", outcome.per_second())
+    format!("; measured {each} ({:.0} per second, p50 {p50}, p99 {p99})", outcome.per_second())
 }
 
 fn nanoseconds(ns: f64) -> String {

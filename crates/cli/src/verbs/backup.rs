@@ -1,4 +1,4 @@
-//! # `backup`: a copy of the database, and `restore`: the way back
+//! # `backup` and `restore`: copies of a database
 
 use std::io::Write;
 use std::num::NonZeroU64;
@@ -21,16 +21,17 @@ use crate::output::{Watch, byte_bar, stdout, time};
 pub(crate) struct Backup {
     #[command(flatten)]
     pub(crate) place: Place,
-    /// Where the copy goes; the directory must be new or empty
+    /// Directory of the backup, which must be new or empty
     #[arg(value_name = "BACKUP")]
     pub(crate) backup: PathBuf,
-    /// An earlier backup, to share unchanged files with
+    /// Earlier backup to share unchanged files with
     #[arg(long, value_name = "BACKUP")]
     pub(crate) base: Option<PathBuf>,
-    /// Bytes a second at most, such as 100MiB, or `full`; in place of giving way to commits
+    /// Bytes per second at most, such as 100MiB, or `full` [default: pauses while there are
+    /// commits]
     #[arg(long, value_name = "SIZE", value_parser = parse_pace)]
     pub(crate) rate: Option<BackupPace>,
-    /// Do not read back what was written
+    /// Do not read back and compare the copy
     #[arg(long)]
     pub(crate) no_verify: bool,
     /// Print {"commit":..,"files":..,"copied":..,"linked":..}
@@ -41,10 +42,10 @@ pub(crate) struct Backup {
 /// Arguments of `restore`.
 #[derive(Debug, Args)]
 pub(crate) struct Restore {
-    /// The backup
+    /// Directory of the backup
     #[arg(value_name = "BACKUP")]
     pub(crate) backup: PathBuf,
-    /// The database's directory, which must be new or empty
+    /// Directory of the new database, which must be new or empty
     #[arg(value_name = "DATABASE")]
     pub(crate) database: PathBuf,
     #[command(flatten)]
@@ -71,19 +72,19 @@ pub(crate) fn run(args: &Backup) -> Result {
     Ok(out.flush()?)
 }
 
-/// A rate, or `full`.
+/// Parses a rate or `full`.
 fn parse_pace(text: &str) -> std::result::Result<BackupPace, String> {
     if text == "full" {
         return Ok(BackupPace::Full);
     }
     let rate = NonZeroU64::new(parse_size(text)?);
-    rate.map(BackupPace::AtMost).ok_or_else(|| "expected a number such as 100MiB, or full".to_owned())
+    rate.map(BackupPace::AtMost).ok_or_else(|| "expected a size such as 100MiB, or full".to_owned())
 }
 
-/// By whoever has the database open, or by us.
+/// Makes the backup in the process that has the database open, or in this process.
 fn copy(args: &Backup, bar: &ProgressBar) -> Result<BackupReport> {
     let interrupt = Interrupt::watch()?;
-    let nothing = || "nothing is left of the backup".to_owned();
+    let nothing = || "no partial backup remains".to_owned();
     let mut watcher = |progress| show(bar, progress, &interrupt);
     let pace = args.rate.unwrap_or_default();
     let db = match args.place.reach()? {
@@ -110,7 +111,7 @@ pub(crate) fn restore(args: &Restore) -> Result {
     let mut watcher = |progress| show(&bar, progress, &interrupt);
     let done = args.modes.on(Database::builder()).restore(&args.backup, &args.database, Some(&mut watcher));
     bar.finish_and_clear();
-    let done = interrupt.verdict(done, || "nothing is left of the database".to_owned())?;
+    let done = interrupt.verdict(done, || "no partial database remains".to_owned())?;
     let mut out = stdout();
     if args.json {
         return report_json(&mut out, &done);

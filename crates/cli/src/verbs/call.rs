@@ -1,4 +1,4 @@
-//! # `call`: one request to a served database
+//! # `call`: a request to a served database
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -12,72 +12,72 @@ use sheaf_server::Address;
 
 use crate::args::Durable;
 use crate::failure::{Failure, Result};
-use crate::notation::{self, escape};
+use crate::notation::{self, escape, many};
 use crate::output::{NAME, Watch, on_stdout, stdout, time};
 use crate::place::token_of;
 
 /// Arguments of `call`.
 #[derive(Debug, Args)]
 pub(crate) struct Call {
-    /// Where the server listens, as for `serve --flatrpc`
+    /// Address of the server, as for `serve --flatrpc`
     pub(crate) address: Address,
-    /// The keyspace
+    /// Name of the keyspace
     #[arg(short, long, value_name = "NAME", default_value = "default")]
     pub(crate) keyspace: String,
-    /// What the server wants to see: the first line of FILE
+    /// File with the token of the server in its first line
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
-    /// What to ask it
+    /// Request to send
     #[command(subcommand)]
     pub(crate) request: CallVerb,
 }
 
-/// What a served database can be asked.
+/// Requests to a served database.
 #[derive(Debug, Subcommand)]
 pub(crate) enum CallVerb {
-    /// Set a key to a value; creates the keyspace if need be
+    /// Set a key to a value; creates the keyspace if it does not exist
     Put {
-        /// The engine, if the keyspace is created; an existing one must have this engine
+        /// Engine of the new keyspace; an existing keyspace must have this engine
         #[arg(short, long, value_name = "NAME")]
         engine: Option<String>,
         #[command(flatten)]
         durable: Durable,
-        /// The key
+        /// Key
         key: OsString,
-        /// The value
+        /// Value
         value: OsString,
     },
     /// Print the value of a key, byte for byte
     Get {
-        /// The key
+        /// Key
         key: OsString,
     },
-    /// Remove keys, all in one commit
+    /// Remove keys in one commit
     Del {
         #[command(flatten)]
         durable: Durable,
-        /// The keys
+        /// Keys
         #[arg(required = true, value_name = "KEY")]
         keys: Vec<OsString>,
     },
-    /// List pairs, escaped, one a line
+    /// List pairs of keys and values
     Scan {
-        /// From this key on
+        /// First key of the range
         #[arg(long, value_name = "KEY")]
         from: Option<OsString>,
-        /// Up to, and without, this key
+        /// End of the range, exclusive
         #[arg(long, value_name = "KEY")]
         to: Option<OsString>,
-        /// At most so many pairs
+        /// Maximum number of pairs
         #[arg(long, value_name = "COUNT")]
         limit: Option<usize>,
-        /// From the highest key down
+        /// Descend from the highest key
         #[arg(long)]
         reverse: bool,
     },
-    /// Have everything on the device
+    /// Wait until all commits are on the device
     Persist,
-    /// Ask for an answer, and say how long it took
+    /// Check the connection and print the time of a reply
     Ping,
 }
 
@@ -104,7 +104,7 @@ pub(crate) fn run(args: &Call) -> Result {
             let keyspace = client.existing_keyspace(name)?;
             let low = from.as_ref().map_or(Bound::Unbounded, |key| Bound::Included(key.as_bytes()));
             let high = to.as_ref().map_or(Bound::Unbounded, |key| Bound::Excluded(key.as_bytes()));
-            let snapshot = client.snapshot()?; // however many parts it comes in
+            let snapshot = client.snapshot()?; // a range may take several requests
             let limit = limit.unwrap_or(usize::MAX);
             return print(&client.range::<&[u8]>(keyspace, Some(&snapshot), (low, high), *reverse, limit)?);
         }
@@ -113,7 +113,8 @@ pub(crate) fn run(args: &Call) -> Result {
             let watch = Watch::start();
             client.ping()?;
             let mut out = stdout();
-            writeln!(out, "an answer after {} from {} worker(s)", time(watch.elapsed()), client.workers())?;
+            let (took, workers) = (time(watch.elapsed()), many(client.workers() as u64, "worker"));
+            writeln!(out, "reply in {took}; the server has {workers}")?;
             out.flush()?;
         }
     }
@@ -130,7 +131,7 @@ fn missing(key: &OsString, keyspace: &str) -> Failure {
     Failure::Missing(format!("there is no key {shown} in keyspace {keyspace}"))
 }
 
-/// Removes all; complains of the first that was not there.
+/// Removes all keys, then fails if one of them did not exist.
 fn del(client: &mut Client, name: &str, durability: Durability, keys: &[OsString]) -> Result {
     let keyspace = client.existing_keyspace(name)?;
     let mut absent = None;

@@ -1,4 +1,4 @@
-//! # `compact`: the records of a keyspace in the order of its keys
+//! # `compact`: maintenance of a keyspace, with its records sorted by key
 
 use std::io::Write;
 use std::ops::ControlFlow;
@@ -17,7 +17,7 @@ use crate::output::{Watch, spinner, stdout, time};
 pub(crate) struct Compact {
     #[command(flatten)]
     pub(crate) target: Target,
-    /// Print {"moved":..,"bytes":..,"left":..}
+    /// Print {"moved":..,"bytes":..,"left":..}: pairs rewritten, their bytes, pairs left in place
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -33,12 +33,17 @@ pub(crate) fn run(args: &Compact) -> Result {
         writeln!(out, "{}", json!({ "moved": done.moved, "bytes": done.bytes, "left": done.left }))?;
     } else {
         let (moved, left) = (many(done.moved, "pair"), many(done.left, "pair"));
-        writeln!(out, "{moved} moved ({}), {left} left in {}", size(done.bytes), time(watch.elapsed()))?;
+        writeln!(
+            out,
+            "{moved} rewritten ({}), {left} left in place, in {}",
+            size(done.bytes),
+            time(watch.elapsed())
+        )?;
     }
     Ok(out.flush()?)
 }
 
-/// By whoever has the database open, or by us.
+/// Compacts in the process that has the database open, or in this process.
 fn sort(target: &Target) -> Result<Compacted> {
     match target.reach()? {
         (Reached::Owner(mut owner), _) => {

@@ -1,9 +1,9 @@
-//! # `convert`: another engine for a keyspace, or other options of its engine
+//! # `convert`: change of the engine of a keyspace or of its options
 //!
 //! ## Dry run
 //!
-//! Opens the database for reading only, beside whoever has it open. How long it will take is measured: some thousand pairs are read, and loaded into a
-//! scratch database on the same file system, which goes again.
+//! Opens the database read-only, also while another process has it open. Measures the time: reads a
+//! sample of pairs and loads it into a scratch database on the same file system, which is removed.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -26,28 +26,29 @@ use crate::output::{Watch, pair_bar, stdout, time, written};
 pub(crate) struct Convert {
     #[command(flatten)]
     pub(crate) target: Target,
-    /// The engine that is to keep it
+    /// Name of the new engine; may be the current one, to change its options
     #[arg(long, value_name = "ENGINE")]
     pub(crate) to: String,
     #[command(flatten)]
     pub(crate) chosen: Chosen,
-    /// Say what it would take, and change nothing
+    /// Print the space and time needed, and change nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Print {"pairs":..,"bytes":..,"seconds":..,"written":..}; with --dry-run "needed" and "free" in place of the last
+    /// Print {"pairs":..,"bytes":..,"seconds":..,"written":..}; with --dry-run "needed" and "free"
+    /// instead of "written"
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// Pairs of the measured sample.
+/// Most pairs of the sample.
 const SAMPLE: usize = 20_000;
-/// Bytes of it, about: they stand in memory.
+/// Most bytes of the sample, approximately: it is held in memory.
 const SAMPLE_BYTES: usize = 32 << 20;
 
 pub(crate) fn run(args: &Convert) -> Result {
     if !sheaf::engines().contains(&args.to.as_str()) {
         let known = sheaf::engines().join(", ");
-        return Err(Failure::Usage(format!("there is no engine {:?}; there are {known}", args.to)));
+        return Err(Failure::Usage(format!("there is no engine {:?}; the engines are {known}", args.to)));
     }
     if args.dry_run { estimate(args) } else { convert(args) }
 }
@@ -64,28 +65,28 @@ fn convert(args: &Convert) -> Result {
         let all = json!({ "pairs": pairs, "bytes": bytes, "seconds": seconds, "written": written });
         writeln!(out, "{all}")?;
     } else if done == Converted::default() {
-        writeln!(out, "{} is kept by {from} already", args.target.keyspace)?;
+        writeln!(out, "{} already has the engine {from} and these options", args.target.keyspace)?;
     } else {
         let (pairs, bytes) = (many(done.copied, "pair"), size(done.bytes));
-        writeln!(out, "{pairs} ({bytes}) from {from} to {} in {}", args.to, time(took))?;
+        writeln!(out, "{pairs} ({bytes}) converted from {from} to {} in {}", args.to, time(took))?;
     }
     Ok(out.flush()?)
 }
 
-/// What was done.
+/// Result of a conversion.
 struct Done {
-    /// The engine before.
+    /// Engine before the conversion.
     from: &'static str,
     converted: Converted,
-    /// Bytes written to devices, where it was done by this process.
+    /// Bytes written to devices, if this process did the conversion.
     written: Option<u64>,
 }
 
-/// By whoever has the database open, or by us.
+/// Converts in the process that has the database open, or in this process.
 fn copy(args: &Convert, bar: &ProgressBar) -> Result<Done> {
     let (name, to) = (&args.target.keyspace, args.chosen.of(Some(&args.to)));
     let interrupt = Interrupt::watch()?;
-    let as_before = || "the keyspace is as it was".to_owned();
+    let as_before = || "the keyspace is unchanged".to_owned();
     let show = |progress: &ConversionProgress| {
         if progress.phase == ConversionPhase::Copying {
             bar.set_length(progress.pairs);
@@ -134,16 +135,17 @@ fn tell(args: &Convert, estimate: &Estimate, from: &str, seconds: Option<f64>) -
         writeln!(out, "{all}")?;
     } else {
         let (pairs, bytes) = (many(estimate.pairs, "pair"), size(estimate.data));
-        writeln!(out, "{pairs} (about {bytes}) from {from} to {}", args.to)?;
-        writeln!(out, "needs up to {} of the disk, {} are free", size(estimate.bytes), size(estimate.free))?;
+        writeln!(out, "{pairs} (about {bytes}) to convert from {from} to {}", args.to)?;
+        let (needed, free) = (size(estimate.bytes), size(estimate.free));
+        writeln!(out, "needs up to {needed} of disk space; {free} are free")?;
         if let Some(seconds) = seconds {
-            writeln!(out, "about {}", time(std::time::Duration::from_secs_f64(seconds)))?;
+            writeln!(out, "takes about {}", time(std::time::Duration::from_secs_f64(seconds)))?;
         }
     }
     Ok(out.flush()?)
 }
 
-/// Seconds that all `pairs` will take; none where there can be no scratch database.
+/// Returns the seconds that all `pairs` will take, or `None` if no scratch database can be created.
 fn measure(args: &Convert, keyspace: &Keyspace, pairs: u64) -> Result<Option<f64>> {
     let interrupt = Interrupt::watch()?;
     let go_on = || interrupt.check(|| "nothing was changed".to_owned());
@@ -179,13 +181,14 @@ fn measure(args: &Convert, keyspace: &Keyspace, pairs: u64) -> Result<Option<f64
     Ok(Some(seconds))
 }
 
-/// A directory beside the database, which goes with this.
+/// Directory next to the database, removed on drop.
 struct Scratch(PathBuf);
 
 impl Scratch {
     fn beside(args: &Convert) -> Scratch {
         let database = &args.target.place.database;
-        let database = std::path::absolute(database).unwrap_or_else(|_| database.clone()); // `.` has no name
+        // `.` has no file name.
+        let database = std::path::absolute(database).unwrap_or_else(|_| database.clone());
         let name = database.file_name().unwrap_or_default().to_string_lossy();
         Scratch(database.with_file_name(format!("{name}.sample-{}", std::process::id())))
     }

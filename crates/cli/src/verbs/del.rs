@@ -1,4 +1,4 @@
-//! # `del`: keys away, in one commit
+//! # `del`: removes keys in one commit
 
 use std::ffi::OsString;
 
@@ -16,10 +16,10 @@ pub(crate) struct Del {
     pub(crate) target: Target,
     #[command(flatten)]
     pub(crate) durable: Durable,
-    /// KEYs are hexadecimal digits
+    /// Read each KEY as hexadecimal digits
     #[arg(long)]
     pub(crate) hex: bool,
-    /// The keys
+    /// Keys
     #[arg(required = true, value_name = "KEY")]
     pub(crate) keys: Vec<OsString>,
 }
@@ -30,7 +30,7 @@ pub(crate) fn run(args: &Del) -> Result {
     let mut batch = db.batch();
     let mut missing = 0;
     for key in &keys {
-        // Nobody changes it between the look and the commit: this process owns the database.
+        // No other process can change it before the commit: this process owns the database.
         if keyspace.contains_key(key)? {
             batch.remove(&keyspace, key);
         } else {
@@ -46,6 +46,6 @@ pub(crate) fn run(args: &Del) -> Result {
     db.close()?;
     match missing {
         0 => Ok(()),
-        _ => Err(Failure::Missing(format!("{missing} of {} keys not there", keys.len()))),
+        _ => Err(Failure::Missing(format!("{missing} of {} keys do not exist", keys.len()))),
     }
 }

@@ -1,4 +1,4 @@
-//! # `drop`: a keyspace away, with everything in it
+//! # `drop`: deletes a keyspace with all its pairs
 
 use std::io::{self, IsTerminal, Write};
 
@@ -14,21 +14,21 @@ use crate::notation::many;
 pub(crate) struct Drop {
     #[command(flatten)]
     pub(crate) place: Place,
-    /// The keyspace
+    /// Name of the keyspace
     #[arg(value_name = "KEYSPACE")]
     pub(crate) name: String,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(short, long)]
     pub(crate) yes: bool,
 }
 
 pub(crate) fn run(args: &Drop) -> Result {
     if !args.yes && !io::stdin().is_terminal() {
-        return Err(Failure::Usage("`drop` needs --yes where nobody can be asked".into()));
+        return Err(Failure::Usage("`drop` needs --yes if stdin is not a terminal".into()));
     }
     let db = args.place.write()?;
     let missing = || Failure::Database(Error::NoKeyspace { name: args.name.clone() });
-    // A damaged keyspace can be dropped too: its size is for the question only.
+    // A damaged keyspace can be dropped too: the size is only for the question.
     let keys = match db.existing_keyspace(&args.name) {
         Ok(None) => return Err(missing()),
         Ok(Some(keyspace)) => keyspace.len().ok(),

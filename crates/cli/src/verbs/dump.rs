@@ -1,11 +1,11 @@
-//! # `dump`: all pairs as text that `load` reads
+//! # `dump`: prints all pairs as text that `load` reads
 //!
 //! The format is docs/format/dump.md; fields are written by [`crate::notation::escape`].
 //!
 //! ## Invariants
 //!
-//! 1. The last line is written if every pair was, or was reported as skipped: `load` refuses what
-//!    an interrupted or failed dump left.
+//! 1. The last line is written only if every pair was written or reported as skipped. So `load`
+//!    refuses the output of an interrupted or failed dump.
 
 use std::io::Write;
 
@@ -23,10 +23,10 @@ use crate::output::{is_terminal, pair_bar, say, stdout};
 pub(crate) struct Dump {
     #[command(flatten)]
     pub(crate) target: Target,
-    /// Pairs only, without the first and the last line: for tools that sort, cut or edit
+    /// Print pairs only, without the first and the last line, for tools that sort, cut or edit
     #[arg(long)]
     pub(crate) plain: bool,
-    /// Go on behind damage, list it on stderr, and end with exit code 3
+    /// Continue after damage, list it on stderr, and end with exit code 3
     #[arg(long)]
     pub(crate) skip_damaged: bool,
 }
@@ -48,11 +48,11 @@ pub(crate) fn run(args: &Dump) -> Result {
         match written {
             Err(error) if error.is_corrupt() && args.skip_damaged => {
                 damages += 1;
-                let behind = match page.lines {
+                let position = match page.lines {
                     0 => "before the first key".to_owned(),
-                    _ => format!("behind key {}", page.last),
+                    _ => format!("after key {}", page.last),
                 };
-                say(format_args!("skipped {behind}: {error}"));
+                say(format_args!("skipped {position}: {error}"));
             }
             written => written??,
         }
@@ -66,13 +66,13 @@ pub(crate) fn run(args: &Dump) -> Result {
     if damages > 0 { Err(Failure::Skipped(damages)) } else { Ok(()) }
 }
 
-/// What is written.
+/// Output of a dump.
 struct Page<W> {
     out: W,
     lines: u64,
-    /// Checksum of all lines of pairs.
+    /// Checksum of all pair lines.
     sum: u32,
-    /// The last key, escaped.
+    /// Last key, escaped.
     last: String,
 }
 

@@ -1,4 +1,4 @@
-//! # `engines`: what keyspaces can be kept by
+//! # `engines`: lists engines and their options
 
 use std::io::Write;
 

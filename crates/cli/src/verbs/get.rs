@@ -1,4 +1,4 @@
-//! # `get`: the value of one key
+//! # `get`: prints the value of a key
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -17,16 +17,16 @@ use crate::place::bytes_of;
 pub(crate) struct Get {
     #[command(flatten)]
     pub(crate) target: Target,
-    /// KEY is, and the value is printed as, hexadecimal digits
+    /// Read KEY as hexadecimal digits, and print the value as hexadecimal digits
     #[arg(long)]
     pub(crate) hex: bool,
     /// Print {"key":..,"value":..}
     #[arg(long, conflicts_with = "raw")]
     pub(crate) json: bool,
-    /// Print the bytes as they are on a terminal, too
+    /// Print the exact bytes also on a terminal
     #[arg(long, conflicts_with = "hex")]
     pub(crate) raw: bool,
-    /// The key
+    /// Key
     pub(crate) key: OsString,
 }
 

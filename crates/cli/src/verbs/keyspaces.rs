@@ -1,4 +1,4 @@
-//! # `keyspaces`: what there is
+//! # `keyspaces`: lists keyspaces
 
 use std::io::Write;
 
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &Report) -> Result {
     Ok(out.flush()?)
 }
 
-/// How many keys it has; `None` if it is damaged.
+/// Returns the number of keys; `None` if the keyspace is damaged.
 fn keys(db: &Database, info: &KeyspaceInfo) -> Result<Option<u64>> {
     if info.damage.is_some() {
         return Ok(None);
@@ -44,7 +44,7 @@ fn keys(db: &Database, info: &KeyspaceInfo) -> Result<Option<u64>> {
     Ok(db.existing_keyspace(&info.name)?.map(|keyspace| keyspace.len()).transpose()?)
 }
 
-/// One keyspace as JSON.
+/// Returns one keyspace as JSON.
 pub(crate) fn describe(keyspace: &KeyspaceOverview) -> Json {
     let KeyspaceOverview { info, ordered, stats, counters, load } = keyspace;
     let mut object =

@@ -1,11 +1,11 @@
-//! # `load`: pairs from a file or a pipe
+//! # `load`: writes pairs from a file or a pipe
 //!
-//! Reads what `dump` writes (docs/format/dump.md), or plain text with `--lines`.
+//! Reads the output of `dump` (docs/format/dump.md), or plain text with `--lines`.
 //!
 //! ## Crash
 //!
-//! Batches are committed in the order of the file, so what is there after a crash is the file up to
-//! some line; loading it again completes it. With `--sorted` all of it is there or nothing.
+//! Batches are committed in the order of the file. After a crash the keyspace contains the file up
+//! to some line; loading the file again completes it. `--sorted` loads everything or nothing.
 
 use std::fs::File;
 use std::io::{self, BufReader, IsTerminal, Write};
@@ -33,25 +33,25 @@ pub(crate) struct Load {
     pub(crate) creation: Creation,
     #[command(flatten)]
     pub(crate) durable: Durable,
-    /// The file is plain text: line number -> line
+    /// Read plain text: the key of each line is its number
     #[arg(long)]
     pub(crate) lines: bool,
-    /// The keys ascend: load all at once, or nothing
+    /// Load atomically; the keys must ascend
     #[arg(long, conflicts_with = "durable")]
     pub(crate) sorted: bool,
-    /// Put the file, unless it is empty, in the place of the keyspace, whatever is in it and whatever its engine
+    /// Replace the content and the engine of the keyspace by the file, unless the file is empty
     #[arg(long, requires = "sorted")]
     pub(crate) replace: bool,
-    /// Print {"pairs":..,"bytes":..,"seconds":..,"written":..}: the last is what went to the device
+    /// Print {"pairs":..,"bytes":..,"seconds":..,"written":..}; "written" is bytes to the device
     #[arg(long)]
     pub(crate) json: bool,
-    /// The file, or `-` for stdin
+    /// File to load, or `-` for stdin
     pub(crate) file: PathBuf,
 }
 
-/// Pairs of one commit.
+/// Most pairs of one commit.
 const BATCH_PAIRS: usize = 1000;
-/// A batch with more bytes than this is committed though it has fewer pairs: it stands in memory.
+/// Bytes that complete a batch with fewer pairs: a batch is held in memory.
 const BATCH_BYTES: usize = 4 << 20;
 
 pub(crate) fn run(args: &Load) -> Result {
@@ -60,10 +60,10 @@ pub(crate) fn run(args: &Load) -> Result {
     let input = Wakeable { file, interrupt: &interrupt };
     let input = Box::new(BufReader::with_capacity(1 << 16, input));
     let mut lines = Lines::new(input, bar.clone(), args.lines);
-    // A directory fails here, before we create.
+    // A directory fails here, before anything is created.
     let is_empty = lines.is_empty().map_err(Failure::stream("read", &args.file))?;
     if args.replace && is_empty {
-        let why = format!("{} is empty, and nothing was replaced", args.file.display());
+        let why = format!("{} is empty: nothing was replaced", args.file.display());
         return Err(Failure::Refused(why));
     }
     let (db, sink) = sink(args)?;
@@ -93,7 +93,7 @@ pub(crate) fn run(args: &Load) -> Result {
     Ok(())
 }
 
-/// The database, and how pairs go into it.
+/// Opens the database and returns the sink for the pairs.
 fn sink(args: &Load) -> Result<(Database, Sink)> {
     if !args.sorted {
         let (db, keyspace) = args.target.create(&args.creation)?;
@@ -120,18 +120,19 @@ fn open(path: &Path) -> Result<(File, ProgressBar)> {
     }
     let file = File::open(path).map_err(Failure::stream("open", path))?;
     let length = file.metadata().map_err(Failure::stream("look at", path))?.len();
-    let bar = if length == 0 { spinner("load") } else { byte_bar("load", length) }; // a FIFO has length 0
+    // A FIFO has length 0.
+    let bar = if length == 0 { spinner("load") } else { byte_bar("load", length) };
     Ok((file, bar))
 }
 
-/// How pairs go into the keyspace.
+/// Destination of the pairs.
 enum Sink {
     Batches(Batches),
-    /// In the order of keys, all at once; none once it is at its end.
+    /// All at once, in the order of keys; `None` once it has ended.
     Sorted(Option<sheaf::Loader>),
 }
 
-/// Some pairs a commit.
+/// Batches of pairs, one commit each.
 struct Batches {
     db: Database,
     keyspace: Keyspace,
@@ -141,7 +142,7 @@ struct Batches {
 }
 
 impl Batches {
-    /// Commits what is there; how many pairs that were.
+    /// Commits the current batch and returns its number of pairs.
     fn flush(&mut self) -> sheaf::Result<u64> {
         let mut batch = std::mem::replace(&mut self.batch, self.db.batch());
         self.bytes = 0;
@@ -158,7 +159,7 @@ impl Batches {
 }
 
 impl Batches {
-    /// Commits a pair whose value is what `from` gives; returns the bytes of the value.
+    /// Commits a pair with the value that `from` contains. Returns the bytes of the value.
     fn stream(&mut self, key: &[u8], from: &mut dyn io::Read) -> sheaf::Result<u64> {
         let mut writer: ValueWriter = self.keyspace.writer(key)?;
         io::copy(from, &mut writer).map_err(|error| sheaf::Error::io("read", Path::new("a value"), error))?;
@@ -172,7 +173,7 @@ impl Batches {
 }
 
 impl Sink {
-    /// That was all.
+    /// Commits the rest after the last pair.
     fn end(&mut self, loaded: &mut u64) -> Result {
         match self {
             Sink::Batches(batches) => *loaded += batches.flush()?,
@@ -225,7 +226,7 @@ impl Loader<'_> {
         }
     }
 
-    /// A pair whose value memory need not hold: it goes on as a stream.
+    /// Writes a pair with a long value as a stream, so that memory need not hold the value.
     fn long_pair(&mut self, pair: Pair, lines: &mut Lines<'_>) -> Result {
         let line = lines.number();
         let mut rest = lines.rest();
@@ -233,7 +234,7 @@ impl Loader<'_> {
         let mut streamed = 0;
         let done = match &mut self.sink {
             Sink::Batches(batches) => {
-                self.loaded += batches.flush()?; // in the order of the file
+                self.loaded += batches.flush()?; // keeps the order of the file
                 batches.stream(&pair.key, &mut value).map(|bytes| {
                     self.loaded += 1;
                     streamed = bytes;
@@ -252,26 +253,26 @@ impl Loader<'_> {
         }
     }
 
-    /// That was all, and the input is complete.
+    /// Ends the load after the last pair of a complete input.
     fn end(&mut self, lines: &Lines<'_>) -> Result {
         let path = self.args.file.display();
         if lines.is_cut() && self.args.replace {
             let why = format!(
-                "{path} ends without a newline: its last line may be cut, and nothing was replaced; \
-                 add a newline if it is whole"
+                "{path} ends without a newline, so its last line may be cut off: nothing was replaced; \
+                 add a newline if the line is complete"
             );
             return Err(Failure::Refused(why));
         }
         if lines.is_cut() {
             say(format_args!(
-                "sheaf: {path} ends without a newline: its last line was loaded, and may be cut"
+                "sheaf: {path} ends without a newline: its last line was loaded, but may be cut off"
             ));
         }
         self.interrupt.check(|| self.left())?;
         self.sink.end(&mut self.loaded)
     }
 
-    /// The database refuses a pair.
+    /// Returns the failure for a pair that the database refused.
     fn refused(&self, line: u64, error: Error) -> Failure {
         match error {
             Error::Invalid { what: "key", why } => self.wrong(line, Wrong::Line(why)),
@@ -301,7 +302,7 @@ impl Loader<'_> {
         }
     }
 
-    /// Pairs of this load that are in the keyspace now, in words.
+    /// Describes the pairs of this load that are in the keyspace.
     fn left(&self) -> String {
         match self.sink {
             Sink::Batches(_) => format!("loaded: {}", many(self.loaded, "pair")),

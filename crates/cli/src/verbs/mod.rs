@@ -1,7 +1,7 @@
-//! # The verbs: one file each
+//! # Verbs: one file each
 //!
-//! Each has one entry, `run`, that takes its arguments, opens what they name, and answers with a
-//! [`crate::failure::Failure`] if it did not do what was asked.
+//! Each file has one entry, `run`. It takes the arguments of the verb, opens the database, and
+//! returns a [`crate::failure::Failure`] if the verb did not do its job.
 
 pub(crate) mod advise;
 pub(crate) mod backup;

@@ -1,4 +1,4 @@
-//! # `path`: the file that is the value of a key
+//! # `path`: prints the path of the file that contains a value
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -17,10 +17,10 @@ use crate::place::bytes_of;
 pub(crate) struct PathOf {
     #[command(flatten)]
     pub(crate) target: Target,
-    /// KEY is hexadecimal digits
+    /// Read KEY as hexadecimal digits
     #[arg(long)]
     pub(crate) hex: bool,
-    /// The key
+    /// Key
     pub(crate) key: OsString,
 }
 
@@ -31,9 +31,9 @@ pub(crate) fn run(args: &PathOf) -> Result {
         let mut shown = String::new();
         notation::escape(&key, &mut shown);
         let why = if keyspace.contains_key(&key)? {
-            "its value stands among others and has no file of its own"
+            "its value is stored together with others and has no file of its own"
         } else {
-            "it is not there"
+            "the key does not exist"
         };
         return Err(Failure::Missing(format!("key {shown} in keyspace {}: {why}", args.target.keyspace)));
     };

@@ -1,4 +1,4 @@
-//! # `put`: one pair
+//! # `put`: writes one pair
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -21,21 +21,21 @@ pub(crate) struct Put {
     pub(crate) creation: Creation,
     #[command(flatten)]
     pub(crate) durable: Durable,
-    /// KEY and VALUE are hexadecimal digits
+    /// Read KEY and VALUE as hexadecimal digits
     #[arg(long)]
     pub(crate) hex: bool,
-    /// The key
+    /// Key
     pub(crate) key: OsString,
-    /// The value, or `-` to read it from stdin
+    /// Value, or `-` to read it from stdin
     pub(crate) value: OsString,
 }
 
-/// Bytes of a value from stdin that are in memory.
+/// Bytes of a value from stdin that are held in memory.
 const CHUNK: usize = 1 << 16;
 
 pub(crate) fn run(args: &Put) -> Result {
     let key = bytes_of(&args.key, args.hex)?;
-    // First: a value that cannot be read creates nothing.
+    // Read first: a value that cannot be read creates nothing.
     let (first, mut rest): (Vec<u8>, Box<dyn Read>) = match args.value.as_encoded_bytes() {
         b"-" if args.hex => (unhexed(read(&mut input()?)?)?, Box::new(io::empty())),
         b"-" => {

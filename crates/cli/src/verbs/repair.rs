@@ -1,16 +1,16 @@
-//! # `repair`: what is provably right of a damaged database, in a new one
+//! # `repair`: salvages the intact data of a damaged database into a new one
 //!
 //! ## Report
 //!
 //! ```text
-//!  lost      KEYSPACE  KEY  commit 17  WHY         as they are met; keys as in `sheaf dump`
+//!  lost      KEYSPACE  KEY  commit 17  REASON      in the order of reading, keys escaped
 //!  doubtful  KEYSPACE  KEY  commit 12
-//!  damage    FILE      FROM-TO         WHAT        then what was found damaged, and what is missing
+//!  damage    FILE      FROM-TO         KIND        then all damaged places and missing commits
 //!  missing   commits 20 to 22
-//!  ...                                             then the keyspaces: on stdout, wherever the report goes
+//!  ...                                             then the keyspaces, always on stdout
 //! ```
 //!
-//! With `--json` each is an object on a line of its own, told apart by `kind`.
+//! With `--json` each line is an object with a field `kind`.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -30,22 +30,22 @@ use crate::output::{Watch, byte_bar, stdout, time};
 /// Arguments of `repair`.
 #[derive(Debug, Args)]
 pub(crate) struct Repair {
-    /// The damaged database's directory
+    /// Directory of the damaged database
     #[arg(value_name = "DAMAGED")]
     pub(crate) damaged: PathBuf,
-    /// The new database's directory, which must be new or empty
+    /// Directory of the new database, which must be new or empty
     #[arg(value_name = "NEW")]
     pub(crate) new: PathBuf,
-    /// Write pairs too that what is damaged may have superseded or removed
+    /// Also write doubtful pairs, for which a damaged place may contain a newer version
     #[arg(long)]
     pub(crate) keep_doubtful: bool,
-    /// Where the list of what is doubtful, lost and damaged goes
+    /// File for the list of doubtful and lost pairs and damaged places [default: stdout]
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,
-    /// A JSON object a line, told apart by "kind"
+    /// Print JSON objects, one per line, with a field "kind"
     #[arg(long)]
     pub(crate) json: bool,
-    /// Memory budget for both: bytes, or with KiB, MiB, GiB
+    /// Memory budget for both databases, in bytes or with KiB, MiB or GiB
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size)]
     pub(crate) memory: u64,
     #[command(flatten)]
@@ -73,7 +73,7 @@ pub(crate) fn run(args: &Repair) -> Result {
         options,
     );
     bar.finish_and_clear();
-    let done = interrupt.verdict(done, || "nothing is left of the new database".to_owned())?;
+    let done = interrupt.verdict(done, || "no partial database remains".to_owned())?;
     report.damages(&done);
     let verdict = if done.is_whole() { Ok(()) } else { Err(Failure::Lossy) };
     let listed = report.end();
@@ -81,7 +81,7 @@ pub(crate) fn run(args: &Repair) -> Result {
     rule(verdict, listed.and(told))
 }
 
-/// Where the report goes: a file, or stdout. The first error stops it, and is told at its end.
+/// Writer of the report, to a file or stdout. The first error stops it; [`Report::end`] returns it.
 struct Report<'a> {
     out: Box<dyn Write>,
     path: Option<&'a Path>,
@@ -193,16 +193,16 @@ fn summarize(args: &Repair, done: &RepairReport, watch: &Watch) -> Result {
         return Ok(out.flush()?);
     }
     if done.is_rootless {
-        writeln!(out, "neither slot of ROOT can be read: nothing is certain")?;
+        writeln!(out, "neither ROOT.0 nor ROOT.1 can be read: no pair is certain")?;
     }
     if done.is_catalogue_doubtful {
-        writeln!(out, "keyspaces may have been created, cleared or dropped by commits that are missing")?;
+        writeln!(out, "missing commits may have created, cleared or dropped keyspaces")?;
     }
     if done.is_incomplete {
-        writeln!(out, "a directory could not be listed: what is in it was skipped")?;
+        writeln!(out, "a directory could not be listed: its files were skipped")?;
     }
-    let (damages, pairs) = (many(done.damage_count, "damage"), many(certain, "pair"));
-    writeln!(out, "{damages}, {pairs} salvaged for certain in {}", time(watch.elapsed()))?;
+    let (damages, pairs) = (many(done.damage_count, "damaged place"), many(certain, "pair"));
+    writeln!(out, "{damages}, {pairs} salvaged with certainty in {}", time(watch.elapsed()))?;
     Ok(out.flush()?)
 }
 
@@ -229,7 +229,7 @@ fn keyspace_text(keyspace: &KeyspaceRepair, kept: bool) -> String {
         (0, false) => {}
         (0, true) => line.push_str(", an unknown number may be lost"),
         (lost, false) => line.push_str(&format!(", {lost} lost")),
-        (lost, true) => line.push_str(&format!(", {lost} lost and maybe more")),
+        (lost, true) => line.push_str(&format!(", {lost} lost, possibly more")),
     }
     if let Some(why) = &keyspace.unindexed {
         line.push_str(", without its index: ");

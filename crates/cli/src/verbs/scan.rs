@@ -1,4 +1,4 @@
-//! # `scan`: pairs, one a line
+//! # `scan`: prints pairs, one per line
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -19,25 +19,25 @@ use crate::place::bytes_of;
 pub(crate) struct Scan {
     #[command(flatten)]
     pub(crate) target: Target,
-    /// From this key on
+    /// First key of the range
     #[arg(long, value_name = "KEY")]
     pub(crate) from: Option<OsString>,
-    /// Up to, and without, this key
+    /// End of the range, exclusive
     #[arg(long, value_name = "KEY")]
     pub(crate) to: Option<OsString>,
-    /// Only keys that start so
+    /// Prefix of the keys
     #[arg(long, value_name = "KEY", conflicts_with_all = ["from", "to"])]
     pub(crate) prefix: Option<OsString>,
-    /// At most so many pairs
+    /// Maximum number of pairs
     #[arg(long, value_name = "COUNT")]
     pub(crate) limit: Option<usize>,
-    /// From the highest key down
+    /// Descend from the highest key
     #[arg(long)]
     pub(crate) reverse: bool,
-    /// Keys and values are hexadecimal digits
+    /// Read and print keys and values as hexadecimal digits
     #[arg(long)]
     pub(crate) hex: bool,
-    /// Print a JSON object a line
+    /// Print a JSON object per line
     #[arg(long, conflicts_with = "hex")]
     pub(crate) json: bool,
 }

@@ -1,6 +1,6 @@
-//! # `serve`: the database for other processes
+//! # `serve`: serves the database to other processes
 //!
-//! Ends in order on SIGINT and SIGTERM; a killed server loses nothing that it acknowledged, either.
+//! SIGINT and SIGTERM end it cleanly. If it is killed, acknowledged commits are not lost either.
 
 use std::io::Write;
 use std::num::NonZeroU64;
@@ -23,37 +23,37 @@ use crate::place::token_of;
 /// Arguments of `serve`.
 #[derive(Debug, Args)]
 pub(crate) struct Serve {
-    /// The database.
+    /// Database.
     #[command(flatten)]
     pub(crate) place: Place,
     #[command(flatten)]
     pub(crate) modes: Modes,
-    /// Where to listen
+    /// Address to listen at: a path, PORT or HOST:PORT
     #[arg(long, required = true, value_name = "ADDRESS")]
     pub(crate) flatrpc: Vec<Address>,
-    /// What clients over TCP have to show: the first line of FILE
+    /// File with a token in its first line, which clients over TCP must send
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
-    /// Serve TCP without a token, to whoever can reach it: on loopback every user of this machine
+    /// Serve TCP without a token, to every process that can reach the address
     #[arg(long, conflicts_with = "token_file")]
     pub(crate) insecure: bool,
-    /// Threads that execute requests (half of the processors)
+    /// Number of threads that execute requests [default: half of the processors]
     #[arg(long, value_name = "COUNT")]
     pub(crate) workers: Option<usize>,
-    /// Let go of clients that ask for nothing so long (never)
+    /// Disconnect clients that send no request for this time [default: never]
     #[arg(long, value_name = "SECONDS")]
     pub(crate) idle_timeout: Option<NonZeroU64>,
-    /// Put commits that nobody waits for on the device every so often (100)
+    /// Interval of background syncs of commits to the device [default: 100]
     #[arg(long, value_name = "MILLISECONDS")]
     pub(crate) sync_interval: Option<NonZeroU64>,
-    /// Disk that logs may take under updates, in times of what is live in them, from 1.1 to 10 (1.6):
-    /// less costs writes
+    /// Disk space of logs relative to their live data, from 1.1 to 10; smaller values cost more
+    /// writes [default: 1.6]
     #[arg(long, value_name = "TIMES")]
     pub(crate) space_limit: Option<f64>,
 }
 
 impl Serve {
-    /// Opens the database, or creates it.
+    /// Opens the database; creates it if it does not exist.
     fn open(&self) -> Result<Database> {
         let mut builder = self.modes.on(self.place.builder());
         if let Some(interval) = self.sync_interval {
@@ -66,14 +66,14 @@ impl Serve {
     }
 }
 
-/// Says on stderr that a token was wrong.
+/// Prints that a client sent a wrong token.
 fn report(denied: &Denied) {
     let Denied { peer, count } = denied;
     say(format_args!("{CAUTION}sheaf:{CAUTION:#} {} from {peer}", many(*count, "wrong token")));
 }
 
 pub(crate) fn run(args: &Serve) -> Result {
-    let token = token_of(args.token_file.as_deref())?; // first: a mistake creates nothing
+    let token = token_of(args.token_file.as_deref())?; // read first: a failure creates nothing
     let refused = |error: std::io::Error| Failure::Refused(error.to_string());
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(refused)?;
     let db = args.open()?;
@@ -97,7 +97,7 @@ pub(crate) fn run(args: &Serve) -> Result {
     let cards = rdma::devices();
     if !cards.is_empty() {
         let cards = cards.join(", ");
-        say(format_args!("{HINT}RDMA cards ({cards}) are not used: there is no link for them{HINT:#}"));
+        say(format_args!("{HINT}RDMA cards ({cards}) are not supported and not used{HINT:#}"));
     }
     let _ = signals.forever().next();
     server.close().map_err(refused)?;

@@ -1,4 +1,4 @@
-//! # `stats`: figures of the whole database
+//! # `stats`: statistics of a database
 
 use std::io::Write;
 use std::path::Path;
@@ -30,11 +30,11 @@ fn print(out: &mut impl Write, path: &Path, all: &Overview) -> Result {
     let stats = &all.stats;
     let (heading, name) = (on_stdout(HEADING), on_stdout(NAME));
     writeln!(out, "{heading}{}{heading:#}", path.display())?;
-    let closed = if stats.opening.clean { "closed in order" } else { "not closed in order" };
+    let closed = if stats.opening.clean { "after a clean close" } else { "after an unclean end" };
     let opening = &stats.opening;
     writeln!(
         out,
-        "  opened in {} ({closed}: {} frames read, {} records replayed, {} of unfinished commits left out)",
+        "  opened in {} {closed}: {} frames read, {} records replayed, {} of unfinished commits discarded",
         time(opening.took),
         count(opening.frames_scanned),
         count(opening.records_replayed),
@@ -52,17 +52,17 @@ fn print(out: &mut impl Write, path: &Path, all: &Overview) -> Result {
         size(stats.memory.cache)
     )?;
     if stats.memory.is_exceeded() {
-        writeln!(out, "  what must be in memory exceeds the budget: raise it with --memory")?;
+        writeln!(out, "  memory that cannot be freed exceeds the budget: raise it with --memory")?;
     }
     let DescriptorStats { limit, in_use, reopened } = stats.descriptors;
     if limit > 0 {
         let again =
-            if reopened > 0 { format!(", {} files opened again", count(reopened)) } else { String::new() };
+            if reopened > 0 { format!(", {} files reopened", count(reopened)) } else { String::new() };
         writeln!(out, "  {in_use} of {limit} file descriptors in use{again}")?;
     }
     if stats.stills > 0 {
-        let (states, held) = (many(stats.stills, "state"), size(stats.held_bytes));
-        writeln!(out, "  {states} held for backups and readers, which keep {held}")?;
+        let (states, held) = (many(stats.stills, "pinned state"), size(stats.held_bytes));
+        writeln!(out, "  {states} of backups and readers: {held} cannot be reclaimed")?;
     }
     print_stalls(out, stats)?;
     writeln!(out, "{heading}keyspaces{heading:#}")?;
@@ -91,33 +91,33 @@ fn print(out: &mut impl Write, path: &Path, all: &Overview) -> Result {
     }
     let StagedStats { chunks, slots, used_bytes, free_bytes, files } = stats.staged;
     if chunks + files > 0 {
-        writeln!(out, "{heading}values beside the logs{heading:#}")?;
+        writeln!(out, "{heading}large values outside the logs{heading:#}")?;
         write!(out, "  {} in {}", count(slots), many(chunks, "chunk"))?;
         write!(out, " ({} used, {} free)", size(used_bytes), size(free_bytes))?;
-        writeln!(out, ", {} in files of their own", count(files))?;
+        writeln!(out, ", {} in separate files", count(files))?;
     }
     Ok(())
 }
 
-/// What writers waited for since the opening, if they did.
+/// Prints the stalls of writers since the database was opened, if there were any.
 fn print_stalls(out: &mut impl Write, stats: &Stats) -> Result {
     if stats.stalls.iter().any(|stall| stall.count > 0) {
         let heading = on_stdout(HEADING);
-        writeln!(out, "{heading}waits of writers{heading:#}")?;
+        writeln!(out, "{heading}stalls of writers{heading:#}")?;
     }
     let name = on_stdout(NAME);
     for stall in stats.stalls.iter().filter(|stall| stall.count > 0) {
         let (count, total, longest) = (many(stall.count, "time"), time(stall.total), time(stall.longest));
         writeln!(
             out,
-            "  {name}{:<20}{name:#} {count:>16}  {total:>8} in all, {longest} at most",
+            "  {name}{:<20}{name:#} {count:>16}  {total:>8} in total, {longest} at most",
             stall.kind.name()
         )?;
     }
     Ok(())
 }
 
-/// All figures as JSON.
+/// Returns all statistics as JSON.
 pub(crate) fn as_json(all: &Overview) -> Json {
     let stats = &all.stats;
     let keyspaces: Vec<Json> = all.keyspaces.iter().map(describe).collect();

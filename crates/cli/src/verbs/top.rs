@@ -1,7 +1,7 @@
-//! # `top`: a database that somebody has open, live
+//! # `top`: live statistics of a database that another process has open
 //!
-//! Asks the owner once an interval, and shows what it says beside what changed since. A table is a list of columns, each a title and a
-//! function of two looks: a figure is added in one line.
+//! Asks the owner once per interval and prints its statistics with rates since the last interval. A
+//! table is a list of columns, each a title and a function of two samples.
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
@@ -20,29 +20,33 @@ use crate::verbs::stats::as_json;
 /// Arguments of `top`.
 #[derive(Debug, Args)]
 pub(crate) struct Top {
-    /// The database's directory
+    /// Directory of the database
     #[arg(value_name = "DATABASE")]
     pub(crate) database: PathBuf,
-    /// Seconds between two looks
+    /// Seconds between two updates
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
     pub(crate) interval: Duration,
-    /// Look once, and end
+    /// Print the statistics once and exit
     #[arg(long)]
     pub(crate) once: bool,
-    /// Print the figures as JSON, an object a line
+    /// Print the statistics as JSON, one object per line
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// To the upper left corner; and what is right of, and below, what was written goes.
+/// Escape sequences: cursor to the upper left corner, clear to the end of the line, clear below.
 const HOME: &str = "\x1b[H";
 const REST_OF_LINE: &str = "\x1b[K";
 const REST_OF_SCREEN: &str = "\x1b[J";
 
 pub(crate) fn run(args: &Top) -> Result {
-    let nobody =
-        || Failure::Refused(format!("nobody has {} open, or lets anybody in", args.database.display()));
-    let mut owner = Owner::connect(&args.database)?.ok_or_else(nobody)?;
+    let unowned = || {
+        Failure::Refused(format!(
+            "no process has {} open and allows others to attach",
+            args.database.display()
+        ))
+    };
+    let mut owner = Owner::connect(&args.database)?.ok_or_else(unowned)?;
     let (_end, tick) = mpsc::channel::<()>();
     let mut before: Option<Look> = None;
     loop {
@@ -54,11 +58,11 @@ pub(crate) fn run(args: &Top) -> Result {
             return Ok(());
         }
         before = Some(Look { all, watch });
-        let _ = tick.recv_timeout(args.interval); // nobody sends: the time passes
+        let _ = tick.recv_timeout(args.interval); // no sender: waits until the timeout
     }
 }
 
-/// What was seen the last time, and when.
+/// Previous sample.
 struct Look {
     all: Overview,
     watch: Watch,
@@ -86,7 +90,7 @@ fn show(args: &Top, all: &Overview, since: Option<(&Overview, Duration)>) -> Res
     Ok(out.flush()?)
 }
 
-/// Two looks at the same thing.
+/// Two samples of the same object.
 struct Pair<'a, T> {
     now: &'a T,
     before: Option<&'a T>,
@@ -94,11 +98,12 @@ struct Pair<'a, T> {
 }
 
 impl<T> Pair<'_, T> {
-    /// How much a counter grows in a second; none at the first look, nor if it was set back meanwhile.
+    /// Returns the increase of a counter per second. `None` for the first sample, and if the
+    /// counter decreased.
     fn rate(&self, counter: impl Fn(&T) -> u64) -> Option<u64> {
         let grown = counter(self.now).checked_sub(counter(self.before?))?;
         #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        let rate = (grown as f64 / self.seconds.max(1e-3)).round() as u64; // a figure for people
+        let rate = (grown as f64 / self.seconds.max(1e-3)).round() as u64; // printed only
         Some(rate)
     }
 
@@ -111,7 +116,7 @@ impl<T> Pair<'_, T> {
     }
 }
 
-/// A column: its title, how wide it is at least, and what it says of a row.
+/// Column of a table: title, minimal width, and the text for a row.
 struct Column<T> {
     title: &'static str,
     width: usize,
@@ -122,9 +127,7 @@ const fn column<T>(title: &'static str, width: usize, cell: fn(&Pair<'_, T>) -> 
     Column { title, width, cell }
 }
 
-/// Of keyspaces.
-///
-/// What is called is estimated from one call in 64.
+/// Columns of the table of keyspaces. Rates of calls are estimated from one call in 64.
 const KEYSPACES: [Column<KeyspaceOverview>; 8] = [
     column("engine", 12, |row| row.now.info.engine.to_owned()),
     column("keys", 14, |row| match &row.now.info.damage {
@@ -142,7 +145,7 @@ const KEYSPACES: [Column<KeyspaceOverview>; 8] = [
     column("pinned", 10, |row| count(row.now.stats.pinned_versions)),
 ];
 
-/// Of logs.
+/// Columns of the table of logs.
 const LOGS: [Column<LogStats>; 7] = [
     column("segments", 12, |row| count(row.now.segments)),
     column("on disk", 14, |row| size(row.now.disk_bytes)),
@@ -153,12 +156,12 @@ const LOGS: [Column<LogStats>; 7] = [
     column("damaged", 8, |row| count(row.now.damaged)),
 ];
 
-/// Bytes written for a byte appended, since the opening.
+/// Returns the bytes written per byte appended, since the database was opened.
 fn amplification(log: &LogStats) -> String {
     if log.appended == 0 {
         return "-".to_owned();
     }
-    #[allow(clippy::cast_precision_loss)] // a figure for people
+    #[allow(clippy::cast_precision_loss)] // printed only
     let times = (log.appended + log.moved) as f64 / log.appended as f64;
     format!("{times:.2}")
 }
@@ -200,7 +203,7 @@ fn page(args: &Top, all: &Pair<'_, Overview>) -> String {
     page
 }
 
-/// What there is one of.
+/// Prints the statistics of the whole database.
 fn summary(page: &mut String, args: &Top, all: &Pair<'_, Overview>) {
     let heading = on_stdout(HEADING);
     let stats = &all.now.stats;
@@ -216,7 +219,7 @@ fn summary(page: &mut String, args: &Top, all: &Pair<'_, Overview>) {
     );
     let _ = writeln!(
         page,
-        "  sync rounds {rounds}/s for {waits} waits/s, brakes {brakes}/s ({})",
+        "  device syncs {rounds}/s for {waits} commits/s, throttled writes {brakes}/s ({} in total)",
         count(stats.brakes)
     );
     let memory = &stats.memory;
@@ -232,20 +235,22 @@ fn summary(page: &mut String, args: &Top, all: &Pair<'_, Overview>) {
     );
     let _ = writeln!(
         page,
-        "  {}, {} that keep {}; {} ({})",
-        many(stats.views, "view"),
-        many(stats.stills, "held state"),
+        "  snapshots and iterators {}; {} that keep {}; {} ({})",
+        count(stats.views),
+        many(stats.stills, "pinned state"),
         size(stats.held_bytes),
         many(stats.checkpoints, "checkpoint"),
         size(stats.checkpoint_bytes)
     );
     if let Some(op) = stats.poisoned {
-        let _ = writeln!(page, "  refuses writes since a failed {op}");
+        let _ = writeln!(page, "  refuses writes after a failed {op}");
     }
 }
 
-/// Seconds, with a fraction if need be.
+/// Parses seconds, with or without a fraction.
 fn parse_interval(text: &str) -> Result<Duration, String> {
     let seconds = text.parse::<f64>().ok().filter(|seconds| (0.05..=86_400.0).contains(seconds));
-    seconds.map(Duration::from_secs_f64).ok_or_else(|| "a number of seconds from 0.05 to 86400".to_owned())
+    seconds
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| "expected a number of seconds from 0.05 to 86400".to_owned())
 }

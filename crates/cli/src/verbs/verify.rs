@@ -1,8 +1,8 @@
-//! # `verify`: reads everything, reports damage by file, offset and keyspace
+//! # `verify`: reads all data and reports damage by file, offset and keyspace
 //!
-//! A log is shared by keyspaces, so damage in it is found as a place in a file. To name the keyspaces
-//! it hits, `verify` then reads each of them as any user would and notes who runs into it. That costs
-//! a second reading, and happens only if there is damage.
+//! Keyspaces share logs, so damage in a log has a file and an offset only. To name the affected
+//! keyspaces, `verify` then reads each of them and records which reads fail. That takes a second
+//! pass, and happens only if there is damage.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -17,7 +17,7 @@ use crate::failure::{Failure, Result, rule};
 use crate::notation::{escape, many, size};
 use crate::output::{CAUTION, GOOD, NAME, Watch, on_stdout, spinner, stdout, time};
 
-/// A damage, and the keyspaces that run into it.
+/// Damaged place and the keyspaces that it affects.
 struct Finding {
     path: Option<PathBuf>,
     offset: Option<u64>,
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &Report) -> Result {
     let (report, findings) = match args.place.reach_to_read() {
         Ok(Reached::Owner(owner)) => examine_from_outside(args, owner)?,
         Ok(Reached::Database(db)) => examine(&db)?,
-        // Damage that keeps the database from opening is a finding like any other.
+        // Damage that prevents the opening of the database is a finding too.
         Err(Failure::Database(error)) if error.is_corrupt() => {
             (VerifyReport::default(), vec![Finding::of(error)])
         }
@@ -69,7 +69,7 @@ fn tell(args: &Report, report: &VerifyReport, findings: &[Finding], watch: &Watc
 fn examine(db: &Database) -> Result<(VerifyReport, Vec<Finding>)> {
     let (mut findings, mut gone) = (Findings::default(), None);
     let report = db.verify(|error| match error {
-        Error::OwnerGone { .. } => gone = Some(error), // no damage: what was read beside is gone
+        Error::OwnerGone { .. } => gone = Some(error), // no damage: the owner closed the database
         error => findings.add(error),
     })?;
     if let Some(gone) = gone {
@@ -78,18 +78,19 @@ fn examine(db: &Database) -> Result<(VerifyReport, Vec<Finding>)> {
     Ok((report, findings.named(|| keyspaces_hit(db))?))
 }
 
-/// By whoever has the database open.
+/// Verifies in the process that has the database open.
 fn examine_from_outside(args: &Report, mut owner: Owner) -> Result<(VerifyReport, Vec<Finding>)> {
     let mut findings = Findings::default();
     let report = owner.verify(|error| findings.add(error), |_| ControlFlow::Continue(()))?;
     let hit = || match args.place.read() {
         Ok(db) => keyspaces_hit(&db),
-        Err(_) => Ok(BTreeMap::new()), // of a damaged keyspace no state can be held: nobody can say
+        // No state of a damaged keyspace can be pinned, so the affected keyspaces are unknown.
+        Err(_) => Ok(BTreeMap::new()),
     };
     Ok((report, findings.named(hit)?))
 }
 
-/// Damages, each once.
+/// Findings without duplicates.
 #[derive(Default)]
 struct Findings {
     found: Vec<Finding>,
@@ -99,13 +100,13 @@ struct Findings {
 impl Findings {
     fn add(&mut self, error: Error) {
         let finding = Finding::of(error);
-        // The same place may be met twice: by the walk over files and by that over pairs.
+        // The walk over files and the walk over pairs may find the same place.
         if finding.path.is_none() || self.places.insert((finding.path.clone(), finding.offset)) {
             self.found.push(finding);
         }
     }
 
-    /// With the keyspaces that run into them.
+    /// Returns the findings with the keyspaces that they affect.
     fn named(mut self, hit: impl FnOnce() -> Result<Hits>) -> Result<Vec<Finding>> {
         if self.found.is_empty() {
             return Ok(self.found);
@@ -121,10 +122,10 @@ impl Findings {
     }
 }
 
-/// Damages that readers ran into, by file and offset.
+/// Damaged places that readers found, by file and offset.
 type Hits = BTreeMap<(PathBuf, u64), Hit>;
 
-/// A damage that a reader ran into.
+/// Damaged place that a reader found.
 #[derive(Default)]
 struct Hit {
     what: String,
@@ -132,13 +133,14 @@ struct Hit {
 }
 
 impl Hit {
-    /// One that the verification did not come to: it leaves a keyspace at the first damage of a pair.
+    /// Returns a finding that the verification did not report: it leaves a keyspace at its first
+    /// damaged pair.
     fn beyond(self, path: PathBuf, offset: u64) -> Finding {
         Finding { path: Some(path), offset: Some(offset), what: self.what, keyspaces: self.keyspaces }
     }
 }
 
-/// Who runs into which damage.
+/// Returns the damaged places that reads of each keyspace find.
 fn keyspaces_hit(db: &Database) -> Result<Hits> {
     let mut hit = Hits::new();
     for info in db.keyspaces() {
@@ -162,7 +164,7 @@ fn keyspaces_hit(db: &Database) -> Result<Hits> {
     Ok(hit)
 }
 
-/// Reads each pair; the keys come from an iterator, which an error ends.
+/// Reads each pair. An error ends the iterator of the keys.
 fn read_all(keyspace: &Keyspace, note: &mut impl FnMut(Error) -> sheaf::Result<()>) -> sheaf::Result<()> {
     let keys = match keyspace.keys() {
         Ok(keys) => keys,

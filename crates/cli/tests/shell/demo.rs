@@ -1,19 +1,22 @@
-//! # The README's first command
+//! # The verb `demo`
 
 use crate::support::Sandbox;
 
 #[test]
-fn the_demo_keeps_every_promise_and_leaves_nothing_behind() {
+fn the_demo_holds_every_guarantee_and_leaves_no_file() {
     let sandbox = Sandbox::new();
     let output = sandbox.command(&["demo"]).env("TMPDIR", sandbox.path(".")).output().expect("it starts");
     let text = crate::support::Ran(output).succeeds().stdout();
-    assert!(text.contains("Every promise held") && text.contains("kill -9") && !text.contains('✗'), "{text}");
-    assert!(text.contains("its own source lines"), "{text}");
+    assert!(
+        text.contains("All guarantees held") && text.contains("kill -9") && !text.contains('✗'),
+        "{text}"
+    );
+    assert!(text.contains("source files of this program"), "{text}");
     assert_eq!(sandbox.image(".").len(), 1, "something was left behind");
 }
 
 #[test]
-fn the_demo_works_on_a_file_and_leaves_a_sound_database_where_told() {
+fn the_demo_loads_a_file_and_leaves_a_sound_database_in_its_directory() {
     let sandbox = Sandbox::new();
     sandbox.write("poem", b"so much\ndepends \xff\nupon\n");
     sandbox.run(&["demo", "poem", "--dir", "here"]).succeeds();
@@ -24,7 +27,7 @@ fn the_demo_works_on_a_file_and_leaves_a_sound_database_where_told() {
 }
 
 #[test]
-fn the_demo_takes_an_empty_file_and_refuses_a_missing_one() {
+fn the_demo_accepts_an_empty_file_and_refuses_a_missing_one() {
     let sandbox = Sandbox::new();
     sandbox.write("empty", b"");
     sandbox.run(&["demo", "empty"]).succeeds();

@@ -1,4 +1,4 @@
-//! # Beside an application that has the database open
+//! # Verbs while another process has the database open
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
@@ -30,7 +30,7 @@ fn sandbox() -> Sandbox {
 }
 
 #[test]
-fn what_reads_and_what_tends_works_beside_an_application() {
+fn reading_and_maintenance_work_while_another_process_has_the_database() {
     let sandbox = sandbox();
     let application = Application::start(&sandbox);
     let run = |args: &[&str]| sandbox.run(args).succeeds();
@@ -54,12 +54,12 @@ fn what_reads_and_what_tends_works_beside_an_application() {
     sandbox.run(&["backup", "db", "one"]).exits(4).complains("not empty");
     sandbox.run(&["put", "db", "a", "2", "--wait", "0.1"]).exits(4).complains("in use");
     let top = run(&["top", "db", "--once"]).stdout();
-    for part in ["memory", "default", "kreon", "reads/s", "journal", "appended/s", "held state"] {
+    for part in ["memory", "default", "kreon", "reads/s", "journal", "appended/s", "pinned state"] {
         assert!(top.contains(part), "{top}");
     }
     assert!(run(&["top", "db", "--once", "--json"]).json()["memory"]["budget"].is_u64());
     application.kill();
-    sandbox.run(&["top", "db", "--once"]).exits(4).complains("nobody");
+    sandbox.run(&["top", "db", "--once"]).exits(4).complains("no process has db open");
     run(&["restore", "two", "again"]);
     run(&["get", "again", "a"]).prints("1");
     run(&["get", "db", "a"]).prints("1");
@@ -67,14 +67,15 @@ fn what_reads_and_what_tends_works_beside_an_application() {
     assert!(!sandbox.path("db").join("door").exists());
 }
 
-/// What a killed reader held is let go; a reader whose owner is killed ends with an error, or with what it had read.
+/// The snapshot of a killed reader is released. If the owner is killed, its reader ends with an
+/// error, or with all data if it had read everything.
 #[test]
-fn either_end_may_be_killed() {
+fn reader_or_owner_may_be_killed() {
     let sandbox = Sandbox::new();
     let lines: String = (0..200_000).map(|n| format!("key-{n:06}\t{n:0100}\n")).collect();
     sandbox.feed(&["load", "db", "--sorted", "-"], lines.as_bytes()).succeeds();
     let application = Application::start(&sandbox);
-    // It fills the pipe that nobody reads, and waits.
+    // It fills a pipe without a reader, and waits.
     let dump = || {
         let mut reader = sandbox.command(&["dump", "db", "--plain"]);
         let mut reader = reader.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
@@ -94,10 +95,10 @@ fn either_end_may_be_killed() {
 
     let (mut reader, mut out, mut text) = dump();
     application.kill();
-    sandbox.run(&["put", "db", "key-100000", "other"]).succeeds(); // a new owner comes and goes
+    sandbox.run(&["put", "db", "key-100000", "other"]).succeeds(); // another process owns the database for a while
     std::io::Read::read_to_string(&mut out, &mut text).expect("text");
     let ended = reader.wait().expect("it ends");
-    assert!(lines.starts_with(&text), "what was read is of the moment");
+    assert!(lines.starts_with(&text), "the output is a prefix of the snapshot");
     assert_eq!(ended.code(), Some(if text.len() == lines.len() { 0 } else { 4 }));
     let mut said = String::new();
     std::io::Read::read_to_string(&mut reader.stderr.take().expect("piped"), &mut said).expect("text");

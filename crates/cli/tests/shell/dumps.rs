@@ -1,4 +1,4 @@
-//! # Dumps that are cut or changed, lines without an end, input that is not whole
+//! # Truncated and modified dumps, lines without an end, incomplete input
 
 use std::io::Write;
 use std::process::Stdio;
@@ -25,7 +25,7 @@ fn a_dump_has_a_first_line_and_a_last_line_with_count_and_checksum() {
 }
 
 #[test]
-fn a_cut_dump_replaces_nothing_and_no_value_is_shortened() {
+fn a_truncated_dump_replaces_nothing_and_shortens_no_value() {
     let sandbox = Sandbox::with(&[("old", "good")]);
     let dump = dumped(&Sandbox::new());
     for end in (1..dump.len() - 1).step_by(3) {
@@ -43,7 +43,7 @@ fn a_cut_dump_replaces_nothing_and_no_value_is_shortened() {
 }
 
 #[test]
-fn a_changed_dump_is_refused() {
+fn a_modified_dump_is_refused() {
     let sandbox = Sandbox::with(&[("old", "good")]);
     let dump = String::from_utf8(dumped(&Sandbox::new())).expect("text");
     for changed in
@@ -64,7 +64,7 @@ fn a_changed_dump_is_refused() {
 }
 
 #[test]
-fn plain_input_without_a_last_newline_is_loaded_and_said_but_replaces_nothing() {
+fn plain_input_without_a_last_newline_is_loaded_with_a_warning_but_replaces_nothing() {
     let sandbox = Sandbox::with(&[("old", "good")]);
     sandbox
         .feed(&["load", "db", "--sorted", "--replace", "-"], b"a\tone\nb\ttw")
@@ -78,7 +78,7 @@ fn plain_input_without_a_last_newline_is_loaded_and_said_but_replaces_nothing() 
 }
 
 #[test]
-fn a_line_without_an_end_is_refused_by_its_limit() {
+fn a_line_without_an_end_is_refused_at_the_key_limit() {
     let sandbox = Sandbox::new();
     let endless = vec![b'x'; 8 << 20];
     sandbox
@@ -88,15 +88,15 @@ fn a_line_without_an_end_is_refused_by_its_limit() {
         .complains("at most 65535 bytes");
 }
 
-/// Bytes of memory that a process had at most.
+/// Returns the peak memory of a process in bytes.
 fn peak(process: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("Linux says it");
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("Linux has this line");
     peak.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
 }
 
 #[test]
-fn a_value_of_any_length_goes_through_bounded_memory() {
+fn a_value_of_any_length_is_loaded_in_bounded_memory() {
     const LENGTH: usize = 160 << 20;
     for args in [
         &["load", "db", "--memory", "16MiB", "-k", "a", "-"][..],
@@ -126,7 +126,7 @@ fn a_value_of_any_length_goes_through_bounded_memory() {
 }
 
 #[test]
-fn a_dump_goes_on_behind_damage_and_lists_it() {
+fn a_dump_continues_after_damage_and_lists_it() {
     let sandbox = Sandbox::new();
     for key in ["one", "three", "two"] {
         sandbox.feed(&["put", "db", key, "-"], &vec![b'x'; 3 << 20]).succeeds();

@@ -1,4 +1,4 @@
-//! # Signals: an interrupted verb removes what it made, a killed one is recognised
+//! # Signals: an interrupted verb removes its output, a killed one is recognised
 //!
 //! Blind spots: a signal before the verb watches for it ends the process at once, when there is
 //! nothing to remove yet.
@@ -14,7 +14,7 @@ fn signal(child: &Child, name: &str) {
     assert!(status.expect("there is kill").success());
 }
 
-/// A database whose backup takes some time.
+/// Returns a database with a slow backup.
 fn large() -> Sandbox {
     let sandbox = Sandbox::new();
     let text: String = (0..8_000).map(|i| format!("key{i}\t{}\n", "v".repeat(1000))).collect();
@@ -22,7 +22,8 @@ fn large() -> Sandbox {
     sandbox
 }
 
-/// The tests may run where signals are ignored, as in the background of a script.
+/// Starts `sheaf` with default signal handling: the tests may run where signals are ignored, as in
+/// the background of a script.
 fn start(sandbox: &Sandbox, args: &[&str]) -> Child {
     let mut command = Command::new("env");
     command.args(["--default-signal=INT,TERM,HUP", env!("CARGO_BIN_EXE_sheaf")]).args(args);
@@ -54,7 +55,7 @@ fn an_interrupted_backup_leaves_nothing() {
         let mut child = start(&sandbox, &SLOW);
         assert!(has_made(&sandbox, &mut child, "copy/BACKUP.new"), "it is slow");
         signal(&child, name);
-        end(child).exits(code).prints("").complains("interrupted; nothing is left");
+        end(child).exits(code).prints("").complains("interrupted; no partial backup remains");
         assert!(!sandbox.path("copy").exists(), "{name}");
     }
     sandbox.run(&["backup", "db", "copy"]).succeeds();
@@ -80,7 +81,7 @@ fn a_signal_that_is_ignored_stays_ignored() {
 }
 
 #[test]
-fn what_a_killed_backup_or_restore_left_is_named_with_the_remedy() {
+fn files_of_a_killed_backup_or_restore_are_named_with_the_remedy() {
     let sandbox = large();
     let mut child = start(&sandbox, &SLOW);
     assert!(has_made(&sandbox, &mut child, "copy/BACKUP.new"), "it is slow");
@@ -130,7 +131,7 @@ fn an_interrupted_restore_leaves_nothing() {
         signal(&child, "INT");
         let ran = end(child);
         if ran.0.status.code() == Some(130) {
-            ran.complains("interrupted; nothing is left");
+            ran.complains("interrupted; no partial database remains");
             assert!(!sandbox.path("again").exists());
             return;
         }
@@ -160,8 +161,8 @@ fn a_load_that_waits_for_its_input_ends_with_the_signal() {
     }
 }
 
-/// Whether the process catches SIGINT.
+/// Returns true if the process catches SIGINT.
 fn is_watching(status: String) -> bool {
-    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).expect("Linux says it");
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).expect("Linux has this line");
     u64::from_str_radix(caught.trim(), 16).expect("digits") & 2 != 0
 }

@@ -1,6 +1,7 @@
-//! # `sheaf` from outside: the program is run as a shell would
+//! # Tests of the command: runs the program as a shell does
 //!
-//! What this cannot see: colour, bars and questions, which are for terminals; a power cut; a full disk.
+//! Blind spots: colour, progress bars and questions, which need a terminal; a power cut; a full
+//! disk.
 
 #![allow(clippy::disallowed_methods, reason = "tests look at files from outside and make their own")]
 

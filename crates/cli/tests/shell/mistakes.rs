@@ -1,4 +1,4 @@
-//! # Mistakes: each has its message and its exit code, and costs no data
+//! # Mistakes: each has a message and an exit code, and loses no data
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
@@ -46,13 +46,13 @@ fn reading_creates_no_keyspace_and_changes_no_byte() {
 }
 
 #[test]
-fn a_missing_key_is_1_and_named_safely() {
+fn a_missing_key_is_exit_code_1_and_its_name_is_escaped() {
     let sandbox = Sandbox::with(&[("a", "1")]);
     sandbox.run(&["get", "db", "no\x1b[31mne"]).exits(1).prints("").complains("no\\x1b[31mne");
 }
 
 #[test]
-fn a_wrong_command_line_is_2() {
+fn a_wrong_command_line_is_exit_code_2() {
     let sandbox = Sandbox::with(&[("a", "1")]);
     let before = sandbox.image(".");
     let wrong: [&[&str]; 12] = [
@@ -107,9 +107,9 @@ fn a_second_open_is_refused_with_the_owners_process_id() {
     let mut command = sandbox.command(&["demo-writer", "db"]);
     let mut owner = command.stdout(Stdio::piped()).spawn().expect("it starts");
     let mut lines = BufReader::new(owner.stdout.take().expect("piped")).lines();
-    lines.next().expect("a first batch").expect("readable"); // from here on it has the database
+    lines.next().expect("a first batch").expect("readable"); // now it has the database
     let second = sandbox.run(&["put", "db", "a", "2", "--wait", "0"]);
-    let reader = sandbox.run(&["get", "db", "a"]); // beside the owner
+    let reader = sandbox.run(&["get", "db", "a"]); // at the same time
     owner.kill().expect("ours to kill");
     owner.wait().expect("it ends");
     second.exits(4).complains("in use").complains(&owner.id().to_string());
@@ -142,7 +142,7 @@ fn a_key_that_is_too_long_changes_nothing() {
 }
 
 #[test]
-fn a_malformed_line_is_named_and_what_came_before_its_batch_stays() {
+fn a_malformed_line_is_named_and_earlier_batches_stay() {
     let sandbox = Sandbox::new();
     let mut text: String = (1..=1500).map(|i| format!("key{i}\tvalue\n")).collect();
     text.push_str("no tab here\nafter\tit\n");
@@ -171,7 +171,7 @@ fn a_file_that_cannot_be_loaded_creates_nothing() {
 }
 
 #[test]
-fn damage_is_3_and_named_by_file_offset_and_keyspace() {
+fn damage_is_exit_code_3_and_named_by_file_offset_and_keyspace() {
     let sandbox = Sandbox::new();
     let text: String = (0..2000).map(|i| format!("key{i}\t{}\n", "v".repeat(100))).collect();
     sandbox.feed(&["load", "db", "--keyspace", "users", "-"], text.as_bytes()).succeeds();
@@ -193,9 +193,10 @@ fn damage_is_3_and_named_by_file_offset_and_keyspace() {
     assert_eq!(finding["keyspaces"][0], "users");
 }
 
-/// `sheaf dump typo | sheaf load --sorted --replace -`: the first of the two has said why there is nothing.
+/// As in `sheaf dump typo | sheaf load --sorted --replace -`: the first command has printed the
+/// error.
 #[test]
-fn an_empty_input_takes_nobodys_place() {
+fn an_empty_input_replaces_nothing() {
     let sandbox = Sandbox::with(&[("a", "1")]);
     sandbox
         .feed(&["load", "db", "--sorted", "--replace", "-"], b"")
@@ -224,7 +225,7 @@ fn every_damaged_large_value_is_found() {
 }
 
 #[test]
-fn a_database_that_cannot_be_opened_for_damage_is_3() {
+fn a_database_that_cannot_be_opened_because_of_damage_is_exit_code_3() {
     let sandbox = Sandbox::with(&[("a", "1")]);
     for (path, mut bytes) in sandbox.image("db") {
         if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("ROOT")) {
@@ -232,7 +233,7 @@ fn a_database_that_cannot_be_opened_for_damage_is_3() {
             sandbox.write(path.to_str().expect("UTF-8"), &bytes);
         }
     }
-    // LOCK names whoever tried to write last; all else must stay as it was for somebody to mend.
+    // LOCK names the last process that tried to write. All other files must stay unchanged.
     let image = || {
         let mut files = sandbox.image("db");
         files.retain(|(path, _)| !path.ends_with("LOCK"));
@@ -247,13 +248,13 @@ fn a_database_that_cannot_be_opened_for_damage_is_3() {
     assert!(image() == before, "a damaged database was changed");
 }
 
-/// Bytes of a file up to the last that is not zero: the rest may be room that nothing was written to.
+/// Returns the length of a file up to its last byte that is not zero: the rest may be preallocated.
 fn written(bytes: &[u8]) -> usize {
     bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1)
 }
 
 #[test]
-fn a_backup_that_cannot_be_says_why_and_leaves_nothing() {
+fn a_refused_backup_names_the_reason_and_leaves_no_file() {
     let sandbox = Sandbox::with(&[("a", "1")]);
     sandbox.run(&["backup", "db", "monday"]).succeeds();
     sandbox.run(&["backup", "db", "monday"]).exits(4).complains("monday is not empty");
@@ -283,7 +284,7 @@ fn a_backup_that_cannot_be_says_why_and_leaves_nothing() {
 }
 
 #[test]
-fn a_repair_needs_a_database_and_an_empty_place() {
+fn a_repair_needs_a_database_and_an_empty_target() {
     let sandbox = Sandbox::with(&[("a", "1")]);
     sandbox.run(&["repair", "db"]).exits(2);
     sandbox.run(&["repair", "nowhere", "new"]).exits(4).complains("there is no database at nowhere");

@@ -1,4 +1,4 @@
-//! # dump and load as a pipe: any bytes survive, and nobody minds a reader that leaves
+//! # Pipes: any bytes survive dump and load, and a closed stdout is no error
 
 use std::io::Read;
 use std::process::Stdio;
@@ -59,7 +59,7 @@ fn any_bytes_survive_dump_and_load() {
 }
 
 #[test]
-fn a_reader_that_leaves_is_no_error() {
+fn a_closed_stdout_is_no_error() {
     let sandbox = Sandbox::new();
     let text: String = (0..20_000).map(|i| format!("key{i}\t{}\n", "v".repeat(100))).collect();
     sandbox.feed(&["load", "db", "-"], text.as_bytes()).succeeds();
@@ -75,16 +75,16 @@ fn a_reader_that_leaves_is_no_error() {
     }
 }
 
-/// Runs with nobody at the other end of stdout.
+/// Runs with a closed pipe as stdout and returns the exit code.
 fn unread(sandbox: &Sandbox, args: &[&str]) -> Option<i32> {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     drop(reader);
     sandbox.command(args).stdout(writer).stderr(Stdio::null()).status().expect("it starts").code()
 }
 
-/// Of verbs whose answer is the exit code.
+/// Verbs that report their verdict by the exit code.
 #[test]
-fn a_reader_that_leaves_changes_no_verdict() {
+fn a_closed_stdout_changes_no_verdict() {
     let sandbox = Sandbox::with(&[("a", "1")]);
     assert_eq!(unread(&sandbox, &["verify", "db"]), Some(0));
     for key in ["one", "two"] {
@@ -96,14 +96,14 @@ fn a_reader_that_leaves_changes_no_verdict() {
     sandbox.write(path.to_str().expect("UTF-8"), &bytes);
     assert_eq!(unread(&sandbox, &["verify", "db"]), Some(3));
     assert_eq!(unread(&sandbox, &["repair", "db", "new"]), Some(3));
-    // What could not be said for another reason is told beside it.
+    // Any other failure to print is reported on stderr.
     let ran = sandbox.run(&["repair", "db", "newer", "--report", "/dev/full"]).exits(3);
     let said = ran.stderr();
     assert!(said.contains("/dev/full") && said.contains("salvaged"), "{said}");
 }
 
 #[test]
-fn colour_and_bars_are_for_terminals() {
+fn colour_and_bars_appear_only_on_terminals() {
     let sandbox = Sandbox::with(&[("a", "1")]);
     for verb in ["scan", "dump", "stats", "verify", "keyspaces"] {
         let ran = sandbox.run(&[verb, "db"]).succeeds();

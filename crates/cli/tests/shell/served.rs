@@ -22,7 +22,7 @@ impl Served {
         Served { addresses: lines.map(address).collect(), child }
     }
 
-    /// Asks it to end, and waits for that.
+    /// Asks it to end and waits for its end.
     fn end(mut self) {
         let asked = Command::new("kill").arg(self.child.id().to_string()).status().expect("kill runs");
         assert!(asked.success());
@@ -31,26 +31,26 @@ impl Served {
 }
 
 #[test]
-fn a_served_database_can_be_called_over_both_transports_and_is_all_there_afterwards() {
+fn a_served_database_can_be_called_over_both_transports_and_is_complete_afterwards() {
     let sandbox = Sandbox::new();
     let served = Served::start(&sandbox, &["--flatrpc", "./sock", "--flatrpc", "0", "--insecure"], 2);
     assert_eq!(served.addresses.len(), 2);
     for address in &served.addresses {
         let call = |words: &[&str]| sandbox.run(&[&["call", address], words].concat());
-        assert!(call(&["ping"]).succeeds().stdout().contains("an answer after"));
+        assert!(call(&["ping"]).succeeds().stdout().contains("reply in"));
         call(&["put", "ada", "lovelace"]).succeeds();
         call(&["put", "--durable", "tab\there", "x"]).succeeds();
         call(&["get", "ada"]).succeeds().prints("lovelace");
         assert_eq!(call(&["scan", "--limit", "5"]).succeeds().lines().len(), 2);
         call(&["--keyspace", "o", "put", "--engine", "flat-ordered", "a", "1"]).succeeds();
         call(&["--keyspace", "o", "scan", "--from", "a"]).succeeds().prints("a\t1\n");
-        call(&["put", "--option", "branching=64", "a", "1"]).exits(2); // the server would not hear of it
+        call(&["put", "--option", "branching=64", "a", "1"]).exits(2); // no such option
         call(&["del", "ada"]).succeeds();
         call(&["get", "ada"]).exits(1);
         call(&["--keyspace", "none", "get", "ada"]).exits(1);
         call(&["persist"]).succeeds();
     }
-    sandbox.run(&["get", "db", "tab\there"]).succeeds().prints("x"); // beside the server
+    sandbox.run(&["get", "db", "tab\there"]).succeeds().prints("x"); // while it is served
     sandbox.run(&["put", "db", "a", "1", "--wait", "0"]).exits(4);
     served.end();
     sandbox.run(&["get", "db", "tab\there"]).succeeds().prints("x");
@@ -82,7 +82,7 @@ fn a_server_takes_the_options_of_its_database() {
 }
 
 #[test]
-fn over_tcp_a_token_is_demanded_and_checked() {
+fn tcp_needs_a_token_and_checks_it() {
     let sandbox = Sandbox::new();
     sandbox.run(&["serve", "db", "--flatrpc", "0"]).exits(4).complains("every user of this machine");
     sandbox.run(&["serve", "db", "--flatrpc", "0.0.0.0:0"]).exits(4);

@@ -61,7 +61,7 @@ impl Sandbox {
         Ran(output)
     }
 
-    /// Every file below `name` with its content: what a reading verb must leave as it is.
+    /// Returns every file below `name` with its content, which a reading verb must not change.
     pub(crate) fn image(&self, name: &str) -> Vec<(PathBuf, Vec<u8>)> {
         let mut files = Vec::new();
         collect(&self.path(name), &mut files);
@@ -81,7 +81,7 @@ fn collect(path: &Path, files: &mut Vec<(PathBuf, Vec<u8>)>) {
     }
 }
 
-/// How a run ended.
+/// Result of a run.
 pub(crate) struct Ran(pub(crate) Output);
 
 impl Ran {

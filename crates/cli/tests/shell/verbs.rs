@@ -1,10 +1,10 @@
-//! # Each verb does what its help says
+//! # Verbs: each does the job that its help describes
 
 use crate::support::Sandbox;
 use serde_json::json;
 
 #[test]
-fn put_creates_and_get_returns_the_very_bytes() {
+fn put_creates_and_get_returns_the_same_bytes() {
     let sandbox = Sandbox::new();
     sandbox.run(&["put", "db", "ada", "lovelace"]).succeeds().prints("");
     sandbox.run(&["get", "db", "ada"]).succeeds().prints("lovelace");
@@ -14,7 +14,7 @@ fn put_creates_and_get_returns_the_very_bytes() {
 }
 
 #[test]
-fn a_value_comes_from_stdin_and_goes_to_stdout_byte_for_byte() {
+fn a_value_is_read_from_stdin_and_printed_to_stdout_byte_for_byte() {
     let sandbox = Sandbox::new();
     let bytes: Vec<u8> = (0..=255).cycle().take(300_000).collect();
     sandbox.feed(&["put", "db", "all", "-"], &bytes).succeeds();
@@ -24,7 +24,7 @@ fn a_value_comes_from_stdin_and_goes_to_stdout_byte_for_byte() {
 }
 
 #[test]
-fn hex_speaks_of_any_bytes() {
+fn hex_reads_and_prints_any_bytes() {
     let sandbox = Sandbox::new();
     sandbox.run(&["put", "db", "--hex", "00FF", "0a0b"]).succeeds();
     sandbox.run(&["get", "db", "--hex", "00ff"]).succeeds().prints("0a0b\n");
@@ -46,7 +46,7 @@ fn a_key_may_start_with_a_hyphen() {
 }
 
 #[test]
-fn del_removes_all_it_can_and_tells_if_one_was_missing() {
+fn del_removes_the_existing_keys_and_reports_missing_ones() {
     let sandbox = Sandbox::with(&[("a", "1"), ("b", "2"), ("c", "3")]);
     sandbox.run(&["del", "db", "a"]).succeeds().prints("");
     sandbox.run(&["del", "db", "--durable", "a", "b"]).exits(1).complains("1 of 2 keys");
@@ -68,7 +68,7 @@ fn scan_lists_each_pair_once_and_stops_at_the_limit() {
 }
 
 #[test]
-fn scan_with_limits_says_that_an_unordered_engine_cannot() {
+fn scan_of_a_range_needs_an_ordered_engine() {
     let sandbox = Sandbox::new();
     sandbox.run(&["put", "db", "--engine", "flat", "a", "1"]).succeeds();
     for limits in [&["--from", "a"][..], &["--to", "b"], &["--prefix", "a"], &["--reverse"]] {
@@ -78,7 +78,7 @@ fn scan_with_limits_says_that_an_unordered_engine_cannot() {
 }
 
 #[test]
-fn load_takes_plain_lines_under_their_numbers() {
+fn load_stores_plain_lines_under_their_numbers() {
     let sandbox = Sandbox::new();
     sandbox.write("poem", "so much\\n\tdepends\n\nupon"); // no escapes, no TABs, no last newline
     sandbox.run(&["load", "db", "--lines", "poem"]).succeeds();
@@ -87,7 +87,7 @@ fn load_takes_plain_lines_under_their_numbers() {
 }
 
 #[test]
-fn load_goes_over_many_batches() {
+fn load_commits_many_batches() {
     let sandbox = Sandbox::new();
     let text: String = (0..5_500).map(|i| format!("key{i}\tvalue{i}\n")).collect();
     sandbox.write("pairs", &text);
@@ -100,7 +100,7 @@ fn load_goes_over_many_batches() {
 }
 
 #[test]
-fn keyspaces_are_apart_and_listed_and_dropped() {
+fn keyspaces_are_separate_listed_and_dropped() {
     let sandbox = Sandbox::new();
     sandbox.run(&["put", "db", "k", "1"]).succeeds();
     sandbox.run(&["put", "db", "--keyspace", "users", "--engine", "flat", "k", "2"]).succeeds();
@@ -145,7 +145,7 @@ fn options_are_chosen_listed_and_changed() {
 }
 
 #[test]
-fn compact_moves_what_is_out_of_order_and_says_so() {
+fn compact_rewrites_records_that_are_out_of_order() {
     let sandbox = Sandbox::new();
     for key in ["5", "3", "9", "1", "7"] {
         sandbox.run(&["put", "db", "--keyspace", "k", "--engine", "kreon", key, "x"]).succeeds();
@@ -163,7 +163,7 @@ fn compact_moves_what_is_out_of_order_and_says_so() {
 }
 
 #[test]
-fn stats_speaks_to_people_and_to_programs() {
+fn stats_prints_text_and_json() {
     let sandbox = Sandbox::with(&[("a", "1"), ("b", "2")]);
     let text = sandbox.run(&["stats", "db"]).succeeds().stdout();
     assert!(text.contains("default") && text.contains("2 keys") && !text.contains('\x1b'), "{text}");
@@ -185,10 +185,10 @@ fn stats_speaks_to_people_and_to_programs() {
 }
 
 #[test]
-fn what_a_keyspace_is_used_for_is_told_after_the_end() {
+fn workload_statistics_survive_a_close() {
     let sandbox = Sandbox::with(&[("a", "1")]);
     let nothing = sandbox.run(&["advise", "db"]).succeeds().stdout();
-    assert!(nothing.contains("nothing to say yet"), "{nothing}");
+    assert!(nothing.contains("no advice yet"), "{nothing}");
     use_it(&sandbox.path("db")).unwrap();
     let stats = sandbox.run(&["stats", "db", "--json"]).succeeds().json();
     let load = &stats["keyspaces"][0]["load"];
@@ -201,7 +201,7 @@ fn what_a_keyspace_is_used_for_is_told_after_the_end() {
     assert!(advice[0]["advised"].is_string(), "{advice}");
     assert_eq!(advice[0]["candidates"].as_array().map(Vec::len), Some(sheaf::engines().len()));
     let text = sandbox.run(&["advise", "db"]).succeeds().stdout();
-    assert!(text.contains("suit") && text.contains("an operation"), "{text}");
+    assert!(text.contains("suit") && text.contains("per operation"), "{text}");
     sandbox.run(&["advise", "db", "--keyspace", "none"]).exits(1).complains("none");
 }
 
@@ -217,7 +217,7 @@ fn use_it(database: &std::path::Path) -> sheaf::Result<()> {
 }
 
 #[test]
-fn a_replay_measures_beside_the_prediction_and_leaves_nothing() {
+fn a_replay_measures_and_leaves_no_file() {
     let sandbox = Sandbox::with(&[("a", "1"), ("b", "2")]);
     use_it(&sandbox.path("db")).unwrap();
     let tmp = sandbox.path("tmp");
@@ -227,7 +227,7 @@ fn a_replay_measures_beside_the_prediction_and_leaves_nothing() {
     for candidate in advice[0]["candidates"].as_array().unwrap() {
         assert!(candidate["replayed"]["operations"].as_u64().is_some_and(|count| count > 0), "{candidate}");
     }
-    assert_eq!(std::fs::read_dir(&tmp).unwrap().count(), 0, "the scratch databases are gone");
+    assert_eq!(std::fs::read_dir(&tmp).unwrap().count(), 0, "the scratch databases are removed");
     let full = ["advise", "db", "--replay", "--seconds", "1", "--disk", "1", "--tmp", "tmp"];
     sandbox.run(&full).succeeds();
     assert_eq!(std::fs::read_dir(&tmp).unwrap().count(), 0);
@@ -271,7 +271,7 @@ fn help_names_the_exit_codes_and_every_verb() {
 }
 
 #[test]
-fn a_backup_is_restored_and_shares_what_did_not_change() {
+fn a_backup_is_restored_and_shares_unchanged_files() {
     let sandbox = Sandbox::with(&[("a", "1"), ("b", "2")]);
     let full = sandbox.run(&["backup", "db", "monday", "--json"]).succeeds().json();
     assert!(full["files"].as_u64() > Some(1) && full["linked"] == 0, "{full}");
@@ -326,7 +326,7 @@ fn is_log_of_flat(path: &std::path::Path, bytes: &[u8]) -> bool {
 }
 
 #[test]
-fn a_sorted_load_is_there_at_once_or_not_at_all() {
+fn a_sorted_load_is_atomic() {
     let sandbox = Sandbox::new();
     let text: String = (0..3_000).map(|n| format!("key{n:05}\tvalue {n}\n")).collect();
     for engine in ["flex", "delsm", "flat"] {
@@ -352,7 +352,7 @@ fn a_sorted_load_is_there_at_once_or_not_at_all() {
 }
 
 #[test]
-fn convert_has_another_engine_keep_the_keyspace() {
+fn convert_changes_the_engine_of_a_keyspace() {
     let sandbox = Sandbox::with(&[("a", "1"), ("b", "2"), ("c", "3")]);
     let dump = sandbox.run(&["dump", "db", "--plain"]).succeeds().lines();
     let before = sandbox.image("db");
@@ -371,7 +371,7 @@ fn convert_has_another_engine_keep_the_keyspace() {
         assert_eq!(lines, dump);
     }
     sandbox.run(&["convert", "db", "--to", "flex"]).succeeds();
-    sandbox.run(&["convert", "db", "--to", "tree"]).exits(2).complains("there are flat");
+    sandbox.run(&["convert", "db", "--to", "tree"]).exits(2).complains("the engines are flat");
     sandbox.run(&["convert", "db", "--keyspace", "none", "--to", "flat"]).exits(1);
     sandbox.run(&["verify", "db"]).succeeds();
 }

@@ -18,11 +18,11 @@ impl Process {
             .spawn()
             .expect("the program starts");
         let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-        lines.next().expect("an address").expect("readable"); // from here on it has the database
+        lines.next().expect("an address").expect("readable"); // now it has the database
         Process(child)
     }
 
-    /// Reads `db` until it is killed: it fills a pipe that nobody reads.
+    /// Reads `db` until it is killed: it fills a pipe without a reader.
     fn reader(sandbox: &Sandbox) -> Process {
         let mut child =
             sandbox.command(&["dump", "db"]).stdout(Stdio::piped()).spawn().expect("the program starts");
@@ -87,7 +87,7 @@ fn a_writer_waits_for_an_owner_and_then_names_it() {
     for wrong in ["-1", "soon", "nan"] {
         sandbox.run(&["get", "db", "a", &format!("--wait={wrong}")]).exits(2);
     }
-    // A wait that is long enough ends as soon as the owner is gone.
+    // A wait that is long enough ends as soon as the owner ends.
     let mut put = sandbox.command(&["put", "db", "a", "2", "--wait", "100"]).spawn().expect("it starts");
     drop(server);
     assert!(put.wait().expect("it ends").success());
@@ -104,7 +104,7 @@ fn a_writer_waits_for_readers_and_then_names_one() {
     sandbox.run(&["put", "db", "a", "2", "--wait", "0.2"]).exits(4).complains(&being_read);
     sandbox.run(&["get", "db", "key-000000", "--wait", "0"]).succeeds();
     let mut put = sandbox.command(&["put", "db", "a", "2", "--wait", "100"]).spawn().expect("it starts");
-    // Readers give way to it for a while, and get in before it all the same.
+    // A new reader waits for the writer for a while, and then reads before it.
     sandbox.run(&["get", "db", "key-000000"]).succeeds();
     drop(reader);
     assert!(put.wait().expect("it ends").success());
@@ -112,7 +112,7 @@ fn a_writer_waits_for_readers_and_then_names_one() {
 }
 
 #[test]
-fn no_verb_waits_for_ever_for_an_owner_that_is_stopped() {
+fn no_verb_waits_forever_for_a_stopped_owner() {
     let sandbox = Sandbox::with(&[("a", "1")]);
     let server = Process::server(&sandbox);
     server.signal("-STOP");
@@ -146,14 +146,14 @@ fn no_verb_waits_for_ever_for_an_owner_that_is_stopped() {
     }
     assert!(began.elapsed() < Duration::from_secs(60));
     assert!(!sandbox.path("copy").exists());
-    // It goes on as if nothing had been.
+    // After SIGCONT it works as before.
     server.signal("-CONT");
     sandbox.run(&["get", "db", "a"]).succeeds().prints("1");
     sandbox.run(&["backup", "db", "copy"]).succeeds();
 }
 
 #[test]
-fn a_database_is_created_with_the_modes_that_are_asked_for() {
+fn a_database_is_created_with_the_requested_modes() {
     use std::os::unix::fs::PermissionsExt;
     let sandbox = Sandbox::new();
     let mode = |name: &str| {
