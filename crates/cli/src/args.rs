@@ -61,7 +61,7 @@ directories with mode 700, unless --mode says otherwise.
 
 `sheaf help VERB` shows the options and examples of a verb.";
 
-/// Embedded key-value database: reads, writes and maintains databases
+/// Sheaf, an embedded key-value database: read, write and maintain databases
 #[derive(Debug, Parser)]
 #[command(name = "sheaf", version, styles = STYLES, after_help = EXIT_CODES, max_term_width = 100)]
 #[command(subcommand_value_name = "VERB", subcommand_help_heading = "Verbs")]
@@ -74,7 +74,7 @@ pub(crate) struct Cli {
 /// Verbs of the command.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
-    /// Set a key to a value; creates the database and the keyspace if they do not exist
+    /// Set a key to a value; creates the database and the keyspace if missing
     #[command(after_long_help = "\
 Examples:
   sheaf put my.db ada lovelace
@@ -126,7 +126,7 @@ Examples:
   sheaf scan my.db --prefix user: --json
   sheaf scan my.db --from a --to b --reverse")]
     Scan(Scan),
-    /// Load pairs from a file or stdin; creates the database and the keyspace if they do not exist
+    /// Load pairs from a file or stdin; creates the database and the keyspace if missing
     #[command(after_long_help = "\
 Each line is key, TAB, value, with the escapes of `sheaf dump`: \\t \\n \\r \\\\ and \\xNN.
 With --lines the file is plain text without escapes: each line becomes a value, and its key is

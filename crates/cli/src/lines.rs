@@ -13,7 +13,7 @@ use std::io::{self, BufRead, Read};
 
 use indicatif::ProgressBar;
 
-use crate::notation::unescape_part;
+use crate::notation::{many, unescape_part};
 
 /// First line of a dump.
 pub(crate) const FIRST: &str = "#sheaf-dump 1";
@@ -182,7 +182,8 @@ impl<'a> Lines<'a> {
         match self.frame {
             None => Ok(()),
             Some((lines, _)) => {
-                let why = format!("it was cut off after {lines} complete lines: its last line is missing");
+                let lines = many(lines, "complete line");
+                let why = format!("it was cut off after {lines}: its last line is missing");
                 Err(Wrong::Incomplete(why))
             }
         }

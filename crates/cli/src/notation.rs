@@ -165,6 +165,7 @@ pub(crate) fn many(number: u64, thing: &str) -> String {
 /// Parses a size such as `64MiB`, `1GiB` or `4096`.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic()).trim_end();
+    let number: u64 = digits.parse().map_err(|_| "expected a size such as 512MiB".to_owned())?;
     let unit: u64 = match text[digits.len()..].trim().to_ascii_lowercase().as_str() {
         "" | "b" => 1,
         "k" | "kib" => 1 << 10,
@@ -173,7 +174,6 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
         "t" | "tib" => 1 << 40,
         other => return Err(format!("unknown unit {other:?}: use KiB, MiB, GiB or TiB")),
     };
-    let number: u64 = digits.parse().map_err(|_| "expected a number such as 512MiB".to_owned())?;
     number.checked_mul(unit).ok_or_else(|| "too large".to_owned())
 }
 

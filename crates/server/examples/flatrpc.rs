@@ -1,14 +1,15 @@
-//! # The table of FlatRPC: what serving costs, on this machine
+//! # FlatRPC benchmark: cost of serving, on this machine
 //!
 //! ```sh
-//! cargo run --release -p sheaf-server --example flatrpc            # everything, about three minutes
-//! cargo run --release -p sheaf-server --example flatrpc -- --quick # what is promised, 20 s
+//! cargo run --release -p sheaf-server --example flatrpc            # all, about three minutes
+//! cargo run --release -p sheaf-server --example flatrpc -- --quick # required values, 20 s
 //! ```
 //!
-//! Puts of 8 + 100 bytes, uniform over a million keys, into `flat`. Clients are processes of their own. First what is
-//! promised (`must`), with the server's default number of workers and rounds in turn; then the table: agent against
-//! all-to-all with two workers, since with one they are the same. The *bare ring* is two threads that pass
-//! messages of the same size through the same rings and do nothing with them: what is left on the table.
+//! Puts of 8 + 100 bytes, uniform over a million keys, into `flat`. Clients are separate processes.
+//! First the required values (`must`), with the server's default number of workers and rounds in
+//! turn. Then the table: agent against all-to-all with two workers, since with one they are the
+//! same. The *bare ring* is two threads that pass messages of the same size through the same rings
+//! without any work on them: the upper bound.
 
 #![allow(clippy::disallowed_methods, reason = "measuring needs clocks, threads and processes")]
 
@@ -48,19 +49,19 @@ fn main() -> Result<()> {
     }
 }
 
-/// A mixture of bits, so that keys come in no order.
+/// Mixes bits, so that keys have no order.
 fn key(number: u64) -> [u8; 8] {
     let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     ((mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) % KEYS).to_be_bytes()
 }
 
-/// What one or several clients came to.
+/// Result of one or several clients.
 struct Figure {
     per_second: f64,
     p99_us: f64,
 }
 
-/// A client in a process of its own: connects, waits for the word, works for as many milliseconds as it is told.
+/// Client process: connects, waits for a number of milliseconds on stdin, and works for that time.
 fn client(address: &str, mode: &str, flight: usize, seed: u64) -> Result<()> {
     let mode = if mode == "agent" { Mode::Agent } else { Mode::AllToAll };
     let mut client = Client::connect(&address.parse::<Address>()?, &Options::default().mode(mode))?;
@@ -83,7 +84,7 @@ fn client(address: &str, mode: &str, flight: usize, seed: u64) -> Result<()> {
         let (ticket, reply) = client.next()?.ok_or("nothing is in flight")?;
         reply?;
         now = Instant::now();
-        let at = began.iter().position(|(t, _)| *t == ticket).ok_or("a reply to nothing")?;
+        let at = began.iter().position(|(t, _)| *t == ticket).ok_or("a reply without a request")?;
         let (_, since) = began.remove(at).ok_or("found above")?;
         latencies.record(u64::try_from((now - since).as_nanos())?)?;
     }
@@ -97,7 +98,7 @@ fn client(address: &str, mode: &str, flight: usize, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Starts clients, lets them run together, and adds up.
+/// Starts clients, lets them run at the same time, and adds up their results.
 fn run(address: &Address, mode: &str, clients: usize, flight: usize, time: Duration) -> Result<Figure> {
     let spawn = |index: usize| -> Result<(Child, BufReader<std::process::ChildStdout>)> {
         let mut child = Command::new(std::env::current_exe()?)
@@ -132,7 +133,7 @@ fn run(address: &Address, mode: &str, clients: usize, flight: usize, time: Durat
     Ok(Figure { per_second, p99_us: latencies.value_at_quantile(0.99) as f64 / 1e3 })
 }
 
-/// Puts by one thread of this process.
+/// Puts by one thread of this process, without a server.
 fn in_process(db: &Database, time: Duration) -> Result<f64> {
     let keyspace = db.keyspace("bench", KeyspaceOptions::default().engine("flat"))?;
     let (start, mut count) = (Instant::now(), 0u64);
@@ -210,7 +211,7 @@ fn median(mut figures: Vec<f64>) -> f64 {
     figures[figures.len() / 2]
 }
 
-/// What is promised, measured in turn so that the machine's moods hit all alike.
+/// Measures the required values, in turn, so that variations of the machine affect all of them.
 fn promises(rounds: usize) -> Result<()> {
     let time = Duration::from_millis(700);
     let dir = tempfile::tempdir()?;
@@ -247,7 +248,7 @@ fn promises(rounds: usize) -> Result<()> {
     Ok(())
 }
 
-/// Agent against all-to-all.
+/// Compares agent and all-to-all.
 fn table() -> Result<()> {
     let time = Duration::from_millis(1000);
     let dir = tempfile::tempdir()?;

@@ -1,8 +1,8 @@
-//! # Commands: what threads of the server hand to each other
+//! # Commands: messages between the threads of a server
 //!
-//! The *verb command* of the paper: a worker that is not the agent of a client leaves the reply with the agent,
-//! through memory, and the agent writes it to the client. Small replies (every acknowledgement) travel in the
-//! command itself.
+//! A command is the *verb command* of the paper. A worker that is not the agent of a client leaves
+//! the reply with the agent, in memory, and the agent writes it to the client. Small replies (every
+//! acknowledgement) are part of the command.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,10 +13,10 @@ use sheaf::Commit;
 use crate::session::Session;
 use crate::shared::Shared;
 
-/// Longest reply that a command holds itself.
+/// Longest reply that is stored in the command itself.
 const INLINE: usize = 38;
 
-/// An encoded reply.
+/// Encoded reply.
 #[derive(Debug)]
 pub(crate) enum Payload {
     Small(u8, [u8; INLINE]),
@@ -43,29 +43,31 @@ impl Payload {
     }
 }
 
-/// A session as others know it: its place, and its number, for the place is used again.
+/// Identifier of a session: its slot, and its number, since slots are reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Whom {
     pub(crate) slot: usize,
     pub(crate) session: u64,
 }
 
-/// To a worker, the owner of a port.
+/// Command to a worker that owns a port.
 pub(crate) enum Command {
-    /// A reply that waits for nothing.
+    /// A reply that may leave at once.
     Reply { whom: Whom, payload: Payload },
     /// A reply that leaves in the order of commits.
     Commit { whom: Whom, lane: usize, seq: u64, payload: Payload },
-    /// A commit that is to be durable before it is answered; joins the waiter's line in the order of commits.
+    /// A commit that must be durable before the reply. Enters the waiter's queue in the order of
+    /// commits.
     Durable { to: Reader, lane: usize, id: u64, commit: Commit },
-    /// A ring was read: the client wants to hear.
+    /// A ring was read, and the client must be told.
     Credit { whom: Whom },
-    /// To be dropped when what was handed over before has left the gates. Nobody is writing any more.
+    /// Sender that is dropped after all earlier commands have left the gates. No worker writes by
+    /// then.
     Flush(Sender<()>),
 }
 
 impl Command {
-    /// Whose port it is for.
+    /// Returns the session that the command is for.
     pub(crate) fn whom(&self) -> Option<Whom> {
         match self {
             Command::Reply { whom, .. } | Command::Commit { whom, .. } | Command::Credit { whom } => {
@@ -77,19 +79,20 @@ impl Command {
     }
 }
 
-/// To the waiter.
+/// Job for the waiter.
 pub(crate) enum Job {
-    /// Answer when it is on the device.
+    /// Reply when the commit is on the device.
     Durable { to: Reader, id: u64, commit: Commit },
-    /// Answer when everything is.
+    /// Reply when all commits are on the device.
     Persist { to: Reader, id: u64 },
-    /// Open a keyspace, which may have to be created durably.
+    /// Open a keyspace, which may require a durable creation.
     Keyspace { to: Reader, id: u64, name: String, engine: String, create: bool },
-    /// There is no more to come.
+    /// No more jobs follow.
     End,
 }
 
-/// Who gets a job's answer, and through which port. Counts as waiting for the device for as long as it lives.
+/// Receiver of the reply to a job, and the worker that owns its port. Counts as waiting for the
+/// device until it is dropped.
 pub(crate) struct Reader {
     pub(crate) session: Arc<Session>,
     pub(crate) owner: usize,
@@ -97,13 +100,14 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// A place in the line, if the client and the server have one left.
+    /// Returns a reader, unless the client or the server has its maximum number of waiting
+    /// requests.
     pub(crate) fn new(session: &Arc<Session>, owner: usize, shared: &Shared) -> Option<Reader> {
         let waiting = Arc::clone(&shared.waiting);
         let mine = session.waiting.fetch_add(1, Ordering::SeqCst) < shared.limits.window;
         let all = waiting.fetch_add(1, Ordering::SeqCst) < shared.limits.waiting;
         let reader = Reader { session: Arc::clone(session), owner, waiting };
-        (mine && all).then_some(reader) // dropped, it gives back what it took
+        (mine && all).then_some(reader) // a drop undoes the counts
     }
 }
 

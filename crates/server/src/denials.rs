@@ -1,43 +1,45 @@
-//! # Denials: wrong tokens, by the address that they came from
+//! # Denials: wrong tokens by address
 //!
-//! The answer to a wrong token is held back: 250 ms at first, twice as long with each further one, 4 s at most. Nothing is slept for: the
-//! door keeps the connection until the answer is due. A right token is answered at once, so that nobody is kept out by
-//! another one's mistakes; only where many wrong ones come from is it held back as long as a first mistake, so that a
-//! connection that was not answered at once tells nothing.
+//! The reply to a wrong token is delayed by 250 ms at first, twice as long for each further one, at
+//! most 4 s. No thread sleeps: the door keeps the connection until the reply is due. The reply to a
+//! correct token is immediate, so that a client is not delayed by the mistakes of another. After
+//! many wrong tokens from an address, the reply to a correct one is delayed as long as for a first
+//! mistake, so that the lack of an immediate reply reveals nothing.
 //!
-//! All addresses of this machine count as one, and of IPv6 all of a network (64 bits), since a peer can choose among those.
+//! All addresses of this machine count as one, and so does each IPv6 network (64 bits), since a
+//! peer can choose among these addresses.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long the answer to a first mistake is held back.
+/// Delay of the reply to a first mistake.
 pub(crate) const FIRST: Duration = Duration::from_millis(250);
-/// The delay is doubled so often at most.
+/// Maximum number of times that the delay is doubled.
 const DOUBLINGS: u32 = 4;
-/// So many mistakes make an address suspicious: right tokens from there are held back too.
+/// Number of mistakes that make an address suspicious: correct tokens are then delayed too.
 const MANY: u32 = 8;
-/// Mistakes are forgotten after so long without another one.
+/// Time without a mistake after which the mistakes of an address are forgotten.
 const FORGOTTEN: Duration = Duration::from_secs(60);
-/// Between two reports of one address.
+/// Minimum time between two reports of one address.
 const QUIET: Duration = Duration::from_secs(10);
-/// Addresses that are remembered.
+/// Maximum number of addresses that are remembered.
 const MOST: usize = 1024;
 
 /// Wrong tokens from one address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Denied {
-    /// Where they came from; one address for all of this machine, or of an IPv6 network.
+    /// Address of the clients; one address for all of this machine or of an IPv6 network.
     pub peer: IpAddr,
-    /// How many came since the last report of this address, at least one.
+    /// Number of wrong tokens since the last report of this address, at least one.
     pub count: u64,
 }
 
-/// Is told of wrong tokens.
+/// Callback for wrong tokens.
 pub(crate) type Tell = Arc<dyn Fn(&Denied) + Send + Sync>;
 
-/// What one address did.
+/// Mistakes of one address.
 struct Peer {
     mistakes: u32,
     last: Instant,
@@ -45,14 +47,15 @@ struct Peer {
     untold: u64,
 }
 
-/// See the module.
+/// Mistakes of all addresses.
 #[derive(Default)]
 pub(crate) struct Denials {
     peers: HashMap<IpAddr, Peer>,
 }
 
 impl Denials {
-    /// Counts a wrong token from `peer`. Returns how long the answer is to be held back, and a report if one is due.
+    /// Counts a wrong token from `peer`. Returns the delay of the reply, and a report if one is
+    /// due.
     pub(crate) fn wrong(&mut self, peer: IpAddr, now: Instant) -> (Duration, Option<Denied>) {
         let address = group(peer);
         self.forget(now);
@@ -69,13 +72,13 @@ impl Denials {
         (delay, Some(Denied { peer: address, count: std::mem::take(&mut peer.untold) }))
     }
 
-    /// Whether many wrong tokens came from `peer` of late.
+    /// Returns true if many wrong tokens came from `peer` recently.
     pub(crate) fn is_suspicious(&self, peer: IpAddr, now: Instant) -> bool {
         let is_recent = |peer: &Peer| now.saturating_duration_since(peer.last) < FORGOTTEN;
         self.peers.get(&group(peer)).is_some_and(|peer| peer.mistakes >= MANY && is_recent(peer))
     }
 
-    /// Forgets what is long ago; if there is too much still, the address that was quiet for longest.
+    /// Forgets old mistakes; if too many addresses remain, forgets the one that was quiet longest.
     fn forget(&mut self, now: Instant) {
         if self.peers.len() < MOST {
             self.peers.retain(|_, peer| now.saturating_duration_since(peer.last) < FORGOTTEN);
@@ -88,7 +91,7 @@ impl Denials {
     }
 }
 
-/// The address that stands for all that a peer may have.
+/// Returns the address under which the mistakes of `peer` are counted.
 fn group(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         peer if peer.is_loopback() => Ipv4Addr::LOCALHOST.into(),
@@ -111,11 +114,11 @@ mod tests {
     }
 
     #[test]
-    fn each_mistake_takes_longer_and_they_are_forgotten() {
+    fn each_mistake_doubles_the_delay_and_mistakes_are_forgotten() {
         let (mut denials, now) = (Denials::default(), origin());
         let delays: Vec<u128> = (0..7).map(|_| denials.wrong(at("10.0.0.1"), now).0.as_millis()).collect();
         assert_eq!(delays, [250, 500, 1000, 2000, 4000, 4000, 4000]);
-        assert_eq!(denials.wrong(at("10.0.0.2"), now).0, FIRST, "another's mistakes are not ours");
+        assert_eq!(denials.wrong(at("10.0.0.2"), now).0, FIRST, "other addresses are not affected");
         assert!(!denials.is_suspicious(at("10.0.0.1"), now));
         denials.wrong(at("10.0.0.1"), now);
         assert!(denials.is_suspicious(at("10.0.0.1"), now) && !denials.is_suspicious(at("10.0.0.2"), now));
@@ -125,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_reported_now_and_then_with_all_that_came() {
+    fn an_address_is_reported_at_intervals_with_the_total() {
         let (mut denials, now) = (Denials::default(), origin());
         let told =
             |denials: &mut Denials, now| denials.wrong(at("10.0.0.1"), now).1.map(|denied| denied.count);
@@ -134,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_cannot_choose_who_it_is() {
+    fn a_peer_cannot_choose_its_group() {
         assert_eq!(group(at("127.9.8.7")), group(at("::1")));
         assert_eq!(group(at("::ffff:10.0.0.1")), at("10.0.0.1"));
         assert_eq!(group(at("2001:db8::1:2:3:4")), group(at("2001:db8::9")));

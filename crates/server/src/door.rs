@@ -1,20 +1,23 @@
-//! # Door: listening, hello, sessions
+//! # Door: accepts connections and makes sessions
 //!
-//! One thread for everybody who is not a client yet. None of them can hold it up: sockets do not block, a
-//! hello has a fixed length and [`PATIENCE`] to arrive, and at most [`MOST_GUESTS`] wait at a time. If there are so many, the one that
-//! is there for longest, and has shown no right token, gives its place to whoever comes, but not before [`GRACE`].
+//! One thread for all connections without a session. No connection can delay it: sockets do not
+//! block, a hello has a fixed length and must arrive within [`PATIENCE`], and at most
+//! [`MOST_GUESTS`] connections wait. If there are that many, a new connection replaces the oldest
+//! one that has not sent a correct token, but not before [`GRACE`].
 //!
 //! ```text
-//!   listener ─> guest: hello arrives ─┬─> refused: the answer says why
-//!                                     ├─> session over shared memory: memory and bells go with the answer
+//!   listener ─> guest: hello arrives ─┬─> refused: the answer has the reason
+//!                                     ├─> session over shared memory: memory and bells are sent
 //!                                     ├─> session over TCP
-//!                                     └─> all-to-all over TCP: a party, until every worker has a connection
+//!                                     └─> all-to-all over TCP: a party, until all have connected
 //! ```
 //!
-//! Where nobody can be taken in (no descriptor, no memory) listeners are left alone for a moment: whoever waits there keeps them readable.
+//! If no connection can be accepted (no descriptor, no memory), the door ignores its listeners for
+//! a moment: a waiting connection keeps them readable.
 //!
-//! Over a Unix socket the kernel says who the other process belongs to: only our own user is let in. Over
-//! TCP the token decides, if there is one; answers to wrong ones are held back ([`denials`](crate::denials)).
+//! Over a Unix socket the kernel reports the user of the other process, which must be the user of
+//! the server. Over TCP the token decides, if there is one; replies to wrong tokens are delayed
+//! ([`denials`](crate::denials)).
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -47,11 +50,11 @@ use crate::session::Session;
 use crate::shared::{Alarm, Shared, bell};
 use crate::worker::Arrival;
 
-/// How long a hello, or the connections that make up a party, may take.
+/// Time limit for a hello, and for the connections of a party.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Connections that have not said hello yet.
+/// Maximum number of connections without a hello.
 const MOST_GUESTS: usize = 128;
-/// How long a guest keeps its place in any case.
+/// Time for which a guest cannot be replaced.
 const GRACE: Duration = FIRST;
 
 enum Listener {
@@ -76,46 +79,46 @@ impl Drop for Listener {
     }
 }
 
-/// Removes a socket's name. What else is there by now is somebody's.
+/// Removes a socket's name. A file of another type at this path is not removed.
 #[expect(clippy::disallowed_methods, reason = "a socket's name, not a file of a database")]
 fn remove(path: &Path) {
     if is_socket(path).unwrap_or(false) {
-        let _ = std::fs::remove_file(path); // one that is gone is gone
+        let _ = std::fs::remove_file(path); // it may have been removed already
     }
 }
 
-/// Whether the name itself, not what it may lead to, is a socket's.
+/// Returns true if `path` is a socket. Does not follow links.
 fn is_socket(path: &Path) -> io::Result<bool> {
     Ok(std::fs::symlink_metadata(path)?.file_type().is_socket())
 }
 
-/// A connection that is about to say hello.
+/// Connection that has not finished its hello.
 struct Guest {
     socket: OwnedFd,
     is_shared: bool,
-    /// Where it is, over TCP.
+    /// Address of the peer, over TCP.
     peer: Option<IpAddr>,
     said: Vec<u8>,
     came: Instant,
     until: Instant,
-    /// What it is going to be told, and when: it is not listened to any more.
+    /// Delayed answer and its time. Once set, the door reads no more from the connection.
     answer: Option<(Instant, Answer)>,
 }
 
 impl Guest {
-    /// When another guest may get its place; never if it comes in.
+    /// Returns the time from which another guest may replace this one; `None` if it is admitted.
     fn may_go(&self) -> Option<Instant> {
         (!matches!(self.answer, Some((_, Answer::In(_))))).then_some(self.came + GRACE)
     }
 }
 
-/// An answer that is held back.
+/// Delayed answer.
 enum Answer {
     Denied,
     In(Box<Hello>),
 }
 
-/// A session over TCP whose connections arrive one by one.
+/// Session over TCP that waits for its other connections.
 struct Party {
     session: Arc<Session>,
     secret: u128,
@@ -123,7 +126,7 @@ struct Party {
     until: Instant,
 }
 
-/// A session, and since when it has asked for nothing.
+/// Session, and the time since which it has sent no request.
 struct Watched {
     session: Weak<Session>,
     asked: u64,
@@ -131,7 +134,7 @@ struct Watched {
 }
 
 impl Watched {
-    /// Looks at it at `now`; false if it is over.
+    /// Checks for requests at `now`. Returns false if the session has ended.
     fn look(&mut self, now: Instant, idle: Duration, shared: &Shared) -> bool {
         let Some(session) = self.session.upgrade() else { return false };
         let asked = session.asked();
@@ -150,16 +153,16 @@ pub(crate) struct Door {
     listeners: Vec<Listener>,
     guests: Vec<Guest>,
     parties: Vec<Party>,
-    /// Where clients that ask for nothing are let go.
+    /// Sessions to disconnect if they are idle too long.
     watched: Vec<Watched>,
     porter: Porter,
     denials: Denials,
-    /// Nobody can be taken in before.
+    /// Time before which no connection is accepted.
     shut_until: Option<Instant>,
     sessions: AtomicU64,
 }
 
-#[expect(clippy::disallowed_methods, reason = "patience with guests; nothing of the database hangs on it")]
+#[expect(clippy::disallowed_methods, reason = "timeouts of connections; no data depends on it")]
 fn now() -> Instant {
     Instant::now()
 }
@@ -219,7 +222,7 @@ impl Door {
         }
     }
 
-    /// Waits for somebody to come or to speak, or to run out of time.
+    /// Waits for a connection, input or a timeout.
     fn wait(&self) {
         let guests = self.guests.iter().filter(|guest| guest.answer.is_none());
         let guests = guests.map(|guest| PollFd::new(&guest.socket, PollFlags::IN));
@@ -238,14 +241,14 @@ impl Door {
         let left =
             patience.min().map(|until| until.saturating_duration_since(now()) + Duration::from_millis(1));
         let timeout: Option<Timespec> = left.and_then(|left| left.try_into().ok());
-        let _ = rustix::event::poll(&mut polled, timeout.as_ref()); // whatever it says, we look
+        let _ = rustix::event::poll(&mut polled, timeout.as_ref()); // the caller checks all of them
     }
 
     fn may_accept(&self) -> bool {
         self.shut_until.is_none() && (self.guests.len() < MOST_GUESTS || self.replaceable().is_some())
     }
 
-    /// The guest that gives its place to another one.
+    /// Returns the guest that a new connection may replace.
     fn replaceable(&self) -> Option<usize> {
         let (now, guests) = (now(), self.guests.iter().enumerate());
         let may_go = guests.filter_map(|(index, guest)| Some((guest.may_go()?, index)));
@@ -266,7 +269,7 @@ impl Door {
         };
         let socket = match self.porter.next(accept) {
             Next::Came(socket) => socket,
-            Next::Gone | Next::Nobody => return None, // others get their turn
+            Next::Gone | Next::Nobody => return None, // the next listener has its turn
             Next::Later | Next::Never => {
                 self.shut_until = now().checked_add(PAUSE);
                 return None;
@@ -283,7 +286,7 @@ impl Door {
         Some(Guest { socket, is_shared, peer, said: Vec::new(), came, until: came + PATIENCE, answer: None })
     }
 
-    /// Hears what a guest says. It stays, comes in, or goes.
+    /// Reads from a guest, which then stays, is admitted, or is refused.
     fn listen_to(&mut self, mut guest: Guest) {
         let mut bytes = [0; FIXED + MAX_TOKEN + 1];
         let room = bytes.len() - guest.said.len();
@@ -308,7 +311,7 @@ impl Door {
         }
     }
 
-    /// Whether it may come in.
+    /// Returns true if the guest may be admitted.
     fn knows(&self, guest: &Guest, hello: &Hello) -> bool {
         if guest.is_shared {
             let other = rustix::net::sockopt::socket_peercred(&guest.socket);
@@ -317,7 +320,7 @@ impl Door {
         self.shared.token.as_ref().is_none_or(|token| is_same(token.as_bytes(), &hello.token))
     }
 
-    /// Decides whether a guest comes in, and when it learns that.
+    /// Decides whether a guest is admitted, and when it gets the answer.
     fn judge(&mut self, mut guest: Guest, hello: Hello) {
         let (now, knows) = (now(), self.knows(&guest, &hello));
         if guest.is_shared || self.shared.token.is_none() {
@@ -342,7 +345,7 @@ impl Door {
         self.guests.push(guest);
     }
 
-    /// Gives an answer that was held back.
+    /// Gives a delayed answer.
     fn answer(&mut self, mut guest: Guest) {
         match guest.answer.take() {
             Some((_, Answer::In(hello))) => self.greet(guest, &hello),
@@ -360,11 +363,11 @@ impl Door {
         let number = self.sessions.fetch_add(1, Ordering::Relaxed);
         let whom = Whom { slot, session: number };
         if let Err(socket) = self.open_session(guest, hello.mode, whom) {
-            self.refuse(socket.as_ref(), Status::Busy); // no memory, no descriptors
+            self.refuse(socket.as_ref(), Status::Busy); // no memory or no descriptors
         }
     }
 
-    /// Makes a session for a guest. The error is the guest's socket, unless it had its answer.
+    /// Makes a session for a guest. The error is the guest's socket if it has no answer yet.
     fn open_session(&mut self, guest: Guest, mode: Mode, whom: Whom) -> Result<(), Option<OwnedFd>> {
         let limits = &self.shared.limits;
         let workers = limits.workers;
@@ -405,7 +408,7 @@ impl Door {
         Ok(())
     }
 
-    /// Memory and bells for a client on this machine.
+    /// Sends memory and bells to a client on this machine.
     fn hand_over(
         &mut self,
         socket: OwnedFd,
@@ -472,7 +475,7 @@ impl Door {
         self.admit_or_wait(party);
     }
 
-    /// Lets a session over TCP in once its connections are there.
+    /// Admits a session over TCP once all its connections exist.
     fn admit_or_wait(&mut self, party: Party) {
         let session = &party.session;
         let mut needed = (0..party.sockets.len()).filter(|worker| session.owner(*worker) == *worker);
@@ -494,7 +497,7 @@ impl Door {
         self.deliver(&session, parts);
     }
 
-    /// Gives each worker its part; who has a port first, for the others hand it their replies.
+    /// Gives each worker its part; first to owners of a port, as other workers send them replies.
     fn deliver(&mut self, session: &Arc<Session>, parts: Vec<(Option<Port>, Option<OwnedFd>)>) {
         self.shared.accepted.fetch_add(1, Ordering::Relaxed);
         let mut parts: Vec<_> = parts.into_iter().enumerate().collect();
@@ -520,7 +523,8 @@ fn make_port(session: &Arc<Session>, worker: usize, wire: Wire) -> Port {
     Port::new(session, ring, credits, wire)
 }
 
-/// Sets what a connection should have. It works without: slower, and a peer whose machine is gone stays for longer.
+/// Sets socket options. If they cannot be set, the connection is slower, and the failure of the
+/// peer's machine is detected later.
 fn settle(socket: &OwnedFd) {
     use rustix::net::sockopt::{
         set_socket_keepalive, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl, set_tcp_nodelay,
@@ -532,7 +536,7 @@ fn settle(socket: &OwnedFd) {
     let _ = set_tcp_keepcnt(socket, 6);
 }
 
-/// A place that no session came to hold.
+/// Returns a slot that no session has taken.
 fn slots_back(shared: &Shared, whom: Whom) {
     shared.slots.give_back(whom.slot);
 }
@@ -541,7 +545,7 @@ fn small(number: usize) -> u32 {
     u32::try_from(number).expect("at most 64")
 }
 
-/// What nobody can guess: std's hash keys are drawn from the system.
+/// Returns a random number: the standard library draws its hash keys from the system.
 fn secret() -> u128 {
     use std::hash::{BuildHasher, RandomState};
     let word = || u128::from(RandomState::new().hash_one(std::process::id()));
@@ -565,13 +569,13 @@ fn listen(address: Address) -> io::Result<Listener> {
     }
 }
 
-/// A Unix socket for its owner. A name that a dead server left behind is taken over.
+/// Binds a Unix socket for its owner. Takes over the name of a socket without a server.
 fn bind(path: &Path) -> io::Result<UnixListener> {
     let listener = match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            // A connection to what is no socket is refused as one to a dead server's is.
+            // A connection to a file that is not a socket is refused like one to a dead server.
             if !is_socket(path)? {
-                let why = "there is something that is not a socket";
+                let why = "a file that is not a socket has this name";
                 return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
             }
             match UnixStream::connect(path) {
@@ -582,7 +586,7 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
         }
         other => other?,
     };
-    // Until this line others could connect: the check of who they are turns them away all the same.
+    // Before this line other users can connect; `knows` refuses them.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     Ok(listener)
 }

@@ -1,7 +1,7 @@
-//! # Executing: from a request's bytes to the database and back
+//! # Execution: decodes a request, calls the database, encodes the reply
 //!
-//! What can wait for the device goes to the waiter; everything else is done here, in the worker whose ring the
-//! request was in.
+//! Operations that may wait for the device become jobs of the waiter. All others run in the worker
+//! that read the request.
 
 use std::io;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::port::Ready;
 use crate::session::Session;
 use crate::worker::Worker;
 
-/// Bytes of a message around what it carries.
+/// Bytes of a message besides its keys and values.
 const AROUND: usize = 64;
 
 fn garbage(malformed: Malformed) -> io::Error {
@@ -23,7 +23,7 @@ fn garbage(malformed: Malformed) -> io::Error {
 }
 
 impl Worker {
-    /// Executes one request. An error is the client's, and ends its session.
+    /// Executes one request. An error is a violation by the client and ends its session.
     pub(crate) fn execute(&mut self, session: &Arc<Session>, bytes: &[u8]) -> io::Result<()> {
         let (id, request) = Request::decode(bytes).map_err(garbage)?;
         self.reply.clear();
@@ -71,7 +71,7 @@ impl Worker {
         self.send(session)
     }
 
-    /// Puts an error in place of what was written so far.
+    /// Replaces the reply by an error.
     fn or_failed(&mut self, id: u64, result: Result<()>) {
         if let Err(error) = result {
             self.reply.clear();
@@ -84,7 +84,7 @@ impl Worker {
         Answer::to(id, &mut self.reply).busy();
     }
 
-    /// Sends the reply that was written, in no order.
+    /// Sends the current reply, without an order.
     fn send(&mut self, session: &Arc<Session>) -> io::Result<()> {
         let owner = session.owner(self.index);
         let reply = std::mem::take(&mut self.reply);
@@ -101,17 +101,17 @@ impl Worker {
         sent
     }
 
-    /// Leaves a job with the waiter, or answers Busy.
+    /// Sends a job to the waiter, or replies `Busy`.
     fn job(&mut self, session: &Arc<Session>, id: u64, job: impl FnOnce(Reader) -> Job) -> io::Result<()> {
         let Some(to) = Reader::new(session, session.owner(self.index), &self.shared) else {
             self.busy(id);
             return self.send(session);
         };
-        let _ = self.shared.jobs.send(job(to)); // or the server ends, and with it the session
+        let _ = self.shared.jobs.send(job(to)); // fails only if the server ends, and the session too
         Ok(())
     }
 
-    /// Commits, and sees to it that the answer leaves in the order of commits.
+    /// Commits, and sends the reply in the order of commits.
     fn commit(
         &mut self,
         session: &Arc<Session>,
@@ -154,7 +154,7 @@ impl Worker {
         done
     }
 
-    /// Answers a commit that is acknowledged already.
+    /// Replies to a commit that is acknowledged.
     fn buffered(&mut self, session: &Arc<Session>, id: u64, seq: u64, gated: bool) -> io::Result<()> {
         Answer::to(id, &mut self.reply).done(seq);
         if !gated {
@@ -171,11 +171,12 @@ impl Worker {
         Ok(())
     }
 
-    /// Has a commit answered when it is durable.
+    /// Has the waiter reply to a commit when it is durable.
     fn durable(&mut self, to: Reader, id: u64, commit: Commit, gated: bool) {
         let lane = self.index;
         if !gated {
-            let _ = self.shared.jobs.send(Job::Durable { to, id, commit }); // or the server ends
+            // Fails only if the server ends.
+            let _ = self.shared.jobs.send(Job::Durable { to, id, commit });
         } else if to.owner != lane {
             let owner = to.owner;
             self.shared.desks[owner].send(Command::Durable { to, lane, id, commit });
@@ -186,7 +187,7 @@ impl Worker {
 
     fn keyspace(&mut self, number: u32) -> Result<&Keyspace> {
         let unknown = || {
-            let why = format!("this server has given nobody the number {number}");
+            let why = format!("number {number} was not given out by this server");
             Error::Invalid { what: "keyspace", why }
         };
         let at = usize::try_from(number).map_err(|_| unknown())?;
@@ -286,8 +287,8 @@ impl Iterator for Backwards {
     }
 }
 
-/// Writes pairs until the limit, the end, or a full message. Without an order a client could not go on behind
-/// the last pair: there it has to be one message.
+/// Writes pairs until the limit, the end, or a full message. Without an order a client could not
+/// continue after the last pair, so all pairs must fit into one message.
 fn walk(
     pairs: &mut dyn Iterator<Item = <Iter as Iterator>::Item>,
     mut answer: PairsAnswer<'_>,

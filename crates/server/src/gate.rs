@@ -1,37 +1,39 @@
 //! # Gate: commits leave in the order of their numbers
 //!
-//! Several workers commit for one client at once, and their replies reach its agent in any order. The gate
-//! holds a commit back while another worker may still come with a lower number.
+//! Several workers commit for one client at once, and their replies reach its agent in any order.
+//! The gate holds a commit back while another worker may still report a lower number.
 //!
-//! ## Why it suffices
+//! ## Correctness
 //!
-//! A worker says in the session that it is *writing* before it commits, and stops saying so after its reply is
-//! in the agent's queue. The agent notes the highest number that it has heard, **then** looks at these words, **then** empties its
-//! queue, and lets out a commit of number s, not above the noted one, if every other worker
+//! A worker sets its *writing* flag in the session before it commits, and clears the flag after its
+//! reply is in the agent's queue. The agent notes the highest number that it has received, **then**
+//! reads the flags, **then** empties its queue. It releases a commit of number s, not above the
+//! noted one, if every other worker
 //!
-//! * was not writing when looked at: what it committed before is in the gate by now, and what it begins later
-//!   gets a higher number than the noted one, which was given before the look; or
-//! * has been heard with a number ≥ s: what it writes now gets a higher one.
+//! * was not writing: its earlier commits are in the gate by now, and a later commit gets a number
+//!   above the noted one, which was assigned before the flags were read; or
+//! * has reported a number ≥ s: its current commit gets a higher one.
 //!
-//! What the emptying brought beyond the noted number has to wait for the next look: a worker that was not writing may have begun
-//! since, and have a lower one. A worker rings the agent after it stopped writing, so a commit that is held is looked at again.
+//! Commits from the queue above the noted number wait for the next pass: a worker that was not
+//! writing may have begun since, with a lower number. A worker rings the agent after it has cleared
+//! its flag, so a held commit is checked again.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use sheaf_base::sync::atomic::{AtomicBool, Ordering};
 
-/// What a worker says about one session.
+/// Flag of a worker in one session.
 #[derive(Debug, Default)]
 pub(crate) struct Writing(AtomicBool);
 
 impl Writing {
-    /// It is about to commit.
+    /// Marks the start of a commit.
     pub(crate) fn begin(&self) {
         self.0.store(true, Ordering::SeqCst);
     }
 
-    /// Its reply is in the agent's queue. Ring the agent after this.
+    /// Marks that the reply is in the agent's queue. The caller must ring the agent after this.
     pub(crate) fn end(&self) {
         self.0.store(false, Ordering::SeqCst);
     }
@@ -41,19 +43,19 @@ impl Writing {
     }
 }
 
-/// What a look at the workers of a session came to.
+/// Result of reading the flags of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Look {
-    /// The highest number heard before.
+    /// Highest number received before.
     pub(crate) highest: u64,
-    /// One bit each that was writing.
+    /// One bit for each worker that was writing.
     writing: u64,
 }
 
 /// Commits of one session that wait for lower numbers.
 #[derive(Debug)]
 pub(crate) struct Gate<T> {
-    /// The highest number heard from each worker.
+    /// Highest number received from each worker.
     heard: Vec<u64>,
     held: BinaryHeap<Reverse<Held<T>>>,
     arrivals: u64,
@@ -62,7 +64,7 @@ pub(crate) struct Gate<T> {
 #[derive(Debug)]
 struct Held<T> {
     seq: u64,
-    /// Equal numbers (of commits that changed nothing) leave as they came.
+    /// Equal numbers (of commits without changes) leave in the order of arrival.
     arrival: u64,
     what: T,
 }
@@ -96,21 +98,21 @@ impl<T> Gate<T> {
         self.held.is_empty()
     }
 
-    /// Worker `lane` committed `seq`.
+    /// Adds a commit `seq` of worker `lane`.
     pub(crate) fn hold(&mut self, lane: usize, seq: u64, what: T) {
         self.heard[lane] = self.heard[lane].max(seq);
         self.arrivals += 1;
         self.held.push(Reverse(Held { seq, arrival: self.arrivals, what }));
     }
 
-    /// A look at who is writing. Empty the queue after it.
+    /// Reads the flags. The caller must empty the queue after this.
     pub(crate) fn look<'a>(&self, workers: impl Iterator<Item = &'a Writing>) -> Look {
         let highest = self.heard.iter().copied().max().unwrap_or(0);
         let bit = |(lane, writing): (usize, &Writing)| u64::from(writing.is_on()) << lane;
         Look { highest, writing: workers.enumerate().map(bit).fold(0, |all, bit| all | bit) }
     }
 
-    /// The next commit that may leave after this look.
+    /// Returns the next commit that may leave after `look`.
     pub(crate) fn release(&mut self, look: Look) -> Option<T> {
         let Reverse(first) = self.held.peek()?;
         let may_come = |(lane, heard): (usize, &u64)| look.writing & 1 << lane != 0 && *heard < first.seq;
@@ -125,55 +127,55 @@ impl<T> Gate<T> {
 mod tests {
     use super::*;
 
-    /// A look at three workers, of whom these are writing.
+    /// Reads the flags of three workers.
     fn look<T>(gate: &Gate<T>, writing: [bool; 3]) -> Look {
         let words = writing.map(|on| Writing(AtomicBool::new(on)));
         gate.look(words.iter())
     }
 
     #[test]
-    fn a_commit_waits_for_a_lower_one_that_may_come() {
+    fn a_commit_waits_for_a_lower_one_that_may_arrive() {
         let mut gate = Gate::new(3);
         gate.hold(0, 7, 'b');
         let before = look(&gate, [false, true, false]);
         assert_eq!(gate.release(before), None);
         gate.hold(1, 6, 'a');
         assert_eq!(gate.release(before), Some('a'));
-        assert_eq!(gate.release(before), None, "worker 1 goes on behind 6, perhaps with 7");
-        let nobody = look(&gate, [false; 3]);
-        assert_eq!(gate.release(nobody), Some('b'));
+        assert_eq!(gate.release(before), None, "worker 1 may continue after 6, perhaps with 7");
+        let idle = look(&gate, [false; 3]);
+        assert_eq!(gate.release(idle), Some('b'));
         assert!(gate.is_empty());
     }
 
     #[test]
-    fn a_commit_heard_after_the_look_waits_for_the_next_one() {
+    fn a_commit_received_after_the_flags_were_read_waits_for_the_next_pass() {
         let mut gate = Gate::new(3);
         gate.hold(0, 5, 'a');
         let before = look(&gate, [false; 3]);
         gate.hold(0, 7, 'c');
         assert_eq!(gate.release(before), Some('a'));
-        assert_eq!(gate.release(before), None, "worker 1 may have begun 6 after the look");
+        assert_eq!(gate.release(before), None, "worker 1 may have begun 6 since");
         gate.hold(1, 6, 'b');
-        let nobody = look(&gate, [false; 3]);
-        assert_eq!((gate.release(nobody), gate.release(nobody)), (Some('b'), Some('c')));
+        let idle = look(&gate, [false; 3]);
+        assert_eq!((gate.release(idle), gate.release(idle)), (Some('b'), Some('c')));
     }
 
     #[test]
-    fn who_was_heard_beyond_holds_up_nobody() {
+    fn a_worker_with_a_higher_number_delays_no_commit() {
         let mut gate = Gate::new(3);
         gate.hold(1, 9, 'c');
         gate.hold(0, 8, 'b');
         let second = look(&gate, [false, true, false]);
         assert_eq!(gate.release(second), Some('b'));
-        assert_eq!(gate.release(second), Some('c'), "worker 1 writes behind 9");
+        assert_eq!(gate.release(second), Some('c'), "worker 1 writes after 9");
     }
 
     #[test]
-    fn equal_numbers_leave_as_they_came() {
+    fn equal_numbers_leave_in_the_order_of_arrival() {
         let mut gate = Gate::new(3);
         gate.hold(0, 5, 1);
         gate.hold(0, 5, 2);
-        let nobody = look(&gate, [false; 3]);
-        assert_eq!((gate.release(nobody), gate.release(nobody)), (Some(1), Some(2)));
+        let idle = look(&gate, [false; 3]);
+        assert_eq!((gate.release(idle), gate.release(idle)), (Some(1), Some(2)));
     }
 }

@@ -1,6 +1,8 @@
-//! The gate under a scheduler: workers commit for one session, its agent lets the commits out and sleeps between.
+//! The gate under a scheduler: workers commit for one session; its agent releases commits and
+//! sleeps.
 //!
-//! Built with `--cfg shuttle` only. The knobs are those of `sheaf_base::sync::explore`. What it cannot see: weak memory.
+//! Built with `--cfg shuttle` only, with the options of `sheaf_base::sync::explore`. Blind spot:
+//! weak memory.
 
 use std::sync::Arc;
 
@@ -10,11 +12,11 @@ use sheaf_flatrpc::wake::{Asleep, Bells, Wake};
 
 use crate::gate::{Gate, Writing};
 
-/// Workers beside the agent, and what each commits.
+/// Workers besides the agent, and commits of each worker.
 const WORKERS: usize = 2;
 const COMMITS: u64 = 2;
 
-/// What the threads share: the last number, who is writing, the agent's queue and bell.
+/// Shared state: the last number, the flags, the agent's queue and bell.
 struct Desk {
     seq: Mutex<u64>,
     writing: [Writing; WORKERS],
@@ -36,15 +38,15 @@ impl Desk {
     }
 }
 
-/// The agent; its mistakes are to be found.
+/// Agent, correct or with a seeded bug.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Agent {
     Sound,
-    /// Looks at who writes after it has emptied its queue.
+    /// Reads the flags after it has emptied its queue.
     LooksLate,
-    /// Lets out what it heard after the look, too.
+    /// Also releases commits that it received after it read the flags.
     LetsOutAll,
-    /// Takes a ring in passing, after it looked at its queue, and sleeps.
+    /// Takes a ring after it has checked its queue, and sleeps.
     ForgetsRings,
 }
 
@@ -69,7 +71,7 @@ fn let_out(agent: Agent) {
             !heard.is_empty()
         };
         let mut worked = take(&mut gate);
-        let rung = desk.wake.bell.take(); // as a look at sockets does
+        let rung = desk.wake.bell.take(); // as a poll of the sockets does
         worked |= rung && agent != Agent::ForgetsRings;
         if agent == Agent::LooksLate {
             worked |= take(&mut gate);
@@ -102,24 +104,24 @@ fn let_out(agent: Agent) {
 }
 
 #[test]
-fn commits_leave_in_the_order_of_their_numbers_and_none_is_left() {
+fn commits_leave_in_the_order_of_their_numbers_and_none_stays() {
     explore(20_000, || let_out(Agent::Sound));
 }
 
 #[test]
 #[should_panic(expected = "out of order")]
-fn an_agent_that_looks_too_late_is_found() {
+fn an_agent_that_reads_the_flags_too_late_is_found() {
     explore(20_000, || let_out(Agent::LooksLate));
 }
 
 #[test]
 #[should_panic(expected = "out of order")]
-fn an_agent_that_lets_out_what_it_heard_after_its_look_is_found() {
+fn an_agent_that_releases_commits_received_after_the_flags_is_found() {
     explore(20_000, || let_out(Agent::LetsOutAll));
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn an_agent_that_sleeps_after_it_took_a_ring_is_found() {
+fn an_agent_that_sleeps_after_a_ring_is_found() {
     explore(20_000, || let_out(Agent::ForgetsRings));
 }

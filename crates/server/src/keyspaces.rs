@@ -1,22 +1,22 @@
 //! # Keyspaces: numbers for names
 //!
-//! Requests name keyspaces by number. A number is given out once and means the same for all clients until the
-//! server ends; a keyspace that was dropped and created again gets another.
+//! Requests contain the number of a keyspace. A number has one meaning for all clients until the
+//! server ends. A keyspace that was dropped and created again gets another number.
 
 use std::sync::{Mutex, PoisonError};
 
 use sheaf::{Database, Error, Keyspace, KeyspaceOptions, Result};
 
-/// Numbers that can be given out: what is dropped and created again and again uses them up.
+/// Most numbers that are given out. Repeated drops and creations use them up.
 const MOST: usize = 1 << 16;
 
-/// All numbers given out.
+/// All numbers that were given out.
 #[derive(Default)]
 pub(crate) struct Keyspaces {
     all: Mutex<Vec<Keyspace>>,
 }
 
-/// An opened keyspace, or that there are too many.
+/// Number of an opened keyspace, or `Busy` if there are too many.
 pub(crate) enum Opened {
     Number { number: u32, ordered: bool },
     Busy,
@@ -34,7 +34,7 @@ impl Keyspaces {
         };
         let ordered = keyspace.capabilities()?.ordered;
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        // One that was dropped has its name still, but can do nothing.
+        // A dropped keyspace keeps its name, but its capabilities are an error.
         let known = |old: &Keyspace| old.name() == name && old.capabilities().is_ok();
         let number = match all.iter().position(known) {
             Some(number) => number,
@@ -47,7 +47,7 @@ impl Keyspaces {
         Ok(u32::try_from(number).map_or(Opened::Busy, |number| Opened::Number { number, ordered }))
     }
 
-    /// The keyspace with this number.
+    /// Returns the keyspace with this number.
     pub(crate) fn get(&self, number: u32) -> Option<Keyspace> {
         let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         all.get(usize::try_from(number).ok()?).cloned()

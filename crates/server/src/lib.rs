@@ -1,51 +1,30 @@
-//! # A Sheaf database served to other processes
+//! # Server: a Sheaf database for other processes
 //!
-//! FlatRPC (FlatStore §4.3) in front of any database: clients write requests straight into the buffers of
-//! workers; each worker executes what is in its buffers; replies go back through the client's *agent*.
+//! FlatRPC (FlatStore §4.3) for any database. Clients write requests directly into the buffers of
+//! workers, workers execute them, and replies return through the client's *agent*, which is one of
+//! the workers. The module `shared` lists the invariants.
 //!
 //! ```no_run
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let db = sheaf::Database::open("my.db")?;
-//! let server = sheaf_server::Builder::default().listen("shm:/run/user/1000/my.sock".parse()?).start(&db)?;
-//! // ... until it is time to go
+//! let address = "shm:/run/user/1000/my.sock".parse()?;
+//! let server = sheaf_server::Builder::default().listen(address).start(&db)?;
+//! // ... until the program ends
 //! server.close()?;
 //! db.close()?;
-//! # Ok(())
-//! # }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! ## Picture
 //!
 //! ```text
-//!   door       listens; says hello; makes a session and gives each worker its lane of it
+//!   door      listens, says hello, makes a session, gives each worker its lane of the session
 //!     │ mail
-//!     v
 //!   worker 0..n   lane = one ring of one client ─> copy out ─> decode ─> database ─> reply
-//!     │   ^                                                                     │
-//!     │   └── commands: replies of other workers for clients whose agent it is <┘
+//!     │   ^── commands: replies of other workers for the clients of this agent
 //!     │         └> gate: commits in the order of their numbers ─> ring of the client
 //!     v jobs
-//!   waiter     what waits for the device: durable commits, persist, new keyspaces
+//!   waiter    waits for the device: durable commits, persist, new keyspaces
 //! ```
-//!
-//! ## Invariants
-//!
-//! 1. Memory that a client can write is copied out, then checked, then believed. What breaks the rules ends that
-//!    client's session and nothing else.
-//! 2. A request is taken from a ring only if its reply has a place: what a session is owed is bounded by
-//!    `outbox` plus one message a worker; what waits for the device by `window` a session and `waiting` in all.
-//!    Beyond, requests stay in the ring, or are answered [`Busy`](sheaf_flatrpc::message::Reply::Busy).
-//! 3. A reply is written after what it acknowledges has been acknowledged by the database.
-//! 4. All writes into a client's memory are made by the owner of its port: the agent, or with all-to-all each
-//!    worker into its own ring.
-//! 5. Commits of one durability leave the agent in the order of their numbers (`gate`).
-//! 6. Whoever sleeps has said so before looking once more; whoever has news has written it before looking who
-//!    sleeps.
-//!
-//! ## Threads
-//!
-//! One door, `workers` workers, one waiter. Nothing is locked on the way of a request but by the database; a
-//! panic in a worker ends the server (as one in a commit poisons the database), not the process.
 
 #![forbid(unsafe_code)]
 
@@ -83,25 +62,27 @@ use shared::Shared;
 /// Limits of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Threads that execute requests. Default: half of the processors, at least one: clients on the same
-    /// machine need the other half.
+    /// Number of threads that execute requests. Default: half of the processors, at least one,
+    /// since clients on the same machine need the other half.
     pub workers: usize,
-    /// Clients at a time. Beyond, they are told that it is busy.
+    /// Maximum number of clients. Default 64. A further client gets `Busy`.
     pub clients: usize,
-    /// Words of each ring: a power of two. Default 8,192 (64 KiB).
+    /// Words of each ring, a power of two. Default 8,192 (64 KiB).
     pub ring: u64,
-    /// Requests that a client may have in flight.
+    /// Maximum number of unanswered requests of a client. Default 128.
     pub window: u32,
     /// Bytes of the longest message, and so of a value with its key. Default 4 MiB.
     pub message: u32,
-    /// Bytes of replies that a client is owed before its requests are left in their rings. Default 1 MiB.
+    /// Bytes of unsent replies to a client above which its requests stay in their rings. Default 1
+    /// MiB.
     pub outbox: usize,
-    /// Requests of all clients that may wait for the device.
+    /// Maximum number of requests of all clients that wait for the device. Default 4,096.
     pub waiting: usize,
-    /// Snapshots that a client may hold.
+    /// Maximum number of snapshots of a client. Default 16.
     pub snapshots: usize,
-    /// A client that asks for nothing so long, and waits for nothing, is let go: its memory, its place, its snapshots. Default:
-    /// never. (A machine that is gone is noticed in two minutes in any case.)
+    /// Time after which a client is disconnected if it sends no request and waits for no reply; its
+    /// memory and snapshots are released. Default: never. (TCP keepalive detects a failed machine
+    /// in two minutes in any case.)
     pub idle: Option<Duration>,
 }
 
@@ -122,7 +103,7 @@ impl Default for Limits {
     }
 }
 
-/// How to serve.
+/// Options of a server.
 #[derive(Clone, Default)]
 pub struct Builder {
     limits: Limits,
@@ -139,30 +120,32 @@ impl fmt::Debug for Builder {
 }
 
 impl Builder {
-    /// One more address to listen at.
+    /// Adds an address to listen at.
     #[must_use]
     pub fn listen(mut self, address: Address) -> Builder {
         self.addresses.push(address);
         self
     }
 
-    /// What clients over TCP have to show. It goes over the wire as it is: beyond machines that you trust, put
-    /// a tunnel around the connection.
+    /// Sets the token that clients over TCP must send. The token is sent unencrypted: use a tunnel
+    /// beyond machines that you trust.
     #[must_use]
     pub fn token(mut self, token: &str) -> Builder {
         self.token = Some(token.to_owned());
         self
     }
 
-    /// Whether TCP is served without a token, to whoever can reach the address: on loopback every user of this machine. Default no.
+    /// Sets whether TCP is served without a token, to every process that can reach the address; on
+    /// loopback that is every user of this machine. Default: false.
     #[must_use]
     pub fn insecure(mut self, insecure: bool) -> Builder {
         self.is_insecure = insecure;
         self
     }
 
-    /// `told` is called when a client over TCP has shown a wrong token: at once for the first one from an address, then every ten seconds at
-    /// most, with how many came. It is called by the thread that takes clients in, and must not wait.
+    /// Sets a callback for wrong tokens over TCP. It is called at once for the first wrong token
+    /// from an address, then at most every ten seconds, with the number of wrong tokens since then.
+    /// The thread that accepts clients calls it, so it must not block.
     ///
     /// ```
     /// let builder = sheaf_server::Builder::default()
@@ -175,18 +158,20 @@ impl Builder {
         self
     }
 
-    /// The limits.
+    /// Sets the limits.
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Builder {
         self.limits = limits;
         self
     }
 
-    /// Starts to serve `db`. It can be used in this process at the same time.
+    /// Starts to serve `db`. The database can be used in this process at the same time.
     ///
     /// # Errors
     ///
-    /// An address of TCP without a token, unless [`Builder::insecure`] says that it is meant; an address in use; limits that make no sense.
+    /// Returns [`io::ErrorKind::PermissionDenied`] for a TCP address without a token, unless
+    /// [`Builder::insecure`] allows it; [`io::ErrorKind::InvalidInput`] for limits out of range or
+    /// a token above 256 bytes; and the error of the system if an address cannot be used.
     pub fn start(self, db: &Database) -> io::Result<Server> {
         let limits = &self.limits;
         let sound = (1..=MAX_RINGS).contains(&limits.workers)
@@ -197,7 +182,7 @@ impl Builder {
             && (1..=4096).contains(&limits.clients)
             && limits.idle.is_none_or(|idle| !idle.is_zero());
         if !sound {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "limits that make no sense"));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a limit is out of range"));
         }
         if self.token.as_ref().is_some_and(|token| token.len() > sheaf_flatrpc::hello::MAX_TOKEN) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the token is longer than 256 bytes"));
@@ -206,15 +191,15 @@ impl Builder {
             && !self.is_insecure
             && let Some(open) = self.addresses.iter().find(|address| matches!(address, Address::Tcp(_)))
         {
-            let whom = if open.is_local() { "by every user of this machine" } else { "from other machines" };
-            let what = format!("{open} can be reached {whom}: set a token, or serve it as insecure");
+            let peers = if open.is_local() { "by every user of this machine" } else { "from other machines" };
+            let what = format!("{open} can be reached {peers}: set a token, or allow insecure access");
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
         }
         Server::start(db, self)
     }
 }
 
-/// A database that is being served. Dropping it closes it.
+/// Database that is being served. Dropping it closes the server.
 pub struct Server {
     shared: Arc<Shared>,
     addresses: Vec<Address>,
@@ -223,20 +208,20 @@ pub struct Server {
     quiet: Receiver<()>,
 }
 
-/// What a server has done so far.
+/// Statistics of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Clients that it has now.
+    /// Number of connected clients.
     pub clients: usize,
-    /// Connections taken since the start.
+    /// Connections accepted since the start.
     pub accepted: u64,
-    /// Connections that were not taken: too many, no token, no hello.
+    /// Connections refused since the start: too many clients, a wrong token, no hello.
     pub refused: u64,
-    /// Wrong tokens among them.
+    /// Wrong tokens among the refused connections.
     pub denied: u64,
-    /// Sessions ended because the client broke the protocol.
+    /// Sessions ended because the client violated the protocol.
     pub violations: u64,
-    /// Requests answered with Busy.
+    /// Requests answered with `Busy`.
     pub busy: u64,
 }
 
@@ -251,7 +236,7 @@ impl Server {
         let door = door::Door::open(Arc::clone(&shared), builder.addresses)?;
         let addresses = door.addresses();
         let (quiet_sender, quiet) = std::sync::mpsc::channel();
-        // From here on a failure drops the server, which ends what was started.
+        // From here on a failure drops the server, which ends the threads that were started.
         let mut server =
             Server { shared: Arc::clone(&shared), addresses, threads: Vec::new(), waiter: None, quiet };
         for (index, (commands, epoll)) in ends.workers.into_iter().enumerate() {
@@ -266,20 +251,24 @@ impl Server {
         Ok(server)
     }
 
-    /// Where it listens; a port that was asked as 0 is the one it got.
+    /// Returns the addresses of the server. Port 0 is replaced by the port that the system chose.
     #[must_use]
     pub fn addresses(&self) -> &[Address] {
         &self.addresses
     }
 
-    /// What it has done so far.
+    /// Returns the statistics since the start.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.shared.stats()
     }
 
-    /// Takes no more requests, finishes those it has taken, and ends. What it acknowledged is in the database,
-    /// which is not closed by this. An error tells of a panic in one of its threads.
+    /// Stops taking requests, finishes those that were taken, and ends. Acknowledged commits are in
+    /// the database, which stays open.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a thread of the server panicked.
     pub fn close(mut self) -> io::Result<()> {
         self.end()
     }
@@ -290,18 +279,18 @@ impl Server {
         if self.waiter.is_some() {
             for _ in 0..self.shared.limits.workers {
                 if self.quiet.recv().is_err() {
-                    break; // all workers are gone
+                    break; // all workers have ended
                 }
             }
-            // One that became quiet early may still have durable commits of others to let out.
+            // A worker that became quiet early may still have to release durable commits of others.
             let (done, flushed) = std::sync::mpsc::channel();
             for desk in &self.shared.desks {
                 desk.send(Command::Flush(done.clone()));
                 desk.wake.ring();
             }
             drop(done);
-            let _ = flushed.recv(); // nothing is sent: all have dropped it, or are gone
-            // What they handed over before is in front of this.
+            let _ = flushed.recv(); // no message is sent: all workers drop the sender, or have ended
+            // Jobs that the workers sent before are ahead of this one in the queue.
             let _ = self.shared.jobs.send(Job::End);
         }
         let mut whole = self.waiter.take().is_none_or(|waiter| waiter.join().is_ok());
@@ -316,6 +305,6 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = self.end(); // nobody is left to hear of an error
+        let _ = self.end(); // drop cannot report an error
     }
 }

@@ -1,21 +1,21 @@
-//! # Ports: the way back to a client
+//! # Ports: replies to a client
 //!
-//! A port is owned by one worker: the client's agent, or with all-to-all every worker for its own lane. All
-//! writes into the client's memory go through it.
+//! A port is owned by one worker: the client's agent, or with all-to-all every worker for its lane.
+//! All writes to the client's memory use the port.
 //!
 //! ```text
 //!   commits ─> gate ─┬─> outbox ─> ring of the client ─> link
 //!   other replies ───┼─────^
-//!                    └─> waiter (durable ones), whose answers come back as other replies
+//!                    └─> waiter (durable ones), which sends the replies as other replies
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. Replies leave in the order they entered the outbox; the outbox is empty, or the ring has no room, or the socket
-//!    has none.
+//! 1. Replies leave in the order in which they entered the outbox. After a drain the outbox is
+//!    empty, or the ring or the socket is full.
 //! 2. The session's `owed` counts every byte between a worker and the ring, and nothing else.
-//! 3. Nothing is added to a link whose socket takes no more, whatever room the client says there is in the ring: what
-//!    waits there would be counted by nobody.
+//! 3. Nothing is added to a link with a full socket, even if the client reports room in the ring:
+//!    `owed` would not count these bytes.
 
 use std::collections::VecDeque;
 use std::io;
@@ -31,38 +31,38 @@ use crate::commands::{Payload, Reader};
 use crate::gate::Gate;
 use crate::session::Session;
 
-/// What the gate lets out.
+/// Item that leaves the gate.
 pub(crate) enum Ready {
     Reply(Payload),
     Durable { to: Reader, id: u64, commit: Commit },
 }
 
-/// Looks at a socket in a row before others have their turn.
+/// Reads of a socket in a row before other sockets have their turn.
 const LOOKS: usize = 4;
 
 pub(crate) struct Port {
     pub(crate) session: Arc<Session>,
     link: Box<dyn Link>,
     ring: Outgoing,
-    /// What the client was told about the lanes of this port.
+    /// Read positions that the client was told, for the lanes of this port.
     credits: Vec<(usize, Credit)>,
     outbox: VecDeque<Payload>,
-    /// Bytes of the first in the outbox that are in the ring already.
+    /// Bytes of the first reply in the outbox that are in the ring already.
     sent: usize,
     pub(crate) gate: Gate<Ready>,
     applier: Option<Applier>,
     pub(crate) socket: Arc<OwnedFd>,
-    /// The socket may have something.
+    /// The socket may have input.
     pub(crate) readable: bool,
-    /// The peer said that there will be no more: read to the end.
+    /// The peer has closed its side: read to the end.
     pub(crate) ending: bool,
-    /// Something was written that the client was not woken for.
+    /// Set if something was written and the client was not woken since.
     dirty: bool,
-    /// The socket takes no more now; it says when it does.
+    /// The socket is full. An event reports when it accepts bytes again.
     pub(crate) blocked: bool,
 }
 
-/// The parts that differ between transports.
+/// Parts of a port that depend on the transport.
 pub(crate) struct Wire {
     pub(crate) link: Box<dyn Link>,
     pub(crate) applier: Option<Applier>,
@@ -93,12 +93,12 @@ impl Port {
         }
     }
 
-    /// Whether the client writes through the socket.
+    /// Returns true if the client writes through the socket.
     pub(crate) fn is_applied(&self) -> bool {
         self.applier.is_some()
     }
 
-    /// A reply from the owner itself, which nobody has counted as owed.
+    /// Sends a reply of the owner itself, which is not yet counted in `owed`.
     pub(crate) fn reply(&mut self, bytes: &[u8]) -> io::Result<()> {
         if self.outbox.is_empty() {
             let pushed = self.push(bytes, 0)?;
@@ -112,13 +112,13 @@ impl Port {
         Ok(())
     }
 
-    /// A reply that was counted as owed.
+    /// Sends a reply that is counted in `owed`.
     pub(crate) fn enqueue(&mut self, payload: Payload) -> io::Result<()> {
         self.outbox.push_back(payload);
         self.drain().map(drop)
     }
 
-    /// How far a message is in the ring after this.
+    /// Writes a message to the ring. Returns the number of its bytes that are in the ring.
     fn push(&mut self, bytes: &[u8], from: usize) -> io::Result<usize> {
         if self.blocked {
             return Ok(from);
@@ -132,7 +132,7 @@ impl Port {
         }
     }
 
-    /// Moves replies into the ring while there is room; whether any was moved.
+    /// Moves replies into the ring while there is room. Returns whether any was moved.
     fn drain(&mut self) -> io::Result<bool> {
         let mut any = false;
         while let Some(first) = self.outbox.pop_front() {
@@ -149,7 +149,7 @@ impl Port {
         Ok(any)
     }
 
-    /// Moves what can be moved, and tells the client; whether anything was moved.
+    /// Moves replies into the ring and wakes the client. Returns whether any reply was moved.
     pub(crate) fn settle(&mut self) -> io::Result<bool> {
         if self.blocked {
             return Ok(false);
@@ -160,7 +160,7 @@ impl Port {
         Ok(drained)
     }
 
-    /// Tells the client how far its rings were read, where that is due.
+    /// Tells the client the read positions of its rings, if that is due.
     fn tell_credits(&mut self) -> io::Result<()> {
         for (lane, credit) in &mut self.credits {
             let head = self.session.lanes[*lane].head.load(Ordering::Acquire);
@@ -169,7 +169,7 @@ impl Port {
         Ok(())
     }
 
-    /// Wakes the client for what was written.
+    /// Wakes the client if something was written.
     fn flush(&mut self) -> io::Result<()> {
         if self.dirty {
             self.link.post(0)?;
@@ -179,14 +179,14 @@ impl Port {
         Ok(())
     }
 
-    /// The socket takes more: first of all what waits for it.
+    /// Sends the bytes that wait for the socket, after an event that it accepts more.
     pub(crate) fn unblock(&mut self) -> io::Result<()> {
         self.blocked = !self.link.flush()?;
         Ok(())
     }
 
-    /// Applies what the socket has, for a while, and returns one bit for each lane that has news. `None`: the
-    /// client has closed.
+    /// Applies the input of the socket, up to a limit. Returns one bit for each lane with news, or
+    /// `None` if the client has closed.
     pub(crate) fn apply(&mut self) -> io::Result<Option<u64>> {
         let Some(applier) = &mut self.applier else { return Ok(Some(0)) };
         let layout = self.session.layout;
@@ -228,7 +228,7 @@ mod tests {
     /// Words of a ring.
     const RING: u64 = 8192;
 
-    /// A port over a stream, its session, and the client's end of the stream.
+    /// Returns a port over a stream, its session, and the client's end of the stream.
     fn port() -> (Port, Arc<Session>, UnixStream) {
         let (ours, theirs) = UnixStream::pair().expect("sockets");
         [&ours, &theirs].iter().for_each(|end| end.set_nonblocking(true).expect("a socket"));
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_only_says_that_it_reads_is_owed_all_the_same() {
+    fn replies_to_a_client_that_only_claims_to_read_stay_counted() {
         const EACH: usize = 64 << 10;
         const ALL: usize = 64 << 20;
         let (mut port, session, mut theirs) = port();
@@ -251,7 +251,7 @@ mod tests {
             session.owed.fetch_add(EACH, Ordering::SeqCst);
             port.enqueue(Payload::new(&[1; EACH])).expect("no complaint");
         }
-        // More than a ring less a record is on its way whenever replies wait: half of it can be "read".
+        // More than a ring less a record is in the link whenever replies wait: half can be "read".
         let mut credit = RING / 2;
         session.inbox.publish(8, credit);
         let mut say = |port: &mut Port| {
@@ -266,7 +266,7 @@ mod tests {
         let owed = session.owed.load(Ordering::SeqCst);
         assert!(ALL - owed < 2 << 20, "{} bytes wait in the link", ALL - owed);
 
-        // One that reads gets the rest, a socket's worth at a time.
+        // A client that reads gets the rest, a socket's worth at a time.
         let (mut buffer, mut read) = (vec![0; EACH], 0);
         while session.owed.load(Ordering::SeqCst) > 0 {
             read += theirs.read(&mut buffer).expect("something, or it is stuck");

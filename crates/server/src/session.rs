@@ -1,4 +1,4 @@
-//! # Sessions: one client, as all threads see it
+//! # Sessions: state of one client, shared by all threads
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -12,34 +12,34 @@ use sheaf_flatrpc::ring::Layout;
 use crate::commands::Whom;
 use crate::gate::Writing;
 
-/// What a worker says about one client. A cache line of its own.
+/// State of a worker for one client, in its own cache line.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct LaneState {
-    /// How far the client's ring was read.
+    /// Position up to which the client's ring was read.
     pub(crate) head: AtomicU64,
-    /// The worker is about to commit, or has not handed over the reply yet (see `gate`).
+    /// Set while the worker commits and has not handed over the reply (see `gate`).
     pub(crate) writing: Writing,
 }
 
-/// One client.
+/// State of one client.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) whom: Whom,
     pub(crate) mode: Mode,
     pub(crate) agent: usize,
-    /// What the client writes.
+    /// Memory that the client writes.
     pub(crate) inbox: Arc<Memory>,
     /// Layout of `inbox`.
     pub(crate) layout: Layout,
-    /// It is over: each worker lets go of its part.
+    /// The session has ended: each worker must release its part.
     pub(crate) dead: AtomicBool,
     pub(crate) lanes: Box<[LaneState]>,
     /// Bytes of replies that are not in the client's ring yet.
     pub(crate) owed: AtomicUsize,
-    /// A worker left requests in a ring because too much was owed.
+    /// Set if a worker left requests in a ring because `owed` was too high.
     pub(crate) paused: AtomicBool,
-    /// Requests that wait for the device.
+    /// Number of requests that wait for the device.
     pub(crate) waiting: AtomicU32,
     snapshots: Mutex<Snapshots>,
     slots: Arc<Slots>,
@@ -71,7 +71,7 @@ impl Session {
         }
     }
 
-    /// The worker whose port takes replies of `lane`.
+    /// Returns the worker that owns the port for replies of `lane`.
     pub(crate) fn owner(&self, lane: usize) -> usize {
         match self.mode {
             Mode::Agent => self.agent,
@@ -79,17 +79,17 @@ impl Session {
         }
     }
 
-    /// Whether replies of several workers meet in one port.
+    /// Returns true if replies of several workers share one port.
     pub(crate) fn is_gated(&self) -> bool {
         self.mode == Mode::Agent && self.lanes.len() > 1
     }
 
-    /// Words of requests taken from its rings.
+    /// Returns the words of requests taken from the rings of the client.
     pub(crate) fn asked(&self) -> u64 {
         self.lanes.iter().map(|lane| lane.head.load(Ordering::Relaxed)).sum()
     }
 
-    /// What each worker says about it.
+    /// Returns the writing flags of all workers.
     pub(crate) fn writing(&self) -> impl Iterator<Item = &Writing> {
         self.lanes.iter().map(|lane| &lane.writing)
     }
@@ -98,7 +98,7 @@ impl Session {
         self.snapshots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps a snapshot under a number, unless there are `most`.
+    /// Stores a snapshot under a number. Returns `None` if there are `most` already.
     pub(crate) fn keep(
         &self,
         most: usize,
@@ -116,13 +116,13 @@ impl Session {
         Ok(Some((number, seq)))
     }
 
-    /// Lets go of a snapshot.
+    /// Releases a snapshot.
     pub(crate) fn release(&self, number: u32) -> Result<()> {
         let held = self.snapshots().held.remove(&number);
         held.map(drop).ok_or_else(|| no_snapshot(number))
     }
 
-    /// A keyspace in a snapshot. `name` is asked for at the first use.
+    /// Returns a keyspace in a snapshot. Calls `name` at the first use only.
     pub(crate) fn space(
         &self,
         snapshot: u32,
@@ -141,10 +141,10 @@ impl Session {
 }
 
 fn no_snapshot(number: u32) -> Error {
-    Error::Invalid { what: "snapshot", why: format!("this connection has none with the number {number}") }
+    Error::Invalid { what: "snapshot", why: format!("this connection has no snapshot number {number}") }
 }
 
-/// The snapshots of a client.
+/// Snapshots of a client.
 #[derive(Default)]
 struct Snapshots {
     last: u32,
@@ -168,7 +168,7 @@ impl Drop for Session {
     }
 }
 
-/// Places for sessions. One is free again when no thread knows the session any more.
+/// Slots for sessions. A slot is free again when no thread references its session any more.
 #[derive(Debug)]
 pub(crate) struct Slots {
     free: Mutex<Vec<usize>>,

@@ -1,4 +1,23 @@
-//! # What the threads of a server share
+//! # Shared state of the threads of a server
+//!
+//! ## Invariants of the server
+//!
+//! 1. Memory that a client can write is copied, then checked, then used. A violation of the
+//!    protocol ends the session of that client and has no other effect.
+//! 2. A request is taken from a ring only if there is room for its reply. Unsent replies to a
+//!    client have at most `outbox` bytes plus one message for each worker. At most `window`
+//!    requests of a client and `waiting` in total wait for the device. Beyond these limits requests
+//!    stay in the ring or get [`Busy`](sheaf_flatrpc::message::Reply::Busy).
+//! 3. A reply is written after the database has acknowledged the commit that it reports.
+//! 4. Only the owner of its port writes to a client: the agent, or each worker with all-to-all.
+//! 5. Commits of one durability leave the agent in the order of their numbers (`gate`).
+//! 6. A thread marks itself as asleep before its last check for work. Other threads publish work
+//!    before they check for sleepers.
+//!
+//! ## Threads
+//!
+//! One door, `workers` workers, one waiter. A request takes no lock outside of the database. A
+//! panic in a worker ends the server, not the process.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,12 +37,12 @@ use crate::session::{Session, Slots};
 use crate::worker::Arrival;
 use crate::{Limits, Stats};
 
-/// Words of the board that one worker has.
+/// Words of the board for one worker.
 pub(crate) const BOARD_LINE: usize = 8;
-/// What an epoll says when it is the worker's own bell.
+/// Event data of an epoll for the worker's own bell.
 pub(crate) const OWN_BELL: u64 = u64::MAX;
 
-/// How others reach a worker.
+/// Access of other threads to a worker.
 pub(crate) struct Desk {
     pub(crate) wake: Wake,
     commands: Sender<Command>,
@@ -32,12 +51,12 @@ pub(crate) struct Desk {
 }
 
 impl Desk {
-    /// Hands over a command. The worker learns of it when it is rung.
+    /// Sends a command. The caller must ring the worker.
     pub(crate) fn send(&self, command: Command) {
-        let _ = self.commands.send(command); // a worker that is gone has no clients any more
+        let _ = self.commands.send(command); // a worker that has ended has no clients
     }
 
-    /// Hands over a part of a new session.
+    /// Delivers a part of a new session and rings the worker.
     pub(crate) fn deliver(&self, arrival: Arrival) {
         self.mail.lock().unwrap_or_else(PoisonError::into_inner).push(arrival);
         self.has_mail.store(true, Ordering::SeqCst);
@@ -56,16 +75,16 @@ pub(crate) struct Shared {
     pub(crate) token: Option<String>,
     pub(crate) on_denied: Option<Tell>,
     pub(crate) desks: Vec<Desk>,
-    /// Where workers say that they sleep; clients can read it.
+    /// Board on which workers mark themselves as asleep; clients can read it.
     pub(crate) board_file: OwnedFd,
     pub(crate) jobs: Sender<Job>,
     pub(crate) keyspaces: Keyspaces,
     pub(crate) slots: Arc<Slots>,
-    /// Requests of all clients that wait for the device.
+    /// Number of requests of all clients that wait for the device.
     pub(crate) waiting: Arc<AtomicUsize>,
-    /// No request is taken any more.
+    /// Set when no more requests are taken.
     pub(crate) draining: AtomicBool,
-    /// Threads end.
+    /// Set when threads must end.
     pub(crate) stop: AtomicBool,
     pub(crate) door_bell: OwnedFd,
     pub(crate) accepted: AtomicU64,
@@ -75,13 +94,13 @@ pub(crate) struct Shared {
     pub(crate) busy: AtomicU64,
 }
 
-/// The other ends of what [`Shared`] sends to.
+/// Receivers of the channels in [`Shared`].
 pub(crate) struct Ends {
     pub(crate) workers: Vec<(Receiver<Command>, OwnedFd)>,
     pub(crate) jobs: Receiver<Job>,
 }
 
-/// A counter of events that does not block.
+/// Returns an eventfd, which does not block.
 pub(crate) fn bell() -> io::Result<OwnedFd> {
     Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
@@ -131,13 +150,13 @@ impl Shared {
         Ok((Arc::new(shared), Ends { workers, jobs: job_receiver }))
     }
 
-    /// Wakes everybody.
+    /// Wakes all threads.
     pub(crate) fn ring_all(&self) {
         self.desks.iter().for_each(|desk| desk.wake.ring());
         self.door_bell.ring();
     }
 
-    /// Ends a session: each worker that has a part of it lets go.
+    /// Ends a session: each worker releases its part.
     pub(crate) fn end(&self, session: &Session) {
         if !session.dead.swap(true, Ordering::SeqCst) {
             self.desks.iter().for_each(|desk| desk.wake.ring());
@@ -156,8 +175,8 @@ impl Shared {
     }
 }
 
-/// Ends the server if the thread that holds it panics: clients learn it from their connections, the owner at
-/// the close.
+/// Ends the server if the thread that holds this guard panics. Clients notice the end of their
+/// connections; [`Server::close`](crate::Server::close) reports the panic.
 pub(crate) struct Alarm<'a>(pub(crate) &'a Shared);
 
 impl Drop for Alarm<'_> {

@@ -1,10 +1,10 @@
-//! # Waiter: what waits for the device
+//! # Waiter: thread that waits for the device
 //!
-//! Durable commits, `persist`, keyspaces that are created: one thread waits for all of them, so that no worker
-//! does. It takes what is there and waits for the highest commit among it; the others are durable then, too.
-//! While it waits the next ones collect: one sync serves them all.
+//! One thread waits for durable commits, `persist` and the creation of keyspaces, so that no worker
+//! has to. It takes all queued jobs and waits for the highest commit among them; the others are
+//! then durable too. The next jobs collect during the wait, so one sync serves them all.
 //!
-//! Commits of one client come in order through its agent, and are answered in the order they came.
+//! Commits of one client arrive in order through its agent and are answered in that order.
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
@@ -32,7 +32,7 @@ pub(crate) fn run(shared: &Shared, jobs: &Receiver<Job>) {
     }
 }
 
-/// Waits for the highest commit, and so for all. An error is found again by each that it concerns.
+/// Waits for the highest commit, and so for all. Each commit reports an error again for itself.
 fn wait(line: &[Job]) {
     let commits = line.iter().filter_map(|job| match job {
         Job::Durable { commit, .. } => Some(commit),

@@ -1,20 +1,20 @@
-//! # Workers: what is in the rings, executed
+//! # Workers: execute the requests in the rings
 //!
 //! ```text
 //!   pass:  mail ─> commands ─> sockets ─> each lane, a burst at most ─> settle: gates, outboxes, credits, bells
-//!   idle:  look for a while; say asleep; pass once more; sleep until an event
+//!   idle:  poll for a while; mark as asleep; pass once more; sleep until an event
 //! ```
 //!
-//! A worker owns its lanes (one ring of each client), the ports of the clients whose agent it is, and an epoll
-//! with: its own bell, a bell of each client over shared memory, the sockets of its ports. Bells are not read:
-//! each ring is an edge, told once.
+//! A worker owns its lanes (one ring of each client), the ports of the clients that it serves as
+//! agent, and an epoll with its own bell, a bell of each client over shared memory, and the sockets
+//! of its ports. Bells are edge-triggered and never read: each ring is reported once.
 //!
 //! ## Invariants
 //!
-//! 1. A pass that took an event has worked: what the event tells of may have come after the pass looked there, and nobody
-//!    rings for it again. So no worker sleeps after such a pass.
-//! 2. A session's port is delivered before its other lanes: whoever finds no port for a command finds it in the mail, or the
-//!    session is over.
+//! 1. A pass that took an event returns true, since the cause of the event may have arrived after
+//!    the pass checked for it, and no further ring follows. So no worker sleeps after such a pass.
+//! 2. A session's port is delivered before its other lanes. If there is no port for a command, it
+//!    is in the mail, or the session has ended.
 
 #[cfg(test)]
 mod tests;
@@ -37,21 +37,21 @@ use crate::port::{Port, Ready};
 use crate::session::Session;
 use crate::shared::{Alarm, Shared};
 
-/// Requests of one lane in a row before others have their turn.
+/// Requests of one lane in a row before other lanes have their turn.
 const BURST: usize = 16;
-/// A look at the epoll after so many passes, when no socket needs it in each: clients that are gone.
+/// Passes between two polls of the epoll if no socket needs one in each pass; finds dead clients.
 const PASSES: u32 = 256;
-/// Looks of an idle worker to one at its sockets.
+/// Polls of memory by an idle worker for each poll of its sockets.
 const LOOKS: u32 = 16;
-/// Messages longer than this do not leave their buffer behind.
+/// Buffers of longer messages are freed after the message.
 const KEEP: usize = 64 << 10;
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// A part of a session, on its way to a worker.
+/// Part of a session for one worker.
 pub(crate) struct Arrival {
     pub(crate) session: Arc<Session>,
     pub(crate) ring: Incoming,
-    /// What the client rings when this worker sleeps.
+    /// Bell that the client rings if this worker sleeps.
     pub(crate) bell: Option<OwnedFd>,
     pub(crate) port: Option<Port>,
 }
@@ -62,12 +62,12 @@ struct Lane {
     ring: Incoming,
     bell: Option<OwnedFd>,
     message: Vec<u8>,
-    /// The head at which the port was last told to look at it.
+    /// Head at which the port was last told to send credit.
     told: u64,
 }
 
 impl Lane {
-    /// Whether there is something to do for it.
+    /// Returns true if the lane has work.
     fn is_ready(&self, outbox: usize) -> bool {
         self.session.dead.load(Ordering::Acquire)
             || (self.ring.has_any(&self.session.inbox) && self.session.owed.load(Ordering::SeqCst) <= outbox)
@@ -78,22 +78,22 @@ pub(crate) struct Worker {
     pub(crate) shared: Arc<Shared>,
     pub(crate) index: usize,
     commands: Receiver<Command>,
-    /// A command that was seen while looking.
+    /// Command that was received during polling.
     pending: Option<Command>,
     epoll: OwnedFd,
     quiet: Option<Sender<()>>,
-    /// Dropped when all that was handed over before it has gone on.
+    /// Dropped when all earlier commands have been passed on.
     flush: Option<Sender<()>>,
-    /// By slot.
+    /// Lanes by slot.
     lanes: Vec<Option<Lane>>,
     ports: Vec<Option<Port>>,
     /// Slots that have a lane.
     used: Vec<usize>,
-    /// Ports that read a socket.
+    /// Number of ports that read a socket.
     sockets: usize,
-    /// By number.
+    /// Keyspaces by number.
     pub(crate) keyspaces: Vec<Option<Keyspace>>,
-    /// The reply that is being written.
+    /// Reply that is being written.
     pub(crate) reply: Vec<u8>,
     spin: Spin,
     passes: u32,
@@ -108,7 +108,7 @@ impl Worker {
         quiet: Sender<()>,
     ) -> io::Result<Worker> {
         let slots = shared.limits.clients;
-        let spin = Spin::among(shared.limits.workers + 1); // and a client, which looks as well
+        let spin = Spin::among(shared.limits.workers + 1); // one client polls as well
         Ok(Worker {
             shared,
             index,
@@ -143,7 +143,7 @@ impl Worker {
                 self.spin.slept();
             }
         }
-        self.pass(); // replies that are on their way
+        self.pass(); // sends the remaining replies
     }
 
     fn sleep(&mut self) {
@@ -156,7 +156,7 @@ impl Worker {
         drop(asleep);
     }
 
-    /// Something is there that a pass would find. Cheap.
+    /// Returns true if a pass would find work. Cheap.
     fn has_news(&mut self) -> bool {
         if self.pending.is_none() {
             self.pending = self.commands.try_recv().ok();
@@ -171,17 +171,18 @@ impl Worker {
                 .any(|slot| self.lanes[*slot].as_ref().is_some_and(|lane| lane.is_ready(outbox)))
     }
 
-    /// Whether a socket has something: a system call, so not at every look.
+    /// Polls the sockets. This is a system call, so not every call of this function does it.
     fn has_events(&mut self) -> bool {
         self.passes = self.passes.wrapping_add(1);
         self.sockets > 0 && self.passes.is_multiple_of(LOOKS) && self.poll(Some(&NOW))
     }
 
-    /// One round; whether anything was done.
+    /// Runs one pass. Returns whether there was any work.
     fn pass(&mut self) -> bool {
         self.passes = self.passes.wrapping_add(1);
         let mut worked = self.take_mail() | self.take_commands();
-        let flush = self.flush.take(); // one that comes later has commits before it that this pass may hold
+        // A flush that arrives later follows commits that this pass may hold.
+        let flush = self.flush.take();
         if self.sockets > 0 || self.passes.is_multiple_of(PASSES) {
             worked |= self.poll(Some(&NOW));
             worked |= self.apply();
@@ -193,7 +194,7 @@ impl Worker {
         worked |= self.settle();
         drop(flush);
         if draining && let Some(quiet) = self.quiet.take() {
-            let _ = quiet.send(()); // or nobody waits for it
+            let _ = quiet.send(()); // fails if the server does not wait for it
         }
         worked
     }
@@ -230,11 +231,12 @@ impl Worker {
         Ok(())
     }
 
-    /// Lets go of a session's parts.
+    /// Releases the parts of a session.
     fn bury(&mut self, slot: usize) {
         self.used.retain(|used| *used != slot);
         if let Some(bell) = self.lanes[slot].take().and_then(|lane| lane.bell) {
-            // The client has it, too: closing ours does not take it out.
+            // The client has the descriptor too, so closing it here does not remove it from the
+            // epoll.
             let _ = epoll::delete(&self.epoll, &bell);
         }
         if let Some(port) = self.ports[slot].take() {
@@ -242,7 +244,7 @@ impl Worker {
         }
     }
 
-    /// Ends a session for a reason of the client's.
+    /// Ends a session because of an error of the client or its connection.
     fn fail(&mut self, session: &Session, why: &io::Error) {
         if why.kind() == io::ErrorKind::InvalidData && !session.dead.load(Ordering::SeqCst) {
             self.shared.violations.fetch_add(1, Ordering::Relaxed);
@@ -250,12 +252,12 @@ impl Worker {
         self.shared.end(session);
     }
 
-    /// Events of sockets; whether there were any events.
+    /// Polls the epoll and handles events of sockets. Returns whether there were any events.
     fn poll(&mut self, timeout: Option<&Timespec>) -> bool {
         let mut events = [const {
             epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }
         }; 64];
-        // An interruption is like no event: the next pass looks again.
+        // An interruption counts as no event: the next pass polls again.
         let count = epoll::wait(&self.epoll, &mut events, timeout).unwrap_or(0);
         for event in &events[..count] {
             let (flags, data) = (event.flags, event.data.u64());
@@ -263,14 +265,14 @@ impl Worker {
                 && let Some(port) =
                     usize::try_from(data >> 1).ok().and_then(|slot| self.ports.get_mut(slot)?.as_mut())
             {
-                let gone = epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR;
-                if !port.is_applied() && flags.intersects(gone) {
+                let end = epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR;
+                if !port.is_applied() && flags.intersects(end) {
                     let session = Arc::clone(&port.session);
                     self.shared.end(&session);
                     continue;
                 }
-                port.ending |= flags.intersects(gone);
-                port.readable |= port.is_applied() && flags.intersects(epoll::EventFlags::IN | gone);
+                port.ending |= flags.intersects(end);
+                port.readable |= port.is_applied() && flags.intersects(epoll::EventFlags::IN | end);
                 if flags.intersects(epoll::EventFlags::OUT)
                     && port.blocked
                     && let Err(error) = port.unblock()
@@ -283,7 +285,7 @@ impl Worker {
         count > 0
     }
 
-    /// Reads sockets that have something; whether any had.
+    /// Reads the sockets with input. Returns whether there were any.
     fn apply(&mut self) -> bool {
         let mut any = false;
         for at in 0..self.used.len() {
@@ -306,7 +308,7 @@ impl Worker {
         any
     }
 
-    /// Takes requests of one lane; whether there were any.
+    /// Takes requests of one lane. Returns whether there were any.
     fn serve(&mut self, slot: usize, draining: bool) -> bool {
         let outbox = self.shared.limits.outbox;
         let Some(mut lane) = self.lanes[slot].take_if(|lane| lane.is_ready(outbox)) else {
@@ -333,7 +335,8 @@ impl Worker {
         taken > 0
     }
 
-    /// What is owed keeps a lane from being served: whoever lowers it is to ring.
+    /// Marks a lane that is not served because too much is owed: the thread that lowers `owed`
+    /// rings.
     fn pause(&mut self, slot: usize) -> bool {
         let outbox = self.shared.limits.outbox;
         let Some(lane) = &self.lanes[slot] else { return false };
@@ -341,10 +344,11 @@ impl Worker {
             return false;
         }
         lane.session.paused.store(true, Ordering::SeqCst);
-        lane.is_ready(outbox) // lowered just now: once more
+        lane.is_ready(outbox) // true if it was lowered just now
     }
 
-    /// Takes one record, and executes the request that it ends; false if there is none to take now.
+    /// Takes one record and executes the request that it completes. Returns false if none can be
+    /// taken now.
     fn take(&mut self, session: &Arc<Session>, lane: &mut Lane) -> io::Result<bool> {
         if session.owed.load(Ordering::Relaxed) > self.shared.limits.outbox {
             return Ok(false);
@@ -372,12 +376,12 @@ impl Worker {
         Ok(true)
     }
 
-    /// The port of a session that this worker owns.
+    /// Returns the port of a session that this worker owns.
     pub(crate) fn port(&mut self, whom: Whom) -> Option<&mut Port> {
         self.ports[whom.slot].as_mut().filter(|port| port.session.whom == whom)
     }
 
-    /// Takes what other workers and the waiter left here; whether there was anything.
+    /// Takes the commands of other workers and the waiter. Returns whether there were any.
     fn take_commands(&mut self) -> bool {
         let mut any = false;
         while let Some(command) = self.pending.take().or_else(|| self.commands.try_recv().ok()) {
@@ -389,7 +393,8 @@ impl Worker {
                 continue;
             };
             if self.port(whom).is_none() {
-                self.take_mail(); // delivered after the last look, and others have begun to serve it
+                // Delivered since the mail was taken, and other workers already serve the session.
+                self.take_mail();
             }
             let Some(port) = self.port(whom) else { continue };
             let done = match command {
@@ -412,7 +417,7 @@ impl Worker {
         any
     }
 
-    /// Gates, outboxes, credits, bells of all ports; whether anything moved.
+    /// Handles gates, outboxes, credits and bells of all ports. Returns whether anything moved.
     fn settle(&mut self) -> bool {
         let mut worked = false;
         let mut gates: Vec<(usize, Look)> = Vec::new();
@@ -422,7 +427,7 @@ impl Worker {
             }
         }
         if !gates.is_empty() {
-            worked |= self.take_commands(); // after the look at who is writing: see `gate`
+            worked |= self.take_commands(); // after the flags were read: see `gate`
         }
         for (slot, look) in gates {
             worked |= self.let_out(slot, look);
@@ -449,7 +454,7 @@ impl Worker {
         worked
     }
 
-    /// Lets out of a port's gate what may leave; whether there was anything.
+    /// Releases commits from the gate of a port. Returns whether there were any.
     fn let_out(&mut self, slot: usize, look: Look) -> bool {
         let mut any = false;
         while let Some(port) = self.ports[slot].as_mut()
@@ -464,7 +469,8 @@ impl Worker {
                     }
                 }
                 Ready::Durable { to, id, commit } => {
-                    let _ = self.shared.jobs.send(Job::Durable { to, id, commit }); // or it ends anyway
+                    // Fails only if the server ends.
+                    let _ = self.shared.jobs.send(Job::Durable { to, id, commit });
                 }
             }
         }

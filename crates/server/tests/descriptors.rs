@@ -1,4 +1,5 @@
-//! A server whose process has no descriptor left. The limit is the whole process's, so this is a program of its own.
+//! A server in a process without free descriptors. The limit applies to the whole process, so this
+//! is a separate test program.
 
 #![allow(clippy::disallowed_methods, reason = "a test makes its directory itself")]
 
@@ -15,14 +16,14 @@ use sheaf_flatrpc::address::Address;
 use sheaf_flatrpc::hello::{FIXED, Hello, Mode, Status, Welcome};
 use sheaf_server::{Builder, Limits};
 
-/// Descriptors that are there stay; below the limit none is made.
+/// Sets the limit of descriptors. Existing descriptors stay open.
 fn limit(descriptors: u64) {
     let now = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: Some(descriptors), maximum: now.maximum })
         .expect("a lower limit");
 }
 
-/// What the thread that listens has used of the processor, in clock ticks; `stat` was opened before.
+/// Returns the processor time of the door in clock ticks. `stat` must be open already.
 fn used(stat: &std::fs::File) -> u64 {
     use std::os::unix::fs::FileExt;
     let mut text = [0; 1024];
@@ -33,7 +34,7 @@ fn used(stat: &std::fs::File) -> u64 {
     number(11) + number(12)
 }
 
-/// The figures of the thread that listens, which gives itself its name when it runs.
+/// Opens the `stat` file of the door. The thread sets its name when it runs.
 fn door_thread() -> std::fs::File {
     let is_door = |task: &std::path::Path| {
         std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == DOOR)
@@ -56,7 +57,7 @@ fn welcome(mut socket: impl Read) -> Option<Welcome> {
 }
 
 #[test]
-fn a_server_without_descriptors_costs_nothing_and_goes_on_when_there_are_some() {
+fn a_server_without_descriptors_uses_no_processor_time_and_continues_when_some_are_free() {
     let dir = tempfile::tempdir().expect("a directory");
     let before = getrlimit(Resource::Nofile).current.expect("a limit");
     let db = Database::open(dir.path().join("db")).expect("a database");
@@ -85,7 +86,7 @@ fn a_server_without_descriptors_costs_nothing_and_goes_on_when_there_are_some() 
     internet.write_all(&hello).expect("room");
     unix.set_read_timeout(Some(Duration::from_secs(1))).expect("a timeout");
     let started = used(&stat);
-    assert!(welcome(&unix).is_none(), "nobody hears it");
+    assert!(welcome(&unix).is_none(), "the server cannot accept it");
     let ticks = used(&stat) - started;
     assert!(ticks < 25, "the door took {ticks} hundredths of a second of that second");
     limit(before);

@@ -213,7 +213,7 @@ fn verdict(answer: &Answer) -> String {
     let (engine, advice) = (answer.info.engine, &answer.advice);
     let Some(best) = advice.best() else {
         let seen = many(answer.load.samples, "operation");
-        return format!("no advice yet: only {seen} recorded (one in 64 is recorded)");
+        return format!("no advice yet: {seen} recorded (one in 64 is recorded)");
     };
     let stays = best.engine == engine;
     let is_as_good = |candidate: &Candidate| candidate.engine == engine && candidate.ns < best.ns * 1.1;

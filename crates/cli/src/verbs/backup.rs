@@ -77,7 +77,7 @@ fn parse_pace(text: &str) -> std::result::Result<BackupPace, String> {
     if text == "full" {
         return Ok(BackupPace::Full);
     }
-    let rate = NonZeroU64::new(parse_size(text)?);
+    let rate = parse_size(text).ok().and_then(NonZeroU64::new);
     rate.map(BackupPace::AtMost).ok_or_else(|| "expected a size such as 100MiB, or full".to_owned())
 }
 

@@ -83,7 +83,8 @@ pub(crate) enum CallVerb {
 
 pub(crate) fn run(args: &Call) -> Result {
     let token = token_of(args.token_file.as_deref())?.unwrap_or_default();
-    let mut client = Client::connect(&args.address, &Options::default().token(token))?;
+    let client = Client::connect(&args.address, &Options::default().token(token));
+    let mut client = client.map_err(|error| unconnected(&args.address, error))?;
     let name = &args.keyspace;
     match &args.request {
         CallVerb::Put { engine, durable, key, value } => {
@@ -119,6 +120,15 @@ pub(crate) fn run(args: &Call) -> Result {
         }
     }
     Ok(())
+}
+
+/// Returns a failure to connect.
+fn unconnected(address: &Address, error: sheaf_client::Error) -> Failure {
+    let why = match error {
+        sheaf_client::Error::Lost(why) => why.to_string(),
+        other => other.to_string(),
+    };
+    Failure::Refused(format!("cannot connect to {address}: {why}"))
 }
 
 fn durability(durable: bool) -> Durability {

@@ -46,6 +46,6 @@ pub(crate) fn run(args: &Del) -> Result {
     db.close()?;
     match missing {
         0 => Ok(()),
-        _ => Err(Failure::Missing(format!("{missing} of {} keys do not exist", keys.len()))),
+        _ => Err(Failure::Missing(format!("{missing} of {} keys did not exist", keys.len()))),
     }
 }

@@ -30,12 +30,11 @@ pub(crate) fn run(args: &PathOf) -> Result {
     let Some(path) = keyspace.path(&key)? else {
         let mut shown = String::new();
         notation::escape(&key, &mut shown);
-        let why = if keyspace.contains_key(&key)? {
-            "its value is stored together with others and has no file of its own"
-        } else {
-            "the key does not exist"
-        };
-        return Err(Failure::Missing(format!("key {shown} in keyspace {}: {why}", args.target.keyspace)));
+        let name = &args.target.keyspace;
+        return Err(Failure::Missing(match keyspace.contains_key(&key)? {
+            true => format!("the value of key {shown} in keyspace {name} has no file of its own"),
+            false => format!("there is no key {shown} in keyspace {name}"),
+        }));
     };
     let mut out = stdout();
     out.write_all(path.as_os_str().as_bytes())?;

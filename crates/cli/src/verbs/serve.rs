@@ -2,7 +2,7 @@
 //!
 //! SIGINT and SIGTERM end it cleanly. If it is killed, acknowledged commits are not lost either.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -87,7 +87,14 @@ pub(crate) fn run(args: &Serve) -> Result {
     if let Some(token) = &token {
         builder = builder.token(token);
     }
-    let server = builder.start(&db).map_err(refused)?;
+    let has_tcp = args.flatrpc.iter().any(|address| matches!(address, Address::Tcp(_)));
+    let is_open = has_tcp && token.is_none() && !args.insecure;
+    let server = builder.start(&db).map_err(|error| match error.kind() {
+        ErrorKind::PermissionDenied if is_open => {
+            Failure::Refused(format!("{error} (--token-file FILE or --insecure)"))
+        }
+        _ => refused(error),
+    })?;
     let mut out = stdout();
     for address in server.addresses() {
         writeln!(out, "serving {} at {address}", args.place.database.display())?;

@@ -34,10 +34,10 @@ fn print(out: &mut impl Write, path: &Path, all: &Overview) -> Result {
     let opening = &stats.opening;
     writeln!(
         out,
-        "  opened in {} {closed}: {} frames read, {} records replayed, {} of unfinished commits discarded",
+        "  opened in {} {closed}: {} read, {} replayed, {} of unfinished commits discarded",
         time(opening.took),
-        count(opening.frames_scanned),
-        count(opening.records_replayed),
+        many(opening.frames_scanned, "frame"),
+        many(opening.records_replayed, "record"),
         size(opening.bytes_cut)
     )?;
     writeln!(out, "  newest commit {}, durable up to {}", count(stats.visible), count(stats.durable))?;

@@ -95,7 +95,7 @@ fn reader_or_owner_may_be_killed() {
 
     let (mut reader, mut out, mut text) = dump();
     application.kill();
-    sandbox.run(&["put", "db", "key-100000", "other"]).succeeds(); // another process owns the database for a while
+    sandbox.run(&["put", "db", "key-100000", "other"]).succeeds(); // a new owner
     std::io::Read::read_to_string(&mut out, &mut text).expect("text");
     let ended = reader.wait().expect("it ends");
     assert!(lines.starts_with(&text), "the output is a prefix of the snapshot");

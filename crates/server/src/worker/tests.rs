@@ -1,4 +1,4 @@
-//! Workers that nobody runs, with clients of all kinds.
+//! Workers without a thread, with clients of all kinds.
 
 use sheaf::Durability;
 use sheaf_flatrpc::hello::Mode;
@@ -14,19 +14,19 @@ use crate::commands::Payload;
 use crate::port::Wire;
 use crate::shared::bell;
 
-/// A worker that nobody runs.
+/// Returns a worker without a thread.
 fn idle() -> (tempfile::TempDir, Worker) {
     let dir = tempfile::tempdir().expect("a directory");
     let db = sheaf::Database::open(dir.path().join("db")).expect("a database");
     let limits = Limits { workers: 1, ..Limits::default() };
-    let (shared, ends) = Shared::new(db, limits, None, None).expect("what threads share");
+    let (shared, ends) = Shared::new(db, limits, None, None).expect("shared state");
     let (quiet, _) = std::sync::mpsc::channel();
     let (commands, epoll) = ends.workers.into_iter().next().expect("one worker");
     let worker = Worker::new(shared, 0, commands, epoll, quiet).expect("a worker");
     (dir, worker)
 }
 
-/// The first worker's part of a session over shared memory, and the client's inbox.
+/// Returns the first worker's part of a session over shared memory, and the client's inbox.
 fn arrival(shared: &Shared) -> (Arrival, Arc<Memory>, Layout) {
     let workers = shared.limits.workers;
     let layout = Layout::new(workers, 1, shared.limits.ring).expect("a layout");
@@ -54,33 +54,33 @@ fn a_pass_that_took_a_ring_is_not_followed_by_sleep() {
     let asleep = Asleep::say(&shared.desks[0].wake.board, shared.desks[0].wake.at);
     shared.desks[0].wake.ring();
     drop(asleep);
-    worker.passes = PASSES - 1; // the next one looks at events
-    assert!(worker.pass(), "what the ring was for is not looked for any more");
+    worker.passes = PASSES - 1; // the next pass polls the epoll
+    assert!(worker.pass(), "the reason of the ring is checked in the next pass");
     assert!(!worker.pass());
 }
 
 #[test]
-fn a_reply_whose_port_is_still_in_the_mail_reaches_the_client() {
+fn a_reply_arrives_even_if_its_port_is_still_in_the_mail() {
     let (_dir, mut worker) = idle();
     let (arrival, theirs, layout) = arrival(&worker.shared);
     let (whom, desk) = (arrival.session.whom, &worker.shared.desks[0]);
     arrival.session.owed.fetch_add(3, Ordering::SeqCst);
     desk.deliver(arrival);
     desk.send(Command::Reply { whom, payload: Payload::new(b"abc") });
-    assert!(worker.take_commands(), "as after a look at the mail that was too early");
+    assert!(worker.take_commands(), "as after a pass that took the mail too early");
     let mut message = Vec::new();
     let whole = Incoming::new(layout, 0).take(&theirs, &mut message).expect("no violation");
     assert_eq!((whole, &message[..]), (Some(true), &b"abc"[..]));
 }
 
 #[test]
-fn a_reply_for_a_session_that_is_over_is_forgotten() {
+fn a_reply_for_a_session_that_has_ended_is_dropped() {
     let (_dir, mut worker) = idle();
     let (arrival, ..) = arrival(&worker.shared);
     let session = Arc::clone(&arrival.session);
     worker.admit(arrival).expect("admitted");
     worker.shared.end(&session);
-    assert!(worker.pass(), "it is buried");
+    assert!(worker.pass(), "its parts are released");
     worker.shared.desks[0].send(Command::Reply { whom: session.whom, payload: Payload::new(b"abc") });
     assert!(worker.take_commands());
     assert!(worker.port(session.whom).is_none());
@@ -91,7 +91,7 @@ fn a_durable_commit_made_while_the_server_closes_is_answered() {
     let dir = tempfile::tempdir().expect("a directory");
     let db = sheaf::Database::open(dir.path().join("db")).expect("a database");
     let limits = Limits { workers: 2, ..Limits::default() };
-    let (shared, ends) = Shared::new(db, limits, None, None).expect("what threads share");
+    let (shared, ends) = Shared::new(db, limits, None, None).expect("shared state");
     let (sender, quiet) = std::sync::mpsc::channel();
     let mut ends_of_workers = ends.workers.into_iter().enumerate();
     let mut worker = || {
@@ -112,7 +112,8 @@ fn a_durable_commit_made_while_the_server_closes_is_answered() {
     other.admit(second).expect("admitted");
     shared.keyspaces.open(&shared.db, "k", "", true).expect("a keyspace, with the number 0");
 
-    // The other worker is in a pass that began before the end, the agent in one that began after it.
+    // The other worker is in a pass that began before the end of the server, the agent in a later
+    // one.
     shared.draining.store(true, Ordering::SeqCst);
     agent.pass();
     let pair = Pair { keyspace: 0, key: b"a", value: Some(b"b") };
@@ -122,7 +123,7 @@ fn a_durable_commit_made_while_the_server_closes_is_answered() {
     other.pass();
     let closing =
         crate::spawn("closing".into(), || server.close().expect("an orderly end")).expect("a thread");
-    // The agent was asleep, and comes when the server has gone on.
+    // The agent was asleep, and wakes after the server has continued to close.
     while !other.has_news() && !shared.stop.load(Ordering::SeqCst) {
         std::thread::yield_now();
     }
@@ -134,6 +135,6 @@ fn a_durable_commit_made_while_the_server_closes_is_answered() {
     closing.join().expect("no panic");
     let mut message = Vec::new();
     let whole = Incoming::new(layout, 0).take(&theirs, &mut message).expect("no violation");
-    assert_eq!(whole, Some(true), "the commit was made, and its client is not told");
+    assert_eq!(whole, Some(true), "the commit was made, but its client got no reply");
     assert!(matches!(Reply::decode(&message), Ok((7, Reply::Done { .. }))));
 }

@@ -8,7 +8,8 @@ use sheaf_client::{Client, Durability, Error, Mode, Reply, Ticket};
 
 use crate::support::{House, WAYS, limits, options};
 
-/// Writes until the server is gone, every so many durably; the numbers whose writes were answered.
+/// Writes until the server ends, every `every`-th write durably. Returns the numbers of the writes
+/// that got a reply.
 fn write_until_gone(mut client: Client, name: &str, every: u64, started: &AtomicBool) -> Vec<u64> {
     let Ok(keyspace) = client.keyspace(name) else { return Vec::new() };
     let mut answered = Vec::new();
@@ -36,7 +37,7 @@ fn write_until_gone(mut client: Client, name: &str, every: u64, started: &Atomic
             }
         }
     }
-    // What was answered before the end is still there.
+    // Replies that arrived before the end can still be taken.
     while let Ok(Some((ticket, Ok(Reply::Done { .. })))) = client.next() {
         note(&mut tickets, ticket);
     }
@@ -44,7 +45,7 @@ fn write_until_gone(mut client: Client, name: &str, every: u64, started: &Atomic
 }
 
 #[test]
-fn a_server_that_closes_under_load_loses_nothing_acknowledged() {
+fn a_server_that_closes_under_load_loses_no_acknowledged_write() {
     for workers in [1, 2] {
         let House { dir, db, server } = House::new(limits(workers));
         let addresses = server.addresses().to_vec();
@@ -78,7 +79,7 @@ fn a_server_that_closes_under_load_loses_nothing_acknowledged() {
 }
 
 #[test]
-fn a_server_that_closes_answers_every_durable_commit_that_it_made() {
+fn a_closing_server_replies_to_every_durable_commit_that_it_made() {
     for round in 0..20 {
         let House { dir: _dir, db, server } = House::new(limits(2));
         let client = Client::connect(&server.addresses()[0], &options(Mode::Agent)).expect("a client");
@@ -99,7 +100,7 @@ fn a_server_that_closes_answers_every_durable_commit_that_it_made() {
 }
 
 #[test]
-fn a_client_of_a_closed_server_is_told_so_and_at_once() {
+fn a_client_of_a_closed_server_gets_an_error_at_once() {
     for way in WAYS {
         let house = House::new(limits(2));
         let mut client = house.client(way);
@@ -111,7 +112,7 @@ fn a_client_of_a_closed_server_is_told_so_and_at_once() {
 }
 
 #[test]
-fn a_closed_database_answers_closed_through_the_wire() {
+fn a_request_to_a_closed_database_returns_closed() {
     let house = House::new(limits(1));
     let mut client = Client::connect(house.address(0), &options(WAYS[0].1)).expect("a client");
     let keyspace = client.keyspace("k").expect("a keyspace");

@@ -1,9 +1,9 @@
-//! # Histories through the wire, with kills of the server and of clients
+//! # Histories over the wire, with kills of the server and of clients
 //!
-//! Threads, each a client on its own way, read, write and swap a few keys; the server process is killed and
-//! started again in between, clients vanish with a request in flight. An operation that was not answered
-//! happened or not, at any time from its begin to the server's end. One order must explain all answers, over all
-//! lives of the server.
+//! Threads, each a client with its own address and mode, read, write and swap a few keys. The
+//! server process is killed and restarted, and clients end with a request in flight. An operation
+//! without a reply happened or not, at any time from its start to the end of the server. One order
+//! must explain all replies, over all lives of the server.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -27,7 +27,7 @@ fn now() -> u64 {
     TIME.fetch_add(1, Ordering::SeqCst)
 }
 
-/// The server that is killed. Does nothing unless it is started by the test below.
+/// Server process to be killed. Does nothing unless the test below starts it.
 #[test]
 fn a_server_to_be_killed() {
     let Ok(dir) = std::env::var("SHEAF_RPC_SERVER") else { return };
@@ -43,7 +43,7 @@ fn a_server_to_be_killed() {
         .expect("a server");
     println!("\nready {}", server.addresses()[1]);
     let mut none = Vec::new();
-    let _ = std::io::stdin().read_to_end(&mut none); // until the test ends, if it does not kill us
+    let _ = std::io::stdin().read_to_end(&mut none); // until the test ends or kills this process
     std::process::exit(0);
 }
 
@@ -98,7 +98,7 @@ struct Actor {
     done: Vec<Known>,
 }
 
-/// An operation, and whether it was answered. If not it ends with the life of the server that it was asked of.
+/// Operation, and whether it got a reply. Without a reply it ends with the life of its server.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     op: Op,
@@ -122,7 +122,7 @@ impl Actor {
         self.done.push(Known { op: Op { key: (0, key), did, began, ended }, answered });
     }
 
-    /// Acts until the server is gone, or this client goes.
+    /// Sends requests until the server or this client ends.
     fn live(&mut self, mut client: Client) {
         let Ok(keyspace) = client.keyspace("h") else { return };
         loop {
@@ -161,7 +161,7 @@ impl Actor {
         }
     }
 
-    /// Replaces a value by another if it is still what was read.
+    /// Replaces a value by another if it has not changed since it was read.
     fn swap(&mut self, client: &mut Client, keyspace: Keyspace, key: u64) -> Option<Error> {
         let (name, began) = (key.to_le_bytes(), now());
         let old = match client.get(keyspace, name) {
@@ -187,7 +187,7 @@ impl Actor {
         None
     }
 
-    /// Goes with a request in flight.
+    /// Ends the client with a request in flight.
     fn vanish(&mut self, mut client: Client, keyspace: Keyspace) {
         let (key, value, began) = (self.below(KEYS), self.value(), now());
         let _ = client.submit(&keyspace.insert(&key.to_le_bytes(), &bytes(value)));
@@ -196,11 +196,12 @@ impl Actor {
     }
 }
 
-/// Whether one order explains the operations on one key, where what was not answered happened or not.
+/// Returns true if one order explains the operations on one key. Operations without a reply
+/// happened or not.
 fn is_explained(ops: &[Known]) -> bool {
     let open: Vec<usize> = (0..ops.len()).filter(|at| !ops[*at].answered).collect();
     assert!(open.len() <= 16, "kills are few");
-    // Mostly what was not answered did not happen: begin with that.
+    // Most operations without a reply did not happen: try that first.
     (0..1u32 << open.len()).any(|happened| {
         let is_in = |at: usize| open.iter().position(|o| *o == at).is_none_or(|bit| happened & 1 << bit != 0);
         let mut kept: Vec<Op> = (0..ops.len()).filter(|at| is_in(*at)).map(|at| ops[at].op).collect();
@@ -209,7 +210,7 @@ fn is_explained(ops: &[Known]) -> bool {
 }
 
 #[test]
-fn histories_through_the_wire_are_linearizable_through_kills_of_server_and_clients() {
+fn histories_are_linearizable_through_kills_of_server_and_clients() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut actors: Vec<Actor> =
         (0..4).map(|id| Actor { id: id + 1, state: id, next: 0, may_vanish: true, done: vec![] }).collect();
@@ -220,7 +221,7 @@ fn histories_through_the_wire_are_linearizable_through_kills_of_server_and_clien
             for (index, actor) in actors.iter_mut().enumerate() {
                 let (address, mode) = (addresses[WAYS[index].0].clone(), WAYS[index].1);
                 scope.spawn(move || {
-                    // Again and again, until the server is gone.
+                    // Repeat until the server ends.
                     while let Ok(client) = Client::connect(&address, &options(mode)) {
                         actor.live(client);
                     }

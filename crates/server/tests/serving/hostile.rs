@@ -1,4 +1,4 @@
-//! # Clients that do not behave harm nobody else
+//! # Hostile clients do not affect other clients
 
 use std::io::{IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -31,11 +31,11 @@ fn welcome(mut socket: impl Read) -> Option<Welcome> {
     Some(Welcome::decode(&bytes).expect("a welcome"))
 }
 
-/// A client over shared memory that can write whatever it wants.
+/// Client over shared memory that can write any bytes.
 struct Rogue {
     inbox: Memory,
     ours: Memory,
-    /// What the server rings.
+    /// Bell that the server rings.
     bell: OwnedFd,
     bells: Vec<OwnedFd>,
     out: Outgoing,
@@ -65,8 +65,8 @@ impl Rogue {
         }
         let workers = welcome.workers as usize;
         let layout = Layout::new(1, workers, u64::from(welcome.ring)).expect("a layout");
-        assert!(Memory::map(&files[2], workers * 8, false).is_err(), "the board is the server's alone");
-        assert!(rustix::fs::ftruncate(&files[0], 0).is_err(), "nobody can take the memory away");
+        assert!(Memory::map(&files[2], workers * 8, false).is_err(), "only the server can write the board");
+        assert!(rustix::fs::ftruncate(&files[0], 0).is_err(), "no client can shrink the memory");
         Rogue {
             inbox: Memory::map(&files[0], layout.of_peer().words(), false).expect("memory"),
             ours: Memory::map(&files[1], layout.words(), false).expect("memory"),
@@ -96,12 +96,12 @@ impl Rogue {
             std::thread::sleep(Duration::from_micros(200));
         }
         drop(link);
-        let inbox = Arc::into_inner(inbox).expect("nobody else has it");
+        let inbox = Arc::into_inner(inbox).expect("the only reference");
         Rogue { inbox, out, ..self }
     }
 }
 
-/// The others go on.
+/// Checks that other clients are served.
 fn is_well(house: &House) {
     for way in WAYS {
         let mut client = house.client(way);
@@ -118,7 +118,7 @@ fn ended(house: &House, before: u64) {
 }
 
 #[test]
-fn garbage_in_a_ring_ends_that_session_alone() {
+fn garbage_in_a_ring_ends_only_that_session() {
     let house = House::new(limits(2));
     for seed in 1..60u64 {
         let rogue = Rogue::new(&house);
@@ -143,7 +143,7 @@ fn garbage_in_a_ring_ends_that_session_alone() {
 }
 
 #[test]
-fn a_tail_a_record_or_a_message_that_lies_ends_that_session_alone() {
+fn a_false_tail_record_or_message_ends_only_that_session() {
     let house = House::new(Limits { message: 1 << 16, ..limits(1) });
     let lies: [&dyn Fn(&Rogue); 3] = [
         &|rogue| rogue.inbox.publish(0, u64::MAX),
@@ -163,7 +163,7 @@ fn a_tail_a_record_or_a_message_that_lies_ends_that_session_alone() {
         ended(&house, before);
         is_well(&house);
     }
-    // A message that never ends; a message that is none; a count of more than there is.
+    // A message without an end; an invalid message; a count above the number of items.
     for message in [vec![0; 1 << 20], vec![200; 40], [&[0; 8][..], &[5, 0, 255, 255, 255, 255]].concat()] {
         let before = house.server.stats().violations;
         let rogue = Rogue::new(&house).send(&message);
@@ -175,7 +175,7 @@ fn a_tail_a_record_or_a_message_that_lies_ends_that_session_alone() {
 }
 
 #[test]
-fn credits_for_what_was_not_sent_end_that_session_alone() {
+fn credits_for_unsent_bytes_end_only_that_session() {
     let house = House::new(Limits { ring: 64, ..limits(1) });
     let before = house.server.stats().violations;
     let rogue = Rogue::new(&house);
@@ -194,7 +194,7 @@ fn credits_for_what_was_not_sent_end_that_session_alone() {
 }
 
 #[test]
-fn garbage_and_bombs_over_tcp_end_that_session_alone() {
+fn garbage_and_huge_lengths_over_tcp_end_only_that_session() {
     let house = House::new(limits(2));
     let Address::Tcp(at) = house.address(1).clone() else { panic!("the second is TCP") };
     let frames: [Vec<u8>; 5] = [
@@ -217,7 +217,7 @@ fn garbage_and_bombs_over_tcp_end_that_session_alone() {
 }
 
 #[test]
-fn strangers_at_the_door_are_turned_away_and_hold_nobody_up() {
+fn unknown_clients_are_refused_and_delay_no_other() {
     let house = House::with(limits(1), |builder| builder.token("open sesame"));
     let Address::Tcp(at) = house.address(1).clone() else { panic!("the second is TCP") };
     let silent: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(at).expect("a socket")).collect();
@@ -240,7 +240,7 @@ fn strangers_at_the_door_are_turned_away_and_hold_nobody_up() {
     assert!(matches!(Client::connect(&Address::Tcp(at), &options(Mode::Agent)), Err(Error::Denied)));
     let token = options(Mode::Agent).token("open sesame");
     Client::connect(&Address::Tcp(at), &token).expect("it knows the token").ping().expect("an answer");
-    // Over the Unix socket the kernel says who it is.
+    // Over the Unix socket the kernel reports the user.
     house.client(WAYS[0]).ping().expect("an answer");
     half.write_all(&hello("open sesame")[30..]).expect("room");
     assert_eq!(welcome(&half).expect("an answer").status, Status::Welcome);
@@ -248,7 +248,7 @@ fn strangers_at_the_door_are_turned_away_and_hold_nobody_up() {
 }
 
 #[test]
-fn over_tcp_a_token_is_demanded_unless_that_is_said_not_to_matter() {
+fn tcp_requires_a_token_unless_insecure_is_set() {
     let house = House::new(limits(1));
     let error = Builder::default().listen(local()).start(&house.db).err().expect("refused");
     assert!(error.to_string().contains("every user of this machine"), "{error}");
@@ -259,10 +259,10 @@ fn over_tcp_a_token_is_demanded_unless_that_is_said_not_to_matter() {
     Builder::default().listen(far.clone()).token("").start(&house.db).err().expect("refused");
     let server = Builder::default().listen(far).token("t").start(&house.db).expect("a server");
     server.close().expect("an orderly end");
-    let _ = rdma::devices(); // it can be asked for, present or not
+    let _ = rdma::devices(); // works with or without cards
 }
 
-/// Tries a wrong token, and how long the answer took.
+/// Tries a wrong token and returns the time until the answer.
 fn guess(at: std::net::SocketAddr) -> Duration {
     let began = Instant::now();
     let mut socket = TcpStream::connect(at).expect("a socket");
@@ -274,7 +274,7 @@ fn guess(at: std::net::SocketAddr) -> Duration {
 }
 
 #[test]
-fn wrong_tokens_are_held_back_and_reported_and_a_right_one_gets_in_beside_them() {
+fn wrong_tokens_are_delayed_and_reported_and_a_correct_one_is_accepted_at_once() {
     let told = Arc::new(Mutex::new(Vec::new()));
     let tell = Arc::clone(&told);
     let house = House::with(limits(1), |builder| {
@@ -284,11 +284,11 @@ fn wrong_tokens_are_held_back_and_reported_and_a_right_one_gets_in_beside_them()
     let right = options(Mode::Agent).token("open sesame");
     let come_in = || Client::connect(&Address::Tcp(at), &right).expect("it knows the token");
     assert!(guess(at) >= Duration::from_millis(250));
-    assert!(guess(at) >= Duration::from_millis(500), "each takes longer");
+    assert!(guess(at) >= Duration::from_millis(500), "each further answer takes longer");
     let began = Instant::now();
     come_in().ping().expect("an answer");
-    assert!(began.elapsed() < Duration::from_millis(250), "others' mistakes are not its own");
-    // More guesses than there are places: they get in each other's way, and in nobody else's.
+    assert!(began.elapsed() < Duration::from_millis(250), "mistakes of others do not delay it");
+    // More guesses than places: they replace each other and delay no other client.
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..200 {
@@ -312,19 +312,19 @@ fn wrong_tokens_are_held_back_and_reported_and_a_right_one_gets_in_beside_them()
 }
 
 #[test]
-fn silent_connections_give_their_places_to_others() {
+fn silent_connections_are_replaced_by_others() {
     let house = House::new(limits(1));
     let Address::Tcp(at) = house.address(1).clone() else { panic!("the second is TCP") };
     let silent: Vec<TcpStream> = (0..150).map(|_| TcpStream::connect(at).expect("a socket")).collect();
     let began = Instant::now();
     house.client(WAYS[2]).ping().expect("an answer");
     house.client(WAYS[0]).ping().expect("an answer");
-    assert!(began.elapsed() < Duration::from_secs(4), "not when their time is up");
+    assert!(began.elapsed() < Duration::from_secs(4), "before their timeout");
     drop(silent);
 }
 
 #[test]
-fn a_second_server_does_not_take_a_living_ones_socket_but_a_dead_ones() {
+fn a_second_server_takes_over_the_socket_of_a_dead_server_only() {
     let house = House::new(limits(1));
     let at = Address::Shared(house.socket());
     assert!(Builder::default().listen(at.clone()).start(&house.db).is_err());
@@ -340,7 +340,7 @@ fn a_second_server_does_not_take_a_living_ones_socket_but_a_dead_ones() {
 }
 
 #[test]
-fn a_file_that_is_no_socket_is_neither_taken_over_nor_removed() {
+fn a_file_that_is_not_a_socket_is_neither_replaced_nor_removed() {
     let house = House::new(limits(1));
     let [file, link, dead] = ["notes", "link", "dead"].map(|name| house.dir.path().join(name));
     std::fs::write(&file, b"bytes").expect("a file");
@@ -356,7 +356,7 @@ fn a_file_that_is_no_socket_is_neither_taken_over_nor_removed() {
         std::fs::remove_file(&link).expect("gone");
     }
     assert_eq!(std::fs::read(&file).expect("still there"), b"bytes");
-    // What somebody put in the socket's place stays at the end.
+    // A file that replaced the socket is kept at the end.
     let own = house.dir.path().join("own");
     let server = Builder::default().listen(Address::Shared(own.clone())).start(&house.db).expect("a server");
     std::fs::rename(&file, &own).expect("in its place");
@@ -366,7 +366,7 @@ fn a_file_that_is_no_socket_is_neither_taken_over_nor_removed() {
 }
 
 #[test]
-fn who_is_one_too_many_is_told_that_it_is_busy() {
+fn a_client_above_the_limit_gets_busy() {
     let house = House::new(Limits { clients: 2, snapshots: 2, ..limits(1) });
     let (mut one, two) = (house.client(WAYS[0]), house.client(WAYS[2]));
     for way in WAYS {
@@ -384,12 +384,12 @@ fn who_is_one_too_many_is_told_that_it_is_busy() {
 }
 
 #[test]
-fn a_client_that_asks_for_nothing_is_let_go_and_one_that_asks_stays() {
+fn an_idle_client_is_disconnected_and_an_active_one_stays() {
     for way in WAYS {
         let house = House::new(Limits { idle: Some(Duration::from_millis(300)), ..limits(2) });
         let (mut silent, mut lively) = (house.client(way), house.client(way));
         let _held = silent.snapshot().expect("a snapshot");
-        until("the silent one is let go", || {
+        until("the silent client is disconnected", || {
             lively.ping().expect("it is served");
             house.server.stats().clients == 1
         });
@@ -399,11 +399,11 @@ fn a_client_that_asks_for_nothing_is_let_go_and_one_that_asks_stays() {
     }
     let never = Builder::default().limits(Limits { idle: Some(Duration::ZERO), ..limits(1) });
     let db = sheaf::Database::open(tempfile::tempdir().expect("a directory").path()).expect("a database");
-    assert!(never.start(&db).is_err(), "that would be nobody");
+    assert!(never.start(&db).is_err(), "this would disconnect every client");
 }
 
 #[test]
-fn more_waiting_for_the_device_than_allowed_is_answered_busy() {
+fn more_waiting_requests_than_allowed_get_busy() {
     let house = House::new(Limits { waiting: 4, ..limits(2) });
     for way in WAYS {
         let mut client = house.client(way);
@@ -420,7 +420,7 @@ fn more_waiting_for_the_device_than_allowed_is_answered_busy() {
                 Err(other) => panic!("{other}"),
             }
         }
-        // A place is free only a moment after its reply: the first request may find one taken by the way before.
+        // A place becomes free shortly after its reply: the first request may find one still taken.
         assert!(done > 0 && busy > 0 && done + busy == 100, "{done} done, {busy} busy");
         client.persist().expect("the places are free again");
     }
@@ -428,13 +428,13 @@ fn more_waiting_for_the_device_than_allowed_is_answered_busy() {
 }
 
 #[test]
-fn a_client_that_takes_no_replies_is_owed_a_bounded_amount_and_holds_up_nobody() {
+fn a_client_that_takes_no_replies_uses_bounded_memory_and_delays_no_other() {
     let house = House::new(Limits { ring: 256, outbox: 16 << 10, ..limits(2) });
     for way in WAYS {
         let mut hanging = house.client(way);
         let keyspace = hanging.keyspace("hang").expect("a keyspace");
         hanging.insert(keyspace, b"v", vec![1; 1000]).expect("an insert");
-        // Without a look at the replies: 75 of 1,000 bytes for an outbox of 16 KiB.
+        // Takes no replies: 75 of 1,000 bytes for an outbox of 16 KiB.
         let tickets: Vec<_> =
             (0..75).map(|_| hanging.submit(&keyspace.get(b"v")).expect("submitted")).collect();
         hanging.flush().expect("sent");
@@ -445,7 +445,7 @@ fn a_client_that_takes_no_replies_is_owed_a_bounded_amount_and_holds_up_nobody()
     }
 }
 
-/// The client that is killed. Does nothing unless it is started by the test below.
+/// Client process to be killed. Does nothing unless the test below starts it.
 #[test]
 fn a_client_to_be_killed() {
     let Ok(at) = std::env::var("SHEAF_RPC_VICTIM") else { return };
@@ -472,13 +472,16 @@ fn victim(address: &Address) -> Child {
     let mut line = String::new();
     while !line.starts_with("ready") {
         line.clear();
-        assert!(std::io::BufRead::read_line(&mut out, &mut line).expect("a line") > 0, "it never got ready");
+        assert!(
+            std::io::BufRead::read_line(&mut out, &mut line).expect("a line") > 0,
+            "it did not get ready"
+        );
     }
     child
 }
 
 #[test]
-fn a_bell_that_is_full_and_waits_holds_up_nobody() {
+fn a_full_bell_delays_no_other_client() {
     use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
     let house = House::new(limits(1));
@@ -498,7 +501,7 @@ fn a_bell_that_is_full_and_waits_holds_up_nobody() {
 }
 
 #[test]
-fn clients_killed_in_the_middle_leave_nothing_behind() {
+fn clients_killed_in_the_middle_leave_no_session_behind() {
     let house = House::new(limits(2));
     for round in 0..6 {
         let mut child = victim(house.address(round % 2));
@@ -509,7 +512,7 @@ fn clients_killed_in_the_middle_leave_nothing_behind() {
         }
         child.kill().expect("killed");
         child.wait().expect("dead");
-        other.ping().expect("the server goes on");
+        other.ping().expect("the server still works");
         drop(other);
         until("the place of a dead client is free", || house.server.stats().clients == 0);
     }
@@ -518,8 +521,8 @@ fn clients_killed_in_the_middle_leave_nothing_behind() {
 }
 
 #[test]
-fn words_and_links_are_what_a_client_uses() {
-    // A TCP link that nobody reads stays within its ring: the rest waits with the sender.
+fn a_link_without_a_reader_stays_within_its_ring() {
+    // A TCP link without a reader stays within its ring: the rest waits with the sender.
     let (ours, _theirs) = UnixStream::pair().expect("sockets");
     ours.set_nonblocking(true).expect("a socket");
     let layout = Layout::new(1, 1, 64).expect("a layout");

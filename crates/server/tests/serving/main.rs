@@ -1,6 +1,7 @@
-//! A served database from outside: clients that behave, clients that do not, servers that are killed.
+//! Tests of a served database with correct clients, hostile clients, and kills of server and
+//! clients.
 //!
-//! What this cannot see: two machines; a slow network; RDMA.
+//! Blind spots: two machines; a slow network; RDMA.
 
 #![allow(clippy::disallowed_methods, reason = "tests start threads and processes, and have deadlines")]
 #![allow(clippy::cast_possible_truncation, reason = "numbers here are small, or cut on purpose")]

@@ -14,7 +14,7 @@ pub(crate) struct House {
     pub(crate) server: Server,
 }
 
-/// Which address, which way back.
+/// Index of the address, and mode.
 pub(crate) const WAYS: [(usize, Mode); 4] =
     [(0, Mode::Agent), (0, Mode::AllToAll), (1, Mode::Agent), (1, Mode::AllToAll)];
 
@@ -27,7 +27,7 @@ pub(crate) fn local() -> Address {
 }
 
 impl House {
-    /// Served at both kinds of address.
+    /// Serves an empty database at both kinds of address.
     pub(crate) fn new(limits: Limits) -> House {
         House::with(limits, |builder| builder)
     }
@@ -54,12 +54,12 @@ impl House {
     }
 }
 
-/// No test waits for ever.
+/// Returns options with a timeout, so that no test waits forever.
 pub(crate) fn options(mode: Mode) -> Options {
     Options::default().mode(mode).timeout(Some(Duration::from_secs(20)))
 }
 
-/// Until it is so, or the test fails.
+/// Waits until the condition holds; panics after ten seconds.
 pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(10);
     while !is_so() {

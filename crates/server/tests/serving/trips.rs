@@ -1,4 +1,4 @@
-//! # Every request, on every way
+//! # Every request, over every address and in every mode
 
 use sheaf_client::{Batch, Client, Durability, Error, Keyspace, Reply, Request};
 use sheaf_server::Limits;
@@ -28,7 +28,7 @@ fn database_error(result: Result<impl std::fmt::Debug, Error>) -> sheaf::Error {
 }
 
 #[test]
-fn what_is_written_is_read_on_every_engine_and_way() {
+fn a_written_value_is_read_with_every_engine_address_and_mode() {
     for workers in [1, 3] {
         on_every_way(workers, |house, client| {
             for engine in sheaf::engines() {
@@ -51,7 +51,7 @@ fn what_is_written_is_read_on_every_engine_and_way() {
 }
 
 #[test]
-fn messages_beyond_a_ring_go_through_in_both_directions() {
+fn messages_longer_than_a_ring_arrive_in_both_directions() {
     on_every_way(2, |_, client| {
         let keyspace = client.keyspace("big").expect("a keyspace");
         let value: Vec<u8> = (0..1_500_000u32).map(|at| at as u8).collect();
@@ -62,12 +62,12 @@ fn messages_beyond_a_ring_go_through_in_both_directions() {
             database_error(client.insert(keyspace, b"w", &huge)),
             sheaf::Error::TooLarge { what: "message", .. }
         ));
-        client.ping().expect("the connection goes on");
+        client.ping().expect("the connection stays usable");
     });
 }
 
 #[test]
-fn a_value_that_fits_no_message_is_an_error_and_not_the_end() {
+fn a_value_longer_than_a_message_is_an_error_that_keeps_the_session() {
     let house = House::new(limits(1));
     let local = house.db.keyspace("k", sheaf::KeyspaceOptions::default()).expect("a keyspace");
     local.insert("huge", vec![1; 5 << 20]).expect("an insert");
@@ -77,11 +77,11 @@ fn a_value_that_fits_no_message_is_an_error_and_not_the_end() {
         database_error(client.get(keyspace, "huge")),
         sheaf::Error::TooLarge { what: "reply", got: 5_242_880, .. }
     ));
-    client.ping().expect("the connection goes on");
+    client.ping().expect("the connection stays usable");
 }
 
 #[test]
-fn batches_are_whole_and_only_if_expectations_hold() {
+fn batches_are_atomic_and_need_their_expectations() {
     on_every_way(2, |_, client| {
         let a = client.keyspace_of("a", "flat").expect("a keyspace");
         let b = client.keyspace_of("b", "flex").expect("a keyspace");
@@ -100,7 +100,7 @@ fn batches_are_whole_and_only_if_expectations_hold() {
 }
 
 #[test]
-fn ranges_come_in_order_in_both_directions_and_in_parts() {
+fn ranges_are_ordered_in_both_directions_and_in_parts() {
     within(Limits { message: 1 << 17, ..limits(2) }, |_, client| {
         let ordered = client.keyspace_of("o", "flat-ordered").expect("a keyspace");
         let value = vec![7; 6_000];
@@ -127,7 +127,7 @@ fn ranges_come_in_order_in_both_directions_and_in_parts() {
 }
 
 #[test]
-fn snapshots_keep_showing_what_was() {
+fn snapshots_do_not_change() {
     on_every_way(2, |house, client| {
         let keyspace = client.keyspace_of("s", "flat-ordered").expect("a keyspace");
         client.insert(keyspace, b"a", b"old").expect("an insert");
@@ -144,7 +144,7 @@ fn snapshots_keep_showing_what_was() {
             database_error(client.call(&unknown)),
             sheaf::Error::Invalid { what: "snapshot", .. }
         ));
-        // Another client's numbers mean nothing to this one.
+        // Snapshot numbers of another client are not valid for this one.
         let mut other = house.client(WAYS[0]);
         let theirs = other.snapshot().expect("a snapshot");
         assert!(client.get_at(&theirs, keyspace, b"a").is_err());
@@ -152,7 +152,7 @@ fn snapshots_keep_showing_what_was() {
 }
 
 #[test]
-fn errors_of_the_contract_arrive_as_they_are() {
+fn database_errors_arrive_unchanged() {
     on_every_way(1, |house, client| {
         let keyspace = client.keyspace_of("k", "flat").expect("a keyspace");
         assert!(matches!(
@@ -181,7 +181,7 @@ fn submit(client: &mut Client, keyspace: Keyspace, number: u32) -> sheaf_client:
 }
 
 #[test]
-fn many_in_flight_are_all_answered_and_commits_in_their_order() {
+fn many_requests_in_flight_get_replies_and_commits_in_their_order() {
     on_every_way(3, |house, client| {
         let keyspace = client.keyspace("many").expect("a keyspace");
         let mut tickets: Vec<_> = (0..3000).map(|number| submit(client, keyspace, number)).collect();
@@ -193,7 +193,7 @@ fn many_in_flight_are_all_answered_and_commits_in_their_order() {
             tickets.swap_remove(at);
             let seq = match reply {
                 Ok(Reply::Done { seq }) => seq,
-                // On a slow device more syncs wait than one client may have waiting.
+                // On a slow device more syncs wait than one client is allowed.
                 Err(sheaf_client::Error::Busy) => {
                     busy += 1;
                     continue;
