@@ -8,6 +8,10 @@ pub struct Served {
 }
 
 /// Serves an empty database in a temporary directory and connects a client.
+///
+/// # Errors
+///
+/// Returns any error of the directory, the database, the server or the connection.
 pub fn start() -> Result<(Served, sheaf_client::Client), Box<dyn std::error::Error>> {
     let dir = tempfile::tempdir()?;
     let db = sheaf::Database::open(dir.path().join("db"))?;

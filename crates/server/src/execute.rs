@@ -107,7 +107,8 @@ impl Worker {
             self.busy(id);
             return self.send(session);
         };
-        let _ = self.shared.jobs.send(job(to)); // fails only if the server ends, and the session too
+        // Fails only if the server ends, and the session with it.
+        let _ = self.shared.jobs.send(job(to));
         Ok(())
     }
 

@@ -289,7 +289,8 @@ impl Server {
                 desk.wake.ring();
             }
             drop(done);
-            let _ = flushed.recv(); // no message is sent: all workers drop the sender, or have ended
+            // No message is sent: all workers drop the sender, or have ended.
+            let _ = flushed.recv();
             // Jobs that the workers sent before are ahead of this one in the queue.
             let _ = self.shared.jobs.send(Job::End);
         }

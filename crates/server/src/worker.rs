@@ -1,7 +1,8 @@
 //! # Workers: execute the requests in the rings
 //!
 //! ```text
-//!   pass:  mail ─> commands ─> sockets ─> each lane, a burst at most ─> settle: gates, outboxes, credits, bells
+//!   pass:  mail ─> commands ─> sockets ─> each lane, a burst at most
+//!          ─> settle: gates, outboxes, credits, bells
 //!   idle:  poll for a while; mark as asleep; pass once more; sleep until an event
 //! ```
 //!
