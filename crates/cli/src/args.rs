@@ -198,7 +198,8 @@ Examples:
     Advise(Advise),
     /// Read all data, check every checksum, and report damage by file, offset and keyspace
     #[command(after_long_help = "\
-Prints one line for each damaged place. Exit code 3 if there is any.
+Prints one line for each damaged place. Exit code 3 if there is any. The pairs of a keyspace are
+counted only up to its first damaged pair.
 
 Example:
   sheaf verify my.db || sheaf restore /backup/monday again.db")]
@@ -224,7 +225,8 @@ Example:
 The copy is a snapshot. It is read back from the device and compared, unless --no-verify is
 given, and becomes a valid backup only after that. If anything fails, the partial copy is
 removed. A backup cannot be opened: `sheaf restore` makes a database of it. If another process
-has the database open, that process makes the copy and continues to work.
+has the database open, that process makes the copy and continues to work. Damage in the database
+is copied too: `sheaf verify` finds it.
 
 With --base, files that an earlier backup on the same file system already contains are
 hard-linked and take no space, but are read and checked. Either backup may be removed later.
@@ -240,8 +242,9 @@ Examples:
     Backup(Backup),
     /// Create a database from a backup
     #[command(after_long_help = "\
-Every byte is checked. A backup that is damaged or incomplete is refused with the name of the
-file, and the partial database is removed. The backup is not changed.
+Every byte is checked against the checksums that the backup contains. A backup that is damaged or
+incomplete is refused with the name of the file, and the partial database is removed. The backup
+is not changed.
 
 Example:
   sheaf restore /backup/monday my.db")]
@@ -347,7 +350,7 @@ pub(crate) struct Wait {
 #[derive(Debug, Args)]
 pub(crate) struct Modes {
     /// Mode of the files of a new database, as octal digits such as 640; directories also get
-    /// search permission [default: 600; for a copy, at most the mode of the source]
+    /// search permission. Default: 600; for a copy, at most the mode of the source
     #[arg(long, value_name = "MODE", value_parser = parse_mode)]
     pub(crate) mode: Option<Permissions>,
 }

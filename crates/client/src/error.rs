@@ -52,7 +52,8 @@ impl std::fmt::Display for Error {
             Error::Database(error) => error.fmt(f),
             Error::Busy => write!(f, "the server is busy"),
             Error::Denied => {
-                write!(f, "the server refused this client: the token is wrong, or another user owns it")
+                let why = "the token is missing or wrong, or the server belongs to another user";
+                write!(f, "the server refused this client: {why}")
             }
             Error::Version { theirs } => {
                 write!(f, "the server speaks protocol version {theirs}, this client version {VERSION}")

@@ -18,6 +18,7 @@ use crate::place::token_of;
 
 /// Arguments of `call`.
 #[derive(Debug, Args)]
+#[command(subcommand_value_name = "REQUEST", subcommand_help_heading = "Requests")]
 pub(crate) struct Call {
     /// Address of the server, as for `serve --flatrpc`
     pub(crate) address: Address,
