@@ -23,6 +23,7 @@ use std::sync::Arc;
 
 use sheaf_base::error::{Damage, Error, Result};
 use sheaf_base::ground::Ground;
+use sheaf_base::memory::pieces::Row;
 use sheaf_base::sync::atomic::{self, AtomicU64};
 use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::Seq;
@@ -117,7 +118,7 @@ enum Read {
     /// Its block has a place in memory.
     Block(BlockRef),
     /// It was not worth one.
-    Bytes(Vec<u8>),
+    Bytes(Row<u8>),
 }
 
 /// What a look by prints came to.
@@ -318,7 +319,7 @@ impl Index {
     /// Reads an interval from the space. Its block is made, and put into its slot, if it `is_wanted` there.
     #[cold]
     fn read(&self, entry: &Entry<Interval>, shelf: &Shelf, is_wanted: bool, guard: &Guard) -> Result<Read> {
-        let mut data = vec![0; usize::try_from(entry.len).unwrap_or(usize::MAX)];
+        let mut data = Row::new(usize::try_from(entry.len).unwrap_or(usize::MAX), || 0);
         if let Some(view) = &self.view {
             let ask = || view.will_need(entry.start, entry.len);
             shelf.wait.around(ask, || view.read(entry.start, &mut data))?;

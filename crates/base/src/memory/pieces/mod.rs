@@ -21,8 +21,10 @@
 //!
 //! ## Threads
 //!
-//! Any. A shard has a lock, held for arithmetic only; who finds one locked goes to the next, so that there are no more in use than
-//! threads that meet. Who holds it may take the lock of the spare chunks. Nothing belongs to a thread, so none leaves anything behind.
+//! Any. A shard has a lock. A thread that takes a piece and finds a shard locked goes to the next one, so no more shards are in use
+//! than threads that meet. A thread that gives a piece back does not wait either: it puts the piece on the shard's list of
+//! [`Returned`] pieces, and the next thread that locks the shard takes them in. The holder of a shard's lock may take the lock of the
+//! spare chunks. Nothing belongs to a thread, so none leaves anything behind.
 //! Who forks takes all locks before and lets go of them after, so that a child finds everything whole (`forking.rs`).
 //!
 //! ## Why it is sound
@@ -43,7 +45,7 @@
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::collections::BTreeSet;
 use std::ptr::{NonNull, with_exposed_provenance_mut};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use super::{HUGE_PAGE, Mapped, page_size, release};
@@ -137,6 +139,19 @@ impl Spare {
 
 static OPEN: [Mutex<Shard>; SHARDS] =
     [const { Mutex::new(Shard { chunks: [const { BTreeSet::new() }; UNITS], lengths: [0; WORDS] }) }; SHARDS];
+/// A piece that was given back while its shard was locked: this stands in its first bytes.
+#[derive(Debug)]
+struct Returned {
+    next: *mut Returned,
+    /// Units of the piece.
+    count: usize,
+}
+
+const _: () = assert!(size_of::<Returned>() <= UNIT && align_of::<Returned>() <= ALIGN);
+
+/// The returned pieces of each shard, the newest first.
+static RETURNED: [AtomicPtr<Returned>; SHARDS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; SHARDS];
+
 static SPARE: Mutex<Spare> =
     Mutex::new(Spare { warm: Vec::new(), cold: Vec::new(), regions: Vec::new(), gathered: BTreeSet::new() });
 
@@ -332,6 +347,30 @@ impl Shard {
         longest == UNITS - 1
     }
 
+    /// Takes in the pieces of shard `number`, this one, that were given back while it was locked. Returns the chunks that have no
+    /// piece any more, which are the caller's to [`retire`].
+    #[must_use]
+    fn take_in_returned(&mut self, number: usize) -> Vec<usize> {
+        let mut empty = Vec::new();
+        if RETURNED[number].load(Ordering::Relaxed).is_null() {
+            return empty;
+        }
+        let mut next = RETURNED[number].swap(std::ptr::null_mut(), Ordering::Acquire);
+        while !next.is_null() {
+            // SAFETY:
+            // * Written by `give`, before the exchange that put it on the list; it was taken off the list with all others, so it is ours.
+            let Returned { next: behind, count } = unsafe { next.read() };
+            let (chunk, first) = place_of(next.expose_provenance());
+            // SAFETY:
+            // * The piece is not free yet, so its chunk stayed the shard's.
+            if unsafe { self.put_back(chunk, first, count) } {
+                empty.push(chunk);
+            }
+            next = behind;
+        }
+        empty
+    }
+
     /// Gives pages of a chunk of the shard's back that no piece has. Their bytes.
     fn trim(&mut self, chunk: usize) -> u64 {
         // SAFETY:
@@ -369,15 +408,25 @@ fn lock<T>(mutex: &'static Mutex<T>) -> MutexGuard<'static, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A shard that nobody else is in, if there is one.
-fn enter() -> (usize, MutexGuard<'static, Shard>) {
-    let vacant = |shard: &'static Mutex<Shard>| match shard.try_lock() {
+/// The lock of a shard, if nobody else holds it.
+fn try_lock(shard: &'static Mutex<Shard>) -> Option<MutexGuard<'static, Shard>> {
+    match shard.try_lock() {
         Ok(shard) => Some(shard),
         Err(TryLockError::Poisoned(shard)) => Some(shard.into_inner()),
         Err(TryLockError::WouldBlock) => None,
-    };
-    let free = OPEN.iter().enumerate().find_map(|(number, shard)| Some((number, vacant(shard)?)));
+    }
+}
+
+/// A shard that nobody else is in, if there is one.
+fn enter() -> (usize, MutexGuard<'static, Shard>) {
+    let free = OPEN.iter().enumerate().find_map(|(number, shard)| Some((number, try_lock(shard)?)));
     free.unwrap_or_else(|| (0, lock(&OPEN[0])))
+}
+
+/// The chunk of a piece that begins at `address`, and its first unit.
+fn place_of(address: usize) -> (usize, usize) {
+    let chunk = address & !(CHUNK - 1);
+    (chunk, (address - chunk) / UNIT)
 }
 
 /// Memory for `bytes`, aligned as [`align_of_piece`] says. What stands there is anything. The process ends if there is no memory, as for
@@ -391,12 +440,15 @@ pub fn take(bytes: usize) -> NonNull<u8> {
         return NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout(bytes)));
     };
     let (number, mut shard) = enter();
+    let empty = shard.take_in_returned(number);
     let chunk = shard.find(count).unwrap_or_else(|| {
         let chunk = new_chunk(number);
         shard.list(chunk, UNITS - 1);
         chunk
     });
     let first = shard.cut(chunk, count);
+    drop(shard);
+    retire_all(empty);
     NonNull::new(with_exposed_provenance_mut::<u8>(chunk + first * UNIT)).expect("no chunk is at 0")
 }
 
@@ -411,18 +463,49 @@ pub unsafe fn give(start: NonNull<u8>, bytes: usize) {
         // * Allocated with this layout in `take`: the caller's promise.
         return unsafe { dealloc(start.as_ptr(), layout(bytes)) };
     };
-    let chunk = start.addr().get() & !(CHUNK - 1);
-    let (first, rest) = ((start.addr().get() - chunk) / UNIT, start.addr().get() % UNIT);
+    let (chunk, first) = place_of(start.addr().get());
+    let rest = start.addr().get() % UNIT;
     let head = with_exposed_provenance_mut::<Head>(chunk);
     // SAFETY:
     // * The head of a chunk that has a piece, so that nobody writes its shard (I3); no reference covers that.
     let number = unsafe { (&raw const (*head).shard).read() };
     assert!(number != 0 && rest == 0, "a piece is given back once: its chunk has none");
-    let mut shard = lock(&OPEN[number - 1]);
+    let number = number - 1;
+    let Some(mut shard) = try_lock(&OPEN[number]) else {
+        // SAFETY:
+        // * The piece is the caller's to give, as large and as aligned as a `Returned` must be.
+        return unsafe { leave(start.cast(), count, &RETURNED[number]) };
+    };
     // SAFETY:
     // * Of this shard: read just now.
-    if unsafe { shard.put_back(chunk, first, count) } {
-        drop(shard);
+    let is_empty = unsafe { shard.put_back(chunk, first, count) };
+    let mut empty = shard.take_in_returned(number);
+    empty.extend(is_empty.then_some(chunk));
+    drop(shard);
+    retire_all(empty);
+}
+
+/// Puts a piece of `count` units on a list of returned ones.
+///
+/// # Safety
+///
+/// The caller owns the piece, and nobody touches it any more.
+unsafe fn leave(piece: NonNull<Returned>, count: usize, list: &AtomicPtr<Returned>) {
+    let mut next = list.load(Ordering::Relaxed);
+    loop {
+        // SAFETY:
+        // * The piece is ours until the exchange below succeeds: the caller's promise.
+        unsafe { piece.write(Returned { next, count }) };
+        match list.compare_exchange_weak(next, piece.as_ptr(), Ordering::Release, Ordering::Relaxed) {
+            Ok(_) => return,
+            Err(newest) => next = newest,
+        }
+    }
+}
+
+/// Chunks that lost their last piece are spare.
+fn retire_all(empty: Vec<usize>) {
+    for chunk in empty {
         // SAFETY:
         // * It has no piece, and is in no shard, so nobody but us knows of it.
         unsafe { retire(chunk) }
@@ -438,10 +521,12 @@ fn page_bytes() -> usize {
 /// of a chunk have gone. Some hundred calls of the system for each MiB. How many bytes went.
 pub fn trim() -> u64 {
     let mut bytes = 0;
-    for shard in &OPEN {
+    for (number, shard) in OPEN.iter().enumerate() {
+        let empty = lock(shard).take_in_returned(number);
+        retire_all(empty);
         let mut longest = 0;
         loop {
-            // The lock for one length at a time: whoever gives back waits for it.
+            // The lock for one length at a time: a thread that takes a piece may find all shards locked.
             let mut shard = lock(shard);
             longest = next_bit(&shard.lengths, longest + 1, true);
             if longest >= UNITS {

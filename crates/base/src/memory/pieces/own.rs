@@ -113,6 +113,15 @@ impl Row<u8> {
     }
 }
 
+impl<T> std::ops::DerefMut for Row<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY:
+        // * So many were written in `new`, and are owned; the reference is the only one.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.count) }
+    }
+}
+
 impl<T> Deref for Row<T> {
     type Target = [T];
 

@@ -119,6 +119,23 @@ fn pieces_are_apart_and_come_back() {
     assert!(held < bytes + bytes / 4 + (SHARDS * CHUNK) as u64, "{held} for {bytes}");
 }
 
+#[cfg(not(plain_pieces))]
+#[test]
+fn a_thread_gives_back_while_another_has_the_shard() {
+    let _alone = FORKING.lock();
+    let piece = Marked::new(3000, 7);
+    let head = with_exposed_provenance_mut::<Head>(place_of(piece.start).0);
+    // SAFETY:
+    // * The head of a chunk that has a piece of ours (I3).
+    let number = unsafe { (&raw const (*head).shard).read() } - 1;
+    let mut shard = lock(&OPEN[number]);
+    std::thread::scope(|scope| scope.spawn(move || drop(piece)).join()).expect("it waits for nobody");
+    assert!(!RETURNED[number].load(Ordering::Relaxed).is_null());
+    let empty = shard.take_in_returned(number);
+    drop(shard);
+    retire_all(empty);
+}
+
 /// What a thread of the model does next, from its own numbers.
 fn next(random: &mut u64, below: usize) -> usize {
     *random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
