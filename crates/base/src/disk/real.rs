@@ -540,8 +540,8 @@ impl RealFile {
         done: impl FnOnce(&Handle, super::descriptors::Marks),
         call: impl FnOnce(&Pin<'_>) -> io::Result<()>,
     ) -> io::Result<()> {
-        // A descriptor is closed only when everything written through it is durable (descriptors I1). The file may have lost its
-        // name since, so it could not be opened again.
+        // A descriptor is closed only when everything written through it is durable (descriptors
+        // I1). The file may have lost its name since, so it could not be opened again.
         let Some(pin) = self.handle.try_pin() else { return self.handle.check_syncs() };
         let marks = self.handle.marks();
         let answer = self.handle.check_syncs().and_then(|()| call(&pin));

@@ -144,7 +144,7 @@ impl Store {
         if bytes == 0 {
             return false;
         }
-        // The next images are about as large as the last ones, of the keyspaces that are still there.
+        // The next images are about as large as the last ones of the present keyspaces.
         let images = self.kepts_of(log).iter().map(|k| k.image_bytes.load(Ordering::Relaxed)).sum::<u64>();
         let least = self.geometry.gain_bytes.max(images);
         let mostly_removes = removals > 0 && removals * 3 >= operations * 2;

@@ -6,8 +6,8 @@
 //! ## Costs
 //!
 //! A sweep looks at the figures of each interval once, some thousand in a step. It writes at most four bytes for each that it
-//! gains. The file system gets those bytes back after the next checkpoint, which is due when they outweigh the index in the
-//! image.
+//! gains. The file system gets those bytes back after the next checkpoint, which is due when they
+//! outweigh the index in the image.
 
 use sheaf_base::error::{Error, Result};
 use sheaf_base::sync::atomic::Ordering;

@@ -447,8 +447,9 @@ impl Engine for KreonEngine {
         if self.ground.tiny { 0 } else { ROTATION }
     }
 
-    /// Growth of the levels' file by two spills: of what is in memory now, and of the removals that follow on a full disk.
-    /// Without the second one, space of removed values is not found, for their entries are in the levels.
+    /// Growth of the levels' file by two spills: one of the present memtables, and one of the
+    /// removals that follow on a full disk. Only that second spill finds the values that were
+    /// removed, because their entries are in the levels.
     fn room_to_settle(&self) -> Option<u64> {
         let guard = &epoch::pin();
         Some(self.shelf.space.growth(self.state(guard).memtables.bytes()))

@@ -19,7 +19,8 @@
 //!
 //! ## Crash
 //!
-//! What was written and is in no image is garbage in pages that the image calls free. An image's pages are synced before it.
+//! Bytes that were written after the image stand in pages that the image calls free. The pages of
+//! an image are synced before the image.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -84,8 +85,9 @@ struct Pages {
     free_count: u64,
     /// Pages there are, the head's among them.
     end: u32,
-    /// A bit for each page that the present levels, or what is being made, have; and how many these are.
+    /// A bit for each page that the present levels, or what is being made, have.
     used: Bits,
+    /// Bits that are set in it.
     used_count: u64,
     /// Nodes' first pages that were taken since the last image. There may be as many as there are pages.
     fresh: Bits,
@@ -311,7 +313,8 @@ impl Space {
         Ok(taken)
     }
 
-    /// Makes the file longer, on a full disk by no more than `least` pages; where the new run begins.
+    /// Makes the file longer, on a full disk by `least` pages only. Returns the first page of the new
+    /// run.
     fn grow(&self, pages: &mut Pages, file: &dyn File, least: u32) -> Result<u32> {
         let region = match self.ground.tiny {
             true => TINY_REGION,
@@ -336,8 +339,8 @@ impl Space {
         Error::NoSpace { path: self.paged.path.clone() }
     }
 
-    /// Bytes by which the file may have to grow until `entries` bytes more are in the levels and no image names what they replaced:
-    /// at worst every page is written anew beside the old ones.
+    /// Returns the bytes by which the file may have to grow until `entries` bytes more are in the
+    /// levels: at worst every page is written again while an image names the old ones.
     pub(crate) fn growth(&self, entries: u64) -> u64 {
         let pages = self.pages.lock();
         let levels = pages.used_count * self.paged.page as u64 + entries;

@@ -30,8 +30,8 @@ fn log_bytes(db: &Database) -> u64 {
     db.stats().logs.iter().map(|log| log.disk_bytes).sum()
 }
 
-/// Bytes of a batch's values, and what a database with next to nothing in it may take beyond what a new one does: a
-/// checkpoint may wait for 4 MiB of the journal, and ready segments take about as much.
+/// Returns the bytes of a batch's values, and the bytes that a nearly empty database may take
+/// beyond a new one: a checkpoint may wait for 4 MiB of the journal, and ready segments take as much.
 fn sizes(stage: &Stage) -> (usize, u64) {
     if stage.setting.tiny { (40 << 10, 96 << 10) } else { (2 << 20, 8 << 20) }
 }
@@ -164,7 +164,7 @@ pub fn live_data_is_not_written_again_and_again_in_pauses(stage: &Stage) {
 }
 
 pub fn many_removals_begin_a_checkpoint(stage: &Stage) {
-    // An image of the reference engine has every pair: it writes more than the removals take in the journal.
+    // An image of the reference engine has every pair: it is larger than the removals.
     if stage.subject.engine == "ledger" {
         return;
     }
@@ -194,7 +194,7 @@ pub fn settle_returns_at_rest(stage: &Stage) {
     let most = sizes(stage).1 + 6 * 200 * 240 + if stage.subject.engine == "flex" { 8 << 20 } else { 0 };
     let after = stage.bytes_on_disk();
     assert!(after <= before + most, "{before} bytes, then {after}");
-    // Readers of other tests hold pages back for a while: what they let go may be given back by a later call.
+    // Readers of other tests hold pages for a while, which a later call may give back.
     let is_at_rest = || {
         let tree = stage.tree();
         others_have_let_go();

@@ -99,7 +99,8 @@ impl EngineFactory for LedgerFactory {
 pub struct Ledger {
     ground: Arc<Ground>,
     table: RwLock<Table>,
-    /// Bytes in the journal since the last checkpoint began, and before that since the last complete one.
+    /// Bytes in the journal since the last checkpoint began, and between its begin and that of the
+    /// last complete one.
     logged: [AtomicU64; 2],
     flaw: Option<Flaw>,
 }

@@ -21,9 +21,10 @@
 //!
 //! ## Threads
 //!
-//! Any. A shard has a lock. A thread that takes a piece and finds a shard locked goes to the next one, so no more shards are in use
-//! than threads that meet. A thread that gives a piece back does not wait either: it puts the piece on the shard's list of
-//! [`Returned`] pieces, and the next thread that locks the shard takes them in. The holder of a shard's lock may take the lock of the
+//! Any. A shard has a lock. A thread that takes a piece and finds a shard locked goes to the next
+//! one, so no more shards are in use than threads that meet. A thread that gives a piece back does
+//! not wait either: it puts the piece on the shard's list of [`Returned`] pieces, and the next
+//! thread that locks the shard takes them in. The holder of a shard's lock may take the lock of the
 //! spare chunks. Nothing belongs to a thread, so none leaves anything behind.
 //! Who forks takes all locks before and lets go of them after, so that a child finds everything whole (`forking.rs`).
 //!
@@ -347,8 +348,8 @@ impl Shard {
         longest == UNITS - 1
     }
 
-    /// Takes in the pieces of shard `number`, this one, that were given back while it was locked. Returns the chunks that have no
-    /// piece any more, which are the caller's to [`retire`].
+    /// Takes in the pieces of shard `number`, this one, that were given back while it was locked.
+    /// Returns the chunks that have no piece any more; the caller must [`retire`] them.
     #[must_use]
     fn take_in_returned(&mut self, number: usize) -> Vec<usize> {
         let mut empty = Vec::new();
@@ -358,7 +359,8 @@ impl Shard {
         let mut next = RETURNED[number].swap(std::ptr::null_mut(), Ordering::Acquire);
         while !next.is_null() {
             // SAFETY:
-            // * Written by `give`, before the exchange that put it on the list; it was taken off the list with all others, so it is ours.
+            // * Written by `leave` before the exchange that put it on the list. The swap took all of
+            //   the list, so it is ours.
             let Returned { next: behind, count } = unsafe { next.read() };
             let (chunk, first) = place_of(next.expose_provenance());
             // SAFETY:
@@ -526,7 +528,7 @@ pub fn trim() -> u64 {
         retire_all(empty);
         let mut longest = 0;
         loop {
-            // The lock for one length at a time: a thread that takes a piece may find all shards locked.
+            // The lock for one length at a time: a thread may find all shards locked.
             let mut shard = lock(shard);
             longest = next_bit(&shard.lengths, longest + 1, true);
             if longest >= UNITS {

@@ -129,7 +129,7 @@ fn a_thread_gives_back_while_another_has_the_shard() {
     // * The head of a chunk that has a piece of ours (I3).
     let number = unsafe { (&raw const (*head).shard).read() } - 1;
     let mut shard = lock(&OPEN[number]);
-    std::thread::scope(|scope| scope.spawn(move || drop(piece)).join()).expect("it waits for nobody");
+    std::thread::scope(|scope| scope.spawn(move || drop(piece)).join()).expect("giving back does not wait");
     assert!(!RETURNED[number].load(Ordering::Relaxed).is_null());
     let empty = shard.take_in_returned(number);
     drop(shard);
