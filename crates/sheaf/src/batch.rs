@@ -31,11 +31,23 @@ struct Expectation {
     value: Option<Value>,
 }
 
-/// Operations that become one commit: there whole or not at all, after any crash. The last operation
-/// on a key wins. Dropping it writes nothing.
+/// Operations that become one atomic commit: after a crash all of them are present, or none. The
+/// last operation on a key wins. Dropping a batch writes nothing.
 ///
-/// A commit of more than [`MAX_BATCH`](crate::MAX_BATCH) bytes (64 MiB) is refused with
-/// [`Error::TooLarge`]. All of a batch is in memory until then.
+/// A batch is in memory until its commit. A commit of more than [`MAX_BATCH`](crate::MAX_BATCH)
+/// bytes (64 MiB) returns [`Error::TooLarge`].
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let db = sheaf::Database::open(dir.path())?;
+/// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+/// let visits = db.keyspace("visits", "flat")?;
+/// let mut batch = db.batch();
+/// batch.insert(&users, "ada", "lovelace").insert(&visits, "ada", "1");
+/// batch.commit()?;
+/// assert!(users.contains_key("ada")? && visits.contains_key("ada")?);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Batch {
     store: Arc<Handle>,
     entries: Vec<Entry>,
@@ -58,7 +70,19 @@ impl Batch {
         Batch { store, entries: Vec::new(), expectations: Vec::new(), durability: None }
     }
 
-    /// Sets `key` to `value` in `keyspace`. Limits are checked at the commit.
+    /// Adds an operation that sets `key` to `value` in `keyspace`. The commit checks the limits on
+    /// sizes.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// let mut batch = db.batch();
+    /// batch.insert(&users, "ada", "byron").insert(&users, "ada", "lovelace");
+    /// batch.commit()?;
+    /// assert_eq!(users.get("ada")?, Some("lovelace".into()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn insert(
         &mut self,
         keyspace: &Keyspace,
@@ -68,7 +92,17 @@ impl Batch {
         self.push(keyspace, key.as_ref(), Change::Put(Value::new(value.as_ref())))
     }
 
-    /// Removes `key` from `keyspace`.
+    /// Adds an operation that removes `key` from `keyspace`. A missing key is no error.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// let mut batch = db.batch();
+    /// batch.remove(&users, "ada").insert(&users, "alan", "turing");
+    /// batch.commit()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn remove(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> &mut Batch {
         self.push(keyspace, key.as_ref(), Change::Remove)
     }
@@ -78,8 +112,20 @@ impl Batch {
         self
     }
 
-    /// The commit happens only if `key` has this value (`None`: is not there) at that moment; else it
-    /// answers [`Error::Conflict`] and writes nothing.
+    /// Adds an expectation: the commit succeeds only if `key` has the value `value` at that moment
+    /// (`None`: the key is missing). Otherwise the commit returns [`Error::Conflict`] and writes
+    /// nothing.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "byron")?;
+    /// let mut batch = db.batch();
+    /// batch.expect(&users, "ada", Some(b"king")).insert(&users, "ada", "lovelace");
+    /// assert!(matches!(batch.commit(), Err(sheaf::Error::Conflict)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn expect(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: Option<&[u8]>) -> &mut Batch {
         self.expectations.push(Expectation {
             keyspace: keyspace.clone(),
@@ -89,23 +135,16 @@ impl Batch {
         self
     }
 
-    /// Removes all operations and expectations. The durability that was asked stays.
+    /// Removes all operations and expectations. The durability stays.
     ///
     /// ```
-    /// # fn main() -> sheaf::Result<()> {
-    /// # let dir = std::env::temp_dir().join(format!("sheaf-batch-doc-{}", std::process::id()));
-    /// # let db = sheaf::Database::open(&dir)?;
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
     /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
-    /// let (mut all, mut part) = (db.batch(), db.batch());
-    /// part.insert(&users, "ada", "lovelace");
-    /// all.append(&mut part);
-    /// part.insert(&users, "alan", "turing").clear();
-    /// assert!(part.is_empty() && all.len() == 1);
-    /// all.commit()?;
-    /// # db.close()?;
-    /// # std::fs::remove_dir_all(&dir).ok();
-    /// # Ok(())
-    /// # }
+    /// let mut batch = db.batch();
+    /// batch.insert(&users, "ada", "lovelace").clear();
+    /// assert!(batch.is_empty());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn clear(&mut self) -> &mut Batch {
         self.entries.clear();
@@ -113,52 +152,160 @@ impl Batch {
         self
     }
 
-    /// Moves all operations and expectations of `other` behind those of this batch. If both have an
-    /// operation on a key, that of `other` wins. The durability of this batch stays.
+    /// Moves all operations and expectations of `other` to the end of this batch and leaves `other`
+    /// empty. If both have an operation on a key, that of `other` wins. Each batch keeps its
+    /// durability.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// let (mut all, mut part) = (db.batch(), db.batch());
+    /// part.insert(&users, "ada", "lovelace");
+    /// all.append(&mut part);
+    /// assert!(part.is_empty() && all.len() == 1);
+    /// all.commit()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn append(&mut self, other: &mut Batch) -> &mut Batch {
         self.entries.append(&mut other.entries);
         self.expectations.append(&mut other.expectations);
         self
     }
 
-    /// How durable the commit is when it is acknowledged, in place of the database's default.
+    /// Sets the durability of this commit, instead of the default of the database.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// use sheaf::Durability;
+    ///
+    /// let mut batch = db.batch();
+    /// batch.insert(&users, "ada", "lovelace").durability(Durability::Sync);
+    /// batch.commit()?; // returns when the commit is on the device
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn durability(&mut self, durability: Durability) -> &mut Batch {
         self.durability = Some(durability);
         self
     }
 
-    /// How many operations it holds.
+    /// Returns the number of operations. Expectations do not count.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// let mut batch = db.batch();
+    /// batch.insert(&users, "ada", "lovelace").remove(&users, "alan");
+    /// assert_eq!(batch.len(), 2);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether it holds none.
+    /// Returns true if there are no operations.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Commits and waits for the durability asked.
+    /// Commits, and waits for the durability of the batch.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// let mut batch = db.batch();
+    /// batch.insert(&users, "ada", "lovelace");
+    /// batch.commit()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Conflict`] if an expectation does not hold, [`Error::Invalid`] if a
+    /// keyspace belongs to another open database, and the [write errors](Keyspace#write-errors).
+    /// Nothing is written, except that after [`Error::Poisoned`] from the wait for the device the
+    /// commit may or may not survive.
     pub fn commit(self) -> Result<()> {
         self.submit()?.wait()
     }
 
-    /// Commits and returns a ticket without waiting for the device: the batch is visible and survives
-    /// a killed process on return. Tickets become durable in commit order.
+    /// Commits without waiting for the device. On return the batch is visible and survives the
+    /// death of the process. The returned ticket waits for the durability. Commits become durable
+    /// in their order.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// let mut batch = db.batch();
+    /// batch.insert(&users, "ada", "lovelace");
+    /// let commit = batch.submit()?;
+    /// assert!(users.contains_key("ada")?);
+    /// commit.wait_durable()?;
+    /// assert!(commit.is_durable());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Batch::commit`], except those of the wait for the device.
     pub fn submit(self) -> Result<Commit> {
         let (seq, durability) = self.submit_with(Patience::Any)?;
         Ok(Commit::new(self.store, seq, durability))
     }
 
-    /// As [`Batch::commit`], but where the commit would be slowed down, or wait for background work, memory, or another engine,
-    /// it answers [`Error::Busy`] at once, and nothing is left of it. It waits for the commit lock, which is short, and for
-    /// the durability asked. After an error the batch is as it was and can be tried again, after `Ok` it is empty.
+    /// Commits like [`Batch::commit`], but never blocks on background work. Waits for the commit
+    /// lock, which is held briefly, and for the durability of the batch. The batch is empty after
+    /// success and unchanged after an error, so that it can be tried again.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// use sheaf::Error;
+    ///
+    /// let mut batch = db.batch();
+    /// batch.insert(&users, "ada", "lovelace");
+    /// match batch.try_commit() {
+    ///     Err(Error::Busy { with }) => println!("try again later: {with}"),
+    ///     other => other?,
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Busy`] if the commit would be throttled or would wait for memory, disk
+    /// space, a segment or a conversion; nothing is written. Otherwise the errors of
+    /// [`Batch::commit`].
     pub fn try_commit(&mut self) -> Result<()> {
         self.try_submit()?.wait()
     }
 
-    /// As [`Batch::submit`], or [`Error::Busy`]: see [`Batch::try_commit`].
+    /// Commits like [`Batch::submit`], but never blocks on background work. [`Batch::try_commit`]
+    /// explains the difference.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// let mut batch = db.batch();
+    /// batch.insert(&users, "ada", "lovelace");
+    /// if let Ok(commit) = batch.try_submit() {
+    ///     commit.wait()?;
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Busy`] like [`Batch::try_commit`], and the errors of [`Batch::submit`].
     pub fn try_submit(&mut self) -> Result<Commit> {
         let (seq, durability) = self.submit_with(Patience::None)?;
         self.entries.clear();
@@ -181,7 +328,8 @@ impl Batch {
         Ok((seq, durability))
     }
 
-    /// Tells each keyspace's sketch of its part. `fresh` are the entries whose keys were not there, in order.
+    /// Records the batch in the workload statistics of each keyspace. `fresh` lists, in order, the
+    /// entries with keys that did not exist before.
     #[cold]
     #[inline(never)]
     fn observe(&self, sample: Sample, durability: Durability, fresh: &[usize]) {
@@ -203,7 +351,7 @@ impl Batch {
         }
     }
 
-    /// All keyspaces must be of the batch's database.
+    /// Checks that all keyspaces belong to the database of the batch.
     fn check_keyspaces(&self) -> Result<()> {
         let entries = self.entries.iter().map(|e| &e.keyspace);
         let mut keyspaces = entries.chain(self.expectations.iter().map(|e| &e.keyspace));
@@ -216,8 +364,9 @@ impl Batch {
         }
     }
 
-    /// One attempt. `None` if an expected key changed between the look and the commit. `fresh` gets the entries whose keys were not
-    /// there, as far as the engines look.
+    /// Tries to commit once. Returns `None` if an expected key changed between its check and the
+    /// commit. Adds to `fresh` the entries with keys that did not exist before, if the engine looks
+    /// them up.
     fn attempt(&self, patience: Patience, fresh: Option<&mut Vec<usize>>) -> Result<Option<Seq>> {
         self.check_keyspaces()?;
         if !self.expectations.is_empty() {
@@ -232,7 +381,7 @@ impl Batch {
         for (expectation, kept) in self.expectations.iter().zip(&expected) {
             let found = kept.engine().and_then(|engine| expect_now(&self.store, &**engine, &expectation.key));
             if kept.is_gone() {
-                return Ok(None); // it may have been half gone when it was looked at
+                return Ok(None); // it may have been half dropped at the time of the read
             }
             let (op, value) = found?;
             if value != expectation.value {
@@ -263,13 +412,14 @@ impl Batch {
                 }
                 Ok(Some(seq))
             }
-            // A keyspace that was cleared or converted meanwhile goes on; one that was dropped is found out next.
+            // The keyspace was replaced or dropped: the next attempt finds its successor or fails.
             Ok(Outcome::Stale) | Err(Error::NoKeyspace { .. }) => Ok(None),
             Err(other) => Err(other),
         }
     }
 
-    /// The keyspaces, and which entry of which keyspace is the last on its key (R2).
+    /// Returns the keyspaces, and for each key the index of its last entry and of its keyspace
+    /// (R2).
     #[allow(clippy::type_complexity)]
     fn last_wins(&self) -> Result<(Vec<Arc<Kept>>, Vec<(usize, usize)>)> {
         let mut kepts: Vec<Arc<Kept>> = Vec::new();
@@ -296,7 +446,8 @@ impl Batch {
     }
 }
 
-/// A ticket for what was submitted.
+/// Ticket for a submitted commit. Dropping it without waiting is allowed: the commit becomes
+/// durable in the background.
 pub struct Commit {
     store: Arc<Handle>,
     seq: Seq,
@@ -317,25 +468,81 @@ impl Commit {
         Commit { store, seq, durability }
     }
 
-    /// The commit's sequence number: greater than that of every commit acknowledged before. A batch
-    /// that changed nothing has that of the newest commit.
+    /// Returns the number of the commit. It is greater than the number of every commit acknowledged
+    /// before. A batch that changed nothing has the number of the newest commit.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// let mut batch = db.batch();
+    /// batch.insert(&users, "ada", "lovelace");
+    /// assert_eq!(batch.submit()?.seq(), db.seq());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn seq(&self) -> u64 {
         self.seq.0
     }
 
-    /// Whether a power cut can no longer take it.
+    /// Returns true if the commit survives a power failure.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// let mut batch = db.batch();
+    /// batch.insert(&users, "ada", "lovelace");
+    /// let commit = batch.submit()?;
+    /// db.persist()?;
+    /// assert!(commit.is_durable());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn is_durable(&self) -> bool {
         self.store.durable() >= self.seq
     }
 
-    /// Waits for the durability the batch asked for.
+    /// Waits for the durability of the batch. Returns at once with [`Durability::Buffer`].
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// let mut batch = db.batch();
+    /// batch.insert(&users, "ada", "lovelace").durability(sheaf::Durability::Sync);
+    /// let commit = batch.submit()?;
+    /// commit.wait()?;
+    /// assert!(commit.is_durable());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Poisoned`] if a sync failed: the commit may or may not survive a power
+    /// failure.
     pub fn wait(&self) -> Result<()> {
         self.store.acknowledge(self.seq, self.durability)
     }
 
-    /// Waits until the commit, and all before it, are on the device.
+    /// Waits until this commit and all commits before it are on the device.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// let mut batch = db.batch();
+    /// batch.insert(&users, "ada", "lovelace");
+    /// let commit = batch.submit()?;
+    /// commit.wait_durable()?;
+    /// assert!(commit.is_durable());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Poisoned`] if a sync failed: the commit may or may not survive a power
+    /// failure.
     pub fn wait_durable(&self) -> Result<()> {
         self.store.acknowledge(self.seq, Durability::Sync)
     }

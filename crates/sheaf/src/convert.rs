@@ -1,4 +1,4 @@
-//! # Conversion: a keyspace goes to another engine, or to other options of its engine
+//! # Conversion: moving a keyspace to another engine or to other options
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -9,16 +9,43 @@ use crate::handle::Handle;
 use crate::{ConversionProgress, Converted, Database, Error, Estimate, KeyspaceOptions, Result};
 
 impl Database {
-    /// Has another engine keep the keyspace `name` from now on: `to` is its name, or [`KeyspaceOptions`]. With options, and no engine or
-    /// the one it has, it goes to other options of that; those that are not named stay. Writers and readers go on meanwhile; what is written while it is copied is
-    /// copied again, and at the end commits to it wait for some milliseconds. Then, all at once and durably, it is kept by the other
-    /// engine: handles go on with it, snapshots and iterators still show what they did, and the old one's space comes back once they
-    /// are gone. After a crash it is the old keyspace or the new one, with all that was acknowledged.
+    /// Converts the keyspace `name` to another engine. `to` is the name of the engine, or
+    /// [`KeyspaceOptions`]. Options without an engine, or with the present one, change the options
+    /// of the present engine; options that are not set keep their values.
     ///
-    /// `progress` is told now and then how far it is, and may end it: then, as after an error, the keyspace stays as it is.
+    /// Reads and writes continue during the copy. Pairs that are written during the copy are copied
+    /// again. At the end, commits to the keyspace wait for some milliseconds, and the keyspace
+    /// changes engines atomically and durably. Existing handles use the new engine; snapshots and
+    /// iterators still show their state, and the space of the old engine is reclaimed after they
+    /// are dropped. After a crash the keyspace has the old engine or the new one, with all
+    /// acknowledged commits.
     ///
-    /// Errors: [`Error::NoKeyspace`]; [`Error::Invalid`] for an engine or option there is not, or if it is being converted already;
-    /// [`Error::NoSpace`] before anything is written if the disk cannot take both. Nothing is done if it is that.
+    /// `progress` is called between steps and may cancel: the keyspace then stays unchanged and the
+    /// call returns `None`. If the keyspace already has this engine and these options, the call
+    /// does nothing and returns an empty report.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// use std::ops::ControlFlow;
+    ///
+    /// users.insert("ada", "lovelace")?;
+    /// let report = db.convert("users", "flat", |_| ControlFlow::Continue(()))?;
+    /// assert_eq!(report.map(|report| report.copied), Some(1));
+    /// assert!(users.engine() == "flat" && users.contains_key("ada")?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// After an error the keyspace is unchanged.
+    ///
+    /// - [`Error::NoKeyspace`] if it does not exist.
+    /// - [`Error::Invalid`] for an unknown engine or option, or if the keyspace is being converted.
+    /// - [`Error::NoSpace`], before anything is written, if the disk has no room for both copies.
+    /// - The [read errors](crate::Keyspace#read-errors) and [write
+    ///   errors](crate::Keyspace#write-errors).
     pub fn convert(
         &self,
         name: &str,
@@ -28,14 +55,35 @@ impl Database {
         convert(self.handle().store(), name, &to.into(), progress)
     }
 
-    /// The same in steps that the caller takes. None if it is that.
+    /// Begins a conversion; the caller runs its steps. Returns `None` if the keyspace already has
+    /// this engine and these options.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Database::convert`].
     #[doc(hidden)]
     pub fn begin_conversion(&self, name: &str, to: impl Into<KeyspaceOptions>) -> Result<Option<Conversion>> {
         let begun = begin(self.handle().store(), name, &to.into())?;
         Ok(begun.map(|steps| Conversion(steps, Arc::clone(self.handle()))))
     }
 
-    /// What converting the keyspace `name` would take. Reads about a thousand pairs, and changes nothing.
+    /// Estimates the size of the keyspace `name` and the disk space of its conversion. Reads about
+    /// a thousand pairs and changes nothing.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// let estimate = db.estimate_conversion("users")?;
+    /// assert!(estimate.pairs == 1 && estimate.bytes < estimate.free);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::NoKeyspace`] if it does not exist, and the [read
+    /// errors](crate::Keyspace#read-errors).
     pub fn estimate_conversion(&self, name: &str) -> Result<Estimate> {
         let store = self.handle().store();
         let missing = || Error::NoKeyspace { name: name.to_owned() };
@@ -49,7 +97,7 @@ fn begin(store: &Arc<Store>, name: &str, to: &KeyspaceOptions) -> Result<Option<
     store.begin_conversion(&source, to.choice())
 }
 
-/// See [`Database::convert`]. Whoever calls keeps the database open.
+/// Converts as [`Database::convert`]. The caller must keep the database open.
 pub(crate) fn convert(
     store: &Arc<Store>,
     name: &str,
@@ -62,7 +110,8 @@ pub(crate) fn convert(
             match steps.step() {
                 Ok(true) => {}
                 Ok(false) => return Ok(Some(steps.converted())),
-                // Cleared or replaced meanwhile: what it is now is begun with. If it was dropped, there is nothing.
+                // The keyspace was cleared or replaced: start again with its successor. If it was
+                // dropped, `begin` returns the error.
                 Err(Error::NoKeyspace { .. }) => break,
                 Err(error) => return Err(error),
             }
@@ -73,17 +122,21 @@ pub(crate) fn convert(
     }
 }
 
-/// A conversion on its way. Dropped before its end, it leaves the keyspace as it is.
+/// A running conversion. If it is dropped before its end, the keyspace stays unchanged.
 #[doc(hidden)]
 pub struct Conversion(Steps, #[expect(dead_code, reason = "keeps the database open")] Arc<Handle>);
 
 impl Conversion {
-    /// A bounded step. False once all is done.
+    /// Runs a bounded step. Returns false after the last one.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Database::convert`].
     pub fn step(&mut self) -> Result<bool> {
         self.0.step()
     }
 
-    /// How far it is.
+    /// Returns the progress.
     #[must_use]
     pub fn progress(&self) -> ConversionProgress {
         self.0.progress()

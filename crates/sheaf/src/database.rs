@@ -1,4 +1,4 @@
-//! # Database: opening, keyspaces, snapshots, the end
+//! # Database: opening and closing, keyspaces, snapshots, backups
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -22,40 +22,61 @@ use crate::handle::Handle;
 use crate::waiting::Waiting;
 use crate::{Batch, Durability, Error, InUse, Keyspace, KeyspaceOptions, Permissions, Result, Snapshot};
 
-/// The engine of a keyspace that does not ask for one: keys in order, for mixed load.
+/// Name of the default engine, which keeps keys in order and is for mixed load.
 pub const DEFAULT_ENGINE: &str = "flex";
 
-/// Names of the engines that are built in, in the order of the project's plan.
+/// Returns the names of the built-in engines.
+///
+/// ```
+/// assert!(sheaf::engines().contains(&sheaf::DEFAULT_ENGINE));
+/// ```
 #[must_use]
 pub fn engines() -> Vec<&'static str> {
     Builder::default().engines.iter().map(|engine| engine.name()).collect()
 }
 
-/// What can be chosen of a keyspace of this engine at its creation; nothing for an engine there is not.
+/// Returns the creation options of the engine `engine`, with their ranges and defaults. Returns an
+/// empty slice if the engine is unknown or has no options.
+///
+/// ```
+/// let branching = &sheaf::engine_options("cedrus")[0];
+/// assert_eq!(branching.name, "branching");
+/// assert!(branching.allows(branching.default));
+/// assert!(sheaf::engine_options("unknown").is_empty());
+/// ```
 #[must_use]
 pub fn engine_options(engine: &str) -> &'static [OptionSpec] {
     let built_in = Builder::default().engines;
     built_in.iter().find(|factory| factory.name() == engine).map_or(&[], |factory| factory.options())
 }
 
-/// How to open a database.
+/// Options for opening a database. [`Database::builder`] returns the defaults.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// use sheaf::{Database, Durability};
+///
+/// let db = Database::builder().memory(256 << 20).durability(Durability::Sync).open(dir.path())?;
+/// # db.close()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Builder {
     options: Options,
     disk: Arc<dyn Disk>,
     clock: Arc<dyn Clock>,
     engines: Vec<Arc<dyn EngineFactory>>,
     open_files: Option<u32>,
-    /// Whether the disk is the machine's, where sockets are.
+    /// True if the disk is the real one, where sockets exist.
     is_real: bool,
     door: bool,
     wait: Duration,
 }
 
-/// What [`Builder::reach`] found.
+/// Result of [`Builder::reach`].
 pub enum Reached {
     /// The database, opened in this process.
     Database(Database),
-    /// The process that has it open.
+    /// A connection to the process that has the database open.
     Owner(Owner),
 }
 
@@ -95,51 +116,92 @@ impl fmt::Debug for Builder {
 }
 
 impl Builder {
-    /// Whether a missing database is created (default) or is an error.
+    /// Sets whether a missing database is created (default) or [`Error::NotFound`].
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// use sheaf::{Database, Error};
+    ///
+    /// let missing = Database::builder().create(false).open(dir.path().join("none"));
+    /// assert!(matches!(missing, Err(Error::NotFound { .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn create(mut self, create: bool) -> Builder {
         self.options.create = create;
         self
     }
 
-    /// Opens for reading only: nothing is written, writes answer [`Error::ReadOnly`].
+    /// Sets whether the database is opened for reading only (default: no). A read-only handle
+    /// writes nothing; its writes return [`Error::ReadOnly`].
     ///
-    /// A database that nobody has open for writing is shared by its readers; they keep writers out meanwhile. One that another process has
-    /// open is read *beside* it, through its [`Builder::door`]: the reader sees the moment of its opening, takes no lock, waits for
-    /// nobody and stops nobody. What its owner supersedes meanwhile stays on disk until the reader closes
-    /// ([`crate::Stats::stills`], `held_bytes`). If the owner closes the database, or ends, reads answer [`Error::OwnerGone`] from then on; open
-    /// it again.
+    /// If no process has the database open for writing, readers share it and keep writers out until
+    /// they close. If another process has it open for writing, the reader *attaches* to that owner
+    /// through its [door](Builder::door). An attached reader sees a fixed snapshot, takes no lock,
+    /// and blocks neither reads nor writes of the owner. The owner keeps the data of the snapshot
+    /// on disk until the reader closes; [`Stats::stills`] and [`Stats::held_bytes`] show it. If the
+    /// owner closes the database or dies, reads that the cache cannot answer return
+    /// [`Error::OwnerGone`]; open the database again.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// use sheaf::{Database, Error};
+    ///
+    /// let db = Database::open(dir.path())?; // usually in another process
+    /// db.keyspace("users", "flex")?.insert("ada", "lovelace")?;
+    ///
+    /// let reader = Database::builder().read_only(true).open(dir.path())?;
+    /// let users = reader.keyspace("users", "flex")?;
+    /// assert!(users.contains_key("ada")?);
+    /// assert!(matches!(users.remove("ada"), Err(Error::ReadOnly)));
+    /// # drop((reader, users));
+    /// # db.close()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn read_only(mut self, read_only: bool) -> Builder {
         self.options.read_only = read_only;
         self
     }
 
-    /// Whether there is a door while the database is open: a socket in its directory through which processes of the same user, and root's, ask for
-    /// figures, backups and conversions ([`crate::Owner`]) or read beside ([`Builder::read_only`]). Default yes. Where a file
-    /// system has no sockets the database opens without; [`crate::Stats::door`] says which. For a reader: whether it may use one.
+    /// Sets whether the owner listens on its *door*, a Unix socket in the database directory
+    /// (default: yes). Through it, processes of the same user and of root request statistics,
+    /// backups and conversions ([`crate::Owner`]), or attach as readers ([`Builder::read_only`]).
+    /// For a reader it sets whether the reader may attach.
+    ///
+    /// If the file system does not support sockets, the database opens without the door;
+    /// [`crate::Stats::door`] shows whether it has one.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// use sheaf::{Database, Owner};
+    ///
+    /// let db = Database::builder().door(false).open(dir.path())?;
+    /// assert!(!db.stats().door && Owner::connect(dir.path())?.is_none());
+    /// # db.close()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn door(mut self, door: bool) -> Builder {
         self.door = door;
         self
     }
 
-    /// How long to wait for another process, or handle, that uses the database, before [`Error::Locked`] is the answer. Default: not at all.
+    /// Sets how long the opening waits for another process or handle that uses the database, before
+    /// it returns [`Error::Locked`]. Default: zero, no waiting.
     ///
-    /// The time counts anew whenever the database gets another owner, so that an opening that stands in line behind short ones gets its
-    /// turn; it waits for twelve times `wait` at most. A reader waits only if the owner cannot be read beside, as while that
-    /// opens or closes the database. Readers give way to a writer that waits, for half a second at most.
+    /// The time starts again when another process becomes the owner, so that openings that start
+    /// together take turns. In total an opening waits at most twelve times `wait`. A reader waits
+    /// only while it cannot attach to the owner, for example while the owner opens or closes the
+    /// database. Readers give precedence to a waiting writer, for at most half a second.
     ///
     /// ```
-    /// # fn main() -> sheaf::Result<()> {
-    /// # let dir = std::env::temp_dir().join(format!("sheaf-doc-wait-{}", std::process::id()));
+    /// # let dir = tempfile::tempdir()?;
     /// use std::time::Duration;
     ///
-    /// let db = sheaf::Database::builder().wait(Duration::from_secs(5)).open(&dir)?;
-    /// # drop(db);
-    /// # std::fs::remove_dir_all(&dir).ok();
-    /// # Ok(())
-    /// # }
+    /// let db = sheaf::Database::builder().wait(Duration::from_secs(5)).open(dir.path())?;
+    /// # db.close()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
     pub fn wait(mut self, wait: Duration) -> Builder {
@@ -147,27 +209,37 @@ impl Builder {
         self
     }
 
-    /// The memory budget in bytes for indexes, caches and pinned versions. Default 1 GiB.
+    /// Sets the memory budget in bytes for indexes, write buffers, old versions that snapshots pin,
+    /// and caches. Default: 1 GiB. [`Stats::memory`] shows its use.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// let db = sheaf::Database::builder().memory(64 << 20).open(dir.path())?;
+    /// assert_eq!(db.stats().memory.budget, 64 << 20);
+    /// # db.close()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn memory(mut self, bytes: u64) -> Builder {
         self.options.memory = bytes;
         self
     }
 
-    /// Modes of the files and directories that are created; the umask applies to them. Without, a new database is its owner's alone
-    /// (files 0600, directories 0700), and an existing one goes on with the modes that it was made with. A restored or
-    /// repaired database is for no one for whom its source is not, unless modes are given.
+    /// Sets the modes of the files and directories that the database creates; the umask applies in
+    /// addition. Default: files 0600 and directories 0700 for a new database, and the modes of its
+    /// creation for an existing one. A restored or repaired database is never accessible to users
+    /// that cannot access its source, unless modes are set.
+    ///
+    /// Opening returns [`Error::Invalid`] for modes that [`Permissions::new`] excludes.
     ///
     /// ```
-    /// # fn main() -> sheaf::Result<()> {
-    /// # let dir = std::env::temp_dir().join(format!("sheaf-doc-modes-{}", std::process::id()));
+    /// # let dir = tempfile::tempdir()?;
     /// use sheaf::{Database, Permissions};
     ///
-    /// let db = Database::builder().permissions(Permissions::GROUP).open(&dir)?; // 0640 and 0750
-    /// # drop(db);
-    /// # std::fs::remove_dir_all(&dir).ok();
-    /// # Ok(())
-    /// # }
+    /// let db = Database::builder().permissions(Permissions::GROUP).open(dir.path())?;
+    /// // Files have mode 0640, directories 0750.
+    /// # db.close()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
     pub fn permissions(mut self, permissions: Permissions) -> Builder {
@@ -175,22 +247,22 @@ impl Builder {
         self
     }
 
-    /// How many file descriptors the files of the database may take, at least 16. Default: a quarter of what the process may have (`ulimit
-    /// -n`) when the database is opened, at most 1,024.
+    /// Sets the number of file descriptors that the files of the database may use; values below 16
+    /// count as 16. Default: a quarter of the limit of the process (`ulimit -n`) at the opening, at
+    /// most 1,024.
     ///
-    /// Descriptors of files that nobody uses at the moment are closed, and opened again when they are used ([`Stats::descriptors`]
-    /// counts); reads of mapped segments need none. Not counted are a handful for the lock and the door, one for each thread that is in
-    /// a call on a file while all others are in use, and those of removed files that a snapshot or an iterator still reads.
+    /// Beyond this number the database closes the descriptors of unused files and opens the files
+    /// again on the next use; [`Stats::descriptors`] counts that. Reads of mapped segments need no
+    /// descriptor. The limit excludes a few descriptors for the lock and the door, one for each
+    /// thread in a file operation while all others are in use, and those of deleted files that a
+    /// snapshot or an iterator still reads.
     ///
     /// ```
-    /// # fn main() -> sheaf::Result<()> {
-    /// # let dir = std::env::temp_dir().join(format!("sheaf-doc-files-{}", std::process::id()));
-    /// let db = sheaf::Database::builder().open_files(32).open(&dir)?;
+    /// # let dir = tempfile::tempdir()?;
+    /// let db = sheaf::Database::builder().open_files(32).open(dir.path())?;
     /// assert_eq!(db.stats().descriptors.limit, 32);
-    /// # drop(db);
-    /// # std::fs::remove_dir_all(&dir).ok();
-    /// # Ok(())
-    /// # }
+    /// # db.close()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
     pub fn open_files(mut self, descriptors: u32) -> Builder {
@@ -198,35 +270,58 @@ impl Builder {
         self
     }
 
-    /// How durable a write is when it is acknowledged, unless its batch says otherwise.
+    /// Sets the default durability of commits. Default: [`Durability::Buffer`].
+    /// [`Batch::durability`] overrides it for one batch.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// use sheaf::{Database, Durability};
+    ///
+    /// let db = Database::builder().durability(Durability::Sync).open(dir.path())?;
+    /// let users = db.keyspace("users", "flex")?;
+    /// users.insert("ada", "lovelace")?; // returns when the commit is on the device
+    /// # db.close()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn durability(mut self, durability: Durability) -> Builder {
         self.options.durability = durability;
         self
     }
 
-    /// How long a buffered write may stay unsynced: a target. Default 100 ms.
+    /// Sets the target for the longest time that a buffered commit stays unsynced. Default: 100 ms.
+    /// A slow device may exceed it; [`Stats::unsynced_age`] shows the actual age. Opening returns
+    /// [`Error::Invalid`] for zero.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// use std::time::Duration;
+    ///
+    /// let interval = Duration::from_millis(20);
+    /// let db = sheaf::Database::builder().sync_interval(interval).open(dir.path())?;
+    /// # db.close()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn sync_interval(mut self, interval: Duration) -> Builder {
         self.options.sync_interval = interval;
         self
     }
 
-    /// `told` is called whenever a writer was slowed down, or made to wait, for the threshold or longer: see [`Builder::stall_threshold`]
-    /// and [`StallKind`](crate::StallKind). It is called by the writer itself once its wait is over, outside of all locks, once for
-    /// each wait, so it may use the database; what it waits for there is counted and not told again. A panic in it ends there.
-    /// Shorter waits are in [`Stats::stalls`] as well.
+    /// Sets a callback for stalls: `told` is called after each wait of a writer that lasted
+    /// [`Builder::stall_threshold`] or longer. [`StallKind`](crate::StallKind) lists the causes.
+    ///
+    /// The writer itself calls it after the wait, once per wait, and holds no lock. The callback
+    /// may therefore use the database; its own waits are counted and not reported. A panic in the
+    /// callback is caught. [`Stats::stalls`] counts shorter waits too.
     ///
     /// ```
-    /// # fn main() -> sheaf::Result<()> {
-    /// # let dir = std::env::temp_dir().join(format!("sheaf-doc-stall-{}", std::process::id()));
+    /// # let dir = tempfile::tempdir()?;
     /// let db = sheaf::Database::builder()
     ///     .on_stall(|stall| eprintln!("{}: a writer waited {:?}", stall.kind.name(), stall.took))
-    ///     .open(&dir)?;
-    /// # drop(db);
-    /// # std::fs::remove_dir_all(&dir).ok();
-    /// # Ok(())
-    /// # }
+    ///     .open(dir.path())?;
+    /// # db.close()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
     pub fn on_stall(mut self, told: impl Fn(&Stall) + Send + Sync + 'static) -> Builder {
@@ -234,31 +329,65 @@ impl Builder {
         self
     }
 
-    /// From what length on waits are told, and waits for a sync count as stalls. Default 10 ms.
+    /// Sets the shortest wait that [`Builder::on_stall`] reports, and the shortest wait for a sync
+    /// that counts as a stall. Default: 10 ms.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// use std::time::Duration;
+    ///
+    /// let threshold = Duration::from_millis(50);
+    /// let db = sheaf::Database::builder().stall_threshold(threshold).open(dir.path())?;
+    /// # db.close()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn stall_threshold(mut self, threshold: Duration) -> Builder {
         self.options.stalls.threshold = threshold;
         self
     }
 
-    /// How many times the live entries the store logs may take on disk before cleaning works them
-    /// down; from 1.1 to 10. Less costs device writes: see the engine's README. Default 1.6. For `flex` it is no bound but a
-    /// measure of how much may be superseded in its journal and its intervals.
+    /// Sets the limit on the disk space of the store log, as a multiple of its live entries: from
+    /// 1.1 to 10, default 1.6. Above it, garbage collection reclaims space. A smaller limit costs
+    /// more device writes; the README of the engine `flat` has figures. For `flex` the value does
+    /// not limit disk space: it controls the amount of superseded data in its journal and
+    /// intervals.
+    ///
+    /// Opening returns [`Error::Invalid`] for a value outside the range.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// let db = sheaf::Database::builder().space_limit(2.5).open(dir.path())?;
+    /// # db.close()?;
+    /// assert!(sheaf::Database::builder().space_limit(1.0).open(dir.path()).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn space_limit(mut self, times: f64) -> Builder {
         self.options.space_limit = times;
         self
     }
 
-    /// How committers that wait for the device share its syncs. For measurements (`sheaf-bench batching`): every
-    /// way keeps every promise, and the default is the fastest.
+    /// Sets the method by which commits that wait for the device share its syncs. For measurements
+    /// (`sheaf-bench batching`): every method gives the same guarantees, and the default is the
+    /// fastest.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// use sheaf::{Batching, Database};
+    ///
+    /// let db = Database::builder().batching(Batching::Naive).open(dir.path())?;
+    /// # db.close()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn batching(mut self, batching: Batching) -> Builder {
         self.options.batching = batching;
         self
     }
 
-    /// Whether logs are checkpointed. Without, opening replays all of them. For measurements.
+    /// Sets whether logs are checkpointed. Without checkpoints, opening replays all of them. For
+    /// measurements.
     #[doc(hidden)]
     #[must_use]
     pub fn checkpoints(mut self, checkpoints: bool) -> Builder {
@@ -266,7 +395,7 @@ impl Builder {
         self
     }
 
-    /// Sizes so small that everything happens within 200 operations. For tests.
+    /// Sets sizes so small that 200 operations reach every code path. For tests.
     #[doc(hidden)]
     #[must_use]
     pub fn tiny(mut self, tiny: bool) -> Builder {
@@ -274,7 +403,8 @@ impl Builder {
         self
     }
 
-    /// No background threads: work runs in [`Database::pump`] and in writers that need it. For tests.
+    /// Disables background threads: their work runs in [`Database::pump`] and in writers that need
+    /// it. For tests.
     #[doc(hidden)]
     #[must_use]
     pub fn inline(mut self, inline: bool) -> Builder {
@@ -282,7 +412,7 @@ impl Builder {
         self
     }
 
-    /// Another disk than the machine's. For tests.
+    /// Replaces the real disk. For tests.
     #[doc(hidden)]
     #[must_use]
     pub fn disk(mut self, disk: Arc<dyn Disk>) -> Builder {
@@ -291,7 +421,7 @@ impl Builder {
         self
     }
 
-    /// Another clock than the machine's. For tests.
+    /// Replaces the system clock. For tests.
     #[doc(hidden)]
     #[must_use]
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Builder {
@@ -299,7 +429,7 @@ impl Builder {
         self
     }
 
-    /// One more engine. For tests.
+    /// Adds an engine. For tests.
     #[doc(hidden)]
     #[must_use]
     pub fn engine(mut self, engine: Arc<dyn EngineFactory>) -> Builder {
@@ -307,7 +437,30 @@ impl Builder {
         self
     }
 
-    /// As [`Database::restore`]; `watcher` is told of the progress, and may end it ([`Error::Cancelled`]).
+    /// Restores a backup like [`Database::restore`], with the permissions of the builder. `watcher`
+    /// receives the progress and may cancel.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// use std::ops::ControlFlow;
+    ///
+    /// use sheaf::{BackupOptions, Database};
+    ///
+    /// let (monday, again) = (dir.path().join("monday"), dir.path().join("again.db"));
+    /// let db = Database::open(dir.path().join("my.db"))?;
+    /// db.backup(&monday, BackupOptions::default())?;
+    /// let mut watcher = |progress: sheaf::BackupProgress| {
+    ///     println!("{} of {} bytes", progress.done, progress.total);
+    ///     ControlFlow::Continue(())
+    /// };
+    /// Database::builder().restore(&monday, &again, Some(&mut watcher))?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Database::restore`], and [`Error::Cancelled`] if the watcher
+    /// returned `Break`; nothing stays in `to`.
     pub fn restore(
         self,
         from: impl AsRef<Path>,
@@ -320,7 +473,25 @@ impl Builder {
         restored.map_err(|error| if self.is_real { identify(error) } else { error })
     }
 
-    /// As [`Database::repair`]. The memory budget is for both databases.
+    /// Repairs a database like [`Database::repair`], with the memory budget and the permissions of
+    /// the builder. Waits for a writer as [`Builder::wait`] allows. Both databases share the memory
+    /// budget.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// use sheaf::{Database, RepairOptions};
+    ///
+    /// let (old, new) = (dir.path().join("my.db"), dir.path().join("new.db"));
+    /// Database::open(&old)?.close()?;
+    /// let options = RepairOptions::default();
+    /// let report = Database::builder().memory(64 << 20).repair(&old, &new, options)?;
+    /// assert!(report.is_whole());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Database::repair`]; nothing stays in `to`.
     pub fn repair(
         self,
         from: impl AsRef<Path>,
@@ -332,43 +503,57 @@ impl Builder {
         store::repair(place, &self.options, machine, &self.engines, options)
     }
 
-    /// The disk with the bound on descriptors. A simulated one has none unless it is asked for.
+    /// Returns the disk with the limit on descriptors. A simulated disk has no limit unless one is
+    /// set.
     fn bounded_disk(&self) -> Arc<dyn Disk> {
         let limit = self.open_files.or_else(|| self.is_real.then(usual_open_files));
         limit.and_then(|limit| self.disk.bounded(limit)).unwrap_or_else(|| Arc::clone(&self.disk))
     }
 
-    /// Opens (or creates) the database in directory `path`.
+    /// Opens the database in the directory `path`; creates it unless [`Builder::create`] forbids
+    /// it. Replays the part of the logs after the last checkpoint. Damage in one keyspace does not
+    /// fail the opening: it is reported when that keyspace is used.
     ///
-    /// Errors: [`Error::NotFound`] without `create`; [`Error::NotADatabase`] for a directory that holds
-    /// anything else; [`Error::Locked`] if a process has it open after [`Builder::wait`] (and, for a reader, has no door); [`Error::Format`] for a newer format;
-    /// [`Error::Corrupt`] if ROOT is damaged. Damage in one keyspace shows when that one is used.
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// let db = sheaf::Database::builder().open(dir.path().join("my.db"))?;
+    /// # db.close()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::NotFound`] if there is no database and `create` is false.
+    /// - [`Error::NotADatabase`] if the directory contains other files.
+    /// - [`Error::Locked`] if the database is in use for longer than [`Builder::wait`], and a
+    ///   reader cannot attach.
+    /// - [`Error::Format`] if this build does not support its format version.
+    /// - [`Error::Corrupt`] if both slots of ROOT are damaged.
+    /// - [`Error::Invalid`] if an option is out of range.
+    /// - [`Error::Io`], [`Error::NoSpace`] and [`Error::TooManyFiles`] from the operating system.
     pub fn open(self, path: impl AsRef<Path>) -> Result<Database> {
         let path = path.as_ref();
         self.patiently(path, |waiting| self.open_once(path, waiting))
     }
 
-    /// Opens the database in directory `path`, or connects to the process that has it open. Waits as [`Builder::open`] does until
-    /// either can be had.
+    /// Opens the database in the directory `path`, or connects to the process that has it open.
+    /// Waits like [`Builder::open`] until one of them succeeds.
     ///
     /// ```
-    /// # fn main() -> sheaf::Result<()> {
-    /// # let dir = std::env::temp_dir().join(format!("sheaf-doc-reach-{}", std::process::id()));
+    /// # let dir = tempfile::tempdir()?;
     /// use sheaf::{Database, Reached};
     ///
-    /// let visible = match Database::builder().reach(&dir)? {
+    /// let newest = match Database::builder().reach(dir.path())? {
     ///     Reached::Database(db) => db.stats().visible,
     ///     Reached::Owner(mut owner) => owner.stats()?.visible,
     /// };
-    /// # assert_eq!(visible, 0);
-    /// # std::fs::remove_dir_all(&dir).ok();
-    /// # Ok(())
-    /// # }
+    /// # assert_eq!(newest, 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     ///
-    /// As [`Builder::open`] and [`Owner::connect`].
+    /// Returns the errors of [`Builder::open`] and [`Owner::connect`].
     pub fn reach(self, path: impl AsRef<Path>) -> Result<Reached> {
         let path = path.as_ref();
         self.patiently(path, |waiting| match Owner::connect(path)? {
@@ -377,7 +562,8 @@ impl Builder {
         })
     }
 
-    /// Tries until it succeeds, fails for another reason than that the database is in use, or the time is up.
+    /// Repeats `attempt` until it succeeds, fails because of anything but another user of the
+    /// database, or the time is up.
     fn patiently<T>(&self, path: &Path, attempt: impl Fn(&Waiting) -> Result<T>) -> Result<T> {
         let mut waiting = Waiting::new(path, self.options.read_only, self.wait);
         loop {
@@ -417,7 +603,11 @@ impl Builder {
         })
     }
 
-    /// Opens a state that somebody holds, for reading. For tests, on whatever disk.
+    /// Opens an exported snapshot for reading, on any disk. For tests.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Builder::open`].
     #[doc(hidden)]
     pub fn open_held(self, held: Held) -> Result<Database> {
         let store = held.open(self.bounded_disk(), self.options, self.clock, self.engines)?;
@@ -425,8 +615,11 @@ impl Builder {
     }
 }
 
-/// A database: keyspaces in a directory, under one order of commits. A cheap clone; `Send + Sync`.
-/// It closes when [`Database::close`] is called or the last handle goes.
+/// An open database: keyspaces in one directory with one order of commits.
+///
+/// A handle is `Send + Sync`; clones are cheap and share the database. The database closes when
+/// [`Database::close`] is called or the last handle is dropped. Keyspaces, snapshots, iterators,
+/// batches and loaders are handles too.
 #[derive(Clone)]
 pub struct Database {
     store: Arc<Handle>,
@@ -439,12 +632,34 @@ impl fmt::Debug for Database {
 }
 
 impl Database {
-    /// Opens or creates the database in directory `path` with default options.
+    /// Opens the database in the directory `path` with the default options; creates it if it does
+    /// not exist.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// use sheaf::Database;
+    ///
+    /// let db = Database::open(dir.path())?;
+    /// assert!(db.keyspaces().is_empty());
+    /// # db.close()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Builder::open`].
     pub fn open(path: impl AsRef<Path>) -> Result<Database> {
         Database::builder().open(path)
     }
 
-    /// Options for opening.
+    /// Returns the default options for opening.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// let db = sheaf::Database::builder().memory(64 << 20).open(dir.path())?;
+    /// # db.close()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn builder() -> Builder {
         Builder::default()
@@ -454,111 +669,201 @@ impl Database {
         &self.store
     }
 
-    /// Its directory.
+    /// Returns the directory of the database.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// assert_eq!(db.path(), dir.path());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn path(&self) -> PathBuf {
         self.store.path().to_path_buf()
     }
 
-    /// Opens the keyspace `name`, or creates it durably. Names have 1 to 255 bytes. `options` is the
-    /// name of an engine, or [`KeyspaceOptions`].
-    ///
-    /// # Errors
-    ///
-    /// [`Error::EngineMismatch`] if it is there with another engine or option than asked for;
-    /// [`Error::Invalid`] for an engine or option there is not.
+    /// Opens the keyspace `name`; creates it durably if it does not exist. A name has 1 to 255
+    /// bytes. `options` is the name of an engine, or [`KeyspaceOptions`]; an existing keyspace must
+    /// match the options that are set. Creation waits for a sync of the device.
     ///
     /// ```
-    /// # fn main() -> sheaf::Result<()> {
-    /// # let dir = std::env::temp_dir().join(format!("sheaf-keyspace-doc-{}", std::process::id()));
-    /// # let db = sheaf::Database::open(&dir)?;
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
     /// use sheaf::KeyspaceOptions;
     ///
     /// let logs = db.keyspace("logs", "flat-ordered")?;
-    /// let users = db.keyspace("users", KeyspaceOptions::default().option("interval-bytes", 4096))?;
+    /// let small = KeyspaceOptions::default().option("interval-bytes", 4096);
+    /// let users = db.keyspace("users", small)?;
     /// assert_eq!((logs.engine(), users.engine()), ("flat-ordered", "flex"));
-    /// # db.close()?;
-    /// # std::fs::remove_dir_all(&dir).ok();
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::EngineMismatch`] if it exists with another engine or another value of an option.
+    /// - [`Error::Invalid`] for an unknown engine or option, a value out of range, or a name of the
+    ///   wrong length.
+    /// - [`Error::Closed`], and [`Error::Poisoned`] after a panic in a commit.
+    /// - The [write errors](Keyspace#write-errors), if it must be created.
     pub fn keyspace(&self, name: &str, options: impl Into<KeyspaceOptions>) -> Result<Keyspace> {
         let kept = self.store.keyspace(name, options.into().choice(), DEFAULT_ENGINE)?;
         Ok(Keyspace::new(Arc::clone(&self.store), kept))
     }
 
-    /// Creates the keyspace `name` durably. Of calls at the same time one creates it.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::KeyspaceExists`] if there is one, whatever its engine; else as [`Database::keyspace`].
+    /// Creates the keyspace `name` durably. If several threads call it at the same time, one of
+    /// them creates the keyspace.
     ///
     /// ```
-    /// # fn main() -> sheaf::Result<()> {
-    /// # let dir = std::env::temp_dir().join(format!("sheaf-create-doc-{}", std::process::id()));
-    /// # let db = sheaf::Database::open(&dir)?;
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
     /// use sheaf::{Error, KeyspaceOptions};
     ///
     /// db.create_keyspace("users", KeyspaceOptions::default())?;
     /// let again = db.create_keyspace("users", KeyspaceOptions::default());
     /// assert!(matches!(again, Err(Error::KeyspaceExists { .. })));
-    /// # db.close()?;
-    /// # std::fs::remove_dir_all(&dir).ok();
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::KeyspaceExists`] if there is a keyspace of this name, with any engine;
+    /// otherwise the errors of [`Database::keyspace`].
     pub fn create_keyspace(&self, name: &str, options: impl Into<KeyspaceOptions>) -> Result<Keyspace> {
         let kept = self.store.create_keyspace(name, options.into().choice(), DEFAULT_ENGINE)?;
         Ok(Keyspace::new(Arc::clone(&self.store), kept))
     }
 
-    /// The keyspace `name` if there is one.
+    /// Opens the keyspace `name`; returns `None` if it does not exist.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// assert!(db.existing_keyspace("users")?.is_none());
+    /// db.create_keyspace("users", "flex")?;
+    /// assert!(db.existing_keyspace("users")?.is_some());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Closed`] after the database was closed, and [`Error::Poisoned`] after a
+    /// panic in a commit.
     pub fn existing_keyspace(&self, name: &str) -> Result<Option<Keyspace>> {
         let kept = self.store.existing(name)?;
         Ok(kept.map(|kept| Keyspace::new(Arc::clone(&self.store), kept)))
     }
 
-    /// The keyspaces, sorted by name.
+    /// Returns the keyspaces with their engines and options, sorted by name.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// db.keyspace("users", "flex")?;
+    /// db.keyspace("logs", "kreon")?;
+    /// let names: Vec<String> = db.keyspaces().into_iter().map(|info| info.name).collect();
+    /// assert_eq!(names, ["logs", "users"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn keyspaces(&self) -> Vec<KeyspaceInfo> {
         self.store.keyspaces()
     }
 
-    /// Drops the keyspace `name`, durably. False if there is none. Snapshots that show it still do.
+    /// Drops the keyspace `name` durably and returns true; returns false if it does not exist.
+    /// Snapshots and iterators that include the keyspace stay readable; its space is reclaimed
+    /// after the last of them is dropped.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// let snapshot = db.snapshot()?;
+    /// assert!(db.drop_keyspace("users")?);
+    /// assert!(!db.drop_keyspace("users")?);
+    /// assert!(users.get("ada").is_err() && snapshot.keyspace("users")?.is_empty()?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [write errors](Keyspace#write-errors).
     pub fn drop_keyspace(&self, name: &str) -> Result<bool> {
         self.store.drop_keyspace(name)
     }
 
-    /// A batch of operations over any of its keyspaces.
+    /// Returns an empty batch for any keyspaces of this database.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// let mut batch = db.batch();
+    /// batch.insert(&users, "ada", "lovelace").insert(&users, "alan", "turing");
+    /// batch.commit()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn batch(&self) -> Batch {
         Batch::new(Arc::clone(&self.store))
     }
 
-    /// The database as of now.
+    /// Returns a snapshot of all keyspaces as of now. Takes the commit lock for a moment and reads
+    /// nothing.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// let before = db.snapshot()?;
+    /// users.insert("ada", "lovelace")?;
+    /// assert!(before.keyspace("users")?.get("ada")?.is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Closed`] after the database was closed, and [`Error::Poisoned`] after a
+    /// panic in a commit.
     pub fn snapshot(&self) -> Result<Snapshot> {
         Snapshot::new(&self.store)
     }
 
-    /// Waits until everything acknowledged before the call is on the device.
+    /// Waits until all commits acknowledged before the call are on the device. Concurrent calls
+    /// share a sync. Returns at once if the database is read-only.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// db.persist()?; // survives a power failure from here on
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Closed`], and [`Error::Poisoned`] if a sync failed.
     pub fn persist(&self) -> Result<()> {
         self.store.persist()
     }
 
-    /// Waits until the database is at rest: everything acknowledged before is on the device, and no background work is due or could give
-    /// back disk space. Works in the caller's thread as well, and does not wait for commits to pause: it moves what the journal holds
-    /// to the engines' own files, cleans the store log as far as that gains more than it writes, gives back what was prepared for
-    /// later commits, and has every engine tidy up.
+    /// Waits until the database is at rest: all commits acknowledged before are on the device, and
+    /// no background work is due or could free disk space.
     ///
-    /// Space that snapshots, iterators, backups and readers beside hold is left alone. Commits of other threads may go on, but keep the
-    /// database from rest.
+    /// The caller's thread takes part in the work and does not wait for commits to pause. It moves
+    /// the contents of the journal to the files of the engines, garbage-collects the store log
+    /// while that frees more bytes than it writes, frees preallocated files, and runs the
+    /// maintenance of every engine. It may therefore read and write much data.
+    ///
+    /// It does not reclaim space that snapshots, iterators, backups or attached readers hold.
+    /// Commits of other threads may continue, but delay the rest. Returns at once if the database
+    /// is read-only.
     ///
     /// ```
-    /// # fn main() -> sheaf::Result<()> {
-    /// # let dir = std::env::temp_dir().join(format!("sheaf-doc-settle-{}", std::process::id()));
-    /// use sheaf::{Database, KeyspaceOptions};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// use sheaf::KeyspaceOptions;
     ///
-    /// let db = Database::open(&dir)?;
     /// let ks = db.keyspace("scratch", KeyspaceOptions::default())?;
     /// for index in 0..1000_u32 {
     ///     ks.insert(index.to_be_bytes(), vec![1; 1000])?;
@@ -566,142 +871,199 @@ impl Database {
     /// db.drop_keyspace("scratch")?;
     /// db.settle()?;
     /// assert!(db.stats().logs.iter().map(|log| log.disk_bytes).sum::<u64>() < 1 << 20);
-    /// # db.close()?;
-    /// # std::fs::remove_dir_all(&dir).ok();
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::Busy`] if commits went on for a minute; [`Error::Closed`]; [`Error::Poisoned`]; otherwise the error that keeps the
-    /// background from its work, such as [`Error::NoSpace`]. Returns at once for a database that was opened read-only.
+    /// - [`Error::Busy`] if commits continued for a minute.
+    /// - [`Error::Closed`], [`Error::Poisoned`].
+    /// - The error that stops the background work, for example [`Error::NoSpace`].
     pub fn settle(&self) -> Result<()> {
         self.store.come_to_rest()
     }
 
-    /// The number of the newest commit, over all keyspaces; 0 before the first one. Each commit that changes something has the next
-    /// number. Creating, clearing and dropping a keyspace are commits as well. Waits for nothing; works after
-    /// [`close`](Database::close) of another handle, too.
+    /// Returns the number of the newest commit over all keyspaces; 0 before the first one. Each
+    /// commit that changes data has the next number. Creating, clearing and dropping a keyspace are
+    /// commits too. Does not block, and works after the database was closed through another handle.
     ///
     /// ```
-    /// # fn main() -> sheaf::Result<()> {
-    /// # let dir = std::env::temp_dir().join(format!("sheaf-doc-seq-{}", std::process::id()));
-    /// use sheaf::{Database, KeyspaceOptions};
-    ///
-    /// let db = Database::open(&dir)?;
-    /// let users = db.keyspace("users", KeyspaceOptions::default())?;
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
     /// let before = db.seq();
     /// users.insert("ada", "lovelace")?;
     /// users.insert("alan", "turing")?;
     /// assert_eq!(db.seq(), before + 2);
-    /// # db.close()?;
-    /// # std::fs::remove_dir_all(&dir).ok();
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
     pub fn seq(&self) -> u64 {
         self.store.visible().0
     }
 
-    /// Figures of the whole database.
+    /// Returns the statistics of the whole database. Reads no data.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// let stats = db.stats();
+    /// assert!(stats.visible >= 1 && stats.memory.total() <= stats.memory.budget);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn stats(&self) -> Stats {
         Stats { door: self.store.has_door(), ..self.store.stats() }
     }
 
-    /// Figures of the database and of each keyspace.
+    /// Returns the statistics of the database and of each keyspace. Reads no data.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// let overview = db.overview();
+    /// let users = &overview.keyspaces[0];
+    /// assert_eq!((users.info.name.as_str(), users.stats.keys), ("users", 1));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn overview(&self) -> Overview {
         overview(self.store.store(), self.store.has_door())
     }
 
-    /// Reads everything and reports each damage to `report`. Others go on reading and writing; what they supersede meanwhile may take space
-    /// until it is done.
+    /// Reads all data, verifies every checksum, and calls `report` for each corruption. Reads and
+    /// writes of other threads continue; space of data that they overwrite may be reclaimed only
+    /// after the verification.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// let report = db.verify(|damage| eprintln!("{damage}"))?;
+    /// assert_eq!((report.pairs, report.findings), (1, 0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Closed`], and an I/O error that stops the verification. Corruptions are
+    /// reported, not returned.
     pub fn verify(&self, mut report: impl FnMut(Error)) -> Result<VerifyReport> {
         self.store.store().verify(&mut report)
     }
 
-    /// Copies the database, as of a moment during the call, into the directory `dir`, which is made or is empty. Everything
-    /// acknowledged before the call is in the copy, over all keyspaces. Others go on reading and writing; what they supersede
-    /// meanwhile takes space until the copy is done. [`Database::restore`] makes a database of it again; nothing else opens it.
+    /// Copies the database, as of one moment during the call, to the directory `dir`. The directory
+    /// must be empty or is created. The backup contains all commits acknowledged before the call,
+    /// over all keyspaces. Reads and writes of other threads continue; space of data that they
+    /// overwrite may be reclaimed only after the backup.
+    ///
+    /// [`Database::restore`] makes a database from the backup; nothing else opens it.
     ///
     /// ```
-    /// # fn main() -> sheaf::Result<()> {
-    /// # let dir = std::env::temp_dir().join(format!("sheaf-doc-backup-{}", std::process::id()));
-    /// # std::fs::create_dir_all(&dir).ok();
+    /// # let dir = tempfile::tempdir()?;
     /// use sheaf::{BackupOptions, Database, KeyspaceOptions};
     ///
+    /// let dir = dir.path();
     /// let db = Database::open(dir.join("my.db"))?;
     /// let users = db.keyspace("users", KeyspaceOptions::default())?;
     /// users.insert("ada", "lovelace")?;
     /// db.backup(dir.join("monday"), BackupOptions::default())?;
     /// users.insert("alan", "turing")?;
-    /// // What has not changed since Monday gets a second name in place of being copied.
+    /// // Files that have not changed since Monday are linked, not copied.
     /// db.backup(dir.join("tuesday"), BackupOptions::default().base(dir.join("monday")))?;
     ///
     /// Database::restore(dir.join("monday"), dir.join("again.db"))?;
     /// let again = Database::open(dir.join("again.db"))?;
     /// let users = again.keyspace("users", KeyspaceOptions::default())?;
     /// assert!(users.contains_key("ada")? && !users.contains_key("alan")?);
-    /// # drop((db, again));
-    /// # std::fs::remove_dir_all(&dir).ok();
-    /// # Ok(())
-    /// # }
+    /// # drop((db, again, users));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     ///
-    /// Nothing is left of it: [`Error::Invalid`] for a target that is not empty or inside the database, or a base of another
-    /// database; [`Error::NotABackup`] for the base; [`Error::NoSpace`]; [`Error::Corrupt`] for a damaged keyspace, and for
-    /// what was not read back as written; [`Error::Cancelled`] if the watcher said so.
+    /// After an error the backup is removed.
+    ///
+    /// - [`Error::Invalid`] if the directory is not empty or is inside the database, or if the base
+    ///   is a backup of another database.
+    /// - [`Error::NotABackup`] if the base is not a backup.
+    /// - [`Error::NoSpace`] if the disk is full.
+    /// - [`Error::Corrupt`] if a keyspace is damaged, or if the copy differs from the data when it
+    ///   is read back.
+    /// - [`Error::Cancelled`] if the watcher returned `Break`.
     pub fn backup(&self, dir: impl AsRef<Path>, options: BackupOptions<'_>) -> Result<BackupReport> {
         self.store.store().back_up(dir.as_ref(), options)
     }
 
-    /// Makes a database in the directory `to`, which is made or is empty, of the backup in `from`, and checks every byte of it. It
-    /// opens as after a crash at the moment of the backup.
+    /// Restores the backup in `from` to a new database in the directory `to`, and verifies every
+    /// byte. The directory must be empty or is created. The new database opens like after a crash
+    /// at the moment of the backup.
+    ///
+    /// [`Database::backup`] has an example.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// use sheaf::{BackupOptions, Database};
+    ///
+    /// let db = Database::open(dir.path().join("my.db"))?;
+    /// db.backup(dir.path().join("monday"), BackupOptions::default())?;
+    /// let report = Database::restore(dir.path().join("monday"), dir.path().join("again.db"))?;
+    /// assert_eq!(report.seq, db.seq());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// Nothing is left of it: [`Error::NotABackup`]; [`Error::Corrupt`] for a backup that is damaged or incomplete, which names
-    /// the file; [`Error::Invalid`] for a target that is not empty; [`Error::NoSpace`].
+    /// After an error nothing stays in `to`.
+    ///
+    /// - [`Error::NotABackup`] if `from` is not a complete backup.
+    /// - [`Error::Corrupt`], with the file, if the backup is damaged.
+    /// - [`Error::Invalid`] if `to` is not empty.
+    /// - [`Error::NoSpace`] if the disk is full.
     pub fn restore(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<BackupReport> {
         Database::builder().restore(from, to, None)
     }
 
-    /// Salvages the damaged database in the directory `from` into a new one in `to`, which is made or is empty. The damaged one is
-    /// only read.
+    /// Salvages the damaged database in the directory `from` into a new database in `to`. The
+    /// directory `to` must be empty or is created. The damaged database is only read.
     ///
-    /// A pair is written if it is *certain*: what is whole of the damaged database proves that this is the newest version of its
-    /// key. With [`RepairOptions::doubtful`] so are pairs whose bytes are right, but which something damaged may have superseded or
-    /// removed. What is doubtful or lost is in the report by number, and [`RepairOptions::told`] hears of it key by key.
+    /// A pair is *certain* if the intact parts of the damaged database prove that it is the newest
+    /// version of its key. All certain pairs are copied. [`RepairOptions::doubtful`] also copies
+    /// pairs with intact bytes that a damaged part may have superseded or removed. The report
+    /// counts the doubtful and the lost pairs; [`RepairOptions::told`] receives each of them.
     ///
     /// ```
-    /// # fn main() -> sheaf::Result<()> {
-    /// # let dir = std::env::temp_dir().join(format!("sheaf-doc-repair-{}", std::process::id()));
-    /// # std::fs::create_dir_all(&dir).ok();
+    /// # let dir = tempfile::tempdir()?;
     /// use sheaf::{Database, KeyspaceOptions, RepairOptions};
     ///
+    /// let dir = dir.path();
     /// let db = Database::open(dir.join("my.db"))?;
     /// db.keyspace("users", KeyspaceOptions::default())?.insert("ada", "lovelace")?;
     /// db.close()?;
-    /// std::fs::write(dir.join("my.db/ROOT.0"), "a disaster").ok();
+    /// std::fs::write(dir.join("my.db/ROOT.0"), "a disaster")?;
     ///
-    /// let report = Database::repair(dir.join("my.db"), dir.join("new.db"), RepairOptions::default())?;
-    /// assert!(report.is_whole() && report.damages.len() == 1, "the other slot of ROOT says it all");
+    /// let options = RepairOptions::default();
+    /// let report = Database::repair(dir.join("my.db"), dir.join("new.db"), options)?;
+    /// assert!(report.is_whole() && report.damages.len() == 1, "the other slot of ROOT is intact");
     /// assert_eq!(report.keyspaces[0].certain, 1);
-    /// # std::fs::remove_dir_all(&dir).ok();
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     ///
-    /// Nothing is left in `to`: [`Error::NotFound`] and [`Error::NotADatabase`] if there is nothing to salvage; [`Error::Locked`] if
-    /// somebody writes to the damaged one; [`Error::Invalid`] for a target that is not empty, or inside of it; [`Error::Format`];
-    /// [`Error::Cancelled`] if the watcher said so; and what writing the new one answers, as [`Error::NoSpace`].
+    /// After an error nothing stays in `to`.
+    ///
+    /// - [`Error::NotFound`] or [`Error::NotADatabase`] if `from` contains no database.
+    /// - [`Error::Locked`] if a process has it open for writing.
+    /// - [`Error::Invalid`] if `to` is not empty, or is inside `from`.
+    /// - [`Error::Format`] if this build does not support its format version.
+    /// - [`Error::Cancelled`] if the watcher returned `Break`.
+    /// - The errors of writing the new database, for example [`Error::NoSpace`].
     pub fn repair(
         from: impl AsRef<Path>,
         to: impl AsRef<Path>,
@@ -710,27 +1072,54 @@ impl Database {
         Database::builder().repair(from, to, options)
     }
 
-    /// Runs background work that is due, in the caller's thread; true if there was any. For tests.
+    /// Runs the background work that is due in the caller's thread; returns true if there was any.
+    /// For tests.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the background work.
     #[doc(hidden)]
     pub fn pump(&self) -> Result<bool> {
         self.store.pump()
     }
 
-    /// Has the state of now held, for a reader beside, as the door does for other processes. For tests.
+    /// Exports a snapshot for an attached reader, as the door does for other processes. For tests.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Closed`], and the errors of a checkpoint.
     #[doc(hidden)]
     pub fn held(&self) -> Result<Held> {
         let (hold, items) = self.store.store().hold_beside()?;
         Ok(Held::new(self.path(), items, hold))
     }
 
-    /// Lets go at once what backups that are under way hold, which spoils them. For tests of tests.
+    /// Releases at once the files that running backups pin, which spoils these backups. For tests
+    /// of tests.
     #[doc(hidden)]
     pub fn forget_stills(&self) {
         self.store.forget_stills();
     }
 
-    /// Makes everything durable, writes what makes the next opening fast, and closes. Other handles
-    /// answer [`Error::Closed`] from then on.
+    /// Makes all commits durable, writes a checkpoint so that the next opening is fast, and closes
+    /// the database. Other handles return [`Error::Closed`] from then on. Ends running requests of
+    /// other processes first.
+    ///
+    /// Dropping the last handle closes too, but cannot return an error.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// db.close()?;
+    /// assert!(matches!(users.get("ada"), Err(sheaf::Error::Closed)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the error that kept the data from the device, for example [`Error::NoSpace`] or
+    /// [`Error::Poisoned`]. The database is closed in any case; the next opening recovers it.
     pub fn close(self) -> Result<()> {
         self.store.close()
     }

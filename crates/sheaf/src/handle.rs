@@ -1,4 +1,4 @@
-//! # Handle: what every public type holds, and what closes the database when the last one goes
+//! # Handle: owner of an open database, shared by all public types
 
 use std::ops::Deref;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -9,11 +9,13 @@ use sheaf_base::store::Store;
 use crate::Result;
 use crate::door::Door;
 
-/// Shared by all clones of all handles of one open database. Background threads, and those of the door, hold the store, never
-/// this, so the database closes in the thread that drops the last handle and not at some later time.
+/// State shared by all handles of one open database. Background threads and the threads of the door
+/// hold the store and never this type, so that the database closes in the thread that drops the
+/// last handle.
 pub(crate) struct Handle {
     store: Arc<Store>,
-    /// Until the end, if there is one. A forked child leaves it, and its lock, to the parent.
+    /// Present until the end, if the database has a door. A forked child leaves the door and its
+    /// lock to the parent.
     door: RwLock<Option<Door>>,
     fork: ForkGuard,
 }
@@ -29,17 +31,18 @@ impl Handle {
 
     pub(crate) fn has_door(&self) -> bool {
         let is_open = |door: &Option<Door>| door.as_ref().is_some_and(Door::is_open);
-        // While it is ending, it is locked until the last guest's thread has gone, which may be the one that asks.
+        // While the door ends, it is locked until the last connection thread has ended. That thread
+        // may be the caller, so the lock must not be awaited.
         !self.fork.is_child() && self.door.try_read().is_ok_and(|door| is_open(&door))
     }
 
-    /// Ends what others ask for through the door, and closes.
+    /// Ends the requests of other processes, and closes the database.
     pub(crate) fn close(&self) -> Result<()> {
         self.end_door();
         self.store.close()
     }
 
-    /// Who comes second waits for the first.
+    /// Ends the door. A second caller waits for the first.
     fn end_door(&self) {
         if !self.fork.is_child() {
             drop(self.door.write().unwrap_or_else(PoisonError::into_inner).take());
@@ -59,7 +62,7 @@ impl Deref for Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         self.end_door();
-        // Closed already, or an error that nobody is left to hear: recovery makes up for it.
+        // The database is closed already, or the error has no receiver: recovery handles it.
         let _ = self.store.close();
     }
 }

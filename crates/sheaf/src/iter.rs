@@ -1,4 +1,4 @@
-//! # Iterators: pairs and keys of a keyspace at one view, from both ends
+//! # Iterators: pairs and keys of a keyspace in one snapshot, from both ends
 
 use std::fmt;
 use std::ops::Bound;
@@ -11,10 +11,11 @@ use sheaf_base::store::{Kept, View};
 use crate::handle::Handle;
 use crate::{Error, Result, Value};
 
-/// A range of keys: each range of std, and a pair of bounds.
+/// Range of keys: every range type of std, and a pair of bounds. Callers use it through
+/// [`Keyspace::range`](crate::Keyspace::range).
 ///
-/// In place of [`RangeBounds`](std::ops::RangeBounds), which leaves open the type of the keys in a pair of bounds that holds
-/// a borrowed slice.
+/// [`RangeBounds`](std::ops::RangeBounds) itself leaves the key type ambiguous for a pair of bounds
+/// that contains a borrowed slice.
 pub trait KeyRange<K>: sealed::Sealed<K> {}
 
 impl<K, R: sealed::Sealed<K>> KeyRange<K> for R {}
@@ -25,9 +26,9 @@ mod sealed {
 
     use sheaf_base::engine::Bounds;
 
-    /// Ranges that keys can be in.
+    /// Implemented by the supported ranges.
     pub trait Sealed<K> {
-        /// Owned limits of it.
+        /// Returns the range with owned bounds.
         fn bounds(&self) -> Bounds;
     }
 
@@ -56,7 +57,7 @@ mod sealed {
     );
 }
 
-/// The limits of all keys that start with `prefix`.
+/// Returns the range of all keys that start with `prefix`.
 pub(crate) fn prefix_bounds(prefix: &[u8]) -> Bounds {
     if prefix.is_empty() {
         return Bounds::all();
@@ -72,18 +73,37 @@ pub(crate) fn prefix_bounds(prefix: &[u8]) -> Bounds {
     Bounds { low: Bound::Included(prefix.to_vec()), high }
 }
 
-/// Pairs at one view, as `Result`s.
+/// Iterator over the pairs of a keyspace, in one snapshot. Its items are `Result`s.
 ///
-/// An [`Error::Corrupt`] stands for a damaged stretch of the keyspace: the next call goes on behind it,
-/// and each pair outside of the stretch is yielded once. (`for pair in iter { pair?; }` ends at the
-/// first damage.) After any other error it yields nothing more. If both ends are taken from, it ends at
-/// the first damage.
+/// An [`Error::Corrupt`] reports a damaged part of the keyspace. The next call continues after it,
+/// and each pair outside the damaged part is returned once. (`for pair in iter { pair?; }` ends at
+/// the first damage.) After any other error the iterator ends. If items are taken from both ends,
+/// it ends at the first damage.
 ///
-/// Double-ended where the engine is ordered. Elsewhere taking from the back, `rev()` included, yields
-/// [`Error::Unsupported`] with the first item: ask [`Keyspace::capabilities`](crate::Keyspace::capabilities)
-/// before. Outlives the handles it came from; after the database was closed it yields [`Error::Closed`].
+/// If the engine is ordered, the iterator is double-ended. Otherwise taking from the back,
+/// including `rev()`, returns [`Error::Unsupported`] as the first item;
+/// [`Keyspace::capabilities`](crate::Keyspace::capabilities) tells whether the engine is ordered.
+/// The iterator outlives the handle it came from, and returns [`Error::Closed`] after the database
+/// was closed.
+///
+/// A live iterator pins its snapshot: space of data that is overwritten later is reclaimed after
+/// the iterator is dropped.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let db = sheaf::Database::open(dir.path())?;
+/// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+/// users.insert("ada", "lovelace")?;
+/// users.insert("alan", "turing")?;
+/// for pair in users.iter()? {
+///     let (key, value) = pair?;
+///     println!("{key:?} {value:?}");
+/// }
+/// assert_eq!(users.iter()?.rev().next().transpose()?, users.last()?);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Iter {
-    /// Keeps the database open.
+    /// Keeps the database open while the iterator exists.
     handle: Arc<Handle>,
     view: Arc<View>,
     kept: Arc<Kept>,
@@ -92,17 +112,17 @@ pub struct Iter {
     front: End,
     back: End,
     done: bool,
-    /// One that was chosen to be looked at, and the pairs it went over.
+    /// Set if the scan is sampled for the workload statistics; then `pairs` counts its items.
     sample: Option<Sample>,
     pairs: u64,
 }
 
-/// One end of the walk: its cursor once it was used.
+/// State of one end: its cursor after the first use.
 #[derive(Default)]
 struct End {
     cursor: Option<Box<dyn Cursor>>,
     moved: bool,
-    /// The last step met damage: the cursor's key says nothing about where it is.
+    /// True if the last step found damage, so that the key of the cursor is not its position.
     is_lost: bool,
 }
 
@@ -142,12 +162,38 @@ impl Iter {
         Arc::clone(engine).cursor(self.view.seq(), self.bounds.clone(), self.want)
     }
 
-    /// As `next`, but hands the pair to `read` where it lies: no copies are made.
+    /// Advances the iterator like `next`, but passes the pair to `read` without copying it. `read`
+    /// must not write to the database.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// let mut bytes = 0;
+    /// let mut iter = users.iter()?;
+    /// while let Some(len) = iter.next_with(|_key, value| value.len()) {
+    ///     bytes += len?;
+    /// }
+    /// assert_eq!(bytes, 8);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn next_with<R>(&mut self, read: impl FnOnce(&[u8], &[u8]) -> R) -> Option<Result<R>> {
         self.advance(true, read)
     }
 
-    /// As `next_back`, in the way of [`Iter::next_with`].
+    /// Advances the iterator like `next_back`, but passes the pair to `read` without copying it.
+    /// `read` must not write to the database.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// let last = users.iter()?.next_back_with(|key, _value| key.len()).transpose()?;
+    /// assert_eq!(last, Some(3));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn next_back_with<R>(&mut self, read: impl FnOnce(&[u8], &[u8]) -> R) -> Option<Result<R>> {
         self.advance(false, read)
     }
@@ -179,7 +225,8 @@ impl Iter {
         if self.done {
             return None;
         }
-        // A pair goes straight to the caller: an outcome that is kept meanwhile is a copy of the largest one, an error, for each.
+        // A pair is returned directly: storing the outcome first would copy an enum of the size of
+        // its largest variant, an error, for each pair.
         match self.step(forward, read) {
             Ok(Some(pair)) => {
                 if self.sample.is_some() {
@@ -197,14 +244,15 @@ impl Iter {
         }
     }
 
-    /// Whether `end`, which is no pair, is damage behind which the walk goes on.
+    /// Returns true if `end`, which is not a pair, is damage after which the iteration continues.
     #[cold]
     fn goes_on<R>(&self, forward: bool, end: &Result<Option<R>>) -> bool {
         let (mine, other) = if forward { (&self.front, &self.back) } else { (&self.back, &self.front) };
         mine.is_lost && !other.moved && end.as_ref().is_err_and(Error::is_corrupt)
     }
 
-    /// The first step of a sampled scan says what it is and how long it took; the others are counted.
+    /// Records the first step of a sampled scan with its kind and duration; later steps are
+    /// counted.
     #[cold]
     #[inline(never)]
     fn observe(&mut self, forward: bool) {
@@ -239,7 +287,7 @@ impl fmt::Debug for Iter {
 
 impl Drop for Iter {
     fn drop(&mut self) {
-        // One that was never asked for a pair is no scan.
+        // An iterator that returned no pair is not a scan.
         if self.sample.is_some() && self.pairs > 0 {
             self.end_sample();
         }
@@ -260,7 +308,18 @@ impl DoubleEndedIterator for Iter {
     }
 }
 
-/// The keys of an [`Iter`].
+/// Iterator over the keys of a keyspace. It behaves like [`Iter`], but does not read values where
+/// the engine stores them apart from the keys.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let db = sheaf::Database::open(dir.path())?;
+/// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+/// users.insert("ada", "lovelace")?;
+/// let keys: Vec<sheaf::Value> = users.keys()?.collect::<sheaf::Result<_>>()?;
+/// assert_eq!(keys, ["ada"]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Keys(pub(crate) Iter);
 

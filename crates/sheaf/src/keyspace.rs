@@ -1,4 +1,4 @@
-//! # Keyspace: the handle to one map from bytes to bytes
+//! # Keyspace: handle of one map from bytes to bytes
 
 mod swap;
 
@@ -21,28 +21,25 @@ use crate::iter::{Iter, KeyRange, Keys, prefix_bounds};
 use crate::observe::{self, Acknowledged};
 use crate::{Capabilities, Commit, Durability, EngineStats, Error, Result, Value, ValueReader, ValueWriter};
 
-/// How many keys [`Keyspace::remove_range`] removes in one commit, and the bytes of keys after which it ends earlier.
+/// Most keys that [`Keyspace::remove_range`] removes in one commit, and the bytes of keys after
+/// which it commits earlier.
 const REMOVE_CHUNK: usize = 1024;
 const REMOVE_BYTES: usize = 256 << 10;
 
-/// Options of a keyspace at its creation.
+/// Options of a keyspace at its creation: an engine, and options of the engine.
 ///
 /// ```
-/// # fn main() -> sheaf::Result<()> {
-/// # let dir = std::env::temp_dir().join(format!("sheaf-options-doc-{}", std::process::id()));
-/// # let db = sheaf::Database::open(&dir)?;
+/// # let dir = tempfile::tempdir()?;
+/// # let db = sheaf::Database::open(dir.path())?;
 /// use sheaf::KeyspaceOptions;
 ///
 /// let wide = KeyspaceOptions::default().engine("cedrus").option("branching", 64);
 /// db.keyspace("users", wide)?;
-/// let as_it_is = db.keyspace("users", KeyspaceOptions::default())?;
-/// assert_eq!(as_it_is.options().get("branching"), Some(64));
-/// // It is what it is, until `Database::convert` makes it another.
+/// let users = db.keyspace("users", KeyspaceOptions::default())?; // opens it as it is
+/// assert_eq!(users.options().get("branching"), Some(64));
+/// // Only `Database::convert` changes the options of an existing keyspace.
 /// assert!(db.keyspace("users", KeyspaceOptions::default().option("branching", 16)).is_err());
-/// # drop((db, as_it_is));
-/// # std::fs::remove_dir_all(&dir).ok();
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct KeyspaceOptions {
@@ -50,7 +47,7 @@ pub struct KeyspaceOptions {
     pub(crate) options: EngineOptions,
 }
 
-/// The engine of this name, with its defaults.
+/// Selects the engine of this name, with the defaults of its options.
 impl From<&str> for KeyspaceOptions {
     fn from(engine: &str) -> KeyspaceOptions {
         KeyspaceOptions::default().engine(engine)
@@ -58,17 +55,38 @@ impl From<&str> for KeyspaceOptions {
 }
 
 impl KeyspaceOptions {
-    /// The engine that keeps it, by name (`"flex"`). Remembered; opening it as another is refused.
-    /// Without it, an existing keyspace opens as what it is and a new one gets the default engine.
+    /// Sets the engine by its name, for example `"flex"`; [`engines`](crate::engines) lists the
+    /// names. The database records it, and refuses to open the keyspace with another one. Without
+    /// an engine, an existing keyspace opens with its own engine and a new one gets
+    /// [`DEFAULT_ENGINE`](crate::DEFAULT_ENGINE).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// let users = db.keyspace("users", sheaf::KeyspaceOptions::default().engine("cedrus"))?;
+    /// assert_eq!(users.engine(), "cedrus");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn engine(mut self, name: &str) -> KeyspaceOptions {
         self.engine = Some(name.to_owned());
         self
     }
 
-    /// Chooses an option of the engine, which [`crate::engine_options`] lists. Remembered with the keyspace, through backups, clearings and
-    /// replacements; opening it with another value is refused, and so is, with [`Error::Invalid`], an option that the engine does
-    /// not have, or a value beyond its range. What is not chosen is the engine's default.
+    /// Sets an option of the engine; [`engine_options`](crate::engine_options) lists the options
+    /// with their ranges. The database records the value and keeps it through backups, clearing and
+    /// replacement; options that are not set have the default of the engine.
+    ///
+    /// Opening an existing keyspace with another value returns [`Error::EngineMismatch`]. An
+    /// unknown option or a value out of range is [`Error::Invalid`].
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// let wide = sheaf::KeyspaceOptions::default().engine("cedrus").option("branching", 64);
+    /// assert_eq!(db.keyspace("users", wide)?.options().get("branching"), Some(64));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn option(mut self, name: &str, value: u64) -> KeyspaceOptions {
         self.options.set(name, value);
@@ -80,7 +98,7 @@ impl KeyspaceOptions {
     }
 }
 
-/// Whether a commit waits for what it needs.
+/// Tells whether a commit blocks on background work (`Any`) or returns [`Error::Busy`] (`None`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Patience {
     Any,
@@ -96,10 +114,50 @@ impl Patience {
     }
 }
 
-/// A map from bytes to bytes. A cheap clone; `Send + Sync`; usable from any thread.
+/// An ordered or unordered map from bytes to bytes. A handle is `Send + Sync`, and clones are
+/// cheap.
 ///
-/// Keys have 0 to 65,535 bytes, values 0 to 4 GiB − 1; any content. After the keyspace is dropped
-/// every call answers [`Error::NoKeyspace`].
+/// A key has 0 to 65,535 bytes, a value 0 to 4 GiB − 1; both may contain any bytes. Ordered engines
+/// sort keys as unsigned bytes. Reads see the newest committed state;
+/// [`Database::snapshot`](crate::Database::snapshot) and iterators see one fixed state.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let db = sheaf::Database::open(dir.path())?;
+/// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+/// users.insert("ada", "lovelace")?;
+/// assert_eq!(users.get("ada")?, Some("lovelace".into()));
+/// users.remove("ada")?;
+/// assert!(users.is_empty()?);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Read errors
+///
+/// Every read may return:
+///
+/// - [`Error::NoKeyspace`] after the keyspace was dropped.
+/// - [`Error::Closed`] after the database was closed, and in a forked child.
+/// - [`Error::Corrupt`] if the stored bytes are damaged. Other keys may still be readable.
+/// - [`Error::Io`] or [`Error::TooManyFiles`] if the operating system fails the read.
+/// - [`Error::OwnerGone`] if the handle is an attached reader and its owner closed the database.
+/// - [`Error::Poisoned`] after a panic in the middle of a commit.
+///
+/// # Write errors
+///
+/// Every write may return the following errors, and the read errors if it must look up the old
+/// value. Nothing was written, unless a function says otherwise.
+///
+/// - [`Error::NoKeyspace`], [`Error::Closed`] and [`Error::Poisoned`]. A failed sync poisons the
+///   database; the commit that waited for this sync may or may not survive.
+/// - [`Error::ReadOnly`] if the database was opened for reading only.
+/// - [`Error::TooLarge`] if the key, the value or the batch exceeds its limit.
+/// - [`Error::NoSpace`] or [`Error::FileLimit`] if a file cannot grow.
+/// - [`Error::OverBudget`] if the memory budget has no room for a new key.
+/// - [`Error::Io`] or [`Error::TooManyFiles`] from the operating system.
+///
+/// If background work is behind, a write is throttled or waits; [`Keyspace::try_insert`] returns
+/// [`Error::Busy`] instead.
 #[derive(Clone)]
 pub struct Keyspace {
     pub(crate) shared: Arc<Shared>,
@@ -135,7 +193,8 @@ impl Keyspace {
         &self.shared.store
     }
 
-    /// What keeps the keyspace now; after a `clear`, a replacement or a conversion that is a successor.
+    /// Returns the current state of the keyspace: after a clear, a replacement or a conversion that
+    /// is the successor.
     pub(crate) fn kept(&self) -> Result<arc_swap::Guard<Arc<Kept>>> {
         let kept = self.shared.kept.load();
         if kept.is_gone() {
@@ -146,8 +205,8 @@ impl Keyspace {
         Ok(kept)
     }
 
-    /// What `read` finds. What did not find anything, or failed, in a keyspace that was given up meanwhile looks at the
-    /// successor: the old one may be half gone.
+    /// Returns the result of `read`. If `read` fails or finds nothing while the keyspace is
+    /// replaced, it is repeated on the successor, since the old state may be partly dropped.
     fn look<R>(&self, mut read: impl FnMut(&Arc<Kept>) -> Result<Option<R>>) -> Result<Option<R>> {
         loop {
             let kept = self.kept()?;
@@ -159,94 +218,238 @@ impl Keyspace {
         }
     }
 
-    /// Its name.
+    /// Returns the name of the keyspace.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// assert_eq!(users.name(), "users");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn name(&self) -> String {
         self.shared.kept.load().name().to_owned()
     }
 
-    /// The name of its engine; of a dropped one, what it was.
+    /// Returns the name of the engine; for a dropped keyspace, its last engine.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// assert_eq!(users.engine(), "flex");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn engine(&self) -> &'static str {
         self.kept().map_or_else(|_| self.shared.kept.load().engine_name(), |kept| kept.engine_name())
     }
 
-    /// What was chosen of its engine's options; of a dropped one, what it was.
+    /// Returns the engine options that were set; for a dropped keyspace, its last ones. Options
+    /// with their default value are absent.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// let options = sheaf::KeyspaceOptions::default().engine("cedrus").option("branching", 64);
+    /// let users = db.keyspace("users", options)?;
+    /// assert_eq!(users.options().to_string(), "branching=64");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn options(&self) -> EngineOptions {
         self.kept().map_or_else(|_| self.shared.kept.load().options().clone(), |kept| kept.options().clone())
     }
 
-    /// What its engine can do.
-    pub fn capabilities(&self) -> Result<Capabilities> {
-        Ok(self.kept()?.engine()?.capabilities())
-    }
-
-    /// Figures of the engine.
-    pub fn stats(&self) -> Result<EngineStats> {
-        Ok(self.kept()?.engine()?.stats())
-    }
-
-    /// Bytes of the disk that the keyspace takes alone: blocks of its engine's own files, with what is superseded in them, and for
-    /// `flex` and `delsm` its records in the journal since the last checkpoint. `flat`, `flat-ordered`, `cedrus` and `kreon` keep their
-    /// records in a log that they share: it is in [`Stats::logs`](crate::Stats), and not counted here. Neither are values above 64 KiB
-    /// of engines other than `delsm`, which are in [`Stats::staged`](crate::Stats). Walks a directory: microseconds a file.
+    /// Returns the capabilities of the engine.
     ///
     /// ```
-    /// # fn main() -> sheaf::Result<()> {
-    /// # let dir = std::env::temp_dir().join(format!("sheaf-doc-disk-bytes-{}", std::process::id()));
-    /// use sheaf::{Database, KeyspaceOptions};
-    ///
-    /// let db = Database::open(&dir)?;
-    /// let words = db.keyspace("words", KeyspaceOptions::default().engine("delsm"))?;
-    /// words.insert("key", vec![1; 10_000])?;
-    /// assert!(words.disk_bytes()? >= 10_000);
-    /// # db.close()?;
-    /// # std::fs::remove_dir_all(&dir).ok();
-    /// # Ok(())
-    /// # }
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// assert!(db.keyspace("users", "flex")?.capabilities()?.ordered);
+    /// assert!(!db.keyspace("visits", "flat")?.capabilities()?.ordered);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::NoKeyspace`], [`Error::Closed`], the damage that keeps the keyspace from being used, and errors of the look at its
-    /// files.
+    /// Returns [`Error::NoKeyspace`] and [`Error::Closed`], and the damage that makes the keyspace
+    /// unusable.
+    pub fn capabilities(&self) -> Result<Capabilities> {
+        Ok(self.kept()?.engine()?.capabilities())
+    }
+
+    /// Returns the statistics of the engine.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// assert_eq!(users.stats()?.keys, 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Keyspace::capabilities`].
+    pub fn stats(&self) -> Result<EngineStats> {
+        Ok(self.kept()?.engine()?.stats())
+    }
+
+    /// Returns the disk space that the keyspace uses exclusively, in bytes: the files of its
+    /// engine, including superseded data, and for `flex` and `delsm` the records in the journal
+    /// since the last checkpoint.
+    ///
+    /// Shared files are not counted. They contain the records of `flat`, `flat-ordered`, `cedrus`
+    /// and `kreon` ([`Stats::logs`](crate::Stats)), values above 64 KiB
+    /// ([`Stats::staged`](crate::Stats)), and values of `delsm` above 8 KiB until background work
+    /// moves them to the files of the engine. Lists a directory: some microseconds per file.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", vec![1; 10_000])?;
+    /// db.settle()?;
+    /// assert!(users.disk_bytes()? >= 10_000);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Keyspace::capabilities`], and [`Error::Io`] if the directory cannot
+    /// be listed.
     pub fn disk_bytes(&self) -> Result<u64> {
         self.store().disk_bytes(&*self.kept()?)
     }
 
-    /// What the engine did since the database was opened, each thing by its name. `flex`: how often it inserted an
-    /// interval, appended to one, rewrote one, reads that prints spared; `kreon`: ranges spilled and merged, pages read, reads that filters and prints spared; the
-    /// others have none yet.
+    /// Returns the event counters of the engine since the database was opened, by name. The names
+    /// depend on the engine and may change: `flex` counts written intervals and reads that
+    /// fingerprints answered, `kreon` counts spills, merges and page reads, `delsm` counts removed
+    /// keys that scans skipped; `flat`, `flat-ordered` and `cedrus` have no counters.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// for (name, count) in db.keyspace("users", "kreon")?.counters()? {
+    ///     println!("{name}: {count}");
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Keyspace::capabilities`].
     pub fn counters(&self) -> Result<Vec<(&'static str, u64)>> {
         Ok(self.kept()?.engine()?.counters())
     }
 
-    /// Sets `key` to `value` with the database's default durability. Costs one record in the log and
-    /// the look-up of what it replaces.
+    /// Sets `key` to `value`, with the default durability of the database. Costs one record in the
+    /// log and a look-up of the old version.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// users.insert([0, 255], vec![7; 100_000])?; // any bytes
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [write errors](Keyspace#write-errors).
     pub fn insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         self.write(key.as_ref(), Action::Put(value.as_ref()), Patience::Any)
     }
 
-    /// Removes `key`; a key that is not there is fine.
+    /// Removes `key`, with the default durability of the database. A missing key is no error.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// users.remove("ada")?;
+    /// users.remove("ada")?;
+    /// assert!(users.get("ada")?.is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [write errors](Keyspace#write-errors).
     pub fn remove(&self, key: impl AsRef<[u8]>) -> Result<()> {
         self.write(key.as_ref(), Action::Remove, Patience::Any)
     }
 
-    /// As [`Keyspace::insert`], but where the write would be slowed down, or wait for background work, memory, or another engine,
-    /// it answers [`Error::Busy`] at once, and nothing is left of it. It waits for the commit lock, which is short, and with
-    /// [`Durability::Sync`] for the device.
+    /// Sets `key` to `value` like [`Keyspace::insert`], but never blocks on background work. Waits
+    /// for the commit lock, which is held briefly, and for the device with [`Durability::Sync`].
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// use sheaf::Error;
+    ///
+    /// match users.try_insert("ada", "lovelace") {
+    ///     Err(Error::Busy { with }) => println!("try again later: {with}"),
+    ///     other => other?,
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Busy`] if the write would be throttled or would wait for memory, disk
+    /// space, a segment or a conversion; nothing is written. Otherwise the [write
+    /// errors](Keyspace#write-errors).
     pub fn try_insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         self.write(key.as_ref(), Action::Put(value.as_ref()), Patience::None)
     }
 
-    /// As [`Keyspace::remove`], or [`Error::Busy`]: see [`Keyspace::try_insert`].
+    /// Removes `key` like [`Keyspace::remove`], but never blocks on background work.
+    /// [`Keyspace::try_insert`] explains the difference.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// users.try_remove("ada")?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Busy`] like [`Keyspace::try_insert`], and the [write
+    /// errors](Keyspace#write-errors).
     pub fn try_remove(&self, key: impl AsRef<[u8]>) -> Result<()> {
         self.write(key.as_ref(), Action::Remove, Patience::None)
     }
 
-    /// Sets `key` to `value` and returns a ticket, as [`crate::Batch::submit`] does for many operations, without
-    /// waiting for the device.
+    /// Sets `key` to `value` without waiting for the device. On return the value is visible and
+    /// survives the death of the process. The returned ticket waits for `durability`, like that of
+    /// [`crate::Batch::submit`].
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// use sheaf::Durability;
+    ///
+    /// let first = users.submit_insert("ada", "lovelace", Durability::Sync)?;
+    /// let second = users.submit_insert("alan", "turing", Durability::Sync)?;
+    /// second.wait()?; // one sync for both
+    /// assert!(first.is_durable());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [write errors](Keyspace#write-errors).
     pub fn submit_insert(
         &self,
         key: impl AsRef<[u8]>,
@@ -256,7 +459,21 @@ impl Keyspace {
         self.submit(key.as_ref(), Action::Put(value.as_ref()), durability)
     }
 
-    /// Removes `key` and returns a ticket.
+    /// Removes `key` without waiting for the device, and returns a ticket like
+    /// [`Keyspace::submit_insert`].
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// users.submit_remove("ada", sheaf::Durability::Sync)?.wait()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [write errors](Keyspace#write-errors).
     pub fn submit_remove(&self, key: impl AsRef<[u8]>, durability: Durability) -> Result<Commit> {
         self.submit(key.as_ref(), Action::Remove, durability)
     }
@@ -269,7 +486,8 @@ impl Keyspace {
         self.store().acknowledge(seq, self.store().durability())
     }
 
-    /// The same, looked at. Apart from the usual way, which is to stay as short as it is.
+    /// Does the same as [`Keyspace::write`] and records it in the workload statistics. Kept apart
+    /// so that the usual path stays short.
     #[cold]
     #[inline(never)]
     fn write_sampled(&self, key: &[u8], action: Action<'_>, patience: Patience) -> Result<()> {
@@ -300,7 +518,8 @@ impl Keyspace {
         observe::write(self.store(), &self.shared.kept.load(), sample, what, how);
     }
 
-    /// Commits one operation. Also says whether the key was not there, as far as the engine looks.
+    /// Commits one operation. Also returns whether the key did not exist before, if the engine
+    /// looks it up.
     fn apply(&self, key: &[u8], action: Action<'_>, patience: Patience) -> Result<(Seq, bool)> {
         loop {
             let kept = self.kept()?;
@@ -308,19 +527,47 @@ impl Keyspace {
             match patience.commit(self.store(), &mut writes) {
                 Ok(Outcome::Done(seq)) => return Ok((seq, writes[0].op.prior == Seq::ZERO)),
                 Ok(Outcome::Stale) => return Err(Error::Conflict),
-                Err(Error::NoKeyspace { .. }) => {} // cleared meanwhile, or dropped: `kept` knows
+                Err(Error::NoKeyspace { .. }) => {} // cleared or dropped: `kept` decides
                 Err(other) => return Err(other),
             }
         }
     }
 
-    /// The value of `key`.
+    /// Returns a copy of the value of `key`, or `None` if the key does not exist.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// assert_eq!(users.get("ada")?, Some("lovelace".into()));
+    /// assert_eq!(users.get("alan")?, None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors).
     pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         self.get_with(key, Value::new)
     }
 
-    /// Calls `read` with the value of `key`, without a copy where the engine has it in memory. Long
-    /// work in `read` delays the return of space; do not write to the database from it.
+    /// Calls `read` with the value of `key` and returns its result, or `None` if the key does not
+    /// exist. Makes no copy if the engine has the value in memory. While `read` runs, freed memory
+    /// and disk space cannot be reclaimed; `read` must not write to the database.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// assert_eq!(users.get_with("ada", |value| value.len())?, Some(8));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors).
     pub fn get_with<R>(&self, key: impl AsRef<[u8]>, read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
         let key = key.as_ref();
         if is_due() { self.get_sampled(key, read) } else { self.get_plain(key, read) }
@@ -330,13 +577,14 @@ impl Keyspace {
     fn get_plain<R>(&self, key: &[u8], read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
         let mut read = Some(read);
         self.look(|kept| {
-            // It is taken by what is found, and what is found is the answer.
+            // `read` is taken on the first value found, which ends the loop of `look`.
             let read = |value: &[u8]| read.take().map(|read| read(value));
             Ok(get_at(self.store(), kept, Seq::LATEST, key, read)?.flatten())
         })
     }
 
-    /// The same, looked at. Apart from the usual way, which is to stay as short as it is.
+    /// Does the same as [`Keyspace::get_plain`] and records it in the workload statistics. Kept
+    /// apart so that the usual path stays short.
     #[cold]
     #[inline(never)]
     fn get_sampled<R>(&self, key: &[u8], read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
@@ -349,13 +597,50 @@ impl Keyspace {
         Ok(found)
     }
 
-    /// The bytes of the value of `key` within `range`, as far as it goes, without the rest in memory. Each byte is checked: the
-    /// first range of a value beside the log goes through all of it, later ones read what they touch.
+    /// Returns the bytes of the value of `key` at the positions in `range`, or `None` if the key
+    /// does not exist. Positions after the end of the value are ignored. The rest of the value is
+    /// not loaded.
+    ///
+    /// Every byte is verified. For a value stored outside of the log (above 64 KiB; in `delsm`
+    /// above 8 KiB), the first range reads the whole value once; later ranges read only their part.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// assert_eq!(users.get_range("ada", 4..100)?, Some("lace".into()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors).
     pub fn get_range(&self, key: impl AsRef<[u8]>, range: impl RangeBounds<u64>) -> Result<Option<Value>> {
         self.reader(key)?.map(|mut reader| reader.range(&range)).transpose()
     }
 
-    /// The value of `key`, to be read as a stream.
+    /// Returns a stream over the value of `key`, or `None` if the key does not exist.
+    /// [`ValueReader`] states the costs.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// use std::io::Read;
+    ///
+    /// users.insert("ada", "lovelace")?;
+    /// let mut text = String::new();
+    /// if let Some(mut reader) = users.reader("ada")? {
+    ///     reader.read_to_string(&mut text)?;
+    /// }
+    /// assert_eq!(text, "lovelace");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors).
     pub fn reader(&self, key: impl AsRef<[u8]>) -> Result<Option<ValueReader>> {
         let (sample, key) = (self.store().sample(), key.as_ref());
         let reader = self.look(|kept| ValueReader::open(self.store(), kept, Seq::LATEST, key))?;
@@ -366,13 +651,47 @@ impl Keyspace {
         Ok(reader)
     }
 
-    /// A stream whose bytes become the value of `key`.
+    /// Returns a stream that sets `key` to the bytes written to it. Nothing is visible before
+    /// [`ValueWriter::commit`].
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// use std::io::Write;
+    ///
+    /// let mut writer = users.writer("ada")?;
+    /// writer.write_all(b"love")?;
+    /// writer.write_all(b"lace")?;
+    /// writer.commit()?;
+    /// assert_eq!(users.get("ada")?, Some("lovelace".into()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::TooLarge`] if the key is too long, and the [write
+    /// errors](Keyspace#write-errors).
     pub fn writer(&self, key: impl AsRef<[u8]>) -> Result<ValueWriter> {
         ValueWriter::new(self, key.as_ref())
     }
 
-    /// The file that is the value of `key`, byte for byte, if it has one of its own. For a look with other tools, and not to be
-    /// changed: the next background work may give it another name, and it goes when the key gets another value.
+    /// Returns the path of the file that contains exactly the value of `key`, or `None` if the
+    /// value has no file of its own. For inspection with other tools: the file must not be
+    /// modified, background work may rename it, and it is deleted when the key gets another value.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// assert!(users.path("ada")?.is_none(), "small values are part of larger files");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors).
     pub fn path(&self, key: impl AsRef<[u8]>) -> Result<Option<PathBuf>> {
         self.store().check_open()?;
         self.look(|kept| {
@@ -386,7 +705,21 @@ impl Keyspace {
         })
     }
 
-    /// Whether `key` has a value.
+    /// Returns true if `key` exists. Does not read the value where the engine stores it apart from
+    /// the key.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// assert!(users.contains_key("ada")? && !users.contains_key("alan")?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors).
     pub fn contains_key(&self, key: impl AsRef<[u8]>) -> Result<bool> {
         let (sample, key) = (self.store().sample(), key.as_ref());
         self.store().check_open()?;
@@ -397,8 +730,22 @@ impl Keyspace {
         Ok(found.is_some())
     }
 
-    /// The values of many keys, in their order, each as of its own moment (take a snapshot for one
-    /// moment for all). Cheaper than as many `get`s: the memory accesses overlap.
+    /// Returns the values of many keys, in the order of the keys. Each value is read at its own
+    /// moment; [`KeyspaceSnapshot::multi_get`](crate::KeyspaceSnapshot::multi_get) reads all at one
+    /// moment. Faster than single calls of [`Keyspace::get`], since the memory accesses overlap.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// assert_eq!(users.multi_get(["ada", "alan"])?, [Some("lovelace".into()), None]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors), for the first key that cannot be read.
     pub fn multi_get<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> Result<Vec<Option<Value>>> {
         let kept = self.kept()?;
         in_groups(&**kept.engine()?, keys, |key| {
@@ -415,42 +762,87 @@ impl Keyspace {
         })
     }
 
-    /// The pairs within `range`, in key order, from either end, as of now: an iterator is a snapshot.
-    /// Needs an ordered engine unless the range is everything.
+    /// Returns an iterator over the pairs with keys in `range`, in key order. The iterator is a
+    /// snapshot of the state at the call. Needs an ordered engine unless the range is `..`.
     ///
     /// ```
-    /// # fn main() -> sheaf::Result<()> {
-    /// # let dir = std::env::temp_dir().join(format!("sheaf-range-doc-{}", std::process::id()));
-    /// # let db = sheaf::Database::open(&dir)?;
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
     /// use std::ops::Bound;
     ///
-    /// let words = db.keyspace("words", sheaf::KeyspaceOptions::default())?;
     /// for word in ["a", "b", "c"] {
-    ///     words.insert(word, "")?;
+    ///     users.insert(word, "")?;
     /// }
-    /// assert_eq!(words.range("a"..="b")?.count(), 2);
+    /// assert_eq!(users.range("a"..="b")?.count(), 2);
     /// let last: &[u8] = b"a";
-    /// assert_eq!(words.range((Bound::Excluded(last), Bound::Unbounded))?.count(), 2);
-    /// # db.close()?;
-    /// # std::fs::remove_dir_all(&dir).ok();
-    /// # Ok(())
-    /// # }
+    /// assert_eq!(users.range((Bound::Excluded(last), Bound::Unbounded))?.count(), 2);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Unsupported`] if the engine is not ordered and the range is not `..`, and
+    /// the [read errors](Keyspace#read-errors). Items of the iterator are `Result`s too.
     pub fn range<K: AsRef<[u8]>>(&self, range: impl KeyRange<K>) -> Result<Iter> {
         self.iterate(range.bounds(), Want::Pairs)
     }
 
-    /// The pairs whose keys start with `prefix`. Needs an ordered engine unless the prefix is empty.
+    /// Returns an iterator over the pairs with keys that start with `prefix`, in key order. Needs
+    /// an ordered engine unless the prefix is empty.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// users.insert("bob", "noyce")?;
+    /// assert_eq!(users.prefix("a")?.count(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Keyspace::range`].
     pub fn prefix(&self, prefix: impl AsRef<[u8]>) -> Result<Iter> {
         self.iterate(prefix_bounds(prefix.as_ref()), Want::Pairs)
     }
 
-    /// All pairs: in key order where the engine is ordered, else each once in no particular order.
+    /// Returns an iterator over all pairs: in key order if the engine is ordered, otherwise each
+    /// pair once in no particular order.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// let visits = db.keyspace("visits", "flat")?;
+    /// visits.insert("ada", "1")?;
+    /// assert_eq!(visits.iter()?.count(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors).
     pub fn iter(&self) -> Result<Iter> {
         self.iterate(Bounds::all(), Want::Pairs)
     }
 
-    /// All keys, ordered as in [`Keyspace::iter`].
+    /// Returns an iterator over all keys, in the order of [`Keyspace::iter`].
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// for key in users.keys()? {
+    ///     assert_eq!(key?, "ada");
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors).
     pub fn keys(&self) -> Result<Keys> {
         Ok(Keys(self.iterate(Bounds::all(), Want::Keys)?))
     }
@@ -459,26 +851,71 @@ impl Keyspace {
         loop {
             let view = self.store().store().view()?;
             let kept = self.kept()?;
-            // A clear between the two lines would leave a keyspace that is younger than the view.
+            // A clear between the two lines could return a keyspace that is newer than the view.
             if kept.is_seen_by(view.seq()) {
                 return Iter::new(Arc::clone(self.store()), Arc::new(view), Arc::clone(&kept), bounds, want);
             }
         }
     }
 
-    /// The pair with the lowest key. Needs an ordered engine.
+    /// Returns the pair with the lowest key, or `None` if the keyspace is empty. Needs an ordered
+    /// engine.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("alan", "turing")?;
+    /// users.insert("ada", "lovelace")?;
+    /// assert_eq!(users.first()?, Some(("ada".into(), "lovelace".into())));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Unsupported`] if the engine is not ordered, and the [read
+    /// errors](Keyspace#read-errors).
     pub fn first(&self) -> Result<Option<(Value, Value)>> {
         need_order(&*self.kept()?, "first")?;
         self.iter()?.next().transpose()
     }
 
-    /// The pair with the highest key. Needs an ordered engine.
+    /// Returns the pair with the highest key, or `None` if the keyspace is empty. Needs an ordered
+    /// engine.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// users.insert("alan", "turing")?;
+    /// assert_eq!(users.last()?, Some(("alan".into(), "turing".into())));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Unsupported`] if the engine is not ordered, and the [read
+    /// errors](Keyspace#read-errors).
     pub fn last(&self) -> Result<Option<(Value, Value)>> {
         need_order(&*self.kept()?, "last")?;
         self.iter()?.next_back().transpose()
     }
 
-    /// How many keys there are now.
+    /// Returns the number of keys.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// assert_eq!(users.len()?, 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors).
     pub fn len(&self) -> Result<u64> {
         loop {
             let kept = self.kept()?;
@@ -490,12 +927,39 @@ impl Keyspace {
         }
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no keys.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// assert!(users.is_empty()?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors).
     pub fn is_empty(&self) -> Result<bool> {
         Ok(self.len()? == 0)
     }
 
-    /// Removes everything, atomically and durably, whatever the number of keys.
+    /// Removes all pairs atomically and durably. The cost does not depend on the number of keys.
+    /// Snapshots and iterators still show the old pairs.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// users.clear()?;
+    /// assert!(users.is_empty()?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [write errors](Keyspace#write-errors).
     pub fn clear(&self) -> Result<()> {
         loop {
             let kept = self.kept()?;
@@ -504,14 +968,32 @@ impl Keyspace {
                     self.shared.kept.store(successor);
                     return Ok(());
                 }
-                Err(Error::NoKeyspace { .. }) => {} // cleared by somebody else, or dropped: `kept` knows
+                Err(Error::NoKeyspace { .. }) => {} // cleared by another thread or dropped: `kept` decides
                 Err(other) => return Err(other),
             }
         }
     }
 
-    /// Removes the pairs within `range`, in commits of up to a thousand keys (atomic each, not together), and
-    /// returns how many there were. Needs an ordered engine unless the range is everything.
+    /// Removes the pairs with keys in `range` and returns their number. Commits up to a thousand
+    /// keys at a time: each commit is atomic, the whole is not. Needs an ordered engine unless the
+    /// range is `..`; [`Keyspace::clear`] is faster for all keys.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// for word in ["a", "b", "c"] {
+    ///     users.insert(word, "")?;
+    /// }
+    /// assert_eq!(users.remove_range("b"..)?, 2);
+    /// assert_eq!(users.len()?, 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Keyspace::range`] and the [write errors](Keyspace#write-errors).
+    /// Commits before the error stay.
     pub fn remove_range<K: AsRef<[u8]>>(&self, range: impl KeyRange<K>) -> Result<u64> {
         let mut keys = Keys(self.iterate(range.bounds(), Want::Keys)?);
         let mut count = 0;
@@ -536,48 +1018,44 @@ impl Keyspace {
         }
     }
 
-    /// Does all maintenance of the keyspace that gains disk space, or speed of readers, now and in the caller's thread: moves what its
-    /// log holds to where it stays (a checkpoint), has its engine tidy up until nothing is left to gain, and cleans the store log.
-    /// Readers and writers go on, and snapshots stay as they are.
+    /// Runs all maintenance of the keyspace that frees disk space or speeds up reads, in the
+    /// caller's thread: a checkpoint of its log, the maintenance of its engine until nothing is
+    /// left to gain, and garbage collection of the store log. Reads and writes continue, and
+    /// snapshots stay unchanged.
     ///
-    /// Before that, `flat-ordered` and `kreon` put their records, which stand in the log as they arrived, into the order of their
-    /// keys, so that scans read the log from front to back. What is written later is in its own order again. This writes each record
-    /// that is out of place once, at the pace of a writer, and has what it leaves cleaned; beside the data itself it needs what the
-    /// space limit allows. What is returned says how many records were written for that: none with other engines.
+    /// Before that, `flat-ordered` and `kreon` rewrite their log records in key order, so that
+    /// scans read the log sequentially; later writes are in arrival order again. This writes each
+    /// record that is out of order once, at the pace of a writer, and garbage-collects the old
+    /// records. It needs as much free disk space as the space limit allows in addition to the data.
+    /// The report counts the rewritten records; with other engines it is zero.
     ///
     /// ```
-    /// # fn main() -> sheaf::Result<()> {
-    /// # let dir = std::env::temp_dir().join(format!("sheaf-doc-compact-{}", std::process::id()));
-    /// use sheaf::{Database, KeyspaceOptions};
-    ///
-    /// let db = Database::open(&dir)?;
-    /// let words = db.keyspace("words", KeyspaceOptions::default().engine("flat-ordered"))?;
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// let words = db.keyspace("words", "flat-ordered")?;
     /// for index in (0..1000_u32).rev() {
     ///     words.insert(index.to_be_bytes(), "a word")?;
     /// }
-    /// assert_eq!(words.compact()?.moved, 1000, "they stood in the log from the last key to the first");
-    /// # db.close()?;
-    /// # std::fs::remove_dir_all(&dir).ok();
-    /// # Ok(())
-    /// # }
+    /// assert_eq!(words.compact()?.moved, 1000, "written from the last key to the first");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::NoSpace`], [`Error::ReadOnly`], [`Error::Closed`], [`Error::Poisoned`], and errors of reads and writes. After any
-    /// of them the data is as it was, sorted in part.
+    /// Returns [`Error::NoSpace`], [`Error::ReadOnly`], [`Error::Closed`], [`Error::Poisoned`], and
+    /// I/O errors. After an error all pairs are intact, and a part of the work is done.
     pub fn compact(&self) -> Result<Compacted> {
         loop {
             let kept = self.kept()?;
             match self.store().store().compact(&kept) {
-                Err(Error::NoKeyspace { .. }) => {} // cleared or converted meanwhile, or dropped: `kept` knows
+                Err(Error::NoKeyspace { .. }) => {} // replaced or dropped: `kept` decides
                 other => return other,
             }
         }
     }
 }
 
-/// Gets many keys, whose memory accesses overlap.
+/// Reads many keys in groups with overlapping memory accesses.
 pub(crate) fn in_groups<K: AsRef<[u8]>>(
     engine: &dyn Engine,
     keys: impl IntoIterator<Item = K>,
@@ -595,7 +1073,7 @@ pub(crate) fn in_groups<K: AsRef<[u8]>>(
     Ok(values)
 }
 
-/// An error unless the engine of `kept` keeps keys in order.
+/// Returns [`Error::Unsupported`] unless the engine of `kept` is ordered.
 pub(crate) fn need_order(kept: &Kept, feature: &'static str) -> Result<()> {
     match kept.engine()?.capabilities().ordered {
         true => Ok(()),
@@ -603,7 +1081,7 @@ pub(crate) fn need_order(kept: &Kept, feature: &'static str) -> Result<()> {
     }
 }
 
-/// A point read at `at`.
+/// Reads one key as of commit `at`.
 pub(crate) fn get_at<R>(
     store: &Store,
     kept: &Kept,

@@ -1,33 +1,35 @@
 //! # Sheaf: an embedded key-value database
 //!
-//! Five storage engines behind one contract: each keyspace is kept by the engine that suits its data;
-//! one atomic commit and one snapshot span them all. Linux only until further notice.
+//! Six storage engines behind one API. Each keyspace has the engine that fits its data; batches,
+//! snapshots and backups span all keyspaces. Linux only.
 //!
-//! ```
-//! # fn main() -> sheaf::Result<()> {
-//! # let dir = std::env::temp_dir().join(format!("sheaf-doc-{}", std::process::id()));
+//! ```no_run
 //! use sheaf::{Database, KeyspaceOptions};
 //!
-//! let db = Database::open(&dir)?;
-//! let users = db.keyspace("users", KeyspaceOptions::default())?;
-//! users.insert("ada", "lovelace")?;
-//! assert_eq!(users.get("ada")?.as_deref(), Some(&b"lovelace"[..]));
-//!
-//! // Many operations over several keyspaces, there whole or not at all.
-//! let visits = db.keyspace("visits", KeyspaceOptions::default())?;
-//! let mut batch = db.batch();
-//! batch.insert(&users, "alan", "turing").insert(&visits, "alan", "1");
-//! batch.commit()?;
-//!
-//! // A past state, consistent over all keyspaces, in nobody's way.
-//! let snapshot = db.snapshot()?;
-//! users.remove("ada")?;
-//! assert!(snapshot.keyspace("users")?.contains_key("ada")?);
-//! db.close()?;
-//! # std::fs::remove_dir_all(&dir).ok();
-//! # Ok(())
-//! # }
+//! fn main() -> sheaf::Result<()> {
+//!     let db = Database::open("my.db")?;
+//!     let users = db.keyspace("users", KeyspaceOptions::default())?;
+//!     users.insert("ada", "lovelace")?;
+//!     for pair in users.prefix("a")? {
+//!         let (_name, _surname) = pair?;
+//!     }
+//!     let snapshot = db.snapshot()?;
+//!     let mut batch = db.batch();
+//!     batch.insert(&users, "alan", "turing").remove(&users, "ada");
+//!     batch.commit()?;
+//!     assert!(snapshot.keyspace("users")?.contains_key("ada")?);
+//!     db.close()
+//! }
 //! ```
+//!
+//! # Features
+//!
+//! - `tracing`: publishes spans and events (openings, checkpoints, garbage collection, syncs,
+//!   errors) through the crate `tracing`.
+//! - `metrics`: adds the module `sheaf::metrics`, which publishes the statistics through the crate
+//!   `metrics`.
+//!
+//! Both are off by default.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
-//! # Swaps: writes that depend on what is there
+//! # Swaps: writes that depend on the present value
 //!
-//! A key is read, what is to become of it is decided without a lock, and the commit goes through only if the key is still as it was read;
-//! else all of it is done again.
+//! A swap reads the key, decides the new value without a lock, and commits with the expectation
+//! that the key is unchanged. If the key changed, the swap starts again.
 
 use sheaf_base::engine::{Action, Engine, Op};
 use sheaf_base::load::{Call, Kind, Sample, Served};
@@ -12,9 +12,24 @@ use super::Keyspace;
 use crate::{Durability, Error, Result, Value};
 
 impl Keyspace {
-    /// Replaces the value of `key` by what `change` makes of it (`None`: not there, or remove it), and
-    /// returns the new value. Atomic: `change` runs again if the key changed meanwhile, so it should
-    /// have no effects beside its result. No lock is held while it runs.
+    /// Replaces the value of `key` by the result of `change`, atomically, and returns the new
+    /// value. `None` is a missing key as the argument and removes the key as the result. If the key
+    /// changes in between, `change` is called again; it should therefore have no side effects. No
+    /// lock is held while it runs.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// let count = |old: Option<&[u8]>| Some(vec![old.map_or(1, |old| old[0] + 1)]);
+    /// users.update("logins", count)?;
+    /// assert_eq!(users.update("logins", count)?, Some([2].into()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors) and [write errors](Keyspace#write-errors).
     pub fn update(
         &self,
         key: impl AsRef<[u8]>,
@@ -36,8 +51,22 @@ impl Keyspace {
         }
     }
 
-    /// Sets `key` to `new` if its value is `expected` (`None`: not there). False, and nothing changed,
-    /// if it is another.
+    /// Sets `key` to `new` if its value is `expected`, atomically, and returns true; otherwise
+    /// returns false and changes nothing. `None` means that the key is missing, or is removed.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// assert!(users.compare_and_swap("ada", None, Some(b"byron"))?);
+    /// assert!(!users.compare_and_swap("ada", Some(b"king"), Some(b"lovelace"))?);
+    /// assert_eq!(users.get("ada")?, Some("byron".into()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors) and [write errors](Keyspace#write-errors).
     pub fn compare_and_swap(
         &self,
         key: impl AsRef<[u8]>,
@@ -64,7 +93,7 @@ impl Keyspace {
         self.shared.kept.load().load().record_durability(self.store().durability() == Durability::Sync);
     }
 
-    /// One attempt at read, decide, write. `decide` returns `None` to write nothing.
+    /// Reads, decides and writes once. `decide` returns `None` to write nothing.
     fn swap_once(
         &self,
         key: &[u8],
@@ -74,7 +103,7 @@ impl Keyspace {
         self.store().check_open()?;
         let found = kept.engine().and_then(|engine| expect_now(self.store(), &**engine, key));
         if kept.is_gone() {
-            return Ok(Swapped::Changed); // it may have been half gone when it was looked at
+            return Ok(Swapped::Changed); // it may have been half dropped at the time of the read
         }
         let (expect, old) = found?;
         let Some(new) = decide(old.as_deref()) else { return Ok(Swapped::Unwanted) };
@@ -84,7 +113,7 @@ impl Keyspace {
         };
         let mut writes = [Write { kept: &kept, op: expect }, Write { kept: &kept, op: Op::new(key, action) }];
         match self.store().commit(&mut writes) {
-            // A keyspace that was given up meanwhile has changed; one that was dropped is found out next.
+            // A replaced keyspace counts as changed. If it was dropped, the next attempt fails.
             Ok(Outcome::Stale) | Err(Error::NoKeyspace { .. }) => Ok(Swapped::Changed),
             Ok(Outcome::Done(seq)) => {
                 self.store().acknowledge(seq, self.store().durability())?;
@@ -95,18 +124,18 @@ impl Keyspace {
     }
 }
 
-/// How an attempt at read, decide, write ended.
+/// Outcome of one attempt.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Swapped {
-    /// It is written.
+    /// The new value was written.
     Yes,
-    /// Nothing was to be written.
+    /// `decide` wanted no write.
     Unwanted,
-    /// The key, or the keyspace, changed in between.
+    /// The key or the keyspace changed in between.
     Changed,
 }
 
-/// The value of `key`, and an operation that makes a commit stale once it is another.
+/// Returns the value of `key`, and an operation that makes a commit stale if the value has changed.
 pub(crate) fn expect_now<'k>(
     store: &Store,
     engine: &dyn Engine,
@@ -115,11 +144,11 @@ pub(crate) fn expect_now<'k>(
     loop {
         let mut expect = Op::new(key, Action::Expect);
         engine.prepare(&mut expect)?; // before the read: a later change makes the commit stale
-        // A commit under way may show its number before its value.
+        // A running commit may publish its number before its value.
         store.wait_visible(expect.prior);
         let mut value = None;
         engine.get(Seq::LATEST, key, &mut |bytes| value = Some(Value::new(bytes)))?;
-        // Absent at the first look and there at the second: the commit would not notice its going again.
+        // Missing at the first read, present at the second: the expectation would miss a removal.
         if expect.prior != Seq::ZERO || value.is_none() {
             return Ok((expect, value));
         }
