@@ -48,6 +48,7 @@ struct Expectation {
 /// assert!(users.contains_key("ada")? && visits.contains_key("ada")?);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[must_use = "a batch does nothing until it is committed"]
 pub struct Batch {
     store: Arc<Handle>,
     entries: Vec<Entry>,

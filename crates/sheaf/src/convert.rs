@@ -1,5 +1,6 @@
 //! # Conversion: moving a keyspace to another engine or to other options
 
+use std::fmt;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -125,6 +126,12 @@ pub(crate) fn convert(
 /// A running conversion. If it is dropped before its end, the keyspace stays unchanged.
 #[doc(hidden)]
 pub struct Conversion(Steps, #[expect(dead_code, reason = "keeps the database open")] Arc<Handle>);
+
+impl fmt::Debug for Conversion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Conversion").field("progress", &self.progress()).finish_non_exhaustive()
+    }
+}
 
 impl Conversion {
     /// Runs a bounded step. Returns false after the last one.

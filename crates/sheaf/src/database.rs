@@ -73,6 +73,7 @@ pub struct Builder {
 }
 
 /// Result of [`Builder::reach`].
+#[derive(Debug)]
 pub enum Reached {
     /// The database, opened in this process.
     Database(Database),
@@ -802,7 +803,6 @@ impl Database {
     /// batch.commit()?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    #[must_use]
     pub fn batch(&self) -> Batch {
         Batch::new(Arc::clone(&self.store))
     }

@@ -102,6 +102,7 @@ pub(crate) fn prefix_bounds(prefix: &[u8]) -> Bounds {
 /// assert_eq!(users.iter()?.rev().next().transpose()?, users.last()?);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[must_use = "an iterator reads nothing until it is advanced"]
 pub struct Iter {
     /// Keeps the database open while the iterator exists.
     handle: Arc<Handle>,
@@ -321,6 +322,7 @@ impl DoubleEndedIterator for Iter {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
+#[must_use = "an iterator reads nothing until it is advanced"]
 pub struct Keys(pub(crate) Iter);
 
 impl Iterator for Keys {

@@ -310,10 +310,12 @@ impl Keyspace {
     /// ```
     /// # let dir = tempfile::tempdir()?;
     /// # let db = sheaf::Database::open(dir.path())?;
-    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
-    /// users.insert("ada", vec![1; 10_000])?;
+    /// let words = db.keyspace("words", "delsm")?;
+    /// for index in 0..100_u8 {
+    ///     words.insert([index], [index; 1000])?;
+    /// }
     /// db.settle()?;
-    /// assert!(users.disk_bytes()? >= 10_000);
+    /// assert!(words.disk_bytes()? >= 100_000);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -968,7 +970,7 @@ impl Keyspace {
                     self.shared.kept.store(successor);
                     return Ok(());
                 }
-                Err(Error::NoKeyspace { .. }) => {} // cleared by another thread or dropped: `kept` decides
+                Err(Error::NoKeyspace { .. }) => {} // cleared or dropped: `kept` decides
                 Err(other) => return Err(other),
             }
         }

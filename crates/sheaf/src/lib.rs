@@ -1,7 +1,6 @@
 //! # Sheaf: an embedded key-value database
 //!
-//! Six storage engines behind one API. Each keyspace has the engine that fits its data; batches,
-//! snapshots and backups span all keyspaces. Linux only.
+//! Six engines behind one API; batches, snapshots and backups span all keyspaces. Linux only.
 //!
 //! ```no_run
 //! use sheaf::{Database, KeyspaceOptions};
@@ -24,14 +23,13 @@
 //!
 //! # Features
 //!
-//! - `tracing`: publishes spans and events (openings, checkpoints, garbage collection, syncs,
-//!   errors) through the crate `tracing`.
-//! - `metrics`: adds the module `sheaf::metrics`, which publishes the statistics through the crate
-//!   `metrics`.
+//! - `tracing`: publishes spans and events of openings, checkpoints, syncs and errors.
+//! - `metrics`: adds the module `sheaf::metrics`, which publishes the statistics.
 //!
-//! Both are off by default.
+//! Both are off by default and use the crates of the same names.
 
 #![forbid(unsafe_code)]
+#![warn(missing_debug_implementations)]
 
 pub mod advise;
 mod batch;

@@ -1,5 +1,6 @@
-//! # Bulk load: sorted pairs, all at once
+//! # Bulk load: sorted pairs as a new keyspace
 
+use std::fmt;
 use std::sync::Arc;
 
 use sheaf_base::store::Loading;
@@ -9,6 +10,15 @@ use crate::handle::Handle;
 use crate::{Database, KeyspaceOptions, Loaded, Result};
 
 /// Options of a bulk load.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let db = sheaf::Database::open(dir.path())?;
+/// let options = sheaf::LoadOptions::default().engine("kreon").replace(true);
+/// db.bulk_load("words", options)?.finish()?;
+/// assert_eq!(db.existing_keyspace("words")?.map(|words| words.engine()), Some("kreon"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct LoadOptions {
     kind: KeyspaceOptions,
@@ -16,23 +26,53 @@ pub struct LoadOptions {
 }
 
 impl LoadOptions {
-    /// The engine that is to keep the keyspace. Without it, that of the keyspace that is there, else the default.
+    /// Sets the engine of the keyspace. Without it, an existing keyspace keeps its engine and a new
+    /// one gets [`DEFAULT_ENGINE`](crate::DEFAULT_ENGINE).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// let options = sheaf::LoadOptions::default().engine("kreon");
+    /// db.bulk_load("words", options)?.finish()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn engine(mut self, name: &str) -> LoadOptions {
         self.kind = self.kind.engine(name);
         self
     }
 
-    /// Chooses an option of the engine, as [`KeyspaceOptions::option`]. What is not chosen is as with the keyspace that is there, if
-    /// that has the same engine.
+    /// Sets an option of the engine, like [`KeyspaceOptions::option`]. Options that are not set
+    /// come from the existing keyspace, if that has the same engine.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// let options = sheaf::LoadOptions::default().engine("cedrus").option("branching", 64);
+    /// db.bulk_load("words", options)?.finish()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn option(mut self, name: &str, value: u64) -> LoadOptions {
         self.kind = self.kind.option(name, value);
         self
     }
 
-    /// Whether a keyspace that is there is replaced as a whole, whatever its engine and with what was written to it meanwhile.
-    /// Without it there must be none, or an empty one of the same engine.
+    /// Sets whether the load replaces an existing keyspace (default: no). A replacement discards
+    /// all its pairs, including those written during the load, and may change the engine. Without
+    /// it, the keyspace must not exist, or must be empty and have the same engine.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "byron")?;
+    /// let mut loader = db.bulk_load("users", sheaf::LoadOptions::default().replace(true))?;
+    /// loader.push("alan", "turing")?;
+    /// loader.finish()?;
+    /// assert_eq!(users.keys()?.collect::<sheaf::Result<Vec<_>>>()?, ["alan"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn replace(mut self, replace: bool) -> LoadOptions {
         self.replace = replace;
@@ -40,38 +80,47 @@ impl LoadOptions {
     }
 }
 
-/// A bulk load on its way. Nothing of it is there before [`Loader::finish`], and nothing stays if it is dropped.
+/// A running bulk load. Nothing is visible before [`Loader::finish`]; dropping the loader discards
+/// its pairs.
+#[must_use = "dropping a loader discards its pairs; `finish` publishes them"]
 pub struct Loader {
     loading: Loading,
     _handle: Arc<Handle>,
 }
 
+impl fmt::Debug for Loader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Loader").field("so_far", &self.so_far()).finish_non_exhaustive()
+    }
+}
+
 impl Database {
-    /// Begins to load the keyspace `name` with pairs in the order of their keys.
+    /// Begins a bulk load of the keyspace `name` with pairs in ascending key order.
     ///
-    /// The fastest way for data that is sorted: engines with files of their own (`flex`, `delsm`) take it straight into
-    /// them, where inserts go through the journal first. With the others it goes to their log in large commits.
-    ///
-    /// Errors: [`crate::Error::Invalid`] if the keyspace is not empty and is not to be replaced;
-    /// [`crate::Error::EngineMismatch`] if it has another engine, or other options.
+    /// This is the fastest way to store sorted data: `flex` and `delsm` write it directly to their
+    /// own files, without the journal. The other engines write it to their log in large commits.
     ///
     /// ```
-    /// # fn main() -> sheaf::Result<()> {
-    /// # let dir = std::env::temp_dir().join(format!("sheaf-load-doc-{}", std::process::id()));
-    /// # let db = sheaf::Database::open(&dir)?;
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
     /// let mut loader = db.bulk_load("words", sheaf::LoadOptions::default())?;
     /// for (key, value) in [("a", "1"), ("b", "2")] {
     ///     loader.push(key, value)?;
     /// }
-    /// assert!(loader.push("a", "3").is_err(), "below the key before");
-    /// assert!(db.existing_keyspace("words")?.is_none(), "not before the end");
+    /// assert!(loader.push("a", "3").is_err(), "not above the previous key");
+    /// assert!(db.existing_keyspace("words")?.is_none(), "not visible before the end");
     /// assert_eq!(loader.finish()?.pairs, 2);
-    /// assert_eq!(db.existing_keyspace("words")?.unwrap().len()?, 2);
-    /// # db.close()?;
-    /// # std::fs::remove_dir_all(&dir).ok();
-    /// # Ok(())
-    /// # }
+    /// assert!(db.existing_keyspace("words")?.is_some());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Invalid`](crate::Error::Invalid) if the keyspace is not empty and must not be
+    ///   replaced, and for an unknown engine or option.
+    /// - [`Error::EngineMismatch`](crate::Error::EngineMismatch) if it has another engine or other
+    ///   options and must not be replaced.
+    /// - The [write errors](crate::Keyspace#write-errors).
     pub fn bulk_load(&self, name: &str, options: LoadOptions) -> Result<Loader> {
         let store = self.handle().store();
         let loading = store.begin_load(name, options.kind.choice(), DEFAULT_ENGINE, options.replace)?;
@@ -80,46 +129,83 @@ impl Database {
 }
 
 impl Loader {
-    /// Takes the next pair. A key that is not above the one before is refused with [`crate::Error::Invalid`], which names the pair's
-    /// position, and a pair beyond the limits with [`crate::Error::TooLarge`]: the load can go on with another. After any other
-    /// error it can only be dropped.
+    /// Adds the next pair.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// let mut loader = db.bulk_load("words", sheaf::LoadOptions::default())?;
+    /// loader.push("a", "1")?;
+    /// loader.push("b", "2")?;
+    /// loader.finish()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Invalid`](crate::Error::Invalid), with the position of the pair, if the key is
+    ///   not above the previous one. The load can continue.
+    /// - [`Error::TooLarge`](crate::Error::TooLarge) if the pair exceeds a limit. The load can
+    ///   continue.
+    /// - The other [write errors](crate::Keyspace#write-errors). The loader must then be dropped.
     pub fn push(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
         self.loading.push(key.as_ref(), value.as_ref())
     }
 
-    /// Takes the next pair, whose value is what `value` gives until its end, and returns the bytes of
-    /// the value. Memory holds some pieces of it, not the whole.
-    ///
-    /// # Errors
-    ///
-    /// Like [`Loader::push`] for the key. After any other error, a failed read and a value beyond
-    /// [`crate::MAX_VALUE`] included, the loader can only be dropped.
+    /// Adds the next pair with all bytes of `value` as its value, and returns their number. Keeps
+    /// only parts of the value in memory.
     ///
     /// ```
-    /// # fn main() -> sheaf::Result<()> {
-    /// # let dir = std::env::temp_dir().join(format!("sheaf-load-reader-doc-{}", std::process::id()));
-    /// # let db = sheaf::Database::open(&dir)?;
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
     /// let mut loader = db.bulk_load("files", sheaf::LoadOptions::default())?;
     /// let mut file = std::io::Cursor::new(vec![7; 100_000]); // or a `File`
     /// assert_eq!(loader.push_reader("large", &mut file)?, 100_000);
     /// loader.finish()?;
-    /// # db.close()?;
-    /// # std::fs::remove_dir_all(&dir).ok();
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Loader::push`] for the key. After any other error, including a
+    /// failed read and a value beyond [`crate::MAX_VALUE`], the loader must be dropped.
     pub fn push_reader(&mut self, key: impl AsRef<[u8]>, value: &mut dyn std::io::Read) -> Result<u64> {
         self.loading.push_reader(key.as_ref(), value)
     }
 
-    /// What it took so far.
+    /// Returns the counts of the pairs added so far.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// let mut loader = db.bulk_load("words", sheaf::LoadOptions::default())?;
+    /// loader.push("a", "1")?;
+    /// assert_eq!(loader.so_far().pairs, 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn so_far(&self) -> Loaded {
         self.loading.so_far()
     }
 
-    /// Makes what it took the keyspace, all at once and durably. Handles of one that was there go on with it, snapshots still show what
-    /// there was. After a crash it is there whole or not at all.
+    /// Publishes the pairs as the keyspace, atomically and durably. Handles of a replaced keyspace
+    /// use the new pairs, snapshots still show the old ones. After a crash all pairs are present,
+    /// or none.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// let mut loader = db.bulk_load("words", sheaf::LoadOptions::default())?;
+    /// loader.push("a", "1")?;
+    /// loader.finish()?;
+    /// assert_eq!(db.existing_keyspace("words")?.map(|words| words.len()).transpose()?, Some(1));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Database::bulk_load`], for example if the keyspace was created
+    /// during the load. Nothing is published then.
     pub fn finish(self) -> Result<Loaded> {
         self.loading.finish()
     }

@@ -1,45 +1,47 @@
-//! # Metrics: the figures of a database, for a recorder of the crate `metrics`
+//! # Metrics: the statistics of a database for the crate `metrics`
 //!
-//! [`publish`] hands what [`Database::stats`] says, as it is at that moment, to the recorder that the application has
-//! installed. The application calls it at its own pace: before each scrape, or every few seconds.
+//! [`publish`] passes the present values of [`Database::stats`] to the recorder of the application.
+//! Call it before each scrape, or every few seconds. All have the label `database`, the path.
+//! Counters start at 0 with each opening.
 //!
-//! ```no_run
-//! # fn main() -> sheaf::Result<()> {
-//! let db = sheaf::Database::open("my.db")?;
-//! // ... and then, from time to time:
-//! sheaf::metrics::publish(&db);
-//! # Ok(())
-//! # }
-//! ```
-//!
-//! All have the label `database`, the path. Counters begin at 0 with each opening.
-//!
-//! | name | kind | labels | what |
+//! | name | kind | labels | meaning |
 //! |---|---|---|---|
 //! | `sheaf_commits` | counter | | number of the newest commit |
-//! | `sheaf_commits_durable` | counter | | everything up to here is on the device |
-//! | `sheaf_unsynced_age_seconds` | gauge | | age of the oldest commit that is not |
-//! | `sheaf_sync_rounds`, `sheaf_sync_waits` | counter | | sync rounds; commits that waited for one |
+//! | `sheaf_commits_durable` | counter | | number of the newest durable commit |
+//! | `sheaf_unsynced_age_seconds` | gauge | | age of the oldest unsynced commit |
+//! | `sheaf_sync_rounds`, `sheaf_sync_waits` | counter | | syncs; commits that waited |
 //! | `sheaf_stalls` | counter | `kind` | waits of writers |
-//! | `sheaf_stalled_microseconds` | counter | `kind` | how long, in all |
-//! | `sheaf_longest_stall_seconds` | gauge | `kind` | the longest |
+//! | `sheaf_stalled_microseconds` | counter | `kind` | total time of the waits |
+//! | `sheaf_longest_stall_seconds` | gauge | `kind` | longest wait |
 //! | `sheaf_views` | gauge | | live snapshots and iterators |
-//! | `sheaf_oldest_view` | gauge | | commits since the oldest of them; 0 without any |
-//! | `sheaf_held_bytes` | gauge | | disk held by backups |
-//! | `sheaf_checkpoints`, `sheaf_checkpoint_bytes` | counter | | checkpoints, and what they wrote |
-//! | `sheaf_staged_bytes` | counter | | values written beside the logs |
-//! | `sheaf_memory_budget_bytes` | gauge | | the budget |
-//! | `sheaf_memory_bytes` | gauge | `part`: `index`, `versions`, `buffers`, `cache` | what is taken of it |
-//! | `sheaf_cache_bytes` | gauge | `keyspace`; empty for large values | the caches, one by one |
-//! | `sheaf_log_disk_bytes`, `sheaf_log_live_bytes`, `sheaf_log_segments`, `sheaf_log_damaged_segments` | gauge | `log` | the logs |
-//! | `sheaf_log_appended_bytes`, `sheaf_log_moved_bytes`, `sheaf_log_freed_segments` | counter | `log` | what commits and the cleaner did |
+//! | `sheaf_oldest_view` | gauge | | commits since the oldest snapshot; 0 without any |
+//! | `sheaf_held_bytes` | gauge | | disk space that backups and attached readers pin |
+//! | `sheaf_checkpoints`, `sheaf_checkpoint_bytes` | counter | | checkpoints; bytes written |
+//! | `sheaf_staged_bytes` | counter | | bytes of values written to blob files |
+//! | `sheaf_memory_budget_bytes` | gauge | | memory budget |
+//! | `sheaf_memory_bytes` | gauge | `part` | used: `index`, `versions`, `buffers`, `cache` |
+//! | `sheaf_cache_bytes` | gauge | `keyspace` | each cache; empty label for blobs |
+//! | `sheaf_log_disk_bytes`, `sheaf_log_live_bytes` | gauge | `log` | size of each log; live part |
+//! | `sheaf_log_segments` | gauge | `log` | segments |
+//! | `sheaf_log_damaged_segments` | gauge | `log` | segments with damage |
+//! | `sheaf_log_appended_bytes` | counter | `log` | bytes appended by commits |
+//! | `sheaf_log_moved_bytes` | counter | `log` | bytes moved by GC |
+//! | `sheaf_log_freed_segments` | counter | `log` | segments freed |
 //! | `sheaf_poisoned` | gauge | | 1 if the database refuses writes |
 
 use metrics::{counter, gauge};
 
 use crate::{Database, LogStats, StallStats, Stats};
 
-/// Hands the figures of now to the recorder.
+/// Passes the present statistics of `db` to the installed recorder. Does nothing without a
+/// recorder.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let db = sheaf::Database::open(dir.path())?;
+/// sheaf::metrics::publish(&db);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub fn publish(db: &Database) {
     let (stats, path) = (db.stats(), db.path().display().to_string());
     of_commits(&stats, &path);

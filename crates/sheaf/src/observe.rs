@@ -1,6 +1,7 @@
-//! # Observe: what sampled calls did, told to the sketch of their keyspace
+//! # Observe: adds sampled calls to the workload statistics of their keyspace
 //!
-//! One call in 64 gets here (`sheaf_base::load`); everything in this file is off the usual path. Calls that failed are not told.
+//! One call in 64 is sampled (`sheaf_base::load`), so nothing in this file is on the usual path.
+//! Failed calls are not recorded.
 
 use sheaf_base::engine::Action;
 use sheaf_base::load::{Call, Kind, LoadStats, Sample, Served};
@@ -8,10 +9,11 @@ use sheaf_base::store::{Kept, Store};
 
 use crate::{Durability, Keyspace, Result};
 
-/// Operations of a batch that are looked at one by one; of more, as many, which stand for the others.
+/// Most operations of a batch that are recorded one by one. Of a larger batch as many are recorded,
+/// and each represents several.
 const LOOKED_AT: usize = 64;
 
-/// A point read, and how many bytes it found.
+/// Records a point read, and the length of the value found.
 #[cold]
 #[inline(never)]
 pub(crate) fn read(store: &Store, kept: &Kept, sample: Sample, key: &[u8], found: Option<usize>) {
@@ -19,7 +21,7 @@ pub(crate) fn read(store: &Store, kept: &Kept, sample: Sample, key: &[u8], found
     store.record(kept, sample, Some(Served::Read), &Call::new(kind, key).value(found));
 }
 
-/// A value that is read in parts.
+/// Records a read of a value by parts.
 #[cold]
 #[inline(never)]
 pub(crate) fn stream_read(store: &Store, kept: &Kept, sample: Sample, key: &[u8], found: Option<u64>) {
@@ -28,16 +30,16 @@ pub(crate) fn stream_read(store: &Store, kept: &Kept, sample: Sample, key: &[u8]
     store.record(kept, sample, None, &call);
 }
 
-/// How a write was acknowledged.
+/// Time of the acknowledgement of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Acknowledged {
-    /// It was, as durably as it was asked.
+    /// At the return of the call, with the requested durability.
     Now,
-    /// Somebody has a ticket and may wait for it, or not.
+    /// After the caller waits for the ticket, or never.
     Later,
 }
 
-/// A commit of one operation.
+/// Records a commit of one operation.
 #[cold]
 #[inline(never)]
 pub(crate) fn write(
@@ -61,10 +63,11 @@ pub(crate) fn write(
     kept.load().record_durability(is_durable);
 }
 
-/// An operation of a batch: its key, the length of the value that it sets, and whether the key was not there.
+/// Operation of a batch: its key, the length of its value if it sets one, and whether the key was
+/// new.
 pub(crate) type Operation<'k> = (&'k [u8], Option<usize>, bool);
 
-/// One keyspace's part of a batch.
+/// Records the part of a batch that belongs to one keyspace.
 pub(crate) fn batch(
     store: &Store,
     kept: &Kept,
@@ -84,23 +87,58 @@ pub(crate) fn batch(
 }
 
 impl Keyspace {
-    /// What it is used for: kinds of operations, sizes, skew, latencies, estimated from one operation in 64, over closings and
-    /// crashes but for the newest part. What `sheaf advise` goes by. Takes well below a millisecond.
+    /// Returns the workload statistics of the keyspace: kinds of operations, sizes, skew and
+    /// latencies, estimated from one operation in 64. `sheaf advise` uses them. Takes far less than
+    /// a millisecond.
     ///
-    /// Clearing, replacing and converting a keyspace leave it what it is used for; a conversion forgets latencies.
+    /// The statistics persist over reopening and crashes, except for the newest part. Clearing,
+    /// replacing and converting the keyspace keeps them; a conversion resets the latencies.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// for _ in 0..1000 {
+    ///     users.get("ada")?;
+    /// }
+    /// assert!(users.load()?.gets_missing > 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::NoKeyspace`](crate::Error::NoKeyspace) and
+    /// [`Error::Closed`](crate::Error::Closed).
     pub fn load(&self) -> Result<LoadStats> {
         let kept = self.kept()?;
         Ok(self.handle().load_stats(&kept))
     }
 
-    /// Begins the sketch anew: what [`load`](Keyspace::load) tells is of what comes from now on. After a fill, say, that will not come
-    /// again. The file that keeps the sketch over closings follows in its time.
+    /// Resets the workload statistics, for example after a bulk fill that will not be repeated. The
+    /// file that stores them is updated later.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// for _ in 0..1000 {
+    ///     users.get("ada")?;
+    /// }
+    /// users.forget_load()?;
+    /// assert_eq!(users.load()?.samples, 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::NoKeyspace`](crate::Error::NoKeyspace) and
+    /// [`Error::Closed`](crate::Error::Closed).
     pub fn forget_load(&self) -> Result<()> {
         self.kept()?.load().forget();
         Ok(())
     }
 
-    /// Tells the sketch of what keeps the keyspace now.
+    /// Records a call in the workload statistics of the present state of the keyspace.
     #[cold]
     #[inline(never)]
     pub(crate) fn observe(&self, sample: Sample, served: Option<Served>, call: &Call<'_>) {

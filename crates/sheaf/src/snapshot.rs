@@ -1,4 +1,4 @@
-//! # Snapshot: the whole database as of one moment
+//! # Snapshot: all keyspaces as of one commit
 
 use std::borrow::Cow;
 use std::fmt;
@@ -14,17 +14,42 @@ use crate::keyspace::{get_at, in_groups, need_order};
 use crate::observe;
 use crate::{Error, Keyspace, Result, Value, ValueReader};
 
-/// A consistent view over all keyspaces. Holds up nobody; what it pins is in
-/// [`crate::Stats`]. Keyspaces created later are absent in it, dropped ones stay readable.
+/// A consistent, read-only view of all keyspaces as of one commit. Clones are cheap.
+///
+/// A snapshot blocks neither reads nor writes. It pins the versions that it shows: memory and disk
+/// space of data that is overwritten later are reclaimed after the snapshot is dropped.
+/// [`crate::Stats::views`] and [`crate::Stats::oldest_view`] show live snapshots. Keyspaces that
+/// are created later are not in the snapshot; dropped ones stay readable.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let db = sheaf::Database::open(dir.path())?;
+/// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+/// users.insert("ada", "lovelace")?;
+/// let snapshot = db.snapshot()?;
+/// users.remove("ada")?;
+/// assert!(snapshot.keyspace("users")?.contains_key("ada")?);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct Snapshot {
     handle: Arc<Handle>,
     view: Arc<View>,
 }
 
-/// Says which keyspace of a [`Snapshot`] is meant: a name, or a handle, which stands for its name.
+/// Selects a keyspace of a [`Snapshot`]: a name, or a [`Keyspace`] handle.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let db = sheaf::Database::open(dir.path())?;
+/// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+/// use sheaf::Named;
+///
+/// assert_eq!((&users).keyspace_name(), (&"users").keyspace_name());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait Named {
-    /// The name.
+    /// Returns the name of the keyspace.
     fn keyspace_name(&self) -> Cow<'_, str>;
 }
 
@@ -60,39 +85,54 @@ impl Snapshot {
         Ok(Snapshot { handle: Arc::clone(handle), view: Arc::new(handle.store().view()?) })
     }
 
-    /// The sequence number of the last commit it shows.
+    /// Returns the number of the newest commit that the snapshot shows.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// let snapshot = db.snapshot()?;
+    /// users.insert("ada", "lovelace")?;
+    /// assert_eq!(snapshot.seq() + 1, db.seq());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn seq(&self) -> u64 {
         self.view.seq().0
     }
 
-    /// The names of the keyspaces in it, sorted.
+    /// Returns the names of the keyspaces in the snapshot, sorted.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// assert_eq!(db.snapshot()?.keyspaces(), ["users"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn keyspaces(&self) -> Vec<String> {
         self.view.keyspaces().map(|kept| kept.name().to_owned()).collect()
     }
 
-    /// The keyspace in it that has this name, or the name of this handle.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NoKeyspace`] if it was created later, or dropped before.
+    /// Returns the keyspace of the snapshot with this name, or with the name of this handle.
     ///
     /// ```
-    /// # fn main() -> sheaf::Result<()> {
-    /// # let dir = std::env::temp_dir().join(format!("sheaf-snapshot-doc-{}", std::process::id()));
-    /// # let db = sheaf::Database::open(&dir)?;
-    /// let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
     /// users.insert("ada", "lovelace")?;
     /// let snapshot = db.snapshot()?;
     /// users.clear()?;
     /// assert!(snapshot.keyspace(&users)?.contains_key("ada")?);
     /// assert!(snapshot.keyspace("users")?.contains_key("ada")?);
-    /// # db.close()?;
-    /// # std::fs::remove_dir_all(&dir).ok();
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::NoKeyspace`] if the keyspace was created after the snapshot or dropped
+    /// before it.
     pub fn keyspace(&self, keyspace: impl Named) -> Result<KeyspaceSnapshot> {
         let name = keyspace.keyspace_name();
         let kept = self.view.keyspaces().find(|kept| kept.name() == name);
@@ -102,7 +142,18 @@ impl Snapshot {
     }
 }
 
-/// One keyspace of a [`Snapshot`]. The verbs are those of [`crate::Keyspace`].
+/// One keyspace of a [`Snapshot`]. The methods are those of [`crate::Keyspace`], and read the state
+/// of the snapshot.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let db = sheaf::Database::open(dir.path())?;
+/// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+/// let before = db.snapshot()?.keyspace(&users)?;
+/// users.insert("ada", "lovelace")?;
+/// assert!(before.is_empty()?);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct KeyspaceSnapshot {
     handle: Arc<Handle>,
@@ -111,12 +162,41 @@ pub struct KeyspaceSnapshot {
 }
 
 impl KeyspaceSnapshot {
-    /// The value of `key`.
+    /// Returns a copy of the value of `key`, or `None` if the key does not exist.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// assert_eq!(db.snapshot()?.keyspace("users")?.get("ada")?, Some("lovelace".into()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors).
     pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Value>> {
         self.get_with(key, Value::new)
     }
 
-    /// Calls `read` with the value of `key`.
+    /// Calls `read` with the value of `key` and returns its result, or `None` if the key does not
+    /// exist. Makes no copy if the engine has the value in memory. `read` must not write to the
+    /// database.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// let then = db.snapshot()?.keyspace("users")?;
+    /// assert_eq!(then.get_with("ada", |value| value.len())?, Some(8));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors).
     pub fn get_with<R>(&self, key: impl AsRef<[u8]>, read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
         let (sample, key, mut len) = (self.handle.sample(), key.as_ref(), None);
         let read = |value: &[u8]| {
@@ -130,81 +210,189 @@ impl KeyspaceSnapshot {
         Ok(found)
     }
 
-    /// The bytes of the value of `key` within `range`, as [`crate::Keyspace::get_range`].
+    /// Returns the bytes of the value of `key` at the positions in `range`, like
+    /// [`crate::Keyspace::get_range`].
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// let then = db.snapshot()?.keyspace("users")?;
+    /// assert_eq!(then.get_range("ada", ..4)?, Some("love".into()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors).
     pub fn get_range(&self, key: impl AsRef<[u8]>, range: impl RangeBounds<u64>) -> Result<Option<Value>> {
         self.reader(key)?.map(|mut reader| reader.range(&range)).transpose()
     }
 
-    /// The value of `key`, to be read as a stream.
+    /// Returns a stream over the value of `key`, or `None` if the key does not exist.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// let reader = db.snapshot()?.keyspace("users")?.reader("ada")?;
+    /// assert_eq!(reader.map(|reader| reader.len()), Some(8));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors).
     pub fn reader(&self, key: impl AsRef<[u8]>) -> Result<Option<ValueReader>> {
         ValueReader::open(&self.handle, &self.kept, self.view.seq(), key.as_ref())
     }
 
-    /// Whether `key` has a value.
+    /// Returns true if `key` exists.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// assert!(db.snapshot()?.keyspace("users")?.contains_key("ada")?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors).
     pub fn contains_key(&self, key: impl AsRef<[u8]>) -> Result<bool> {
         Ok(self.get_with(key, |_| ())?.is_some())
     }
 
-    /// The values of many keys, in their order, as [`Keyspace::multi_get`]; all of one moment.
-    ///
-    /// # Errors
-    ///
-    /// Like [`KeyspaceSnapshot::get`], for the first key that cannot be read.
+    /// Returns the values of many keys, in the order of the keys, all of the same moment. Faster
+    /// than single calls of [`KeyspaceSnapshot::get`], since the memory accesses overlap.
     ///
     /// ```
-    /// # fn main() -> sheaf::Result<()> {
-    /// # let dir = std::env::temp_dir().join(format!("sheaf-many-doc-{}", std::process::id()));
-    /// # let db = sheaf::Database::open(&dir)?;
-    /// let users = db.keyspace("users", "flex")?;
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
     /// users.insert("ada", "lovelace")?;
     /// let then = db.snapshot()?.keyspace(&users)?;
     /// assert_eq!(then.multi_get(["ada", "alan"])?, [Some("lovelace".into()), None]);
-    /// assert_eq!(then.first()?, then.last()?);
-    /// # db.close()?;
-    /// # std::fs::remove_dir_all(&dir).ok();
-    /// # Ok(())
-    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors), for the first key that cannot be read.
     pub fn multi_get<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> Result<Vec<Option<Value>>> {
         in_groups(&**self.kept.engine()?, keys, |key| self.get(key))
     }
 
-    /// The pair with the lowest key.
+    /// Returns the pair with the lowest key, or `None` if there are no keys. Needs an ordered
+    /// engine.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// let then = db.snapshot()?.keyspace(&users)?;
+    /// assert_eq!(then.first()?, then.last()?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] if the engine does not keep keys in order; else as the iterator.
+    /// Returns [`Error::Unsupported`] if the engine is not ordered, and the [read
+    /// errors](Keyspace#read-errors).
     pub fn first(&self) -> Result<Option<(Value, Value)>> {
         need_order(&self.kept, "first")?;
         self.iter()?.next().transpose()
     }
 
-    /// The pair with the highest key.
+    /// Returns the pair with the highest key, or `None` if there are no keys. Needs an ordered
+    /// engine.
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] if the engine does not keep keys in order; else as the iterator.
+    /// Returns [`Error::Unsupported`] if the engine is not ordered, and the [read
+    /// errors](Keyspace#read-errors).
     pub fn last(&self) -> Result<Option<(Value, Value)>> {
         need_order(&self.kept, "last")?;
         self.iter()?.next_back().transpose()
     }
 
-    /// The pairs within `range`.
+    /// Returns an iterator over the pairs with keys in `range`, in key order. Needs an ordered
+    /// engine unless the range is `..`.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// assert_eq!(db.snapshot()?.keyspace(&users)?.range("a".."b")?.count(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Unsupported`] if the engine is not ordered and the range is not `..`, and
+    /// the [read errors](Keyspace#read-errors).
     pub fn range<K: AsRef<[u8]>>(&self, range: impl KeyRange<K>) -> Result<Iter> {
         self.iterate(range.bounds(), Want::Pairs)
     }
 
-    /// The pairs whose keys start with `prefix`.
+    /// Returns an iterator over the pairs with keys that start with `prefix`, in key order. Needs
+    /// an ordered engine unless the prefix is empty.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// assert_eq!(db.snapshot()?.keyspace(&users)?.prefix("a")?.count(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`KeyspaceSnapshot::range`].
     pub fn prefix(&self, prefix: impl AsRef<[u8]>) -> Result<Iter> {
         self.iterate(prefix_bounds(prefix.as_ref()), Want::Pairs)
     }
 
-    /// All pairs.
+    /// Returns an iterator over all pairs: in key order if the engine is ordered, otherwise each
+    /// pair once in no particular order.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// assert_eq!(db.snapshot()?.keyspace(&users)?.iter()?.count(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors).
     pub fn iter(&self) -> Result<Iter> {
         self.iterate(Bounds::all(), Want::Pairs)
     }
 
-    /// All keys.
+    /// Returns an iterator over all keys, in the order of [`KeyspaceSnapshot::iter`].
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// assert_eq!(db.snapshot()?.keyspace(&users)?.keys()?.count(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors).
     pub fn keys(&self) -> Result<Keys> {
         Ok(Keys(self.iterate(Bounds::all(), Want::Keys)?))
     }
@@ -214,12 +402,30 @@ impl KeyspaceSnapshot {
         Iter::new(Arc::clone(&self.handle), Arc::clone(&self.view), Arc::clone(&self.kept), bounds, want)
     }
 
-    /// How many keys there are. Walks them all.
+    /// Returns the number of keys. Iterates over all of them, unlike [`Keyspace::len`].
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// let before = db.snapshot()?.keyspace(&users)?;
+    /// users.insert("ada", "lovelace")?;
+    /// assert_eq!(before.len()?, 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors).
     pub fn len(&self) -> Result<u64> {
         self.keys()?.try_fold(0, |count, key| key.map(|_| count + 1))
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no keys. Reads at most one key.
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors).
     pub fn is_empty(&self) -> Result<bool> {
         Ok(self.keys()?.next().transpose()?.is_none())
     }

@@ -1,8 +1,9 @@
-//! # Streams: values that memory need not hold
+//! # Streams: values that need not fit in memory
 //!
-//! A [`ValueReader`] reads a value by ranges or from its beginning to its end, a [`ValueWriter`] makes one of what is
-//! written to it. Large values stand beside the log, and neither holds more than some pieces of them.
+//! A [`ValueReader`] reads a value by ranges or from start to end, a [`ValueWriter`] creates one.
+//! Large values are in blob files, and the streams keep only parts of them in memory.
 
+use std::fmt;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
@@ -16,9 +17,28 @@ use sheaf_base::value::{Pieces, Stored};
 use crate::handle::Handle;
 use crate::{Commit, Durability, Error, Keyspace, Result, Value};
 
-/// A value, open for reading: it stays what it was whatever becomes of its key, until the database is closed. `Read` and `Seek`; cheap to
-/// make for values within the log. One beside it (above 64 KiB, in `delsm` above 8 KiB) is gone through once when it is opened, to check
-/// it, unless it was read a short while ago; afterwards it costs what it reads.
+/// Stream over a value; implements `Read` and `Seek`. The value does not change if its key is
+/// overwritten or removed; reads fail after the database was closed.
+///
+/// A reader of a value inside the log contains a copy and is cheap. A value in a blob file (above
+/// 64 KiB; in `delsm` above 8 KiB) is read and verified completely when it is opened, unless it was
+/// read a short time ago. Later reads cost as much as they read.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let db = sheaf::Database::open(dir.path())?;
+/// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+/// use std::io::{Read, Seek, SeekFrom};
+///
+/// users.insert("ada", "lovelace")?;
+/// if let Some(mut reader) = users.reader("ada")? {
+///     reader.seek(SeekFrom::Start(4))?;
+///     let mut text = String::new();
+///     reader.read_to_string(&mut text)?;
+///     assert_eq!(text, "lace");
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct ValueReader {
     source: Source,
@@ -32,7 +52,7 @@ enum Source {
 }
 
 impl ValueReader {
-    /// The value of `key` at `at`.
+    /// Opens the value of `key` as of commit `at`.
     pub(crate) fn open(store: &Store, kept: &Kept, at: Seq, key: &[u8]) -> Result<Option<ValueReader>> {
         store.check_open()?;
         let (mut bytes, mut file) = (None, None);
@@ -48,7 +68,16 @@ impl ValueReader {
         Ok(Some(ValueReader { source, at: 0 }))
     }
 
-    /// Bytes of the value.
+    /// Returns the length of the value in bytes.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// assert_eq!(users.reader("ada")?.map(|reader| reader.len()), Some(8));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn len(&self) -> u64 {
         match &self.source {
@@ -57,13 +86,31 @@ impl ValueReader {
         }
     }
 
-    /// Whether it has none.
+    /// Returns true if the value has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Fills `bytes` from `offset` on, as far as the value goes; answers how many there were.
+    /// Reads from `offset` into `bytes` and returns the number of bytes read. It is smaller than
+    /// the buffer only at the end of the value. Does not move the position of `Read`.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "lovelace")?;
+    /// let mut bytes = [0; 4];
+    /// if let Some(mut reader) = users.reader("ada")? {
+    ///     assert_eq!(reader.read_at(4, &mut bytes)?, 4);
+    /// }
+    /// assert_eq!(&bytes, b"lace");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [read errors](Keyspace#read-errors).
     pub fn read_at(&mut self, offset: u64, bytes: &mut [u8]) -> Result<usize> {
         let mut count = 0;
         while count < bytes.len() {
@@ -88,7 +135,7 @@ impl ValueReader {
         }
     }
 
-    /// The bytes within `range`, as far as the value goes.
+    /// Returns the bytes of the value within `range`.
     pub(crate) fn range(&mut self, range: &impl RangeBounds<u64>) -> Result<Value> {
         let low = match range.start_bound() {
             Bound::Included(low) => *low,
@@ -101,7 +148,7 @@ impl ValueReader {
             Bound::Unbounded => u64::MAX,
         };
         let len = high.min(self.len()).saturating_sub(low);
-        // Values are far below what memory can address, and this is at most one.
+        // `len` is at most the length of a value, below 4 GiB.
         let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
         let got = self.read_at(low, &mut bytes)?;
         bytes.truncate(got);
@@ -130,12 +177,39 @@ impl Seek for ValueReader {
     }
 }
 
-/// Makes a value of what is written to it, up to 4 GiB − 1. Nothing is there before [`ValueWriter::commit`], and nothing stays if
-/// it is dropped before. After an error it can only be dropped.
+/// Stream that creates a value of up to 4 GiB − 1; implements `Write`. Nothing is visible before
+/// [`ValueWriter::commit`], and dropping the writer discards the bytes. After an error of a write
+/// it must be dropped.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let db = sheaf::Database::open(dir.path())?;
+/// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+/// use std::io::Write;
+///
+/// let mut writer = users.writer("ada")?;
+/// for part in ["love", "lace"] {
+///     writer.write_all(part.as_bytes())?;
+/// }
+/// writer.commit()?;
+/// assert_eq!(users.get("ada")?, Some("lovelace".into()));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "dropping a writer discards its bytes; `commit` or `submit` publishes them"]
 pub struct ValueWriter {
     keyspace: Keyspace,
     key: Value,
     incoming: Incoming,
+}
+
+impl fmt::Debug for ValueWriter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ValueWriter")
+            .field("keyspace", &self.keyspace)
+            .field("key", &self.key)
+            .field("len", &self.len())
+            .finish_non_exhaustive()
+    }
 }
 
 impl ValueWriter {
@@ -148,25 +222,70 @@ impl ValueWriter {
         Ok(ValueWriter { keyspace: keyspace.clone(), key: Value::new(key), incoming })
     }
 
-    /// Bytes so far.
+    /// Returns the number of bytes written so far.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// use std::io::Write;
+    ///
+    /// let mut writer = users.writer("ada")?;
+    /// writer.write_all(b"lovelace")?;
+    /// assert_eq!(writer.len(), 8);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn len(&self) -> u64 {
         self.incoming.len()
     }
 
-    /// Whether there are none so far.
+    /// Returns true if no bytes were written so far.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.incoming.is_empty()
     }
 
-    /// Sets the key to what was written, with the database's default durability.
+    /// Sets the key to the bytes written, with the default durability of the database.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// use std::io::Write;
+    ///
+    /// let mut writer = users.writer("ada")?;
+    /// writer.write_all(b"lovelace")?;
+    /// writer.commit()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [write errors](Keyspace#write-errors).
     pub fn commit(self) -> Result<()> {
         let durability = self.keyspace.handle().durability();
         self.submit(durability)?.wait()
     }
 
-    /// The same, and returns a ticket without waiting for the device.
+    /// Sets the key to the bytes written, without waiting for the device. The returned ticket waits
+    /// for `durability`. The bytes themselves are synced with the commit.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// use std::io::Write;
+    ///
+    /// let mut writer = users.writer("ada")?;
+    /// writer.write_all(b"lovelace")?;
+    /// writer.submit(sheaf::Durability::Sync)?.wait()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the [write errors](Keyspace#write-errors).
     pub fn submit(self, durability: Durability) -> Result<Commit> {
         let ValueWriter { keyspace, key, incoming } = self;
         let store: &Arc<Handle> = keyspace.handle();
@@ -186,7 +305,7 @@ impl ValueWriter {
                     return Ok(Commit::new(Arc::clone(store), seq, durability));
                 }
                 Ok(Outcome::Stale) => return Err(Error::Conflict),
-                Err(Error::NoKeyspace { .. }) => {} // cleared or converted meanwhile, or dropped: `kept` knows
+                Err(Error::NoKeyspace { .. }) => {} // replaced or dropped: `kept` decides
                 Err(other) => return Err(other),
             }
             whole.take_back(staged);
@@ -202,6 +321,6 @@ impl Write for ValueWriter {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        Ok(()) // what is written counts when it is committed
+        Ok(()) // the commit makes the bytes visible
     }
 }

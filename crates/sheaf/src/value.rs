@@ -1,7 +1,7 @@
-//! # Value: bytes handed out
+//! # Value: owned bytes that reads return
 //!
-//! Up to 30 bytes stand in the value itself; longer ones in an allocation of their own. Never a
-//! reference into a block: that would pin it, and two shared counters cost as much as the copy.
+//! Up to 30 bytes are stored inline, longer values in one allocation. A `Value` never refers to a
+//! cached block: that would pin the block, and two shared counters cost as much as the copy.
 
 use std::array::TryFromSliceError;
 use std::borrow::Borrow;
@@ -14,7 +14,17 @@ use std::string::FromUtf8Error;
 
 const INLINE: usize = 30;
 
-/// Owned bytes: a key or a value. Derefs to `[u8]`, compares as `[u8]`.
+/// Owned bytes: a key or a value. Dereferences to `[u8]`, is compared like `[u8]`, and converts
+/// from and to the usual byte and string types. Up to 30 bytes need no allocation.
+///
+/// ```
+/// use sheaf::Value;
+///
+/// let value = Value::from("lovelace");
+/// assert!(value == "lovelace" && value.starts_with(b"love"));
+/// assert_eq!(<&str>::try_from(&value), Ok("lovelace"));
+/// assert_eq!(Vec::from(value), b"lovelace");
+/// ```
 #[derive(Clone)]
 pub struct Value(Repr);
 
@@ -25,7 +35,11 @@ enum Repr {
 }
 
 impl Value {
-    /// A copy of `bytes`.
+    /// Returns a copy of `bytes`.
+    ///
+    /// ```
+    /// assert_eq!(sheaf::Value::new(b"ada"), "ada");
+    /// ```
     #[must_use]
     #[inline]
     pub fn new(bytes: &[u8]) -> Value {
@@ -96,7 +110,7 @@ impl From<String> for Value {
     }
 }
 
-/// The bytes as text.
+/// Converts the bytes to text.
 ///
 /// # Errors
 ///
@@ -117,7 +131,7 @@ impl<'a> TryFrom<&'a Value> for &'a str {
     }
 }
 
-/// The bytes, if there are `N` of them; else the value again.
+/// Converts a value of exactly `N` bytes; returns any other value unchanged as the error.
 impl<const N: usize> TryFrom<Value> for [u8; N] {
     type Error = Value;
 
@@ -160,7 +174,7 @@ impl PartialEq for Value {
 
 impl Eq for Value {}
 
-/// Comparisons with other holders of bytes, in both directions.
+/// Implements comparisons with other byte types, in both directions.
 macro_rules! compare {
     ($(($($generics:tt)*) $other:ty => $bytes:expr;)+) => {$(
         impl<$($generics)*> PartialEq<$other> for Value {

@@ -1,19 +1,21 @@
 //! # Waiting: for a database that another process uses
 //!
 //! ```text
-//!  writer: try ─ busy ─> first in the queue? ─ no ─> look again in 10 ms ─┐
-//!                              │ yes: later readers give way              │
-//!                              └─> try every 3 ms ──────────────────────> opened, or the time is up
-//!  reader: a writer waits? ─ yes, for half a second at most ─> only beside the owner
-//!          try, or read beside the owner, every 5 to 20 ms ─────────────> opened, or the time is up
+//!  writer: try ─ busy ─> first in the queue? ─ no ─> check again in 10 ms ─┐
+//!                              │ yes: later readers wait                   │
+//!                              └─> try every 3 ms ───────────────────────> opened, or timeout
+//!  reader: a writer waits? ─ yes, for half a second at most ─> only attach to the owner
+//!          try, or attach to the owner, every 5 to 20 ms ───────────────> opened, or timeout
 //! ```
 //!
-//! The time counts from the last change of owner: a command that stands in line behind others waits as long as the line moves, and at
-//! most [`TIMES`] times its time. A change shows in the number in `LOCK`.
+//! The timeout counts from the last change of the owner, so that a command in a queue waits as long
+//! as the queue moves, and at most [`TIMES`] times its timeout. A change shows in the number in
+//! `LOCK`.
 //!
-//! The lock is polled. `flock` has no form with a deadline, and no event tells of its release everywhere: inotify sees the last close of a
-//! file, which a forked child delays, on local file systems, for at most 128 users of it. A try takes about 50 µs, so the first
-//! in the queue takes two hundredths of a processor, and the others next to nothing.
+//! The lock is polled. `flock` has no variant with a deadline, and no event reports its release
+//! everywhere: inotify reports the last close of a file, which a forked child delays, only on local
+//! file systems, and for at most 128 instances per user. An attempt takes about 50 µs, so that the
+//! first process in the queue uses about 2 % of a processor, and the others almost nothing.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -25,26 +27,26 @@ use sheaf_base::disk::holder::Turn;
 use crate::Error;
 use crate::door::lock_of;
 
-/// Most times that the time begins anew.
+/// Most times that the timeout is extended, as a multiple of itself.
 const TIMES: u32 = 12;
-/// How long a reader gives way to writers that wait.
+/// Longest time that a reader lets waiting writers go first.
 const COURTESY: Duration = Duration::from_millis(500);
-/// Between two tries of the writer that is first in the queue.
+/// Interval between attempts of the first writer in the queue.
 const FIRST: Duration = Duration::from_millis(3);
-/// Between two looks of a writer that is not.
+/// Interval between checks of the other writers.
 const QUEUED: Duration = Duration::from_millis(10);
-/// Between two tries of a reader: at first, and at most.
+/// Interval between attempts of a reader: the first, and the longest.
 const READER: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(20)];
 
-/// One opening that waits.
+/// An opening that waits.
 pub(crate) struct Waiting {
     dir: PathBuf,
     is_reader: bool,
     limit: Duration,
-    /// Since when it waits at all, and since when for this owner.
+    /// Start of the wait, and of the wait for the present owner.
     began: Duration,
     since: Duration,
-    /// What stood in the lock's file.
+    /// Last known content of the lock file.
     said: Option<Vec<u8>>,
     turn: Option<Turn>,
     pause: Duration,
@@ -52,7 +54,8 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    /// Begins to wait for the database in `dir`, for `limit` if its owner does not change.
+    /// Begins to wait for the database in `dir`, for at most `limit` while the owner stays the
+    /// same.
     pub(crate) fn new(dir: &Path, is_reader: bool, limit: Duration) -> Waiting {
         let now = SystemClock.now();
         let said = if limit.is_zero() { None } else { lock_of(dir).ok() };
@@ -61,12 +64,12 @@ impl Waiting {
         Waiting { dir, is_reader, limit, began: now, since: now, said, turn: None, pause, is_last: false }
     }
 
-    /// Whether `error` may pass by itself.
+    /// Returns true if `error` may disappear without intervention.
     pub(crate) fn is_for(error: &Error) -> bool {
         matches!(error, Error::Locked { .. } | Error::OwnerGone { .. })
     }
 
-    /// Whether this reader must not take the lock yet, since a writer waits for it.
+    /// Returns true if this reader must not take the lock yet because a writer waits for it.
     pub(crate) fn gives_way(&self) -> bool {
         self.is_reader
             && !self.limit.is_zero()
@@ -75,7 +78,7 @@ impl Waiting {
             && Turn::is_taken(&self.dir)
     }
 
-    /// Waits until it is time to try again. False if the time is up.
+    /// Waits until the next attempt. Returns false after the timeout.
     pub(crate) fn again(&mut self) -> bool {
         if self.limit.is_zero() || self.is_last {
             return false;
@@ -89,7 +92,7 @@ impl Waiting {
             let left = left.saturating_sub(now);
             self.is_last = left.is_zero();
             if self.is_last {
-                return true; // once more, and that answer counts
+                return true; // one last attempt
             }
             pause(self.pause.min(left));
             if self.is_reader {
@@ -105,7 +108,7 @@ impl Waiting {
     }
 }
 
-/// Lets `time` pass.
+/// Sleeps for `time`.
 fn pause(time: Duration) {
     let until = SystemClock.now() + time;
     loop {
@@ -113,6 +116,6 @@ fn pause(time: Duration) {
         if left.is_zero() {
             return;
         }
-        std::thread::park_timeout(left); // somebody may have unparked this thread for another reason
+        std::thread::park_timeout(left); // may return early: this thread may be unparked
     }
 }

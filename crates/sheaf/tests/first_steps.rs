@@ -110,3 +110,15 @@ fn synced_batches_over_keyspaces_come_back_whole() {
     }
     assert!(matches!(Database::open(&dir.0), Err(sheaf::Error::Locked { .. })));
 }
+
+#[test]
+fn the_example_in_the_readme_is_the_one_that_compiles() {
+    let readme = include_str!("../../../README.md");
+    let example = readme.split("```rust\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let docs: String = include_str!("../src/lib.rs")
+        .lines()
+        .map_while(|line| line.strip_prefix("//!"))
+        .map(|line| format!("{}\n", line.strip_prefix(' ').unwrap_or(line)))
+        .collect();
+    assert!(docs.contains(example), "the example of the crate docs differs from that in README.md");
+}

@@ -1,26 +1,30 @@
-//! # Costs: what each engine was measured to take for each operation
+//! # Costs: the measured cost of each operation with each engine
 //!
-//! `costs.tsv` is the table; its head says how it was made. Between two sizes of values costs are taken from the line through both, in
-//! logarithms; beyond the last, along it.
+//! `costs.tsv` is the table; its header describes the measurement. Between two sizes of values,
+//! costs are interpolated on a log-log line; beyond the last size they are extrapolated.
 
 use std::sync::OnceLock;
 
-/// The table itself, with the command that measured each line.
+/// Measured costs as tab-separated values, with the source of each line.
+///
+/// ```
+/// assert!(sheaf::advise::COSTS.lines().any(|line| line.starts_with("flex\tget\t")));
+/// ```
 pub const COSTS: &str = include_str!("costs.tsv");
 
-/// Values below this cost what values of this size cost.
+/// Smallest measured size of a value: smaller ones cost the same.
 const SMALL: f64 = 256.0;
 
-/// What is measured.
+/// Measured quantities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
     Get,
     Miss,
     Contains,
-    /// An operation where one of ten overwrites and nine get; where one of two does.
+    /// An operation of a mix with 10 % overwrites and 90 % gets, or half of each.
     TenthOverwrites,
     HalfOverwrites,
-    /// An operation where one of two sets a new key and one gets.
+    /// An operation of a mix with half new keys and half gets.
     HalfNew,
     Update,
     Append,
@@ -61,14 +65,14 @@ const NAMES: [(&str, What); 20] = [
     ("holds-index", What::HoldsIndex),
 ];
 
-/// How keys were used when it was measured.
+/// Distribution of the keys in a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Used {
-    /// Some far more than others: the processor's caches answer most of it, and what is overwritten was written just before.
+    /// Skewed: the processor's caches answer most reads, and overwrites hit recent writes.
     Hot,
-    /// All alike, and the budget holds them.
+    /// Uniform, and the budget holds all keys.
     Memory,
-    /// All alike, and the budget holds a sixteenth of them.
+    /// Uniform, and the budget holds a sixteenth of the keys.
     Beyond,
 }
 
@@ -81,17 +85,17 @@ struct Row {
     value: f64,
 }
 
-/// The table.
+/// The parsed table.
 #[derive(Debug)]
 pub(super) struct Costs(Vec<Row>);
 
-/// It.
+/// Returns the table.
 pub(super) fn costs() -> &'static Costs {
     static TABLE: OnceLock<Costs> = OnceLock::new();
     TABLE.get_or_init(|| Costs(COSTS.lines().filter_map(row).collect()))
 }
 
-/// A line of five columns and a source; none for a comment.
+/// Parses a line of five columns and a source; returns `None` for a comment.
 fn row(line: &'static str) -> Option<Row> {
     let mut columns = line.split('\t');
     let mut next = || columns.next();
@@ -108,7 +112,7 @@ fn row(line: &'static str) -> Option<Row> {
 }
 
 impl Costs {
-    /// The engines in it, in its order.
+    /// Returns the engines in the order of the table.
     pub(super) fn engines(&self) -> Vec<&'static str> {
         let mut engines = Vec::new();
         for row in &self.0 {
@@ -119,14 +123,15 @@ impl Costs {
         engines
     }
 
-    /// Whether gets were measured with values used eight times these bytes, and where they are.
+    /// Returns true if gets with this distribution were measured within a factor of eight of this
+    /// size.
     pub(super) fn covers(&self, bytes: f64, used: Used) -> bool {
         let gets = self.0.iter().filter(|row| row.what == What::Get && row.used == used);
         let near = |row: &Row| bytes <= 8.0 * row.bytes && (row.bytes <= 8.0 * bytes || row.bytes <= SMALL);
         gets.into_iter().any(near)
     }
 
-    /// Bytes of index for a key, and for each byte of it.
+    /// Returns the bytes of index per key, and per byte of a key.
     pub(super) fn index(&self, engine: &str) -> (f64, f64) {
         let of = |what| self.ns(engine, what, 1.0, Used::Memory);
         (of(What::Index), of(What::IndexPerKeyByte))
@@ -136,13 +141,14 @@ impl Costs {
         self.ns(engine, What::Ordered, 1.0, Used::Memory) > 0.5
     }
 
-    /// Whether it takes no more keys when its index fills the budget.
+    /// Returns true if the engine refuses new keys when its index fills the budget.
     pub(super) fn must_hold_index(&self, engine: &str) -> bool {
         self.ns(engine, What::HoldsIndex, 1.0, Used::Memory) > 0.5
     }
 
-    /// Nanoseconds (or whatever the line has) at values of `bytes`. What was not measured beyond memory, or with hot keys and values so
-    /// large, is as it is within memory.
+    /// Returns the value of a line (usually nanoseconds) for values of `bytes`. If it was not
+    /// measured beyond memory, or not with hot keys and such large values, the measurement within
+    /// memory is used.
     pub(super) fn ns(&self, engine: &str, what: What, bytes: f64, used: Used) -> f64 {
         let of = |used: Used| {
             let rows = self.0.iter();

@@ -1,24 +1,26 @@
-//! # Advise: which engine suits what a keyspace is used for
+//! # Advise: recommends an engine for the workload of a keyspace
 //!
-//! A function of the sketch of its load ([`LoadStats`]), of how many keys there are, and of the memory there is. It predicts what an operation of
-//! that load would cost with each engine, on the mean, and says which parts of the load decide.
+//! Predicts the mean cost of an operation with each engine, from the workload statistics
+//! ([`LoadStats`]), the number of keys and the memory budget, and names the decisive parts of the
+//! workload.
 //!
 //! ## Picture
 //!
 //! ```text
-//!   LoadStats ── shares ──┐
-//!   keys, sizes ── what of it memory holds, what is hot ──┤  Σ share × cost  ──> ranked candidates, reasons, what hurts
-//!   costs.tsv (measured) ─┘                     needs order? index fits? ──> ruled out
+//!   LoadStats ── shares ─────────┐
+//!   keys, sizes ── cache hits ───┤  Σ share × cost  ──> ranked candidates, reasons, drawbacks
+//!   costs.tsv (measured) ────────┘  ordered? index fits? ──> excluded engines
 //! ```
 //!
-//! ## What it cannot know
+//! ## Limits
 //!
-//! Costs were measured on one machine, one thread, one kind of operation at a time: mixes disturb caches, and background work of
-//! writes is paid by reads. Ratios carry over better than figures. `sheaf advise --replay` measures the load itself.
+//! The costs were measured on one machine, with one thread and one kind of operation at a time.
+//! Mixed operations share caches, and reads pay for background work of writes. Ratios carry over
+//! better than absolute figures. `sheaf advise --replay` measures the workload itself.
 //!
 //! ## Costs
 //!
-//! Some microseconds; nothing is read or written.
+//! Some microseconds; no I/O.
 
 mod costs;
 mod words;
@@ -28,108 +30,128 @@ pub use costs::COSTS;
 use crate::LoadStats;
 use costs::{Used, What, costs};
 
-/// What the processor's caches are taken to hold of the hottest pairs, in bytes, and what each takes there beside itself: lines of the index, and
-/// what stands with it in a line.
+/// Assumed size of the processor's caches in bytes, and the extra cache space of each pair: lines
+/// of the index, and its neighbours in a line.
 const CACHES: f64 = (24 << 20) as f64;
 const LINES: f64 = 256.0;
-/// The share of the calls that the caches answered when the costs of hot keys were measured, by the same reckoning.
+/// Share of the calls that hit the processor's caches when the costs of hot keys were measured,
+/// computed in the same way.
 const HOT: f64 = 0.8;
-/// Samples below which nothing is advised.
+/// Number of samples below which there is no recommendation.
 const TOO_FEW: u64 = 50;
-/// Samples from which shares of a tenth are known within a tenth.
+/// Number of samples above which a share of 10 % is known within a tenth.
 const ENOUGH: u64 = 1000;
-/// Engines whose costs are within this of each other are as good.
+/// Engines with costs within this factor are considered equal.
 const CLOSE: f64 = 1.1;
-/// The shares of writes among single operations that mixes were measured with.
+/// Shares of writes in the measured mixes of single operations.
 const FEW_WRITES: f64 = 0.1;
 const MANY_WRITES: f64 = 0.5;
-/// The share of writes from which gets cost what they cost among writes.
+/// Share of writes above which gets have the full cost of gets among writes.
 const WRITTEN: f64 = 0.05;
-/// Engines that wait for the device as long as others, up to this factor, wait for the same: the journal is one for all of them.
+/// Up to this factor, differences between the device waits of engines are noise: they share the
+/// journal.
 const SAME_WAIT: f64 = 1.3;
 
-/// What is asked.
+/// Input of [`advise`].
 #[derive(Clone, Debug)]
 pub struct Question<'a> {
-    /// What the keyspace is used for.
+    /// Workload statistics of the keyspace.
     pub load: &'a LoadStats,
-    /// Keys it has.
+    /// Number of keys in the keyspace.
     pub keys: u64,
-    /// The memory budget of its database.
+    /// Memory budget of the database in bytes.
     pub memory: u64,
 }
 
-/// How sure an advice is.
+/// Confidence of an advice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sureness {
-    /// Too few operations were seen to say anything.
+    /// Too few operations were sampled for a recommendation.
     No,
-    /// Few operations were seen: rare kinds may be missing.
+    /// Few operations were sampled; rare kinds may be missing.
     Little,
-    /// No cost was measured with values of about this size, or beyond memory as this load is: the order of the engines is a guess.
+    /// The costs were not measured for values of about this size, or not for data beyond memory:
+    /// the ranking is a guess.
     Outside,
-    /// The best ones are too close to each other to tell by a prediction.
+    /// The best engines are too close for a prediction.
     Close,
-    /// As sure as a prediction can be.
+    /// The highest confidence that a prediction can have.
     Good,
 }
 
-/// A part of what an operation of the load costs.
+/// Share of one kind of operation in the predicted cost.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Part {
-    /// What.
+    /// Kind of operation.
     pub what: &'static str,
-    /// Its share of the operations.
+    /// Share of these operations among all, from 0 to 1.
     pub share: f64,
-    /// What one of them costs, in nanoseconds.
+    /// Cost of one such operation in nanoseconds.
     pub ns: f64,
 }
 
-/// An engine that could keep the keyspace.
+/// Engine that can store the keyspace, with its predicted costs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
-    /// Its name.
+    /// Name of the engine.
     pub engine: &'static str,
-    /// What an operation of this load is predicted to cost, in nanoseconds.
+    /// Predicted mean cost of an operation of this workload in nanoseconds.
     pub ns: f64,
-    /// Of which.
+    /// Parts of the cost, by kind of operation.
     pub parts: Vec<Part>,
-    /// Bytes of its index in memory.
+    /// Memory for the index in bytes.
     pub index: u64,
-    /// Bytes of memory in which all that is in use would stay.
+    /// Memory in bytes that would hold the index and all keys in use.
     pub resident: u64,
-    /// The share of the reads that memory answers, with the budget there is.
+    /// Share of the reads that memory answers with the present budget, from 0 to 1.
     pub hits: f64,
-    /// Bytes written to the device for a byte of the user's.
+    /// Bytes written to the device per byte written by the user.
     pub device: f64,
-    /// Bytes of the disk for a byte that is live, under updates.
+    /// Disk space per live byte under updates.
     pub space: f64,
-    /// Why it stands where it stands.
+    /// Reasons for the rank.
     pub reasons: Vec<String>,
-    /// What is bad about it all the same.
+    /// Drawbacks.
     pub hurts: Vec<String>,
 }
 
-/// An answer.
+/// Result of [`advise`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Advice {
-    /// The engines, the best one first.
+    /// Possible engines, the best first.
     pub candidates: Vec<Candidate>,
-    /// Engines that cannot keep it, and why.
+    /// Engines that cannot store the keyspace, with the reason.
     pub ruled_out: Vec<(&'static str, String)>,
-    /// How sure it is.
+    /// Confidence of the ranking.
     pub sureness: Sureness,
 }
 
 impl Advice {
-    /// The engine to take; none if too little is known.
+    /// Returns the recommended engine, or `None` if too little is known.
     #[must_use]
     pub fn best(&self) -> Option<&Candidate> {
         if self.sureness == Sureness::No { None } else { self.candidates.first() }
     }
 }
 
-/// Which engines suit, ranked.
+/// Ranks the engines for a workload.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let db = sheaf::Database::open(dir.path())?;
+/// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+/// use sheaf::advise::{Question, advise};
+///
+/// for index in 0..10_000_u32 {
+///     users.insert(index.to_be_bytes(), "")?;
+/// }
+/// let load = users.load()?;
+/// let advice = advise(&Question { load: &load, keys: users.len()?, memory: 1 << 30 });
+/// if let Some(best) = advice.best() {
+///     println!("{}: {:.0} ns per operation, {:?}", best.engine, best.ns, advice.sureness);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[must_use]
 pub fn advise(question: &Question<'_>) -> Advice {
     let (mut candidates, mut ruled_out) = (Vec::new(), Vec::new());
@@ -151,15 +173,15 @@ pub fn advise(question: &Question<'_>) -> Advice {
     Advice { candidates, ruled_out, sureness }
 }
 
-/// Where most reads find what they look for.
+/// Returns the place where most reads find their pair.
 fn used(hits: f64) -> Used {
     if hits > 0.9 { Used::Memory } else { Used::Beyond }
 }
 
-/// Why the engine cannot keep it.
+/// Returns the reason why the engine cannot store the keyspace, if there is one.
 fn rule_out(question: &Question<'_>, engine: &str) -> Option<String> {
     if question.load.all_scans() > 0 && !costs().is_ordered(engine) {
-        return Some("it keeps no order of keys, and the load has scans".to_owned());
+        return Some("it is not ordered, and the load has scans".to_owned());
     }
     let index = index_bytes(question, engine);
     let needed = question.memory / 10 * 9;
@@ -208,7 +230,8 @@ fn candidate(question: &Question<'_>, engine: &'static str) -> Candidate {
     }
 }
 
-/// What a commit waits for the device, in nanoseconds. What engines measured for that differ by is mostly the device's mood.
+/// Returns the time that a commit waits for the device in nanoseconds. Measured differences between
+/// engines are mostly noise of the device.
 fn wait(engine: &str, bytes: f64) -> f64 {
     let of = |engine: &str| {
         let single = Single::of(MANY_WRITES, |what| costs().ns(engine, what, bytes, Used::Memory));
@@ -220,9 +243,11 @@ fn wait(engine: &str, bytes: f64) -> f64 {
     if own > SAME_WAIT * usual { own } else { usual }
 }
 
-/// What single operations cost where a share of them writes. A mix of gets and writes costs more than its parts by themselves: gets
-/// look into what was just written, too, and the more is written the more the background is in the way. So what a get costs comes from
-/// mixes with few and with many writes, and what a write costs is what the mix of this share costs without its gets.
+/// Cost of single operations in a mix with a given share of writes.
+///
+/// A mix of gets and writes costs more than its parts alone: gets also search recent writes, and
+/// background work grows with the writes. The cost of a get is therefore derived from mixes with
+/// few and with many writes. The cost of a write is the cost of the mix without its gets.
 #[derive(Clone, Copy, Debug)]
 struct Single {
     get: f64,
@@ -246,13 +271,14 @@ impl Single {
     }
 }
 
-/// The share of reads that memory answers if it holds this part of the keys in use, the hottest ones.
+/// Returns the share of reads that memory answers if it holds this part of the keys in use, the
+/// hottest ones.
 fn hits(load: &LoadStats, part: f64) -> f64 {
     if part >= 1.0 {
         return 1.0;
     }
     let Some(skew) = load.skew else { return part };
-    // Between the points that the sketch gives, in the logarithm of the part.
+    // Interpolates between the points of the statistics, over the logarithm of the part.
     let points = [(0.001, skew.hottest[0]), (0.01, skew.hottest[1]), (0.1, skew.hottest[2]), (1.0, 1.0)];
     if part <= points[0].0 {
         return points[0].1 * part / points[0].0;
@@ -262,7 +288,8 @@ fn hits(load: &LoadStats, part: f64) -> f64 {
     from + (to - from) * (part / low).ln() / (high / low).ln()
 }
 
-/// What the load is made of, and what each costs; `wait`: a commit that waits for the device.
+/// Returns the kinds of operations of the load with their costs. `wait` is the time that a durable
+/// commit waits for the device.
 fn parts(load: &LoadStats, cost: impl Fn(What) -> f64, wait: f64) -> Vec<Part> {
     let all = load.operations().max(1) as f64;
     let single = Single::of(load.writes() as f64 / all, &cost);
@@ -274,7 +301,7 @@ fn parts(load: &LoadStats, cost: impl Fn(What) -> f64, wait: f64) -> Vec<Part> {
     let wait = wait * load.durable_share;
     let pairs = (load.scan_pairs.mean - 1.0).max(0.0);
     let batched = (load.batch_inserts + load.batch_removes) as f64;
-    // Of each of its operations, what a batch waits for.
+    // Each operation gets its share of the wait of its batch.
     let batch_wait = if batched > 0.0 { wait * load.batches as f64 / batched } else { 0.0 };
     let part = |what, count: u64, ns: f64| Part { what, share: count as f64 / all, ns };
     let mut parts = vec![

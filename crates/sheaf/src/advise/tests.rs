@@ -1,4 +1,4 @@
-//! Advice for loads whose answer is known.
+//! Advice for workloads with a known answer.
 
 use super::*;
 use crate::{Skewness, Spread};

@@ -1,13 +1,14 @@
-//! # Words: why a candidate stands where it stands
+//! # Words: reasons for the rank of a candidate
 //!
-//! Against the best of the others: which parts of the load it wins or loses by, with the measured costs behind.
+//! Compares a candidate with its best rival: lists the parts of the load with the largest
+//! differences, and their measured costs.
 
 use super::{Candidate, Part, Question};
 
-/// Parts of a difference that are worth a line.
+/// Smallest part of the largest difference that is listed.
 const WORTH: f64 = 0.1;
 
-/// Gives each candidate its reasons and what hurts.
+/// Adds the reasons and drawbacks to each candidate.
 pub(super) fn explain(question: &Question<'_>, candidates: &mut [Candidate]) {
     for index in 0..candidates.len() {
         let rival = if index == 0 { candidates.get(1) } else { candidates.first() };
@@ -17,7 +18,7 @@ pub(super) fn explain(question: &Question<'_>, candidates: &mut [Candidate]) {
     }
 }
 
-/// What makes the difference between two, the largest part first.
+/// Returns the differences between two candidates, the largest first.
 fn against(mine: &Candidate, rival: &Candidate) -> Vec<String> {
     let mut parts: Vec<(f64, &Part, &Part)> = mine
         .parts
@@ -60,7 +61,7 @@ fn hurts(question: &Question<'_>, mine: &Candidate, all: &[Candidate]) -> Vec<St
     if mine.hits < 0.9 {
         let (needed, budget) = (size(mine.resident), size(question.memory));
         hurts.push(format!(
-            "memory answers {:.0} % of the reads: all that is in use takes {needed}, the budget is {budget}",
+            "memory answers {:.0} % of the reads: the working set takes {needed}, the budget is {budget}",
             mine.hits * 100.0
         ));
     }
@@ -70,7 +71,7 @@ fn hurts(question: &Question<'_>, mine: &Candidate, all: &[Candidate]) -> Vec<St
     hurts
 }
 
-/// A size for people.
+/// Formats a size in bytes.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "three digits are shown")]
 pub(super) fn size(bytes: u64) -> String {
     let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];

@@ -1,21 +1,20 @@
-//! # Beside: reading a database that somebody else has open
+//! # Attached reader: reading a database that another process has open
 //!
 //! ```text
-//!  reader: connect ── hold? ──> owner: a Still, listed          (sheaf_base::store::still, hold)
+//!  reader: connect ── hold? ──> owner: pins the state, lists it   (sheaf_base::store::still, hold)
 //!          listing <───────────
-//!          Store on a HeldDisk, read-only                       (sheaf_base::disk::held)
-//!          the connection stays: it is the lease
+//!          Store on a HeldDisk, read-only                         (sheaf_base::disk::held)
+//!          the connection stays open: it is the lease
 //! ```
 //!
-//! The reader takes no lock, sees one moment, and neither waits for writers nor stops them. What it holds takes space at the owner until it
-//! closes, or dies: then the connection ends, and the owner lets it go.
+//! The reader takes no lock, sees one snapshot, and never blocks the owner. The owner keeps the
+//! data of the snapshot until the reader closes or dies, which ends the connection.
 //!
-//! ## When the owner goes
-//!
-//! Every read of the disk asks afterwards whether the connection is open and whether the lock's file says what it said: an owner that closes
-//! ends the connection before it lets go, and whoever becomes the owner after a crash writes another number into that file before
-//! anything else. So a reader answers [`Error::OwnerGone`] from then on, for what it does not have in its caches. It does not go on with files that
-//! happen to be there: nobody holds them.
+//! After each read the lease checks that the connection is open and that the lock file is
+//! unchanged. An owner that closes ends the connection before it releases the snapshot. A new owner
+//! after a crash first writes another number to the lock file. From then on, reads that the cache
+//! cannot answer return [`Error::OwnerGone`]; files that happen to remain are not used, since they
+//! are not protected.
 
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
@@ -33,7 +32,7 @@ use sheaf_base::store::{LOCK, Options, Store};
 use super::Owner;
 use crate::{Error, Result};
 
-/// A state that somebody holds, to be opened.
+/// An exported snapshot that can be opened for reading.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Held {
@@ -47,7 +46,7 @@ impl Held {
         Held { dir, items, lease: Arc::new(lease) }
     }
 
-    /// Opens it for reading. Its bytes are on `beneath`.
+    /// Opens the snapshot for reading. Its bytes are on `beneath`.
     pub(crate) fn open(
         self,
         beneath: Arc<dyn Disk>,
@@ -58,14 +57,15 @@ impl Held {
         let Held { dir, items, lease } = self;
         let disk = HeldDisk::new(beneath, &dir, items, lease).ok_or_else(|| Error::Invalid {
             what: "listing",
-            why: "it names what cannot be in a database".to_owned(),
+            why: "it contains a name that no database has".to_owned(),
         })?;
         let options = Options { read_only: true, create: false, ..options };
         Store::open(&dir, options, Arc::new(disk), clock, engines)
     }
 }
 
-/// Opens the database in `path`, which is locked, beside its owner. If that has no door, or is busy with closing, it is tried `alone`.
+/// Attaches to the owner of the locked database in `path`. If the owner has no door or is closing,
+/// calls `alone`.
 pub(crate) fn open_beside(
     path: &Path,
     options: &Options,
@@ -87,13 +87,13 @@ pub(crate) fn open_beside(
     }
 }
 
-/// The reader's end of a hold through the door.
+/// The reader's side of a lease.
 #[derive(Debug)]
 pub(super) struct Leased {
-    /// Does not wait.
+    /// Nonblocking.
     stream: UnixStream,
     lock: Arc<dyn File>,
-    /// What the lock's file said before the connection was made.
+    /// Content of the lock file before the connection was made.
     said: Vec<u8>,
 }
 
@@ -108,7 +108,7 @@ impl Leased {
 
 impl Lease for Leased {
     fn is_held(&self) -> bool {
-        // The owner says nothing any more: whatever comes is the end.
+        // The owner sends nothing after the listing, so that any event means the end.
         let is_open = loop {
             match (&self.stream).read(&mut [0]) {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}

@@ -1,4 +1,4 @@
-//! # Figures: what a database says of itself, of each keyspace too
+//! # Figures: statistics of a database and its keyspaces, and their encoding
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,31 +13,32 @@ use crate::{
     MemoryStats, StagedStats, StallKind, StallStats, Stats,
 };
 
-/// Everything that can be told without reading the data.
+/// Statistics of a database and of each keyspace. [`Database::overview`](crate::Database::overview)
+/// collects them without reading data.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Overview {
-    /// Of the database.
+    /// Statistics of the database.
     pub stats: Stats,
-    /// Of each keyspace, by name.
+    /// Statistics of each keyspace, sorted by name.
     pub keyspaces: Vec<KeyspaceOverview>,
 }
 
-/// What a keyspace says of itself.
+/// Statistics of a keyspace.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KeyspaceOverview {
-    /// What it is.
+    /// Name, engine, options, and damage.
     pub info: KeyspaceInfo,
-    /// Whether its keys are in order.
+    /// True if the engine is ordered.
     pub ordered: bool,
-    /// Its engine's figures; zeros if it is damaged.
+    /// Statistics of the engine; zeros if the keyspace is damaged.
     pub stats: EngineStats,
-    /// What its engine did since the database was opened, each thing by its name.
+    /// Event counters of the engine since the database was opened, by name.
     pub counters: Vec<(&'static str, u64)>,
-    /// What it is used for.
+    /// Workload statistics.
     pub load: LoadStats,
 }
 
-/// What the store has to say.
+/// Collects the statistics of the store.
 pub(crate) fn overview(store: &Arc<Store>, door: bool) -> Overview {
     let map = store.keyspaces();
     let keyspaces = map.into_iter().map(|info| {
@@ -59,7 +60,7 @@ fn time(w: &mut Writer, time: Duration) {
     w.u64(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
 }
 
-/// Its caches travel beside it: there may be as many as keyspaces.
+/// Encodes all but the caches, which have messages of their own: there may be as many as keyspaces.
 pub(super) fn encode_stats(stats: &Stats, w: &mut Writer) {
     let Stats {
         visible,
@@ -176,7 +177,7 @@ pub(super) fn decode_stats(r: &mut Reader<'_>) -> Result<Stats, Damage> {
     })
 }
 
-/// None for a kind that this build does not know.
+/// Returns `None` for a kind that this build does not know.
 fn decode_stall(r: &mut Reader<'_>) -> Result<Option<StallStats>, Damage> {
     let name = r.text()?;
     let (count, total, longest) = (r.u64()?, Duration::from_nanos(r.u64()?), Duration::from_nanos(r.u64()?));
@@ -195,7 +196,7 @@ pub(super) fn decode_cache(r: &mut Reader<'_>) -> Result<CacheStats, Damage> {
     Ok(CacheStats { keyspace: r.option(|r| r.text())?, bytes: r.u64()?, share: r.option(Reader::u64)? })
 }
 
-/// Of a keyspace, or of one that is wanted.
+/// Encodes the options of a keyspace, or those requested.
 pub(super) fn encode_options(options: &EngineOptions, w: &mut Writer) {
     let options: Vec<(&str, u64)> = options.iter().collect();
     w.list(&options, |w, (name, value)| {

@@ -1,7 +1,8 @@
 //! # Guest: one connection, from the owner's side
 //!
-//! Takes requests one after the other. What takes its time is watched: each step tells the guest, and looks whether the guest is there
-//! still; if not, or if the database closes, it ends as cancelled.
+//! Serves requests one after the other. During a long request each step sends the progress and
+//! checks the connection. If the guest has closed it, or the database closes, the request is
+//! cancelled.
 
 use std::net::Shutdown;
 use std::ops::ControlFlow;
@@ -20,10 +21,10 @@ use super::{GUEST_READS_WITHIN, HELLO_WITHIN};
 use crate::convert::convert;
 use crate::{BackupOptions, BackupPace, CacheStats, Compacted, Error, KeyspaceOptions, Result};
 
-/// About how many bytes of a list go into one message, and at most of one thing in it.
+/// Target size of the parts of a list in bytes, and most bytes of one item.
 const PART: usize = 256 << 10;
 
-/// Serves a guest to the end of the connection.
+/// Serves a guest until the end of the connection.
 pub(super) fn attend(store: &Weak<Store>, line: &Line, working: impl Fn()) {
     let stream = line.stream();
     let _end = Ending(stream);
@@ -32,7 +33,7 @@ pub(super) fn attend(store: &Weak<Store>, line: &Line, working: impl Fn()) {
     }
     loop {
         if !line.begin(Doing::Nothing) {
-            return; // its place went to another guest
+            return; // replaced by another guest
         }
         let Ok(Some(message)) = wire::receive(stream) else { return };
         let Some(store) = store.upgrade() else { return };
@@ -55,7 +56,7 @@ pub(super) fn attend(store: &Weak<Store>, line: &Line, working: impl Fn()) {
     }
 }
 
-/// Says hello, and hears it in time.
+/// Sends the hello, and waits for that of the guest.
 fn greet(stream: &UnixStream) -> std::io::Result<()> {
     stream.set_write_timeout(Some(GUEST_READS_WITHIN))?;
     wire::greet(stream, Status::Welcome)?;
@@ -63,10 +64,10 @@ fn greet(stream: &UnixStream) -> std::io::Result<()> {
     if wire::greeted(stream)?.0 != VERSION {
         return Err(std::io::ErrorKind::Unsupported.into());
     }
-    stream.set_read_timeout(None) // between requests it may take its time
+    stream.set_read_timeout(None) // no limit between requests
 }
 
-/// However it ends, the other side learns it.
+/// Shuts the connection when dropped, so that the peer is notified in every case.
 struct Ending<'a>(&'a UnixStream);
 
 impl Drop for Ending<'_> {
@@ -75,7 +76,7 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// A state that a guest reads. The connection ends before the state goes (door I4).
+/// A snapshot that a guest reads. The connection ends before the snapshot is released (door I4).
 struct Lent<'a> {
     #[expect(dead_code, reason = "dropped first")]
     ending: Ending<'a>,
@@ -90,7 +91,7 @@ struct Attended<'a> {
 }
 
 impl Attended<'_> {
-    /// False if nobody hears it.
+    /// Sends a reply; returns false if the connection is closed.
     fn say(&self, reply: &Reply) -> bool {
         self.line.say(&reply.encode()).is_ok()
     }
@@ -99,8 +100,8 @@ impl Attended<'_> {
         if self.say(reply) { Ok(()) } else { Err(Error::Cancelled) }
     }
 
-    /// Tells how far something is, if that can be done without waiting: others may wait for what is done for the guest. Breaks if
-    /// that one is gone.
+    /// Sends the progress if that does not block, since other threads may wait for the work.
+    /// Returns `Break` if the guest has closed the connection.
     fn step(&self, reply: &Reply) -> ControlFlow<()> {
         if wire::has_left(self.stream) || (wire::has_room(self.stream) && !self.say(reply)) {
             return ControlFlow::Break(());
@@ -185,7 +186,7 @@ impl Attended<'_> {
             });
             match done {
                 Ok(done) => total = add(&done),
-                Err(Error::NoKeyspace { .. }) if all => {} // dropped meanwhile
+                Err(Error::NoKeyspace { .. }) if all => {} // dropped in the meantime
                 Err(error) => return Err(error),
             }
         }
@@ -199,7 +200,7 @@ impl Attended<'_> {
     ) -> Result<Compacted> {
         loop {
             match self.store.compact_watched(&kept, watcher) {
-                // Cleared or converted meanwhile, or dropped.
+                // Replaced or dropped.
                 Err(Error::NoKeyspace { .. }) => kept = self.store.successor(&kept)?,
                 other => return other,
             }
@@ -208,7 +209,7 @@ impl Attended<'_> {
 
     fn verify(&self) -> Result<()> {
         let mut found = |error| {
-            self.say(&Reply::Finding(error)); // that nobody hears shows at the next step
+            self.say(&Reply::Finding(error)); // the next step detects a closed connection
         };
         let report = self
             .store
@@ -218,7 +219,7 @@ impl Attended<'_> {
         self.tell(&Reply::Verified(report))
     }
 
-    /// Lends a state until the guest leaves, or the database closes.
+    /// Exports a snapshot until the guest leaves or the database closes.
     fn hold(&self) -> Result<()> {
         let (hold, items) = self.store.hold_beside()?;
         let lent = Lent { ending: Ending(self.stream), hold };
@@ -235,17 +236,17 @@ impl Attended<'_> {
         };
         self.tell_all(&items, size, |items| Reply::Items(items.to_vec()))?;
         drop(items);
-        // From here on the owner says nothing: whatever the reader hears is the end.
+        // From here on the owner sends nothing, so that any event at the reader means the end.
         if !self.line.lend(&Reply::Done.encode()) {
             return Err(Error::Cancelled);
         }
-        // Nothing more is asked on such a connection: whatever comes is its end.
+        // The reader sends nothing more, so that any event means the end of the connection.
         let _ = wire::receive(self.stream);
         drop(lent);
         Err(Error::Cancelled)
     }
 
-    /// A list in as many messages as it takes.
+    /// Sends a list in as many messages as needed.
     fn tell_all<T>(
         &self,
         all: &[T],
@@ -264,7 +265,7 @@ impl Attended<'_> {
     }
 }
 
-/// What stands in a message itself, in parts that fit into one.
+/// Splits bytes that are inline in a listing into parts that fit into a message.
 fn cut(item: Item) -> Vec<Item> {
     match item {
         Item::Piece(Piece { name, whole, at, len, bytes: Bytes::Here(bytes) }) if bytes.len() > PART => {

@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!  greeting ─> nothing <─> working ─> lending
-//!       └─────────┴─ its place goes to another guest ─> shown out
+//!       └─────────┴─ replaced by another guest ─> shown out
 //! ```
 //!
-//! The state is locked while something is said, so that a sign of life never comes into the middle of a message, nor after the last one of a
-//! hold, and a guest whose request has arrived is not shown out.
+//! The state is locked while a message is sent. A sign of life therefore never interrupts a message
+//! or follows the last message of a listing, and a guest with a pending request is never replaced.
 
 use std::io;
 use std::net::Shutdown;
@@ -19,18 +19,18 @@ use sheaf_base::clock::{Clock, SystemClock};
 use super::message::Reply;
 use super::wire;
 
-/// What a guest's thread does.
+/// Activity of a guest thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Doing {
     /// Waits for the hello.
     Greeting,
     /// Waits for a request.
     Nothing,
-    /// Answers one.
+    /// Serves a request.
     Working,
-    /// Lends a state, without a word.
+    /// Keeps a snapshot for the guest and sends nothing.
     Lending,
-    /// Ends: the place is another guest's.
+    /// Ends: another guest replaces this one.
     ShownOut,
 }
 
@@ -47,7 +47,7 @@ struct State {
 }
 
 impl Line {
-    /// A guest that has said nothing so far.
+    /// Wraps a connection on which nothing was received.
     pub(super) fn new(stream: UnixStream) -> Line {
         let peer = rustix::net::sockopt::socket_peercred(&stream);
         let process = peer.ok().map(|peer| peer.pid.as_raw_nonzero().get());
@@ -59,7 +59,7 @@ impl Line {
         &self.stream
     }
 
-    /// The process at the other end.
+    /// Returns the process id of the peer.
     pub(super) fn process(&self) -> Option<i32> {
         self.process
     }
@@ -68,7 +68,7 @@ impl Line {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on the guest's thread does this. False if it was shown out.
+    /// Sets the activity of the guest thread. Returns false if the guest was replaced.
     pub(super) fn begin(&self, doing: Doing) -> bool {
         let mut state = self.state();
         if state.doing == Doing::ShownOut {
@@ -84,37 +84,39 @@ impl Line {
         wire::send(&self.stream, message)
     }
 
-    /// Sends the last message of a hold. False if that failed.
+    /// Sends the last message of a listing. Returns false if that failed.
     pub(super) fn lend(&self, message: &[u8]) -> bool {
         let mut state = self.state();
         state.doing = Doing::Lending;
         wire::send(&self.stream, message).is_ok()
     }
 
-    /// Gives a sign of life if a request is under way and that takes no waiting. Whether one is.
+    /// Sends a sign of life if a request is running and sending does not block. Returns true if a
+    /// request is running.
     pub(super) fn pulse(&self) -> bool {
-        let Ok(state) = self.state.try_lock() else { return true }; // it is being told something
+        let Ok(state) = self.state.try_lock() else { return true }; // a message is being sent
         if state.doing != Doing::Working {
             return false;
         }
         if wire::has_room(&self.stream) {
-            let _ = wire::send(&self.stream, &Reply::Working.encode()); // its thread learns of the end
+            let _ = wire::send(&self.stream, &Reply::Working.encode()); // its thread detects errors
         }
         true
     }
 
-    /// Since when it has asked for nothing; none if it has, or reads.
+    /// Returns the start of the idle time; `None` if a request is running or a snapshot is
+    /// exported.
     pub(super) fn idle_since(&self) -> Option<Duration> {
         let state = self.state.try_lock().ok()?;
         matches!(state.doing, Doing::Greeting | Doing::Nothing).then_some(state.since)
     }
 
-    /// Whether its place is another guest's.
+    /// Returns true if another guest replaces this one.
     pub(super) fn is_shown_out(&self) -> bool {
         self.state.try_lock().is_ok_and(|state| state.doing == Doing::ShownOut)
     }
 
-    /// Ends the connection if nothing was asked for so long. Whether that was so.
+    /// Ends the connection if it has been idle for `after`, and returns true in this case.
     pub(super) fn show_out(&self, after: Duration) -> bool {
         let Ok(mut state) = self.state.try_lock() else { return false };
         let is_idle = matches!(state.doing, Doing::Greeting | Doing::Nothing);
@@ -127,7 +129,7 @@ impl Line {
         true
     }
 
-    /// Ends the connection: its thread learns it.
+    /// Ends the connection; its thread detects that.
     pub(super) fn hang_up(&self) {
         let _ = self.stream.shutdown(Shutdown::Both);
     }

@@ -1,7 +1,7 @@
-//! # Messages: what is asked through the door, and what is answered
+//! # Messages: requests and replies of the door
 //!
-//! A message is a kind (one byte) and its fields; docs/format/door.md lists them. What comes from the other end is decoded into these
-//! types or refused.
+//! A message is a kind (one byte) and its fields; docs/format/door.md lists them. Received bytes
+//! are decoded into these types or rejected.
 
 use std::num::NonZeroU64;
 use std::path::PathBuf;
@@ -17,10 +17,11 @@ use crate::{
     ConversionProgress, Converted, Damage, EngineOptions, Error, Estimate, Stats, VerifyReport,
 };
 
-/// What somebody asks for.
+/// A request of a guest. Its variants list the replies; `..` means any number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Request {
-    /// The figures: [`Reply::Stats`], [`Reply::Caches`] .., a [`Reply::Keyspace`] each, [`Reply::Done`].
+    /// Statistics: [`Reply::Stats`], [`Reply::Caches`] .., a [`Reply::Keyspace`] each,
+    /// [`Reply::Done`].
     Overview,
     /// [`Reply::BackingUp`] .., [`Reply::BackedUp`].
     Backup { dir: PathBuf, base: Option<PathBuf>, verify: bool, pace: BackupPace },
@@ -28,17 +29,17 @@ pub(super) enum Request {
     Convert { keyspace: String, engine: Option<String>, options: EngineOptions },
     /// [`Reply::Estimate`].
     Estimate { keyspace: String },
-    /// Of one keyspace, or of all that have something to sort: [`Reply::Compacting`] .., [`Reply::Compacted`].
+    /// Compacts one keyspace, or all: [`Reply::Compacting`] .., [`Reply::Compacted`].
     Compact { keyspace: Option<String> },
     /// [`Reply::Verifying`] and [`Reply::Finding`] .., [`Reply::Files`] .., [`Reply::Verified`].
     Verify,
     /// [`Reply::Done`].
     Persist,
-    /// [`Reply::Items`] .., [`Reply::Done`]; then the connection is the lease.
+    /// Exports a snapshot: [`Reply::Items`] .., [`Reply::Done`]; then the connection is the lease.
     Hold,
 }
 
-/// What is answered. [`Reply::Failed`] may come in place of any.
+/// A reply. [`Reply::Failed`] may replace any reply.
 #[derive(Debug)]
 pub(super) enum Reply {
     Failed(Error),
@@ -58,7 +59,7 @@ pub(super) enum Reply {
     Verified(VerifyReport),
     Items(Vec<Item>),
     Caches(Vec<CacheStats>),
-    /// The owner is alive, and at work on it: says nothing else for a while.
+    /// Sign of life during a long request.
     Working,
 }
 
@@ -273,7 +274,7 @@ fn decode_compacted(r: &mut Reader<'_>) -> Result<Compacted, Damage> {
     Ok(done)
 }
 
-/// Its files travel beside it.
+/// Encodes all but the files, which have messages of their own.
 fn encode_verified(kind: u8, report: &VerifyReport, w: &mut Writer) {
     let VerifyReport { pairs, frames, bytes, findings, files: _ } = report;
     w.u8(kind);
@@ -327,7 +328,7 @@ fn decode_item(r: &mut Reader<'_>) -> Result<Item, Damage> {
     }
 }
 
-/// Feeds the decoders of both ends: for fuzzers. What is understood is said again and understood the same.
+/// Decodes and re-encodes the bytes with the decoders of both sides. For fuzzers.
 #[doc(hidden)]
 pub fn feed(bytes: &[u8]) {
     if let Ok(request) = Request::decode(bytes) {
@@ -536,11 +537,12 @@ mod tests {
             }
         }
         for kind in 0..=u8::MAX {
-            feed(&[kind, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]); // counts that nothing backs
+            // A count that is larger than the message.
+            feed(&[kind, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]);
         }
     }
 
-    /// A hold names places in the database, and no others.
+    /// An exported listing contains only paths inside the database.
     #[test]
     fn a_listing_cannot_lead_out_of_the_database() {
         for name in ["..", "/etc/passwd", "a/../../b", ""] {

@@ -1,54 +1,32 @@
-//! # The door: a way in for other processes while a database is open
+//! # Door: the Unix socket through which other processes reach the owner of a database
 //!
-//! One process owns a database. Through a socket in the directory others of the same user may ask it for figures, a backup, a conversion,
-//! or for a state to read ([`beside`]). No data is served here: that is `sheaf-server`'s. docs/format/door.md has every byte.
-//!
-//! ## Picture
+//! Serves statistics, backups, conversions and snapshots to attached readers, but no data: that is
+//! the job of `sheaf-server`. docs/format/door.md specifies every byte. `guest` serves a
+//! connection, `line` has its state, `owner` is the client, and `message`, `figures` and `wire`
+//! encode.
 //!
 //! ```text
-//!  owner                                            somebody else
+//!  owner                                            client process
 //!  Handle ── Door ── accept thread                  Owner::connect ── /proc/self/fd/N/door
 //!              │        └ guest threads <── hello, requests ──┘
 //!              │             └ Weak<Store>  ── replies: progress, a result, or an error ──>
 //!              └ end: sockets shut, threads joined; then the store closes
 //! ```
 //!
-//! | file | job |
-//! |---|---|
-//! | `mod` | the socket, who may come in, the end |
-//! | `guest` | one connection: requests into calls |
-//! | `line` | the state of that connection, and signs of life while a request takes its time |
-//! | `owner` | the other end |
-//! | `beside` | reading beside the owner: the hold, and the lease on it |
-//! | `message` `figures` `wire` | what is said, byte by byte (errors: `sheaf_base::fault`) |
+//! 1. The socket is created under the lock with mode 0600 before it gets its name. The kernel must
+//!    identify the peer as the owner's user or root.
+//! 2. A database works without a door; `Stats::door` shows whether it has one.
+//! 3. Guest threads hold the store, never a handle, and end before the store closes.
+//! 4. The owner shuts a connection before it releases the snapshot exported through it. If a reader
+//!    finds the connection open *after* a read, the read is valid.
+//! 5. Input of a guest never makes the owner panic, wait at close, or allocate more than a message.
+//! 6. A guest that sends no hello within [`HELLO_WITHIN`], or does not read for
+//!    [`GUEST_READS_WITHIN`], is disconnected. At the connection limit, so is the longest idle one.
+//! 7. During a request the guest receives a message at least every [`PULSE`].
+//! 8. An open door stays open: errors of `accept` are retried ([`sheaf_base::porter`]).
 //!
-//! ## Invariants
-//!
-//! 1. The socket is made under the lock and named once it is 0600: it is never wider. Each peer's user is asked of the kernel: the owner's,
-//!    or root.
-//! 2. A database opens and works without a door; `Stats::door` says whether there is one.
-//! 3. The door keeps nothing alive: guests hold the store, never a handle, and are gone before it closes.
-//! 4. Whoever lent a state shuts the connection first and lets go of the state then, so that a reader who finds the connection open *after* a
-//!    read has read what was held.
-//! 5. No bytes of a guest make the owner panic, wait for that guest while it closes, or take more than a message's memory.
-//! 6. A guest that says no hello in [`HELLO_WITHIN`], or does not read for [`GUEST_READS_WITHIN`], is shown out. If all places are taken, the
-//!    guest that has asked for nothing for longest gives its place to the next.
-//! 7. While a request is under way the guest hears something at least every [`PULSE`], unless the process is stopped.
-//! 8. A door that was opened stays open until its end: what an `accept` may fail of passes, as a want of descriptors does
-//!    ([`sheaf_base::porter`]).
-//!
-//! ## Threads
-//!
-//! One that accepts, and sends signs of life; one for each of at most [`MOST_GUESTS`] guests. They sleep in `poll` and `recv`; `shutdown`
-//! wakes them. Where nobody can be taken in the one that accepts pauses; `unpark` wakes it. A forked child leaves all of it to its parent.
-//!
-//! ## Crash
-//!
-//! The socket's name stays: a connection to it is refused, which is taken for "no owner", and the next owner removes it.
-//!
-//! ## Costs
-//!
-//! A thread and a socket a database. A guest who asks for nothing costs a thread.
+//! Threads: one accepts and sends signs of life; at most [`MOST_GUESTS`] serve. `shutdown` and
+//! `unpark` wake them. After a crash the stale socket refuses connections until the next owner.
 
 mod beside;
 mod figures;
@@ -87,46 +65,47 @@ pub(crate) use owner::lock_of;
 use line::Line;
 use wire::Status;
 
-/// Connections at a time, and of them from one process.
+/// Most connections, and most of them from one process.
 const MOST_GUESTS: usize = 64;
 const MOST_OF_A_PROCESS: usize = 32;
-/// Connections that wait to be accepted.
+/// Most connections that wait to be accepted.
 const BACKLOG: i32 = 64;
-/// How long a guest may take for its hello.
+/// Longest time until the hello of a guest.
 const HELLO_WITHIN: Duration = Duration::from_secs(5);
-/// How long a guest may leave unread what it is told.
+/// Longest time that a guest may leave messages unread.
 const GUEST_READS_WITHIN: Duration = Duration::from_secs(30);
-/// How long a guest must have asked for nothing before another one gets its place.
+/// Shortest idle time after which a connection may be replaced by a new one.
 const IDLE: Duration = Duration::from_secs(1);
-/// Between two signs of life.
+/// Interval of the signs of life during a request.
 const PULSE: Duration = Duration::from_millis(500);
 
-/// The owner's side of the door. See the module.
+/// The owner's side of the door.
 pub(crate) struct Door {
     shared: Arc<Shared>,
     acceptor: Option<JoinHandle<()>>,
     fork: ForkGuard,
 }
 
-/// What the threads share.
+/// State shared by the threads of the door.
 struct Shared {
-    /// The database's directory.
+    /// Directory of the database.
     dir: OwnedFd,
     listener: OwnedFd,
-    /// Rung when a guest asks for something.
+    /// Eventfd that a guest thread writes when a request arrives.
     bell: OwnedFd,
     store: Weak<Store>,
     ending: AtomicBool,
     guests: Mutex<Vec<Guest>>,
 }
 
-/// One connection.
+/// A connection.
 struct Guest {
     line: Arc<Line>,
     thread: JoinHandle<()>,
 }
 
-/// The way to a name in an open directory that fits into a socket's address, however long the directory's path is.
+/// Returns a path to a name in an open directory that fits into a socket address, for a directory
+/// path of any length.
 fn way_to(dir: &OwnedFd, name: &str) -> PathBuf {
     Path::new("/proc/self/fd").join(dir.as_raw_fd().to_string()).join(name)
 }
@@ -135,7 +114,8 @@ fn open_dir(dir: &Path) -> rustix::io::Result<OwnedFd> {
     rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// A socket that listens under the door's name. The caller has the lock of the database.
+/// Returns a socket that listens under the name of the door. The caller must hold the lock of the
+/// database.
 fn listen(dir: &OwnedFd) -> rustix::io::Result<OwnedFd> {
     let [name, unborn] = DOOR;
     for stale in DOOR {
@@ -148,7 +128,7 @@ fn listen(dir: &OwnedFd) -> rustix::io::Result<OwnedFd> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(way_to(dir, unborn))?)?;
     let named = rustix::fs::chmodat(dir, unborn, Mode::RUSR | Mode::WUSR, AtFlags::empty())
-        .and_then(|()| rustix::net::listen(&socket, BACKLOG)) // until now nobody could connect
+        .and_then(|()| rustix::net::listen(&socket, BACKLOG)) // accepts connections from here on
         .and_then(|()| rustix::fs::renameat(dir, unborn, dir, name));
     if let Err(refusal) = named {
         let _ = rustix::fs::unlinkat(dir, unborn, AtFlags::empty());
@@ -184,15 +164,15 @@ impl Door {
         Ok(door)
     }
 
-    /// Whether somebody could come in.
+    /// Returns true if new connections are accepted.
     pub(crate) fn is_open(&self) -> bool {
         self.acceptor.as_ref().is_some_and(|acceptor| !acceptor.is_finished())
     }
 
-    /// Ends what is under way as if it had been cancelled, and waits for it. Whoever reads beside is told first.
+    /// Cancels running requests, notifies attached readers, and waits for all threads.
     pub(crate) fn end(&mut self) {
         if self.fork.is_child() {
-            return; // sockets are shared with the parent, threads are not there
+            return; // the sockets are shared with the parent, and the child has no threads
         }
         self.shared.ending.store(true, Ordering::Release);
         let _ = rustix::fs::unlinkat(&self.shared.dir, DOOR[0], AtFlags::empty());
@@ -229,22 +209,22 @@ impl Shared {
                 Next::Came(socket) => self.let_in(UnixStream::from(socket)),
                 Next::Gone => {}
                 Next::Nobody => self.wait(),
-                Next::Later => std::thread::park_timeout(PAUSE), // the end wakes us
-                Next::Never => break,                            // it was shut
+                Next::Later => std::thread::park_timeout(PAUSE), // `end` unparks
+                Next::Never => break,                            // the listener was shut
             }
         }
     }
 
-    /// Waits until somebody comes. Gives signs of life to guests whose requests take their time.
+    /// Waits for a connection, and sends signs of life to guests with running requests.
     fn wait(&self) {
         let is_working = self.guests().iter().filter(|guest| guest.line.pulse()).count() > 0;
         let timeout = Timespec::try_from(PULSE).ok().filter(|_| is_working);
         let mut polled = [PollFd::new(&self.listener, PollFlags::IN), PollFd::new(&self.bell, PollFlags::IN)];
-        let _ = poll(&mut polled, timeout.as_ref()); // whatever it says, we look
-        let _ = rustix::io::read(&self.bell, &mut [0; 8]); // nothing is there if it was not rung
+        let _ = poll(&mut polled, timeout.as_ref()); // the caller checks in any case
+        let _ = rustix::io::read(&self.bell, &mut [0; 8]); // empty if no guest wrote
     }
 
-    /// Whether the kernel says that it is us, or root.
+    /// Returns true if the kernel identifies the peer as our user or root.
     fn is_ours(stream: &UnixStream) -> bool {
         let peer = rustix::net::sockopt::socket_peercred(stream);
         peer.is_ok_and(|peer| peer.uid == rustix::process::geteuid() || peer.uid.is_root())
@@ -269,14 +249,15 @@ impl Shared {
             let _ = rustix::io::write(&shared.bell, &1u64.to_ne_bytes());
         };
         let store = Weak::clone(&self.store);
-        // Without a thread the connection just ends.
+        // If no thread can be started, the connection ends.
         if let Ok(thread) = thread.spawn(move || guest::attend(&store, &theirs, ring)) {
             guests.push(Guest { line, thread });
         }
     }
 }
 
-/// Whether there is a place for a guest of `process`, maybe after another one that asks for nothing was shown out: I6.
+/// Returns true if a guest of `process` can be served, if necessary after an idle connection was
+/// ended (I6).
 fn make_room(guests: &[Guest], process: Option<i32>) -> bool {
     let here = || guests.iter().map(|guest| &guest.line).filter(|line| !line.is_shown_out());
     let of_process = |line: &&Arc<Line>| process.is_some() && line.process() == process;

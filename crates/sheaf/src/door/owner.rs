@@ -1,4 +1,4 @@
-//! # Owner: the door from outside
+//! # Owner: client of the door
 
 use std::io;
 use std::net::Shutdown;
@@ -26,51 +26,67 @@ use crate::{
     InUse, KeyspaceOptions, Result, Stats, VerifyReport,
 };
 
-/// How long an owner may say nothing, not even that it is at work: ten times what it takes itself between two signs of life.
+/// Longest time without a message of the owner: ten times the interval of its signs of life.
 const SILENCE: Duration = Duration::from_secs(5);
-/// Longest content of the lock's file.
+/// Longest content of the lock file in bytes.
 const LOCK_BYTES: u64 = 64;
 
-/// The process that has a database open, as another process of the same user (or root) sees it.
+/// Connection to the process that has a database open, from another process of the same user or of
+/// root.
 ///
-/// Each method asks for one thing and waits for the answer. If a watcher says that it is enough, the owner is told, and ends it as cancelled,
-/// if it is not done by then; nothing more can be asked afterwards. So it is if this process goes in the midst. If the other process closes the database, or ends, they
-/// answer [`Error::OwnerGone`]; if it says nothing for five seconds, not even that it is at work, [`Error::OwnerSilent`].
+/// Each method sends one request and waits for the result. If a callback cancels, the owner aborts
+/// the operation unless it has completed, and the connection becomes unusable. The owner also
+/// aborts an operation if this process ends.
+///
+/// Every method may return:
+///
+/// - [`Error::OwnerGone`] if the owner closed the database or ended.
+/// - [`Error::OwnerSilent`] if the owner sent nothing for five seconds. During long operations it
+///   sends a sign of life twice a second.
+/// - [`Error::Io`] or [`Error::Invalid`] if the owner sent bytes that are not the expected reply.
 ///
 /// ```
-/// # fn main() -> sheaf::Result<()> {
-/// # let dir = std::env::temp_dir().join(format!("sheaf-doc-owner-{}", std::process::id()));
+/// # let dir = tempfile::tempdir()?;
 /// use sheaf::{Database, KeyspaceOptions, Owner};
 ///
-/// let db = Database::open(&dir)?; // usually in another process
+/// let db = Database::open(dir.path())?; // usually in another process
 /// db.keyspace("users", KeyspaceOptions::default())?.insert("ada", "lovelace")?;
 ///
-/// if let Some(mut owner) = Owner::connect(&dir)? {
+/// if let Some(mut owner) = Owner::connect(dir.path())? {
 ///     assert_eq!(owner.overview()?.keyspaces[0].info.name, "users");
 ///     owner.persist()?;
 /// }
-/// # db.close()?;
-/// assert!(Owner::connect(&dir)?.is_none());
-/// # std::fs::remove_dir_all(&dir).ok();
-/// # Ok(())
-/// # }
+/// db.close()?;
+/// assert!(Owner::connect(dir.path())?.is_none());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct Owner {
     stream: UnixStream,
     dir: PathBuf,
-    /// What stood in the lock's file before the connection.
+    /// Content of the lock file before the connection.
     lock: Vec<u8>,
 }
 
 impl Owner {
-    /// Connects to the process that has the database in `path` open. None if no process has, or if that lets this one not in: an owner
-    /// without a door, or of another user.
+    /// Connects to the process that has the database in `path` open. Returns `None` if no process
+    /// has it open, or if this process may not connect: the owner has no door or belongs to another
+    /// user.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// assert!(sheaf::Owner::connect(dir.path())?.is_some());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Format`] if the owner speaks another version; [`Error::Locked`] if it has as many guests as it takes;
-    /// [`Error::OwnerSilent`] if it does not answer within five seconds, as a stopped process does not.
+    /// - [`Error::Format`] if the owner speaks another version of the protocol.
+    /// - [`Error::Locked`] if the owner serves as many connections as it accepts.
+    /// - [`Error::OwnerSilent`] if it does not answer within five seconds, for example because the
+    ///   process is stopped.
+    /// - [`Error::Io`] from the operating system.
     pub fn connect(path: impl AsRef<Path>) -> Result<Option<Owner>> {
         let dir = path.as_ref();
         let door = dir.join(DOOR[0]);
@@ -78,7 +94,8 @@ impl Owner {
         let Ok(lock) = lock_of(dir) else { return Ok(None) };
         let Some(stream) = knock(dir, &lock)? else { return Ok(None) };
         let owner = Owner { stream, dir: dir.to_path_buf(), lock };
-        // An owner that takes nobody in says so and hangs up, perhaps before it has heard us: what it said is there all the same.
+        // An owner that is full says so and closes, perhaps before our hello arrives. Its message
+        // can be read all the same.
         let _ = wire::greet(&owner.stream, Status::Welcome);
         match wire::greeted(&owner.stream) {
             Ok((VERSION, status)) if status == Status::Welcome as u32 => {}
@@ -88,7 +105,7 @@ impl Owner {
                 return Err(Error::io("talk through", &door, e));
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Err(owner.silent()),
-            Err(_) => return Ok(None), // it closes, or it does not know us
+            Err(_) => return Ok(None), // it is closing, or rejects our user
         }
         Ok(Some(owner))
     }
@@ -101,7 +118,7 @@ impl Owner {
         Error::OwnerGone { path: self.dir.clone() }
     }
 
-    /// Asks, and hands what comes to `each` until that has the answer.
+    /// Sends a request, and passes the replies to `each` until that returns the result.
     fn ask<T>(
         &mut self,
         request: &Request,
@@ -134,12 +151,29 @@ impl Owner {
         Error::io("talk through", &self.dir.join(DOOR[0]), source)
     }
 
-    /// Figures of the database, as its owner sees them.
+    /// Returns the statistics of the database.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// if let Some(mut owner) = sheaf::Owner::connect(dir.path())? {
+    ///     assert_eq!(owner.stats()?.visible, db.seq());
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors listed at [`Owner`].
     pub fn stats(&mut self) -> Result<Stats> {
         Ok(self.overview()?.stats)
     }
 
-    /// Figures of the database and of each keyspace.
+    /// Returns the statistics of the database and of each keyspace.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors listed at [`Owner`], and [`Error::Closed`] if the database is closing.
     pub fn overview(&mut self) -> Result<Overview> {
         let (mut stats, mut caches, mut keyspaces) = (None, Vec::new(), Vec::new());
         self.ask(&Request::Overview, |_, reply| match reply {
@@ -161,7 +195,28 @@ impl Owner {
         Ok(Overview { stats: Stats { caches, ..stats.unwrap_or_default() }, keyspaces })
     }
 
-    /// As [`crate::Database::backup`]; the directories are made absolute first.
+    /// Makes the owner write a backup, like [`crate::Database::backup`]. Relative directories are
+    /// relative to this process. `base` is an earlier backup, `verify` reads the copy back, and
+    /// `watcher` receives the progress and may cancel.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// use std::ops::ControlFlow;
+    ///
+    /// use sheaf::{BackupPace, Database, Owner};
+    ///
+    /// let (db, monday) = (Database::open(dir.path().join("my.db"))?, dir.path().join("monday"));
+    /// if let Some(mut owner) = Owner::connect(db.path())? {
+    ///     let watcher = |_| ControlFlow::Continue(());
+    ///     let report = owner.backup(&monday, None, true, BackupPace::Full, watcher)?;
+    ///     assert_eq!(report.seq, db.seq());
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`crate::Database::backup`] and those listed at [`Owner`].
     pub fn backup(
         &mut self,
         dir: impl AsRef<Path>,
@@ -179,7 +234,24 @@ impl Owner {
         })
     }
 
-    /// As [`crate::Database::convert`].
+    /// Makes the owner convert a keyspace, like [`crate::Database::convert`].
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// use std::ops::ControlFlow;
+    ///
+    /// if let Some(mut owner) = sheaf::Owner::connect(dir.path())? {
+    ///     owner.convert("users", "flat", |_| ControlFlow::Continue(()))?;
+    /// }
+    /// assert_eq!(users.engine(), "flat");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`crate::Database::convert`] and those listed at [`Owner`].
     pub fn convert(
         &mut self,
         keyspace: &str,
@@ -199,7 +271,12 @@ impl Owner {
         }
     }
 
-    /// As [`crate::Database::estimate_conversion`].
+    /// Estimates a conversion, like [`crate::Database::estimate_conversion`].
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`crate::Database::estimate_conversion`] and those listed at
+    /// [`Owner`].
     pub fn estimate_conversion(&mut self, keyspace: &str) -> Result<Estimate> {
         self.ask(&Request::Estimate { keyspace: keyspace.to_owned() }, |_, reply| match reply {
             Reply::Estimate(estimate) => Ok(Some(estimate)),
@@ -207,8 +284,25 @@ impl Owner {
         })
     }
 
-    /// As [`crate::Keyspace::compact`]; without a name, all keyspaces. `watcher` is told now and then
-    /// what was done so far; what is done stays done.
+    /// Makes the owner compact a keyspace, like [`crate::Keyspace::compact`], or all keyspaces if
+    /// `keyspace` is `None`. `watcher` receives the counts so far and may cancel; completed work
+    /// stays.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// use std::ops::ControlFlow;
+    ///
+    /// if let Some(mut owner) = sheaf::Owner::connect(dir.path())? {
+    ///     owner.compact(None, |_| ControlFlow::Continue(()))?;
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`crate::Keyspace::compact`], [`Error::Cancelled`], and those listed
+    /// at [`Owner`].
     pub fn compact(
         &mut self,
         keyspace: Option<&str>,
@@ -221,7 +315,26 @@ impl Owner {
         })
     }
 
-    /// As [`crate::Database::verify`]; `watcher` is told now and then what was read so far.
+    /// Makes the owner verify the database, like [`crate::Database::verify`]. `watcher` receives
+    /// the counts so far and may cancel.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// use std::ops::ControlFlow;
+    ///
+    /// if let Some(mut owner) = sheaf::Owner::connect(dir.path())? {
+    ///     let report = |damage| eprintln!("{damage}");
+    ///     let report = owner.verify(report, |_| ControlFlow::Continue(()))?;
+    ///     assert_eq!(report.findings, 0);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`crate::Database::verify`], [`Error::Cancelled`], and those listed at
+    /// [`Owner`].
     pub fn verify(
         &mut self,
         mut report: impl FnMut(Error),
@@ -244,7 +357,21 @@ impl Owner {
         Ok(VerifyReport { files, ..done })
     }
 
-    /// As [`crate::Database::persist`].
+    /// Waits until all commits acknowledged before the call are on the device, like
+    /// [`crate::Database::persist`].
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// if let Some(mut owner) = sheaf::Owner::connect(dir.path())? {
+    ///     owner.persist()?;
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`crate::Database::persist`] and those listed at [`Owner`].
     pub fn persist(&mut self) -> Result<()> {
         self.ask(&Request::Persist, |_, reply| match reply {
             Reply::Done => Ok(Some(())),
@@ -252,7 +379,8 @@ impl Owner {
         })
     }
 
-    /// Has the state of now held, for as long as what is returned, or what is opened of it, lives.
+    /// Makes the owner export a snapshot, which exists as long as the returned lease or a store
+    /// opened on it.
     pub(crate) fn hold(mut self) -> Result<Held> {
         let mut items = Vec::new();
         self.ask(&Request::Hold, |_, reply| match reply {
@@ -269,7 +397,7 @@ impl Owner {
     }
 }
 
-/// If the watcher has had enough, no more is said; the answer is waited for.
+/// Tells the owner to cancel if the watcher returned `Break`. The caller still waits for the reply.
 fn heard<T>(stream: &UnixStream, answer: ControlFlow<()>) -> Option<T> {
     if answer.is_break() {
         let _ = stream.shutdown(Shutdown::Write);
@@ -281,7 +409,8 @@ fn unexpected(reply: &Reply) -> Error {
     Error::Invalid { what: "reply", why: format!("{reply:?} was not asked for") }
 }
 
-/// A connection to the owner's door, on which nothing is waited for longer than [`SILENCE`]. None if there is nobody, or nobody for us.
+/// Connects to the door, with [`SILENCE`] as the timeout of every operation. Returns `None` if
+/// there is no owner, or none that admits this process.
 fn knock(dir: &Path, lock: &[u8]) -> Result<Option<UnixStream>> {
     let door = dir.join(DOOR[0]);
     let fd = match open_dir(dir) {
@@ -305,7 +434,7 @@ fn knock(dir: &Path, lock: &[u8]) -> Result<Option<UnixStream>> {
     }
 }
 
-/// The error for an owner that does not answer.
+/// Returns the error for an owner that does not answer.
 fn silent(dir: &Path, lock: &[u8]) -> Error {
     let pid = std::str::from_utf8(lock).ok().and_then(|text| text.lines().next()?.parse().ok());
     let process = pid.map(Process::look);
@@ -318,7 +447,8 @@ fn silent(dir: &Path, lock: &[u8]) -> Error {
     }
 }
 
-/// What stands in the lock's file: the owner's process id, and a number that no other owner has.
+/// Returns the content of the lock file: the process id of the owner, and a number that no other
+/// owner has.
 pub(crate) fn lock_of(dir: &Path) -> io::Result<Vec<u8>> {
     let file = RealDisk::default().open(&dir.join(LOCK), How::Read)?;
     let mut text = vec![0; usize::try_from(file.len()?.min(LOCK_BYTES)).unwrap_or(0)];

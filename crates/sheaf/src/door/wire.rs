@@ -1,4 +1,4 @@
-//! # Wire: hello, and messages behind their length
+//! # Wire: hello, and messages after their length
 
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
@@ -8,22 +8,22 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
 const MAGIC: &[u8; 8] = b"SHEAFDOR";
-/// Of the protocol.
+/// Version of the protocol.
 pub(super) const VERSION: u32 = 4;
-/// Longest message.
+/// Most bytes of a message.
 pub(super) const MOST: usize = 1 << 20;
-/// Magic, version, status.
+/// Bytes of a hello: magic, version, status.
 const HELLO: usize = 16;
 
-/// What the owner says to somebody at the door.
+/// Status in the owner's hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Status {
     Welcome = 0,
-    /// There are as many guests as there can be.
+    /// The owner serves as many connections as it accepts.
     Busy = 1,
 }
 
-/// Says hello.
+/// Sends a hello.
 pub(super) fn greet(stream: &UnixStream, status: Status) -> io::Result<()> {
     let mut hello = [0; HELLO];
     hello[..8].copy_from_slice(MAGIC);
@@ -32,7 +32,8 @@ pub(super) fn greet(stream: &UnixStream, status: Status) -> io::Result<()> {
     send_all(stream, &hello)
 }
 
-/// The other's version and status. `InvalidData` if it speaks something else.
+/// Returns the version and status of the peer. Fails with `InvalidData` if the peer speaks another
+/// protocol.
 pub(super) fn greeted(mut stream: &UnixStream) -> io::Result<(u32, u32)> {
     let mut hello = [0; HELLO];
     stream.read_exact(&mut hello)?;
@@ -53,7 +54,7 @@ pub(super) fn send(stream: &UnixStream, body: &[u8]) -> io::Result<()> {
     send_all(stream, &bytes)
 }
 
-/// The next message; none at the end.
+/// Returns the next message; `None` at the end of the connection.
 pub(super) fn receive(mut stream: &UnixStream) -> io::Result<Option<Vec<u8>>> {
     let mut len = [0; 4];
     match stream.read_exact(&mut len) {
@@ -69,7 +70,7 @@ pub(super) fn receive(mut stream: &UnixStream) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(body))
 }
 
-/// A peer that is gone is an error, and no signal.
+/// Sends all bytes. A closed connection is an error, not a signal.
 fn send_all(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match rustix::net::send(stream, bytes, SendFlags::NOSIGNAL) {
@@ -81,13 +82,13 @@ fn send_all(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a short message can be sent without waiting.
+/// Returns true if a short message can be sent without blocking.
 pub(super) fn has_room(stream: &UnixStream) -> bool {
     let mut polled = [PollFd::new(stream, PollFlags::OUT)];
     matches!(poll(&mut polled, Some(&Timespec::default())), Ok(1))
 }
 
-/// Whether the other end says no more. Asked without waiting.
+/// Returns true if the peer has closed its side. Does not block.
 pub(super) fn has_left(stream: &UnixStream) -> bool {
     loop {
         match rustix::net::recv(stream, &mut [0u8; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
