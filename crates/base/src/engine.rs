@@ -47,11 +47,12 @@ use crate::types::{KeyspaceId, LogId, Seq};
 use crate::value::Stored;
 use crate::views::Views;
 
-/// What an engine can do by its nature.
+/// Features of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Ranges, prefixes, first and last, iteration both ways in key order. Without it, `iter`
-    /// yields every pair once in no particular order and the rest is `Unsupported`.
+    /// True if the engine supports ranges, prefixes, first and last, and iteration in key order
+    /// from both ends. Without it, `iter` returns every pair once in no particular order, and the
+    /// other calls return `Unsupported`.
     pub ordered: bool,
 }
 
@@ -272,14 +273,14 @@ pub trait ImageSource {
     fn seq(&self, stored: u64) -> Result<Seq>;
 }
 
-/// Figures of one keyspace.
+/// Statistics of a keyspace that its engine provides.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineStats {
-    /// Keys there are.
+    /// Number of keys.
     pub keys: u64,
-    /// Bytes of the volatile index.
+    /// Bytes of the index in memory.
     pub index_bytes: u64,
-    /// Old versions that views pin.
+    /// Old versions that snapshots and iterators pin.
     pub pinned_versions: u64,
 }
 

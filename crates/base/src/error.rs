@@ -1,267 +1,278 @@
 //! # Errors
 //!
-//! One public enum for the whole database. Each variant says when it occurs, what is still true
-//! of the data, and what the user can do.
+//! One public enum for the whole database. The doc of each variant states when it occurs, which
+//! guarantees still hold for the data, and the options of the user.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// `Result` with the database's [`Error`].
+/// `Result` with [`Error`] as the error type.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Everything that can go wrong.
+/// Error of a database operation. Unless a variant says otherwise, the operation changed nothing,
+/// and the database stays usable.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The operating system refused a call. Nothing was changed by the operation that reports it;
-    /// retry it once the cause is gone.
+    /// A system call failed. The operation that returns this error changed nothing; remove the
+    /// cause and retry it. (A failed write or sync that leaves doubt is [`Error::Poisoned`].)
     #[error("cannot {op} {}: {source}", path.display())]
     Io {
-        /// What was attempted, as a verb.
+        /// The failed operation, as a verb.
         op: &'static str,
-        /// On what.
+        /// The file or directory.
         path: PathBuf,
-        /// Why not.
+        /// The error of the system call.
         #[source]
         source: io::Error,
     },
-    /// Stored bytes are not what was written. Nothing is returned from them. Other keyspaces, and
-    /// other keys where the damage is local, stay usable; restore the file from a backup.
+    /// Stored bytes differ from the bytes written, or from the format. They are never returned as
+    /// data. Other keyspaces stay usable, and other keys if the damage is local. Restore a backup,
+    /// or salvage the intact data with `Database::repair`.
     #[error("{} is damaged at offset {offset}: {what}", path.display())]
     Corrupt {
         /// The damaged file.
         path: PathBuf,
-        /// Where in it, in bytes.
+        /// Offset of the damage in bytes.
         offset: u64,
-        /// What was found there.
+        /// Kind of the damage.
         what: Damage,
     },
-    /// The disk is full (or a quota is used up). Nothing was written; reads and removes go on,
-    /// and writes go on by themselves once there is room.
+    /// The disk is full, or a quota is exceeded. Nothing was written. Reads and removals continue,
+    /// and writes succeed again as soon as there is space.
     #[error("no space left for {}", path.display())]
     NoSpace {
-        /// What needed room.
+        /// The file or directory that needed space.
         path: PathBuf,
     },
-    /// The process, or the whole system, has no file descriptor left. Nothing was changed; what was asked works again once there
-    /// is one. Raise the limit (`ulimit -n`), or have the database take fewer (`Builder::open_files`).
+    /// The process or the system has no free file descriptor. Nothing was changed; retry later.
+    /// Raise the limit (`ulimit -n`), or let the database use fewer (`Builder::open_files`).
     #[error("no file descriptor left for {}: {}", path.display(), limit.map_or(
         "the system's limit (fs.file-max) is reached".to_owned(),
         |limit| format!("all {limit} of the process are in use; raise the limit (ulimit -n), \
             or lower the database's share (Builder::open_files, --open-files)")))]
     TooManyFiles {
-        /// What was to be opened.
+        /// The file that could not be opened.
         path: PathBuf,
-        /// How many the process may have, if it is the process's limit that was reached.
+        /// Limit of the process; `None` if the limit of the system was reached.
         limit: Option<u64>,
     },
-    /// The file would be larger than the process may make one (RLIMIT_FSIZE). Nothing was written; reads and removes go on. Raise the
-    /// limit (`ulimit -f`) and open the database again.
+    /// The file would exceed the file size limit of the process (RLIMIT_FSIZE). Nothing was
+    /// written; reads and removals continue. Raise the limit (`ulimit -f`) and open the database
+    /// again.
     #[error("{} may not grow to {size} bytes: the process may write files of at most {limit} bytes; \
         raise the limit (ulimit -f)", path.display())]
     FileLimit {
         /// The file.
         path: PathBuf,
-        /// How long it was to be.
+        /// The size that was needed, in bytes.
         size: u64,
         /// The limit in bytes.
         limit: u64,
     },
-    /// Another process, or another handle of this one, uses the database. Nothing was touched. Open it again when it is free, or have the
-    /// opening wait (`Builder::wait`).
+    /// Another process, or another handle of this process, uses the database. Nothing was changed.
+    /// Retry later, or let the opening wait (`Builder::wait`).
     #[error("{} is {}{}", path.display(), cause.by(&process(*pid, program.as_deref())), stopped(*pid, *is_stopped))]
     Locked {
         /// The database.
         path: PathBuf,
-        /// The process that uses it, or one of them, where known.
+        /// A process that uses it, if known.
         pid: Option<u32>,
-        /// The name of its program, where known.
+        /// Program name of the process, if known.
         program: Option<String>,
-        /// Whether that process is stopped.
+        /// True if the process is stopped (SIGSTOP).
         is_stopped: bool,
-        /// How it is used.
+        /// Kind of the use.
         cause: InUse,
     },
-    /// The process that has the database open lets this one in, but does not answer. What was asked of it may be done or not; the database is
-    /// as sound as before. Let that process go on, or end it: what it acknowledged is kept.
+    /// The process that has the database open accepts connections but does not answer. The
+    /// requested operation may have been done; the database is intact. Resume that process, or kill
+    /// it: all commits that it acknowledged are kept.
     #[error("{}, which has {} open, does not answer for {} s{}",
         process(*pid, program.as_deref()), path.display(), waited.as_secs_f64().round(), silent(*pid, *is_stopped))]
     OwnerSilent {
         /// The database.
         path: PathBuf,
-        /// The process, where known.
+        /// The process, if known.
         pid: Option<u32>,
-        /// The name of its program, where known.
+        /// Program name of the process, if known.
         program: Option<String>,
-        /// Whether that process is stopped.
+        /// True if the process is stopped (SIGSTOP).
         is_stopped: bool,
-        /// How long an answer was waited for.
+        /// Time without an answer.
         waited: Duration,
     },
-    /// The process that had the database open is gone, or has closed it, and what it held for this reader beside it is gone with it.
-    /// What was read before is right. Open the database again.
-    #[error("whoever had {} open has closed it, and with it what was read here; open it again", path.display())]
+    /// The process that had the database open ended or closed it, and with it the snapshot of this
+    /// attached reader. Everything that was read before is valid. Open the database again.
+    #[error("database {} was closed by its owner; reopen it to continue", path.display())]
     OwnerGone {
         /// The database.
         path: PathBuf,
     },
-    /// A write or a sync failed in a way that leaves the kernel's cache in doubt. What was
-    /// acknowledged as durable is safe; reopen the database to go on. A sync is never retried. After a panic
-    /// in the middle of a commit (`op` is "commit") reads are refused too: half of it could be seen. After one in a
-    /// background thread (`op` is "background work") they go on.
-    #[error("the database refuses writes since a failed {op}; reopen it")]
+    /// A write or a sync failed so that the state of the kernel's cache is unknown. All commits
+    /// that were acknowledged as durable are safe; a later one may be lost. Reopen the database to
+    /// continue; a sync is never retried.
+    ///
+    /// Reads continue, with one exception: after a panic in the middle of a commit (`op` is
+    /// "commit") they fail too, since they could see half of the commit. After a panic in a
+    /// background thread `op` is "background work".
+    #[error("the database refuses writes after a failed {op}; reopen it")]
     Poisoned {
         /// The operation that failed.
         op: &'static str,
     },
-    /// Beyond a limit of the format. Nothing was written.
+    /// A key, value, batch or name exceeds its limit. Nothing was written.
     #[error("{what} of {got} bytes is too large: at most {max}")]
     TooLarge {
-        /// What is too large: key, value, batch, name.
+        /// The object: `key`, `value` or `batch`.
         what: &'static str,
-        /// Its size in bytes.
+        /// Size of the object in bytes.
         got: u64,
         /// The limit in bytes.
         max: u64,
     },
-    /// The file belongs to a format version this build does not know. Nothing was touched: use a
-    /// build that knows it, and `dump` and `load`.
+    /// The file has a format version that this build does not support. Nothing was changed. Use a
+    /// build that supports it, and move the data with `sheaf dump` and `sheaf load`.
     #[error("{} has format version {found}, this build reads {supported}", path.display())]
     Format {
         /// The file.
         path: PathBuf,
-        /// Its version.
+        /// Version of the file.
         found: u32,
-        /// Ours.
+        /// Version that this build supports.
         supported: u32,
     },
-    /// The directory holds something that is not a database. Nothing was touched.
+    /// The directory contains something other than a database. Nothing was changed.
     #[error("{} is not a Sheaf database: {why}", path.display())]
     NotADatabase {
         /// The directory.
         path: PathBuf,
-        /// What gave it away.
+        /// The reason.
         why: String,
     },
-    /// The directory holds something that is not a backup, or one that was never finished. Nothing was touched.
+    /// The directory contains no backup, or an incomplete one. Nothing was changed.
     #[error("{} is not a Sheaf backup: {why}", path.display())]
     NotABackup {
         /// The directory.
         path: PathBuf,
-        /// What gave it away.
+        /// The reason.
         why: String,
     },
-    /// Whoever was told of the progress said that it is enough. What was written is gone again.
-    #[error("given up, as asked")]
+    /// A progress callback cancelled the operation. Partial output has been removed; a compaction
+    /// keeps its completed work.
+    #[error("operation cancelled")]
     Cancelled,
-    /// No database there, and the call may not create one.
+    /// There is no database in the directory, and the call must not create one.
     #[error("there is no database at {}", path.display())]
     NotFound {
         /// The directory.
         path: PathBuf,
     },
-    /// No such keyspace (any more): never created, or dropped.
+    /// There is no such keyspace: it was never created, or it was dropped.
     #[error("there is no keyspace {name:?}")]
     NoKeyspace {
-        /// Its name.
+        /// Name of the keyspace.
         name: String,
     },
-    /// A keyspace of this name exists, and the call was to create one. Nothing was touched.
+    /// A keyspace of this name exists, and the call must create one. Nothing was changed.
     #[error("there is a keyspace {name:?} already")]
     KeyspaceExists {
         /// The keyspace.
         name: String,
     },
-    /// The keyspace exists with another engine than the one asked for, or with another value of an option, which stands behind
-    /// the engine then (`cedrus branching=64`). Nothing was touched.
-    #[error("keyspace {name:?} is kept by engine {found:?}, not {asked:?}")]
+    /// The keyspace exists with another engine than the requested one, or with another value of an
+    /// option, which then follows the name of the engine (`cedrus branching=64`). Nothing was
+    /// changed.
+    #[error("keyspace {name:?} has engine {found:?}, not {asked:?}")]
     EngineMismatch {
         /// The keyspace.
         name: String,
         /// The engine it was created with.
         found: String,
-        /// The engine asked for.
+        /// The requested engine.
         asked: String,
     },
-    /// The engine cannot do this by its nature; `capabilities()` says so beforehand.
+    /// The engine does not have this feature; `Keyspace::capabilities` tells in advance.
     #[error("engine {engine} does not support {feature}")]
     Unsupported {
         /// The engine.
         engine: &'static str,
-        /// What was asked of it.
+        /// The feature.
         feature: &'static str,
     },
-    /// An expectation of the batch did not hold. Nothing was written.
+    /// An expectation of the batch did not hold. Nothing was written. Read the key again and retry.
     #[error("an expectation of the batch does not hold")]
     Conflict,
-    /// The memory budget has no room for another key. Reads, overwrites and removes go on; raise
-    /// the budget or remove keys.
+    /// The memory budget has no room for another key. Nothing was written; reads, overwrites and
+    /// removals continue. Raise the budget (`Builder::memory`) or remove keys.
     #[error("the memory budget of {budget} bytes has no room for more keys")]
     OverBudget {
         /// The budget in bytes.
         budget: u64,
     },
-    /// A write that may not wait (`try_insert`, `try_submit` and the like) would have had to. Nothing was written and nothing is
-    /// left of it. The background works on what it would have waited for: try again later, or wait with `insert` or `submit`.
+    /// A write that must not block (`try_insert`, `try_submit` and similar) would have to wait.
+    /// Nothing was written. Background work is removing the cause: retry later, or wait with
+    /// `insert` or `submit`.
     #[error("the write would have to wait: {with}")]
     Busy {
-        /// For what: the name of a kind of stall (`brake`, `memory`, `space`, `segment`, `conversion`).
+        /// Name of the kind of stall: `brake`, `memory`, `space`, `segment` or `conversion`.
         with: &'static str,
     },
-    /// The database was opened for reading only.
+    /// The database was opened for reading only. Nothing was written.
     #[error("the database is open for reading only")]
     ReadOnly,
-    /// The handle was closed, or belongs to the parent of a forked process.
+    /// The database was closed, or the handle belongs to the parent of a forked process. Open the
+    /// database (again).
     #[error("the database is closed")]
     Closed,
-    /// An argument that cannot mean anything. Nothing was touched.
+    /// An argument is not valid. Nothing was changed.
     #[error("invalid {what}: {why}")]
     Invalid {
-        /// Which argument.
+        /// Name of the argument.
         what: &'static str,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
 }
 
-/// How a database is used that cannot be opened for that reason.
+/// Use of a database that prevents opening it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InUse {
     /// A process has it open for writing.
     Owner,
-    /// Processes have it open for reading, and keep a writer out.
+    /// Processes have it open for reading, which excludes a writer.
     Readers,
-    /// A process has it open for writing, and has no door for a reader: it is opening or closing the database, was told to have none, or
-    /// belongs to another user.
+    /// A process has it open for writing, and a reader cannot attach: the process is opening or
+    /// closing the database, has no door, or belongs to another user.
     NoDoor,
-    /// A process has it open for writing, and serves as many others at its door as it takes.
+    /// A process has it open for writing, and serves as many connections as it accepts.
     Crowded,
 }
 
 impl InUse {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [InUse; 4] = [InUse::Owner, InUse::Readers, InUse::NoDoor, InUse::Crowded];
 
     fn by(self, process: &str) -> String {
         match self {
-            InUse::Owner => format!("in use by {process}; it is free once that has closed it"),
+            InUse::Owner => format!("in use by {process}; retry after that process has closed it"),
             InUse::Readers => {
-                format!("being read by {process}; it can be written to once that has closed it")
+                format!("being read by {process}; a writer must wait until that process has closed it")
             }
             InUse::NoDoor => format!(
-                "in use by {process}, which cannot be asked for a state to read: it is opening or closing the database, \
+                "in use by {process}, and a reader cannot attach: that process is opening or closing the database, \
                  has no door, or belongs to another user"
             ),
             InUse::Crowded => {
-                format!("in use by {process}, which has as many guests at its door as it takes; try again")
+                format!("in use by {process}, which serves as many connections as it accepts; try again")
             }
         }
     }
 }
 
-/// A process in a message.
+/// Returns the description of a process in a message.
 fn process(pid: Option<u32>, program: Option<&str>) -> String {
     match (pid, program) {
         (Some(pid), Some(program)) => format!("process {pid} ({program})"),
@@ -270,17 +281,17 @@ fn process(pid: Option<u32>, program: Option<&str>) -> String {
     }
 }
 
-/// The state of a stopped process, and the remedy.
+/// Returns the state of a stopped process and the remedy.
 fn stopped(pid: Option<u32>, is_stopped: bool) -> String {
     match pid.filter(|_| is_stopped) {
         Some(pid) => {
-            format!("; that process is stopped: let it go on (kill -CONT {pid}) or end it (kill -9 {pid})")
+            format!("; that process is stopped: resume it (kill -CONT {pid}) or end it (kill -9 {pid})")
         }
         None => String::new(),
     }
 }
 
-/// The state of a process that does not answer, and the remedy.
+/// Returns the state of a process that does not answer, and the remedy.
 fn silent(pid: Option<u32>, is_stopped: bool) -> String {
     match (pid, is_stopped) {
         (Some(_), true) => stopped(pid, true),
@@ -289,77 +300,78 @@ fn silent(pid: Option<u32>, is_stopped: bool) -> String {
     }
 }
 
-/// What is wrong with damaged bytes.
+/// Kind of damage in stored bytes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Damage {
     /// The checksum does not match.
     #[error("checksum {got:08x}, expected {expected:08x}")]
     BadChecksum {
-        /// What the bytes say.
+        /// The stored checksum.
         expected: u32,
-        /// What they sum to.
+        /// The checksum of the bytes.
         got: u32,
     },
-    /// A length points outside of what holds it.
+    /// A length exceeds its container.
     #[error("length {got} where at most {max} fit")]
     BadLength {
         /// The stored length.
         got: u64,
-        /// What is possible there.
+        /// The largest possible length.
         max: u64,
     },
-    /// The magic number of the file is another.
+    /// The file has the wrong magic number.
     #[error("not a file of this kind")]
     BadMagic,
-    /// A field has a value that is never written.
+    /// A field has a value that no version writes.
     #[error("field {field} has the impossible value {value}")]
     BadField {
         /// The field.
         field: &'static str,
-        /// Its value.
+        /// The value.
         value: u64,
     },
     /// The file belongs to another database, segment or generation.
     #[error("file belongs elsewhere: {field} is {got:x}, expected {expected:x}")]
     Foreign {
-        /// The field that tells.
+        /// The field that differs.
         field: &'static str,
-        /// What it should say.
+        /// The expected value.
         expected: u128,
-        /// What it says.
+        /// The stored value.
         got: u128,
     },
-    /// Commits that are known to be durable are not there.
+    /// Commits that were durable are missing.
     #[error("commit {first_missing} is missing though everything up to {durable} was durable")]
     MissingCommits {
-        /// The first one missing.
+        /// Number of the first missing commit.
         first_missing: u64,
-        /// Known durable up to here.
+        /// Number of the newest commit known to be durable.
         durable: u64,
     },
-    /// The file ends before what it should hold.
+    /// The file is shorter than its expected content, or missing.
     #[error("file is missing or cut short: {got} bytes, expected {expected}")]
     Short {
-        /// Bytes there.
+        /// Actual size in bytes.
         got: u64,
-        /// Bytes that should be there.
+        /// Expected size in bytes.
         expected: u64,
     },
 }
 
 impl Error {
-    /// The database at `path` is in use, by process `pid` if that is known.
+    /// Returns [`Error::Locked`] for the database at `path`, used by process `pid` if that is
+    /// known.
     #[must_use]
     pub fn locked(path: &Path, pid: Option<u32>, cause: InUse) -> Error {
         Error::Locked { path: path.to_path_buf(), pid, program: None, is_stopped: false, cause }
     }
 
-    /// An I/O error of `op` on `path`; a full disk becomes [`Error::NoSpace`], unless it shows at a sync: what
-    /// that has lost no room brings back.
+    /// Returns the error of operation `op` on `path`. ENOSPC and EDQUOT become [`Error::NoSpace`],
+    /// except from a sync: a failed sync may already have lost data.
     pub fn io(op: &'static str, path: &Path, source: io::Error) -> Error {
         let source = match source.downcast::<Error>() {
-            // Of a disk that knows more than the system; which file it is about we know.
+            // The disk layer knows more than the system; only the path is replaced.
             Ok(Error::TooManyFiles { limit, .. }) => {
                 return Error::TooManyFiles { path: path.to_path_buf(), limit };
             }
@@ -377,7 +389,7 @@ impl Error {
         }
     }
 
-    /// Damage in `path` at `offset`.
+    /// Returns [`Error::Corrupt`] for damage in `path` at `offset` (bytes).
     pub fn corrupt(path: &Path, offset: u64, what: Damage) -> Error {
         crate::event!(
             WARN,
@@ -389,28 +401,28 @@ impl Error {
         Error::Corrupt { path: path.to_path_buf(), offset, what }
     }
 
-    /// True if stored bytes are damaged, as opposed to a refusal that leaves them in doubt.
+    /// Returns true if stored bytes are damaged. Other errors say nothing about them.
     #[must_use]
     pub fn is_corrupt(&self) -> bool {
         matches!(self, Error::Corrupt { .. })
     }
 
-    /// True if there is no room for what was to be written: the disk is full ([`Error::NoSpace`]), or a file would be larger than
-    /// the process may make it ([`Error::FileLimit`]).
+    /// Returns true if there is no space for the write: the disk is full ([`Error::NoSpace`]), or a
+    /// file would exceed the limit of the process ([`Error::FileLimit`]).
     #[must_use]
     pub fn is_no_space(&self) -> bool {
         matches!(self, Error::NoSpace { .. } | Error::FileLimit { .. })
     }
 
-    /// True if a sync failed, of a file or of a directory: what it was to make durable may be gone, and no later sync says so.
+    /// Returns true if a sync of a file or directory failed. The data may be lost, and no later
+    /// sync reports that.
     #[must_use]
     pub fn is_failed_sync(&self) -> bool {
         matches!(self, Error::Io { op, .. } if is_sync(op))
     }
 }
 
-/// Wraps the error, with the kind that fits, so that it can be returned where an [`io::Error`] is
-/// expected. [`io::Error::downcast`] gives it back.
+/// Wraps the error in an [`io::Error`] of a matching kind. [`io::Error::downcast`] returns it.
 impl From<Error> for io::Error {
     fn from(error: Error) -> io::Error {
         use io::ErrorKind as Kind;
@@ -442,14 +454,18 @@ impl From<Error> for io::Error {
     }
 }
 
-/// Whether an operation, as errors name it, is a sync.
+/// Returns true if the operation is a sync.
 fn is_sync(op: &str) -> bool {
     op.starts_with("sync")
 }
 
 /// Adds the operation and the path to an [`io::Result`].
 pub trait IoContext<T> {
-    /// `self`, or [`Error::io`] of it.
+    /// Converts an [`io::Error`] with [`Error::io`].
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::io`] of the error.
     fn during(self, op: &'static str, path: &Path) -> Result<T>;
 }
 

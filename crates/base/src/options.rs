@@ -1,13 +1,14 @@
-//! # Options: what can be chosen of a keyspace when it is created
+//! # Options: engine options that are chosen when a keyspace is created
 //!
-//! An engine says which options it has ([`EngineFactory::options`](crate::engine::EngineFactory::options)); whoever creates a keyspace
-//! chooses values of some; the catalogue keeps what was chosen, for as long as the keyspace lives. What was not chosen has
-//! the engine's default, also in keyspaces of databases that are older than the option.
+//! An engine lists its options ([`EngineFactory::options`](crate::engine::EngineFactory::options)).
+//! The creator of a keyspace sets some of them; the catalogue stores these values as long as the
+//! keyspace lives. An option that was not set has the default of the engine, also in keyspaces that
+//! are older than the option.
 //!
 //! ## Invariants
 //!
-//! 1. An engine is made with values that it allows, whoever chose them: a user, or bytes of a file.
-//! 2. A default that an engine's files depend on never changes.
+//! 1. An engine is created only with values that it allows, from users and from files alike.
+//! 2. A default that the files of an engine depend on never changes.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,39 +16,39 @@ use std::fmt;
 use crate::codec::{Reader, Writer};
 use crate::error::{Damage, Error, Result};
 
-/// Longest name of an option that is read from a file.
+/// Longest name of an option that is read from a file, in bytes.
 const MAX_NAME: usize = 64;
 
-/// Which values within its range an option can have.
+/// Values that an option allows within its range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Values {
-    /// All.
+    /// All values.
     Any,
-    /// The powers of two.
+    /// Powers of two.
     PowersOfTwo,
-    /// The multiples of this.
+    /// Multiples of this number.
     MultiplesOf(u64),
 }
 
-/// An option of an engine.
+/// Specification of an engine option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptionSpec {
-    /// Its name.
+    /// Name of the option.
     pub name: &'static str,
-    /// Its smallest value.
+    /// Smallest value.
     pub least: u64,
-    /// Its largest value.
+    /// Largest value.
     pub most: u64,
-    /// Which values between these it can have.
+    /// Allowed values within the range.
     pub values: Values,
-    /// What it is if nobody chose.
+    /// Value of an option that is not set.
     pub default: u64,
-    /// What it is about, in a line.
+    /// Description in one line.
     pub help: &'static str,
 }
 
 impl OptionSpec {
-    /// Whether it can be `value`.
+    /// Returns true if `value` is allowed.
     #[must_use]
     pub fn allows(&self, value: u64) -> bool {
         (self.least..=self.most).contains(&value)
@@ -59,7 +60,7 @@ impl OptionSpec {
     }
 }
 
-/// Its name, values and default: `branching: 4 to 256, a power of two; 16 if not chosen`.
+/// Writes the name, values and default: `branching: 4 to 256, a power of two; 16 if not chosen`.
 impl fmt::Display for OptionSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {} to {}", self.name, self.least, self.most)?;
@@ -72,40 +73,41 @@ impl fmt::Display for OptionSpec {
     }
 }
 
-/// What was chosen of the options of an engine, by name.
+/// Engine options that were set, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EngineOptions(BTreeMap<String, u64>);
 
 impl EngineOptions {
-    /// Chooses `value` for the option `name`.
+    /// Sets the option `name` to `value`. The keyspace checks the name and value when it is
+    /// created.
     pub fn set(&mut self, name: &str, value: u64) {
         self.0.insert(name.to_owned(), value);
     }
 
-    /// What was chosen for the option `name`.
+    /// Returns the value of the option `name`, or `None` if it was not set.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<u64> {
         self.0.get(name).copied()
     }
 
-    /// What the option is, chosen or not.
+    /// Returns the value of the option, or its default if it was not set.
     #[must_use]
     pub fn value(&self, spec: &OptionSpec) -> u64 {
         self.get(spec.name).unwrap_or(spec.default)
     }
 
-    /// True if nothing was chosen.
+    /// Returns true if no option was set.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// What was chosen, by name.
+    /// Returns the options that were set, sorted by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
         self.0.iter().map(|(name, value)| (name.as_str(), *value))
     }
 
-    /// These, and of `others` what these leave open.
+    /// Returns these options, completed with `others`. If both set an option, these win.
     #[must_use]
     pub fn or(&self, others: &EngineOptions) -> EngineOptions {
         let mut all = others.clone();
@@ -113,13 +115,17 @@ impl EngineOptions {
         all
     }
 
-    /// A value for each of `specs`, chosen or not.
+    /// Returns a value for each of `specs`: the one that was set, or the default.
     #[must_use]
     pub fn in_full(&self, specs: &[OptionSpec]) -> EngineOptions {
         EngineOptions(specs.iter().map(|spec| (spec.name.to_owned(), self.value(spec))).collect())
     }
 
-    /// Refuses what `engine`, whose options are `specs`, does not have or allow.
+    /// Checks the options against `specs`, the options of `engine`.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Invalid`] for an unknown option and for a value that is not allowed.
     pub fn check(&self, engine: &str, specs: &[OptionSpec]) -> Result<()> {
         let refused = |why| Err(Error::Invalid { what: "option", why });
         for (name, value) in self.iter() {
@@ -137,7 +143,8 @@ impl EngineOptions {
         Ok(())
     }
 
-    /// An option that `self`, which is of an engine with the options `specs`, has otherwise than `asked`.
+    /// Returns an option with a different value in `asked`. `specs` are the options of the engine
+    /// of `self`.
     #[must_use]
     pub fn conflict<'s>(&self, asked: &EngineOptions, specs: &'s [OptionSpec]) -> Option<&'s OptionSpec> {
         specs.iter().find(|spec| asked.get(spec.name).is_some_and(|value| value != self.value(spec)))
@@ -151,7 +158,7 @@ impl EngineOptions {
         });
     }
 
-    /// From a file: whether an engine has them is seen later.
+    /// Decodes options from a file. Does not check that an engine has them.
     pub(crate) fn decode(r: &mut Reader<'_>) -> Result<EngineOptions, Damage> {
         let all = r.list(|r| {
             let name = r.bytes()?;
@@ -163,12 +170,12 @@ impl EngineOptions {
         let options = EngineOptions(all.into_iter().collect());
         match options.0.len() == count {
             true => Ok(options),
-            false => Err(Damage::BadField { field: "options", value: count as u64 }), // one of them twice
+            false => Err(Damage::BadField { field: "options", value: count as u64 }), // a duplicate
         }
     }
 }
 
-/// `branching=64 sluggishness=16`.
+/// Writes the options that were set: `branching=64 sluggishness=16`.
 impl fmt::Display for EngineOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, (name, value)) in self.iter().enumerate() {

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 
-/// The number of a commit. Dense within an incarnation, never reused. `0` is "before everything".
+/// Number of a commit. Dense within an incarnation, never reused. `0` is before every commit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Seq(pub u64);
 
@@ -39,7 +39,8 @@ impl fmt::Display for SegmentId {
     }
 }
 
-/// Number of a keyspace. Names its files; never reused, also after a drop. `0` is the catalogue.
+/// Number of a keyspace, used in its file names. Never reused, even after a drop. `0` is the
+/// catalogue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KeyspaceId(pub u32);
 
@@ -63,13 +64,13 @@ pub struct Incarnation(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct StoreId(pub u128);
 
-/// Which of the database's logs: at most three, whatever the number of keyspaces.
+/// Log of a database: all keyspaces share two logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum LogId {
-    /// The FIFO log: catalogue commits and engines that keep their data elsewhere.
+    /// Journal, freed from its start: catalogue commits, and records of `flex` and `delsm`.
     Journal = 0,
-    /// The store log of `flat`: the entries are the data.
+    /// Store log of `flat`, `flat-ordered`, `cedrus` and `kreon`: its entries are the data.
     Flat = 1,
 }
 
@@ -99,26 +100,27 @@ impl LogId {
     }
 }
 
-/// What an acknowledged write has survived when the call returns.
+/// Failures that a commit survives after it was acknowledged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
-    /// A killed process. The background sync aims to leave nothing unsynced for longer than the
-    /// sync interval (100 ms by default); a power cut may take what is younger, newest first.
+    /// The death of the process. A background sync aims to write every commit to the device within
+    /// the sync interval (100 ms by default). A power failure may lose later commits, but never an
+    /// earlier commit without all later ones.
     #[default]
     Buffer,
-    /// A power cut: this commit and every commit before it are on the device.
+    /// A power failure: this commit and all earlier commits are on the device.
     Sync,
 }
 
-/// Longest key, in bytes.
+/// Longest key in bytes.
 pub const MAX_KEY: usize = 65_535;
-/// Longest value, in bytes.
+/// Longest value in bytes: 4 GiB − 1.
 pub const MAX_VALUE: usize = u32::MAX as usize;
-/// Most bytes of one batch in the log: keys, values, and up to 64 bytes for each operation. Values
-/// that are kept beside the log do not count.
+/// Largest batch in bytes (64 MiB): keys, values, and up to 64 bytes per operation. Values in blob
+/// files do not count.
 pub const MAX_BATCH: usize = 64 << 20;
 
-/// 128 bits nobody can guess: std's hash keys are drawn from the system.
+/// Returns 128 unpredictable bits: the hash keys of std come from the system.
 #[must_use]
 pub fn random_bits() -> u128 {
     if cfg!(shuttle) {

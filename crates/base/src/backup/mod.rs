@@ -57,30 +57,31 @@ const APART: u64 = 1 << 24;
 /// Bytes handled at a time.
 const PIECE: usize = 1 << 20;
 
-/// What is being done.
+/// Phase of a backup or a restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BackupPhase {
-    /// Files are copied.
+    /// Copies files.
     Copying,
-    /// What was written is read back.
+    /// Reads the copy back and compares it.
     Verifying,
 }
 
-/// How far it has come.
+/// Progress of a backup or a restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackupProgress {
-    /// What is being done.
+    /// The present phase.
     pub phase: BackupPhase,
-    /// Bytes of it that are done.
+    /// Bytes done in this phase.
     pub done: u64,
-    /// Of about so many.
+    /// Estimated bytes of this phase.
     pub total: u64,
 }
 
-/// Who is told of the progress, after each piece of at most a mebibyte and now and then in a rest, and may end it.
+/// Progress callback. It is called after each piece of at most 1 MiB, and from time to time during
+/// a pause; `Break` cancels the operation.
 pub type Watcher<'a> = dyn FnMut(BackupProgress) -> ControlFlow<()> + 'a;
 
-/// How to back up.
+/// Options of a backup.
 pub struct BackupOptions<'a> {
     base: Option<PathBuf>,
     verify: bool,
@@ -102,29 +103,31 @@ impl std::fmt::Debug for BackupOptions<'_> {
 }
 
 impl<'a> BackupOptions<'a> {
-    /// An earlier backup of the same database, on the same file system: files that have not changed since get a second name in
-    /// place of being copied. Either backup may go afterwards.
+    /// Sets the base: an earlier backup of the same database on the same file system. Files that
+    /// have not changed since are hard-linked, not copied. Either backup may be deleted afterwards.
     #[must_use]
     pub fn base(mut self, base: impl Into<PathBuf>) -> Self {
         self.base = Some(base.into());
         self
     }
 
-    /// Whether what was written is read back from the device and compared (default).
+    /// Sets whether the copy is read back from the device and compared (default: yes).
     #[must_use]
     pub fn verify(mut self, verify: bool) -> Self {
         self.verify = verify;
         self
     }
 
-    /// How much of the machine it takes, while it copies and while it reads back. By default it gives way to who commits.
+    /// Sets the share of the machine that the backup uses. Default: [`BackupPace::GiveWay`], which
+    /// gives precedence to commits.
     #[must_use]
     pub fn pace(mut self, pace: BackupPace) -> Self {
         self.pace = pace;
         self
     }
 
-    /// Tells `watcher` after each piece how far it has come. If it says `Break`, what was written is removed.
+    /// Sets the progress callback. If it returns `Break`, the backup is removed and the call
+    /// returns [`Error::Cancelled`].
     #[must_use]
     pub fn watched(mut self, watcher: &'a mut Watcher<'a>) -> Self {
         self.watcher = Some(watcher);
@@ -132,16 +135,16 @@ impl<'a> BackupOptions<'a> {
     }
 }
 
-/// What a backup, or a restoration, has.
+/// Result of a backup or a restore.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BackupReport {
-    /// The last commit in it.
+    /// Number of the newest commit in it.
     pub seq: u64,
-    /// Files.
+    /// Number of files.
     pub files: u64,
-    /// Bytes of those that were copied.
+    /// Bytes of the copied files.
     pub copied: u64,
-    /// Bytes of those that are files of the base as well.
+    /// Bytes of the files that are linked to the base.
     pub linked: u64,
 }
 

@@ -29,16 +29,18 @@ const MEMORY: f64 = 1.0;
 /// What the speed before is above that in rests counts half after so many seconds, for others may have less to do by then.
 const FADES: f64 = 60.0;
 
-/// How much of the machine a backup takes.
+/// Share of the machine that a backup uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BackupPace {
-    /// After each piece during which something was committed it rests, for an eighth to twice as long as that took: as long as it takes for
-    /// commits to keep three quarters of the speed they had before it began, if rests can do that. Without commits it goes as fast as it can.
+    /// Gives precedence to commits: after each piece that overlaps with commits the backup pauses,
+    /// for an eighth of the time of the piece up to twice that time. The goal is that commits keep
+    /// three quarters of their rate before the backup. Without commits the backup runs at full
+    /// speed.
     #[default]
     GiveWay,
-    /// So many bytes a second at most, copied, compared or read back, whatever others do.
+    /// At most this many bytes per second are copied, compared or read back.
     AtMost(NonZeroU64),
-    /// As fast as it can.
+    /// Full speed.
     Full,
 }
 

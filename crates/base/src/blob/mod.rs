@@ -147,16 +147,16 @@ pub struct Blobs {
     sums: Sums,
 }
 
-/// Values beside the logs. Those that an engine keeps as files of its own are not among them.
+/// Statistics of values in shared blob files. Values in files of an engine are not included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StagedStats {
-    /// Chunks: files of slots of one size each.
+    /// Chunk files, which consist of slots of equal size.
     pub chunks: u64,
-    /// Values in slots; superseded ones that a snapshot or an older checkpoint needs among them.
+    /// Values in slots, including superseded ones that a snapshot or an older checkpoint needs.
     pub slots: u64,
-    /// Bytes of their slots.
+    /// Bytes of the slots in use.
     pub used_bytes: u64,
-    /// Bytes of slots that are free and not yet given back to the file system, as far as is known.
+    /// Bytes of free slots that are not yet returned to the file system, as far as known.
     pub free_bytes: u64,
     /// Values in files of their own.
     pub files: u64,

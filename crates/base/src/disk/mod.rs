@@ -84,15 +84,15 @@ pub enum Locked {
     Busy(Option<u32>),
 }
 
-/// The file descriptors that the files of a disk take.
+/// Statistics of the file descriptors of a database.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DescriptorStats {
-    /// How many there may be. Those of files in calls at the moment, and of removed files that are
-    /// still read, may come on top.
+    /// Most descriptors for files. Files in use beyond the limit, and deleted files that are still
+    /// read, may add to them.
     pub limit: u32,
-    /// How many there are.
+    /// Present number of descriptors.
     pub in_use: u32,
-    /// How often a file was opened again.
+    /// Number of times that a file was opened again.
     pub reopened: u64,
 }
 

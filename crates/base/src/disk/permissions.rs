@@ -36,31 +36,33 @@ impl Default for Permissions {
 }
 
 impl Permissions {
-    /// For the owner alone: files 0600, directories 0700. The default.
+    /// Access for the owner only: files 0600, directories 0700. The default.
     pub const OWNER: Permissions = Permissions { files: 0o600, directories: 0o700 };
-    /// Readable by the group: files 0640, directories 0750. Who may read `LOCK` may hold it, and so keep writers out.
+    /// Read access for the group: files 0640, directories 0750. A user that can read `LOCK` can
+    /// also hold it and so exclude writers.
     pub const GROUP: Permissions = Permissions { files: 0o640, directories: 0o750 };
 
-    /// Modes of files and directories. An opening with modes that lack 0600 and 0700, or have bits beyond 0666 and 0777, is refused
-    /// ([`Error::Invalid`]).
+    /// Returns modes for files and directories. Opening a database returns [`Error::Invalid`] for
+    /// modes that lack 0600 and 0700, or that have bits beyond 0666 and 0777.
     #[must_use]
     pub const fn new(files: u32, directories: u32) -> Permissions {
         Permissions { files, directories }
     }
 
-    /// The mode `files`, and for directories the same with search permission for whoever may read.
+    /// Returns the mode `files`, and for directories the same mode with search permission for each
+    /// class that may read.
     #[must_use]
     pub const fn of_files(files: u32) -> Permissions {
         Permissions { files, directories: files | (files & 0o444) >> 2 }
     }
 
-    /// The mode of files.
+    /// Returns the mode of files.
     #[must_use]
     pub const fn files(self) -> u32 {
         self.files
     }
 
-    /// The mode of directories.
+    /// Returns the mode of directories.
     #[must_use]
     pub const fn directories(self) -> u32 {
         self.directories

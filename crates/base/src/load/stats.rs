@@ -6,128 +6,130 @@ use super::Past;
 use super::cells::{self, CLASSES, Cells, Kind, LATENCIES, LONGEST, POWERS, SERVED, Served};
 use super::skew::Zipf;
 
-/// How a length is spread.
+/// Distribution of a length.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Spread {
-    /// The mean.
+    /// Mean.
     pub mean: f64,
-    /// Half are at most about this (within a factor of two, as the next).
+    /// Median, within a factor of two.
     pub p50: u64,
-    /// All but one in a hundred are at most about this.
+    /// 99th percentile, within a factor of two.
     pub p99: u64,
 }
 
-/// How long calls of one kind took, those that were sampled.
+/// Latency of the sampled calls of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Latency {
-    /// Samples.
+    /// Number of samples.
     pub samples: u64,
-    /// The median, within a sixth, as the next.
+    /// Median, within a sixth.
     pub p50: Duration,
-    /// All but one in a hundred took at most this.
+    /// 99th percentile, within a sixth.
     pub p99: Duration,
-    /// The longest of them since they were last halved.
+    /// Longest sample since the counts were last halved.
     pub longest: Duration,
 }
 
-/// How unevenly keys are used.
+/// Skew of the key distribution.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Skewness {
-    /// The exponent of the Zipf distribution that looks like it: 0 is even, 0.99 what YCSB calls Zipfian.
+    /// Exponent of the most similar Zipf distribution: 0 is uniform, 0.99 is the Zipfian
+    /// distribution of YCSB.
     pub zipf: f64,
-    /// About how many keys are in use.
+    /// Estimated number of keys in use.
     pub keys: f64,
-    /// The share of the operations that go to the hottest thousandth, hundredth and tenth of them.
+    /// Shares of the operations on the hottest 0.1 %, 1 % and 10 % of these keys, from 0 to 1.
     pub hottest: [f64; 3],
 }
 
-/// What a keyspace is used for: its recent past, estimated from a sample of one operation in 64. Counts are of operations, not of
-/// samples. They go on over closings; when they speak of four million calls they are halved.
+/// Workload statistics of a keyspace: its recent use, estimated from one operation in 64. Counts
+/// are scaled to operations. They persist over reopening, and are halved when they reach four
+/// million calls.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct LoadStats {
-    /// Calls that were sampled: the fewer, the less this says.
+    /// Number of sampled calls; more samples give better estimates.
     pub samples: u64,
-    /// Time that the database was open meanwhile, in seconds.
+    /// Time that the database was open, in seconds.
     pub seconds: f64,
     /// Reads that found a value.
     pub gets_found: u64,
-    /// Reads that found none.
+    /// Reads that found no value.
     pub gets_missing: u64,
-    /// Looks whether a key is there.
+    /// Checks whether a key exists.
     pub contains: u64,
-    /// Values set by commits of their own.
+    /// Values set by commits of one operation.
     pub inserts: u64,
-    /// Keys removed by commits of their own.
+    /// Keys removed by commits of one operation.
     pub removes: u64,
-    /// `update` and `compare_and_swap`.
+    /// Calls of `update` and `compare_and_swap`.
     pub updates: u64,
-    /// Commits of many operations that had some for this keyspace.
+    /// Batches with operations in this keyspace.
     pub batches: u64,
-    /// Values set in those.
+    /// Values set by batches.
     pub batch_inserts: u64,
-    /// Keys removed in those.
+    /// Keys removed by batches.
     pub batch_removes: u64,
-    /// Iterations from low keys to high ones.
+    /// Forward iterations.
     pub scans: u64,
-    /// Iterations that went the other way.
+    /// Backward iterations.
     pub scans_reverse: u64,
-    /// Pairs (or keys) that iterations went over.
+    /// Pairs or keys returned by iterations.
     pub pairs_scanned: u64,
-    /// Values read as streams, or in part.
+    /// Values read as streams or by range.
     pub stream_reads: u64,
     /// Values written as streams.
     pub stream_writes: u64,
-    /// The share of inserts that set a key that was not there, where the engine looks.
+    /// Share of inserts that set a new key, from 0 to 1, if the engine looks the key up.
     pub new_share: f64,
-    /// The share of commits that waited for the device.
+    /// Share of commits that waited for the device, from 0 to 1.
     pub durable_share: f64,
-    /// How far inserts go through the keys in order: 0 is no order, 1 is each beyond the one before (or each before it).
+    /// Degree to which inserts are in key order: 0 is random, 1 is fully ascending or descending.
     pub sequential_share: f64,
-    /// Bytes of keys and values that were written.
+    /// Bytes of keys and values written.
     pub bytes_written: u64,
-    /// Lengths of keys.
+    /// Lengths of keys in bytes.
     pub key_bytes: Spread,
-    /// Lengths of values, read and written.
+    /// Lengths of values in bytes, read and written.
     pub value_bytes: Spread,
-    /// Pairs of a scan.
+    /// Pairs per iteration.
     pub scan_pairs: Spread,
-    /// Skew, once some hundred operations were sampled.
+    /// Skew of the keys, after some hundred sampled operations.
     pub skew: Option<Skewness>,
-    /// Latencies of point reads.
+    /// Latency of point reads.
     pub reading: Latency,
-    /// Latencies of inserts and removals that did not wait for the device.
+    /// Latency of inserts and removals that did not wait for the device.
     pub writing: Latency,
-    /// Latencies of those that did.
+    /// Latency of inserts and removals that waited for the device.
     pub durable_writing: Latency,
-    /// Latencies of `update` and `compare_and_swap`.
+    /// Latency of `update` and `compare_and_swap`.
     pub updating: Latency,
-    /// Latencies of commits of many operations.
+    /// Latency of batches.
     pub batching: Latency,
-    /// Latencies of scans up to the first pair.
+    /// Latency of iterations up to the first pair.
     pub seeking: Latency,
-    /// Times a writer was held up because background work was behind: all of them.
+    /// Number of waits of writers because background work was behind (all, not sampled).
     pub stalls: u64,
-    /// The time that took in all.
+    /// Total duration of these waits.
     pub stalled: Duration,
-    /// The longest of them.
+    /// Longest of these waits.
     pub longest_stall: Duration,
 }
 
 impl LoadStats {
-    /// Operations of all kinds; of a batch each one.
+    /// Returns the number of all operations; each operation of a batch counts.
     #[must_use]
     pub fn operations(&self) -> u64 {
         self.reads() + self.writes() + self.all_scans()
     }
 
-    /// Point reads of all kinds.
+    /// Returns the number of point reads of all kinds.
     #[must_use]
     pub fn reads(&self) -> u64 {
         self.gets_found + self.gets_missing + self.contains + self.stream_reads
     }
 
-    /// Writes of all kinds, those in batches too.
+    /// Returns the number of writes of all kinds, including those in batches.
     #[must_use]
     pub fn writes(&self) -> u64 {
         self.inserts
@@ -138,13 +140,13 @@ impl LoadStats {
             + self.stream_writes
     }
 
-    /// Iterations either way.
+    /// Returns the number of iterations in both directions.
     #[must_use]
     pub fn all_scans(&self) -> u64 {
         self.scans + self.scans_reverse
     }
 
-    /// Operations a second while the database was open; 0 where that is not known.
+    /// Returns the operations per second while the database was open; 0 if the time is unknown.
     #[must_use]
     pub fn rate(&self) -> f64 {
         if self.seconds > 0.0 { self.operations() as f64 / self.seconds } else { 0.0 }

@@ -24,14 +24,14 @@ pub struct Loading {
     is_broken: bool,
 }
 
-/// What a bulk load brought.
+/// Result of a bulk load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Loaded {
-    /// Pairs.
+    /// Number of pairs.
     pub pairs: u64,
     /// Bytes of their keys and values.
     pub bytes: u64,
-    /// Whether they went straight into the engine's files, past the log.
+    /// True if the pairs were written directly to the files of the engine, without the log.
     pub direct: bool,
 }
 

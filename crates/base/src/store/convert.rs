@@ -51,43 +51,44 @@ const STEP: usize = 1024;
 /// Pairs whose mean says how large the rest is.
 const SAMPLE: u64 = 1000;
 
-/// What a conversion is doing.
+/// Phase of a conversion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ConversionPhase {
-    /// Copying what there was when it began.
+    /// Copies the pairs that existed at the start.
     #[default]
     Copying,
-    /// Copying what was changed meanwhile.
+    /// Copies the pairs that were changed during the copy.
     CatchingUp,
-    /// The keyspace is kept by the other engine.
+    /// The keyspace has the new engine.
     Done,
 }
 
-/// How far a conversion is.
+/// Progress of a conversion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConversionProgress {
-    /// What it is doing.
+    /// The present phase.
     pub phase: ConversionPhase,
-    /// Pairs there were when it began.
+    /// Pairs at the start.
     pub pairs: u64,
-    /// Pairs copied, those that were changed meanwhile each time.
+    /// Pairs copied; a pair that was changed during the copy counts each time.
     pub copied: u64,
     /// Bytes of their keys and values.
     pub bytes: u64,
-    /// Passes over what was changed.
+    /// Passes over the changed pairs.
     pub passes: u32,
 }
 
-/// What a conversion did.
+/// Result of a conversion. All zero if the keyspace already had the engine and options.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Converted {
-    /// Pairs copied, those that were changed meanwhile each time.
+    /// Pairs copied; a pair that was changed during the copy counts each time.
     pub copied: u64,
     /// Bytes of their keys and values.
     pub bytes: u64,
-    /// Passes over what was changed meanwhile.
+    /// Passes over the changed pairs.
     pub passes: u32,
-    /// Whether what there was in the beginning went straight into the engine's files, past the log.
+    /// True if the pairs that existed at the start were written directly to the files of the
+    /// engine, without the log.
     pub direct: bool,
 }
 
@@ -328,17 +329,17 @@ impl Conversion {
     }
 }
 
-/// What a conversion will take, about.
+/// Estimated cost of a conversion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Estimate {
-    /// Pairs there are.
+    /// Pairs in the keyspace.
     pub pairs: u64,
-    /// Bytes of their keys and values, by the mean of the first thousand.
+    /// Bytes of their keys and values, extrapolated from the first thousand pairs.
     pub data: u64,
-    /// Bytes of the disk that are taken at the peak, beside what is taken now. When the old keyspace is gone, as many as it took come
-    /// back.
+    /// Additional disk space at the peak, in bytes. The space of the old engine is freed
+    /// afterwards.
     pub bytes: u64,
-    /// Bytes that are free.
+    /// Free disk space in bytes.
     pub free: u64,
 }
 

@@ -41,23 +41,24 @@ pub struct Options {
     pub is_filled: bool,
 }
 
-/// How committers that wait for the device share what it does for them: FlatStore's ways (§3.3), to be measured
-/// against each other. All keep every promise; the default is the fastest (decisions/0011).
+/// Method by which commits that wait for the device share its syncs: the methods of FlatStore
+/// (§3.3), for comparison. All give the same guarantees; the default is the fastest
+/// (decisions/0011).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Batching {
-    /// A sync for each wait, whatever the device has by then.
+    /// One sync per wait, even if the device already has the commit.
     None,
-    /// A sync for what the waiting thread committed itself since its last one.
+    /// One sync for all commits of the waiting thread since its last sync.
     Vertical,
-    /// A sync for everybody, and nobody commits while it runs.
+    /// One sync for all threads; no thread commits while it runs.
     Naive,
-    /// A sync for everybody, while others go on: the next round gathers beside it.
+    /// One sync for all threads; the next commits are gathered while it runs.
     #[default]
     Pipelined,
 }
 
 impl Batching {
-    /// All of them.
+    /// All methods.
     pub const ALL: [Batching; 4] = [Batching::None, Batching::Vertical, Batching::Naive, Batching::Pipelined];
 }
 
@@ -81,27 +82,27 @@ impl Default for Options {
     }
 }
 
-/// One keyspace in a listing.
+/// Entry in a list of keyspaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyspaceInfo {
-    /// Its name.
+    /// Name of the keyspace.
     pub name: String,
-    /// Its number: never reused, names its files.
+    /// Number of the keyspace, used in its file names; never reused.
     pub id: KeyspaceId,
-    /// Its engine.
+    /// Name of the engine.
     pub engine: &'static str,
-    /// What was chosen of its engine's options.
+    /// Engine options that were set.
     pub options: EngineOptions,
-    /// What is wrong with it, if it cannot be used.
+    /// Description of the damage, if the keyspace cannot be used.
     pub damage: Option<String>,
 }
 
 /// Memory by purpose, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryStats {
-    /// The budget.
+    /// The budget (`Builder::memory`).
     pub budget: u64,
-    /// Volatile indexes.
+    /// Indexes in memory.
     pub index: u64,
     /// Old versions that snapshots pin.
     pub versions: u64,
@@ -112,14 +113,14 @@ pub struct MemoryStats {
 }
 
 impl MemoryStats {
-    /// Bytes of all parts.
+    /// Returns the sum of all parts in bytes.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.must_be_here().saturating_add(self.cache)
     }
 
-    /// Whether the budget is exceeded by what cannot give way. Then new keys are refused by the engines whose index must be
-    /// in memory, checkpoints come early, and nothing is cached.
+    /// Returns true if indexes, versions and buffers alone exceed the budget. Then engines with an
+    /// index in memory refuse new keys, checkpoints run early, and nothing is cached.
     #[must_use]
     pub fn is_exceeded(&self) -> bool {
         self.must_be_here() > self.budget
@@ -130,112 +131,113 @@ impl MemoryStats {
     }
 }
 
-/// What one cache has of the budget.
+/// Statistics of one cache.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CacheStats {
-    /// Whose it is; none for the one of large values, which all keyspaces share.
+    /// Keyspace of the cache; `None` for the cache of large values, which all keyspaces share.
     pub keyspace: Option<String>,
-    /// Bytes in it.
+    /// Bytes in the cache.
     pub bytes: u64,
-    /// Bytes it may have at this moment, if another would make better use of more.
+    /// Present limit in bytes, if another cache would make better use of more memory.
     pub share: Option<u64>,
 }
 
-/// Figures of one log.
+/// Statistics of one log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogStats {
-    /// Its name: `journal`, `flat`.
+    /// Name of the log: `journal` or `flat`.
     pub name: &'static str,
-    /// Live segments.
+    /// Number of segments.
     pub segments: u64,
-    /// Bytes of their files.
+    /// Size of the segment files in bytes.
     pub disk_bytes: u64,
-    /// Bytes of entries that something points to.
+    /// Bytes of live entries.
     pub live_bytes: u64,
-    /// Bytes appended by commits since opening.
+    /// Bytes appended by commits since the opening.
     pub appended: u64,
-    /// Bytes appended by the cleaner since opening.
+    /// Bytes appended by garbage collection since the opening.
     pub moved: u64,
-    /// Segments freed since opening.
+    /// Segments freed since the opening.
     pub freed: u64,
-    /// Segments kept as they are because a frame in them is damaged.
+    /// Segments that are kept because they contain a damaged frame.
     pub damaged: u64,
 }
 
-/// Figures of the whole database.
+/// Statistics of a database. Counters start at 0 with each opening.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stats {
     /// Number of the newest commit.
     pub visible: u64,
-    /// Everything up to here survives a power cut.
+    /// Number of the newest durable commit: it and all earlier ones survive a power failure.
     pub durable: u64,
-    /// How long the oldest unsynced commit has been waiting.
+    /// Age of the oldest commit that is not durable.
     pub unsynced_age: Duration,
-    /// Sync rounds since opening.
+    /// Number of syncs (group commits).
     pub sync_rounds: u64,
-    /// Commits that waited for a sync round since opening.
+    /// Number of commits that waited for a sync.
     pub sync_waits: u64,
     /// Live snapshots and iterators.
     pub views: u64,
-    /// The oldest state one of them shows.
+    /// Number of the commit that the oldest of them shows.
     pub oldest_view: Option<u64>,
-    /// States that backups, and readers beside, keep on disk.
+    /// On-disk states pinned by backups and attached readers.
     pub stills: u64,
-    /// Bytes of segments that are kept for their sake alone.
+    /// Bytes of segments that only these pinned states keep.
     pub held_bytes: u64,
-    /// Times a writer was slowed down because background work was behind.
+    /// Number of writes that were throttled because background work was behind.
     pub brakes: u64,
     /// Waits of writers, by kind.
     pub stalls: Vec<StallStats>,
-    /// Checkpoints published since opening.
+    /// Published checkpoints.
     pub checkpoints: u64,
-    /// Bytes of checkpoints written since opening.
+    /// Bytes written by checkpoints.
     pub checkpoint_bytes: u64,
-    /// Bytes of values that stand beside the logs, staged since opening.
+    /// Bytes of values that were written to blob files.
     pub staged_bytes: u64,
-    /// Values beside the logs.
+    /// Present values in blob files.
     pub staged: StagedStats,
-    /// Why the database refuses writes, if it does.
+    /// Operation that failed, if the database therefore refuses writes.
     pub poisoned: Option<&'static str>,
-    /// Memory.
+    /// Memory by purpose.
     pub memory: MemoryStats,
-    /// The caches, of which [`MemoryStats::cache`] is the sum; those of keyspaces that were dropped, but are still seen, among them.
+    /// Each cache; [`MemoryStats::cache`] is their sum. Includes caches of dropped keyspaces that a
+    /// snapshot still shows.
     pub caches: Vec<CacheStats>,
-    /// The logs.
+    /// Each log.
     pub logs: Vec<LogStats>,
-    /// How the opening went.
+    /// Statistics of the opening.
     pub opening: OpeningStats,
-    /// Descriptors of its files; zeros where the disk does not bound them.
+    /// File descriptors; zeros if the disk does not limit them.
     pub descriptors: DescriptorStats,
-    /// Whether other processes can come in: to ask for these figures, for backups, and to read beside.
+    /// True if other processes can connect through the door.
     pub door: bool,
 }
 
-/// How an opening went.
+/// Statistics of an opening.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpeningStats {
-    /// The database had been closed in order.
+    /// True if the database had been closed properly.
     pub clean: bool,
-    /// Time it took.
+    /// Duration of the opening.
     pub took: Duration,
-    /// Frames read to find the end.
+    /// Frames read to find the end of the logs.
     pub frames_scanned: u64,
     /// Records replayed into engines.
     pub records_replayed: u64,
-    /// Bytes of commits above the cut that a crash left incomplete.
+    /// Bytes of incomplete commits after the cut, left by a crash.
     pub bytes_cut: u64,
 }
 
-/// What a verification read.
+/// Result of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VerifyReport {
     /// Pairs read.
     pub pairs: u64,
-    /// Frames checked.
+    /// Log frames checked.
     pub frames: u64,
     /// Bytes checked.
     pub bytes: u64,
-    /// Damages reported.
+    /// Corruptions reported.
     pub findings: u64,
     /// Files checked.
     pub files: Vec<PathBuf>,

@@ -55,15 +55,15 @@ const NEAR: u64 = 256;
 /// A step whose records follow each other but for one in this many is left as it is.
 const SORTED_ENOUGH: usize = 8;
 
-/// What a compaction did.
+/// Result of a compaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Compacted {
-    /// Pairs whose records were written again.
+    /// Pairs with records that were rewritten.
     pub moved: u64,
     /// Bytes of these records.
     pub bytes: u64,
-    /// Pairs that stood in order already, or had just been written.
+    /// Pairs that were in order already or were written recently.
     pub left: u64,
 }
 

@@ -28,26 +28,26 @@ use crate::error::{Error, Result};
 use crate::event;
 use crate::sync::atomic::{AtomicU64, Ordering};
 
-/// What a writer waited for.
+/// Cause of a wait of a writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StallKind {
-    /// Cleaning or a checkpoint is behind, and writers are slowed down.
+    /// Garbage collection or a checkpoint is behind, so that writers are throttled.
     Brake,
-    /// The memory budget is used up, and a checkpoint gives some back.
+    /// The memory budget is exhausted until a checkpoint frees memory.
     Memory,
-    /// The disk is full, and a checkpoint or the cleaner makes room.
+    /// The disk is full until a checkpoint or garbage collection frees space.
     Space,
-    /// No segment of the log was ready, or no more numbers were reserved.
+    /// No preallocated log segment, or no reserved commit number, was available.
     Segment,
-    /// A conversion is behind, or changes engines.
+    /// A conversion is behind, or is changing the engine.
     Conversion,
-    /// A sync round took longer than the threshold.
+    /// A sync took longer than the threshold.
     Sync,
 }
 
 impl StallKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [StallKind; 6] = [
         StallKind::Brake,
         StallKind::Memory,
@@ -57,7 +57,7 @@ impl StallKind {
         StallKind::Sync,
     ];
 
-    /// Its name, for people and tools.
+    /// Returns the name of the kind, for output and tools.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -75,24 +75,24 @@ impl StallKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stall {
-    /// For what.
+    /// Cause of the wait.
     pub kind: StallKind,
-    /// The keyspace it wrote to, if it was one.
+    /// The keyspace written to, if it was exactly one.
     pub keyspace: Option<String>,
-    /// How long.
+    /// Duration of the wait.
     pub took: Duration,
 }
 
-/// Waits of one kind since opening.
+/// Waits of one kind since the opening.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StallStats {
-    /// Of what.
+    /// Cause of the waits.
     pub kind: StallKind,
-    /// How many.
+    /// Number of waits.
     pub count: u64,
-    /// All of them together.
+    /// Total duration.
     pub total: Duration,
-    /// The longest.
+    /// Longest wait.
     pub longest: Duration,
 }
 

@@ -116,7 +116,7 @@ fn no_verb_waits_forever_for_a_stopped_owner() {
     let sandbox = Sandbox::with(&[("a", "1")]);
     let server = Process::server(&sandbox);
     server.signal("-STOP");
-    let remedy = format!("let it go on (kill -CONT {})", server.id());
+    let remedy = format!("resume it (kill -CONT {})", server.id());
     let verbs: [&[&str]; 12] = [
         &["get", "db", "a"],
         &["scan", "db"],

@@ -20,20 +20,20 @@ pub struct RepairOptions<'a> {
 }
 
 impl<'a> RepairOptions<'a> {
-    /// Whether pairs go into the new database whose bytes are right, but which something that is damaged may have superseded or
-    /// removed. Without it they are only reported.
+    /// Sets whether doubtful pairs are copied: pairs with intact bytes that a damaged part may have
+    /// superseded or removed (default: no). They are reported in either case.
     #[must_use]
     pub fn doubtful(self, doubtful: bool) -> RepairOptions<'a> {
         RepairOptions { doubtful, ..self }
     }
 
-    /// Is told of the progress, and may end it: then the call answers [`Error::Cancelled`].
+    /// Sets the progress callback. If it returns `Break`, the call returns [`Error::Cancelled`].
     #[must_use]
     pub fn watched(self, watcher: &'a mut dyn FnMut(RepairProgress) -> ControlFlow<()>) -> RepairOptions<'a> {
         RepairOptions { watcher: Some(watcher), ..self }
     }
 
-    /// Is told of each pair that is doubtful or lost, as it is met: the report has their numbers only.
+    /// Sets a callback that receives each doubtful or lost pair; the report only counts them.
     #[must_use]
     pub fn told(self, listener: &'a mut dyn FnMut(&RepairFinding<'_>)) -> RepairOptions<'a> {
         RepairOptions { listener: Some(listener), ..self }
@@ -46,111 +46,112 @@ impl std::fmt::Debug for RepairOptions<'_> {
     }
 }
 
-/// How far a repair is.
+/// Progress of a repair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RepairProgress {
-    /// Bytes of logs that were read.
+    /// Bytes of logs read.
     pub done: u64,
-    /// Bytes to be read, as far as is known.
+    /// Bytes to read, as far as known.
     pub total: u64,
-    /// Pairs that were salvaged.
+    /// Pairs salvaged.
     pub pairs: u64,
 }
 
-/// A pair that is not simply there.
+/// A doubtful or lost pair.
 #[derive(Clone, Copy, Debug)]
 pub struct RepairFinding<'a> {
-    /// The name of its keyspace.
+    /// Name of the keyspace.
     pub keyspace: &'a str,
-    /// Its key.
+    /// The key.
     pub key: &'a [u8],
-    /// Its commit, where that is known.
+    /// Number of its commit, if known.
     pub seq: Option<Seq>,
-    /// What became of it.
+    /// Outcome for the pair.
     pub fate: Fate<'a>,
 }
 
-/// What became of a pair.
+/// Outcome for a pair that is not certain.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Fate<'a> {
-    /// Its bytes are right; what is damaged may have superseded or removed it. It is in the new database if `kept`.
+    /// The bytes are intact, but a damaged part may have superseded or removed the pair.
     Doubtful {
-        /// Whether it was written.
+        /// True if the pair was copied.
         kept: bool,
     },
-    /// The key is there and its value cannot be read.
+    /// The key exists, but its value cannot be read.
     Lost {
-        /// Why not.
+        /// The error of the read.
         why: &'a Error,
     },
 }
 
-/// A damaged place.
+/// A damaged part of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Harm {
     /// The file.
     pub path: PathBuf,
-    /// Where the damage begins, in bytes.
+    /// Start of the damage in bytes.
     pub from: u64,
-    /// Where what can be read goes on, where that is known.
+    /// Next readable position in bytes, if known.
     pub to: Option<u64>,
-    /// What is wrong.
+    /// Description of the damage.
     pub what: String,
 }
 
-/// What was salvaged of a keyspace.
+/// Result of a repair for one keyspace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyspaceRepair {
-    /// Its name; `lost-<number>` if nothing says it.
+    /// Name of the keyspace; `lost-<number>` if it is unknown.
     pub name: String,
-    /// Its number in the damaged database.
+    /// Number of the keyspace in the damaged database.
     pub id: KeyspaceId,
-    /// Its engine.
+    /// Name of the engine.
     pub engine: String,
-    /// Pairs that are surely its newest. All are in the new database.
+    /// Pairs that are certainly the newest version of their key. All were copied.
     pub certain: u64,
     /// Pairs that may have been superseded or removed.
     pub doubtful: u64,
-    /// Keys whose values cannot be read.
+    /// Keys with unreadable values.
     pub lost: u64,
-    /// There are more pairs that are lost, nobody knows how many.
+    /// True if an unknown number of further pairs is lost.
     pub and_more: bool,
-    /// Why its index could not be used, if so.
+    /// Reason why the index of the keyspace could not be used, if there is one.
     pub unindexed: Option<String>,
 }
 
 impl KeyspaceRepair {
-    /// Whether all of it is in the new database, for certain.
+    /// Returns true if all pairs of the keyspace were copied, with certainty.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.doubtful == 0 && self.lost == 0 && !self.and_more && self.unindexed.is_none()
     }
 }
 
-/// What a repair came to.
+/// Result of a repair.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RepairReport {
-    /// The keyspaces, by name.
+    /// Result for each keyspace, sorted by name.
     pub keyspaces: Vec<KeyspaceRepair>,
-    /// Damaged places, up to ten thousand.
+    /// Damaged parts, at most ten thousand.
     pub damages: Vec<Harm>,
-    /// How many there are.
+    /// Number of all damaged parts.
     pub damage_count: u64,
-    /// Commits that were durable and are not there, or not all of them: first and last of each run.
+    /// Durable commits that are missing, or missing in part: the first and last number of each run.
     pub missing: Vec<(u64, u64)>,
-    /// The newest commit that counts.
+    /// Number of the newest valid commit.
     pub seq: u64,
-    /// Neither slot of ROOT could be read: nothing is certain.
+    /// True if neither slot of ROOT could be read, so that no pair is certain.
     pub is_rootless: bool,
-    /// What is damaged may have created, cleared or dropped keyspaces.
+    /// True if a damaged part may have created, cleared or dropped keyspaces.
     pub is_catalogue_doubtful: bool,
-    /// A directory could not be listed: what is in it was skipped.
+    /// True if a directory could not be listed and was skipped.
     pub is_incomplete: bool,
 }
 
 impl RepairReport {
-    /// Whether nothing is lost: the new database is what the damaged one was. Damage may have been found in what nobody needs.
+    /// Returns true if nothing is lost: the new database has the content of the damaged one. The
+    /// damage, if any, was in unused data.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.keyspaces.iter().all(KeyspaceRepair::is_whole)
