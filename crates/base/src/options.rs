@@ -21,6 +21,7 @@ const MAX_NAME: usize = 64;
 
 /// Values that an option allows within its range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Values {
     /// All values.
     Any,

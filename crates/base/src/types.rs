@@ -102,6 +102,7 @@ impl LogId {
 
 /// Failures that a commit survives after it was acknowledged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Durability {
     /// The death of the process. A background sync aims to write every commit to the device within
     /// the sync interval (100 ms by default). A power failure may lose later commits, but never an

@@ -915,7 +915,9 @@ impl Database {
     /// ```
     #[must_use]
     pub fn stats(&self) -> Stats {
-        Stats { door: self.store.has_door(), ..self.store.stats() }
+        let mut stats = self.store.stats();
+        stats.door = self.store.has_door();
+        stats
     }
 
     /// Returns the statistics of the database and of each keyspace. Reads no data.

@@ -59,6 +59,7 @@ const PIECE: usize = 1 << 20;
 
 /// Phase of a backup or a restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum BackupPhase {
     /// Copies files.
     Copying,
@@ -68,6 +69,7 @@ pub enum BackupPhase {
 
 /// Progress of a backup or a restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct BackupProgress {
     /// The present phase.
     pub phase: BackupPhase,
@@ -137,6 +139,7 @@ impl<'a> BackupOptions<'a> {
 
 /// Result of a backup or a restore.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct BackupReport {
     /// Number of the newest commit in it.
     pub seq: u64,

@@ -31,6 +31,7 @@ const FADES: f64 = 60.0;
 
 /// Share of the machine that a backup uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum BackupPace {
     /// Gives precedence to commits: after each piece that overlaps with commits the backup pauses,
     /// for an eighth of the time of the piece up to twice that time. The goal is that commits keep

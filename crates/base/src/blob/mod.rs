@@ -149,6 +149,7 @@ pub struct Blobs {
 
 /// Statistics of values in shared blob files. Values in files of an engine are not included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct StagedStats {
     /// Chunk files, which consist of slots of equal size.
     pub chunks: u64,

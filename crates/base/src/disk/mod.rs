@@ -86,6 +86,7 @@ pub enum Locked {
 
 /// Statistics of the file descriptors of a database.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DescriptorStats {
     /// Most descriptors for files. Files in use beyond the limit, and deleted files that are still
     /// read, may add to them.

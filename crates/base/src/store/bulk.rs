@@ -26,6 +26,7 @@ pub struct Loading {
 
 /// Result of a bulk load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Loaded {
     /// Number of pairs.
     pub pairs: u64,

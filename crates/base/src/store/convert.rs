@@ -53,6 +53,7 @@ const SAMPLE: u64 = 1000;
 
 /// Phase of a conversion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ConversionPhase {
     /// Copies the pairs that existed at the start.
     #[default]
@@ -65,6 +66,7 @@ pub enum ConversionPhase {
 
 /// Progress of a conversion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ConversionProgress {
     /// The present phase.
     pub phase: ConversionPhase,
@@ -80,6 +82,7 @@ pub struct ConversionProgress {
 
 /// Result of a conversion. All zero if the keyspace already had the engine and options.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Converted {
     /// Pairs copied; a pair that was changed during the copy counts each time.
     pub copied: u64,
@@ -331,6 +334,7 @@ impl Conversion {
 
 /// Estimated cost of a conversion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Estimate {
     /// Pairs in the keyspace.
     pub pairs: u64,

@@ -70,6 +70,8 @@ mod tail;
 mod verify;
 mod view;
 mod watch;
+#[doc(hidden)]
+pub mod wire;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -45,6 +45,7 @@ pub struct Options {
 /// (§3.3), for comparison. All give the same guarantees; the default is the fastest
 /// (decisions/0011).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Batching {
     /// One sync per wait, even if the device already has the commit.
     None,
@@ -84,6 +85,7 @@ impl Default for Options {
 
 /// Entry in a list of keyspaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct KeyspaceInfo {
     /// Name of the keyspace.
     pub name: String,
@@ -99,6 +101,7 @@ pub struct KeyspaceInfo {
 
 /// Memory by purpose, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct MemoryStats {
     /// The budget (`Builder::memory`).
     pub budget: u64,
@@ -133,6 +136,7 @@ impl MemoryStats {
 
 /// Statistics of one cache.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CacheStats {
     /// Keyspace of the cache; `None` for the cache of large values, which all keyspaces share.
     pub keyspace: Option<String>,
@@ -144,6 +148,7 @@ pub struct CacheStats {
 
 /// Statistics of one log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct LogStats {
     /// Name of the log: `journal` or `flat`.
     pub name: &'static str,
@@ -165,6 +170,7 @@ pub struct LogStats {
 
 /// Statistics of a database. Counters start at 0 with each opening.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct Stats {
     /// Number of the newest commit.
     pub visible: u64,
@@ -215,6 +221,7 @@ pub struct Stats {
 
 /// Statistics of an opening.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct OpeningStats {
     /// True if the database had been closed properly.
     pub clean: bool,
@@ -230,6 +237,7 @@ pub struct OpeningStats {
 
 /// Result of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct VerifyReport {
     /// Pairs read.
     pub pairs: u64,

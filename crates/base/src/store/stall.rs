@@ -85,6 +85,7 @@ pub struct Stall {
 
 /// Waits of one kind since the opening.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct StallStats {
     /// Cause of the waits.
     pub kind: StallKind,

@@ -253,6 +253,7 @@ fn as_json(args: &Advise, answer: &Answer) -> Json {
         Sureness::Close => "close",
         Sureness::Outside => "outside",
         Sureness::Good => "good",
+        _ => "unknown",
     };
     json!({
         "keyspace": answer.info.name,

@@ -132,7 +132,7 @@ fn show(bar: &ProgressBar, progress: BackupProgress, interrupt: &Interrupt) -> C
 }
 
 fn report_json(out: &mut impl Write, done: &BackupReport) -> Result {
-    let BackupReport { seq, files, copied, linked } = done;
+    let BackupReport { seq, files, copied, linked, .. } = done;
     writeln!(out, "{}", json!({ "commit": seq, "files": files, "copied": copied, "linked": linked }))?;
     Ok(out.flush()?)
 }

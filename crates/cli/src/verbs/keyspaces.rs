@@ -46,7 +46,7 @@ fn keys(db: &Database, info: &KeyspaceInfo) -> Result<Option<u64>> {
 
 /// Returns one keyspace as JSON.
 pub(crate) fn describe(keyspace: &KeyspaceOverview) -> Json {
-    let KeyspaceOverview { info, ordered, stats, counters, load } = keyspace;
+    let KeyspaceOverview { info, ordered, stats, counters, load, .. } = keyspace;
     let mut object =
         json!({ "name": info.name, "id": info.id.0, "engine": info.engine, "damage": info.damage });
     object["options"] = info.options.iter().map(|(name, value)| (name.to_owned(), json!(value))).collect();

@@ -140,7 +140,7 @@ impl<'a> Report<'a> {
     }
 
     fn damages(&mut self, done: &RepairReport) {
-        for Harm { path, from, to, what } in &done.damages {
+        for Harm { path, from, to, what, .. } in &done.damages {
             let path = path.display().to_string();
             if self.is_json {
                 let object = json!({ "kind": "damage", "file": path, "from": from, "to": to, "what": what });

@@ -54,7 +54,7 @@ fn print(out: &mut impl Write, path: &Path, all: &Overview) -> Result {
     if stats.memory.is_exceeded() {
         writeln!(out, "  memory that cannot be freed exceeds the budget: raise it with --memory")?;
     }
-    let DescriptorStats { limit, in_use, reopened } = stats.descriptors;
+    let DescriptorStats { limit, in_use, reopened, .. } = stats.descriptors;
     if limit > 0 {
         let again =
             if reopened > 0 { format!(", {} files reopened", count(reopened)) } else { String::new() };
@@ -89,7 +89,7 @@ fn print(out: &mut impl Write, path: &Path, all: &Overview) -> Result {
         write!(out, "  {name}{:<20}{name:#} {segments:>16}  {disk:>8} on disk", log.name)?;
         writeln!(out, "  {live:>8} live{}", if log.damaged > 0 { "  damaged" } else { "" })?;
     }
-    let StagedStats { chunks, slots, used_bytes, free_bytes, files } = stats.staged;
+    let StagedStats { chunks, slots, used_bytes, free_bytes, files, .. } = stats.staged;
     if chunks + files > 0 {
         writeln!(out, "{heading}large values outside the logs{heading:#}")?;
         write!(out, "  {} in {}", count(slots), many(chunks, "chunk"))?;

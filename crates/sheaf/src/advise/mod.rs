@@ -65,6 +65,7 @@ pub struct Question<'a> {
 
 /// Confidence of an advice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Sureness {
     /// Too few operations were sampled for a recommendation.
     No,
@@ -81,6 +82,7 @@ pub enum Sureness {
 
 /// Share of one kind of operation in the predicted cost.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Part {
     /// Kind of operation.
     pub what: &'static str,
@@ -92,6 +94,7 @@ pub struct Part {
 
 /// Engine that can store the keyspace, with its predicted costs.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Candidate {
     /// Name of the engine.
     pub engine: &'static str,
@@ -117,6 +120,7 @@ pub struct Candidate {
 
 /// Result of [`advise`].
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Advice {
     /// Possible engines, the best first.
     pub candidates: Vec<Candidate>,

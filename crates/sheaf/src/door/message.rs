@@ -3,18 +3,17 @@
 //! A message is a kind (one byte) and its fields; docs/format/door.md lists them. Received bytes
 //! are decoded into these types or rejected.
 
-use std::num::NonZeroU64;
 use std::path::PathBuf;
 
 use sheaf_base::codec::{Reader, Writer};
 use sheaf_base::disk::held::{Bytes, Item, Piece};
 use sheaf_base::fault::{self, ReadTexts, Texts};
+use sheaf_base::store::wire;
 
-use super::figures::{KeyspaceOverview, decode_cache, decode_keyspace, decode_options, decode_stats};
-use super::figures::{encode_cache, encode_keyspace, encode_options, encode_stats};
+use super::figures::{KeyspaceOverview, decode_keyspace, encode_keyspace};
 use crate::{
-    BackupPace, BackupPhase, BackupProgress, BackupReport, CacheStats, Compacted, ConversionPhase,
-    ConversionProgress, Converted, Damage, EngineOptions, Error, Estimate, Stats, VerifyReport,
+    BackupPace, BackupProgress, BackupReport, CacheStats, Compacted, ConversionProgress, Converted, Damage,
+    EngineOptions, Error, Estimate, Stats, VerifyReport,
 };
 
 /// A request of a guest. Its variants list the replies; `..` means any number.
@@ -77,17 +76,13 @@ impl Request {
                 w.path(dir);
                 w.option(base.as_deref(), Writer::path);
                 w.flag(*verify);
-                w.u64(match pace {
-                    BackupPace::GiveWay => 0,
-                    BackupPace::AtMost(rate) => rate.get(),
-                    BackupPace::Full => u64::MAX,
-                });
+                wire::encode_pace(*pace, &mut w);
             }
             Request::Convert { keyspace, engine, options } => {
                 w.u8(3);
                 w.text(keyspace);
                 w.option(engine.as_deref(), Writer::text);
-                encode_options(options, &mut w);
+                wire::encode_options(options, &mut w);
             }
             Request::Estimate { keyspace } => {
                 w.u8(4);
@@ -112,15 +107,12 @@ impl Request {
                 dir: r.path()?,
                 base: r.option(|r| r.path())?,
                 verify: r.flag()?,
-                pace: match r.u64()? {
-                    u64::MAX => BackupPace::Full,
-                    rate => NonZeroU64::new(rate).map_or(BackupPace::GiveWay, BackupPace::AtMost),
-                },
+                pace: wire::decode_pace(r)?,
             },
             3 => Request::Convert {
                 keyspace: r.text()?,
                 engine: r.option(|r| r.text())?,
-                options: decode_options(r)?,
+                options: wire::decode_options(r)?,
             },
             4 => Request::Estimate { keyspace: r.text()? },
             5 => Request::Compact { keyspace: r.option(|r| r.text())? },
@@ -145,44 +137,44 @@ impl Reply {
             Reply::Done => w.u8(1),
             Reply::Stats(stats) => {
                 w.u8(2);
-                encode_stats(stats, &mut w);
+                wire::encode_stats(stats, &mut w);
             }
             Reply::Keyspace(keyspace) => {
                 w.u8(3);
                 encode_keyspace(keyspace, &mut w);
             }
-            Reply::BackingUp(BackupProgress { phase, done, total }) => {
+            Reply::BackingUp(progress) => {
                 w.u8(4);
-                w.flag(*phase == BackupPhase::Verifying);
-                numbers(&mut w, [done, total]);
+                wire::encode_backup_progress(progress, &mut w);
             }
-            Reply::BackedUp(BackupReport { seq, files, copied, linked }) => {
+            Reply::BackedUp(report) => {
                 w.u8(5);
-                numbers(&mut w, [seq, files, copied, linked]);
+                wire::encode_backup(report, &mut w);
             }
-            Reply::Converting(ConversionProgress { phase, pairs, copied, bytes, passes }) => {
+            Reply::Converting(progress) => {
                 w.u8(6);
-                w.u8(match phase {
-                    ConversionPhase::Copying => 0,
-                    ConversionPhase::CatchingUp => 1,
-                    ConversionPhase::Done => 2,
-                });
-                numbers(&mut w, [pairs, copied, bytes]);
-                w.u32(*passes);
+                wire::encode_conversion(progress, &mut w);
             }
-            Reply::Converted(Converted { copied, bytes, passes, direct }) => {
+            Reply::Converted(done) => {
                 w.u8(7);
-                numbers(&mut w, [copied, bytes]);
-                w.u32(*passes);
-                w.flag(*direct);
+                wire::encode_converted(done, &mut w);
             }
-            Reply::Estimate(Estimate { pairs, data, bytes, free }) => {
+            Reply::Estimate(estimate) => {
                 w.u8(8);
-                numbers(&mut w, [pairs, data, bytes, free]);
+                wire::encode_estimate(estimate, &mut w);
             }
-            Reply::Compacting(done) => encode_compacted(9, done, &mut w),
-            Reply::Compacted(done) => encode_compacted(10, done, &mut w),
-            Reply::Verifying(report) => encode_verified(11, report, &mut w),
+            Reply::Compacting(done) => {
+                w.u8(9);
+                wire::encode_compacted(done, &mut w);
+            }
+            Reply::Compacted(done) => {
+                w.u8(10);
+                wire::encode_compacted(done, &mut w);
+            }
+            Reply::Verifying(report) => {
+                w.u8(11);
+                wire::encode_verified(report, &mut w);
+            }
             Reply::Finding(error) => {
                 w.u8(12);
                 fault::encode(error, &mut w);
@@ -191,14 +183,17 @@ impl Reply {
                 w.u8(13);
                 w.list(files, |w, path| w.path(path));
             }
-            Reply::Verified(report) => encode_verified(14, report, &mut w),
+            Reply::Verified(report) => {
+                w.u8(14);
+                wire::encode_verified(report, &mut w);
+            }
             Reply::Items(items) => {
                 w.u8(15);
                 w.list(items, encode_item);
             }
             Reply::Caches(caches) => {
                 w.u8(16);
-                w.list(caches, encode_cache);
+                w.list(caches, wire::encode_cache);
             }
             Reply::Working => w.u8(17),
         }
@@ -210,47 +205,21 @@ impl Reply {
         let reply = match r.u8()? {
             0 => Reply::Failed(fault::decode(r)?),
             1 => Reply::Done,
-            2 => Reply::Stats(Box::new(decode_stats(r)?)),
+            2 => Reply::Stats(Box::new(wire::decode_stats(r)?)),
             3 => Reply::Keyspace(Box::new(decode_keyspace(r)?)),
-            4 => {
-                let phase = if r.flag()? { BackupPhase::Verifying } else { BackupPhase::Copying };
-                Reply::BackingUp(BackupProgress { phase, done: r.u64()?, total: r.u64()? })
-            }
-            5 => Reply::BackedUp(BackupReport {
-                seq: r.u64()?,
-                files: r.u64()?,
-                copied: r.u64()?,
-                linked: r.u64()?,
-            }),
-            6 => Reply::Converting(ConversionProgress {
-                phase: match r.u8()? {
-                    0 => ConversionPhase::Copying,
-                    1 => ConversionPhase::CatchingUp,
-                    2 => ConversionPhase::Done,
-                    other => return Err(bad("phase", other)),
-                },
-                pairs: r.u64()?,
-                copied: r.u64()?,
-                bytes: r.u64()?,
-                passes: r.u32()?,
-            }),
-            7 => Reply::Converted(Converted {
-                copied: r.u64()?,
-                bytes: r.u64()?,
-                passes: r.u32()?,
-                direct: r.flag()?,
-            }),
-            8 => {
-                Reply::Estimate(Estimate { pairs: r.u64()?, data: r.u64()?, bytes: r.u64()?, free: r.u64()? })
-            }
-            9 => Reply::Compacting(decode_compacted(r)?),
-            10 => Reply::Compacted(decode_compacted(r)?),
-            11 => Reply::Verifying(decode_verified(r)?),
+            4 => Reply::BackingUp(wire::decode_backup_progress(r)?),
+            5 => Reply::BackedUp(wire::decode_backup(r)?),
+            6 => Reply::Converting(wire::decode_conversion(r)?),
+            7 => Reply::Converted(wire::decode_converted(r)?),
+            8 => Reply::Estimate(wire::decode_estimate(r)?),
+            9 => Reply::Compacting(wire::decode_compacted(r)?),
+            10 => Reply::Compacted(wire::decode_compacted(r)?),
+            11 => Reply::Verifying(wire::decode_verified(r)?),
             12 => Reply::Finding(fault::decode(r)?),
             13 => Reply::Files(r.list(|r| r.path())?),
-            14 => Reply::Verified(decode_verified(r)?),
+            14 => Reply::Verified(wire::decode_verified(r)?),
             15 => Reply::Items(r.list(decode_item)?),
-            16 => Reply::Caches(r.list(decode_cache)?),
+            16 => Reply::Caches(r.list(wire::decode_cache)?),
             17 => Reply::Working,
             other => return Err(bad("reply", other)),
         };
@@ -261,29 +230,6 @@ impl Reply {
 
 fn numbers<const N: usize>(w: &mut Writer, numbers: [&u64; N]) {
     numbers.into_iter().for_each(|number| w.u64(*number));
-}
-
-fn encode_compacted(kind: u8, done: &Compacted, w: &mut Writer) {
-    w.u8(kind);
-    numbers(w, [&done.moved, &done.bytes, &done.left]);
-}
-
-fn decode_compacted(r: &mut Reader<'_>) -> Result<Compacted, Damage> {
-    let mut done = Compacted::default();
-    (done.moved, done.bytes, done.left) = (r.u64()?, r.u64()?, r.u64()?);
-    Ok(done)
-}
-
-/// Encodes all but the files, which have messages of their own.
-fn encode_verified(kind: u8, report: &VerifyReport, w: &mut Writer) {
-    let VerifyReport { pairs, frames, bytes, findings, files: _ } = report;
-    w.u8(kind);
-    numbers(w, [pairs, frames, bytes, findings]);
-}
-
-fn decode_verified(r: &mut Reader<'_>) -> Result<VerifyReport, Damage> {
-    let (pairs, frames, bytes, findings) = (r.u64()?, r.u64()?, r.u64()?, r.u64()?);
-    Ok(VerifyReport { pairs, frames, bytes, findings, files: Vec::new() })
 }
 
 fn encode_item(w: &mut Writer, item: &Item) {
@@ -343,12 +289,11 @@ pub fn feed(bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU64;
     use std::time::Duration;
 
-    use sheaf_base::types::KeyspaceId;
-
     use super::*;
-    use crate::{EngineStats, InUse, KeyspaceInfo, LoadStats, LogStats, MemoryStats, StallKind, StallStats};
+    use crate::{EngineStats, InUse, LoadStats};
 
     fn chosen() -> EngineOptions {
         let mut options = EngineOptions::default();
@@ -437,68 +382,59 @@ mod tests {
     }
 
     fn replies() -> Vec<Reply> {
-        let log = LogStats { name: "journal", segments: 1, disk_bytes: 2, ..LogStats::default() };
-        let stats = Stats {
-            visible: 77,
-            unsynced_age: Duration::from_nanos(5),
-            oldest_view: Some(4),
-            stalls: vec![StallStats {
-                kind: StallKind::Brake,
-                count: 3,
-                total: Duration::from_nanos(9),
-                longest: Duration::from_nanos(4),
-            }],
-            poisoned: Some("sync"),
-            memory: MemoryStats { budget: 6, index: 4, versions: 2, buffers: 1, cache: 3 },
-            logs: vec![log.clone(), LogStats { name: "flat", damaged: 3, ..log }],
-            door: true,
-            descriptors: crate::DescriptorStats { limit: 64, in_use: 9, reopened: 3 },
-            ..Stats::default()
-        };
+        // The encodings of the contents are tested next to the types (`sheaf_base::store::wire`).
+        let mut stats = Stats::default();
+        (stats.visible, stats.poisoned, stats.door) = (77, Some("sync"), true);
+        let (load, mut report) = (LoadStats::default(), VerifyReport::default());
+        (report.pairs, report.findings) = (1, 4);
+        let mut w = Writer::default();
+        w.text("k");
+        w.u32(7);
+        w.text("flex");
+        wire::encode_options(&chosen(), &mut w);
+        w.option(Some("bad"), |w, damage| w.text(damage));
         let keyspace = KeyspaceOverview {
-            info: KeyspaceInfo {
-                name: "k".into(),
-                id: KeyspaceId(7),
-                engine: "flex",
-                options: chosen(),
-                damage: Some("bad".into()),
-            },
+            info: wire::decode_info(&mut Reader::new(&w.0)).unwrap(),
             ordered: true,
             stats: EngineStats { keys: 1, index_bytes: 2, pinned_versions: 3 },
             counters: vec![("moved", 4), ("read", 5)],
-            load: LoadStats::default(),
+            load,
         };
-        let report = VerifyReport { pairs: 1, frames: 2, bytes: 3, findings: 4, files: Vec::new() };
+        let mut copied = Converted::default();
+        (copied.copied, copied.direct) = (1, true);
+        let mut estimate = Estimate::default();
+        (estimate.pairs, estimate.free) = (1, 4);
+        let mut cache = CacheStats::default();
+        (cache.keyspace, cache.share) = (Some("k".into()), Some(3));
+        let mut w = Writer::default();
+        w.flag(true);
+        w.u64(1);
+        w.u64(2);
+        let backing_up = wire::decode_backup_progress(&mut Reader::new(&w.0)).unwrap();
         let piece =
             |bytes, len| Item::Piece(Piece { name: "journal/1.seg".into(), whole: 9, at: 2, len, bytes });
-        let progress = ConversionProgress { pairs: 3, passes: 2, ..ConversionProgress::default() };
         let mut replies = vec![
             Reply::Done,
             Reply::Working,
             Reply::Stats(Box::new(stats)),
             Reply::Keyspace(Box::new(keyspace)),
-            Reply::BackingUp(BackupProgress { phase: BackupPhase::Verifying, done: 1, total: 2 }),
-            Reply::BackedUp(BackupReport { seq: 1, files: 2, copied: 3, linked: 4 }),
-            Reply::Converted(Converted { copied: 1, bytes: 2, passes: 3, direct: true }),
-            Reply::Estimate(Estimate { pairs: 1, data: 2, bytes: 3, free: 4 }),
+            Reply::BackingUp(backing_up),
+            Reply::BackedUp(BackupReport::default()),
+            Reply::Converting(ConversionProgress::default()),
+            Reply::Converted(copied),
+            Reply::Estimate(estimate),
             Reply::Compacting(Compacted::default()),
             Reply::Compacted(Compacted::default()),
             Reply::Verifying(report.clone()),
             Reply::Files(vec!["/a".into(), "/b".into()]),
             Reply::Verified(report),
-            Reply::Caches(vec![
-                CacheStats { keyspace: None, bytes: 1, share: None },
-                CacheStats { keyspace: Some("k".into()), bytes: 2, share: Some(3) },
-            ]),
+            Reply::Caches(vec![CacheStats::default(), cache]),
             Reply::Items(vec![
                 Item::Directory("own/1".into()),
                 piece(Bytes::File("images/held".into(), 5), 4),
                 piece(Bytes::Here(b"head".to_vec()), 4),
             ]),
         ];
-        for phase in [ConversionPhase::Copying, ConversionPhase::CatchingUp, ConversionPhase::Done] {
-            replies.push(Reply::Converting(ConversionProgress { phase, ..progress }));
-        }
         replies.extend(errors().into_iter().map(Reply::Failed));
         replies.extend(errors().into_iter().map(Reply::Finding));
         replies

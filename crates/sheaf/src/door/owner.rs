@@ -192,7 +192,9 @@ impl Owner {
             Reply::Done => Ok(Some(())),
             other => Err(unexpected(&other)),
         })?;
-        Ok(Overview { stats: Stats { caches, ..stats.unwrap_or_default() }, keyspaces })
+        let mut stats: Stats = stats.unwrap_or_default();
+        stats.caches = caches;
+        Ok(Overview { stats, keyspaces })
     }
 
     /// Makes the owner write a backup, like [`crate::Database::backup`]. Relative directories are
@@ -341,7 +343,7 @@ impl Owner {
         mut watcher: impl FnMut(&VerifyReport) -> ControlFlow<()>,
     ) -> Result<VerifyReport> {
         let mut files = Vec::new();
-        let done = self.ask(&Request::Verify, |stream, reply| match reply {
+        let mut done = self.ask(&Request::Verify, |stream, reply| match reply {
             Reply::Verifying(now) => Ok(heard(stream, watcher(&now))),
             Reply::Finding(error) => {
                 report(error);
@@ -354,7 +356,8 @@ impl Owner {
             Reply::Verified(done) => Ok(Some(done)),
             other => Err(unexpected(&other)),
         })?;
-        Ok(VerifyReport { files, ..done })
+        done.files = files;
+        Ok(done)
     }
 
     /// Waits until all commits acknowledged before the call are on the device, like

@@ -48,6 +48,7 @@ impl std::fmt::Debug for RepairOptions<'_> {
 
 /// Progress of a repair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RepairProgress {
     /// Bytes of logs read.
     pub done: u64,
@@ -59,6 +60,7 @@ pub struct RepairProgress {
 
 /// A doubtful or lost pair.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct RepairFinding<'a> {
     /// Name of the keyspace.
     pub keyspace: &'a str,
@@ -88,6 +90,7 @@ pub enum Fate<'a> {
 
 /// A damaged part of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Harm {
     /// The file.
     pub path: PathBuf,
@@ -101,6 +104,7 @@ pub struct Harm {
 
 /// Result of a repair for one keyspace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct KeyspaceRepair {
     /// Name of the keyspace; `lost-<number>` if it is unknown.
     pub name: String,
@@ -130,6 +134,7 @@ impl KeyspaceRepair {
 
 /// Result of a repair.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RepairReport {
     /// Result for each keyspace, sorted by name.
     pub keyspaces: Vec<KeyspaceRepair>,
