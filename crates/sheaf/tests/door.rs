@@ -271,12 +271,12 @@ fn guests_that_ask_for_nothing_give_their_places_to_others() {
     let silent: Vec<UnixStream> = (0..60).map(|_| UnixStream::connect(&socket).unwrap()).collect();
     let full = loop {
         match Owner::connect(dir.db()) {
-            Ok(owner) => drop(owner.unwrap()), // full is not the same as nobody
+            Ok(owner) => drop(owner.unwrap()), // a full door is an error, not `None`
             Err(full) => break full,
         }
     };
     assert!(matches!(full, Error::Locked { cause: InUse::Crowded, pid: Some(_), .. }), "{full:?}");
-    assert!(full.to_string().contains("as many guests"), "{full}");
+    assert!(full.to_string().contains("as many connections"), "{full}");
     let wait = Duration::from_secs(20);
     let late = Database::builder().read_only(true).wait(wait).open(dir.db()).unwrap(); // when one has been silent for long enough
     assert_eq!(db.stats().stills, 5);
