@@ -920,7 +920,8 @@ impl Database {
         stats
     }
 
-    /// Returns the statistics of the database and of each keyspace. Reads no data.
+    /// Returns the statistics of the database and of each keyspace. Counts the keys of each
+    /// keyspace, at the cost of [`Keyspace::len`].
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;

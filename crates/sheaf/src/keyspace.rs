@@ -280,7 +280,8 @@ impl Keyspace {
         Ok(self.kept()?.engine()?.capabilities())
     }
 
-    /// Returns the statistics of the engine.
+    /// Returns the statistics of the engine. They include the number of keys and cost as much as
+    /// [`Keyspace::len`].
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -707,8 +708,8 @@ impl Keyspace {
         })
     }
 
-    /// Returns true if `key` exists. Does not read the value where the engine stores it apart from
-    /// the key.
+    /// Returns true if `key` exists. Does not return or copy the value, and reads less from disk
+    /// than [`Keyspace::get`] if the engine stores keys apart from values.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -904,7 +905,8 @@ impl Keyspace {
         self.iter()?.next_back().transpose()
     }
 
-    /// Returns the number of keys.
+    /// Returns the number of keys. `flat`, `flat-ordered` and `cedrus` have a counter; `flex`,
+    /// `kreon` and `delsm` count all keys, and may read much of the keyspace from disk.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -929,7 +931,8 @@ impl Keyspace {
         }
     }
 
-    /// Returns true if there are no keys.
+    /// Returns true if there are no keys. Costs as much as [`Keyspace::len`]; `first` is cheaper
+    /// for ordered engines.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;

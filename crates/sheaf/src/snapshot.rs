@@ -312,6 +312,16 @@ impl KeyspaceSnapshot {
     /// Returns the pair with the highest key, or `None` if there are no keys. Needs an ordered
     /// engine.
     ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("alan", "turing")?;
+    /// let then = db.snapshot()?.keyspace(&users)?;
+    /// assert_eq!(then.last()?, Some(("alan".into(), "turing".into())));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// Returns [`Error::Unsupported`] if the engine is not ordered, and the [read
@@ -402,7 +412,7 @@ impl KeyspaceSnapshot {
         Iter::new(Arc::clone(&self.handle), Arc::clone(&self.view), Arc::clone(&self.kept), bounds, want)
     }
 
-    /// Returns the number of keys. Iterates over all of them, unlike [`Keyspace::len`].
+    /// Returns the number of keys. Iterates over all of them.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -422,6 +432,16 @@ impl KeyspaceSnapshot {
     }
 
     /// Returns true if there are no keys. Reads at most one key.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// let before = db.snapshot()?.keyspace(&users)?;
+    /// users.insert("ada", "lovelace")?;
+    /// assert!(before.is_empty()?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -87,6 +87,15 @@ impl ValueReader {
     }
 
     /// Returns true if the value has no bytes.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "")?;
+    /// assert_eq!(users.reader("ada")?.map(|reader| reader.is_empty()), Some(true));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -241,6 +250,14 @@ impl ValueWriter {
     }
 
     /// Returns true if no bytes were written so far.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// assert!(users.writer("ada")?.is_empty());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.incoming.is_empty()
@@ -269,7 +286,7 @@ impl ValueWriter {
     }
 
     /// Sets the key to the bytes written, without waiting for the device. The returned ticket waits
-    /// for `durability`. The bytes themselves are synced with the commit.
+    /// for `durability`.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;

@@ -132,6 +132,15 @@ pub struct Advice {
 
 impl Advice {
     /// Returns the recommended engine, or `None` if too little is known.
+    ///
+    /// ```
+    /// use sheaf::LoadStats;
+    /// use sheaf::advise::{Question, advise};
+    ///
+    /// let unused = LoadStats::default();
+    /// let advice = advise(&Question { load: &unused, keys: 0, memory: 1 << 30 });
+    /// assert!(advice.best().is_none(), "no operation was sampled");
+    /// ```
     #[must_use]
     pub fn best(&self) -> Option<&Candidate> {
         if self.sureness == Sureness::No { None } else { self.candidates.first() }

@@ -9,7 +9,7 @@ use sheaf_base::store::{Store, wire};
 use crate::{Damage, EngineStats, KeyspaceInfo, LoadStats, Stats};
 
 /// Statistics of a database and of each keyspace. [`Database::overview`](crate::Database::overview)
-/// collects them without reading data.
+/// returns them.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Overview {

@@ -151,7 +151,7 @@ impl Owner {
         Error::io("talk through", &self.dir.join(DOOR[0]), source)
     }
 
-    /// Returns the statistics of the database.
+    /// Returns the statistics of the database. Costs as much as [`Owner::overview`].
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -169,7 +169,18 @@ impl Owner {
         Ok(self.overview()?.stats)
     }
 
-    /// Returns the statistics of the database and of each keyspace.
+    /// Returns the statistics of the database and of each keyspace, like
+    /// [`crate::Database::overview`]: it counts the keys of each keyspace.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// if let Some(mut owner) = sheaf::Owner::connect(dir.path())? {
+    ///     assert_eq!(owner.overview()?.keyspaces[0].info.name, "users");
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -274,6 +285,16 @@ impl Owner {
     }
 
     /// Estimates a conversion, like [`crate::Database::estimate_conversion`].
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// if let Some(mut owner) = sheaf::Owner::connect(dir.path())? {
+    ///     assert_eq!(owner.estimate_conversion("users")?.pairs, 0);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
