@@ -29,6 +29,7 @@ use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::Seq;
 use sheaf_flexspace::View;
 use sheaf_flexspace::tree::{Content, Entry, Frozen};
+use smallvec::SmallVec;
 
 use crate::block::{Block, BlockRef, Sorted, print_of};
 use crate::kept::Look;
@@ -121,10 +122,15 @@ enum Read {
     Bytes(Row<u8>),
 }
 
+/// The bytes of a pair that is read alone. A short pair is on the stack, so that a read need not
+/// wait for another thread in the allocator.
+type PairBytes = SmallVec<[u8; 512]>;
+
 /// What a look by prints came to.
+#[expect(clippy::large_enum_variant, reason = "lives on the stack for one read")]
 enum Single {
     /// The view shows this pair: its bytes.
-    Pair(Vec<u8>),
+    Pair(PairBytes),
     /// It shows none.
     Nothing,
     /// What stands there is not what was checked before, or cannot be looked at.
@@ -284,9 +290,10 @@ impl Index {
         prints: Shown<'_>,
     ) -> Single {
         let Some(view) = &self.view else { return Single::Unclear };
-        let mut newest: Option<(Seq, Vec<u8>)> = None;
+        let mut newest: Option<(Seq, PairBytes)> = None;
         for stand in prints.like(print, entry.len) {
-            let mut bytes = vec![0; usize::try_from(stand.bytes.end - stand.bytes.start).unwrap_or(0)];
+            let len = usize::try_from(stand.bytes.end - stand.bytes.start).unwrap_or(0);
+            let mut bytes = PairBytes::from_elem(0, len);
             let from = entry.start + stand.bytes.start;
             let count = shelf.wait.around(|| {}, || view.peek(from, &mut bytes));
             bytes.truncate(count);

@@ -444,9 +444,9 @@ macro_rules! corruption_suite {
                 let subject = $subject;
                 // With files of an engine's own an opening costs up to three times as much.
                 let cases = subject.in_ci(match subject.engine {
-                    "flex" => 20_000,
-                    "cedrus" | "kreon" | "delsm" => 45_000,
-                    _ => 70_000,
+                    "flex" => 10_000,
+                    "cedrus" | "kreon" | "delsm" => 15_000,
+                    _ => 25_000,
                 });
                 let budget = $crate::totals::Budget::cases(cases).workers(2);
                 $crate::corrupt::sweep::run(&subject, 1, budget).must_hold(cases);

@@ -23,7 +23,7 @@
 //!
 //! Any. A shard has a lock. A thread that takes a piece and finds a shard locked goes to the next
 //! one, so no more shards are in use than threads that meet. A thread that gives a piece back does
-//! not wait either: it puts the piece on the shard's list of [`Returned`] pieces, and the next
+//! not wait either: it puts the piece on the shard's list of returned pieces, and the next
 //! thread that locks the shard takes them in. The holder of a shard's lock may take the lock of the
 //! spare chunks. Nothing belongs to a thread, so none leaves anything behind.
 //! Who forks takes all locks before and lets go of them after, so that a child finds everything whole (`forking.rs`).
@@ -349,7 +349,7 @@ impl Shard {
     }
 
     /// Takes in the pieces of shard `number`, this one, that were given back while it was locked.
-    /// Returns the chunks that have no piece any more; the caller must [`retire`] them.
+    /// Returns the chunks that have no piece any more; the caller must `retire` them.
     #[must_use]
     fn take_in_returned(&mut self, number: usize) -> Vec<usize> {
         let mut empty = Vec::new();
