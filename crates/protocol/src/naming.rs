@@ -3,7 +3,8 @@
 //! A log is a row of segments. ROOT lists some; a segment that is full ends with a seal that names
 //! its successor. What ROOT or a seal names must be there, and a segment that is there but is named
 //! by neither was never used. So a segment that is deleted, or whose header rots, is reported, and
-//! a segment that a power cut left half made is not.
+//! a segment that a power cut left half made is not. A ready segment that the log gives up is
+//! deleted when neither slot of ROOT lists it: either slot may rot.
 //!
 //! ## Picture
 //! ```text
@@ -58,9 +59,13 @@ impl Segment {
 /// Disk and process.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub struct State {
-    /// How many segments ROOT lists.
-    root: Page<usize>,
+    /// The slots of ROOT: a generation, and how many segments it lists.
+    roots: [Page<(u64, usize)>; 2],
     segments: Vec<Segment>,
+    /// Segments that are in use or ready. The log has given up those after them.
+    serving: usize,
+    /// It gives up one at most.
+    has_given_up: bool,
     commits: usize,
     durable: usize,
     is_down: bool,
@@ -74,8 +79,14 @@ pub enum Action {
     Make,
     /// Name and header of every file are synced.
     Settle,
-    /// ROOT is written with all segments, and synced.
+    /// The older slot of ROOT is written with the segments in service.
     WriteRoot,
+    /// ROOT is synced.
+    SyncRoot,
+    /// The log gives up its last ready segment.
+    GiveUp,
+    /// The file of a segment that the log gave up is deleted.
+    Delete,
     /// A commit goes to the next segment, behind a seal in the one before.
     Commit,
     /// A sync round.
@@ -91,21 +102,36 @@ pub enum Rot {
     File(usize),
     /// Its header is damaged.
     Header(usize),
+    /// A slot of ROOT is damaged.
+    Slot(usize),
 }
 
 impl State {
     fn pages(&self) -> impl Iterator<Item = &dyn Fate> {
-        let root: [&dyn Fate; 1] = [&self.root];
-        root.into_iter().chain(self.segments.iter().flat_map(Segment::pages))
+        let roots = self.roots.iter().map(|slot| -> &dyn Fate { slot });
+        roots.chain(self.segments.iter().flat_map(Segment::pages))
     }
 
     fn pages_mut(&mut self) -> impl Iterator<Item = &mut dyn Fate> {
-        let root: [&mut dyn Fate; 1] = [&mut self.root];
-        root.into_iter().chain(self.segments.iter_mut().flat_map(Segment::pages_mut))
+        let roots = self.roots.iter_mut().map(|slot| -> &mut dyn Fate { slot });
+        roots.chain(self.segments.iter_mut().flat_map(Segment::pages_mut))
+    }
+
+    /// The slot with the newest readable generation.
+    fn newest(&self) -> usize {
+        usize::from(self.roots[1].read() > self.roots[0].read())
+    }
+
+    fn listed_by(&self, slot: usize) -> usize {
+        self.roots[slot].read().map_or(0, |(_, listed)| *listed)
     }
 
     fn listed(&self) -> usize {
-        self.root.read().copied().unwrap_or(0)
+        self.listed_by(self.newest())
+    }
+
+    fn is_root_synced(&self) -> bool {
+        self.roots.iter().all(|slot| !slot.is_dirty())
     }
 }
 
@@ -120,11 +146,22 @@ impl Model for Naming {
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        let mut root = Page::empty();
-        root.write(0, false);
-        root.sync();
+        let mut roots = [Page::empty(), Page::empty()];
+        for (generation, slot) in (0..).zip(&mut roots) {
+            slot.write((generation, 0), false);
+            slot.sync();
+        }
         let segments = Vec::new();
-        vec![State { root, segments, commits: 0, durable: 0, is_down: false, broken: None }]
+        vec![State {
+            roots,
+            segments,
+            serving: 0,
+            has_given_up: false,
+            commits: 0,
+            durable: 0,
+            is_down: false,
+            broken: None,
+        }]
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
@@ -133,19 +170,30 @@ impl Model for Naming {
         }
         for crash in [Crash::PowerCut, Crash::Kill] {
             let rots = (0..state.segments.len()).flat_map(|at| [Rot::File(at), Rot::Header(at)]);
+            let rots = rots.chain([Rot::Slot(0), Rot::Slot(1)]);
             let rots: Vec<Option<Rot>> = rots.map(Some).chain([None]).collect();
             for way in 0..disk::ways(state.pages(), crash) {
                 actions.extend(rots.iter().map(|rot| Action::Crash(crash, way, *rot)));
             }
         }
-        if state.segments.len() < self.segments {
+        if state.segments.len() < self.segments && state.serving == state.segments.len() {
             actions.push(Action::Make);
+        }
+        if state.serving > state.commits && !state.has_given_up {
+            actions.push(Action::GiveUp);
+        }
+        if state.serving < state.segments.len() && state.is_root_synced() && self.may_delete(state) {
+            actions.push(Action::Delete);
         }
         if state.segments.iter().any(|segment| !segment.is_settled()) {
             actions.push(Action::Settle);
         }
-        if state.listed() < state.segments.len() && self.may_name(&state.segments) {
+        let is_new = (0..2).any(|slot| state.listed_by(slot) != state.serving);
+        if is_new && state.is_root_synced() && self.may_name(&state.segments[..state.serving]) {
             actions.push(Action::WriteRoot);
+        }
+        if !state.is_root_synced() {
+            actions.push(Action::SyncRoot);
         }
         if self.may_commit(state) {
             actions.push(Action::Commit);
@@ -172,10 +220,20 @@ impl Naming {
         !self.rules.named_segments_are_settled || segments.iter().all(Segment::is_settled)
     }
 
+    /// Whether no slot of ROOT lists the last segment.
+    fn may_delete(&self, state: &State) -> bool {
+        let last = state.segments.len() - 1;
+        match self.rules.given_up_segments_are_in_no_slot {
+            true => (0..2).all(|slot| state.listed_by(slot) <= last),
+            false => state.listed() <= last,
+        }
+    }
+
     fn may_commit(&self, state: &State) -> bool {
         let at = state.commits;
-        let Some(next) = state.segments.get(at) else { return false };
-        let is_listed = state.listed() > at || !self.rules.first_segment_is_listed;
+        let Some(next) = state.segments.get(at).filter(|_| at < state.serving) else { return false };
+        let is_durably_listed = state.listed() > at && state.is_root_synced();
+        let is_listed = is_durably_listed || !self.rules.first_segment_is_listed;
         (at > 0 || is_listed) && self.may_name(std::slice::from_ref(next))
     }
 
@@ -186,12 +244,20 @@ impl Naming {
                 name.write((), false);
                 header.write((), true);
                 state.segments.push(Segment { name, header, frame: Page::empty(), seal: Page::empty() });
+                state.serving += 1;
             }
+            Action::GiveUp => {
+                state.serving -= 1;
+                state.has_given_up = true;
+            }
+            Action::Delete => drop(state.segments.pop()),
             Action::Settle => state.segments.iter_mut().for_each(settle),
             Action::WriteRoot => {
-                state.root.write(state.segments.len(), false);
-                state.root.sync();
+                let newest = state.newest();
+                let generation = state.roots[newest].read().map_or(0, |(generation, _)| *generation);
+                state.roots[1 - newest].write((generation + 1, state.serving), true);
             }
+            Action::SyncRoot => state.roots.iter_mut().for_each(Page::sync),
             Action::Commit => {
                 let at = state.commits;
                 if at > 0 && self.rules.every_segment_ends_with_a_seal {
@@ -217,6 +283,7 @@ impl Naming {
                         [&mut segment.frame, &mut segment.seal].into_iter().for_each(Page::rot);
                     }
                     Some(Rot::Header(at)) => state.segments[at].header.rot(),
+                    Some(Rot::Slot(slot)) => state.roots[slot].rot(),
                     None => {}
                 }
                 state.is_down = true;
@@ -237,12 +304,11 @@ fn judge(state: &State, rot: Option<Rot>) -> Option<Broken> {
     let is_sealed = |at: usize| segments[at].is_there() && segments[at].seal.read().is_some();
     let is_named = |at: usize| at < state.listed() || at > 0 && is_sealed(at - 1);
     if (0..segments.len()).any(|at| is_named(at) && !segments[at].is_there()) {
-        return rot.is_none().then_some(Broken::FalseDamage);
+        let is_false = matches!(rot, None | Some(Rot::Slot(_))); // the other slot is whole
+        return is_false.then_some(Broken::FalseDamage);
     }
-    let counts = |at: &usize| {
-        let segment = &segments[*at];
-        is_named(*at) && segment.is_there() && segment.frame.read().is_some()
-    };
+    // Segments that are newer than ROOT are read as well.
+    let counts = |at: &usize| segments[*at].is_there() && segments[*at].frame.read().is_some();
     let found = (0..segments.len()).take_while(counts).count();
     match rot {
         None if found < state.durable => Some(Broken::Durable),

@@ -117,6 +117,8 @@ pub struct Rules {
     pub first_segment_is_listed: bool,
     /// A full segment ends with a seal that names the next one: there is always room for it.
     pub every_segment_ends_with_a_seal: bool,
+    /// A ready segment that the log gives up is deleted when no slot of ROOT lists it.
+    pub given_up_segments_are_in_no_slot: bool,
 }
 
 impl Rules {
@@ -170,6 +172,7 @@ impl Rules {
             named_segments_are_settled: true,
             first_segment_is_listed: true,
             every_segment_ends_with_a_seal: true,
+            given_up_segments_are_in_no_slot: true,
         }
     }
 }
