@@ -105,7 +105,7 @@ pub enum Error {
     },
     /// The process that had the database open ended or closed it, and with it the snapshot of this
     /// attached reader. Everything that was read before is valid. Open the database again.
-    #[error("database {} was closed by its owner; reopen it to continue", path.display())]
+    #[error("the owner of database {} has closed it or ended; open it again to continue", path.display())]
     OwnerGone {
         /// The database.
         path: PathBuf,

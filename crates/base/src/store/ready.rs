@@ -181,7 +181,7 @@ impl Store {
     /// Smaller ones take their place first, so that removals find their reserve. True if it gained anything.
     ///
     /// A ready segment is named by no seal and holds no commit. ROOT may list it, and a checkpoint's position name it, as they do
-    /// segments that were cleaned; so it leaves as these do (commit.md R13).
+    /// segments that were cleaned; so it leaves as these do (commit.md R13; protocol, `naming`).
     pub(super) fn shrink_ready(&self) -> Result<bool> {
         let mut any = false;
         for log in self.logs.iter().filter(|log| !log.is_frozen()) {
