@@ -64,7 +64,7 @@ pub struct State {
     segments: Vec<Segment>,
     /// Segments that are in use or ready. The log has given up those after them.
     serving: usize,
-    /// It gives up one at most.
+    /// True after the log gave up a segment: it gives up one at most.
     has_given_up: bool,
     commits: usize,
     durable: usize,

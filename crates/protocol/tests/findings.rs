@@ -145,7 +145,7 @@ fn without_room_for_a_seal_the_loss_of_the_next_segment_is_silent() {
 }
 
 /// The log gives up a ready segment while it is idle. The newest slot of ROOT rots, and the other
-/// one lists the segment, whose file is gone.
+/// slot lists the deleted segment.
 #[test]
 fn without_both_slots_past_a_given_up_segment_a_damaged_slot_looks_like_a_deleted_segment() {
     let rules = Rules { given_up_segments_are_in_no_slot: false, ..Rules::all() };
