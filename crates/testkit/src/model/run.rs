@@ -86,8 +86,8 @@ macro_rules! model_suite {
     ($module:ident, $subject:expr) => {
         mod $module {
             #[test]
-            fn a_million_random_operations_answer_as_a_map_does() {
-                let cases = $subject.in_ci(1_000_000);
+            fn random_operations_answer_as_a_map_does() {
+                let cases = $subject.in_ci(500_000);
                 let budget = $crate::totals::Budget::cases(cases).workers(2);
                 $crate::model::run(&$subject, 0, budget).must_hold(cases);
             }
