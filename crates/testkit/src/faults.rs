@@ -523,7 +523,7 @@ macro_rules! fault_suite {
                 let (operations, nth) = match subject.engine {
                     "flat" => (300, 5),
                     $crate::ledger::NAME => (100, 2),
-                    _ => (100, 4),
+                    _ => (100, 3),
                 };
                 let budget = Budget::seconds(f64::INFINITY);
                 let report = $crate::faults::every_nth_call(&subject, 5, operations, nth, budget);
