@@ -63,7 +63,7 @@ fn two_logs_cut_at_different_places_never_mix_old_and_new_commits() {
     let steps = steps(
         "0.2=40 2.2=40 S[0.3=600,2.3=10] 2.2=77 0.2=50 B[0.4=700,2.4=700] drop1 B[0.5=9,2.5=600] 0.6=80",
     );
-    let report = survives(&steps, &Plan { second: 20, second_keeps: 8, seconds: 6.0, ..Plan::default() });
+    let report = survives(&steps, &Plan { second: 20, second_keeps: 8, seconds: 30.0, ..Plan::default() });
     assert!(report.second > 1000, "{report}");
 }
 
