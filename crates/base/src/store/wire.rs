@@ -48,12 +48,12 @@ pub fn encode_stats(stats: &Stats, w: &mut Writer) {
         descriptors,
         door,
     } = stats;
-    [visible, durable, sync_rounds, sync_waits, views, stills].into_iter().for_each(|n| w.u64(*n));
-    [held_bytes, brakes, checkpoints, checkpoint_bytes, staged_bytes].into_iter().for_each(|n| w.u64(*n));
+    numbers(w, [visible, durable, sync_rounds, sync_waits, views, stills]);
+    numbers(w, [held_bytes, brakes, checkpoints, checkpoint_bytes, staged_bytes]);
     time(w, *unsynced_age);
     w.option(*oldest_view, Writer::u64);
     let StagedStats { chunks, slots, used_bytes, free_bytes, files } = staged;
-    [chunks, slots, used_bytes, free_bytes, files].into_iter().for_each(|number| w.u64(*number));
+    numbers(w, [chunks, slots, used_bytes, free_bytes, files]);
     w.list(stalls, |w, stall| {
         let StallStats { kind, count, total, longest } = stall;
         w.text(kind.name());
@@ -63,20 +63,19 @@ pub fn encode_stats(stats: &Stats, w: &mut Writer) {
     });
     w.option(*poisoned, |w, op| w.text(op));
     let MemoryStats { budget, index, versions, buffers, cache } = memory;
-    [budget, index, versions, buffers, cache].into_iter().for_each(|number| w.u64(*number));
+    numbers(w, [budget, index, versions, buffers, cache]);
     w.list(logs, |w, log| {
         let LogStats { name, segments, disk_bytes, live_bytes, appended, moved, freed, damaged } = log;
         w.text(name);
-        let numbers = [segments, disk_bytes, live_bytes, appended, moved, freed, damaged];
-        numbers.into_iter().for_each(|number| w.u64(*number));
+        numbers(w, [segments, disk_bytes, live_bytes, appended, moved, freed, damaged]);
     });
     let OpeningStats { clean, took, frames_scanned, records_replayed, bytes_cut } = opening;
     w.flag(*clean);
     time(w, *took);
-    [frames_scanned, records_replayed, bytes_cut].into_iter().for_each(|number| w.u64(*number));
+    numbers(w, [frames_scanned, records_replayed, bytes_cut]);
     w.flag(*door);
     let DescriptorStats { limit, in_use, reopened } = descriptors;
-    [u64::from(*limit), u64::from(*in_use), *reopened].into_iter().for_each(|number| w.u64(number));
+    numbers(w, [&u64::from(*limit), &u64::from(*in_use), reopened]);
 }
 
 /// Decodes all but the caches.
