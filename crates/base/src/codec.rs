@@ -58,6 +58,10 @@ impl Writer {
     pub fn u64(&mut self, value: u64) {
         self.0.extend_from_slice(&value.to_le_bytes());
     }
+    /// Writes numbers of eight bytes each.
+    pub fn u64s<const N: usize>(&mut self, values: [&u64; N]) {
+        values.into_iter().for_each(|value| self.u64(*value));
+    }
     /// Sixteen bytes.
     pub fn u128(&mut self, value: u128) {
         self.0.extend_from_slice(&value.to_le_bytes());

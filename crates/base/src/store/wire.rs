@@ -48,12 +48,12 @@ pub fn encode_stats(stats: &Stats, w: &mut Writer) {
         descriptors,
         door,
     } = stats;
-    numbers(w, [visible, durable, sync_rounds, sync_waits, views, stills]);
-    numbers(w, [held_bytes, brakes, checkpoints, checkpoint_bytes, staged_bytes]);
+    w.u64s([visible, durable, sync_rounds, sync_waits, views, stills]);
+    w.u64s([held_bytes, brakes, checkpoints, checkpoint_bytes, staged_bytes]);
     time(w, *unsynced_age);
     w.option(*oldest_view, Writer::u64);
     let StagedStats { chunks, slots, used_bytes, free_bytes, files } = staged;
-    numbers(w, [chunks, slots, used_bytes, free_bytes, files]);
+    w.u64s([chunks, slots, used_bytes, free_bytes, files]);
     w.list(stalls, |w, stall| {
         let StallStats { kind, count, total, longest } = stall;
         w.text(kind.name());
@@ -63,19 +63,19 @@ pub fn encode_stats(stats: &Stats, w: &mut Writer) {
     });
     w.option(*poisoned, |w, op| w.text(op));
     let MemoryStats { budget, index, versions, buffers, cache } = memory;
-    numbers(w, [budget, index, versions, buffers, cache]);
+    w.u64s([budget, index, versions, buffers, cache]);
     w.list(logs, |w, log| {
         let LogStats { name, segments, disk_bytes, live_bytes, appended, moved, freed, damaged } = log;
         w.text(name);
-        numbers(w, [segments, disk_bytes, live_bytes, appended, moved, freed, damaged]);
+        w.u64s([segments, disk_bytes, live_bytes, appended, moved, freed, damaged]);
     });
     let OpeningStats { clean, took, frames_scanned, records_replayed, bytes_cut } = opening;
     w.flag(*clean);
     time(w, *took);
-    numbers(w, [frames_scanned, records_replayed, bytes_cut]);
+    w.u64s([frames_scanned, records_replayed, bytes_cut]);
     w.flag(*door);
     let DescriptorStats { limit, in_use, reopened } = descriptors;
-    numbers(w, [&u64::from(*limit), &u64::from(*in_use), reopened]);
+    w.u64s([&u64::from(*limit), &u64::from(*in_use), reopened]);
 }
 
 /// Decodes all but the caches.
@@ -240,7 +240,7 @@ pub fn decode_pace(r: &mut Reader<'_>) -> Result<BackupPace, Damage> {
 pub fn encode_backup_progress(progress: &BackupProgress, w: &mut Writer) {
     let BackupProgress { phase, done, total } = progress;
     w.flag(*phase == BackupPhase::Verifying);
-    numbers(w, [done, total]);
+    w.u64s([done, total]);
 }
 
 /// Decodes the progress of a backup.
@@ -256,7 +256,7 @@ pub fn decode_backup_progress(r: &mut Reader<'_>) -> Result<BackupProgress, Dama
 /// Encodes the result of a backup.
 pub fn encode_backup(report: &BackupReport, w: &mut Writer) {
     let BackupReport { seq, files, copied, linked } = report;
-    numbers(w, [seq, files, copied, linked]);
+    w.u64s([seq, files, copied, linked]);
 }
 
 /// Decodes the result of a backup.
@@ -276,7 +276,7 @@ pub fn encode_conversion(progress: &ConversionProgress, w: &mut Writer) {
         ConversionPhase::CatchingUp => 1,
         ConversionPhase::Done => 2,
     });
-    numbers(w, [pairs, copied, bytes]);
+    w.u64s([pairs, copied, bytes]);
     w.u32(*passes);
 }
 
@@ -303,7 +303,7 @@ pub fn decode_conversion(r: &mut Reader<'_>) -> Result<ConversionProgress, Damag
 /// Encodes the result of a conversion.
 pub fn encode_converted(done: &Converted, w: &mut Writer) {
     let Converted { copied, bytes, passes, direct } = done;
-    numbers(w, [copied, bytes]);
+    w.u64s([copied, bytes]);
     w.u32(*passes);
     w.flag(*direct);
 }
@@ -320,7 +320,7 @@ pub fn decode_converted(r: &mut Reader<'_>) -> Result<Converted, Damage> {
 /// Encodes the estimate of a conversion.
 pub fn encode_estimate(estimate: &Estimate, w: &mut Writer) {
     let Estimate { pairs, data, bytes, free } = estimate;
-    numbers(w, [pairs, data, bytes, free]);
+    w.u64s([pairs, data, bytes, free]);
 }
 
 /// Decodes the estimate of a conversion.
@@ -335,7 +335,7 @@ pub fn decode_estimate(r: &mut Reader<'_>) -> Result<Estimate, Damage> {
 /// Encodes the progress or the result of a compaction.
 pub fn encode_compacted(done: &Compacted, w: &mut Writer) {
     let Compacted { moved, bytes, left } = done;
-    numbers(w, [moved, bytes, left]);
+    w.u64s([moved, bytes, left]);
 }
 
 /// Decodes the progress or the result of a compaction.
@@ -350,7 +350,7 @@ pub fn decode_compacted(r: &mut Reader<'_>) -> Result<Compacted, Damage> {
 /// Encodes all but the files of a verification, which have messages of their own.
 pub fn encode_verified(report: &VerifyReport, w: &mut Writer) {
     let VerifyReport { pairs, frames, bytes, findings, files: _ } = report;
-    numbers(w, [pairs, frames, bytes, findings]);
+    w.u64s([pairs, frames, bytes, findings]);
 }
 
 /// Decodes all but the files of a verification.
@@ -361,10 +361,6 @@ pub fn encode_verified(report: &VerifyReport, w: &mut Writer) {
 pub fn decode_verified(r: &mut Reader<'_>) -> Result<VerifyReport, Damage> {
     let (pairs, frames, bytes, findings) = (r.u64()?, r.u64()?, r.u64()?, r.u64()?);
     Ok(VerifyReport { pairs, frames, bytes, findings, files: Vec::new() })
-}
-
-fn numbers<const N: usize>(w: &mut Writer, numbers: [&u64; N]) {
-    numbers.into_iter().for_each(|number| w.u64(*number));
 }
 
 #[cfg(test)]

@@ -60,7 +60,7 @@ pub(super) fn encode_keyspace(keyspace: &KeyspaceOverview, w: &mut Writer) {
     wire::encode_info(info, w);
     w.flag(*ordered);
     let EngineStats { keys, index_bytes, pinned_versions } = stats;
-    [keys, index_bytes, pinned_versions].into_iter().for_each(|number| w.u64(*number));
+    w.u64s([keys, index_bytes, pinned_versions]);
     w.list(counters, |w, (name, count)| {
         w.text(name);
         w.u64(*count);

@@ -228,10 +228,6 @@ impl Reply {
     }
 }
 
-fn numbers<const N: usize>(w: &mut Writer, numbers: [&u64; N]) {
-    numbers.into_iter().for_each(|number| w.u64(*number));
-}
-
 fn encode_item(w: &mut Writer, item: &Item) {
     match item {
         Item::Directory(name) => {
@@ -241,7 +237,7 @@ fn encode_item(w: &mut Writer, item: &Item) {
         Item::Piece(Piece { name, whole, at, len, bytes }) => {
             w.u8(if matches!(bytes, Bytes::Here(_)) { 2 } else { 1 });
             w.path(name);
-            numbers(w, [whole, at, len]);
+            w.u64s([whole, at, len]);
             match bytes {
                 Bytes::Here(bytes) => w.bytes(bytes),
                 Bytes::File(path, from) => {
