@@ -77,7 +77,7 @@
 //!    `every_segment_ends_with_a_seal`). Else a deleted segment, or one with a damaged header, cannot
 //!    be told from one that a power cut left half made.
 //! 10. *A ready segment that the log gives up is deleted when no slot lists it*
-//!    (`given_up_segments_are_in_no_slot`). Else a damaged slot looks like a damaged database.
+//!     (`given_up_segments_are_in_no_slot`). Else a damaged slot looks like a damaged database.
 //!
 //! Redundant, each enough alone within these bounds, kept as two lines of defence: fresh segments and
 //! numbers above the bound (scenario 1), seals and numbers above the bound (2), dropping stale image
