@@ -29,6 +29,8 @@ pub enum Broken {
     FalseDamage,
     /// I9: something rotted that was known durable, and nothing is reported.
     SilentRot,
+    /// I10: no thread can go on, and one of them has not finished.
+    Stuck,
 }
 
 /// A state that carries its own verdict.

@@ -119,6 +119,74 @@ pub struct Rules {
     pub every_segment_ends_with_a_seal: bool,
     /// A ready segment that the log gives up is deleted when no slot of ROOT lists it.
     pub given_up_segments_are_in_no_slot: bool,
+
+    // The next commit path (modules `window`, `stripes`, `views`, `freezing`).
+    /// W1: one step assigns the seq and the place in the log.
+    pub reservation_is_one_step: bool,
+    /// W1: a commit over several logs reserves all its places before any other reservation.
+    pub several_logs_stop_reservations: bool,
+    /// W3: a commit is acknowledged when `visible` has reached it, not when it is complete.
+    pub acknowledged_when_visible: bool,
+    /// W4: a reader that meets a version above `visible` waits for it.
+    pub readers_wait_for_visible: bool,
+    /// Found here: a reader holds no latch that `apply` needs while it waits.
+    pub readers_wait_without_latches: bool,
+    /// W5: a round starts with a step that makes the next frame begin a new sector.
+    pub rounds_close_the_sector: bool,
+    /// Found here: the step closes the sectors of all logs, and takes S, at once.
+    pub rounds_close_all_logs_at_once: bool,
+    /// W5: S is the last seq reserved before that step, not `visible`.
+    pub rounds_cover_the_reserved: bool,
+    /// Found here: S and `visible` are seqs of commits, never seqs that recovery skipped.
+    pub marks_are_seqs_of_commits: bool,
+    /// W5: a round syncs when `visible` has reached S.
+    pub rounds_wait_for_the_window: bool,
+    /// W5: a ticket completes when the durable mark has reached it.
+    pub tickets_follow_the_mark: bool,
+    /// W6: a sealed segment is synced for good when its reservations are complete.
+    pub sealed_segments_wait_for_copies: bool,
+    /// W9: `visible` never passes a commit that failed after its reservation.
+    pub failures_stop_visible: bool,
+    /// W9: poison wakes all threads that wait, with an error.
+    pub poison_wakes_the_waiters: bool,
+    /// W12: of two records of one key, replay keeps the one with the higher seq.
+    pub replay_compares_seqs: bool,
+    /// W2: a commit takes its stripes before `is_current`.
+    pub stripes_precede_the_check: bool,
+    /// W2: a commit holds its stripes until it is complete.
+    pub stripes_last_to_publication: bool,
+    /// W2: a commit takes its stripes in ascending order.
+    pub stripes_in_ascending_order: bool,
+    /// W2: a commit takes each stripe once, also if several of its keys share it.
+    pub each_stripe_once: bool,
+    /// W2: a batch with more stripes than the limit takes all of them.
+    pub large_batches_take_all_stripes: bool,
+    /// W7: GC repoints an entry under the stripe of its key.
+    pub repoints_take_the_stripe: bool,
+    /// Found here: a commit that waits for room in its log releases its stripes before.
+    pub room_is_awaited_without_stripes: bool,
+    /// Found here: a refused condition is reported when `visible` has reached its cause.
+    pub refusals_wait_for_visible: bool,
+    /// W4: the state S of a snapshot is not above `visible`.
+    pub snapshots_are_at_visible: bool,
+    /// W10: a view publishes its slot before it reads the last reserved seq.
+    pub views_fence: bool,
+    /// W10: a view waits until `visible` has reached the last reserved seq that it read.
+    pub views_wait_for_the_reserved: bool,
+    /// W10: a committer reserves its seq before it reads the slots.
+    pub committers_fence: bool,
+    /// Found here: a slot without its final S keeps versions born after it as well.
+    pub registering_slots_keep_every_version: bool,
+    /// W8: a checkpoint stops reservations until it has its position.
+    pub freezing_stops_reservations: bool,
+    /// W8: a checkpoint takes its position when all reserved commits are complete.
+    pub freezing_drains_the_window: bool,
+    /// Found here: a stop of reservations waits for checked commits without a seq, too.
+    pub freezing_waits_for_the_checked: bool,
+    /// W11: a pinned state is taken when all reserved commits are complete.
+    pub pins_drain_the_window: bool,
+    /// W11: a keyspace gets its name when all reserved commits are complete.
+    pub publishing_drains_the_window: bool,
 }
 
 impl Rules {
@@ -173,6 +241,39 @@ impl Rules {
             first_segment_is_listed: true,
             every_segment_ends_with_a_seal: true,
             given_up_segments_are_in_no_slot: true,
+            reservation_is_one_step: true,
+            several_logs_stop_reservations: true,
+            acknowledged_when_visible: true,
+            readers_wait_for_visible: true,
+            readers_wait_without_latches: true,
+            rounds_close_the_sector: true,
+            rounds_close_all_logs_at_once: true,
+            rounds_cover_the_reserved: true,
+            marks_are_seqs_of_commits: true,
+            rounds_wait_for_the_window: true,
+            tickets_follow_the_mark: true,
+            sealed_segments_wait_for_copies: true,
+            failures_stop_visible: true,
+            poison_wakes_the_waiters: true,
+            replay_compares_seqs: true,
+            stripes_precede_the_check: true,
+            stripes_last_to_publication: true,
+            stripes_in_ascending_order: true,
+            each_stripe_once: true,
+            large_batches_take_all_stripes: true,
+            repoints_take_the_stripe: true,
+            room_is_awaited_without_stripes: true,
+            refusals_wait_for_visible: true,
+            snapshots_are_at_visible: true,
+            views_fence: true,
+            views_wait_for_the_reserved: true,
+            committers_fence: true,
+            registering_slots_keep_every_version: true,
+            freezing_stops_reservations: true,
+            freezing_drains_the_window: true,
+            freezing_waits_for_the_checked: true,
+            pins_drain_the_window: true,
+            publishing_drains_the_window: true,
         }
     }
 }
