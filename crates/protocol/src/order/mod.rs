@@ -47,6 +47,9 @@ const SPAN: Seq = 8;
 pub struct Bounds {
     /// Commits over the whole run.
     pub commits: u8,
+    /// Commits that may be copied at the same time. One: the commit lock. More: the next commit
+    /// path (module `window`; only with one frame a sector).
+    pub window: usize,
     /// Kills over the whole run.
     pub kills: u8,
     /// Power cuts over the whole run.
@@ -73,6 +76,7 @@ impl Default for Bounds {
     fn default() -> Self {
         Self {
             commits: 3,
+            window: 1,
             kills: 0,
             power_cuts: 2,
             failures: 0,
@@ -333,8 +337,8 @@ impl Order {
             actions.push(Action::SyncRoot(true));
             return;
         }
-        let may_begin =
-            serving.pending.is_empty() || !self.rules.copy_under_lock && serving.pending.len() < 2;
+        let window = if self.rules.copy_under_lock { self.bounds.window } else { 2 };
+        let may_begin = serving.pending.len() < window;
         if may_begin && state.spent.commits < self.bounds.commits {
             actions.extend([1, 2, 3].map(Action::Begin));
         }
@@ -348,11 +352,13 @@ impl Order {
         }
         match serving.round {
             None => {
-                let may_start = serving.pending.is_empty() || !self.rules.rounds_start_under_the_lock;
-                if serving.visible > serving.durable && may_start {
+                let has_lock = serving.pending.is_empty() || !self.rules.rounds_start_under_the_lock;
+                let may_start = has_lock || self.bounds.window > 1;
+                if self.round_target(state, serving) > serving.durable && may_start {
                     actions.push(Action::Round);
                 }
             }
+            Some(round) if round.target > serving.visible => {}
             Some(round) => {
                 for log in [0, 1].into_iter().filter(|log| round.synced & (1 << log) == 0) {
                     actions.push(Action::Sync(log, true));

@@ -108,7 +108,7 @@ impl Order {
                 let fresh = self.bounds.sector_frames > 1 && self.rules.fresh_sector_after_sync;
                 state.logs.iter_mut().for_each(|log| log.fresh = fresh);
                 let synced = if self.rules.a_round_syncs_all_logs { 0 } else { 2 };
-                serving.round = Some(Round { target: serving.visible, synced });
+                serving.round = Some(Round { target: self.round_target(state, serving), synced });
             }
             Action::Sync(log, ok) => return self.sync(state, serving, log, ok),
             Action::WriteRoot => {
@@ -152,6 +152,7 @@ impl Order {
         });
         serving.pending.push(Pending { commit, durable: serving.durable, places });
         if self.rules.copy_under_lock
+            && self.bounds.window == 1
             && let Some(log) = places.iter().position(Option::is_some)
         {
             self.copy(state, serving, serving.pending.len() - 1, log);
@@ -168,9 +169,26 @@ impl Order {
         state.logs[log].copy(place, frame, self.bounds.tears);
         if pending.places.iter().all(Option::is_none) {
             serving.pending.remove(at);
-            serving.visible = serving.visible.max(seq);
+            let first_pending = serving.pending.iter().map(|pending| pending.commit.seq).min();
+            serving.visible = match self.bounds.window {
+                1 => serving.visible.max(seq),
+                _ => self.last_below(state, first_pending.unwrap_or(serving.next)),
+            };
             state.owed = state.owed_up_to(serving.visible);
         }
+    }
+
+    /// Returns S of a round that starts now: under the lock `visible`, else the last reserved seq.
+    pub(super) fn round_target(&self, state: &State, serving: &Serving) -> Seq {
+        if self.bounds.window == 1 { serving.visible } else { self.last_below(state, serving.next) }
+    }
+
+    /// Returns the seq of the last commit below `seq`.
+    fn last_below(&self, state: &State, seq: Seq) -> Seq {
+        if !self.rules.marks_are_seqs_of_commits {
+            return seq - 1;
+        }
+        state.history.iter().map(|commit| commit.seq).filter(|&held| held < seq).max().unwrap_or(0)
     }
 
     /// The rest of a commit is never copied.
