@@ -161,5 +161,6 @@ pub mod order;
 pub mod page;
 pub mod payload;
 mod rules;
+pub mod window;
 
 pub use rules::{Reopen, Rules};
