@@ -160,6 +160,7 @@ pub mod naming;
 pub mod order;
 pub mod page;
 pub mod payload;
+pub mod stripes;
 mod rules;
 pub mod window;
 

@@ -1,0 +1,396 @@
+//! # Stripes: conditions, batches and GC under the locks of keys (the next commit path)
+//!
+//! Each job is one thread: a batch of puts, a compare-and-swap, or GC of one entry. Key `k` has the
+//! stripe `k % stripes`. A thread may panic in the window, and room in the log may be short.
+//!
+//! ## Picture
+//! ```text
+//!   batch, swap:  [Look] --> Take, Take --> Check (is_current) --> Reserve --> Apply, Apply
+//!                    |            ^           |    |                 --> complete, no stripes
+//!                    |            +-- no room-+    +-- refused       --> [visible >= seq] Finish
+//!   GC:           Look (and copy the survivor) --> Take --> Repoint if the entry is still the one
+//! ```
+//! The copy of the frame is part of the last `Apply`: see `window`.
+//!
+//! ## Invariants
+//! I4: a swap succeeds on the version that the order has right before it, and no caller learns of a
+//! commit above `visible`, neither by a read nor by a refusal. I6: when no commit is in the window,
+//! each key has its newest version; each address is counted dead at most once, and never while the
+//! index has it. I10: no thread waits for ever.
+//!
+//! ## Threads
+//! Order of acquisition: stripes in ascending order, then the reservation. A holder of stripes
+//! waits for other stripes only. It does not wait for room: GC makes room, and needs a stripe for
+//! it.
+
+use crate::Rules;
+use crate::explore::{Broken, Verdict, nothing_is_broken};
+use stateright::{Model, Property};
+
+/// Work of one thread.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Job {
+    /// Puts these keys in one commit.
+    Put(Vec<usize>),
+    /// Puts a key if it still has the version that was read.
+    Swap(usize),
+    /// Moves the entry of a key, which makes room for one commit.
+    Collect(usize),
+}
+
+/// The model.
+#[derive(Clone, Debug)]
+pub struct Stripes {
+    /// Which rules hold.
+    pub rules: Rules,
+    /// Jobs, one thread each.
+    pub jobs: Vec<Job>,
+    /// Number of stripes.
+    pub stripes: usize,
+    /// Stripes that a batch takes one by one; a batch with more takes all in one step.
+    pub limit: usize,
+    /// Commits for which the log has room.
+    pub room: u8,
+    /// Whether `apply` counts the entry dead that it replaced, not the one that it noted.
+    pub exchanges: bool,
+    /// Commits that may panic in the window.
+    pub panics: usize,
+}
+
+/// Keys of the model.
+const KEYS: usize = 3;
+
+/// An index entry: the seq of the version, and its address.
+#[derive(Clone, Copy, Debug, Default, Hash, PartialEq, Eq)]
+struct Entry {
+    seq: u8,
+    address: u8,
+}
+
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+enum Phase {
+    /// A swap or GC has not read its key.
+    Idle,
+    /// Takes stripes.
+    Taking,
+    /// Waits for room.
+    NoRoom,
+    /// `is_current` has returned true.
+    Checked,
+    /// In the window, with so many keys applied.
+    Reserved {
+        seq: u8,
+        applied: usize,
+    },
+    /// Waits until `visible` has reached this seq, then returns.
+    Waiting {
+        seq: u8,
+        is_refused: bool,
+    },
+    Panicked,
+    Done,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq)]
+struct Thread {
+    phase: Phase,
+    /// The next stripe of its list.
+    next: usize,
+    /// Stripes held: a set of bits.
+    held: u8,
+    /// The version that a swap or GC read.
+    seen: Entry,
+    /// Entries that `is_current` saw.
+    noted: [Entry; KEYS],
+}
+
+/// Threads, index, window.
+#[derive(Clone, Debug, Hash, PartialEq, Eq)]
+pub struct State {
+    threads: Vec<Thread>,
+    index: [Entry; KEYS],
+    /// The newest seq that was reserved for each key.
+    newest: [u8; KEYS],
+    last: u8,
+    /// Complete commits: a set of bits.
+    complete: u32,
+    next_address: u8,
+    /// Addresses that were counted dead: a set of bits.
+    dead: u64,
+    room: u8,
+    broken: Option<Broken>,
+}
+
+/// Steps of the thread with this index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// A swap or GC reads the entry of its key.
+    Look(usize),
+    /// Takes the next stripe, or all.
+    Take(usize),
+    /// Asks `is_current`, and is refused if a swap's version was superseded.
+    Check(usize),
+    /// Gets a seq and a place.
+    Reserve(usize),
+    /// Finds no room, and releases its stripes.
+    FindNoRoom(usize),
+    /// Begins again, since there is room.
+    Retry(usize),
+    /// Changes the index for one key; after the last the commit is complete.
+    Apply(usize),
+    /// GC compares and moves the entry.
+    Repoint(usize),
+    /// The call returns.
+    Finish(usize),
+    /// The thread panics in the window.
+    Panic(usize),
+    /// The call returns an error, since another commit has poisoned.
+    Refuse(usize),
+}
+
+impl Verdict for State {
+    fn broken(&self) -> Option<Broken> {
+        self.broken
+    }
+}
+
+impl Model for Stripes {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        let entry = |address| Entry { seq: 0, address };
+        let thread = |job: &Job| Thread {
+            phase: if matches!(job, Job::Put(_)) { Phase::Taking } else { Phase::Idle },
+            next: 0,
+            held: 0,
+            seen: Entry::default(),
+            noted: [Entry::default(); KEYS],
+        };
+        vec![State {
+            threads: self.jobs.iter().map(thread).collect(),
+            index: [entry(0), entry(1), entry(2)],
+            newest: [0; KEYS],
+            last: 0,
+            complete: 0,
+            next_address: 3,
+            dead: 0,
+            room: self.room,
+            broken: None,
+        }]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        if state.broken.is_some() {
+            return;
+        }
+        self.going_on(state, actions);
+        let is_panicked = |thread: &&Thread| thread.phase == Phase::Panicked;
+        if state.threads.iter().filter(is_panicked).count() < self.panics {
+            let works = |who: &usize| matches!(state.threads[*who].phase, Phase::Reserved { .. });
+            actions.extend((0..self.jobs.len()).filter(works).map(Action::Panic));
+        }
+    }
+
+    fn next_state(&self, state: &State, action: Action) -> Option<State> {
+        let mut next = state.clone();
+        self.step(&mut next, action);
+        if next.broken.is_none() {
+            next.broken = self.judge(&next);
+        }
+        Some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        nothing_is_broken()
+    }
+}
+
+impl Stripes {
+    fn keys(&self, who: usize) -> &[usize] {
+        match &self.jobs[who] {
+            Job::Put(keys) => keys,
+            Job::Swap(key) | Job::Collect(key) => std::slice::from_ref(key),
+        }
+    }
+
+    /// Returns the stripes that a job takes, in the order in which it takes them.
+    fn wanted(&self, who: usize) -> Vec<u8> {
+        if !self.rules.repoints_take_the_stripe && matches!(self.jobs[who], Job::Collect(_)) {
+            return Vec::new();
+        }
+        let mut wanted: Vec<u8> = Vec::new();
+        for key in self.keys(who) {
+            let stripe = 1 << (key % self.stripes);
+            if !self.rules.each_stripe_once || !wanted.contains(&stripe) {
+                wanted.push(stripe);
+            }
+        }
+        if wanted.len() > self.limit {
+            let all = (1 << self.stripes) - 1;
+            return if self.rules.large_batches_take_all_stripes { vec![all] } else { Vec::new() };
+        }
+        if self.rules.stripes_in_ascending_order {
+            wanted.sort_unstable();
+        }
+        wanted
+    }
+
+    fn going_on(&self, state: &State, actions: &mut Vec<Action>) {
+        let visible = visible(state);
+        let is_poisoned = state.threads.iter().any(|thread| thread.phase == Phase::Panicked);
+        let wakes = is_poisoned && self.rules.poison_wakes_the_waiters;
+        let held = state.threads.iter().fold(0, |held, thread| held | thread.held);
+        for (who, thread) in state.threads.iter().enumerate() {
+            let wanted = self.wanted(who);
+            let collects = matches!(self.jobs[who], Job::Collect(_));
+            let may_check = thread.next == wanted.len() || !self.rules.stripes_precede_the_check;
+            match thread.phase {
+                Phase::Idle if collects => actions.push(Action::Look(who)),
+                // The caller of a swap has read its key, and waited for `visible` (W4).
+                Phase::Idle if state.index[self.keys(who)[0]].seq <= visible => {
+                    actions.push(Action::Look(who))
+                }
+                Phase::Taking if collects && may_check => actions.push(Action::Repoint(who)),
+                Phase::Taking if may_check => actions.push(Action::Check(who)),
+                Phase::Taking | Phase::Checked if thread.next < wanted.len() => {
+                    let is_free = held & wanted[thread.next] == 0;
+                    actions.extend(is_free.then_some(Action::Take(who)));
+                }
+                Phase::Checked if is_poisoned => {}
+                Phase::Checked if state.room > 0 => actions.push(Action::Reserve(who)),
+                Phase::Checked if self.rules.room_is_awaited_without_stripes => {
+                    actions.push(Action::FindNoRoom(who));
+                }
+                Phase::NoRoom if state.room > 0 && !is_poisoned => actions.push(Action::Retry(who)),
+                Phase::Reserved { .. } => actions.push(Action::Apply(who)),
+                Phase::Waiting { seq, is_refused } => {
+                    let waits = !is_refused || self.rules.refusals_wait_for_visible;
+                    actions.extend((seq <= visible || !waits).then_some(Action::Finish(who)));
+                }
+                _ => {}
+            }
+            if wakes && !matches!(thread.phase, Phase::Reserved { .. } | Phase::Panicked | Phase::Done) {
+                actions.push(Action::Refuse(who));
+            }
+        }
+    }
+
+    fn judge(&self, state: &State) -> Option<Broken> {
+        let mut actions = Vec::new();
+        self.going_on(state, &mut actions);
+        let is_over = |thread: &Thread| matches!(thread.phase, Phase::Done | Phase::Panicked);
+        if actions.is_empty() && !state.threads.iter().all(is_over) {
+            return Some(Broken::Stuck);
+        }
+        let in_window = |thread: &Thread| matches!(thread.phase, Phase::Reserved { .. } | Phase::Panicked);
+        let is_lost = |(entry, newest): (&Entry, &u8)| entry.seq != *newest;
+        let lost = state.index.iter().zip(&state.newest).any(is_lost);
+        let is_dead = state.index.iter().any(|entry| state.dead & (1 << entry.address) != 0);
+        (is_dead || lost && !state.threads.iter().any(in_window)).then_some(Broken::Index)
+    }
+
+    fn step(&self, state: &mut State, action: Action) {
+        match action {
+            Action::Look(who) => {
+                state.threads[who].seen = state.index[self.keys(who)[0]];
+                state.threads[who].phase = Phase::Taking;
+            }
+            Action::Take(who) => {
+                let wanted = self.wanted(who);
+                let thread = &mut state.threads[who];
+                thread.held |= wanted[thread.next];
+                thread.next += 1;
+            }
+            Action::Check(who) => self.check(state, who),
+            Action::Reserve(who) => self.reserve(state, who),
+            Action::FindNoRoom(who) => {
+                let thread = &mut state.threads[who];
+                (thread.phase, thread.held, thread.next) = (Phase::NoRoom, 0, 0);
+            }
+            Action::Retry(who) => state.threads[who].phase = Phase::Taking,
+            Action::Apply(who) => self.apply(state, who),
+            Action::Repoint(who) => {
+                let (key, seen) = (self.keys(who)[0], state.threads[who].seen);
+                if state.index[key] == seen || !self.rules.repointing_compares {
+                    state.index[key] = Entry { seq: seen.seq, address: take_address(state) };
+                    count_dead(state, seen.address);
+                }
+                state.room += 1;
+                (state.threads[who].phase, state.threads[who].held) = (Phase::Done, 0);
+            }
+            Action::Finish(who) => {
+                if let Phase::Waiting { seq, .. } = state.threads[who].phase
+                    && seq > visible(state)
+                {
+                    // A kill now takes back the cause of the refusal.
+                    state.broken = Some(Broken::Read);
+                }
+                state.threads[who].phase = Phase::Done;
+            }
+            // Keeps its stripes.
+            Action::Panic(who) => state.threads[who].phase = Phase::Panicked,
+            Action::Refuse(who) => (state.threads[who].phase, state.threads[who].held) = (Phase::Done, 0),
+        }
+    }
+
+    fn check(&self, state: &mut State, who: usize) {
+        let index = state.index;
+        let thread = &mut state.threads[who];
+        let now = index[self.keys(who)[0]].seq;
+        if matches!(self.jobs[who], Job::Swap(_)) && now != thread.seen.seq {
+            (thread.phase, thread.held) = (Phase::Waiting { seq: now, is_refused: true }, 0);
+            return;
+        }
+        thread.noted = index;
+        thread.phase = Phase::Checked;
+    }
+
+    fn reserve(&self, state: &mut State, who: usize) {
+        let swaps = matches!(self.jobs[who], Job::Swap(_));
+        if swaps && state.newest[self.keys(who)[0]] != state.threads[who].seen.seq {
+            state.broken = Some(Broken::Read);
+        }
+        state.room -= 1;
+        state.last += 1;
+        self.keys(who).iter().for_each(|&key| state.newest[key] = state.last);
+        state.threads[who].phase = Phase::Reserved { seq: state.last, applied: 0 };
+        if !self.rules.stripes_last_to_publication {
+            state.threads[who].held = 0;
+        }
+    }
+
+    fn apply(&self, state: &mut State, who: usize) {
+        let Phase::Reserved { seq, applied } = state.threads[who].phase else { return };
+        let key = self.keys(who)[applied];
+        // Of a key that occurs twice in a batch only the last operation counts (R2).
+        if !self.keys(who)[..applied].contains(&key) {
+            let replaced = if self.exchanges { state.index[key] } else { state.threads[who].noted[key] };
+            count_dead(state, replaced.address);
+            state.index[key] = Entry { seq, address: take_address(state) };
+        }
+        let applied = applied + 1;
+        state.threads[who].phase = Phase::Reserved { seq, applied };
+        if applied == self.keys(who).len() {
+            state.complete |= 1 << seq;
+            let thread = &mut state.threads[who];
+            (thread.phase, thread.held) = (Phase::Waiting { seq, is_refused: false }, 0);
+        }
+    }
+}
+
+fn visible(state: &State) -> u8 {
+    (1..=state.last).take_while(|seq| state.complete & (1 << seq) != 0).last().unwrap_or(0)
+}
+
+fn take_address(state: &mut State) -> u8 {
+    state.next_address += 1;
+    state.next_address - 1
+}
+
+fn count_dead(state: &mut State, address: u8) {
+    if state.dead & (1 << address) != 0 {
+        state.broken = Some(Broken::Index);
+    }
+    state.dead |= 1 << address;
+}
