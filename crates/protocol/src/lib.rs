@@ -161,6 +161,7 @@ pub mod order;
 pub mod page;
 pub mod payload;
 pub mod stripes;
+pub mod views;
 mod rules;
 pub mod window;
 
