@@ -155,6 +155,7 @@ pub mod cleaning;
 pub mod conditional;
 pub mod disk;
 pub mod explore;
+pub mod freezing;
 pub mod keyspace;
 pub mod naming;
 pub mod order;
