@@ -82,6 +82,10 @@ pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error + S
 fn main() -> ExitCode {
     let outcome = match args::parse() {
         Command::Compare(options) => options.comparison().and_then(|comparison| compare(&comparison)),
+        Command::Scale(options) => {
+            let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
+            options.comparison(cores).and_then(|comparison| compare(&comparison))
+        }
         Command::Paper(options) => options.paper().and_then(|paper| paper::run(&paper)),
         Command::Report(options) => report::of_files(&options),
         Command::List => list(),

@@ -40,6 +40,8 @@ struct Cli {
 pub(crate) enum Command {
     /// Run workloads over stores; writes results.jsonl, report.md, report.html
     Compare(CompareArgs),
+    /// Throughput and CPU per operation by number of threads, over all stores
+    Scale(ScaleArgs),
     /// Rerun a paper's experiments: its figures, ours, the peers', each claim's fate
     Paper(PaperArgs),
     /// Make the report of stored runs; of two runs also whether they agree
@@ -179,6 +181,57 @@ impl CompareArgs {
             options: self.common.options(2),
         })
     }
+}
+
+/// Workloads of `scale`: each kind of access once.
+const SCALED: [&str; 8] =
+    ["fill-random", "update-zipf", "update-uniform", "ycsb-a", "ycsb-b", "get-uniform", "scan-50", "durable"];
+/// Threads of durable puts, which wait for the device and not for a core, as multiples of the cores.
+const WAITING: [u64; 2] = [2, 8];
+
+/// Options of `scale`, as they are typed.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ScaleArgs {
+    /// Workloads, as for `compare` [default: fill-random, update-zipf, update-uniform, ycsb-a, ycsb-b, get-uniform,
+    /// scan-50, durable]
+    #[arg(long, value_parser = listed)]
+    only: Option<List<String>>,
+    /// Pairs [default: 2m, or 200k with --quick]
+    #[arg(long, value_parser = pairs)]
+    pairs: Option<u64>,
+    /// Threads [default: the powers of two up to the number of cores; for durable puts also 2 and 8 times that number]
+    #[arg(long, value_parser = numbers)]
+    threads: Option<List<u64>>,
+    #[command(flatten)]
+    common: Common,
+}
+
+impl ScaleArgs {
+    /// The comparison that they stand for, on a machine with so many cores.
+    pub(crate) fn comparison(&self, cores: u64) -> crate::Result<Compare> {
+        let names = match &self.only {
+            Some(names) => names.iter().map(String::as_str).collect(),
+            None => SCALED.to_vec(),
+        };
+        let mut loads = spec::select(&names)?;
+        for load in &mut loads {
+            load.unsynced = false;
+            load.threads = match &self.threads {
+                Some(threads) => threads.clone(),
+                None => scale(cores, load.durable),
+            };
+        }
+        let quick = if self.common.quick { 200_000 } else { 2_000_000 };
+        let pairs = vec![self.pairs.unwrap_or(quick)];
+        Ok(Compare { loads, pairs, threads: Vec::new(), options: self.common.options(2) })
+    }
+}
+
+/// Powers of two up to `cores`, and that number; more for threads that wait for the device.
+fn scale(cores: u64, wait: bool) -> Vec<u64> {
+    let powers = (0..u64::BITS).map(|power| 1 << power).take_while(|threads| *threads < cores);
+    let more = WAITING.iter().filter(|_| wait).map(|times| times * cores);
+    powers.chain([cores]).chain(more).collect()
 }
 
 /// Options of `paper`, as they are typed.

@@ -27,6 +27,25 @@ fn figures_take_their_options() {
 }
 
 #[test]
+fn scale_runs_each_workload_with_every_number_of_threads() {
+    let Ok(Command::Scale(options)) = line("scale --pairs 100k --rounds 1") else { panic!("not a scaling") };
+    let scaled = options.comparison(12).unwrap();
+    assert_eq!((scaled.pairs, scaled.options.rounds), (vec![100_000], 1));
+    let threads = |name: &str| {
+        let load = scaled.loads.iter().find(|load| load.name == name);
+        load.map(|load| load.threads.clone()).unwrap_or_default()
+    };
+    assert_eq!(threads("fill-random"), [1, 2, 4, 8, 12]);
+    assert_eq!(threads("durable"), [1, 2, 4, 8, 12, 24, 96]);
+    assert_eq!(scaled.loads.len(), SCALED.len());
+    let Ok(Command::Scale(options)) = line("scale --only scan-50 --threads 1,16 --quick") else {
+        panic!("not a scaling")
+    };
+    let scaled = options.comparison(2).unwrap();
+    assert_eq!((scaled.pairs, &scaled.loads[0].threads), (vec![200_000], &vec![1, 16]));
+}
+
+#[test]
 fn wrong_lines_are_refused_with_a_reason() {
     for (text, reason) in [
         ("figure", "unrecognized subcommand"),
@@ -43,6 +62,7 @@ fn wrong_lines_are_refused_with_a_reason() {
         ("compare --pairs 1k,many", "not a number"),
         ("compare --pairs 5000m", "at most 2^32"),
         ("compare --speed 3", "unexpected argument"),
+        ("scale --threads 0", "at least 1"),
         ("paper flatstore --scale -1", "unexpected argument"),
         ("paper flatstore --scale=-1", "not a positive number"),
         ("stream --megabytes 5000", "less than 4 GiB"),

@@ -30,8 +30,9 @@ pub(super) fn page(summary: &Summary, lead: Option<&str>) -> String {
         latency(summary),
         bars_of(summary, Metric::WriteAmplification, "writes"),
         bars_of(summary, Metric::Cpu, "cpu"),
-        scaling(summary, Axis::Threads, "threads", "Scaling with threads", "threads"),
-        scaling(summary, Axis::Pairs, "size", "Scaling with size", "pairs"),
+        scaling(summary, Axis::Threads, Metric::Speed, "threads", "Scaling with threads"),
+        scaling(summary, Axis::Threads, Metric::Cpu, "threads-cpu", "CPU per operation by threads"),
+        scaling(summary, Axis::Pairs, Metric::Speed, "size", "Scaling with size"),
         over_time(summary),
         bars_of(summary, Metric::Disk, "disk"),
         bars_of(summary, Metric::Memory, "memory"),
@@ -264,10 +265,14 @@ fn thousands(value: f64) -> String {
 fn scaling(
     summary: &Summary,
     by: Axis,
+    metric: Metric,
     id: &'static str,
     heading: &'static str,
-    along: &str,
 ) -> Option<Section> {
+    let (label, unit): (fn(f64) -> String, &str) = match metric {
+        Metric::Cpu => (micros, "CPU time of the whole process per operation; lower is better."),
+        _ => (thousands, "Operations per second."),
+    };
     let cards: Vec<String> = summary
         .families(by)
         .iter()
@@ -278,7 +283,7 @@ fn scaling(
             let made: Vec<Curve> = stores(summary)
                 .filter_map(|store| {
                     let point = |(place, row): (usize, &&Row)| {
-                        Some((place as f64, row.figure(&store.name, Metric::Speed)?.median))
+                        Some((place as f64, row.figure(&store.name, metric)?.median))
                     };
                     let points: Vec<_> = family.iter().enumerate().filter_map(point).collect();
                     let (title, colour) = (store.title.clone(), store.name.clone());
@@ -294,14 +299,14 @@ fn scaling(
                 r#"<figure><h3>{} <span class="size">{fixed}</span></h3><p>{}</p>{}</figure>"#,
                 escaped(&family[0].workload),
                 escaped(&family[0].about),
-                curves(&ticks, along, Scale::Linear, thousands, &made)
+                curves(&ticks, by.name(), Scale::Linear, label, &made)
             )
         })
         .collect();
     (!cards.is_empty()).then(|| Section {
         id,
         heading,
-        body: format!("<p>Operations per second.</p>{}{}", legend(summary), grid(&cards)),
+        body: format!("<p>{unit}</p>{}{}", legend(summary), grid(&cards)),
     })
 }
 

@@ -1,6 +1,6 @@
 //! # Markdown: the report as tables
 
-use super::{Metric, Row, Summary, TOLERANCE, pairs};
+use super::{Axis, Metric, Row, Summary, TOLERANCE, pairs};
 use crate::table::{markdown, number};
 
 /// Tables of one figure for each workload and store: heading, what it means.
@@ -39,6 +39,7 @@ pub(super) fn report(summary: &Summary) -> String {
             text += &format!("\n## {heading}\n\n{meaning}\n\n{}", table(summary, &rows, metric));
         }
     }
+    text += &scaling(summary);
     text += &latencies(summary);
     text += &timelines(summary);
     text += &absent(summary);
@@ -88,6 +89,38 @@ fn cell(row: &Row, store: &str, metric: Metric, is_best: bool) -> String {
         text += &format!(" (unsynced {})", number(unsynced));
     }
     text
+}
+
+/// How throughput grows with the number of threads: `913 (6.9 ×)`.
+fn scaling(summary: &Summary) -> String {
+    let families = summary.families(Axis::Threads);
+    if families.is_empty() {
+        return String::new();
+    }
+    let head = ["workload", "pairs", "threads"].map(str::to_owned).into_iter();
+    let head: Vec<String> = head.chain(summary.stores.iter().map(|store| store.title.clone())).collect();
+    let mut body = Vec::new();
+    for family in families {
+        for row in &family {
+            let lead = [row.workload.clone(), pairs(row.pairs), row.threads.to_string()];
+            let cell = |store: &str| {
+                let speed = |row: &Row| row.figure(store, Metric::Speed).map(|figure| figure.median);
+                match (speed(row), speed(family[0])) {
+                    (Some(now), Some(first)) if row.threads != family[0].threads => {
+                        format!("{} ({} ×)", number(now), number(now / first))
+                    }
+                    (Some(now), _) => number(now),
+                    (None, _) => "–".to_owned(),
+                }
+            };
+            body.push(lead.into_iter().chain(summary.stores.iter().map(|store| cell(&store.name))).collect());
+        }
+    }
+    format!(
+        "\n## Scaling with threads\n\nThousand operations per second; in brackets the multiple of the first line of the \
+         workload.\n\n{}",
+        markdown(&head, &body)
+    )
 }
 
 fn latencies(summary: &Summary) -> String {
@@ -179,5 +212,21 @@ mod tests {
         }
         assert!(text.contains("unsynced") && text.contains("**"), "{text}");
         assert!(text.contains("has no key order"), "{text}");
+    }
+
+    #[test]
+    fn throughput_by_threads_is_a_multiple_of_the_least_threads() {
+        let mut lines = stored();
+        for line in stored() {
+            if let crate::record::Line::Sample(mut record) = line {
+                record.cell.threads *= 4;
+                record.outcome.seconds /= 3.0;
+                lines.push(crate::record::Line::Sample(record));
+            }
+        }
+        let text = report(&Summary::new(&[lines]));
+        let table = text.split("## Scaling with threads").nth(1).expect("a table of threads");
+        assert!(table.contains("(3 ×)"), "{table}");
+        assert!(!report(&Summary::new(&[stored()])).contains("Scaling with threads"));
     }
 }

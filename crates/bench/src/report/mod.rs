@@ -334,6 +334,11 @@ pub(crate) enum Axis {
 }
 
 impl Axis {
+    /// What stands along it.
+    fn name(self) -> &'static str {
+        if self == Axis::Pairs { "pairs" } else { "threads" }
+    }
+
     /// Where a row stands on the other one.
     fn other(self, row: &Row) -> u64 {
         if self == Axis::Pairs { row.threads } else { row.pairs }
