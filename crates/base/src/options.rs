@@ -61,7 +61,7 @@ impl OptionSpec {
     }
 }
 
-/// Writes the name, values and default: `branching: 4 to 256, a power of two; 16 if not chosen`.
+/// Writes the name, values and default: `branching: 4 to 256, a power of two; default 16`.
 impl fmt::Display for OptionSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {} to {}", self.name, self.least, self.most)?;
@@ -70,7 +70,7 @@ impl fmt::Display for OptionSpec {
             Values::PowersOfTwo => f.write_str(", a power of two")?,
             Values::MultiplesOf(unit) => write!(f, ", a multiple of {unit}")?,
         }
-        write!(f, "; {} if not chosen", self.default)
+        write!(f, "; default {}", self.default)
     }
 }
 
@@ -133,12 +133,12 @@ impl EngineOptions {
             let Some(spec) = specs.iter().find(|spec| spec.name == name) else {
                 let known: Vec<String> = specs.iter().map(|spec| format!("({spec})")).collect();
                 return refused(match known.is_empty() {
-                    true => format!("{engine} has no option {name:?}, and no other"),
-                    false => format!("{engine} has no option {name:?}; there are {}", known.join(", ")),
+                    true => format!("{engine} has no option {name:?}; it has no options"),
+                    false => format!("{engine} has no option {name:?}; its options are {}", known.join(", ")),
                 });
             };
             if !spec.allows(value) {
-                return refused(format!("{value} for an option of {engine} ({spec})"));
+                return refused(format!("{engine} does not allow {name}={value} ({spec})"));
             }
         }
         Ok(())
@@ -226,10 +226,10 @@ mod tests {
             let why = check(&[("width", bad)]).unwrap();
             assert_eq!(
                 why,
-                format!("{bad} for an option of e (width: 4 to 256, a power of two; 16 if not chosen)")
+                format!("e does not allow width={bad} (width: 4 to 256, a power of two; default 16)")
             );
         }
-        assert!(check(&[("length", 12)]).unwrap().contains("a multiple of 8; 32 if not chosen"));
+        assert!(check(&[("length", 12)]).unwrap().contains("a multiple of 8; default 32"));
         let why = check(&[("depth", 1)]).unwrap();
         assert!(
             why.contains("\"depth\"") && why.contains("width: 4 to 256") && why.contains("length: 8 to 32")

@@ -122,7 +122,7 @@ fn options_are_chosen_listed_and_changed() {
     let put = |option: &str| {
         sandbox.run(&["put", "db", "-k", "a", "--engine", "cedrus", "--option", option, "k", "v"])
     };
-    put("branching=3").exits(4).complains("branching: 4 to 256, a power of two; 16 if not chosen");
+    put("branching=3").exits(4).complains("branching: 4 to 256, a power of two; default 16");
     put("width=4").exits(4).complains("sluggishness: 1 to 128");
     put("branching").exits(2).complains("NAME=VALUE");
     sandbox.run(&["keyspaces", "db"]).succeeds().prints("");
@@ -141,7 +141,7 @@ fn options_are_chosen_listed_and_changed() {
         ["load", "db", "-k", "b", "--sorted", "--engine", "flex", "--option", "interval-bytes=4KiB", "-"];
     sandbox.feed(&sizes, b"k\tv\n").succeeds();
     let engines = sandbox.run(&["engines"]).succeeds().stdout();
-    assert!(engines.contains("flex (the default)\n  interval-pairs: 4 to 128; 16 if not chosen\n"));
+    assert!(engines.contains("flex (the default)\n  interval-pairs: 4 to 128; default 16\n"));
 }
 
 #[test]

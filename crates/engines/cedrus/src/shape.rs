@@ -21,7 +21,7 @@ pub(crate) const BRANCHING: OptionSpec = OptionSpec {
     most: 256,
     values: Values::PowersOfTwo,
     default: 1 << Shape::NORMAL.node_bits,
-    help: "children of a node: with more, ways are shorter and new nodes emptier",
+    help: "children of each trie node below the root; more: shorter paths, emptier new nodes",
 };
 /// The paper's sluggishness.
 pub(crate) const SLUGGISHNESS: OptionSpec = OptionSpec {
@@ -30,7 +30,7 @@ pub(crate) const SLUGGISHNESS: OptionSpec = OptionSpec {
     most: 128,
     values: Values::Any,
     default: Shape::NORMAL.most as u64,
-    help: "entries that a list may have before it is split: with more, fewer nodes and longer lists",
+    help: "maximum entries of a list before it is split; more: fewer nodes, longer lists",
 };
 /// How much of the hash counts.
 pub(crate) const HASH_LENGTH: OptionSpec = OptionSpec {
@@ -39,7 +39,7 @@ pub(crate) const HASH_LENGTH: OptionSpec = OptionSpec {
     most: HASH_BITS as u64,
     values: Values::MultiplesOf(8),
     default: HASH_BITS as u64,
-    help: "bits of a key's hash that the index has: fewer save a byte a key for each 8, and have more keys read in vain",
+    help: "bits of the key hash in the index; 8 fewer: one byte per key less, more reads of other keys' records",
 };
 /// All of them.
 pub(crate) const OPTIONS: [OptionSpec; 3] = [BRANCHING, SLUGGISHNESS, HASH_LENGTH];

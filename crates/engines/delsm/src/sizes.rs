@@ -9,7 +9,7 @@ const FILE_BYTES: OptionSpec = OptionSpec {
     most: 64 << 10, // above, the store stages whatever the engine wants
     values: Values::Any,
     default: 8 << 10,
-    help: "values of more bytes are plain files; the rest is packed",
+    help: "values larger than this many bytes are stored as plain files; smaller ones are packed",
 };
 /// How much level 0 has.
 const LEVEL_FILES: OptionSpec = OptionSpec {
@@ -18,7 +18,7 @@ const LEVEL_FILES: OptionSpec = OptionSpec {
     most: 1_000_000,
     values: Values::Any,
     default: 128 << 10,
-    help: "files that level 0 may have, and for each 8 KiB of packed values; with more, fewer merges and larger ones",
+    help: "maximum value files in level 0, and 8 KiB of packed values for each; more: fewer, larger merges",
 };
 /// How much more each level has.
 const LEVEL_FACTOR: OptionSpec = OptionSpec {
@@ -27,7 +27,7 @@ const LEVEL_FACTOR: OptionSpec = OptionSpec {
     most: 32,
     values: Values::Any,
     default: 10,
-    help: "each level may have so many times what the one above has",
+    help: "ratio of the maximum size of a level to that of the level above",
 };
 /// What can be chosen.
 pub(crate) const OPTIONS: [OptionSpec; 3] = [FILE_BYTES, LEVEL_FILES, LEVEL_FACTOR];

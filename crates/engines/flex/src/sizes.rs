@@ -9,7 +9,7 @@ const INTERVAL_PAIRS: OptionSpec = OptionSpec {
     most: 128,
     values: Values::Any,
     default: 16,
-    help: "an interval is split beyond so many pairs: with more, less index in memory and more of an interval read for a pair",
+    help: "a rewrite splits an interval of more pairs; more: smaller index, larger reads for one pair",
 };
 /// Bytes of an interval.
 const INTERVAL_BYTES: OptionSpec = OptionSpec {
@@ -18,7 +18,7 @@ const INTERVAL_BYTES: OptionSpec = OptionSpec {
     most: 64 << 10,
     values: Values::Any,
     default: 16 << 10,
-    help: "an interval is split beyond so many bytes",
+    help: "a rewrite splits an interval of more bytes",
 };
 /// What can be chosen.
 pub(crate) const OPTIONS: [OptionSpec; 2] = [INTERVAL_PAIRS, INTERVAL_BYTES];
