@@ -89,7 +89,7 @@ pub enum Error {
     /// The process that has the database open accepts connections but does not answer. The
     /// requested operation may have been done; the database is intact. Resume that process, or kill
     /// it: all commits that it acknowledged are kept.
-    #[error("{}, which has {} open, does not answer for {} s{}",
+    #[error("{}, which has {} open, has not answered for {} s{}",
         process(*pid, program.as_deref()), path.display(), waited.as_secs_f64().round(), silent(*pid, *is_stopped))]
     OwnerSilent {
         /// The database.
@@ -176,7 +176,7 @@ pub enum Error {
         name: String,
     },
     /// A keyspace of this name exists, and the call must create one. Nothing was changed.
-    #[error("there is a keyspace {name:?} already")]
+    #[error("keyspace {name:?} already exists")]
     KeyspaceExists {
         /// The keyspace.
         name: String,
@@ -214,7 +214,7 @@ pub enum Error {
     /// A write that must not block (`try_insert`, `try_submit` and similar) would have to wait.
     /// Nothing was written. Background work is removing the cause: retry later, or wait with
     /// `insert` or `submit`.
-    #[error("the write would have to wait: {with}")]
+    #[error("the write would have to wait: {}", wait_reason(with))]
     Busy {
         /// Name of the kind of stall: `brake`, `memory`, `space`, `segment` or `conversion`.
         with: &'static str,
@@ -263,10 +263,10 @@ impl InUse {
             }
             InUse::NoDoor => format!(
                 "in use by {process}, and a reader cannot attach: that process is opening or closing the database, \
-                 has no door, or belongs to another user"
+                 belongs to another user, or has no socket in it (Builder::door)"
             ),
             InUse::Crowded => {
-                format!("in use by {process}, which serves as many connections as it accepts; try again")
+                format!("in use by {process}, which serves as many connections as it accepts; retry later")
             }
         }
     }
@@ -278,6 +278,18 @@ fn process(pid: Option<u32>, program: Option<&str>) -> String {
         (Some(pid), Some(program)) => format!("process {pid} ({program})"),
         (Some(pid), None) => format!("process {pid}"),
         (None, _) => "another process".to_owned(),
+    }
+}
+
+/// Returns the reason of a wait. `kind` is the name of the kind of stall.
+fn wait_reason(kind: &str) -> &str {
+    match kind {
+        "brake" => "writes are throttled until background work has caught up",
+        "memory" => "the memory budget is exhausted until a checkpoint frees memory",
+        "space" => "the disk is full until background work frees space",
+        "segment" => "no log segment or commit number is reserved yet",
+        "conversion" => "a conversion is behind or is switching the engine",
+        other => other,
     }
 }
 
@@ -295,8 +307,8 @@ fn stopped(pid: Option<u32>, is_stopped: bool) -> String {
 fn silent(pid: Option<u32>, is_stopped: bool) -> String {
     match (pid, is_stopped) {
         (Some(_), true) => stopped(pid, true),
-        (Some(pid), false) => format!("; try again, or end it (kill {pid})"),
-        (None, _) => "; try again, or end it".to_owned(),
+        (Some(pid), false) => format!("; retry, or end it (kill {pid})"),
+        (None, _) => "; retry, or end that process".to_owned(),
     }
 }
 
@@ -312,19 +324,19 @@ pub enum Damage {
         /// The checksum of the bytes.
         got: u32,
     },
-    /// A length exceeds its container.
-    #[error("length {got} where at most {max} fit")]
+    /// A length does not fit its container.
+    #[error("invalid length {got} (limit {max})")]
     BadLength {
         /// The stored length.
         got: u64,
-        /// The largest possible length.
+        /// Size of the container.
         max: u64,
     },
     /// The file has the wrong magic number.
-    #[error("not a file of this kind")]
+    #[error("wrong magic number")]
     BadMagic,
     /// A field has a value that no version writes.
-    #[error("field {field} has the impossible value {value}")]
+    #[error("invalid value {value} of field {field:?}")]
     BadField {
         /// The field.
         field: &'static str,
@@ -332,7 +344,7 @@ pub enum Damage {
         value: u64,
     },
     /// The file belongs to another database, segment or generation.
-    #[error("file belongs elsewhere: {field} is {got:x}, expected {expected:x}")]
+    #[error("file belongs elsewhere: wrong {field} {got:x}, expected {expected:x}")]
     Foreign {
         /// The field that differs.
         field: &'static str,
@@ -342,7 +354,7 @@ pub enum Damage {
         got: u128,
     },
     /// Commits that were durable are missing.
-    #[error("commit {first_missing} is missing though everything up to {durable} was durable")]
+    #[error("commit {first_missing} is missing, but all commits up to {durable} were durable")]
     MissingCommits {
         /// Number of the first missing commit.
         first_missing: u64,
@@ -350,7 +362,7 @@ pub enum Damage {
         durable: u64,
     },
     /// The file is shorter than its expected content, or missing.
-    #[error("file is missing or cut short: {got} bytes, expected {expected}")]
+    #[error("file is missing or truncated: {got} bytes, expected {expected}")]
     Short {
         /// Actual size in bytes.
         got: u64,

@@ -336,7 +336,7 @@ fn an_owner_that_says_nothing_is_named_after_a_while() {
                     panic!("{name}: {said:?}");
                 };
                 assert!(*pid == Some(std::process::id()) && program.is_some());
-                assert!(said.unwrap_err().to_string().contains("does not answer for 5 s"));
+                assert!(said.unwrap_err().to_string().contains("has not answered for 5 s"));
             });
         }
     });
@@ -395,11 +395,11 @@ fn where_there_is_no_door_the_answer_is_locked() {
     assert!(!db.stats().door && !dir.db().join("door").exists());
     let locked = reader(&dir.db()).map(drop).unwrap_err();
     assert!(matches!(locked, Error::Locked { cause: InUse::NoDoor, pid: Some(_), .. }), "{locked:?}");
-    assert!(locked.to_string().contains("has no door"), "{locked}");
+    assert!(locked.to_string().contains("has no socket"), "{locked}");
     let locked = Database::open(dir.db()).map(drop).unwrap_err();
     assert!(
         matches!(locked, Error::Locked { cause: InUse::Owner, .. })
-            && !locked.to_string().contains("no door")
+            && !locked.to_string().contains("no socket")
     );
     drop(db);
     // What a crash leaves is no owner, and no obstacle.
