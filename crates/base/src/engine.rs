@@ -460,7 +460,7 @@ pub trait Engine: Send + Sync {
     /// Returns [`Error::Unsupported`], or the damage of what says which files there are.
     fn restore_rest(&self, skipped: &mut dyn FnMut(Error)) -> Result<()> {
         let _ = skipped;
-        Err(Error::Unsupported { engine: self.name(), feature: "the reading of parts" })
+        Err(Error::Unsupported { engine: self.name(), feature: "partial recovery" })
     }
     /// One record, at opening: of the journal in the order of the log, from one thread; of the flat log in
     /// any order, from several.

@@ -238,7 +238,7 @@ impl Accounts {
             image.fill(&mut at[..ADDRESS])?;
             let (blob, at) = (u64::from_le_bytes(blob), Address::from_bits(u64::from_le_bytes(at)));
             if last.replace(blob).is_some_and(|last| last >= blob) {
-                return Err(image.nonsense("staged value", blob));
+                return Err(image.nonsense("blob number", blob));
             }
             if at.offset() < DATA_START {
                 return Err(image.nonsense("address", at.bits()));

@@ -142,7 +142,7 @@ impl Paged {
     /// have dropped its name, and takes it for durable ever after. So it is made anew.
     fn make(&self) -> Result<Arc<dyn File>> {
         let Some(home) = &self.ground.home else {
-            return Err(Error::Invalid { what: "engine", why: "there is no place for its files".into() });
+            return Err(Error::Invalid { what: "engine", why: "it has no directory for its files".into() });
         };
         create_dirs(&*home.disk, &self.dir)?;
         let file = match home.disk.open(&self.path, How::Create) {

@@ -193,7 +193,7 @@ impl Root {
         }
         let next_segment = SegmentId(r.counter("next segment")?);
         let next_keyspace = keyspace(&mut r)?;
-        let blob_bound = r.counter("bound of staged values")?;
+        let blob_bound = r.counter("bound of blob numbers")?;
         let mut keyspaces = r.list(|r| {
             let id = keyspace(r)?;
             let (name, engine) = (text(r.bytes()?)?, text(r.bytes()?)?);
@@ -245,7 +245,7 @@ fn decode_options<'k>(
     let options = EngineOptions::decode(r)?;
     match rest.find(|k| k.id.0 == id) {
         Some(keyspace) if !options.is_empty() => keyspace.options = options,
-        _ => return Err(Damage::BadField { field: "keyspace with options", value: u64::from(id) }),
+        _ => return Err(Damage::BadField { field: "keyspace of options", value: u64::from(id) }),
     }
     Ok(())
 }
@@ -264,7 +264,7 @@ fn decode_segment(r: &mut Reader<'_>) -> Result<SegmentEntry, Damage> {
     let least = if entry.sealed { DATA_START } else { 0 };
     match (least..=entry.capacity).contains(&entry.end) && entry.capacity <= MAX_CAPACITY {
         true => Ok(entry),
-        false => Err(Damage::BadField { field: "end of a segment", value: entry.end }),
+        false => Err(Damage::BadField { field: "segment end", value: entry.end }),
     }
 }
 

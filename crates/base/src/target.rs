@@ -48,7 +48,7 @@ pub(crate) fn check_finished(disk: &dyn Disk, dir: &Path, entries: &[Entry]) -> 
     if let Ok(Locked::Busy(pid)) = disk.lock(&dir.join(LOCK), Share::Shared) {
         return Err(Error::locked(dir, pid, InUse::Owner));
     }
-    let why = "it is an unfinished repair or restoration: remove it and run that again".to_owned();
+    let why = "it is an unfinished repair or restoration; remove it and run the command again".to_owned();
     Err(Error::NotADatabase { path: dir.to_path_buf(), why })
 }
 
@@ -232,7 +232,7 @@ fn occupied(entries: &[Entry], dir: &Path) -> Error {
     }
     let dir = dir.display();
     let why = format!(
-        "{dir} is not empty: it holds an unfinished backup; if none is running, remove {dir} and begin again"
+        "{dir} is not empty: it contains an unfinished backup; if no backup is running, remove {dir} and start again"
     );
     Error::Invalid { what: "target", why }
 }

@@ -176,7 +176,7 @@ fn a_lock_that_is_a_link_or_missing_is_an_error_that_says_so() {
     symlink(dir.at("target"), &lock).unwrap();
     for refused in [reader(), Database::open(&db).map(drop)] {
         let why = refused.unwrap_err().to_string();
-        assert!(why.contains("LOCK") && why.contains("it is a link"), "{why}");
+        assert!(why.contains("LOCK") && why.contains("it is a symbolic link"), "{why}");
     }
     assert_eq!(fs::read(dir.at("target")).unwrap(), b"bytes");
     fs::remove_file(&lock).unwrap();

@@ -82,9 +82,9 @@ impl Base {
         let (theirs, ours) = (&manifest.root, store.root_frame());
         let openings = ours.incarnation.0.checked_sub(theirs.incarnation.0);
         let why = match theirs.store == ours.store {
-            false => Some("is of another database"),
+            false => Some("is a backup of another database"),
             true if openings.is_none_or(|openings| openings >= APART) => {
-                Some("is from before a restoration, or of the other one")
+                Some("was made before this database was restored, or from another copy of it")
             }
             true => None,
         };

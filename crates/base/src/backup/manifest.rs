@@ -186,9 +186,9 @@ impl Manifest {
                 if matches!(e.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) =>
             {
                 match disk.open(&dir.join(UNBORN), How::Read) {
-                    Ok(_) => {
-                        Err(why("it is an unfinished backup: if none is running, remove it and make another"))
-                    }
+                    Ok(_) => Err(why(
+                        "it is an unfinished backup; if no backup is running, remove it and make a new one",
+                    )),
                     Err(_) => Err(why("there is no file BACKUP in it")),
                 }
             }

@@ -326,7 +326,7 @@ impl Blobs {
         let fields = self.layout.fields(self.store, chunk, class);
         match (0..fields.len()).find(|at| head[*at] != fields[*at]) {
             Some(at) => {
-                let (field, value) = ("head of a chunk", u64::from(head[at]));
+                let (field, value) = ("chunk header", u64::from(head[at]));
                 Err(Error::corrupt(&path, at as u64, Damage::BadField { field, value }))
             }
             None => Ok(head),
@@ -425,7 +425,7 @@ impl Blobs {
         let damaged = |slot: &u8| place::generation_in(&head, chunk, *slot).is_none();
         match (0..slots(class)).find(damaged) {
             Some(slot) => {
-                let (field, value) = ("stamp of a slot", u64::from(slot));
+                let (field, value) = ("slot stamp", u64::from(slot));
                 let path = self.file_path(chunk, "chunk");
                 Err(Error::corrupt(&path, stamp_at(slot) as u64, Damage::BadField { field, value }))
             }

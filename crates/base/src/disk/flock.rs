@@ -39,7 +39,7 @@ pub(super) fn lock(path: &Path, share: Share, mode: u32) -> io::Result<Locked> {
             return Ok(answer);
         }
     }
-    Err(io::Error::other("the lock file is being replaced again and again"))
+    Err(io::Error::other("other processes keep replacing the lock file"))
 }
 
 /// The lock, held until its owner drops this or the descriptor is closed everywhere (invariant 1).
@@ -80,11 +80,13 @@ fn try_lock(path: &Path, share: Share, mode: u32) -> io::Result<Option<Locked>> 
         Share::Exclusive => OFlags::RDWR | OFlags::CREATE,
     };
     let fd = match open_fd_mode(path, flags | OFlags::NONBLOCK | OFlags::NOFOLLOW, mode) {
-        Err(e) if e.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => return Err(is_no_file("a link")),
+        Err(e) if e.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => {
+            return Err(is_no_file("a symbolic link"));
+        }
         opened => opened?,
     };
     if FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode) != FileType::RegularFile {
-        return Err(is_no_file("no regular file"));
+        return Err(is_no_file("not a regular file"));
     }
     match repeat(|| rustix::fs::flock(&fd, without_waiting(share))) {
         Ok(()) if !is_at(&fd, path)? => Ok(None),
@@ -101,7 +103,7 @@ fn try_lock(path: &Path, share: Share, mode: u32) -> io::Result<Option<Locked>> 
 }
 
 fn is_no_file(what: &str) -> io::Error {
-    io::Error::other(format!("it is {what}, which may lead to a file of another program; remove it"))
+    io::Error::other(format!("it is {what}, and may refer to a file of another program; remove it"))
 }
 
 /// Takes permissions away from the lock file that are not in `mode`. Refused, it keeps them: the lock is held all the same.
@@ -224,13 +226,13 @@ mod tests {
         for share in [Share::Exclusive, Share::Shared] {
             for path in [&link, &lost] {
                 let refused = lock(path, share).map(drop).unwrap_err();
-                assert!(refused.to_string().contains("it is a link"), "{refused}");
+                assert!(refused.to_string().contains("it is a symbolic link"), "{refused}");
             }
         }
         assert_eq!(std::fs::read(&target).unwrap(), b"somebody's");
         assert!(!scratch.path("none").exists());
         let refused = lock(&scratch.0, Share::Shared).map(drop).unwrap_err();
-        assert!(refused.to_string().contains("no regular file"), "{refused}");
+        assert!(refused.to_string().contains("not a regular file"), "{refused}");
     }
 
     #[test]

@@ -82,7 +82,8 @@ impl Permissions {
             return Ok(());
         }
         let why = format!(
-            "{:o} for files and {:o} for directories; at least 600 and 700, at most 666 and 777",
+            "{:o} for files and {:o} for directories; files must have the bits 600 and no others than 666, \
+             directories the bits 700 and no others than 777",
             self.files, self.directories
         );
         Err(Error::Invalid { what: "permissions", why })

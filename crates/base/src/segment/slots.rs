@@ -190,7 +190,10 @@ impl Segments {
     pub fn frame<'g>(&self, address: Address, guard: &'g Guard) -> Result<Frame<'g>> {
         match self.at(address.slot(), guard) {
             Some(segment) => segment.frame(address.offset(), segment.end()),
-            None => Err(Error::Invalid { what: "address", why: format!("slot {} is empty", address.slot()) }),
+            None => Err(Error::Invalid {
+                what: "address",
+                why: format!("slot {} has no segment", address.slot()),
+            }),
         }
     }
 
@@ -212,7 +215,10 @@ impl Segments {
     ) -> Result<(Frame<'g>, &'g Segment)> {
         match self.at(address.slot(), guard) {
             Some(segment) => Ok((segment.frame_unchecked(address.offset(), segment.end())?, segment)),
-            None => Err(Error::Invalid { what: "address", why: format!("slot {} is empty", address.slot()) }),
+            None => Err(Error::Invalid {
+                what: "address",
+                why: format!("slot {} has no segment", address.slot()),
+            }),
         }
     }
 

@@ -98,7 +98,9 @@ impl Store {
     /// Seals the present segment, naming the next ready one, and goes on there.
     fn roll(&self, order: &mut Order, tail: usize) -> Result<()> {
         let log = self.log(log_of(tail));
-        let Some(next) = order.ready[log.id.index()].pop_front() else { return Err(self.poison("roll")) };
+        let Some(next) = order.ready[log.id.index()].pop_front() else {
+            return Err(self.poison("log rotation"));
+        };
         let hot = tail == HOT;
         let tail = &mut order.tails[tail];
         if tail.segment.as_ref().is_some_and(|full| tail.offset + MARK <= full.identity().capacity) {
@@ -123,7 +125,7 @@ fn append_chunk(
     header: impl Fn(usize, usize) -> Header,
     placed: &mut impl FnMut(usize, Address, u32),
 ) -> std::io::Result<()> {
-    let Some(segment) = tail.segment.as_ref() else { return Err(std::io::Error::other("no segment")) };
+    let Some(segment) = tail.segment.as_ref() else { return Err(std::io::Error::other("no open segment")) };
     let base = encoded.pieces[from].start;
     let mut end = base;
     for index in from..to {

@@ -185,7 +185,7 @@ impl Catalogue {
 /// Whether a keyspace can have this name.
 pub(super) fn check_name(name: &str) -> Result<()> {
     if name.is_empty() || name.len() > MAX_NAME {
-        let why = format!("{} bytes, must have 1 to {MAX_NAME}", name.len());
+        let why = format!("{} bytes; must be 1 to {MAX_NAME}", name.len());
         return Err(Error::Invalid { what: "keyspace name", why });
     }
     Ok(())
@@ -259,7 +259,7 @@ impl Store {
     ) -> Result<&Arc<dyn EngineFactory>> {
         let Some(factory) = self.factory(engine) else {
             let known: Vec<_> = self.factories.iter().map(|f| f.name()).collect();
-            let why = format!("{engine:?}; there are {}", known.join(", "));
+            let why = format!("there is no engine {engine:?}; the engines are {}", known.join(", "));
             return Err(Error::Invalid { what: "engine", why });
         };
         options.check(engine, factory.options())?;

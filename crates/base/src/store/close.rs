@@ -324,7 +324,7 @@ impl Drop for Store {
 
 pub(super) fn check_options(options: &Options) -> Result<()> {
     if !(1.1..=10.0).contains(&options.space_limit) {
-        let why = format!("{}, must be 1.1 to 10", options.space_limit);
+        let why = format!("{}; must be 1.1 to 10", options.space_limit);
         return Err(Error::Invalid { what: "space limit", why });
     }
     if let Some(permissions) = options.permissions {
@@ -364,7 +364,7 @@ fn take_lock(
             Ok(Box::new(()))
         }
         Err(e) if is_reader && e.kind() == std::io::ErrorKind::NotFound => {
-            let why = "it is missing, and without it a reader cannot keep writers out; create an empty file";
+            let why = "it is missing, and a reader needs it to keep writers out; create an empty file";
             Err(Error::io("lock", &lock, std::io::Error::new(e.kind(), why)))
         }
         Err(e) => Err(Error::io("lock", &lock, e)),
@@ -402,17 +402,17 @@ fn look_once(disk: &dyn Disk, path: &Path, is_filled: bool) -> Result<There> {
         return Ok(There::Database);
     }
     if entries.iter().any(|e| backup::is_part(&e.name)) {
-        let why = "it is a backup: `sheaf restore` makes a database of it, elsewhere".to_owned();
+        let why = "it is a backup; `sheaf restore` makes a database of it in another directory".to_owned();
         return Err(Error::NotADatabase { path: path.to_path_buf(), why });
     }
     if let Some(foreign) = entries.iter().find(|e| !is_unborn_part(&e.name)) {
-        let why = format!("it has no ROOT but holds {:?}", foreign.name);
+        let why = format!("it has no ROOT file but contains {:?}", foreign.name);
         return Err(Error::NotADatabase { path: path.to_path_buf(), why });
     }
     for entry in entries.iter().filter(|e| e.is_dir) {
         let dir = path.join(&entry.name);
         if !disk.list(&dir).during("list", &dir)?.is_empty() {
-            let why = format!("its ROOT is missing but {:?} holds data", entry.name);
+            let why = format!("its ROOT files are missing, but {:?} contains data", entry.name);
             return Err(Error::NotADatabase { path: path.to_path_buf(), why });
         }
     }

@@ -166,7 +166,7 @@ impl Store {
         let limits = Limits::new(self.options.tiny, budget);
         let (view, is_first) = self.view_with(|| source.watch.begin(limits))?;
         if !is_first {
-            let why = format!("{:?} is being converted already", source.name());
+            let why = format!("{:?} is already being converted", source.name());
             return Err(Error::Invalid { what: "conversion", why });
         }
         let watching = Watching { store: Arc::clone(self), source: Arc::clone(source), memory: 0 };
@@ -210,9 +210,10 @@ impl Conversion {
             State::Chasing(_) => self.chase().map(|()| true),
             State::Between => self.go_on(),
             State::Done => Ok(false),
-            State::Failed => {
-                Err(Error::Invalid { what: "conversion", why: "a step of it has failed".to_owned() })
-            }
+            State::Failed => Err(Error::Invalid {
+                what: "conversion",
+                why: "an earlier step failed; start the conversion again".to_owned(),
+            }),
         }
     }
 

@@ -314,11 +314,11 @@ impl ImageReader {
     /// Everything was taken and the file ends properly; its size in bytes.
     pub fn finish(mut self) -> Result<u64> {
         if self.taken < self.chunk.len() {
-            return Err(self.nonsense("left over bytes", (self.chunk.len() - self.taken) as u64));
+            return Err(self.nonsense("trailing bytes", (self.chunk.len() - self.taken) as u64));
         }
         self.next_chunk()?;
         if !self.chunk.is_empty() || self.at != self.len {
-            return Err(self.nonsense("left over bytes", self.len - self.at + self.chunk.len() as u64));
+            return Err(self.nonsense("trailing bytes", self.len - self.at + self.chunk.len() as u64));
         }
         Ok(self.len)
     }
@@ -349,7 +349,7 @@ impl ImageSource for ImageReader {
             if self.taken == self.chunk.len() {
                 self.next_chunk()?;
                 if self.chunk.is_empty() {
-                    return Err(self.nonsense("image end", self.at));
+                    return Err(self.nonsense("image length", self.at));
                 }
             }
             let now = (bytes.len() - filled).min(self.chunk.len() - self.taken);

@@ -104,7 +104,7 @@ impl Store {
         if incoming.is_broken {
             return Err(Error::Invalid {
                 what: "value",
-                why: "an earlier part of it was not written".into(),
+                why: "an earlier part could not be written; write the value again".into(),
             });
         }
         let mut rest = bytes;
@@ -122,7 +122,10 @@ impl Store {
     /// All of it came.
     pub fn end_value(&self, mut incoming: Incoming) -> Result<Whole> {
         if incoming.is_broken {
-            return Err(Error::Invalid { what: "value", why: "a part of it was not written".into() });
+            return Err(Error::Invalid {
+                what: "value",
+                why: "a part of it could not be written; write the value again".into(),
+            });
         }
         if incoming.staged.is_none() && incoming.buffer.len() <= incoming.limit {
             return Ok(Whole { bytes: incoming.buffer, staged: SmallVec::new(), action: None });

@@ -350,7 +350,8 @@ impl<'a> Recovery<'a> {
         let mut map = Map::new();
         for (name, entry) in entries {
             let Some(factory) = self.store.factory(&entry.engine) else {
-                let why = format!("{:?} of keyspace {name:?} is not known to this build", entry.engine);
+                let why =
+                    format!("this build has no engine {:?}, which keyspace {name:?} needs", entry.engine);
                 return Err(Error::Invalid { what: "engine", why });
             };
             entry.options.check(&entry.engine, factory.options())?;

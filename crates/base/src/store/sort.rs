@@ -87,7 +87,7 @@ impl Store {
     ) -> Result<Compacted> {
         self.check_writable()?;
         if !self.can_sort(kept)? {
-            return Err(Error::Unsupported { engine: kept.engine_name(), feature: "sorting" });
+            return Err(Error::Unsupported { engine: kept.engine_name(), feature: "sorting records by key" });
         }
         self.wait_durable(self.visible())?; // I1
         let mut sorted = Compacted::default();

@@ -292,7 +292,7 @@ fn a_repair_needs_a_database_and_an_empty_target() {
     sandbox.run(&["repair", "empty", "new"]).exits(4).complains("is not a Sheaf database");
     sandbox.write("file", "x");
     sandbox.run(&["repair", "file", "new"]).exits(4).complains("is not a Sheaf database");
-    sandbox.run(&["repair", "db", "db/new"]).exits(4).complains("is inside of");
+    sandbox.run(&["repair", "db", "db/new"]).exits(4).complains("is inside db");
     std::fs::create_dir(sandbox.path("full")).unwrap();
     sandbox.write("full/file", "x");
     sandbox.run(&["repair", "db", "full"]).exits(4).complains("is not empty");

@@ -120,7 +120,7 @@ fn root_of(image: &mut dyn ImageSource, len: u32) -> Result<Vec<(u32, u32)>> {
     for _ in 0..u32_of(image)? {
         let (reference, times) = (u32_of(image)?, u32_of(image)?);
         if times == 0 || times > len - digits {
-            return Err(image.nonsense("run of the root", u64::from(times)));
+            return Err(image.nonsense("root run length", u64::from(times)));
         }
         digits += times;
         root.push((reference, times));
@@ -150,7 +150,7 @@ fn counts_of(engine: &CedrusEngine, image: &mut dyn ImageSource, entries: u64) -
             continue;
         };
         if now != slot {
-            return Err(image.nonsense("slot of a segment", u64::from(now)));
+            return Err(image.nonsense("segment slot", u64::from(now)));
         }
         if let Some(segment) = engine.ground.segments.at(slot, guard) {
             let bytes = count.saturating_mul(segment.mean_frame());

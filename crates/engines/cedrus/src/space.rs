@@ -155,7 +155,7 @@ impl Space {
     pub(crate) fn damaged(&self, trouble: Trouble) -> Error {
         match trouble {
             Trouble::Nonsense(page, field) => self.nonsense(page, field),
-            Trouble::Absent(page) => self.nonsense(page, "page that is not in memory"),
+            Trouble::Absent(page) => self.nonsense(page, "page not in memory"),
             Trouble::Full => self.nonsense(crate::page::MOST_PAGES, "pages"),
         }
     }

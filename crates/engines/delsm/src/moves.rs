@@ -144,7 +144,8 @@ fn move_file(disk: &dyn Disk, source: &Path, target: &Path, is_held: bool) -> Re
             ) =>
         {
             if is_held {
-                return Err(Error::Unsupported { engine: NAME, feature: "moving files that a backup holds" });
+                let feature = "moving files of a backup or reader without hard links";
+                return Err(Error::Unsupported { engine: NAME, feature });
             }
             disk.rename(source, target).during("rename", source)
         }

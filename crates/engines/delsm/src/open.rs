@@ -84,7 +84,7 @@ impl DelsmEngine {
             // What is there is the older slot: the newer one was damaged.
             let slot = self.slot(manifest.as_ref().map_or(0, |manifest| manifest.generation + 1));
             let what = match home.disk.open(&slot, How::Read) {
-                Ok(_) => Damage::BadField { field: "commit in tables", value: up_to.0 },
+                Ok(_) => Damage::BadField { field: "newest commit in tables", value: up_to.0 },
                 Err(_) => Damage::Short { got: 0, expected: 1 },
             };
             return Err(Error::corrupt(&slot, 0, what));
@@ -122,7 +122,8 @@ impl DelsmEngine {
     /// useless then, and are left out.
     pub(crate) fn restore_readable(&self, skipped: &mut dyn FnMut(Error)) -> Result<()> {
         let home = self.shelf.ground.home.as_ref().filter(|home| home.read_only);
-        let home = home.ok_or(Error::Unsupported { engine: NAME, feature: "writing to what is damaged" })?;
+        let home =
+            home.ok_or(Error::Unsupported { engine: NAME, feature: "partial recovery for writing" })?;
         let pair = Pair::new(Arc::clone(&home.disk), &self.shelf.path);
         let manifest: Manifest = pair
             .read()?

@@ -75,7 +75,7 @@ impl DelsmEngine {
             Err(e) if matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::Unsupported) => {
                 Err(Error::Unsupported {
                     engine: NAME,
-                    feature: "backup from a file system without hard links",
+                    feature: "backups and attached readers on a file system without hard links",
                 })
             }
             Err(e) => Err(Error::io("link", &probe, e)),

@@ -181,7 +181,7 @@ impl DelsmEngine {
     pub(crate) fn disk(&self) -> Result<&dyn Disk> {
         match &self.shelf.ground.home {
             Some(home) => Ok(&*home.disk),
-            None => Err(Error::Invalid { what: "engine", why: "it needs a place for files".into() }),
+            None => Err(Error::Invalid { what: "engine", why: "it has no directory for its files".into() }),
         }
     }
 

@@ -114,7 +114,7 @@ pub(crate) fn restore(engine: &KreonEngine, image: &mut dyn ImageSource) -> Resu
             continue;
         };
         if now != slot {
-            return Err(image.nonsense("slot of a segment", u64::from(now)));
+            return Err(image.nonsense("segment slot", u64::from(now)));
         }
         counts.push((slot, bytes));
     }
@@ -139,7 +139,7 @@ fn lives_of(engine: &KreonEngine, image: &mut dyn ImageSource) -> Result<Lives> 
     for _ in 0..u32_of(image)? {
         let (slot, life) = (u32_of(image)?, u64_of(image)?);
         if slot as usize >= SLOT_COUNT || life > before {
-            return Err(image.nonsense("slot that was renewed", u64::from(slot)));
+            return Err(image.nonsense("renewed slot", u64::from(slot)));
         }
         if image.slot_of(slot) == Some(slot) {
             lives.renewed.insert(slot, life);

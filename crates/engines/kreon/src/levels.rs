@@ -63,7 +63,7 @@ impl KreonEngine {
 
     fn dirty_frames<'g>(&'g self, pages: &[u32], guard: &'g Guard) -> Result<Vec<&'g Frame>> {
         let frames = pages.iter().map(|page| self.shelf.cache.get(*page, guard)).collect::<Option<Vec<_>>>();
-        frames.ok_or_else(|| Error::Invalid { what: "cache", why: "an inner node is lost".into() })
+        frames.ok_or_else(|| Error::Invalid { what: "cache", why: "a changed page is missing".into() })
     }
 
     /// Takes up the levels of an image, with the bytes that they account for.

@@ -80,7 +80,7 @@ pub(crate) fn save(resting: &[Resting], out: &mut dyn ImageSink) -> Result<()> {
 pub(crate) fn restore(engine: &KreonEngine, image: &mut dyn ImageSource) -> Result<()> {
     let count = u32_of(image)?;
     if u64::from(count) > MOST {
-        return Err(image.nonsense("keys that rest", u64::from(count)));
+        return Err(image.nonsense("resting keys", u64::from(count)));
     }
     let mut before: Option<Vec<u8>> = None;
     for _ in 0..count {

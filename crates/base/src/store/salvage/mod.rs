@@ -83,7 +83,7 @@ pub fn repair(
     check_source(&*disk, from)?;
     let absolute = |path: &Path| std::path::absolute(path).during("find", path);
     if absolute(to)?.starts_with(absolute(from)?) {
-        let why = format!("{} is inside of {}", to.display(), from.display());
+        let why = format!("{} is inside {}", to.display(), from.display());
         return Err(Error::Invalid { what: "target", why });
     }
     let permissions = options
@@ -126,13 +126,13 @@ fn check_source(disk: &dyn Disk, from: &Path) -> Result<()> {
     };
     check_finished(disk, from, &entries)?;
     if entries.iter().any(|entry| backup::is_part(&entry.name)) {
-        return not_one("it is a backup: `sheaf restore` makes a database of it, elsewhere");
+        return not_one("it is a backup; `sheaf restore` makes a database of it in another directory");
     }
     let has_slot = entries.iter().any(|entry| Slots::is_slot(&entry.name));
     let has_log = |log: LogId| disk.list(&from.join(log.directory())).is_ok_and(|names| !names.is_empty());
     match has_slot || LogId::ALL.into_iter().any(has_log) {
         true => Ok(()),
-        false => not_one("it has neither ROOT nor logs"),
+        false => not_one("it has neither ROOT files nor logs"),
     }
 }
 
@@ -153,7 +153,8 @@ fn root_of(disk: &Arc<dyn Disk>, from: &Path, harms: &mut Harms) -> Result<Root>
     let why = match slots.read() {
         Ok(Some(root)) => return Ok(root),
         Ok(None) => {
-            Error::NotADatabase { path: from.to_path_buf(), why: "nothing says whose it is".to_owned() }
+            let why = "it has no ROOT file, and no log segment with a valid header".to_owned();
+            Error::NotADatabase { path: from.to_path_buf(), why }
         }
         Err(error) => error,
     };

@@ -305,7 +305,7 @@ impl Opened {
             let mut has_skipped = false;
             let (engine, unindexed) = match restored {
                 Ok(_) => (Some(engine), None),
-                Err(None) => (None, Some("ROOT is gone".to_owned())),
+                Err(None) => (None, Some("no ROOT file could be read".to_owned())),
                 Err(Some(error)) => {
                     let error = damage(error)?;
                     harms.error(&error);

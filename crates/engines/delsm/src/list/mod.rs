@@ -117,7 +117,7 @@ impl Totals {
             ("entries", self.entries, bytes),
             ("files", self.files, self.entries),
             ("removals", self.removals, self.entries),
-            ("bytes of values", named, of_values.min(COUNTED)),
+            ("value bytes", named, of_values.min(COUNTED)),
         ];
         match bounds.into_iter().find(|(_, value, most)| value > most) {
             Some((field, value, _)) => Err(Damage::BadField { field, value }),
@@ -190,7 +190,7 @@ pub(crate) fn check_head(path: &Path, got: &[u8], magic: &[u8; 8], owner: u64, n
         return Err(Error::Format { path: path.to_path_buf(), found: u32_at(got, 8), supported: FORMAT });
     } else {
         let (expected, got) = (u128::from(number), u128::from(u64_at(got, 20)));
-        Damage::Foreign { field: "file of a keyspace", expected, got }
+        Damage::Foreign { field: "file number", expected, got }
     };
     Err(Error::corrupt(path, 0, what))
 }
