@@ -180,7 +180,7 @@ pub struct Stats {
     pub unsynced_age: Duration,
     /// Number of syncs (group commits).
     pub sync_rounds: u64,
-    /// Number of commits that waited for a sync.
+    /// Number of commits and `persist` calls that waited for a sync.
     pub sync_waits: u64,
     /// Live snapshots and iterators.
     pub views: u64,

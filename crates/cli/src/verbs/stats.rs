@@ -5,7 +5,8 @@ use std::path::Path;
 
 use serde_json::{Value as Json, json};
 use sheaf::{
-    CacheStats, DescriptorStats, KeyspaceOverview, LogStats, Overview, StagedStats, StallStats, Stats,
+    CacheStats, DescriptorStats, KeyspaceOverview, LogStats, Overview, StagedStats, StallKind, StallStats,
+    Stats,
 };
 
 use crate::args::Report;
@@ -111,10 +112,21 @@ fn print_stalls(out: &mut impl Write, stats: &Stats) -> Result {
         writeln!(
             out,
             "  {name}{:<20}{name:#} {count:>16}  {total:>8} in total, {longest} at most",
-            stall.kind.name()
+            cause(stall.kind)
         )?;
     }
     Ok(())
+}
+
+/// Returns the cause of a stall. The JSON has the name of the kind.
+fn cause(kind: StallKind) -> &'static str {
+    match kind {
+        StallKind::Brake => "throttling",
+        StallKind::Space => "disk full",
+        StallKind::Segment => "preallocation",
+        StallKind::Sync => "slow sync",
+        other => other.name(),
+    }
 }
 
 /// Returns all statistics as JSON.

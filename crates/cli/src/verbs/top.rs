@@ -219,7 +219,7 @@ fn summary(page: &mut String, args: &Top, all: &Pair<'_, Overview>) {
     );
     let _ = writeln!(
         page,
-        "  device syncs {rounds}/s for {waits} commits/s, throttled writes {brakes}/s ({} in total)",
+        "  device syncs {rounds}/s for {waits} waiters/s, throttled writes {brakes}/s ({} in total)",
         count(stats.brakes)
     );
     let memory = &stats.memory;
@@ -235,7 +235,7 @@ fn summary(page: &mut String, args: &Top, all: &Pair<'_, Overview>) {
     );
     let _ = writeln!(
         page,
-        "  snapshots and iterators {}; {} that keep {}; {} ({})",
+        "  snapshots and iterators {}; {} ({} cannot be reclaimed); {} ({} written)",
         count(stats.views),
         many(stats.stills, "pinned state"),
         size(stats.held_bytes),

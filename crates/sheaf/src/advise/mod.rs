@@ -194,13 +194,13 @@ fn used(hits: f64) -> Used {
 /// Returns the reason why the engine cannot store the keyspace, if there is one.
 fn rule_out(question: &Question<'_>, engine: &str) -> Option<String> {
     if question.load.all_scans() > 0 && !costs().is_ordered(engine) {
-        return Some("it is not ordered, and the load has scans".to_owned());
+        return Some("it has no key order, and the workload has scans".to_owned());
     }
     let index = index_bytes(question, engine);
     let needed = question.memory / 10 * 9;
     (index > needed && costs().must_hold_index(engine)).then(|| {
         let (index, budget) = (words::size(index), words::size(question.memory));
-        format!("its index would take {index} of memory, the budget is {budget}")
+        format!("its index needs {index} of memory; the budget is {budget}")
     })
 }
 
@@ -319,7 +319,7 @@ fn parts(load: &LoadStats, cost: impl Fn(What) -> f64, wait: f64) -> Vec<Part> {
     let part = |what, count: u64, ns: f64| Part { what, share: count as f64 / all, ns };
     let mut parts = vec![
         part("gets", load.gets_found + load.stream_reads, single.get),
-        part("gets of nothing", load.gets_missing, cost(What::Miss) * more),
+        part("gets of missing keys", load.gets_missing, cost(What::Miss) * more),
         part("contains", load.contains, cost(What::Contains) * more),
         part("inserts", load.inserts + load.stream_writes, set + wait),
         part("removals", load.removes, single.overwrite + wait),

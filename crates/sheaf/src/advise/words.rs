@@ -56,17 +56,17 @@ fn hurts(question: &Question<'_>, mine: &Candidate, all: &[Candidate]) -> Vec<St
         hurts.push(format!("writes {:.1} bytes to the device for each byte", mine.device));
     }
     if writes > 0.05 && mine.space > least(|c| c.space) * 1.3 {
-        hurts.push(format!("takes up to {:.1} × the live data on disk under updates", mine.space));
+        hurts.push(format!("uses up to {:.1} × the live data on disk under updates", mine.space));
     }
     if mine.hits < 0.9 {
         let (needed, budget) = (size(mine.resident), size(question.memory));
         hurts.push(format!(
-            "memory answers {:.0} % of the reads: the working set takes {needed}, the budget is {budget}",
+            "{:.0} % of the reads hit memory: the working set needs {needed}, the budget is {budget}",
             mine.hits * 100.0
         ));
     }
     if mine.index > question.memory / 4 {
-        hurts.push(format!("its index takes {} of memory", size(mine.index)));
+        hurts.push(format!("its index needs {} of memory", size(mine.index)));
     }
     hurts
 }
