@@ -106,7 +106,7 @@ fn many(options: &args::Across, place: &Place, engine: &str) -> Result<()> {
     let of =
         |which: usize| median(&opened.iter().map(|told| told[which]).collect::<Vec<_>>()).unwrap_or_default();
     println!(
-        "| {} empty keyspaces of {engine} | opened in {:.0} ms, {:.1} KiB of memory each, {:.1} KiB of disk each; made in {:.2} s |",
+        "| {} empty keyspaces of {engine} | opened in {:.0} ms, {:.1} KiB of memory each, {:.1} KiB of disk each; created in {:.2} s |",
         options.keyspaces,
         of(0),
         of(1) / 1024.0 / options.keyspaces as f64,

@@ -51,15 +51,15 @@ pub(crate) fn run(options: &args::Backup) -> Result<()> {
     println!("| write and sync of the same bytes | {device:.0} | |");
     for (what, rate) in [
         ("backup", of(|r| r.backup)),
-        ("backup, read back", of(|r| r.verified)),
-        ("backup beside updates", of(|r| r.busy)),
-        ("incremental, after them", of(|r| r.incremental)),
+        ("backup with verification", of(|r| r.verified)),
+        ("backup during updates", of(|r| r.busy)),
+        ("incremental backup after the updates", of(|r| r.incremental)),
     ] {
         println!("| {what} | {rate:.0} | {:.0} % |", 100.0 * rate / device);
     }
     let beside = of(|r| r.beside);
     println!(
-        "\nupdate-zipf, {} threads: {alone:.0} k/s alone, {beside:.0} beside a backup ({:.0} %)",
+        "\nupdate-zipf, {} threads: {alone:.0} k/s alone, {beside:.0} during a backup ({:.0} %)",
         options.threads,
         100.0 * beside / alone
     );
@@ -96,7 +96,7 @@ fn round(options: &args::Backup, place: &Place) -> Result<Round> {
     })?;
     let options = BackupOptions::default().verify(false).base(dir.join("base"));
     let (incremental, linked) = copy(&db, &dir, "next", options)?;
-    say(&format!("{:.0} % of the incremental one was linked", linked * 100.0));
+    say(&format!("{:.0} % of the incremental backup was linked", linked * 100.0));
     drop(keyspace);
     db.close()?;
     Ok(Round { device, backup, verified, busy, incremental, alone, beside })

@@ -252,7 +252,7 @@ impl Guest {
         if let Some(data) = first {
             let found = store.session()?.get(KeyMaker::new(data.keys).make(0))?;
             if store.keeps_data() && found.is_none() {
-                return Err("pair 0 is gone".into());
+                return Err("pair 0 is missing".into());
             }
         }
         let opened = Opened {

@@ -2,7 +2,7 @@
 //!
 //! `tables/papers.toml` names for each experiment the workloads that stand for it here, the figures as
 //! printed, and the claims as ratios of two measured cells. A claim *holds* from its bound on, *in part*
-//! from a lower one, and is *not here* below that. Engines are found by name.
+//! from a lower one, and *does not hold* below that. Engines are found by name.
 
 use serde::Deserialize;
 
@@ -206,7 +206,7 @@ impl Experiment {
     fn report(&self, paper: &Paper, summary: &Summary, scale: f64) -> Result<String> {
         let mut text = format!("\n### {}: {}\n", self.figure, self.what);
         for published in self.published.iter().filter(|published| published.load.is_empty()) {
-            text += &format!("\nThe paper on {}: {} (published).\n", published.store, published.value);
+            text += &format!("\nPublished figure of {}: {}.\n", published.store, published.value);
         }
         if let Some(why) = &self.not_here {
             return Ok(text + &format!("\nNot rerun: {why}.\n"));
@@ -231,7 +231,7 @@ impl Experiment {
         if !stores.iter().any(|(name, _)| *name == paper.engine) {
             stores.insert(0, (paper.engine.clone(), format!("Sheaf {}", paper.engine)));
         }
-        let head: Vec<String> = ["load", "pairs", "threads", "the paper (published)"]
+        let head: Vec<String> = ["workload", "pairs", "threads", "published"]
             .map(str::to_owned)
             .into_iter()
             .chain(stores.iter().map(|(_, title)| title.clone()))
@@ -296,7 +296,7 @@ impl Claim {
         } else if ratio >= self.part.min(self.holds) {
             "in part"
         } else {
-            "not here"
+            "does not hold"
         }
     }
 
@@ -350,14 +350,10 @@ impl Paper {
         let summary = Summary::new(&[lines.to_vec()]);
         let engine = Subject::parse(&self.engine)?.title();
         let mut text = format!(
-            "\n## {}\n\nOurs after it: {engine}. Their machine: {}. Pairs here: {} of the experiment's.\n",
+            "\n## {}\n\nEngine: {engine}. Machine of the paper: {}. Pairs: {} in tables/papers.toml.\n",
             self.title,
             self.machine,
-            if (scale - 1.0).abs() < 1e-9 {
-                "those".to_owned()
-            } else {
-                format!("{} times those", number(scale))
-            }
+            if (scale - 1.0).abs() < 1e-9 { "as".to_owned() } else { format!("{} × those", number(scale)) }
         );
         for experiment in &self.experiment {
             text += &experiment.report(self, &summary, scale)?;
@@ -422,7 +418,7 @@ mod tests {
     #[test]
     fn claims_hold_hold_in_part_or_do_not() {
         let fate = |ratio| claim(["", ""], 2.0).fate(ratio);
-        assert_eq!([fate(2.0), fate(1.5), fate(0.9)], ["holds", "in part", "not here"]);
+        assert_eq!([fate(2.0), fate(1.5), fate(0.9)], ["holds", "in part", "does not hold"]);
     }
 
     #[test]

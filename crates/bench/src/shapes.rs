@@ -68,7 +68,7 @@ fn check(chosen: &[(&str, u64)]) -> Result<()> {
     let specs = sheaf::engine_options(subjects::Subject::CEDRUS.name());
     for (name, value) in chosen {
         if let Some(spec) = specs.iter().find(|spec| spec.name == *name && !spec.allows(*value)) {
-            return Err(format!("{value} is no {spec}").into());
+            return Err(format!("{value} is not allowed for {spec}").into());
         }
     }
     Ok(())
@@ -82,12 +82,12 @@ fn footprint(options: &args::Shapes, all: &[Chosen]) -> Result<()> {
         "keys",
         "bytes a key: real",
         "model",
-        "nodes on the way: real",
+        "nodes on the path: real",
         "model",
         "slots taken",
         "lists full",
         "pages full",
-        "strangers a miss",
+        "other records read a miss",
     ];
     let mut rows = Vec::new();
     for chosen in all {
@@ -172,7 +172,7 @@ fn gets(keyspace: &Keyspace, keys: u64, phase: Duration) -> Result<f64> {
     while began.elapsed() < phase {
         for n in done..done + 256 {
             if keyspace.get_with(key(mix(n) % keys), <[u8]>::len)? != Some(VALUE) {
-                return Err("a pair is not there".into());
+                return Err("a pair is missing".into());
             }
         }
         done += 256;

@@ -95,7 +95,7 @@ fn value(options: &args::Stream, dir: &Path) -> Result<(f64, f64)> {
     let db = open()?;
     let keyspace = db.keyspace("k", KeyspaceOptions::default())?;
     let read = rate(options.bytes, || {
-        let mut reader = keyspace.reader(KEY)?.ok_or("the value is not there")?;
+        let mut reader = keyspace.reader(KEY)?.ok_or("the value is missing")?;
         compare(&mut reader, options.bytes)
     })?;
     drop(keyspace);
@@ -155,6 +155,6 @@ fn compare(from: &mut impl Read, bytes: u64) -> Result<()> {
     pieces(bytes, |piece| {
         let found = &mut found[..piece.len()];
         from.read_exact(found)?;
-        if found == piece { Ok(()) } else { Err("what was read is not what was written".into()) }
+        if found == piece { Ok(()) } else { Err("the value read differs from the value written".into()) }
     })
 }

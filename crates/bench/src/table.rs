@@ -56,14 +56,14 @@ impl Row {
         let Some(measured) = self.measured else { return "not measured".to_owned() };
         let promise = self.promise;
         if promise.aim.is_some_and(|aim| promise.is_met(aim, measured)) {
-            return "holds, and the aim".to_owned();
+            return "holds, aim reached".to_owned();
         }
         if promise.is_met(promise.must, measured) {
             return "holds".to_owned();
         }
         let ratio =
             if promise.bound == Bound::AtLeast { promise.must / measured } else { measured / promise.must };
-        format!("**short by {} ×**", number(ratio))
+        format!("**missed by a factor of {}**", number(ratio))
     }
 
     fn cells(&self) -> [String; 5] {
@@ -133,14 +133,14 @@ pub(crate) fn markdown(head: &[String], rows: &[Vec<String>]) -> String {
 
 /// The table of figures, and beneath it what each is made of.
 pub(crate) fn figures(rows: &[Row]) -> String {
-    let head = ["what", "must", "aim", "measured", "verdict"].map(str::to_owned);
+    let head = ["figure", "must", "aim", "measured", "verdict"].map(str::to_owned);
     let cells: Vec<Vec<String>> = rows.iter().map(|row| row.cells().to_vec()).collect();
     let behind: String = rows
         .iter()
         .filter(|row| !row.detail.is_empty())
         .map(|row| format!("- {}: {}\n", row.promise.what, row.detail))
         .collect();
-    format!("{}\nBehind them:\n\n{behind}", markdown(&head, &cells))
+    format!("{}\nDetails:\n\n{behind}", markdown(&head, &cells))
 }
 
 #[cfg(test)]
@@ -155,12 +155,12 @@ mod tests {
     #[test]
     fn verdicts_say_whether_and_by_how_much() {
         for (row, verdict) in [
-            (FAST.measured(Some(3.0), ""), "holds, and the aim"),
+            (FAST.measured(Some(3.0), ""), "holds, aim reached"),
             (FAST.measured(Some(2.0), ""), "holds"),
-            (FAST.measured(Some(1.6), ""), "**short by 1.25 ×**"),
+            (FAST.measured(Some(1.6), ""), "**missed by a factor of 1.25**"),
             (FAST.measured(None, ""), "not measured"),
             (SMALL.measured(Some(24.0), ""), "holds"),
-            (SMALL.measured(Some(36.0), ""), "**short by 1.5 ×**"),
+            (SMALL.measured(Some(36.0), ""), "**missed by a factor of 1.5**"),
         ] {
             assert_eq!(row.verdict(), verdict);
         }

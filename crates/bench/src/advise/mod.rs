@@ -139,7 +139,7 @@ fn judge(options: &args::Advise, place: &Place) -> Result<()> {
         table.mix.iter().filter(|row| options.only().is_empty() || options.only().contains(&row.name));
     let (mut right, mut all) = (0, 0);
     println!(
-        "| load | measured (predicted), thousand operations a second | advised (predicted) | of the fastest | |"
+        "| workload | measured (predicted), thousand operations a second | advised (predicted) | of the fastest | |"
     );
     println!("|---|---|---|---|---|");
     for row in mixes {
@@ -176,7 +176,7 @@ fn judge_one(options: &args::Advise, place: &Place, row: &Row) -> Result<bool> {
         match Subject::new(&dir, engine, &mix, memory, &never) {
             Ok(Some(subject)) => judges.push(Judge { engine, subject, turns: Vec::new() }),
             Ok(None) => {}
-            Err(error) => eprintln!("{}: {engine} cannot have it: {error}", row.name),
+            Err(error) => eprintln!("{}: {engine} cannot store it: {error}", row.name),
         }
     }
     of_age(judges.iter().map(|judge| &judge.subject))?;
@@ -218,7 +218,7 @@ fn report(row: &Row, mut all: Vec<Found>) -> bool {
     let is_right = part >= RIGHT || is_tie;
     let mark = match is_right {
         true if part >= RIGHT => "right",
-        true => "right: not told apart",
+        true => "right: not distinguishable",
         false => "**wrong**",
     };
     println!(
@@ -273,7 +273,7 @@ fn in_turns(name: &str, judges: &mut Vec<Judge>, lasting: Duration) {
         judges.retain_mut(|Judge { engine, subject, turns }| {
             let (operations, took) = (subject.outcome().operations, subject.outcome().took);
             if let Err(error) = subject.run(SLICE, &never) {
-                eprintln!("{name}: {engine} cannot go on with it: {error}");
+                eprintln!("{name}: {engine} failed: {error}");
                 return false;
             }
             if turn == 0 {

@@ -37,7 +37,7 @@ pub(super) fn open_after_kill(bench: &mut Bench<'_>, promise: Promise) -> Result
             let found = store.session()?.get(&key(0))?;
             let seconds = began.elapsed().as_secs_f64();
             if found != Some(0) {
-                return Err(format!("{}: pair 0 is gone after the kill: {found:?}", subject.name()).into());
+                return Err(format!("{}: pair 0 is missing after the kill: {found:?}", subject.name()).into());
             }
             bench.note(OPEN, subject, round, seconds, "s");
             if let Some(inner) = store.inner() {
@@ -139,7 +139,7 @@ pub(super) fn device_bytes(bench: &mut Bench<'_>) -> Result<()> {
         let steady = steady(&*store, &dir, pairs)?;
         let user = (pairs * MEASURED * PAIR) as f64;
         let per_user = |bytes: u64| bytes as f64 / user;
-        let device = steady.written.device.map_or("not to be had".to_owned(), |n| number(per_user(n)));
+        let device = steady.written.device.map_or("not available".to_owned(), |n| number(per_user(n)));
         let detail = format!(
             "device {device}, process {}; log {} + cleaner {} + checkpoints {}; {} k/s",
             number(per_user(steady.written.process)),

@@ -127,14 +127,14 @@ fn open_after_close(bench: &mut Bench<'_>) -> Result<()> {
             let found = store.session()?.get(&key(0))?;
             let seconds = began.elapsed().as_secs_f64();
             if found != Some(0) {
-                return Err(format!("{}: pair 0 is gone after a close: {found:?}", subject.name()).into());
+                return Err(format!("{}: pair 0 is missing after a close: {found:?}", subject.name()).into());
             }
             bench.note(OPEN_CLOSED, subject, round, seconds, "s");
             store.close()?;
         }
     }
     let millis = bench.results.median(OPEN_CLOSED, bench.options.engine).map(|seconds| seconds * 1e3);
-    bench.figure(promises::OPEN_CLOSED, millis, "until the first get is answered");
+    bench.figure(promises::OPEN_CLOSED, millis, "until the first get has returned");
     Ok(())
 }
 
@@ -198,7 +198,7 @@ fn churn(bench: &mut Bench<'_>) -> Result<()> {
         number(inserts / 1e3)
     );
     bench.figure(promises::CHURN, Some(rate / inserts), detail);
-    bench.figure(promises::CHURN_DISK, Some(most), format!("the most of {LOOKS} looks"));
+    bench.figure(promises::CHURN_DISK, Some(most), format!("maximum of {LOOKS} samples"));
     store.close()?;
     bench.place.clear("churn")
 }

@@ -181,7 +181,7 @@ fn device_bytes(bench: &mut Bench<'_>) -> Result<()> {
         format!("process {}; {} k/s", number(ratio(written.process, user)), number(sample.rate() / 1e3));
     bench.figure(promises::DEVICE_UPDATE, Some(ratio(written.verdict(), user)), detail);
     let detail =
-        format!("the most of 20 samples a second; at the end {}", number(ratio(disk_bytes(&dir), pairs)));
+        format!("maximum of 20 samples a second; {} at the end", number(ratio(disk_bytes(&dir), pairs)));
     bench.figure(promises::DISK, Some(ratio(disk, pairs)), detail);
     store.close()?;
     bench.place.clear("space")

@@ -192,14 +192,16 @@ pub(crate) fn run(options: &Figures) -> Result<()> {
     } else {
         Place::new(&options.dir.path, need(options))?
     };
-    let fate = if options.keep { "stay there" } else { "are removed at the end" };
+    let fate = if options.keep { "are kept" } else { "are removed at the end" };
     say(&format!("databases go to {} and {fate}", place.path().display()));
     let machine = Machine::probe(place.path())?;
     for line in machine.markdown().lines() {
         say(line);
     }
     if machine.filesystem.starts_with("tmpfs") {
-        say("this is not a disk: durable writes, device bytes and opening say nothing here; give --dir");
+        say(
+            "this is not a disk: figures of durable writes, device bytes and openings mean nothing; set --dir",
+        );
     }
     let mut bench = Bench { options, place, results: Results::new(options.engine), rows: Vec::new() };
     if options.engine == Subject::FLEX {

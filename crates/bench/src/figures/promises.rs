@@ -57,21 +57,21 @@ pub(super) const DEVICE_BYTES_WIDE: Promise = Promise {
     aim: Some(1.4),
 };
 pub(super) const DISK_TIGHT: Promise = Promise {
-    what: "disk over live entries meanwhile, set to 1.6",
+    what: "disk over live entries during the updates, space_limit 1.6",
     bound: AtMost,
     unit: "×",
     must: 1.6,
     aim: None,
 };
 pub(super) const DISK_WIDE: Promise = Promise {
-    what: "disk over live entries meanwhile, set to 1.8",
+    what: "disk over live entries during the updates, space_limit 1.8",
     bound: AtMost,
     unit: "×",
     must: 1.8,
     aim: None,
 };
 pub(super) const MEMORY: Promise = Promise {
-    what: "volatile memory per key, by stats",
+    what: "index memory per key (stats)",
     bound: AtMost,
     unit: "bytes",
     must: 24.0,
@@ -133,12 +133,12 @@ pub(super) mod flex {
         most("device bytes per user byte, fill-random", "", 2.2, 2.0);
     pub(in super::super) const DEVICE_UPDATE: Promise =
         most("device bytes per user byte, update-zipf of 5 × the data", "", 1.6, 1.45);
-    pub(in super::super) const DISK: Promise = most("disk over live data meanwhile", "×", 1.5, 1.3);
+    pub(in super::super) const DISK: Promise = most("disk over live data during the run", "×", 1.5, 1.3);
     pub(in super::super) const READ_TAIL: Promise = most("YCSB A, p99.9 of reads", "µs", 30.0, 15.0);
     pub(in super::super) const READ_LONGEST: Promise =
         most("YCSB A, longest read (median of the runs)", "ms", 20.0, 8.0);
     pub(in super::super) const MEMORY: Promise =
-        most("FlexTree and sparse index per pair, by stats", "bytes", 10.0, 5.0);
+        most("FlexTree and sparse index per pair (stats)", "bytes", 10.0, 5.0);
     pub(in super::super) const CPU_GET: Promise = most("CPU per get, one thread", "µs", 1.2, 0.8);
     pub(in super::super) const CPU_UPDATE: Promise = most("CPU per update, one thread", "µs", 3.0, 2.0);
 }
@@ -165,7 +165,8 @@ pub(super) mod cedrus {
     ];
     pub(in super::super) const MIXES_LMDB: [Promise; 2] =
         [least("95 % reads, zipf", "× LMDB", 2.0), least("90 % reads, zipf", "× LMDB", 2.0)];
-    pub(in super::super) const MEMORY: Promise = most("index per key, by stats", "bytes", 16.0, Some(12.0));
+    pub(in super::super) const MEMORY: Promise =
+        most("index memory per key (stats)", "bytes", 16.0, Some(12.0));
     pub(in super::super) const TAIL: Promise = most("updates of 50 %, p99.99", "ms", 2.0, None);
     pub(in super::super) const LONGEST: Promise =
         most("updates of 50 %, longest (median of the runs)", "ms", 30.0, None);
@@ -178,5 +179,6 @@ pub(super) mod cedrus {
         most("device bytes per user byte, 50 % updates, zipf", "", 3.0, None);
     pub(in super::super) const CHURN: Promise =
         least("removals and inserts of 4 × the data", "× the speed of inserts", 0.7);
-    pub(in super::super) const CHURN_DISK: Promise = most("disk over live data meanwhile", "×", 1.4, None);
+    pub(in super::super) const CHURN_DISK: Promise =
+        most("disk over live data during the run", "×", 1.4, None);
 }

@@ -205,7 +205,7 @@ pub(super) fn wrap(store: &dyn Store, pairs: u64, times: u64) -> Result<()> {
     let sample = loads::update_zipf(store, pairs, THREADS, 99, phase)?;
     let inner = store.inner().unwrap_or_default();
     say(&format!(
-        "{} updates at {} k/s: {} MiB appended, {} MiB moved, {} segments freed, writers braked {} times",
+        "{} updates at {} k/s: {} MiB appended, {} MiB moved, {} segments freed, {} throttled writes",
         sample.operations,
         number(sample.rate() / 1e3),
         inner.appended >> 20,

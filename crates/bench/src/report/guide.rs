@@ -1,6 +1,6 @@
 //! # Guide: the generated part of docs/engine-guide.md
 //!
-//! The file keeps its prose; what stands between the two marks is replaced.
+//! Replaces the text between the two marks of the file, and leaves the rest unchanged.
 
 use std::fs;
 use std::path::Path;
@@ -41,8 +41,11 @@ fn tables(summary: &Summary) -> String {
         }
     }
     text += "\n";
-    text +=
-        &format!("{}\n\nWho is first, and by how much:\n\n{}", summary.agreement.sentence(), first(summary));
+    text += &format!(
+        "{}\n\nThe fastest engine of Sheaf and the fastest peer in each workload:\n\n{}",
+        summary.agreement.sentence(),
+        first(summary)
+    );
     for (metric, heading, meaning) in markdown::TABLES {
         let rows = summary.rows_with(metric);
         if !rows.is_empty() && metric != Metric::DeviceRead {
@@ -52,9 +55,9 @@ fn tables(summary: &Summary) -> String {
     text
 }
 
-/// For each load: the best engine of ours, the best peer, their ratio.
+/// Returns a table of the fastest engine of Sheaf, the fastest peer, and the ratio of their speeds.
 fn first(summary: &Summary) -> String {
-    let head = ["load", "pairs", "threads", "ours", "best peer", "ours over it"].map(str::to_owned);
+    let head = ["workload", "pairs", "threads", "best of Sheaf", "best peer", "ratio"].map(str::to_owned);
     let body: Vec<Vec<String>> = summary
         .rows
         .iter()
@@ -76,7 +79,7 @@ fn first(summary: &Summary) -> String {
     table::markdown(&head, &body)
 }
 
-/// The best of the stores of that kind: title and figure.
+/// Returns title and figure of the fastest store of that kind.
 fn best(summary: &Summary, row: &Row, kind: fn(Subject) -> bool) -> Option<(String, f64)> {
     let stores = summary.stores.iter().filter(|store| Subject::known(&store.name).is_some_and(kind));
     let figures = stores.filter_map(|store| Some((store, row.figure(&store.name, Metric::Speed)?.median)));
@@ -90,7 +93,7 @@ mod tests {
     use crate::report::tests::stored;
 
     #[test]
-    fn only_what_stands_between_the_marks_is_replaced() {
+    fn only_text_between_the_marks_is_replaced() {
         let text = format!("# Guide\n{BEGIN}\nold\n{END}\nprose\n");
         let text = replaced(&text, "new\n").unwrap();
         assert_eq!(text, format!("# Guide\n{BEGIN}\n\nnew\n\n{END}\nprose\n"));
@@ -99,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn ours_stand_beside_the_best_peer() {
+    fn table_compares_sheaf_with_the_best_peer() {
         let text = tables(&Summary::new(&[stored()]));
         let line = text.lines().find(|line| line.starts_with("| get-uniform")).unwrap();
         assert!(line.contains("Sheaf flat") && line.contains("LMDB") && line.contains('×'), "{line}");

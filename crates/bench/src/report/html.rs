@@ -52,13 +52,13 @@ pub(super) fn page(summary: &Summary, lead: Option<&str>) -> String {
     format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
-         <title>Sheaf beside its peers</title><style>{STYLE}</style></head>\n<body>{}<nav>{links}</nav>\n{body}\n</body></html>\n",
+         <title>Sheaf compared with its peers</title><style>{STYLE}</style></head>\n<body>{}<nav>{links}</nav>\n{body}\n</body></html>\n",
         head(summary)
     )
 }
 
 fn head(summary: &Summary) -> String {
-    let mut text = "<h1>Sheaf beside its peers</h1>".to_owned();
+    let mut text = "<h1>Sheaf compared with its peers</h1>".to_owned();
     let sentence = escaped(&summary.agreement.sentence().replace("**", ""));
     let class = if summary.agreement.apart.is_empty() { "soft" } else { "warn" };
     let _ = write!(text, r#"<p class="{class}">{sentence}</p>"#);
@@ -71,7 +71,7 @@ fn head(summary: &Summary) -> String {
         if said.is_none_or(|said| said.setting != run.setting) {
             let _ = write!(text, "Setting: {}.<br>", escaped(&run.setting));
         }
-        let _ = write!(text, "Made by <code>sheaf-bench {}</code></div>", escaped(&run.command));
+        let _ = write!(text, "Command: <code>sheaf-bench {}</code></div>", escaped(&run.command));
     }
     text
 }
@@ -111,7 +111,7 @@ fn papers(markdown: &str) -> Section {
 /// All speeds in one table.
 fn overview(summary: &Summary) -> Option<Section> {
     let rows = summary.rows_with(Metric::Speed);
-    let mut table = "<tr><th>load</th><th>pairs</th><th>threads</th>".to_owned();
+    let mut table = "<tr><th>workload</th><th>pairs</th><th>threads</th>".to_owned();
     for store in &summary.stores {
         let _ = write!(table, "<th>{}</th>", escaped(&store.title));
     }
@@ -192,7 +192,7 @@ fn throughput(summary: &Summary) -> Option<Section> {
         id: "throughput",
         heading: "Throughput by engine",
         body: format!(
-            "<p>Medians; the whisker spans the rounds. A dashed outline is the same store when nobody syncs it every 100 ms, as most published figures are.</p>{}",
+            "<p>Medians; the whiskers show the range of the rounds. A dashed outline is the same store without a sync every 100 ms, as in most published figures.</p>{}",
             grid(&cards)
         ),
     })
@@ -238,7 +238,7 @@ fn latency(summary: &Summary) -> Option<Section> {
             .collect();
         if !made.is_empty() {
             let picture =
-                curves(&ticks, "share of operations that took at most so long", Scale::Log, micros, &made);
+                curves(&ticks, "share of operations within this latency", Scale::Log, micros, &made);
             cards.push(card(row, &row.about, &picture));
         }
     }
@@ -341,7 +341,7 @@ fn over_time(summary: &Summary) -> Option<Section> {
 }
 
 fn notes(summary: &Summary) -> Option<Section> {
-    let mut text = "<h3>How the stores are set</h3><ul class=\"notes\">".to_owned();
+    let mut text = "<h3>Settings of the stores</h3><ul class=\"notes\">".to_owned();
     for store in &summary.stores {
         let _ = write!(text, "<li><b>{}</b>: {}</li>", escaped(&store.title), escaped(&store.setting));
     }
@@ -360,14 +360,14 @@ fn notes(summary: &Summary) -> Option<Section> {
         text += "</ul>";
     }
     if !summary.agreement.apart.is_empty() {
-        text += "<details><summary>Figures that do not agree within 10 %</summary><ul class=\"notes\">";
+        text += "<details><summary>Figures that differ by more than 10 %</summary><ul class=\"notes\">";
         for (store, what, apart) in &summary.agreement.apart {
             let _ =
                 write!(text, "<li>{}, {}: {:.0} % apart</li>", escaped(store), escaped(what), apart * 100.0);
         }
         text += "</ul></details>";
     }
-    Some(Section { id: "notes", heading: "Settings and what is missing", body: text })
+    Some(Section { id: "notes", heading: "Settings and missing figures", body: text })
 }
 
 #[cfg(test)]

@@ -3,31 +3,39 @@
 use super::{Axis, Metric, Row, Summary, TOLERANCE, pairs};
 use crate::table::{markdown, number};
 
-/// Tables of one figure for each workload and store: heading, what it means.
+/// Tables of one figure for each workload and store: the figure, its heading, its meaning.
 pub(super) const TABLES: [(Metric, &str, &str); 6] = [
     (
         Metric::Speed,
         "Throughput",
-        "Thousand operations per second (openings: milliseconds). Bold: the best of the row.",
+        "Thousand operations per second; milliseconds for openings. Bold: best of the row.",
     ),
-    (Metric::Cpu, "CPU per operation", "Microseconds of the whole process, background threads included."),
+    (
+        Metric::Cpu,
+        "CPU per operation",
+        "CPU time of the whole process in microseconds, including background threads.",
+    ),
     (
         Metric::WriteAmplification,
         "Write amplification",
-        "Bytes given to the device for each byte of keys and values, until the store had settled and \
-         everything was written back. Phases of a few seconds flatter log-structured stores.",
+        "Bytes written to the device per byte of keys and values, counted until the store was idle and \
+         the page cache was written back. Phases of a few seconds favour log-structured stores.",
     ),
-    (Metric::DeviceRead, "Device reads", "Bytes asked of the device per operation; 0: all came from memory."),
-    (Metric::Disk, "Disk", "Blocks of the database over the bytes of keys and values."),
+    (
+        Metric::DeviceRead,
+        "Device reads",
+        "Bytes read from the device per operation; 0 if all reads hit memory.",
+    ),
+    (Metric::Disk, "Disk", "Disk blocks of the database divided by the bytes of keys and values."),
     (
         Metric::Memory,
         "Memory",
-        "MiB of the process that no file backs: caches, memtables, indexes. The page cache is not in it.",
+        "Anonymous memory of the process in MiB: caches, memtables, indexes. Excludes the page cache.",
     ),
 ];
 
 pub(super) fn report(summary: &Summary) -> String {
-    let mut text = "# Sheaf beside its peers\n\n".to_owned();
+    let mut text = "# Sheaf compared with its peers\n\n".to_owned();
     for run in &summary.runs {
         text +=
             &format!("{}Setting: {}.\nCommand: `sheaf-bench {}`\n\n", run.machine, run.setting, run.command);
@@ -43,7 +51,7 @@ pub(super) fn report(summary: &Summary) -> String {
     text += &latencies(summary);
     text += &timelines(summary);
     text += &absent(summary);
-    text += "\n## How the stores are set\n\n";
+    text += "\n## Settings of the stores\n\n";
     for store in &summary.stores {
         text += &format!("- {}: {}\n", store.title, store.setting);
     }
@@ -168,7 +176,7 @@ fn timelines(summary: &Summary) -> String {
                 .map(number)
                 .collect();
             text += &format!(
-                "- {}, {}: {} k/s by tenths of the time; segments cleaned per second {}\n",
+                "- {}, {}: k/s in each tenth of the run: {}; log segments freed per second: {}\n",
                 row.title(),
                 store.title,
                 rates.join(", "),
@@ -191,7 +199,7 @@ fn absent(summary: &Summary) -> String {
         }
     }
     if !summary.agreement.apart.is_empty() {
-        text += "\n## Where figures do not agree within 10 %\n\n";
+        text += "\n## Figures that differ by more than 10 %\n\n";
         for (store, what, apart) in &summary.agreement.apart {
             text += &format!("- {store}: {what}: {:.0} % apart\n", apart * 100.0);
         }

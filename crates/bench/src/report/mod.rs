@@ -214,7 +214,7 @@ impl Agreement {
         };
         let (of, apart) = (self.of, self.apart.len());
         if of == 0 {
-            return "One round of one run: nothing says how well these figures repeat.".to_owned();
+            return "One round of one run: the spread of these figures is unknown.".to_owned();
         }
         if apart == 0 {
             return format!("All {of} {whose} of {what} agree within 10 %.");
