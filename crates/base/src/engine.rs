@@ -1,8 +1,12 @@
-//! # The contract of an engine
+//! # Contract of an engine
 //!
-//! An engine keeps keyspaces. It sees operations, records and images; never a path, a thread, a
-//! clock, a sync or a batch over keyspaces. Everything that can fail happens in [`Engine::prepare`],
-//! before a commit has a number; what runs under the commit lock cannot fail, block or touch the disk.
+//! An engine stores the pairs of a keyspace, or an index of them. It receives operations, records
+//! and images. The store syncs the logs and runs the background work. An engine may have files of
+//! its own below [`crate::ground::Home`], which it syncs itself. It may read the clock, and run
+//! threads within a call. With `Ground::inline` its results must not depend on either.
+//!
+//! Everything that can fail happens in [`Engine::prepare`], before a commit has a number. A call
+//! under the commit lock must not fail and must not wait for the disk.
 //!
 //! ## Life of a write
 //!

@@ -1,8 +1,8 @@
-//! # sheaf-base: the ground every engine stands on
+//! # sheaf-base: components that all engines share
 //!
-//! Disk, order, log, space and contract, each living once for all five engines. An engine
-//! sees this crate and nothing beside it; it never sees a thread, a clock or a sync of a log, and
-//! of paths only the directory of its own files.
+//! Disk access, commits, logs, checkpoints and the contract of an engine. Engines depend on this
+//! crate and not on each other. The store syncs the logs and starts the background threads. An
+//! engine has access to the disk only through the directory of its own files ([`ground::Home`]).
 //!
 //! ## Picture
 //!
@@ -16,7 +16,7 @@
 //!        |
 //!   root     two slots: floor, segments, keyspaces        (root)
 //!        |
-//!   disk     the only door to the operating system        (disk/)
+//!   disk     access to files                              (disk/)
 //! ```
 
 pub mod backup;

@@ -1,7 +1,7 @@
-//! # Values: what stores make of large values
+//! # Values: stores compared with large values
 //!
-//! Keys of 16 bytes, values of one size, in the order that the issues of `delsm` and the paper's Fig. 9 to 13 ask for. Each
-//! store has the machine for itself, in this process, one after the other within a round.
+//! Runs keys of 16 bytes and values of one size through the phases of the picture. All stores run
+//! in this process, one after the other within a round.
 //!
 //! ```text
 //!   fill ── settle ── device bytes ── get ── keys ── remove all ── refill at once          one database
@@ -9,8 +9,8 @@
 //!   fill ── update for a minute: each latency                                              tail, in a fresh one
 //! ```
 //!
-//! Device bytes are sectors of the block device, all written back, compactions and merges at rest, over the bytes of keys
-//! and values that were put.
+//! Device bytes are bytes written to the block device until the store is idle and the page cache is
+//! written back, divided by the bytes of keys and values that were put.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

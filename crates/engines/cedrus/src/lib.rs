@@ -28,9 +28,9 @@
 //!
 //! ## Threads
 //!
-//! Commits change the trie one at a time, under the commit lock; readers take no lock, and validate what they saw by the
-//! versions of 64 parts of the hashes (trie). The trie is in 256 and more parts by the first digit, whose paths never
-//! meet: what the paper's channel and root lock serialised has no counterpart.
+//! The lock of the trie's heap admits one writer: a commit, garbage collection or background work.
+//! A lookup takes no lock. It validates its result by a version, of which there are 64, one for
+//! each value of the first 6 bits of a hash. After 16 failed validations it takes the heap's lock.
 //!
 //! ## Costs
 //!

@@ -18,7 +18,7 @@
 //!
 //! ## Invariants
 //!
-//! 1. Every byte of a value is written once, in the file that it stays in; only names change.
+//! 1. A value in a file of its own is written once. Moves change its name only.
 //! 2. A directory, list, pack or value has a number that is never used again. What a name means never changes.
 //! 3. Tables hold nothing that is not durable in the journal and below ROOT's floor (commit.md R12).
 //! 4. The manifest comes first, moves follow, removals come last (`work.rs`), so every crash leaves a state of which each value
@@ -27,14 +27,16 @@
 //! ## Threads
 //!
 //! Commits write the active memtable under the commit lock. The store's background does one bounded step after the other.
-//! Readers pin the epoch, load one state, and wait for nobody; who misses a file that has moved on looks again.
+//! Readers pin the epoch, load one state and take no lock. They look up a moved file again.
 //!
 //! ## Costs
 //!
-//! A large put: a file created, written and closed, a frame of the journal, 90 bytes of memory until the flush; then a link
-//! and the removal of the old name at the flush, and again at each level (a merge reads key lists only, about 45 bytes a
-//! value, and writes each about ten times a level). A get: a filter and a block of a list, then open, read, close. Memory:
-//! 10 bits a key and a key for each 4 KiB of lists.
+//! A large put creates, writes and closes a file, appends a frame to the journal, and takes about
+//! 90 bytes of memory until the flush. A flush moves no file. A merge, or the background at rest,
+//! links the files of a table into its directory and removes the old names. A merge reads and
+//! writes key lists, about 45 bytes a value and ten times a level, and copies small packs. A get
+//! reads filters, one block of a list, and the file of the value. Memory: 10 bits a key, and one
+//! key for each 4 KiB of lists.
 
 mod check;
 mod cursor;
