@@ -32,7 +32,7 @@ pub(crate) fn run(options: &args::Across) -> Result<()> {
         return open_and_tell(dir);
     }
     let place = Place::new(&options.dir.path, ROOM)?;
-    println!("| what | figure |\n|---|---|");
+    println!("| measurement | figure |\n|---|---|");
     durable_and_snapshots(options, &place)?;
     for engine in ::sheaf::engines() {
         many(options, &place, engine)?;
@@ -124,7 +124,7 @@ fn open_elsewhere(dir: &Path) -> Result<[f64; 2]> {
     let mut numbers = text.split_whitespace().map(str::parse::<f64>);
     match (numbers.next(), numbers.next()) {
         (Some(Ok(took)), Some(Ok(bytes))) => Ok([took, bytes]),
-        _ => Err(format!("the opening process said {text:?} and ended with {}", told.status).into()),
+        _ => Err(format!("the opening process printed {text:?} and ended with {}", told.status).into()),
     }
 }
 

@@ -22,10 +22,10 @@ use values::{
 };
 use values::{engine, groups, ours, parts, peers, seconds, some_of_ours, store, stores, sync_every};
 
-/// Pairs of a run that nobody says otherwise of.
+/// Default number of pairs of a run.
 const PAIRS: u64 = 5_000_000;
 
-/// Sheaf beside its peers, on this machine, in one run.
+/// Compares Sheaf with its peers on this machine.
 ///
 /// Numbers of pairs may be written 200k, 5m or 5_000_000; lists with commas.
 #[derive(Debug, Parser)]
@@ -35,47 +35,47 @@ struct Cli {
     command: Command,
 }
 
-/// What was asked for.
+/// Command of the bench.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run workloads over stores; writes results.jsonl, report.md, report.html
     Compare(CompareArgs),
-    /// Throughput and CPU per operation by number of threads, over all stores
+    /// Measure throughput and CPU per operation by number of threads, over all stores
     Scale(ScaleArgs),
-    /// Rerun a paper's experiments: its figures, ours, the peers', each claim's fate
+    /// Rerun the experiments of a paper: published figures, own figures, a verdict on each claim
     Paper(PaperArgs),
-    /// Make the report of stored runs; of two runs also whether they agree
+    /// Make the report of stored runs; for two runs also their agreement
     Report(Report),
-    /// Workloads, stores with their settings, papers
+    /// List workloads, stores with their settings, and papers
     List,
-    /// Measure all promised figures and print them with their verdicts
+    /// Measure all required figures and print them with their verdicts
     Figures(Figures),
-    /// How writers share syncs: none, vertical, naive, pipelined, side by side
+    /// Compare ways in which writers share syncs: none, vertical, naive, pipelined
     Batching(Batching),
-    /// Large values: fills, device bytes, gets, keys alone, fills after removals, tails
+    /// Measure large values: fills, device bytes, gets, keys only, refills, tail latency
     Values(Values),
-    /// One large value written and read piece by piece, beside a plain file; memory
+    /// Measure one large value as a stream, compared with a plain file, and its memory
     Stream(Stream),
-    /// The trie of `cedrus` by its options: bytes a key, ways, slots; or inserts and gets
+    /// Measure the trie of `cedrus` by its options: bytes per key, path, slots; or its speed
     CedrusShape(Shapes),
-    /// All engines under one budget through mixes: what is accounted for, and what is taken
+    /// Measure accounted and real memory of all engines under one budget
     Memory(Memory),
-    /// Whether the engine that `sheaf advise` names is the fastest, by ten loads it was not made with
+    /// Test if the engine that `sheaf advise` names is the fastest, with ten held-out workloads
     Advise(Advise),
-    /// Opening by replay of the whole log, and from a checkpoint
+    /// Measure opening by replay of the whole log, and from a checkpoint
     Recovery(Recovery),
-    /// Backups beside the device's speed, and updates beside backups
+    /// Measure backups relative to the device, and updates during backups
     Backup(Backup),
-    /// Batches and snapshots over keyspaces of all engines; many keyspaces
+    /// Measure batches and snapshots over keyspaces of all engines, and many keyspaces
     Across(Across),
-    /// One run in this process, for profilers; the database is filled first
+    /// Run one workload in this process, for profilers; fills the database first
     Run(Box<Run>),
-    /// A store's process, which a comparison starts and talks to
+    /// Run the process of a store; `compare` starts it
     #[command(hide = true)]
     Host,
 }
 
-/// The command line of this process. What cannot be read ends it, with the reason.
+/// Parses the command line of this process. Exits with the reason if it is not valid.
 pub(crate) fn parse() -> Command {
     Cli::parse().command
 }
@@ -83,7 +83,7 @@ pub(crate) fn parse() -> Command {
 /// Where databases go.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Dir {
-    /// Where the databases go; emptied at the end
+    /// Directory of the databases; emptied at the end
     #[arg(long = "dir", default_value = "target/bench")]
     pub(crate) path: PathBuf,
 }
@@ -91,10 +91,10 @@ pub(crate) struct Dir {
 /// What comparisons and papers have in common.
 #[derive(Args, Clone, Debug)]
 struct Common {
-    /// Stores: of ours and of the peers, see `list` [default: all of ours, all peers built in but the variants]
+    /// Engines and peers, see `list` [default: all engines, all peers built in except variants]
     #[arg(long, value_parser = stores)]
     stores: Option<List<Subject>>,
-    /// A first page in about 3 minutes: the main workloads over fewer pairs, phases of 0.4 s
+    /// Finish in about 3 minutes: only the main workloads, fewer pairs, phases of 0.4 s
     #[arg(long)]
     quick: bool,
     /// Rounds; medians are reported [default: 3]
@@ -103,12 +103,12 @@ struct Common {
     /// Length of a timed phase [default: 4]
     #[arg(long, value_parser = seconds)]
     seconds: Option<Duration>,
-    /// Milliseconds between syncs of peers that are not durable by themselves, as we sync; 0: never
+    /// Milliseconds between syncs of peers that do not sync themselves; 0: never
     #[arg(long, value_parser = sync_every, default_value = "100")]
     sync_ms: Every,
     #[command(flatten)]
     dir: Dir,
-    /// Where the report goes: new, empty, or an earlier report
+    /// Directory of the report: new, empty, or with an earlier report
     #[arg(long, default_value = "target/bench-report")]
     out: PathBuf,
 }
@@ -147,10 +147,10 @@ pub(crate) struct CompareArgs {
     /// Workloads, groups of them, or names with data and cap (NAME@DATA:CAP); see `list` [default: all]
     #[arg(long, value_parser = listed)]
     only: Option<List<String>>,
-    /// Pairs; more than one show how cost grows [default: 1m, or 200k with --quick]
+    /// Pairs; several numbers show scaling [default: 1m, or 200k with --quick]
     #[arg(long, value_parser = pairs_list)]
     pairs: Option<List<u64>>,
-    /// Threads, in place of the table's, likewise
+    /// Threads, instead of those of the workload; several numbers show scaling
     #[arg(long, value_parser = numbers)]
     threads: Option<List<u64>>,
     #[command(flatten)]
@@ -239,7 +239,7 @@ fn scale(cores: u64, wait: bool) -> Vec<u64> {
 pub(crate) struct PaperArgs {
     /// flatstore, flexdb, cedrusdb, kreon, delsm; or all
     name: String,
-    /// Multiplies the experiments' pairs [default: 1, or 0.02 with --quick]
+    /// Factor for the pairs of the experiments [default: 1, or 0.02 with --quick]
     #[arg(long, value_parser = factor)]
     scale: Option<f64>,
     #[command(flatten)]
@@ -274,7 +274,7 @@ pub(crate) struct Report {
     /// results.jsonl of runs
     #[arg(required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
-    /// Where the report goes
+    /// Directory of the report
     #[arg(long, default_value = "target/bench-report")]
     pub(crate) out: PathBuf,
     /// Also write the tables between the marks of this Markdown file
@@ -288,7 +288,7 @@ pub(crate) struct Figures {
     /// Pairs of 27 + 127 bytes
     #[arg(long, value_parser = pairs, default_value_t = PAIRS)]
     pub(crate) pairs: u64,
-    /// Peers, or none [default: lmdb,rocksdb,leveldb,fjall, as far as they are built in]
+    /// Peers, or none [default: lmdb,rocksdb,leveldb,fjall, if built in]
     #[arg(long, value_parser = peers)]
     peers: Option<List<Subject>>,
     /// Rounds; medians are printed
@@ -301,7 +301,7 @@ pub(crate) struct Figures {
     /// Length of a timed phase
     #[arg(long = "seconds", value_parser = seconds, default_value = "4")]
     pub(crate) phase: Duration,
-    /// Length of each of the runs that look for the longest write
+    /// Length of each run that measures the longest write
     #[arg(long = "tail-seconds", value_parser = seconds, default_value = "60")]
     pub(crate) tail: Duration,
     /// Milliseconds between syncs of peers; 0: never
@@ -309,13 +309,13 @@ pub(crate) struct Figures {
     pub(crate) sync_every: Every,
     #[command(flatten)]
     pub(crate) dir: Dir,
-    /// Keep the databases in --dir, and open those that are there: for a run in pieces
+    /// Keep the databases in --dir, and open existing ones: for a run in parts
     #[arg(long)]
     pub(crate) keep: bool,
-    /// JSON in place of Markdown
+    /// Print JSON instead of Markdown
     #[arg(long)]
     pub(crate) json: bool,
-    /// Whose figures: flat, flex or cedrus
+    /// Engine: flat, flex or cedrus
     #[arg(long, value_parser = engine, default_value = "flat")]
     pub(crate) engine: Subject,
 }
@@ -335,13 +335,13 @@ impl Figures {
 /// Options of `batching`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Batching {
-    /// One of ours
+    /// Engine of Sheaf
     #[arg(long, value_parser = ours, default_value = "flat")]
     pub(crate) subject: Subject,
     /// Writers
     #[arg(long, value_parser = numbers, default_value = "1,2,8,32")]
     pub(crate) threads: List<u64>,
-    /// Commits that each has in flight
+    /// Commits in flight per writer
     #[arg(long, value_parser = numbers, default_value = "1,8")]
     pub(crate) flight: List<u64>,
     /// Rounds; medians are printed
@@ -357,7 +357,7 @@ pub(crate) struct Batching {
 /// Options of `recovery`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Recovery {
-    /// One of ours
+    /// Engine of Sheaf
     #[arg(long, value_parser = ours, default_value = "flat")]
     pub(crate) subject: Subject,
     /// Pairs of 27 + 127 bytes
@@ -373,13 +373,13 @@ pub(crate) struct Recovery {
 /// Options of `backup`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Backup {
-    /// One of ours
+    /// Engine of Sheaf
     #[arg(long, value_parser = ours, default_value = "flat")]
     pub(crate) subject: Subject,
     /// Pairs of 27 + 127 bytes
     #[arg(long, value_parser = pairs, default_value_t = PAIRS)]
     pub(crate) pairs: u64,
-    /// That update
+    /// Threads that update
     #[arg(long, value_parser = at_least::<1>, default_value = "2")]
     pub(crate) threads: u64,
     /// Length of a timed phase
@@ -395,7 +395,7 @@ pub(crate) struct Backup {
 /// Options of `values`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Values {
-    /// Of ours and of the peers [default: delsm,leveldb,rocksdb, as far as they are built in]
+    /// Engines and peers [default: delsm,leveldb,rocksdb, if built in]
     #[arg(long, value_parser = stores)]
     stores: Option<List<Subject>>,
     /// Bytes of a value
@@ -442,7 +442,7 @@ impl Values {
 /// Options of `stream`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Stream {
-    /// One of ours
+    /// Engine of Sheaf
     #[arg(long, value_parser = ours, default_value = "delsm")]
     pub(crate) subject: Subject,
     /// Megabytes of the value, below 4294
@@ -476,7 +476,7 @@ pub(crate) struct Shapes {
     /// MiB of memory budget of a keyspace
     #[arg(long, value_parser = numbers, default_value = "1024")]
     pub(crate) memory: List<u64>,
-    /// A keyspace in place of the trie alone: inserts of all pairs, gets for so long
+    /// Measure a keyspace instead of the trie: inserts of all pairs, then gets for this time
     #[arg(long = "seconds", value_parser = seconds)]
     pub(crate) phase: Option<Duration>,
     #[command(flatten)]
@@ -486,7 +486,7 @@ pub(crate) struct Shapes {
 /// Options of `memory`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Memory {
-    /// Of ours
+    /// Engines of Sheaf
     #[arg(long, value_parser = some_of_ours, default_value = crate::memory::ENGINES)]
     pub(crate) engines: List<Subject>,
     /// MiB of memory budget
@@ -502,13 +502,14 @@ pub(crate) struct Memory {
 /// Options of `advise`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Advise {
-    /// Of those loads [default: all; crates/bench/tables/advise.toml]; with --measure kinds of costs, and of memory, hot, beyond
+    /// Workloads of crates/bench/tables/advise.toml [default: all]; with --measure kinds of costs,
+    /// and memory, hot, beyond
     #[arg(long, value_parser = listed)]
     only: Option<List<String>>,
-    /// In place of that: the costs that the advice goes by, as lines of crates/sheaf/src/advise/costs.tsv
+    /// Instead, measure the costs behind the advice, as lines of crates/sheaf/src/advise/costs.tsv
     #[arg(long)]
     pub(crate) measure: bool,
-    /// Length of each load on each engine, or of each cost [default: 3; 0.3 with --measure]
+    /// Length of each workload on each engine, or of each cost [default: 3; 0.3 with --measure]
     #[arg(long = "seconds", value_parser = seconds)]
     phase: Option<Duration>,
     #[command(flatten)]
@@ -530,7 +531,7 @@ impl Advise {
 /// Options of `across`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Across {
-    /// Keyspaces that are opened at once
+    /// Keyspaces opened together
     #[arg(long, value_parser = at_least::<1>, default_value = "1000")]
     pub(crate) keyspaces: u64,
     /// Rounds; medians are printed
@@ -538,7 +539,7 @@ pub(crate) struct Across {
     pub(crate) rounds: u64,
     #[command(flatten)]
     pub(crate) dir: Dir,
-    /// Only opens this and tells how it went: what it starts itself for.
+    /// Open this database and report the time; `across` starts itself with it
     #[arg(long, hide = true)]
     pub(crate) open: Option<PathBuf>,
 }
@@ -546,13 +547,13 @@ pub(crate) struct Across {
 /// Options of `run`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Run {
-    /// A workload: see `list`
+    /// Workload, see `list`
     #[arg(value_parser = values::workload, value_name = "WORKLOAD")]
     pub(crate) load: Load,
-    /// One of ours, null, or a peer
+    /// Engine of Sheaf, peer, or null
     #[arg(long, value_parser = store, default_value = "flat")]
     pub(crate) subject: Subject,
-    /// Threads [default: the table's]
+    /// Threads [default: those of the workload]
     #[arg(long, value_parser = at_least::<1>)]
     pub(crate) threads: Option<u64>,
     /// Pairs of 27 + 127 bytes
@@ -572,13 +573,13 @@ pub(crate) struct Run {
     /// Time each operation and print percentiles
     #[arg(long)]
     pub(crate) latencies: bool,
-    /// Disk over live entries
+    /// Space limit of Sheaf: disk divided by live data
     #[arg(long, value_parser = factor, default_value = "1.6")]
     pub(crate) space_limit: f64,
     /// MiB of cache or memory budget
     #[arg(long, value_parser = mebibytes, default_value_t = MEMORY >> 20)]
     pub(crate) memory: u64,
-    /// Keep the database in --dir; use the one that is there in place of a new one
+    /// Keep the database in --dir, and use an existing one
     #[arg(long)]
     pub(crate) keep: bool,
 }

@@ -66,7 +66,7 @@ fn wrong_lines_are_refused_with_a_reason() {
         ("paper flatstore --scale -1", "unexpected argument"),
         ("paper flatstore --scale=-1", "not a positive number"),
         ("stream --megabytes 5000", "less than 4 GiB"),
-        ("backup --subject null", "not an engine of ours"),
+        ("backup --subject null", "not an engine of Sheaf"),
         ("report", "required arguments were not provided"),
     ] {
         let error = line(text).unwrap_err().to_string();

@@ -102,7 +102,7 @@ pub(super) fn store(name: &str) -> Result<Subject> {
 pub(super) fn ours(name: &str) -> Result<Subject> {
     let subject = Subject::parse(name)?;
     if subject.is_peer() || subject == Subject::NULL {
-        return Err(format!("{name} is not an engine of ours").into());
+        return Err(format!("{name} is not an engine of Sheaf").into());
     }
     Ok(subject)
 }

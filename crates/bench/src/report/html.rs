@@ -128,7 +128,7 @@ fn overview(summary: &Summary) -> Option<Section> {
         id: "overview",
         heading: "At a glance",
         body: format!(
-            r#"<p>Thousand operations per second, of openings milliseconds. The best of a row stands out; ± marks rounds that differ by more than 10 %.</p><div class="scroll"><table>{table}</tr></table></div>"#
+            r#"<p>Thousand operations per second; milliseconds for openings. The best of a row is highlighted; ± marks rounds that differ by more than 10 %.</p><div class="scroll"><table>{table}</tr></table></div>"#
         ),
     })
 }

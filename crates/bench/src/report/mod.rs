@@ -358,7 +358,7 @@ pub(crate) fn write_with(out: &Path, runs: &[Vec<Line>], lead: Option<&str>) -> 
     println!("{}", lead.unwrap_or(&text));
     fs::write(out.join(markdown_file), format!("{}{text}", lead.unwrap_or_default()))?;
     fs::write(out.join(html_file), html::page(&summary, lead))?;
-    eprintln!("written: {}, {LINES} beside it", out.join(html_file).display());
+    eprintln!("written: {}, and {LINES} in the same directory", out.join(html_file).display());
     Ok(())
 }
 

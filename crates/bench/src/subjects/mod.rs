@@ -239,7 +239,7 @@ static PEERS: [Peer; 9] = [
         name: "fjall-kv",
         title: "fjall separated",
         open: FJALL_KV,
-        setting: "as fjall, with its key-value separation from 512 bytes on: stands in for WiscKey",
+        setting: "as fjall, with its key-value separation from 512 bytes on: replaces WiscKey",
     },
     Peer {
         name: "redb",
@@ -323,7 +323,7 @@ impl Subject {
     pub(crate) fn setting(self) -> &'static str {
         match self.peer() {
             Some(peer) => peer.setting,
-            None if self == Subject::NULL => "does nothing: what the harness itself costs",
+            None if self == Subject::NULL => "no store: measures the cost of the harness",
             None => OURS_SETTING,
         }
     }
