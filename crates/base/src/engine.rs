@@ -346,8 +346,13 @@ pub trait Engine: Send + Sync {
     fn prefetch(&self, keys: &[Wanted<'_>], entries: bool) {
         let _ = (keys, entries);
     }
-    /// A cursor over `bounds` at `at`, whose view the caller keeps registered while it lives.
-    fn cursor(self: Arc<Self>, at: Seq, bounds: Bounds, want: Want) -> Result<Box<dyn Cursor>>;
+    /// Returns a cursor over `bounds` at `at`, whose view the caller keeps registered while the cursor lives. It must not touch
+    /// what other cursors or writers write, such as the count of references to the engine: scans would slow each other down.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Unsupported`] for bounds, if the engine is not ordered.
+    fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, want: Want) -> Result<Box<dyn Cursor + 'e>>;
     /// Live keys at the newest state.
     fn len(&self) -> Result<u64>;
     /// True if there is no live key.

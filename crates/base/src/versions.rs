@@ -214,7 +214,7 @@ impl<P: Place> Versions<P> {
     pub fn trim(&self, views: &Views, visible: Seq) -> Vec<Old> {
         let mut gone = Vec::new();
         let came = self.came.load(Ordering::Acquire);
-        let needing: Vec<Seq> = views.before(self.newest_died()).collect();
+        let needing = views.before(self.newest_died());
         let mut trimmed = self.trimmed.lock();
         if *trimmed == (came, needing.clone()) {
             return gone;

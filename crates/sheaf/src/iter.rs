@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use sheaf_base::engine::{Bounds, Cursor, Want};
 use sheaf_base::load::{Call, Kind, Sample, Served};
-use sheaf_base::store::{Kept, View};
+use sheaf_base::store::{OwnedCursor, View};
+use sheaf_base::types::Seq;
 
-use crate::handle::Handle;
+use crate::scope::{Lease, Scope};
 use crate::{Error, Result, Value};
 
 /// Range of keys: every range type of std, and a pair of bounds. Callers use it through
@@ -104,14 +105,16 @@ pub(crate) fn prefix_bounds(prefix: &[u8]) -> Bounds {
 /// ```
 #[must_use = "an iterator reads nothing until it is advanced"]
 pub struct Iter {
-    /// Keeps the database open while the iterator exists.
-    handle: Arc<Handle>,
-    view: Arc<View>,
-    kept: Arc<Kept>,
-    bounds: Bounds,
-    want: Want,
+    // The cursors end before the view that they read.
     front: End,
     back: End,
+    /// Keeps the database open while the iterator exists.
+    scope: Arc<Scope>,
+    /// Registers the state that the iterator reads, unless the scope has a snapshot.
+    _view: Option<View<Lease>>,
+    seq: Seq,
+    bounds: Bounds,
+    want: Want,
     done: bool,
     /// Set if the scan is sampled for the workload statistics; then `pairs` counts its items.
     sample: Option<Sample>,
@@ -121,30 +124,41 @@ pub struct Iter {
 /// State of one end: its cursor after the first use.
 #[derive(Default)]
 struct End {
-    cursor: Option<Box<dyn Cursor>>,
+    cursor: Option<OwnedCursor>,
     moved: bool,
     /// True if the last step found damage, so that the key of the cursor is not its position.
     is_lost: bool,
 }
 
 impl Iter {
-    pub(crate) fn new(
-        handle: Arc<Handle>,
-        view: Arc<View>,
-        kept: Arc<Kept>,
+    /// An iterator over the state of the snapshot of `scope`.
+    pub(crate) fn of_snapshot(scope: Arc<Scope>, seq: Seq, bounds: Bounds, want: Want) -> Result<Iter> {
+        Iter::new(scope, None, seq, bounds, want)
+    }
+
+    /// An iterator over the state of `view`.
+    pub(crate) fn of_view(scope: Arc<Scope>, view: View<Lease>, bounds: Bounds, want: Want) -> Result<Iter> {
+        let seq = view.seq();
+        Iter::new(scope, Some(view), seq, bounds, want)
+    }
+
+    fn new(
+        scope: Arc<Scope>,
+        view: Option<View<Lease>>,
+        seq: Seq,
         bounds: Bounds,
         want: Want,
     ) -> Result<Iter> {
-        let sample = handle.sample();
-        let engine = kept.engine()?;
+        let sample = scope.handle.sample();
+        let engine = scope.kept.engine()?;
         if !bounds.is_all() && !engine.capabilities().ordered {
-            return Err(Error::Unsupported { engine: kept.engine_name(), feature: "ranges" });
+            return Err(Error::Unsupported { engine: scope.kept.engine_name(), feature: "ranges" });
         }
         let done = bounds.is_empty();
         Ok(Iter {
-            handle,
-            view,
-            kept,
+            scope,
+            _view: view,
+            seq,
             bounds,
             want,
             front: End::default(),
@@ -155,12 +169,14 @@ impl Iter {
         })
     }
 
-    fn open(&self, forward: bool) -> Result<Box<dyn Cursor>> {
-        let engine = self.kept.engine()?;
+    fn open(&self, forward: bool) -> Result<OwnedCursor> {
+        let engine = self.scope.kept.engine()?;
         if !forward && !engine.capabilities().ordered {
-            return Err(Error::Unsupported { engine: self.kept.engine_name(), feature: "reverse iteration" });
+            let engine = self.scope.kept.engine_name();
+            return Err(Error::Unsupported { engine, feature: "reverse iteration" });
         }
-        Arc::clone(engine).cursor(self.view.seq(), self.bounds.clone(), self.want)
+        let scope: Arc<Scope> = Arc::clone(&self.scope);
+        OwnedCursor::open(scope, self.seq, self.bounds.clone(), self.want)
     }
 
     /// Advances the iterator like `next`, but passes the pair to `read` without copying it. `read`
@@ -200,7 +216,7 @@ impl Iter {
     }
 
     fn step<R>(&mut self, forward: bool, read: impl FnOnce(&[u8], &[u8]) -> R) -> Result<Option<R>> {
-        self.view.check_open()?;
+        self.scope.handle.check_open()?;
         let end = if forward { &self.front } else { &self.back };
         if end.cursor.is_none() {
             let cursor = Some(self.open(forward)?);
@@ -261,7 +277,7 @@ impl Iter {
             && let Some(sample) = self.sample
         {
             let kind = if forward { Kind::Scan } else { Kind::ScanReverse };
-            self.handle.record(&self.kept, sample, Some(Served::Scan), &Call::new(kind, &[]));
+            self.scope.handle.record(&self.scope.kept, sample, Some(Served::Scan), &Call::new(kind, &[]));
         }
         if self.done {
             self.end_sample();
@@ -272,15 +288,15 @@ impl Iter {
 
     fn end_sample(&mut self) {
         self.sample = None;
-        self.kept.load().record_scan(self.pairs);
+        self.scope.kept.load().record_scan(self.pairs);
     }
 }
 
 impl fmt::Debug for Iter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Iter")
-            .field("keyspace", &self.kept.name())
-            .field("seq", &self.view.seq().0)
+            .field("keyspace", &self.scope.kept.name())
+            .field("seq", &self.seq.0)
             .field("is_done", &self.done)
             .finish_non_exhaustive()
     }

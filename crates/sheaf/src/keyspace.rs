@@ -11,7 +11,8 @@ use arc_swap::ArcSwap;
 use sheaf_base::engine::{Action, Bounds, Engine, Op, Want, Wanted};
 use sheaf_base::load::{Call, Kind, Sample, Served, is_due};
 use sheaf_base::options::EngineOptions;
-use sheaf_base::store::{Choice, Compacted, Kept, Outcome, Store, Write};
+use sheaf_base::store::{Choice, Compacted, Kept, Outcome, Store, View, Write};
+use sheaf_base::sync::Spread;
 use sheaf_base::types::Seq;
 use sheaf_base::value::Stored;
 
@@ -19,6 +20,7 @@ pub(crate) use self::swap::expect_now;
 use crate::handle::Handle;
 use crate::iter::{Iter, KeyRange, Keys, prefix_bounds};
 use crate::observe::{self, Acknowledged};
+use crate::scope::{Lease, Scope};
 use crate::{Capabilities, Commit, Durability, EngineStats, Error, Result, Value, ValueReader, ValueWriter};
 
 /// Most keys that [`Keyspace::remove_range`] removes in one commit, and the bytes of keys after
@@ -166,6 +168,12 @@ pub struct Keyspace {
 pub(crate) struct Shared {
     pub(crate) store: Arc<Handle>,
     pub(crate) kept: ArcSwap<Kept>,
+    /// For scans.
+    scopes: ArcSwap<Spread<Scope>>,
+}
+
+fn scopes_of(handle: &Arc<Handle>, kept: &Arc<Kept>) -> Arc<Spread<Scope>> {
+    Arc::new(Spread::new(Scope { handle: Arc::clone(handle), kept: Arc::clone(kept), _view: None }))
 }
 
 impl fmt::Debug for Keyspace {
@@ -180,7 +188,8 @@ impl fmt::Debug for Keyspace {
 
 impl Keyspace {
     pub(crate) fn new(store: Arc<Handle>, kept: Arc<Kept>) -> Keyspace {
-        Keyspace { shared: Arc::new(Shared { store, kept: ArcSwap::new(kept) }) }
+        let scopes = ArcSwap::new(scopes_of(&store, &kept));
+        Keyspace { shared: Arc::new(Shared { store, kept: ArcSwap::new(kept), scopes }) }
     }
 
     #[inline]
@@ -199,10 +208,25 @@ impl Keyspace {
         let kept = self.shared.kept.load();
         if kept.is_gone() {
             let successor = self.store().successor(&kept)?;
+            self.shared.scopes.store(scopes_of(self.store(), &successor));
             self.shared.kept.store(successor);
             return Ok(self.shared.kept.load());
         }
         Ok(kept)
+    }
+
+    /// Returns the present scope of scans.
+    fn scope(&self) -> Result<Arc<Scope>> {
+        let scope = self.shared.scopes.load().get();
+        if !scope.kept.is_gone() {
+            return Ok(scope);
+        }
+        // Another thread may have replaced both, and this one both by what is newer.
+        let kept = arc_swap::Guard::into_inner(self.kept()?);
+        let scopes = scopes_of(self.store(), &kept);
+        let scope = scopes.get();
+        self.shared.scopes.store(scopes);
+        Ok(scope)
     }
 
     /// Returns the result of `read`. If `read` fails or finds nothing while the keyspace is
@@ -852,11 +876,11 @@ impl Keyspace {
 
     fn iterate(&self, bounds: Bounds, want: Want) -> Result<Iter> {
         loop {
-            let view = self.store().store().view()?;
-            let kept = self.kept()?;
-            // A clear between the two lines could return a keyspace that is newer than the view.
-            if kept.is_seen_by(view.seq()) {
-                return Iter::new(Arc::clone(self.store()), Arc::new(view), Arc::clone(&kept), bounds, want);
+            let scope = self.scope()?;
+            let view = View::new(Lease(Arc::clone(&scope)))?;
+            // A clear between the two lines could return a keyspace that is older than the view.
+            if scope.kept.is_seen_by(view.seq()) {
+                return Iter::of_view(scope, view, bounds, want);
             }
         }
     }

@@ -43,6 +43,7 @@ mod load;
 #[cfg(feature = "metrics")]
 pub mod metrics;
 mod observe;
+mod scope;
 mod snapshot;
 mod stream;
 mod value;

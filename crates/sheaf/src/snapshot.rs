@@ -6,12 +6,15 @@ use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use sheaf_base::engine::{Bounds, Want};
-use sheaf_base::store::{Kept, View};
+use sheaf_base::store::{Shown, View};
+use sheaf_base::sync::Spread;
+use sheaf_base::types::Seq;
 
 use crate::handle::Handle;
 use crate::iter::{Iter, KeyRange, Keys, prefix_bounds};
 use crate::keyspace::{get_at, in_groups, need_order};
 use crate::observe;
+use crate::scope::Scope;
 use crate::{Error, Keyspace, Result, Value, ValueReader};
 
 /// A consistent, read-only view of all keyspaces as of one commit. Clones are cheap.
@@ -35,6 +38,7 @@ use crate::{Error, Keyspace, Result, Value, ValueReader};
 pub struct Snapshot {
     handle: Arc<Handle>,
     view: Arc<View>,
+    shown: Shown,
 }
 
 /// Selects a keyspace of a [`Snapshot`]: a name, or a [`Keyspace`] handle.
@@ -74,15 +78,16 @@ impl fmt::Debug for Snapshot {
 impl fmt::Debug for KeyspaceSnapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KeyspaceSnapshot")
-            .field("name", &self.kept.name())
-            .field("seq", &self.view.seq().0)
+            .field("name", &self.scope().kept.name())
+            .field("seq", &self.seq.0)
             .finish_non_exhaustive()
     }
 }
 
 impl Snapshot {
     pub(crate) fn new(handle: &Arc<Handle>) -> Result<Snapshot> {
-        Ok(Snapshot { handle: Arc::clone(handle), view: Arc::new(handle.store().view()?) })
+        let (view, shown) = handle.store().snapshot()?;
+        Ok(Snapshot { handle: Arc::clone(handle), view: Arc::new(view), shown })
     }
 
     /// Returns the number of the newest commit that the snapshot shows.
@@ -112,7 +117,7 @@ impl Snapshot {
     /// ```
     #[must_use]
     pub fn keyspaces(&self) -> Vec<String> {
-        self.view.keyspaces().map(|kept| kept.name().to_owned()).collect()
+        self.shown.keyspaces().map(|kept| kept.name().to_owned()).collect()
     }
 
     /// Returns the keyspace of the snapshot with this name, or with the name of this handle.
@@ -135,10 +140,11 @@ impl Snapshot {
     /// before it.
     pub fn keyspace(&self, keyspace: impl Named) -> Result<KeyspaceSnapshot> {
         let name = keyspace.keyspace_name();
-        let kept = self.view.keyspaces().find(|kept| kept.name() == name);
+        let kept = self.shown.keyspace(&name);
         let kept = kept.ok_or_else(|| Error::NoKeyspace { name: name.to_string() })?;
-        let handle = Arc::clone(&self.handle);
-        Ok(KeyspaceSnapshot { handle, view: Arc::clone(&self.view), kept: Arc::clone(kept) })
+        let (handle, view) = (Arc::clone(&self.handle), Some(Arc::clone(&self.view)));
+        let scope = Scope { handle, kept: Arc::clone(kept), _view: view };
+        Ok(KeyspaceSnapshot { scopes: Arc::new(Spread::new(scope)), seq: self.view.seq() })
     }
 }
 
@@ -156,12 +162,15 @@ impl Snapshot {
 /// ```
 #[derive(Clone)]
 pub struct KeyspaceSnapshot {
-    handle: Arc<Handle>,
-    view: Arc<View>,
-    kept: Arc<Kept>,
+    scopes: Arc<Spread<Scope>>,
+    seq: Seq,
 }
 
 impl KeyspaceSnapshot {
+    fn scope(&self) -> &Scope {
+        self.scopes.value()
+    }
+
     /// Returns a copy of the value of `key`, or `None` if the key does not exist.
     ///
     /// ```
@@ -198,14 +207,14 @@ impl KeyspaceSnapshot {
     ///
     /// Returns the [read errors](Keyspace#read-errors).
     pub fn get_with<R>(&self, key: impl AsRef<[u8]>, read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
-        let (sample, key, mut len) = (self.handle.sample(), key.as_ref(), None);
+        let (sample, key, mut len) = (self.scope().handle.sample(), key.as_ref(), None);
         let read = |value: &[u8]| {
             len = Some(value.len());
             read(value)
         };
-        let found = get_at(&self.handle, &self.kept, self.view.seq(), key, read)?;
+        let found = get_at(&self.scope().handle, &self.scope().kept, self.seq, key, read)?;
         if let Some(sample) = sample {
-            observe::read(&self.handle, &self.kept, sample, key, len);
+            observe::read(&self.scope().handle, &self.scope().kept, sample, key, len);
         }
         Ok(found)
     }
@@ -246,7 +255,7 @@ impl KeyspaceSnapshot {
     ///
     /// Returns the [read errors](Keyspace#read-errors).
     pub fn reader(&self, key: impl AsRef<[u8]>) -> Result<Option<ValueReader>> {
-        ValueReader::open(&self.handle, &self.kept, self.view.seq(), key.as_ref())
+        ValueReader::open(&self.scope().handle, &self.scope().kept, self.seq, key.as_ref())
     }
 
     /// Returns true if `key` exists.
@@ -284,7 +293,7 @@ impl KeyspaceSnapshot {
     ///
     /// Returns the [read errors](Keyspace#read-errors), for the first key that cannot be read.
     pub fn multi_get<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> Result<Vec<Option<Value>>> {
-        in_groups(&**self.kept.engine()?, keys, |key| self.get(key))
+        in_groups(&**self.scope().kept.engine()?, keys, |key| self.get(key))
     }
 
     /// Returns the pair with the lowest key, or `None` if there are no keys. Needs an ordered
@@ -305,7 +314,7 @@ impl KeyspaceSnapshot {
     /// Returns [`Error::Unsupported`] if the engine is not ordered, and the [read
     /// errors](Keyspace#read-errors).
     pub fn first(&self) -> Result<Option<(Value, Value)>> {
-        need_order(&self.kept, "first")?;
+        need_order(&self.scope().kept, "first")?;
         self.iter()?.next().transpose()
     }
 
@@ -327,7 +336,7 @@ impl KeyspaceSnapshot {
     /// Returns [`Error::Unsupported`] if the engine is not ordered, and the [read
     /// errors](Keyspace#read-errors).
     pub fn last(&self) -> Result<Option<(Value, Value)>> {
-        need_order(&self.kept, "last")?;
+        need_order(&self.scope().kept, "last")?;
         self.iter()?.next_back().transpose()
     }
 
@@ -408,8 +417,8 @@ impl KeyspaceSnapshot {
     }
 
     fn iterate(&self, bounds: Bounds, want: Want) -> Result<Iter> {
-        self.view.check_open()?;
-        Iter::new(Arc::clone(&self.handle), Arc::clone(&self.view), Arc::clone(&self.kept), bounds, want)
+        self.scope().handle.check_open()?;
+        Iter::of_snapshot(self.scopes.get(), self.seq, bounds, want)
     }
 
     /// Returns the number of keys. Iterates over all of them.

@@ -25,10 +25,18 @@ const MAX_NAME: usize = 255;
 /// Live keyspaces by name.
 pub(crate) type Map = BTreeMap<String, Arc<Kept>>;
 
+/// The live keyspaces.
+#[derive(Debug, Default)]
+struct Live {
+    map: Arc<Map>,
+    /// The commit that changed them last; zero if none has since the opening.
+    changed: Seq,
+}
+
 /// The keyspaces there are and were.
 #[derive(Debug, Default)]
 pub(crate) struct Catalogue {
-    live: RwLock<Arc<Map>>,
+    live: RwLock<Live>,
     /// Without a name so far: see `making`.
     making: Mutex<Vec<Arc<Kept>>>,
     dropped: Mutex<Vec<Arc<Kept>>>,
@@ -67,7 +75,7 @@ impl Catalogue {
     pub(crate) fn new(map: Map, next_id: KeyspaceId, had_options: bool) -> Catalogue {
         let has_options = had_options || map.values().any(|kept| !kept.options().is_empty());
         Catalogue {
-            live: RwLock::new(Arc::new(map)),
+            live: RwLock::new(Live { map: Arc::new(map), changed: Seq::ZERO }),
             has_options: AtomicBool::new(has_options),
             next_id: AtomicU32::new(next_id.0),
             ..Catalogue::default()
@@ -76,7 +84,13 @@ impl Catalogue {
 
     /// The live ones.
     pub(crate) fn map(&self) -> Arc<Map> {
-        Arc::clone(&self.live.read())
+        Arc::clone(&self.live.read().map)
+    }
+
+    /// The live ones, and the commit that changed them last.
+    pub(super) fn map_and_change(&self) -> (Arc<Map>, Seq) {
+        let live = self.live.read();
+        (Arc::clone(&live.map), live.changed)
     }
 
     /// The live ones, and those in the making.
@@ -154,7 +168,8 @@ impl Catalogue {
     /// Under the commit lock: `name` is `kept` from commit `seq` on (`None`: nothing).
     fn set(&self, name: &str, kept: Option<Arc<Kept>>, seq: Seq) {
         let mut live = self.live.write();
-        let map = Arc::make_mut(&mut live);
+        live.changed = seq;
+        let map = Arc::make_mut(&mut live.map);
         let before = match kept {
             Some(kept) => {
                 kept.set_born(seq);

@@ -350,10 +350,7 @@ impl Store {
             return Look::from(Err(closed)); // or their files are closed, and somebody else's
         }
         let certain = self.maintenance.lock().certain;
-        let views = {
-            let order = self.order.lock();
-            order.views.copy_as_of(self.visible())
-        };
+        let views = self.views();
         let mut look = Look::default();
         for kept in kepts {
             let Ok(engine) = kept.engine() else { continue };

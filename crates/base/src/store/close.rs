@@ -27,7 +27,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, RwLock, epoch};
 use crate::target::{UNFINISHED, check_finished};
 use crate::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId, random_bits};
-use crate::views::Views;
+use crate::views::{Progress, ViewSlots, Views};
 use crate::{event, span};
 
 /// Passes of cleaning before an orderly end.
@@ -173,7 +173,8 @@ impl Store {
                 views: Views::default(),
                 staged: Unsynced::default(),
             }),
-            visible: AtomicU64::new(0),
+            progress: Progress::default(),
+            view_slots: ViewSlots::default(),
             durable: AtomicU64::new(0),
             unsynced_since: AtomicU64::new(0),
             syncing_since: AtomicU64::new(0),

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use super::fill::Filling;
 use super::watch::Marks;
-use super::{ConversionProgress, Kept};
+use super::{ConversionProgress, Kept, OwnedCursor};
 use crate::engine::{Bounds, Cursor, Want};
 use crate::error::Result;
 use crate::types::Seq;
@@ -36,7 +36,7 @@ pub(super) struct Source<'a> {
 
 impl Source<'_> {
     pub(super) fn cursor(&self, want: Want) -> Result<Box<dyn Cursor>> {
-        Arc::clone(self.kept.engine()?).cursor(self.at, Bounds::all(), want)
+        Ok(Box::new(OwnedCursor::open(Arc::<Kept>::clone(self.kept), self.at, Bounds::all(), want)?))
     }
 
     /// Whether a walk may meet values that memory should not have to hold.

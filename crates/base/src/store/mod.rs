@@ -61,6 +61,7 @@ mod report;
 mod rooting;
 mod round;
 mod salvage;
+mod scan;
 mod sketch;
 mod sort;
 mod stall;
@@ -93,11 +94,12 @@ pub use report::{
 pub use salvage::{
     Fate, Harm, KeyspaceRepair, RepairFinding, RepairOptions, RepairProgress, RepairReport, repair,
 };
+pub use scan::{KeepsKeyspace, OwnedCursor};
 pub use sort::Compacted;
 pub use stall::{Stall, StallKind, StallStats, StallWatch, Tell};
 pub use still::Still;
 pub use verify::VerifyWatcher;
-pub use view::View;
+pub use view::{Shown, View};
 
 use crate::backup;
 use crate::clock::Clock;
@@ -112,6 +114,7 @@ use crate::speed::{Looks, Speed};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, RwLock};
 use crate::types::{Durability, Incarnation, LogId, MAX_BATCH, Seq, StoreId};
+use crate::views::{Progress, ViewSlots};
 use crate::{event, span};
 use background::Signals;
 use catalogue::Catalogue;
@@ -212,7 +215,9 @@ pub struct Store {
     logs: [Log; LogId::ALL.len()],
     catalogue: Catalogue,
     order: Mutex<Order>,
-    visible: AtomicU64,
+    progress: Progress,
+    /// Where views register.
+    view_slots: ViewSlots,
     durable: AtomicU64,
     /// When the oldest commit was made that no round has taken, in ns of the clock plus 1; 0 if there is none.
     unsynced_since: AtomicU64,
@@ -298,7 +303,7 @@ impl Store {
     /// The newest commit.
     #[must_use]
     pub fn visible(&self) -> Seq {
-        Seq(self.visible.load(Ordering::Acquire))
+        self.progress.visible()
     }
 
     /// Commits a second, in the last two to four seconds; none if there were none, or they are not known yet.
@@ -384,8 +389,8 @@ impl Store {
         let (mut views, mut oldest_view, mut staged) = (0, None, StagedStats::default());
         if !self.fork.is_child() {
             staged = self.ground.blobs.stats();
-            let order = self.order.lock();
-            (views, oldest_view) = (order.views.len() as u64, order.views.oldest().map(|s| s.0));
+            let now = self.views();
+            (views, oldest_view) = (now.len() as u64, now.oldest().map(|s| s.0));
         }
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Stats {

@@ -86,6 +86,7 @@ pub(crate) struct Order {
     pub(crate) tails: [Tail; TAILS],
     /// Empty segments of each log in the order of their numbers.
     pub(crate) ready: [VecDeque<Arc<Segment>>; LogId::ALL.len()],
+    /// The views that have no slot.
     pub(crate) views: Views,
     /// Staged files of commits the device does not have.
     pub(crate) staged: Unsynced,
@@ -471,6 +472,7 @@ impl Store {
             Err(error) => return whole.give_up(error),
         };
         whole.is_begun = true;
+        let views = self.begin(order, seq);
         let mut counts = [(0, 0); LogId::ALL.len()];
         for write in writes.iter() {
             if write.op.address != Address::NONE
@@ -479,7 +481,7 @@ impl Store {
                 let (operations, removals) = &mut counts[write.kept.log().index()];
                 *operations += 1;
                 *removals += u64::from(matches!(write.op.action, Action::Remove));
-                engine.apply(seq, &write.op, &order.views);
+                engine.apply(seq, &write.op, &views);
                 if write.kept.watch.is_on() {
                     write.kept.watch.note(write.op.key);
                 }
@@ -493,6 +495,12 @@ impl Store {
         Ok(rolled)
     }
 
+    /// Announces commit `seq` and returns the views. Views that register later wait for the commit.
+    fn begin(&self, order: &Order, seq: Seq) -> Views {
+        self.progress.begin(seq);
+        self.view_slots.with(&order.views)
+    }
+
     /// Publishes commit `seq`.
     fn finish(&self, order: &mut Order, seq: Seq) {
         order.next_seq = seq.next();
@@ -500,7 +508,7 @@ impl Store {
             let now = u64::try_from(self.clock.now().as_nanos()).unwrap_or(u64::MAX - 1);
             self.unsynced_since.store(now + 1, Ordering::Relaxed);
         }
-        self.visible.store(seq.0, Ordering::Release);
+        self.progress.publish(seq);
     }
 
     /// Commits records that belong to no engine: the catalogue's. `apply` runs under the lock.
@@ -534,6 +542,7 @@ impl Store {
                 return whole.give_up(error);
             }
             whole.is_begun = true;
+            self.progress.begin(seq);
             apply(seq);
             self.finish(&mut order, seq);
             whole.reached();

@@ -527,7 +527,7 @@ impl Store {
     /// Takes over what recovery found.
     pub(super) fn settle(&mut self, root: &Root, recovered: Recovered) {
         let next = root.seq_bound.max(recovered.cut.next());
-        self.visible.store(recovered.cut.0, Ordering::Relaxed);
+        self.progress.publish(recovered.cut);
         self.durable.store(recovered.cut.0, Ordering::Relaxed);
         self.catalogue = recovered.catalogue;
         *self.making.get_mut() = recovered.next_segment;

@@ -283,7 +283,7 @@ impl Store {
         }
         // In this order: a view that is registered after the look is younger than any drop durable before it.
         let durable = self.durable();
-        let oldest = self.order.lock().views.oldest();
+        let oldest = self.views().oldest();
         let oldest = oldest.into_iter().chain(m.stills.iter().map(|still| still.seq)).min();
         let gone = self.catalogue.take_dead(durable, oldest);
         for kept in &gone {

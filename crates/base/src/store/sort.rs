@@ -124,7 +124,7 @@ impl Store {
     fn keys_from(self: &Arc<Store>, kept: &Kept, low: Bound<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
         let view = self.view()?;
         let bounds = Bounds { low, high: Bound::Unbounded };
-        let mut cursor = Arc::clone(kept.engine()?).cursor(view.seq(), bounds, Want::Keys)?;
+        let mut cursor = kept.engine()?.cursor(view.seq(), bounds, Want::Keys)?;
         let mut keys = Vec::with_capacity(STEP);
         while keys.len() < STEP && cursor.next()? {
             keys.push(cursor.key().to_vec());

@@ -52,11 +52,11 @@ impl Store {
             self.verify_images(log, &mut summary, &mut found, watcher)?;
         }
         summary.files.extend(self.ground.blobs.verify(&mut found));
-        let view = self.view()?;
-        for kept in view.keyspaces() {
+        let (view, shown) = self.snapshot()?;
+        for kept in shown.keyspaces() {
             let walked = kept.engine().and_then(|engine| {
                 engine.verify(&mut found, &mut self.steps(&summary, watcher))?;
-                let mut cursor = Arc::clone(engine).cursor(view.seq(), Bounds::all(), Want::Pairs)?;
+                let mut cursor = engine.cursor(view.seq(), Bounds::all(), Want::Pairs)?;
                 while cursor.next()? {
                     summary.pairs += 1;
                     if summary.pairs.is_multiple_of(PAIRS) {

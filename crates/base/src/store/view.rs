@@ -1,8 +1,9 @@
 //! # View: a registered past state
 //!
-//! Registration and the state's number are one step under the commit lock, so no version the view needs
-//! can go in between (commit.md, scenario 21).
+//! Registration takes no lock (`crate::views`): the view waits for the commits that may have missed
+//! it, and reads a state that includes them (commit.md R17, scenario 21).
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use super::catalogue::Map;
@@ -10,30 +11,71 @@ use super::{Kept, Store};
 use crate::error::Result;
 use crate::sync::atomic::Ordering;
 use crate::types::Seq;
+use crate::views::{ViewSlot, Views};
 
-/// A consistent state of all keyspaces, for as long as it lives.
-pub struct View {
-    store: Arc<Store>,
+/// Reads of `visible` before a view that waits for a commit takes the commit lock.
+const LOOKS: usize = if cfg!(shuttle) { 0 } else { 64 };
+
+/// A consistent state of all keyspaces, pinned until it is dropped. `S` keeps the store.
+pub struct View<S: Deref<Target = Store> = Arc<Store>> {
+    store: S,
     seq: Seq,
-    map: Arc<Map>,
+    /// None if all slots were in use.
+    slot: Option<ViewSlot>,
 }
+
+/// The keyspaces that a view shows.
+#[derive(Clone)]
+pub struct Shown(Arc<Map>);
 
 impl Store {
     /// A view of everything committed.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::check_open`].
     pub fn view(self: &Arc<Store>) -> Result<View> {
-        self.view_with(|| ()).map(|(view, ())| view)
+        View::new(Arc::clone(self))
     }
 
-    /// The same, and what `also` answers at that very moment: under the commit lock.
+    /// Returns a view, and the result of `also`, which runs under the commit lock.
     pub(super) fn view_with<T>(self: &Arc<Store>, also: impl FnOnce() -> T) -> Result<(View, T)> {
         self.check_open()?;
+        let (slot, seq, also) = self.register_under_lock(also);
+        Ok((View { store: Arc::clone(self), seq, slot }, also))
+    }
+
+    fn register_under_lock<T>(&self, also: impl FnOnce() -> T) -> (Option<ViewSlot>, Seq, T) {
         let mut order = self.order.lock();
         let seq = self.visible();
-        order.views.register(seq);
-        let map = self.catalogue.map();
-        let also = also();
-        drop(order);
-        Ok((View { store: Arc::clone(self), seq, map }, also))
+        let slot = self.view_slots.claim(seq);
+        if slot.is_none() {
+            order.views.register(seq);
+        }
+        (slot, seq, also())
+    }
+
+    /// Returns a view, and the keyspaces that it shows.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::check_open`].
+    pub fn snapshot(self: &Arc<Store>) -> Result<(View, Shown)> {
+        loop {
+            let view = self.view()?;
+            let (map, changed) = self.catalogue.map_and_change();
+            if changed <= view.seq {
+                return Ok((view, Shown(map)));
+            }
+        }
+    }
+
+    /// Returns the present views. A view that is missing reads the state that is visible now, or a
+    /// newer state.
+    pub(super) fn views(&self) -> Views {
+        let visible = self.visible(); // before the slots
+        let rest = self.order.lock().views.clone();
+        self.view_slots.with(&rest).copy_as_of(visible)
     }
 
     /// Lets engines drop what released views had pinned. True if there was anything to look at.
@@ -41,20 +83,43 @@ impl Store {
         if !self.signals.trim.swap(false, Ordering::AcqRel) {
             return false;
         }
-        let (views, visible) = {
-            let order = self.order.lock();
-            (order.views.clone(), self.visible())
-        };
+        let views = self.views();
         for kept in self.catalogue.all() {
             if let Ok(engine) = kept.engine() {
-                engine.trim(&views, visible);
+                engine.trim(&views, views.as_of());
             }
         }
         true
     }
 }
 
-impl View {
+impl<S: Deref<Target = Store>> View<S> {
+    /// A view of everything committed.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::check_open`].
+    pub fn new(store: S) -> Result<View<S>> {
+        store.check_open()?;
+        let mut looks = 0..LOOKS;
+        let registered = store.view_slots.register(&store.progress, |begun| {
+            if looks.next().is_some() {
+                std::hint::spin_loop();
+                return Ok(());
+            }
+            store.wait_visible(begun);
+            store.check_open() // a commit that ended half applied is never visible
+        })?;
+        let (slot, seq) = match registered {
+            Some((slot, seq)) => (Some(slot), seq),
+            None => {
+                let (slot, seq, ()) = store.register_under_lock(|| ());
+                (slot, seq)
+            }
+        };
+        Ok(View { store, seq, slot })
+    }
+
     /// The last commit it shows.
     #[must_use]
     pub fn seq(&self) -> Seq {
@@ -66,21 +131,35 @@ impl View {
     pub fn check_open(&self) -> Result<()> {
         self.store.check_open()
     }
+}
 
-    /// The keyspaces it shows, by name.
-    pub fn keyspaces(&self) -> impl Iterator<Item = &Arc<Kept>> {
-        self.map.values()
+impl<S: Deref<Target = Store>> Drop for View<S> {
+    fn drop(&mut self) {
+        let store = &*self.store;
+        if store.fork.is_child() {
+            return; // the lock may be held by a thread that exists in the parent only
+        }
+        match self.slot.take() {
+            Some(slot) => store.view_slots.release(slot),
+            None => store.order.lock().views.release(self.seq),
+        }
+        // Only a later commit can have superseded a version that this view pinned. All views read
+        // the cache line of the flag, so it is written as rarely as possible.
+        if store.visible() > self.seq && !store.signals.trim.load(Ordering::Relaxed) {
+            store.signals.trim.store(true, Ordering::Release);
+        }
     }
 }
 
-impl Drop for View {
-    fn drop(&mut self) {
-        if self.store.fork.is_child() {
-            return; // the lock may be held by a thread that exists in the parent only
-        }
-        let last = self.store.order.lock().views.release(self.seq);
-        if last {
-            self.store.signals.trim.store(true, Ordering::Release);
-        }
+impl Shown {
+    /// The keyspaces, by name.
+    pub fn keyspaces(&self) -> impl Iterator<Item = &Arc<Kept>> {
+        self.0.values()
+    }
+
+    /// The keyspace `name`.
+    #[must_use]
+    pub fn keyspace(&self, name: &str) -> Option<&Arc<Kept>> {
+        self.0.get(name)
     }
 }

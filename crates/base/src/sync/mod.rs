@@ -10,6 +10,7 @@
 #[cfg(shuttle)]
 mod model;
 mod published;
+mod spread;
 
 #[cfg(not(shuttle))]
 mod real {
@@ -114,6 +115,8 @@ pub use imp::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGu
 pub use imp::{explore, step};
 
 pub use self::published::Published;
+pub(crate) use self::spread::place;
+pub use self::spread::{PLACES, Spread};
 
 use atomic::{AtomicU32, Ordering};
 use imp::Futex;

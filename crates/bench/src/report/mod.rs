@@ -334,7 +334,7 @@ pub(crate) enum Axis {
 }
 
 impl Axis {
-    /// What stands along it.
+    /// Returns the label of the axis.
     fn name(self) -> &'static str {
         if self == Axis::Pairs { "pairs" } else { "threads" }
     }

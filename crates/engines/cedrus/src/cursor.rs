@@ -13,7 +13,6 @@
 //! 3. Staged values are read when the walk comes to them, one at a time.
 
 use std::ops::Bound;
-use std::sync::Arc;
 
 use sheaf_base::engine::{Cursor, Want};
 use sheaf_base::error::{Error, Result};
@@ -26,8 +25,8 @@ use crate::engine::{CedrusEngine, NAME};
 use crate::list::Entry;
 
 /// A walk over a keyspace at one view.
-pub(crate) struct CedrusCursor {
-    engine: Arc<CedrusEngine>,
+pub(crate) struct CedrusCursor<'e> {
+    engine: &'e CedrusEngine,
     at: Seq,
     /// Where the next piece begins; none at the end.
     from: Option<u32>,
@@ -36,8 +35,8 @@ pub(crate) struct CedrusCursor {
     failed: bool,
 }
 
-impl CedrusCursor {
-    pub(crate) fn new(engine: Arc<CedrusEngine>, at: Seq, want: Want) -> CedrusCursor {
+impl<'e> CedrusCursor<'e> {
+    pub(crate) fn new(engine: &'e CedrusEngine, at: Seq, want: Want) -> CedrusCursor<'e> {
         CedrusCursor { engine, at, from: Some(0), heads: Vec::new(), pairs: Pairs::new(want), failed: false }
     }
 
@@ -71,7 +70,7 @@ impl CedrusCursor {
 
     /// Reads the newest entries of a piece, asking for those some way ahead.
     fn read_all(&mut self, heads: &[Entry], guard: &epoch::Guard) -> Result<()> {
-        let engine = Arc::clone(&self.engine);
+        let engine = self.engine;
         let address = |entry: &Entry| Address::from_bits(entry.address);
         read_ahead(
             heads,
@@ -121,7 +120,7 @@ impl CedrusCursor {
     }
 }
 
-impl Cursor for CedrusCursor {
+impl Cursor for CedrusCursor<'_> {
     fn next(&mut self) -> Result<bool> {
         self.advance()
     }

@@ -509,7 +509,7 @@ impl Engine for CedrusEngine {
         }
     }
 
-    fn cursor(self: Arc<Self>, at: Seq, bounds: Bounds, want: Want) -> Result<Box<dyn Cursor>> {
+    fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, want: Want) -> Result<Box<dyn Cursor + 'e>> {
         if !bounds.is_all() {
             return Err(Error::Unsupported { engine: NAME, feature: "ranges" });
         }

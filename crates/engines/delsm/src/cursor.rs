@@ -328,8 +328,8 @@ fn value_of(
 }
 
 /// Walks a range.
-pub(crate) struct DelsmCursor {
-    engine: Arc<DelsmEngine>,
+pub(crate) struct DelsmCursor<'e> {
+    engine: &'e DelsmEngine,
     batch: Batch,
     /// The next row, and where the key of the present one stands.
     next: usize,
@@ -338,8 +338,8 @@ pub(crate) struct DelsmCursor {
     started: bool,
 }
 
-impl DelsmCursor {
-    pub(crate) fn new(engine: Arc<DelsmEngine>, at: Seq, bounds: Bounds, want: Want) -> DelsmCursor {
+impl<'e> DelsmCursor<'e> {
+    pub(crate) fn new(engine: &'e DelsmEngine, at: Seq, bounds: Bounds, want: Want) -> DelsmCursor<'e> {
         let batch = Batch::new(at, bounds, want, Way::Up);
         DelsmCursor { engine, batch, next: 0, key: 0..0, value: Vec::new(), started: false }
     }
@@ -368,7 +368,7 @@ impl DelsmCursor {
                     return Ok(false);
                 }
                 (self.next, self.key) = (0, 0..0);
-                self.batch.gather(&self.engine, way)?;
+                self.batch.gather(self.engine, way)?;
                 continue;
             }
             let row = self.next;
@@ -465,7 +465,7 @@ fn is_beyond(key: &[u8], end: &Bound<Vec<u8>>, way: Way) -> bool {
     }
 }
 
-impl Cursor for DelsmCursor {
+impl Cursor for DelsmCursor<'_> {
     fn next(&mut self) -> Result<bool> {
         self.advance(Way::Up)
     }

@@ -379,7 +379,7 @@ impl Engine for DelsmEngine {
         }
     }
 
-    fn cursor(self: Arc<Self>, at: Seq, bounds: Bounds, want: Want) -> Result<Box<dyn Cursor>> {
+    fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, want: Want) -> Result<Box<dyn Cursor + 'e>> {
         Ok(Box::new(DelsmCursor::new(self, at, bounds, want)))
     }
 

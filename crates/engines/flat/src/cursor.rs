@@ -11,8 +11,6 @@
 //!    seen in both places counts once.
 //! 2. Staged values are read when the walk comes to them, one at a time.
 
-use std::sync::Arc;
-
 use sheaf_base::engine::{Bounds, Cursor, Want};
 use sheaf_base::error::{Error, Result};
 use sheaf_base::pairs::{Pairs, read_ahead};
@@ -24,8 +22,8 @@ use crate::engine::FlatEngine;
 use crate::index::{Index, Walk, Way};
 
 /// A walk over a keyspace at one view.
-pub(crate) struct FlatCursor<I: Index> {
-    engine: Arc<FlatEngine<I>>,
+pub(crate) struct FlatCursor<'e, I: Index> {
+    engine: &'e FlatEngine<I>,
     at: Seq,
     walk: I::Walk,
     heads: Vec<Address>,
@@ -35,8 +33,8 @@ pub(crate) struct FlatCursor<I: Index> {
     failed: bool,
 }
 
-impl<I: Index> FlatCursor<I> {
-    pub(crate) fn new(engine: Arc<FlatEngine<I>>, at: Seq, bounds: Bounds, want: Want) -> FlatCursor<I> {
+impl<'e, I: Index> FlatCursor<'e, I> {
+    pub(crate) fn new(engine: &'e FlatEngine<I>, at: Seq, bounds: Bounds, want: Want) -> FlatCursor<'e, I> {
         let mut walk = I::walk(bounds);
         walk.expect(engine.reach.expected());
         let pairs = Pairs::new(want);
@@ -61,7 +59,7 @@ impl<I: Index> FlatCursor<I> {
         let olds = self.engine.versions.range(span, self.at);
         let newest = self.pairs.len();
         for address in olds {
-            let read = read(&self.engine, address, guard, Seq::LATEST, &mut self.pairs);
+            let read = read(self.engine, address, guard, Seq::LATEST, &mut self.pairs);
             self.pairs.push_damage(read)?;
         }
         match way {
@@ -73,7 +71,7 @@ impl<I: Index> FlatCursor<I> {
 
     /// Reads the newest entries of a piece, asking for those some way ahead.
     fn read_all(&mut self, heads: &[Address], guard: &epoch::Guard) -> Result<()> {
-        let (engine, pairs, at) = (&*self.engine, &mut self.pairs, self.at);
+        let (engine, pairs, at) = (self.engine, &mut self.pairs, self.at);
         read_ahead(
             heads,
             (&engine.ground.segments, guard),
@@ -137,13 +135,13 @@ fn read<I: Index>(
     Ok(())
 }
 
-impl<I: Index> Drop for FlatCursor<I> {
+impl<I: Index> Drop for FlatCursor<'_, I> {
     fn drop(&mut self) {
         self.engine.reach.learn(self.passed + self.pairs.passed());
     }
 }
 
-impl<I: Index> Cursor for FlatCursor<I> {
+impl<I: Index> Cursor for FlatCursor<'_, I> {
     fn next(&mut self) -> Result<bool> {
         self.advance(Way::Up)
     }

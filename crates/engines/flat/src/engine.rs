@@ -387,7 +387,7 @@ impl<I: Index> Engine for FlatEngine<I> {
         }
     }
 
-    fn cursor(self: Arc<Self>, at: Seq, bounds: Bounds, want: Want) -> Result<Box<dyn Cursor>> {
+    fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, want: Want) -> Result<Box<dyn Cursor + 'e>> {
         if !I::ORDERED && !bounds.is_all() {
             return Err(Error::Unsupported { engine: I::NAME, feature: "ranges" });
         }

@@ -38,8 +38,8 @@ use crate::index::{Index, Interval, State};
 use crate::lanes::{Lane, Source};
 
 /// A cursor over a keyspace at one view.
-pub(crate) struct FlexCursor {
-    engine: Arc<FlexEngine>,
+pub(crate) struct FlexCursor<'e> {
+    engine: &'e FlexEngine,
     walk: Walk,
 }
 
@@ -171,8 +171,8 @@ fn end_slot(block: &Block, high: Bound<&[u8]>) -> usize {
     }
 }
 
-impl FlexCursor {
-    pub(crate) fn new(engine: Arc<FlexEngine>, at: Seq, bounds: Bounds, want: Want) -> FlexCursor {
+impl<'e> FlexCursor<'e> {
+    pub(crate) fn new(engine: &'e FlexEngine, at: Seq, bounds: Bounds, want: Want) -> FlexCursor<'e> {
         FlexCursor { engine, walk: Walk::new(at, bounds, want, u64::MAX) }
     }
 }
@@ -574,19 +574,19 @@ impl FlexEngine {
     }
 }
 
-impl Drop for FlexCursor {
+impl Drop for FlexCursor<'_> {
     fn drop(&mut self) {
         self.engine.toll.pay(self.walk.met);
     }
 }
 
-impl Cursor for FlexCursor {
+impl Cursor for FlexCursor<'_> {
     fn next(&mut self) -> Result<bool> {
-        self.walk.step(&self.engine, true)
+        self.walk.step(self.engine, true)
     }
 
     fn prev(&mut self) -> Result<bool> {
-        self.walk.step(&self.engine, false)
+        self.walk.step(self.engine, false)
     }
 
     fn key(&self) -> &[u8] {
@@ -603,6 +603,6 @@ impl Cursor for FlexCursor {
 
     #[inline]
     fn step(&mut self, forward: bool) -> Result<Option<(&[u8], &[u8])>> {
-        Ok(self.walk.step(&self.engine, forward)?.then(|| self.walk.pair()))
+        Ok(self.walk.step(self.engine, forward)?.then(|| self.walk.pair()))
     }
 }

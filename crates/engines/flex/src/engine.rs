@@ -416,7 +416,7 @@ impl Engine for FlexEngine {
         }
     }
 
-    fn cursor(self: Arc<Self>, at: Seq, bounds: Bounds, want: Want) -> Result<Box<dyn Cursor>> {
+    fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, want: Want) -> Result<Box<dyn Cursor + 'e>> {
         Ok(Box::new(FlexCursor::new(self, at, bounds, want)))
     }
 

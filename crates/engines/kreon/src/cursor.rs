@@ -12,7 +12,6 @@
 //! nanoseconds once, and nothing as long as it is in a gap.
 
 use std::ops::Bound;
-use std::sync::Arc;
 
 use sheaf_base::engine::{Bounds, Cursor, Want};
 use sheaf_base::error::{Error, Result};
@@ -56,8 +55,8 @@ struct Item {
 }
 
 /// A walk over a keyspace at one view.
-pub(crate) struct KreonCursor {
-    engine: Arc<KreonEngine>,
+pub(crate) struct KreonCursor<'e> {
+    engine: &'e KreonEngine,
     at: Seq,
     bounds: Bounds,
     want: Want,
@@ -164,8 +163,8 @@ impl Stretches {
     }
 }
 
-impl KreonCursor {
-    pub(crate) fn new(engine: Arc<KreonEngine>, at: Seq, bounds: Bounds, want: Want) -> KreonCursor {
+impl<'e> KreonCursor<'e> {
+    pub(crate) fn new(engine: &'e KreonEngine, at: Seq, bounds: Bounds, want: Want) -> KreonCursor<'e> {
         let pairs = Pairs::new(want);
         let batch = engine.reach.expected().max(LEAST_BATCH);
         KreonCursor {
@@ -193,7 +192,7 @@ impl KreonCursor {
         self.passed += self.pairs.passed();
         self.pairs.clear();
         let Some(rest) = self.rest.take() else { return Ok(false) };
-        let engine = Arc::clone(&self.engine);
+        let engine = self.engine;
         let (rest, is_around) = match self.around(way, &rest) {
             None => (rest, false),
             Some(Some(rest)) => (rest, true),
@@ -207,7 +206,7 @@ impl KreonCursor {
         let stretches =
             walk.map(|_| Stretches { is_behind_known: is_around, ..self.stretches(way, from(), few / 2) });
         let guard = &epoch::pin();
-        let collected = self.collect(&engine, way, &rest, stretches, guard);
+        let collected = self.collect(engine, way, &rest, stretches, guard);
         if let Some(number) = walk {
             let stretches = collected.as_ref().ok().and_then(|batch| batch.stretches.as_ref());
             engine.gaps.end(number, stretches.map(|all| self.known(all)).unwrap_or_default());
@@ -218,7 +217,7 @@ impl KreonCursor {
             engine.gaps.be_eager();
         }
         engine.passed.fetch_add(batch.seen - batch.items.len() as u64, Ordering::Relaxed);
-        self.read(&engine, &batch.keys, &batch.items, guard)?;
+        self.read(engine, &batch.keys, &batch.items, guard)?;
         batch.damage.map_or(Ok(()), |error| self.pairs.push_damage(Err(error)))?;
         Ok(true)
     }
@@ -448,7 +447,7 @@ impl KreonCursor {
         if self.failed {
             return Ok(false);
         }
-        let engine = Arc::clone(&self.engine);
+        let engine = self.engine;
         let mut go = || -> Result<bool> {
             while !self.pairs.advance(&engine.ground.blobs)? {
                 if !self.fetch(way)? {
@@ -479,13 +478,13 @@ fn newest_removal(lanes: &[Lane<'_>], key: &[u8]) -> Option<Seq> {
     newest.map_or(Some(Seq::ZERO), Lane::removal)
 }
 
-impl Drop for KreonCursor {
+impl Drop for KreonCursor<'_> {
     fn drop(&mut self) {
         self.engine.reach.learn(self.passed + self.pairs.passed());
     }
 }
 
-impl Cursor for KreonCursor {
+impl Cursor for KreonCursor<'_> {
     fn next(&mut self) -> Result<bool> {
         self.step(Way::Up)
     }

@@ -389,7 +389,7 @@ impl Engine for KreonEngine {
         }
     }
 
-    fn cursor(self: Arc<Self>, at: Seq, bounds: Bounds, want: Want) -> Result<Box<dyn Cursor>> {
+    fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, want: Want) -> Result<Box<dyn Cursor + 'e>> {
         Ok(Box::new(KreonCursor::new(self, at, bounds, want)))
     }
 

@@ -52,8 +52,8 @@ impl Both {
         }
     }
 
-    fn cursor(&self, bounds: Bounds, at: Seq) -> KreonCursor {
-        KreonCursor::new(Arc::clone(&self.engine), at, bounds, Want::Pairs)
+    fn cursor(&self, bounds: Bounds, at: Seq) -> KreonCursor<'_> {
+        KreonCursor::new(&self.engine, at, bounds, Want::Pairs)
     }
 
     /// Removed keys that cursors went over so far.

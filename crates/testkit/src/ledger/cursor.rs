@@ -12,8 +12,8 @@ use sheaf_base::types::Seq;
 
 use super::{Flaw, Ledger, Stored};
 
-pub(super) struct LedgerCursor {
-    ledger: Arc<Ledger>,
+pub(super) struct LedgerCursor<'l> {
+    ledger: &'l Ledger,
     at: Seq,
     bounds: Bounds,
     want: Want,
@@ -22,8 +22,8 @@ pub(super) struct LedgerCursor {
     ended: bool,
 }
 
-impl LedgerCursor {
-    pub(super) fn new(ledger: Arc<Ledger>, at: Seq, mut bounds: Bounds, want: Want) -> LedgerCursor {
+impl<'l> LedgerCursor<'l> {
+    pub(super) fn new(ledger: &'l Ledger, at: Seq, mut bounds: Bounds, want: Want) -> LedgerCursor<'l> {
         let ended = bounds.is_empty();
         if ledger.has(Flaw::IncludesRangeEnd)
             && let Bound::Excluded(high) = bounds.high
@@ -74,7 +74,7 @@ impl LedgerCursor {
     }
 }
 
-impl Cursor for LedgerCursor {
+impl Cursor for LedgerCursor<'_> {
     fn next(&mut self) -> Result<bool> {
         self.step(true)
     }

@@ -228,7 +228,7 @@ impl Engine for Ledger {
         Ok(self.table.read().at(at, key).is_some())
     }
 
-    fn cursor(self: Arc<Self>, at: Seq, bounds: Bounds, want: Want) -> Result<Box<dyn Cursor>> {
+    fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, want: Want) -> Result<Box<dyn Cursor + 'e>> {
         Ok(Box::new(cursor::LedgerCursor::new(self, at, bounds, want)))
     }
 

@@ -89,9 +89,9 @@ struct Walker<'a, 'v> {
     vain: usize,
 }
 
-impl Walker<'_, '_> {
-    fn cursor(&self, bounds: Bounds, want: Want) -> Result<Option<Box<dyn Cursor>>> {
-        match Arc::clone(self.engine).cursor(Seq::LATEST, bounds, want) {
+impl<'a> Walker<'a, '_> {
+    fn cursor(&self, bounds: Bounds, want: Want) -> Result<Option<Box<dyn Cursor + 'a>>> {
+        match self.engine.cursor(Seq::LATEST, bounds, want) {
             Ok(cursor) => Ok(Some(cursor)),
             Err(error) => damage(error).map(|_| None),
         }

@@ -11,7 +11,7 @@ fn key(n: u32) -> Vec<u8> {
 
 /// What a cursor shows, in the way it goes.
 fn shown(play: &Play, at: Seq, bounds: Bounds, forward: bool) -> Vec<Vec<u8>> {
-    let mut cursor = Arc::clone(&play.engine).cursor(at, bounds, Want::Keys).unwrap();
+    let mut cursor = play.engine.cursor(at, bounds, Want::Keys).unwrap();
     let mut keys = Vec::new();
     while if forward { cursor.next() } else { cursor.prev() }.unwrap() {
         keys.push(cursor.key().to_vec());

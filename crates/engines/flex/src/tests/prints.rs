@@ -244,7 +244,7 @@ fn of_a_block_that_gets_have_asked_for_prints_stay_and_of_no_other() {
     let cold = Cold::new();
     let (slots, ground) = (&cold.play.engine.shelf.slots, &cold.play.engine.shelf.ground);
     let give_way = |bytes: u64| slots.give_way(bytes, ground, &epoch::pin());
-    let mut walk = Arc::clone(&cold.play.engine).cursor(cold.play.newest, Bounds::all(), Want::Keys).unwrap();
+    let mut walk = cold.play.engine.cursor(cold.play.newest, Bounds::all(), Want::Keys).unwrap();
     while walk.next().unwrap() {}
     let held = slots.account.bytes();
     give_way(held / 2);
