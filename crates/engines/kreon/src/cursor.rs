@@ -592,16 +592,16 @@ impl KreonEngine {
         is_alone.then(|| state.levels.last().map_or(0, Level::count))
     }
 
-    /// Live keys there are.
-    pub(crate) fn count_keys(&self) -> Result<u64> {
+    /// Returns the number of live keys, or `enough` if there are more.
+    pub(crate) fn count_keys(&self, enough: u64) -> Result<u64> {
         if let Some(count) = self.last_alone(&epoch::pin()) {
-            return Ok(count);
+            return Ok(count.min(enough));
         }
         let mut all = 0;
         self.walk_keys(|count| {
             all += count;
-            false
+            all >= enough
         })?;
-        Ok(all)
+        Ok(all.min(enough))
     }
 }

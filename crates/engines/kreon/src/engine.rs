@@ -394,7 +394,11 @@ impl Engine for KreonEngine {
     }
 
     fn len(&self) -> Result<u64> {
-        self.count_keys()
+        self.count_keys(u64::MAX)
+    }
+
+    fn is_empty(&self) -> Result<bool> {
+        Ok(self.count_keys(1)? == 0)
     }
 
     fn trim(&self, views: &Views, visible: Seq) {
@@ -548,7 +552,7 @@ impl Engine for KreonEngine {
         let memtables = self.state(&guard).memtables.bytes();
         drop(guard); // not held while all keys are counted
         EngineStats {
-            keys: self.count_keys().unwrap_or(0),
+            keys: self.count_keys(u64::MAX).unwrap_or(0),
             index_bytes: memtables + self.shelf.cache.bytes(),
             pinned_versions: self.versions.count()
                 + self.pins.lock().values().map(|dieds| dieds.len() as u64).sum::<u64>(),
