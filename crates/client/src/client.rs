@@ -177,6 +177,22 @@ impl Client {
         self.window
     }
 
+    /// Returns the maximum size of a message in bytes. A request or a reply that exceeds it, such as
+    /// a value with its key, returns [`sheaf::Error::TooLarge`].
+    ///
+    /// ```
+    /// # mod served { include!("../doc/served.rs"); }
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (_served, mut client) = served::start()?;
+    /// assert_eq!(client.max_message(), 4 << 20, "the default of a server");
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn max_message(&self) -> usize {
+        self.max_message
+    }
+
     /// Returns the number of unanswered requests.
     ///
     /// ```

@@ -42,7 +42,7 @@ impl FromStr for Address {
             return Ok(Address::Tcp(SocketAddr::from(([127, 0, 0, 1], port))));
         }
         let found = host.to_socket_addrs().ok().and_then(|mut all| all.next()).map(Address::Tcp);
-        found.ok_or_else(|| format!("{text:?} is neither shm:PATH nor HOST:PORT"))
+        found.ok_or_else(|| "expected a socket path with a slash (./s.sock), PORT or HOST:PORT".to_owned())
     }
 }
 

@@ -306,7 +306,7 @@ fn walk(
         let size = answer.size() + PairsAnswer::cost(&key, &value);
         if size > most {
             if answer.count() == 0 || !ordered {
-                let what = if ordered { "pair" } else { "scan without order" };
+                let what = if ordered { "reply with a pair" } else { "reply with a scan without order" };
                 return Err(Error::TooLarge { what, got: size as u64, max: most as u64 });
             }
             break;

@@ -59,6 +59,9 @@ use commands::{Command, Job};
 pub use denials::Denied;
 use shared::Shared;
 
+/// Maximum number of workers of a server.
+pub const MAX_WORKERS: usize = MAX_RINGS;
+
 /// Limits of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -100,6 +103,28 @@ impl Default for Limits {
             snapshots: 16,
             idle: None,
         }
+    }
+}
+
+impl Limits {
+    /// Returns the first limit that is out of range, with its range.
+    fn excess(&self) -> Option<String> {
+        let ring = MIN_RING..=MAX_RING;
+        [
+            ("workers", (1..=MAX_WORKERS).contains(&self.workers), format!("from 1 to {MAX_WORKERS}")),
+            (
+                "ring",
+                self.ring.is_power_of_two() && ring.contains(&self.ring),
+                format!("a power of two from {MIN_RING} to {MAX_RING}"),
+            ),
+            ("message", (256..=1 << 30).contains(&self.message), "from 256 B to 1 GiB".to_owned()),
+            ("window", self.window > 0, "at least 1".to_owned()),
+            ("clients", (1..=4096).contains(&self.clients), "from 1 to 4096".to_owned()),
+            ("idle", self.idle.is_none_or(|idle| !idle.is_zero()), "above zero".to_owned()),
+        ]
+        .into_iter()
+        .find(|(_, is_sound, _)| !is_sound)
+        .map(|(name, _, range)| format!("the limit `{name}` is out of range: it must be {range}"))
     }
 }
 
@@ -173,16 +198,8 @@ impl Builder {
     /// [`Builder::insecure`] allows it; [`io::ErrorKind::InvalidInput`] for limits out of range or
     /// a token above 256 bytes; and the error of the system if an address cannot be used.
     pub fn start(self, db: &Database) -> io::Result<Server> {
-        let limits = &self.limits;
-        let sound = (1..=MAX_RINGS).contains(&limits.workers)
-            && limits.ring.is_power_of_two()
-            && (MIN_RING..=MAX_RING).contains(&limits.ring)
-            && (256..=1 << 30).contains(&limits.message)
-            && limits.window > 0
-            && (1..=4096).contains(&limits.clients)
-            && limits.idle.is_none_or(|idle| !idle.is_zero());
-        if !sound {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a limit is out of range"));
+        if let Some(why) = self.limits.excess() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
         if self.token.as_ref().is_some_and(|token| token.len() > sheaf_flatrpc::hello::MAX_TOKEN) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the token is longer than 256 bytes"));
