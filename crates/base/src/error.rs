@@ -204,8 +204,9 @@ pub enum Error {
     /// An expectation of the batch did not hold. Nothing was written. Read the key again and retry.
     #[error("an expectation of the batch does not hold")]
     Conflict,
-    /// The memory budget has no room for another key. Nothing was written; reads, overwrites and
-    /// removals continue. Raise the budget (`Builder::memory`) or remove keys.
+    /// The index in memory of the engine would have to grow beyond the memory budget. Keys for which
+    /// it already has room are accepted. Nothing was written; reads, overwrites and removals
+    /// continue. Raise the budget (`Builder::memory`) or remove keys.
     #[error("the memory budget of {budget} bytes has no room for more keys")]
     OverBudget {
         /// The budget in bytes.

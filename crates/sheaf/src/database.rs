@@ -996,8 +996,10 @@ impl Database {
     ///   is a backup of another database.
     /// - [`Error::NotABackup`] if the base is not a backup.
     /// - [`Error::NoSpace`] if the disk is full.
-    /// - [`Error::Corrupt`] if a keyspace is damaged, or if the copy differs from the data when it
-    ///   is read back.
+    /// - [`Error::Corrupt`] if a keyspace cannot be opened because of damage (drop or repair it
+    ///   first), or if the copy differs from the data when it is read back. Damaged pairs are
+    ///   copied as they are.
+    /// - [`Error::ReadOnly`] if the database was opened for reading only.
     /// - [`Error::Cancelled`] if the watcher returned `Break`.
     pub fn backup(&self, dir: impl AsRef<Path>, options: BackupOptions<'_>) -> Result<BackupReport> {
         self.store.store().back_up(dir.as_ref(), options)

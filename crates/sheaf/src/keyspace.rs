@@ -155,7 +155,7 @@ impl Patience {
 /// - [`Error::ReadOnly`] if the database was opened for reading only.
 /// - [`Error::TooLarge`] if the key, the value or the batch exceeds its limit.
 /// - [`Error::NoSpace`] or [`Error::FileLimit`] if a file cannot grow.
-/// - [`Error::OverBudget`] if the memory budget has no room for a new key.
+/// - [`Error::OverBudget`] if the index of the engine would have to grow beyond the memory budget.
 /// - [`Error::Io`] or [`Error::TooManyFiles`] from the operating system.
 ///
 /// If background work is behind, a write is throttled or waits; [`Keyspace::try_insert`] returns

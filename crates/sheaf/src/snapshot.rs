@@ -148,8 +148,8 @@ impl Snapshot {
     }
 }
 
-/// One keyspace of a [`Snapshot`]. The methods are those of [`crate::Keyspace`], and read the state
-/// of the snapshot.
+/// One keyspace of a [`Snapshot`]. It has the reading methods of [`crate::Keyspace`], which return
+/// the state of the snapshot.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;

@@ -16,10 +16,10 @@ use super::Disk;
 use crate::error::{Error, Result};
 
 /// Modes of the files and directories of a database. The umask of the process applies to both.
+/// Users of the crate `sheaf` have this type as `sheaf::Permissions`.
 ///
 /// ```
-/// use sheaf_base::disk::Permissions;
-///
+/// # use sheaf_base::disk::Permissions;
 /// assert_eq!(Permissions::default(), Permissions::new(0o600, 0o700));
 /// assert_eq!(Permissions::GROUP, Permissions::of_files(0o640));
 /// ```

@@ -407,17 +407,29 @@ fn look_once(disk: &dyn Disk, path: &Path, is_filled: bool) -> Result<There> {
         return Err(Error::NotADatabase { path: path.to_path_buf(), why });
     }
     if let Some(foreign) = entries.iter().find(|e| !is_unborn_part(&e.name)) {
-        let why = format!("it has no ROOT file but contains {:?}", foreign.name);
+        let remedy = match entries.iter().any(|e| is_filled_part(&e.name)) {
+            true => "if it was a database, `sheaf repair` salvages it",
+            false => "name a new or empty directory",
+        };
+        let why = format!("it has no ROOT file but contains {:?}; {remedy}", foreign.name);
         return Err(Error::NotADatabase { path: path.to_path_buf(), why });
     }
     for entry in entries.iter().filter(|e| e.is_dir) {
         let dir = path.join(&entry.name);
         if !disk.list(&dir).during("list", &dir)?.is_empty() {
-            let why = format!("its ROOT files are missing, but {:?} contains data", entry.name);
+            let why = format!(
+                "its ROOT files are missing, but {:?} contains data; if it was a database, `sheaf repair` salvages it",
+                entry.name
+            );
             return Err(Error::NotADatabase { path: path.to_path_buf(), why });
         }
     }
     Ok(There::Nothing)
+}
+
+/// Whether only a database has something of that name, once it is filled.
+fn is_filled_part(name: &str) -> bool {
+    name == OWN || directories().any(|dir| dir == name)
 }
 
 /// Whether a database that is being made has something of that name.
