@@ -11,7 +11,7 @@ use clap::{Args, Parser, Subcommand};
 use sheaf::Permissions;
 
 use crate::demo::Demo;
-use crate::notation::{parse_mode, parse_option, parse_seconds, parse_size};
+use crate::notation::{parse_budget, parse_mode, parse_option, parse_seconds};
 use crate::verbs::advise::Advise;
 use crate::verbs::backup::{Backup, Restore};
 use crate::verbs::call::Call;
@@ -118,8 +118,9 @@ Each line is key, TAB, value, with the escapes of `sheaf dump`. With --hex both 
 digits. With --json each line is an object {\"key\":..,\"value\":..}, in which bytes that are not
 UTF-8 appear as {\"hex\":\"..\"}.
 
---from, --to, --prefix and --reverse need an engine that keeps keys in order. The engine `flat`
-does not: it lists every pair once, in no particular order, and these options are an error.
+--from, --to, --prefix and --reverse need an engine that keeps keys in order. The engines `flat`
+and `cedrus` do not: they list every pair once, in no particular order, and these options are an
+error.
 
 Examples:
   sheaf scan my.db --limit 10
@@ -139,7 +140,7 @@ same file again is harmless. A key has at most 65,535 bytes and a value at most 
 holds at most one MiB of a longer value.
 
 The last line of a dump contains the number of lines and their checksum: a dump that was cut off
-or changed is an error. Files of other tools have no such line. If their last line has no
+or changed is an error. Without --sorted the batches before the error stay. Files of other tools have no such line. If their last line has no
 newline, it is loaded, with a warning on stderr; with --replace nothing is replaced.
 
 With --sorted the keys must ascend, as in a dump of an ordered engine. The load is atomic: all
@@ -160,8 +161,9 @@ written \\t \\n \\r \\\\, other control bytes and bytes that are not UTF-8 as \\
 survive dump and load. Use it to move data between engines and between format versions. The
 format is specified in docs/format/dump.md. All pairs are of one snapshot.
 
-The first line identifies a dump. The last one contains the number of lines and their checksum,
-so that `load` refuses a dump that was cut off. --plain leaves out both lines.
+The first line identifies a dump. The last one contains the number of lines and their checksum.
+A truncated dump is an error of `load`: without --sorted, the batches of up to 1,000 pairs before
+the end stay; with --sorted nothing is loaded. --plain leaves out both lines.
 
 Damage stops a dump with exit code 3. With --skip-damaged the dump continues after each damaged
 place, lists these places on stderr, and ends with exit code 3. `sheaf repair` may save more.
@@ -225,8 +227,9 @@ Example:
 The copy is a snapshot. It is read back from the device and compared, unless --no-verify is
 given, and becomes a valid backup only after that. If anything fails, the partial copy is
 removed. A backup cannot be opened: `sheaf restore` makes a database of it. If another process
-has the database open, that process makes the copy and continues to work. Damage in the database
-is copied too: `sheaf verify` finds it.
+has the database open, that process makes the copy and continues to work. Damaged pairs are
+copied as they are: `sheaf verify` finds them. A keyspace that cannot be opened because of damage
+makes the backup fail; drop or repair it first.
 
 With --base, files that an earlier backup on the same file system already contains are
 hard-linked and take no space, but are read and checked. Either backup may be removed later.
@@ -299,8 +302,8 @@ use shared memory. HOST:PORT or PORT is TCP. A PORT alone listens on loopback on
 be given more than once.
 
 TCP needs --token-file. With --insecure it is served without a token to every process that can
-reach the address. Replies to wrong tokens are delayed, and their number is reported on stderr. There is no
-encryption, not even of the token: use a tunnel between machines.
+reach the address. Replies to wrong tokens are delayed, and their number is reported on stderr.
+There is no encryption, not even of the token: use a tunnel between machines.
 
 Creates the database if it does not exist. While it is served, no other process can open it for
 writing: use `sheaf call`, or the crate sheaf-client. Verbs that read, and backup, convert and
@@ -313,8 +316,12 @@ Examples:
     Serve(Serve),
     /// Send a request to a database that another process serves
     #[command(after_long_help = "\
+A value of `-` is read from stdin. A pair must fit into one message, which has at most 4 MiB;
+larger values can be written and read only without the server.
+
 Examples:
   sheaf call /tmp/my.sock put ada lovelace
+  sheaf call /tmp/my.sock put photo - < photo.jpg
   sheaf call /tmp/my.sock get ada
   sheaf call 7421 --token-file token.txt --keyspace words scan --limit 3
   sheaf call host:7421 --token-file token.txt ping")]
@@ -346,11 +353,20 @@ pub(crate) struct Wait {
     pub(crate) time: Duration,
 }
 
-/// Permissions of files and directories that are created.
+/// Permissions of the files and directories of a new database.
+#[derive(Debug, Args)]
+pub(crate) struct NewModes {
+    /// Mode of the files of a new database, as octal digits such as 640; directories also get
+    /// search permission [default: 600]
+    #[arg(long, value_name = "MODE", value_parser = parse_mode)]
+    pub(crate) mode: Option<Permissions>,
+}
+
+/// Permissions of the files and directories of a copy.
 #[derive(Debug, Args)]
 pub(crate) struct Modes {
-    /// Mode of the files of a new database, as octal digits such as 640; directories also get
-    /// search permission. Default: 600; for a copy, at most the mode of the source
+    /// Mode of the files of the new database, as octal digits such as 640; directories also get
+    /// search permission [default: no access beyond that to the source]
     #[arg(long, value_name = "MODE", value_parser = parse_mode)]
     pub(crate) mode: Option<Permissions>,
 }
@@ -361,10 +377,10 @@ pub(crate) struct Place {
     /// Directory of the database
     #[arg(value_name = "DATABASE")]
     pub(crate) database: PathBuf,
-    /// Memory budget for indexes and caches, in bytes or with KiB, MiB or GiB
-    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size)]
+    /// Memory budget for indexes and caches, at least 1MiB, in bytes or with KiB, MiB, GiB or TiB
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_budget)]
     pub(crate) memory: u64,
-    /// Maximum number of file descriptors for files of the database, at least 16
+    /// Maximum number of file descriptors for files of the database; values below 16 count as 16
     /// [default: a quarter of `ulimit -n`, at most 1024]
     #[arg(long, value_name = "NUMBER")]
     pub(crate) open_files: Option<u32>,
@@ -401,7 +417,7 @@ pub(crate) struct Creation {
     #[command(flatten)]
     pub(crate) chosen: Chosen,
     #[command(flatten)]
-    pub(crate) modes: Modes,
+    pub(crate) modes: NewModes,
 }
 
 /// Engine options on the command line.

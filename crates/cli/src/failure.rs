@@ -8,6 +8,9 @@ use crate::notation::many;
 /// The result of a verb.
 pub(crate) type Result<T = (), E = Failure> = std::result::Result<T, E>;
 
+/// Arguments of the command line that only the database can check, by the names of its errors.
+const ARGUMENTS: [&str; 3] = ["engine", "option", "keyspace name"];
+
 /// Reason why a verb did not do its job.
 #[derive(Debug)]
 pub(crate) enum Failure {
@@ -21,6 +24,8 @@ pub(crate) enum Failure {
     Lossy,
     /// The database returned an error.
     Database(sheaf::Error),
+    /// A backup that was to be restored is damaged.
+    DamagedBackup(sheaf::Error),
     /// An operation on a file or stream of the user failed.
     Stream { op: &'static str, path: PathBuf, source: io::Error },
     /// A line of a file that is being loaded is wrong.
@@ -54,7 +59,8 @@ impl Failure {
             Failure::Unread => 0,
             Failure::Missing(_) | Failure::Database(sheaf::Error::NoKeyspace { .. }) => 1,
             Failure::Usage(_) => 2,
-            Failure::Damage(_) | Failure::Lossy | Failure::Skipped(_) => 3,
+            Failure::Database(sheaf::Error::Invalid { what, .. }) if ARGUMENTS.contains(what) => 2,
+            Failure::Damage(_) | Failure::DamagedBackup(_) | Failure::Lossy | Failure::Skipped(_) => 3,
             Failure::Interrupted { signal, .. } => 128_u8.saturating_add(*signal),
             Failure::Database(error) if error.is_corrupt() => 3,
             _ => 4,
@@ -78,7 +84,7 @@ impl Failure {
             }
             Failure::Interrupted { left, .. } => format!("interrupted; {left}"),
             Failure::Damage(count) => format!("{} found", many(*count, "damaged place")),
-            Failure::Database(error) => error.to_string(),
+            Failure::Database(error) | Failure::DamagedBackup(error) => error.to_string(),
             Failure::Stream { op, path, source } => format!("cannot {op} {}: {source}", path.display()),
             Failure::Line { path, line, why, loaded } => {
                 let before = many(*loaded, "pair");
@@ -103,6 +109,10 @@ impl Failure {
             Failure::Database(Error::Locked { .. }) => Some("`--wait SECONDS` sets a longer wait"),
             Failure::Database(Error::OverBudget { .. }) => Some("raise the budget with --memory"),
             Failure::Database(Error::Busy { .. }) => Some("background work is behind; try again later"),
+            Failure::DamagedBackup(_) => Some(
+                "the backup is damaged: restore another one, or make a new one; the database that was \
+                 backed up is not affected",
+            ),
             Failure::Database(error) if error.is_corrupt() => {
                 Some("`sheaf verify` lists all damage of a database, `sheaf repair` salvages the intact data")
             }

@@ -166,15 +166,29 @@ pub(crate) fn many(number: u64, thing: &str) -> String {
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic()).trim_end();
     let number: u64 = digits.parse().map_err(|_| "expected a size such as 512MiB".to_owned())?;
-    let unit: u64 = match text[digits.len()..].trim().to_ascii_lowercase().as_str() {
+    let typed = text[digits.len()..].trim();
+    let unit: u64 = match typed.to_ascii_lowercase().as_str() {
         "" | "b" => 1,
         "k" | "kib" => 1 << 10,
         "m" | "mib" => 1 << 20,
         "g" | "gib" => 1 << 30,
         "t" | "tib" => 1 << 40,
-        other => return Err(format!("unknown unit {other:?}: use KiB, MiB, GiB or TiB")),
+        _ => return Err(format!("unknown unit {typed:?}: use KiB, MiB, GiB or TiB")),
     };
     number.checked_mul(unit).ok_or_else(|| "too large".to_owned())
+}
+
+/// Parses a number of things.
+pub(crate) fn parse_count(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| "expected a number".to_owned())
+}
+
+/// Parses a memory budget, which must have room for some data.
+pub(crate) fn parse_budget(text: &str) -> Result<u64, String> {
+    match parse_size(text)? {
+        bytes if bytes < 1 << 20 => Err("expected at least 1MiB".to_owned()),
+        bytes => Ok(bytes),
+    }
 }
 
 /// Parses a number of seconds, with or without a fraction.
@@ -328,6 +342,9 @@ mod tests {
         assert_eq!([size(17), size(4300), size(20 << 30)], ["17 B", "4.2 KiB", "20 GiB"]);
         assert_eq!(parse_size("64MiB"), Ok(64 << 20));
         assert_eq!(parse_size("4096"), Ok(4096));
+        assert_eq!(parse_budget("1MiB"), Ok(1 << 20));
+        assert!(parse_budget("1000KiB").is_err());
+        assert!(parse_size("5QB").is_err_and(|why| why.contains("\"QB\"")));
         assert!(
             parse_size("-1").is_err() && parse_size("1XB").is_err() && parse_size("99999999TiB").is_err()
         );

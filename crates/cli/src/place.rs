@@ -6,7 +6,7 @@ use std::path::Path;
 
 use sheaf::{Builder, Database, Error, Keyspace, KeyspaceOptions, Overview, Reached};
 
-use crate::args::{Chosen, Creation, Modes, Place, Target, Wait};
+use crate::args::{Chosen, Creation, Modes, NewModes, Place, Target, Wait};
 use crate::failure::{Failure, Result};
 use crate::notation;
 use crate::output::{self, Watch};
@@ -54,17 +54,40 @@ impl Place {
     }
 
     /// Opens the database for writing; creates it if it does not exist.
-    pub(crate) fn create(&self, modes: &Modes) -> Result<Database> {
+    pub(crate) fn create(&self, modes: &NewModes) -> Result<Database> {
         Ok(modes.on(self.builder()).open(&self.database)?)
     }
 }
 
-impl Modes {
+impl NewModes {
     /// Sets the mode on a builder that may create a database.
     pub(crate) fn on(&self, builder: Builder) -> Builder {
-        match self.mode {
-            Some(permissions) => builder.permissions(permissions),
-            None => builder,
+        self.mode.into_iter().fold(builder, Builder::permissions)
+    }
+}
+
+impl Modes {
+    /// Sets the mode on a builder that makes a copy.
+    pub(crate) fn on(&self, builder: Builder) -> Builder {
+        self.mode.into_iter().fold(builder, Builder::permissions)
+    }
+}
+
+impl Creation {
+    /// Fails if there is no engine of the requested name. Nothing has been created yet.
+    pub(crate) fn check(&self) -> Result {
+        self.engine.as_deref().map_or(Ok(()), check_engine)
+    }
+}
+
+/// Fails if there is no engine of this name.
+pub(crate) fn check_engine(name: &str) -> Result {
+    let known = sheaf::engines();
+    match known.contains(&name) {
+        true => Ok(()),
+        false => {
+            let known = known.join(", ");
+            Err(Failure::Usage(format!("there is no engine {name:?}; the engines are {known}")))
         }
     }
 }
@@ -112,6 +135,7 @@ impl Target {
 
     /// Opens the database and the keyspace for writing; creates them if they do not exist.
     pub(crate) fn create(&self, creation: &Creation) -> Result<(Database, Keyspace)> {
+        creation.check()?;
         let db = self.place.create(&creation.modes)?;
         let keyspace = db.keyspace(&self.keyspace, creation.chosen.of(creation.engine.as_deref()))?;
         Ok((db, keyspace))

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::num::NonZeroU64;
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use indicatif::ProgressBar;
@@ -11,7 +11,7 @@ use serde_json::json;
 use sheaf::{BackupOptions, BackupPace, BackupPhase, BackupProgress, BackupReport, Database, Reached};
 
 use crate::args::{Modes, Place};
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
 use crate::notation::{many, parse_size, size};
 use crate::output::{Watch, byte_bar, stdout, time};
@@ -21,7 +21,7 @@ use crate::output::{Watch, byte_bar, stdout, time};
 pub(crate) struct Backup {
     #[command(flatten)]
     pub(crate) place: Place,
-    /// Directory of the backup, which must be new or empty
+    /// Directory of the backup, which must be new or empty; its parent directory must exist
     #[arg(value_name = "BACKUP")]
     pub(crate) backup: PathBuf,
     /// Earlier backup to share unchanged files with
@@ -81,8 +81,21 @@ fn parse_pace(text: &str) -> std::result::Result<BackupPace, String> {
     rate.map(BackupPace::AtMost).ok_or_else(|| "expected a size such as 100MiB, or full".to_owned())
 }
 
+/// Fails if the parent directory of the backup does not exist: its file system may not be mounted.
+fn check_parent(backup: &Path) -> Result {
+    let absolute = std::path::absolute(backup).map_err(Failure::stream("find", backup))?;
+    match absolute.parent() {
+        Some(parent) if !parent.exists() => {
+            let (backup, parent) = (backup.display(), parent.display());
+            Err(Failure::Refused(format!("cannot create {backup}: there is no directory {parent}")))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Makes the backup in the process that has the database open, or in this process.
 fn copy(args: &Backup, bar: &ProgressBar) -> Result<BackupReport> {
+    check_parent(&args.backup)?;
     let interrupt = Interrupt::watch()?;
     let nothing = || "no partial backup remains".to_owned();
     let mut watcher = |progress| show(bar, progress, &interrupt);
@@ -111,7 +124,11 @@ pub(crate) fn restore(args: &Restore) -> Result {
     let mut watcher = |progress| show(&bar, progress, &interrupt);
     let done = args.modes.on(Database::builder()).restore(&args.backup, &args.database, Some(&mut watcher));
     bar.finish_and_clear();
-    let done = interrupt.verdict(done, || "no partial database remains".to_owned())?;
+    let done = interrupt.verdict(done, || "no partial database remains".to_owned());
+    let done = done.map_err(|failure| match failure {
+        Failure::Database(error) if error.is_corrupt() => Failure::DamagedBackup(error),
+        other => other,
+    })?;
     let mut out = stdout();
     if args.json {
         return report_json(&mut out, &done);

@@ -1,7 +1,7 @@
 //! # `call`: a request to a served database
 
 use std::ffi::OsString;
-use std::io::Write;
+use std::io::{ErrorKind, Read, Write};
 use std::ops::Bound;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -10,11 +10,11 @@ use clap::{Args, Subcommand};
 use sheaf_client::{Batch, Client, Durability, Options};
 use sheaf_server::Address;
 
-use crate::args::Durable;
 use crate::failure::{Failure, Result};
-use crate::notation::{self, escape, many};
+use crate::notation::{self, escape, many, parse_count, size};
 use crate::output::{NAME, Watch, on_stdout, stdout, time};
 use crate::place::token_of;
+use crate::streams::input;
 
 /// Arguments of `call`.
 #[derive(Debug, Args)]
@@ -33,6 +33,15 @@ pub(crate) struct Call {
     pub(crate) request: CallVerb,
 }
 
+/// Durability of the commits of a server.
+#[derive(Debug, Args)]
+pub(crate) struct Durable {
+    /// Sync the commit to the device before the reply. Without it a commit survives a kill of the
+    /// server, and a power cut after the next background sync; `call persist` waits for that sync
+    #[arg(long)]
+    pub(crate) durable: bool,
+}
+
 /// Requests to a served database.
 #[derive(Debug, Subcommand)]
 pub(crate) enum CallVerb {
@@ -45,7 +54,8 @@ pub(crate) enum CallVerb {
         durable: Durable,
         /// Key
         key: OsString,
-        /// Value
+        /// Value, or `-` to read it from stdin; key and value must fit into one message of the
+        /// server (4 MiB)
         value: OsString,
     },
     /// Print the value of a key, byte for byte
@@ -70,7 +80,7 @@ pub(crate) enum CallVerb {
         #[arg(long, value_name = "KEY")]
         to: Option<OsString>,
         /// Maximum number of pairs
-        #[arg(long, value_name = "COUNT")]
+        #[arg(long, value_name = "COUNT", value_parser = parse_count)]
         limit: Option<usize>,
         /// Descend from the highest key
         #[arg(long)]
@@ -85,13 +95,15 @@ pub(crate) enum CallVerb {
 pub(crate) fn run(args: &Call) -> Result {
     let token = token_of(args.token_file.as_deref())?.unwrap_or_default();
     let client = Client::connect(&args.address, &Options::default().token(token));
-    let mut client = client.map_err(|error| unconnected(&args.address, error))?;
+    let mut client = client.map_err(|error| unconnected(args, error))?;
     let name = &args.keyspace;
     match &args.request {
         CallVerb::Put { engine, durable, key, value } => {
+            // Read first: a value that cannot be read creates nothing.
+            let value = value_of(value, client.max_message())?;
             let keyspace = client.keyspace_of(name, engine.as_deref().unwrap_or_default())?;
             let mut batch = Batch::default();
-            batch.durability(durability(durable.durable)).insert(keyspace, key.as_bytes(), value.as_bytes());
+            batch.durability(durability(durable.durable)).insert(keyspace, key.as_bytes(), &value);
             client.commit(&batch)?;
         }
         CallVerb::Get { key } => {
@@ -123,10 +135,38 @@ pub(crate) fn run(args: &Call) -> Result {
     Ok(())
 }
 
+/// Returns the bytes of a value argument; `-` reads them from stdin.
+///
+/// # Errors
+///
+/// Fails if stdin has more bytes than a message of the server.
+fn value_of(value: &OsString, max_message: usize) -> Result<Vec<u8>> {
+    if value != "-" {
+        return Ok(value.as_bytes().to_vec());
+    }
+    let mut bytes = Vec::new();
+    let read = input()?.take(max_message as u64 + 1).read_to_end(&mut bytes);
+    if read.map_err(Failure::stream("read", "stdin"))? > max_message {
+        let most = size(max_message as u64);
+        let why = format!("the value is too large: a message of this server has at most {most}");
+        return Err(Failure::Refused(why));
+    }
+    Ok(bytes)
+}
+
 /// Returns a failure to connect.
-fn unconnected(address: &Address, error: sheaf_client::Error) -> Failure {
+fn unconnected(args: &Call, error: sheaf_client::Error) -> Failure {
+    let address = &args.address;
     let why = match error {
+        sheaf_client::Error::Lost(why)
+            if matches!(why.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) =>
+        {
+            format!("{why}; is `sheaf serve` running with this address?")
+        }
         sheaf_client::Error::Lost(why) => why.to_string(),
+        denied @ sheaf_client::Error::Denied if args.token_file.is_none() => {
+            format!("{denied}; --token-file FILE names the file with the token")
+        }
         other => other.to_string(),
     };
     Failure::Refused(format!("cannot connect to {address}: {why}"))

@@ -20,6 +20,7 @@ use crate::failure::{Failure, Result, rule};
 use crate::interrupt::Interrupt;
 use crate::notation::{many, size};
 use crate::output::{Watch, pair_bar, stdout, time, written};
+use crate::place::check_engine;
 
 /// Arguments of `convert`.
 #[derive(Debug, Args)]
@@ -46,10 +47,7 @@ const SAMPLE: usize = 20_000;
 const SAMPLE_BYTES: usize = 32 << 20;
 
 pub(crate) fn run(args: &Convert) -> Result {
-    if !sheaf::engines().contains(&args.to.as_str()) {
-        let known = sheaf::engines().join(", ");
-        return Err(Failure::Usage(format!("there is no engine {:?}; the engines are {known}", args.to)));
-    }
+    check_engine(&args.to)?;
     if args.dry_run { estimate(args) } else { convert(args) }
 }
 

@@ -55,6 +55,7 @@ const BATCH_PAIRS: usize = 1000;
 const BATCH_BYTES: usize = 4 << 20;
 
 pub(crate) fn run(args: &Load) -> Result {
+    args.creation.check()?;
     let (file, bar) = open(&args.file)?;
     let interrupt = Interrupt::watch()?;
     let input = Wakeable { file, interrupt: &interrupt };

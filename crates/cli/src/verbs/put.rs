@@ -34,6 +34,7 @@ pub(crate) struct Put {
 const CHUNK: usize = 1 << 16;
 
 pub(crate) fn run(args: &Put) -> Result {
+    args.creation.check()?;
     let key = bytes_of(&args.key, args.hex)?;
     // Read first: a value that cannot be read creates nothing.
     let (first, mut rest): (Vec<u8>, Box<dyn Read>) = match args.value.as_encoded_bytes() {

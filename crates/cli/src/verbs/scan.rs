@@ -10,7 +10,7 @@ use sheaf::{Iter, Keyspace};
 
 use crate::args::Target;
 use crate::failure::Result;
-use crate::notation::{self, escape, hex};
+use crate::notation::{self, escape, hex, parse_count};
 use crate::output::{NAME, on_stdout, stdout};
 use crate::place::bytes_of;
 
@@ -29,7 +29,7 @@ pub(crate) struct Scan {
     #[arg(long, value_name = "KEY", conflicts_with_all = ["from", "to"])]
     pub(crate) prefix: Option<OsString>,
     /// Maximum number of pairs
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", value_parser = parse_count)]
     pub(crate) limit: Option<usize>,
     /// Descend from the highest key
     #[arg(long)]

@@ -2,7 +2,7 @@
 //!
 //! SIGINT and SIGTERM end it cleanly. If it is killed, acknowledged commits are not lost either.
 
-use std::io::{ErrorKind, Write};
+use std::io::Write;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use sheaf_server::{Builder, Denied, Limits, rdma};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::args::{Modes, Place};
+use crate::args::{NewModes, Place};
 use crate::failure::{Failure, Result};
 use crate::notation::many;
 use crate::output::{CAUTION, HINT, say, stdout};
@@ -27,7 +27,7 @@ pub(crate) struct Serve {
     #[command(flatten)]
     pub(crate) place: Place,
     #[command(flatten)]
-    pub(crate) modes: Modes,
+    pub(crate) modes: NewModes,
     /// Address to listen at: a path, PORT or HOST:PORT
     #[arg(long, required = true, value_name = "ADDRESS")]
     pub(crate) flatrpc: Vec<Address>,
@@ -37,19 +37,38 @@ pub(crate) struct Serve {
     /// Serve TCP without a token, to every process that can reach the address
     #[arg(long, conflicts_with = "token_file")]
     pub(crate) insecure: bool,
-    /// Number of threads that execute requests [default: half of the processors]
-    #[arg(long, value_name = "COUNT")]
+    /// Number of threads that execute requests, 1 to 64 [default: half of the processors]
+    #[arg(long, value_name = "COUNT", value_parser = parse_workers)]
     pub(crate) workers: Option<usize>,
-    /// Disconnect clients that send no request for this time [default: never]
-    #[arg(long, value_name = "SECONDS")]
+    /// Disconnect clients that send no request and wait for no reply for this time [default: never]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_positive)]
     pub(crate) idle_timeout: Option<NonZeroU64>,
     /// Interval of background syncs of commits to the device [default: 100]
-    #[arg(long, value_name = "MILLISECONDS")]
+    #[arg(long, value_name = "MILLISECONDS", value_parser = parse_positive)]
     pub(crate) sync_interval: Option<NonZeroU64>,
     /// Disk space of logs relative to their live data, from 1.1 to 10; smaller values cost more
     /// writes [default: 1.6]
-    #[arg(long, value_name = "TIMES")]
+    #[arg(long, value_name = "TIMES", value_parser = parse_space_limit)]
     pub(crate) space_limit: Option<f64>,
+}
+
+/// Parses a number of workers.
+fn parse_workers(text: &str) -> Result<usize, String> {
+    let most = sheaf_server::MAX_WORKERS;
+    let number = text.parse().ok().filter(|number| (1..=most).contains(number));
+    number.ok_or_else(|| format!("expected a number from 1 to {most}"))
+}
+
+/// Parses a number that must not be 0.
+fn parse_positive(text: &str) -> Result<NonZeroU64, String> {
+    let number: u64 = text.parse().map_err(|_| "expected a number".to_owned())?;
+    NonZeroU64::new(number).ok_or_else(|| "must be at least 1".to_owned())
+}
+
+/// Parses a limit of disk space, relative to the live data.
+fn parse_space_limit(text: &str) -> Result<f64, String> {
+    let times = text.parse().ok().filter(|times| (1.1..=10.0).contains(times));
+    times.ok_or_else(|| "expected a number from 1.1 to 10".to_owned())
 }
 
 impl Serve {
@@ -72,8 +91,24 @@ fn report(denied: &Denied) {
     say(format_args!("{CAUTION}sheaf:{CAUTION:#} {} from {peer}", many(*count, "wrong token")));
 }
 
+/// Fails if TCP needs a token and there is none.
+fn check_token(args: &Serve, token: Option<&str>) -> Result {
+    let open = args.flatrpc.iter().find(|address| matches!(address, Address::Tcp(_)));
+    match open {
+        Some(open) if token.is_none() && !args.insecure => {
+            let peers = if open.is_local() { "by every user of this machine" } else { "from other machines" };
+            Err(Failure::Usage(format!(
+                "{open} can be reached {peers}: set a token with --token-file FILE, or allow access without \
+                 one with --insecure"
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
 pub(crate) fn run(args: &Serve) -> Result {
     let token = token_of(args.token_file.as_deref())?; // read first: a failure creates nothing
+    check_token(args, token.as_deref())?;
     let refused = |error: std::io::Error| Failure::Refused(error.to_string());
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(refused)?;
     let db = args.open()?;
@@ -87,14 +122,7 @@ pub(crate) fn run(args: &Serve) -> Result {
     if let Some(token) = &token {
         builder = builder.token(token);
     }
-    let has_tcp = args.flatrpc.iter().any(|address| matches!(address, Address::Tcp(_)));
-    let is_open = has_tcp && token.is_none() && !args.insecure;
-    let server = builder.start(&db).map_err(|error| match error.kind() {
-        ErrorKind::PermissionDenied if is_open => {
-            Failure::Refused(format!("{error} (--token-file FILE or --insecure)"))
-        }
-        _ => refused(error),
-    })?;
+    let server = builder.start(&db).map_err(refused)?;
     let mut out = stdout();
     for address in server.addresses() {
         writeln!(out, "serving {} at {address}", args.place.database.display())?;

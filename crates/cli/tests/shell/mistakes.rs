@@ -55,7 +55,7 @@ fn a_missing_key_is_exit_code_1_and_its_name_is_escaped() {
 fn a_wrong_command_line_is_exit_code_2() {
     let sandbox = Sandbox::with(&[("a", "1")]);
     let before = sandbox.image(".");
-    let wrong: [&[&str]; 12] = [
+    let wrong: [&[&str]; 23] = [
         &[],
         &["frobnicate", "db"],
         &["get", "db"],
@@ -66,6 +66,17 @@ fn a_wrong_command_line_is_exit_code_2() {
         &["scan", "db", "--prefix", "a", "--from", "b"],
         &["scan", "db", "--limit", "-1"],
         &["stats", "db", "--memory", "lots"],
+        &["stats", "db", "--memory", "1000"],
+        &["put", "new", "--mode", "777", "a", "2"],
+        &["put", "db", "-e", "rocks", "a", "2"],
+        &["put", "db", "-k", "new", "-e", "rocks", "a", "2"],
+        &["convert", "db", "--to", "rocks"],
+        &["load", "db", "-k", "new", "-e", "rocks", "--sorted", "/dev/null"],
+        &["serve", "new", "--flatrpc", "0"],
+        &["serve", "new", "--flatrpc", "./sock", "--workers", "0"],
+        &["serve", "new", "--flatrpc", "./sock", "--workers", "65"],
+        &["serve", "new", "--flatrpc", "./sock", "--space-limit", "1"],
+        &["serve", "new", "--flatrpc", "sock"],
         &["drop", "db", "default"],
         &["del", "db"],
     ];
@@ -85,8 +96,21 @@ fn a_foreign_directory_is_left_alone() {
     for args in READERS {
         sandbox.run(args).exits(4).prints("");
     }
-    sandbox.run(&["put", "db", "k", "v"]).exits(4).complains("not a Sheaf database");
+    let ran = sandbox.run(&["put", "db", "k", "v"]).exits(4).complains("not a Sheaf database");
+    ran.complains("name a new or empty directory");
     assert!(sandbox.image(".") == before);
+}
+
+#[test]
+fn a_database_without_both_slots_of_root_is_salvaged_as_doubtful() {
+    let sandbox = Sandbox::with(&[("a", "1")]);
+    for slot in ["db/ROOT.0", "db/ROOT.1"] {
+        std::fs::remove_file(sandbox.path(slot)).expect("it is there");
+    }
+    sandbox.run(&["get", "db", "a"]).exits(4).complains("`sheaf repair` salvages it");
+    sandbox.run(&["put", "db", "a", "2"]).exits(4).complains("`sheaf repair` salvages it");
+    sandbox.run(&["repair", "db", "new", "--keep-doubtful"]).exits(3);
+    sandbox.run(&["get", "new", "a"]).succeeds().prints("1");
 }
 
 #[test]
@@ -121,8 +145,9 @@ fn a_second_open_is_refused_with_the_owners_process_id() {
 fn an_engine_is_remembered() {
     let sandbox = Sandbox::with(&[("a", "1")]);
     sandbox.run(&["put", "db", "--engine", "flex", "b", "2"]).succeeds();
-    sandbox.run(&["put", "db", "--engine", "abacus", "a", "2"]).exits(4).complains("abacus");
-    sandbox.run(&["put", "db", "-k", "new", "--engine", "abacus", "a", "2"]).exits(4).complains("abacus");
+    sandbox.run(&["put", "db", "--engine", "abacus", "a", "2"]).exits(2).complains("no engine \"abacus\"");
+    sandbox.run(&["put", "db", "-k", "new", "--engine", "abacus", "a", "2"]).exits(2).complains("abacus");
+    sandbox.run(&["put", "db", "--engine", "flat", "a", "2"]).exits(4).complains("sheaf convert");
     sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflex\t2\n");
     sandbox.run(&["get", "db", "a"]).succeeds().prints("1");
 }
@@ -137,8 +162,11 @@ fn a_key_that_is_too_long_changes_nothing() {
     sandbox.run(&["put", "db", &longer, "v"]).exits(4).complains("too large: at most 65535");
     sandbox.run(&["get", "db", "a"]).succeeds().prints("1");
     sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflex\t2\n");
-    sandbox.run(&["put", "db", "-k", &"n".repeat(300), "k", "v"]).exits(4);
-    sandbox.run(&["put", "db", "-k", "", "k", "v"]).exits(4);
+    sandbox.run(&["put", "db", "-k", &"n".repeat(300), "k", "v"]).exits(2);
+    sandbox.run(&["put", "db", "-k", "", "k", "v"]).exits(2);
+    sandbox.run(&["put", "db", "-k", "new", "--option", "colour=1", "a", "2"]).exits(2).complains("colour");
+    sandbox.run(&["put", "db", "-k", "new", "--option", "interval-pairs=1", "a", "2"]).exits(2);
+    sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflex\t2\n");
 }
 
 #[test]
@@ -258,6 +286,8 @@ fn a_refused_backup_names_the_reason_and_leaves_no_file() {
     let sandbox = Sandbox::with(&[("a", "1")]);
     sandbox.run(&["backup", "db", "monday"]).succeeds();
     sandbox.run(&["backup", "db", "monday"]).exits(4).complains("monday is not empty");
+    sandbox.run(&["backup", "db", "disk/monday"]).exits(4).complains("there is no directory");
+    assert!(!sandbox.path("disk").exists());
     sandbox.run(&["backup", "db", "db/inside"]).exits(4).complains("inside the database");
     sandbox.run(&["backup", "nowhere", "tuesday"]).exits(4).complains("there is no database");
     sandbox.run(&["backup", "db", "tuesday", "--base", "db"]).exits(4).complains("not a Sheaf backup");
@@ -279,7 +309,8 @@ fn a_refused_backup_names_the_reason_and_leaves_no_file() {
         backup.into_iter().find(|(path, _)| path.ends_with("BACKUP")).expect("a file BACKUP");
     bytes[40] ^= 1;
     std::fs::write(&path, &bytes).expect("it can be written");
-    sandbox.run(&["restore", "monday", "again"]).exits(3).complains("BACKUP is damaged");
+    let ran = sandbox.run(&["restore", "monday", "again"]).exits(3).complains("BACKUP is damaged");
+    assert!(ran.stderr().contains("restore another one") && !ran.stderr().contains("verify"));
     assert!(!sandbox.path("again").exists());
 }
 

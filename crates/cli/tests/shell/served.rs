@@ -54,16 +54,37 @@ fn a_served_database_can_be_called_over_both_transports_and_is_complete_afterwar
     sandbox.run(&["put", "db", "a", "1", "--wait", "0"]).exits(4);
     served.end();
     sandbox.run(&["get", "db", "tab\there"]).succeeds().prints("x");
-    sandbox.run(&["call", "./sock", "ping"]).exits(4);
+    sandbox.run(&["call", "./sock", "ping"]).exits(4).complains("is `sheaf serve` running");
+}
+
+#[test]
+fn a_value_from_stdin_is_stored_up_to_the_size_of_a_message() {
+    let sandbox = Sandbox::new();
+    let served = Served::start(&sandbox, &["--flatrpc", "./sock"], 1);
+    let put = |key: &str, value: &[u8]| sandbox.feed(&["call", "./sock", "put", key, "-"], value);
+    let value = vec![b'x'; 3 << 20];
+    put("large", &value).succeeds();
+    sandbox.run(&["call", "./sock", "get", "large"]).succeeds().prints(&value);
+    put("empty", b"").succeeds();
+    sandbox.run(&["call", "./sock", "get", "empty"]).succeeds().prints("");
+    put("larger", &vec![b'x'; 5 << 20]).exits(4).complains("at most 4.0 MiB");
+    put("just", &vec![b'x'; 4 << 20]).exits(4).complains("too large");
+    served.end();
+    sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflex\t2\n");
 }
 
 #[test]
 fn a_server_takes_the_options_of_its_database() {
     let sandbox = Sandbox::new();
-    for [option, wrong] in [["--space-limit", "1"], ["--space-limit", "much"], ["--sync-interval", "0"]] {
-        let code = if wrong == "1" { 4 } else { 2 };
-        sandbox.run(&["serve", "db", "--flatrpc", "./sock", option, wrong]).exits(code);
+    for [option, wrong, why] in [
+        ["--space-limit", "1", "from 1.1 to 10"],
+        ["--space-limit", "much", "from 1.1 to 10"],
+        ["--sync-interval", "0", "at least 1"],
+        ["--workers", "0", "from 1 to 64"],
+    ] {
+        sandbox.run(&["serve", "db", "--flatrpc", "./sock", option, wrong]).exits(2).complains(why);
     }
+    assert!(!sandbox.path("db").exists());
     let options = [
         "--flatrpc",
         "0",
@@ -84,13 +105,16 @@ fn a_server_takes_the_options_of_its_database() {
 #[test]
 fn tcp_needs_a_token_and_checks_it() {
     let sandbox = Sandbox::new();
-    sandbox.run(&["serve", "db", "--flatrpc", "0"]).exits(4).complains("every user of this machine");
-    sandbox.run(&["serve", "db", "--flatrpc", "0.0.0.0:0"]).exits(4);
+    let ran =
+        sandbox.run(&["serve", "db", "--flatrpc", "0"]).exits(2).complains("every user of this machine");
+    ran.complains("--token-file FILE");
+    sandbox.run(&["serve", "db", "--flatrpc", "0.0.0.0:0"]).exits(2);
+    assert!(!sandbox.path("db").exists(), "a refused server created a database");
     sandbox.write("token", "open sesame\n");
     sandbox.write("wrong", "open\n");
     let served = Served::start(&sandbox, &["--flatrpc", "0.0.0.0:0", "--token-file", "token"], 1);
     let at = served.addresses[0].replace("0.0.0.0", "127.0.0.1");
-    sandbox.run(&["call", &at, "ping"]).exits(4);
+    sandbox.run(&["call", &at, "ping"]).exits(4).complains("--token-file FILE");
     sandbox.run(&["call", &at, "--token-file", "wrong", "ping"]).exits(4);
     sandbox.run(&["call", &at, "--token-file", "token", "ping"]).succeeds();
     served.end();
