@@ -175,7 +175,13 @@ Examples:
   sheaf dump my.db --skip-damaged > saved.tsv 2> lost.txt")]
     Dump(Dump),
     /// Show statistics: keyspaces, logs, memory, recovery at the last open
-    #[command(after_long_help = "Example:\n  sheaf stats my.db --json | jq .memory")]
+    #[command(after_long_help = "\
+The log `journal` serves the engines `flex` and `delsm`. The store log (`flat` in JSON) contains the
+data of `flat`, `flat-ordered`, `cedrus` and `kreon`. The load of a keyspace is shown after some
+thousand operations: one in 64 is measured.
+
+Example:
+  sheaf stats my.db --json | jq .memory")]
     Stats(Report),
     /// Show live statistics of a database that another process has open
     #[command(after_long_help = "\
@@ -204,7 +210,7 @@ Prints one line for each damaged place. Exit code 3 if there is any. The pairs o
 counted only up to its first damaged pair.
 
 Example:
-  sheaf verify my.db || sheaf restore /backup/monday again.db")]
+  sheaf verify my.db; test $? -eq 3 && sheaf restore /backup/monday again.db")]
     Verify(Report),
     /// List keyspaces
     #[command(after_long_help = "\

@@ -28,8 +28,8 @@ pub(crate) enum Failure {
     DamagedBackup(sheaf::Error),
     /// An operation on a file or stream of the user failed.
     Stream { op: &'static str, path: PathBuf, source: io::Error },
-    /// A line of a file that is being loaded is wrong.
-    Line { path: PathBuf, line: u64, why: String, loaded: u64 },
+    /// The database returned an error during a load; `left` describes the pairs that it has loaded.
+    Load { error: sheaf::Error, left: String },
     /// Any other reason, as a message.
     Refused(String),
     /// Number of damaged places that were listed on stderr and skipped.
@@ -59,6 +59,7 @@ impl Failure {
             Failure::Unread => 0,
             Failure::Missing(_) | Failure::Database(sheaf::Error::NoKeyspace { .. }) => 1,
             Failure::Usage(_) => 2,
+            Failure::Load { error, .. } if error.is_corrupt() => 3,
             Failure::Database(sheaf::Error::Invalid { what, .. }) if ARGUMENTS.contains(what) => 2,
             Failure::Damage(_) | Failure::DamagedBackup(_) | Failure::Lossy | Failure::Skipped(_) => 3,
             Failure::Interrupted { signal, .. } => 128_u8.saturating_add(*signal),
@@ -86,10 +87,7 @@ impl Failure {
             Failure::Damage(count) => format!("{} found", many(*count, "damaged place")),
             Failure::Database(error) | Failure::DamagedBackup(error) => error.to_string(),
             Failure::Stream { op, path, source } => format!("cannot {op} {}: {source}", path.display()),
-            Failure::Line { path, line, why, loaded } => {
-                let before = many(*loaded, "pair");
-                format!("{} line {line}: {why}; loaded: {before}, nothing of this batch", path.display())
-            }
+            Failure::Load { error, left } => format!("{error}; {left}"),
         })
     }
 
@@ -106,8 +104,17 @@ impl Failure {
             Failure::Database(Error::Unsupported { .. }) => {
                 Some("`sheaf scan` without --from, --to, --prefix and --reverse works with every engine")
             }
-            Failure::Database(Error::Locked { .. }) => Some("`--wait SECONDS` sets a longer wait"),
-            Failure::Database(Error::OverBudget { .. }) => Some("raise the budget with --memory"),
+            Failure::Database(Error::Locked { .. }) => Some(
+                "`--wait SECONDS` sets a longer wait; if that process is `sheaf serve`, use `sheaf call`",
+            ),
+            Failure::Database(Error::OverBudget { .. })
+            | Failure::Load { error: Error::OverBudget { .. }, .. } => Some("raise the budget with --memory"),
+            Failure::Database(Error::TooLarge {
+                what: "message" | "reply" | "reply with a pair", ..
+            }) => Some(
+                "a server does not pass larger pairs; `sheaf get` and `sheaf scan` read them, also while the \
+                 database is served",
+            ),
             Failure::Database(Error::Busy { .. }) => Some("background work is behind; try again later"),
             Failure::DamagedBackup(_) => Some(
                 "the backup is damaged: restore another one, or make a new one; the database that was \

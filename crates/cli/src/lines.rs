@@ -38,8 +38,10 @@ pub(crate) enum Wrong {
     Read(io::Error),
     /// The present line is wrong.
     Line(String),
-    /// The input ends too early or does not match its first line.
-    Incomplete(String),
+    /// The input ends without the last line of a dump.
+    Truncated(String),
+    /// The content of a dump does not match its last line.
+    Changed(String),
 }
 
 type Result<T, E = Wrong> = std::result::Result<T, E>;
@@ -145,10 +147,11 @@ impl<'a> Lines<'a> {
             && is_last
         {
             let expected = last_line(lines, sum);
+            if stop == Stop::Input && text.len() < expected.len() {
+                return self.end(); // the last line was cut off
+            }
             if text != expected.as_bytes() {
-                let got = String::from_utf8_lossy(text).into_owned();
-                let why = format!("its last line is {got:?}, but its content requires {expected:?}");
-                return Err(Wrong::Incomplete(why));
+                return Err(Wrong::Changed(change(text, lines, sum)));
             }
             (self.frame, self.is_behind_frame) = (None, true);
             return Ok(());
@@ -182,9 +185,8 @@ impl<'a> Lines<'a> {
         match self.frame {
             None => Ok(()),
             Some((lines, _)) => {
-                let lines = many(lines, "complete line");
-                let why = format!("it was cut off after {lines}: its last line is missing");
-                Err(Wrong::Incomplete(why))
+                let lines = many(lines, "line");
+                Err(Wrong::Truncated(format!("it ends after {lines} without its {LAST} line")))
             }
         }
     }
@@ -274,6 +276,17 @@ impl<'a> Lines<'a> {
                 return Ok(stop);
             }
         }
+    }
+}
+
+/// Returns the difference between the last line of a dump and its content.
+fn change(last: &[u8], lines: u64, sum: u32) -> String {
+    let last = String::from_utf8_lossy(last);
+    let mut words = last.split(' ').skip(1);
+    match (words.next().and_then(|word| word.parse::<u64>().ok()), words.next(), words.next()) {
+        (Some(count), _, None) if count != lines => format!("{}, expected {count}", many(lines, "line")),
+        (Some(_), Some(expected), None) => format!("checksum {sum:08x}, expected {expected}"),
+        _ => format!("its last line is {last:?}, expected {:?}", last_line(lines, sum)),
     }
 }
 
@@ -397,8 +410,15 @@ mod tests {
         for changed in
             [whole.replace("two", "twi"), whole.replace("b\ttwo\n", ""), whole.replace("end 2", "end 3")]
         {
-            assert!(matches!(all(changed.as_bytes()), (_, Some(Wrong::Incomplete(_)))), "{changed}");
+            assert!(matches!(all(changed.as_bytes()), (_, Some(Wrong::Changed(_)))), "{changed}");
         }
+        let why = |text: &str| match all(text.as_bytes()) {
+            (_, Some(Wrong::Changed(why))) => why,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(why(&whole.replace("end 2", "end 3")), "2 lines, expected 3");
+        assert!(why(&whole.replace("two", "twi")).starts_with("checksum "));
+        assert!(why(&whole.replace("end 2 ", "end two ")).starts_with("its last line is "));
         let two = format!("{whole}{whole}");
         assert!(matches!(all(two.as_bytes()), (pairs, None) if pairs.len() == 4));
         assert!(matches!(all(format!("{whole}c\td\n").as_bytes()), (_, Some(Wrong::Line(_)))));

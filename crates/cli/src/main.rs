@@ -25,16 +25,19 @@ mod streams;
 mod usage;
 mod verbs;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::Parser;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use args::{Cli, Verb};
 use failure::{Failure, Result};
 use output::{CAUTION, HINT, say};
 
 fn main() -> ExitCode {
-    let done = run(Cli::parse().verb);
+    let cli = Cli::try_parse().unwrap_or_else(|error| hyphenated(error).exit());
+    let done = run(cli.verb);
     output::end();
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -43,6 +46,22 @@ fn main() -> ExitCode {
             ExitCode::from(failure.code())
         }
     }
+}
+
+/// Adds a tip to the error of a missing argument, if an argument with a hyphen may be a key that
+/// was parsed as short options.
+fn hyphenated(mut error: clap::Error) -> clap::Error {
+    let is_hyphenated = |argument: &OsString| {
+        let bytes = argument.as_encoded_bytes();
+        bytes.len() > 1 && bytes.starts_with(b"-") && !bytes.starts_with(b"--")
+    };
+    if error.kind() == ErrorKind::MissingRequiredArgument
+        && let Some(argument) = std::env::args_os().skip(1).find(is_hyphenated)
+    {
+        let tip = format!("if {argument:?} is a key or a value, write `--` before it");
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    }
+    error
 }
 
 fn run(verb: Verb) -> Result {

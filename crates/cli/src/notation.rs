@@ -74,7 +74,9 @@ pub(crate) fn unescape_part(text: &[u8], has_more: bool, out: &mut Vec<u8>) -> R
             [] | [b'x'] | [b'x', _] if has_more => return Ok(text.len() - after.len() - 1),
             [] => return Err("a backslash at the end".into()),
             _ => {
-                let shown = String::from_utf8_lossy(&after[..after.len().min(3)]).into_owned();
+                let text = String::from_utf8_lossy(&after[..after.len().min(4)]).into_owned();
+                let length = if after[0] == b'x' { 3 } else { 1 };
+                let shown: String = text.chars().take(length).collect();
                 return Err(format!("unknown escape \\{}", shown.escape_debug()));
             }
         };
@@ -104,9 +106,10 @@ fn push_hex(byte: u8, out: &mut String) {
 pub(crate) fn unhex(text: &[u8]) -> Result<Vec<u8>, String> {
     let digits: Vec<u8> = text.iter().copied().filter(|byte| !byte.is_ascii_whitespace()).collect();
     if !digits.len().is_multiple_of(2) {
-        return Err(format!("{} hexadecimal digits: the number must be even", digits.len()));
+        return Err(format!("has an odd number of digits ({})", digits.len()));
     }
-    digits.chunks_exact(2).map(|pair| hex_byte(pair[0], pair[1])).collect()
+    let byte = |pair: &[u8]| hex_byte(pair[0], pair[1]).map_err(|why| format!("is wrong: {why}"));
+    digits.chunks_exact(2).map(byte).collect()
 }
 
 fn hex_byte(high: u8, low: u8) -> Result<u8, String> {
@@ -328,7 +331,8 @@ mod tests {
 
     #[test]
     fn a_wrong_escape_is_named() {
-        assert!(unescape(b"a\\q").expect_err("unknown").contains("\\q"));
+        assert_eq!(unescape(b"a\\qrs"), Err("unknown escape \\q".to_owned()));
+        assert_eq!(unescape("\\äbc".as_bytes()), Err("unknown escape \\ä".to_owned()));
         assert!(unescape(b"a\\").expect_err("cut").contains("end"));
         assert!(unescape(b"\\x4").expect_err("cut").contains("\\x4"));
         assert!(unescape(b"\\xzz").expect_err("no digits").contains("zz"));

@@ -171,5 +171,5 @@ pub(crate) fn bytes_of(argument: &OsStr, hex: bool) -> Result<Vec<u8>> {
     if !hex {
         return Ok(bytes.to_vec());
     }
-    notation::unhex(bytes).map_err(|why| Failure::Usage(format!("argument {argument:?} with --hex: {why}")))
+    notation::unhex(bytes).map_err(|why| Failure::Usage(format!("--hex: argument {argument:?} {why}")))
 }

@@ -115,7 +115,8 @@ impl Batch {
 
     /// Adds an expectation: the commit succeeds only if `key` has the value `value` at that moment
     /// (`None`: the key is missing). Otherwise the commit returns [`Error::Conflict`] and writes
-    /// nothing.
+    /// nothing. An expectation is compared with the state before the batch, whatever the order of
+    /// the calls. A batch that has only expectations is checked, too.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -125,6 +126,13 @@ impl Batch {
     /// let mut batch = db.batch();
     /// batch.expect(&users, "ada", Some(b"king")).insert(&users, "ada", "lovelace");
     /// assert!(matches!(batch.commit(), Err(sheaf::Error::Conflict)));
+    ///
+    /// let mut batch = db.batch();
+    /// batch.insert(&users, "ada", "lovelace").expect(&users, "ada", Some(b"byron"));
+    /// batch.commit()?;
+    /// let mut only = db.batch();
+    /// only.expect(&users, "ada", Some(b"byron"));
+    /// assert!(matches!(only.commit(), Err(sheaf::Error::Conflict)));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn expect(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: Option<&[u8]>) -> &mut Batch {

@@ -57,10 +57,10 @@ impl From<&str> for KeyspaceOptions {
 }
 
 impl KeyspaceOptions {
-    /// Sets the engine by its name, for example `"flex"`; [`engines`](crate::engines) lists the
-    /// names. The database records it, and refuses to open the keyspace with another one. Without
-    /// an engine, an existing keyspace opens with its own engine and a new one gets
-    /// [`DEFAULT_ENGINE`](crate::DEFAULT_ENGINE).
+    /// Sets the engine by its name, for example `"flex"`; the [crate page](crate#engines) has a
+    /// table, and [`engines`](crate::engines) returns the names. The database records it, and
+    /// refuses to open the keyspace with another one. Without an engine, an existing keyspace opens
+    /// with its own engine and a new one gets [`DEFAULT_ENGINE`](crate::DEFAULT_ENGINE).
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -790,7 +790,8 @@ impl Keyspace {
     }
 
     /// Returns an iterator over the pairs with keys in `range`, in key order. The iterator is a
-    /// snapshot of the state at the call. Needs an ordered engine unless the range is `..`.
+    /// snapshot of the state at the call. Needs an ordered engine unless the range is `..`. A range
+    /// with a start above its end is empty.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -802,6 +803,7 @@ impl Keyspace {
     ///     users.insert(word, "")?;
     /// }
     /// assert_eq!(users.range("a"..="b")?.count(), 2);
+    /// assert_eq!(users.range("b".."a")?.count(), 0);
     /// let last: &[u8] = b"a";
     /// assert_eq!(users.range((Bound::Excluded(last), Bound::Unbounded))?.count(), 2);
     /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -28,6 +28,7 @@
 //!
 //! Both are off by default and use the crates of the same names.
 
+#![doc = include_str!("engines.md")]
 #![forbid(unsafe_code)]
 #![warn(missing_debug_implementations)]
 
@@ -67,10 +68,10 @@ pub use sheaf_base::options::{EngineOptions, OptionSpec, Values};
 pub use sheaf_base::store::{
     BackupOptions, BackupPace, BackupPhase, BackupProgress, BackupReport, Batching, CacheStats, Compacted,
     ConversionPhase, ConversionProgress, Converted, Estimate, Fate, Harm, KeyspaceInfo, KeyspaceRepair,
-    Loaded, LogStats, MemoryStats, RepairFinding, RepairOptions, RepairProgress, RepairReport, StagedStats,
-    Stall, StallKind, StallStats, Stats, VerifyReport, Watcher,
+    Loaded, LogStats, MemoryStats, OpeningStats, RepairFinding, RepairOptions, RepairProgress, RepairReport,
+    StagedStats, Stall, StallKind, StallStats, Stats, VerifyReport, Watcher,
 };
-pub use sheaf_base::types::{Durability, MAX_BATCH, MAX_KEY, MAX_VALUE};
+pub use sheaf_base::types::{Durability, KeyspaceId, MAX_BATCH, MAX_KEY, MAX_VALUE};
 pub use snapshot::{KeyspaceSnapshot, Named, Snapshot};
 pub use stream::{ValueReader, ValueWriter};
 pub use value::Value;

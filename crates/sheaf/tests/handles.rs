@@ -193,3 +193,22 @@ fn a_long_value_is_loaded_as_a_stream() {
         assert_eq!(keyspace.len().unwrap(), 2);
     }
 }
+
+#[test]
+fn a_second_open_in_the_same_process_names_the_remedy() {
+    let (dir, db) = fresh();
+    let again = Database::open(dir.path().join("db")).unwrap_err().to_string();
+    assert!(again.contains("this process already has it open; clone that `Database`"), "{again}");
+    db.close().unwrap();
+    Database::open(dir.path().join("db")).unwrap().close().unwrap();
+}
+
+#[test]
+fn a_backup_of_a_read_only_handle_is_refused() {
+    let (dir, db) = fresh();
+    db.close().unwrap();
+    let db = Database::builder().read_only(true).open(dir.path().join("db")).unwrap();
+    let refused = db.backup(dir.path().join("copy"), sheaf::BackupOptions::default());
+    assert!(matches!(refused, Err(Error::ReadOnly)), "{refused:?}");
+    assert!(!dir.path().join("copy").exists());
+}

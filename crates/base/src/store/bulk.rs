@@ -61,7 +61,7 @@ impl Store {
         let Some(before) = before else { return Ok(()) };
         self.check_choice(before, choice)?;
         if !before.engine()?.is_empty()? {
-            let why = format!("{:?} is not empty, and the load does not replace it", before.name());
+            let why = format!("{:?} is not empty; clear it, or let the load replace it", before.name());
             return Err(Error::Invalid { what: "keyspace", why });
         }
         Ok(())
@@ -95,9 +95,9 @@ impl Loading {
         self.check_whole()?;
         if self.last.as_deref().is_some_and(|last| key <= last) {
             let is_same = self.last.as_deref() == Some(key);
-            let how = if is_same { "equal to" } else { "below" };
-            let pair = self.loaded.pairs + 1;
-            let why = format!("the key of pair {pair} is {how} the key before it; keys must ascend");
+            let how = if is_same { "the same as" } else { "below" };
+            let why =
+                format!("the key of pair {} is {how} the key of the pair before", self.loaded.pairs + 1);
             return Err(Error::Invalid { what: "key", why });
         }
         Ok(())

@@ -8,7 +8,7 @@ use sheaf::{Database, Keyspace, KeyspaceOptions};
 use super::page::Page;
 use super::texts::Text;
 use crate::failure::Result;
-use crate::notation::{count, escape, size};
+use crate::notation::{count, escape, many, size};
 use crate::output::{Watch, time};
 
 /// Number of random reads.
@@ -39,9 +39,9 @@ impl Library {
         let took = watch.elapsed();
         let line_count: usize = texts.iter().map(|text| text.lines.len()).sum();
         let bytes: usize = texts.iter().flat_map(|text| &text.lines).map(Vec::len).sum();
-        let (files, lines) = (count(texts.len() as u64), count(line_count as u64));
+        let (files, lines) = (many(texts.len() as u64, "file"), count(line_count as u64));
         page.line(
-            &format!("{lines} lines ({}) of {files} files, one commit per file", size(bytes as u64)),
+            &format!("{lines} lines ({}) of {files}, one commit per file", size(bytes as u64)),
             Some(took),
         )?;
 

@@ -39,7 +39,8 @@ pub(crate) struct Load {
     /// Load atomically; the keys must ascend
     #[arg(long, conflicts_with = "durable")]
     pub(crate) sorted: bool,
-    /// Replace the content and the engine of the keyspace by the file, unless the file is empty
+    /// With --sorted: replace the content and the engine of the keyspace by the file, unless the
+    /// file is empty
     #[arg(long, requires = "sorted")]
     pub(crate) replace: bool,
     /// Print {"pairs":..,"bytes":..,"seconds":..,"written":..}; "written" is bytes to the device
@@ -64,12 +65,13 @@ pub(crate) fn run(args: &Load) -> Result {
     // A directory fails here, before anything is created.
     let is_empty = lines.is_empty().map_err(Failure::stream("read", &args.file))?;
     if args.replace && is_empty {
-        let why = format!("{} is empty: nothing was replaced", args.file.display());
+        let why = format!("{} is empty: nothing was replaced", args.input());
         return Err(Failure::Refused(why));
     }
+    let is_new = !args.has_database();
     let (db, sink) = sink(args)?;
     let watch = Watch::start();
-    let mut loader = Loader { args, interrupt: &interrupt, sink, loaded: 0, bytes: 0 };
+    let mut loader = Loader { args, interrupt: &interrupt, is_new, sink, loaded: 0, bytes: 0 };
     let result = loader.all(&mut lines).and_then(|()| loader.end(&lines));
     bar.finish_and_clear();
     let (loaded, bytes) = (loader.loaded, loader.bytes);
@@ -110,8 +112,27 @@ fn sink(args: &Load) -> Result<(Database, Sink)> {
     };
     let chosen = &args.creation.chosen.options;
     let options = chosen.iter().fold(options, |options, (name, value)| options.option(name, *value));
-    let loader = db.bulk_load(&args.target.keyspace, options)?;
+    let loader = db.bulk_load(&args.target.keyspace, options).map_err(|error| match error {
+        Error::Invalid { what: "keyspace", .. } => {
+            let name = &args.target.keyspace;
+            let remedy = "--replace replaces its content, and a load without --sorted adds to it";
+            Failure::Refused(format!("keyspace {name:?} is not empty: {remedy}"))
+        }
+        other => other.into(),
+    })?;
     Ok((db, Sink::Sorted(Some(loader))))
+}
+
+impl Load {
+    /// Returns the name of the input for messages.
+    fn input(&self) -> String {
+        if self.file.as_os_str() == "-" { "stdin".to_owned() } else { self.file.display().to_string() }
+    }
+
+    /// Returns true if the directory has a slot of ROOT.
+    fn has_database(&self) -> bool {
+        ["ROOT.0", "ROOT.1"].iter().any(|slot| self.target.place.database.join(slot).exists())
+    }
 }
 
 #[expect(clippy::disallowed_methods, reason = "the user's file, not the database's")]
@@ -175,7 +196,7 @@ impl Batches {
 
 impl Sink {
     /// Commits the rest after the last pair.
-    fn end(&mut self, loaded: &mut u64) -> Result {
+    fn end(&mut self, loaded: &mut u64) -> sheaf::Result<()> {
         match self {
             Sink::Batches(batches) => *loaded += batches.flush()?,
             Sink::Sorted(loader) => {
@@ -191,6 +212,8 @@ impl Sink {
 struct Loader<'a> {
     args: &'a Load,
     interrupt: &'a Interrupt,
+    /// The database was created by this load.
+    is_new: bool,
     sink: Sink,
     /// Pairs committed.
     loaded: u64,
@@ -216,7 +239,8 @@ impl Loader<'_> {
                 batches.bytes += key.len() + value.len();
                 batches.batch.insert(&batches.keyspace, key, value);
                 if batches.batch.len() >= BATCH_PAIRS || batches.bytes >= BATCH_BYTES {
-                    self.loaded += batches.flush()?;
+                    let flushed = batches.flush();
+                    self.loaded += flushed.map_err(|error| self.failed(error))?;
                 }
                 Ok(())
             }
@@ -235,7 +259,9 @@ impl Loader<'_> {
         let mut streamed = 0;
         let done = match &mut self.sink {
             Sink::Batches(batches) => {
-                self.loaded += batches.flush()?; // keeps the order of the file
+                let flushed = batches.flush(); // keeps the order of the file
+                self.loaded += flushed.map_err(|error| self.failed(error))?;
+                let Sink::Batches(batches) = &mut self.sink else { return Ok(()) };
                 batches.stream(&pair.key, &mut value).map(|bytes| {
                     self.loaded += 1;
                     streamed = bytes;
@@ -256,7 +282,7 @@ impl Loader<'_> {
 
     /// Ends the load after the last pair of a complete input.
     fn end(&mut self, lines: &Lines<'_>) -> Result {
-        let path = self.args.file.display();
+        let path = self.args.input();
         if lines.is_cut() && self.args.replace {
             let why = format!(
                 "{path} ends without a newline, so its last line may be cut off: nothing was replaced; \
@@ -270,15 +296,24 @@ impl Loader<'_> {
             ));
         }
         self.interrupt.check(|| self.left())?;
-        self.sink.end(&mut self.loaded)
+        self.sink.end(&mut self.loaded).map_err(|error| self.failed(error))
+    }
+
+    /// Returns the failure for an error of the database.
+    fn failed(&self, error: Error) -> Failure {
+        Failure::Load { error, left: self.left() }
     }
 
     /// Returns the failure for a pair that the database refused.
     fn refused(&self, line: u64, error: Error) -> Failure {
         match error {
-            Error::Invalid { what: "key", why } => self.wrong(line, Wrong::Line(why)),
+            Error::Invalid { what: "key", .. } => {
+                let why = "its key is not above the key of the line before; --sorted needs ascending keys \
+                           (`LC_ALL=C sort`), or load without --sorted";
+                self.wrong(line, Wrong::Line(why.to_owned()))
+            }
             error @ Error::TooLarge { .. } => self.wrong(line, Wrong::Line(error.to_string())),
-            other => other.into(),
+            other => self.failed(other),
         }
     }
 
@@ -286,29 +321,25 @@ impl Loader<'_> {
         if let Err(interrupted) = self.interrupt.check(|| self.left()) {
             return interrupted;
         }
-        let path = self.args.file.clone();
-        let why = match wrong {
-            Wrong::Read(source) => return Failure::Stream { op: "read", path, source },
-            Wrong::Incomplete(why) => {
-                let (path, left) = (path.display(), self.left());
-                return Failure::Refused(format!("{path} is incomplete: {why}; {left}"));
-            }
-            Wrong::Line(why) => why,
-        };
-        match self.sink {
-            Sink::Batches(_) => Failure::Line { path, line, why, loaded: self.loaded },
-            Sink::Sorted(_) => {
-                Failure::Refused(format!("{} line {line}: {why}; nothing was loaded", path.display()))
-            }
-        }
+        let (input, left) = (self.args.input(), self.left());
+        Failure::Refused(match wrong {
+            Wrong::Read(source) => return Failure::Stream { op: "read", path: input.into(), source },
+            Wrong::Truncated(why) => format!("{input} is truncated: {why}; make the dump again; {left}"),
+            Wrong::Changed(why) => format!("{input} was changed: {why}; {left}"),
+            Wrong::Line(why) => format!("{input}, line {line}: {why}; {left}"),
+        })
     }
 
     /// Describes the pairs of this load that are in the keyspace.
     fn left(&self) -> String {
         match self.sink {
-            Sink::Batches(_) => format!("loaded: {}", many(self.loaded, "pair")),
+            Sink::Batches(_) if self.loaded > 0 => format!("loaded: {}", many(self.loaded, "pair")),
+            _ if self.is_new => {
+                let database = self.args.target.place.database.display();
+                format!("nothing was loaded, and the new database {database} has no pairs")
+            }
             Sink::Sorted(_) if self.args.replace => "nothing was replaced".to_owned(),
-            Sink::Sorted(_) => "nothing was loaded".to_owned(),
+            _ => "nothing was loaded".to_owned(),
         }
     }
 }

@@ -69,5 +69,5 @@ fn read(from: &mut dyn Read) -> Result<Vec<u8>> {
 }
 
 fn unhexed(digits: Vec<u8>) -> Result<Vec<u8>> {
-    notation::unhex(&digits).map_err(|why| Failure::Usage(format!("stdin with --hex: {why}")))
+    notation::unhex(&digits).map_err(|why| Failure::Usage(format!("--hex: stdin {why}")))
 }

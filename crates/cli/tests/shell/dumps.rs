@@ -32,14 +32,36 @@ fn a_truncated_dump_replaces_nothing_and_shortens_no_value() {
         sandbox
             .feed(&["load", "db", "--sorted", "--replace", "-"], &dump[..end])
             .exits(4)
-            .complains(if end < 14 { "line 1" } else { "incomplete" });
+            .complains(if end < 14 { "line 1" } else { "is truncated" });
     }
     sandbox.run(&["dump", "db", "--plain"]).succeeds().prints("old\tgood\n");
     let cut = dump.windows(4).position(|part| part == b"thre").expect("it is there") + 2;
-    sandbox.feed(&["load", "db", "-"], &dump[..cut]).exits(4).complains("incomplete").complains("cut off");
+    sandbox.feed(&["load", "db", "-"], &dump[..cut]).exits(4).complains("it ends after 2 lines");
     sandbox.run(&["get", "db", "c"]).exits(1);
     sandbox.feed(&["load", "db", "--sorted", "--replace", "-"], &dump).succeeds();
     sandbox.run(&["dump", "db"]).succeeds().prints(&dump);
+}
+
+#[test]
+fn a_refused_load_tells_how_many_pairs_are_there() {
+    let sandbox = Sandbox::new();
+    let load = |args: &[&str], input: &str| sandbox.feed(&[&["load"], args].concat(), input.as_bytes());
+    let cut = "#sheaf-dump 1\na\t1\n";
+    load(&["new", "-"], cut).exits(4).complains("nothing was loaded, and the new database new has no pairs");
+    load(&["new", "-"], cut).exits(4).complains("make the dump again; nothing was loaded\n");
+    load(&["other", "--sorted", "-"], cut).exits(4).complains("new database other has no pairs");
+    let ran = load(&["new", "--sorted", "-"], "b\t1\na\t2\n").exits(4).complains("stdin, line 2: its key");
+    ran.complains("load without --sorted").complains("nothing was loaded");
+    load(&["new", "-"], "a\t1\n").succeeds();
+    load(&["new", "--sorted", "-"], "b\t1\n").exits(4).complains("--replace replaces its content");
+    let pairs: String = (0..200_000).map(|n| format!("key{n}\tvalue\n")).collect();
+    let ran = load(&["new", "-k", "large", "-e", "flat", "--memory", "1MiB", "-"], &pairs).exits(4);
+    let ran = ran.complains("has no room for more keys; loaded: ").complains("raise the budget");
+    let loaded =
+        ran.stderr().split("loaded: ").nth(1).and_then(|text| text.split(" pairs").next().map(str::to_owned));
+    let keys = sandbox.run(&["keyspaces", "new"]).succeeds().stdout();
+    let loaded = loaded.expect("a number").replace(',', "");
+    assert!(keys.contains(&format!("large\tflat\t{loaded}\n")), "{loaded}: {keys}");
 }
 
 #[test]
@@ -52,7 +74,8 @@ fn a_modified_dump_is_refused() {
         sandbox
             .feed(&["load", "db", "--sorted", "--replace", "-"], changed.as_bytes())
             .exits(4)
-            .complains("incomplete");
+            .complains("stdin was changed: ")
+            .complains("nothing was replaced");
     }
     let mut sorted: Vec<&str> = dump.lines().collect();
     sorted.sort_unstable();

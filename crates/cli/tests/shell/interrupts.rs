@@ -144,7 +144,7 @@ fn an_interrupted_restore_leaves_nothing() {
 #[test]
 fn a_load_that_waits_for_its_input_ends_with_the_signal() {
     for (args, left) in [
-        (&["load", "db", "-"][..], "interrupted; loaded: "),
+        (&["load", "db", "-"][..], "interrupted; nothing was loaded"),
         (&["load", "db", "--sorted", "--replace", "-"], "interrupted; nothing was replaced"),
     ] {
         let sandbox = Sandbox::with(&[("a", "old")]);

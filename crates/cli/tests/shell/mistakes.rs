@@ -85,6 +85,10 @@ fn a_wrong_command_line_is_exit_code_2() {
         assert!(!ran.stderr().is_empty(), "{args:?}");
     }
     assert!(sandbox.image(".") == before, "a wrong command line changed a file");
+    sandbox.run(&["get", "db", "-key"]).exits(2).complains("write `--` before it");
+    sandbox.run(&["get", "db", "-x"]).exits(2).complains("-- -x");
+    sandbox.run(&["get", "db", "--hex", "abc"]).exits(2).complains("odd number of digits (3)");
+    sandbox.run(&["scan", "db", "--limit", "x"]).exits(2).complains("expected a number");
 }
 
 #[test]

@@ -71,6 +71,15 @@ fn a_value_from_stdin_is_stored_up_to_the_size_of_a_message() {
     put("just", &vec![b'x'; 4 << 20]).exits(4).complains("too large");
     served.end();
     sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflex\t2\n");
+    sandbox.feed(&["put", "db", "larger", "-"], &vec![b'x'; 5 << 20]).succeeds();
+    let served = Served::start(&sandbox, &["--flatrpc", "./sock"], 1);
+    let ran = sandbox
+        .run(&["call", "./sock", "get", "larger"])
+        .exits(4)
+        .complains("reply of 5242880 bytes is too large");
+    ran.complains("`sheaf get`");
+    assert_eq!(sandbox.run(&["get", "db", "larger"]).succeeds().stdout().len(), 5 << 20);
+    served.end();
 }
 
 #[test]

@@ -341,7 +341,7 @@ fn a_sorted_load_is_atomic() {
             .feed(&replace, b"a\t1\nb\t2\nb\t3\n")
             .exits(4)
             .complains("line 3")
-            .complains("nothing was loaded");
+            .complains("nothing was replaced");
         sandbox.run(&["get", "db", "--keyspace", engine, "key02999"]).succeeds().prints("value 2999");
         sandbox.feed(&replace, b"a\t1\nb\t2\n").succeeds();
         assert_eq!(sandbox.run(&["scan", "db", "--keyspace", engine]).succeeds().lines().len(), 2);

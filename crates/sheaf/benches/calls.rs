@@ -1,14 +1,16 @@
-//! # A known number of calls on a resident keyspace, to count instructions of
+//! # Calls: a known number of calls on a resident keyspace, to count their instructions
 //!
-//! `calls ENGINE GETS INSERTS`: 1,000 pairs, so many gets of them, so many inserts over them. Under `valgrind --tool=callgrind`
-//! the difference of two runs is what the calls in between cost, and no clock has a say in it.
+//! `cargo bench -p sheaf --bench calls --no-run` builds `calls ENGINE GETS INSERTS`. The program
+//! inserts 1,000 pairs, reads pairs GETS times and overwrites pairs INSERTS times. Under
+//! `valgrind --tool=callgrind` the difference between two runs is the cost of the calls by which
+//! they differ, without the noise of a clock.
 
 use sheaf::{Builder, KeyspaceOptions, Result};
 
 const PAIRS: u64 = 1000;
 
 fn main() -> Result<()> {
-    let mut args = std::env::args().skip(1);
+    let mut args = std::env::args().skip(1).filter(|argument| argument != "--bench");
     let engine = args.next().unwrap_or_else(|| "flat".to_owned());
     let mut number = || args.next().and_then(|text| text.parse::<u64>().ok()).unwrap_or(PAIRS);
     let (gets, inserts) = (number(), number());
