@@ -150,7 +150,8 @@ pub struct CacheStats {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LogStats {
-    /// Name of the log: `journal` or `flat`.
+    /// Name of the log: `journal`, or `flat` for the store log, which contains the data of all
+    /// keyspaces with the engines `flat`, `flat-ordered`, `cedrus` and `kreon`.
     pub name: &'static str,
     /// Number of segments.
     pub segments: u64,

@@ -87,7 +87,7 @@ fn print(out: &mut impl Write, path: &Path, all: &Overview) -> Result {
     for log in &stats.logs {
         let (segments, disk, live) =
             (many(log.segments, "segment"), size(log.disk_bytes), size(log.live_bytes));
-        write!(out, "  {name}{:<20}{name:#} {segments:>16}  {disk:>8} on disk", log.name)?;
+        write!(out, "  {name}{:<20}{name:#} {segments:>16}  {disk:>8} on disk", log_name(log))?;
         writeln!(out, "  {live:>8} live{}", if log.damaged > 0 { "  damaged" } else { "" })?;
     }
     let StagedStats { chunks, slots, used_bytes, free_bytes, files, .. } = stats.staged;
@@ -98,6 +98,11 @@ fn print(out: &mut impl Write, path: &Path, all: &Overview) -> Result {
         writeln!(out, ", {} in separate files", count(files))?;
     }
     Ok(())
+}
+
+/// Returns the name of a log in the terms of the documentation.
+pub(crate) fn log_name(log: &LogStats) -> &'static str {
+    if log.name == "flat" { "store log" } else { log.name }
 }
 
 /// Prints the stalls of writers since the database was opened, if there were any.

@@ -15,7 +15,7 @@ use sheaf::{KeyspaceOverview, Latency, LogStats, Overview, Owner};
 use crate::failure::{Failure, Result};
 use crate::notation::{count, many, size};
 use crate::output::{HEADING, NAME, Watch, on_stdout, stdout, time};
-use crate::verbs::stats::as_json;
+use crate::verbs::stats::{as_json, log_name};
 
 /// Arguments of `top`.
 #[derive(Debug, Args)]
@@ -42,7 +42,7 @@ const REST_OF_SCREEN: &str = "\x1b[J";
 pub(crate) fn run(args: &Top) -> Result {
     let unowned = || {
         Failure::Refused(format!(
-            "no process has {} open and allows others to attach",
+            "no process has {} open and allows others to attach; use `sheaf stats`",
             args.database.display()
         ))
     };
@@ -192,12 +192,10 @@ fn page(args: &Top, all: &Pair<'_, Overview>) -> String {
     });
     table(&mut page, "keyspaces", &KEYSPACES, &rows.collect::<Vec<_>>());
     let before = |name: &str| all.before?.stats.logs.iter().find(|log| log.name == name);
-    let rows = all
-        .now
-        .stats
-        .logs
-        .iter()
-        .map(|now| (now.name.to_owned(), Pair { now, before: before(now.name), seconds: all.seconds }));
+    let rows =
+        all.now.stats.logs.iter().map(|now| {
+            (log_name(now).to_owned(), Pair { now, before: before(now.name), seconds: all.seconds })
+        });
     table(&mut page, "logs", &LOGS, &rows.collect::<Vec<_>>());
     page.pop();
     page
