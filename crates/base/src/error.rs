@@ -12,6 +12,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Error of a database operation. Unless a variant says otherwise, the operation changed nothing,
 /// and the database stays usable.
+///
+/// There is no conversion from [`io::Error`]: a function that uses `?` on both kinds of errors
+/// returns `Result<(), Box<dyn std::error::Error>>`. The other direction exists: this error becomes
+/// an [`io::Error`] of a matching kind.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -73,7 +77,7 @@ pub enum Error {
     },
     /// Another process, or another handle of this process, uses the database. Nothing was changed.
     /// Retry later, or let the opening wait (`Builder::wait`).
-    #[error("{} is {}{}", path.display(), cause.by(&process(*pid, program.as_deref())), stopped(*pid, *is_stopped))]
+    #[error("{} is {}{}", path.display(), cause.by(*pid, program.as_deref()), stopped(*pid, *is_stopped))]
     Locked {
         /// The database.
         path: PathBuf,
@@ -204,9 +208,9 @@ pub enum Error {
     /// An expectation of the batch did not hold. Nothing was written. Read the key again and retry.
     #[error("an expectation of the batch does not hold")]
     Conflict,
-    /// The index in memory of the engine would have to grow beyond the memory budget. Keys for which
-    /// it already has room are accepted. Nothing was written; reads, overwrites and removals
-    /// continue. Raise the budget (`Builder::memory`) or remove keys.
+    /// The index of the engine would have to grow beyond the memory budget. Keys for which it
+    /// already has room are accepted. Nothing was written; reads, overwrites and removals continue.
+    /// Raise the budget (`Builder::memory`) or remove keys.
     #[error("the memory budget of {budget} bytes has no room for more keys")]
     OverBudget {
         /// The budget in bytes.
@@ -256,8 +260,12 @@ impl InUse {
     /// All kinds.
     pub const ALL: [InUse; 4] = [InUse::Owner, InUse::Readers, InUse::NoDoor, InUse::Crowded];
 
-    fn by(self, process: &str) -> String {
+    fn by(self, pid: Option<u32>, program: Option<&str>) -> String {
+        let process = process(pid, program);
         match self {
+            InUse::Owner if pid == Some(std::process::id()) => {
+                "in use: this process already has it open; clone that `Database`".to_owned()
+            }
             InUse::Owner => format!("in use by {process}; retry after that process has closed it"),
             InUse::Readers => {
                 format!("being read by {process}; a writer must wait until that process has closed it")
@@ -376,12 +384,14 @@ impl Error {
     /// Returns [`Error::Locked`] for the database at `path`, used by process `pid` if that is
     /// known.
     #[must_use]
+    #[doc(hidden)]
     pub fn locked(path: &Path, pid: Option<u32>, cause: InUse) -> Error {
         Error::Locked { path: path.to_path_buf(), pid, program: None, is_stopped: false, cause }
     }
 
     /// Returns the error of operation `op` on `path`. ENOSPC and EDQUOT become [`Error::NoSpace`],
     /// except from a sync: a failed sync may already have lost data.
+    #[doc(hidden)]
     pub fn io(op: &'static str, path: &Path, source: io::Error) -> Error {
         let source = match source.downcast::<Error>() {
             // The disk layer knows more than the system; only the path is replaced.
@@ -403,6 +413,7 @@ impl Error {
     }
 
     /// Returns [`Error::Corrupt`] for damage in `path` at `offset` (bytes).
+    #[doc(hidden)]
     pub fn corrupt(path: &Path, offset: u64, what: Damage) -> Error {
         crate::event!(
             WARN,

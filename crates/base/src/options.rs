@@ -110,6 +110,7 @@ impl EngineOptions {
 
     /// Returns these options, completed with `others`. If both set an option, these win.
     #[must_use]
+    #[doc(hidden)]
     pub fn or(&self, others: &EngineOptions) -> EngineOptions {
         let mut all = others.clone();
         all.0.extend(self.0.clone());
@@ -118,6 +119,7 @@ impl EngineOptions {
 
     /// Returns a value for each of `specs`: the one that was set, or the default.
     #[must_use]
+    #[doc(hidden)]
     pub fn in_full(&self, specs: &[OptionSpec]) -> EngineOptions {
         EngineOptions(specs.iter().map(|spec| (spec.name.to_owned(), self.value(spec))).collect())
     }
@@ -127,6 +129,7 @@ impl EngineOptions {
     /// # Errors
     ///
     /// Returns [`Error::Invalid`] for an unknown option and for a value that is not allowed.
+    #[doc(hidden)]
     pub fn check(&self, engine: &str, specs: &[OptionSpec]) -> Result<()> {
         let refused = |why| Err(Error::Invalid { what: "option", why });
         for (name, value) in self.iter() {
@@ -147,6 +150,7 @@ impl EngineOptions {
     /// Returns an option with a different value in `asked`. `specs` are the options of the engine
     /// of `self`.
     #[must_use]
+    #[doc(hidden)]
     pub fn conflict<'s>(&self, asked: &EngineOptions, specs: &'s [OptionSpec]) -> Option<&'s OptionSpec> {
         specs.iter().find(|spec| asked.get(spec.name).is_some_and(|value| value != self.value(spec)))
     }

@@ -46,6 +46,7 @@ pub struct KeyspaceId(pub u32);
 
 impl KeyspaceId {
     /// The catalogue of keyspaces itself.
+    #[doc(hidden)]
     pub const CATALOGUE: KeyspaceId = KeyspaceId(0);
 }
 

@@ -177,8 +177,8 @@ impl Client {
         self.window
     }
 
-    /// Returns the maximum size of a message in bytes. A request or a reply that exceeds it, such as
-    /// a value with its key, returns [`sheaf::Error::TooLarge`].
+    /// Returns the maximum size of a message in bytes. A request or a reply that exceeds it, for
+    /// example a value with its key, returns [`sheaf::Error::TooLarge`].
     ///
     /// ```
     /// # mod served { include!("../doc/served.rs"); }
