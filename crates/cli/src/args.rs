@@ -372,7 +372,7 @@ pub(crate) struct NewModes {
 #[derive(Debug, Args)]
 pub(crate) struct Modes {
     /// Mode of the files of the new database, as octal digits such as 640; directories also get
-    /// search permission [default: no access beyond that to the source]
+    /// search permission [default: at most the mode of the source]
     #[arg(long, value_name = "MODE", value_parser = parse_mode)]
     pub(crate) mode: Option<Permissions>,
 }

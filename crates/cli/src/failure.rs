@@ -29,7 +29,7 @@ pub(crate) enum Failure {
     /// An operation on a file or stream of the user failed.
     Stream { op: &'static str, path: PathBuf, source: io::Error },
     /// The database returned an error during a load; `left` describes the pairs that it has loaded.
-    Load { error: sheaf::Error, left: String },
+    Load { error: Box<sheaf::Error>, left: String },
     /// Any other reason, as a message.
     Refused(String),
     /// Number of damaged places that were listed on stderr and skipped.
@@ -93,39 +93,43 @@ impl Failure {
 
     /// Returns a remedy, if the message does not already contain one.
     pub(crate) fn hint(&self) -> Option<&'static str> {
-        use sheaf::Error;
         match self {
-            Failure::Database(Error::NotFound { .. }) => Some("`sheaf put` and `sheaf load` create one"),
-            Failure::Database(Error::NotABackup { .. }) => Some("`sheaf backup` creates one"),
-            Failure::Database(Error::NoKeyspace { .. }) => Some("`sheaf keyspaces` lists all keyspaces"),
-            Failure::Database(Error::EngineMismatch { .. }) => {
-                Some("`sheaf convert` changes the engine of a keyspace and its options")
-            }
-            Failure::Database(Error::Unsupported { .. }) => {
-                Some("`sheaf scan` without --from, --to, --prefix and --reverse works with every engine")
-            }
-            Failure::Database(Error::Locked { .. }) => Some(
-                "`--wait SECONDS` sets a longer wait; if that process is `sheaf serve`, use `sheaf call`",
-            ),
-            Failure::Database(Error::OverBudget { .. })
-            | Failure::Load { error: Error::OverBudget { .. }, .. } => Some("raise the budget with --memory"),
-            Failure::Database(Error::TooLarge {
-                what: "message" | "reply" | "reply with a pair", ..
-            }) => Some(
-                "a server does not pass larger pairs; `sheaf get` and `sheaf scan` read them, also while the \
-                 database is served",
-            ),
-            Failure::Database(Error::Busy { .. }) => Some("background work is behind; try again later"),
             Failure::DamagedBackup(_) => Some(
                 "the backup is damaged: restore another one, or make a new one; the database that was \
                  backed up is not affected",
             ),
-            Failure::Database(error) if error.is_corrupt() => {
-                Some("`sheaf verify` lists all damage of a database, `sheaf repair` salvages the intact data")
-            }
+            Failure::Database(error) => remedy(error),
+            Failure::Load { error, .. } => remedy(error),
             _ => None,
         }
     }
+}
+
+/// Returns a remedy for an error of the database.
+fn remedy(error: &sheaf::Error) -> Option<&'static str> {
+    use sheaf::Error;
+    Some(match error {
+        Error::NotFound { .. } => "`sheaf put` and `sheaf load` create one",
+        Error::NotABackup { .. } => "`sheaf backup` creates one",
+        Error::NoKeyspace { .. } => "`sheaf keyspaces` lists all keyspaces",
+        Error::EngineMismatch { .. } => "`sheaf convert` changes the engine of a keyspace and its options",
+        Error::Unsupported { .. } => {
+            "`sheaf scan` without --from, --to, --prefix and --reverse works with every engine"
+        }
+        Error::Locked { .. } => {
+            "`--wait SECONDS` sets a longer wait; if that process is `sheaf serve`, use `sheaf call`"
+        }
+        Error::OverBudget { .. } => "raise the budget with --memory",
+        Error::TooLarge { what: "message" | "reply" | "reply with a pair", .. } => {
+            "a server does not pass larger pairs; `sheaf get` and `sheaf scan` read them, also while the \
+             database is served"
+        }
+        Error::Busy { .. } => "background work is behind; try again later",
+        error if error.is_corrupt() => {
+            "`sheaf verify` lists all damage of a database, `sheaf repair` salvages the intact data"
+        }
+        _ => return None,
+    })
 }
 
 impl From<sheaf::Error> for Failure {

@@ -301,7 +301,7 @@ impl Loader<'_> {
 
     /// Returns the failure for an error of the database.
     fn failed(&self, error: Error) -> Failure {
-        Failure::Load { error, left: self.left() }
+        Failure::Load { error: Box::new(error), left: self.left() }
     }
 
     /// Returns the failure for a pair that the database refused.
