@@ -32,6 +32,7 @@ mod interleavings;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crossbeam_utils::CachePadded;
 use smallvec::SmallVec;
 
 use crate::error::Result;
@@ -39,9 +40,8 @@ use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{self, Mutex};
 use crate::types::Seq;
 
-/// Progress of the commits. It has cache lines of its own.
+/// Progress of the commits.
 #[derive(Debug, Default)]
-#[repr(align(128))]
 pub struct Progress {
     /// The newest commit that engines have begun to apply.
     begun: AtomicU64,
@@ -77,11 +77,8 @@ const FREE: u64 = 0;
 /// Bit of a slot: its view will read the state at the seq of the slot, or a newer state.
 const OR_NEWER: u64 = 1;
 
-/// Slots that one thread uses, as a rule. The alignment separates two lines also on processors that
-/// load cache lines in pairs.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-struct Line([AtomicU64; SLOTS]);
+/// Slots that one thread uses, as a rule.
+type Line = CachePadded<[AtomicU64; SLOTS]>;
 
 /// A slot that a view uses.
 #[derive(Debug, PartialEq, Eq)]
@@ -138,7 +135,7 @@ impl ViewSlots {
             if self.used.load(Ordering::Acquire) <= line {
                 self.used.fetch_max(line + 1, Ordering::SeqCst);
             }
-            let index = self.lines[line].0.iter().position(|slot| {
+            let index = self.lines[line].iter().position(|slot| {
                 slot.load(Ordering::Relaxed) == FREE
                     && slot.compare_exchange(FREE, encode(seq), Ordering::SeqCst, Ordering::Relaxed).is_ok()
             })?;
@@ -148,7 +145,7 @@ impl ViewSlots {
 
     fn at(&self, slot: &ViewSlot) -> &AtomicU64 {
         let index = slot.0 as usize;
-        &self.lines[index / SLOTS].0[index % SLOTS]
+        &self.lines[index / SLOTS][index % SLOTS]
     }
 
     /// Releases the slot of a view that has ended.
@@ -160,7 +157,7 @@ impl ViewSlots {
     pub fn with(&self, rest: &Views) -> Views {
         let mut views = rest.clone();
         let used = self.used.load(Ordering::SeqCst);
-        for slot in self.lines[..used].iter().flat_map(|line| &line.0) {
+        for slot in self.lines[..used].iter().flat_map(|line| line.iter()) {
             match slot.load(Ordering::SeqCst) {
                 FREE => {}
                 or_newer if or_newer & OR_NEWER != 0 => {
@@ -405,9 +402,10 @@ mod tests {
     }
 
     #[test]
-    fn slots_of_two_threads_and_the_progress_share_no_cache_line() {
-        assert_eq!((align_of::<Line>(), size_of::<Line>()), (128, 128));
-        assert_eq!((align_of::<Progress>(), size_of::<Progress>()), (128, 128));
+    fn slots_of_two_threads_share_no_cache_line() {
+        let line = align_of::<CachePadded<u8>>();
+        assert!(line >= 64);
+        assert_eq!((align_of::<Line>(), size_of::<Line>()), (line, line));
     }
 
     #[test]

@@ -15,6 +15,8 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use crossbeam_utils::CachePadded;
+
 use super::idle::Pace;
 use super::stall::{StallKind, Waits};
 use super::{Store, Write};
@@ -54,8 +56,8 @@ pub(crate) struct Signals {
     debt: AtomicU64,
     /// A commit that could not wait found the budget used up.
     pub(super) memory: AtomicBool,
-    /// Views were released: engines may trim.
-    pub(crate) trim: AtomicBool,
+    /// Views were released: engines may trim. Each view that ends reads it.
+    pub(crate) trim: CachePadded<AtomicBool>,
 }
 
 impl Signals {

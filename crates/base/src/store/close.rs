@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use crossbeam_utils::CachePadded;
+
 use super::background::Signals;
 use super::catalogue::Catalogue;
 use super::idle::Pace;
@@ -27,7 +29,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, RwLock, epoch};
 use crate::target::{UNFINISHED, check_finished};
 use crate::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId, random_bits};
-use crate::views::{Progress, ViewSlots, Views};
+use crate::views::{ViewSlots, Views};
 use crate::{event, span};
 
 /// Passes of cleaning before an orderly end.
@@ -86,7 +88,7 @@ impl Store {
         *store.lock.get_mut() = Some(lock);
         let (frames_scanned, records_replayed, bytes_cut) = store.bring_up(&root).inspect_err(|_| {
             // What knows only a part of the database must not end it in order.
-            store.closed.store(true, Ordering::Release);
+            store.flags.closed.store(true, Ordering::Release);
         })?;
         store.opening = OpeningStats {
             clean: root.clean,
@@ -165,15 +167,16 @@ impl Store {
             ground: Arc::new(ground),
             logs: LogId::ALL.map(|log| Log::new(log, path)),
             catalogue: Catalogue::default(),
-            order: Mutex::new(Order {
+            order: CachePadded::new(Mutex::new(Order {
                 next_seq: Seq::ZERO,
                 seq_bound: Seq::ZERO,
                 tails: Default::default(),
                 ready: Default::default(),
                 views: Views::default(),
                 staged: Unsynced::default(),
-            }),
-            progress: Progress::default(),
+            })),
+            progress: CachePadded::default(),
+            flags: CachePadded::default(),
             view_slots: ViewSlots::default(),
             durable: AtomicU64::new(0),
             unsynced_since: AtomicU64::new(0),
@@ -199,10 +202,7 @@ impl Store {
             counters: super::Counters::default(),
             sketches: super::sketch::Sketches::default(),
             closing: Mutex::new(()),
-            closed: AtomicBool::new(false),
             poison: Mutex::new(None),
-            poisoned: AtomicBool::new(false),
-            is_torn: AtomicBool::new(false),
             fork: ForkGuard::new(),
             opening: OpeningStats::default(),
             lock: Mutex::new(None),
@@ -219,12 +219,12 @@ impl Store {
         self.stop();
         let ended = if self.options.read_only {
             Ok(())
-        } else if self.poisoned.load(Ordering::Acquire) {
+        } else if self.flags.poisoned.load(Ordering::Acquire) {
             Err(self.poison_error()) // not everything is durable, and nobody may believe it
         } else {
             self.end_in_order().inspect(|()| self.save_loads())
         };
-        self.closed.store(true, Ordering::Release);
+        self.flags.closed.store(true, Ordering::Release);
         // Whoever wrote under one of them is done, and whoever comes later sees that it is closed.
         drop(self.maintenance.lock());
         drop(self.making.lock());
@@ -301,7 +301,7 @@ impl Store {
                 tail.segment.seal(tail.segment.sealed_at());
             }
         }
-        self.closed.store(true, Ordering::Release); // no commit after this lock: what follows is the end
+        self.flags.closed.store(true, Ordering::Release); // no commit after this lock: what follows is the end
         let next = self.order.lock().next_seq;
         self.sync_for_close()?;
         m.seq_bound = next; // above the newest commit, and above what earlier crashes may have taken
@@ -317,7 +317,7 @@ impl Drop for Store {
         if self.fork.is_child() {
             return; // threads, locks and files belong to the parent
         }
-        if !self.closed.load(Ordering::Acquire) {
+        if !self.flags.closed.load(Ordering::Acquire) {
             let _ = self.close(); // nobody is left to be told; recovery makes up for it
         }
     }

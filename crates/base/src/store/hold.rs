@@ -34,7 +34,7 @@ pub struct Hold {
 
 impl Lease for Hold {
     fn is_held(&self) -> bool {
-        !self.store.closed.load(Ordering::Acquire) // after the end nothing is held any more
+        !self.store.flags.closed.load(Ordering::Acquire) // after the end nothing is held any more
     }
 }
 

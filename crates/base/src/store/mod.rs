@@ -101,6 +101,8 @@ pub use still::Still;
 pub use verify::VerifyWatcher;
 pub use view::{Shown, View};
 
+use crossbeam_utils::CachePadded;
+
 use crate::backup;
 use crate::clock::Clock;
 use crate::disk::Disk;
@@ -199,6 +201,15 @@ pub(crate) struct Counters {
     pub(crate) staged_bytes: AtomicU64,
 }
 
+/// Flags that each call reads, and that hardly ever change.
+#[derive(Debug, Default)]
+struct Flags {
+    closed: AtomicBool,
+    poisoned: AtomicBool,
+    /// A commit is half applied: not even reads are possible.
+    is_torn: AtomicBool,
+}
+
 /// One open database.
 pub struct Store {
     dir: PathBuf,
@@ -214,8 +225,9 @@ pub struct Store {
     slots: Slots,
     logs: [Log; LogId::ALL.len()],
     catalogue: Catalogue,
-    order: Mutex<Order>,
-    progress: Progress,
+    order: CachePadded<Mutex<Order>>,
+    progress: CachePadded<Progress>,
+    flags: CachePadded<Flags>,
     /// Where views register.
     view_slots: ViewSlots,
     durable: AtomicU64,
@@ -258,11 +270,7 @@ pub struct Store {
     sketches: sketch::Sketches,
     /// One end at a time.
     closing: Mutex<()>,
-    closed: AtomicBool,
     poison: Mutex<Option<&'static str>>,
-    poisoned: AtomicBool,
-    /// A commit is half applied: not even reads.
-    is_torn: AtomicBool,
     fork: ForkGuard,
     opening: OpeningStats,
     /// Held for life; `None` after closing.
@@ -327,10 +335,10 @@ impl Store {
     /// An error if the database is closed, a commit is half applied, or this is a forked child.
     #[inline]
     pub fn check_open(&self) -> Result<()> {
-        if self.closed.load(Ordering::Relaxed) || self.fork.is_child() {
+        if self.flags.closed.load(Ordering::Relaxed) || self.fork.is_child() {
             return Err(Error::Closed);
         }
-        if self.is_torn.load(Ordering::Acquire) {
+        if self.flags.is_torn.load(Ordering::Acquire) {
             return Err(self.poison_error());
         }
         Ok(())
@@ -349,7 +357,7 @@ impl Store {
     /// An error if the database is poisoned.
     #[inline]
     pub(crate) fn check_sound(&self) -> Result<()> {
-        if self.poisoned.load(Ordering::Acquire) { Err(self.poison_error()) } else { Ok(()) }
+        if self.flags.poisoned.load(Ordering::Acquire) { Err(self.poison_error()) } else { Ok(()) }
     }
 
     pub(crate) fn poison_error(&self) -> Error {
@@ -360,7 +368,7 @@ impl Store {
     pub(crate) fn poison(&self, op: &'static str) -> Error {
         event!(ERROR, "the database refuses writes from now on", op = op);
         self.poison.lock().get_or_insert(op);
-        self.poisoned.store(true, Ordering::Release);
+        self.flags.poisoned.store(true, Ordering::Release);
         self.round.wake();
         self.signals.wake();
         self.poison_error()
@@ -368,7 +376,7 @@ impl Store {
 
     /// As [`Store::poison`], and nothing is read any more either.
     pub(crate) fn poison_reads(&self, op: &'static str) {
-        self.is_torn.store(true, Ordering::Release);
+        self.flags.is_torn.store(true, Ordering::Release);
         drop(self.poison(op));
     }
 
@@ -409,7 +417,7 @@ impl Store {
             checkpoint_bytes: load(&self.counters.checkpoint_bytes),
             staged_bytes: load(&self.counters.staged_bytes),
             staged,
-            poisoned: if self.poisoned.load(Ordering::Acquire) { *self.poison.lock() } else { None },
+            poisoned: if self.flags.poisoned.load(Ordering::Acquire) { *self.poison.lock() } else { None },
             memory: MemoryStats {
                 budget: memory.budget(),
                 index: memory.used(Part::Index),
@@ -448,6 +456,27 @@ impl Store {
             keyspaces: Vec::new(),
             has_options: self.catalogue.has_options(),
             logs: Default::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::{offset_of, size_of};
+
+    use super::*;
+
+    #[test]
+    fn fields_that_commits_write_share_no_cache_line_with_fields_that_readers_read() {
+        let line = align_of::<CachePadded<u8>>();
+        let fields = [
+            (offset_of!(Store, order), size_of::<CachePadded<Mutex<Order>>>()),
+            (offset_of!(Store, progress), size_of::<CachePadded<Progress>>()),
+            (offset_of!(Store, flags), size_of::<CachePadded<Flags>>()),
+            (offset_of!(Store, view_slots), size_of::<ViewSlots>()),
+        ];
+        for (offset, size) in fields {
+            assert_eq!((offset % line, size % line), (0, 0), "{fields:?}");
         }
     }
 }

@@ -242,7 +242,7 @@ impl Store {
         stream: u8,
         largest: u64,
     ) -> Result<Arc<Segment>> {
-        if self.closed.load(Ordering::Acquire) {
+        if self.flags.closed.load(Ordering::Acquire) {
             return Err(Error::Closed); // the number may be the next life's
         }
         let log = self.log(log);

@@ -116,7 +116,7 @@ impl Maintenance {
 impl Store {
     /// Writes ROOT and lets go what no slot names any more.
     pub(super) fn write_root(&self, m: &mut Maintenance, clean: bool) -> Result<()> {
-        if self.closed.load(Ordering::Acquire) && !clean {
+        if self.flags.closed.load(Ordering::Acquire) && !clean {
             return Err(Error::Closed); // the end is written, and the next life may have begun
         }
         let root = self.gather_root(m, clean)?;

@@ -225,7 +225,7 @@ impl Store {
     /// One round on the background's behalf: syncs what is unsynced, else writes the mark down.
     pub(super) fn tick(&self) -> Result<bool> {
         self.round.demand.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |d| Some(d / 2)).ok();
-        if self.poisoned.load(Ordering::Acquire) {
+        if self.flags.poisoned.load(Ordering::Acquire) {
             return Ok(false);
         }
         let _leading = self.round.lead();
@@ -243,7 +243,7 @@ impl Store {
             return Ok(false);
         }
         let mut order = self.order.lock();
-        if self.closed.load(Ordering::Acquire) {
+        if self.flags.closed.load(Ordering::Acquire) {
             return Ok(false); // behind the end the next life may be writing
         }
         for tail in 0..TAILS {

@@ -181,7 +181,7 @@ impl Store {
         if let Some(index) = m.stills.iter().position(|still| still.turn == turn) {
             m.stills.swap_remove(index);
         }
-        if !self.closed.load(Ordering::Acquire) {
+        if !self.flags.closed.load(Ordering::Acquire) {
             self.let_go(&mut m); // after the end the next opening sweeps it
         }
         drop(m);

@@ -41,7 +41,7 @@ impl Store {
         let mut findings = 0;
         let mut found = |error: Error| {
             // Once it is closed the files may be the next life's.
-            if !self.closed.load(Ordering::Acquire) {
+            if !self.flags.closed.load(Ordering::Acquire) {
                 findings += 1;
                 report(error);
             }

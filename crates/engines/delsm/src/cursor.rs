@@ -163,7 +163,10 @@ impl Batch {
     fn gather(&mut self, engine: &DelsmEngine, way: Way) -> Result<()> {
         self.clear();
         while self.pass(engine, way)? == End::Again && self.ends.is_empty() {}
-        engine.passed.fetch_add(std::mem::take(&mut self.passed), Ordering::Relaxed);
+        let passed = std::mem::take(&mut self.passed);
+        if passed > 0 {
+            engine.passed.fetch_add(passed, Ordering::Relaxed); // other scans write this line
+        }
         self.limit = (self.limit * 2).min(if self.want == Want::Keys { MOST_KEYS } else { MOST });
         Ok(())
     }

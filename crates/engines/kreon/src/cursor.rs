@@ -216,7 +216,10 @@ impl<'e> KreonCursor<'e> {
         if self.is_among_removed {
             engine.gaps.be_eager();
         }
-        engine.passed.fetch_add(batch.seen - batch.items.len() as u64, Ordering::Relaxed);
+        let passed = batch.seen - batch.items.len() as u64;
+        if passed > 0 {
+            engine.passed.fetch_add(passed, Ordering::Relaxed); // other scans write this line
+        }
         self.read(engine, &batch.keys, &batch.items, guard)?;
         batch.damage.map_or(Ok(()), |error| self.pairs.push_damage(Err(error)))?;
         Ok(true)
