@@ -263,7 +263,11 @@ Example:
 The damaged database is only read. A pair is certain, and is written to the new database, if
 intact data proves that it is the newest version of its key. A pair is doubtful if its bytes are
 intact, but a damaged place may contain a newer version or a removal. Doubtful pairs are listed,
-and written only with --keep-doubtful. Keys with lost values are listed as lost.
+and written only with --keep-doubtful. A pair is lost if it exists and cannot be read. It is
+listed as lost with its key, if the key is known. For `flat`, `flat-ordered` and `cedrus` only the
+unreadable record has it: such pairs are counted by file, as unnamed. For engines with ordered
+keys the list also has each gap: two keys with unreadable ones in between. Every damaged place that
+the repair found is listed as damage, also if nothing is lost by it.
 
 The list is printed to stdout, or written to the file of --report. Keys are escaped as in `sheaf dump`.
 Exit code 0 if nothing is lost or doubtful, 3 otherwise.

@@ -67,9 +67,9 @@ pub use sheaf_base::load::{Latency, LoadStats, Skewness, Spread};
 pub use sheaf_base::options::{EngineOptions, OptionSpec, Values};
 pub use sheaf_base::store::{
     BackupOptions, BackupPace, BackupPhase, BackupProgress, BackupReport, Batching, CacheStats, Compacted,
-    ConversionPhase, ConversionProgress, Converted, Estimate, Fate, Harm, KeyspaceInfo, KeyspaceRepair,
-    Loaded, LogStats, MemoryStats, OpeningStats, RepairFinding, RepairOptions, RepairProgress, RepairReport,
-    StagedStats, Stall, StallKind, StallStats, Stats, VerifyReport, Watcher,
+    ConversionPhase, ConversionProgress, Converted, Estimate, Fate, Harm, KeyGap, KeyspaceInfo,
+    KeyspaceRepair, Loaded, LogStats, LostRecords, MemoryStats, OpeningStats, RepairFinding, RepairOptions,
+    RepairProgress, RepairReport, StagedStats, Stall, StallKind, StallStats, Stats, VerifyReport, Watcher,
 };
 pub use sheaf_base::types::{Durability, KeyspaceId, MAX_BATCH, MAX_KEY, MAX_VALUE};
 pub use snapshot::{KeyspaceSnapshot, Named, Snapshot};

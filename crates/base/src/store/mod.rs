@@ -92,7 +92,8 @@ pub use report::{
     Batching, CacheStats, KeyspaceInfo, LogStats, MemoryStats, OpeningStats, Options, Stats, VerifyReport,
 };
 pub use salvage::{
-    Fate, Harm, KeyspaceRepair, RepairFinding, RepairOptions, RepairProgress, RepairReport, repair,
+    Fate, Harm, KeyGap, KeyspaceRepair, LostRecords, RepairFinding, RepairOptions, RepairProgress,
+    RepairReport, repair,
 };
 pub use scan::{KeepsKeyspace, OwnedCursor};
 pub use sort::Compacted;

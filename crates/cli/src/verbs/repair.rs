@@ -5,6 +5,8 @@
 //! ```text
 //!  lost      KEYSPACE  KEY  commit 17  REASON      in the order of reading, keys escaped
 //!  doubtful  KEYSPACE  KEY  commit 12
+//!  unnamed   KEYSPACE  173 pairs  FILE  REASON     then lost pairs whose keys are not known, by file
+//!  gap       KEYSPACE  KEY  KEY         REASON     and the keys around each range that cannot be read
 //!  damage    FILE      FROM-TO         KIND        then all damaged places and missing commits
 //!  missing   commits 20 to 22
 //!  ...                                             then the keyspaces, always on stdout
@@ -18,7 +20,9 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::json;
-use sheaf::{Database, Fate, Harm, KeyspaceRepair, RepairFinding, RepairOptions, RepairReport};
+use sheaf::{
+    Database, Fate, Harm, KeyGap, KeyspaceRepair, LostRecords, RepairFinding, RepairOptions, RepairReport,
+};
 
 use crate::args::{Modes, Wait};
 use crate::failure::{Failure, Result, rule};
@@ -74,6 +78,7 @@ pub(crate) fn run(args: &Repair) -> Result {
     );
     bar.finish_and_clear();
     let done = interrupt.verdict(done, || "no partial database remains".to_owned())?;
+    done.keyspaces.iter().for_each(|keyspace| report.unnamed(keyspace));
     report.damages(&done);
     let verdict = if done.is_whole() { Ok(()) } else { Err(Failure::Lossy) };
     let listed = report.end();
@@ -137,6 +142,48 @@ impl<'a> Report<'a> {
             escape(field.as_bytes(), &mut self.line);
         }
         self.put();
+    }
+
+    /// Lists what is lost in a keyspace and has no line of its own: by file, and by range of keys.
+    fn unnamed(&mut self, keyspace: &KeyspaceRepair) {
+        for LostRecords { path, pairs, why, .. } in &keyspace.lost_records {
+            let path = path.display().to_string();
+            if self.is_json {
+                let object = json!({
+                    "kind": "unnamed", "keyspace": keyspace.name, "pairs": pairs, "file": path, "why": why
+                });
+                self.line.push_str(&object.to_string());
+            } else {
+                self.fields(
+                    &["unnamed", &keyspace.name, &many(*pairs, "pair"), &path, why].map(str::as_bytes),
+                );
+            }
+            self.put();
+        }
+        for KeyGap { after, before, why, .. } in &keyspace.gaps {
+            let (after, before) = (after.as_deref(), before.as_deref());
+            if self.is_json {
+                let object = json!({
+                    "kind": "gap", "keyspace": keyspace.name, "after": after.map(notation::json),
+                    "before": before.map(notation::json), "why": why
+                });
+                self.line.push_str(&object.to_string());
+            } else {
+                let (after, before) = (after.unwrap_or_default(), before.unwrap_or_default());
+                self.fields(&[b"gap", keyspace.name.as_bytes(), after, before, why.as_bytes()]);
+            }
+            self.put();
+        }
+    }
+
+    /// Appends fields, with tabs between them.
+    fn fields(&mut self, fields: &[&[u8]]) {
+        for (number, field) in fields.iter().enumerate() {
+            if number > 0 {
+                self.line.push('\t');
+            }
+            escape(field, &mut self.line);
+        }
     }
 
     fn damages(&mut self, done: &RepairReport) {
@@ -207,10 +254,10 @@ fn summarize(args: &Repair, done: &RepairReport, watch: &Watch) -> Result {
 }
 
 fn keyspace_json(keyspace: &KeyspaceRepair) -> serde_json::Value {
-    let KeyspaceRepair { name, engine, certain, doubtful, lost, and_more, unindexed, .. } = keyspace;
+    let KeyspaceRepair { name, engine, certain, doubtful, lost, unnamed, and_more, unindexed, .. } = keyspace;
     json!({
         "kind": "keyspace", "name": name, "engine": engine, "whole": keyspace.is_whole(), "certain": certain,
-        "doubtful": doubtful, "lost": lost, "more lost": and_more, "unindexed": unindexed
+        "doubtful": doubtful, "lost": lost, "unnamed": unnamed, "more lost": and_more, "unindexed": unindexed
     })
 }
 
@@ -230,6 +277,9 @@ fn keyspace_text(keyspace: &KeyspaceRepair, kept: bool) -> String {
         (0, true) => line.push_str(", an unknown number may be lost"),
         (lost, false) => line.push_str(&format!(", {lost} lost")),
         (lost, true) => line.push_str(&format!(", {lost} lost, possibly more")),
+    }
+    if keyspace.unnamed > 0 {
+        line.push_str(&format!(", of which {} have unknown keys", keyspace.unnamed));
     }
     if let Some(why) = &keyspace.unindexed {
         line.push_str(", without its index: ");

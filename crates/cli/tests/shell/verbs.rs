@@ -314,10 +314,61 @@ fn a_damaged_database_is_repaired_into_a_new_one() {
     let of = |name: &str| said.iter().find(|line| line["name"] == name).unwrap().clone();
     assert_eq!((&of("flat")["certain"], &of("flat")["lost"]), (&json!(39), &json!(1)));
     assert_eq!((&of("flex")["certain"], &of("flex")["whole"]), (&json!(40), &json!(true)));
+    assert_eq!(of("flat")["unnamed"], 1, "flat knows hashes of keys");
     let list = std::fs::read_to_string(sandbox.path("list")).unwrap();
+    let line = list.lines().find(|line| line.contains("unnamed")).expect("the file of the lost pair");
+    let unnamed: serde_json::Value = serde_json::from_str(line).unwrap();
+    assert_eq!((&unnamed["keyspace"], &unnamed["pairs"]), (&json!("flat"), &json!(1)), "{list}");
+    assert!(
+        unnamed["file"].as_str().unwrap().ends_with(path.file_name().unwrap().to_str().unwrap()),
+        "{list}"
+    );
     assert!(list.contains("\"kind\":\"damage\"") && list.contains("checksum"), "{list}");
     sandbox.run(&["verify", "new"]).succeeds();
     assert_eq!(sandbox.run(&["scan", "new", "--keyspace", "flat"]).succeeds().lines().len(), 39);
+}
+
+/// Loads so many pairs that the engine `flex` has files of its own.
+fn load_flex(sandbox: &Sandbox) {
+    let pairs: String = (0..3000).map(|n| format!("key{n:05}\t{}\n", "v".repeat(50))).collect();
+    let args = ["load", "db", "--keyspace", "words", "--engine", "flex", "-"];
+    sandbox.feed(&args, pairs.as_bytes()).succeeds();
+}
+
+/// Flips a bit of a file of the database.
+fn flip(sandbox: &Sandbox, file: &str, at: usize) -> Vec<u8> {
+    let path = sandbox.path("db").join(file);
+    let before = std::fs::read(&path).unwrap();
+    let mut bytes = before.clone();
+    bytes[at] ^= 1;
+    std::fs::write(&path, &bytes).unwrap();
+    before
+}
+
+#[test]
+fn damaged_data_of_a_space_is_reported_with_its_places_and_keys() {
+    let sandbox = Sandbox::new();
+    load_flex(&sandbox);
+    let area = "own/00000001/data/00000000.area";
+    flip(&sandbox, area, 5000);
+    flip(&sandbox, area, 90_000);
+    let found = sandbox.run(&["verify", "db", "--json"]).exits(3).json();
+    assert_eq!(found["findings"].as_array().unwrap().len(), 2, "{found}");
+    let ran = sandbox.run(&["repair", "db", "new", "--json"]).exits(3);
+    let said: Vec<serde_json::Value> =
+        ran.lines().iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for finding in found["findings"].as_array().unwrap() {
+        let is_it = |line: &&serde_json::Value| {
+            line["kind"] == "damage" && line["file"] == finding["file"] && line["from"] == finding["offset"]
+        };
+        assert!(said.iter().any(|line| is_it(&line)), "{finding}: {said:?}");
+    }
+    let gaps: Vec<_> = said.iter().filter(|line| line["kind"] == "gap").collect();
+    assert_eq!(gaps.len(), 2, "{said:?}");
+    let certain = said.iter().find(|line| line["kind"] == "keyspace").unwrap()["certain"].as_u64().unwrap();
+    let number = |key: &serde_json::Value| key.as_str().unwrap()[3..].parse::<u64>().unwrap();
+    let lost: u64 = gaps.iter().map(|gap| number(&gap["before"]) - number(&gap["after"]) - 1).sum();
+    assert_eq!(certain + lost, 3000, "{said:?}");
 }
 
 fn is_log_of_flat(path: &std::path::Path, bytes: &[u8]) -> bool {

@@ -13,16 +13,17 @@
 //!
 //! One pass over the log, and one more for each share of memory that the keys take which have to be gathered.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::gaps::{Part, pass};
 use super::open::{Opened, Space, damage};
 use super::output::{Output, Value};
-use super::report::{Fate, Harms};
-use super::walk::{Met, walk};
+use super::report::{Fate, LostRecords};
+use super::walk::{Met, survey};
 use crate::blob::BlobRef;
-use crate::engine::{Engine, Want};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::frame::Kind;
 use crate::record::{Content, Record};
@@ -84,10 +85,10 @@ impl<'a> Entries<'a> {
     }
 
     /// Salvages what they have.
-    pub(super) fn salvage(&mut self, out: &mut Output<'_, '_>, harms: &mut Harms) -> Result<()> {
+    pub(super) fn salvage(&mut self, out: &mut Output<'_, '_>) -> Result<()> {
         let bytes: u64 = self.segments().map(|segment| segment.end()).sum();
         out.expect(bytes);
-        self.each(out, Some(harms), &mut |entries, out, entry| entries.meet(out, entry))?;
+        self.each(out, &mut |entries, out, entry| entries.meet(out, entry))?;
         self.count(out)?;
         let all: u64 = self.unknown.iter().sum();
         if all == 0 {
@@ -97,7 +98,7 @@ impl<'a> Entries<'a> {
         out.expect(bytes * passes);
         for number in 0..passes {
             let mut gathered = Gathered::new();
-            self.each(out, None, &mut |entries, _, entry| {
+            self.each(out, &mut |entries, _, entry| {
                 if u64::from(crc32c::crc32c(entry.record.key)) % passes == number
                     && matches!(entries.ask(entry), Answer::Unknown)
                 {
@@ -119,7 +120,6 @@ impl<'a> Entries<'a> {
     fn each(
         &mut self,
         out: &mut Output<'_, '_>,
-        mut harms: Option<&mut Harms>,
         each: &mut dyn FnMut(&mut Self, &mut Output<'_, '_>, &Entry<'_>) -> Result<()>,
     ) -> Result<()> {
         for segment in self.segments() {
@@ -128,9 +128,8 @@ impl<'a> Entries<'a> {
                 let scanned = match part {
                     Part::Frame(scanned) => scanned,
                     Part::Hole(hole) => {
-                        if let (Some(harms), true) = (&mut harms, segment.identity().log == LogId::Flat) {
-                            harms.note(segment.path(), hole.from, Some(hole.to), &reason(&hole.error));
-                        }
+                        // Also one of the journal that no opening reads, and which costs nothing.
+                        out.harms.note(segment.path(), hole.from, Some(hole.to), &reason(&hole.error));
                         return;
                     }
                 };
@@ -218,24 +217,57 @@ impl<'a> Entries<'a> {
                 known.is_none() || self.unknown[at] > 0 || self.opened.strays.contains_key(&space.id);
             let unseen = known.unwrap_or(0).saturating_sub(self.newest[at]);
             repair.lost += unseen;
-            if unseen > 0 && engine.capabilities().ordered {
-                self.name_the_lost(at, engine, out)?;
+            repair.unnamed += unseen;
+            if unseen > 0 {
+                self.place_the_lost(at, engine, out)?;
             }
         }
         Ok(())
     }
 
-    /// Tells which keys an index has whose frames cannot be read. They are counted already.
-    fn name_the_lost(&self, at: usize, engine: &Arc<dyn Engine>, out: &mut Output<'_, '_>) -> Result<()> {
+    /// Whether the index has the newest value of `key`, and its record cannot be read: indexes keep small values.
+    fn is_only_in_index(&self, at: usize, engine: &Arc<dyn Engine>, key: &[u8]) -> bool {
+        let strays = self.opened.strays.get(&self.opened.spaces[at].id);
+        let is_stray = strays.is_some_and(|strays| strays.contains(key));
+        let is_gone = |address| self.store.ground.segments.frame(address, &epoch::pin()).is_err();
+        !is_stray && engine.locate(key).is_ok_and(|address| address.is_some_and(is_gone))
+    }
+
+    /// Of what is counted as lost: takes the pairs that the index has itself, and tells the keys of the others, or the keys around them
+    /// and their files.
+    fn place_the_lost(&self, at: usize, engine: &Arc<dyn Engine>, out: &mut Output<'_, '_>) -> Result<()> {
         let dir = &self.store.log(LogId::Flat).dir;
-        walk(engine, Want::Keys, &mut |met| {
-            if let Met::Lost(key, why) = &met
-                && matches!(why, Error::Corrupt { path, .. } if path.starts_with(dir))
-            {
-                out.tell(at, key, None, Fate::Lost { why });
+        let is_record = |error: &Error| matches!(error, Error::Corrupt { path, .. } if path.starts_with(dir));
+        let mut files: BTreeMap<PathBuf, LostRecords> = BTreeMap::new();
+        survey(engine, &mut |met| {
+            match &met {
+                Met::Pair(key, value) if self.is_only_in_index(at, engine, key) => {
+                    let repair = &mut out.repairs[at];
+                    (repair.lost, repair.unnamed) =
+                        (repair.lost.saturating_sub(1), repair.unnamed.saturating_sub(1));
+                    let is_doubtful = self.opened.is_doubtful(&self.opened.spaces[at], key, None);
+                    out.pair(at, (key, None), Value::Bytes(value), is_doubtful)?;
+                }
+                Met::Lost(key, why) if is_record(why) => {
+                    out.repairs[at].unnamed = out.repairs[at].unnamed.saturating_sub(1);
+                    out.tell(at, key, None, Fate::Lost { why });
+                }
+                Met::Damaged(error @ Error::Corrupt { path, what, .. }) if is_record(error) => {
+                    let (path, why) = (path.clone(), what.to_string());
+                    files.entry(path.clone()).or_insert(LostRecords { path, pairs: 0, why }).pairs += 1;
+                }
+                Met::Gap(after, before, why) if engine.capabilities().ordered => {
+                    let is_more = out.repairs[at].and_more;
+                    out.gap(at, (*after, *before), why);
+                    out.repairs[at].and_more = is_more; // the index has counted all of them
+                }
+                _ => {}
             }
             out.read(0)
         })?;
+        if out.repairs[at].unnamed > 0 {
+            out.repairs[at].lost_records = files.into_values().collect();
+        }
         Ok(())
     }
 

@@ -9,6 +9,7 @@
 //!   flat log:  each valid frame ── the index: is this the newest? ─ entries ─> pairs ─> output: in the making, then named
 //!   journal:   each key of the engine ── walk ───────────────────────────────> pairs ─┘
 //!   no index:  each valid record, of each key the newest ── entries ─────────> doubtful pairs
+//!   report:    what was met on the way, and what else a verification would report (check)
 //! ```
 //!
 //! ## What is provably right
@@ -28,13 +29,15 @@
 //! 2. A keyspace that no damage concerns is whole, and the report says so: [`KeyspaceRepair::is_whole`].
 //! 3. Every loss is in the report: by key, by number, or as [`KeyspaceRepair::and_more`]. What cannot be listed, and files that
 //!    belong to no name, are losses nobody can count: [`RepairReport::is_incomplete`], a keyspace `lost-N` without pairs.
-//! 4. The new directory is an ordinary database, or it is gone; after a crash it is one that nobody opens (`target`).
+//! 4. Every damage that a verification reports is in the report, also where it costs nothing.
+//! 5. The new directory is an ordinary database, or it is gone; after a crash it is one that nobody opens (`target`).
 //!
 //! ## Costs
 //!
-//! What an opening reads, twice; then the flat log once, or the engine's pairs. Memory: an opening's, a share of the budget for single
+//! What an opening reads, twice; then the flat log once, or the engine's pairs; then images and engines' own files. Memory: an opening's, a share of the budget for single
 //! keys, a commit a keyspace of the new database. See `entries` for keyspaces without an index.
 
+mod check;
 mod entries;
 pub(super) mod gaps;
 mod numbers;
@@ -45,7 +48,10 @@ mod root;
 mod survey;
 mod walk;
 
-pub use report::{Fate, Harm, KeyspaceRepair, RepairFinding, RepairOptions, RepairProgress, RepairReport};
+pub use report::{
+    Fate, Harm, KeyGap, KeyspaceRepair, LostRecords, RepairFinding, RepairOptions, RepairProgress,
+    RepairReport,
+};
 
 use std::path::Path;
 use std::sync::Arc;
@@ -102,9 +108,10 @@ pub fn repair(
     *store.lock.get_mut() = lock;
     let opened = bring_up(&store, &root, &mut harms)?;
     let writing = Options { create: true, read_only: false, is_filled: true, memory, ..options.clone() };
-    let out = target
-        .hand_over(|| Output::new(to, writing, (&disk, &clock), factories, &opened.spaces, &mut repair))?;
-    let report = salvage(&store, &opened, out, harms);
+    let out = target.hand_over(|| {
+        Output::new(to, writing, (&disk, &clock), factories, &opened.spaces, &mut repair, harms)
+    })?;
+    let report = salvage(&store, &root, &opened, out);
     let report = report.and_then(|report| target.keep().map(|()| report));
     for space in &opened.spaces {
         if let Some(engine) = &space.engine {
@@ -164,12 +171,7 @@ fn root_of(disk: &Arc<dyn Disk>, from: &Path, harms: &mut Harms) -> Result<Root>
     root::make(&**disk, from, harms).ok_or(why)
 }
 
-fn salvage(
-    store: &Store,
-    opened: &Opened,
-    mut out: Output<'_, '_>,
-    mut harms: Harms,
-) -> Result<RepairReport> {
+fn salvage(store: &Store, root: &Root, opened: &Opened, mut out: Output<'_, '_>) -> Result<RepairReport> {
     for (at, space) in opened.spaces.iter().enumerate() {
         let log = space.log.map_or(0, LogId::index);
         out.repairs[at].and_more |= space.has_files
@@ -180,8 +182,9 @@ fn salvage(
             walk_space(opened, at, &mut out)?;
         }
     }
-    Entries::new(store, opened).salvage(&mut out, &mut harms)?;
-    let (keyspaces, _) = out.finish()?;
+    Entries::new(store, opened).salvage(&mut out)?;
+    check::check(store, root, opened, &mut out)?;
+    let (keyspaces, harms) = out.finish()?;
     Ok(RepairReport {
         keyspaces,
         damages: harms.list,
@@ -206,6 +209,14 @@ fn walk_space(opened: &Opened, at: usize, out: &mut Output<'_, '_>) -> Result<()
             Met::Pair(key, value) => out.pair(at, (key, None), Value::Bytes(value), doubtful(key)),
             Met::File(key, file) => out.pair(at, (key, None), Value::File(file), doubtful(key)),
             Met::Lost(key, why) => out.lost(at, (key, None), &why),
+            Met::Damaged(error) => {
+                out.harms.error(error);
+                Ok(())
+            }
+            Met::Gap(after, before, why) => {
+                out.gap(at, (after, before), why);
+                Ok(())
+            }
             Met::Disorder => out.end_order(at),
         }
     })?;

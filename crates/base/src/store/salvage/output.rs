@@ -8,7 +8,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::open::{Space, damage};
-use super::report::{Fate, KeyspaceRepair, RepairFinding, RepairOptions, RepairProgress};
+use super::report::{
+    Fate, Harms, KeyGap, KeyspaceRepair, MOST_GAPS, RepairFinding, RepairOptions, RepairProgress,
+};
 use crate::clock::Clock;
 use crate::disk::Disk;
 use crate::engine::EngineFactory;
@@ -39,6 +41,7 @@ pub(super) struct Output<'a, 'o> {
     pub(super) store: Arc<Store>,
     pub(super) spaces: &'a [Space],
     pub(super) repairs: Vec<KeyspaceRepair>,
+    pub(super) harms: Harms,
     fillings: Vec<Option<Filling>>,
     options: &'a mut RepairOptions<'o>,
     progress: RepairProgress,
@@ -54,6 +57,7 @@ impl<'a, 'o> Output<'a, 'o> {
         factories: &[Arc<dyn EngineFactory>],
         spaces: &'a [Space],
         repair: &'a mut RepairOptions<'o>,
+        harms: Harms,
     ) -> Result<Output<'a, 'o>> {
         let store = Store::open(dir, options, Arc::clone(disk), Arc::clone(clock), factories.to_vec())?;
         if !store.keyspaces().is_empty() {
@@ -71,6 +75,7 @@ impl<'a, 'o> Output<'a, 'o> {
             store,
             spaces,
             repairs: spaces.iter().map(of_space).collect(),
+            harms,
             fillings: spaces.iter().map(|_| None).collect(),
             options: repair,
             progress: RepairProgress::default(),
@@ -157,8 +162,19 @@ impl<'a, 'o> Output<'a, 'o> {
     /// A key whose value cannot be read.
     pub(super) fn lost(&mut self, at: usize, (key, seq): (&[u8], Option<Seq>), why: &Error) -> Result<()> {
         self.repairs[at].lost += 1;
+        self.harms.error(why);
         self.tell(at, key, seq, Fate::Lost { why });
         Ok(())
+    }
+
+    /// Keys between these two cannot be read.
+    pub(super) fn gap(&mut self, at: usize, (after, before): (Option<&[u8]>, Option<&[u8]>), why: &str) {
+        let repair = &mut self.repairs[at];
+        repair.and_more = true;
+        if repair.gaps.len() < MOST_GAPS {
+            let (after, before) = (after.map(<[u8]>::to_vec), before.map(<[u8]>::to_vec));
+            repair.gaps.push(KeyGap { after, before, why: why.to_owned() });
+        }
     }
 
     /// Tells whoever listens.
@@ -170,7 +186,7 @@ impl<'a, 'o> Output<'a, 'o> {
     }
 
     /// Gives all keyspaces their names, and ends the new database in order.
-    pub(super) fn finish(mut self) -> Result<(Vec<KeyspaceRepair>, RepairProgress)> {
+    pub(super) fn finish(mut self) -> Result<(Vec<KeyspaceRepair>, Harms)> {
         for at in 0..self.spaces.len() {
             let is_named = is_missed(&self.spaces[at], &self.repairs[at]);
             if !is_named {
@@ -190,6 +206,6 @@ impl<'a, 'o> Output<'a, 'o> {
         let missed = all.filter(|(repair, space)| is_missed(space, repair));
         let mut repairs: Vec<KeyspaceRepair> = missed.map(|(repair, _)| repair).collect();
         repairs.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok((repairs, self.progress))
+        Ok((repairs, self.harms))
     }
 }

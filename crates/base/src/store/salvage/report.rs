@@ -10,6 +10,8 @@ use crate::types::{KeyspaceId, Seq};
 
 /// Damages that a report lists; of more it has the number.
 const MOST_HARMS: usize = 10_000;
+/// Ranges of unreadable keys that a report lists for a keyspace.
+pub(super) const MOST_GAPS: usize = 1000;
 
 /// Options of a repair.
 #[derive(Default)]
@@ -88,6 +90,30 @@ pub enum Fate<'a> {
     },
 }
 
+/// Keys of a keyspace that could not be read, between two that could.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KeyGap {
+    /// The next lower key that was read; none if there is none.
+    pub after: Option<Vec<u8>>,
+    /// The next higher key that was read; none if there is none.
+    pub before: Option<Vec<u8>>,
+    /// Description of the damage.
+    pub why: String,
+}
+
+/// Lost pairs of a keyspace with records in one file, which is damaged or missing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LostRecords {
+    /// The file.
+    pub path: PathBuf,
+    /// Number of the pairs.
+    pub pairs: u64,
+    /// Description of the first damage.
+    pub why: String,
+}
+
 /// A damaged part of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -116,8 +142,16 @@ pub struct KeyspaceRepair {
     pub certain: u64,
     /// Pairs that may have been superseded or removed.
     pub doubtful: u64,
-    /// Keys with unreadable values.
+    /// Pairs that exist and cannot be read.
     pub lost: u64,
+    /// Number of the lost pairs whose keys are not known: they are in the records that cannot be
+    /// read.
+    pub unnamed: u64,
+    /// Files with the records of lost pairs, where `unnamed` is not 0.
+    pub lost_records: Vec<LostRecords>,
+    /// Ranges of keys that could not be read, for engines that order their keys; at most a
+    /// thousand. An unknown number of pairs in each range is lost.
+    pub gaps: Vec<KeyGap>,
     /// True if an unknown number of further pairs is lost.
     pub and_more: bool,
     /// Reason why the index of the keyspace could not be used, if there is one.

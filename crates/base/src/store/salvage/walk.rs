@@ -3,17 +3,18 @@
 //! ## Picture
 //!
 //! ```text
-//!   first ───────────────> a [damaged: a leaf, an interval, a table] b <─────────────── last
-//!         pairs, or keys       keys between a and b, halved again       keys, backwards
-//!         and a look at each   and again in search of more
+//!   pairs ───────> a [damaged] b ────────> c [damaged, up to an unknown place]        the first walk
+//!                    keys, and a look                  ... d <─────────── last        the open end: backwards, then
+//!                    at each value                     halved again and again         from keys in between
 //! ```
 //!
-//! A value that cannot be read costs its pair, whose key is known. A place where no keys can be read costs what stands there; for what
-//! stands behind it the walk begins anew from the other end, and, where there are several such places, from keys in between.
+//! A cursor goes on behind damage and says what was damaged. A value that cannot be read costs its pair, whose key a second walk over
+//! the keys of the stretch finds. A stretch where no keys can be read is a *gap*: the visitor gets the keys around it.
 //!
 //! ## Costs
 //!
-//! One walk, as long as nothing is damaged. Each place costs a few descents, and some hundred at most are tried in vain.
+//! One walk, as long as nothing is damaged. Each stretch costs a few descents, and for an open end some hundred at most are tried in
+//! vain. Stretches beyond [`MOST`] are not walked again: each of them is a gap.
 
 use std::collections::VecDeque;
 use std::ops::Bound;
@@ -29,6 +30,8 @@ use crate::value::{Stored, ValueFile};
 const VAIN: usize = 128;
 /// Keys in between that are tried at all.
 const TRIES: usize = 4096;
+/// Stretches that are walked again.
+const MOST: usize = 4096;
 
 /// What a walk meets.
 pub(super) enum Met<'a> {
@@ -38,6 +41,10 @@ pub(super) enum Met<'a> {
     File(&'a [u8], ValueFile),
     /// The value cannot be read.
     Lost(&'a [u8], Error),
+    /// A damaged place.
+    Damaged(&'a Error),
+    /// Keys above the first and below the second one cannot be read, as the error's text says.
+    Gap(Option<&'a [u8]>, Option<&'a [u8]>, &'a str),
     /// From now on keys come in no order.
     Disorder,
 }
@@ -45,9 +52,12 @@ pub(super) enum Met<'a> {
 type Visit<'v> = dyn FnMut(Met<'_>) -> Result<()> + 'v;
 
 /// Keys between two others, both left out. No upper one: all above.
+#[derive(Default)]
 struct Gap {
     low: Option<Vec<u8>>,
     high: Option<Vec<u8>>,
+    /// The first damage in it.
+    why: String,
 }
 
 impl Gap {
@@ -64,61 +74,140 @@ pub(super) fn way(engine: &Arc<dyn Engine>) -> Want {
     if engine.adopts_files() || !staged.is_empty() || !is_known { Want::Keys } else { Want::Pairs }
 }
 
+/// Goes through the keys of `engine` once, and shows each damaged place once.
+pub(super) fn survey(engine: &Arc<dyn Engine>, visit: &mut Visit<'_>) -> Result<()> {
+    let is_ordered = engine.capabilities().ordered;
+    let mut walker = Walker { engine, visit, is_ordered, vain: 0, again: Vec::new(), gaps: Vec::new() };
+    let mut all = Gap::default();
+    if !walker.go(&mut all, Want::Keys, true)? {
+        walker.gaps.push(all);
+    }
+    walker.tell_gaps().map(drop)
+}
+
 /// Goes through all pairs of `engine`. False if there are places where no keys could be read.
 pub(super) fn walk(engine: &Arc<dyn Engine>, want: Want, visit: &mut Visit<'_>) -> Result<bool> {
-    let mut walker = Walker { engine, visit, vain: 0 };
-    let mut all = Gap { low: None, high: None };
+    let is_ordered = engine.capabilities().ordered;
+    let mut walker = Walker { engine, visit, is_ordered, vain: 0, again: Vec::new(), gaps: Vec::new() };
+    let mut all = Gap::default();
     let is_done = walker.go(&mut all, want, true)?;
-    if is_done || !engine.capabilities().ordered {
-        return Ok(is_done);
+    if !is_ordered {
+        return Ok(is_done && walker.gaps.is_empty());
     }
-    if want == Want::Pairs && walker.go(&mut all, Want::Keys, true)? {
-        return Ok(true); // it was about a value
+    let mut todo = std::mem::take(&mut walker.again);
+    if !is_done {
+        todo.push(all);
     }
-    (walker.visit)(Met::Disorder)?;
-    if walker.go(&mut all, Want::Keys, false)? {
-        return Ok(true); // an error that has gone: a device may answer in the end
+    if !todo.is_empty() {
+        (walker.visit)(Met::Disorder)?;
     }
-    walker.probe(all)?;
-    Ok(false)
+    for mut gap in todo {
+        let is_open = gap.high.is_none();
+        let is_walked = is_open && want == Want::Keys;
+        // The keys, if it is about a value; then backwards, to the damage whose end is not known.
+        if (is_walked || !walker.go(&mut gap, Want::Keys, true)?)
+            && !walker.go(&mut gap, Want::Keys, false)?
+        {
+            match is_open {
+                true => walker.probe(gap)?,
+                false => walker.gaps.push(gap),
+            }
+        }
+    }
+    walker.tell_gaps()
 }
 
 struct Walker<'a, 'v> {
     engine: &'a Arc<dyn Engine>,
     visit: &'a mut Visit<'v>,
+    is_ordered: bool,
     vain: usize,
+    /// Stretches whose keys are to be walked.
+    again: Vec<Gap>,
+    /// Those where no keys could be read.
+    gaps: Vec<Gap>,
 }
 
 impl<'a> Walker<'a, '_> {
-    fn cursor(&self, bounds: Bounds, want: Want) -> Result<Option<Box<dyn Cursor + 'a>>> {
+    fn cursor(&mut self, gap: &mut Gap, want: Want) -> Result<Option<Box<dyn Cursor + 'a>>> {
+        let bounds = if self.is_ordered { gap.bounds() } else { Bounds::all() };
         match self.engine.cursor(Seq::LATEST, bounds, want) {
             Ok(cursor) => Ok(Some(cursor)),
-            Err(error) => damage(error).map(|_| None),
+            Err(error) => {
+                gap.why = self.damaged(error)?;
+                Ok(None)
+            }
         }
+    }
+
+    /// Shows a damaged place; its text.
+    fn damaged(&mut self, error: Error) -> Result<String> {
+        let error = damage(error)?;
+        (self.visit)(Met::Damaged(&error))?;
+        Ok(error.to_string())
     }
 
     /// Goes through `gap` from one end, and makes it smaller by what was read. True if that was all of it.
     fn go(&mut self, gap: &mut Gap, want: Want, is_up: bool) -> Result<bool> {
-        let bounds = if self.engine.capabilities().ordered { gap.bounds() } else { Bounds::all() };
-        let Some(mut cursor) = self.cursor(bounds, want)? else { return Ok(false) };
+        let Some(mut cursor) = self.cursor(gap, want)? else { return Ok(false) };
+        let mut why: Option<String> = None;
         loop {
             match if is_up { cursor.next() } else { cursor.prev() } {
                 Ok(true) => {}
-                Ok(false) => return Ok(true),
+                Ok(false) => break,
                 Err(error) => {
-                    damage(error)?;
-                    return Ok(false);
+                    let text = self.damaged(error)?;
+                    why.get_or_insert(text);
+                    continue; // behind it
                 }
             }
+            let key = cursor.key();
+            if let Some(why) = why.take() {
+                let (here, reached) = (Some(key.to_vec()), if is_up { &gap.low } else { &gap.high }.clone());
+                let (low, high) = if is_up { (reached, here) } else { (here, reached) };
+                self.stretch(Gap { low, high, why }, want)?;
+            }
             match want {
-                Want::Pairs => (self.visit)(Met::Pair(cursor.key(), cursor.value()))?,
-                Want::Keys => self.look(cursor.key())?,
+                Want::Pairs => (self.visit)(Met::Pair(key, cursor.value()))?,
+                Want::Keys => self.look(key)?,
             }
             let reached = if is_up { &mut gap.low } else { &mut gap.high };
             let reached = reached.get_or_insert_default();
             reached.clear();
-            reached.extend_from_slice(cursor.key());
+            reached.extend_from_slice(key);
         }
+        let is_done = why.is_none();
+        gap.why = why.unwrap_or_default();
+        Ok(is_done)
+    }
+
+    /// A damaged stretch, with what is right on both sides.
+    fn stretch(&mut self, gap: Gap, want: Want) -> Result<()> {
+        if want == Want::Pairs && self.is_ordered && self.again.len() < MOST {
+            self.again.push(gap);
+        } else if self.gaps.len() < MOST {
+            self.gaps.push(gap);
+        } else {
+            (self.visit)(Met::Gap(gap.low.as_deref(), gap.high.as_deref(), &gap.why))?;
+        }
+        Ok(())
+    }
+
+    /// Shows the gaps, those that overlap as one. True if there are none.
+    fn tell_gaps(&mut self) -> Result<bool> {
+        let mut gaps = std::mem::take(&mut self.gaps);
+        gaps.sort_by(|a, b| a.low.cmp(&b.low));
+        gaps.dedup_by(|next, gap| {
+            let touches = gap.high.is_none() || next.low < gap.high;
+            if touches && gap.high.is_some() && (next.high.is_none() || next.high > gap.high) {
+                gap.high = next.high.take();
+            }
+            touches
+        });
+        for gap in &gaps {
+            (self.visit)(Met::Gap(gap.low.as_deref(), gap.high.as_deref(), &gap.why))?;
+        }
+        Ok(gaps.is_empty())
     }
 
     /// The value of a key that is there.
@@ -140,11 +229,15 @@ impl<'a> Walker<'a, '_> {
     fn probe(&mut self, gap: Gap) -> Result<()> {
         let mut gaps = VecDeque::from([gap]);
         for _ in 0..TRIES {
-            let Some(mut gap) = gaps.pop_front().filter(|_| self.vain < VAIN) else { return Ok(()) };
-            let Some(middle) = between(gap.low.as_deref(), gap.high.as_deref()) else { continue };
-            let high = gap.high.take();
-            let (mut upper, mut lower) =
-                (Gap { low: Some(middle.clone()), high }, Gap { low: gap.low, high: Some(middle.clone()) });
+            let Some(mut gap) = gaps.pop_front() else { return Ok(()) };
+            let middle = between(gap.low.as_deref(), gap.high.as_deref()).filter(|_| self.vain < VAIN);
+            let Some(middle) = middle else {
+                self.gaps.push(gap);
+                continue;
+            };
+            let (high, why) = (gap.high.take(), gap.why);
+            let mut upper = Gap { low: Some(middle.clone()), high, why: why.clone() };
+            let mut lower = Gap { low: gap.low, high: Some(middle.clone()), why };
             let was = upper.low.clone();
             let is_upper_done = self.go(&mut upper, Want::Keys, true)?;
             let has_moved = upper.low != was;
@@ -158,6 +251,7 @@ impl<'a> Walker<'a, '_> {
             gaps.extend((!is_lower_done).then_some(lower));
             gaps.extend((!is_upper_done).then_some(upper));
         }
+        self.gaps.extend(gaps);
         Ok(())
     }
 }
