@@ -2,12 +2,13 @@
 //!
 //! Keyspaces share logs, so damage in a log has a file and an offset only. To name the affected
 //! keyspaces, `verify` then reads each of them and records which reads fail. That takes a second
-//! pass, and happens only if there is damage.
+//! pass, and happens only if there is damage. A file of an engine or an image of an index belongs to
+//! one keyspace, which its path names: damage there is named so even if every read succeeds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::json;
 use sheaf::{Database, Error, Keyspace, Owner, Reached, VerifyReport};
@@ -23,6 +24,25 @@ struct Finding {
     offset: Option<u64>,
     what: String,
     keyspaces: Vec<String>,
+}
+
+/// Directory of the files of engines, with a directory per keyspace, named by its number.
+const OWN: &str = "own";
+/// Directory of the images of indexes, whose names start with the number of the keyspace.
+const IMAGES: &str = "images";
+
+/// Returns the number of the keyspace that a file of the database belongs to, if it is that of one.
+fn keyspace_of(database: &Path, path: &Path) -> Option<u32> {
+    // The owner of a database may have opened it by another name.
+    let path = path.strip_prefix(database).unwrap_or(path);
+    let parts: Vec<&str> = path.iter().filter_map(|part| part.to_str()).collect();
+    let pairs = parts.windows(2).rev();
+    let digits = pairs.filter_map(|pair| match *pair {
+        [OWN, number] if number.len() == 8 => Some(number),
+        [IMAGES, image] => image.split_once('-').map(|(number, _)| number),
+        _ => None,
+    });
+    digits.filter_map(|digits| u32::from_str_radix(digits, 16).ok()).next()
 }
 
 impl Finding {
@@ -42,7 +62,7 @@ pub(crate) fn run(args: &Report) -> Result {
     let bar = spinner("verify");
     let (report, findings) = match args.place.reach_to_read() {
         Ok(Reached::Owner(owner)) => examine_from_outside(args, owner)?,
-        Ok(Reached::Database(db)) => examine(&db)?,
+        Ok(Reached::Database(db)) => examine(args, &db)?,
         // Damage that prevents the opening of the database is a finding too.
         Err(Failure::Database(error)) if error.is_corrupt() => {
             (VerifyReport::default(), vec![Finding::of(error)])
@@ -66,7 +86,7 @@ fn tell(args: &Report, report: &VerifyReport, findings: &[Finding], watch: &Watc
     Ok(out.flush()?)
 }
 
-fn examine(db: &Database) -> Result<(VerifyReport, Vec<Finding>)> {
+fn examine(args: &Report, db: &Database) -> Result<(VerifyReport, Vec<Finding>)> {
     let (mut findings, mut gone) = (Findings::default(), None);
     let report = db.verify(|error| match error {
         Error::OwnerGone { .. } => gone = Some(error), // no damage: the owner closed the database
@@ -75,19 +95,24 @@ fn examine(db: &Database) -> Result<(VerifyReport, Vec<Finding>)> {
     if let Some(gone) = gone {
         return Err(gone.into());
     }
-    Ok((report, findings.named(|| keyspaces_hit(db))?))
+    let hit = || Ok((keyspaces_hit(db)?, names_of(db)));
+    Ok((report, findings.named(&args.place.database, hit)?))
 }
 
 /// Verifies in the process that has the database open.
 fn examine_from_outside(args: &Report, mut owner: Owner) -> Result<(VerifyReport, Vec<Finding>)> {
     let mut findings = Findings::default();
     let report = owner.verify(|error| findings.add(error), |_| ControlFlow::Continue(()))?;
-    let hit = || match args.place.read() {
-        Ok(db) => keyspaces_hit(&db),
-        // No state of a damaged keyspace can be pinned, so the affected keyspaces are unknown.
-        Err(_) => Ok(BTreeMap::new()),
+    let hit = || {
+        let known = owner.overview().map(|overview| overview.keyspaces).unwrap_or_default();
+        let names = known.into_iter().map(|known| (known.info.id.0, known.info.name)).collect();
+        match args.place.read() {
+            Ok(db) => Ok((keyspaces_hit(&db)?, names)),
+            // No state of a damaged keyspace can be pinned: only paths name the affected keyspaces.
+            Err(_) => Ok((BTreeMap::new(), names)),
+        }
     };
-    Ok((report, findings.named(hit)?))
+    Ok((report, findings.named(&args.place.database, hit)?))
 }
 
 /// Findings without duplicates.
@@ -107,23 +132,35 @@ impl Findings {
     }
 
     /// Returns the findings with the keyspaces that they affect.
-    fn named(mut self, hit: impl FnOnce() -> Result<Hits>) -> Result<Vec<Finding>> {
+    fn named(mut self, database: &Path, hit: impl FnOnce() -> Result<(Hits, Names)>) -> Result<Vec<Finding>> {
         if self.found.is_empty() {
             return Ok(self.found);
         }
-        let mut hit = hit()?;
+        let (mut hit, names) = hit()?;
         for finding in &mut self.found {
             if let (Some(path), Some(offset)) = (&finding.path, finding.offset) {
                 finding.keyspaces = hit.remove(&(path.clone(), offset)).unwrap_or_default().keyspaces;
             }
         }
         self.found.extend(hit.into_iter().map(|((path, offset), hit)| hit.beyond(path, offset)));
+        for finding in &mut self.found {
+            let Some(path) = finding.path.as_ref().filter(|_| finding.keyspaces.is_empty()) else { continue };
+            let name = keyspace_of(database, path).and_then(|number| names.get(&number));
+            finding.keyspaces.extend(name.cloned());
+        }
         Ok(self.found)
     }
 }
 
 /// Damaged places that readers found, by file and offset.
 type Hits = BTreeMap<(PathBuf, u64), Hit>;
+
+/// Names of keyspaces, by number.
+type Names = BTreeMap<u32, String>;
+
+fn names_of(db: &Database) -> Names {
+    db.keyspaces().into_iter().map(|info| (info.id.0, info.name)).collect()
+}
 
 /// Damaged place that a reader found.
 #[derive(Default)]
@@ -224,4 +261,21 @@ fn print_json(out: &mut impl Write, report: &VerifyReport, findings: &[Finding])
         "findings": findings,
     });
     Ok(writeln!(out, "{report}")?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_path_of_an_own_file_names_its_keyspace() {
+        let of = |path: &str| keyspace_of(Path::new("own/00000009/db"), Path::new(path));
+        assert_eq!(of("own/00000009/db/own/0000000a/HEAD.0"), Some(10));
+        assert_eq!(of("own/00000009/db/own/00000002/data/00000000.area"), Some(2));
+        assert_eq!(of("own/00000009/db/images/00000003-0000000000000007.img"), Some(3));
+        assert_eq!(of("/elsewhere/db/own/00000004/trie"), Some(4));
+        for path in ["ROOT.0", "journal/0000000000000001.seg", "own/other/file", "images/none"] {
+            assert_eq!(of(&format!("own/00000009/db/{path}")), None, "{path}");
+        }
+    }
 }

@@ -346,6 +346,18 @@ fn flip(sandbox: &Sandbox, file: &str, at: usize) -> Vec<u8> {
 }
 
 #[test]
+fn a_damaged_head_of_a_space_is_reported_by_verify_and_by_repair() {
+    let sandbox = Sandbox::new();
+    load_flex(&sandbox);
+    flip(&sandbox, "own/00000001/HEAD.0", 20);
+    let found = sandbox.run(&["verify", "db"]).exits(3).stdout();
+    assert!(found.contains("own/00000001/HEAD.0") && found.contains("keyspace words"), "{found}");
+    let repaired = sandbox.run(&["repair", "db", "new"]).succeeds().stdout();
+    assert!(repaired.contains("damage\tdb/own/00000001/HEAD.0\t"), "{repaired}");
+    assert!(repaired.contains("3000 certain, whole") && repaired.contains("1 damaged place,"), "{repaired}");
+}
+
+#[test]
 fn damaged_data_of_a_space_is_reported_with_its_places_and_keys() {
     let sandbox = Sandbox::new();
     load_flex(&sandbox);
