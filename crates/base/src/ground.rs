@@ -90,7 +90,7 @@ impl Home {
     /// # Errors
     ///
     /// Returns [`Io`](crate::error::Error::Io) if it cannot be listed.
-    pub(crate) fn has_files(&self, id: KeyspaceId) -> Result<bool> {
+    pub fn has_files(&self, id: KeyspaceId) -> Result<bool> {
         Ok(list(&*self.disk, &self.of(id))?.is_some_and(|entries| !entries.is_empty()))
     }
 

@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use sheaf_base::codec::{Reader, Writer};
+use sheaf_base::codec::{COUNTED, Reader, Writer};
 use sheaf_base::engine::{ImageSink, ImageSource};
 use sheaf_base::error::{Damage, Result};
 use sheaf_base::pair::State;
@@ -120,6 +120,12 @@ fn grain(r: &mut Reader<'_>) -> Result<Grain, Damage> {
 
 pub(crate) fn checkpoint_name(number: u64) -> PathBuf {
     PathBuf::from(TREE).join(format!("{number:016x}.img"))
+}
+
+/// The number in the name of a checkpoint.
+pub(crate) fn checkpoint_number(name: &str) -> Option<u64> {
+    let digits = name.strip_suffix(".img").filter(|digits| digits.len() == 16)?;
+    u64::from_str_radix(digits, 16).ok().filter(|number| *number < COUNTED)
 }
 
 /// A run of extents, by length and place.

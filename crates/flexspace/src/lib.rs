@@ -60,6 +60,7 @@ mod place;
 mod ready;
 mod recover;
 mod replay;
+mod rest;
 mod room;
 mod settle;
 mod shared;

@@ -111,7 +111,8 @@ pub(crate) fn open(disk: Arc<dyn Disk>, dir: &Path, options: Options) -> Result<
         files: open_areas(&*disk, dir, how, &geometry)?,
     };
     let tree = ShiftTree::new(Extent::HOLE);
-    let mut r = Recovery { disk: &*disk, dir, head, areas, tree, seq: 0, mark: 0 };
+    let reading = Arc::clone(&disk);
+    let mut r = Recovery { disk: &*reading, dir, head, areas, tree, seq: 0, mark: 0 };
     let (checkpoint_bytes, healed) = r.load_checkpoint()?;
     let mut tapes = r.open_logs(how)?;
     let known = r.known(&tapes)?;
@@ -124,31 +125,51 @@ pub(crate) fn open(disk: Arc<dyn Disk>, dir: &Path, options: Options) -> Result<
         r.adopt(&pair, &tapes)?;
         r.sweep();
     }
-
-    let Recovery { mut head, areas, mut tree, seq, mark, .. } = r;
-    let limit = options.limit.map_or(u64::from(u32::MAX), |bytes| {
-        (bytes / geometry.segment).clamp(geometry.reserve * 3, u64::from(u32::MAX) - 1)
-    });
-    let first = tree.publish(seq);
-    let memory = Arc::clone(&options.memory);
-    let mut writer = Writer::new(dir.to_path_buf(), tree, areas, limit, head.incarnation, seq, mark, memory);
-    writer.count()?;
-    writer.log.bytes = tapes.iter().map(|tape| tape.end - DATA_START).sum();
-    head.newest.logs.retain(|log| log.end > DATA_START);
-    let maintenance = Maintenance {
-        pair,
-        head,
-        is_behind: false,
-        leaving: Vec::new(),
-        unnamed: None,
-        checkpoint_bytes,
-        is_closed: false,
-        seen: (u64::MAX, Duration::ZERO),
-    };
-    Ok(Shared::new(disk, options, writer, first, maintenance, healed))
+    r.serve(disk, options, pair, &tapes, (checkpoint_bytes, healed))
 }
 
-fn open_areas(disk: &dyn Disk, dir: &Path, how: How, geometry: &Geometry) -> Result<Vec<Option<Arc<Area>>>> {
+impl Recovery<'_> {
+    /// The space as it was recovered.
+    pub(crate) fn serve(
+        self,
+        disk: Arc<dyn Disk>,
+        options: Options,
+        pair: Pair,
+        tapes: &[Tape],
+        (checkpoint_bytes, healed): (u64, Option<Error>),
+    ) -> Result<Shared> {
+        let Recovery { dir, mut head, areas, mut tree, seq, mark, .. } = self;
+        let geometry = areas.geometry;
+        let limit = options.limit.map_or(u64::from(u32::MAX), |bytes| {
+            (bytes / geometry.segment).clamp(geometry.reserve * 3, u64::from(u32::MAX) - 1)
+        });
+        let first = tree.publish(seq);
+        let memory = Arc::clone(&options.memory);
+        let mut writer =
+            Writer::new(dir.to_path_buf(), tree, areas, limit, head.incarnation, seq, mark, memory);
+        writer.count()?;
+        writer.log.bytes = tapes.iter().map(|tape| tape.end - DATA_START).sum();
+        head.newest.logs.retain(|log| log.end > DATA_START);
+        let maintenance = Maintenance {
+            pair,
+            head,
+            is_behind: false,
+            leaving: Vec::new(),
+            unnamed: None,
+            checkpoint_bytes,
+            is_closed: false,
+            seen: (u64::MAX, Duration::ZERO),
+        };
+        Ok(Shared::new(disk, options, writer, first, maintenance, healed))
+    }
+}
+
+pub(crate) fn open_areas(
+    disk: &dyn Disk,
+    dir: &Path,
+    how: How,
+    geometry: &Geometry,
+) -> Result<Vec<Option<Arc<Area>>>> {
     let mut files = Vec::new();
     let data = dir.join(DIRECTORY);
     for entry in disk.list(&data).during("list", &data)? {
@@ -183,7 +204,7 @@ impl Recovery<'_> {
     }
 
     /// Loads the checkpoint of this number (nothing, if it is 0): its last operation, and its size.
-    fn load(&mut self, number: u64) -> Result<(u64, u64)> {
+    pub(crate) fn load(&mut self, number: u64) -> Result<(u64, u64)> {
         if number == 0 {
             return Ok((0, 0));
         }

@@ -15,12 +15,12 @@ use sheaf_base::work::Worker;
 use crate::check::Verification;
 use crate::edit::Edit;
 use crate::options::Options;
-use crate::recover;
 use crate::room::KEPT;
 use crate::shared::{EXTENT_BYTES, INTERVAL, Shared};
 use crate::upkeep::When;
 use crate::view::View;
 use crate::writer::{Op, Who};
+use crate::{recover, rest};
 
 /// The file that holds the lock.
 const LOCK: &str = "LOCK";
@@ -143,6 +143,51 @@ impl FlexSpace {
             workers.push(Worker::start("flexspace-gc", shared.collector.clone(), INTERVAL, collect)?);
         }
         Ok(FlexSpace { shared, workers, _lock: lock })
+    }
+
+    /// Opens what can be read of a damaged space, without writing: of whichever head, checkpoint and log are left. What it holds may
+    /// have been superseded or removed by what is missing. Calls `skipped` with the error of each file, and of the part of the log,
+    /// that is left out. Without a head the grains are those of `options`.
+    ///
+    /// ```
+    /// use sheaf_base::disk::{Disk, sim::SimDisk};
+    /// use sheaf_flexspace::{FlexSpace, Options};
+    /// # fn main() -> sheaf_base::error::Result<()> {
+    /// let disk = std::sync::Arc::new(SimDisk::new());
+    /// let space = FlexSpace::open_on(disk.clone(), "/text", Options { inline: true, ..Options::default() })?;
+    /// space.write(0, b"hello world")?;
+    /// space.close()?;
+    /// for slot in ["/text/HEAD.0", "/text/HEAD.1"] {
+    ///     disk.overwrite(slot.as_ref(), 0, &[0; 200]).expect("it is there");
+    /// }
+    /// let options = Options { read_only: true, inline: true, ..Options::default() };
+    /// assert!(FlexSpace::open_on(disk.clone(), "/text", options.clone()).is_err());
+    /// let space = FlexSpace::open_rest(disk, "/text", options, &mut |error| println!("{error}"))?;
+    /// let mut text = vec![0; 11];
+    /// space.read(0, &mut text)?;
+    /// assert_eq!(text, b"hello world");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns `Corrupt` if no checkpoint, or nothing that says which space it is, can be read, `Invalid` if `options` are not
+    /// read-only, and the errors of reading.
+    pub fn open_rest(
+        disk: Arc<dyn Disk>,
+        dir: impl AsRef<Path>,
+        options: Options,
+        skipped: &mut dyn FnMut(Error),
+    ) -> Result<FlexSpace> {
+        let dir = dir.as_ref();
+        if !options.read_only {
+            let why = "what is damaged is only read".to_owned();
+            return Err(Error::Invalid { what: "options", why });
+        }
+        let lock = lock(&*disk, dir, true)?;
+        let shared = Arc::new(rest::open(disk, dir, options, skipped)?);
+        Ok(FlexSpace { shared, workers: Vec::new(), _lock: lock })
     }
 
     /// Length in bytes.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use sheaf_base::error::{Error, Result};
 
-use crate::extent::Extent;
+use crate::extent::{Extent, PIECE_HEAD, footprint};
 use crate::shared::Version;
 use crate::tree::{Content, Entry, Range};
 
@@ -193,6 +193,18 @@ impl View {
     /// As for [`View::read`].
     pub fn read_extent(&self, at: u64, max: usize) -> Result<Option<ExtentBytes>> {
         self.version.read_extent(at, max)
+    }
+
+    /// Whether what was written in one go with the byte at `at` may go on in the next extent: extents have a largest length, and end
+    /// with their segment.
+    #[must_use]
+    pub fn may_go_on(&self, at: u64) -> bool {
+        let g = &self.version.areas.geometry;
+        self.version.tree.get(at).is_some_and(|entry| {
+            let len = entry.item.skip() + entry.len;
+            let end = entry.item.chunk() % g.segment + footprint(len, g.piece);
+            !entry.item.is_hole() && (len >= g.max_extent || end + PIECE_HEAD + g.piece > g.segment)
+        })
     }
 
     /// Extents and holes in the range.

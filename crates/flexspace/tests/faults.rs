@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use sheaf_base::disk::sim::{AfterFailedSync, Class, Failure, Fault, FaultPlan, Keep, Repeat, SimDisk};
 use sheaf_base::error::Error;
-use sheaf_flexspace::FlexSpace;
-use support::{PLACE, Step, content, open, workload};
+use sheaf_flexspace::{FlexSpace, Options};
+use support::{PLACE, Step, content, open, options, workload};
 
 /// What a workload under a fault came to.
 struct Outcome {
@@ -489,4 +489,55 @@ fn a_damaged_checkpoint_is_made_again_from_the_one_before() {
             "none at all"
         );
     }
+}
+
+fn reader(disk: &SimDisk) -> FlexSpace {
+    let options = Options { read_only: true, ..options() };
+    FlexSpace::open_on(Arc::new(disk.clone()), PLACE, options).expect("it can be read")
+}
+
+/// What is found without the heads after some lives, each of which ends with the loss of power, is a state that the space had. Mostly it
+/// is the last one: only heads say that operations and checkpoints which a loss of power left behind do not count.
+#[test]
+fn without_heads_a_space_is_in_a_state_that_it_had() {
+    let mut same = 0;
+    for seed in 0..60 {
+        let mut states = Vec::new();
+        let mut disk = SimDisk::new();
+        for life in 0..4 {
+            let space = open(Arc::new(disk.clone())).expect("it opens");
+            let mut len = space.len();
+            let mut model = content(&space).expect("readable");
+            for (n, step) in workload(seed * 4 + life, 60).iter().enumerate() {
+                let step = step.fit(len);
+                step.run(&space).expect("nothing fails here");
+                step.apply(&mut model);
+                len = space.len();
+                states.push(model.clone());
+                if n == 40 {
+                    space.sync().expect("synced");
+                }
+                space.pump().expect("nothing fails here");
+            }
+            let percent = [0, 30, 70, 95][usize::try_from(seed % 4).expect("small")];
+            disk = disk.power_cut(&Keep::Seeded { seed: seed + life, percent });
+            std::mem::forget(space); // it must not end in order
+        }
+        let before = content(&reader(&disk)).expect("readable");
+        for slot in ["HEAD.0", "HEAD.1"] {
+            disk.overwrite(&Path::new(PLACE).join(slot), 0, &[0; 200]).expect("it is there");
+        }
+        let options = Options { read_only: true, ..options() };
+        let mut skipped = Vec::new();
+        let rest =
+            FlexSpace::open_rest(Arc::new(disk), PLACE, options, &mut |e| skipped.push(e)).expect("it opens");
+        let found = match content(&rest) {
+            Ok(found) => found,
+            Err(error) if error.is_corrupt() => continue, // the data of a checkpoint that no head had
+            Err(error) => panic!("seed {seed}: {error}"),
+        };
+        same += u64::from(found == before);
+        assert!(found == before || states.contains(&found), "seed {seed}: {skipped:?}");
+    }
+    assert!(same > 30, "{same} of 60");
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use sheaf::{Database, Error, Fate, RepairFinding, RepairOptions, RepairReport};
 use sheaf_base::disk::sim::SimDisk;
-use sheaf_base::disk::remove_tree;
+use sheaf_base::disk::{Disk, remove_tree};
 use sheaf_testkit::stage::{Place, Setting, Stage, Subject};
 
 /// Where the repaired database goes.
@@ -295,5 +295,69 @@ fn each_lost_pair_is_reported_by_key_or_by_file() {
             }
         }
         assert!(seen > 20, "{engine}: {seen} pairs");
+    }
+}
+
+/// Writes zeros over the start of both heads of the space of a `flex` keyspace.
+fn lose_heads(stage: &Stage, disk: &SimDisk) {
+    for (path, _) in files(stage, "HEAD.") {
+        disk.overwrite(&path, 0, &[0; 200]).unwrap();
+    }
+}
+
+/// Files of a space name the space and are numbered: without both of its heads all of its pairs are
+/// found. They are doubtful, since newer files may have been named by the heads.
+#[test]
+fn without_the_heads_of_a_space_all_pairs_are_found_as_doubtful() {
+    for is_tiny in [true, false] {
+        for is_closed in [true, false] {
+            let stage = Stage::new(&Subject::flex(), Setting::new(Place::Simulated, is_tiny, true));
+            match is_tiny {
+                true => fill_tiny(&stage, is_closed),
+                false => fill(&stage, 3000, 10),
+            }
+            let disk = Arc::new(sim(&stage).fork());
+            let opened = stage.builder_on(Arc::new(sim(&stage).fork())).open(stage.path()).unwrap();
+            let expected = read_all(&stage.keyspace(&opened, "a"));
+            lose_heads(&stage, &disk);
+            let builder = stage.builder_on(Arc::clone(&disk) as Arc<dyn Disk>);
+            let options = RepairOptions::default().doubtful(true);
+            let report = builder.repair(stage.path(), NEW, options).unwrap();
+            let [found] = &report.keyspaces[..] else { panic!("{report:?}") };
+            assert_eq!((found.certain, found.lost), (0, 0), "{report:?}");
+            assert!(!found.is_whole() && has_place(&report, &(files(&stage, "HEAD.0")[0].0.clone(), 0)));
+            let db = stage.builder_on(disk).create(false).open(NEW).unwrap();
+            let what = format!("tiny {is_tiny}, closed {is_closed}: {report:?}");
+            assert!(read_all(&stage.keyspace(&db, "a")) == expected, "{what}");
+        }
+    }
+}
+
+fn read_all(keyspace: &sheaf::Keyspace) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    let pairs = keyspace.iter().unwrap().map(|pair| pair.map(|(key, value)| (key.to_vec(), value.to_vec())));
+    pairs.collect::<sheaf::Result<_>>().unwrap()
+}
+
+/// A byte of the data is flipped besides: the pairs of its interval are lost, and all others found with
+/// their values.
+#[test]
+fn without_heads_damaged_data_costs_the_pairs_around_it() {
+    let stage = stage(&Subject::flex());
+    fill(&stage, 5000, 0);
+    let [(area, _)] = &files(&stage, ".area")[..] else { panic!("one area") };
+    let bytes = sim(&stage).read_file(area).unwrap();
+    let expected = read_all(&stage.keyspace(&stage.open(), "a"));
+    for at in places(&bytes, 8) {
+        let disk = Arc::new(sim(&stage).fork());
+        lose_heads(&stage, &disk);
+        disk.overwrite(area, at as u64, &[bytes[at] ^ 1]).unwrap();
+        let builder = stage.builder_on(Arc::clone(&disk) as Arc<dyn Disk>);
+        let options = RepairOptions::default().doubtful(true);
+        let report = builder.repair(stage.path(), NEW, options).unwrap();
+        assert!(report.damages.iter().any(|harm| harm.path == *area), "{at}: {report:?}");
+        let db = stage.builder_on(disk).create(false).open(NEW).unwrap();
+        let found = read_all(&stage.keyspace(&db, "a"));
+        assert!((4800..5000).contains(&found.len()), "{at}: {} pairs", found.len());
+        assert!(found.iter().all(|(key, value)| expected.get(key) == Some(value)), "{at}");
     }
 }

@@ -176,8 +176,12 @@ impl Segment {
         Ok(Segment::new(identity, path, file))
     }
 
-    /// Who the file of a segment says that it is.
-    pub(crate) fn identify(disk: &dyn Disk, path: &Path) -> Result<Identity> {
+    /// Returns what the header of a segment's file says that it is.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`] if the header is damaged, and [`Error::Io`] if it cannot be read.
+    pub fn identify(disk: &dyn Disk, path: &Path) -> Result<Identity> {
         let file = disk.open(path, How::Read).during("open", path)?;
         let mut sector = [0; SECTOR_BYTES];
         match crate::disk::fill(&*file, 0, &mut sector).during("read", path)? {

@@ -221,6 +221,29 @@ impl ImageReader {
         Ok(reader)
     }
 
+    /// Returns the store that an image says it belongs to.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`] if the head is damaged, and [`Error::Io`] if it cannot be read.
+    pub fn identify(disk: &dyn Disk, path: &Path) -> Result<StoreId> {
+        let file = disk.open(path, How::Read).during("open", path)?;
+        let mut got = [0; HEAD];
+        if let Some(len) = crate::disk::fill(&*file, 0, &mut got).during("read", path)? {
+            return Err(Error::corrupt(path, 0, Damage::Short { got: len, expected: HEAD as u64 }));
+        }
+        if &got[..8] != MAGIC {
+            return Err(Error::corrupt(path, 0, Damage::BadMagic));
+        }
+        let (expected, sum) = (u32_at(&got, HEAD - 4), crc32c::crc32c(&got[..HEAD - 4]));
+        if expected != sum {
+            return Err(Error::corrupt(path, HEAD as u64 - 4, Damage::BadChecksum { expected, got: sum }));
+        }
+        let mut store = [0; 16];
+        store.copy_from_slice(&got[24..40]);
+        Ok(StoreId(u128::from_le_bytes(store)))
+    }
+
     /// The first chunk: slots, and the segments in them.
     fn table(&mut self) -> Result<Vec<(u32, SegmentId)>> {
         self.next_chunk()?;

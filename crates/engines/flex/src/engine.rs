@@ -550,6 +550,10 @@ impl Engine for FlexEngine {
         self.restore_from_space(damage)
     }
 
+    fn restore_rest(&self, skipped: &mut dyn FnMut(Error)) -> Result<()> {
+        self.restore_readable(skipped)
+    }
+
     fn replay(&self, record: &Replay<'_>) -> Result<()> {
         let guard = &epoch::pin();
         let active = &self.state(guard).memtables.active;

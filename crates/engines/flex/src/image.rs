@@ -20,7 +20,7 @@ use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::{MAX_KEY, Seq};
 use sheaf_base::views::Views;
 
-use crate::engine::FlexEngine;
+use crate::engine::{FlexEngine, NAME};
 use crate::index::State;
 use crate::slots::Figures;
 use crate::table::Table;
@@ -284,6 +284,18 @@ impl FlexEngine {
             return Err(damage);
         }
         self.read_space(&mut table)?;
+        self.serve(&mut table, guard);
+        Ok(())
+    }
+
+    /// Takes up what can be read of the space, whatever is damaged.
+    pub(crate) fn restore_readable(&self, skipped: &mut dyn FnMut(Error)) -> Result<()> {
+        let mut table = self.table.lock();
+        let guard = &epoch::pin();
+        if !table.open_rest(&self.shelf.ground, self.id, skipped)? {
+            return Err(Error::Unsupported { engine: NAME, feature: "a repair without a space" });
+        }
+        self.read_rest(&mut table, skipped)?;
         self.serve(&mut table, guard);
         Ok(())
     }

@@ -47,6 +47,8 @@ const STRETCH: u64 = 4 << 20;
 const TINY_STRETCH: u64 = 2 << 10;
 /// Bytes that are read at a time.
 const WINDOW: u64 = 512 << 10;
+/// Bytes of a stretch without an interval that can be read; with more, what is behind it is left out: readers hold a stretch in memory.
+const MOST_UNREADABLE: u64 = 64 << 20;
 /// Most threads.
 const THREADS: usize = 4;
 
@@ -74,22 +76,43 @@ struct Window<'a> {
     view: &'a View,
     at: u64,
     bytes: Vec<u8>,
+    /// Before this nothing is read ahead: there is damage.
+    careful: u64,
 }
 
 impl Window<'_> {
+    fn new(view: &View) -> Window<'_> {
+        Window { view, at: 0, bytes: Vec::new(), careful: 0 }
+    }
+
     /// `len` bytes at `at`, which does not go back; fewer at the end of the space.
     fn get(&mut self, at: u64, len: u64) -> Result<&[u8]> {
         let end = (at + len).min(self.view.len());
         if end > self.at + self.bytes.len() as u64 || at < self.at {
-            let count = (end - at).max(WINDOW).min(self.view.len() - at);
-            self.view.will_need(at, count);
-            self.bytes.resize(usize::try_from(count).unwrap_or(usize::MAX), 0);
-            self.at = at;
-            self.view.read(at, &mut self.bytes)?;
+            let needed = end - at;
+            let ahead = if end <= self.careful { needed } else { needed.max(WINDOW) };
+            self.fill(at, needed, ahead.min(self.view.len() - at))?;
         }
         let from = usize::try_from(at - self.at).unwrap_or(usize::MAX);
         let to = usize::try_from(end - self.at).unwrap_or(usize::MAX);
         Ok(&self.bytes[from..to])
+    }
+
+    /// Reads `ahead` bytes from `at`, or those that are `needed` if not all can be read.
+    fn fill(&mut self, at: u64, needed: u64, ahead: u64) -> Result<()> {
+        self.at = at;
+        self.view.will_need(at, ahead);
+        self.bytes.resize(usize::try_from(ahead).unwrap_or(usize::MAX), 0);
+        let mut read = self.view.read(at, &mut self.bytes);
+        if read.is_err() && needed < ahead {
+            self.careful = at + ahead;
+            self.bytes.truncate(usize::try_from(needed).unwrap_or(usize::MAX));
+            read = self.view.read(at, &mut self.bytes);
+        }
+        if read.is_err() {
+            self.bytes.clear();
+        }
+        read.map(drop)
     }
 }
 
@@ -157,7 +180,11 @@ impl FlexEngine {
 
     /// The intervals from `start`, which is in the space, to the first that begins at `end` or behind it.
     fn walk(&self, view: &View, start: u64, end: u64) -> Result<Stretch> {
-        let mut window = Window { view, at: 0, bytes: Vec::new() };
+        self.walk_in(&mut Window::new(view), start, end)
+    }
+
+    fn walk_in(&self, window: &mut Window<'_>, start: u64, end: u64) -> Result<Stretch> {
+        let view = window.view;
         let mut stretch = Stretch { start, end: start, ..Stretch::default() };
         while stretch.end < end {
             // Behind its first run and those that go on in it.
@@ -182,6 +209,49 @@ impl FlexEngine {
             stretch.end = at;
         }
         Ok(stretch)
+    }
+
+    /// For a repair: takes up the intervals that can be read. What lies between them goes to `skipped`, and stays an interval that
+    /// nobody can read, so that those behind it stand where the space has them.
+    pub(crate) fn read_rest(&self, table: &mut Table, skipped: &mut dyn FnMut(Error)) -> Result<()> {
+        let Some(view) = table.space.as_ref().map(|space| space.view()) else { return Ok(()) };
+        table.blobs = HashSet::new();
+        let (mut window, mut last) = (Window::new(&view), None);
+        let (mut at, mut begin) = (0, 0); // what is before `at` and not before `begin` cannot be read
+        while at < view.len() {
+            let error = match self.walk_in(&mut window, at, at + 1) {
+                Ok(stretch) if is_behind(&stretch, begin < at, last.as_deref()) => {
+                    at = stretch.end;
+                    if begin < stretch.start {
+                        self.take_up_unreadable(table, begin..stretch.start, &mut last);
+                    }
+                    self.take_up(table, stretch, &mut last)?;
+                    begin = at;
+                    continue;
+                }
+                Ok(stretch) => self.damage(stretch.start, disorder(stretch.start)),
+                Err(error) if error.is_corrupt() => error,
+                Err(error) => return Err(error),
+            };
+            skipped(error);
+            at = next_interval(&view, at)?;
+            if at - begin > MOST_UNREADABLE {
+                return Ok(());
+            }
+        }
+        if begin < at {
+            self.take_up_unreadable(table, begin..at, &mut last);
+        }
+        Ok(())
+    }
+
+    /// Puts an interval without a key behind those that are there: for the keys directly above the last one.
+    fn take_up_unreadable(&self, table: &mut Table, range: Range<u64>, last: &mut Option<Vec<u8>>) {
+        let sep = last.as_ref().map_or_else(Vec::new, |last| above(last));
+        *last = Some(sep.clone());
+        let figures = Figures { entries: 1, live: 1, runs: 1, is_staged: false };
+        let item = table.new_interval(&sep, figures, &self.shelf);
+        table.tree.insert(range.start, range.end - range.start, item);
     }
 
     /// What an interval's bytes say.
@@ -221,6 +291,53 @@ impl FlexEngine {
     fn damage(&self, at: u64, what: Damage) -> Error {
         Error::corrupt(&self.shelf.path, at, what)
     }
+}
+
+/// The lowest key above `key`.
+fn above(key: &[u8]) -> Vec<u8> {
+    [key, &[0]].concat()
+}
+
+/// Whether the keys of what was read are above `last`, with room for an unreadable interval between them if there is one.
+fn is_behind(stretch: &Stretch, has_unreadable: bool, last: Option<&[u8]>) -> bool {
+    let lows = stretch.intervals.iter().map(|found| &found.keys[0][..]);
+    let low = lows.min().unwrap_or_default();
+    match (last, has_unreadable) {
+        (None, false) => true,
+        (None, true) => !low.is_empty(),
+        (Some(last), false) => last < low,
+        (Some(last), true) => &above(last)[..] < low,
+    }
+}
+
+/// Where the next interval behind the unreadable one at `at` begins, or may begin; the end of the space if there is none. A run whose
+/// head can be read says where it ends. Else it ends with an extent, since runs were inserted in one go: the first one that is not as
+/// long as an extent can be.
+fn next_interval(view: &View, mut at: u64) -> Result<u64> {
+    let head_at = |at: u64| {
+        let mut bytes = [0; RUN_HEAD];
+        let count = view.read(at, &mut bytes).ok()?;
+        run::head(&bytes[..count]).ok()
+    };
+    while at < view.len() {
+        let left = view.len() - at;
+        let behind = head_at(at).map(|(_, head, len)| (head as u64).saturating_add(len));
+        match behind.filter(|len| *len <= left) {
+            Some(len) => at += len,
+            None => {
+                let mut is_run = true;
+                while is_run && at < view.len() {
+                    is_run = view.may_go_on(at);
+                    let extent = view.read_extent(at, 0)?;
+                    at = extent.map_or(view.len(), |extent| extent.start + extent.len);
+                }
+            }
+        }
+        if head_at(at).is_some_and(|(begins, ..)| begins) {
+            break;
+        }
+    }
+    Ok(at)
 }
 
 fn disorder(at: u64) -> Damage {

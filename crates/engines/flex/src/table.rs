@@ -204,15 +204,7 @@ impl Table {
         if self.space.is_some() || (!create && !home.exists(id)?) {
             return Ok(());
         }
-        let options = Options {
-            create,
-            read_only: home.read_only,
-            memory: Arc::clone(&self.space_memory),
-            inline: true,
-            fine: true,
-            tiny: ground.tiny,
-            ..Options::default()
-        };
+        let options = self.options(ground, create, home.read_only);
         match FlexSpace::open_on(Arc::clone(&home.disk), home.of(id), options) {
             Ok(space) => {
                 self.mark = space.view().mark();
@@ -222,6 +214,36 @@ impl Table {
             // A creation that was cut short: there never was anything in it.
             Err(Error::NotFound { .. }) if !create => Ok(()),
             Err(error) => Err(error),
+        }
+    }
+
+    /// Opens what can be read of the keyspace's space. False if it has none.
+    pub(crate) fn open_rest(
+        &mut self,
+        ground: &Ground,
+        id: KeyspaceId,
+        skipped: &mut dyn FnMut(Error),
+    ) -> Result<bool> {
+        let Some(home) = ground.home.as_ref().filter(|home| home.read_only) else { return Ok(false) };
+        if !home.has_files(id)? {
+            return Ok(false);
+        }
+        let options = self.options(ground, false, true);
+        let space = FlexSpace::open_rest(Arc::clone(&home.disk), home.of(id), options, skipped)?;
+        self.mark = space.view().mark();
+        self.space = Some(space);
+        Ok(true)
+    }
+
+    fn options(&self, ground: &Ground, create: bool, read_only: bool) -> Options {
+        Options {
+            create,
+            read_only,
+            memory: Arc::clone(&self.space_memory),
+            inline: true,
+            fine: true,
+            tiny: ground.tiny,
+            ..Options::default()
         }
     }
 
