@@ -35,6 +35,7 @@ impl Verification {
     /// Those of `step`. None of damage.
     pub fn run(&self, report: &mut dyn FnMut(Error), step: &mut dyn FnMut(u64) -> Result<()>) -> Result<()> {
         self.shared.verify_heads(report);
+        self.shared.tell_healed(report);
         self.shared.verify_checkpoints(report, step)?;
         self.view.verify_steps(report, step)
     }
@@ -52,6 +53,13 @@ impl Shared {
             }
         }
         findings.into_iter().for_each(report);
+    }
+
+    /// Reports the checkpoint that this opening did without. One that may write has removed it.
+    fn tell_healed(&self, report: &mut dyn FnMut(Error)) {
+        if let (true, Some(Error::Corrupt { path, offset, what })) = (self.options.read_only, &self.healed) {
+            report(Error::corrupt(path, *offset, what.clone()));
+        }
     }
 
     /// Numbers of the checkpoints that heads name.

@@ -473,6 +473,9 @@ fn a_damaged_checkpoint_is_made_again_from_the_one_before() {
         for at in (0..written).step_by(7) {
             let image = disk.fork();
             image.overwrite(&path, at as u64, &[bytes[at] ^ 1 << (at % 8)]).expect("within");
+            let mut findings = Vec::new();
+            reader(&image).verify(|error| findings.push(error)).expect("it is read");
+            assert!(matches!(&findings[..], [Error::Corrupt { path: p, .. }] if *p == path), "{findings:?}");
             let space = open(Arc::new(image.clone())).unwrap_or_else(|e| panic!("byte {at}: {e}"));
             assert!(space.healed().is_some_and(Error::is_corrupt), "byte {at}");
             assert_eq!(content(&space).expect("readable"), model, "byte {at}");
