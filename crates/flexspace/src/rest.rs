@@ -1,19 +1,24 @@
 //! # Rest: a damaged space, as far as its files can be read
 //!
-//! For a repair, which only reads. Heads say which checkpoint and which log count; without them, or where those are damaged, the files
-//! say it themselves: each has the id of the space, and their numbers ascend.
+//! For a repair, which only reads. Heads say which checkpoint and which log count; without them, or
+//! where those are damaged, the files say it themselves: each has the id of the space, and their
+//! numbers ascend.
 //!
 //! ```text
-//!   heads, or an id that most files have -> the newest checkpoint that can be read -> the logs, in the order of their numbers
+//!   heads, or an id that most files have
+//!     -> all logs, in the order of their numbers -> the newest checkpoint that can be read -> replay
 //! ```
 //!
 //! ## Why the result is a state that the space had
 //!
-//! 1. A checkpoint is checked as a whole. The operations behind it are numbered densely: the first that is missing ends the replay.
-//! 2. A log may end with operations that never counted, since a crash took a part of their data. The next opening began a new log with
-//!    the same numbers. So a log ends here where a later one begins, and the replay before a log of which no frame can be read.
-//! 3. Every piece of data is summed with the space, its segment and that segment's use, which checkpoint and log name. What was
-//!    overwritten since is damage, and never another state's bytes.
+//! 1. A checkpoint is checked as a whole. The operations behind it are numbered densely: the first
+//!    that is missing ends the replay.
+//! 2. A log may end with operations that never counted, since a crash took a part of their data.
+//!    The next opening began a new log with the same numbers. So a log ends here where a later one
+//!    begins, and the replay before a log of which no frame can be read.
+//! 3. Every piece of data is summed with the space, its segment and that segment's use, which
+//!    checkpoint and log name. What was overwritten since is damage, and never another state's
+//!    bytes.
 //!
 //! Newer operations may be missing: what is found may have been superseded.
 
@@ -79,7 +84,8 @@ fn numbers<T>(disk: &dyn Disk, dir: &Path, number: impl Fn(&str) -> Option<T>) -
     Ok(entries.iter().filter_map(|entry| number(&entry.name)).collect())
 }
 
-/// A head for the files in `dir`, of the space that most of them are of. Grains are as the options say.
+/// A head for the files in `dir`, of the space that most of them are of. Grains are as the options
+/// say.
 fn made(disk: &dyn Disk, dir: &Path, options: &Options) -> Result<Head> {
     let mut found: BTreeMap<u128, u64> = BTreeMap::new();
     for id in numbers(disk, &dir.join(LOG), number_of)? {
@@ -114,8 +120,9 @@ fn begins(tape: &Tape) -> u64 {
 }
 
 impl Recovery<'_> {
-    /// Loads the newest checkpoint that can be read: its size. An error if there are some, and none can be. One that a later life does
-    /// not go on from, since its log begins below it, is a loss of power's leftover.
+    /// Loads the newest checkpoint that can be read: its size. An error if there are some, and none
+    /// can be. One that a later life does not go on from, since its log begins below it, is a loss
+    /// of power's leftover.
     fn load_newest(&mut self, tapes: &[Tape], skipped: &mut Skipped<'_>) -> Result<u64> {
         let mut found = numbers(self.disk, &self.dir.join(TREE), checkpoint_number)?;
         found.sort_unstable_by(|a, b| b.cmp(a));
@@ -161,7 +168,8 @@ impl Recovery<'_> {
                 Err(error) => return Err(error),
             }
         }
-        // Where a log without a readable frame began is not known, and so not where the one before it ended.
+        // Where a log without a readable frame began is not known, and so not where the one before
+        // it ended.
         let is_blank = |tape: &Tape| Scan::new(&tape.segment, 0, tape.limit).next().is_none();
         if let Some(blank) = tapes.iter().position(is_blank) {
             tapes.truncate(blank);

@@ -145,9 +145,10 @@ impl FlexSpace {
         Ok(FlexSpace { shared, workers, _lock: lock })
     }
 
-    /// Opens what can be read of a damaged space, without writing: of whichever head, checkpoint and log are left. What it holds may
-    /// have been superseded or removed by what is missing. Calls `skipped` with the error of each file, and of the part of the log,
-    /// that is left out. Without a head the grains are those of `options`.
+    /// Opens what can be read of a damaged space, without writing: of whichever head, checkpoint
+    /// and log are left. What it holds may have been superseded or removed by what is missing.
+    /// Calls `skipped` with the error of each file, and of the part of the log, that is left out.
+    /// Without a head the grains are those of `options`.
     ///
     /// ```
     /// use sheaf_base::disk::{Disk, sim::SimDisk};
@@ -172,8 +173,8 @@ impl FlexSpace {
     ///
     /// # Errors
     ///
-    /// Returns `Corrupt` if no checkpoint, or nothing that says which space it is, can be read, `Invalid` if `options` are not
-    /// read-only, and the errors of reading.
+    /// Returns `Corrupt` if no checkpoint, or nothing that says which space it is, can be read,
+    /// `Invalid` if `options` are not read-only, and the errors of reading.
     pub fn open_rest(
         disk: Arc<dyn Disk>,
         dir: impl AsRef<Path>,

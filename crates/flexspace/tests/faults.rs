@@ -499,8 +499,9 @@ fn reader(disk: &SimDisk) -> FlexSpace {
     FlexSpace::open_on(Arc::new(disk.clone()), PLACE, options).expect("it can be read")
 }
 
-/// What is found without the heads after some lives, each of which ends with the loss of power, is a state that the space had. Mostly it
-/// is the last one: only heads say that operations and checkpoints which a loss of power left behind do not count.
+/// The content that is found without the heads after some lives, each of which ends with the loss
+/// of power, is a state that the space had. Mostly it is the last one: only heads say that
+/// operations and checkpoints which a loss of power left behind do not count.
 #[test]
 fn without_heads_a_space_is_in_a_state_that_it_had() {
     let mut same = 0;

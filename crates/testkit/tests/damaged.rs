@@ -202,8 +202,8 @@ fn places(bytes: &[u8], count: usize) -> Vec<usize> {
     (0..count).filter_map(|n| used.get((used.len() * n + used.len() / 2) / count).copied()).collect()
 }
 
-/// Returns the first and the last file of each directory. Not the lock: a reader needs it, and it holds
-/// nothing.
+/// Returns the first and the last file of each directory. Not the lock: a reader needs it, and it
+/// holds nothing.
 fn few_of_each_kind(stage: &Stage) -> Vec<PathBuf> {
     let mut kinds: BTreeMap<PathBuf, Vec<PathBuf>> = BTreeMap::new();
     for (path, _) in files(stage, "").into_iter().filter(|(path, _)| !path.ends_with("LOCK")) {
@@ -221,7 +221,7 @@ fn few_of_each_kind(stage: &Stage) -> Vec<PathBuf> {
     kinds.into_values().flat_map(ends).collect()
 }
 
-/// Whether the report has the damaged place.
+/// Returns whether the report has the damaged place.
 fn has_place(report: &RepairReport, (path, offset): &(PathBuf, u64)) -> bool {
     let mut same = report.damages.iter().filter(|harm| harm.path == *path);
     same.any(|harm| harm.from == *offset || harm.to.is_some_and(|to| (harm.from..to).contains(offset)))
@@ -258,8 +258,9 @@ fn a_repair_reports_what_a_verification_reports() {
     }
 }
 
-/// A file of the log is removed, or a byte of it flipped: the report has every lost pair, by key or, where
-/// only the lost records had the keys, by the file; and the keys around them if those are in order.
+/// A file of the log is removed, or a byte of it flipped: the report has every lost pair, by key
+/// or, where only the lost records had the keys, by the file; and the keys around them if those are
+/// in order.
 #[test]
 fn each_lost_pair_is_reported_by_key_or_by_file() {
     for engine in ["flat", "flat-ordered", "cedrus", "kreon"] {
@@ -338,8 +339,8 @@ fn read_all(keyspace: &sheaf::Keyspace) -> BTreeMap<Vec<u8>, Vec<u8>> {
     pairs.collect::<sheaf::Result<_>>().unwrap()
 }
 
-/// A byte of the data is flipped besides: the pairs of its interval are lost, and all others found with
-/// their values.
+/// A byte of the data is flipped besides: the pairs of its interval are lost, and all others found
+/// with their values.
 #[test]
 fn without_heads_damaged_data_costs_the_pairs_around_it() {
     let stage = stage(&Subject::flex());

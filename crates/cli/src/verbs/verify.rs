@@ -2,8 +2,8 @@
 //!
 //! Keyspaces share logs, so damage in a log has a file and an offset only. To name the affected
 //! keyspaces, `verify` then reads each of them and records which reads fail. That takes a second
-//! pass, and happens only if there is damage. A file of an engine or an image of an index belongs to
-//! one keyspace, which its path names: damage there is named so even if every read succeeds.
+//! pass, and happens only if there is damage. A file of an engine or an image of an index belongs
+//! to one keyspace, which its path names: damage there is named so even if every read succeeds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;

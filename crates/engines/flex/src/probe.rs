@@ -47,7 +47,8 @@ const STRETCH: u64 = 4 << 20;
 const TINY_STRETCH: u64 = 2 << 10;
 /// Bytes that are read at a time.
 const WINDOW: u64 = 512 << 10;
-/// Bytes of a stretch without an interval that can be read; with more, what is behind it is left out: readers hold a stretch in memory.
+/// Bytes of a stretch without an interval that can be read; with more, what is behind it is left
+/// out: readers hold a stretch in memory.
 const MOST_UNREADABLE: u64 = 64 << 20;
 /// Most threads.
 const THREADS: usize = 4;
@@ -211,8 +212,9 @@ impl FlexEngine {
         Ok(stretch)
     }
 
-    /// For a repair: takes up the intervals that can be read. What lies between them goes to `skipped`, and stays an interval that
-    /// nobody can read, so that those behind it stand where the space has them.
+    /// Takes up, for a repair, the intervals that can be read. What lies between them goes to
+    /// `skipped`, and stays an interval that nobody can read, so that those behind it stand where
+    /// the space has them.
     pub(crate) fn read_rest(&self, table: &mut Table, skipped: &mut dyn FnMut(Error)) -> Result<()> {
         let Some(view) = table.space.as_ref().map(|space| space.view()) else { return Ok(()) };
         table.blobs = HashSet::new();
@@ -245,7 +247,8 @@ impl FlexEngine {
         Ok(())
     }
 
-    /// Puts an interval without a key behind those that are there: for the keys directly above the last one.
+    /// Puts an interval without a key behind those that are there: for the keys directly above the
+    /// last one.
     fn take_up_unreadable(&self, table: &mut Table, range: Range<u64>, last: &mut Option<Vec<u8>>) {
         let sep = last.as_ref().map_or_else(Vec::new, |last| above(last));
         *last = Some(sep.clone());
@@ -298,7 +301,8 @@ fn above(key: &[u8]) -> Vec<u8> {
     [key, &[0]].concat()
 }
 
-/// Whether the keys of what was read are above `last`, with room for an unreadable interval between them if there is one.
+/// Returns whether the keys of what was read are above `last`, with room for an unreadable interval
+/// between them if there is one.
 fn is_behind(stretch: &Stretch, has_unreadable: bool, last: Option<&[u8]>) -> bool {
     let lows = stretch.intervals.iter().map(|found| &found.keys[0][..]);
     let low = lows.min().unwrap_or_default();
@@ -310,9 +314,10 @@ fn is_behind(stretch: &Stretch, has_unreadable: bool, last: Option<&[u8]>) -> bo
     }
 }
 
-/// Where the next interval behind the unreadable one at `at` begins, or may begin; the end of the space if there is none. A run whose
-/// head can be read says where it ends. Else it ends with an extent, since runs were inserted in one go: the first one that is not as
-/// long as an extent can be.
+/// Returns where the next interval behind the unreadable one at `at` begins, or may begin; the end
+/// of the space if there is none. A run whose head can be read says where it ends. Else it ends
+/// with an extent, since runs were inserted in one go: the first one that is not as long as an
+/// extent can be.
 fn next_interval(view: &View, mut at: u64) -> Result<u64> {
     let head_at = |at: u64| {
         let mut bytes = [0; RUN_HEAD];

@@ -1,8 +1,9 @@
 //! # Check: the damage that a verification reports and that no pair needs
 //!
-//! A damaged slot of a pair of which the other one was used, a damaged image that its engine did without, a head of a chunk: none of
-//! them costs a pair, and the next damage may. So the report of a repair has all that [`Store::verify`] reports. What its reading of
-//! logs and pairs met is there already.
+//! A damaged slot of a pair of which the other one was used, a damaged image that its engine did
+//! without, a head of a chunk: none of them costs a pair, and the next damage may. So the report of
+//! a repair has all that [`Store::verify`] reports. What its reading of logs and pairs met is there
+//! already.
 
 use super::open::{Opened, damage};
 use super::output::Output;
@@ -14,9 +15,11 @@ use crate::store::image::ImageReader;
 /// Reads images, heads of chunks, and all files of the engines that were brought up.
 pub(super) fn check(store: &Store, root: &Root, opened: &Opened, out: &mut Output<'_, '_>) -> Result<()> {
     images(store, root, out)?;
-    let mut found = Vec::new();
     for engine in opened.spaces.iter().filter_map(|space| space.engine.as_ref()) {
-        let verified = engine.verify(&mut |error| found.push(error), &mut |_| out.read(0));
+        // Straight into the list, which has a limit: an engine may report any number.
+        let mut harms = std::mem::take(&mut out.harms);
+        let verified = engine.verify(&mut |error| harms.error(&error), &mut |_| out.read(0));
+        out.harms = harms;
         note(out, verified)?;
     }
     let mut staged = Vec::new();
@@ -24,8 +27,7 @@ pub(super) fn check(store: &Store, root: &Root, opened: &Opened, out: &mut Outpu
         let _ = engine.blobs(&mut staged); // what it cannot name is lost by key
     }
     store.ground.blobs.found(&staged.into_iter().collect(), true);
-    store.ground.blobs.verify(&mut |error| found.push(error));
-    found.iter().for_each(|error| out.harms.error(error));
+    store.ground.blobs.verify(&mut |error| out.harms.error(&error));
     Ok(())
 }
 

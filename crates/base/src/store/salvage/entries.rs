@@ -225,7 +225,8 @@ impl<'a> Entries<'a> {
         Ok(())
     }
 
-    /// Whether the index has the newest value of `key`, and its record cannot be read: indexes keep small values.
+    /// Returns whether the index has the newest value of `key`, and its record cannot be read:
+    /// indexes keep small values.
     fn is_only_in_index(&self, at: usize, engine: &Arc<dyn Engine>, key: &[u8]) -> bool {
         let strays = self.opened.strays.get(&self.opened.spaces[at].id);
         let is_stray = strays.is_some_and(|strays| strays.contains(key));
@@ -233,8 +234,8 @@ impl<'a> Entries<'a> {
         !is_stray && engine.locate(key).is_ok_and(|address| address.is_some_and(is_gone))
     }
 
-    /// Of what is counted as lost: takes the pairs that the index has itself, and tells the keys of the others, or the keys around them
-    /// and their files.
+    /// Takes, of what is counted as lost, the pairs that the index has itself, and tells the keys
+    /// of the others, or the keys around them and their files.
     fn place_the_lost(&self, at: usize, engine: &Arc<dyn Engine>, out: &mut Output<'_, '_>) -> Result<()> {
         let dir = &self.store.log(LogId::Flat).dir;
         let is_record = |error: &Error| matches!(error, Error::Corrupt { path, .. } if path.starts_with(dir));

@@ -29,13 +29,14 @@
 //! 2. A keyspace that no damage concerns is whole, and the report says so: [`KeyspaceRepair::is_whole`].
 //! 3. Every loss is in the report: by key, by number, or as [`KeyspaceRepair::and_more`]. What cannot be listed, and files that
 //!    belong to no name, are losses nobody can count: [`RepairReport::is_incomplete`], a keyspace `lost-N` without pairs.
-//! 4. Every damage that a verification reports is in the report, also where it costs nothing.
-//! 5. The new directory is an ordinary database, or it is gone; after a crash it is one that nobody opens (`target`).
+//! 4. The new directory is an ordinary database, or it is gone; after a crash it is one that nobody opens (`target`).
+//! 5. Every damage that a verification reports is in the report, also where it costs nothing.
 //!
 //! ## Costs
 //!
-//! What an opening reads, twice; then the flat log once, or the engine's pairs; then images and engines' own files. Memory: an opening's, a share of the budget for single
-//! keys, a commit a keyspace of the new database. See `entries` for keyspaces without an index.
+//! What an opening reads, twice; then the flat log once, or the engine's pairs; then images and
+//! engines' own files. Memory: an opening's, a share of the budget for single keys, a commit a
+//! keyspace of the new database. See `entries` for keyspaces without an index.
 
 mod check;
 mod entries;

@@ -8,13 +8,15 @@
 //!                    at each value                     halved again and again         from keys in between
 //! ```
 //!
-//! A cursor goes on behind damage and says what was damaged. A value that cannot be read costs its pair, whose key a second walk over
-//! the keys of the stretch finds. A stretch where no keys can be read is a *gap*: the visitor gets the keys around it.
+//! A cursor goes on behind damage and says what was damaged. A value that cannot be read costs its
+//! pair, whose key a second walk over the keys of the stretch finds. A stretch where no keys can be
+//! read is a *gap*: the visitor gets the keys around it.
 //!
 //! ## Costs
 //!
-//! One walk, as long as nothing is damaged. Each stretch costs a few descents, and for an open end some hundred at most are tried in
-//! vain. Stretches beyond [`MOST`] are not walked again: each of them is a gap.
+//! One walk, as long as nothing is damaged. Each stretch costs a few descents, and for an open end
+//! some hundred at most are tried in vain. Stretches beyond [`MOST`] are not walked again: each of
+//! them is a gap.
 
 use std::collections::VecDeque;
 use std::ops::Bound;
@@ -31,7 +33,7 @@ const VAIN: usize = 128;
 /// Keys in between that are tried at all.
 const TRIES: usize = 4096;
 /// Stretches that are walked again.
-const MOST: usize = 4096;
+const MOST: usize = 1000;
 
 /// What a walk meets.
 pub(super) enum Met<'a> {
