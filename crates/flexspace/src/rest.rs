@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!   heads, or an id that most files have
-//!     -> all logs, in the order of their numbers -> the newest checkpoint that can be read -> replay
+//!     -> all logs, in the order of their numbers -> the newest readable checkpoint -> replay
 //! ```
 //!
 //! ## Why the result is a state that the space had
@@ -17,10 +17,10 @@
 //!    The next opening began a new log with the same numbers. So a log ends here where a later one
 //!    begins, and the replay before a log of which no frame can be read.
 //! 3. Every piece of data is summed with the space, its segment and that segment's use, which
-//!    checkpoint and log name. What was overwritten since is damage, and never another state's
-//!    bytes.
+//!    checkpoint and log name. A piece that was overwritten since is damage, and never the
+//!    bytes of another state.
 //!
-//! Newer operations may be missing: what is found may have been superseded.
+//! Newer operations may be missing: all that is found may have been superseded.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -45,7 +45,7 @@ use crate::tree::ShiftTree;
 
 type Skipped<'s> = dyn FnMut(Error) + 's;
 
-/// Opens what can be read; each file, or part of a log, that is left out goes to `skipped`.
+/// Opens the readable part. Reports each file, or part of a log, that is left out to `skipped`.
 pub(crate) fn open(
     disk: Arc<dyn Disk>,
     dir: &Path,

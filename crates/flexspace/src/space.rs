@@ -145,8 +145,8 @@ impl FlexSpace {
         Ok(FlexSpace { shared, workers, _lock: lock })
     }
 
-    /// Opens what can be read of a damaged space, without writing: of whichever head, checkpoint
-    /// and log are left. What it holds may have been superseded or removed by what is missing.
+    /// Opens the readable part of a damaged space, without writing: the head, checkpoint and log
+    /// that are left. Its bytes may have been superseded or removed by the missing operations.
     /// Calls `skipped` with the error of each file, and of the part of the log, that is left out.
     /// Without a head the grains are those of `options`.
     ///
@@ -155,7 +155,8 @@ impl FlexSpace {
     /// use sheaf_flexspace::{FlexSpace, Options};
     /// # fn main() -> sheaf_base::error::Result<()> {
     /// let disk = std::sync::Arc::new(SimDisk::new());
-    /// let space = FlexSpace::open_on(disk.clone(), "/text", Options { inline: true, ..Options::default() })?;
+    /// let options = Options { inline: true, ..Options::default() };
+    /// let space = FlexSpace::open_on(disk.clone(), "/text", options)?;
     /// space.write(0, b"hello world")?;
     /// space.close()?;
     /// for slot in ["/text/HEAD.0", "/text/HEAD.1"] {
@@ -183,7 +184,7 @@ impl FlexSpace {
     ) -> Result<FlexSpace> {
         let dir = dir.as_ref();
         if !options.read_only {
-            let why = "what is damaged is only read".to_owned();
+            let why = "a damaged space is only read".to_owned();
             return Err(Error::Invalid { what: "options", why });
         }
         let lock = lock(&*disk, dir, true)?;

@@ -195,7 +195,7 @@ impl View {
         self.version.read_extent(at, max)
     }
 
-    /// Returns whether what was written in one go with the byte at `at` may go on in the next
+    /// Returns whether the bytes written in one go with the byte at `at` may go on in the next
     /// extent: extents have a largest length, and end with their segment.
     #[must_use]
     pub fn may_go_on(&self, at: u64) -> bool {

@@ -537,7 +537,7 @@ fn without_heads_a_space_is_in_a_state_that_it_had() {
             FlexSpace::open_rest(Arc::new(disk), PLACE, options, &mut |e| skipped.push(e)).expect("it opens");
         let found = match content(&rest) {
             Ok(found) => found,
-            Err(error) if error.is_corrupt() => continue, // the data of a checkpoint that no head had
+            Err(error) if error.is_corrupt() => continue, // a checkpoint that no head had
             Err(error) => panic!("seed {seed}: {error}"),
         };
         same += u64::from(found == before);

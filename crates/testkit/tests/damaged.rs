@@ -227,7 +227,7 @@ fn has_place(report: &RepairReport, (path, offset): &(PathBuf, u64)) -> bool {
     same.any(|harm| harm.from == *offset || harm.to.is_some_and(|to| (harm.from..to).contains(offset)))
 }
 
-/// A byte is flipped, or a file removed, in every file of a database of every engine: whatever a
+/// A byte is flipped, or a file removed, in every file of a database of every engine: all that a
 /// verification reports is in the report of a repair.
 #[test]
 fn a_repair_reports_what_a_verification_reports() {

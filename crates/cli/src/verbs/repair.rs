@@ -5,8 +5,8 @@
 //! ```text
 //!  lost      KEYSPACE  KEY  commit 17  REASON      in the order of reading, keys escaped
 //!  doubtful  KEYSPACE  KEY  commit 12
-//!  unnamed   KEYSPACE  173 pairs  FILE  REASON     then lost pairs whose keys are not known, by file
-//!  gap       KEYSPACE  KEY  KEY         REASON     and the keys around each range that cannot be read
+//!  unnamed   KEYSPACE  173 pairs  FILE  REASON     then lost pairs without a known key, by file
+//!  gap       KEYSPACE  KEY  KEY         REASON     and the keys around each unreadable range
 //!  damage    FILE      FROM-TO         KIND        then all damaged places and missing commits
 //!  missing   commits 20 to 22
 //!  ...                                             then the keyspaces, always on stdout
@@ -144,7 +144,8 @@ impl<'a> Report<'a> {
         self.put();
     }
 
-    /// Lists what is lost in a keyspace and has no line of its own: by file, and by range of keys.
+    /// Lists the losses of a keyspace that have no line of their own: by file, and by range of
+    /// keys.
     fn unnamed(&mut self, keyspace: &KeyspaceRepair) {
         for LostRecords { path, pairs, why, .. } in &keyspace.lost_records {
             let path = path.display().to_string();

@@ -28,7 +28,7 @@ struct Finding {
 
 /// Directory of the files of engines, with a directory per keyspace, named by its number.
 const OWN: &str = "own";
-/// Directory of the images of indexes, whose names start with the number of the keyspace.
+/// Directory of the images of indexes. Their names start with the number of the keyspace.
 const IMAGES: &str = "images";
 
 /// Returns the number of the keyspace that a file of the database belongs to, if it is that of one.

@@ -288,7 +288,7 @@ impl FlexEngine {
         Ok(())
     }
 
-    /// Takes up what can be read of the space, whatever is damaged.
+    /// Takes up the readable part of a damaged space.
     pub(crate) fn restore_readable(&self, skipped: &mut dyn FnMut(Error)) -> Result<()> {
         let mut table = self.table.lock();
         let guard = &epoch::pin();

@@ -47,8 +47,8 @@ const STRETCH: u64 = 4 << 20;
 const TINY_STRETCH: u64 = 2 << 10;
 /// Bytes that are read at a time.
 const WINDOW: u64 = 512 << 10;
-/// Bytes of a stretch without an interval that can be read; with more, what is behind it is left
-/// out: readers hold a stretch in memory.
+/// Bytes of a stretch without an interval that can be read; with more, the intervals behind it are
+/// left out: readers hold a stretch in memory.
 const MOST_UNREADABLE: u64 = 64 << 20;
 /// Most threads.
 const THREADS: usize = 4;
@@ -212,14 +212,14 @@ impl FlexEngine {
         Ok(stretch)
     }
 
-    /// Takes up, for a repair, the intervals that can be read. What lies between them goes to
-    /// `skipped`, and stays an interval that nobody can read, so that those behind it stand where
-    /// the space has them.
+    /// Takes up, for a repair, the intervals that can be read. Reports each stretch between them to
+    /// `skipped` and keeps it as an unreadable interval, so that the places of those behind it
+    /// agree with the space.
     pub(crate) fn read_rest(&self, table: &mut Table, skipped: &mut dyn FnMut(Error)) -> Result<()> {
         let Some(view) = table.space.as_ref().map(|space| space.view()) else { return Ok(()) };
         table.blobs = HashSet::new();
         let (mut window, mut last) = (Window::new(&view), None);
-        let (mut at, mut begin) = (0, 0); // what is before `at` and not before `begin` cannot be read
+        let (mut at, mut begin) = (0, 0); // bytes from `begin` to `at` cannot be read
         while at < view.len() {
             let error = match self.walk_in(&mut window, at, at + 1) {
                 Ok(stretch) if is_behind(&stretch, begin < at, last.as_deref()) => {
@@ -301,7 +301,7 @@ fn above(key: &[u8]) -> Vec<u8> {
     [key, &[0]].concat()
 }
 
-/// Returns whether the keys of what was read are above `last`, with room for an unreadable interval
+/// Returns whether the keys that were read are above `last`, with room for an unreadable interval
 /// between them if there is one.
 fn is_behind(stretch: &Stretch, has_unreadable: bool, last: Option<&[u8]>) -> bool {
     let lows = stretch.intervals.iter().map(|found| &found.keys[0][..]);
@@ -315,7 +315,7 @@ fn is_behind(stretch: &Stretch, has_unreadable: bool, last: Option<&[u8]>) -> bo
 }
 
 /// Returns where the next interval behind the unreadable one at `at` begins, or may begin; the end
-/// of the space if there is none. A run whose head can be read says where it ends. Else it ends
+/// of the space if there is none. A readable head of a run says where the run ends. Else it ends
 /// with an extent, since runs were inserted in one go: the first one that is not as long as an
 /// extent can be.
 fn next_interval(view: &View, mut at: u64) -> Result<u64> {

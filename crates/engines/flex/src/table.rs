@@ -217,7 +217,7 @@ impl Table {
         }
     }
 
-    /// Opens what can be read of the keyspace's space. False if it has none.
+    /// Opens the readable part of the keyspace's space. False if it has none.
     pub(crate) fn open_rest(
         &mut self,
         ground: &Ground,

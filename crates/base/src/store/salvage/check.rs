@@ -2,8 +2,8 @@
 //!
 //! A damaged slot of a pair of which the other one was used, a damaged image that its engine did
 //! without, a head of a chunk: none of them costs a pair, and the next damage may. So the report of
-//! a repair has all that [`Store::verify`] reports. What its reading of logs and pairs met is there
-//! already.
+//! a repair has all that [`Store::verify`] reports. Damage that its reading of logs and pairs met
+//! is there already.
 
 use super::open::{Opened, damage};
 use super::output::Output;
@@ -24,7 +24,7 @@ pub(super) fn check(store: &Store, root: &Root, opened: &Opened, out: &mut Outpu
     }
     let mut staged = Vec::new();
     for engine in opened.spaces.iter().filter_map(|space| space.engine.as_ref()) {
-        let _ = engine.blobs(&mut staged); // what it cannot name is lost by key
+        let _ = engine.blobs(&mut staged); // others are lost by key
     }
     store.ground.blobs.found(&staged.into_iter().collect(), true);
     store.ground.blobs.verify(&mut |error| out.harms.error(&error));

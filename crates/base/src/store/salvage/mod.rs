@@ -9,7 +9,7 @@
 //!   flat log:  each valid frame ── the index: is this the newest? ─ entries ─> pairs ─> output: in the making, then named
 //!   journal:   each key of the engine ── walk ───────────────────────────────> pairs ─┘
 //!   no index:  each valid record, of each key the newest ── entries ─────────> doubtful pairs
-//!   report:    what was met on the way, and what else a verification would report (check)
+//!   report:    damage that was met on the way, and the rest that a verification reports (check)
 //! ```
 //!
 //! ## What is provably right
@@ -34,7 +34,7 @@
 //!
 //! ## Costs
 //!
-//! What an opening reads, twice; then the flat log once, or the engine's pairs; then images and
+//! The reads of an opening, twice; then the flat log once, or the engine's pairs; then images and
 //! engines' own files. Memory: an opening's, a share of the budget for single keys, a commit a
 //! keyspace of the new database. See `entries` for keyspaces without an index.
 

@@ -144,7 +144,7 @@ pub struct KeyspaceRepair {
     pub doubtful: u64,
     /// Pairs that exist and cannot be read.
     pub lost: u64,
-    /// Number of the lost pairs whose keys are not known: they are in the records that cannot be
+    /// Number of the lost pairs without a known key: the keys are in the records that cannot be
     /// read.
     pub unnamed: u64,
     /// Files with the records of lost pairs, where `unnamed` is not 0.

@@ -8,8 +8,8 @@
 //!                    at each value                     halved again and again         from keys in between
 //! ```
 //!
-//! A cursor goes on behind damage and says what was damaged. A value that cannot be read costs its
-//! pair, whose key a second walk over the keys of the stretch finds. A stretch where no keys can be
+//! A cursor continues behind damage and reports it. A value that cannot be read costs its pair: a
+//! second walk, over the keys of the stretch, finds the key. A stretch where no keys can be
 //! read is a *gap*: the visitor gets the keys around it.
 //!
 //! ## Costs
@@ -76,7 +76,7 @@ pub(super) fn way(engine: &Arc<dyn Engine>) -> Want {
     if engine.adopts_files() || !staged.is_empty() || !is_known { Want::Keys } else { Want::Pairs }
 }
 
-/// Goes through the keys of `engine` once, and shows each damaged place once.
+/// Walks the keys of `engine` once, and shows each damaged place once.
 pub(super) fn survey(engine: &Arc<dyn Engine>, visit: &mut Visit<'_>) -> Result<()> {
     let is_ordered = engine.capabilities().ordered;
     let mut walker = Walker { engine, visit, is_ordered, vain: 0, again: Vec::new(), gaps: Vec::new() };
@@ -106,7 +106,7 @@ pub(super) fn walk(engine: &Arc<dyn Engine>, want: Want, visit: &mut Visit<'_>) 
     for mut gap in todo {
         let is_open = gap.high.is_none();
         let is_walked = is_open && want == Want::Keys;
-        // The keys, if it is about a value; then backwards, to the damage whose end is not known.
+        // The keys, if it is about a value; then backwards, to damage without a known end.
         if (is_walked || !walker.go(&mut gap, Want::Keys, true)?)
             && !walker.go(&mut gap, Want::Keys, false)?
         {
@@ -124,9 +124,9 @@ struct Walker<'a, 'v> {
     visit: &'a mut Visit<'v>,
     is_ordered: bool,
     vain: usize,
-    /// Stretches whose keys are to be walked.
+    /// Stretches for a walk over keys.
     again: Vec<Gap>,
-    /// Those where no keys could be read.
+    /// Stretches without a key that could be read.
     gaps: Vec<Gap>,
 }
 
@@ -183,7 +183,7 @@ impl<'a> Walker<'a, '_> {
         Ok(is_done)
     }
 
-    /// A damaged stretch, with what is right on both sides.
+    /// A damaged stretch, with the intact keys on both sides.
     fn stretch(&mut self, gap: Gap, want: Want) -> Result<()> {
         if want == Want::Pairs && self.is_ordered && self.again.len() < MOST {
             self.again.push(gap);
