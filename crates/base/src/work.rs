@@ -129,6 +129,13 @@ fn spawn_beside<'s, T: Send + 's>(
     Some(scope.spawn(body))
 }
 
+/// Returns the number of parts into which an opening divides its work: the number of cores, from 4 to
+/// 64. More parts than cores even out the load.
+#[must_use]
+pub fn opening_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from).clamp(4, 64)
+}
+
 /// Runs `body` on so many threads, this one among them, but no more than there are cores, or than the system has to spare;
 /// returns what they return. A panic in one of them is a panic here.
 pub fn side_by_side<T: Send>(threads: usize, body: impl Fn() -> T + Sync) -> Vec<T> {

@@ -37,13 +37,10 @@ use crate::segment::{Address, DATA_START, Scan, Scanned, Segment, Stop};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
-use crate::work::{each_side_by_side, side_by_side};
+use crate::work::{each_side_by_side, opening_threads, side_by_side};
 
 /// Frames replayed together.
 const GROUP: usize = 32;
-/// Most threads that replay.
-pub(super) const MOST_THREADS: usize = 4;
-
 /// Keyspaces for whose images one thread will do.
 const FEW: usize = 8;
 /// Records of a keyspace that are taken in by more than one thread: to start one takes as long as a thousand records.
@@ -220,7 +217,7 @@ impl Source<'_> {
             };
             Ok((kept, restored))
         };
-        let threads = if self.store.options.inline { 1 } else { MOST_THREADS.min(all.len() / FEW) };
+        let threads = if self.store.options.inline { 1 } else { opening_threads().min(all.len() / FEW) };
         each_side_by_side(threads, all.len(), restore)
     }
 
@@ -252,7 +249,7 @@ impl Source<'_> {
         match log {
             LogId::Journal => 1,
             LogId::Flat if self.store.options.inline => 1,
-            LogId::Flat => MOST_THREADS,
+            LogId::Flat => opening_threads(),
         }
     }
 
@@ -281,7 +278,7 @@ impl Source<'_> {
 
     /// Lets the engines of `log` take in what they have gathered of the records.
     fn absorb(&self, log: LogId, targets: &Targets<'_>) -> Result<()> {
-        let most = if self.store.options.inline { 1 } else { MOST_THREADS };
+        let most = if self.store.options.inline { 1 } else { opening_threads() };
         let many = if self.store.ground.tiny { TINY_MANY } else { MANY };
         let of_log = targets.engines.iter().filter(|(_, target)| target.engine.log() == log);
         let (large, small): (Vec<_>, Vec<_>) = of_log

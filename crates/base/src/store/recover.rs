@@ -29,7 +29,7 @@ use super::catalogue::{Catalogue, Map, decode_entry};
 use super::clean::STREAMS;
 use super::image;
 use super::kept::Broken;
-use super::load::{MOST_THREADS, load};
+use super::load::load;
 use super::salvage::gaps;
 use super::tail::{HOT, Tail, tail_of};
 use super::{Kept, Store};
@@ -43,7 +43,7 @@ use crate::segment::{self, DATA_START, Scan, Segment, Stop};
 use crate::span;
 use crate::sync::atomic::Ordering;
 use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
-use crate::work::each_side_by_side;
+use crate::work::{each_side_by_side, opening_threads};
 
 /// Bytes rewritten at a time.
 const REWRITE: usize = 1 << 20;
@@ -197,7 +197,7 @@ impl<'a> Recovery<'a> {
         let how = if store.options.read_only { How::Read } else { How::Write };
         let (mut found, mut damage) = (Vec::new(), None);
         // Six calls of the system each.
-        let threads = if store.options.inline { 1 } else { MOST_THREADS.min(names.len() / FEW) };
+        let threads = if store.options.inline { 1 } else { opening_threads().min(names.len() / FEW) };
         let open = |number: usize| Segment::open(&*store.disk, dir, names[number], store.id, log, how);
         let Ok(all) = each_side_by_side(threads, names.len(), |number| Ok::<_, Infallible>(open(number)));
         for (id, mut opened) in names.into_iter().zip(all) {

@@ -33,7 +33,7 @@ use sheaf_base::error::{Damage, Error, Result};
 use sheaf_base::keys::between;
 use sheaf_base::record::Content;
 use sheaf_base::sync::atomic::{AtomicU64, Ordering};
-use sheaf_base::work::side_by_side;
+use sheaf_base::work::{opening_threads, side_by_side};
 use sheaf_flexspace::View;
 
 use crate::block::Sorted;
@@ -50,8 +50,6 @@ const WINDOW: u64 = 512 << 10;
 /// Bytes of a stretch without an interval that can be read; with more, the intervals behind it are
 /// left out: readers hold a stretch in memory.
 const MOST_UNREADABLE: u64 = 64 << 20;
-/// Most threads.
-const THREADS: usize = 4;
 
 /// An interval of the space.
 #[derive(Debug)]
@@ -140,7 +138,7 @@ impl FlexEngine {
                 mine.extend(read.ok().map(|stretch| (number, stretch)));
             }
         };
-        let threads = if self.shelf.ground.inline { 1 } else { THREADS };
+        let threads = if self.shelf.ground.inline { 1 } else { opening_threads() };
         let mut stretches: Vec<(u64, Stretch)> = side_by_side(threads, share).into_iter().flatten().collect();
         stretches.sort_unstable_by_key(|(number, _)| *number);
         table.blobs = HashSet::new();
