@@ -63,7 +63,10 @@ pub(crate) fn run(args: &Load) -> Result {
     let input = Box::new(BufReader::with_capacity(1 << 16, input));
     let mut lines = Lines::new(input, bar.clone(), args.lines);
     // A directory fails here, before anything is created.
-    let is_empty = lines.is_empty().map_err(Failure::stream("read", &args.file))?;
+    let is_empty = lines.is_empty();
+    let left = if args.replace { "nothing was replaced" } else { "nothing was loaded" };
+    interrupt.check(|| left.to_owned())?;
+    let is_empty = is_empty.map_err(Failure::stream("read", &args.file))?;
     if args.replace && is_empty {
         let why = format!("{} is empty: nothing was replaced", args.input());
         return Err(Failure::Refused(why));

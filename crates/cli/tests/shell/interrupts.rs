@@ -143,14 +143,18 @@ fn an_interrupted_restore_leaves_nothing() {
 
 #[test]
 fn a_load_that_waits_for_its_input_ends_with_the_signal() {
-    for (args, left) in [
-        (&["load", "db", "-"][..], "interrupted; nothing was loaded"),
-        (&["load", "db", "--sorted", "--replace", "-"], "interrupted; nothing was replaced"),
+    let (add, replace): (&[&str], &[&str]) =
+        (&["load", "db", "-"], &["load", "db", "--sorted", "--replace", "-"]);
+    for (args, input, left) in [
+        (add, &b"a\tnew\nb\t"[..], "interrupted; nothing was loaded"),
+        (add, b"", "interrupted; nothing was loaded"),
+        (replace, b"a\tnew\nb\t", "interrupted; nothing was replaced"),
+        (replace, b"", "interrupted; nothing was replaced"),
     ] {
         let sandbox = Sandbox::with(&[("a", "old")]);
         let mut child = start(&sandbox, args);
         let mut stdin = child.stdin.take().expect("piped");
-        stdin.write_all(b"a\tnew\nb\t").expect("it reads");
+        stdin.write_all(input).expect("it reads");
         while !std::fs::read_to_string(format!("/proc/{}/status", child.id())).is_ok_and(is_watching) {
             std::thread::yield_now();
         }
