@@ -96,6 +96,11 @@ fn encode(seq: Seq) -> u64 {
     (seq.0 + 1) << 1
 }
 
+/// Returns the seq in a slot that is not free.
+fn decode(slot: u64) -> Seq {
+    Seq((slot >> 1) - 1)
+}
+
 impl ViewSlots {
     /// Registers a view of the newest state. Returns its slot and the state, or `None` if all slots
     /// are in use. Calls `wait` until the commit in its argument is visible.
@@ -161,10 +166,10 @@ impl ViewSlots {
             match slot.load(Ordering::SeqCst) {
                 FREE => {}
                 or_newer if or_newer & OR_NEWER != 0 => {
-                    let seq = Seq((or_newer >> 1) - 1);
+                    let seq = decode(or_newer);
                     views.from = Some(views.from.map_or(seq, |from| from.min(seq)));
                 }
-                exact => views.slots.push(Seq((exact >> 1) - 1)),
+                exact => views.slots.push(decode(exact)),
             }
         }
         views

@@ -168,7 +168,7 @@ pub struct Keyspace {
 pub(crate) struct Shared {
     pub(crate) store: Arc<Handle>,
     pub(crate) kept: ArcSwap<Kept>,
-    /// For scans.
+    /// Keyspace of `kept` for scans, which count references. Gets read `kept`: one pointer less.
     scopes: ArcSwap<Spread<Scope>>,
 }
 

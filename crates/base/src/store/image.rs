@@ -62,6 +62,15 @@ fn head(store: StoreId, id: KeyspaceId, number: u64) -> [u8; HEAD] {
     head
 }
 
+/// Checks magic number and checksum of a head. Returns the damage and its offset in the file.
+fn check_own(head: &[u8; HEAD]) -> Result<(), (u64, Damage)> {
+    if &head[..8] != MAGIC {
+        return Err((0, Damage::BadMagic));
+    }
+    let (expected, got) = (u32_at(head, HEAD - 4), crc32c::crc32c(&head[..HEAD - 4]));
+    if expected == got { Ok(()) } else { Err((0, Damage::BadChecksum { expected, got })) }
+}
+
 fn chunk_sum(number: u64, index: u64, bytes: &[u8]) -> u32 {
     let mut w = Writer::default();
     w.u64(number);
@@ -232,13 +241,7 @@ impl ImageReader {
         if let Some(len) = crate::disk::fill(&*file, 0, &mut got).during("read", path)? {
             return Err(Error::corrupt(path, 0, Damage::Short { got: len, expected: HEAD as u64 }));
         }
-        if &got[..8] != MAGIC {
-            return Err(Error::corrupt(path, 0, Damage::BadMagic));
-        }
-        let (expected, sum) = (u32_at(&got, HEAD - 4), crc32c::crc32c(&got[..HEAD - 4]));
-        if expected != sum {
-            return Err(Error::corrupt(path, HEAD as u64 - 4, Damage::BadChecksum { expected, got: sum }));
-        }
+        check_own(&got).map_err(|(offset, what)| Error::corrupt(path, offset, what))?;
         let mut store = [0; 16];
         store.copy_from_slice(&got[24..40]);
         Ok(StoreId(u128::from_le_bytes(store)))
@@ -278,13 +281,7 @@ impl ImageReader {
         if got == *expected {
             return Ok(());
         }
-        let sum = crc32c::crc32c(&got[..HEAD - 4]);
-        if &got[..8] != MAGIC {
-            return damaged(0, Damage::BadMagic);
-        }
-        if sum != u32_at(&got, HEAD - 4) {
-            return damaged(0, Damage::BadChecksum { expected: u32_at(&got, HEAD - 4), got: sum });
-        }
+        check_own(&got).or_else(|(offset, what)| damaged(offset, what))?;
         if u32_at(&got, 8) != FORMAT {
             return Err(Error::Format { path: self.path.clone(), found: u32_at(&got, 8), supported: FORMAT });
         }
