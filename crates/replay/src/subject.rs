@@ -355,8 +355,10 @@ mod tests {
             let again = Mix::of(&load, subject.keyspace().len().unwrap());
             assert_eq!(again.key_bytes, 12, "{engine}");
             assert!((again.value_bytes.mean / 60.0 - 1.0).abs() < 0.5, "{engine}: {again:?}");
-            let share = again.shares.get / load.operations() as f64;
-            assert!((0.05..0.25).contains(&share), "{engine}: {again:?}");
+            // A get of a removed key counts as a miss. Both together are two of nine operations, or
+            // two of seven without scans. The bounds are six standard deviations away.
+            let share = (again.shares.get + again.shares.miss) / load.operations() as f64;
+            assert!((0.12..0.40).contains(&share), "{engine}: {again:?}");
             subject.close().unwrap();
         }
         std::fs::remove_dir_all(&dir).ok();
