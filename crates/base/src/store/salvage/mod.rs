@@ -112,7 +112,12 @@ pub fn repair(
     let out = target.hand_over(|| {
         Output::new(to, writing, (&disk, &clock), factories, &opened.spaces, &mut repair, harms)
     })?;
+    let written = Arc::clone(&out.store);
     let report = salvage(&store, &root, &opened, out);
+    // Background threads may use the new database during a step. A failed repair could not lock it
+    // for removal then.
+    written.stop();
+    drop(written);
     let report = report.and_then(|report| target.keep().map(|()| report));
     for space in &opened.spaces {
         if let Some(engine) = &space.engine {
