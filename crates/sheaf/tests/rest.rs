@@ -82,3 +82,29 @@ fn a_kreon_keyspace_of_a_few_keys_has_no_file_and_keeps_them() {
         assert_eq!(own(&place.0), Vec::<PathBuf>::new());
     }
 }
+
+#[test]
+fn a_large_batch_keeps_the_segments_made_for_it() {
+    let place = Place::new("batch");
+    let db = Database::open(&place.0).expect("it opens");
+    let keyspace = db.keyspace("pairs", KeyspaceOptions::default()).expect("it can be made");
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let rests = scope.spawn(|| {
+            while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                db.settle().expect("it is open");
+            }
+        });
+        for round in 0..3u32 {
+            let mut batch = db.batch();
+            for key in 0..40_000u32 {
+                batch.insert(&keyspace, key.to_be_bytes(), [round.to_le_bytes(); 16].as_flattened());
+            }
+            batch.commit().expect("it finds room");
+        }
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        rests.join().expect("it ends");
+    });
+    drop(keyspace);
+    db.close().expect("it closes");
+}

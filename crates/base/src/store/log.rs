@@ -9,7 +9,7 @@ use crate::error::{Damage, Error};
 use crate::root::LogEntry;
 use crate::segment::Segment;
 use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::types::{LogId, SegmentId};
 
 /// How many of the last commits their mean is of.
@@ -44,6 +44,8 @@ pub(crate) struct Log {
     pub(crate) image_bytes: AtomicU64,
     /// The cleaner found that tombstones newer than the checkpoint hold up space.
     pub(crate) tombs_in_the_way: AtomicBool,
+    /// Number of commits that wait for room in it. While there are any, ready segments stay.
+    pub(crate) waiting_commits: AtomicU32,
     /// Damage below the durable mark: the log is kept as it is, and ROOT repeats this entry.
     pub(crate) frozen: Mutex<Option<LogEntry>>,
 }
@@ -58,7 +60,23 @@ pub(crate) struct Unsaved {
     pub(crate) dropped: u64,
 }
 
+/// Keeps the ready segments of a log while it lives: a commit waits for them.
+pub(crate) struct RoomWanted<'a>(&'a Log);
+
+impl Drop for RoomWanted<'_> {
+    fn drop(&mut self) {
+        self.0.waiting_commits.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl Log {
+    /// Counts a commit that waits for room, until the result is dropped. Called before the commit
+    /// makes a segment: a thread that removes ready segments takes the order lock afterwards.
+    pub(crate) fn want_room(&self) -> RoomWanted<'_> {
+        self.waiting_commits.fetch_add(1, Ordering::Relaxed);
+        RoomWanted(self)
+    }
+
     pub(crate) fn new(id: LogId, root: &Path) -> Log {
         Log {
             id,
@@ -76,6 +94,7 @@ impl Log {
             moving: AtomicU64::new(0),
             image_bytes: AtomicU64::new(0),
             tombs_in_the_way: AtomicBool::new(false),
+            waiting_commits: AtomicU32::new(0),
             frozen: Mutex::default(),
         }
     }

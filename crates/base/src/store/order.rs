@@ -31,6 +31,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::encoded::{ENCODED, Encoded, Item, Run, encode_writes};
+use super::log::RoomWanted;
 use super::stall::{StallKind, Waits};
 use super::tail::{MARK, TAILS, Tail, tail_of};
 use super::{Kept, Store};
@@ -242,6 +243,8 @@ impl Store {
         staged: &mut SmallVec<[Staged; 1]>,
         waits: &mut Waits,
     ) -> Result<Option<Outcome>> {
+        // Between making a segment and using it, the commit is prepared again, which may take long.
+        let mut wanted: SmallVec<[RoomWanted<'_>; LogId::ALL.len()]> = SmallVec::new();
         loop {
             let turn = {
                 let _pin = epoch::pin(); // engines' notes hold addresses until apply
@@ -254,6 +257,9 @@ impl Store {
                 // No background task does this ahead of writers, so a writer that may not wait does it, too.
                 Turn::WantsListing => self.extend_bounds()?,
                 Turn::WantsRoom { run, is_awaited } => {
+                    if wanted.len() < LogId::ALL.len() {
+                        wanted.push(self.log(run.log).want_room());
+                    }
                     ENCODED
                         .with(|encoded| self.room_for(run, is_awaited, writes, &encoded.borrow(), waits))?;
                 }

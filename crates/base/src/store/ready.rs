@@ -218,7 +218,12 @@ impl Store {
         self.check_open()?;
         let mut left = enough;
         let mut gone = Vec::new();
-        self.order.lock().ready[log.id.index()].retain(|segment| {
+        let mut order = self.order.lock();
+        // A commit that never finds the segments it has made would never end.
+        if log.waiting_commits.load(Ordering::Relaxed) > 0 {
+            return Ok(false);
+        }
+        order.ready[log.id.index()].retain(|segment| {
             let stays = !is_large(segment) && left > 0;
             match stays {
                 true => left -= 1,
@@ -226,6 +231,7 @@ impl Store {
             }
             stays
         });
+        drop(order);
         for segment in gone {
             log.segments.lock().remove(&segment.id());
             m.dies(Dying::Segment(log.id, segment));
