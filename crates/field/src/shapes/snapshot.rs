@@ -32,14 +32,11 @@ fn held(context: &Context) -> Outcome {
     assert_eq!(&old[..8], &(pairs / 2).to_le_bytes()[..], "the snapshot has the value of its time");
     drop((old, snapshot));
     let dir = context.db();
-    // The short form has 50 MB of live data. There the fixed space counts that an empty database
-    // may have, too (case `dropped-keyspaces`).
-    let most = 2.0 + context.size(16_000_000, 0) as f64 / live;
-    let took = wait_until(Duration::from_secs(30), || disk_bytes(&dir) as f64 <= most * live);
+    let took = wait_until(Duration::from_secs(30), || disk_bytes(&dir) as f64 <= 2.0 * live);
     let times = disk_bytes(&dir) as f64 / live;
     let figure = Figure::new("space 30 s after the release / live data", times, "x");
     // The bound is that of `flex`; the log engines clean down to `Builder::space_limit`.
-    figure.at_most(most).report();
+    figure.at_most(2.0).report();
     Figure::new("space reached its bound after", took.as_secs_f64(), "s").report();
     drop(data);
     Ok(db.close()?)
