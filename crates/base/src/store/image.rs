@@ -62,13 +62,13 @@ fn head(store: StoreId, id: KeyspaceId, number: u64) -> [u8; HEAD] {
     head
 }
 
-/// Checks magic number and checksum of a head. Returns the damage and its offset in the file.
-fn check_own(head: &[u8; HEAD]) -> Result<(), (u64, Damage)> {
+/// Checks magic number and checksum of a head.
+fn check_own(head: &[u8; HEAD]) -> Result<(), Damage> {
     if &head[..8] != MAGIC {
-        return Err((0, Damage::BadMagic));
+        return Err(Damage::BadMagic);
     }
     let (expected, got) = (u32_at(head, HEAD - 4), crc32c::crc32c(&head[..HEAD - 4]));
-    if expected == got { Ok(()) } else { Err((0, Damage::BadChecksum { expected, got })) }
+    if expected == got { Ok(()) } else { Err(Damage::BadChecksum { expected, got }) }
 }
 
 fn chunk_sum(number: u64, index: u64, bytes: &[u8]) -> u32 {
@@ -241,7 +241,7 @@ impl ImageReader {
         if let Some(len) = crate::disk::fill(&*file, 0, &mut got).during("read", path)? {
             return Err(Error::corrupt(path, 0, Damage::Short { got: len, expected: HEAD as u64 }));
         }
-        check_own(&got).map_err(|(offset, what)| Error::corrupt(path, offset, what))?;
+        check_own(&got).map_err(|what| Error::corrupt(path, 0, what))?;
         let mut store = [0; 16];
         store.copy_from_slice(&got[24..40]);
         Ok(StoreId(u128::from_le_bytes(store)))
@@ -281,7 +281,7 @@ impl ImageReader {
         if got == *expected {
             return Ok(());
         }
-        check_own(&got).or_else(|(offset, what)| damaged(offset, what))?;
+        check_own(&got).or_else(|what| damaged(0, what))?;
         if u32_at(&got, 8) != FORMAT {
             return Err(Error::Format { path: self.path.clone(), found: u32_at(&got, 8), supported: FORMAT });
         }

@@ -244,7 +244,7 @@ impl Store {
         waits: &mut Waits,
     ) -> Result<Option<Outcome>> {
         // Between making a segment and using it, the commit is prepared again, which may take long.
-        let mut wanted: SmallVec<[RoomWanted<'_>; LogId::ALL.len()]> = SmallVec::new();
+        let mut wanted: [Option<RoomWanted<'_>>; LogId::ALL.len()] = Default::default();
         loop {
             let turn = {
                 let _pin = epoch::pin(); // engines' notes hold addresses until apply
@@ -257,9 +257,7 @@ impl Store {
                 // No background task does this ahead of writers, so a writer that may not wait does it, too.
                 Turn::WantsListing => self.extend_bounds()?,
                 Turn::WantsRoom { run, is_awaited } => {
-                    if wanted.len() < LogId::ALL.len() {
-                        wanted.push(self.log(run.log).want_room());
-                    }
+                    wanted[run.log.index()].get_or_insert_with(|| self.log(run.log).want_room());
                     ENCODED
                         .with(|encoded| self.room_for(run, is_awaited, writes, &encoded.borrow(), waits))?;
                 }
