@@ -83,28 +83,37 @@ fn a_kreon_keyspace_of_a_few_keys_has_no_file_and_keeps_them() {
     }
 }
 
+/// Commits large batches to new databases while another thread keeps calling `settle`. The commit
+/// changes how large segments are made, and `settle` removes those that are too large for that.
 #[test]
-fn a_large_batch_keeps_the_segments_made_for_it() {
-    let place = Place::new("batch");
-    let db = Database::open(&place.0).expect("it opens");
-    let keyspace = db.keyspace("pairs", KeyspaceOptions::default()).expect("it can be made");
-    let is_over = std::sync::atomic::AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let rests = scope.spawn(|| {
-            while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
-                db.settle().expect("it is open");
+fn a_large_batch_beside_settle_ends_and_makes_few_segments() {
+    const DATABASES: u32 = 10;
+    const BATCHES: u32 = 2;
+    const MOST_BYTES: u64 = 256 << 20;
+    for _ in 0..DATABASES {
+        let place = Place::new("batch");
+        let db = Database::open(&place.0).expect("it opens");
+        let keyspace = db.keyspace("pairs", KeyspaceOptions::default()).expect("it can be made");
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let rests = scope.spawn(|| {
+                while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                    db.settle().expect("it is open");
+                    let taken: u64 = db.stats().logs.iter().map(|log| log.disk_bytes).sum();
+                    assert!(taken < MOST_BYTES, "{taken} bytes of segments");
+                }
+            });
+            for round in 0..BATCHES {
+                let mut batch = db.batch();
+                for key in 0..40_000u32 {
+                    batch.insert(&keyspace, key.to_be_bytes(), [round.to_le_bytes(); 16].as_flattened());
+                }
+                batch.commit().expect("it finds room");
             }
+            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+            rests.join().expect("it ends");
         });
-        for round in 0..3u32 {
-            let mut batch = db.batch();
-            for key in 0..40_000u32 {
-                batch.insert(&keyspace, key.to_be_bytes(), [round.to_le_bytes(); 16].as_flattened());
-            }
-            batch.commit().expect("it finds room");
-        }
-        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
-        rests.join().expect("it ends");
-    });
-    drop(keyspace);
-    db.close().expect("it closes");
+        drop(keyspace);
+        db.close().expect("it closes");
+    }
 }

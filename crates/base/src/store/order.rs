@@ -356,6 +356,7 @@ impl Store {
             return Ok(Turn::Done(Outcome::Stale));
         }
         let reserve = self.reserve(removes_only(writes));
+        let is_outdated = |w: &Write<'_>| !w.kept.engine().is_ok_and(|engine| engine.is_current(&w.op));
         loop {
             let mut order = self.order.lock();
             self.check_writable()?;
@@ -365,18 +366,13 @@ impl Store {
             if writes.iter().any(|w| w.kept.watch.is_held()) {
                 return Ok(Turn::Held);
             }
-            if let Some(index) =
-                writes.iter().position(|w| !w.kept.engine().is_ok_and(|e| e.is_current(&w.op)))
-            {
+            if let Some(first) = writes.iter().position(is_outdated) {
+                // A checkpoint outdates a whole batch at once, so all are found in one pass.
+                let outdated: SmallVec<[usize; 1]> =
+                    (first..writes.len()).filter(|index| is_outdated(&writes[*index])).collect();
                 drop(order);
-                let write = &mut writes[index];
-                if matches!(write.op.action, Action::Expect) {
+                if !prepare_again(writes, encoded, &outdated)? {
                     return Ok(Turn::Done(Outcome::Stale));
-                }
-                let need = write.kept.engine()?.prepare(&mut write.op)?;
-                if need != encoded.needs[index] {
-                    encoded.needs[index] = need;
-                    encode_writes(writes, encoded);
                 }
                 continue;
             }
@@ -583,6 +579,26 @@ impl Drop for Whole<'_> {
             false => drop(self.store.poison("append")),
         }
     }
+}
+
+/// Prepares the operations at these indexes again, and encodes the commit again if the needs of one
+/// changed. Returns false if an expected key changed.
+#[cold]
+fn prepare_again(writes: &mut [Write<'_>], encoded: &mut Encoded, outdated: &[usize]) -> Result<bool> {
+    let mut is_changed = false;
+    for index in outdated {
+        let write = &mut writes[*index];
+        if matches!(write.op.action, Action::Expect) {
+            return Ok(false);
+        }
+        let need = write.kept.engine()?.prepare(&mut write.op)?;
+        is_changed |= need != encoded.needs[*index];
+        encoded.needs[*index] = need;
+    }
+    if is_changed {
+        encode_writes(writes, encoded);
+    }
+    Ok(true)
 }
 
 /// What the engines look up for several operations is loaded together.

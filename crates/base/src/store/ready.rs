@@ -191,40 +191,47 @@ impl Store {
     }
 
     fn shrink_ready_of(&self, log: &super::log::Log) -> Result<bool> {
-        let usual = self.capacity_for(log, 0);
         let enough = self.geometry.reserve + self.ahead(log);
         let capacity = |segments: &[&Arc<Segment>]| -> u64 {
             segments.iter().map(|segment| segment.identity().capacity).sum()
         };
-        let is_large = |segment: &Arc<Segment>| segment.identity().capacity > FAR_LARGER * usual;
+        let is_large = |segment: &Arc<Segment>, usual: u64| segment.identity().capacity > FAR_LARGER * usual;
+        let usual = self.capacity_for(log, 0);
         let gain = {
             let order = self.order.lock();
             let (large, fit): (Vec<_>, Vec<_>) =
-                order.ready[log.id.index()].iter().partition(|segment| is_large(segment));
+                order.ready[log.id.index()].iter().partition(|segment| is_large(segment, usual));
             let beyond = fit.get(enough..).unwrap_or_default();
             capacity(&large).saturating_sub(large.len() as u64 * usual) + capacity(beyond)
         };
         if gain < self.geometry.worth_bytes {
             return Ok(false);
         }
+        // Commits change the usual capacity at any time, so each step reads it again. At most as
+        // many segments as the reserve are made.
         let reserve = self.geometry.reserve;
-        let lacks = |order: &Order| {
-            order.ready[log.id.index()].iter().filter(|segment| !is_large(segment)).count() < reserve
+        let lacks = |order: &Order, usual: u64| {
+            order.ready[log.id.index()].iter().filter(|segment| !is_large(segment, usual)).count() < reserve
         };
-        while lacks(&self.order.lock()) {
-            self.make_room(log.id, 0, lacks)?;
+        for _ in 0..reserve {
+            let usual = self.capacity_for(log, 0);
+            if !lacks(&self.order.lock(), usual) {
+                break;
+            }
+            self.make_room(log.id, 0, |order| lacks(order, usual))?;
         }
+        let usual = self.capacity_for(log, 0);
         let mut m = self.maintenance.lock();
         self.check_open()?;
-        let mut left = enough;
-        let mut gone = Vec::new();
         let mut order = self.order.lock();
         // A commit that never finds the segments it has made would never end.
-        if log.waiting_commits.load(Ordering::Relaxed) > 0 {
+        if log.waiting_commits.load(Ordering::Relaxed) > 0 || lacks(&order, usual) {
             return Ok(false);
         }
+        let mut gone = Vec::new();
+        let mut left = enough;
         order.ready[log.id.index()].retain(|segment| {
-            let stays = !is_large(segment) && left > 0;
+            let stays = !is_large(segment, usual) && left > 0;
             match stays {
                 true => left -= 1,
                 false => gone.push(Arc::clone(segment)),
