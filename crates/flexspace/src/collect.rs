@@ -13,6 +13,13 @@
 //! no room do the steps themselves; before that, when little is left, each write waits a little (`pace.rs`), so that
 //! nobody waits for long.
 //!
+//! ## At rest
+//!
+//! Under load, a small space may have as much garbage as live bytes. One second after the last
+//! operation, segments that are at least a quarter garbage are collected, until the garbage is a
+//! quarter of the live bytes and four segments. Such a pass writes at most three bytes for each
+//! byte that it gains, and ends with fewer segments in use, so an idle space soon writes nothing.
+//!
 //! ## Crash
 //!
 //! A step is an operation like others: remaps in one frame. What it copied from stays until that is durable
@@ -38,6 +45,10 @@ const FEW: usize = 4;
 const VICTIMS: usize = 64;
 /// Half so many segments of garbage, beside a quarter of what lives, are left alone in a space without a limit.
 const SLACK: u64 = 32;
+/// Segments of garbage, and a quarter of the live bytes, that stay in a space at rest.
+const REST_SLACK: u64 = 4;
+/// Fewest segments that a pass at rest must gain, so that it ends with fewer in use than before.
+const REST_GAIN: u64 = 2;
 /// This part of a space without a limit may wait to be released.
 const PART: u64 = 128;
 /// Bytes to copy for an entry to walk over: some 60 ns of work for some 15.
@@ -50,6 +61,17 @@ const LOOK: usize = 4;
 #[derive(Debug)]
 pub(crate) struct Pass {
     victims: Victims,
+    /// True if the space was at rest when the pass began. Then the pass continues to its end.
+    is_at_rest: bool,
+}
+
+/// Why segments are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Because {
+    /// Little is left, or much is garbage.
+    Tight,
+    /// There was no operation for a while.
+    AtRest,
 }
 
 /// The chosen segments: looked up once for every entry of the index.
@@ -80,12 +102,28 @@ impl Writer {
         if self.is_limited() {
             return self.is_pressed();
         }
+        self.has_garbage_beyond(u64::from(g.area_segments).min(SLACK) / 2)
+    }
+
+    /// Whether a space at rest has more garbage than is left alone there.
+    fn is_loose(&self) -> bool {
+        !self.is_limited() && self.has_garbage_beyond(REST_SLACK)
+    }
+
+    /// While this stays the same, a pass at rest that found nothing would find nothing again.
+    fn rest_mark(&self) -> (u64, Option<u64>) {
+        (self.seq, self.oldest.map(|(version, _)| version))
+    }
+
+    /// Whether the garbage is more than a quarter of the live bytes and this number of segments.
+    fn has_garbage_beyond(&self, segments: u64) -> bool {
+        let g = &self.areas.geometry;
         // What is dead waits for a sync, or for a reader: to collect more does not bring it back. Nor does it what is held.
         let unused =
             (self.room.free.len() + self.room.bare.len()) as u64 + self.dead() + self.beyond.segments;
         let used = self.room.there.saturating_sub(unused) * g.segment;
         let live = self.total_live.saturating_sub(self.beyond.live);
-        used > live + live / 4 + u64::from(g.area_segments).min(SLACK) / 2 * g.segment
+        used > live + live / 4 + segments * g.segment
     }
 
     fn is_limited(&self) -> bool {
@@ -113,9 +151,10 @@ impl Writer {
 
     /// The emptiest sealed segments whose live bytes fit into what the collector may take. Those that the version `held` names would
     /// take room and give none.
-    fn victims(&self, held: Option<u64>) -> Victims {
+    fn victims(&self, held: Option<u64>, because: Because) -> Victims {
         let g = &self.areas.geometry;
-        let worth = g.segment / 16 * 15;
+        let is_at_rest = because == Because::AtRest;
+        let worth = if is_at_rest { g.segment / 4 * 3 } else { g.segment / 16 * 15 };
         let mut sealed: Vec<(u64, u32)> = (0..)
             .zip(&self.segments)
             .filter(|(_, s)| s.state == State::Sealed && s.live > 0 && s.live <= worth && !s.is_damaged)
@@ -131,35 +170,52 @@ impl Writer {
         // segments are given back a few at a time.
         let few = self.tree.entries().saturating_mul(WALK) / g.segment;
         let few = usize::try_from(few).unwrap_or(VICTIMS).clamp(FEW, VICTIMS);
+        let few = if is_at_rest { VICTIMS } else { few };
+        let mut gain = 0;
         for (live, number) in sealed.into_iter().take(few) {
             if live > room {
                 break;
             }
             room -= live;
+            gain += g.segment - live;
             victims.0[number as usize] = true;
+        }
+        if is_at_rest && gain < REST_GAIN * g.segment {
+            victims.0.clear();
         }
         victims
     }
 }
 
 impl Shared {
-    /// A step if much is garbage or little is left. True if there was one.
+    /// Takes a step if much is garbage or little is left; at rest, if some is garbage. Returns true
+    /// if it took one.
     pub(crate) fn collect_if_due(&self) -> Result<bool> {
-        if !self.writer.lock().is_tight() {
-            return Ok(false);
+        if self.writer.lock().is_tight() {
+            return self.collect();
         }
-        self.collect()
+        let goes_on = self.collecting.lock().as_ref().is_some_and(|pass| pass.is_at_rest);
+        let is_due = goes_on || (self.is_at_rest() && self.writer.lock().is_loose());
+        if is_due { self.collect_because(Because::AtRest) } else { Ok(false) }
     }
 
     /// One step of a pass, a new one if there is none. False if no segment is worth it.
     fn collect(&self) -> Result<bool> {
+        self.collect_because(Because::Tight)
+    }
+
+    fn collect_because(&self, because: Because) -> Result<bool> {
         let mut collecting = self.collecting.lock();
         if collecting.is_none() {
             let mut w = self.writer.lock();
             let read = w.tree.read_but(self.index_only());
             let held = w.held_long(&read, SystemClock.now());
-            let victims = w.victims(held);
+            if because == Because::AtRest && w.rested == Some(w.rest_mark()) {
+                return Ok(false);
+            }
+            let victims = w.victims(held, because);
             if victims.is_empty() {
+                w.rested = Some(w.rest_mark());
                 return Ok(false);
             }
             w.track = Some((0, 0));
@@ -169,7 +225,7 @@ impl Shared {
                 .zip(&victims.0)
                 .filter(|(_, chosen)| **chosen)
                 .for_each(|(segment, _)| areas.fetch(segment));
-            *collecting = Some(Pass { victims });
+            *collecting = Some(Pass { victims, is_at_rest: because == Because::AtRest });
         }
         let Some(pass) = collecting.as_mut() else { return Ok(false) };
         let found = self.look(pass);
@@ -182,7 +238,12 @@ impl Shared {
         let is_full = matches!(repointed, Err(Error::NoSpace { .. } | Error::FileLimit { .. }));
         if is_done || is_full {
             // Without room for all that was chosen, another choice is made when something was given back.
-            self.writer.lock().track = None;
+            let mut w = self.writer.lock();
+            w.track = None;
+            if is_full {
+                w.rested = Some(w.rest_mark());
+            }
+            drop(w);
             *collecting = None;
         }
         if is_full { Ok(false) } else { repointed.map(|()| true) }
@@ -522,7 +583,7 @@ mod tests {
             (w.room.free.len() + w.room.bare.len()) as u64 + w.dead()
         };
         let (before, moved) = (left(&space), space.stats().moved_bytes);
-        assert!(before > 4 && !shared.writer.lock().victims(None).is_empty(), "{before}");
+        assert!(before > 4 && !shared.writer.lock().victims(None, Because::Tight).is_empty(), "{before}");
         for _ in 0..50 {
             assert!(!shared.collect().unwrap());
         }
@@ -561,7 +622,7 @@ mod tests {
         assert_eq!(held(700), (mark, 0), "told already");
         let w = space.shared().writer.lock();
         let chosen = |held: Option<u64>| {
-            let victims = w.victims(held);
+            let victims = w.victims(held, Because::Tight);
             let chosen = (0..).zip(&w.segments).filter(|(number, _)| victims.contains(*number));
             chosen.map(|(_, segment)| Some(segment.born) >= mark).collect::<Vec<_>>()
         };
@@ -596,6 +657,40 @@ mod tests {
         assert_eq!(look(700), (true, true, true), "and of what nobody holds");
         drop(view);
         assert!(!look(800).1);
+        space.close().unwrap();
+    }
+
+    /// A space that is smaller than the ordinary slack is collected at rest. Each pass leaves fewer
+    /// segments in use than before, and the passes end.
+    #[test]
+    fn a_space_at_rest_gives_back_garbage_below_the_ordinary_slack() {
+        let options = Options { inline: true, ..Options::default() };
+        let space = FlexSpace::open_on(Arc::new(SimDisk::new()), "/space", options).unwrap();
+        let (shared, mib) = (space.shared(), 1 << 20);
+        let segment = shared.geometry.segment;
+        let count = 16 * segment / mib;
+        (0..count).for_each(|n| space.insert(n * mib, &vec![1; 1 << 20]).unwrap());
+        // Half of each segment is written again, in pieces.
+        (0..2 * count).step_by(2).for_each(|n| space.write(n * mib / 2, &vec![2; 1 << 19]).unwrap());
+        space.sync().unwrap();
+        let used = || {
+            let w = shared.writer.lock();
+            let unused = (w.room.free.len() + w.room.bare.len()) as u64 + w.dead();
+            (w.room.there - unused, w.is_tight(), w.is_loose())
+        };
+        let (now, is_tight, is_loose) = used();
+        assert!(now >= 24 && !is_tight && is_loose, "{now} {is_tight} {is_loose}");
+        let (mut before, mut passes) = (used().0, 0);
+        while shared.collect_because(Because::AtRest).unwrap() {
+            if shared.collecting.lock().is_none() {
+                shared.release().unwrap();
+                let now = used().0;
+                assert!(now < before, "{now} segments in use, {before} before");
+                (before, passes) = (now, passes + 1);
+            }
+        }
+        assert!((1..5).contains(&passes) && before <= 20, "{before} segments after {passes} passes");
+        space.verify(|finding| panic!("{finding}")).unwrap();
         space.close().unwrap();
     }
 }

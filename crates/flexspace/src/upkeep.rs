@@ -61,6 +61,10 @@ enum Again {
     Yes,
 }
 
+fn since(moment: Duration) -> Duration {
+    SystemClock.now().saturating_sub(moment)
+}
+
 impl Shared {
     pub(crate) fn sync(&self) -> Result<()> {
         self.sync_looking(|_| ())
@@ -413,7 +417,7 @@ impl Shared {
             let is_unsynced = w.unsynced > self.geometry.unsynced;
             let has_gathered = when == When::After || w.backlog() > self.geometry.backlog;
             let has_spare = w.log.spare.is_some() || w.seq == 0;
-            let is_at_rest = is_idle && SystemClock.now().saturating_sub(m.seen.1) >= AT_REST;
+            let is_at_rest = is_idle && since(m.seen.1) >= AT_REST;
             (is_unsynced, self.is_log_long(&w, &m), has_spare, is_idle, is_at_rest, has_gathered)
         };
         if is_long {
@@ -446,6 +450,12 @@ impl Shared {
         let released = if is_due { self.release()? } else { 0 };
         let has_spare = is_at_rest && self.give_blocks_back();
         Ok(is_short || is_unsynced || released > 0 || has_spare)
+    }
+
+    /// Whether there was no operation for [`AT_REST`].
+    pub(crate) fn is_at_rest(&self) -> bool {
+        let m = self.maintenance.lock();
+        m.seen.0 == self.writer.lock().seq && since(m.seen.1) >= AT_REST
     }
 
     /// Whether nothing was done for a while, or, where nobody but the caller works, since the last look.

@@ -105,6 +105,9 @@ pub(crate) struct Writer {
     pub(crate) mark: u64,
     /// The range that garbage collection looks at, kept up with the edits.
     pub(crate) track: Option<(u64, u64)>,
+    /// The last operation and the oldest version when a pass at rest found nothing to gain or no
+    /// room.
+    pub(crate) rested: Option<(u64, Option<u64>)>,
     /// Data bytes written since the last sync.
     pub(crate) unsynced: u64,
 }
@@ -181,6 +184,7 @@ impl Writer {
             seq,
             mark,
             track: None,
+            rested: None,
             unsynced: 0,
         }
     }
