@@ -191,47 +191,46 @@ impl Store {
     }
 
     fn shrink_ready_of(&self, log: &super::log::Log) -> Result<bool> {
+        let usual = self.capacity_for(log, 0);
         let enough = self.geometry.reserve + self.ahead(log);
         let capacity = |segments: &[&Arc<Segment>]| -> u64 {
             segments.iter().map(|segment| segment.identity().capacity).sum()
         };
-        let is_large = |segment: &Arc<Segment>, usual: u64| segment.identity().capacity > FAR_LARGER * usual;
-        let usual = self.capacity_for(log, 0);
+        let is_large = |segment: &Arc<Segment>| segment.identity().capacity > FAR_LARGER * usual;
         let gain = {
             let order = self.order.lock();
             let (large, fit): (Vec<_>, Vec<_>) =
-                order.ready[log.id.index()].iter().partition(|segment| is_large(segment, usual));
+                order.ready[log.id.index()].iter().partition(|segment| is_large(segment));
             let beyond = fit.get(enough..).unwrap_or_default();
             capacity(&large).saturating_sub(large.len() as u64 * usual) + capacity(beyond)
         };
         if gain < self.geometry.worth_bytes {
             return Ok(false);
         }
-        // Commits change the usual capacity at any time, so each step reads it again. At most as
-        // many segments as the reserve are made.
+        // After a commit that raises the usual capacity, each new segment is large by `usual`. So
+        // at most the reserve is made here, and the next look decides by the new capacity. Reading
+        // it again before the removal would remove the new segments, which raise it themselves.
         let reserve = self.geometry.reserve;
-        let lacks = |order: &Order, usual: u64| {
-            order.ready[log.id.index()].iter().filter(|segment| !is_large(segment, usual)).count() < reserve
+        let lacks = |order: &Order| {
+            order.ready[log.id.index()].iter().filter(|segment| !is_large(segment)).count() < reserve
         };
         for _ in 0..reserve {
-            let usual = self.capacity_for(log, 0);
-            if !lacks(&self.order.lock(), usual) {
+            if !lacks(&self.order.lock()) {
                 break;
             }
-            self.make_room(log.id, 0, |order| lacks(order, usual))?;
+            self.make_room(log.id, 0, lacks)?;
         }
-        let usual = self.capacity_for(log, 0);
         let mut m = self.maintenance.lock();
         self.check_open()?;
         let mut order = self.order.lock();
         // A commit that never finds the segments it has made would never end.
-        if log.waiting_commits.load(Ordering::Relaxed) > 0 || lacks(&order, usual) {
+        if log.waiting_commits.load(Ordering::Relaxed) > 0 || lacks(&order) {
             return Ok(false);
         }
         let mut gone = Vec::new();
         let mut left = enough;
         order.ready[log.id.index()].retain(|segment| {
-            let stays = !is_large(segment, usual) && left > 0;
+            let stays = !is_large(segment) && left > 0;
             match stays {
                 true => left -= 1,
                 false => gone.push(Arc::clone(segment)),
